@@ -1,0 +1,72 @@
+"""What a policy is: three small protocols, told apart in `rollout/episode.py` alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+
+from llm_envs.types import Message, Sampled, SamplingParams
+
+__all__ = ["ChatPolicy", "EnvPolicy", "Policy", "TokenPolicy", "UpdatablePolicy"]
+
+
+@runtime_checkable
+class TokenPolicy(Protocol):
+    """Token ids in, sampled token ids out. The only kind that can be trained on."""
+
+    async def sample(
+        self,
+        prompt_ids: npt.NDArray[np.int32],
+        params: SamplingParams,
+        *,
+        seed: int,
+        session: str,
+    ) -> Sampled:
+        """Sample one turn.
+
+        Args:
+            prompt_ids: Shape (T,), everything the model has seen so far, exactly.
+            params: How to sample; `max_new_tokens` is already what the budgets leave.
+            seed: Seed of this turn alone: the same seed and prompt give the same turn.
+            session: One string for all turns of an episode, for routing and prefix caches.
+
+        Raises:
+            ContextFullError: If the prompt leaves no room for a new token.
+        """
+        ...
+
+
+@runtime_checkable
+class ChatPolicy(Protocol):
+    """Messages in, a message out: any chat API. Plays; cannot be trained on."""
+
+    async def reply(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], params: SamplingParams
+    ) -> Message:
+        """Return the assistant's next message."""
+        ...
+
+
+@runtime_checkable
+class EnvPolicy(Protocol):
+    """Sees the environment itself: an oracle, a random agent, a script, a person."""
+
+    def act(self, env: gym.Env[str, str], observation: str) -> str:
+        """Return the next action. Must not step the environment."""
+        ...
+
+
+Policy = TokenPolicy | ChatPolicy | EnvPolicy
+
+
+@runtime_checkable
+class UpdatablePolicy(Protocol):
+    """A policy whose weights we own."""
+
+    def update_weights(self, named_parameters: Iterable[tuple[str, Any]], version: int) -> None:
+        """Replace the weights by `named_parameters` (name, tensor); what is sampled afterwards carries `version`."""
+        ...

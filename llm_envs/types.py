@@ -1,0 +1,486 @@
+"""The data that moves between environments, policies, the collector and the trainers.
+
+Everything here is frozen and imports nothing of ours. Token data are NumPy arrays, never lists of Python floats: a token costs
+9 bytes in memory (id 4, mask 1, log-probability 4).
+
+Axis legend, used as suffixes everywhere: `_G` group member, `_B` row of a batch, `_T` token, `_V` vocabulary.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from enum import StrEnum
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = [
+    "FinishReason",
+    "Message",
+    "Role",
+    "RolloutError",
+    "Row",
+    "Sampled",
+    "SamplingParams",
+    "Status",
+    "StopReason",
+    "ToolCall",
+    "ToolResult",
+    "Trajectory",
+    "TrajectoryGroup",
+    "Turn",
+    "VersionSpan",
+    "inspect_trajectory",
+    "validate_batch",
+]
+
+Role = Literal["system", "user", "assistant", "tool"]
+Status = Literal["ok", "errored", "unscored"]
+
+
+class FinishReason(StrEnum):
+    """Why sampling one turn ended."""
+
+    STOP = "stop"
+    """The model wrote its end-of-turn token, which is the last of the sampled ids."""
+    STOP_STRING = "stop_string"
+    """A stop string or an extra stop token was reached; the turn has no end-of-turn token of its own."""
+    LENGTH = "length"
+    """The limit on the turn's tokens cut it."""
+    ABORT = "abort"
+    """The request was cancelled before it was complete."""
+
+
+class StopReason(StrEnum):
+    """Why an episode ended."""
+
+    TERMINATED = "terminated"
+    """The task ended: the environment returned `terminated`."""
+    ENV_TRUNCATED = "env_truncated"
+    """A limit of the environment's own: it returned `truncated`."""
+    MAX_TURNS = "max_turns"
+    """`RolloutLimits.max_turns` was reached."""
+    MAX_TOKENS = "max_tokens"
+    """`RolloutLimits.max_episode_tokens` was reached."""
+    CONTEXT_FULL = "context_full"
+    """The model's context has no room for another turn."""
+    TIMEOUT = "timeout"
+    """`RolloutLimits.max_episode_s` was reached at a turn boundary."""
+    ERROR = "error"
+    """The environment, a tool or the policy failed; `Trajectory.error` says how. Never scored."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One call of a tool, as the model asked for it."""
+
+    name: str
+    arguments: Mapping[str, Any]
+    """Decoded JSON object. Values have JSON types."""
+    id: str | None = None
+    """The caller's own id for the call, where its format has one."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """What came of one tool call. Written by the environment."""
+
+    name: str
+    arguments: Mapping[str, Any]
+    output: str
+    """What the model is shown: the tool's result, or a readable error."""
+    success: bool
+    error: str | None = None
+    """Class name of what went wrong, or None."""
+    seconds: float = field(default=0.0, compare=False)
+    """Wall time of the call. Not part of what makes two results equal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message of a conversation."""
+
+    role: Role
+    content: str
+    """For an assistant: exactly what it wrote, tool-call markup included."""
+    tool_calls: tuple[ToolCall, ...] = ()
+    """Structured calls, only where the policy speaks in them (a chat API)."""
+    tool_call_id: str | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the plain dict that chat templates and `info["messages"]` use; empty fields are left out."""
+        out: dict[str, Any] = {"role": self.role, "content": self.content}
+        if self.tool_calls:
+            out["tool_calls"] = [
+                {"type": "function", "function": {"name": call.name, "arguments": dict(call.arguments)}}
+                | ({"id": call.id} if call.id is not None else {})
+                for call in self.tool_calls
+            ]
+        if self.tool_call_id is not None:
+            out["tool_call_id"] = self.tool_call_id
+        if self.metadata:
+            out["metadata"] = dict(self.metadata)
+        return out
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Message:
+        """Rebuild what `to_dict` wrote."""
+        calls = tuple(
+            ToolCall(call["function"]["name"], call["function"]["arguments"], call.get("id"))
+            for call in data.get("tool_calls", ())
+        )
+        return cls(data["role"], data["content"], calls, data.get("tool_call_id"), dict(data.get("metadata", {})))
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How a policy samples one turn. Validated on construction."""
+
+    max_new_tokens: int = 512
+    """Tokens a turn may have, at least 1. The collector lowers it to what its budgets leave."""
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 is off."""
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    stop_strings: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    """In addition to the template's end-of-turn tokens."""
+    thinking: bool | None = None
+    """Passed to the chat template as `enable_thinking`; None leaves the template's default."""
+    seed: int | None = None
+    """Run seed of the sampling; None takes the collector's."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """Handed to the backend as it is."""
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        checks: list[tuple[str, bool, str]] = [
+            ("max_new_tokens", self.max_new_tokens >= 1, "at least 1"),
+            ("temperature", self.temperature >= 0, "at least 0 (0 is greedy)"),
+            ("top_p", 0 < self.top_p <= 1, "in (0, 1]"),
+            ("top_k", self.top_k >= 0, "at least 0 (0 is off)"),
+            ("min_p", 0 <= self.min_p <= 1, "in [0, 1]"),
+            ("repetition_penalty", self.repetition_penalty > 0, "above 0"),
+        ]
+        for name, holds, expected in checks:
+            if not holds:
+                raise ValueError(f"SamplingParams.{name} is {getattr(self, name)!r}; it must be {expected}.")
+
+
+@dataclass(frozen=True, slots=True)
+class VersionSpan:
+    """Sampled tokens `[start, stop)` of a turn were drawn under one version of the weights."""
+
+    start: int
+    stop: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sampled:
+    """What a token policy returns for one turn."""
+
+    token_ids: npt.NDArray[np.int32]
+    """Shape (T,): exactly the sampled ids, the end-of-turn token included where the model wrote one."""
+    logps: npt.NDArray[np.float32]
+    """Shape (T,): log-probability of each id under the distribution it was drawn from, after temperature and filters."""
+    finish_reason: FinishReason
+    weight_version: int = 0
+
+    def __post_init__(self) -> None:
+        """Check that the two arrays belong together."""
+        if self.token_ids.shape != self.logps.shape or self.token_ids.ndim != 1:
+            raise ValueError(f"Sampled: {self.token_ids.shape} token ids but {self.logps.shape} log-probabilities.")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Row:
+    """One sequence of tokens as the model saw it. All three arrays have shape (T,)."""
+
+    ids: npt.NDArray[np.int32]
+    mask: npt.NDArray[np.bool_]
+    """True exactly where the policy wrote the token."""
+    logps: npt.NDArray[np.float32]
+    """0 where the mask is False; NaN where it is True but nothing was sampled (an oracle's words)."""
+    spans: tuple[tuple[int, int], ...]
+    """`[start, stop)` of what the policy wrote in each turn; the mask is True exactly inside them."""
+
+    def __post_init__(self) -> None:
+        """Check that shapes, dtypes, mask and spans agree."""
+        if not (self.ids.shape == self.mask.shape == self.logps.shape and self.ids.ndim == 1):
+            raise ValueError(f"Row: shapes differ: {self.ids.shape=}, {self.mask.shape=}, {self.logps.shape=}.")
+        for name, dtype in (("ids", np.int32), ("mask", np.bool_), ("logps", np.float32)):
+            if getattr(self, name).dtype != dtype:
+                raise ValueError(f"Row.{name} has dtype {getattr(self, name).dtype}; it must be {np.dtype(dtype)}.")
+        stops = [0]
+        for start, stop in self.spans:
+            if not stops[-1] <= start <= stop <= len(self.ids):
+                raise ValueError(f"Row: span ({start}, {stop}) overlaps an earlier one or leaves the row.")
+            stops.append(stop)
+        inside = sum(stop - start for start, stop in self.spans)
+        if inside != int(self.mask.sum()) or not all(self.mask[start:stop].all() for start, stop in self.spans):
+            raise ValueError("Row: the mask is not True exactly inside the spans.")
+
+    def __len__(self) -> int:
+        """Return the number of tokens."""
+        return len(self.ids)
+
+    @property
+    def prompt_length(self) -> int:
+        """Number of tokens before the first that the policy wrote (all of them, if it wrote none)."""
+        return self.spans[0][0] if self.spans else len(self.ids)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the token arrays take."""
+        return self.ids.nbytes + self.mask.nbytes + self.logps.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One action of the policy and what the environment paid for it."""
+
+    reward: float
+    components: Mapping[str, float]
+    """The environment's `info["reward_components"]`."""
+    row: int = -1
+    """Index into `Trajectory.rows`; -1 if the turn has no tokens (text-only policies)."""
+    span: int = -1
+    """Index into that row's `spans`."""
+    finish_reason: FinishReason = FinishReason.STOP
+    weight_versions: tuple[VersionSpan, ...] = ()
+    tool_results: tuple[ToolResult, ...] = ()
+    seconds: Mapping[str, float] = field(default_factory=dict, compare=False)
+    """Wall time by part: `policy`, `env`. Outside what makes two turns equal."""
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutError:
+    """A failure inside a rollout, as data."""
+
+    kind: str
+    """Class name of the exception."""
+    message: str
+    where: str
+    """`env.make`, `env.reset`, `env.step` or `policy`."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trajectory:
+    """One episode, whole. Two are equal when all but their wall times is equal."""
+
+    env_id: str
+    env_kwargs: Mapping[str, Any]
+    seed: int
+    """The seed of `env.reset`; the same for every member of a group."""
+    group_id: str
+    member: int
+    """Index in the group, from 0."""
+    messages: tuple[Message, ...]
+    """The conversation, the system prompt first where there is one."""
+    tools: tuple[Mapping[str, Any], ...]
+    """JSON Schemas of the tools that the model was shown."""
+    rows: tuple[Row, ...]
+    turns: tuple[Turn, ...]
+    terminated: bool
+    truncated: bool
+    stop_reason: StopReason
+    status: Status
+    is_success: bool | None
+    """The environment's `info["is_success"]`; None if it never got to say."""
+    error: RolloutError | None = None
+    timings: Mapping[str, float] = field(default_factory=dict)
+    """Wall times in seconds: `total`, `policy`, `env`. Outside equality."""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def reward(self) -> float:
+        """Sum of the turns' rewards."""
+        return float(sum(turn.reward for turn in self.turns))
+
+    @property
+    def components(self) -> dict[str, float]:
+        """Sum of each reward component over the turns."""
+        total: dict[str, float] = {}
+        for turn in self.turns:
+            for name, value in turn.components.items():
+                total[name] = total.get(name, 0.0) + value
+        return total
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens of all rows."""
+        return sum(len(row) for row in self.rows)
+
+    @property
+    def n_sampled_tokens(self) -> int:
+        """Tokens that the policy wrote."""
+        return int(sum(int(row.mask.sum()) for row in self.rows))
+
+    @property
+    def tool_results(self) -> tuple[ToolResult, ...]:
+        """Results of all tool calls in order."""
+        return tuple(result for turn in self.turns for result in turn.tool_results)
+
+    def to_dict(self, *, timings: bool = True) -> dict[str, Any]:
+        """Return the trajectory as JSON types, losslessly; NaN becomes None. Without `timings`, no wall time is in it."""
+        out = {f.name: getattr(self, f.name) for f in fields(self)}
+        out["messages"] = [message.to_dict() for message in self.messages]
+        out["tools"] = [dict(tool) for tool in self.tools]
+        out["rows"] = [_row_to_dict(row) for row in self.rows]
+        out["turns"] = [_turn_to_dict(turn, timings) for turn in self.turns]
+        out["error"] = None if self.error is None else {f.name: getattr(self.error, f.name) for f in fields(self.error)}
+        out["env_kwargs"], out["metadata"] = dict(self.env_kwargs), dict(self.metadata)
+        if timings:
+            out["timings"] = dict(self.timings)
+        else:
+            del out["timings"]
+        return out
+
+    def to_json(self, *, timings: bool = True) -> str:
+        """Return `to_dict` as one line of strict JSON."""
+        return json.dumps(self.to_dict(timings=timings), ensure_ascii=False, allow_nan=False)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Trajectory:
+        """Rebuild what `to_dict` wrote."""
+        values = dict(data)
+        values["messages"] = tuple(Message.from_dict(message) for message in data["messages"])
+        values["tools"] = tuple(data["tools"])
+        values["rows"] = tuple(_row_from_dict(row) for row in data["rows"])
+        values["turns"] = tuple(_turn_from_dict(turn) for turn in data["turns"])
+        values["error"] = None if data["error"] is None else RolloutError(**data["error"])
+        values["stop_reason"] = StopReason(data["stop_reason"])
+        return cls(**values)
+
+    @classmethod
+    def from_json(cls, line: str) -> Trajectory:
+        """Rebuild what `to_json` wrote."""
+        return cls.from_dict(json.loads(line))
+
+    def __eq__(self, other: object) -> bool:
+        """Compare everything but wall times."""
+        return isinstance(other, Trajectory) and self.to_json(timings=False) == other.to_json(timings=False)
+
+    def __hash__(self) -> int:
+        """Hash by identity of the episode."""
+        return hash((self.env_id, self.group_id, self.member))
+
+
+@dataclass(frozen=True, slots=True)
+class TrajectoryGroup:
+    """The trajectories of one seed, in the order of their members."""
+
+    group_id: str
+    env_id: str
+    seed: int
+    trajectories: tuple[Trajectory, ...]
+
+    def __len__(self) -> int:
+        """Return the number of trajectories."""
+        return len(self.trajectories)
+
+    def __iter__(self) -> Iterator[Trajectory]:
+        """Iterate over the trajectories."""
+        return iter(self.trajectories)
+
+    @property
+    def scored(self) -> tuple[Trajectory, ...]:
+        """Those with a reward: neither errored nor unscored."""
+        return tuple(t for t in self.trajectories if t.status == "ok")
+
+    def filter(self, keep: Any) -> TrajectoryGroup:
+        """Return a group of the trajectories for which `keep(trajectory)` is true."""
+        return replace(self, trajectories=tuple(t for t in self.trajectories if keep(t)))
+
+
+def _floats(values: npt.NDArray[np.float32]) -> list[float | None]:
+    return [None if value != value else value for value in values.tolist()]
+
+
+def _row_to_dict(row: Row) -> dict[str, Any]:
+    return {
+        "ids": row.ids.tolist(),
+        "mask": row.mask.astype(np.int8).tolist(),
+        "logps": _floats(row.logps),
+        "spans": [list(span) for span in row.spans],
+    }
+
+
+def _row_from_dict(data: Mapping[str, Any]) -> Row:
+    logps = np.array([np.nan if value is None else value for value in data["logps"]], dtype=np.float32)
+    return Row(
+        ids=np.array(data["ids"], dtype=np.int32),
+        mask=np.array(data["mask"], dtype=np.bool_),
+        logps=logps,
+        spans=tuple((start, stop) for start, stop in data["spans"]),
+    )
+
+
+def _turn_to_dict(turn: Turn, timings: bool) -> dict[str, Any]:
+    out = {f.name: getattr(turn, f.name) for f in fields(turn)}
+    out["components"] = dict(turn.components)
+    out["weight_versions"] = [[span.start, span.stop, span.version] for span in turn.weight_versions]
+    results = [{f.name: getattr(r, f.name) for f in fields(r)} for r in turn.tool_results]
+    out["tool_results"] = [r | {"arguments": dict(r["arguments"])} for r in results]
+    if timings:
+        out["seconds"] = dict(turn.seconds)
+    else:
+        del out["seconds"]
+        for result in out["tool_results"]:
+            del result["seconds"]
+    return out
+
+
+def _turn_from_dict(data: Mapping[str, Any]) -> Turn:
+    values = dict(data)
+    values["finish_reason"] = FinishReason(data["finish_reason"])
+    values["weight_versions"] = tuple(VersionSpan(*span) for span in data["weight_versions"])
+    values["tool_results"] = tuple(ToolResult(**result) for result in data["tool_results"])
+    return Turn(**values)
+
+
+def inspect_trajectory(trajectory: Trajectory) -> str:
+    """Return a readable account of one trajectory: the conversation, each turn's reward, and how it ended."""
+    lines = [
+        f"{trajectory.env_id} seed={trajectory.seed} group={trajectory.group_id} member={trajectory.member}",
+        f"{trajectory.stop_reason.value}, status={trajectory.status}, success={trajectory.is_success}, "
+        f"reward={trajectory.reward:g}, turns={len(trajectory.turns)}, "
+        f"tokens={trajectory.n_sampled_tokens} sampled of {trajectory.n_tokens}",
+    ]
+    if trajectory.error is not None:
+        lines.append(f"error in {trajectory.error.where}: {trajectory.error.kind}: {trajectory.error.message}")
+    turns = iter(trajectory.turns)
+    for message in trajectory.messages:
+        lines.append(f"--- {message.role}")
+        lines.append(message.content)
+        if message.role == "assistant":
+            turn = next(turns, None)
+            if turn is not None:
+                lines.append(f"    [reward {turn.reward:g}, {turn.finish_reason.value}]")
+    return "\n".join(lines)
+
+
+def validate_batch(trajectories: Sequence[Trajectory]) -> list[tuple[int, str]]:
+    """Return what is wrong with each trajectory as (index, complaint); an empty list means a sound batch."""
+    problems: list[tuple[int, str]] = []
+    for index, trajectory in enumerate(trajectories):
+        n_assistant = sum(message.role == "assistant" for message in trajectory.messages)
+        if n_assistant != len(trajectory.turns) and trajectory.status == "ok":
+            problems.append((index, f"{len(trajectory.turns)} turns but {n_assistant} assistant messages"))
+        if (trajectory.status == "errored") != (trajectory.error is not None):
+            problems.append((index, f"status is {trajectory.status!r} but error is {trajectory.error!r}"))
+        spans = [(turn.row, turn.span) for turn in trajectory.turns if turn.row >= 0]
+        expected = [(r, s) for r, row in enumerate(trajectory.rows) for s in range(len(row.spans))]
+        if sorted(spans) != expected:
+            problems.append((index, f"turns point at spans {spans}, rows have {expected}"))
+        if any(not np.isfinite(turn.reward) for turn in trajectory.turns):
+            problems.append((index, "a reward is not finite"))
+    return problems
