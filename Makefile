@@ -1,0 +1,88 @@
+# Every target sets up what it needs, once: a stamp file remembers that an environment is up to date.
+#
+#   make demo       train a tool-using model from nothing, in runs/demo
+#   make test       the tests, on the CPU, offline
+#   make test-vllm  the tests that need vLLM, with its CPU build, in an environment of its own
+#   make lint       ruff, and mypy on the installed wheel
+#   make check      what CI runs: test, test-vllm, lint, bench
+#   make bench      the benchmarks, against the numbers that we hold
+#   make docs       checks links and runs the snippets of the documents
+#   make clean      removes what the above built, environments included
+
+PYTHON ?= python3
+PYTEST_ARGS ?=
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+VENV := .venv
+VENV_VLLM := .venv-vllm
+TYPES := build/types
+SOURCES := $(shell find llm_envs tasks trainers -name '*.py' -o -name '*.html' -o -name py.typed)
+
+# The two below have no name of their own in pyproject.toml: torch comes first, because a pinned torch is the only one that
+# must never be replaced by what a later resolution prefers.
+TORCH := $(shell sed -n 's/^torch==/torch==/p' constraints.txt)
+TORCH_VLLM := $(shell sed -n 's/^torch==/torch==/p' constraints-vllm.txt)
+
+.PHONY: help demo test test-vllm lint check bench docs clean
+
+help:
+	@sed -n 's/^#   //p' Makefile
+
+demo: $(VENV)/.stamp
+	$(VENV)/bin/python examples/demo.py --out runs/demo
+
+test: $(VENV)/.stamp
+	$(VENV)/bin/python -m pytest $(PYTEST_ARGS)
+
+test-vllm: $(VENV_VLLM)/.stamp
+	LLM_ENVS_REQUIRE_VLLM=1 $(VENV_VLLM)/bin/python -m pytest -m vllm $(PYTEST_ARGS)
+
+lint: $(VENV)/.stamp $(TYPES)/.stamp
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check .
+	cd $(TYPES) && $(CURDIR)/$(VENV)/bin/mypy --python-executable bin/python --config-file $(CURDIR)/pyproject.toml -p llm_envs
+
+check:
+	.ci/run
+
+bench: $(VENV)/.stamp
+	$(VENV)/bin/python benchmarks/env_steps.py --check
+	$(VENV)/bin/python benchmarks/collector_scripted.py --check
+
+docs: $(VENV)/.stamp
+	$(VENV)/bin/python -m pytest tests/test_docs.py
+
+clean:
+	rm -rf $(VENV) $(VENV_VLLM) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+define CREATE
+@command -v $(PYTHON) >/dev/null || { echo "make: there is no '$(PYTHON)' here; say which one to use: make PYTHON=/path/to/python3.11 ..." >&2; exit 1; }
+@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "make: '$(PYTHON)' is $$($(PYTHON) --version 2>&1), and Python 3.11 or later is needed: make PYTHON=/path/to/python3.11 ..." >&2; exit 1; }
+@test -x $(1)/bin/pip || { rm -rf $(1) && $(PYTHON) -m venv $(1); }
+endef
+
+$(VENV)/.stamp: pyproject.toml constraints.txt
+	$(call CREATE,$(VENV))
+	$(VENV)/bin/pip install -q $(TORCH) setuptools -c constraints.txt
+	$(VENV)/bin/pip install -q --no-build-isolation -e '.[dev]' -c constraints.txt
+	@touch $@
+
+# The list is complete, so that nothing is resolved; the second command then checks pyproject.toml against it.
+$(VENV_VLLM)/.stamp: pyproject.toml constraints-vllm.txt
+	$(call CREATE,$(VENV_VLLM))
+	$(VENV_VLLM)/bin/pip install -q --no-deps -r constraints-vllm.txt
+	$(VENV_VLLM)/bin/pip install -q --no-build-isolation -e '.[train,report]' pytest hypothesis -c constraints-vllm.txt
+	@touch $@
+
+# An environment whose own site-packages hold our wheel and nothing else; everything else is seen in $(VENV).
+$(TYPES)/.stamp: $(VENV)/.stamp $(SOURCES)
+	@rm -rf build/lib build/bdist.* $(TYPES)/dist
+	@test -x $(TYPES)/bin/python || $(VENV)/bin/python -m venv --without-pip $(TYPES)
+	$(VENV)/bin/python -m build --wheel --no-isolation --outdir $(TYPES)/dist . >$(TYPES)/build.log || { cat $(TYPES)/build.log; exit 1; }
+	$(VENV)/bin/pip --python $(TYPES)/bin/python install -q --no-deps --no-index --force-reinstall $(TYPES)/dist/*.whl
+	@$(VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' >$$(echo $(TYPES)/lib/python3*/site-packages)/third-party.pth
+	@touch $@
