@@ -22,10 +22,8 @@ VENV_VLLM := .venv-vllm
 TYPES := build/types
 SOURCES := $(shell find llm_envs tasks trainers -name '*.py' -o -name '*.html' -o -name py.typed)
 
-# The two below have no name of their own in pyproject.toml: torch comes first, because a pinned torch is the only one that
-# must never be replaced by what a later resolution prefers.
-TORCH := $(shell sed -n 's/^torch==/torch==/p' constraints.txt)
-TORCH_VLLM := $(shell sed -n 's/^torch==/torch==/p' constraints-vllm.txt)
+# Installed first and alone: the pinned torch must never be replaced by one that a later resolution prefers.
+TORCH := $(shell grep '^torch==' constraints.txt)
 
 .PHONY: help demo test test-vllm lint check bench docs clean
 
