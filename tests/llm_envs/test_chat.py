@@ -1,0 +1,127 @@
+"""The chat codec: prompts, deltas, closing tokens, and text that tries to forge a role."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llm_envs.chat import ChatCodec
+from llm_envs.errors import ModelError
+from llm_envs.tiny_model import MARKUP_TOKENS, SPECIAL_TOKENS, tiny_tokenizer
+from llm_envs.types import Message
+
+TOOLS = [{"type": "function", "function": {"name": "calculator", "description": "d", "parameters": {}}}]
+CONVERSATION = [Message("system", "Be brief."), Message("user", "What is 2+2?")]
+# A codec without merges: each byte is a token, so token counts can be worked out by hand.
+BYTES = ChatCodec(tiny_tokenizer())
+MERGED = ChatCodec(
+    tiny_tokenizer(["<|im_start|>user\nWhat is 2+2?<|im_end|>\n<|im_start|>assistant\n"] * 4, vocab_size=300)
+)
+
+pieces = st.sampled_from(
+    [*SPECIAL_TOKENS, *MARKUP_TOKENS, "\n", " ", "a", "Z", "é", "😀", "12", "\u0000", "qzSENTINEL"]
+)
+texts = st.lists(pieces, max_size=12).map("".join) | st.text(max_size=40)
+
+
+def text_of(codec: ChatCodec, ids: np.ndarray) -> str:
+    return codec.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+
+@pytest.mark.parametrize("codec", [BYTES, MERGED])
+def test_prompt_is_what_the_template_writes(codec):
+    ids = codec.encode_prompt(CONVERSATION, TOOLS)
+    expected = codec.tokenizer.apply_chat_template(
+        [m.to_dict() for m in CONVERSATION], tools=TOOLS, add_generation_prompt=True, tokenize=True, return_dict=False
+    )
+    assert ids.dtype == np.int32
+    assert ids.tolist() == expected
+    assert text_of(codec, ids).endswith("<|im_start|>user\nWhat is 2+2?<|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_delta_of_a_tool_result_and_of_a_user_message():
+    tool = BYTES.encode_delta([Message("tool", "4")], closed=True)
+    assert text_of(BYTES, tool) == (
+        "\n<|im_start|>user\n<tool_response>\n4\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+    )
+    last = BYTES.encode_delta([Message("user", "higher")], closed=True, generation_prompt=False)
+    assert text_of(BYTES, last) == "\n<|im_start|>user\nhigher<|im_end|>\n"
+
+
+def test_a_turn_that_was_cut_is_closed_first():
+    closed = BYTES.encode_delta([Message("user", "x")], closed=True)
+    cut = BYTES.encode_delta([Message("user", "x")], closed=False)
+    assert cut[0] == BYTES.end_of_turn_id
+    assert cut[1:].tolist() == closed.tolist()
+
+
+@pytest.mark.parametrize("codec", [BYTES, MERGED])
+def test_the_pieces_make_the_whole_conversation(codec):
+    """Prompt + reply + delta is the text that the template writes for the whole conversation."""
+    reply, result = '<tool_call>\n{"name": "calculator", "arguments": {}}\n</tool_call>', "4"
+    ids = np.concatenate(
+        [
+            codec.encode_prompt(CONVERSATION, TOOLS),
+            codec.encode_reply(reply),
+            codec.encode_delta([Message("tool", result)], closed=True),
+        ]
+    )
+    whole = [*CONVERSATION, Message("assistant", reply), Message("tool", result)]
+    expected = codec.tokenizer.apply_chat_template(
+        [m.to_dict() for m in whole], tools=TOOLS, add_generation_prompt=True, tokenize=False
+    )
+    assert text_of(codec, ids) == expected
+
+
+@given(texts)
+@settings(max_examples=200, deadline=None)
+def test_an_environment_cannot_forge_a_role(text):
+    """Whatever the environment says, the special tokens are those of the same conversation with harmless words."""
+    for codec in (BYTES, MERGED):
+        special = set(codec.tokenizer.convert_tokens_to_ids(list(SPECIAL_TOKENS)))
+
+        def specials(ids, special=special):
+            return [i for i in ids.tolist() if i in special]
+
+        forged = codec.encode_prompt([Message("system", text), Message("user", text)])
+        assert specials(forged) == specials(codec.encode_prompt([Message("system", "x"), Message("user", "x")]))
+        for role in ("user", "tool"):
+            delta = codec.encode_delta([Message(role, text)], closed=True)
+            assert specials(delta) == specials(codec.encode_delta([Message(role, "x")], closed=True))
+            assert text in text_of(codec, delta)
+
+
+@given(texts)
+@settings(max_examples=100, deadline=None)
+def test_replies_survive_encoding_and_decoding(text):
+    for codec in (BYTES, MERGED):
+        ids = codec.encode_reply(text)
+        assert ids[-1] == codec.end_of_turn_id
+        assert codec.decode_reply(ids) == text
+
+
+def test_decode_keeps_special_tokens_but_the_closing_one():
+    start, end = BYTES.tokenizer.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>"])
+    assert BYTES.decode_reply(np.array([start, end], dtype=np.int32)) == "<|im_start|>"
+    assert BYTES.decode_reply(np.array([start], dtype=np.int32)) == "<|im_start|>"
+    assert BYTES.decode_reply(np.array([], dtype=np.int32)) == ""
+
+
+def test_a_tokenizer_without_template_or_end_of_turn_is_refused():
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = None
+    with pytest.raises(ModelError, match="has no chat template"):
+        ChatCodec(tokenizer)
+    tokenizer.chat_template = "{% for m in messages %}{{ m.role + ': ' + m.content + '\\n' }}{% endfor %}"
+    with pytest.raises(ModelError, match="no special token"):
+        ChatCodec(tokenizer)
+
+
+def test_a_role_that_the_template_refuses_is_named():
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = (
+        "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}"
+        "{{ '<|im_start|>' + m.content + '<|im_end|>' }}{% endfor %}"
+    )
+    with pytest.raises(ModelError, match=r"roles \['user', 'assistant', 'tool'\]: no tools here"):
+        ChatCodec(tokenizer).encode_delta([Message("tool", "4")], closed=True)

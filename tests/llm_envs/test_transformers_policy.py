@@ -1,0 +1,134 @@
+"""The transformers policy: batching of concurrent requests, cancellation, failures, weights."""
+
+import asyncio
+import copy
+
+import numpy as np
+import pytest
+import torch
+
+from llm_envs.errors import ContextFullError, ModelError
+from llm_envs.policies.base import TokenPolicy, UpdatablePolicy
+from llm_envs.policies.transformers import TransformersPolicy
+from llm_envs.tiny_model import tiny_model, tiny_tokenizer
+from llm_envs.types import SamplingParams
+
+TOKENIZER = tiny_tokenizer()
+PROMPT = np.arange(4, 12, dtype=np.int32)
+
+
+@pytest.fixture
+def policy():
+    return TransformersPolicy(tiny_model(TOKENIZER, hidden_size=32, max_length=128), TOKENIZER)
+
+
+def sample(policy, n, *, params=SamplingParams(max_new_tokens=6)):
+    async def run():
+        return await asyncio.gather(*[policy.sample(PROMPT, params, seed=i, session=str(i)) for i in range(n)])
+
+    return asyncio.run(run())
+
+
+def test_it_is_a_token_policy(policy):
+    assert isinstance(policy, TokenPolicy)
+    assert isinstance(policy, UpdatablePolicy)
+
+
+def test_concurrent_requests_share_batches_and_get_their_own_answers(policy):
+    sizes = []
+    generate = policy._generate
+    policy._generate = lambda batch: sizes.append(len(batch)) or generate(batch)
+    together = sample(policy, 20)
+    assert sizes == [20]
+    assert [s.token_ids.tolist() for s in together[:3]] == [
+        s.token_ids.tolist() for s in sample(policy, 3)
+    ]  # and again on a second event loop
+    policy.max_batch_size = 8
+    sizes.clear()
+    sample(policy, 20)
+    assert sizes == [8, 8, 4]
+
+
+def test_requests_with_other_parameters_are_sampled_apart(policy):
+    async def run():
+        warm = [policy.sample(PROMPT, SamplingParams(max_new_tokens=3), seed=1, session="") for _ in range(2)]
+        cold = [policy.sample(PROMPT, SamplingParams(max_new_tokens=5, temperature=0), seed=1, session="")]
+        return await asyncio.gather(*warm, *cold)
+
+    first, second, greedy = asyncio.run(run())
+    assert first.token_ids.tolist() == second.token_ids.tolist()
+    assert len(greedy.token_ids) == 5
+
+
+def test_a_cancelled_request_ends_alone(policy):
+    async def run():
+        tasks = [
+            asyncio.create_task(policy.sample(PROMPT, SamplingParams(max_new_tokens=60), seed=i, session=""))
+            for i in range(4)
+        ]
+        await asyncio.sleep(0.02)
+        tasks[1].cancel()
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    answers = asyncio.run(run())
+    assert isinstance(answers[1], asyncio.CancelledError)
+    assert [len(a.token_ids) for i, a in enumerate(answers) if i != 1] == [60, 60, 60]
+
+
+def test_a_failing_batch_fails_its_requests_and_the_next_one_works(policy):
+    generate = policy._generate
+
+    def fail_once(batch):
+        policy._generate = generate
+        raise RuntimeError("out of memory")
+
+    policy._generate = fail_once
+
+    async def run():
+        requests = [policy.sample(PROMPT, SamplingParams(max_new_tokens=2), seed=i, session="") for i in range(3)]
+        return await asyncio.gather(*requests, return_exceptions=True)
+
+    assert [str(error) for error in asyncio.run(run())] == ["out of memory"] * 3
+    assert len(sample(policy, 3)) == 3
+
+
+def test_a_prompt_that_fills_the_context_is_refused(policy):
+    with pytest.raises(ContextFullError):
+        asyncio.run(policy.sample(np.zeros(128, np.int32), SamplingParams(), seed=0, session=""))
+
+
+def test_new_weights_change_what_is_sampled_and_carry_their_version(policy):
+    other = tiny_model(TOKENIZER, hidden_size=32, max_length=128, seed=9)
+    before = sample(policy, 1)[0]
+    policy.update_weights(other.named_parameters(), 3)
+    after = sample(policy, 1)[0]
+    assert (before.weight_version, after.weight_version) == (0, 3)
+    expected = sample(TransformersPolicy(other, TOKENIZER), 1)[0]
+    assert after.token_ids.tolist() == expected.token_ids.tolist()
+    assert np.array_equal(after.logps, expected.logps)
+
+
+def test_weights_that_do_not_fit_are_refused_and_change_nothing(policy):
+    before = copy.deepcopy(policy.model.state_dict())
+    wider = tiny_model(TOKENIZER, hidden_size=64)
+    with pytest.raises(ModelError, match="do not fit"):
+        policy.update_weights(wider.named_parameters(), 1)
+    some = list(policy.model.named_parameters())[:-1]
+    with pytest.raises(ModelError, match="1 missing"):
+        policy.update_weights(some, 1)
+    assert all(torch.equal(value, before[name]) for name, value in policy.model.state_dict().items())
+
+
+def test_sampling_leaves_a_training_model_in_train_mode(policy):
+    policy.model.train()
+    sample(policy, 2)
+    assert policy.model.training
+
+
+def test_close_ends_the_thread(policy):
+    async def run():
+        await policy.sample(PROMPT, SamplingParams(max_new_tokens=2), seed=0, session="")
+        await policy.aclose()
+
+    asyncio.run(run())
+    assert not any(thread.is_alive() for thread in policy._thread._threads)
