@@ -1,1 +1,1 @@
-"""TODO."""
+"""Tasks of numbers: arithmetic without tools."""

@@ -1,1 +1,1 @@
-"""TODO."""
+"""Games of several turns."""

@@ -1,1 +1,1 @@
-"""TODO."""
+"""Tasks in which the agent has tools."""

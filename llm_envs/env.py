@@ -1,0 +1,451 @@
+"""Text environments: the base class and its two shapes.
+
+A task is a class with a few declarations and a few short methods:
+
+- declarations: `difficulties`, `default_difficulty`, `problem_fields`, `reward_weights`, `instructions`;
+- every task: `generate` (a problem from `self.np_random`) and `prompt` (the first observation);
+- a `SingleTurnEnv`: `solution`, and `is_correct` where there are several right answers;
+- a `ToolEnv`: `make_tools`, `is_correct` and `next_action` (what the oracle does);
+- any other multi-turn task is a `TextEnv` with `play` and `next_action`.
+
+The base class does the rest: splits, seeds, given problems, turn limits, rewards from components, `info`, rendering, and errors.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any, ClassVar, NamedTuple
+
+import gymnasium as gym
+
+from llm_envs.errors import EnvContractError, InvalidActionError, InvalidConfigError, ResetNeededError
+from llm_envs.parsers import ParsedReply, format_answer, parse_reply
+from llm_envs.rewards import weighted_sum
+from llm_envs.spaces import MAX_TEXT_LENGTH, TextSpace, encodable
+from llm_envs.tools import INVALID_ARGUMENTS, UNKNOWN_TOOL, Tool, call_tool
+from llm_envs.types import ToolResult
+
+__all__ = ["SPLITS", "Difficulty", "Outcome", "SingleTurnEnv", "TextEnv", "ToolEnv", "canonical_json", "split_of"]
+
+SPLITS = ("train", "test")
+_TEST_ONE_IN = 5
+_MAX_DRAWS = 1_000
+"""Draws until a problem lands in the split. At one in five, missing this often has probability 1e-97."""
+
+_encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False).encode
+
+
+@dataclass(frozen=True, slots=True)
+class Difficulty:
+    """One level of a task."""
+
+    description: str
+    """What the problems look like."""
+    chance_rate: float
+    """Upper bound on how often a player that only guesses wins an episode."""
+    n_problems: int | None = None
+    """How many different problems there are; None if practically endless."""
+    disjoint_splits: bool = True
+    """False if the space is too small to be divided: then both splits draw from all of it."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Whatever the task's `generate` wants to know; read as `self.settings`."""
+
+
+class Outcome(NamedTuple):
+    """What one turn came to: the return value of `TextEnv.play`."""
+
+    observation: str
+    """What the agent reads next."""
+    components: dict[str, float]
+    """A fresh dict with exactly the keys of `reward_weights`."""
+    terminated: bool = False
+    is_success: bool = False
+    """Whether the task is solved. Only looked at when the episode ends."""
+    messages: list[dict[str, Any]] | None = None
+    """The observation as messages, where it is not one plain user message. A fresh list."""
+
+
+def canonical_json(problem: Mapping[str, Any]) -> str:
+    """Return the one JSON text of a problem: sorted keys, no spaces, ASCII."""
+    return _encode(problem)
+
+
+def split_of(problem: Mapping[str, Any]) -> str:
+    """Return the split a problem belongs to, by a hash of its canonical JSON: "test" for one in five, else "train"."""
+    digest = blake2b(_encode(problem).encode(), digest_size=8).digest()
+    return "train" if int.from_bytes(digest, "big") % _TEST_ONE_IN else "test"
+
+
+class TextEnv(gym.Env[str, str], ABC):
+    """Base of all text environments.
+
+    Args:
+        split: "train" or "test". Their problems are disjoint, unless the level declares its space too small.
+        difficulty: A key of `difficulties`; `default_difficulty` if None.
+        max_turns: Turns after which an unfinished episode is truncated; `default_max_turns` if None.
+        render_mode: None, or "ansi" to have `render` return the state as text.
+
+    Raises:
+        InvalidConfigError: If an argument has an unknown name or value. The message names the known ones.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": ["ansi"], "render_fps": 1}  # noqa: RUF012 (Gymnasium declares it so)
+
+    difficulties: ClassVar[Mapping[str, Difficulty]] = {}
+    default_difficulty: ClassVar[str] = ""
+    default_max_turns: ClassVar[int] = 1
+    problem_fields: ClassVar[Mapping[str, type]] = {}
+    """Keys of a problem, and the type of each: str, int, float, bool, list or dict."""
+    reward_weights: ClassVar[Mapping[str, float]] = {"correct": 1.0, "malformed": -0.1}
+    max_return: ClassVar[float | None] = None
+    """What a perfect episode earns; None for the sum of the positive weights."""
+    oracle_is_exact: ClassVar[bool] = True
+    """False where chance or an opponent decides, so that the oracle is right in expectation only."""
+    blocking: ClassVar[bool] = False
+    """True for an environment that waits (network, subprocess): the collector steps it in a pool."""
+    instructions: ClassVar[str | None] = None
+    """The system prompt."""
+
+    chance_rate: float = 0.0
+    """Of the instance's level; on the class, of the default level."""
+    n_problems: int | None = None
+    """Likewise."""
+
+    system_prompt: str | None
+    tools: list[dict[str, Any]]
+    tool_results: tuple[ToolResult, ...]
+    problem: dict[str, Any]
+    """The problem in play; JSON types only."""
+    n_turns: int
+    """Turns taken in this episode."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Take the class's own `chance_rate` and `n_problems` from its default level."""
+        super().__init_subclass__(**kwargs)
+        level = cls.difficulties.get(cls.default_difficulty)
+        if level is not None:
+            cls.chance_rate, cls.n_problems = level.chance_rate, level.n_problems
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> TextEnv:
+        """Refuse unknown arguments with a message that names the known ones."""
+        parameters = inspect.signature(cls.__init__).parameters
+        takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+        known = [name for name in parameters if name != "self"]
+        for name in kwargs:
+            if name not in parameters and not takes_any:
+                raise InvalidConfigError(f"{cls.__name__} has no argument {name!r}; known are {', '.join(known)}.")
+        return super().__new__(cls)
+
+    def __init__(
+        self,
+        split: str = "train",
+        difficulty: str | None = None,
+        max_turns: int | None = None,
+        render_mode: str | None = None,
+    ) -> None:
+        name = self.default_difficulty if difficulty is None else difficulty
+        _check_choice(type(self).__name__, "split", split, SPLITS)
+        _check_choice(type(self).__name__, "difficulty", name, self.difficulties)
+        _check_choice(type(self).__name__, "render_mode", render_mode, (None, *self.metadata["render_modes"]))
+        turns = self.default_max_turns if max_turns is None else max_turns
+        if not isinstance(turns, int) or isinstance(turns, bool) or turns < 1:
+            raise InvalidConfigError(f"{type(self).__name__}: max_turns is {turns!r}; it must be a whole number of at least 1.")
+        self.split = split
+        self.difficulty = name
+        self.max_turns = turns
+        self.render_mode = render_mode
+        level = self.difficulties[name]
+        self.settings: Mapping[str, Any] = level.settings
+        self.chance_rate = level.chance_rate
+        self.n_problems = level.n_problems
+        self.observation_space = TextSpace()
+        self.action_space = TextSpace()
+        self.system_prompt = self.instructions
+        self.tools = []
+        self.tool_results = ()
+        self.n_turns = 0
+        self._disjoint_splits = level.disjoint_splits
+        self._component_names = self.reward_weights.keys()
+        self._is_playing = False
+        self._last_action: str | None = None
+        self._last_observation: str | None = None
+
+    # What a task writes.
+
+    @abstractmethod
+    def generate(self) -> dict[str, Any]:
+        """Return a new problem of this level, drawn with `self.np_random` alone. JSON types only."""
+
+    @abstractmethod
+    def prompt(self) -> str:
+        """Return the first observation for `self.problem`."""
+
+    @abstractmethod
+    def play(self, action: str) -> Outcome:
+        """Answer one action. Whatever the agent wrote, this does not raise."""
+
+    @abstractmethod
+    def next_action(self) -> str:
+        """Return the next right action from the present state, in canonical form: what `oracle` returns."""
+
+    def check_problem(self, problem: Mapping[str, Any]) -> None:
+        """Raise `InvalidActionError` if a problem given to `reset`, of the right keys and types, cannot be played."""
+
+    def begin(self) -> None:
+        """Set up what an episode of `self.problem` needs. Called by `reset` before `prompt`."""
+
+    # What Gymnasium calls.
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        """Start an episode.
+
+        Args:
+            seed: Seed of everything random in it.
+            options: `{"problem": {...}}` plays that problem, whatever its split.
+
+        Returns:
+            The first observation, and an empty info.
+        """
+        super().reset(seed=seed)
+        self.problem = self._given_problem(options) if options else self._draw_problem()
+        self.system_prompt = self.instructions
+        self.tools = []
+        self.tool_results = ()
+        self.n_turns = 0
+        self._last_action = None
+        self._is_playing = True
+        self.begin()
+        self._last_observation = observation = encodable(self.prompt())
+        return observation, {}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Answer what the assistant wrote; see Gymnasium's `Env.step`."""
+        if not self._is_playing:
+            raise ResetNeededError(
+                f"{type(self).__name__}.step was called {'after the end of' if self.n_turns else 'before'} an episode: "
+                "call reset() first."
+            )
+        if not isinstance(action, str):
+            raise InvalidActionError(
+                f"{type(self).__name__}: the action is a {type(action).__name__}; it must be a str, what the assistant wrote."
+            )
+        self.n_turns += 1
+        self._last_action = action
+        observation, components, terminated, is_success, messages = self.play(action)
+        if components.keys() != self._component_names:
+            raise EnvContractError(
+                f"{type(self).__name__}.play returned the components {sorted(components)}; reward_weights declares "
+                f"{sorted(self.reward_weights)}."
+            )
+        self._last_observation = observation = encodable(observation)
+        info: dict[str, Any] = {"reward_components": components}
+        if messages is not None:
+            info["messages"] = messages
+        truncated = not terminated and self.n_turns >= self.max_turns
+        if terminated or truncated:
+            self._is_playing = False
+            info["is_success"] = is_success
+        return observation, weighted_sum(components, self.reward_weights), terminated, truncated, info
+
+    def render(self) -> str | None:  # type: ignore[override]
+        """Return the state as text if `render_mode` is "ansi", else None."""
+        if self._last_observation is None:
+            raise ResetNeededError(f"{type(self).__name__}.render was called before an episode: call reset() first.")
+        if self.render_mode is None:
+            return None
+        lines = [f"[{type(self).__name__}, {self.difficulty}, turn {self.n_turns} of {self.max_turns}]"]
+        if self.n_turns == 0 and self.system_prompt is not None:
+            lines.append(f"system: {self.system_prompt}")
+        if self._last_action is not None:
+            lines.append(f"agent: {self._last_action}")
+        lines.append(f"environment: {self._last_observation}")
+        return "\n".join(lines)
+
+    def oracle(self) -> str:
+        """Return the next right action from the present state, in canonical form."""
+        if not self._is_playing:
+            raise ResetNeededError(f"{type(self).__name__}.oracle was called outside an episode: call reset() first.")
+        return self.next_action()
+
+    # How it is done.
+
+    def _draw_problem(self) -> dict[str, Any]:
+        for _ in range(_MAX_DRAWS):
+            problem = self.generate()
+            if not self._disjoint_splits or split_of(problem) == self.split:
+                return problem
+        raise EnvContractError(
+            f"{type(self).__name__}: {_MAX_DRAWS} problems of level {self.difficulty!r} were drawn and none belongs to the "
+            f"split {self.split!r}: the space is too small. Declare Difficulty(..., disjoint_splits=False)."
+        )
+
+    def _given_problem(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a checked copy of `options["problem"]`, or a drawn one if there is none."""
+        name = type(self).__name__
+        for key in options:
+            _check_choice(name, "option", key, ("problem",))
+        problem = options.get("problem")
+        if problem is None:
+            return self._draw_problem()
+        if not isinstance(problem, Mapping) or problem.keys() != self.problem_fields.keys():
+            given = sorted(map(str, problem)) if isinstance(problem, Mapping) else type(problem).__name__
+            raise InvalidConfigError(f"{name}: the problem has {given}; it must have the keys {sorted(self.problem_fields)}.")
+        try:
+            copied: dict[str, Any] = json.loads(_encode(dict(problem)))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InvalidConfigError(f"{name}: the problem is not made of JSON types: {error}") from error
+        for key, expected in self.problem_fields.items():
+            if type(copied[key]) is not expected:
+                raise InvalidConfigError(
+                    f"{name}: {key!r} of the problem is {copied[key]!r}; it must be of type {expected.__name__}."
+                )
+        try:
+            self.check_problem(copied)
+        except InvalidActionError as refusal:
+            raise InvalidConfigError(f"{name}: the problem {_encode(copied)[:200]} cannot be played: {refusal}.") from refusal
+        return copied
+
+
+class SingleTurnEnv(TextEnv):
+    """One question, one reply. The reply's `<answer>` is judged, and the episode terminates.
+
+    A task writes `generate`, `prompt`, `solution` and, unless the answer must equal the solution, `is_correct`.
+    """
+
+    def __init__(self, split: str = "train", difficulty: str | None = None, render_mode: str | None = None) -> None:
+        super().__init__(split, difficulty, 1, render_mode)
+
+    @abstractmethod
+    def solution(self) -> str:
+        """Return a right answer to `self.problem`."""
+
+    def is_correct(self, answer: str) -> bool:
+        """Return whether the answer is right. Raise `InvalidActionError`, readably, if it is not even of the right form."""
+        return answer == self.solution()
+
+    def score(self, reply: ParsedReply, *, correct: bool, malformed: bool) -> dict[str, float]:
+        """Return the reward components. Override for components of your own."""
+        return {"correct": 1.0 if correct else 0.0, "malformed": 1.0 if malformed else 0.0}
+
+    def play(self, action: str) -> Outcome:
+        """Judge the reply."""
+        reply = _read(action)
+        correct, complaint = _judge(self.is_correct, reply)
+        components = self.score(reply, correct=correct, malformed=complaint is not None)
+        feedback = complaint or ("Correct." if correct else "Incorrect.")
+        return Outcome(feedback, components, True, correct)
+
+    def next_action(self) -> str:
+        """Return the solution as the final answer."""
+        return format_answer(self.solution())
+
+
+class ToolEnv(TextEnv):
+    """Several turns, in which the agent calls tools until it answers.
+
+    What a reply comes to, the first that applies:
+
+    1. something in it is broken (`ParsedReply.problems`): an error observation, malformed;
+    2. it calls tools: they are run in order, and their results are the observation. An answer in the same reply is not taken:
+       it was written before the results were known. Calling a tool that does not exist, or with wrong arguments, is malformed;
+    3. it answers: the answer is judged and the episode terminates. An answer of the wrong form is malformed, and play goes on;
+    4. neither: an error observation, malformed.
+
+    A task writes `make_tools`, `generate`, `prompt`, `is_correct` and `next_action`.
+    """
+
+    default_max_turns = 4
+    max_calls_per_turn: ClassVar[int] = 16
+    """Calls beyond these are not run, and the reply is malformed."""
+
+    def __init__(
+        self,
+        split: str = "train",
+        difficulty: str | None = None,
+        max_turns: int | None = None,
+        render_mode: str | None = None,
+    ) -> None:
+        super().__init__(split, difficulty, max_turns, render_mode)
+        made = [tool if isinstance(tool, Tool) else Tool(tool) for tool in self.make_tools()]
+        self.toolbox: dict[str, Tool] = {tool.name: tool for tool in made}
+        if len(self.toolbox) != len(made):
+            raise InvalidConfigError(f"{type(self).__name__}: two tools have one name: {[tool.name for tool in made]}.")
+        self._schemas = [tool.schema for tool in made]
+
+    @abstractmethod
+    def make_tools(self) -> Sequence[Tool | Callable[..., Any]]:
+        """Return the tools: typed functions (bound methods where they need the episode's state) or `Tool`s."""
+
+    @abstractmethod
+    def is_correct(self, answer: str) -> bool:
+        """Return whether the answer is right. Raise `InvalidActionError`, readably, if it is not even of the right form."""
+
+    def score(
+        self, reply: ParsedReply, results: Sequence[ToolResult], *, correct: bool, malformed: bool
+    ) -> dict[str, float]:
+        """Return the turn's reward components. Override for components of your own."""
+        return {"correct": 1.0 if correct else 0.0, "malformed": 1.0 if malformed else 0.0}
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        """Start an episode; see `TextEnv.reset`."""
+        result = super().reset(seed=seed, options=options)
+        self.tools = list(self._schemas)
+        return result
+
+    def play(self, action: str) -> Outcome:
+        """Run the reply's tool calls, or judge its answer."""
+        reply = _read(action)
+        if reply.tool_calls:
+            return self._play_calls(reply)
+        self.tool_results = ()
+        correct, complaint = _judge(self.is_correct, reply, "a tool call or ")
+        components = self.score(reply, (), correct=correct, malformed=complaint is not None)
+        if complaint is not None:
+            return Outcome(complaint, components)
+        return Outcome("Correct." if correct else "Incorrect.", components, True, correct)
+
+    def _play_calls(self, reply: ParsedReply) -> Outcome:
+        calls = reply.tool_calls[: self.max_calls_per_turn]
+        self.tool_results = results = tuple([call_tool(self.toolbox, call) for call in calls])
+        malformed = len(calls) < len(reply.tool_calls)
+        messages = []
+        for call, result in zip(calls, results, strict=True):
+            message = {"role": "tool", "name": result.name, "content": result.output}
+            if call.id is not None:
+                message["tool_call_id"] = encodable(call.id)
+            malformed = malformed or result.error == UNKNOWN_TOOL or result.error == INVALID_ARGUMENTS
+            messages.append(message)
+        if len(calls) < len(reply.tool_calls):
+            text = f"Error: {len(reply.tool_calls)} tool calls in one reply; only the first {len(calls)} were run."
+            messages.append({"role": "user", "content": text})
+        components = self.score(reply, results, correct=False, malformed=malformed)
+        observation = "\n".join([message["content"] for message in messages])
+        return Outcome(observation, components, False, False, messages)
+
+
+def _read(action: str) -> ParsedReply:
+    if len(action) > MAX_TEXT_LENGTH:
+        return ParsedReply(None, "", (), None, (f"it has {len(action)} characters, over {MAX_TEXT_LENGTH}",))
+    return parse_reply(action)
+
+
+def _judge(is_correct: Callable[[str], bool], reply: ParsedReply, other_form: str = "") -> tuple[bool, str | None]:
+    """Return whether the reply's answer is right, and what to tell the agent if the reply is malformed."""
+    if reply.problems:
+        return False, f"Error: the reply cannot be read: {'; '.join(reply.problems)}."
+    if reply.answer is None:
+        return False, f"Error: the reply has no {other_form}<answer>...</answer>."
+    try:
+        return bool(is_correct(reply.answer)), None
+    except InvalidActionError as refusal:
+        return False, f"Error: {refusal}."
+
+
+def _check_choice(where: str, what: str, value: object, known: Any) -> None:
+    if not any(value is choice or value == choice for choice in known):
+        raise InvalidConfigError(f"{where} has no {what} {value!r}; known are {', '.join(map(repr, known))}.")

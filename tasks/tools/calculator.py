@@ -1,0 +1,129 @@
+"""`llm/Calculator-v0`: arithmetic that is hard in the head and easy with the calculator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from llm_envs.env import Difficulty, ToolEnv
+from llm_envs.errors import InvalidActionError
+from llm_envs.parsers import format_answer, format_tool_call
+from llm_envs.rewards import parse_integer
+from llm_envs.sandbox import evaluate, format_number, whole_value
+
+__all__ = ["CalculatorEnv", "calculator"]
+
+
+def calculator(expression: str) -> str:
+    """Evaluate an arithmetic expression."""
+    return format_number(evaluate(expression))
+
+
+class CalculatorEnv(ToolEnv):
+    """Answer an arithmetic question with the help of a calculator.
+
+    ## Description
+    Each episode asks for the value of one expression. The numbers are too large to guess the value; the tool
+    `calculator(expression)` computes it exactly. The agent may also answer at once, without the tool.
+
+    ## Observation
+    First the question, such as "What is 37*24?". After a tool call its result alone, "888", as a message of the role "tool"; an
+    expression that cannot be evaluated gives "Error: ..." there. After a malformed reply a readable error.
+
+    ## Action
+    A tool call, `<tool_call>{"name": "calculator", "arguments": {"expression": "37*24"}}</tool_call>`, or the final answer,
+    `<answer>888</answer>`. Thinking in `<think>...</think>` is allowed before either. If a reply has both a call and an answer,
+    the call is run and the answer is not taken.
+
+    ## Reward
+    `correct` (weight 1): 1 for the right final answer. `malformed` (weight -0.1): 1 for each reply that is neither a call
+    nor an answer, is broken, calls another tool or with wrong arguments, or answers with something that is not a whole number.
+
+    ## Episode End
+    Terminates with the first answer that is a whole number. Truncated after `max_turns` replies.
+
+    ## Arguments
+    - `split`: "train" or "test".
+    - `difficulty`: "easy" (default): one operation, "What is 37*24?"; "medium": two, "What is 37*24+9?"; "hard": four, with
+      parentheses and a division without remainder, "What is (84/7+15)*23-48?".
+    - `max_turns`: 4 by default.
+    - `reset(options={"problem": {"expression": "37*24"}})` asks for a given expression with a whole value.
+
+    ## Version History
+    - v0: first version.
+    """
+
+    # The chance rates bound how often the commonest value is right: 0.11%, 0.05% and 0.03%.
+    difficulties = {
+        "easy": Difficulty("one operation: 37*24, 512+348 or 912-377", chance_rate=0.002, n_problems=1_223_550),
+        "medium": Difficulty("two operations: 37*24+9", chance_rate=0.001, n_problems=1_552_516),
+        "hard": Difficulty("four operations with parentheses and division: (84/7+15)*23-48", chance_rate=0.001),
+    }
+    default_difficulty = "easy"
+    problem_fields = {"expression": str}
+    instructions = "Use the calculator, then answer as <answer>...</answer>."
+
+    def make_tools(self) -> Sequence[Callable[..., Any]]:
+        """Return the calculator."""
+        return [calculator]
+
+    def generate(self) -> dict[str, Any]:
+        """Draw an expression of the level."""
+        return {"expression": _GENERATORS[self.difficulty](self.np_random.random)}
+
+    def check_problem(self, problem: Mapping[str, Any]) -> None:
+        """Refuse an expression that has no whole value."""
+        whole_value(problem["expression"])
+
+    def begin(self) -> None:
+        """Compute what is right."""
+        self._target = whole_value(self.problem["expression"])
+
+    def prompt(self) -> str:
+        """Return the question."""
+        return f"What is {self.problem['expression']}?"
+
+    def is_correct(self, answer: str) -> bool:
+        """Compare as whole numbers."""
+        number = parse_integer(answer)
+        if number is None:
+            raise InvalidActionError("the answer is not a whole number")
+        return number == self._target
+
+    def next_action(self) -> str:
+        """Call the calculator; when it has given the value, or with the last turn, answer."""
+        target = format_number(self._target)
+        computed = any(result.success and result.output == target for result in self.tool_results)
+        if computed or self.n_turns + 1 >= self.max_turns:
+            return format_answer(target)
+        return format_tool_call("calculator", expression=self.problem["expression"])
+
+
+def _between(random: Callable[[], float], low: int, high: int) -> int:
+    """Draw a whole number from low to high, both included. Far quicker than `Generator.integers`."""
+    return low + int(random() * (high - low + 1))
+
+
+def _one_operation(random: Callable[[], float]) -> str:
+    kind = int(random() * 3)
+    if kind == 0:
+        return f"{_between(random, 10, 99)}*{_between(random, 10, 99)}"
+    left, right = _between(random, 100, 999), _between(random, 100, 999)
+    return f"{left}+{right}" if kind == 1 else f"{max(left, right)}-{min(left, right)}"
+
+
+def _two_operations(random: Callable[[], float]) -> str:
+    sign = "+-"[int(random() * 2)]
+    return f"{_between(random, 11, 99)}*{_between(random, 11, 99)}{sign}{_between(random, 2, 99)}"
+
+
+def _four_operations(random: Callable[[], float]) -> str:
+    divisor, quotient = _between(random, 2, 12), _between(random, 3, 40)
+    signs = "+-"[int(random() * 2)], "+-"[int(random() * 2)]
+    return (
+        f"({divisor * quotient}/{divisor}{signs[0]}{_between(random, 41, 99)})"
+        f"*{_between(random, 11, 99)}{signs[1]}{_between(random, 2, 99)}"
+    )
+
+
+_GENERATORS = {"easy": _one_operation, "medium": _two_operations, "hard": _four_operations}
