@@ -15,8 +15,9 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -134,7 +135,7 @@ class VLLMEnginePolicy:
         )
         with self._wake:
             if self._failure is not None or self._closed:
-                raise RuntimeError("the vLLM engine is closed" if self._closed else f"the vLLM engine failed: {self._failure}")
+                raise RuntimeError(self._why_closed())
             self._arrived.append(request)
             self._wake.notify()
         try:
@@ -189,7 +190,11 @@ class VLLMEnginePolicy:
                 continue
             request.weight_version = self.weight_version
             prompt: Any = {"prompt_token_ids": request.prompt_ids}
-            self._engine.add_request(request.id, prompt, request.params)
+            try:
+                self._engine.add_request(request.id, prompt, request.params)
+            except Exception as error:  # the engine refuses this one request
+                _resolve(request, partial(request.answer.set_exception, error))
+                continue
             self._open[request.id] = request
         aborted = [request_id for request_id in cancelled if self._open.pop(request_id, None) is not None]
         if aborted:
@@ -200,7 +205,7 @@ class VLLMEnginePolicy:
         if request is None:
             return
         sampled = _to_sampled(output.outputs[0], request.weight_version)
-        _resolve(request, lambda: request.answer.set_result(sampled))
+        _resolve(request, partial(request.answer.set_result, sampled))
 
     def _abandon(self) -> None:
         """Answer everything that is open with the engine's failure (or its closing)."""
@@ -210,9 +215,11 @@ class VLLMEnginePolicy:
         if self._open and self._failure is None:
             self._engine.abort_request(list(self._open))
         self._open = {}
-        reason = f"the vLLM engine failed: {self._failure}" if self._failure else "the vLLM engine was closed"
         for request in left:
-            _resolve(request, lambda r=request: r.answer.set_exception(RuntimeError(reason)))  # type: ignore[misc]
+            _resolve(request, partial(request.answer.set_exception, RuntimeError(self._why_closed())))
+
+    def _why_closed(self) -> str:
+        return "the vLLM policy was closed" if self._failure is None else f"the vLLM engine failed: {self._failure}"
 
 
 def load_weights(llm: vllm.LLM, named_parameters: Iterable[tuple[str, Any]]) -> None:
@@ -240,7 +247,7 @@ def _repack_tied_head(model: Any) -> None:
         head.quant_method.process_weights_after_loading(head)
 
 
-def _resolve(request: _Request, set_outcome: Any) -> None:
+def _resolve(request: _Request, set_outcome: Callable[[], None]) -> None:
     """Set a future's outcome on its own loop, unless its caller or the loop is gone."""
 
     def set_if_open() -> None:

@@ -1,0 +1,181 @@
+"""The vLLM policy on the real engine: log-probabilities, seeds, cancellation, weights, limits, failure."""
+
+import asyncio
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("vllm", reason="vLLM is not installed (make test-vllm has it)")
+pytestmark = pytest.mark.vllm
+
+from llm_envs.errors import ContextFullError, ModelError  # noqa: E402  (after the skip)
+from llm_envs.policies.base import TokenPolicy, UpdatablePolicy  # noqa: E402
+from llm_envs.policies.inference import load_model, token_logps  # noqa: E402
+from llm_envs.policies.vllm_engine import VLLMEnginePolicy, load_engine  # noqa: E402
+from llm_envs.tiny_model import tiny_model, tiny_tokenizer  # noqa: E402
+from llm_envs.types import FinishReason, SamplingParams  # noqa: E402
+
+PROMPT = np.arange(4, 30, dtype=np.int32)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("model")
+    tokenizer = tiny_tokenizer()
+    tiny_model(tokenizer, max_length=256).save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def llm(folder):
+    return load_engine(folder, dtype="float32", max_model_len=256, max_num_seqs=64)
+
+
+@pytest.fixture
+def policy(llm):
+    policy = VLLMEnginePolicy(llm, llm.get_tokenizer())
+    yield policy
+    asyncio.run(policy.aclose())
+    assert not llm.llm_engine.has_unfinished_requests()
+
+
+def sample(policy, n, **params):
+    settings = SamplingParams(**{"max_new_tokens": 12, **params})
+
+    async def run():
+        return await asyncio.gather(*[policy.sample(PROMPT[i % 3 :], settings, seed=i, session="") for i in range(n)])
+
+    return asyncio.run(run())
+
+
+def largest_gap(model, sampled, temperature=1.0):
+    ids = [np.concatenate([PROMPT[i % 3 :], s.token_ids]) for i, s in enumerate(sampled)]
+    scored = token_logps(model, ids, pad_id=0, temperature=temperature)
+    return max(np.abs(a[-len(s.logps) :] - s.logps).max() for a, s in zip(scored, sampled, strict=True))
+
+
+def test_it_is_a_token_policy(policy):
+    assert isinstance(policy, TokenPolicy)
+    assert isinstance(policy, UpdatablePolicy)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_logps_agree_with_transformers(policy, folder, temperature):
+    sampled = sample(policy, 32, temperature=temperature)
+    assert largest_gap(load_model(folder, dtype=torch.float32), sampled, temperature) < 1e-4
+    assert {len(s.token_ids) for s in sampled} != {0}
+
+
+def test_a_seed_gives_the_same_turn_whatever_runs_beside_it(policy):
+    alone, crowd = sample(policy, 1)[0], sample(policy, 40)
+    assert alone.token_ids.tolist() == crowd[0].token_ids.tolist()
+    assert len({tuple(s.token_ids.tolist()) for s in crowd}) > 30
+
+
+def test_stop_token_and_limit(policy):
+    free = sample(policy, 1)[0]
+    stop = int(free.token_ids[5])
+    stopped = sample(policy, 1, stop_token_ids=(stop,))[0]
+    assert stopped.token_ids.tolist() == free.token_ids.tolist()[: free.token_ids.tolist().index(stop) + 1]
+    assert (free.finish_reason, len(free.token_ids)) == (FinishReason.LENGTH, 12)
+
+
+def test_weights_after_several_updates_are_the_ones_that_sample(policy, folder):
+    """A tied output layer too: the engine packs it apart on a CPU, and goes on with the old one if nobody packs it again."""
+    model = load_model(folder, dtype=torch.float32)
+    assert model.config.tie_word_embeddings
+    original = {name: value.clone() for name, value in model.named_parameters()}
+    for version in (1, 2, 3):
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(version)))
+        policy.update_weights(model.named_parameters(), version)
+        sampled = sample(policy, 16)
+        assert largest_gap(model, sampled) < 1e-4
+        assert {s.weight_version for s in sampled} == {version}
+    policy.update_weights(original.items(), 4)
+
+
+def test_cancelling_aborts_the_request_in_the_engine(policy):
+    async def run():
+        tasks = [
+            asyncio.create_task(policy.sample(PROMPT, SamplingParams(max_new_tokens=200), seed=i, session=""))
+            for i in range(6)
+        ]
+        await asyncio.sleep(0.05)
+        for task in tasks[:5]:
+            task.cancel()
+        answers = await asyncio.gather(*tasks, return_exceptions=True)
+        for _ in range(100):
+            if not policy._open:
+                break
+            await asyncio.sleep(0.02)
+        return answers
+
+    answers = asyncio.run(run())
+    assert [type(a) for a in answers[:5]] == [asyncio.CancelledError] * 5
+    assert len(answers[5].token_ids) == 200
+    assert policy._engine.get_num_unfinished_requests() == 0
+
+
+def test_a_full_context_is_refused(policy):
+    with pytest.raises(ContextFullError, match="256"):
+        asyncio.run(policy.sample(np.zeros(256, np.int32), SamplingParams(), seed=0, session=""))
+    short = asyncio.run(policy.sample(np.full(250, 5, np.int32), SamplingParams(max_new_tokens=50), seed=0, session=""))
+    assert len(short.token_ids) <= 6
+
+
+def test_a_request_that_the_engine_refuses_fails_alone(policy):
+    async def run():
+        outside = np.array([4, 10_000_000], dtype=np.int32)  # no such token
+        requests = [policy.sample(p, SamplingParams(max_new_tokens=4), seed=1, session="") for p in (outside, PROMPT)]
+        return await asyncio.wait_for(asyncio.gather(*requests, return_exceptions=True), timeout=30)
+
+    refused, answered = asyncio.run(run())
+    assert "out of vocabulary" in str(refused)
+    assert 1 <= len(answered.token_ids) <= 4
+
+
+def test_a_failing_engine_answers_everybody_and_everybody_after(llm, monkeypatch):
+    policy = VLLMEnginePolicy(llm, llm.get_tokenizer())
+
+    def broken():
+        raise OSError("device lost")
+
+    async def run():
+        requests = [policy.sample(PROMPT, SamplingParams(max_new_tokens=4), seed=i, session="") for i in range(3)]
+        return await asyncio.wait_for(asyncio.gather(*requests, return_exceptions=True), timeout=30)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(llm.llm_engine, "step", broken)
+        answers = asyncio.run(run())
+    assert ["device lost" in str(answer) for answer in answers] == [True] * 3
+    with pytest.raises(RuntimeError, match="device lost"):
+        asyncio.run(policy.sample(PROMPT, SamplingParams(), seed=0, session=""))
+    llm.llm_engine.abort_request(list(llm.llm_engine.output_processor.request_states), internal=True)
+
+
+def test_closing_answers_whoever_still_waits(llm):
+    policy = VLLMEnginePolicy(llm, llm.get_tokenizer())
+
+    async def run():
+        waiting = asyncio.create_task(policy.sample(PROMPT, SamplingParams(max_new_tokens=220), seed=0, session=""))
+        await asyncio.sleep(0.02)
+        await policy.aclose()
+        return await asyncio.gather(waiting, return_exceptions=True)
+
+    assert "closed" in str(asyncio.run(run())[0])
+    assert not llm.llm_engine.has_unfinished_requests()
+
+
+def test_an_engine_with_other_logps_is_refused(llm, monkeypatch):
+    monkeypatch.setattr(llm.llm_engine.model_config, "logprobs_mode", "raw_logprobs")
+    with pytest.raises(ModelError, match="processed_logprobs"):
+        VLLMEnginePolicy(llm, llm.get_tokenizer())
+
+
+def test_a_model_that_cannot_be_loaded_is_one_readable_error(tmp_path):
+    with pytest.raises(ModelError, match="could not start"):
+        load_engine(tmp_path)
