@@ -11,10 +11,20 @@ from typing import Any, TextIO
 
 from llm_envs.errors import StoreError
 
-__all__ = ["Logger", "console_logger", "jsonl_logger", "multi_logger", "read_metrics"]
+__all__ = ["Logger", "console_logger", "jsonl_logger", "multi_logger", "read_metrics", "visible_text"]
 
 Logger = Callable[[int, Mapping[str, float]], None]
 """Takes a step's number and its metrics. Called once per step, in order."""
+
+_INVISIBLE: dict[int, str] = {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\n\t"} | {
+    code: f"[U+{code:04X}]" for code in (*range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+}
+"""What a terminal or a browser obeys or drops: control characters, and those that reorder text."""
+
+
+def visible_text(text: str) -> str:
+    """Return text that is safe to show: control and reordering characters and lone surrogates become visible."""
+    return text.translate(_INVISIBLE).encode("utf-8", errors="backslashreplace").decode("utf-8")
 
 
 def console_logger(*, keys: Sequence[str] | None = None, stream: TextIO | None = None) -> Logger:

@@ -16,20 +16,13 @@ from typing import Any
 
 from llm_envs.errors import MissingExtraError
 from llm_envs.metrics import trajectory_metrics
+from llm_envs.reporting import visible_text
 from llm_envs.types import Message, Row, Trajectory, Turn
 
 __all__ = ["write_episode_page"]
 
 MARKUP = re.compile(r"(<think>.*?</think>|<tool_call>.*?</tool_call>|<answer>.*?</answer>)", re.DOTALL)
 """Parts of a reply that get a colour. The text itself is shown exactly as it was written."""
-
-BIDI = (*range(0x202A, 0x202F), *range(0x2066, 0x206A))
-CONTROLS: dict[int, str] = (
-    {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\n\t"}
-    | {0x7F: "\u2421"}
-    | {code: f"[U+{code:04X}]" for code in BIDI}
-)
-"""What a browser would drop or obey, to something visible: control characters, and those that reorder text."""
 
 MAX_TOKENS_SHOWN = 4000
 """Tokens of one row that the token view shows: each costs an element, and a browser slows at some hundred thousand."""
@@ -93,8 +86,7 @@ def write_episode_page(
     )
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    # A lone surrogate (a tool argument may hold one) cannot be encoded: it is shown as its escape.
-    target.write_bytes(page.translate(CONTROLS).encode("utf-8", errors="backslashreplace"))
+    target.write_text(visible_text(page), encoding="utf-8")
     return target
 
 

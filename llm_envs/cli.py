@@ -1,0 +1,278 @@
+"""The command `llm-envs`: list, check and play tasks, and the way to the trainers' own commands.
+
+Exit codes: 0 it worked, 1 it did not, 2 it was asked wrongly. An error is one line; `--debug` shows where it came from.
+Everything heavy is imported where it is used, so that `llm-envs --help` is quick.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib.util
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llm_envs.errors import InvalidConfigError, LLMEnvsError, TaskCheckError, UnknownTaskError
+from llm_envs.reporting import visible_text
+
+if TYPE_CHECKING:
+    import gymnasium as gym
+
+    from llm_envs.chat import ChatCodec
+    from llm_envs.policies.base import Policy
+    from llm_envs.types import Trajectory
+
+__all__ = ["main"]
+
+TRAIN_COMMANDS = "llm_envs.train_commands"
+"""Entry-point group of `llm-envs train NAME`: each loads to a function that takes the arguments after NAME, a list of
+strings, and returns an exit code or None."""
+
+WRONGLY_ASKED = (InvalidConfigError, UnknownTaskError)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
+    arguments = _parser().parse_args(argv)
+    try:
+        return int(arguments.run(arguments) or 0)
+    except KeyboardInterrupt:
+        print("llm-envs: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # Whoever read our output has enough (`| head`). Python would complain again when it closes standard output.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        if getattr(arguments, "debug", False):
+            traceback.print_exc()
+        print(f"llm-envs: error: {_one_line(error)}", file=sys.stderr)
+        return 2 if isinstance(error, WRONGLY_ASKED) else 1
+
+
+def _one_line(error: Exception) -> str:
+    """Our own messages stand alone; a stranger's needs its class, and the way to its traceback."""
+    message = " ".join(visible_text(str(error)).split())
+    if isinstance(error, LLMEnvsError):
+        return message
+    return f"{type(error).__name__}: {message} (--debug shows the traceback)"
+
+
+def _parser() -> argparse.ArgumentParser:
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show tracebacks")
+    parser = argparse.ArgumentParser(
+        prog="llm-envs", description="Text environments for language models: play, check, train.", parents=[common]
+    )
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    def add(name: str, run: Callable[[argparse.Namespace], int | None], about: str) -> argparse.ArgumentParser:
+        command = commands.add_parser(name, help=about, description=about, parents=[common])
+        command.set_defaults(run=run)
+        return command
+
+    add("list", _list, "Print every task's id with a line about it.")
+    check = add("check", _check, "Check that tasks keep the environment contract.")
+    check.add_argument("ids", nargs="+", metavar="ID")
+    _add_play_arguments(add("play", _play, "Play a task and print the conversation with its rewards."))
+    train = add("train", _train, "Train a model; without a name, say which trainings there are.")
+    train.add_argument("name", nargs="?", metavar="NAME", help="the training, for example grpo")
+    train.add_argument(
+        "arguments", nargs=argparse.REMAINDER, help="what the training itself takes: try --help after NAME"
+    )
+    return parser
+
+
+def _add_play_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("id", metavar="ID")
+    who = parser.add_mutually_exclusive_group()
+    who.add_argument("--model", metavar="DIR", help="a model that transformers can load")
+    who.add_argument("--policy", choices=["oracle", "random", "human"], default="oracle", help="default: oracle")
+    parser.add_argument("-n", type=_positive, default=1, metavar="N", help="episodes, default 1")
+    parser.add_argument("--seed", type=int, default=0, help="which episodes; the same seed plays the same ones")
+    parser.add_argument("--split", help="train or test; default: the task's own")
+    parser.add_argument("--difficulty", help="one of the task's levels")
+    parser.add_argument(
+        "--temperature", type=float, default=1.0, help="of the model's sampling, default 1; 0 is greedy"
+    )
+    parser.add_argument("--max-new-tokens", type=_positive, default=512, help="per turn of the model, default 512")
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is not at least 1")
+    return value
+
+
+# --- list -------------------------------------------------------------------------------------------------------------
+
+
+def _list(arguments: argparse.Namespace) -> None:
+    from llm_envs.registration import task_ids, task_spec
+
+    ids = task_ids()
+    width = max(map(len, ids), default=0)
+    for task_id in ids:
+        print(f"{task_id:{width}}  {visible_text(_summary(task_spec(task_id).entry_point))}".rstrip())
+
+
+def _summary(entry_point: object) -> str:
+    """Return the first line of a task's docstring, read from its source: no task module is imported for a list."""
+    if not isinstance(entry_point, str):
+        return (getattr(entry_point, "__doc__", None) or "").strip().split("\n")[0]
+    module, _, name = entry_point.partition(":")
+    try:
+        found = importlib.util.find_spec(module)
+        tree = ast.parse(Path(str(found and found.origin)).read_bytes())
+    except Exception as error:
+        return f"(cannot be read: {_one_line(error)})"
+    nodes = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name]
+    docstring = (ast.get_docstring(nodes[0]) if nodes else None) or ""
+    return docstring.split("\n")[0]
+
+
+# --- check ------------------------------------------------------------------------------------------------------------
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    from llm_envs.checker import check_task
+    from llm_envs.registration import task_spec
+
+    for task_id in arguments.ids:
+        task_spec(task_id)
+    failed = 0
+    for task_id in arguments.ids:
+        start = time.perf_counter()
+        try:
+            check_task(task_id)
+        except TaskCheckError as error:
+            failed += 1
+            print(f"FAILED  {task_id}\n{visible_text(str(error))}")
+        else:
+            print(f"ok      {task_id}  ({time.perf_counter() - start:.1f} s)")
+    return 1 if failed else 0
+
+
+# --- play -------------------------------------------------------------------------------------------------------------
+
+
+class HumanPolicy:
+    """A person at the terminal: what a model would be shown is printed, and one line is read for each turn."""
+
+    def __init__(self) -> None:
+        self._has_begun = False
+
+    def for_episode(self, seed: int) -> HumanPolicy:
+        """Return a policy that has shown nothing yet; see `policies.base.EpisodicPolicy`."""
+        return HumanPolicy()
+
+    def act(self, env: gym.Env[str, str], observation: str) -> str:
+        """Print what there is to see, and read the reply."""
+        if not self._has_begun:
+            self._has_begun = True
+            if system_prompt := env.get_wrapper_attr("system_prompt"):
+                print(visible_text(f"system: {system_prompt}"))
+            for tool in env.get_wrapper_attr("tools"):
+                print(visible_text(f"tool: {json.dumps(tool['function'], ensure_ascii=False)}"))
+        print(visible_text(observation))
+        return input("> ")
+
+
+def _policy(arguments: argparse.Namespace) -> tuple[Policy, ChatCodec | None]:
+    if arguments.model is None:
+        from llm_envs.policies.scripted import OraclePolicy, RandomPolicy
+
+        policies: dict[str, Callable[[], Any]] = {"oracle": OraclePolicy, "random": RandomPolicy, "human": HumanPolicy}
+        return policies[arguments.policy](), None
+    if not Path(arguments.model).is_dir() and arguments.model.count("/") != 1:
+        raise InvalidConfigError(
+            f"--model {arguments.model}: there is no such folder. It takes one with a saved model."
+        )
+    from llm_envs.chat import ChatCodec
+    from llm_envs.policies.transformers import TransformersPolicy
+
+    policy = TransformersPolicy.from_pretrained(arguments.model)
+    return policy, ChatCodec(policy.tokenizer)
+
+
+def _play(arguments: argparse.Namespace) -> int:
+    from llm_envs.registration import task_spec
+    from llm_envs.rollout import Collector
+    from llm_envs.types import SamplingParams
+
+    task_spec(arguments.id)
+    sampling = SamplingParams(temperature=arguments.temperature, max_new_tokens=arguments.max_new_tokens)
+    chosen = {"split": arguments.split, "difficulty": arguments.difficulty}
+    env_kwargs = {name: value for name, value in chosen.items() if value is not None}
+    policy, codec = _policy(arguments)
+    is_human = isinstance(policy, HumanPolicy)
+    with Collector(
+        arguments.id,
+        policy,
+        codec=codec,
+        env_kwargs=env_kwargs,
+        sampling=sampling,
+        seed=arguments.seed,
+        max_concurrency=1 if is_human else 64,
+        max_retries=0,
+        progress=arguments.model is not None,
+    ) as collector:
+        episodes = [episode for group in collector.collect(arguments.n) for episode in group]
+    _show(episodes, only_the_end=is_human)
+    return 1 if any(episode.status == "errored" for episode in episodes) else 0
+
+
+def _show(episodes: Sequence[Trajectory], *, only_the_end: bool) -> None:
+    from llm_envs.evaluate import summarize
+    from llm_envs.types import inspect_trajectory
+
+    for episode in episodes:
+        if only_the_end:
+            print(visible_text("\n".join(_last_words(episode))))
+        else:
+            print(visible_text(inspect_trajectory(episode)), end="\n\n")
+    print(visible_text(str(summarize(episodes))))
+
+
+def _last_words(episode: Trajectory) -> list[str]:
+    """Return what a person has not seen yet: what followed their last turn, and how the episode ended."""
+    words: list[str] = []
+    for message in reversed(episode.messages):
+        if message.role == "assistant":
+            break
+        words.insert(0, message.content)
+    words = words if episode.turns else []
+    if episode.error is not None:
+        return [*words, f"{episode.error.where}: {episode.error.kind}: {episode.error.message}"]
+    return [*words, f"[{episode.stop_reason.value}, success={episode.is_success}, reward {episode.reward:g}]"]
+
+
+# --- train ------------------------------------------------------------------------------------------------------------
+
+
+def _train(arguments: argparse.Namespace) -> int | None:
+    commands: dict[str, EntryPoint] = {found.name: found for found in entry_points(group=TRAIN_COMMANDS)}
+    if not commands:
+        raise InvalidConfigError(
+            f"no training is installed: no package fills the entry-point group {TRAIN_COMMANDS!r}. "
+            "From Python: llm_envs.trainers."
+        )
+    if arguments.name is None:
+        print("\n".join(sorted(commands)))
+        return 0
+    if arguments.name not in commands:
+        raise InvalidConfigError(f"there is no training {arguments.name!r}; there are {', '.join(sorted(commands))}.")
+    command: Callable[[list[str]], int | None] = commands[arguments.name].load()
+    return command(list(arguments.arguments))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from llm_envs.cli import main
+from llm_envs.errors import InvalidConfigError
+
+TRAIN_MODULE = """
+import sys
+def grpo(arguments):
+    print("arguments", arguments)
+    return 3 if "--fail" in arguments else None
+def broken(arguments):
+    raise ValueError("first line\\nsecond line")
+"""
+
+
+def command(*arguments: str, cwd: Path, stdin: str = "", path: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run `llm-envs` as a process of its own."""
+    environment = os.environ | ({"PYTHONPATH": str(path)} if path else {})
+    return subprocess.run(
+        [sys.executable, "-m", "llm_envs.cli", *arguments],
+        cwd=cwd,
+        input=stdin,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.fixture
+def with_trainings(tmp_path: Path) -> Path:
+    """A folder that Python sees as an installed package with two trainings."""
+    info = tmp_path / "site" / "somebody-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: somebody\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[llm_envs.train_commands]\nsomebodys = somebody:grpo\nbroken = somebody:broken\n"
+    )
+    (tmp_path / "site" / "somebody.py").write_text(TRAIN_MODULE)
+    return tmp_path / "site"
+
+
+def test_list_prints_every_task_with_a_line_and_imports_none(tmp_path: Path) -> None:
+    code = (
+        "import sys; from llm_envs.cli import main; main(['list']); "
+        "print(sorted(m for m in sys.modules if m.startswith('llm_envs.tasks.') and m.count('.') > 2))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    *lines, imported = done.stdout.splitlines()
+    listed = dict(line.split(maxsplit=1) for line in lines)
+    assert {"llm/Arithmetic-v0", "llm/Calculator-v0", "llm/Countdown-v0", "llm/GuessNumber-v0"} <= set(listed)
+    assert all(summary.strip() and "cannot be read" not in summary for summary in listed.values())
+    assert imported == "[]"
+
+
+def test_play_shows_the_conversation_and_its_rewards(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["play", "llm/Calculator-v0", "-n", "2", "--seed", "3", "--split", "test"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("--- user") == 2
+    assert shown.count("<answer>") >= 2
+    assert "[reward" in shown
+    assert shown.splitlines()[-1].startswith("llm/Calculator-v0: success 100.0% (")
+
+
+def test_a_model_plays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("transformers")
+    from llm_envs.tiny_model import tiny_model, tiny_tokenizer
+
+    tokenizer = tiny_tokenizer()
+    tokenizer.save_pretrained(tmp_path)
+    tiny_model(tokenizer, hidden_size=32, n_layers=1, n_heads=2).save_pretrained(tmp_path)
+    settings = ["--model", str(tmp_path), "-n", "2", "--max-new-tokens", "5", "--temperature", "0.7"]
+    assert main(["play", "llm/Arithmetic-v0", *settings]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("tokens=5 sampled of") == 2
+    assert shown.splitlines()[-1].startswith("llm/Arithmetic-v0: success 0.0% (")
+
+
+def test_the_same_seed_plays_the_same_episodes(capsys: pytest.CaptureFixture[str]) -> None:
+    def play(seed: str) -> str:
+        assert main(["play", "llm/Arithmetic-v0", "-n", "2", "--policy", "random", "--seed", seed]) == 0
+        return capsys.readouterr().out
+
+    assert play("1") == play("1")
+    assert play("1") != play("2")
+
+
+def test_a_person_plays_by_writing_a_line_a_turn(tmp_path: Path) -> None:
+    done = command("play", "llm/Arithmetic-v0", "--policy", "human", cwd=tmp_path, stdin="<answer>no</answer>\n")
+    assert done.returncode == 0, done.stderr
+    assert "> " in done.stdout
+    assert "success=False" in done.stdout
+
+
+def test_a_person_who_leaves_ends_it_readably(tmp_path: Path) -> None:
+    done = command("play", "llm/Arithmetic-v0", "--policy", "human", cwd=tmp_path, stdin="")
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["play", "llm/Calculater-v0"], "llm/Calculator-v0"),
+        (["check", "llm/Arithmetic-v0", "llm/Calculater-v0"], "llm/Calculator-v0"),
+        (["play", "llm/Calculator-v0", "--difficulty", "harrd"], "harrd"),
+        (["play", "llm/Calculator-v0", "--split", "validation"], "validation"),
+        (["play", "llm/Calculator-v0", "--model", "no/such/folder"], "no such folder"),
+        (["train", "no-such-training"], "no"),
+    ],
+)
+def test_a_wrong_request_is_one_line_and_exit_code_2(
+    arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("llm-envs: error: ")
+    assert expected in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["play"], ["play", "X", "-n", "0"], ["play", "X", "--policy", "nobody"], ["no"]]
+)
+def test_wrong_usage_is_exit_code_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    assert "usage: llm-envs" in capsys.readouterr().err
+
+
+def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--debug", "play", "llm/Nothing-v0"]) == 2
+    assert main(["play", "--debug", "llm/Nothing-v0"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("Traceback (most recent call last)") == 2
+
+
+@pytest.mark.slow
+def test_check_passes_for_a_task(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "llm/Arithmetic-v0"]) == 0
+    assert capsys.readouterr().out.startswith("ok      llm/Arithmetic-v0")
+
+
+def test_train_hands_everything_after_the_name_to_the_training(tmp_path: Path, with_trainings: Path) -> None:
+    done = command("train", "somebodys", "--env", "llm/X-v0", "--help", cwd=tmp_path, path=with_trainings)
+    assert (done.returncode, done.stdout) == (0, "arguments ['--env', 'llm/X-v0', '--help']\n")
+    assert command("train", "somebodys", "--fail", cwd=tmp_path, path=with_trainings).returncode == 3
+    names = command("train", cwd=tmp_path, path=with_trainings).stdout.split()
+    assert {"somebodys", "broken"} <= set(names)
+
+
+def test_a_failing_training_is_one_line_and_exit_code_1(tmp_path: Path, with_trainings: Path) -> None:
+    done = command("train", "broken", cwd=tmp_path, path=with_trainings)
+    assert done.returncode == 1
+    assert done.stderr == "llm-envs: error: ValueError: first line second line (--debug shows the traceback)\n"
+    assert "Traceback" in command("--debug", "train", "broken", cwd=tmp_path, path=with_trainings).stderr
+
+
+def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
+    line = f"{sys.executable} -m llm_envs.cli play llm/Arithmetic-v0 -n 200 | head -1; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_help_loads_nothing_heavy(tmp_path: Path) -> None:
+    code = (
+        "import sys\nfrom llm_envs.cli import main\n"
+        "try:\n    main(['--help'])\nexcept SystemExit as end:\n    assert end.code == 0\n"
+        "assert not {'torch', 'transformers', 'trl', 'vllm', 'datasets', 'matplotlib'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_missing_folder_is_not_taken_for_a_model_of_a_hub() -> None:
+    from llm_envs.cli import _parser, _policy
+
+    arguments = _parser().parse_args(["play", "X", "--model", "./missing/x"])
+    with pytest.raises(InvalidConfigError, match="no such folder"):
+        _policy(arguments)

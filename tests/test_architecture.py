@@ -1,0 +1,227 @@
+"""The arrows between the packages, and what may be loaded where.
+
+The rules are read from the source with `ast`: an import counts wherever it stands (inside a function, under
+`TYPE_CHECKING`), and so does a module that is named in a string to `importlib.import_module` or `__import__`.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDERS = {"llm_envs": "llm_envs", "tasks": "llm_envs.tasks", "trainers": "llm_envs.trainers"}
+"""Folder at the top of the repository: the name it is imported under."""
+HEAVY = ("torch", "transformers", "vllm", "trl", "datasets")
+
+Rule = tuple[str, Callable[[str], bool], Callable[[str], bool]]
+
+
+def is_in(module: str, *packages: str) -> bool:
+    return any(module == package or module.startswith(package + ".") for package in packages)
+
+
+def is_standard(module: str) -> bool:
+    return module.split(".")[0] in sys.stdlib_module_names
+
+
+RULES: list[Rule] = [
+    # (the rule, the modules that it is about, what they may not import)
+    (
+        "llm_envs imports neither tasks nor trainers",
+        lambda module: not is_in(module, "llm_envs.tasks", "llm_envs.trainers"),
+        lambda target: is_in(target, "llm_envs.tasks", "llm_envs.trainers"),
+    ),
+    (
+        "of ours, tasks imports llm_envs only",
+        lambda module: is_in(module, "llm_envs.tasks"),
+        lambda target: is_in(target, "llm_envs.trainers"),
+    ),
+    (
+        "trainers never imports tasks",
+        lambda module: is_in(module, "llm_envs.trainers"),
+        lambda target: is_in(target, "llm_envs.tasks"),
+    ),
+    (
+        "trainers/functional imports torch only",
+        lambda module: is_in(module, "llm_envs.trainers.functional"),
+        lambda target: not (is_standard(target) or is_in(target, "torch", "llm_envs.trainers.functional")),
+    ),
+    (
+        "TRL is imported only in trainers",
+        lambda module: not is_in(module, "llm_envs.trainers"),
+        lambda target: is_in(target, "trl"),
+    ),
+    (
+        "vLLM is imported only in llm_envs/policies/vllm_* and trainers/weight_sync",
+        lambda module: (
+            not (module.startswith("llm_envs.policies.vllm_") or is_in(module, "llm_envs.trainers.weight_sync"))
+        ),
+        lambda target: is_in(target, "vllm"),
+    ),
+    (
+        "types.py imports nothing of ours",
+        lambda module: module == "llm_envs.types",
+        lambda target: is_in(target, "llm_envs"),
+    ),
+    (
+        "what is installed imports nothing that is not",
+        lambda module: True,
+        lambda target: is_in(target, "examples", "benchmarks", "tests", "docs"),
+    ),
+    (
+        "nothing imports the folders under their bare names",
+        lambda module: True,
+        lambda target: is_in(target, "tasks", "trainers"),
+    ),
+]
+
+
+def module_name(path: Path) -> str:
+    """Return the import name of a file of the repository."""
+    folder, *rest = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join([FOLDERS[folder], *(part for part in rest if part != "__init__")])
+
+
+def imported_by_string(node: ast.Call) -> str | None:
+    """Return the module that a call imports by name, if it is such a call."""
+    function = node.func
+    name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", None)
+    if name not in ("import_module", "__import__", "find_spec") or not node.args:
+        return None
+    argument = node.args[0]
+    is_text = isinstance(argument, ast.Constant) and isinstance(argument.value, str)
+    return argument.value if is_text else None
+
+
+def imports(source: str, module: str, *, is_package: bool) -> Iterator[str]:
+    """Yield every module that the source imports, as an absolute name; `from a import b` yields `a` and `a.b`."""
+    package = module.split(".") if is_package else module.split(".")[:-1]
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            origin = ".".join([*base, *([node.module] if node.module else [])])
+            yield origin
+            yield from (f"{origin}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Call) and (target := imported_by_string(node)) is not None:
+            yield target
+
+
+def violations(module: str, targets: Iterable[str]) -> list[str]:
+    """Return which rules a module breaks."""
+    listed = list(targets)
+    return [
+        f"{module} imports {target}: {rule}"
+        for rule, concerns, forbids in RULES
+        if concerns(module)
+        for target in listed
+        if forbids(target)
+    ]
+
+
+def source_files() -> list[Path]:
+    return sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py") if "_template" not in path.parts)
+
+
+def test_the_arrows_hold() -> None:
+    found = []
+    for path in source_files():
+        module = module_name(path)
+        found += violations(module, imports(path.read_text(), module, is_package=path.name == "__init__.py"))
+    assert found == []
+
+
+def test_every_file_is_seen_under_its_import_name() -> None:
+    names = {module_name(path) for path in source_files()}
+    assert {"llm_envs", "llm_envs.types", "llm_envs.policies.base", "llm_envs.tasks", "llm_envs.trainers"} <= names
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "rule"),
+    [
+        ("llm_envs.cli", "import llm_envs.tasks.games", "neither tasks nor trainers"),
+        ("llm_envs.cli", "def f():\n    from llm_envs import trainers", "neither tasks nor trainers"),
+        ("llm_envs.cli", "from . import tasks", "neither tasks nor trainers"),
+        ("llm_envs.rollout.x", "from ..trainers.grpo import A", "neither tasks nor trainers"),
+        ("llm_envs.cli", "import importlib\nimportlib.import_module('llm_envs.tasks')", "neither tasks nor trainers"),
+        ("llm_envs.cli", "if TYPE_CHECKING:\n    import llm_envs.trainers", "neither tasks nor trainers"),
+        ("llm_envs.tasks.games.x", "from llm_envs.trainers import grpo", "tasks imports llm_envs only"),
+        ("llm_envs.trainers.grpo", "__import__('llm_envs.tasks.games')", "trainers never imports tasks"),
+        ("llm_envs.trainers.functional.kl", "import numpy as np", "imports torch only"),
+        ("llm_envs.trainers.functional.kl", "from llm_envs.types import Row", "imports torch only"),
+        ("llm_envs.data", "def f():\n    import trl", "TRL is imported only"),
+        ("llm_envs.policies.transformers", "from vllm import LLM", "vLLM is imported only"),
+        ("llm_envs.trainers.grpo", "import vllm", "vLLM is imported only"),
+        ("llm_envs.types", "from llm_envs.errors import LLMEnvsError", "types.py imports nothing"),
+        ("llm_envs.trainers.sft", "import tasks.games", "bare names"),
+        ("llm_envs.trainers.sft", "from examples.demo import main", "what is installed"),
+    ],
+)
+def test_a_broken_rule_is_seen(module: str, source: str, rule: str) -> None:
+    found = violations(module, imports(source, module, is_package=False))
+    assert any(rule in line for line in found), found
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("llm_envs.trainers.grpo", "import trl\nfrom llm_envs.types import Trajectory"),
+        ("llm_envs.trainers.functional.kl", "import math\nimport torch.nn.functional as F\nfrom .masking import x"),
+        ("llm_envs.policies.vllm_engine", "from vllm import LLM"),
+        ("llm_envs.trainers.weight_sync", "import vllm"),
+        ("llm_envs.tasks.games.x", "from llm_envs.env import TextEnv\nfrom llm_envs.tasks.games import y"),
+        ("llm_envs.registration", "find_spec('gymnasium')"),
+    ],
+)
+def test_what_is_allowed_is_not_reported(module: str, source: str) -> None:
+    assert violations(module, imports(source, module, is_package=False)) == []
+
+
+def run_python(code: str, *, cwd: Path) -> str:
+    done = subprocess.run([sys.executable, "-c", code], cwd=cwd, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_importing_llm_envs_loads_nothing_heavy(tmp_path: Path) -> None:
+    code = "import json, sys, llm_envs, llm_envs.cli; print(json.dumps(sorted(sys.modules)))"
+    loaded = json.loads(run_python(code, cwd=tmp_path))
+    assert "llm_envs.cli" in loaded
+    assert [name for name in loaded if name.split(".")[0] in HEAVY] == []
+
+
+def test_importing_llm_envs_takes_under_300_ms_beyond_gymnasium(tmp_path: Path) -> None:
+    code = "import time, gymnasium; start = time.perf_counter(); import llm_envs; print(time.perf_counter() - start)"
+    assert statistics.median(float(run_python(code, cwd=tmp_path)) for _ in range(5)) < 0.3
+
+
+@pytest.mark.parametrize("folder", ["tasks", "trainers"])
+def test_the_folders_refuse_their_bare_names(folder: str) -> None:
+    code = f"import {folder}"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert f"ImportError: this folder was imported as '{folder}': import llm_envs.{folder} instead" in done.stderr
+
+
+def test_pyproject_lists_every_package_folder() -> None:
+    """A folder that is not on the list works in the checkout and is missing from the wheel."""
+    listed = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"])
+    present = {
+        module_name(path / "__init__.py")
+        for folder in FOLDERS
+        for path, _, names in os.walk(ROOT / folder)
+        if "__init__.py" in names
+        for path in [Path(path)]
+    }
+    assert listed == present

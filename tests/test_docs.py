@@ -1,0 +1,95 @@
+"""The documents: every link leads somewhere, and every Python snippet runs.
+
+A snippet that cannot run here is preceded by a comment that says why: `<!-- not run: needs a GPU -->`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+SNIPPET = re.compile(r"(?:<!-- not run: (?P<reason>[^\n]+) -->\n+)?```python\n(?P<code>.*?)```", re.DOTALL)
+
+
+def slug(heading: str) -> str:
+    """Return the anchor that a heading gets."""
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+
+
+def broken_links(document: Path) -> list[str]:
+    """Return the links to files and headings of ours that lead nowhere. Links to other sites are not followed."""
+    text = document.read_text(encoding="utf-8")
+    broken = []
+    for link in LINK.findall(re.sub(r"```.*?```", "", text, flags=re.DOTALL)):
+        if re.match(r"[a-z]+:", link):
+            continue
+        name, _, anchor = link.partition("#")
+        target = document if not name else document.parent / name
+        if not target.exists():
+            broken.append(link)
+        elif anchor:
+            headings = re.findall(r"^#+ (.+)$", target.read_text(encoding="utf-8"), flags=re.MULTILINE)
+            if anchor not in map(slug, headings):
+                broken.append(link)
+    return broken
+
+
+def snippets() -> list[tuple[str, str]]:
+    found = []
+    for document in DOCUMENTS:
+        for match in SNIPPET.finditer(document.read_text(encoding="utf-8")):
+            if match["reason"] is None:
+                line = document.read_text(encoding="utf-8")[: match.start()].count("\n") + 1
+                found.append((f"{document.relative_to(ROOT)}:{line}", match["code"]))
+    return found
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_link_leads_somewhere(document: Path) -> None:
+    assert broken_links(document) == []
+
+
+def test_a_broken_link_is_seen(tmp_path: Path) -> None:
+    document = tmp_path / "a.md"
+    document.write_text(
+        "# Here, now\n[a](b.md) [b](#here-now) [c](#there) [d](a.md#here-now) [e](mailto:x)\n```\n[f](g)\n```\n"
+    )
+    assert broken_links(document) == ["b.md", "#there"]
+
+
+def test_the_recipe_for_a_task_of_your_own_works(tmp_path: Path) -> None:
+    """The class and the entry point in CONTRIBUTING.md, installed like a package, pass `llm-envs check`."""
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    project = tomllib.loads(re.findall(r"```toml\n(.*?)```", text, re.DOTALL)[0])["project"]
+    ((task_id, target),) = project["entry-points"]["llm_envs.tasks"].items()
+    module = tmp_path / "site" / (target.partition(":")[0].replace(".", "/") + ".py")
+    module.parent.mkdir(parents=True)
+    module.write_text(next(code for _, code in snippets() if target.partition(":")[2] in code))
+    info = tmp_path / "site" / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
+    (info / "entry_points.txt").write_text(f"[llm_envs.tasks]\n{task_id} = {target}\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "llm_envs.cli", "check", task_id],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(tmp_path / "site")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(("where", "code"), snippets(), ids=lambda value: value if ".md:" in value else "")
+def test_every_snippet_runs(where: str, code: str, tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{where}\n{done.stderr}"

@@ -1,0 +1,128 @@
+"""The wheel, installed in a fresh environment beside a user's own folders called `tasks` and `trainers`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+PLAY = """
+import sys
+import gymnasium as gym
+import llm_envs
+import tasks, trainers
+
+assert tasks.OWNER == trainers.OWNER == "the user", tasks.__file__
+env = gym.make("llm/Calculator-v0", split="test")
+observation, info = env.reset(seed=1)
+done, total = False, 0.0
+while not done:
+    observation, reward, terminated, truncated, info = env.step(env.unwrapped.oracle())
+    total, done = total + reward, terminated or truncated
+assert info["is_success"], info
+assert sys.modules["llm_envs.tasks"].__file__ != tasks.__file__
+print("reward", total)
+"""
+
+
+def run(*command: str | Path, cwd: Path) -> str:
+    """Run a command as a user would: without this checkout or these tests on any path."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
+    done = subprocess.run(
+        [str(part) for part in command], cwd=cwd, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build from a copy: setuptools keeps a build folder, and a file that was removed would live on in it."""
+    source = tmp_path_factory.mktemp("source")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    for name in ("llm_envs", "tasks", "trainers"):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    run(
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "-q",
+        "--no-deps",
+        "--no-build-isolation",
+        "-w",
+        source / "dist",
+        source,
+        cwd=source,
+    )
+    (built,) = (source / "dist").glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def fresh_python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment that has the wheel and what it depends on, and nothing else."""
+    folder = tmp_path_factory.mktemp("fresh")
+    run(sys.executable, "-m", "venv", folder / "venv", cwd=folder)
+    python = folder / "venv" / "bin" / "python"
+    run(python, "-m", "pip", "install", "-q", wheel, "-c", ROOT / "constraints.txt", cwd=folder)
+    return python
+
+
+@pytest.fixture
+def users_folder(tmp_path: Path) -> Path:
+    for name in ("tasks", "trainers"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("OWNER = 'the user'\n")
+    return tmp_path
+
+
+def test_the_wheel_holds_every_module_the_licence_and_the_entry_points(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        entry_points = archive.read(next(name for name in names if name.endswith("entry_points.txt"))).decode()
+    top = {name.split("/")[0] for name in names}
+    assert top == {"llm_envs", next(name for name in top if name.endswith(".dist-info"))}
+    packaged = {name for name in names if name.endswith(".py")}
+    present = {
+        str(prefix / path.relative_to(ROOT / folder))
+        for folder, prefix in (
+            ("llm_envs", Path("llm_envs")),
+            ("tasks", Path("llm_envs/tasks")),
+            ("trainers", Path("llm_envs/trainers")),
+        )
+        for path in (ROOT / folder).rglob("*.py")
+    }
+    assert packaged == present
+    assert {"llm_envs/py.typed", "llm_envs/report/episodes.html"} <= set(names)
+    assert any(name.endswith("/LICENSE") for name in names)
+    assert "llm-envs = llm_envs.cli:main" in entry_points
+    assert "llm/Calculator-v0 = llm_envs.tasks.tools.calculator:CalculatorEnv" in entry_points
+
+
+def test_a_task_is_played_beside_folders_called_tasks_and_trainers(fresh_python: Path, users_folder: Path) -> None:
+    (users_folder / "play.py").write_text(PLAY)
+    assert run(fresh_python, "play.py", cwd=users_folder).startswith("reward ")
+
+
+def test_the_command_plays_there_too(fresh_python: Path, users_folder: Path) -> None:
+    command = fresh_python.parent / "llm-envs"
+    assert "llm/Calculator-v0 " in run(command, "list", cwd=users_folder)
+    played = run(command, "play", "llm/Calculator-v0", "-n", "2", "--policy", "oracle", cwd=users_folder)
+    assert "success 100.0%" in played
+
+
+def test_core_needs_gymnasium_and_numpy_only(fresh_python: Path, users_folder: Path) -> None:
+    listed = run(fresh_python, "-m", "pip", "list", "--format=freeze", cwd=users_folder)
+    installed = {line.split("==")[0].lower().replace("_", "-") for line in listed.splitlines()}
+    brought_by_gymnasium = {"cloudpickle", "farama-notifications", "typing-extensions"}
+    assert installed - {"pip", "setuptools"} == {"llm-envs", "gymnasium", "numpy"} | brought_by_gymnasium
+    run(fresh_python, "-m", "pip", "check", cwd=users_folder)
