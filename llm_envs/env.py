@@ -242,7 +242,9 @@ class TextEnv(gym.Env[str, str], ABC):
                 f"{type(self).__name__}.play returned the components {sorted(components)}; reward_weights declares "
                 f"{sorted(self.reward_weights)}."
             )
-        self._last_observation = observation = encodable(observation)
+        if not observation.isascii():
+            observation = encodable(observation)
+        self._last_observation = observation
         info: dict[str, Any] = {"reward_components": components}
         if messages is not None:
             info["messages"] = messages

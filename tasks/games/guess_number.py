@@ -109,9 +109,11 @@ class GuessNumberEnv(TextEnv):
         if guess == self._secret:
             return Outcome("Correct.", {"correct": 1.0, "malformed": 0.0}, True, True)
         if guess < self._secret:
-            self._lowest = max(self._lowest, guess + 1)
+            if guess >= self._lowest:
+                self._lowest = guess + 1
             return Outcome(f"Higher. {left} guesses left.", {"correct": 0.0, "malformed": 0.0})
-        self._highest = min(self._highest, guess - 1)
+        if guess <= self._highest:
+            self._highest = guess - 1
         return Outcome(f"Lower. {left} guesses left.", {"correct": 0.0, "malformed": 0.0})
 
     def next_action(self) -> str:

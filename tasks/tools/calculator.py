@@ -69,15 +69,19 @@ class CalculatorEnv(ToolEnv):
 
     def generate(self) -> dict[str, Any]:
         """Draw an expression of the level."""
-        return {"expression": _GENERATORS[self.difficulty](self.np_random.random)}
+        expression, value = _GENERATORS[self.difficulty](self.np_random.random)
+        problem = {"expression": expression}
+        self._drawn = problem, value
+        return problem
 
     def check_problem(self, problem: Mapping[str, Any]) -> None:
         """Refuse an expression that has no whole value."""
         whole_value(problem["expression"])
 
     def begin(self) -> None:
-        """Compute what is right."""
-        self._target = whole_value(self.problem["expression"])
+        """Take the value that the problem was drawn with, or compute that of a given problem."""
+        drawn, value = getattr(self, "_drawn", (None, 0))
+        self._target: int = value if drawn is self.problem else whole_value(self.problem["expression"])
 
     def prompt(self) -> str:
         """Return the question."""
@@ -92,38 +96,42 @@ class CalculatorEnv(ToolEnv):
 
     def next_action(self) -> str:
         """Call the calculator; when it has given the value, or with the last turn, answer."""
-        target = format_number(self._target)
+        target = str(self._target)
         computed = any(result.success and result.output == target for result in self.tool_results)
         if computed or self.n_turns + 1 >= self.max_turns:
             return format_answer(target)
         return format_tool_call("calculator", expression=self.problem["expression"])
 
 
-def _between(random: Callable[[], float], low: int, high: int) -> int:
-    """Draw a whole number from low to high, both included. Far quicker than `Generator.integers`."""
-    return low + int(random() * (high - low + 1))
+# Each returns an expression and its value, which is cheaper to know here than to evaluate. `int(random() * n)` draws far
+# quicker than `Generator.integers`.
 
 
-def _one_operation(random: Callable[[], float]) -> str:
-    kind = int(random() * 3)
-    if kind == 0:
-        return f"{_between(random, 10, 99)}*{_between(random, 10, 99)}"
-    left, right = _between(random, 100, 999), _between(random, 100, 999)
-    return f"{left}+{right}" if kind == 1 else f"{max(left, right)}-{min(left, right)}"
+def _one_operation(random: Callable[[], float]) -> tuple[str, int]:
+    kind = random() * 3
+    if kind < 1:
+        left, right = 10 + int(random() * 90), 10 + int(random() * 90)
+        return f"{left}*{right}", left * right
+    left, right = 100 + int(random() * 900), 100 + int(random() * 900)
+    if kind < 2:
+        return f"{left}+{right}", left + right
+    return (f"{left}-{right}", left - right) if left >= right else (f"{right}-{left}", right - left)
 
 
-def _two_operations(random: Callable[[], float]) -> str:
-    sign = "+-"[int(random() * 2)]
-    return f"{_between(random, 11, 99)}*{_between(random, 11, 99)}{sign}{_between(random, 2, 99)}"
+def _two_operations(random: Callable[[], float]) -> tuple[str, int]:
+    left, right, term = 11 + int(random() * 89), 11 + int(random() * 89), 2 + int(random() * 98)
+    if random() < 0.5:
+        return f"{left}*{right}+{term}", left * right + term
+    return f"{left}*{right}-{term}", left * right - term
 
 
-def _four_operations(random: Callable[[], float]) -> str:
-    divisor, quotient = _between(random, 2, 12), _between(random, 3, 40)
-    signs = "+-"[int(random() * 2)], "+-"[int(random() * 2)]
-    return (
-        f"({divisor * quotient}/{divisor}{signs[0]}{_between(random, 41, 99)})"
-        f"*{_between(random, 11, 99)}{signs[1]}{_between(random, 2, 99)}"
-    )
+def _four_operations(random: Callable[[], float]) -> tuple[str, int]:
+    divisor, quotient = 2 + int(random() * 11), 3 + int(random() * 38)
+    inner, factor, outer = 41 + int(random() * 59), 11 + int(random() * 89), 2 + int(random() * 98)
+    inner_sign, outer_sign = "+-"[int(random() * 2)], "+-"[int(random() * 2)]
+    value = (quotient + inner if inner_sign == "+" else quotient - inner) * factor
+    value = value + outer if outer_sign == "+" else value - outer
+    return f"({divisor * quotient}/{divisor}{inner_sign}{inner})*{factor}{outer_sign}{outer}", value
 
 
 _GENERATORS = {"easy": _one_operation, "medium": _two_operations, "hard": _four_operations}
