@@ -2,7 +2,7 @@
 #
 #   make demo       train a tool-using model from nothing, in runs/demo
 #   make test       the tests, on the CPU, offline
-#   make test-vllm  the tests that need vLLM, with its CPU build, in an environment of its own
+#   make test-vllm  the tests that need vLLM, and the quick ones again, in an environment that has its CPU build
 #   make lint       ruff, and mypy on the installed wheel
 #   make check      what CI runs: test, test-vllm, lint, bench
 #   make bench      the benchmarks, against the numbers that we hold
@@ -37,7 +37,7 @@ test: $(VENV)/.stamp
 	$(VENV)/bin/python -m pytest $(PYTEST_ARGS)
 
 test-vllm: $(VENV_VLLM)/.stamp
-	LLM_ENVS_REQUIRE_VLLM=1 $(VENV_VLLM)/bin/python -m pytest -m vllm $(PYTEST_ARGS)
+	LLM_ENVS_REQUIRE_VLLM=1 $(VENV_VLLM)/bin/python -m pytest -m "vllm or not slow" $(PYTEST_ARGS)
 
 lint: $(VENV)/.stamp $(TYPES)/.stamp
 	$(VENV)/bin/ruff format --check .
