@@ -294,7 +294,8 @@ class Trajectory:
     stop_reason: StopReason
     status: Status
     is_success: bool | None
-    """The environment's `info["is_success"]`; None if it never got to say."""
+    """The environment's `info["is_success"]`; False where a limit cut the episode before it could say or the environment has
+    no such key; None only where the status is not `ok`."""
     error: RolloutError | None = None
     timings: Mapping[str, float] = field(default_factory=dict)
     """Wall times in seconds: `total`, `policy`, `env`. Outside equality."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import gymnasium as gym
@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from llm_envs.types import Message, Sampled, SamplingParams
 
-__all__ = ["ChatPolicy", "EnvPolicy", "Policy", "TokenPolicy", "UpdatablePolicy"]
+__all__ = ["ChatPolicy", "EnvPolicy", "EpisodicPolicy", "Policy", "TokenPolicy", "UpdatablePolicy"]
 
 
 @runtime_checkable
@@ -55,12 +55,21 @@ class ChatPolicy(Protocol):
 class EnvPolicy(Protocol):
     """Sees the environment itself: an oracle, a random agent, a script, a person."""
 
-    def act(self, env: gym.Env[str, str], observation: str) -> str:
-        """Return the next action. Must not step the environment."""
+    def act(self, env: gym.Env[str, str], observation: str) -> str | Awaitable[str]:
+        """Return the next action, or an awaitable of it. Must not step the environment."""
         ...
 
 
 Policy = TokenPolicy | ChatPolicy | EnvPolicy
+
+
+@runtime_checkable
+class EpisodicPolicy(Protocol):
+    """A policy that keeps something from turn to turn: a position in a script, a random stream."""
+
+    def for_episode(self, seed: int) -> Policy:
+        """Return the policy that plays one episode; the same seed gives the same play."""
+        ...
 
 
 @runtime_checkable

@@ -1,0 +1,198 @@
+"""The collector: plays groups of episodes continuously, with no barrier between them.
+
+Invariants, tested under random latency, failure and cancellation:
+
+1. Every admitted episode is emitted exactly once (as a trajectory, to `on_trajectory` and into its group) or dropped by
+   a cancellation.
+2. `running + accepted + dropped == submitted`, always; after a call, `running == 0`.
+3. Nothing is left running when a call ends, however it ends.
+4. Episodes are admitted in the order of submission, at most `max_concurrency` at once; groups are returned in that
+   order, members in member order.
+5. No two groups of a call share an id; a source's groups have ids of their own across calls.
+6. With a deterministic policy the same specs give the same trajectories at any concurrency.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, cast
+
+import gymnasium as gym
+
+from llm_envs.errors import InvalidConfigError
+from llm_envs.policies.base import Policy
+from llm_envs.rollout.context import Codec
+from llm_envs.rollout.episode import play_episode, policy_kind
+from llm_envs.rollout.group import assemble_group, check_group, play_member
+from llm_envs.rollout.limits import RolloutLimits
+from llm_envs.rollout.progress import Progress, show_progress
+from llm_envs.rollout.source import Envs, EpisodeSpec, SeedSource, group_specs
+from llm_envs.rollout.stats import CollectorStats
+from llm_envs.rollout.sync import SyncRunner
+from llm_envs.types import SamplingParams, Trajectory, TrajectoryGroup
+
+__all__ = ["Collector"]
+
+
+class Collector:
+    """Plays environments with a policy and returns trajectories in groups of one seed.
+
+    Args:
+        envs: An environment id, `{id: weight}`, a sequence of ids, or a function that makes an environment.
+        policy: A token, chat or env policy.
+        codec: Messages to token ids; a token policy needs one.
+        env_kwargs: Keyword arguments of every environment (`split`, `difficulty`, ...).
+        sampling: How the policy samples.
+        limits: Budgets of an episode.
+        seed: Run seed: decides environments, their seeds and the seeds of sampling.
+        max_concurrency: Episodes at once, over all calls that run in one event loop.
+        max_retries: How often an errored episode is played anew.
+        progress: True shows a bar on a terminal (nothing elsewhere), False nothing; or a function (see `Progress`).
+        on_trajectory: Called with each finished trajectory at once, in the order of finishing:
+            `TrajectoryWriter.write`. What it raises ends the call.
+
+    Raises:
+        InvalidConfigError: If a setting is wrong, or the policy needs a codec.
+    """
+
+    def __init__(
+        self,
+        envs: Envs,
+        policy: Policy,
+        *,
+        codec: Codec | None = None,
+        env_kwargs: Mapping[str, Any] | None = None,
+        sampling: SamplingParams | None = None,
+        limits: RolloutLimits | None = None,
+        seed: int = 0,
+        max_concurrency: int = 64,
+        max_retries: int = 2,
+        progress: bool | Progress = True,
+        on_trajectory: Callable[[Trajectory], None] | None = None,
+    ) -> None:
+        if max_concurrency < 1:
+            raise InvalidConfigError(f"max_concurrency is {max_concurrency!r}; it must be at least 1.")
+        if max_retries < 0:
+            raise InvalidConfigError(f"max_retries is {max_retries!r}; it must be at least 0.")
+        policy_kind(policy, codec)
+        self.source = SeedSource(envs, seed=seed, env_kwargs=env_kwargs)
+        for choice in self.source.choices:  # a wrong id, split or difficulty is said here, not in every episode
+            self._make(EpisodeSpec(choice.env_id, choice.kwargs)).close()
+        self.policy, self.codec, self.seed = policy, codec, seed
+        self.sampling, self.limits = sampling or SamplingParams(), limits or RolloutLimits()
+        self.max_concurrency, self.max_retries = max_concurrency, max_retries
+        self.progress, self.on_trajectory = progress, on_trajectory
+        self.stats = CollectorStats()
+        self._slots: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._emitted: set[asyncio.Task[Any]] = set()
+        self._sync: SyncRunner | None = None
+
+    def collect(self, n_groups: int, group_size: int = 1) -> list[TrajectoryGroup]:
+        """Play the next `n_groups` groups of the source; waits until all are done. Works in a notebook too."""
+        if self._sync is None:
+            self._sync = SyncRunner()
+        return self._sync.run(partial(self.acollect, n_groups, group_size))
+
+    async def acollect(self, n_groups: int, group_size: int = 1) -> list[TrajectoryGroup]:
+        """Play the next `n_groups` groups of the source."""
+        if n_groups < 0 or group_size < 1:
+            raise InvalidConfigError(f"{n_groups=}, {group_size=}: they must be at least 0 and 1.")
+        return await self.play([group_specs(spec, group_size) for spec in self.source.take(n_groups)])
+
+    async def play(self, groups: Sequence[Sequence[EpisodeSpec]]) -> list[TrajectoryGroup]:
+        """Play these groups, each given as the specs of its members; return them in the given order."""
+        for specs in groups:
+            check_group(specs)
+        ids = [specs[0].group_id for specs in groups]
+        if len(set(ids)) < len(ids):
+            raise InvalidConfigError(f"groups share an id: {sorted({i for i in ids if ids.count(i) > 1})[:5]}.")
+        with self._clock(), show_progress(self.progress, self.stats, sum(map(len, groups))) as show:
+            done = await self._play_all([spec for specs in groups for spec in specs], show)
+        finished = iter(done)
+        return [assemble_group([next(finished) for _ in specs]) for specs in groups]
+
+    def close(self) -> None:
+        """Close the event loop of the synchronous calls. The policy is yours to close."""
+        if self._sync is not None:
+            self._sync.close()
+            self._sync = None
+
+    def __enter__(self) -> Collector:
+        """Return the collector; leaving the block closes it."""
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Close the collector."""
+        self.close()
+
+    async def _play_all(self, specs: Sequence[EpisodeSpec], show: Callable[[], None]) -> list[Trajectory]:
+        """Admit the episodes in order as slots become free; return their trajectories in the order of `specs`."""
+        slots = self._slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self.max_concurrency))
+        running: list[asyncio.Task[Trajectory]] = []
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for spec in specs:
+                    await slots.acquire()
+                    self.stats.submitted += 1
+                    self.stats.running += 1
+                    running.append(tasks.create_task(self._episode(spec, show)))
+                    running[-1].add_done_callback(partial(self._ended, slots))
+        except BaseExceptionGroup as group:  # the first is what went wrong; the others fell with it
+            raise group.exceptions[0] from None
+        return [task.result() for task in running]
+
+    async def _episode(self, spec: EpisodeSpec, show: Callable[[], None]) -> Trajectory:
+        """Play one admitted episode and emit it; nothing is awaited after that, so it happens once or not at all."""
+        trajectory = await play_member(spec, self._play, max_retries=self.max_retries)
+        if self.on_trajectory is not None:
+            self.on_trajectory(trajectory)
+        self.stats.add(trajectory)
+        self._emitted.add(cast("asyncio.Task[Any]", asyncio.current_task()))
+        show()
+        return trajectory
+
+    def _ended(self, slots: asyncio.Semaphore, task: asyncio.Task[Trajectory]) -> None:
+        """Give the slot back. A callback, since a task cancelled before its first step runs no code of its own."""
+        slots.release()
+        if task in self._emitted:
+            self._emitted.remove(task)
+        else:
+            self.stats.running -= 1
+            self.stats.dropped += 1
+
+    @contextmanager
+    def _clock(self) -> Iterator[None]:
+        if self.stats.started is not None:  # a call beside another one: that one's clock runs
+            yield
+            return
+        self.stats.started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.stats.seconds, self.stats.started = self.stats.elapsed_s, None
+
+    async def _play(self, spec: EpisodeSpec) -> Trajectory:
+        return await play_episode(
+            partial(self._make, spec),
+            spec,
+            self.policy,
+            codec=self.codec,
+            sampling=self.sampling,
+            limits=self.limits,
+            run_seed=self.seed,
+        )
+
+    def _make(self, spec: EpisodeSpec) -> gym.Env[str, str]:
+        factory = self.source.factories.get(spec.env_id)
+        if factory is not None:
+            return factory(**spec.env_kwargs)
+        # Gymnasium's passive checker is for development (`llm-envs check`); the episode checks what it relies on
+        # itself.
+        return gym.make(spec.env_id, disable_env_checker=True, **spec.env_kwargs)

@@ -1,0 +1,97 @@
+"""Which messages the model sees, and how they become tokens: plain functions and one protocol."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from llm_envs.errors import EnvContractError
+from llm_envs.types import Message
+
+__all__ = ["Codec", "observed_messages", "render_reply", "with_call_ids"]
+
+IdArray = npt.NDArray[np.int32]
+
+
+class Codec(Protocol):
+    """Messages to token ids and back. `llm_envs.chat.ChatCodec` is the one for real models."""
+
+    end_of_turn_id: int
+    """Id of the token that closes an assistant turn."""
+
+    def encode_prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> IdArray:
+        """Encode the start of an episode, ready for the assistant's first turn. Shape (T,)."""
+        ...
+
+    def encode_delta(self, messages: Sequence[Message], *, closed: bool, generation_prompt: bool = True) -> IdArray:
+        """Encode what stands between an assistant turn and the next. Shape (T,)."""
+        ...
+
+    def encode_reply(self, text: str) -> IdArray:
+        """Encode an assistant's own words, closed by the end-of-turn token. Shape (T,)."""
+        ...
+
+    def decode_reply(self, token_ids: IdArray) -> str:
+        """Decode sampled ids to the action."""
+        ...
+
+
+def observed_messages(observation: object, info: Mapping[str, Any]) -> tuple[Message, ...]:
+    """Return what the environment said as messages.
+
+    `info["messages"]` counts only while its text is the observation: a wrapper that changed the observation wins, as
+    one user message.
+
+    Raises:
+        EnvContractError: If the observation is no string or the messages are malformed.
+    """
+    if not isinstance(observation, str):
+        raise EnvContractError(
+            f"the observation is {type(observation).__name__} {observation!r:.80}; it must be a str."
+        )
+    listed = info.get("messages")
+    if not listed:
+        return (Message("user", observation),)
+    try:
+        messages = tuple(_message(item) for item in listed)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise EnvContractError(f'info["messages"] must be dicts with role and content, got {listed!r:.200}.') from error
+    if "\n".join(message.content for message in messages) != observation:
+        return (Message("user", observation),)
+    return messages
+
+
+def _message(data: Mapping[str, Any]) -> Message:
+    message = Message.from_dict(data)
+    if not isinstance(message.content, str) or message.role not in ("system", "user", "assistant", "tool"):
+        raise TypeError(f"no message: {data!r}")
+    return replace(message, metadata={**message.metadata, "name": data["name"]}) if "name" in data else message
+
+
+def render_reply(reply: Message) -> str:
+    """Return a reply as the environment reads it: its content, then each structured call as `<tool_call>` text."""
+    calls = [
+        "<tool_call>\n"
+        + json.dumps({"name": call.name, "arguments": dict(call.arguments)}, ensure_ascii=False)
+        + "\n</tool_call>"
+        for call in reply.tool_calls
+    ]
+    return "\n".join(([reply.content] if reply.content else []) + calls)
+
+
+def with_call_ids(messages: Sequence[Message], reply: Message | None) -> tuple[Message, ...]:
+    """Give the tool results among `messages` the ids of the calls in `reply`, in order, where they have none.
+
+    The environment reads calls as text and so never sees the ids that a chat API gave them; the API wants them back.
+    """
+    ids = iter([call.id for call in reply.tool_calls] if reply is not None else [])
+    out = []
+    for message in messages:
+        call_id = next(ids, None) if message.role == "tool" else None
+        out.append(replace(message, tool_call_id=call_id) if call_id and message.tool_call_id is None else message)
+    return tuple(out)

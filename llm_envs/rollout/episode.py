@@ -1,0 +1,399 @@
+"""One episode: the only loop that steps an environment, and the only place that tells the kinds of policy apart.
+
+What holds for every trajectory that comes out:
+
+1. Sampled ids are appended as they are; after the first prompt only what the environment says is encoded.
+2. A failure of the environment or the policy is data (`status="errored"`), never a reward. `CancelledError` propagates.
+3. A turn cut by a token limit is still stepped.
+4. When a limit or the environment truncates, the final observation is in the row with mask False. When the task
+   terminates, it is not (the model never reads it) and stands in `metadata["final_observation"]`.
+5. Each turn has its span of the row and each span its turn: words whose step failed are in `messages`, not in the row.
+6. The environment is closed, whatever happens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeVar, cast
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+
+from llm_envs.errors import ContextFullError, EnvContractError, InvalidConfigError
+from llm_envs.policies.base import ChatPolicy, EnvPolicy, EpisodicPolicy, Policy, TokenPolicy
+from llm_envs.rollout.context import Codec, observed_messages, render_reply, with_call_ids
+from llm_envs.rollout.limits import RolloutLimits, turn_budget
+from llm_envs.rollout.runner import EnvRunner, env_attribute
+from llm_envs.rollout.source import EpisodeSpec, derive_seed
+from llm_envs.rollout.tape import Tape
+from llm_envs.types import (
+    FinishReason,
+    Message,
+    RolloutError,
+    SamplingParams,
+    Status,
+    StopReason,
+    ToolResult,
+    Trajectory,
+    Turn,
+    VersionSpan,
+)
+
+__all__ = ["errored_trajectory", "play_episode", "policy_kind"]
+
+T = TypeVar("T")
+Env = gym.Env[str, str]
+
+
+def policy_kind(policy: Policy, codec: Codec | None) -> Literal["token", "chat", "env"]:
+    """Return which of the three protocols a policy follows.
+
+    Raises:
+        InvalidConfigError: If it follows none, or is a token policy without a codec.
+    """
+    if isinstance(policy, TokenPolicy):
+        if codec is None:
+            raise InvalidConfigError(f"{type(policy).__name__} takes token ids: pass codec=ChatCodec(tokenizer).")
+        return "token"
+    if isinstance(policy, ChatPolicy):
+        return "chat"
+    if isinstance(policy, EnvPolicy):
+        return "env"
+    raise InvalidConfigError(f"{policy!r} is no policy: it has none of the methods `sample`, `reply` and `act`.")
+
+
+async def play_episode(
+    env: Env | Callable[[], Env],
+    spec: EpisodeSpec,
+    policy: Policy,
+    *,
+    codec: Codec | None = None,
+    sampling: SamplingParams | None = None,
+    limits: RolloutLimits | None = None,
+    run_seed: int = 0,
+) -> Trajectory:
+    """Play one episode to its end, whatever that is.
+
+    Args:
+        env: The environment, or what makes it; it is closed afterwards.
+        spec: Which episode: seed, group, member, options.
+        policy: A token, chat or env policy. One with `for_episode` is asked for this episode's own.
+        codec: Encodes what the environment says. Without one, text-only policies leave no rows; with one their words
+            become rows with mask True and NaN log-probabilities.
+        sampling: How token and chat policies sample; the budgets lower its `max_new_tokens`.
+        limits: The episode's budgets.
+        run_seed: Turn seeds are hashed from (`sampling.seed` or else this, group, member, turn).
+
+    Returns:
+        The trajectory; a failure is in its `error`.
+    """
+    kind = policy_kind(policy, codec)
+    sampling, limits = sampling or SamplingParams(), limits or RolloutLimits()
+    seed_base = run_seed if sampling.seed is None else sampling.seed
+    if isinstance(policy, EpisodicPolicy):
+        policy = policy.for_episode(derive_seed(seed_base, spec.group_id, spec.member))
+    episode = _Episode(spec, policy, kind, Tape(codec), sampling, limits, seed_base, EnvRunner(env, limits.max_step_s))
+    try:
+        await episode.run()
+    except _Failure as failure:
+        episode.fail(failure)
+    finally:
+        episode.runner.close()
+    return episode.trajectory()
+
+
+def errored_trajectory(spec: EpisodeSpec, error: BaseException, where: str) -> Trajectory:
+    """Return the trajectory of an episode of which nothing but its failure is known."""
+    return Trajectory(
+        env_id=spec.env_id,
+        env_kwargs=dict(spec.env_kwargs),
+        seed=spec.seed,
+        group_id=spec.group_id,
+        member=spec.member,
+        messages=(),
+        tools=(),
+        rows=(),
+        turns=(),
+        terminated=False,
+        truncated=False,
+        stop_reason=StopReason.ERROR,
+        status="errored",
+        is_success=None,
+        error=_as_data(error, where),
+    )
+
+
+def _as_data(error: BaseException, where: str) -> RolloutError:
+    kind = type(error).__name__
+    return RolloutError(kind, str(error) or kind, where)
+
+
+class _Failure(Exception):
+    """An exception of the environment or the policy, on its way to becoming data."""
+
+    def __init__(self, error: BaseException, where: str) -> None:
+        super().__init__(str(error))
+        self.error, self.where = error, where
+
+
+@contextmanager
+def _blame(where: str) -> Iterator[None]:
+    try:
+        yield
+    except ContextFullError as error:
+        if where != "policy":
+            raise _Failure(error, where) from error
+        raise
+    except (Exception, SystemExit) as error:  # a tool that calls exit() ends its episode, not the run
+        raise _Failure(error, where) from error
+
+
+@dataclass(slots=True)
+class _Reply:
+    """What the policy said in one turn."""
+
+    text: str
+    """The action."""
+    message: Message
+    finish_reason: FinishReason = FinishReason.STOP
+    ids: npt.NDArray[np.int32] | None = None
+    logps: npt.NDArray[np.float32] | None = None
+    """None where nothing was sampled."""
+    weight_version: int | None = None
+    seconds: float = 0.0
+    """How long the policy took."""
+
+
+@dataclass(slots=True)
+class _Episode:
+    """One episode on its way: what `play_episode` keeps between turns."""
+
+    spec: EpisodeSpec
+    policy: Policy
+    kind: Literal["token", "chat", "env"]
+    tape: Tape
+    sampling: SamplingParams
+    limits: RolloutLimits
+    seed_base: int
+    runner: EnvRunner
+    env: Env | None = None
+    observation: str = ""
+    messages: list[Message] = field(default_factory=list)
+    tools: tuple[Mapping[str, Any], ...] = ()
+    turns: list[Turn] = field(default_factory=list)
+    stop_reason: StopReason = StopReason.ERROR
+    is_success: bool = False
+    error: RolloutError | None = None
+    metadata: dict[str, Any] = field(default_factory=dict)
+    policy_s: float = 0.0
+    env_s: float = 0.0
+    started: float = field(default_factory=time.perf_counter)
+
+    async def run(self) -> None:
+        await self._reset()
+        while not (reason := self._limit_reached()):
+            try:
+                reply = await self._ask()
+            except ContextFullError as error:
+                return self._cut(StopReason.CONTEXT_FULL, str(error))
+            if reply is None:
+                return self._cut(StopReason.MAX_TOKENS, "the reply does not fit in max_episode_tokens")
+            if await self._step(reply):
+                return None
+        return self._cut(*reason)
+
+    async def _reset(self) -> None:
+        started = time.perf_counter()
+        with _blame("env.make"):
+            self.env = await self.runner.open()
+        with _blame("env.reset"):
+            options = None if self.spec.options is None else dict(self.spec.options)
+            self.observation, info = await self.runner.reset(self.spec.seed, options)
+            system_prompt = env_attribute(self.env, "system_prompt", None)
+            self.messages = [Message("system", system_prompt)] if system_prompt else []
+            self.messages += observed_messages(self.observation, info)
+            self.tools = tuple(env_attribute(self.env, "tools", ()) or ())
+        self.env_s += time.perf_counter() - started
+        with _blame("policy"):
+            self.tape.begin(self.messages, self.tools)
+
+    def _limit_reached(self) -> tuple[StopReason, str] | None:
+        limits = self.limits
+        if limits.max_turns is not None and len(self.turns) >= limits.max_turns:
+            return StopReason.MAX_TURNS, f"max_turns={limits.max_turns}"
+        if limits.max_episode_s is not None and time.perf_counter() - self.started > limits.max_episode_s:
+            return StopReason.TIMEOUT, f"max_episode_s={limits.max_episode_s:g}"
+        if self._budget() < 1:
+            said = f"{len(self.tape.row)} tokens before the turn, max_episode_tokens={limits.max_episode_tokens}"
+            return StopReason.MAX_TOKENS, said
+        return None
+
+    def _budget(self) -> int:
+        return turn_budget(self.limits, self.sampling.max_new_tokens, len(self.tape.row))
+
+    async def _ask(self) -> _Reply | None:
+        started = time.perf_counter()
+        params = self.sampling
+        if params.max_new_tokens != self._budget():
+            params = replace(params, max_new_tokens=self._budget())
+        speak = {"token": self._sample, "chat": self._chat, "env": self._act}[self.kind]
+        with _blame("policy"):
+            reply = await speak(params)
+        reply.seconds = time.perf_counter() - started
+        self.policy_s += reply.seconds
+        limit = self.limits.max_episode_tokens
+        if limit is not None and reply.ids is not None and len(self.tape.row) + len(reply.ids) > limit:
+            return None
+        return reply
+
+    async def _sample(self, params: SamplingParams) -> _Reply:
+        policy, codec, spec = cast("TokenPolicy", self.policy), cast("Codec", self.tape.codec), self.spec
+        seed = derive_seed(self.seed_base, spec.group_id, spec.member, len(self.turns))
+        session = f"{spec.group_id}/{spec.member}"
+        sampled = await self._in_time(policy.sample(self.tape.row.ids, params, seed=seed, session=session))
+        if sampled.finish_reason is FinishReason.ABORT:
+            raise RuntimeError("the policy aborted the turn before it was complete.")
+        if len(sampled.token_ids) > params.max_new_tokens:
+            raise RuntimeError(f"the policy wrote {len(sampled.token_ids)} tokens of at most {params.max_new_tokens}.")
+        text = codec.decode_reply(sampled.token_ids)
+        message = Message("assistant", text)
+        ids, logps = sampled.token_ids, sampled.logps
+        return _Reply(text, message, sampled.finish_reason, ids, logps, sampled.weight_version)
+
+    async def _chat(self, params: SamplingParams) -> _Reply:
+        policy = cast("ChatPolicy", self.policy)
+        message = await self._in_time(policy.reply(tuple(self.messages), self.tools, params))
+        return self._unsampled(render_reply(message), message)
+
+    async def _act(self, params: SamplingParams) -> _Reply:
+        policy = cast("EnvPolicy", self.policy)
+        action = policy.act(cast("Env", self.env), self.observation)
+        if inspect.isawaitable(action):
+            action = await self._in_time(action)
+        else:
+            await asyncio.sleep(0)  # a policy that never waits still lets the other episodes, and Ctrl-C, through
+        if not isinstance(action, str):
+            raise TypeError(f"{type(policy).__name__}.act returned {type(action).__name__} {action!r:.80}, not a str.")
+        return self._unsampled(action, Message("assistant", action))
+
+    def _unsampled(self, text: str, message: Message) -> _Reply:
+        codec = self.tape.codec
+        return _Reply(text, message, ids=None if codec is None else codec.encode_reply(text))
+
+    async def _in_time(self, awaitable: Awaitable[T]) -> T:
+        limit_s = self.limits.max_policy_s
+        if limit_s is None:
+            return await awaitable
+        try:
+            async with asyncio.timeout(limit_s) as scope:
+                return await awaitable
+        except TimeoutError:
+            if scope.expired():
+                raise TimeoutError(f"the policy took longer than max_policy_s={limit_s:g} s.") from None
+            raise
+
+    async def _step(self, reply: _Reply) -> bool:
+        """Step the environment; return whether the episode is over."""
+        self.messages.append(reply.message)
+        self.tape.say(reply.ids, reply.logps)
+        started = time.perf_counter()
+        try:
+            with _blame("env.step"):
+                observation, reward, terminated, truncated, info = await self.runner.step(reply.text)
+                heard = observed_messages(observation, info)
+                self._add_turn(reply, reward, info, time.perf_counter() - started)
+        except _Failure:
+            self.tape.unsay()
+            raise
+        self.observation = observation
+        if terminated:
+            self.stop_reason = StopReason.TERMINATED
+            if observation:
+                self.metadata["final_observation"] = observation
+        else:
+            heard = with_call_ids(heard, reply.message)
+            self.messages += heard
+            with _blame("policy"):
+                self.tape.hear(heard)
+        if truncated and not terminated:
+            self._cut(StopReason.ENV_TRUNCATED, "")
+        self.is_success = bool(info.get("is_success", False))
+        return terminated or truncated
+
+    def _add_turn(self, reply: _Reply, reward: float, info: Mapping[str, Any], seconds: float) -> None:
+        has_tokens = reply.ids is not None
+        n_ids = 0 if reply.ids is None else len(reply.ids)
+        version = reply.weight_version
+        results = env_attribute(cast("Env", self.env), "tool_results", ()) or ()
+        turn = Turn(
+            reward=reward,
+            components=_check_components(info, reward),
+            row=0 if has_tokens else -1,
+            span=self.tape.row.n_spans - 1 if has_tokens else -1,
+            finish_reason=reply.finish_reason,
+            weight_versions=() if version is None else (VersionSpan(0, n_ids, version),),
+            tool_results=tuple(result for result in results if isinstance(result, ToolResult)),
+            seconds={"policy": reply.seconds, "env": seconds},
+        )
+        self.env_s += seconds
+        self.turns.append(turn)
+
+    def _cut(self, reason: StopReason, why: str) -> None:
+        self.stop_reason = reason
+        with _blame("policy"):
+            self.tape.hear_last(self.limits.max_episode_tokens)
+        if why and not self.turns:
+            self.metadata["unscored_because"] = why
+
+    def fail(self, failure: _Failure) -> None:
+        self.stop_reason = StopReason.ERROR
+        self.error = _as_data(failure.error, failure.where)
+
+    def _status(self) -> Status:
+        if self.error is not None:
+            return "errored"
+        return "ok" if self.turns else "unscored"
+
+    def trajectory(self) -> Trajectory:
+        spec, status = self.spec, self._status()
+        if spec.options is not None:
+            self.metadata["options"] = dict(spec.options)
+        terminated = self.stop_reason is StopReason.TERMINATED
+        return Trajectory(
+            env_id=spec.env_id,
+            env_kwargs=dict(spec.env_kwargs),
+            seed=spec.seed,
+            group_id=spec.group_id,
+            member=spec.member,
+            messages=tuple(self.messages),
+            tools=self.tools,
+            rows=self.tape.rows(),
+            turns=tuple(self.turns),
+            terminated=terminated,
+            truncated=not terminated and status != "errored",
+            stop_reason=self.stop_reason,
+            status=status,
+            is_success=self.is_success if status == "ok" else None,
+            error=self.error,
+            timings={"total": time.perf_counter() - self.started, "policy": self.policy_s, "env": self.env_s},
+            metadata=self.metadata,
+        )
+
+
+def _check_components(info: Mapping[str, Any], reward: float) -> dict[str, float]:
+    """Return the turn's reward components; an environment that declares none has one, the reward."""
+    components = info.get("reward_components")
+    if components is None:
+        return {"reward": reward}
+    try:
+        return {str(name): float(value) for name, value in components.items()}
+    except (AttributeError, TypeError, ValueError) as error:
+        raise EnvContractError(
+            f'info["reward_components"] must map names to numbers, got {components!r:.80}.'
+        ) from error

@@ -1,0 +1,51 @@
+"""The budgets of an episode, and the one function that turns them into the budget of a turn."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from llm_envs.errors import InvalidConfigError
+
+__all__ = ["RolloutLimits", "turn_budget"]
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutLimits:
+    """Every wait and every length of a rollout has its budget here. None is no limit. Validated on construction."""
+
+    max_turns: int | None = None
+    """Turns an episode may have. The environment's own limit may be lower."""
+    max_turn_tokens: int = 512
+    """Tokens that the policy may write in one turn; `SamplingParams.max_new_tokens` may be lower."""
+    max_episode_tokens: int | None = None
+    """Tokens of the whole row: prompt, what the policy wrote and what the environment said."""
+    max_step_s: float | None = None
+    """Seconds that making, resetting or stepping the environment may take, each. Setting it moves the environment to a
+    thread of its own; a hung thread is abandoned, not killed."""
+    max_policy_s: float | None = None
+    """Seconds that the policy may take for one turn; its call is then cancelled."""
+    max_episode_s: float | None = None
+    """Seconds an episode may last. Looked at between turns: what was earned until then stays."""
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if value is None and item.name != "max_turn_tokens":
+                continue
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+                raise InvalidConfigError(f"RolloutLimits.{item.name} is {value!r}; it must be a number above 0.")
+
+
+def turn_budget(limits: RolloutLimits, max_new_tokens: int, used_tokens: int) -> int:
+    """Return how many tokens the next turn may have; 0 or less means that there is no room for one.
+
+    Args:
+        limits: The episode's budgets.
+        max_new_tokens: What the sampling parameters allow.
+        used_tokens: Tokens of the row so far.
+    """
+    budget = min(limits.max_turn_tokens, max_new_tokens)
+    if limits.max_episode_tokens is not None:
+        budget = min(budget, limits.max_episode_tokens - used_tokens)
+    return budget

@@ -1,0 +1,101 @@
+"""Rows of tokens, appended piece by piece. Nothing is ever encoded, decoded or compared with a pad id here."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from llm_envs.types import Row
+
+__all__ = ["RowBuilder"]
+
+IdArray = npt.NDArray[np.int32]
+LogpArray = npt.NDArray[np.float32]
+
+
+class RowBuilder:
+    """Grows one `Row`: a token costs amortised constant time, however long the history.
+
+    Args:
+        capacity: Tokens to make room for at the start; the room doubles when it is full.
+    """
+
+    def __init__(self, capacity: int = 1024) -> None:
+        self._ids = np.empty(capacity, dtype=np.int32)
+        self._mask = np.empty(capacity, dtype=np.bool_)
+        self._logps = np.empty(capacity, dtype=np.float32)
+        self._length = 0
+        self._spans: list[tuple[int, int]] = []
+
+    def __len__(self) -> int:
+        """Return the number of tokens so far."""
+        return self._length
+
+    @property
+    def ids(self) -> IdArray:
+        """All token ids so far, shape (T,): a read-only view, what the policy is given."""
+        view = self._ids[: self._length]
+        view.flags.writeable = False
+        return view
+
+    @property
+    def n_spans(self) -> int:
+        """Number of turns written so far."""
+        return len(self._spans)
+
+    def append_context(self, ids: IdArray) -> None:
+        """Append what the template or the environment wrote: mask False, log-probability 0. Shape (T,)."""
+        self._append(ids, mask=False, logps=0.0)
+
+    def append_sampled(self, ids: IdArray, logps: LogpArray) -> int:
+        """Append a turn that the policy sampled.
+
+        Args:
+            ids: Shape (T,), exactly what was sampled.
+            logps: Shape (T,), log-probability of each.
+
+        Returns:
+            Index of the turn's span.
+        """
+        if len(ids) != len(logps):
+            raise ValueError(f"RowBuilder: {len(ids)} token ids but {len(logps)} log-probabilities.")
+        return self._append_span(ids, logps)
+
+    def append_unsampled(self, ids: IdArray) -> int:
+        """Append a turn that stands for the policy's words but was not sampled (an oracle's): mask True, NaN."""
+        return self._append_span(ids, np.nan)
+
+    def truncate(self, length: int) -> None:
+        """Forget every token from `length` on, and the spans that lie there. A cut through a span is refused."""
+        if any(start < length < stop for start, stop in self._spans):
+            raise ValueError(f"RowBuilder: cutting at {length} would split a turn; spans are {self._spans}.")
+        self._spans = [(start, stop) for start, stop in self._spans if stop <= length and start < length]
+        self._length = min(self._length, length)
+
+    def build(self) -> Row:
+        """Return the row, with arrays of exactly its length that nothing else refers to."""
+        stop = self._length
+        return Row(self._ids[:stop].copy(), self._mask[:stop].copy(), self._logps[:stop].copy(), tuple(self._spans))
+
+    def _append_span(self, ids: IdArray, logps: LogpArray | float) -> int:
+        start = self._length
+        self._append(ids, mask=True, logps=logps)
+        self._spans.append((start, self._length))
+        return len(self._spans) - 1
+
+    def _append(self, ids: IdArray, *, mask: bool, logps: LogpArray | float) -> None:
+        stop = self._length + len(ids)
+        if stop > len(self._ids):
+            self._grow(stop)
+        self._ids[self._length : stop] = ids
+        self._mask[self._length : stop] = mask
+        self._logps[self._length : stop] = logps
+        self._length = stop
+
+    def _grow(self, needed: int) -> None:
+        capacity = max(needed, 2 * len(self._ids))
+        for name in ("_ids", "_mask", "_logps"):
+            old = getattr(self, name)
+            new = np.empty(capacity, dtype=old.dtype)
+            new[: self._length] = old[: self._length]
+            setattr(self, name, new)

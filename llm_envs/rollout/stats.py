@@ -1,0 +1,92 @@
+"""What a collector counts while it runs, and the one line that says it."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+
+from llm_envs.types import Trajectory
+
+__all__ = ["CollectorStats"]
+
+
+@dataclass(slots=True)
+class CollectorStats:
+    """Counts of everything a collector has done so far. Kept up to date by the collector alone.
+
+    `running + accepted + dropped == submitted` holds whenever no code of the collector is running.
+    """
+
+    submitted: int = 0
+    """Episodes admitted."""
+    running: int = 0
+    accepted: int = 0
+    """Episodes that came out as a trajectory, whatever its status."""
+    dropped: int = 0
+    """Episodes cancelled on the way: by an interrupt, or by a failure of the collecting code itself."""
+    errored: int = 0
+    unscored: int = 0
+    retries: int = 0
+    successes: int = 0
+    reward: float = 0.0
+    """Sum over the scored episodes."""
+    turns: int = 0
+    sampled_tokens: int = 0
+    """Tokens that the policy wrote."""
+    tokens: int = 0
+    """Tokens of all rows."""
+    stop_reasons: Counter[str] = field(default_factory=Counter)
+    error_kinds: Counter[str] = field(default_factory=Counter)
+    """`where: kind` of the errors."""
+    seconds: float = 0.0
+    """Wall time spent collecting, over all calls that have ended."""
+    started: float | None = None
+    """`time.perf_counter()` at the start of the call that is running."""
+
+    @property
+    def scored(self) -> int:
+        """Episodes with a reward."""
+        return self.accepted - self.errored - self.unscored
+
+    @property
+    def elapsed_s(self) -> float:
+        """Wall time spent collecting, the running call included."""
+        return self.seconds + (0.0 if self.started is None else time.perf_counter() - self.started)
+
+    def add(self, trajectory: Trajectory) -> None:
+        """Count a finished episode."""
+        self.running -= 1
+        self.accepted += 1
+        self.errored += trajectory.status == "errored"
+        self.unscored += trajectory.status == "unscored"
+        self.retries += trajectory.metadata.get("retries", 0)
+        self.stop_reasons[trajectory.stop_reason.value] += 1
+        if trajectory.error is not None:
+            self.error_kinds[f"{trajectory.error.where}: {trajectory.error.kind}"] += 1
+        if trajectory.status == "ok":
+            self.successes += trajectory.is_success is True
+            self.reward += trajectory.reward
+        self.turns += len(trajectory.turns)
+        self.sampled_tokens += trajectory.n_sampled_tokens
+        self.tokens += trajectory.n_tokens
+
+    def summary(self) -> str:
+        """Return one line for people."""
+        seconds, scored = max(self.elapsed_s, 1e-9), max(self.scored, 1)
+        parts = [
+            f"{self.accepted} episodes in {seconds:.1f} s ({self.accepted / seconds:.1f}/s)",
+            f"success {self.successes / scored:.1%}",
+            f"reward {self.reward / scored:.3g}",
+            f"{self.turns / max(self.accepted, 1):.1f} turns",
+        ]
+        if self.sampled_tokens:
+            parts.append(f"{self.sampled_tokens / seconds:.0f} tokens/s")
+        parts.append(" ".join(f"{reason}={count}" for reason, count in self.stop_reasons.most_common()))
+        if self.errored:
+            parts.append("errors " + ", ".join(f"{kind} x{count}" for kind, count in self.error_kinds.most_common(3)))
+        if self.unscored:
+            parts.append(f"{self.unscored} unscored")
+        if self.dropped:
+            parts.append(f"{self.dropped} dropped")
+        return ", ".join(part for part in parts if part)

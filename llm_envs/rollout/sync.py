@@ -1,0 +1,64 @@
+"""Run a coroutine from synchronous code, also where an event loop is already running (a notebook)."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import weakref
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+__all__ = ["SyncRunner"]
+
+T = TypeVar("T")
+
+
+class SyncRunner:
+    """One event loop, kept from call to call, so that a policy's queues and locks stay with the loop they belong to.
+
+    In plain code the loop runs in the calling thread, and Ctrl-C cancels the coroutine. Where the calling thread
+    already runs a loop, ours runs in a thread beside it while the caller waits; an interrupt cancels the coroutine
+    there as well.
+    """
+
+    def __init__(self) -> None:
+        self._runner = asyncio.Runner()
+        self._finalizer = weakref.finalize(self, self._runner.close)
+
+    def run(self, function: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Return the result of `await function()`."""
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return self._runner.run(function())
+        return self._run_beside(function)
+
+    def close(self) -> None:
+        """Close the loop. Harmless when repeated."""
+        self._finalizer()
+
+    def _run_beside(self, function: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        result: Future[T] = Future()
+        task: list[asyncio.Task[Any] | None] = []
+
+        async def main() -> T:
+            task.append(asyncio.current_task())
+            return await function()
+
+        def target() -> None:
+            try:
+                result.set_result(self._runner.run(main()))
+            except BaseException as error:  # handed to the waiting thread
+                result.set_exception(error)
+
+        thread = threading.Thread(target=target, name="llm-envs-sync")
+        thread.start()
+        try:
+            return result.result()
+        except KeyboardInterrupt:
+            if task and task[0] is not None and not result.done():
+                self._runner.get_loop().call_soon_threadsafe(task[0].cancel)
+            raise
+        finally:
+            thread.join()

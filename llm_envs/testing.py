@@ -1,0 +1,224 @@
+"""For tests, ours and other people's: a codec and a policy without a model, a small environment, and failures.
+
+Everything here is deterministic and imports no torch. A real model small enough for tests is in `llm_envs.tiny_model`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from random import Random
+from typing import Any, ClassVar
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+
+from llm_envs.errors import ContextFullError
+from llm_envs.policies.base import Policy
+from llm_envs.policies.scripted import before_turn
+from llm_envs.rollout.context import Codec
+from llm_envs.types import FinishReason, Message, Sampled, SamplingParams
+
+__all__ = ["ByteCodec", "HashingTokenPolicy", "NumbersEnv", "with_failures", "with_hangs"]
+
+IdArray = npt.NDArray[np.int32]
+
+
+class ByteCodec:
+    """A codec without a tokenizer: a byte is a token; a message is its role's token, its bytes and an end-of-turn."""
+
+    end_of_turn_id = 256
+    stop_token_ids = (256,)
+    _ROLES: ClassVar[Mapping[str, int]] = {"system": 257, "user": 258, "assistant": 259, "tool": 260}
+
+    def encode_prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> IdArray:
+        """Encode the start of an episode; tools are a first system message of JSON."""
+        shown = [Message("system", json.dumps([dict(tool) for tool in tools]))] if tools else []
+        return self._encode([*shown, *messages], generation_prompt=True)
+
+    def encode_delta(self, messages: Sequence[Message], *, closed: bool, generation_prompt: bool = True) -> IdArray:
+        """Encode what stands between an assistant turn and the next."""
+        head = [] if closed else [self.end_of_turn_id]
+        return np.array([*head, *self._encode(messages, generation_prompt).tolist()], dtype=np.int32)
+
+    def encode_reply(self, text: str) -> IdArray:
+        """Encode an assistant's own words, closed by the end-of-turn token."""
+        return np.array([*text.encode(errors="replace"), self.end_of_turn_id], dtype=np.int32)
+
+    def decode_reply(self, token_ids: IdArray) -> str:
+        """Decode ids to text without a closing end-of-turn token; other special tokens are left out."""
+        return bytes(i for i in token_ids.tolist() if i < 256).decode(errors="replace")
+
+    def _encode(self, messages: Sequence[Message], generation_prompt: bool) -> IdArray:
+        ids: list[int] = []
+        for message in messages:
+            ids += [self._ROLES[message.role], *message.content.encode(errors="replace"), self.end_of_turn_id]
+        return np.array(ids + [self._ROLES["assistant"]] * generation_prompt, dtype=np.int32)
+
+
+class HashingTokenPolicy:
+    """A token policy without a model: what it says is chosen by a hash of the prompt and the turn's seed.
+
+    Its log-probabilities are made up, deterministic and below 0. It honours budgets and cancellation as an engine does.
+
+    Args:
+        codec: Encodes what it says.
+        texts: What to choose from, or a function of the prompt's ids and a random stream.
+        latency_s: How long a turn takes.
+        context_length: Tokens of prompt and turn together; None is no limit.
+    """
+
+    def __init__(
+        self,
+        codec: Codec,
+        texts: Sequence[str] | Callable[[IdArray, Random], str],
+        *,
+        latency_s: float = 0.0,
+        context_length: int | None = None,
+    ) -> None:
+        self.codec, self.texts = codec, texts
+        self.latency_s, self.context_length = latency_s, context_length
+        self.version = 0
+        self.running = 0
+        """Turns being sampled now."""
+        self.most_running = 0
+        self.aborted = 0
+        """Turns that were cancelled."""
+        self.calls: list[tuple[str, int, int]] = []
+        """(session, seed, max_new_tokens) of each turn."""
+
+    async def sample(self, prompt_ids: IdArray, params: SamplingParams, *, seed: int, session: str) -> Sampled:
+        """Say something."""
+        self.calls.append((session, seed, params.max_new_tokens))
+        self.running += 1
+        self.most_running = max(self.running, self.most_running)
+        version = self.version
+        try:
+            await asyncio.sleep(self.latency_s)
+            return self._say(prompt_ids, params.max_new_tokens, seed, version)
+        except asyncio.CancelledError:
+            self.aborted += 1
+            raise
+        finally:
+            self.running -= 1
+
+    def update_weights(self, named_parameters: Iterable[tuple[str, Any]], version: int) -> None:
+        """Take a version; there are no weights."""
+        self.version = version
+
+    def _say(self, prompt_ids: IdArray, max_new_tokens: int, seed: int, version: int) -> Sampled:
+        room = max_new_tokens
+        if self.context_length is not None:
+            room = min(room, self.context_length - len(prompt_ids))
+        if room < 1:
+            raise ContextFullError(f"the prompt has {len(prompt_ids)} tokens, the context {self.context_length}.")
+        digest = hashlib.blake2b(prompt_ids.tobytes() + str(seed).encode(), digest_size=8).digest()
+        random = Random(digest)
+        text = self.texts(prompt_ids, random) if callable(self.texts) else random.choice(self.texts)
+        ids = self.codec.encode_reply(text)
+        reason = FinishReason.STOP if len(ids) <= room else FinishReason.LENGTH
+        ids = ids[:room]
+        logps = np.array([-random.random() - 1e-3 for _ in ids], dtype=np.float32)
+        return Sampled(ids, logps, reason, version)
+
+
+def with_failures(policy: Policy, rate: float, error: Callable[[], BaseException] | None = None) -> Policy:
+    """Return a policy of the same kind of whose turns a share `rate` fails: which ones depends on the turn's seed."""
+
+    async def fail(random: Random) -> None:
+        if random.random() < rate:
+            raise RuntimeError("injected failure") if error is None else error()
+
+    return before_turn(policy, fail)
+
+
+def with_hangs(policy: Policy, rate: float) -> Policy:
+    """Return a policy of the same kind of whose turns a share `rate` never ends, until cancelled."""
+
+    async def hang(random: Random) -> None:
+        if random.random() < rate:
+            await asyncio.Event().wait()
+
+    return before_turn(policy, hang)
+
+
+class NumbersEnv(gym.Env[str, str]):
+    """Says numbers and wants them repeated: an environment by the contract, small enough to work out by hand.
+
+    Each turn asks for a digit; saying it earns `1 / n_turns`. Saying all of them is success.
+
+    Args:
+        n_turns: Turns of an episode.
+        split: Accepted and without effect.
+        as_tool: Whether observations after the first are a tool's messages.
+        truncate_at: Turn (from 1) at which the environment truncates.
+        raise_at: Turn at which `step` raises.
+        hang_at: Turn at which `step` takes `hang_s`.
+        hang_s: How long a hanging step takes.
+        blocking: Whether it declares that its calls block.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012  # as Gymnasium declares it
+    observation_space = gym.spaces.Text(100)
+    action_space = gym.spaces.Text(100)
+    reward_weights: ClassVar[Mapping[str, float]] = {"right": 1.0}
+
+    def __init__(
+        self,
+        n_turns: int = 1,
+        split: str = "train",
+        as_tool: bool = False,
+        truncate_at: int | None = None,
+        raise_at: int | None = None,
+        hang_at: int | None = None,
+        hang_s: float = 60.0,
+        blocking: bool = False,
+        render_mode: str | None = None,
+    ) -> None:
+        self.n_turns, self.as_tool, self.render_mode = n_turns, as_tool, render_mode
+        self.truncate_at, self.raise_at, self.hang_at, self.hang_s = truncate_at, raise_at, hang_at, hang_s
+        self.blocking = blocking
+        self.system_prompt: str | None = "Repeat."
+        self.tools: list[dict[str, Any]] = []
+        self.tool_results: tuple[Any, ...] = ()
+        self.closed = False
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        """Draw the digits; `options={"problem": {"digits": [...]}}` gives them."""
+        super().reset(seed=seed)
+        drawn = [int(digit) for digit in self.np_random.integers(10, size=self.n_turns)]
+        self.digits: list[int] = (options or {}).get("problem", {}).get("digits", drawn)
+        self.n_right = self.turn = 0
+        return f"Say {self.digits[0]}.", {}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Compare the action with the digit."""
+        right = action.strip() == str(self.digits[self.turn])
+        self.turn += 1
+        if self.turn == self.raise_at:
+            raise RuntimeError("the environment broke")
+        if self.turn == self.hang_at:
+            time.sleep(self.hang_s)
+        self.n_right += right
+        terminated = self.turn == len(self.digits)
+        truncated = self.turn == self.truncate_at and not terminated
+        observation = "Done." if terminated else f"Say {self.digits[self.turn]}."
+        reward = right / len(self.digits)
+        info: dict[str, Any] = {"reward_components": {"right": reward}}
+        if terminated or truncated:
+            info["is_success"] = self.n_right == len(self.digits)
+        if self.as_tool:
+            info["messages"] = [{"role": "tool", "name": "numbers", "content": observation}]
+        return observation, reward, terminated, truncated, info
+
+    def oracle(self) -> str:
+        """Return the digit that is asked for."""
+        return str(self.digits[self.turn])
+
+    def close(self) -> None:
+        """Remember that it was closed."""
+        self.closed = True
