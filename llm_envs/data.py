@@ -35,7 +35,9 @@ def to_dataset(trajectories: Iterable[Trajectory]) -> datasets.Dataset:
         MissingExtraError: If `datasets` is not installed.
     """
     module = _datasets()
-    return module.Dataset.from_list([_to_record(t) for t in trajectories], features=_features(module))
+    features, records = _features(module), [_to_record(t) for t in trajectories]
+    columns = {name: [record[name] for record in records] for name in features}
+    return module.Dataset.from_dict(columns, features=features)
 
 
 def from_dataset(dataset: datasets.Dataset | Iterable[Mapping[str, Any]]) -> list[Trajectory]:

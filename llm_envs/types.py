@@ -1,7 +1,7 @@
 """The data that moves between environments, policies, the collector and the trainers.
 
-Everything here is frozen and imports nothing of ours. Token data are NumPy arrays, never lists of Python floats: a token costs
-9 bytes in memory (id 4, mask 1, log-probability 4).
+Everything here is frozen and imports nothing of ours. Token data are NumPy arrays, never lists of Python floats: a
+token costs 9 bytes in memory (id 4, mask 1, log-probability 4).
 
 Axis legend, used as suffixes everywhere: `_G` group member, `_B` row of a batch, `_T` token, `_V` vocabulary.
 """
@@ -190,7 +190,7 @@ class Sampled:
     token_ids: npt.NDArray[np.int32]
     """Shape (T,): exactly the sampled ids, the end-of-turn token included where the model wrote one."""
     logps: npt.NDArray[np.float32]
-    """Shape (T,): log-probability of each id under the distribution it was drawn from, after temperature and filters."""
+    """Shape (T,): log-probability of each id under what it was drawn from, after temperature and filters."""
     finish_reason: FinishReason
     weight_version: int = 0
 
@@ -294,8 +294,8 @@ class Trajectory:
     stop_reason: StopReason
     status: Status
     is_success: bool | None
-    """The environment's `info["is_success"]`; False where a limit cut the episode before it could say or the environment has
-    no such key; None only where the status is not `ok`."""
+    """The environment's `info["is_success"]`; False where a limit cut the episode before that or there is no such key;
+    None only where the status is not `ok`."""
     error: RolloutError | None = None
     timings: Mapping[str, float] = field(default_factory=dict)
     """Wall times in seconds: `total`, `policy`, `env`. Outside equality."""
@@ -331,7 +331,7 @@ class Trajectory:
         return tuple(result for turn in self.turns for result in turn.tool_results)
 
     def to_dict(self, *, timings: bool = True) -> dict[str, Any]:
-        """Return the trajectory as JSON types, losslessly; NaN becomes None. Without `timings`, no wall time is in it."""
+        """Return the trajectory as JSON types, losslessly; NaN becomes None. `timings=False` leaves out wall times."""
         out = {f.name: getattr(self, f.name) for f in fields(self)}
         out["messages"] = [message.to_dict() for message in self.messages]
         out["tools"] = [dict(tool) for tool in self.tools]

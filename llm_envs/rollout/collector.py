@@ -26,6 +26,7 @@ import gymnasium as gym
 
 from llm_envs.errors import InvalidConfigError
 from llm_envs.policies.base import Policy
+from llm_envs.registration import task_spec
 from llm_envs.rollout.context import Codec
 from llm_envs.rollout.episode import play_episode, policy_kind
 from llm_envs.rollout.group import assemble_group, check_group, play_member
@@ -58,6 +59,7 @@ class Collector:
 
     Raises:
         InvalidConfigError: If a setting is wrong, or the policy needs a codec.
+        UnknownTaskError: If no environment has the id; names close ones.
     """
 
     def __init__(
@@ -82,6 +84,8 @@ class Collector:
         policy_kind(policy, codec)
         self.source = SeedSource(envs, seed=seed, env_kwargs=env_kwargs)
         for choice in self.source.choices:  # a wrong id, split or difficulty is said here, not in every episode
+            if choice.factory is None:
+                task_spec(choice.env_id)
             self._make(EpisodeSpec(choice.env_id, choice.kwargs)).close()
         self.policy, self.codec, self.seed = policy, codec, seed
         self.sampling, self.limits = sampling or SamplingParams(), limits or RolloutLimits()

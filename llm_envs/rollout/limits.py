@@ -15,8 +15,8 @@ class RolloutLimits:
 
     max_turns: int | None = None
     """Turns an episode may have. The environment's own limit may be lower."""
-    max_turn_tokens: int = 512
-    """Tokens that the policy may write in one turn; `SamplingParams.max_new_tokens` may be lower."""
+    max_turn_tokens: int | None = None
+    """Tokens that the policy may write in one turn; the lower of this and `SamplingParams.max_new_tokens` holds."""
     max_episode_tokens: int | None = None
     """Tokens of the whole row: prompt, what the policy wrote and what the environment said."""
     max_step_s: float | None = None
@@ -31,7 +31,7 @@ class RolloutLimits:
         """Check every field."""
         for item in fields(self):
             value = getattr(self, item.name)
-            if value is None and item.name != "max_turn_tokens":
+            if value is None:
                 continue
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
                 raise InvalidConfigError(f"RolloutLimits.{item.name} is {value!r}; it must be a number above 0.")
@@ -45,7 +45,7 @@ def turn_budget(limits: RolloutLimits, max_new_tokens: int, used_tokens: int) ->
         max_new_tokens: What the sampling parameters allow.
         used_tokens: Tokens of the row so far.
     """
-    budget = min(limits.max_turn_tokens, max_new_tokens)
+    budget = max_new_tokens if limits.max_turn_tokens is None else min(limits.max_turn_tokens, max_new_tokens)
     if limits.max_episode_tokens is not None:
         budget = min(budget, limits.max_episode_tokens - used_tokens)
     return budget

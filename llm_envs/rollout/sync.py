@@ -24,7 +24,7 @@ class SyncRunner:
 
     def __init__(self) -> None:
         self._runner = asyncio.Runner()
-        self._finalizer = weakref.finalize(self, self._runner.close)
+        self._finalizer = weakref.finalize(self, _close, self._runner)
 
     def run(self, function: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Return the result of `await function()`."""
@@ -62,3 +62,15 @@ class SyncRunner:
             raise
         finally:
             thread.join()
+
+
+def _close(runner: asyncio.Runner) -> None:
+    """Close a runner, also when that falls (by garbage collection, say) into a thread whose own loop is running."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        runner.close()
+        return
+    thread = threading.Thread(target=runner.close, name="llm-envs-sync-close")
+    thread.start()
+    thread.join()

@@ -215,7 +215,7 @@ class TestLimits:
         assert trajectory.status == "ok" and 1 <= len(trajectory.turns) <= 5
         assert trajectory.reward == pytest.approx(len(trajectory.turns) / 50)
 
-    @pytest.mark.parametrize("setting", [{"max_turns": 0}, {"max_turn_tokens": None}, {"max_step_s": -1.0}])
+    @pytest.mark.parametrize("setting", [{"max_turns": 0}, {"max_turn_tokens": 0}, {"max_step_s": -1.0}])
     def test_bad_limits_are_named(self, setting: dict[str, Any]) -> None:
         with pytest.raises(InvalidConfigError, match=next(iter(setting))):
             RolloutLimits(**setting)

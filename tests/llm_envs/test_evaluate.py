@@ -1,0 +1,102 @@
+"""Evaluation: what is counted, and over what."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import Any
+
+import pytest
+
+from llm_envs.evaluate import aevaluate, evaluate, summarize
+from llm_envs.policies.scripted import ConstantPolicy, OraclePolicy, with_latency
+from llm_envs.rollout.limits import RolloutLimits
+from llm_envs.statistics import wilson_interval
+from llm_envs.testing import ByteCodec, HashingTokenPolicy, NumbersEnv, with_failures
+from llm_envs.types import Trajectory
+
+
+def test_an_oracle_succeeds_always() -> None:
+    result = evaluate(NumbersEnv, OraclePolicy(), n=50, env_kwargs={"n_turns": 3})
+    assert (result.n, result.successes, result.success_rate, result.mean_reward) == (50, 50, 1.0, 1.0)
+    assert result.interval == wilson_interval(50, 50)
+    assert result.stop_reasons == {"terminated": 50} and result.errors == {} and result.unscored == 0
+    assert result.mean_turns == 3.0
+    assert str(result) == (
+        "NumbersEnv [test]: success 100.0% (92.9% to 100.0%, n=50), reward 1, 3.0 turns, terminated=50"
+    )
+    assert {t.env_kwargs["split"] for t in result.trajectories} == {"test"}
+    assert len({t.seed for t in result.trajectories}) == 50
+
+
+def test_a_guess_wins_as_often_as_chance() -> None:
+    result = evaluate(NumbersEnv, ConstantPolicy("7"), n=400, confidence=0.999)
+    low, high = result.interval
+    assert low < 0.1 < high
+    assert result.successes == sum("Say 7" in t.messages[1].content for t in result.trajectories)
+    assert result.mean_reward == pytest.approx(result.success_rate)
+    assert result.reward_interval.low < result.mean_reward < result.reward_interval.high
+
+
+def test_errors_are_counted_apart_and_are_not_zeros() -> None:
+    policy = with_failures(OraclePolicy(), 0.3)
+    result = evaluate(NumbersEnv, policy, n=100, max_retries=0)
+    failed = sum(result.errors.values())
+    assert result.errors == {"policy: RuntimeError": failed} and 10 < failed < 50
+    assert result.n == 100 - failed and result.success_rate == 1.0 and result.mean_reward == 1.0
+    assert f"errors policy: RuntimeError x{failed}" in str(result)
+    assert result.stop_reasons["error"] == failed
+    assert len(result.trajectories) == 100
+
+
+def test_nothing_scored_is_nan_not_zero() -> None:
+    codec = ByteCodec()
+    result = evaluate(NumbersEnv, HashingTokenPolicy(codec, ["1"], context_length=3), n=4, codec=codec)
+    assert result.n == 0 and result.unscored == 4
+    assert math.isnan(result.success_rate) and math.isnan(result.mean_reward)
+    assert result.interval == (0.0, 1.0)
+    assert "4 unscored" in str(result)
+
+
+def test_limits_and_callbacks_pass_through() -> None:
+    seen: list[Trajectory] = []
+    limits = RolloutLimits(max_turns=1)
+    result = evaluate(
+        NumbersEnv, OraclePolicy(), n=5, env_kwargs={"n_turns": 2}, limits=limits, on_trajectory=seen.append
+    )
+    assert result.stop_reasons == {"max_turns": 5} and result.successes == 0 and result.mean_reward == 0.5
+    assert len(seen) == 5
+
+
+def test_equal_seeds_are_equal_problems() -> None:
+    def problems(policy: Any, seed: int) -> list[str]:
+        return [t.messages[1].content for t in evaluate(NumbersEnv, policy, n=20, seed=seed).trajectories]
+
+    assert problems(OraclePolicy(), 1) == problems(ConstantPolicy("0"), 1) != problems(OraclePolicy(), 2)
+
+
+def test_a_foreign_environment_has_no_split() -> None:
+    class Foreign(NumbersEnv):
+        def __init__(self) -> None:
+            super().__init__()
+
+    assert evaluate(Foreign, OraclePolicy(), n=2, split=None).success_rate == 1.0
+    with pytest.raises(TypeError, match="split"):
+        evaluate(Foreign, OraclePolicy(), n=2)
+
+
+def test_from_asynchronous_code_and_from_a_notebook() -> None:
+    policy = with_latency(OraclePolicy(), 0.001)
+
+    async def main() -> tuple[str, str]:
+        return str(await aevaluate(NumbersEnv, policy, n=3)), str(evaluate(NumbersEnv, policy, n=3))
+
+    first, second = asyncio.run(main())
+    assert first == second
+
+
+def test_summarize_names_what_it_was_given() -> None:
+    trajectories = evaluate(NumbersEnv, OraclePolicy(), n=3).trajectories
+    assert summarize(trajectories, name="before").name == "before"
+    assert summarize(trajectories).name == "NumbersEnv"
+    assert summarize([]).n == 0
