@@ -143,7 +143,6 @@ def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     assert error.count("Traceback (most recent call last)") == 2
 
 
-@pytest.mark.slow
 def test_check_passes_for_a_task(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "llm/Arithmetic-v0"]) == 0
     assert capsys.readouterr().out.startswith("ok      llm/Arithmetic-v0")
