@@ -11,6 +11,7 @@ import ast
 import importlib.util
 import json
 import os
+import re
 import sys
 import time
 import traceback
@@ -34,6 +35,9 @@ __all__ = ["main"]
 TRAIN_COMMANDS = "llm_envs.train_commands"
 """Entry-point group of `llm-envs train NAME`: each loads to a function that takes the arguments after NAME, a list of
 strings, and returns an exit code or None."""
+
+HUB_NAME = re.compile(r"\w[\w.-]*/[\w.-]+")
+"""What a model that is no folder may look like: `owner/name`."""
 
 WRONGLY_ASKED = (InvalidConfigError, UnknownTaskError)
 
@@ -192,7 +196,7 @@ def _policy(arguments: argparse.Namespace) -> tuple[Policy, ChatCodec | None]:
 
         policies: dict[str, Callable[[], Any]] = {"oracle": OraclePolicy, "random": RandomPolicy, "human": HumanPolicy}
         return policies[arguments.policy](), None
-    if not Path(arguments.model).is_dir() and arguments.model.count("/") != 1:
+    if not Path(arguments.model).is_dir() and HUB_NAME.fullmatch(arguments.model) is None:
         raise InvalidConfigError(
             f"--model {arguments.model}: there is no such folder. It takes one with a saved model."
         )
@@ -203,7 +207,7 @@ def _policy(arguments: argparse.Namespace) -> tuple[Policy, ChatCodec | None]:
     return policy, ChatCodec(policy.tokenizer)
 
 
-def _play(arguments: argparse.Namespace) -> int:
+def _play(arguments: argparse.Namespace) -> None:
     from llm_envs.registration import task_spec
     from llm_envs.rollout import Collector
     from llm_envs.types import SamplingParams
@@ -227,7 +231,10 @@ def _play(arguments: argparse.Namespace) -> int:
     ) as collector:
         episodes = [episode for group in collector.collect(arguments.n) for episode in group]
     _show(episodes, only_the_end=is_human)
-    return 1 if any(episode.status == "errored" for episode in episodes) else 0
+    failures = [episode.error for episode in episodes if episode.error is not None]
+    if failures:
+        first = f"{failures[0].kind} in {failures[0].where}: {failures[0].message}"
+        raise LLMEnvsError(f"{len(failures)} of {len(episodes)} episodes failed; the first by {first}")
 
 
 def _show(episodes: Sequence[Trajectory], *, only_the_end: bool) -> None:
@@ -239,7 +246,8 @@ def _show(episodes: Sequence[Trajectory], *, only_the_end: bool) -> None:
             print(visible_text("\n".join(_last_words(episode))))
         else:
             print(visible_text(inspect_trajectory(episode)), end="\n\n")
-    print(visible_text(str(summarize(episodes))))
+    if any(episode.status == "ok" for episode in episodes):
+        print(visible_text(str(summarize(episodes))))
 
 
 def _last_words(episode: Trajectory) -> list[str]:
@@ -249,10 +257,10 @@ def _last_words(episode: Trajectory) -> list[str]:
         if message.role == "assistant":
             break
         words.insert(0, message.content)
-    words = words if episode.turns else []
-    if episode.error is not None:
-        return [*words, f"{episode.error.where}: {episode.error.kind}: {episode.error.message}"]
-    return [*words, f"[{episode.stop_reason.value}, success={episode.is_success}, reward {episode.reward:g}]"]
+    return [
+        *(words if episode.turns else []),
+        f"[{episode.stop_reason.value}, success={episode.is_success}, reward {episode.reward:g}]",
+    ]
 
 
 # --- train ------------------------------------------------------------------------------------------------------------
