@@ -158,8 +158,8 @@ class _HookedEnvPolicy:
 
     def for_episode(self, seed: int) -> _HookedEnvPolicy:
         policy: Policy = self.policy
-        if isinstance(policy, EpisodicPolicy):
-            policy = policy.for_episode(seed)
+        if hasattr(policy, "for_episode"):
+            policy = cast("EpisodicPolicy", policy).for_episode(seed)
         return _HookedEnvPolicy(cast("EnvPolicy", policy), self._hook, seed)
 
     async def act(self, env: Env, observation: str) -> str:

@@ -20,7 +20,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import gymnasium as gym
 
@@ -95,7 +95,6 @@ class Collector:
         self._slots: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
             weakref.WeakKeyDictionary()
         )
-        self._emitted: set[asyncio.Task[Any]] = set()
         self._sync: SyncRunner | None = None
 
     def collect(self, n_groups: int, group_size: int = 1) -> list[TrajectoryGroup]:
@@ -137,39 +136,46 @@ class Collector:
         self.close()
 
     async def _play_all(self, specs: Sequence[EpisodeSpec], show: Callable[[], None]) -> list[Trajectory]:
-        """Admit the episodes in order as slots become free; return their trajectories in the order of `specs`."""
-        slots = self._slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self.max_concurrency))
-        running: list[asyncio.Task[Trajectory]] = []
+        """Play all episodes; return their trajectories in the order of `specs`.
+
+        A player takes the next episode the moment its last one ends. With a turn of the event loop between the two,
+        episodes that end together would begin together again, and so stay bunched for ever.
+        """
+        queue = iter(enumerate(specs))
+        done: dict[int, Trajectory] = {}
         try:
-            async with asyncio.TaskGroup() as tasks:
-                for spec in specs:
-                    await slots.acquire()
-                    self.stats.submitted += 1
-                    self.stats.running += 1
-                    running.append(tasks.create_task(self._episode(spec, show)))
-                    running[-1].add_done_callback(partial(self._ended, slots))
+            async with asyncio.TaskGroup() as players:
+                for _ in range(min(self.max_concurrency, len(specs))):
+                    players.create_task(self._play_next(queue, done, show))
         except BaseExceptionGroup as group:  # the first is what went wrong; the others fell with it
             raise group.exceptions[0] from None
-        return [task.result() for task in running]
+        return [done[index] for index in range(len(specs))]
 
-    async def _episode(self, spec: EpisodeSpec, show: Callable[[], None]) -> Trajectory:
-        """Play one admitted episode and emit it; nothing is awaited after that, so it happens once or not at all."""
-        trajectory = await play_member(spec, self._play, max_retries=self.max_retries)
-        if self.on_trajectory is not None:
-            self.on_trajectory(trajectory)
-        self.stats.add(trajectory)
-        self._emitted.add(cast("asyncio.Task[Any]", asyncio.current_task()))
-        show()
-        return trajectory
+    async def _play_next(
+        self, queue: Iterator[tuple[int, EpisodeSpec]], done: dict[int, Trajectory], show: Callable[[], None]
+    ) -> None:
+        slots = self._slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self.max_concurrency))
+        for index, spec in queue:
+            async with slots:  # first come, first served, among the calls that run side by side
+                done[index] = await self._episode(spec)
+                show()
 
-    def _ended(self, slots: asyncio.Semaphore, task: asyncio.Task[Trajectory]) -> None:
-        """Give the slot back. A callback, since a task cancelled before its first step runs no code of its own."""
-        slots.release()
-        if task in self._emitted:
-            self._emitted.remove(task)
-        else:
+    async def _episode(self, spec: EpisodeSpec) -> Trajectory:
+        """Admit one episode, play and emit it; nothing is awaited between emission and account."""
+        self.stats.submitted += 1
+        self.stats.running += 1
+        is_emitted = False
+        try:
+            trajectory = await play_member(spec, self._play, max_retries=self.max_retries)
+            if self.on_trajectory is not None:
+                self.on_trajectory(trajectory)
+            is_emitted = True
+        finally:
             self.stats.running -= 1
-            self.stats.dropped += 1
+            if not is_emitted:
+                self.stats.dropped += 1
+        self.stats.add(trajectory)
+        return trajectory
 
     @contextmanager
     def _clock(self) -> Iterator[None]:

@@ -57,13 +57,14 @@ def policy_kind(policy: Policy, codec: Codec | None) -> Literal["token", "chat",
     Raises:
         InvalidConfigError: If it follows none, or is a token policy without a codec.
     """
-    if isinstance(policy, TokenPolicy):
+    # Not `isinstance`: on Python 3.11 a runtime protocol takes 25 µs to check, a fifth of a whole scripted episode.
+    if hasattr(policy, "sample"):
         if codec is None:
             raise InvalidConfigError(f"{type(policy).__name__} takes token ids: pass codec=ChatCodec(tokenizer).")
         return "token"
-    if isinstance(policy, ChatPolicy):
+    if hasattr(policy, "reply"):
         return "chat"
-    if isinstance(policy, EnvPolicy):
+    if hasattr(policy, "act"):
         return "env"
     raise InvalidConfigError(f"{policy!r} is no policy: it has none of the methods `sample`, `reply` and `act`.")
 
@@ -96,8 +97,9 @@ async def play_episode(
     kind = policy_kind(policy, codec)
     sampling, limits = sampling or SamplingParams(), limits or RolloutLimits()
     seed_base = run_seed if sampling.seed is None else sampling.seed
-    if isinstance(policy, EpisodicPolicy):
-        policy = policy.for_episode(derive_seed(seed_base, spec.group_id, spec.member))
+    if hasattr(policy, "for_episode"):
+        episodic = cast("EpisodicPolicy", policy)
+        policy = episodic.for_episode(derive_seed(seed_base, spec.group_id, spec.member))
     episode = _Episode(spec, policy, kind, Tape(codec), sampling, limits, seed_base, EnvRunner(env, limits.max_step_s))
     try:
         await episode.run()

@@ -56,7 +56,6 @@ class CollectorStats:
 
     def add(self, trajectory: Trajectory) -> None:
         """Count a finished episode."""
-        self.running -= 1
         self.accepted += 1
         self.errored += trajectory.status == "errored"
         self.unscored += trajectory.status == "unscored"
