@@ -2,17 +2,18 @@
 
     python benchmarks/env_steps.py [--check] [--out FILE] [IDS...]
 
-How it measures: the oracle's actions for a run of consecutive episodes are recorded first, outside the clock; then the same
-episodes are replayed (same seed, same problems) and timed, so that no policy is in the numbers. `gymnasium.make`'s own wrappers stay on.
+How it measures: the oracle's actions for a run of consecutive episodes are recorded first, outside the clock; then the
+same episodes are replayed (same seed, same problems) and timed, so that no policy is in the numbers. `gymnasium.make`'s
+own wrappers stay on.
 
 - Tasks of several turns: whole episodes, resets included: steps / (time of steps and resets).
-- Tasks of one turn: the steps alone, over a pool of environments that were reset outside the clock; a step judges a reply
-  that is right. The reset rate is a column of its own, for every task.
+- Tasks of one turn: the steps alone, over a pool of environments that were reset outside the clock; a step judges a
+  reply that is right. The reset rate is a column of its own, for every task.
 
-Each number is the best of many short rounds, in CPU time of the process: what else the machine does only ever slows a round
-down, and an environment of this suite's own tasks waits for nothing. With `--check` the exit code is
-1 if a default level misses its target: 100,000 steps/s for tasks that run a tool or evaluate an expression that the agent wrote,
-300,000 for all others; resets 1,000/s at every level.
+Each number is the best of many short rounds, in CPU time of the process: what else the machine does only ever slows a
+round down, and an environment of this suite's own tasks waits for nothing. With `--check` the exit code is
+1 if a default level misses its target: 100,000 steps/s for tasks that run a tool or evaluate an expression that the
+agent wrote, 300,000 for all others; resets 1,000/s at every level.
 """
 
 from __future__ import annotations
@@ -141,7 +142,9 @@ def describe_machine() -> dict[str, str]:
     cpu = platform.processor()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
-        names = [line.partition(":")[2].strip() for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
+        names = [
+            line.partition(":")[2].strip() for line in cpuinfo.read_text().splitlines() if line.startswith("model name")
+        ]
         cpu = names[0] if names else cpu
     return {
         "python": platform.python_version(),

@@ -8,7 +8,8 @@ A task is a class with a few declarations and a few short methods:
 - a `ToolEnv`: `make_tools`, `is_correct` and `next_action` (what the oracle does);
 - any other multi-turn task is a `TextEnv` with `play` and `next_action`.
 
-The base class does the rest: splits, seeds, given problems, turn limits, rewards from components, `info`, rendering, and errors.
+The base class does the rest: splits, seeds, given problems, turn limits, rewards from components, `info`, rendering,
+and errors.
 """
 
 from __future__ import annotations
@@ -108,6 +109,8 @@ class TextEnv(gym.Env[str, str], ABC):
     """False where chance or an opponent decides, so that the oracle is right in expectation only."""
     blocking: ClassVar[bool] = False
     """True for an environment that waits (network, subprocess): the collector steps it in a pool."""
+    slow_reset_reason: ClassVar[str | None] = None
+    """Why the task resets less than 1,000 times a second; None if it does not."""
     instructions: ClassVar[str | None] = None
     """The system prompt."""
 
@@ -116,6 +119,8 @@ class TextEnv(gym.Env[str, str], ABC):
     n_problems: int | None = None
     """Likewise."""
 
+    disjoint_splits: bool
+    """Whether the two splits of the instance's level have no problem in common."""
     system_prompt: str | None
     tools: list[dict[str, Any]]
     tool_results: tuple[ToolResult, ...]
@@ -154,7 +159,9 @@ class TextEnv(gym.Env[str, str], ABC):
         _check_choice(type(self).__name__, "render_mode", render_mode, (None, *self.metadata["render_modes"]))
         turns = self.default_max_turns if max_turns is None else max_turns
         if not isinstance(turns, int) or isinstance(turns, bool) or turns < 1:
-            raise InvalidConfigError(f"{type(self).__name__}: max_turns is {turns!r}; it must be a whole number of at least 1.")
+            raise InvalidConfigError(
+                f"{type(self).__name__}: max_turns is {turns!r}; it must be a whole number of at least 1."
+            )
         self.split = split
         self.difficulty = name
         self.max_turns = turns
@@ -169,8 +176,8 @@ class TextEnv(gym.Env[str, str], ABC):
         self.tools = []
         self.tool_results = ()
         self.n_turns = 0
-        self._disjoint_splits = level.disjoint_splits
-        self._component_names = self.reward_weights.keys()
+        self.disjoint_splits = level.disjoint_splits
+        self._component_names = frozenset(self.reward_weights)
         self._is_playing = False
         self._last_action: str | None = None
         self._last_observation: str | None = None
@@ -232,7 +239,7 @@ class TextEnv(gym.Env[str, str], ABC):
             )
         if not isinstance(action, str):
             raise InvalidActionError(
-                f"{type(self).__name__}: the action is a {type(action).__name__}; it must be a str, what the assistant wrote."
+                f"{type(self).__name__}: the action is a {type(action).__name__}; it must be a str."
             )
         self.n_turns += 1
         self._last_action = action
@@ -254,7 +261,7 @@ class TextEnv(gym.Env[str, str], ABC):
             info["is_success"] = is_success
         return observation, weighted_sum(components, self.reward_weights), terminated, truncated, info
 
-    def render(self) -> str | None:  # type: ignore[override]
+    def render(self) -> str | None:
         """Return the state as text if `render_mode` is "ansi", else None."""
         if self._last_observation is None:
             raise ResetNeededError(f"{type(self).__name__}.render was called before an episode: call reset() first.")
@@ -279,11 +286,11 @@ class TextEnv(gym.Env[str, str], ABC):
     def _draw_problem(self) -> dict[str, Any]:
         for _ in range(_MAX_DRAWS):
             problem = self.generate()
-            if not self._disjoint_splits or split_of(problem) == self.split:
+            if not self.disjoint_splits or split_of(problem) == self.split:
                 return problem
         raise EnvContractError(
-            f"{type(self).__name__}: {_MAX_DRAWS} problems of level {self.difficulty!r} were drawn and none belongs to the "
-            f"split {self.split!r}: the space is too small. Declare Difficulty(..., disjoint_splits=False)."
+            f"{type(self).__name__}: {_MAX_DRAWS} problems of level {self.difficulty!r} were drawn and none belongs to "
+            f"the split {self.split!r}: the space is too small. Declare Difficulty(..., disjoint_splits=False)."
         )
 
     def _given_problem(self, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -296,7 +303,9 @@ class TextEnv(gym.Env[str, str], ABC):
             return self._draw_problem()
         if not isinstance(problem, Mapping) or problem.keys() != self.problem_fields.keys():
             given = sorted(map(str, problem)) if isinstance(problem, Mapping) else type(problem).__name__
-            raise InvalidConfigError(f"{name}: the problem has {given}; it must have the keys {sorted(self.problem_fields)}.")
+            raise InvalidConfigError(
+                f"{name}: the problem has {given}; it must have the keys {sorted(self.problem_fields)}."
+            )
         try:
             copied: dict[str, Any] = json.loads(_encode(dict(problem)))
         except (TypeError, ValueError, RecursionError) as error:
@@ -309,7 +318,9 @@ class TextEnv(gym.Env[str, str], ABC):
         try:
             self.check_problem(copied)
         except InvalidActionError as refusal:
-            raise InvalidConfigError(f"{name}: the problem {_encode(copied)[:200]} cannot be played: {refusal}.") from refusal
+            raise InvalidConfigError(
+                f"{name}: the problem {_encode(copied)[:200]} cannot be played: {refusal}."
+            ) from refusal
         return copied
 
 
@@ -327,7 +338,7 @@ class SingleTurnEnv(TextEnv):
         """Return a right answer to `self.problem`."""
 
     def is_correct(self, answer: str) -> bool:
-        """Return whether the answer is right. Raise `InvalidActionError`, readably, if it is not even of the right form."""
+        """Return whether the answer is right; raise `InvalidActionError`, readably, if it has no such form."""
         return answer == self.solution()
 
     def score(self, reply: ParsedReply, *, correct: bool, malformed: bool) -> dict[str, float]:
@@ -353,9 +364,11 @@ class ToolEnv(TextEnv):
     What a reply comes to, the first that applies:
 
     1. something in it is broken (`ParsedReply.problems`): an error observation, malformed;
-    2. it calls tools: they are run in order, and their results are the observation. An answer in the same reply is not taken:
-       it was written before the results were known. Calling a tool that does not exist, or with wrong arguments, is malformed;
-    3. it answers: the answer is judged and the episode terminates. An answer of the wrong form is malformed, and play goes on;
+    2. it calls tools: they are run in order, and their results are the observation. An answer in the same reply is not
+       taken: it was written before the results were known. Calling a tool that does not exist, or with wrong arguments,
+       is malformed;
+    3. it answers: the answer is judged and the episode terminates. An answer of the wrong form is malformed, and play
+       goes on;
     4. neither: an error observation, malformed.
 
     A task writes `make_tools`, `generate`, `prompt`, `is_correct` and `next_action`.
@@ -385,7 +398,7 @@ class ToolEnv(TextEnv):
 
     @abstractmethod
     def is_correct(self, answer: str) -> bool:
-        """Return whether the answer is right. Raise `InvalidActionError`, readably, if it is not even of the right form."""
+        """Return whether the answer is right; raise `InvalidActionError`, readably, if it has no such form."""
 
     def score(
         self, reply: ParsedReply, results: Sequence[ToolResult], *, correct: bool, malformed: bool

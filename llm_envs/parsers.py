@@ -21,6 +21,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from llm_envs.types import ToolCall
@@ -192,4 +193,7 @@ def _refuse_constant(literal: str) -> float:
     raise ValueError(f"{literal} is no JSON number")
 
 
-_scan = json.JSONDecoder(parse_float=_finite_float, parse_constant=_refuse_constant).scan_once
+# `decode` without its passes over white space: an attribute of every JSONDecoder, which the type stubs leave out.
+_scan: Callable[[str, int], tuple[Any, int]] = vars(
+    json.JSONDecoder(parse_float=_finite_float, parse_constant=_refuse_constant)
+)["scan_once"]

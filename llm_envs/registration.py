@@ -2,8 +2,8 @@
 
 Tasks come from the entry-point group `llm_envs.tasks` of any installed distribution:
 
-- an entry point whose *name* is an environment id, `"my/Task-v0" = "my_package.task:TaskEnv"`, is registered as a string: nothing
-  of it is imported before `gymnasium.make`;
+- an entry point whose *name* is an environment id, `"my/Task-v0" = "my_package.task:TaskEnv"`, is registered as a
+  string: nothing of it is imported before `gymnasium.make`;
 - any other is loaded at discovery, and called if it is callable; it calls `register_task` itself.
 
 A distribution that fails is reported by one warning and leaves the others as they are.
@@ -64,7 +64,9 @@ def register_task(id: str, entry_point: str | Callable[..., gym.Env[str, str]], 
     try:
         json.dumps(kwargs, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise InvalidConfigError(f"{id}: the keyword arguments {kwargs!r} are not made of JSON types: {error}") from error
+        raise InvalidConfigError(
+            f"{id}: the keyword arguments {kwargs!r} are not made of JSON types: {error}"
+        ) from error
     gym.register(id, entry_point=_as_string(id, entry_point), kwargs=kwargs)
     _task_ids.add(id)
 
@@ -149,7 +151,7 @@ def _as_string(id: str, entry_point: str | Callable[..., Any]) -> str | Callable
             raise InvalidConfigError(f'{id}: the entry point is {entry_point!r}; it must read "module:Class".')
         return entry_point
     if not callable(entry_point):
-        raise InvalidConfigError(f"{id}: the entry point is {entry_point!r}; it must be a class or \"module:Class\".")
+        raise InvalidConfigError(f'{id}: the entry point is {entry_point!r}; it must be a class or "module:Class".')
     module = getattr(entry_point, "__module__", "")
     name = getattr(entry_point, "__qualname__", "")
     if getattr(sys.modules.get(module), name, None) is entry_point:

@@ -43,9 +43,7 @@ def evaluate(expression: str) -> Number:
     return evaluate_with_numbers(expression)[0]
 
 
-def evaluate_with_numbers(
-    expression: str, operators: frozenset[str] = ALL_OPERATORS
-) -> tuple[Number, list[Number]]:
+def evaluate_with_numbers(expression: str, operators: frozenset[str] = ALL_OPERATORS) -> tuple[Number, list[Number]]:
     """Return the value of an expression and the numbers written in it, in order.
 
     Args:
@@ -84,7 +82,9 @@ def evaluate_with_numbers(
             waiting.append(token)
             operand_next = True
     if operand_next:
-        raise InvalidActionError("the expression ends where a number should be" if values else "the expression is empty")
+        raise InvalidActionError(
+            "the expression ends where a number should be" if values else "the expression is empty"
+        )
     while waiting:
         _apply(waiting.pop(), values)
     return values[0], numbers

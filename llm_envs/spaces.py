@@ -1,8 +1,8 @@
 """The space of texts, and how Gymnasium's vector environments carry it through shared memory.
 
 `gymnasium.spaces.Text` builds its alphabet and looks every character up in it; over all of Unicode that is a second and
-160 MB. `TextSpace` has the same interface with a virtual alphabet. Importing this module registers the space with the three
-functions of `gymnasium.vector.utils.shared_memory`, which otherwise hand back zeros for a text.
+160 MB. `TextSpace` has the same interface with a virtual alphabet. Importing this module registers the space with the
+three functions of `gymnasium.vector.utils.shared_memory`, which otherwise hand back zeros for a text.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ __all__ = ["MAX_TEXT_LENGTH", "TextSpace", "encodable"]
 
 MAX_TEXT_LENGTH = 2**18
 """Characters of the longest text, the same for every task: environments with unequal spaces cannot share a vector
-environment. About 60,000 tokens; one environment's share of an `AsyncVectorEnv`'s memory is four bytes for each (1 MiB)."""
+environment. About 60,000 tokens; one environment's share of an `AsyncVectorEnv`'s memory is four bytes for each (1
+MiB)."""
 
 _ALPHABET_SIZE = sys.maxunicode + 1
 _SAMPLE_ALPHABET = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 \n.,:;!?+-*/=<>()[]{}\"'äßñ中🙂"
@@ -74,7 +75,9 @@ class TextSpace(Text):
 
     def __init__(self, max_length: int = MAX_TEXT_LENGTH, *, seed: int | np.random.Generator | None = None) -> None:
         if isinstance(max_length, bool) or not isinstance(max_length, int | np.integer) or max_length < 1:
-            raise InvalidConfigError(f"TextSpace: max_length is {max_length!r}; it must be a whole number of at least 1.")
+            raise InvalidConfigError(
+                f"TextSpace: max_length is {max_length!r}; it must be a whole number of at least 1."
+            )
         self.min_length: int = 0
         self.max_length: int = int(max_length)
         Space.__init__(self, dtype=str, seed=seed)
@@ -86,7 +89,9 @@ class TextSpace(Text):
     def sample(self, mask: Any = None, probability: Any = None) -> str:
         """Return a short random text of letters, digits, punctuation, line breaks and a few characters beyond ASCII."""
         if mask is not None or probability is not None:
-            raise InvalidConfigError("TextSpace.sample takes neither `mask` nor `probability`: its alphabet is all of Unicode.")
+            raise InvalidConfigError(
+                "TextSpace.sample takes neither `mask` nor `probability`: its alphabet is all of Unicode."
+            )
         length = int(self.np_random.integers(0, min(_SAMPLE_MAX_LENGTH, self.max_length) + 1))
         indices = self.np_random.integers(0, len(_SAMPLE_ALPHABET), size=length)
         return "".join(_SAMPLE_ALPHABET[index] for index in indices.tolist())
@@ -176,8 +181,8 @@ def _write_text_memory(space: TextSpace, index: int, value: str, shared_memory: 
     if value not in space:
         given = f"{len(value)} characters" if isinstance(value, str) else f"a {type(value).__name__}"
         raise ValueError(
-            f"an observation of {given} is outside {space}: shorten it in the environment, or make the vector environment "
-            "with vector_kwargs={'shared_memory': False}."
+            f"an observation of {given} is outside {space}: shorten it in the environment, or make the vector "
+            "environment with vector_kwargs={'shared_memory': False}."
         )
     encoded = value.encode("utf-8", "surrogatepass")
     start = index * _slot_bytes(space)

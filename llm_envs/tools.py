@@ -1,7 +1,8 @@
 """A tool made from a typed Python function.
 
-The signature becomes the JSON Schema that the model is shown, and each call's arguments are checked against it. Whatever a
-call comes to is data: a wrong argument, or an exception in the function, is a result that the model can read.
+The signature becomes the JSON Schema that the model is shown, and each call's arguments are checked against it.
+Whatever a call comes to is data: a wrong argument, or an exception in the function, is a result that the model can
+read.
 """
 
 from __future__ import annotations
@@ -40,8 +41,9 @@ class _Mismatch(Exception):
 class Tool:
     """A function that the model can call.
 
-    Parameters may be annotated with `str`, `int`, `float`, `bool`, `None`, `Any`, `list[...]`, `dict[str, ...]`, `Literal[...]` and
-    unions of these. A value that is unmistakable is converted: `"3"` or `3.0` for an `int`, `5` for a `str`.
+    Parameters may be annotated with `str`, `int`, `float`, `bool`, `None`, `Any`, `list[...]`, `dict[str, ...]`,
+    `Literal[...]` and unions of these. A value that is unmistakable is converted: `"3"` or `3.0` for an `int`, `5` for
+    a `str`.
 
     Args:
         function: The function. Its docstring's first line describes it; a Google-style `Args:` section its parameters.
@@ -52,9 +54,11 @@ class Tool:
         InvalidConfigError: If the signature cannot be turned into a schema.
     """
 
-    def __init__(self, function: Callable[..., Any], *, name: str | None = None, description: str | None = None) -> None:
+    def __init__(
+        self, function: Callable[..., Any], *, name: str | None = None, description: str | None = None
+    ) -> None:
         self.function = function
-        self.name: str = name or getattr(function, "__name__", type(function).__name__)
+        self.name = name or str(getattr(function, "__name__", type(function).__name__))
         docs = inspect.getdoc(function) or ""
         self.description: str = description or docs.partition("\n")[0]
         self._converters: dict[str, Converter] = {}
@@ -120,7 +124,9 @@ class Tool:
             if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
                 raise InvalidConfigError(f"{where}: only parameters that can be given by name are supported.")
             if parameter.name not in hints:
-                raise InvalidConfigError(f"{where} has no type annotation: give it one, the model's schema is made of it.")
+                raise InvalidConfigError(
+                    f"{where} has no type annotation: give it one, the model's schema is made of it."
+                )
             schema, self._converters[parameter.name] = _describe(hints[parameter.name], where)
             if parameter.name in docs:
                 schema["description"] = docs[parameter.name]
@@ -194,8 +200,8 @@ def _describe(annotation: Any, where: str) -> tuple[dict[str, Any], Converter]:
         described = [_describe(argument, where) for argument in arguments]
         return {"anyOf": [schema for schema, _ in described]}, _union_converter([convert for _, convert in described])
     raise InvalidConfigError(
-        f"{where}: the annotation {annotation!r} has no JSON form; use str, int, float, bool, list[...], dict[str, ...], "
-        "Literal[...], None or a union of these."
+        f"{where}: the annotation {annotation!r} has no JSON form; use str, int, float, bool, list[...], "
+        "dict[str, ...], Literal[...], None or a union of these."
     )
 
 

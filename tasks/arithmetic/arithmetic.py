@@ -26,16 +26,16 @@ class ArithmeticEnv(SingleTurnEnv):
     The final answer, `<answer>132</answer>`. Thinking in `<think>...</think>` is allowed before it.
 
     ## Reward
-    `correct` (weight 1): 1 for the right value. `malformed` (weight -0.1): 1 for a reply without an answer, with broken tags, or
-    whose answer is not a whole number.
+    `correct` (weight 1): 1 for the right value. `malformed` (weight -0.1): 1 for a reply without an answer, with broken
+    tags, or whose answer is not a whole number.
 
     ## Episode End
     Terminates after one reply.
 
     ## Arguments
     - `split`: "train" or "test".
-    - `difficulty`: "easy" (default): a sum or difference of two two-digit numbers; "medium": three terms of up to three digits;
-      "hard": two products of two-digit numbers, added or subtracted.
+    - `difficulty`: "easy" (default): a sum or difference of two two-digit numbers; "medium": three terms of up to three
+      digits; "hard": two products of two-digit numbers, added or subtracted.
     - `reset(options={"problem": {"expression": "47+85"}})` asks for a given expression with a whole value.
 
     ## Version History

@@ -29,27 +29,29 @@ class CountdownEnv(SingleTurnEnv):
     "Numbers: 25, 4, 7. Target: 93." After the reply "Correct.", "Incorrect." or what was malformed.
 
     ## Action
-    The expression as the final answer, `<answer>25*4-7</answer>`. Thinking in `<think>...</think>` is allowed before it.
+    The expression as the final answer, `<answer>25*4-7</answer>`. Thinking in `<think>...</think>` is allowed before
+    it.
 
     ## Reward
-    `correct` (weight 1): 1 if the expression's exact value is the target and it uses only the given numbers, each at most as
-    often as it is given. `malformed` (weight -0.1): 1 for a reply without an answer, with broken tags, or whose answer is not
-    such an expression (an equation, a sign before a number, other operators).
+    `correct` (weight 1): 1 if the expression's exact value is the target and it uses only the given numbers, each at
+    most as often as it is given. `malformed` (weight -0.1): 1 for a reply without an answer, with broken tags, or whose
+    answer is not such an expression (an equation, a sign before a number, other operators).
 
     ## Episode End
     Terminates after one reply.
 
     ## Arguments
     - `split`: "train" or "test".
-    - `difficulty`: "easy" (default): three numbers from 1 to 25; "medium": four from 1 to 50; "hard": five from 1 to 99. Targets are
-      from 10 to 999, and neither among the numbers nor their sum.
+    - `difficulty`: "easy" (default): three numbers from 1 to 25; "medium": four from 1 to 50; "hard": five from 1 to
+      99. Targets are from 10 to 999, and neither among the numbers nor their sum.
     - `reset(options={"problem": {"numbers": [25, 4, 7], "target": 93}})` asks for a given target; at most five numbers.
 
     ## Version History
     - v0: first version.
     """
 
-    # The chance rates bound how often the best fixed pattern (largest plus second less smallest, ...) is right: 12%, 5%, 4%.
+    # The chance rates bound how often the best fixed pattern (largest plus second less smallest, ...) is right: 12%,
+    # 5%, 4%.
     difficulties = {
         "easy": Difficulty("three numbers from 1 to 25", chance_rate=0.13, settings={"count": 3, "highest": 25}),
         "medium": Difficulty("four numbers from 1 to 50", chance_rate=0.06, settings={"count": 4, "highest": 50}),
@@ -58,7 +60,8 @@ class CountdownEnv(SingleTurnEnv):
     default_difficulty = "easy"
     problem_fields = {"numbers": list, "target": int}
     instructions = (
-        "Reach the target with the numbers, each at most once, and + - * / ( ). Reply with the expression as <answer>...</answer>."
+        "Reach the target with the numbers, each at most once, and + - * / ( ). "
+        "Reply with the expression as <answer>...</answer>."
     )
 
     def generate(self) -> dict[str, Any]:
@@ -107,7 +110,7 @@ class CountdownEnv(SingleTurnEnv):
 
 
 def _combine(random: Callable[[], float], numbers: Sequence[int]) -> tuple[int, str]:
-    """Join two parts at a time by a random operation until one is left; all values on the way are positive and whole."""
+    """Join two parts at a time by a random operation until one is left; all values are positive and whole."""
     parts = [(number, str(number)) for number in numbers]
     while len(parts) > 1:
         left, left_text = parts.pop(int(random() * len(parts)))

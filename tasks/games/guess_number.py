@@ -19,28 +19,29 @@ class GuessNumberEnv(TextEnv):
     """Find a hidden whole number; each wrong guess is answered by "higher" or "lower".
 
     ## Description
-    The number lies in a range that the first observation names. There are a few more guesses than halving the range needs
-    (exactly as many at the easy level), and too few to try every number.
+    The number lies in a range that the first observation names. There are a few more guesses than halving the range
+    needs (exactly as many at the easy level), and too few to try every number.
 
     ## Observation
-    First the range and the number of guesses. After a guess "Higher." or "Lower." (of the hidden number against the guess), and
-    the guesses left. After a malformed reply a readable error; it costs a guess.
+    First the range and the number of guesses. After a guess "Higher." or "Lower." (of the hidden number against the
+    guess), and the guesses left. After a malformed reply a readable error; it costs a guess.
 
     ## Action
     `<answer>50</answer>`: a whole number. Thinking in `<think>...</think>` is allowed before it.
 
     ## Reward
-    `correct` (weight 1): 1 for the hidden number. `malformed` (weight -0.1): 1 for each reply without a readable whole number.
+    `correct` (weight 1): 1 for the hidden number. `malformed` (weight -0.1): 1 for each reply without a readable whole
+    number.
 
     ## Episode End
     Terminates when the number is found. Truncated after `max_turns` replies.
 
     ## Arguments
     - `split`: "train" or "test". The easy level is too small to be divided: there both splits draw from all 10 numbers.
-    - `difficulty`: "easy" (default): 1 to 10, 4 guesses; "medium": a range of 100 that starts anywhere up to 9000, 8 guesses;
-      "hard": a range of 1000, 12 guesses.
-    - `max_turns`: the number of guesses, if it is to be another than the level's. With fewer than halving needs, the oracle can
-      lose.
+    - `difficulty`: "easy" (default): 1 to 10, 4 guesses; "medium": a range of 100 that starts anywhere up to 9000, 8
+      guesses; "hard": a range of 1000, 12 guesses.
+    - `max_turns`: the number of guesses, if it is to be another than the level's. With fewer than halving needs, the
+      oracle can lose.
     - `reset(options={"problem": {"low": 1, "high": 100, "secret": 42}})` hides a given number.
 
     ## Version History
@@ -50,13 +51,20 @@ class GuessNumberEnv(TextEnv):
     # Guessing without looking at the replies finds one of n numbers in k different guesses with probability k/n.
     difficulties = {
         "easy": Difficulty(
-            "1 to 10, 4 guesses", chance_rate=4 / 10, n_problems=10, disjoint_splits=False, settings={"size": 10, "guesses": 4}
+            "1 to 10, 4 guesses",
+            chance_rate=4 / 10,
+            n_problems=10,
+            disjoint_splits=False,
+            settings={"size": 10, "guesses": 4},
         ),
         "medium": Difficulty(
             "a range of 100, 8 guesses", chance_rate=8 / 100, n_problems=900_000, settings={"size": 100, "guesses": 8}
         ),
         "hard": Difficulty(
-            "a range of 1000, 12 guesses", chance_rate=12 / 1000, n_problems=9_000_000, settings={"size": 1000, "guesses": 12}
+            "a range of 1000, 12 guesses",
+            chance_rate=12 / 1000,
+            n_problems=9_000_000,
+            settings={"size": 1000, "guesses": 12},
         ),
     }
     default_difficulty = "easy"

@@ -27,25 +27,26 @@ class CalculatorEnv(ToolEnv):
     `calculator(expression)` computes it exactly. The agent may also answer at once, without the tool.
 
     ## Observation
-    First the question, such as "What is 37*24?". After a tool call its result alone, "888", as a message of the role "tool"; an
-    expression that cannot be evaluated gives "Error: ..." there. After a malformed reply a readable error.
+    First the question, such as "What is 37*24?". After a tool call its result alone, "888", as a message of the role
+    "tool"; an expression that cannot be evaluated gives "Error: ..." there. After a malformed reply a readable error.
 
     ## Action
-    A tool call, `<tool_call>{"name": "calculator", "arguments": {"expression": "37*24"}}</tool_call>`, or the final answer,
-    `<answer>888</answer>`. Thinking in `<think>...</think>` is allowed before either. If a reply has both a call and an answer,
-    the call is run and the answer is not taken.
+    A tool call, `<tool_call>{"name": "calculator", "arguments": {"expression": "37*24"}}</tool_call>`, or the final
+    answer, `<answer>888</answer>`. Thinking in `<think>...</think>` is allowed before either. If a reply has both a
+    call and an answer, the call is run and the answer is not taken.
 
     ## Reward
-    `correct` (weight 1): 1 for the right final answer. `malformed` (weight -0.1): 1 for each reply that is neither a call
-    nor an answer, is broken, calls another tool or with wrong arguments, or answers with something that is not a whole number.
+    `correct` (weight 1): 1 for the right final answer. `malformed` (weight -0.1): 1 for each reply that is neither a
+    call nor an answer, is broken, calls another tool or with wrong arguments, or answers with something that is not a
+    whole number.
 
     ## Episode End
     Terminates with the first answer that is a whole number. Truncated after `max_turns` replies.
 
     ## Arguments
     - `split`: "train" or "test".
-    - `difficulty`: "easy" (default): one operation, "What is 37*24?"; "medium": two, "What is 37*24+9?"; "hard": four, with
-      parentheses and a division without remainder, "What is (84/7+15)*23-48?".
+    - `difficulty`: "easy" (default): one operation, "What is 37*24?"; "medium": two, "What is 37*24+9?"; "hard": four,
+      with parentheses and a division without remainder, "What is (84/7+15)*23-48?".
     - `max_turns`: 4 by default.
     - `reset(options={"problem": {"expression": "37*24"}})` asks for a given expression with a whole value.
 
@@ -103,8 +104,8 @@ class CalculatorEnv(ToolEnv):
         return format_tool_call("calculator", expression=self.problem["expression"])
 
 
-# Each returns an expression and its value, which is cheaper to know here than to evaluate. `int(random() * n)` draws far
-# quicker than `Generator.integers`.
+# Each returns an expression and its value, which is cheaper to know here than to evaluate. `int(random() * n)` draws
+# far quicker than `Generator.integers`.
 
 
 def _one_operation(random: Callable[[], float]) -> tuple[str, int]:

@@ -1,0 +1,84 @@
+"""`check_task`: whether a registered task keeps the environment contract.
+
+The clauses are in `clauses.py`, one small function each; here they are run and reported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from llm_envs.clauses import CLAUSES
+from llm_envs.errors import TaskCheckError
+from llm_envs.registration import task_spec
+from llm_envs.subject import BrokenClause, Subject
+
+__all__ = ["CheckReport", "ClauseResult", "check_task"]
+
+
+@dataclass(frozen=True, slots=True)
+class ClauseResult:
+    """Whether one clause holds."""
+
+    clause: str
+    passed: bool
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class CheckReport:
+    """What `check_task` found."""
+
+    env_id: str
+    env_kwargs: Mapping[str, Any]
+    results: tuple[ClauseResult, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether every clause holds."""
+        return not self.failures
+
+    @property
+    def failures(self) -> tuple[ClauseResult, ...]:
+        """The clauses that do not hold."""
+        return tuple(result for result in self.results if not result.passed)
+
+    def __str__(self) -> str:
+        """Return one line for each clause."""
+        lines = [f"{'ok  ' if result.passed else 'FAIL'} {result.clause}: {result.detail}" for result in self.results]
+        return "\n".join([f"{self.env_id} {dict(self.env_kwargs)}", *lines])
+
+
+def check_task(env_id: str, *, raise_on_failure: bool = True, **kwargs: Any) -> CheckReport:
+    """Check that a registered task keeps the environment contract.
+
+    Args:
+        env_id: Its id.
+        raise_on_failure: Whether to raise if a clause does not hold.
+        **kwargs: Keyword arguments of the task, such as `difficulty`. A split given here is replaced where both are
+        looked at.
+
+    Returns:
+        The report of all clauses.
+
+    Raises:
+        UnknownTaskError: If there is no such task.
+        TaskCheckError: If a clause does not hold; the message lists all that do not.
+    """
+    task_spec(env_id)
+    subject = Subject(env_id, kwargs)
+    results = []
+    for clause in CLAUSES:
+        try:
+            results.append(ClauseResult(clause.__name__, True, clause(subject)))
+        except Exception as error:
+            detail = str(error) if isinstance(error, BrokenClause) else f"{type(error).__name__}: {error}"
+            results.append(ClauseResult(clause.__name__, False, detail))
+            if clause is CLAUSES[0]:  # it cannot even be made
+                break
+    report = CheckReport(env_id, dict(kwargs), tuple(results))
+    if raise_on_failure and not report.passed:
+        failures = "\n".join(f"- {result.clause}: {result.detail}" for result in report.failures)
+        raise TaskCheckError(f"{env_id} breaks {len(report.failures)} of {len(CLAUSES)} clauses:\n{failures}")
+    return report

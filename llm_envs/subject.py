@@ -1,0 +1,159 @@
+"""The task that `check_task` looks at, and the episodes that several clauses share."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Any, SupportsFloat
+
+import gymnasium as gym
+
+from llm_envs.env import SPLITS, TextEnv, canonical_json
+from llm_envs.hostile import HostileAction, hostile_actions
+
+__all__ = ["BrokenClause", "Player", "Step", "Subject", "play"]
+
+N_SEEDS = 20
+"""Episodes of the oracle."""
+N_DRAWS = 300
+"""Problems that are drawn, half of them in each split."""
+_N_HOSTILE_EPISODES = 30
+
+
+class BrokenClause(Exception):
+    """A clause does not hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of an episode, as the environment returned it."""
+
+    action: str
+    observation: str
+    reward: SupportsFloat
+    terminated: bool
+    truncated: bool
+    info: dict[str, Any]
+
+    @property
+    def is_win(self) -> bool:
+        """Whether the episode ended here with success."""
+        return (self.terminated or self.truncated) and self.info.get("is_success") is True
+
+
+Player = Callable[[TextEnv, str], str]
+"""(task, last observation) to action."""
+
+
+@dataclass
+class Subject:
+    """The task under test, and the episodes that several clauses look at."""
+
+    env_id: str
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    def make(self, **more: Any) -> gym.Env[str, str]:
+        """Make the environment, with some keyword arguments replaced."""
+        return gym.make(self.env_id, **{**self.kwargs, **more})
+
+    @cached_property
+    def env(self) -> gym.Env[str, str]:
+        """One environment for all clauses that leave it as it is."""
+        return self.make()
+
+    @property
+    def task(self) -> TextEnv:
+        """The same without Gymnasium's wrappers."""
+        return unwrap(self.env)
+
+    @cached_property
+    def oracle_episodes(self) -> list[list[Step]]:
+        """The oracle's episodes, by seed."""
+        return [play(self.env, seed, ask_oracle) for seed in range(N_SEEDS)]
+
+    @cached_property
+    def hostile_episodes(self) -> dict[str, list[list[Step] | Exception]]:
+        """Episodes by the name of the hostile action; an exception stands for the episode that it ended."""
+        self.env.reset(seed=0)
+        rng = random.Random(0)
+        episodes: dict[str, list[list[Step] | Exception]] = {}
+        for name, act in hostile_actions(self.task.tools).items():
+            player = partial(_act_hostile, act, rng)
+            played = episodes[name] = []
+            for seed in range(3 if "long" in name else _N_HOSTILE_EPISODES):
+                try:
+                    played.append(play(self.env, seed, player))
+                except Exception as error:
+                    played.append(error)
+        return episodes
+
+    @cached_property
+    def all_steps(self) -> list[Step]:
+        """The steps of all these episodes."""
+        hostile = [steps for played in self.hostile_episodes.values() for steps in played if isinstance(steps, list)]
+        return [step for steps in [*self.oracle_episodes, *hostile] for step in steps]
+
+    @cached_property
+    def drawn_problems(self) -> list[str]:
+        """Canonical JSON of the problems of many resets, half of them in each split."""
+        problems = []
+        for split in SPLITS:
+            env = self.make(split=split)
+            env.reset(seed=0)
+            for _ in range(N_DRAWS // 2):
+                env.reset()
+                problems.append(problem_of(env))
+        return problems
+
+
+def play(env: gym.Env[str, str], seed: int | None, player: Player) -> list[Step]:
+    """Play one episode, but at most two steps beyond the task's own limit."""
+    task = unwrap(env)
+    observation, _ = env.reset(seed=seed)
+    steps: list[Step] = []
+    while len(steps) < task.max_turns + 2 and not (steps and (steps[-1].terminated or steps[-1].truncated)):
+        action = player(task, observation)
+        observation, reward, terminated, truncated, info = env.step(action)
+        steps.append(Step(action, observation, reward, terminated, truncated, info))
+    return steps
+
+
+def require(condition: object, message: str) -> None:
+    """Raise `BrokenClause` with the message unless the condition is true."""
+    if not condition:
+        raise BrokenClause(message)
+
+
+def unwrap(env: gym.Env[str, str]) -> TextEnv:
+    """Return the task below the wrappers."""
+    task = env.unwrapped
+    if not isinstance(task, TextEnv):
+        raise BrokenClause(f"{type(task).__name__} is no llm_envs.TextEnv: subclass it, or one of its shapes")
+    return task
+
+
+def ask_oracle(task: TextEnv, observation: str) -> str:
+    """Play as the oracle: a `Player`."""
+    return task.oracle()
+
+
+def _act_hostile(act: HostileAction, rng: random.Random, task: TextEnv, observation: str) -> str:
+    return act(task, observation, rng)
+
+
+def repeat(actions: Sequence[str], then: str = "I am done.") -> Player:
+    """Return a player of the given actions in order, and then of one more again and again."""
+    left = list(actions)
+    return lambda task, observation: left.pop(0) if left else then
+
+
+def problem_of(env: gym.Env[str, str]) -> str:
+    """Return the canonical JSON of the problem in play."""
+    problem = env.get_wrapper_attr("problem")
+    require(
+        isinstance(problem, dict),
+        f"the problem is a {type(problem).__name__}: generate() must return a dict of JSON types",
+    )
+    return canonical_json(problem)
