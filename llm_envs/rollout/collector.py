@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -107,7 +107,8 @@ class Collector:
         """Play the next `n_groups` groups of the source."""
         if n_groups < 0 or group_size < 1:
             raise InvalidConfigError(f"{n_groups=}, {group_size=}: they must be at least 0 and 1.")
-        return await self.play([group_specs(spec, group_size) for spec in self.source.take(n_groups)])
+        groups = (group_specs(spec, group_size) for spec in self.source.take(n_groups))
+        return await self._play_all(groups, n_groups, n_groups * group_size)
 
     async def play(self, groups: Sequence[Sequence[EpisodeSpec]]) -> list[TrajectoryGroup]:
         """Play these groups, each given as the specs of its members; return them in the given order."""
@@ -116,10 +117,7 @@ class Collector:
         ids = [specs[0].group_id for specs in groups]
         if len(set(ids)) < len(ids):
             raise InvalidConfigError(f"groups share an id: {sorted({i for i in ids if ids.count(i) > 1})[:5]}.")
-        with self._clock(), show_progress(self.progress, self.stats, sum(map(len, groups))) as show:
-            done = await self._play_all([spec for specs in groups for spec in specs], show)
-        finished = iter(done)
-        return [assemble_group([next(finished) for _ in specs]) for specs in groups]
+        return await self._play_all(groups, len(groups), sum(map(len, groups)))
 
     def close(self) -> None:
         """Close the event loop of the synchronous calls. The policy is yours to close."""
@@ -135,29 +133,32 @@ class Collector:
         """Close the collector."""
         self.close()
 
-    async def _play_all(self, specs: Sequence[EpisodeSpec], show: Callable[[], None]) -> list[Trajectory]:
-        """Play all episodes; return their trajectories in the order of `specs`.
+    async def _play_all(
+        self, groups: Iterable[Sequence[EpisodeSpec]], n_groups: int, n_episodes: int
+    ) -> list[TrajectoryGroup]:
+        """Play all groups; return them in the given order.
 
         A player takes the next episode the moment its last one ends. With a turn of the event loop between the two,
         episodes that end together would begin together again, and so stay bunched for ever.
         """
-        queue = iter(enumerate(specs))
-        done: dict[int, Trajectory] = {}
-        try:
-            async with asyncio.TaskGroup() as players:
-                for _ in range(min(self.max_concurrency, len(specs))):
-                    players.create_task(self._play_next(queue, done, show))
-        except BaseExceptionGroup as group:  # the first is what went wrong; the others fell with it
-            raise group.exceptions[0] from None
-        return [done[index] for index in range(len(specs))]
+        queue = ((index, spec) for index, specs in enumerate(groups) for spec in specs)
+        done: list[list[Trajectory]] = [[] for _ in range(n_groups)]
+        with self._clock(), show_progress(self.progress, self.stats, n_episodes) as show:
+            try:
+                async with asyncio.TaskGroup() as players:
+                    for _ in range(min(self.max_concurrency, n_episodes)):
+                        players.create_task(self._play_next(queue, done, show))
+            except BaseExceptionGroup as group:  # the first is what went wrong; the others fell with it
+                raise group.exceptions[0] from None
+            return [assemble_group(trajectories) for trajectories in done]
 
     async def _play_next(
-        self, queue: Iterator[tuple[int, EpisodeSpec]], done: dict[int, Trajectory], show: Callable[[], None]
+        self, queue: Iterator[tuple[int, EpisodeSpec]], done: list[list[Trajectory]], show: Callable[[], None]
     ) -> None:
         slots = self._slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self.max_concurrency))
         for index, spec in queue:
             async with slots:  # first come, first served, among the calls that run side by side
-                done[index] = await self._episode(spec)
+                done[index].append(await self._episode(spec))
                 show()
 
     async def _episode(self, spec: EpisodeSpec) -> Trajectory:
@@ -203,6 +204,7 @@ class Collector:
         factory = self.source.factories.get(spec.env_id)
         if factory is not None:
             return factory(**spec.env_kwargs)
-        # Gymnasium's passive checker is for development (`llm-envs check`); the episode checks what it relies on
-        # itself.
-        return gym.make(spec.env_id, disable_env_checker=True, **spec.env_kwargs)
+        # Neither by name nor with the passive checker: both take as long as all the rest. The episode checks what it
+        # relies on itself, and `llm-envs check` the whole contract.
+        known = gym.registry.get(spec.env_id, spec.env_id)
+        return gym.make(known, disable_env_checker=True, **spec.env_kwargs)

@@ -16,8 +16,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar, cast
 
@@ -144,16 +143,22 @@ class _Failure(Exception):
         self.error, self.where = error, where
 
 
-@contextmanager
-def _blame(where: str) -> Iterator[None]:
-    try:
-        yield
-    except ContextFullError as error:
-        if where != "policy":
-            raise _Failure(error, where) from error
-        raise
-    except (Exception, SystemExit) as error:  # a tool that calls exit() ends its episode, not the run
-        raise _Failure(error, where) from error
+class _Blame:
+    """Turn what is raised inside the block into a `_Failure` there. A policy's `ContextFullError` is no failure."""
+
+    __slots__ = ("where",)
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, ContextFullError) and self.where == "policy":
+            return
+        if isinstance(error, (Exception, SystemExit)):  # a tool that calls exit() ends its episode, not the run
+            raise _Failure(error, self.where) from error
 
 
 @dataclass(slots=True)
@@ -212,9 +217,9 @@ class _Episode:
 
     async def _reset(self) -> None:
         started = time.perf_counter()
-        with _blame("env.make"):
+        with _Blame("env.make"):
             self.env = await self.runner.open()
-        with _blame("env.reset"):
+        with _Blame("env.reset"):
             options = None if self.spec.options is None else dict(self.spec.options)
             self.observation, info = await self.runner.reset(self.spec.seed, options)
             system_prompt = env_attribute(self.env, "system_prompt", None)
@@ -222,7 +227,7 @@ class _Episode:
             self.messages += observed_messages(self.observation, info)
             self.tools = tuple(env_attribute(self.env, "tools", ()) or ())
         self.env_s += time.perf_counter() - started
-        with _blame("policy"):
+        with _Blame("policy"):
             self.tape.begin(self.messages, self.tools)
 
     def _limit_reached(self) -> tuple[StopReason, str] | None:
@@ -245,7 +250,7 @@ class _Episode:
         if params.max_new_tokens != self._budget():
             params = replace(params, max_new_tokens=self._budget())
         speak = {"token": self._sample, "chat": self._chat, "env": self._act}[self.kind]
-        with _blame("policy"):
+        with _Blame("policy"):
             reply = await speak(params)
         reply.seconds = time.perf_counter() - started
         self.policy_s += reply.seconds
@@ -306,7 +311,7 @@ class _Episode:
         self.tape.say(reply.ids, reply.logps)
         started = time.perf_counter()
         try:
-            with _blame("env.step"):
+            with _Blame("env.step"):
                 observation, reward, terminated, truncated, info = await self.runner.step(reply.text)
                 heard = observed_messages(observation, info)
                 self._add_turn(reply, reward, info, time.perf_counter() - started)
@@ -321,7 +326,7 @@ class _Episode:
         else:
             heard = with_call_ids(heard, reply.message)
             self.messages += heard
-            with _blame("policy"):
+            with _Blame("policy"):
                 self.tape.hear(heard)
         if truncated and not terminated:
             self._cut(StopReason.ENV_TRUNCATED, "")
@@ -348,7 +353,7 @@ class _Episode:
 
     def _cut(self, reason: StopReason, why: str) -> None:
         self.stop_reason = reason
-        with _blame("policy"):
+        with _Blame("policy"):
             self.tape.hear_last(self.limits.max_episode_tokens)
         if why and not self.turns:
             self.metadata["unscored_because"] = why

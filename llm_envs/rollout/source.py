@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any
@@ -104,11 +104,10 @@ class SeedSource:
             choice.env_id, choice.kwargs, derive_seed(self.seed, "reset", index), f"{self.seed}-{index:06d}"
         )
 
-    def take(self, n: int) -> list[EpisodeSpec]:
-        """Return the next `n` groups and move past them."""
-        specs = [self.spec(index) for index in range(self.position, self.position + n)]
-        self.position += n
-        return specs
+    def take(self, n: int) -> Iterator[EpisodeSpec]:
+        """Move past the next `n` groups at once, and return them one by one, each worked out when it is asked for."""
+        start, self.position = self.position, self.position + n
+        return (self.spec(index) for index in range(start, start + n))
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the source stands, as JSON types."""
