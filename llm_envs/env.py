@@ -26,7 +26,7 @@ import gymnasium as gym
 
 from llm_envs.errors import EnvContractError, InvalidActionError, InvalidConfigError, ResetNeededError
 from llm_envs.parsers import ParsedReply, format_answer, parse_reply
-from llm_envs.rewards import weighted_sum
+from llm_envs.rewards import exact_match, weighted_sum
 from llm_envs.spaces import MAX_TEXT_LENGTH, TextSpace, encodable
 from llm_envs.tools import INVALID_ARGUMENTS, UNKNOWN_TOOL, Tool, call_tool
 from llm_envs.types import ToolResult
@@ -339,7 +339,7 @@ class SingleTurnEnv(TextEnv):
 
     def is_correct(self, answer: str) -> bool:
         """Return whether the answer is right; raise `InvalidActionError`, readably, if it has no such form."""
-        return answer == self.solution()
+        return exact_match(answer, self.solution()) == 1.0
 
     def score(self, reply: ParsedReply, *, correct: bool, malformed: bool) -> dict[str, float]:
         """Return the reward components. Override for components of your own."""
@@ -418,7 +418,7 @@ class ToolEnv(TextEnv):
         if reply.tool_calls:
             return self._play_calls(reply)
         self.tool_results = ()
-        correct, complaint = _judge(self.is_correct, reply, "a tool call or ")
+        correct, complaint = _judge(self.is_correct, reply, "tool call or ")
         components = self.score(reply, (), correct=correct, malformed=complaint is not None)
         if complaint is not None:
             return Outcome(complaint, components)

@@ -136,7 +136,7 @@ def _distribution(entry_point: EntryPoint) -> str:
 
 def _register_entry_point(entry_point: EntryPoint) -> None:
     if "/" in entry_point.name:
-        register_task(entry_point.name, f"{entry_point.module}:{entry_point.attr}")
+        register_task(entry_point.name, f"{entry_point.module}:{entry_point.attr or ''}")
         return
     loaded = entry_point.load()
     if callable(loaded) and not isinstance(loaded, ModuleType):

@@ -1,0 +1,415 @@
+"""Each clause of `check_task` is tripped by a task that is broken in just that way, and by nothing else."""
+
+import random
+import time
+from functools import partial
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from llm_envs.checker import check_task
+from llm_envs.clauses import CLAUSES
+from llm_envs.env import Difficulty, Outcome, SingleTurnEnv, TextEnv, ToolEnv
+from llm_envs.errors import InvalidActionError, TaskCheckError, UnknownTaskError
+from llm_envs.parsers import format_answer, format_tool_call, parse_reply
+from llm_envs.registration import register_task
+from llm_envs.spaces import TextSpace
+
+DOCSTRING = """Say the number.
+
+## Description
+## Observation
+## Action
+## Reward
+## Episode End
+## Arguments
+The level is "only".
+## Version History
+"""
+
+
+class Sound(SingleTurnEnv):
+    __doc__ = DOCSTRING
+    difficulties = {"only": Difficulty("a number", chance_rate=0.001)}
+    default_difficulty = "only"
+    problem_fields = {"n": int}
+
+    def generate(self):
+        return {"n": int(self.np_random.random() * 1_000_000)}
+
+    def prompt(self):
+        return f"Say {self.problem['n'] + 1} minus one."
+
+    def solution(self):
+        return str(self.problem["n"])
+
+
+class SoundGame(TextEnv):
+    __doc__ = DOCSTRING
+    difficulties = {"only": Difficulty("a number", chance_rate=0.001)}
+    default_difficulty = "only"
+    default_max_turns = 3
+    problem_fields = {"n": int}
+
+    def generate(self):
+        return {"n": int(self.np_random.random() * 1_000_000)}
+
+    def prompt(self):
+        return f"Say yes, then {self.problem['n'] + 1} minus one."
+
+    def begin(self):
+        self.said_yes = False
+
+    def play(self, action):
+        answer = parse_reply(action).answer
+        if self.said_yes and answer == str(self.problem["n"]):
+            return Outcome("Right.", {"correct": 1.0, "malformed": 0.0}, True, True)
+        self.said_yes = self.said_yes or answer == "yes"
+        return Outcome("Go on.", {"correct": 0.0, "malformed": 0.0})
+
+    def next_action(self):
+        return format_answer(self.problem["n"] if self.said_yes else "yes")
+
+
+class SoundTool(ToolEnv):
+    __doc__ = DOCSTRING
+    difficulties = {"only": Difficulty("a number", chance_rate=0.001)}
+    default_difficulty = "only"
+    problem_fields = {"n": int}
+
+    def make_tools(self):
+        return [self.look]
+
+    def look(self) -> str:
+        """Look."""
+        return str(self.problem["n"])
+
+    def generate(self):
+        return {"n": int(self.np_random.random() * 1_000_000)}
+
+    def prompt(self):
+        return "Look, then say it."
+
+    def is_correct(self, answer):
+        return answer == str(self.problem["n"])
+
+    def next_action(self):
+        return format_answer(self.tool_results[0].output) if self.tool_results else format_tool_call("look")
+
+
+# One broken task for each clause.
+
+
+class WrongSpace(Sound):
+    def __init__(self, split="train", difficulty=None, render_mode=None):
+        super().__init__(split, difficulty, render_mode)
+        self.observation_space = TextSpace(1000)
+
+
+class NoRenderRate(Sound):
+    metadata = {"render_modes": ["ansi"]}
+
+
+class IntegerWeights(Sound):
+    reward_weights = {"correct": 1, "malformed": -0.1}
+
+
+class NoLevelDescription(Sound):
+    difficulties = {"only": Difficulty("", chance_rate=0.001)}
+
+
+class NoHeadings(Sound):
+    __doc__ = 'Say the number. The level is "only".'
+
+
+class SwallowsArguments(Sound):
+    def __init__(self, split="train", difficulty=None, render_mode=None, **kwargs):
+        super().__init__(split, difficulty, render_mode)
+
+
+class IgnoresGivenProblems(Sound):
+    def _given_problem(self, options):
+        super()._given_problem(options)
+        return self._draw_problem()
+
+
+class LeaksBetweenEpisodes(SoundGame):
+    n_answers = 0
+
+    def play(self, action):
+        outcome = super().play(action)
+        if self.n_turns == 2:
+            self.n_answers += 1
+            return outcome._replace(observation=f"Second answer number {self.n_answers}.")
+        return outcome
+
+
+class SeedsGlobally(Sound):
+    def begin(self):
+        np.random.seed(0)
+
+
+class SharesSeeds(Sound):
+    # Seeds 0 to 49 give one problem.
+
+    def reset(self, *, seed=None, options=None):
+        gym.Env.reset(self, seed=seed)
+        if seed is not None or not hasattr(self, "bucket"):
+            self.bucket = random.Random((seed or 0) // 50)
+        return super().reset(seed=None, options=options)
+
+    def generate(self):
+        return {"n": self.bucket.randrange(1_000_000)}
+
+
+class FewProblems(Sound):
+    # Claims to be endless.
+
+    def generate(self):
+        return {"n": int(self.np_random.random() * 40)}
+
+
+class IgnoresTheSplit(Sound):
+    difficulties = {"only": Difficulty("a number", chance_rate=0.01, n_problems=500)}
+
+    def _draw_problem(self):
+        return {"n": int(self.np_random.random() * 500)}
+
+
+class NeedlesslyUndivided(Sound):
+    difficulties = {"only": Difficulty("a number", chance_rate=0.001, disjoint_splits=False)}
+
+
+class OracleIsSometimesWrong(Sound):
+    def next_action(self):
+        return format_answer(self.problem["n"] if self.problem["n"] % 5 else "no idea")
+
+
+class OracleEarnsLess(Sound):
+    reward_weights = {"correct": 1.0, "malformed": -0.1, "style": 0.5}
+
+    def score(self, reply, *, correct, malformed):
+        return {"correct": float(correct), "malformed": float(malformed), "style": float("style" in reply.content)}
+
+
+class RaisesOnBadAnswers(Sound):
+    def is_correct(self, answer):
+        return int(answer) == self.problem["n"]
+
+
+class AcceptsAnyAnswerThatContainsIt(Sound):
+    def prompt(self):
+        return f"Say {self.problem['n']}."
+
+    def is_correct(self, answer):
+        return str(self.problem["n"]) in answer
+
+
+class NeverEnds(SoundGame):
+    def step(self, action):
+        observation, reward, terminated, _, info = super().step(action)
+        if not terminated:
+            self._is_playing = True
+            info.pop("is_success", None)
+        return observation, reward, terminated, False, info
+
+
+class PaysBesideItsComponents(Sound):
+    def step(self, action):
+        observation, reward, terminated, truncated, info = super().step(action)
+        return observation, reward - 0.05 if reward < 1 else reward, terminated, truncated, info
+
+
+class MixesInfoTypes(Sound):
+    def step(self, action):
+        observation, reward, terminated, truncated, info = super().step(action)
+        return observation, reward, terminated, truncated, info | {"length": 0 if action == "" else 0.5}
+
+
+class ScoresToolOutput(SoundTool):
+    def play(self, action):
+        outcome = super().play(action)
+        answer = parse_reply(outcome.observation).answer
+        if answer is not None and self.is_correct(answer):
+            return Outcome(outcome.observation, {"correct": 1.0, "malformed": 0.0}, True, True)
+        return outcome
+
+
+class ScoresThinking(Sound):
+    def play(self, action):
+        return super().play(action.replace("<think>", "").replace("</think>", ""))
+
+
+class SharesState(Sound):
+    shared: dict = {}
+
+    def begin(self):
+        SharesState.shared["prompt"] = super().prompt()
+
+    def step(self, action):
+        super().step(action)
+        correct = parse_reply(action).answer == self.solution()
+        components = {"correct": float(correct), "malformed": 0.0}
+        return (
+            self.shared["prompt"],
+            float(correct),
+            True,
+            False,
+            {"reward_components": components, "is_success": correct},
+        )
+
+
+class HoldsALambda(Sound):
+    def begin(self):
+        self.hook = lambda: None
+
+
+class SlowToReset(Sound):
+    def generate(self):
+        time.sleep(0.0012)
+        return super().generate()
+
+
+BROKEN = [
+    (WrongSpace, "is_made"),
+    (NoRenderRate, "passes_gymnasium_check"),
+    (IntegerWeights, "declares_its_numbers"),
+    (NoLevelDescription, "documents_its_difficulties"),
+    (NoHeadings, "has_docstring_headings"),
+    (SwallowsArguments, "checks_its_arguments"),
+    (IgnoresGivenProblems, "plays_given_problems"),
+    (LeaksBetweenEpisodes, "is_deterministic"),
+    (SeedsGlobally, "leaves_global_randomness_alone"),
+    (SharesSeeds, "depends_on_the_seed"),
+    (FewProblems, "has_honest_n_problems"),
+    (IgnoresTheSplit, "has_disjoint_splits"),
+    (NeedlesslyUndivided, "has_disjoint_splits"),
+    (OracleIsSometimesWrong, "oracle_earns_the_maximum"),
+    (OracleEarnsLess, "oracle_earns_the_maximum"),
+    (RaisesOnBadAnswers, "never_raises"),
+    (AcceptsAnyAnswerThatContainsIt, "is_not_won_by_nonsense"),
+    (NeverEnds, "ends_its_episodes"),
+    (PaysBesideItsComponents, "rewards_are_weighted_components"),
+    (MixesInfoTypes, "info_is_well_formed"),
+    (ScoresToolOutput, "scores_only_the_agents_words"),
+    (ScoresThinking, "scores_only_the_agents_words"),
+    (SharesState, "is_vectorized"),
+    (HoldsALambda, "pickles"),
+    (SlowToReset, "resets_quickly"),
+]
+
+
+@pytest.fixture
+def registered():
+    """Register a class under a passing id."""
+    used = []
+
+    def register(cls, name=None):
+        id = f"check/{name or cls.__name__}-v0"
+        register_task(id, cls)
+        used.append(id)
+        return id
+
+    yield register
+    for id in used:
+        gym.registry.pop(id)
+
+
+@pytest.mark.parametrize("cls", [Sound, SoundGame, SoundTool])
+def test_a_sound_task_passes(registered, cls):
+    report = check_task(registered(cls))
+    assert report.passed, str(report)
+    assert [result.clause for result in report.results] == [clause.__name__ for clause in CLAUSES]
+
+
+@pytest.mark.parametrize(("cls", "clause"), BROKEN, ids=[cls.__name__ for cls, _ in BROKEN])
+def test_a_broken_task_trips_exactly_its_clause(registered, cls, clause):
+    report = check_task(registered(cls), raise_on_failure=False)
+    assert [result.clause for result in report.failures] == [clause], str(report)
+
+
+def test_a_task_that_cannot_be_written_down(registered):
+    report = check_task(registered(partial(Sound), "Partial"), raise_on_failure=False)
+    assert [result.clause for result in report.failures] == ["has_a_json_spec"]
+
+
+def test_every_clause_has_a_broken_task():
+    tripped = {clause for _, clause in BROKEN} | {"has_a_json_spec"}
+    assert tripped == {clause.__name__ for clause in CLAUSES}
+
+
+def test_the_error_lists_all_that_is_broken(registered):
+    class Worse(NoHeadings):
+        def is_correct(self, answer):
+            raise OSError("gone")
+
+    with pytest.raises(TaskCheckError) as caught:
+        check_task(registered(Worse))
+    text = str(caught.value)
+    assert text.startswith("check/Worse-v0 breaks ")
+    assert "- has_docstring_headings: the class docstring lacks the headings ['Description'," in text
+    assert "- never_raises: the action 'a blank answer' raised" not in text  # blank answers never reach is_correct
+    assert "raised OSError: gone" in text
+
+
+def test_a_task_that_cannot_be_made_is_not_tried_further(registered):
+    class NoLevels(Sound):
+        difficulties = {}
+
+    report = check_task(registered(NoLevels), raise_on_failure=False)
+    assert [(result.clause, result.passed) for result in report.results] == [("is_made", False)]
+    assert "known are" in report.results[0].detail
+
+
+def test_something_else_than_a_text_environment_is_named():
+    register_task("check/CartPole-v0", "gymnasium.envs.classic_control.cartpole:CartPoleEnv")
+    try:
+        with pytest.raises(TaskCheckError, match=r"CartPoleEnv is no llm_envs\.TextEnv"):
+            check_task("check/CartPole-v0")
+    finally:
+        gym.registry.pop("check/CartPole-v0")
+
+
+def test_an_unknown_id():
+    with pytest.raises(UnknownTaskError, match="did you mean llm/Calculator-v0"):
+        check_task("llm/Calculator-v1")
+
+
+def test_an_oracle_that_is_not_exact_must_beat_chance(registered):
+    class Lucky(Sound):
+        oracle_is_exact = False
+        difficulties = {"only": Difficulty("a number", chance_rate=0.9)}
+
+        def next_action(self):
+            return format_answer(self.problem["n"] if self.problem["n"] % 2 else 0)
+
+    report = check_task(registered(Lucky), raise_on_failure=False)
+    (failure,) = [result for result in report.failures if result.clause == "oracle_earns_the_maximum"]
+    assert "no more than chance_rate 0.9" in failure.detail
+
+
+def test_the_chance_rate_is_allowed_but_not_much_more(registered):
+    class Coin(Sound):
+        """Right if the reply's length has the parity of the problem."""
+
+        __doc__ = DOCSTRING
+        difficulties = {"only": Difficulty("a coin", chance_rate=0.5)}
+
+        def is_correct(self, answer):
+            if not answer.isascii():
+                raise InvalidActionError("not a coin")
+            return len(answer) % 2 == self.problem["n"] % 2
+
+        def solution(self):
+            return "x" * (2 + self.problem["n"] % 2)
+
+    class Loaded(Coin):
+        difficulties = {"only": Difficulty("a coin", chance_rate=0.05)}
+
+    def failed(cls):
+        report = check_task(registered(cls), raise_on_failure=False)
+        return "is_not_won_by_nonsense" in [result.clause for result in report.failures]
+
+    assert not failed(Coin)
+    assert failed(Loaded)
