@@ -1,7 +1,9 @@
 """A language model small enough to train on a laptop's CPU, made on the spot: for tests, the demo and examples.
 
 A byte-level BPE tokenizer (any text, nothing unknown; digits stay single tokens), a Qwen-style chat template with tools, and a
-Qwen2 model with random weights. `save_pretrained` of both gives a folder that transformers and vLLM load.
+Llama model with random weights. `save_pretrained` of both gives a folder that transformers and vLLM load.
+
+(Not a Qwen2 model: for that type `AutoTokenizer` replaces the saved tokenizer by its own class, whose splitting of words differs.)
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from typing import TYPE_CHECKING
 from llm_envs.errors import MissingExtraError
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase, Qwen2ForCausalLM
+    from transformers import PreTrainedTokenizerBase, LlamaForCausalLM
 
 __all__ = ["CHAT_TEMPLATE", "tiny_model", "tiny_tokenizer"]
 
@@ -109,8 +111,8 @@ def tiny_model(
     n_heads: int = 4,
     max_length: int = 1024,
     seed: int = 0,
-) -> Qwen2ForCausalLM:
-    """Make a Qwen2 model with random weights for `tokenizer`, in float32 on the CPU.
+) -> LlamaForCausalLM:
+    """Make a Llama model with random weights for `tokenizer`, in float32 on the CPU.
 
     Args:
         tokenizer: Gives the vocabulary size and the ids of the end-of-turn and pad tokens.
@@ -122,11 +124,11 @@ def tiny_model(
     """
     try:
         import torch
-        from transformers import Qwen2Config, Qwen2ForCausalLM
+        from transformers import LlamaConfig, LlamaForCausalLM
     except ImportError as error:
         raise MissingExtraError("tiny_model needs torch and transformers: pip install 'llm-envs[train]'.") from error
 
-    config = Qwen2Config(
+    config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=hidden_size,
         intermediate_size=2 * hidden_size,
@@ -141,7 +143,7 @@ def tiny_model(
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = Qwen2ForCausalLM(config)
+        model = LlamaForCausalLM(config)
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     model.generation_config.pad_token_id = tokenizer.pad_token_id
     return model.float().eval()

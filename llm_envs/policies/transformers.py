@@ -123,7 +123,8 @@ class TransformersPolicy:
 
     async def aclose(self) -> None:
         """Drop what has not started, wait for the running batch, and end the thread."""
-        if self._pump is not None:
+        # A pump of another loop ended with that loop.
+        if self._pump is not None and self._pump.get_loop() is asyncio.get_running_loop():
             self._pump.cancel()
             await asyncio.gather(self._pump, return_exceptions=True)
         self._thread.shutdown(wait=True)

@@ -1,0 +1,84 @@
+"""A two-turn environment that a tiny model can learn, and the tiny model."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import gymnasium as gym
+import pytest
+
+from llm_envs.spaces import TextSpace
+from llm_envs.tiny_model import tiny_model, tiny_tokenizer
+
+
+class SayEnv(gym.Env):
+    """Say as many b as you can, twice. The second observation is a tool's, and full of b: only the agent's own count.
+
+    With `fail_every`, that share of the episodes raises in its second step (which ones, the seeds decide).
+    """
+
+    observation_space = action_space = TextSpace()
+    reset_seeds: dict[str, list[int]] = defaultdict(list)  # by split, for the tests
+
+    def __init__(self, split: str = "train", fail_every: int = 0, fail_always: bool = False) -> None:
+        self.split, self.fail_every, self.fail_always = split, fail_every, fail_always
+        self.system_prompt = None
+        self.tools: list[dict] = []
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.reset_seeds[self.split].append(seed)
+        self.n_turns = 0
+        return "Say b", {}
+
+    def step(self, action):
+        self.n_turns += 1
+        # Half a failure: the same seed fails for one member and works for another, by what they said.
+        if self.fail_always or (self.fail_every and self.n_turns == 2 and len(action) % self.fail_every == 0):
+            raise ConnectionError("the tool's server is gone")
+        reward = action.count("b") / 8 / 2
+        info = {"messages": [{"role": "tool", "content": "bbbbbbbb"}]}
+        ended = self.n_turns == 2
+        if ended:
+            info["is_success"] = "bbbb" in action
+        return "bbbbbbbb", reward, ended, False, info
+
+
+gym.register("test/Say-v0", SayEnv)
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory):
+    """A saved tiny model whose every byte is a token."""
+    folder = tmp_path_factory.mktemp("tiny")
+    tokenizer = tiny_tokenizer()
+    tiny_model(tokenizer, hidden_size=64, max_length=192, seed=3).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture
+def config(tmp_path):
+    """Return a factory of small settings."""
+    from llm_envs.trainers.grpo import EnvGRPOConfig
+
+    def make(**changes):
+        settings = {
+            "output_dir": str(tmp_path / "out"),
+            "max_steps": 1,
+            "per_device_train_batch_size": 16,
+            "num_generations": 4,
+            "max_completion_length": 80,
+            "max_turn_tokens": 8,
+            "learning_rate": 1e-3,
+            "lr_scheduler_type": "constant",
+            "gradient_checkpointing": False,
+            "logging_steps": 1,
+            "save_strategy": "no",
+            "report_to": "none",
+            "num_train_seeds": 64,
+            "disable_tqdm": True,
+        }
+        return EnvGRPOConfig(**{**settings, **changes})
+
+    return make

@@ -1,0 +1,72 @@
+"""What TRL gets of a trajectory: token ids, masks and rewards as they were."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from llm_envs.errors import EnvContractError
+from llm_envs.trainers.bridge import reward_from_field, rollout_output
+from llm_envs.types import RolloutError, Row, StopReason, Trajectory, Turn
+
+ROW = Row(
+    ids=np.array([1, 2, 3, 10, 11, 4, 5, 12], dtype=np.int32),
+    mask=np.array([0, 0, 0, 1, 1, 0, 0, 1], dtype=np.bool_),
+    logps=np.array([0, 0, 0, -0.5, -1.0, 0, 0, -2.0], dtype=np.float32),
+    spans=((3, 5), (7, 8)),
+)
+GOOD = Trajectory(
+    env_id="x/Y-v0",
+    env_kwargs={},
+    seed=1,
+    group_id="g",
+    member=0,
+    messages=(),
+    tools=(),
+    rows=(ROW,),
+    turns=(Turn(0.25, {"a": 0.25}, 0, 0), Turn(0.5, {"a": 0.5}, 0, 1)),
+    terminated=True,
+    truncated=False,
+    stop_reason=StopReason.TERMINATED,
+    status="ok",
+    is_success=True,
+)
+ERRORED = dataclasses.replace(
+    GOOD, status="errored", error=RolloutError("E", "m", "env.step"), stop_reason=StopReason.ERROR, is_success=None
+)
+CUT = dataclasses.replace(GOOD, terminated=False, truncated=True, stop_reason=StopReason.MAX_TURNS)
+EMPTY = dataclasses.replace(ERRORED, rows=(), turns=())
+
+
+def test_a_row_is_split_where_the_policy_first_wrote():
+    output = rollout_output([GOOD], pad_id=0)
+    assert output == {
+        "prompt_ids": [[1, 2, 3]],
+        "completion_ids": [[10, 11, 4, 5, 12]],
+        "logprobs": [[-0.5, -1.0, 0.0, 0.0, -2.0]],
+        "env_mask": [[1, 1, 0, 0, 1]],
+        "trajectory_reward": [0.75],
+    }
+
+
+def test_a_failure_is_masked_whole_and_has_no_reward():
+    output = rollout_output([GOOD, ERRORED, EMPTY], pad_id=7)
+    assert output["trajectory_reward"] == [0.75, None, None]
+    assert output["env_mask"][1:] == [[0, 0, 0, 0, 0], [0]]
+    assert (output["prompt_ids"][2], output["completion_ids"][2]) == ([7], [7])
+
+
+def test_truncated_trajectories_are_masked_only_when_asked():
+    assert rollout_output([CUT], pad_id=0)["env_mask"] == [[1, 1, 0, 0, 1]]
+    masked = rollout_output([CUT, GOOD], pad_id=0, mask_truncated=True)
+    assert masked["env_mask"] == [[0, 0, 0, 0, 0], [1, 1, 0, 0, 1]]
+    assert masked["trajectory_reward"] == [0.75, 0.75]
+
+
+def test_several_rows_are_refused():
+    with pytest.raises(EnvContractError, match="2 rows"):
+        rollout_output([dataclasses.replace(GOOD, rows=(ROW, ROW))], pad_id=0)
+
+
+def test_the_reward_function_reads_the_column():
+    assert reward_from_field(["p"], ["c"], trajectory_reward=[None], other=[1]) == [None]

@@ -1,0 +1,288 @@
+"""EnvGRPOTrainer with the transformers policy: what is trained on, what is left out, and that it learns."""
+
+import copy
+import dataclasses
+import json
+
+import numpy as np
+import peft
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from llm_envs.errors import InvalidConfigError, ModelError, UnknownTaskError
+from llm_envs.policies.inference import load_model, token_logps
+from llm_envs.rollout import read_trajectories
+from llm_envs.tiny_model import tiny_model
+from llm_envs.trainers.callbacks import LoggerCallback
+from llm_envs.trainers.functional.masking import trim_padding
+from llm_envs.trainers.grpo import EnvGRPOConfig, EnvGRPOTrainer, average_metrics, episode_seed
+from llm_envs.types import SamplingParams
+
+ENV = "test/Say-v0"
+
+
+@pytest.fixture
+def make(tiny_folder, config):
+    made = []
+
+    def build(env=ENV, model=tiny_folder, kwargs=None, **changes):
+        made.append(EnvGRPOTrainer(model, env, config(**changes), **(kwargs or {})))
+        return made[-1]
+
+    yield build
+    for trainer in made:
+        trainer.close()
+
+
+def spy_on_batches(trainer):
+    """Keep what `_generate_and_score_completions` returns."""
+    kept = []
+    original = trainer._generate_and_score_completions
+
+    def keep(inputs):
+        kept.append(original(inputs))
+        return kept[-1]
+
+    trainer._generate_and_score_completions = keep
+    return kept
+
+
+def test_contract_one_step(make):
+    """The seams of TRL that this subclass stands on; it fails loudly when TRL moves."""
+    trainer = make(per_device_train_batch_size=8, gradient_accumulation_steps=2)
+    before = copy.deepcopy(trainer.model.state_dict())
+    batches = spy_on_batches(trainer)
+    trainer.train()
+    (batch,) = batches
+    assert len(trainer.last_trajectories) == 16
+    for row, trajectory in enumerate(trainer.last_trajectories):
+        (tokens,) = trajectory.rows
+        n_prompt, n = tokens.prompt_length, len(tokens)
+        prompt = batch["prompt_ids"][row][batch["prompt_mask"][row].bool()]
+        completion = batch["completion_ids"][row][batch["completion_mask"][row].bool()]
+        assert prompt.tolist() == tokens.ids[:n_prompt].tolist()
+        assert completion.tolist() == tokens.ids[n_prompt:].tolist()
+        mask = batch["tool_mask"][row, : n - n_prompt].bool().numpy()
+        assert mask.tolist() == tokens.mask[n_prompt:].tolist()
+        assert 0 < mask.sum() < len(mask)  # the environment's tokens are in the row, and out of the loss
+        sampled = batch["sampling_per_token_logps"][row, : n - n_prompt].numpy()
+        assert np.array_equal(sampled, tokens.logps[n_prompt:])
+        text = trainer._tokenizer.decode(tokens.ids[n_prompt:][~mask])
+        assert "<tool_response>\nbbbbbbbb" in text
+    assert any(not torch.equal(value, before[name]) for name, value in trainer.model.state_dict().items())
+
+
+def test_groups_share_one_seed_and_advantages_are_the_rewards_against_their_group(make):
+    trainer = make()
+    batches = spy_on_batches(trainer)
+    trainer.train()
+    groups = [trainer.last_trajectories[i : i + 4] for i in range(0, 16, 4)]
+    seeds = [{t.seed for t in group} for group in groups]
+    assert [len(s) for s in seeds] == [1, 1, 1, 1]
+    assert len(set.union(*seeds)) == 4
+    assert [t.member for t in groups[0]] == [0, 1, 2, 3]
+    assert len({t.group_id for t in trainer.last_trajectories}) == 4
+    rewards = torch.tensor([t.reward for t in trainer.last_trajectories]).view(4, 4)
+    expected = (rewards - rewards.mean(1, keepdim=True)) / (rewards.std(1, keepdim=True) + 1e-4)
+    assert torch.allclose(batches[0]["advantages"], expected.view(-1), atol=1e-5)
+
+
+def test_a_failed_episode_is_no_zero(make):
+    """Half of the episodes fail: masked whole, no advantage, and the others are judged among themselves."""
+    trainer = make(env_kwargs={"fail_every": 2})
+    trainer._collector.max_retries = 0
+    batches = spy_on_batches(trainer)
+    trainer.train()
+    status = [t.status for t in trainer.last_trajectories]
+    assert 0 < status.count("errored") < 16
+    (batch,) = batches
+    for start in range(0, 16, 4):
+        group = trainer.last_trajectories[start : start + 4]
+        scored = [t.reward for t in group if t.status == "ok"]
+        for row, trajectory in enumerate(group, start):
+            if trajectory.status == "errored":
+                assert batch["advantages"][row] == 0
+                assert batch["tool_mask"][row][batch["completion_mask"][row].bool()].sum() == 0
+            elif len(scored) > 1:
+                spread = np.std(scored, ddof=1)
+                expected = (trajectory.reward - np.mean(scored)) / (spread + 1e-4)
+                assert batch["advantages"][row].item() == pytest.approx(expected, abs=1e-4)
+    tokens = sum(int(t.rows[0].mask.sum()) for t in trainer.last_trajectories if t.status == "ok")
+    assert batch["num_items_in_batch"].item() == tokens
+    log = next(entry for entry in trainer.state.log_history if "env/errored" in entry)
+    assert log["env/errored"] == status.count("errored")
+
+
+def test_a_generation_of_failures_alone_changes_nothing(make):
+    trainer = make(env_kwargs={"fail_always": True})
+    before = copy.deepcopy(trainer.model.state_dict())
+    trainer.train()
+    assert {t.status for t in trainer.last_trajectories} == {"errored"}
+    assert all(torch.equal(value, before[name]) for name, value in trainer.model.state_dict().items())
+
+
+def test_truncated_episodes_keep_their_reward_and_are_masked_on_request(make):
+    trainer = make(max_turns=1, mask_truncated_completions=True)
+    batches = spy_on_batches(trainer)
+    trainer.train()
+    assert all(t.truncated and t.stop_reason == "max_turns" for t in trainer.last_trajectories)
+    assert batches[0]["num_items_in_batch"] == 0
+    trainer = make(max_turns=1)
+    batches = spy_on_batches(trainer)
+    trainer.train()
+    assert batches[0]["num_items_in_batch"] > 0
+
+
+def test_the_reward_rises(make):
+    """Seeds fixed in advance; the mean reward of the last five steps against the first five."""
+    trainer = make(max_steps=40, per_device_train_batch_size=64, num_generations=16, learning_rate=3e-3, seed=1)
+    trainer.train()
+    rewards = [entry["reward"] for entry in trainer.state.log_history if "reward" in entry]
+    assert len(rewards) == 40
+    assert np.mean(rewards[:5]) < 0.1
+    assert np.mean(rewards[-5:]) > 0.5
+
+
+def test_lora(make, tiny_folder):
+    adapter = peft.LoraConfig(r=4, lora_alpha=64, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    trainer = make(kwargs={"peft_config": adapter}, max_steps=3, learning_rate=1e-2)
+    trainer.train()
+    base = load_model(tiny_folder, dtype=torch.float32)
+    weights = dict(trainer.model.named_parameters())
+    assert any("lora_B" in name and value.abs().max() > 0 for name, value in weights.items())
+    for name, value in base.named_parameters():
+        same = [w for n, w in weights.items() if n.replace("base_model.model.", "").replace(".base_layer", "") == name]
+        assert torch.equal(same[0], value)
+    # The third generation was sampled with the adapter: its log-probabilities are not the base model's.
+    rows = [t.rows[0] for t in trainer.last_trajectories]
+    scored = token_logps(base, [row.ids for row in rows], pad_id=0)
+    assert max(np.abs(a - row.logps)[row.mask].max() for a, row in zip(scored, rows, strict=True)) > 1e-3
+
+
+def test_the_guard_stops_a_policy_with_other_weights(make):
+    trainer = make()
+    tokenizer = trainer._tokenizer
+    trainer._policy.model = tiny_model(tokenizer, hidden_size=64, max_length=192, seed=99)
+    with torch.no_grad():
+        for parameter in trainer._policy.model.parameters():
+            parameter.mul_(3)
+    with pytest.raises(ModelError, match="differ from the trainer's own"):
+        trainer.train()
+
+
+def test_the_guard_sees_a_wrong_temperature(make):
+    trainer = make()
+    trainer._collector.sampling = dataclasses.replace(trainer._collector.sampling, temperature=0.5)
+    with torch.no_grad():
+        for parameter in trainer.model.parameters():
+            parameter.mul_(3)  # away from the uniform distribution, on which temperature has no effect
+    with pytest.raises(ModelError, match="temperature"):
+        trainer.train()
+
+
+def test_temperature_reaches_sampling_and_training_alike(make):
+    trainer = make(temperature=0.7, logps_tolerance=1e-5)
+    assert trainer._collector.sampling.temperature == 0.7
+    trainer.train()
+
+
+def test_the_loss_does_not_see_the_padding(make):
+    trainer = make(max_steps=1)
+    batches = spy_on_batches(trainer)
+    trainer.train()
+    batch = {name: value[:4] if getattr(value, "ndim", 0) else value for name, value in batches[0].items()}
+    wide = {
+        name: torch.nn.functional.pad(value, (0, 7)) if value.ndim == 2 and name[:6] != "prompt" else value
+        for name, value in batch.items()
+    }
+    losses = [super(EnvGRPOTrainer, trainer)._compute_loss(trainer.model, b) for b in (batch, wide, trim_padding(wide))]
+    assert torch.allclose(losses[0], losses[1], atol=1e-7)
+    assert torch.allclose(losses[0], losses[2], atol=1e-7)
+
+
+def test_trajectories_metrics_and_model_are_saved(make, tmp_path):
+    seen = []
+    trainer = make(max_steps=2, kwargs={"callbacks": [LoggerCallback(lambda step, metrics: seen.append((step, metrics)))]})
+    trainer.train()
+    trainer.save_model(str(tmp_path / "saved"))
+    stored = read_trajectories(tmp_path / "out" / "trajectories" / "process-0")
+    assert len(stored) == 32
+    assert stored[16:] == trainer.last_trajectories
+    assert [step for step, metrics in seen if "reward" in metrics] == [1, 2]
+    assert {"env/success", "env/turns", "env/stop/terminated", "env/reward/reward"} <= seen[0][1].keys()
+    assert json.loads((tmp_path / "saved" / "config.json").read_text())["model_type"] == "llama"
+    assert torch.equal(load_model(tmp_path / "saved").lm_head.weight, trainer.model.lm_head.weight)
+
+
+def test_evaluation_plays_the_test_split(make):
+    trainer = make(eval_strategy="steps", eval_steps=1, num_eval_seeds=4, per_device_eval_batch_size=8)
+    trainer.train()
+    metrics = [entry for entry in trainer.state.log_history if "eval_reward" in entry]
+    assert len(metrics) == 1
+    assert {t.env_kwargs["split"] for t in trainer.last_trajectories} == {"test"}
+
+
+def test_steps_draw_new_seeds_and_runs_repeat(make):
+    first, second = make(max_steps=2), make(max_steps=2)
+    first.train()
+    second.train()
+    assert [t.rows[0].ids.tolist() for t in first.last_trajectories] == [
+        t.rows[0].ids.tolist() for t in second.last_trajectories
+    ]
+    played = read_trajectories(first._writer.path)
+    assert len({t.seed for t in played}) == len({t.group_id for t in played}) == 8  # no seed twice within an epoch
+    assert episode_seed(0, "train", 1) != episode_seed(0, "test", 1)
+    assert episode_seed(0, "train", 1) != episode_seed(1, "train", 1)
+
+
+def test_a_torn_group_is_refused_with_settings_that_fit(config):
+    with pytest.raises(InvalidConfigError, match="no multiple of num_generations"):
+        _two_ranks(config)
+
+
+def _two_ranks(config):
+    """TRL accepts two processes of 4 rows with groups of 8; each would hold half of every group."""
+
+    class TwoProcesses(EnvGRPOConfig):
+        world_size = property(lambda self: 2)
+
+    base = config()
+    values = {"output_dir": base.output_dir, "per_device_train_batch_size": 4, "num_generations": 8, "report_to": "none"}
+    return TwoProcesses(**values)
+
+
+def test_bad_settings_are_one_line_errors(make, tiny_folder):
+    with pytest.raises(InvalidConfigError, match="leaves no room for a prompt"):
+        make(max_completion_length=500)
+    with pytest.raises(InvalidConfigError, match="vllm_mode"):
+        make(use_vllm=True, vllm_mode="server")
+    with pytest.raises(UnknownTaskError):
+        make(env="llm/Calculater-v0")
+    tokenizer = AutoTokenizer.from_pretrained(tiny_folder)
+    tokenizer.chat_template = None
+    with pytest.raises(ModelError, match="chat template"):
+        make(kwargs={"processing_class": tokenizer})
+    assert EnvGRPOConfig(output_dir="x", report_to="none").bf16 is torch.accelerator.is_available()
+
+
+def test_metrics_of_several_processes_are_merged():
+    one = {"episodes": 4.0, "errored": 0.0, "success": 0.5, "stop/terminated": 1.0}
+    two = {"episodes": 4.0, "errored": 2.0, "success": 1.0, "stop/max_turns": 1.0, "tool_success": 0.25}
+    three = {"episodes": 4.0, "errored": 4.0}
+    merged = average_metrics([one, two, three])
+    assert merged == {
+        "episodes": 12.0,
+        "errored": 6.0,
+        "success": pytest.approx((4 * 0.5 + 2 * 1.0) / 6),
+        "stop/terminated": pytest.approx(4 / 6),
+        "stop/max_turns": pytest.approx(2 / 6),
+        "tool_success": 0.25,
+    }
+
+
+def test_sampling_settings_are_the_trainers(make):
+    trainer = make(top_p=0.9, top_k=5, min_p=0.1, repetition_penalty=1.2)
+    expected = SamplingParams(max_new_tokens=8, top_p=0.9, top_k=5, min_p=0.1, repetition_penalty=1.2)
+    assert trainer._collector.sampling == expected
+    trainer.train()

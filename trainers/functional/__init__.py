@@ -1,0 +1,1 @@
+"""The equations of learning as pure functions of tensors. Imports torch only."""

@@ -1,0 +1,360 @@
+"""GRPO on environments: a thin subclass of TRL's trainer whose completions are episodes.
+
+What is TRL's stays TRL's: sampling of prompts, advantages, losses, logging, checkpoints. Ours is the rollout (the collector plays
+the environment with the trainer's own weights) and the way back (sampled token ids, masks and rewards as they were).
+
+Invariants:
+1. What is trained on is what was sampled: token ids are never decoded and encoded again, and a guard compares the sampled
+   log-probabilities with the trainer's own on the first batch.
+2. The loss sees the policy's tokens only: `env_mask` is 0 on every token that the environment or the template wrote.
+3. All members of a group play one seed of the environment; a group lies on one process.
+4. An episode that failed is no zero: its reward is NaN, its tokens are masked, the group's baseline does not count it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from accelerate.utils import gather_object
+from datasets import Dataset
+from trl import GRPOConfig, GRPOTrainer
+
+from llm_envs.chat import ChatCodec
+from llm_envs.errors import InvalidConfigError, ModelError
+from llm_envs.metrics import trajectory_metrics
+from llm_envs.policies.transformers import TransformersPolicy
+from llm_envs.rollout import Collector, EpisodeSpec, RolloutLimits, TrajectoryWriter
+from llm_envs.trainers.bridge import reward_from_field, rollout_output
+from llm_envs.trainers.functional.masking import trim_padding
+from llm_envs.trainers.weight_sync import ColocatedEngine
+from llm_envs.types import SamplingParams, Trajectory
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+__all__ = ["EnvGRPOConfig", "EnvGRPOTrainer"]
+
+
+@dataclass
+class EnvGRPOConfig(GRPOConfig):
+    """TRL's `GRPOConfig` and what an environment needs. All of TRL's fields mean what they mean there."""
+
+    env_kwargs: dict[str, Any] | str | None = field(
+        default=None, metadata={"help": "Arguments of gym.make, such as {'difficulty': 'easy'} (a JSON object)."}
+    )
+    num_train_seeds: int = field(
+        default=10_000, metadata={"help": "Distinct seeds of the train split: the rows of one epoch."}
+    )
+    num_eval_seeds: int = field(
+        default=64, metadata={"help": "Distinct seeds of the test split that an evaluation plays, if eval_strategy asks."}
+    )
+    max_turns: int | None = field(default=None, metadata={"help": "Turns an episode may have; None: the environment's."})
+    max_turn_tokens: int | None = field(
+        default=None, metadata={"help": "Tokens one turn may have; None: max_completion_length."}
+    )
+    max_episode_s: float | None = field(default=None, metadata={"help": "Seconds an episode may take in all."})
+    max_step_s: float | None = field(default=None, metadata={"help": "Seconds one step of the environment may take."})
+    max_concurrency: int = field(default=128, metadata={"help": "Episodes played at once on each process."})
+    thinking: bool | None = field(
+        default=None, metadata={"help": "Passed to the chat template as enable_thinking; None: the template's default."}
+    )
+    logps_tolerance: float | None = field(
+        default=0.1,
+        metadata={
+            "help": "Largest mean gap in nats between sampled and recomputed log-probabilities of the first batch; above "
+            "it training stops. Masking and template bugs cost whole nats, bf16 about 0.01. None: no guard."
+        },
+    )
+    save_trajectories: bool = field(
+        default=True, metadata={"help": "Whether every episode is written to output_dir/trajectories."}
+    )
+    # TRL's default masks whole long episodes as off-policy; truncating each token's ratio does not.
+    vllm_importance_sampling_mode: str = field(
+        default="token_truncate", metadata={"help": "See TRL; multi-turn episodes want the default of this class."}
+    )
+
+    _VALID_DICT_FIELDS = [*GRPOConfig._VALID_DICT_FIELDS, "env_kwargs"]
+
+    def __post_init__(self) -> None:
+        """Check what is ours; on a machine without an accelerator, leave bf16 off."""
+        if self.bf16 is None and not torch.accelerator.is_available():
+            self.bf16 = False
+        super().__post_init__()
+        local_rows = self.per_device_train_batch_size * self.steps_per_generation
+        if local_rows % self.num_generations:
+            raise InvalidConfigError(
+                f"each process plays per_device_train_batch_size * steps_per_generation = {local_rows} episodes a "
+                f"generation, which is no multiple of num_generations = {self.num_generations}: a group would be torn "
+                f"between processes. Make it one, for example per_device_train_batch_size={self.num_generations}."
+            )
+        if self.num_train_seeds < self.generation_batch_size // self.num_generations:
+            raise InvalidConfigError(
+                f"num_train_seeds={self.num_train_seeds} does not fill one generation of "
+                f"{self.generation_batch_size // self.num_generations} groups."
+            )
+
+
+class EnvGRPOTrainer(GRPOTrainer):
+    """Train a language model by GRPO on an environment.
+
+    Args:
+        model: A folder, a name on a hub, or a loaded model (a PEFT model too).
+        env: Id of a registered environment, such as "llm/Calculator-v0".
+        args: Settings; None takes the defaults.
+        processing_class: The tokenizer; None loads the model's.
+        policy: Samples the episodes. None: vLLM in this process with `args.use_vllm`, else the trainer's own model.
+        **kwargs: TRL's other arguments (`peft_config`, `callbacks`, `optimizers`, ...).
+
+    Raises:
+        InvalidConfigError: If settings contradict one another.
+        ModelError: If the model cannot be trained on conversations (no chat template, no end-of-turn token).
+    """
+
+    _tag_names = ["trl", "grpo", "llm-envs"]
+    args: EnvGRPOConfig
+
+    def __init__(
+        self,
+        model: str | PreTrainedModel,
+        env: str,
+        args: EnvGRPOConfig | None = None,
+        *,
+        processing_class: PreTrainedTokenizerBase | None = None,
+        **kwargs: Any,
+    ) -> None:
+        args = args or EnvGRPOConfig(output_dir=f"{env.split('/')[-1]}-GRPO")
+        self.env_id = env
+        self.last_trajectories: list[Trajectory] = []
+        """The episodes of the latest generation on this process, in the order of TRL's rows."""
+        self._inputs: list[dict[str, Any]] = []
+        self._generations = 0
+        self._writer: TrajectoryWriter | None = None
+        self._guarded = args.logps_tolerance is None or args.num_iterations < 1
+        use_vllm, args.use_vllm = args.use_vllm, False  # TRL's own engine has neither our dtype and seed nor CPUs
+        if use_vllm and args.vllm_mode != "colocate":
+            raise InvalidConfigError(f"vllm_mode={args.vllm_mode!r} is not supported here: use vllm_mode='colocate'.")
+        try:
+            super().__init__(
+                model,
+                reward_funcs=[reward_from_field],
+                args=args,
+                train_dataset=_index_dataset(env, "train", args.num_train_seeds),
+                eval_dataset=_index_dataset(env, "test", args.num_eval_seeds) if args.eval_strategy != "no" else None,
+                processing_class=processing_class,
+                rollout_func=lambda prompts, trainer: trainer._play(),
+                **kwargs,
+            )
+        finally:
+            args.use_vllm = use_vllm
+        self.reward_func_names = ["reward"]
+        # TRL judges truncation by the last token, which is the environment's in a multi-turn row: we carry our own flag.
+        self._mask_truncated, self.mask_truncated_completions = self.mask_truncated_completions, False
+        self._policy = self._start_vllm() if use_vllm else self._start_transformers()
+        self._collector = self._start_collector()
+
+    def _start_vllm(self) -> Any:
+        args = self.args
+        self.vllm_generation = ColocatedEngine(
+            self.model,
+            self.accelerator,
+            self._tokenizer,
+            seed=args.seed,
+            gpu_memory_utilization=args.vllm_gpu_memory_utilization,
+            max_model_length=args.vllm_max_model_length,
+            max_num_seqs=args.max_concurrency,
+            model_impl=args.vllm_model_impl,
+            trust_remote_code=args.trust_remote_code,
+        )
+        self.use_vllm = True
+        self._last_loaded_step = -1
+        return self.vllm_generation.policy
+
+    def _start_transformers(self) -> TransformersPolicy:
+        if self.is_fsdp_enabled or self.is_deepspeed_enabled:
+            raise InvalidConfigError(
+                "the transformers policy cannot sample under FSDP or DeepSpeed, where every forward pass is a collective "
+                "and episodes end at different turns: set use_vllm=True."
+            )
+        return TransformersPolicy(
+            self.accelerator.unwrap_model(self.model), self._tokenizer, max_batch_size=self.args.max_concurrency
+        )
+
+    def _start_collector(self) -> Collector:
+        args = self.args
+        max_model_len = self._policy.max_model_len
+        if args.max_completion_length >= max_model_len:
+            raise InvalidConfigError(
+                f"max_completion_length={args.max_completion_length} leaves no room for a prompt in the model's context of "
+                f"{max_model_len} tokens: lower it."
+            )
+        return Collector(
+            self.env_id,
+            self._policy,
+            codec=ChatCodec(self._tokenizer, thinking=args.thinking),
+            sampling=SamplingParams(
+                max_new_tokens=args.max_turn_tokens or args.max_completion_length,
+                temperature=args.temperature,
+                top_p=args.top_p,
+                top_k=args.top_k or 0,
+                min_p=args.min_p or 0.0,
+                repetition_penalty=args.repetition_penalty,
+                thinking=args.thinking,
+            ),
+            limits=RolloutLimits(
+                max_turns=args.max_turns,
+                max_turn_tokens=args.max_turn_tokens or args.max_completion_length,
+                max_episode_tokens=max_model_len,
+                max_episode_s=args.max_episode_s,
+                max_step_s=args.max_step_s,
+            ),
+            seed=args.seed,
+            max_concurrency=args.max_concurrency,
+            progress=False,
+        )
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        """Play, score (TRL's own way), guard, and log what the environment said."""
+        self._inputs = inputs
+        output: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        if not self._guarded:
+            self._guard(output)
+            self._guarded = True
+        self._log_episodes()
+        return output
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
+        """Return TRL's loss on the micro-batch without the padding of the whole generation."""
+        loss: torch.Tensor = super()._compute_loss(model, trim_padding(inputs))
+        return loss
+
+    def _play(self) -> dict[str, list[Any]]:
+        """Play one episode for each row that TRL asks for; TRL's `rollout_func`."""
+        if isinstance(self._policy, TransformersPolicy):
+            self._policy.weight_version = self.state.global_step
+        groups = asyncio.run(self._collector.play(self._specs()))
+        self.last_trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+        self._generations += 1
+        if self.args.save_trajectories:
+            self._store(self.last_trajectories)
+        return rollout_output(
+            self.last_trajectories, pad_id=self._tokenizer.pad_token_id, mask_truncated=self._mask_truncated
+        )
+
+    def _specs(self) -> list[list[EpisodeSpec]]:
+        """Return the episodes of this generation: TRL's consecutive equal rows are the members of one group."""
+        mode = "train" if self.model.training else "eval"
+        group_size = self.num_generations if mode == "train" else self.num_generations_eval
+        base = dict(self.args.env_kwargs or {})
+        specs = []
+        for start in range(0, len(self._inputs), group_size):
+            rows = self._inputs[start : start + group_size]
+            if any((row["index"], row["split"]) != (rows[0]["index"], rows[0]["split"]) for row in rows):
+                raise InvalidConfigError(
+                    f"a process holds part of a group: rows {[row['index'] for row in rows]}. Make the local batch a "
+                    f"multiple of {group_size}."
+                )
+            index, split = rows[0]["index"], rows[0]["split"]
+            group_id = f"{mode}-{self.state.global_step}-{self._generations}-{self.accelerator.process_index}-{start}"
+            seed = episode_seed(self.args.seed, split, index)
+            kwargs = {"split": split} | base
+            specs.append([EpisodeSpec(self.env_id, kwargs, seed, group_id, member) for member in range(len(rows))])
+        return specs
+
+    def _store(self, trajectories: Sequence[Trajectory]) -> None:
+        if self._writer is None:
+            folder = Path(self.args.output_dir) / "trajectories" / f"process-{self.accelerator.process_index}"
+            self._writer = TrajectoryWriter(_unused(folder), settings={"env_id": self.env_id, "seed": self.args.seed})
+        for trajectory in trajectories:
+            self._writer.write(trajectory)
+
+    @torch.no_grad()
+    def _guard(self, output: Mapping[str, Any]) -> None:
+        """Stop if the log-probabilities at sampling are not those of the model that is trained.
+
+        Raises:
+            ModelError: If their mean gap exceeds `args.logps_tolerance`.
+        """
+        args = self.args
+        if (args.top_p, args.top_k or 0, args.min_p or 0.0, args.repetition_penalty) != (1.0, 0, 0.0, 1.0):
+            return  # the sampled distribution was filtered: the two are meant to differ
+        rows = min(len(output["prompt_ids"]), args.per_device_train_batch_size)
+        prompts, completions = output["prompt_ids"][:rows], output["completion_ids"][:rows]
+        recomputed, *_ = self._get_per_token_logps_and_entropies(
+            self.model,
+            torch.cat([prompts, completions], dim=1),
+            torch.cat([output["prompt_mask"][:rows], output["completion_mask"][:rows]], dim=1),
+            completions.size(1),
+        )
+        mask = (output["completion_mask"][:rows] * output["tool_mask"][:rows]).bool()
+        gaps = (recomputed - output["sampling_per_token_logps"][:rows]).abs()[mask]
+        mean_gap = gaps.mean().item() if gaps.numel() else 0.0
+        self._metrics["train"]["sampling/guard_logps_gap"].append(mean_gap)
+        if not mean_gap <= args.logps_tolerance:
+            raise ModelError(
+                f"the log-probabilities at sampling differ from the trainer's own by {mean_gap:.3g} nats a token on the "
+                f"first batch (allowed: logps_tolerance={args.logps_tolerance}). Check that the policy and the trainer "
+                "have the same weights, dtype, temperature and chat template, and that dropout is off."
+            )
+
+    def _log_episodes(self) -> None:
+        """Log what the environment said of the latest episodes, over all processes."""
+        mode = "train" if self.model.training else "eval"
+        metrics = average_metrics(gather_object([trajectory_metrics(self.last_trajectories)]))
+        for name, value in metrics.items():
+            self._metrics[mode][f"env/{name}"].append(value)
+
+    def close(self) -> None:
+        """Close the trajectories' log and end the collector's and the policy's threads."""
+        self._collector.close()
+        if self._writer is not None:
+            self._writer.close()
+        asyncio.run(self._policy.aclose())
+
+
+def episode_seed(run_seed: int, split: str, index: int) -> int:
+    """Return the environment's seed of row `index` of a split: the same on every process and in every epoch."""
+    digest = hashlib.blake2b(f"{run_seed}/{split}/{index}".encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "little")
+
+
+def _unused(folder: Path) -> Path:
+    """Return the folder, or with a number behind it if an earlier run (or the part before a resume) wrote there."""
+    candidates = chain([folder], (folder.with_name(f"{folder.name}.{number}") for number in count(2)))
+    return next(candidate for candidate in candidates if not candidate.exists())
+
+
+def _index_dataset(env_id: str, split: str, n_seeds: int) -> Dataset:
+    """Return the rows that TRL shuffles and repeats; each stands for one seed of the environment."""
+    return Dataset.from_dict(
+        {
+            "prompt": [f"{env_id} {split} #{index}" for index in range(n_seeds)],
+            "index": list(range(n_seeds)),
+            "split": [split] * n_seeds,
+        }
+    )
+
+
+def average_metrics(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Merge the `trajectory_metrics` of several processes: counts add up, means are weighted by scored episodes.
+
+    Args:
+        parts: One mapping a process. A stop reason that one does not have counts as 0 there; other metrics that it lacks
+            are averaged over those that have them.
+    """
+    out = {name: sum(part[name] for part in parts) for name in ("episodes", "errored")}
+    weights = [part["episodes"] - part["errored"] for part in parts]
+    for name in sorted({name for part in parts for name in part} - out.keys()):
+        pairs = [
+            (part.get(name, 0.0), weight)
+            for part, weight in zip(parts, weights, strict=True)
+            if weight and (name in part or name.startswith("stop/"))
+        ]
+        out[name] = sum(value * weight for value, weight in pairs) / sum(weight for _, weight in pairs)
+    return out
