@@ -16,6 +16,7 @@ __all__ = [
     "MissingExtraError",
     "ModelError",
     "ResetNeededError",
+    "RolloutFailedError",
     "StoreError",
     "TaskCheckError",
     "UnknownTaskError",
@@ -60,6 +61,10 @@ class MissingExtraError(LLMEnvsError, ImportError):
 
 class ModelError(LLMEnvsError, ValueError):
     """A model or tokenizer cannot be used as asked (no chat template, no end-of-turn token, ...)."""
+
+
+class RolloutFailedError(LLMEnvsError, RuntimeError):
+    """Rollouts fail so often that going on makes no sense. The message has the commonest failure."""
 
 
 class ContextFullError(LLMEnvsError, RuntimeError):

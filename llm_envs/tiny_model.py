@@ -118,7 +118,7 @@ def tiny_model(
         tokenizer: Gives the vocabulary size and the ids of the end-of-turn and pad tokens.
         hidden_size: Width; the feed-forward layers are twice as wide.
         n_layers: Number of blocks.
-        n_heads: Attention heads; half as many key-value heads.
+        n_heads: Attention heads; half as many key-value heads. (vLLM on a CPU wants 32 dimensions a head, or more.)
         max_length: Context in tokens.
         seed: Seed of the weights.
     """

@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, count
@@ -27,7 +29,7 @@ from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
 from llm_envs.chat import ChatCodec
-from llm_envs.errors import InvalidConfigError, ModelError
+from llm_envs.errors import InvalidConfigError, ModelError, RolloutFailedError
 from llm_envs.metrics import trajectory_metrics
 from llm_envs.policies.transformers import TransformersPolicy
 from llm_envs.rollout import Collector, EpisodeSpec, RolloutLimits, TrajectoryWriter
@@ -40,6 +42,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 __all__ = ["EnvGRPOConfig", "EnvGRPOTrainer"]
+
+logger = logging.getLogger(__name__)
+
+MAX_FAILED_GENERATIONS = 3
+"""One generation may fall to an outage; after three in a row nobody is helped by going on."""
 
 
 @dataclass
@@ -136,6 +143,7 @@ class EnvGRPOTrainer(GRPOTrainer):
         self._inputs: list[dict[str, Any]] = []
         self._generations = 0
         self._writer: TrajectoryWriter | None = None
+        self._failed_generations = 0
         self._guarded = args.logps_tolerance is None or args.num_iterations < 1
         use_vllm, args.use_vllm = args.use_vllm, False  # TRL's own engine has neither our dtype and seed nor CPUs
         if use_vllm and args.vllm_mode != "colocate":
@@ -166,6 +174,7 @@ class EnvGRPOTrainer(GRPOTrainer):
             self.accelerator,
             self._tokenizer,
             seed=args.seed,
+            version=lambda: self.state.global_step,
             gpu_memory_utilization=args.vllm_gpu_memory_utilization,
             max_model_length=args.vllm_max_model_length,
             max_num_seqs=args.max_concurrency,
@@ -309,6 +318,24 @@ class EnvGRPOTrainer(GRPOTrainer):
         metrics = average_metrics(gather_object([trajectory_metrics(self.last_trajectories)]))
         for name, value in metrics.items():
             self._metrics[mode][f"env/{name}"].append(value)
+        if metrics["errored"]:
+            self._report_failures(int(metrics["errored"]), int(metrics["episodes"]))
+
+    def _report_failures(self, n_failed: int, n_episodes: int) -> None:
+        """Say what went wrong; stop once whole generations keep failing, on all processes alike.
+
+        Raises:
+            RolloutFailedError: If no episode of `MAX_FAILED_GENERATIONS` generations in a row could be scored.
+        """
+        kinds = Counter(f"{t.error.where}: {t.error.kind}: {t.error.message}" for t in self.last_trajectories if t.error)
+        commonest = kinds.most_common(1)[0][0] if kinds else "on another process, or the first prompt does not fit"
+        message = f"{n_failed} of {n_episodes} episodes failed and are not trained on; most often {commonest}"
+        logger.warning(message)
+        self._failed_generations = self._failed_generations + 1 if n_failed == n_episodes else 0
+        if self._failed_generations >= MAX_FAILED_GENERATIONS:
+            raise RolloutFailedError(
+                f"{message}. That is all of them, {MAX_FAILED_GENERATIONS} generations in a row: training stops."
+            )
 
     def close(self) -> None:
         """Close the trajectories' log and end the collector's and the policy's threads."""

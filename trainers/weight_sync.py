@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,7 @@ class ColocatedEngine(VLLMGeneration):
         accelerator: The trainer's.
         processing_class: The tokenizer.
         seed: Seed of the engine.
+        version: Says which version of the weights the trainer has now: its step.
         **kwargs: Those of TRL's `VLLMGeneration`.
     """
 
@@ -39,10 +41,11 @@ class ColocatedEngine(VLLMGeneration):
         accelerator: Accelerator,
         processing_class: PreTrainedTokenizerBase,
         *,
-        seed: int = 0,
+        seed: int,
+        version: Callable[[], int],
         **kwargs: Any,
     ) -> None:
-        self._seed = seed
+        self._seed, self._version = seed, version
         self.policy: VLLMEnginePolicy
         super().__init__(model, accelerator, processing_class, mode="colocate", **kwargs)
 
@@ -74,10 +77,9 @@ class ColocatedEngine(VLLMGeneration):
         self.processing_class.save_pretrained(scratch)
         return str(scratch)
 
-    def sync_weights(self, version: int | None = None) -> None:
-        """Hand the trainer's present weights to the engine, as `version` (the one after the last, if None)."""
-        next_version = self.policy.weight_version + 1 if version is None else version
-        self.policy.update_weights(self._iter_named_params(), next_version)
+    def sync_weights(self) -> None:
+        """Hand the trainer's present weights to the engine. Called by TRL before a rollout whose step is new."""
+        self.policy.update_weights(self._iter_named_params(), self._version())
 
     def close(self) -> None:
         """End the policy's pump; the engine goes with its last reference."""

@@ -230,7 +230,9 @@ def load_weights(llm: vllm.LLM, named_parameters: Iterable[tuple[str, Any]]) -> 
     """
     runner: Any = llm.llm_engine.model_executor.driver_worker.model_runner
     if next(runner.model.parameters()).device.type == "cpu":
-        runner.reload_weights(weights_iterator=iter(list(named_parameters)))
+        # Copies: some layers are packed only when all have come, and a merged adapter is unmerged again by then.
+        copies = [(name, value.detach().clone()) for name, value in named_parameters]
+        runner.reload_weights(weights_iterator=iter(copies))
         _repack_tied_head(runner.model)
     else:
         runner.model.load_weights(named_parameters)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from llm_envs.errors import InvalidConfigError, ModelError, UnknownTaskError
+from llm_envs.errors import InvalidConfigError, ModelError, RolloutFailedError, UnknownTaskError
 from llm_envs.policies.inference import load_model, token_logps
 from llm_envs.rollout import read_trajectories
 from llm_envs.tiny_model import tiny_model
@@ -114,12 +114,15 @@ def test_a_failed_episode_is_no_zero(make):
     assert log["env/errored"] == status.count("errored")
 
 
-def test_a_generation_of_failures_alone_changes_nothing(make):
-    trainer = make(env_kwargs={"fail_always": True})
+def test_generations_of_failures_change_nothing_and_then_stop_the_run(make, caplog):
+    trainer = make(env_kwargs={"fail_always": True}, max_steps=2)
     before = copy.deepcopy(trainer.model.state_dict())
     trainer.train()
     assert {t.status for t in trainer.last_trajectories} == {"errored"}
     assert all(torch.equal(value, before[name]) for name, value in trainer.model.state_dict().items())
+    assert "16 of 16 episodes failed" in caplog.text
+    with pytest.raises(RolloutFailedError, match=r"ConnectionError: the tool's server is gone.*3 generations in a row"):
+        make(env_kwargs={"fail_always": True}, max_steps=9).train()
 
 
 def test_truncated_episodes_keep_their_reward_and_are_masked_on_request(make):
@@ -163,7 +166,7 @@ def test_lora(make, tiny_folder):
 def test_the_guard_stops_a_policy_with_other_weights(make):
     trainer = make()
     tokenizer = trainer._tokenizer
-    trainer._policy.model = tiny_model(tokenizer, hidden_size=64, max_length=192, seed=99)
+    trainer._policy.model = tiny_model(tokenizer, hidden_size=64, n_heads=2, max_length=192, seed=99)
     with torch.no_grad():
         for parameter in trainer._policy.model.parameters():
             parameter.mul_(3)

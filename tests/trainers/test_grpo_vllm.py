@@ -1,0 +1,88 @@
+"""EnvGRPOTrainer with a real vLLM engine in the same process: agreement after updates, learning, LoRA."""
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("vllm", reason="vLLM is not installed (make test-vllm has it)")
+pytestmark = pytest.mark.vllm
+
+import peft  # noqa: E402  (after the skip)
+
+from llm_envs.policies.inference import load_model, token_logps  # noqa: E402
+from llm_envs.trainers.grpo import EnvGRPOTrainer  # noqa: E402
+
+ENV = "test/Say-v0"
+
+
+@pytest.fixture
+def train(tiny_folder, config):
+    trainers = []
+
+    def run(kwargs=None, **changes):
+        settings = {"use_vllm": True, "vllm_max_model_length": 192, "vllm_gpu_memory_utilization": 0.3}
+        trainer = EnvGRPOTrainer(tiny_folder, ENV, config(**{**settings, **changes}), **(kwargs or {}))
+        trainers.append(trainer)
+        gaps, versions = [], []
+        original = trainer._generate_and_score_completions
+
+        def compare(inputs):
+            """The log-probabilities at sampling against those of the weights that are trained, now."""
+            output = original(inputs)
+            model = trainer.accelerator.unwrap_model(trainer.model)
+            rows = [t.rows[0] for t in trainer.last_trajectories]
+            model.eval()
+            scored = token_logps(model, [row.ids for row in rows], pad_id=0)
+            model.train()
+            gaps.append(max(np.abs(a - row.logps)[row.mask].max() for a, row in zip(scored, rows, strict=True)))
+            versions.append({s.version for t in trainer.last_trajectories for turn in t.turns for s in turn.weight_versions})
+            return output
+
+        trainer._generate_and_score_completions = compare
+        trainer.train()
+        return trainer, gaps, versions
+
+    yield run
+    for trainer in trainers:
+        trainer.close()
+
+
+def test_the_engine_follows_the_trainer_and_the_reward_rises(train, tiny_folder):
+    """40 updates at a high learning rate, seeds fixed in advance."""
+    trainer, gaps, versions = train(
+        max_steps=40, per_device_train_batch_size=64, num_generations=16, learning_rate=3e-3, seed=1
+    )
+    assert len(gaps) == 40
+    assert max(gaps) < 1e-4, gaps
+    assert [sorted(v) for v in versions] == [[step] for step in range(40)]
+    start = load_model(tiny_folder, dtype=torch.float32)
+    moved = [(a - b).abs().max().item() for a, b in zip(trainer.model.parameters(), start.parameters(), strict=True)]
+    assert min(moved) > 1e-3  # or agreement would mean little
+    history = [entry for entry in trainer.state.log_history if "reward" in entry]
+    rewards = [entry["reward"] for entry in history]
+    assert np.mean(rewards[:5]) < 0.1
+    assert np.mean(rewards[-5:]) > 0.5
+    assert max(entry["sampling/sampling_logp_difference/max"] for entry in history) < 1e-4
+
+
+def test_lora_reaches_the_engine(train):
+    adapter = peft.LoraConfig(r=4, lora_alpha=64, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    trainer, gaps, _ = train(kwargs={"peft_config": adapter}, max_steps=4, learning_rate=1e-2)
+    assert max(gaps) < 1e-4, gaps
+    assert any("lora_B" in name and value.abs().max() > 0 for name, value in trainer.model.named_parameters())
+
+
+def test_an_unsaved_model_can_be_trained(tiny_folder, config):
+    """A model without a folder of its own: the engine starts on a temporary copy."""
+    from transformers import AutoTokenizer
+
+    from llm_envs.tiny_model import tiny_model
+
+    tokenizer = AutoTokenizer.from_pretrained(tiny_folder)
+    model = tiny_model(tokenizer, hidden_size=64, n_heads=2, max_length=192)
+    assert not model.name_or_path
+    settings = config(use_vllm=True, vllm_max_model_length=192)
+    trainer = EnvGRPOTrainer(model, ENV, settings, processing_class=tokenizer)
+    trainer.train()
+    trainer.close()
+    assert {t.status for t in trainer.last_trajectories} == {"ok"}
