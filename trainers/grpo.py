@@ -218,8 +218,8 @@ class EnvGRPOTrainer(GRPOTrainer):
             ),
             limits=RolloutLimits(
                 max_turns=args.max_turns,
-                max_turn_tokens=args.max_turn_tokens or args.max_completion_length,
-                max_episode_tokens=max_model_len,
+                max_turn_tokens=args.max_turn_tokens,
+                max_completion_tokens=args.max_completion_length,
                 max_episode_s=args.max_episode_s,
                 max_step_s=args.max_step_s,
             ),
@@ -247,7 +247,7 @@ class EnvGRPOTrainer(GRPOTrainer):
         """Play one episode for each row that TRL asks for; TRL's `rollout_func`."""
         if isinstance(self._policy, TransformersPolicy):
             self._policy.weight_version = self.state.global_step
-        groups = asyncio.run(self._collector.play(self._specs()))
+        groups = self._collector.play(self._specs())
         self.last_trajectories = [trajectory for group in groups for trajectory in group.trajectories]
         self._generations += 1
         if self.args.save_trajectories:

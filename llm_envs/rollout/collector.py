@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -99,9 +99,7 @@ class Collector:
 
     def collect(self, n_groups: int, group_size: int = 1) -> list[TrajectoryGroup]:
         """Play the next `n_groups` groups of the source; waits until all are done. Works in a notebook too."""
-        if self._sync is None:
-            self._sync = SyncRunner()
-        return self._sync.run(partial(self.acollect, n_groups, group_size))
+        return self._run(partial(self.acollect, n_groups, group_size))
 
     async def acollect(self, n_groups: int, group_size: int = 1) -> list[TrajectoryGroup]:
         """Play the next `n_groups` groups of the source."""
@@ -110,8 +108,12 @@ class Collector:
         groups = (group_specs(spec, group_size) for spec in self.source.take(n_groups))
         return await self._play_all(groups, n_groups, n_groups * group_size)
 
-    async def play(self, groups: Sequence[Sequence[EpisodeSpec]]) -> list[TrajectoryGroup]:
-        """Play these groups, each given as the specs of its members; return them in the given order."""
+    def play(self, groups: Sequence[Sequence[EpisodeSpec]]) -> list[TrajectoryGroup]:
+        """Play these groups, each given as the specs of its members; waits until all are done, returns them in order."""
+        return self._run(partial(self.aplay, groups))
+
+    async def aplay(self, groups: Sequence[Sequence[EpisodeSpec]]) -> list[TrajectoryGroup]:
+        """Do what `play` does, from asynchronous code."""
         for specs in groups:
             check_group(specs)
         ids = [specs[0].group_id for specs in groups]
@@ -132,6 +134,11 @@ class Collector:
     def __exit__(self, *exception: object) -> None:
         """Close the collector."""
         self.close()
+
+    def _run(self, function: Callable[[], Coroutine[Any, Any, list[TrajectoryGroup]]]) -> list[TrajectoryGroup]:
+        if self._sync is None:
+            self._sync = SyncRunner()
+        return self._sync.run(function)
 
     async def _play_all(
         self, groups: Iterable[Sequence[EpisodeSpec]], n_groups: int, n_episodes: int

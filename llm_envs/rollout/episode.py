@@ -27,7 +27,7 @@ import numpy.typing as npt
 from llm_envs.errors import ContextFullError, EnvContractError, InvalidConfigError
 from llm_envs.policies.base import ChatPolicy, EnvPolicy, EpisodicPolicy, Policy, TokenPolicy
 from llm_envs.rollout.context import Codec, observed_messages, render_reply, with_call_ids
-from llm_envs.rollout.limits import RolloutLimits, turn_budget
+from llm_envs.rollout.limits import RolloutLimits, row_limit, turn_budget
 from llm_envs.rollout.runner import EnvRunner, env_attribute
 from llm_envs.rollout.source import EpisodeSpec, derive_seed
 from llm_envs.rollout.tape import Tape
@@ -198,6 +198,7 @@ class _Episode:
     is_success: bool = False
     error: RolloutError | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
+    prompt_tokens: int = 0
     policy_s: float = 0.0
     env_s: float = 0.0
     started: float = field(default_factory=time.perf_counter)
@@ -210,7 +211,7 @@ class _Episode:
             except ContextFullError as error:
                 return self._cut(StopReason.CONTEXT_FULL, str(error))
             if reply is None:
-                return self._cut(StopReason.MAX_TOKENS, "the reply does not fit in max_episode_tokens")
+                return self._cut(StopReason.MAX_TOKENS, "the reply does not fit in " + self._token_limits())
             if await self._step(reply):
                 return None
         return self._cut(*reason)
@@ -229,6 +230,7 @@ class _Episode:
         self.env_s += time.perf_counter() - started
         with _Blame("policy"):
             self.tape.begin(self.messages, self.tools)
+        self.prompt_tokens = len(self.tape.row)
 
     def _limit_reached(self) -> tuple[StopReason, str] | None:
         limits = self.limits
@@ -237,12 +239,15 @@ class _Episode:
         if limits.max_episode_s is not None and time.perf_counter() - self.started > limits.max_episode_s:
             return StopReason.TIMEOUT, f"max_episode_s={limits.max_episode_s:g}"
         if self._budget() < 1:
-            said = f"{len(self.tape.row)} tokens before the turn, max_episode_tokens={limits.max_episode_tokens}"
-            return StopReason.MAX_TOKENS, said
+            return StopReason.MAX_TOKENS, f"{len(self.tape.row)} tokens before the turn, {self._token_limits()}"
         return None
 
     def _budget(self) -> int:
-        return turn_budget(self.limits, self.sampling.max_new_tokens, len(self.tape.row))
+        return turn_budget(self.limits, self.sampling.max_new_tokens, len(self.tape.row), self.prompt_tokens)
+
+    def _token_limits(self) -> str:
+        limits = self.limits
+        return f"max_episode_tokens={limits.max_episode_tokens}, max_completion_tokens={limits.max_completion_tokens}"
 
     async def _ask(self) -> _Reply | None:
         started = time.perf_counter()
@@ -254,7 +259,7 @@ class _Episode:
             reply = await speak(params)
         reply.seconds = time.perf_counter() - started
         self.policy_s += reply.seconds
-        limit = self.limits.max_episode_tokens
+        limit = row_limit(self.limits, self.prompt_tokens)
         if limit is not None and reply.ids is not None and len(self.tape.row) + len(reply.ids) > limit:
             return None
         return reply
@@ -354,7 +359,7 @@ class _Episode:
     def _cut(self, reason: StopReason, why: str) -> None:
         self.stop_reason = reason
         with _Blame("policy"):
-            self.tape.hear_last(self.limits.max_episode_tokens)
+            self.tape.hear_last(row_limit(self.limits, self.prompt_tokens))
         if why and not self.turns:
             self.metadata["unscored_because"] = why
 

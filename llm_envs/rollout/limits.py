@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 
 from llm_envs.errors import InvalidConfigError
 
-__all__ = ["RolloutLimits", "turn_budget"]
+__all__ = ["RolloutLimits", "row_limit", "turn_budget"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +19,8 @@ class RolloutLimits:
     """Tokens that the policy may write in one turn; the lower of this and `SamplingParams.max_new_tokens` holds."""
     max_episode_tokens: int | None = None
     """Tokens of the whole row: prompt, what the policy wrote and what the environment said."""
+    max_completion_tokens: int | None = None
+    """Tokens of the row behind its first prompt: what a trainer calls the completion."""
     max_step_s: float | None = None
     """Seconds that making, resetting or stepping the environment may take, each. Setting it moves the environment to a
     thread of its own; a hung thread is abandoned, not killed."""
@@ -37,15 +39,21 @@ class RolloutLimits:
                 raise InvalidConfigError(f"RolloutLimits.{item.name} is {value!r}; it must be a number above 0.")
 
 
-def turn_budget(limits: RolloutLimits, max_new_tokens: int, used_tokens: int) -> int:
+def row_limit(limits: RolloutLimits, prompt_tokens: int) -> int | None:
+    """Return how many tokens a row may have that begins with a prompt of `prompt_tokens`; None is no limit."""
+    of_completion = None if limits.max_completion_tokens is None else prompt_tokens + limits.max_completion_tokens
+    return min((limit for limit in (limits.max_episode_tokens, of_completion) if limit is not None), default=None)
+
+
+def turn_budget(limits: RolloutLimits, max_new_tokens: int, used_tokens: int, prompt_tokens: int) -> int:
     """Return how many tokens the next turn may have; 0 or less means that there is no room for one.
 
     Args:
         limits: The episode's budgets.
         max_new_tokens: What the sampling parameters allow.
         used_tokens: Tokens of the row so far.
+        prompt_tokens: Those of them that are the first prompt.
     """
     budget = max_new_tokens if limits.max_turn_tokens is None else min(limits.max_turn_tokens, max_new_tokens)
-    if limits.max_episode_tokens is not None:
-        budget = min(budget, limits.max_episode_tokens - used_tokens)
-    return budget
+    limit = row_limit(limits, prompt_tokens)
+    return budget if limit is None else min(budget, limit - used_tokens)

@@ -227,14 +227,14 @@ class TestOrder:
     def test_explicit_groups_come_back_in_their_order(self) -> None:
         specs = [group_specs(EpisodeSpec("NumbersEnv", {}, seed, f"step3-{seed}"), 2) for seed in (5, 3, 9)]
         collector = Collector(NumbersEnv, OraclePolicy())
-        groups = asyncio.run(collector.play(specs))
+        groups = asyncio.run(collector.aplay(specs))
         assert [(group.seed, group.group_id, len(group)) for group in groups] == [
             (5, "step3-5", 2),
             (3, "step3-3", 2),
             (9, "step3-9", 2),
         ]
         with pytest.raises(InvalidConfigError, match="step3-5"):
-            asyncio.run(collector.play([specs[0], specs[0]]))
+            asyncio.run(collector.aplay([specs[0], specs[0]]))
 
     def test_a_mixture_of_registered_environments(self) -> None:
         for name, turns in (("test/NumbersOne-v0", 1), ("test/NumbersTwo-v0", 2)):
@@ -444,7 +444,7 @@ class TestUse:
             codec=CODEC,
             progress=lambda stats, total: seen.append((stats.accepted, total)),
         )
-        asyncio.run(collector.play(specs))
+        asyncio.run(collector.aplay(specs))
         stats = collector.stats
         assert (stats.accepted, stats.successes, stats.reward, stats.turns) == (3, 1, 1.0, 3)
         assert (stats.sampled_tokens, stats.tokens) == (6, 3 * 20)

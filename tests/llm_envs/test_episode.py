@@ -16,7 +16,7 @@ from llm_envs.errors import InvalidConfigError
 from llm_envs.policies.scripted import ConstantPolicy, OraclePolicy, RandomPolicy, ReplayPolicy
 from llm_envs.rollout.context import observed_messages, render_reply, with_call_ids
 from llm_envs.rollout.episode import play_episode
-from llm_envs.rollout.limits import RolloutLimits
+from llm_envs.rollout.limits import RolloutLimits, row_limit
 from llm_envs.rollout.source import EpisodeSpec
 from llm_envs.testing import ByteCodec, HashingTokenPolicy, NumbersEnv, with_failures, with_hangs
 from llm_envs.types import FinishReason, Message, SamplingParams, StopReason, ToolCall, Trajectory, validate_batch
@@ -189,6 +189,16 @@ class TestLimits:
                 assert trajectory.n_tokens <= limit
                 assert trajectory.status == "ok" and trajectory.turns
                 assert trajectory.stop_reason in (StopReason.MAX_TOKENS, StopReason.TERMINATED)
+
+    def test_max_completion_tokens_counts_what_follows_the_prompt(self) -> None:
+        for limit in (2, 11, 13, 25):
+            policy = HashingTokenPolicy(CODEC, ["1", "333", "55555"])
+            limits = RolloutLimits(max_completion_tokens=limit)
+            trajectory = play(NumbersEnv(3), policy, SPEC, codec=CODEC, limits=limits)
+            assert trajectory.turns and trajectory.n_tokens - trajectory.rows[0].prompt_length <= limit
+        assert row_limit(RolloutLimits(), 18) is None
+        assert row_limit(RolloutLimits(max_completion_tokens=10), 18) == 28
+        assert row_limit(RolloutLimits(max_completion_tokens=10, max_episode_tokens=20), 18) == 20
 
     def test_an_oracle_that_does_not_fit_ends_before_its_turn(self) -> None:
         trajectory = play(NumbersEnv(), OraclePolicy(), codec=CODEC, limits=RolloutLimits(max_episode_tokens=30))
