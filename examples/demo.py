@@ -4,8 +4,8 @@ Command:   make demo            (or: python examples/demo.py --out runs/demo --s
 Hardware:  2 CPU cores; samples with vLLM where it is installed, with transformers otherwise. Nothing is downloaded.
 Expect:    success on the test split about 0% untrained, below 60% after the warm-up, above 90% after GRPO.
 
-A model of 0.35 M parameters is warmed up on traces of mixed quality: half of them call the calculator, half guess. It then
-knows how to do both; what reinforcement learning has to find is when the tool pays.
+A model of 0.35 M parameters is warmed up on traces of mixed quality: half of them call the calculator, half guess. It
+then knows how to do both; what reinforcement learning has to find is when the tool pays.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from llm_envs.report.plots import plot_training_curves
 from llm_envs.reporting import jsonl_logger, read_metrics
 from llm_envs.rollout import Collector, TrajectoryWriter
 from llm_envs.tiny_model import tiny_model, tiny_tokenizer
-from llm_envs.trainers.callbacks import LoggerCallback
+from llm_envs.trainers.callbacks import LoggerCallback, ProgressLineCallback
 from llm_envs.trainers.grpo import EnvGRPOConfig, EnvGRPOTrainer
 from llm_envs.trainers.sft import EnvSFTConfig, EnvSFTTrainer
 from llm_envs.types import SamplingParams, Trajectory
 
 ENV = "llm/Calculator-v0"
 LEVEL = {"difficulty": "easy"}
-MAX_TURN_TOKENS = 32
+MAX_TURN_TOKENS = 24
 
 
 class MixedPolicy:
@@ -63,7 +63,7 @@ class MixedPolicy:
     def act(self, env: gym.Env[str, str], observation: str) -> str:
         """Return the next action."""
         if self._guesses:
-            return format_answer(str(self._random.randrange(100, 2000)))
+            return format_answer(f"{self._random.randrange(1, 10)}00")  # a round number
         return OraclePolicy().act(env, observation)
 
 
@@ -93,19 +93,22 @@ def warm_up(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, out: Pat
         output_dir=str(out / "sft"),
         max_steps=args.sft_steps,
         per_device_train_batch_size=64,
-        learning_rate=2e-3,
+        learning_rate=1e-3,
         lr_scheduler_type="cosine",
         warmup_steps=20,
         gradient_checkpointing=False,
         logging_steps=20,
         save_strategy="no",
         report_to="none",
+        disable_tqdm=True,
         seed=args.seed,
     )
-    logger = jsonl_logger(out / "sft_metrics.jsonl")
-    trainer = EnvSFTTrainer(
-        model, args=config, trajectories=traces, processing_class=tokenizer, callbacks=[LoggerCallback(logger)]
-    )
+    shown = [
+        LoggerCallback(jsonl_logger(out / "sft_metrics.jsonl")),
+        ProgressLineCallback("warm-up", ["loss", "mean_token_accuracy"]),
+    ]
+    trainer = EnvSFTTrainer(model, args=config, trajectories=traces, processing_class=tokenizer, callbacks=shown)
+    trainer.remove_callback(transformers.PrinterCallback)
     trainer.train()
 
 
@@ -116,21 +119,28 @@ def reinforce(folder: Path, out: Path, use_vllm: bool, args: argparse.Namespace)
         output_dir=str(out / "grpo"),
         env_kwargs=LEVEL,
         max_steps=args.grpo_steps,
-        per_device_train_batch_size=128,
+        per_device_train_batch_size=32,  # four micro-batches, each padded to its own longest row
+        gradient_accumulation_steps=4,
         num_generations=8,
-        max_completion_length=128,
+        max_completion_length=96,
         max_turn_tokens=MAX_TURN_TOKENS,
         learning_rate=4e-4,
-        lr_scheduler_type="constant",
+        lr_scheduler_type="linear",
         gradient_checkpointing=False,
         use_vllm=use_vllm,
         vllm_max_model_length=256,
         logging_steps=1,
         save_strategy="no",
         report_to="none",
+        disable_tqdm=True,
         seed=args.seed,
     )
-    trainer = EnvGRPOTrainer(str(folder), ENV, config, callbacks=[LoggerCallback(jsonl_logger(out / "metrics.jsonl"))])
+    shown = [
+        LoggerCallback(jsonl_logger(out / "metrics.jsonl")),
+        ProgressLineCallback("GRPO", ["reward", "env/success", "env/tool_calls"]),
+    ]
+    trainer = EnvGRPOTrainer(str(folder), ENV, config, callbacks=shown)
+    trainer.remove_callback(transformers.PrinterCallback)
     trainer.train()
     trainer.save_model(str(out / "model"))
     trainer.close()
@@ -174,19 +184,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("runs/demo"), help="folder to write, replaced if it exists")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--traces", type=int, default=12_000, help="warm-up traces")
-    parser.add_argument("--sft-steps", type=int, default=600)
-    parser.add_argument("--grpo-steps", type=int, default=60)
+    parser.add_argument("--traces", type=int, default=16_000, help="warm-up traces")
+    parser.add_argument("--sft-steps", type=int, default=800)
+    parser.add_argument("--grpo-steps", type=int, default=100)
     parser.add_argument("--eval-episodes", type=int, default=400)
-    parser.add_argument("--policy", choices=["auto", "vllm", "transformers"], default="auto", help="what samples in GRPO")
+    parser.add_argument(
+        "--policy", choices=["auto", "vllm", "transformers"], default="auto", help="what samples in GRPO"
+    )
     args = parser.parse_args()
 
     transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
     use_vllm = args.policy == "vllm" or (args.policy == "auto" and importlib.util.find_spec("vllm") is not None)
     print(f"Sampling with {'vLLM' if use_vllm else 'transformers'} during GRPO.", flush=True)
     start = time.perf_counter()
     shutil.rmtree(args.out, ignore_errors=True)
-    folders = {"untrained": args.out / "untrained", "after warm-up": args.out / "warm", "after GRPO": args.out / "model"}
+    folders = {
+        "untrained": args.out / "untrained",
+        "after warm-up": args.out / "warm",
+        "after GRPO": args.out / "model",
+    }
     results: dict[str, Evaluation] = {}
 
     def finish(name: str) -> None:

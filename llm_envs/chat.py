@@ -1,10 +1,11 @@
 """Messages to token ids, appended turn by turn.
 
-The first prompt is encoded with the model's own chat template. After that only what the environment says is encoded: the
-template's text between the end of an assistant turn and the start of the next. What the model sampled is never encoded again.
+The first prompt is encoded with the model's own chat template. After that only what the environment says is encoded:
+the template's text between the end of an assistant turn and the start of the next. What the model sampled is never
+encoded again.
 
-Environment text never becomes a special token: where a content contains the spelling of one, the template's text and the
-contents are encoded apart, with special tokens off for the contents.
+Environment text never becomes a special token: where a content contains the spelling of one, the template's text and
+the contents are encoded apart, with special tokens off for the contents.
 """
 
 from __future__ import annotations
@@ -115,8 +116,8 @@ class ChatCodec:
             if token_id in special_ids:
                 return int(token_id)
         raise ModelError(
-            f"the chat template of {self.tokenizer.name_or_path!r} ends an assistant turn with {after[:40]!r}, which has "
-            "no special token: a turn would have no end. Give the template and the tokenizer an end-of-turn token."
+            f"the chat template of {self.tokenizer.name_or_path!r} ends an assistant turn with {after[:40]!r}, which "
+            "has no special token: a turn would have no end. Give template and tokenizer an end-of-turn token."
         )
 
     def _render(

@@ -1,7 +1,8 @@
 """The one exception tree of the suite.
 
 Every class also inherits the standard exception that fits, so `except ValueError` keeps working, and every one pickles:
-errors cross process boundaries. Inside a rollout errors become data (`types.RolloutError`); everywhere else they are raised.
+errors cross process boundaries. Inside a rollout errors become data (`types.RolloutError`); everywhere else they are
+raised.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class InvalidConfigError(LLMEnvsError, ValueError):
 
 
 class EnvContractError(LLMEnvsError, TypeError):
-    """An environment broke the contract of `llm_envs.env` (a wrong type in `info`, undeclared reward components, ...)."""
+    """An environment broke the contract of `llm_envs.env` (a wrong type in `info`, undeclared components, ...)."""
 
 
 class ResetNeededError(LLMEnvsError, RuntimeError):

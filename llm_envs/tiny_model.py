@@ -1,9 +1,10 @@
 """A language model small enough to train on a laptop's CPU, made on the spot: for tests, the demo and examples.
 
-A byte-level BPE tokenizer (any text, nothing unknown; digits stay single tokens), a Qwen-style chat template with tools, and a
-Llama model with random weights. `save_pretrained` of both gives a folder that transformers and vLLM load.
+A byte-level BPE tokenizer (any text, nothing unknown; digits stay single tokens), a Qwen-style chat template with
+tools, and a Llama model with random weights. `save_pretrained` of both gives a folder that transformers and vLLM load.
 
-(Not a Qwen2 model: for that type `AutoTokenizer` replaces the saved tokenizer by its own class, whose splitting of words differs.)
+(Not a Qwen2 model: for that type `AutoTokenizer` replaces the saved tokenizer by its own class, whose splitting of
+words differs.)
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING
 from llm_envs.errors import MissingExtraError
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase, LlamaForCausalLM
+    from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 
 __all__ = ["CHAT_TEMPLATE", "tiny_model", "tiny_tokenizer"]
 
@@ -83,7 +84,10 @@ def tiny_tokenizer(
     tokenizer = Tokenizer(models.BPE())
     # Whole texts are merged (no splitting into words), so that a constant prompt collapses into few tokens.
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
@@ -136,6 +140,7 @@ def tiny_model(
         num_attention_heads=n_heads,
         num_key_value_heads=n_heads // 2,
         max_position_embeddings=max_length,
+        attention_bias=True,  # as Qwen2 has; without it some seeds learn to copy digits late or never
         tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,

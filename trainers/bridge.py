@@ -21,9 +21,9 @@ def rollout_output(
 ) -> dict[str, list[Any]]:
     """Return what TRL expects of a `rollout_func`: one row a trajectory, in their order.
 
-    The tokens are the sampled ones, split where the policy first wrote; `env_mask` is 1 exactly on the policy's own tokens. A
-    trajectory that was not scored (`status` other than `ok`) is masked whole and its reward is None, which TRL leaves out of
-    the group's baseline: a failure is not a zero.
+    The tokens are the sampled ones, split where the policy first wrote; `env_mask` is 1 exactly on the policy's own
+    tokens. A trajectory that was not scored (`status` other than `ok`) is masked whole and its reward is None, which
+    TRL leaves out of the group's baseline: a failure is not a zero.
 
     Args:
         trajectories: B trajectories of one row each; an errored one may have none.
@@ -52,8 +52,8 @@ def reward_from_field(
 def _trl_row(trajectory: Trajectory, pad_id: int, mask_truncated: bool) -> Mapping[str, list[Any]]:
     if len(trajectory.rows) > 1:
         raise EnvContractError(
-            f"trajectory {trajectory.group_id}/{trajectory.member} has {len(trajectory.rows)} rows: training takes one row a "
-            "trajectory. Use a chat template that keeps earlier turns as they were (history='append')."
+            f"trajectory {trajectory.group_id}/{trajectory.member} has {len(trajectory.rows)} rows: training takes "
+            "one row a trajectory. Use a chat template that keeps earlier turns as they were (history='append')."
         )
     row = trajectory.rows[0] if trajectory.rows else None
     if row is None or len(row) <= row.prompt_length:

@@ -1,11 +1,12 @@
 """GRPO on environments: a thin subclass of TRL's trainer whose completions are episodes.
 
-What is TRL's stays TRL's: sampling of prompts, advantages, losses, logging, checkpoints. Ours is the rollout (the collector plays
-the environment with the trainer's own weights) and the way back (sampled token ids, masks and rewards as they were).
+What is TRL's stays TRL's: sampling of prompts, advantages, losses, logging, checkpoints. Ours is the rollout (the
+collector plays the environment with the trainer's own weights) and the way back (sampled token ids, masks and rewards
+as they were).
 
 Invariants:
-1. What is trained on is what was sampled: token ids are never decoded and encoded again, and a guard compares the sampled
-   log-probabilities with the trainer's own on the first batch.
+1. What is trained on is what was sampled: token ids are never decoded and encoded again, and a guard compares the
+   sampled log-probabilities with the trainer's own on the first batch.
 2. The loss sees the policy's tokens only: `env_mask` is 0 on every token that the environment or the template wrote.
 3. All members of a group play one seed of the environment; a group lies on one process.
 4. An episode that failed is no zero: its reward is NaN, its tokens are masked, the group's baseline does not count it.
@@ -60,9 +61,12 @@ class EnvGRPOConfig(GRPOConfig):
         default=10_000, metadata={"help": "Distinct seeds of the train split: the rows of one epoch."}
     )
     num_eval_seeds: int = field(
-        default=64, metadata={"help": "Distinct seeds of the test split that an evaluation plays, if eval_strategy asks."}
+        default=64,
+        metadata={"help": "Distinct seeds of the test split that an evaluation plays, if eval_strategy asks."},
     )
-    max_turns: int | None = field(default=None, metadata={"help": "Turns an episode may have; None: the environment's."})
+    max_turns: int | None = field(
+        default=None, metadata={"help": "Turns an episode may have; None: the environment's."}
+    )
     max_turn_tokens: int | None = field(
         default=None, metadata={"help": "Tokens one turn may have; None: max_completion_length."}
     )
@@ -75,8 +79,8 @@ class EnvGRPOConfig(GRPOConfig):
     logps_tolerance: float | None = field(
         default=0.1,
         metadata={
-            "help": "Largest mean gap in nats between sampled and recomputed log-probabilities of the first batch; above "
-            "it training stops. Masking and template bugs cost whole nats, bf16 about 0.01. None: no guard."
+            "help": "Largest mean gap in nats between sampled and recomputed log-probabilities of the first batch; "
+            "above it training stops. Masking and template bugs cost whole nats, bf16 about 0.01. None: no guard."
         },
     )
     save_trajectories: bool = field(
@@ -162,7 +166,7 @@ class EnvGRPOTrainer(GRPOTrainer):
         finally:
             args.use_vllm = use_vllm
         self.reward_func_names = ["reward"]
-        # TRL judges truncation by the last token, which is the environment's in a multi-turn row: we carry our own flag.
+        # TRL judges truncation by the last token, the environment's in a multi-turn row: we carry our own flag.
         self._mask_truncated, self.mask_truncated_completions = self.mask_truncated_completions, False
         self._policy = self._start_vllm() if use_vllm else self._start_transformers()
         self._collector = self._start_collector()
@@ -188,8 +192,8 @@ class EnvGRPOTrainer(GRPOTrainer):
     def _start_transformers(self) -> TransformersPolicy:
         if self.is_fsdp_enabled or self.is_deepspeed_enabled:
             raise InvalidConfigError(
-                "the transformers policy cannot sample under FSDP or DeepSpeed, where every forward pass is a collective "
-                "and episodes end at different turns: set use_vllm=True."
+                "the transformers policy cannot sample under FSDP or DeepSpeed, where every forward pass is a "
+                "collective and episodes end at different turns: set use_vllm=True."
             )
         return TransformersPolicy(
             self.accelerator.unwrap_model(self.model), self._tokenizer, max_batch_size=self.args.max_concurrency
@@ -200,8 +204,8 @@ class EnvGRPOTrainer(GRPOTrainer):
         max_model_len = self._policy.max_model_len
         if args.max_completion_length >= max_model_len:
             raise InvalidConfigError(
-                f"max_completion_length={args.max_completion_length} leaves no room for a prompt in the model's context of "
-                f"{max_model_len} tokens: lower it."
+                f"max_completion_length={args.max_completion_length} leaves no room for a prompt in the model's "
+                f"context of {max_model_len} tokens: lower it."
             )
         return Collector(
             self.env_id,
@@ -307,8 +311,8 @@ class EnvGRPOTrainer(GRPOTrainer):
         self._metrics["train"]["sampling/guard_logps_gap"].append(mean_gap)
         if not mean_gap <= args.logps_tolerance:
             raise ModelError(
-                f"the log-probabilities at sampling differ from the trainer's own by {mean_gap:.3g} nats a token on the "
-                f"first batch (allowed: logps_tolerance={args.logps_tolerance}). Check that the policy and the trainer "
+                f"the log-probabilities at sampling differ from the trainer's own by {mean_gap:.3g} nats a token on "
+                f"the first batch (allowed: logps_tolerance={args.logps_tolerance}). Check that policy and trainer "
                 "have the same weights, dtype, temperature and chat template, and that dropout is off."
             )
 
@@ -327,7 +331,9 @@ class EnvGRPOTrainer(GRPOTrainer):
         Raises:
             RolloutFailedError: If no episode of `MAX_FAILED_GENERATIONS` generations in a row could be scored.
         """
-        kinds = Counter(f"{t.error.where}: {t.error.kind}: {t.error.message}" for t in self.last_trajectories if t.error)
+        kinds = Counter(
+            f"{t.error.where}: {t.error.kind}: {t.error.message}" for t in self.last_trajectories if t.error
+        )
         commonest = kinds.most_common(1)[0][0] if kinds else "on another process, or the first prompt does not fit"
         message = f"{n_failed} of {n_episodes} episodes failed and are not trained on; most often {commonest}"
         logger.warning(message)
@@ -372,8 +378,8 @@ def average_metrics(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Merge the `trajectory_metrics` of several processes: counts add up, means are weighted by scored episodes.
 
     Args:
-        parts: One mapping a process. A stop reason that one does not have counts as 0 there; other metrics that it lacks
-            are averaged over those that have them.
+        parts: One mapping a process. A stop reason that one does not have counts as 0 there; other metrics that it
+            lacks are averaged over those that have them.
     """
     out = {name: sum(part[name] for part in parts) for name in ("episodes", "errored")}
     weights = [part["episodes"] - part["errored"] for part in parts]

@@ -73,17 +73,23 @@ class EnvSFTTrainer(SFTTrainer):
         **kwargs: Any,
     ) -> None:
         if (env is None) == (trajectories is None):
-            raise InvalidConfigError("EnvSFTTrainer takes either env= (its oracle plays) or trajectories=, and just one.")
+            raise InvalidConfigError(
+                "EnvSFTTrainer takes either env= (its oracle plays) or trajectories=, and just one."
+            )
         args = args or EnvSFTConfig(output_dir="llm-envs-SFT")
         if processing_class is None:
             processing_class = AutoTokenizer.from_pretrained(model if isinstance(model, str) else model.name_or_path)
         if trajectories is None:
             codec = ChatCodec(processing_class, thinking=args.thinking)
             kwargs_of_env = args.env_kwargs if isinstance(args.env_kwargs, dict) else {}
-            trajectories = oracle_trajectories(str(env), codec, args.num_episodes, env_kwargs=kwargs_of_env, seed=args.seed)
+            trajectories = oracle_trajectories(
+                str(env), codec, args.num_episodes, env_kwargs=kwargs_of_env, seed=args.seed
+            )
         rows = sft_rows(trajectories)
         if not rows:
-            raise InvalidConfigError(f"none of {len(trajectories)} trajectories is scored and has token rows to train on.")
+            raise InvalidConfigError(
+                f"none of {len(trajectories)} trajectories is scored and has token rows to train on."
+            )
         super().__init__(
             model, args=args, train_dataset=Dataset.from_list(rows), processing_class=processing_class, **kwargs
         )

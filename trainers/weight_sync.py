@@ -20,14 +20,14 @@ __all__ = ["ColocatedEngine"]
 
 
 class ColocatedEngine(VLLMGeneration):
-    """TRL's colocated vLLM, with an engine whose dtype and seed are the trainer's, and a weight sync that works on CPUs too.
+    """TRL's colocated vLLM, with an engine of the trainer's dtype and seed, and a weight sync that works on CPUs too.
 
-    TRL itself calls `sync_weights` before a rollout whose step is new; names of parameters under PEFT, FSDP and DeepSpeed are
-    TRL's business, inherited here.
+    TRL itself calls `sync_weights` before a rollout whose step is new; names of parameters under PEFT, FSDP and
+    DeepSpeed are TRL's business, inherited here.
 
     Args:
-        model: The model being trained. The engine reads its architecture and tokenizer from `model.name_or_path`, or from a
-            temporary copy where that is not a place to load from.
+        model: The model being trained. The engine reads its architecture and tokenizer from `model.name_or_path`, or
+            from a temporary copy where that is not a place to load from.
         accelerator: The trainer's.
         processing_class: The tokenizer.
         seed: Seed of the engine.

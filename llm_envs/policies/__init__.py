@@ -1,5 +1,5 @@
-"""Policies: what plays an environment. `base` has the protocols; each backend is a module of its own, imported on demand."""
+"""Policies: what plays an environment. `base` has the protocols; each backend is a module, imported on demand."""
 
-from llm_envs.policies.base import ChatPolicy, EnvPolicy, Policy, TokenPolicy, UpdatablePolicy
+from llm_envs.policies.base import ChatPolicy, EnvPolicy, EpisodicPolicy, Policy, TokenPolicy, UpdatablePolicy
 
-__all__ = ["ChatPolicy", "EnvPolicy", "Policy", "TokenPolicy", "UpdatablePolicy"]
+__all__ = ["ChatPolicy", "EnvPolicy", "EpisodicPolicy", "Policy", "TokenPolicy", "UpdatablePolicy"]

@@ -118,8 +118,8 @@ def batch_generate(
 ) -> list[Sampled]:
     """Sample one turn for each prompt, in one padded batch that shrinks as turns end.
 
-    Each row draws from uniform numbers of its own seed by inverting the cumulative distribution, so a row's tokens do not
-    depend on which others share its batch (up to rounding in the model's own kernels).
+    Each row draws from uniform numbers of its own seed by inverting the cumulative distribution, so a row's tokens do
+    not depend on which others share its batch (up to rounding in the model's own kernels).
 
     Args:
         model: A causal language model in eval mode.

@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from llm_envs.chat import ChatCodec
-from llm_envs.policies.inference import batch_generate, context_length, load_model, load_tokenizer
 from llm_envs.errors import ContextFullError, ModelError
+from llm_envs.policies.inference import batch_generate, context_length, load_model, load_tokenizer
 from llm_envs.types import Sampled, SamplingParams
 
 if TYPE_CHECKING:
@@ -48,7 +48,8 @@ class TransformersPolicy:
     """A token policy on a transformers model.
 
     Args:
-        model: A causal language model. It may be the one that is being trained: it is put into eval mode while sampling.
+        model: A causal language model. It may be the one that is being trained: it is put into eval mode while
+            sampling.
         tokenizer: Its tokenizer, with a chat template.
         max_batch_size: Requests sampled together.
         gather_s: Seconds to wait for more requests before a batch starts.

@@ -5,8 +5,9 @@ Requests go in with `add_request`, one pump thread calls `step`, answers go back
 Invariants:
 1. The engine is touched by one thread at a time: by the pump, or, with the pump standing still, by `update_weights`.
 2. A request is answered exactly once, or aborted in the engine when its caller was cancelled.
-3. Weights change only between steps, and the prefix cache is emptied with them. A turn that was running then goes on under the
-   new weights and is marked with the version at which it *began*; callers that forbid this wait for their turns first.
+3. Weights change only between steps, and the prefix cache is emptied with them. A turn that was running then goes on
+   under the new weights and is marked with the version at which it *began*; callers that forbid this wait for their
+   turns first.
 4. An engine that fails answers every open request, and every later one, with its error: nobody waits for ever.
 """
 
@@ -225,8 +226,8 @@ class VLLMEnginePolicy:
 def load_weights(llm: vllm.LLM, named_parameters: Iterable[tuple[str, Any]]) -> None:
     """Replace the weights of an in-process engine by (name, tensor) pairs and empty its prefix cache.
 
-    On a CPU the engine's layers are packed after loading, so the weights go through `reload_weights`, which packs them again;
-    elsewhere through the model's own `load_weights`.
+    On a CPU the engine's layers are packed after loading, so the weights go through `reload_weights`, which packs them
+    again; elsewhere through the model's own `load_weights`.
     """
     runner: Any = llm.llm_engine.model_executor.driver_worker.model_runner
     if next(runner.model.parameters()).device.type == "cpu":

@@ -109,7 +109,7 @@ class Collector:
         return await self._play_all(groups, n_groups, n_groups * group_size)
 
     def play(self, groups: Sequence[Sequence[EpisodeSpec]]) -> list[TrajectoryGroup]:
-        """Play these groups, each given as the specs of its members; waits until all are done, returns them in order."""
+        """Play these groups, each given as the specs of its members; waits for all, returns them in order."""
         return self._run(partial(self.aplay, groups))
 
     async def aplay(self, groups: Sequence[Sequence[EpisodeSpec]]) -> list[TrajectoryGroup]:

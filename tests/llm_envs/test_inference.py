@@ -23,7 +23,8 @@ with torch.no_grad():  # random weights are nearly uniform: sharpen them, so tha
 PROMPTS = [np.arange(5, 5 + n, dtype=np.int32) for n in (1, 7, 20, 3)]
 
 
-def generate(prompts=PROMPTS, params=SamplingParams(), n=8, seeds=None, **kwargs):
+def generate(prompts=PROMPTS, params=None, n=8, seeds=None, **kwargs):
+    params = params or SamplingParams()
     settings = {"stop_token_ids": (TOKENIZER.eos_token_id,), "pad_id": 0} | kwargs
     return batch_generate(
         MODEL, prompts, params, max_new_tokens=[n] * len(prompts), seeds=seeds or list(range(len(prompts))), **settings
@@ -54,7 +55,7 @@ def test_greedy_takes_the_most_likely_and_reports_its_own_probability():
 
 
 def test_frequencies_follow_the_model():
-    """4,000 seeds against the model's own distribution: chi-square over the 268 tokens, whose standard deviation is 23."""
+    """4,000 seeds against the model's own distribution: chi-square over 268 tokens, standard deviation 23."""
     prompt, n = PROMPTS[1], 4000
     drawn = generate([prompt] * n, n=1, seeds=list(range(n)))
     counts = np.bincount([int(s.token_ids[0]) for s in drawn], minlength=len(TOKENIZER))

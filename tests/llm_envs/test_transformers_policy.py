@@ -22,7 +22,9 @@ def policy():
     return TransformersPolicy(tiny_model(TOKENIZER, hidden_size=32, max_length=128), TOKENIZER)
 
 
-def sample(policy, n, *, params=SamplingParams(max_new_tokens=6)):
+def sample(policy, n):
+    params = SamplingParams(max_new_tokens=6)
+
     async def run():
         return await asyncio.gather(*[policy.sample(PROMPT, params, seed=i, session=str(i)) for i in range(n)])
 

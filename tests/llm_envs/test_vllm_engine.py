@@ -83,7 +83,7 @@ def test_stop_token_and_limit(policy):
 
 
 def test_weights_after_several_updates_are_the_ones_that_sample(policy, folder):
-    """A tied output layer too: the engine packs it apart on a CPU, and goes on with the old one if nobody packs it again."""
+    """A tied output layer too: the engine packs it apart on a CPU, and keeps the old one unless it is packed again."""
     model = load_model(folder, dtype=torch.float32)
     assert model.config.tie_word_embeddings
     original = {name: value.clone() for name, value in model.named_parameters()}

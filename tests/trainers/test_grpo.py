@@ -206,7 +206,9 @@ def test_the_loss_does_not_see_the_padding(make):
 
 def test_trajectories_metrics_and_model_are_saved(make, tmp_path):
     seen = []
-    trainer = make(max_steps=2, kwargs={"callbacks": [LoggerCallback(lambda step, metrics: seen.append((step, metrics)))]})
+    trainer = make(
+        max_steps=2, kwargs={"callbacks": [LoggerCallback(lambda step, metrics: seen.append((step, metrics)))]}
+    )
     trainer.train()
     trainer.save_model(str(tmp_path / "saved"))
     stored = read_trajectories(tmp_path / "out" / "trajectories" / "process-0")
@@ -251,7 +253,12 @@ def _two_ranks(config):
         world_size = property(lambda self: 2)
 
     base = config()
-    values = {"output_dir": base.output_dir, "per_device_train_batch_size": 4, "num_generations": 8, "report_to": "none"}
+    values = {
+        "output_dir": base.output_dir,
+        "per_device_train_batch_size": 4,
+        "num_generations": 8,
+        "report_to": "none",
+    }
     return TwoProcesses(**values)
 
 

@@ -35,7 +35,9 @@ def train(tiny_folder, config):
             scored = token_logps(model, [row.ids for row in rows], pad_id=0)
             model.train()
             gaps.append(max(np.abs(a - row.logps)[row.mask].max() for a, row in zip(scored, rows, strict=True)))
-            versions.append({s.version for t in trainer.last_trajectories for turn in t.turns for s in turn.weight_versions})
+            versions.append(
+                {s.version for t in trainer.last_trajectories for turn in t.turns for s in turn.weight_versions}
+            )
             return output
 
         trainer._generate_and_score_completions = compare

@@ -13,12 +13,13 @@ __all__ = ["trim_padding"]
 def trim_padding(batch: Mapping[str, Any]) -> dict[str, Any]:
     """Cut the columns of a batch in which every row is padding.
 
-    A generation is padded to its longest row; a micro-batch of it seldom holds that row. Nothing that a mask lets through is
-    cut, so losses stay as they were.
+    A generation is padded to its longest row; a micro-batch of it seldom holds that row. Nothing that a mask lets
+    through is cut, so losses stay as they were.
 
     Args:
-        batch: `prompt_ids` and `prompt_mask`, shape (B, P), padded on the left; `completion_ids` and `completion_mask`, shape
-            (B, T), padded on the right; and anything else. Every other tensor of shape (B, T) is cut like the completions.
+        batch: `prompt_ids` and `prompt_mask`, shape (B, P), padded on the left; `completion_ids` and
+            `completion_mask`, shape (B, T), padded on the right; and anything else. Every other tensor of shape (B, T)
+            is cut like the completions.
 
     Returns:
         A new mapping, with P and T as small as the masks allow and at least 1.
