@@ -53,7 +53,7 @@ class ChatCodec:
         self._special_texts = tuple(token.content for token in tokenizer.added_tokens_decoder.values() if token.special)
         self.end_of_turn_id: int = self._find_end_of_turn()
         """Id of the token with which the template closes an assistant turn."""
-        self.end_of_turn_text: str = tokenizer.decode([self.end_of_turn_id], skip_special_tokens=False)
+        self.end_of_turn_text = str(tokenizer.decode([self.end_of_turn_id], skip_special_tokens=False))
         eos_id = tokenizer.eos_token_id
         self.stop_token_ids: tuple[int, ...] = tuple(
             dict.fromkeys([self.end_of_turn_id] + ([] if eos_id is None else [eos_id]))

@@ -55,7 +55,11 @@ class EnvGRPOConfig(GRPOConfig):
     """TRL's `GRPOConfig` and what an environment needs. All of TRL's fields mean what they mean there."""
 
     env_kwargs: dict[str, Any] | str | None = field(
-        default=None, metadata={"help": "Arguments of gym.make, such as {'difficulty': 'easy'} (a JSON object)."}
+        default=None,
+        metadata={
+            "help": "Arguments of gym.make, such as {'difficulty': 'easy'} (a JSON object). An environment that has no "
+            "splits wants {'split': None}."
+        },
     )
     num_train_seeds: int = field(
         default=10_000, metadata={"help": "Distinct seeds of the train split: the rows of one epoch."}
@@ -98,17 +102,18 @@ class EnvGRPOConfig(GRPOConfig):
         if self.bf16 is None and not torch.accelerator.is_available():
             self.bf16 = False
         super().__post_init__()
-        local_rows = self.per_device_train_batch_size * self.steps_per_generation
-        if local_rows % self.num_generations:
+        local_rows = self.per_device_train_batch_size * int(self.steps_per_generation or 1)  # set by TRL just now
+        group_size = int(self.num_generations or 1)
+        n_groups = int(self.generation_batch_size or 1) // group_size
+        if local_rows % group_size:
             raise InvalidConfigError(
                 f"each process plays per_device_train_batch_size * steps_per_generation = {local_rows} episodes a "
                 f"generation, which is no multiple of num_generations = {self.num_generations}: a group would be torn "
                 f"between processes. Make it one, for example per_device_train_batch_size={self.num_generations}."
             )
-        if self.num_train_seeds < self.generation_batch_size // self.num_generations:
+        if self.num_train_seeds < n_groups:
             raise InvalidConfigError(
-                f"num_train_seeds={self.num_train_seeds} does not fill one generation of "
-                f"{self.generation_batch_size // self.num_generations} groups."
+                f"num_train_seeds={self.num_train_seeds} does not fill one generation of {n_groups} groups: raise it."
             )
 
 
@@ -160,7 +165,7 @@ class EnvGRPOTrainer(GRPOTrainer):
                 train_dataset=_index_dataset(env, "train", args.num_train_seeds),
                 eval_dataset=_index_dataset(env, "test", args.num_eval_seeds) if args.eval_strategy != "no" else None,
                 processing_class=processing_class,
-                rollout_func=lambda prompts, trainer: trainer._play(),
+                rollout_func=lambda prompts, trainer: self._play(),
                 **kwargs,
             )
         finally:
@@ -173,8 +178,9 @@ class EnvGRPOTrainer(GRPOTrainer):
 
     def _start_vllm(self) -> Any:
         args = self.args
+        model: Any = self.model
         self.vllm_generation = ColocatedEngine(
-            self.model,
+            model,
             self.accelerator,
             self._tokenizer,
             seed=args.seed,
@@ -201,18 +207,19 @@ class EnvGRPOTrainer(GRPOTrainer):
 
     def _start_collector(self) -> Collector:
         args = self.args
-        max_model_len = self._policy.max_model_len
-        if args.max_completion_length >= max_model_len:
+        max_model_len, max_completion = self._policy.max_model_len, int(args.max_completion_length or 256)
+        if max_completion >= max_model_len:
             raise InvalidConfigError(
-                f"max_completion_length={args.max_completion_length} leaves no room for a prompt in the model's "
+                f"max_completion_length={max_completion} leaves no room for a prompt in the model's "
                 f"context of {max_model_len} tokens: lower it."
             )
         return Collector(
             self.env_id,
             self._policy,
+            env_kwargs=self._env_kwargs("train"),  # a wrong level or argument is said at once
             codec=ChatCodec(self._tokenizer, thinking=args.thinking),
             sampling=SamplingParams(
-                max_new_tokens=args.max_turn_tokens or args.max_completion_length,
+                max_new_tokens=args.max_turn_tokens or max_completion,
                 temperature=args.temperature,
                 top_p=args.top_p,
                 top_k=args.top_k or 0,
@@ -223,7 +230,7 @@ class EnvGRPOTrainer(GRPOTrainer):
             limits=RolloutLimits(
                 max_turns=args.max_turns,
                 max_turn_tokens=args.max_turn_tokens,
-                max_completion_tokens=args.max_completion_length,
+                max_completion_tokens=max_completion,
                 max_episode_s=args.max_episode_s,
                 max_step_s=args.max_step_s,
             ),
@@ -231,6 +238,11 @@ class EnvGRPOTrainer(GRPOTrainer):
             max_concurrency=args.max_concurrency,
             progress=False,
         )
+
+    @property
+    def _mode(self) -> str:
+        model: Any = self.model
+        return "train" if model.training else "eval"
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """Play, score (TRL's own way), guard, and log what the environment said."""
@@ -262,9 +274,8 @@ class EnvGRPOTrainer(GRPOTrainer):
 
     def _specs(self) -> list[list[EpisodeSpec]]:
         """Return the episodes of this generation: TRL's consecutive equal rows are the members of one group."""
-        mode = "train" if self.model.training else "eval"
-        group_size = self.num_generations if mode == "train" else self.num_generations_eval
-        base = dict(self.args.env_kwargs or {})
+        mode = self._mode
+        group_size = int((self.num_generations if mode == "train" else self.num_generations_eval) or 1)
         specs = []
         for start in range(0, len(self._inputs), group_size):
             rows = self._inputs[start : start + group_size]
@@ -276,13 +287,19 @@ class EnvGRPOTrainer(GRPOTrainer):
             index, split = rows[0]["index"], rows[0]["split"]
             group_id = f"{mode}-{self.state.global_step}-{self._generations}-{self.accelerator.process_index}-{start}"
             seed = episode_seed(self.args.seed, split, index)
-            kwargs = {"split": split} | base
+            kwargs = self._env_kwargs(split)
             specs.append([EpisodeSpec(self.env_id, kwargs, seed, group_id, member) for member in range(len(rows))])
         return specs
 
+    def _env_kwargs(self, split: str) -> dict[str, Any]:
+        """Return the arguments of gym.make for a split; the user's win, and a split of None leaves it out."""
+        own = self.args.env_kwargs if isinstance(self.args.env_kwargs, dict) else {}
+        kwargs = {"split": split} | own
+        return kwargs if kwargs["split"] is not None else {key: kwargs[key] for key in kwargs if key != "split"}
+
     def _store(self, trajectories: Sequence[Trajectory]) -> None:
         if self._writer is None:
-            folder = Path(self.args.output_dir) / "trajectories" / f"process-{self.accelerator.process_index}"
+            folder = Path(self.args.output_dir or ".") / "trajectories" / f"process-{self.accelerator.process_index}"
             self._writer = TrajectoryWriter(_unused(folder), settings={"env_id": self.env_id, "seed": self.args.seed})
         for trajectory in trajectories:
             self._writer.write(trajectory)
@@ -309,7 +326,7 @@ class EnvGRPOTrainer(GRPOTrainer):
         gaps = (recomputed - output["sampling_per_token_logps"][:rows]).abs()[mask]
         mean_gap = gaps.mean().item() if gaps.numel() else 0.0
         self._metrics["train"]["sampling/guard_logps_gap"].append(mean_gap)
-        if not mean_gap <= args.logps_tolerance:
+        if args.logps_tolerance is not None and not mean_gap <= args.logps_tolerance:
             raise ModelError(
                 f"the log-probabilities at sampling differ from the trainer's own by {mean_gap:.3g} nats a token on "
                 f"the first batch (allowed: logps_tolerance={args.logps_tolerance}). Check that policy and trainer "
@@ -318,7 +335,7 @@ class EnvGRPOTrainer(GRPOTrainer):
 
     def _log_episodes(self) -> None:
         """Log what the environment said of the latest episodes, over all processes."""
-        mode = "train" if self.model.training else "eval"
+        mode = self._mode
         metrics = average_metrics(gather_object([trajectory_metrics(self.last_trajectories)]))
         for name, value in metrics.items():
             self._metrics[mode][f"env/{name}"].append(value)

@@ -45,7 +45,7 @@ class ColocatedEngine(VLLMGeneration):
         version: Callable[[], int],
         **kwargs: Any,
     ) -> None:
-        self._seed, self._version = seed, version
+        self._seed, self._version, self._tokenizer = seed, version, processing_class
         self.policy: VLLMEnginePolicy
         super().__init__(model, accelerator, processing_class, mode="colocate", **kwargs)
 
@@ -64,7 +64,7 @@ class ColocatedEngine(VLLMGeneration):
             settings["distributed_executor_backend"] = "external_launcher"
         with tempfile.TemporaryDirectory() as scratch:
             self.llm = load_engine(self._source(Path(scratch)), **settings)
-        self.policy = VLLMEnginePolicy(self.llm, self.processing_class)
+        self.policy = VLLMEnginePolicy(self.llm, self._tokenizer)
 
     def _source(self, scratch: Path) -> str:
         """Return where the engine can load the architecture and tokenizer from."""

@@ -280,7 +280,7 @@ def _logits_processor(params: SamplingParams) -> Callable[[torch.Tensor, torch.T
     from transformers import LogitsProcessorList
     from transformers.generation import logits_process
 
-    processors = LogitsProcessorList()
+    processors: Any = LogitsProcessorList()
     if params.repetition_penalty != 1.0:
         processors.append(logits_process.RepetitionPenaltyLogitsProcessor(params.repetition_penalty))
     if params.temperature not in (0, 1):

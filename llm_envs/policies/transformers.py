@@ -185,7 +185,7 @@ class TransformersPolicy:
                 stop_token_ids=self.codec.stop_token_ids,
                 pad_id=self.codec.stop_token_ids[0],
                 weight_version=self.weight_version,
-                detokenize=self.tokenizer.decode,
+                detokenize=lambda ids: str(self.tokenizer.decode(ids)),
                 is_aborted=lambda index: batch[index].answer.cancelled(),
             )
         finally:

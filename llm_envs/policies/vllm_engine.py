@@ -245,7 +245,7 @@ def _repack_tied_head(model: Any) -> None:
 
     `reload_weights` packs the layers that it loads; a tied head is none of them, and would go on with its old weights.
     """
-    head = getattr(model, "lm_head", None)
+    head: Any = getattr(model, "lm_head", None)
     if getattr(model.config, "tie_word_embeddings", False) and hasattr(head, "quant_method"):
         head.quant_method.process_weights_after_loading(head)
 

@@ -267,6 +267,8 @@ def test_bad_settings_are_one_line_errors(make, tiny_folder):
         make(max_completion_length=500)
     with pytest.raises(InvalidConfigError, match="vllm_mode"):
         make(use_vllm=True, vllm_mode="server")
+    with pytest.raises(InvalidConfigError, match=r"difficulty.*easy"):
+        make(env="llm/Calculator-v0", env_kwargs={"difficulty": "impossible"})
     with pytest.raises(UnknownTaskError):
         make(env="llm/Calculater-v0")
     tokenizer = AutoTokenizer.from_pretrained(tiny_folder)
@@ -274,6 +276,12 @@ def test_bad_settings_are_one_line_errors(make, tiny_folder):
     with pytest.raises(ModelError, match="chat template"):
         make(kwargs={"processing_class": tokenizer})
     assert EnvGRPOConfig(output_dir="x", report_to="none").bf16 is torch.accelerator.is_available()
+
+
+def test_an_environment_without_splits_can_be_trained_on(make):
+    trainer = make(env_kwargs={"split": None})
+    trainer.train()
+    assert trainer.last_trajectories[0].env_kwargs == {}
 
 
 def test_metrics_of_several_processes_are_merged():
