@@ -4,7 +4,7 @@
 #   make test       the tests, on the CPU, offline
 #   make test-vllm  the tests that need vLLM, and the quick ones again, in an environment that has its CPU build
 #   make lint       ruff, and mypy on the installed wheel
-#   make check      what CI runs: test, test-vllm, lint, bench
+#   make check      what CI runs: test, test-vllm, lint
 #   make bench      the benchmarks, against the numbers that we hold
 #   make docs       checks links and runs the snippets of the documents
 #   make clean      removes what the above built, environments included

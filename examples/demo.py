@@ -20,9 +20,7 @@ import shutil
 import time
 from pathlib import Path
 
-# Before vLLM is imported: it would bind this process, trainer included, to its own choice of threads.
-os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB; read when vLLM is imported
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
 import gymnasium as gym

@@ -24,16 +24,20 @@ from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-from accelerate.utils import gather_object
-from datasets import Dataset
-from trl import GRPOConfig, GRPOTrainer
-
 from llm_envs.chat import ChatCodec
-from llm_envs.errors import InvalidConfigError, ModelError, RolloutFailedError
+from llm_envs.errors import InvalidConfigError, MissingExtraError, ModelError, RolloutFailedError
 from llm_envs.metrics import trajectory_metrics
 from llm_envs.policies.transformers import TransformersPolicy
 from llm_envs.rollout import Collector, EpisodeSpec, RolloutLimits, TrajectoryWriter
+
+try:
+    import torch
+    from accelerate.utils import gather_object
+    from datasets import Dataset
+    from trl import GRPOConfig, GRPOTrainer
+except ImportError as error:
+    raise MissingExtraError(f"training needs {error.name}: pip install 'llm-envs[train]'.") from error
+
 from llm_envs.trainers.bridge import reward_from_field, rollout_output
 from llm_envs.trainers.functional.masking import trim_padding
 from llm_envs.trainers.weight_sync import ColocatedEngine

@@ -6,17 +6,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import torch
-from datasets import Dataset
-from transformers import AutoTokenizer
-from trl import SFTConfig, SFTTrainer
-
 from llm_envs.chat import ChatCodec
 from llm_envs.data import sft_rows
-from llm_envs.errors import InvalidConfigError
+from llm_envs.errors import InvalidConfigError, MissingExtraError
 from llm_envs.policies.scripted import OraclePolicy
 from llm_envs.rollout import Collector
 from llm_envs.types import Trajectory
+
+try:
+    import torch
+    from datasets import Dataset
+    from transformers import AutoTokenizer
+    from trl import SFTConfig, SFTTrainer
+except ImportError as error:
+    raise MissingExtraError(f"training needs {error.name}: pip install 'llm-envs[train]'.") from error
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -52,8 +52,9 @@ def load_engine(name_or_path: str | Path, *, seed: int = 0, **engine_args: Any) 
         MissingExtraError: If vLLM is not installed.
         ModelError: If the engine does not start; its own last words are in the message.
     """
-    # The engine core must live in this process for weights to be handed over.
+    # The engine core must live in this process for weights to be handed over, and leave the process's threads alone.
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     try:
         import vllm
     except ImportError as error:
