@@ -18,6 +18,7 @@ import os
 import random
 import shutil
 import time
+import warnings
 from pathlib import Path
 
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB; read when vLLM is imported
@@ -191,6 +192,8 @@ def main() -> None:
     )
     args = parser.parse_args()
 
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    warnings.filterwarnings("ignore", message=".*pin_memory.*")
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     use_vllm = args.policy == "vllm" or (args.policy == "auto" and importlib.util.find_spec("vllm") is not None)

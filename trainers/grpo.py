@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -154,7 +155,7 @@ class EnvGRPOTrainer(GRPOTrainer):
         self.last_trajectories: list[Trajectory] = []
         """The episodes of the latest generation on this process, in the order of TRL's rows."""
         self._inputs: list[dict[str, Any]] = []
-        self._generations = 0
+        self._last_generation = {"train": (-1, -1), "eval": (-1, -1)}  # (step, how many before it in that step)
         self._writer: TrajectoryWriter | None = None
         self._failed_generations = 0
         self._guarded = args.logps_tolerance is None or args.num_iterations < 1
@@ -162,16 +163,20 @@ class EnvGRPOTrainer(GRPOTrainer):
         if use_vllm and args.vllm_mode != "colocate":
             raise InvalidConfigError(f"vllm_mode={args.vllm_mode!r} is not supported here: use vllm_mode='colocate'.")
         try:
-            super().__init__(
-                model,
-                reward_funcs=[reward_from_field],
-                args=args,
-                train_dataset=_index_dataset(env, "train", args.num_train_seeds),
-                eval_dataset=_index_dataset(env, "test", args.num_eval_seeds) if args.eval_strategy != "no" else None,
-                processing_class=processing_class,
-                rollout_func=lambda prompts, trainer: self._play(),
-                **kwargs,
-            )
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message=".*rollout_func.*experimental")
+                super().__init__(
+                    model,
+                    reward_funcs=[reward_from_field],
+                    args=args,
+                    train_dataset=_index_dataset(env, "train", args.num_train_seeds),
+                    eval_dataset=_index_dataset(env, "test", args.num_eval_seeds)
+                    if args.eval_strategy != "no"
+                    else None,
+                    processing_class=processing_class,
+                    rollout_func=lambda prompts, trainer: self._play(),
+                    **kwargs,
+                )
         finally:
             args.use_vllm = use_vllm
         self.reward_func_names = ["reward"]
@@ -269,7 +274,6 @@ class EnvGRPOTrainer(GRPOTrainer):
             self._policy.weight_version = self.state.global_step
         groups = self._collector.play(self._specs())
         self.last_trajectories = [trajectory for group in groups for trajectory in group.trajectories]
-        self._generations += 1
         if self.args.save_trajectories:
             self._store(self.last_trajectories)
         return rollout_output(
@@ -278,7 +282,11 @@ class EnvGRPOTrainer(GRPOTrainer):
 
     def _specs(self) -> list[list[EpisodeSpec]]:
         """Return the episodes of this generation: TRL's consecutive equal rows are the members of one group."""
-        mode = self._mode
+        mode, step = self._mode, self.state.global_step
+        last_step, before = self._last_generation[mode]
+        self._last_generation[mode] = (step, before + 1 if step == last_step else 0)
+        # The id decides the seeds of sampling: nothing in it may differ in a run that was resumed.
+        prefix = f"{mode}-{step}-{self._last_generation[mode][1]}-{self.accelerator.process_index}"
         group_size = int((self.num_generations if mode == "train" else self.num_generations_eval) or 1)
         specs = []
         for start in range(0, len(self._inputs), group_size):
@@ -289,7 +297,7 @@ class EnvGRPOTrainer(GRPOTrainer):
                     f"multiple of {group_size}."
                 )
             index, split = rows[0]["index"], rows[0]["split"]
-            group_id = f"{mode}-{self.state.global_step}-{self._generations}-{self.accelerator.process_index}-{start}"
+            group_id = f"{prefix}-{start}"
             seed = episode_seed(self.args.seed, split, index)
             kwargs = self._env_kwargs(split)
             specs.append([EpisodeSpec(self.env_id, kwargs, seed, group_id, member) for member in range(len(rows))])

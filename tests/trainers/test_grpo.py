@@ -241,6 +241,23 @@ def test_steps_draw_new_seeds_and_runs_repeat(make):
     assert episode_seed(0, "train", 1) != episode_seed(1, "train", 1)
 
 
+def test_a_resumed_run_goes_on_with_the_same_episodes(make, tmp_path):
+    """Two steps and two more after a resume play what four steps in one go play."""
+    settings = {"save_strategy": "steps", "save_steps": 2, "learning_rate": 0.0}
+    whole = make(max_steps=4, output_dir=str(tmp_path / "whole"), **settings)
+    whole.train()
+    make(max_steps=2, output_dir=str(tmp_path / "half"), **settings).train()
+    resumed = make(max_steps=4, output_dir=str(tmp_path / "half"), **settings)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "half" / "checkpoint-2"))
+    first = read_trajectories(tmp_path / "half" / "trajectories" / "process-0")
+    second = read_trajectories(tmp_path / "half" / "trajectories" / "process-0.2")
+    expected = read_trajectories(tmp_path / "whole" / "trajectories" / "process-0")
+    assert len(first) == len(second) == 32
+    assert [(t.group_id, t.seed, t.messages) for t in first + second] == [
+        (t.group_id, t.seed, t.messages) for t in expected
+    ]
+
+
 def test_a_torn_group_is_refused_with_settings_that_fit(config):
     with pytest.raises(InvalidConfigError, match="no multiple of num_generations"):
         _two_ranks(config)
