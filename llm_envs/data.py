@@ -31,6 +31,9 @@ def to_dataset(trajectories: Iterable[Trajectory]) -> datasets.Dataset:
     `messages` has the form that chat templates take; `rows` the token arrays; `turns` a record of each turn; `reward`
     is there to be filtered by. What has no fixed shape is JSON text.
 
+    Half a surrogate pair, which JSON can hold and Arrow's UTF-8 cannot, stands as "?" in a message's `content`; the
+    exact content is in `message_extras`, whence `from_dataset` takes it.
+
     Raises:
         MissingExtraError: If `datasets` is not installed.
     """
@@ -90,6 +93,10 @@ def _to_record(trajectory: Trajectory) -> dict[str, Any]:
     for name in _JSON_COLUMNS:
         record[name] = _dump(record[name])
     extras = [{key: message.pop(key) for key in _MESSAGE_EXTRAS if key in message} for message in record["messages"]]
+    for message, extra in zip(record["messages"], extras, strict=True):
+        content = message["content"]
+        if (readable := content.encode(errors="replace").decode()) != content:
+            message["content"], extra["content"] = readable, content
     record["message_extras"] = _dump(extras)
     for turn in record["turns"]:
         for name in _JSON_TURN_FIELDS:
@@ -110,7 +117,7 @@ def _from_record(record: Mapping[str, Any]) -> Trajectory:
 
 
 def _dump(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
+    return json.dumps(value)  # in ASCII: half a surrogate pair is an escape there
 
 
 def _features(module: Any) -> Any:

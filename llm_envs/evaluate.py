@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
+from llm_envs.errors import InvalidConfigError
 from llm_envs.policies.base import Policy
 from llm_envs.rollout.collector import Collector
 from llm_envs.rollout.context import Codec
@@ -101,7 +103,7 @@ def evaluate(
         policy: Any policy.
         n: Episodes to play, each of its own seed.
         codec: Messages to token ids, for a token policy.
-        split: Passed to the environment; None for one without splits.
+        split: Passed to the environment; None for one without splits, or where `env_kwargs` has it.
         seed: Decides which problems are played: equal seeds compare policies on equal problems.
         env_kwargs: More arguments of the environment, such as `difficulty`.
         confidence: Of the intervals.
@@ -109,9 +111,12 @@ def evaluate(
 
     Returns:
         The evaluation; `print` it for one line.
+
+    Raises:
+        InvalidConfigError: If a setting is unknown, or the environment's arguments name another split.
     """
-    kwargs = _with_split(env_kwargs, split)
-    with Collector(envs, policy, codec=codec, seed=seed, env_kwargs=kwargs, **settings) as collector:
+    settings |= {"codec": codec, "seed": seed, "env_kwargs": _with_split(env_kwargs, split)}
+    with _collector(envs, policy, split, settings) as collector:
         return _evaluation(collector, collector.collect(n), split, confidence)
 
 
@@ -128,13 +133,41 @@ async def aevaluate(
     **settings: Any,
 ) -> Evaluation:
     """Do what `evaluate` does, from asynchronous code."""
-    kwargs = _with_split(env_kwargs, split)
-    with Collector(envs, policy, codec=codec, seed=seed, env_kwargs=kwargs, **settings) as collector:
+    settings |= {"codec": codec, "seed": seed, "env_kwargs": _with_split(env_kwargs, split)}
+    with _collector(envs, policy, split, settings) as collector:
         return _evaluation(collector, await collector.acollect(n), split, confidence)
 
 
 def _with_split(env_kwargs: Mapping[str, Any] | None, split: str | None) -> dict[str, Any]:
-    return {**(env_kwargs or {}), **({} if split is None else {"split": split})}
+    kwargs = dict(env_kwargs or {})
+    if split is not None:
+        _check_split("env_kwargs", kwargs, split)
+        kwargs["split"] = split
+    return kwargs
+
+
+def _check_split(name: str, kwargs: Mapping[str, Any], split: str | None) -> None:
+    if split is not None and kwargs.get("split", split) != split:
+        other = kwargs["split"]
+        raise InvalidConfigError(
+            f"{name} has split {other!r} but the evaluation split={split!r}: pass split={other!r}, or split=None to "
+            "leave it to the environments' arguments."
+        )
+
+
+def _collector(envs: Envs, policy: Policy, split: str | None, settings: Mapping[str, Any]) -> Collector:
+    known = inspect.signature(Collector).parameters
+    unknown = sorted(set(settings) - set(known))
+    if unknown:
+        example = ", ".join(f"{name!r}: {settings[name]!r:.40}" for name in unknown)
+        raise InvalidConfigError(
+            f"evaluate has no setting {', '.join(unknown)}: an environment's arguments go into "
+            f"env_kwargs={{{example}}}; the other settings are {', '.join(known)}."
+        )
+    collector = Collector(envs, policy, **settings)
+    for choice in collector.source.choices:
+        _check_split(choice.env_id, choice.kwargs, split)
+    return collector
 
 
 def _evaluation(

@@ -59,8 +59,10 @@ def observed_messages(observation: object, info: Mapping[str, Any]) -> tuple[Mes
         return (Message("user", observation),)
     try:
         messages = tuple(_message(item) for item in listed)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise EnvContractError(f'info["messages"] must be dicts with role and content, got {listed!r:.200}.') from error
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise EnvContractError(
+            f'info["messages"] must be dicts of JSON types with role and content ({error}), got {listed!r:.200}.'
+        ) from error
     if "\n".join(message.content for message in messages) != observation:
         return (Message("user", observation),)
     return messages
@@ -70,14 +72,28 @@ def _message(data: Mapping[str, Any]) -> Message:
     message = Message.from_dict(data)
     if not isinstance(message.content, str) or message.role not in ("system", "user", "assistant", "tool"):
         raise TypeError(f"no message: {data!r}")
-    return replace(message, metadata={**message.metadata, "name": data["name"]}) if "name" in data else message
+    if "name" in data:
+        message = replace(message, metadata={**message.metadata, "name": data["name"]})
+    check_extras(message)
+    return message
+
+
+def check_extras(message: Message) -> None:
+    """Check that what a message has besides its text is strict JSON, so that the episode can be recorded.
+
+    Raises:
+        TypeError: If a tool call or the metadata has something that JSON does not know.
+        ValueError: If a number there is NaN or infinite.
+    """
+    if message.tool_calls or message.metadata or message.tool_call_id is not None:
+        json.dumps(message.to_dict(), allow_nan=False)
 
 
 def render_reply(reply: Message) -> str:
     """Return a reply as the environment reads it: its content, then each structured call as `<tool_call>` text."""
     calls = [
         "<tool_call>\n"
-        + json.dumps({"name": call.name, "arguments": dict(call.arguments)}, ensure_ascii=False)
+        + json.dumps({"name": call.name, "arguments": dict(call.arguments)}, ensure_ascii=False, allow_nan=False)
         + "\n</tool_call>"
         for call in reply.tool_calls
     ]

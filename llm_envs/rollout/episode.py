@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import json
+import math
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -26,7 +28,7 @@ import numpy.typing as npt
 
 from llm_envs.errors import ContextFullError, EnvContractError, InvalidConfigError
 from llm_envs.policies.base import ChatPolicy, EnvPolicy, EpisodicPolicy, Policy, TokenPolicy
-from llm_envs.rollout.context import Codec, observed_messages, render_reply, with_call_ids
+from llm_envs.rollout.context import Codec, check_extras, observed_messages, render_reply, with_call_ids
 from llm_envs.rollout.limits import RolloutLimits, row_limit, turn_budget
 from llm_envs.rollout.runner import EnvRunner, env_attribute
 from llm_envs.rollout.source import EpisodeSpec, derive_seed
@@ -132,14 +134,21 @@ def errored_trajectory(spec: EpisodeSpec, error: BaseException, where: str) -> T
 
 def _as_data(error: BaseException, where: str) -> RolloutError:
     kind = type(error).__name__
-    return RolloutError(kind, str(error) or kind, where)
+    return RolloutError(kind, _text(error) or kind, where)
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as second:  # the exception's own code is as fallible as what raised it
+        return f"(its message cannot be had: __str__ raised {type(second).__name__})"
 
 
 class _Failure(Exception):
     """An exception of the environment or the policy, on its way to becoming data."""
 
     def __init__(self, error: BaseException, where: str) -> None:
-        super().__init__(str(error))
+        super().__init__(_text(error))
         self.error, self.where = error, where
 
 
@@ -157,7 +166,9 @@ class _Blame:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
         if isinstance(error, ContextFullError) and self.where == "policy":
             return
-        if isinstance(error, (Exception, SystemExit)):  # a tool that calls exit() ends its episode, not the run
+        # A tool that calls exit() ends its episode, not the run. Only what comes from outside goes on: Ctrl-C, a
+        # cancellation, and the closing of this very coroutine (an environment's GeneratorExit never gets here).
+        if error is not None and not isinstance(error, (KeyboardInterrupt, asyncio.CancelledError, GeneratorExit)):
             raise _Failure(error, self.where) from error
 
 
@@ -224,9 +235,11 @@ class _Episode:
             options = None if self.spec.options is None else dict(self.spec.options)
             self.observation, info = await self.runner.reset(self.spec.seed, options)
             system_prompt = env_attribute(self.env, "system_prompt", None)
+            if system_prompt and not isinstance(system_prompt, str):
+                raise EnvContractError(f"system_prompt is {system_prompt!r:.80}; it must be a str.")
             self.messages = [Message("system", system_prompt)] if system_prompt else []
             self.messages += observed_messages(self.observation, info)
-            self.tools = tuple(env_attribute(self.env, "tools", ()) or ())
+            self.tools = _check_tools(env_attribute(self.env, "tools", ()) or ())
         self.env_s += time.perf_counter() - started
         with _Blame("policy"):
             self.tape.begin(self.messages, self.tools)
@@ -273,6 +286,8 @@ class _Episode:
             raise RuntimeError("the policy aborted the turn before it was complete.")
         if len(sampled.token_ids) > params.max_new_tokens:
             raise RuntimeError(f"the policy wrote {len(sampled.token_ids)} tokens of at most {params.max_new_tokens}.")
+        if not np.isfinite(sampled.logps).all():
+            raise ValueError("the policy gave a sampled token a log-probability that is not finite.")
         text = codec.decode_reply(sampled.token_ids)
         message = Message("assistant", text)
         ids, logps = sampled.token_ids, sampled.logps
@@ -281,6 +296,9 @@ class _Episode:
     async def _chat(self, params: SamplingParams) -> _Reply:
         policy = cast("ChatPolicy", self.policy)
         message = await self._in_time(policy.reply(tuple(self.messages), self.tools, params))
+        if not (isinstance(message, Message) and message.role == "assistant" and isinstance(message.content, str)):
+            raise TypeError(f"{type(policy).__name__}.reply returned {message!r:.80}, not an assistant's Message.")
+        check_extras(message)
         return self._unsampled(render_reply(message), message)
 
     async def _act(self, params: SamplingParams) -> _Reply:
@@ -319,6 +337,7 @@ class _Episode:
             with _Blame("env.step"):
                 observation, reward, terminated, truncated, info = await self.runner.step(reply.text)
                 heard = observed_messages(observation, info)
+                is_success = _check_success(info)
                 self._add_turn(reply, reward, info, time.perf_counter() - started)
         except _Failure:
             self.tape.unsay()
@@ -335,7 +354,7 @@ class _Episode:
                 self.tape.hear(heard)
         if truncated and not terminated:
             self._cut(StopReason.ENV_TRUNCATED, "")
-        self.is_success = bool(info.get("is_success", False))
+        self.is_success = is_success
         return terminated or truncated
 
     def _add_turn(self, reply: _Reply, reward: float, info: Mapping[str, Any], seconds: float) -> None:
@@ -350,7 +369,7 @@ class _Episode:
             span=self.tape.row.n_spans - 1 if has_tokens else -1,
             finish_reason=reply.finish_reason,
             weight_versions=() if version is None else (VersionSpan(0, n_ids, version),),
-            tool_results=tuple(result for result in results if isinstance(result, ToolResult)),
+            tool_results=_check_results(results) if results else (),
             seconds={"policy": reply.seconds, "env": seconds},
         )
         self.env_s += seconds
@@ -404,8 +423,41 @@ def _check_components(info: Mapping[str, Any], reward: float) -> dict[str, float
     if components is None:
         return {"reward": reward}
     try:
-        return {str(name): float(value) for name, value in components.items()}
+        checked = {str(name): float(value) for name, value in components.items()}
     except (AttributeError, TypeError, ValueError) as error:
         raise EnvContractError(
             f'info["reward_components"] must map names to numbers, got {components!r:.80}.'
         ) from error
+    if not all(map(math.isfinite, checked.values())):
+        raise EnvContractError(f'info["reward_components"] is {checked!r:.80}; every component must be finite.')
+    return checked
+
+
+def _check_success(info: Mapping[str, Any]) -> bool:
+    value = info.get("is_success", False)
+    try:
+        return bool(value)
+    except Exception as error:
+        raise EnvContractError(f'info["is_success"] is {value!r:.80}; it must be a bool.') from error
+
+
+def _check_tools(tools: Any) -> tuple[Mapping[str, Any], ...]:
+    """Return the tools' schemas; what the trajectory could not record is the environment's fault."""
+    try:
+        checked = tuple(tools)
+        json.dumps([dict(tool) for tool in checked], allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise EnvContractError(f"tools must be JSON Schemas as dicts ({error}), got {tools!r:.200}.") from error
+    return checked
+
+
+def _check_results(results: Any) -> tuple[ToolResult, ...]:
+    """Return the turn's tool results; what the trajectory could not record is the environment's fault."""
+    checked = tuple(result for result in results if isinstance(result, ToolResult))
+    for r in checked:
+        try:
+            parts = [r.name, dict(r.arguments), r.output, r.success, r.error, r.seconds]
+            json.dumps(parts, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise EnvContractError(f"a tool result must be JSON types ({error}), got {r!r:.200}.") from error
+    return checked

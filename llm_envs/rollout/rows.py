@@ -66,11 +66,19 @@ class RowBuilder:
         return self._append_span(ids, np.nan)
 
     def truncate(self, length: int) -> None:
-        """Forget every token from `length` on, and the spans that lie there. A cut through a span is refused."""
+        """Forget every token from `length` on, and the spans that lie there. A cut through a span is refused.
+
+        A turn without tokens that stands at the cut stays: nothing of it lies behind.
+        """
         if any(start < length < stop for start, stop in self._spans):
             raise ValueError(f"RowBuilder: cutting at {length} would split a turn; spans are {self._spans}.")
-        self._spans = [(start, stop) for start, stop in self._spans if stop <= length and start < length]
+        self._spans = [(start, stop) for start, stop in self._spans if stop <= length]
         self._length = min(self._length, length)
+
+    def forget_turn(self) -> None:
+        """Forget the last turn, and every token since it began."""
+        start, _ = self._spans.pop()
+        self._length = start
 
     def build(self) -> Row:
         """Return the row, with arrays of exactly its length that nothing else refers to."""

@@ -57,8 +57,8 @@ class EnvRunner:
     async def call(self, what: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Return `function(*args, **kwargs)`; `what` names the call if it takes too long."""
         if self._thread is None:
-            return function(*args, **kwargs)
-        future = asyncio.wrap_future(self._thread.submit(function, *args, **kwargs))
+            return _called(function, *args, **kwargs)
+        future = asyncio.wrap_future(self._thread.submit(_called, function, *args, **kwargs))
         try:
             await asyncio.wait([future], timeout=self._limit_s)
             if not future.done():
@@ -105,8 +105,21 @@ class EnvRunner:
         try:
             if self._env is not None:
                 self._env.close()
-        except Exception:
+        except KeyboardInterrupt:
+            raise
+        except BaseException:
             pass  # the episode is over and its record written: a failing close is nobody's result
+
+
+def _called(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Return `function(*args, **kwargs)`; what would end a coroutine instead of failing in it becomes a RuntimeError.
+
+    A future refuses a StopIteration, and a GeneratorExit reads as if the event loop had closed the episode.
+    """
+    try:
+        return function(*args, **kwargs)
+    except (StopIteration, GeneratorExit) as error:
+        raise RuntimeError(f"the environment raised {type(error).__name__}: {error}".rstrip(": ")) from error
 
 
 def _finite(reward: Any) -> float:

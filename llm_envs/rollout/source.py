@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
@@ -62,6 +63,19 @@ class EpisodeSpec:
     """Index in the group, from 0."""
     options: Mapping[str, Any] | None = None
     """Options of `env.reset`, such as a given problem."""
+
+    def __post_init__(self) -> None:
+        """Check that the episode can be recorded: arguments and options are kept with it as JSON."""
+        for name, value in (("env_kwargs", self.env_kwargs), ("options", self.options)):
+            if not value:
+                continue
+            try:
+                json.dumps(dict(value), allow_nan=False)
+            except (TypeError, ValueError) as error:
+                raise InvalidConfigError(
+                    f"{self.env_id}: {name} {value!r:.200} must be JSON types, since every episode is recorded with "
+                    f"them ({error}). Pass names or numbers, or a factory that closes over the object."
+                ) from error
 
 
 def group_specs(spec: EpisodeSpec, group_size: int) -> tuple[EpisodeSpec, ...]:

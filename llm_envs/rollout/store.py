@@ -28,6 +28,8 @@ LOG_NAME = "trajectories.jsonl"
 # JSON from an API may hold half a surrogate pair, which strict UTF-8 refuses: it must not cost a trajectory.
 _ENCODING_ERRORS = "surrogatepass"
 
+_SALVAGE = f"The trajectories may be whole: read_trajectories('.../{LOG_NAME}') reads the log alone."
+
 
 @dataclass(frozen=True, slots=True)
 class StoredRun:
@@ -59,7 +61,10 @@ class TrajectoryWriter:
         self.settings = dict(settings or {})
         self.removed: str | None = None
         """A torn last line that resuming removed."""
-        self.path.mkdir(parents=True, exist_ok=True)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError) as error:
+            raise StoreError(f"{self.path} is a file, or lies below one: a run is a folder, choose another.") from error
         if (self.path / MANIFEST_NAME).exists():
             self._check_manifest(resume)
             self.removed = _remove_torn_line(self.path / LOG_NAME)
@@ -102,10 +107,10 @@ class TrajectoryWriter:
             raise StoreError(f"{self.path} holds another run ({said}): choose another folder or the same settings.")
 
     def _write_manifest(self) -> None:
-        if any(self.path.iterdir()):
+        temporary = self.path / (MANIFEST_NAME + ".tmp")  # one that a kill left here is written anew
+        if any(entry != temporary for entry in self.path.iterdir()):
             raise StoreError(f"{self.path} is not empty and holds no run: choose a new folder.")
         manifest = json.dumps({"format": FORMAT_VERSION, "settings": self.settings}, indent=2)
-        temporary = self.path / (MANIFEST_NAME + ".tmp")
         temporary.write_text(manifest + "\n", encoding="utf-8")
         temporary.replace(self.path / MANIFEST_NAME)
 
@@ -144,14 +149,28 @@ def iter_trajectories(path: str | Path) -> Iterator[Trajectory]:
 def _read_manifest(folder: Path) -> dict[str, Any]:
     manifest_path = folder / MANIFEST_NAME
     if not manifest_path.exists():
-        raise StoreError(f"{folder} holds no run: there is no {MANIFEST_NAME} in it.")
+        raise StoreError(f"{folder} holds no run: there is no {MANIFEST_NAME} in it.{_runs_below(folder)}")
     try:
-        manifest: dict[str, Any] = json.loads(manifest_path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise StoreError(f"{manifest_path} is damaged: {error}.") from error
+        manifest: Any = json.loads(manifest_path.read_text(encoding="utf-8"))
+    except ValueError as error:  # no JSON, or no text at all
+        raise StoreError(f"{manifest_path} is damaged: {error}. {_SALVAGE}") from error
+    if not isinstance(manifest, dict):
+        raise StoreError(f"{manifest_path} is damaged: it holds no JSON object. {_SALVAGE}")
     if manifest.get("format") != FORMAT_VERSION:
         raise StoreError(f"{folder} has format {manifest.get('format')!r}; this version reads {FORMAT_VERSION}.")
+    if not isinstance(manifest.get("settings"), dict):
+        raise StoreError(f"{manifest_path} is damaged: it has no settings. {_SALVAGE}")
     return manifest
+
+
+def _runs_below(folder: Path) -> str:
+    """Say which folders below hold runs, for one who gave the folder above them."""
+    logs = [log for depth in ("*", "*/*", "*/*/*") for log in folder.glob(f"{depth}/{LOG_NAME}")]
+    names = sorted(str(log.parent) for log in logs)
+    if not names:
+        return ""
+    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+    return f" There are runs below it, give one of these: {', '.join(names[:8])}{more}."
 
 
 def _parse_lines(log: Path) -> Iterator[Trajectory]:
@@ -161,7 +180,7 @@ def _parse_lines(log: Path) -> Iterator[Trajectory]:
                 return
             try:
                 yield Trajectory.from_json(line.decode(errors=_ENCODING_ERRORS))
-            except (ValueError, KeyError, TypeError) as error:
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise StoreError(f"{log}, line {number}: no trajectory ({type(error).__name__}: {error}).") from error
 
 

@@ -26,7 +26,6 @@ class Tape:
         self.codec = codec
         self.row = RowBuilder()
         self._heard: tuple[Message, ...] = ()
-        self._said_at = 0  # length of the row before the last words
         self._heard_at = 0  # length of the row before the last observation
         self._closed = True
 
@@ -39,7 +38,6 @@ class Tape:
         """Append the policy's words; without log-probabilities they were not sampled."""
         if self.codec is None or ids is None:
             return
-        self._said_at = len(self.row)
         if logps is None:
             self.row.append_unsampled(ids)
         else:
@@ -49,7 +47,7 @@ class Tape:
     def unsay(self) -> None:
         """Take back the last words: their step failed, so there is no turn that they belong to."""
         if self.codec is not None:
-            self.row.truncate(self._said_at)
+            self.row.forget_turn()
 
     def hear(self, messages: tuple[Message, ...]) -> None:
         """Append what the environment said, ready for the next turn."""

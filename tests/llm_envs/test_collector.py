@@ -486,3 +486,8 @@ class TestUse:
         hung = [t for t in trajectories if t.error is not None]
         assert len(hung) == sum("Say 7" in t.messages[1].content for t in trajectories) > 0
         assert time.perf_counter() - started < 1.4
+
+
+def test_arguments_that_cannot_be_recorded_are_refused_at_construction() -> None:
+    with pytest.raises(InvalidConfigError, match=r"env_kwargs.*JSON"):
+        Collector(lambda **kwargs: NumbersEnv(), ConstantPolicy("1"), env_kwargs={"x": object()})

@@ -139,3 +139,16 @@ def test_trl_trains_exactly_these_labels(tmp_path: Path) -> None:
         n = len(row["labels"])
         assert labels == row["labels"] + [-100] * (len(labels) - n)
         assert ids[:n] == row["input_ids"]
+
+
+def test_half_a_surrogate_pair_survives_arrow() -> None:
+    trajectory = collect(OraclePolicy(), n=1)[0]
+    call, result = ToolCall("f", {"x": "\ud800"}), ToolResult("f", {"x": "\ud800"}, "\udfff", True)
+    odd = replace(
+        trajectory,
+        messages=(Message("user", "a\ud800b"), Message("assistant", "ü", (call,)), *trajectory.messages[2:]),
+        turns=(replace(trajectory.turns[0], tool_results=(result,)), *trajectory.turns[1:]),
+    )
+    table = to_dataset([odd])
+    assert table[0]["messages"][0]["content"] == "a?b"
+    assert from_dataset(table) == [odd]

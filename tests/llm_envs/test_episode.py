@@ -19,7 +19,17 @@ from llm_envs.rollout.episode import play_episode
 from llm_envs.rollout.limits import RolloutLimits, row_limit
 from llm_envs.rollout.source import EpisodeSpec
 from llm_envs.testing import ByteCodec, HashingTokenPolicy, NumbersEnv, with_failures, with_hangs
-from llm_envs.types import FinishReason, Message, SamplingParams, StopReason, ToolCall, Trajectory, validate_batch
+from llm_envs.types import (
+    FinishReason,
+    Message,
+    Sampled,
+    SamplingParams,
+    StopReason,
+    ToolCall,
+    ToolResult,
+    Trajectory,
+    validate_batch,
+)
 
 CODEC = ByteCodec()
 EOT, SYSTEM, USER, ASSISTANT, TOOL = 256, 257, 258, 259, 260
@@ -456,3 +466,107 @@ class TestObservations:
         assert trajectory.is_success is False and trajectory.status == "ok"
         assert [m.role for m in trajectory.messages] == ["user", "assistant"]
         assert trajectory.metadata == {}
+
+
+class Odd(NumbersEnv):
+    """Raises or says `what` in its first step."""
+
+    def __init__(self, what: BaseException | Mapping[str, Any], **attributes: Any) -> None:
+        super().__init__()
+        self.what = what
+        for name, value in attributes.items():
+            setattr(self, name, value)
+
+    def step(self, action: str) -> Any:
+        observation, reward, terminated, truncated, info = super().step(action)
+        if isinstance(self.what, BaseException):
+            raise self.what
+        return observation, reward, terminated, truncated, {**info, **self.what}
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no")
+
+
+class Unlisted(BaseException):
+    pass
+
+
+class TestWhatCannotBeRecorded:
+    @pytest.mark.parametrize("limits", [RolloutLimits(), RolloutLimits(max_step_s=5)])
+    @pytest.mark.parametrize(
+        ("raised", "kind"),
+        [
+            (StopIteration(), "RuntimeError"),
+            (GeneratorExit(), "RuntimeError"),
+            (Unlisted(), "Unlisted"),
+            (SystemExit(1), "SystemExit"),
+            (Mute(), "Mute"),
+        ],
+    )
+    def test_whatever_is_raised_is_data(self, raised: BaseException, kind: str, limits: RolloutLimits) -> None:
+        trajectory = play(Odd(raised), ConstantPolicy("1"), limits=limits)
+        assert trajectory.error is not None and trajectory.error.kind == kind
+        assert trajectory.error.message and trajectory.error.where == "env.step"
+
+    def test_stop_iteration_does_not_hang_a_blocking_environment(self) -> None:
+        trajectory = play(Odd(StopIteration(), blocking=True), ConstantPolicy("1"))
+        assert trajectory.error is not None and "StopIteration" in trajectory.error.message
+
+    @pytest.mark.parametrize(
+        ("info", "attributes"),
+        [
+            ({"reward_components": {"a": float("nan")}}, {}),
+            ({"reward_components": {"a": float("inf")}}, {}),
+            ({"is_success": np.array([1, 2])}, {}),
+            ({"messages": [{"role": "user", "content": "x", "metadata": {"a": {1}}}]}, {}),
+            ({}, {"tools": [{"a": {1, 2}}]}),
+            ({}, {"tools": "abc"}),
+            ({}, {"tools": [5]}),
+            ({}, {"system_prompt": 5}),
+            ({}, {"tool_results": [ToolResult("f", {"x": float("nan")}, "o", True)]}),
+            ({}, {"tool_results": [ToolResult("f", {"x": {1}}, "o", True)]}),
+        ],
+    )
+    def test_of_the_environment(self, info: Mapping[str, Any], attributes: dict[str, Any]) -> None:
+        trajectory = play(Odd(info, **attributes), ConstantPolicy("1"))
+        assert trajectory.error is not None and trajectory.error.kind == "EnvContractError"
+        assert Trajectory.from_json(trajectory.to_json()) == trajectory
+
+    @pytest.mark.parametrize("logp", [-np.inf, np.nan])
+    def test_of_a_token_policy(self, logp: float) -> None:
+        class Policy:
+            async def sample(self, *args: object, **settings: object) -> Sampled:
+                return Sampled(np.array([65], np.int32), np.array([logp], np.float32), FinishReason.STOP)
+
+        trajectory = play(NumbersEnv(), Policy(), codec=CODEC)
+        assert trajectory.error is not None and trajectory.error.where == "policy"
+        assert Trajectory.from_json(trajectory.to_json()) == trajectory
+
+    @pytest.mark.parametrize("argument", [float("nan"), {1, 2}])
+    def test_of_a_chat_policy(self, argument: object) -> None:
+        class Policy:
+            async def reply(self, *args: object) -> Message:
+                return Message("assistant", "", (ToolCall("f", {"x": argument}),))
+
+        trajectory = play(NumbersEnv(), Policy())
+        assert trajectory.error is not None and trajectory.error.where == "policy"
+        assert Trajectory.from_json(trajectory.to_json()) == trajectory
+
+    @pytest.mark.parametrize("name", ["env_kwargs", "options"])
+    def test_a_spec_is_refused_at_once(self, name: str) -> None:
+        with pytest.raises(InvalidConfigError, match=f"{name}.*JSON"):
+            EpisodeSpec("Numbers", **{name: {"x": object()}})
+
+
+def test_a_turn_without_tokens_keeps_its_span() -> None:
+    class Silent:
+        async def sample(self, *args: object, **settings: object) -> Sampled:
+            return Sampled(np.zeros(0, np.int32), np.zeros(0, np.float32), FinishReason.LENGTH)
+
+    for limits in (RolloutLimits(max_turns=1), RolloutLimits(max_turns=2), RolloutLimits()):
+        trajectory = play(NumbersEnv(n_turns=3), Silent(), codec=CODEC, limits=limits)
+        assert trajectory.status == "ok" and len(trajectory.rows[0].spans) == len(trajectory.turns)
+    failed = play(Odd(ValueError("x")), Silent(), codec=CODEC)
+    assert failed.status == "errored" and failed.rows[0].spans == ()

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from llm_envs.errors import InvalidConfigError
 from llm_envs.evaluate import aevaluate, evaluate, summarize
 from llm_envs.policies.scripted import ConstantPolicy, OraclePolicy, with_latency
 from llm_envs.rollout.limits import RolloutLimits
+from llm_envs.rollout.source import EnvChoice
 from llm_envs.statistics import wilson_interval
 from llm_envs.testing import ByteCodec, HashingTokenPolicy, NumbersEnv, with_failures
 from llm_envs.types import Trajectory
@@ -100,3 +102,17 @@ def test_summarize_names_what_it_was_given() -> None:
     assert summarize(trajectories, name="before").name == "before"
     assert summarize(trajectories).name == "NumbersEnv"
     assert summarize([]).n == 0
+
+
+def test_another_split_in_the_arguments_is_refused() -> None:
+    for envs, kwargs in ((NumbersEnv, {"split": "train"}), (EnvChoice("N", 1.0, {"split": "train"}, NumbersEnv), {})):
+        with pytest.raises(InvalidConfigError, match="split 'train'"):
+            evaluate(envs, OraclePolicy(), n=1, env_kwargs=kwargs)
+        result = evaluate(envs, OraclePolicy(), n=1, split=None, env_kwargs=kwargs)
+        assert result.trajectories[0].env_kwargs["split"] == "train"
+    assert evaluate(NumbersEnv, OraclePolicy(), n=1, split="train", env_kwargs={"split": "train"}).n == 1
+
+
+def test_an_environment_argument_in_the_wrong_place() -> None:
+    with pytest.raises(InvalidConfigError, match=r"env_kwargs=\{'difficulty': 'hard'\}"):
+        evaluate(NumbersEnv, OraclePolicy(), n=1, difficulty="hard")

@@ -84,3 +84,16 @@ def test_any_sequence_of_pieces_makes_a_valid_row(pieces: list[tuple[str, int]])
     assert built.ids.tolist() == expected_ids
     assert built.mask.tolist() == expected_mask
     assert len(built.spans) == sum(kind != "context" for kind, _ in pieces)
+
+
+def test_a_turn_without_tokens_stays_at_a_cut_and_can_be_forgotten() -> None:
+    row = RowBuilder()
+    row.append_context(ids(1))
+    row.append_unsampled(ids())
+    row.append_context(ids(2))
+    row.truncate(1)
+    assert row.build().spans == ((1, 1),)
+    row.append_unsampled(ids(3))
+    row.forget_turn()
+    row.forget_turn()
+    assert row.build().spans == () and len(row) == 1

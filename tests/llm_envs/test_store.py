@@ -153,3 +153,41 @@ def test_a_killed_process_loses_no_finished_trajectory(tmp_path: Path) -> None:
     saved = [t.group_id for t in read_run(tmp_path / "run").trajectories]
     assert len(set(saved)) == len(saved) >= 50
     assert {line for line in reported[:-1] if line} <= {*saved}
+
+
+@pytest.mark.parametrize("line", ['{"messages": [5]}', "5", "[]", "{}", '{"messages": 5}'])
+def test_a_line_that_is_no_trajectory(tmp_path: Path, line: str) -> None:
+    (tmp_path / "a.jsonl").write_text(line + "\n")
+    with pytest.raises(StoreError, match="line 1: no trajectory"):
+        read_trajectories(tmp_path / "a.jsonl")
+
+
+@pytest.mark.parametrize("manifest", [b"[]", b"\xff\xfe\x00", b"{", b'{"format": 1}', b'{"format": 1, "settings": []}'])
+def test_a_damaged_manifest(tmp_path: Path, trajectories: list[Trajectory], manifest: bytes) -> None:
+    write(tmp_path / "run", trajectories)
+    (tmp_path / "run" / MANIFEST_NAME).write_bytes(manifest)
+    with pytest.raises(StoreError, match=r"is damaged.*reads the log alone"):
+        read_run(tmp_path / "run")
+    with pytest.raises(StoreError, match="is damaged"):
+        TrajectoryWriter(tmp_path / "run", resume=True)
+    assert read_trajectories(tmp_path / "run" / LOG_NAME) == trajectories
+
+
+def test_a_manifest_that_a_kill_left_half_written(tmp_path: Path, trajectories: list[Trajectory]) -> None:
+    (tmp_path / (MANIFEST_NAME + ".tmp")).write_text("{")
+    write(tmp_path, trajectories)
+    assert list(read_run(tmp_path).trajectories) == trajectories
+
+
+def test_a_file_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file", tmp_path / "file" / "run"):
+        with pytest.raises(StoreError, match="choose another"):
+            TrajectoryWriter(path)
+
+
+def test_runs_below_a_folder_are_named(tmp_path: Path, trajectories: list[Trajectory]) -> None:
+    write(tmp_path / "trajectories" / "process-0", trajectories)
+    for read in (read_run, read_trajectories):
+        with pytest.raises(StoreError, match=r"holds no run.*process-0\."):
+            read(tmp_path)
