@@ -4,7 +4,7 @@ Command:   make demo            (or: python examples/demo.py --out runs/demo --s
 Hardware:  2 CPU cores; samples with vLLM where it is installed, with transformers otherwise. Nothing is downloaded.
 Expect:    success on the test split about 0% untrained, below 60% after the warm-up, above 90% after GRPO.
 
-A model of 0.35 M parameters is warmed up on traces of mixed quality: half of them call the calculator, half guess. It
+A model of 0.36 M parameters is warmed up on traces of mixed quality: half of them call the calculator, half guess. It
 then knows how to do both; what reinforcement learning has to find is when the tool pays.
 """
 
@@ -17,6 +17,7 @@ import json
 import os
 import random
 import shutil
+import sys
 import time
 import warnings
 from pathlib import Path
@@ -172,16 +173,29 @@ def report(out: Path, results: dict[str, Evaluation], tokenizer: PreTrainedToken
     print(f"\nSuccess on the test split of {ENV} (easy), with 95% intervals:")
     for name, r in results.items():
         print(f"  {name:<16} {r.success_rate:6.1%}   [{r.interval[0]:.1%}, {r.interval[1]:.1%}]   n={r.n}")
+    command = os.path.relpath(Path(sys.executable).with_name("llm-envs"))
     print(
         f"{seconds:.0f} seconds in all. In {out}/: metrics.jsonl, trajectories/, reward.png, episodes.html, model/.\n"
-        f"Play with it:  llm-envs play {ENV} --model {out}/model"
+        f"Play with it:  {command} play {ENV} --model {out}/model"
     )
+
+
+def clear(out: Path) -> None:
+    """Remove what an earlier demo left; refuse a folder that holds anything else."""
+    marker = out / ".llm-envs-demo"
+    if out.exists() and any(out.iterdir()) and not marker.exists():
+        raise SystemExit(f"{out} is not empty and not of an earlier demo: give another --out.")
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    marker.touch()
 
 
 def main() -> None:
     """Run the demo."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("runs/demo"), help="folder to write, replaced if it exists")
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/demo"), help="folder to write; an earlier demo's is replaced"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--traces", type=int, default=16_000, help="warm-up traces")
     parser.add_argument("--sft-steps", type=int, default=800)
@@ -199,7 +213,7 @@ def main() -> None:
     use_vllm = args.policy == "vllm" or (args.policy == "auto" and importlib.util.find_spec("vllm") is not None)
     print(f"Sampling with {'vLLM' if use_vllm else 'transformers'} during GRPO.", flush=True)
     start = time.perf_counter()
-    shutil.rmtree(args.out, ignore_errors=True)
+    clear(args.out)
     folders = {
         "untrained": args.out / "untrained",
         "after warm-up": args.out / "warm",

@@ -14,7 +14,6 @@ Invariants:
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import logging
 import warnings
@@ -29,7 +28,9 @@ from llm_envs.chat import ChatCodec
 from llm_envs.errors import InvalidConfigError, MissingExtraError, ModelError, RolloutFailedError
 from llm_envs.metrics import trajectory_metrics
 from llm_envs.policies.transformers import TransformersPolicy
+from llm_envs.registration import task_spec
 from llm_envs.rollout import Collector, EpisodeSpec, RolloutLimits, TrajectoryWriter
+from llm_envs.rollout.sync import SyncRunner
 
 try:
     import torch
@@ -41,8 +42,9 @@ except ImportError as error:
 
 from llm_envs.trainers.bridge import reward_from_field, rollout_output
 from llm_envs.trainers.functional.masking import trim_padding
+from llm_envs.trainers.settings import check_env_kwargs, load_training_tokenizer, with_split
 from llm_envs.trainers.weight_sync import ColocatedEngine
-from llm_envs.types import SamplingParams, Trajectory
+from llm_envs.types import SamplingParams, StopReason, Trajectory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -106,7 +108,10 @@ class EnvGRPOConfig(GRPOConfig):
         """Check what is ours; on a machine without an accelerator, leave bf16 off."""
         if self.bf16 is None and not torch.accelerator.is_available():
             self.bf16 = False
+        self.env_kwargs = check_env_kwargs(self.env_kwargs)
         super().__post_init__()
+        if not self.temperature > 0:
+            raise InvalidConfigError(f"temperature={self.temperature}; GRPO needs samples that differ: set it above 0.")
         local_rows = self.per_device_train_batch_size * int(self.steps_per_generation or 1)  # set by TRL just now
         group_size = int(self.num_generations or 1)
         n_groups = int(self.generation_batch_size or 1) // group_size
@@ -130,8 +135,10 @@ class EnvGRPOTrainer(GRPOTrainer):
         env: Id of a registered environment, such as "llm/Calculator-v0".
         args: Settings; None takes the defaults.
         processing_class: The tokenizer; None loads the model's.
-        policy: Samples the episodes. None: vLLM in this process with `args.use_vllm`, else the trainer's own model.
-        **kwargs: TRL's other arguments (`peft_config`, `callbacks`, `optimizers`, ...).
+        **kwargs: TRL's other arguments (`peft_config`, `callbacks`, `optimizers`, ...). Rewards, prompts and rollouts
+            are the environment's: `reward_funcs`, datasets, `tools` and `rollout_func` are not accepted.
+
+    With `args.use_vllm` a vLLM engine in this process samples, else the trainer's own model. Call `close` at the end.
 
     Raises:
         InvalidConfigError: If settings contradict one another.
@@ -150,7 +157,11 @@ class EnvGRPOTrainer(GRPOTrainer):
         processing_class: PreTrainedTokenizerBase | None = None,
         **kwargs: Any,
     ) -> None:
+        _check_arguments(env, args, kwargs)
         args = args or EnvGRPOConfig(output_dir=f"{env.split('/')[-1]}-GRPO")
+        processing_class = load_training_tokenizer(
+            model, processing_class, thinking=args.thinking, trust_remote_code=args.trust_remote_code
+        )
         self.env_id = env
         self.last_trajectories: list[Trajectory] = []
         """The episodes of the latest generation on this process, in the order of TRL's rows."""
@@ -170,9 +181,7 @@ class EnvGRPOTrainer(GRPOTrainer):
                     reward_funcs=[reward_from_field],
                     args=args,
                     train_dataset=_index_dataset(env, "train", args.num_train_seeds),
-                    eval_dataset=_index_dataset(env, "test", args.num_eval_seeds)
-                    if args.eval_strategy != "no"
-                    else None,
+                    eval_dataset=_index_dataset(env, "test", args.num_eval_seeds),
                     processing_class=processing_class,
                     rollout_func=lambda prompts, trainer: self._play(),
                     **kwargs,
@@ -277,7 +286,7 @@ class EnvGRPOTrainer(GRPOTrainer):
         if self.args.save_trajectories:
             self._store(self.last_trajectories)
         return rollout_output(
-            self.last_trajectories, pad_id=self._tokenizer.pad_token_id, mask_truncated=self._mask_truncated
+            self.last_trajectories, pad_id=int(self._tokenizer.pad_token_id), mask_truncated=self._mask_truncated
         )
 
     def _specs(self) -> list[list[EpisodeSpec]]:
@@ -304,10 +313,7 @@ class EnvGRPOTrainer(GRPOTrainer):
         return specs
 
     def _env_kwargs(self, split: str) -> dict[str, Any]:
-        """Return the arguments of gym.make for a split; the user's win, and a split of None leaves it out."""
-        own = self.args.env_kwargs if isinstance(self.args.env_kwargs, dict) else {}
-        kwargs = {"split": split} | own
-        return kwargs if kwargs["split"] is not None else {key: kwargs[key] for key in kwargs if key != "split"}
+        return with_split(split, check_env_kwargs(self.args.env_kwargs))
 
     def _store(self, trajectories: Sequence[Trajectory]) -> None:
         if self._writer is None:
@@ -377,7 +383,23 @@ class EnvGRPOTrainer(GRPOTrainer):
         self._collector.close()
         if self._writer is not None:
             self._writer.close()
-        asyncio.run(self._policy.aclose())
+        runner = SyncRunner()  # in a notebook a loop is running already
+        runner.run(self._policy.aclose)
+        runner.close()
+
+
+def _check_arguments(env: Any, args: Any, kwargs: Mapping[str, Any]) -> None:
+    """Say what is wrong before a model is loaded."""
+    if not isinstance(env, str):
+        raise InvalidConfigError(f"env is {env!r}; it must be the id of a registered environment: 'llm/Calculator-v0'.")
+    task_spec(env)
+    if args is not None and not isinstance(args, EnvGRPOConfig):
+        raise InvalidConfigError(f"args is a {type(args).__name__}; use EnvGRPOConfig, a GRPOConfig with what we need.")
+    owned = {"reward_funcs", "train_dataset", "eval_dataset", "rollout_func", "tools", "environment_factory"}
+    if taken := sorted(owned & kwargs.keys()):
+        raise InvalidConfigError(
+            f"{', '.join(taken)}: EnvGRPOTrainer takes these from the environment; leave them out."
+        )
 
 
 def episode_seed(run_seed: int, split: str, index: int) -> int:
@@ -411,8 +433,10 @@ def average_metrics(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
             lacks are averaged over those that have them.
     """
     out = {name: sum(part[name] for part in parts) for name in ("episodes", "errored")}
+    every_stop = {f"stop/{reason.value}" for reason in StopReason}  # a reason that is left out cannot be averaged
     weights = [part["episodes"] - part["errored"] for part in parts]
-    for name in sorted({name for part in parts for name in part} - out.keys()):
+    names = {name for part in parts for name in part} | (every_stop if any(weights) else set())
+    for name in sorted(names - out.keys()):
         pairs = [
             (part.get(name, 0.0), weight)
             for part, weight in zip(parts, weights, strict=True)

@@ -11,12 +11,12 @@ from llm_envs.data import sft_rows
 from llm_envs.errors import InvalidConfigError, MissingExtraError
 from llm_envs.policies.scripted import OraclePolicy
 from llm_envs.rollout import Collector
+from llm_envs.trainers.settings import check_env_kwargs, load_training_tokenizer, with_split
 from llm_envs.types import Trajectory
 
 try:
     import torch
     from datasets import Dataset
-    from transformers import AutoTokenizer
     from trl import SFTConfig, SFTTrainer
 except ImportError as error:
     raise MissingExtraError(f"training needs {error.name}: pip install 'llm-envs[train]'.") from error
@@ -39,12 +39,18 @@ class EnvSFTConfig(SFTConfig):
         default=None, metadata={"help": "Passed to the chat template as enable_thinking; None: the template's default."}
     )
 
+    max_length: int | None = field(
+        default=None,
+        metadata={"help": "Longest row in tokens; TRL cuts what is longer. None: nothing is cut."},
+    )
+
     _VALID_DICT_FIELDS = [*SFTConfig._VALID_DICT_FIELDS, "env_kwargs"]
 
     def __post_init__(self) -> None:
         """On a machine without an accelerator, leave bf16 off."""
         if self.bf16 is None and not torch.accelerator.is_available():
             self.bf16 = False
+        self.env_kwargs = check_env_kwargs(self.env_kwargs)
         super().__post_init__()
 
 
@@ -80,11 +86,10 @@ class EnvSFTTrainer(SFTTrainer):
                 "EnvSFTTrainer takes either env= (its oracle plays) or trajectories=, and just one."
             )
         args = args or EnvSFTConfig(output_dir="llm-envs-SFT")
-        if processing_class is None:
-            processing_class = AutoTokenizer.from_pretrained(model if isinstance(model, str) else model.name_or_path)
+        processing_class = load_training_tokenizer(model, processing_class, thinking=args.thinking)
         if trajectories is None:
             codec = ChatCodec(processing_class, thinking=args.thinking)
-            kwargs_of_env = args.env_kwargs if isinstance(args.env_kwargs, dict) else {}
+            kwargs_of_env = check_env_kwargs(args.env_kwargs)
             trajectories = oracle_trajectories(
                 str(env), codec, args.num_episodes, env_kwargs=kwargs_of_env, seed=args.seed
             )
@@ -101,7 +106,18 @@ class EnvSFTTrainer(SFTTrainer):
 def oracle_trajectories(
     env: str, codec: ChatCodec, n_episodes: int, *, env_kwargs: dict[str, Any] | None = None, seed: int = 0
 ) -> list[Trajectory]:
-    """Let the environment's oracle play `n_episodes` of the train split, as token rows of `codec`."""
-    kwargs = {"split": "train"} | (env_kwargs or {})
-    collector = Collector(env, OraclePolicy(), codec=codec, env_kwargs=kwargs, seed=seed, progress=False)
-    return [trajectory for group in collector.collect(n_episodes) for trajectory in group.scored]
+    """Let the environment's oracle play `n_episodes` of the train split, as token rows of `codec`.
+
+    Raises:
+        InvalidConfigError: If an episode fails: an oracle that fails teaches the wrong thing.
+    """
+    kwargs = with_split("train", env_kwargs or {})
+    with Collector(env, OraclePolicy(), codec=codec, env_kwargs=kwargs, seed=seed, progress=False) as collector:
+        played = [trajectory for group in collector.collect(n_episodes) for trajectory in group]
+    failed = [t.error for t in played if t.error is not None]
+    if failed:
+        raise InvalidConfigError(
+            f"{len(failed)} of {len(played)} episodes of the oracle of {env} failed; the first: {failed[0].where}: "
+            f"{failed[0].kind}: {failed[0].message}"
+        )
+    return played

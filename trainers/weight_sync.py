@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -80,7 +79,3 @@ class ColocatedEngine(VLLMGeneration):
     def sync_weights(self) -> None:
         """Hand the trainer's present weights to the engine. Called by TRL before a rollout whose step is new."""
         self.policy.update_weights(self._iter_named_params(), self._version())
-
-    def close(self) -> None:
-        """End the policy's pump; the engine goes with its last reference."""
-        asyncio.run(self.policy.aclose())

@@ -111,7 +111,6 @@ def batch_generate(
     max_new_tokens: Sequence[int],
     seeds: Sequence[int],
     stop_token_ids: Sequence[int],
-    pad_id: int,
     weight_version: int = 0,
     detokenize: Callable[[list[int]], str] | None = None,
     is_aborted: Callable[[int], bool] = lambda index: False,
@@ -128,7 +127,6 @@ def batch_generate(
         max_new_tokens: B limits, each lowered to the room that the context leaves.
         seeds: B seeds.
         stop_token_ids: Ids that end a turn, kept as its last token.
-        pad_id: Any valid token id; padded places are masked out.
         weight_version: Written into the results.
         detokenize: Ids to text; needed when `params.stop_strings` is not empty.
         is_aborted: Asked once a step for each running row; a row for which it is true stops there.
@@ -140,12 +138,14 @@ def batch_generate(
     Raises:
         ContextFullError: If a prompt leaves no room for one token.
     """
+    if params.extra:
+        raise InvalidConfigError(f"extra={dict(params.extra)!r}: the transformers policy has no further settings.")
     if params.stop_strings and detokenize is None:
         raise InvalidConfigError("stop_strings need `detokenize`, which turns token ids into text.")
     limits = [_room(model, prompt, limit) for prompt, limit in zip(prompts, max_new_tokens, strict=True)]
     uniforms = [np.random.default_rng(seed).random(limit) for seed, limit in zip(seeds, limits, strict=True)]
     process = _logits_processor(params)
-    batch = _PaddedBatch(prompts, pad_id, model.device)
+    batch = _PaddedBatch(prompts, model.device)
     rows = [_Draft(limit) for limit in limits]
     while batch.rows:
         logits = batch.forward(model)
@@ -170,7 +170,6 @@ def token_logps(
     model: PreTrainedModel,
     sequences: Sequence[IdArray],
     *,
-    pad_id: int,
     temperature: float = 1.0,
     micro_batch_size: int = 16,
 ) -> list[npt.NDArray[np.float32]]:
@@ -179,7 +178,6 @@ def token_logps(
     Args:
         model: A causal language model in eval mode.
         sequences: B arrays of token ids, each of shape (T_b,).
-        pad_id: Any valid token id; padded places are masked out.
         temperature: Divides the logits first; 1 is the model's own distribution.
         micro_batch_size: Sequences a forward pass.
 
@@ -189,7 +187,7 @@ def token_logps(
     out: list[npt.NDArray[np.float32]] = []
     for start in range(0, len(sequences), micro_batch_size):
         chunk = sequences[start : start + micro_batch_size]
-        batch = _PaddedBatch(chunk, pad_id, model.device)
+        batch = _PaddedBatch(chunk, model.device)
         logits = model(
             input_ids=batch.input_ids, attention_mask=batch.attention_mask, position_ids=batch.position_ids
         ).logits
@@ -220,13 +218,18 @@ class _Draft:
 
 
 class _PaddedBatch:
-    """Left-padded sequences with their key-value cache. `rows[i]` is the caller's index of place i."""
+    """Left-padded sequences with their key-value cache. `rows[i]` is the caller's index of place i.
 
-    def __init__(self, prompts: Sequence[IdArray], pad_id: int, device: torch.device) -> None:
+    A row is padded with its own first token, masked out: any id would do for the model, but a repetition penalty looks
+    at the ids, and must not see one that the row does not have.
+    """
+
+    def __init__(self, prompts: Sequence[IdArray], device: torch.device) -> None:
         width = max(len(prompt) for prompt in prompts)
-        ids = np.full((len(prompts), width), pad_id, dtype=np.int64)
+        ids = np.zeros((len(prompts), width), dtype=np.int64)
         mask = np.zeros((len(prompts), width), dtype=np.int64)
         for row, prompt in enumerate(prompts):
+            ids[row] = prompt[0] if len(prompt) else 0
             ids[row, width - len(prompt) :] = prompt
             mask[row, width - len(prompt) :] = 1
         self.rows = list(range(len(prompts)))

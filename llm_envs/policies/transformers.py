@@ -2,7 +2,8 @@
 
 Invariants:
 1. A request is answered exactly once: with its turn, with an error, or not at all if its caller was cancelled.
-2. One batch runs at a time, in the policy's own thread; the event loop is never blocked.
+2. One batch runs at a time, in the policy's own thread; the event loops are never blocked. Each event loop has a
+   queue and a pump of its own, which end with that loop.
 3. A batch holds requests of equal sampling parameters only; requests keep their order of arrival.
 4. A failing batch fails its own requests and nothing else.
 """
@@ -10,9 +11,10 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +46,25 @@ class _Request:
         return replace(self.params, max_new_tokens=1, seed=None)
 
 
+@dataclass(eq=False)
+class _Queue:
+    """What one event loop waits for, and the task that sees to it."""
+
+    pending: list[_Request] = field(default_factory=list)
+    pump: asyncio.Task[None] | None = None
+
+    def take(self, limit: int) -> list[_Request]:
+        """Remove and return the next batch: the first request and those behind it with equal parameters."""
+        self.pending = [request for request in self.pending if not request.answer.done()]
+        if not self.pending:
+            return []
+        key = self.pending[0].batch_key
+        batch = [request for request in self.pending if request.batch_key == key][:limit]
+        taken = set(map(id, batch))
+        self.pending = [request for request in self.pending if id(request) not in taken]
+        return batch
+
+
 class TransformersPolicy:
     """A token policy on a transformers model.
 
@@ -72,8 +93,8 @@ class TransformersPolicy:
         self.gather_s = gather_s
         self.weight_version = weight_version
         self.max_model_len = context_length(model)
-        self._pending: list[_Request] = []
-        self._pump: asyncio.Task[None] | None = None
+        self._queues: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Queue] = weakref.WeakKeyDictionary()
+        self._closed = False
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="llm-envs-transformers")
 
     @classmethod
@@ -96,11 +117,14 @@ class TransformersPolicy:
         """Sample one turn; see `policies.base.TokenPolicy`. `session` is not needed here."""
         if len(prompt_ids) >= self.max_model_len:
             raise ContextFullError(f"a prompt of {len(prompt_ids)} tokens fills the context of {self.max_model_len}.")
+        if self._closed:
+            raise RuntimeError("the transformers policy was closed: make a new one")
         loop = asyncio.get_running_loop()
+        queue = self._queues.setdefault(loop, _Queue())
         request = _Request(prompt_ids, params, seed, loop.create_future())
-        self._pending.append(request)
-        if self._pump is None or self._pump.done():
-            self._pump = loop.create_task(self._serve())
+        queue.pending.append(request)
+        if queue.pump is None or queue.pump.done():
+            queue.pump = loop.create_task(self._serve(queue))
         return await request.answer
 
     def update_weights(self, named_parameters: Iterable[tuple[str, Any]], version: int) -> None:
@@ -124,44 +148,36 @@ class TransformersPolicy:
 
     async def aclose(self) -> None:
         """Drop what has not started, wait for the running batch, and end the thread."""
-        # A pump of another loop ended with that loop.
-        if self._pump is not None and self._pump.get_loop() is asyncio.get_running_loop():
-            self._pump.cancel()
-            await asyncio.gather(self._pump, return_exceptions=True)
-        self._thread.shutdown(wait=True)
+        self._closed = True
+        queue = self._queues.get(asyncio.get_running_loop())
+        if queue is not None and queue.pump is not None:
+            queue.pump.cancel()
+            await asyncio.gather(queue.pump, return_exceptions=True)
+        await asyncio.to_thread(self._thread.shutdown, wait=True)
 
-    async def _serve(self) -> None:
-        """Answer pending requests until there are none."""
+    async def _serve(self, queue: _Queue) -> None:
+        """Answer the pending requests of one loop until there are none."""
         try:
-            while self._pending:
+            while queue.pending:
                 await asyncio.sleep(self.gather_s)
-                batch = self._take_batch()
+                batch = queue.take(self.max_batch_size)
                 if batch:
                     await self._run(batch)
         finally:
-            for request in self._pending:
+            for request in queue.pending:
                 request.answer.cancel()
-            self._pending.clear()
-
-    def _take_batch(self) -> list[_Request]:
-        self._pending = [request for request in self._pending if not request.answer.done()]
-        if not self._pending:
-            return []
-        key = self._pending[0].batch_key
-        batch = [request for request in self._pending if request.batch_key == key][: self.max_batch_size]
-        taken = set(map(id, batch))
-        self._pending = [request for request in self._pending if id(request) not in taken]
-        return batch
+            queue.pending.clear()
 
     async def _run(self, batch: list[_Request]) -> None:
-        loop = asyncio.get_running_loop()
-        running = loop.run_in_executor(self._thread, self._generate, batch)
+        running: asyncio.Future[list[Sampled]] | None = None
         try:
+            running = asyncio.get_running_loop().run_in_executor(self._thread, self._generate, batch)
             results = await asyncio.shield(running)
         except asyncio.CancelledError:
             for request in batch:
                 request.answer.cancel()  # stops the rows at their next token
-            await asyncio.gather(running, return_exceptions=True)
+            if running is not None:
+                await asyncio.gather(running, return_exceptions=True)
             raise
         except Exception as error:
             for request in batch:
@@ -183,7 +199,6 @@ class TransformersPolicy:
                 max_new_tokens=[request.params.max_new_tokens for request in batch],
                 seeds=[request.seed for request in batch],
                 stop_token_ids=self.codec.stop_token_ids,
-                pad_id=self.codec.stop_token_ids[0],
                 weight_version=self.weight_version,
                 detokenize=lambda ids: str(self.tokenizer.decode(ids)),
                 is_aborted=lambda index: batch[index].answer.cancelled(),

@@ -25,7 +25,7 @@ PROMPTS = [np.arange(5, 5 + n, dtype=np.int32) for n in (1, 7, 20, 3)]
 
 def generate(prompts=PROMPTS, params=None, n=8, seeds=None, **kwargs):
     params = params or SamplingParams()
-    settings = {"stop_token_ids": (TOKENIZER.eos_token_id,), "pad_id": 0} | kwargs
+    settings = {"stop_token_ids": (TOKENIZER.eos_token_id,)} | kwargs
     return batch_generate(
         MODEL, prompts, params, max_new_tokens=[n] * len(prompts), seeds=seeds or list(range(len(prompts))), **settings
     )
@@ -70,7 +70,7 @@ def test_frequencies_follow_the_model():
 def test_logps_are_those_of_the_sampled_distribution(temperature):
     sampled = generate(params=SamplingParams(temperature=temperature), n=12)
     sequences = [np.concatenate([p, s.token_ids]) for p, s in zip(PROMPTS, sampled, strict=True)]
-    scored = token_logps(MODEL, sequences, pad_id=3, temperature=temperature, micro_batch_size=3)
+    scored = token_logps(MODEL, sequences, temperature=temperature, micro_batch_size=3)
     for prompt, ids, one, logps in zip(PROMPTS, sequences, sampled, scored, strict=True):
         assert logps.shape == ids.shape
         assert np.abs(logps[len(prompt) :] - one.logps).max() < 1e-5
@@ -87,9 +87,17 @@ def test_top_k_filters_and_renormalises():
 def test_a_row_does_not_depend_on_its_batch_or_on_padding():
     together = generate(n=10)
     for index, prompt in enumerate(PROMPTS):
-        alone = generate([prompt], n=10, seeds=[index], pad_id=9)[0]
+        alone = generate([prompt], n=10, seeds=[index])[0]
         assert alone.token_ids.tolist() == together[index].token_ids.tolist()
         assert np.abs(alone.logps - together[index].logps).max() < 1e-5
+
+
+def test_a_repetition_penalty_sees_the_row_and_not_its_padding():
+    params = SamplingParams(repetition_penalty=1.8)
+    together = generate(params=params, n=8)
+    for index, prompt in enumerate(PROMPTS):
+        alone = generate([prompt], params=params, n=8, seeds=[index])[0]
+        assert alone.token_ids.tolist() == together[index].token_ids.tolist()
 
 
 def test_seeds_decide():

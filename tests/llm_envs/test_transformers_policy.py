@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import threading
 
 import numpy as np
 import pytest
@@ -125,6 +126,33 @@ def test_sampling_leaves_a_training_model_in_train_mode(policy):
     policy.model.train()
     sample(policy, 2)
     assert policy.model.training
+
+
+def test_two_event_loops_in_two_threads_share_one_policy(policy):
+    answers = {}
+    threads = [threading.Thread(target=lambda k=k: answers.update({k: sample(policy, 6)})) for k in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert [s.token_ids.tolist() for s in answers[0]] == [s.token_ids.tolist() for s in answers[1]]
+
+
+def test_a_loop_that_stopped_with_work_left_does_not_hold_up_the_next(policy):
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(policy.sample(PROMPT, SamplingParams(max_new_tokens=2), seed=0, session=""))
+    loop.call_later(0.001, loop.stop)
+    loop.run_forever()
+    assert not task.done()
+    assert len(sample(policy, 2)) == 2
+    loop.run_until_complete(task)
+    loop.close()
+
+
+def test_a_closed_policy_refuses(policy):
+    asyncio.run(policy.aclose())
+    with pytest.raises(RuntimeError, match="closed"):
+        sample(policy, 1)
 
 
 def test_close_ends_the_thread(policy):

@@ -52,7 +52,7 @@ def sample(policy, n, **params):
 
 def largest_gap(model, sampled, temperature=1.0):
     ids = [np.concatenate([PROMPT[i % 3 :], s.token_ids]) for i, s in enumerate(sampled)]
-    scored = token_logps(model, ids, pad_id=0, temperature=temperature)
+    scored = token_logps(model, ids, temperature=temperature)
     return max(np.abs(a[-len(s.logps) :] - s.logps).max() for a, s in zip(scored, sampled, strict=True))
 
 

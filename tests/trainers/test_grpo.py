@@ -1,5 +1,6 @@
 """EnvGRPOTrainer with the transformers policy: what is trained on, what is left out, and that it learns."""
 
+import asyncio
 import copy
 import dataclasses
 import json
@@ -9,6 +10,7 @@ import peft
 import pytest
 import torch
 from transformers import AutoTokenizer
+from trl import GRPOConfig
 
 from llm_envs.errors import InvalidConfigError, ModelError, RolloutFailedError, UnknownTaskError
 from llm_envs.policies.inference import load_model, token_logps
@@ -17,7 +19,7 @@ from llm_envs.tiny_model import tiny_model
 from llm_envs.trainers.callbacks import LoggerCallback
 from llm_envs.trainers.functional.masking import trim_padding
 from llm_envs.trainers.grpo import EnvGRPOConfig, EnvGRPOTrainer, average_metrics, episode_seed
-from llm_envs.types import SamplingParams
+from llm_envs.types import SamplingParams, StopReason
 
 ENV = "test/Say-v0"
 
@@ -159,7 +161,7 @@ def test_lora(make, tiny_folder):
         assert torch.equal(same[0], value)
     # The third generation was sampled with the adapter: its log-probabilities are not the base model's.
     rows = [t.rows[0] for t in trainer.last_trajectories]
-    scored = token_logps(base, [row.ids for row in rows], pad_id=0)
+    scored = token_logps(base, [row.ids for row in rows])
     assert max(np.abs(a - row.logps)[row.mask].max() for a, row in zip(scored, rows, strict=True)) > 1e-3
 
 
@@ -288,6 +290,18 @@ def test_bad_settings_are_one_line_errors(make, tiny_folder):
         make(env="llm/Calculator-v0", env_kwargs={"difficulty": "impossible"})
     with pytest.raises(UnknownTaskError):
         make(env="llm/Calculater-v0")
+    with pytest.raises(InvalidConfigError, match="id of a registered environment"):
+        make(env=[ENV])
+    with pytest.raises(InvalidConfigError, match=r"reward_funcs: EnvGRPOTrainer takes these from the environment"):
+        make(kwargs={"reward_funcs": []})
+    with pytest.raises(InvalidConfigError, match="use EnvGRPOConfig"):
+        EnvGRPOTrainer(tiny_folder, ENV, GRPOConfig(output_dir="x", bf16=False, report_to="none"))
+    for wrong in ("difficulty=hard", "{'difficulty': 'hard'}", "[1]", 3):
+        with pytest.raises(InvalidConfigError, match="env_kwargs is"):
+            make(env_kwargs=wrong)
+    assert make(env_kwargs='{"fail_every": 3}').args.env_kwargs == {"fail_every": 3}
+    with pytest.raises(InvalidConfigError, match="temperature=0"):
+        make(temperature=0.0)
     tokenizer = AutoTokenizer.from_pretrained(tiny_folder)
     tokenizer.chat_template = None
     with pytest.raises(ModelError, match="chat template"):
@@ -301,11 +315,38 @@ def test_an_environment_without_splits_can_be_trained_on(make):
     assert trainer.last_trajectories[0].env_kwargs == {}
 
 
+def test_a_tokenizer_without_eos_and_pad_is_given_what_it_lacks(make, tiny_folder):
+    tokenizer = AutoTokenizer.from_pretrained(tiny_folder)
+    tokenizer.eos_token = tokenizer.pad_token = None
+    trainer = make(kwargs={"processing_class": tokenizer})
+    trainer.train()
+    assert tokenizer.pad_token == "<|im_end|>"
+
+
+def test_evaluate_needs_no_strategy(make):
+    trainer = make(num_eval_seeds=4, per_device_eval_batch_size=8)
+    metrics = trainer.evaluate()
+    assert "eval_reward" in metrics
+    assert sum(value for name, value in metrics.items() if name.startswith("eval_env/stop/")) == pytest.approx(1)
+
+
+def test_closing_works_beside_a_running_loop(make):
+    trainer = make()
+
+    async def notebook():
+        trainer.train()
+        trainer.close()
+
+    asyncio.run(notebook())
+
+
 def test_metrics_of_several_processes_are_merged():
     one = {"episodes": 4.0, "errored": 0.0, "success": 0.5, "stop/terminated": 1.0}
     two = {"episodes": 4.0, "errored": 2.0, "success": 1.0, "stop/max_turns": 1.0, "tool_success": 0.25}
     three = {"episodes": 4.0, "errored": 4.0}
     merged = average_metrics([one, two, three])
+    absent = {f"stop/{reason.value}" for reason in StopReason} - {"stop/terminated", "stop/max_turns"}
+    assert {merged.pop(name) for name in absent} == {0.0}
     assert merged == {
         "episodes": 12.0,
         "errored": 6.0,

@@ -32,7 +32,7 @@ def train(tiny_folder, config):
             model = trainer.accelerator.unwrap_model(trainer.model)
             rows = [t.rows[0] for t in trainer.last_trajectories]
             model.eval()
-            scored = token_logps(model, [row.ids for row in rows], pad_id=0)
+            scored = token_logps(model, [row.ids for row in rows])
             model.train()
             gaps.append(max(np.abs(a - row.logps)[row.mask].max() for a, row in zip(scored, rows, strict=True)))
             versions.append(

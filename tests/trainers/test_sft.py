@@ -83,3 +83,16 @@ def test_what_to_train_on_must_be_said_once(tiny_folder, settings):
             EnvSFTTrainer(tiny_folder, args=settings(), **arguments)
     with pytest.raises(InvalidConfigError, match="none of 0 trajectories"):
         EnvSFTTrainer(tiny_folder, args=settings(), trajectories=[])
+
+
+def test_long_episodes_are_trained_whole(tiny_folder, settings):
+    codec = ChatCodec(AutoTokenizer.from_pretrained(tiny_folder))
+    with Collector(ENV, ConstantPolicy("b" * 1500), codec=codec, progress=False) as collector:
+        long = [t for group in collector.collect(8) for t in group]
+    trainer = EnvSFTTrainer(tiny_folder, args=settings(), trajectories=long)
+    assert {len(row["input_ids"]) for row in trainer.train_dataset} == {long[0].rows[0].spans[-1][1]}
+
+
+def test_an_oracle_that_fails_is_reported(tiny_folder, settings):
+    with pytest.raises(InvalidConfigError, match=r"8 of 8 episodes of the oracle of test/Say-v0 failed.*has no oracle"):
+        EnvSFTTrainer(tiny_folder, ENV, settings(num_episodes=8))

@@ -1,0 +1,64 @@
+"""What the configs and trainers check before anything heavy is loaded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from llm_envs.chat import ChatCodec
+from llm_envs.errors import InvalidConfigError, ModelError
+
+__all__ = ["check_env_kwargs", "load_training_tokenizer", "with_split"]
+
+
+def check_env_kwargs(value: Any) -> dict[str, Any]:
+    """Return `env_kwargs` as a dict; a command line gives it as a JSON object.
+
+    Raises:
+        InvalidConfigError: If it is neither.
+    """
+    parsed = value or {}
+    if isinstance(value, str):
+        try:
+            parsed = json.loads(value)
+        except ValueError:
+            parsed = None
+    if not isinstance(parsed, dict):
+        raise InvalidConfigError(
+            f"env_kwargs is {value!r}; it must be a dict or a JSON object: '{{\"difficulty\": 1}}'."
+        )
+    return parsed
+
+
+def with_split(split: str, env_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of `gym.make` for a split; the user's win, and a split of None leaves it out."""
+    kwargs = {"split": split} | dict(env_kwargs)
+    return kwargs if kwargs["split"] is not None else {key: value for key, value in kwargs.items() if key != "split"}
+
+
+def load_training_tokenizer(model: Any, tokenizer: Any, *, thinking: bool | None, **kwargs: Any) -> Any:
+    """Return the tokenizer that a trainer uses: the given one, or the model's; one without a pad token gets one.
+
+    Args:
+        model: A folder, a name on a hub, or a loaded model.
+        tokenizer: What the user gave, or None.
+        thinking: Passed to the chat template.
+        **kwargs: For `AutoTokenizer.from_pretrained`.
+
+    Raises:
+        ModelError: If it has no chat template or its template no end-of-turn token.
+    """
+    from transformers import AutoTokenizer
+
+    if tokenizer is None:
+        name = model if isinstance(model, str) else model.config.get_text_config()._name_or_path
+        if not name:
+            raise ModelError(
+                "the model has no name or folder to load a tokenizer from: give processing_class=tokenizer."
+            )
+        tokenizer = AutoTokenizer.from_pretrained(name, truncation_side="left", padding_side="left", **kwargs)
+    codec = ChatCodec(tokenizer, thinking=thinking)
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token or codec.end_of_turn_text
+    return tokenizer
