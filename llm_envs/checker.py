@@ -5,9 +5,14 @@ The clauses are in `clauses.py`, one small function each; here they are run and 
 
 from __future__ import annotations
 
+import inspect
+import sys
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from gymnasium.envs.registration import load_env_creator
 
 from llm_envs.clauses import CLAUSES
 from llm_envs.errors import TaskCheckError
@@ -64,7 +69,7 @@ def check_task(env_id: str, *, raise_on_failure: bool = True, **kwargs: Any) -> 
 
     Raises:
         UnknownTaskError: If there is no such task.
-        TaskCheckError: If a clause does not hold; the message lists all that do not.
+        TaskCheckError: If a clause does not hold; the message lists all that do not, those with one error together.
     """
     task_spec(env_id)
     subject = Subject(env_id, kwargs)
@@ -74,11 +79,44 @@ def check_task(env_id: str, *, raise_on_failure: bool = True, **kwargs: Any) -> 
             results.append(ClauseResult(clause.__name__, True, clause(subject)))
         except Exception as error:
             detail = str(error) if isinstance(error, BrokenClause) else f"{type(error).__name__}: {error}"
+            if place := _place(error, env_id):
+                detail = f"{detail} (at {place})"
             results.append(ClauseResult(clause.__name__, False, detail))
             if clause is CLAUSES[0]:  # it cannot even be made
                 break
     report = CheckReport(env_id, dict(kwargs), tuple(results))
     if raise_on_failure and not report.passed:
-        failures = "\n".join(f"- {result.clause}: {result.detail}" for result in report.failures)
+        by_detail: dict[str, list[str]] = {}
+        for result in report.failures:
+            by_detail.setdefault(result.detail, []).append(result.clause)
+        failures = "\n".join(f"- {', '.join(clauses)}: {detail}" for detail, clauses in by_detail.items())
         raise TaskCheckError(f"{env_id} breaks {len(report.failures)} of {len(CLAUSES)} clauses:\n{failures}")
     return report
+
+
+def _place(error: BaseException, env_id: str) -> str:
+    """Return file:line of the last frame inside the task's own modules; "" where there is none."""
+    if isinstance(error, BrokenClause):
+        if error.__cause__ is None:
+            return ""
+        error = error.__cause__
+    files = _files(env_id)
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if frame.filename in files:
+            return f"{frame.filename}:{frame.lineno}"
+    return ""
+
+
+def _files(env_id: str) -> set[str]:
+    """Return the source files of the task's class and of its bases, but for those of this package and of Gymnasium."""
+    entry_point: object = task_spec(env_id).entry_point
+    if isinstance(entry_point, str):
+        try:
+            entry_point = load_env_creator(entry_point)
+        except Exception:
+            return set()
+    names = {cls.__module__ for cls in inspect.getmro(entry_point)} if isinstance(entry_point, type) else set()
+    names.add(getattr(entry_point, "__module__", ""))
+    names -= {"llm_envs.env"}
+    modules = [sys.modules.get(name) for name in names if not name.startswith("gymnasium.")]
+    return {str(module.__file__) for module in modules if getattr(module, "__file__", None) and module is not None}

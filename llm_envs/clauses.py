@@ -27,7 +27,18 @@ from llm_envs.errors import InvalidConfigError
 from llm_envs.parsers import format_tool_call
 from llm_envs.rewards import weighted_sum
 from llm_envs.spaces import TextSpace
-from llm_envs.subject import N_SEEDS, BrokenClause, Subject, ask_oracle, play, problem_of, repeat, require, unwrap
+from llm_envs.subject import (
+    N_SEEDS,
+    BrokenClause,
+    Subject,
+    ask_oracle,
+    play,
+    problem_of,
+    repeat,
+    require,
+    split_key_of,
+    unwrap,
+)
 
 __all__ = ["CLAUSES"]
 
@@ -192,7 +203,7 @@ def has_honest_n_problems(subject: Subject) -> str:
 
 
 def has_disjoint_splits(subject: Subject) -> str:
-    """No problem is in both splits, unless the level declares its space too small."""
+    """No problem, nor one of the same split key, is in both splits, unless the level declares its space too small."""
     n_problems = subject.task.n_problems
     if not subject.task.disjoint_splits:
         require(
@@ -200,8 +211,9 @@ def has_disjoint_splits(subject: Subject) -> str:
             f"the level has disjoint_splits=False, but n_problems={n_problems}: over {_SMALL_SPACE} can be divided",
         )
         return f"declared too small to divide ({n_problems} problems)"
-    half = len(subject.drawn_problems) // 2
-    shared = set(subject.drawn_problems[:half]) & set(subject.drawn_problems[half:])
+    keys = [split_key_of(subject.task, problem) for problem in subject.drawn_problems]
+    half = len(keys) // 2
+    shared = set(keys[:half]) & set(keys[half:])
     require(
         not shared,
         f"{len(shared)} problems are in both splits, such as {min(shared, default='')}: leave the draw to TextEnv",
@@ -236,7 +248,7 @@ def never_raises(subject: Subject) -> str:
             if isinstance(episode, Exception):
                 raise BrokenClause(
                     f"the action {name!r} raised {type(episode).__name__}: {episode}; answer with an error observation"
-                )
+                ) from episode
     return f"{len(subject.hostile_episodes)} kinds of hostile action"
 
 

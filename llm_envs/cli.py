@@ -10,17 +10,19 @@ import argparse
 import ast
 import importlib.util
 import json
+import math
 import os
 import re
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llm_envs.errors import InvalidConfigError, LLMEnvsError, TaskCheckError, UnknownTaskError
+from llm_envs.errors import InvalidConfigError, LLMEnvsError, RolloutFailedError, TaskCheckError, UnknownTaskError
 from llm_envs.reporting import visible_text
 
 if TYPE_CHECKING:
@@ -100,11 +102,13 @@ def _add_play_arguments(parser: argparse.ArgumentParser) -> None:
     who.add_argument("--model", metavar="DIR", help="a model that transformers can load")
     who.add_argument("--policy", choices=["oracle", "random", "human"], default="oracle", help="default: oracle")
     parser.add_argument("-n", type=_positive, default=1, metavar="N", help="episodes, default 1")
-    parser.add_argument("--seed", type=int, default=0, help="which episodes; the same seed plays the same ones")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="the run's seed: one seed plays the same episodes; default 0"
+    )
     parser.add_argument("--split", help="train or test; default: the task's own")
     parser.add_argument("--difficulty", help="one of the task's levels")
     parser.add_argument(
-        "--temperature", type=float, default=1.0, help="of the model's sampling, default 1; 0 is greedy"
+        "--temperature", type=_temperature, default=1.0, help="of the model's sampling, default 1; 0 is greedy"
     )
     parser.add_argument("--max-new-tokens", type=_positive, default=512, help="per turn of the model, default 512")
 
@@ -113,6 +117,13 @@ def _positive(text: str) -> int:
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value} is not at least 1")
+    return value
+
+
+def _temperature(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value) or value < 0:
+        raise argparse.ArgumentTypeError(f"{text} is not a number of at least 0 (0 is greedy)")
     return value
 
 
@@ -135,12 +146,30 @@ def _summary(entry_point: object) -> str:
     module, _, name = entry_point.partition(":")
     try:
         found = importlib.util.find_spec(module)
-        tree = ast.parse(Path(str(found and found.origin)).read_bytes())
+        if found is None:
+            return f"(cannot be read: No module named {module!r})"
+        tree = ast.parse(Path(str(found.origin)).read_bytes())
+    except ImportError as error:
+        return f"(cannot be read: {error})"
     except Exception as error:
         return f"(cannot be read: {_one_line(error)})"
     nodes = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name]
+    if not nodes and not _may_bind(tree, name):
+        return f"(cannot be made: the module {module!r} has no class {name!r})"
     docstring = (ast.get_docstring(nodes[0]) if nodes else None) or ""
     return docstring.split("\n")[0]
+
+
+def _may_bind(tree: ast.Module, name: str) -> bool:
+    """Whether the module may have the name otherwise than by a class statement at its top: imported, assigned, ..."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.alias) and (node.asname or node.name) in (name, "*"):
+            return True
+        if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store):
+            return True
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name in (name, "__getattr__"):
+            return True
+    return False
 
 
 # --- check ------------------------------------------------------------------------------------------------------------
@@ -171,15 +200,19 @@ def _check(arguments: argparse.Namespace) -> int:
 class HumanPolicy:
     """A person at the terminal: what a model would be shown is printed, and one line is read for each turn."""
 
-    def __init__(self) -> None:
+    def __init__(self, has_left: threading.Event | None = None) -> None:
+        self.has_left = has_left or threading.Event()
+        """Set when the input has ended; shared by all episodes."""
         self._has_begun = False
 
     def for_episode(self, seed: int) -> HumanPolicy:
         """Return a policy that has shown nothing yet; see `policies.base.EpisodicPolicy`."""
-        return HumanPolicy()
+        return HumanPolicy(self.has_left)
 
     def act(self, env: gym.Env[str, str], observation: str) -> str:
         """Print what there is to see, and read the reply."""
+        if self.has_left.is_set():
+            raise EOFError("the input has ended")
         if not self._has_begun:
             self._has_begun = True
             if system_prompt := env.get_wrapper_attr("system_prompt"):
@@ -187,7 +220,12 @@ class HumanPolicy:
             for tool in env.get_wrapper_attr("tools"):
                 print(visible_text(f"tool: {json.dumps(tool['function'], ensure_ascii=False)}"))
         print(visible_text(observation))
-        return input("> ")
+        try:
+            return input("> ")
+        except EOFError:
+            self.has_left.set()
+            print()
+            raise
 
 
 def _policy(arguments: argparse.Namespace) -> tuple[Policy, ChatCodec | None]:
@@ -216,8 +254,10 @@ def _play(arguments: argparse.Namespace) -> None:
     sampling = SamplingParams(temperature=arguments.temperature, max_new_tokens=arguments.max_new_tokens)
     chosen = {"split": arguments.split, "difficulty": arguments.difficulty}
     env_kwargs = {name: value for name, value in chosen.items() if value is not None}
+    _require_text(arguments.id, env_kwargs)
     policy, codec = _policy(arguments)
     is_human = isinstance(policy, HumanPolicy)
+    episodes: list[Trajectory] = []
     with Collector(
         arguments.id,
         policy,
@@ -229,12 +269,32 @@ def _play(arguments: argparse.Namespace) -> None:
         max_retries=0,
         progress=arguments.model is not None,
     ) as collector:
-        episodes = [episode for group in collector.collect(arguments.n) for episode in group]
+        try:
+            episodes = [episode for group in collector.collect(arguments.n) for episode in group]
+        except RolloutFailedError:
+            if not (isinstance(policy, HumanPolicy) and policy.has_left.is_set()):
+                raise
+    if isinstance(policy, HumanPolicy) and policy.has_left.is_set():
+        played = [episode for episode in episodes if episode.status == "ok"]
+        _show(played, only_the_end=True)
+        raise LLMEnvsError(f"the input ended: {len(played)} of {arguments.n} episodes were played to their end.")
     _show(episodes, only_the_end=is_human)
     failures = [episode.error for episode in episodes if episode.error is not None]
     if failures:
         first = f"{failures[0].kind} in {failures[0].where}: {failures[0].message}"
         raise LLMEnvsError(f"{len(failures)} of {len(episodes)} episodes failed; the first by {first}")
+
+
+def _require_text(task_id: str, env_kwargs: dict[str, Any]) -> None:
+    """Refuse an environment of Gymnasium's that is none of texts."""
+    import gymnasium as gym
+
+    env = gym.make(task_id, **env_kwargs)
+    try:
+        if not all(isinstance(space, gym.spaces.Text) for space in (env.observation_space, env.action_space)):
+            raise InvalidConfigError(f"{task_id} is no text environment; `llm-envs list` names those that are.")
+    finally:
+        env.close()
 
 
 def _show(episodes: Sequence[Trajectory], *, only_the_end: bool) -> None:
@@ -267,7 +327,9 @@ def _last_words(episode: Trajectory) -> list[str]:
 
 
 def _train(arguments: argparse.Namespace) -> int | None:
-    commands: dict[str, EntryPoint] = {found.name: found for found in entry_points(group=TRAIN_COMMANDS)}
+    from llm_envs.registration import installed_entry_points
+
+    commands: dict[str, EntryPoint] = {found.name: found for found in installed_entry_points(TRAIN_COMMANDS)}
     if not commands:
         raise InvalidConfigError(
             f"no training is installed: no package fills the entry-point group {TRAIN_COMMANDS!r}. "

@@ -3,7 +3,8 @@
 A task is a class with a few declarations and a few short methods:
 
 - declarations: `difficulties`, `default_difficulty`, `problem_fields`, `reward_weights`, `instructions`;
-- every task: `generate` (a problem from `self.np_random`) and `prompt` (the first observation);
+- every task: `generate` (a problem from `self.np_random`) and `prompt` (the first observation); `split_key` where two
+  problems can be the same one written differently;
 - a `SingleTurnEnv`: `solution`, and `is_correct` where there are several right answers;
 - a `ToolEnv`: `make_tools`, `is_correct` and `next_action` (what the oracle does);
 - any other multi-turn task is a `TextEnv` with `play` and `next_action`.
@@ -71,14 +72,14 @@ class Outcome(NamedTuple):
     """The observation as messages, where it is not one plain user message. A fresh list."""
 
 
-def canonical_json(problem: Mapping[str, Any]) -> str:
-    """Return the one JSON text of a problem: sorted keys, no spaces, ASCII."""
-    return _encode(problem)
+def canonical_json(value: Any) -> str:
+    """Return the one JSON text of a problem, or of its split key: sorted keys, no spaces, ASCII."""
+    return _encode(value)
 
 
-def split_of(problem: Mapping[str, Any]) -> str:
-    """Return the split a problem belongs to, by a hash of its canonical JSON: "test" for one in five, else "train"."""
-    digest = blake2b(_encode(problem).encode(), digest_size=8).digest()
+def split_of(key: Any) -> str:
+    """Return the split of a `split_key`, by a hash of its canonical JSON: "test" for one in five, else "train"."""
+    digest = blake2b(_encode(key).encode(), digest_size=8).digest()
     return "train" if int.from_bytes(digest, "big") % _TEST_ONE_IN else "test"
 
 
@@ -203,6 +204,14 @@ class TextEnv(gym.Env[str, str], ABC):
     def check_problem(self, problem: Mapping[str, Any]) -> None:
         """Raise `InvalidActionError` if a problem given to `reset`, of the right keys and types, cannot be played."""
 
+    def split_key(self, problem: Mapping[str, Any]) -> Any:
+        """Return what decides the problem's split, of JSON types: the same for problems that are one in substance.
+
+        The problem itself, unless overridden. Where 47+85 and 85+47 can both be drawn, return one key for both: else
+        half of what is tested may have been trained on. Called for every draw, so it should be cheap.
+        """
+        return problem
+
     def begin(self) -> None:
         """Set up what an episode of `self.problem` needs. Called by `reset` before `prompt`."""
 
@@ -286,7 +295,7 @@ class TextEnv(gym.Env[str, str], ABC):
     def _draw_problem(self) -> dict[str, Any]:
         for _ in range(_MAX_DRAWS):
             problem = self.generate()
-            if not self.disjoint_splits or split_of(problem) == self.split:
+            if not self.disjoint_splits or split_of(self.split_key(problem)) == self.split:
                 return problem
         raise EnvContractError(
             f"{type(self).__name__}: {_MAX_DRAWS} problems of level {self.difficulty!r} were drawn and none belongs to "

@@ -4,9 +4,11 @@ Tasks come from the entry-point group `llm_envs.tasks` of any installed distribu
 
 - an entry point whose *name* is an environment id, `"my/Task-v0" = "my_package.task:TaskEnv"`, is registered as a
   string: nothing of it is imported before `gymnasium.make`;
-- any other is loaded at discovery, and called if it is callable; it calls `register_task` itself.
+- any other is a module or a function: it is loaded at discovery, a function is called, and it calls `register_task`
+  itself.
 
-A distribution that fails is reported by one warning and leaves the others as they are.
+A distribution that fails, or whose entry points cannot be read, is reported by one warning and leaves the others as
+they are.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Iterable
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import Distribution, EntryPoint, distributions, entry_points
 from types import ModuleType
 from typing import Any
 
@@ -27,14 +29,24 @@ from gymnasium.envs.registration import EnvSpec
 
 from llm_envs.errors import DuplicateTaskError, InvalidConfigError, UnknownTaskError
 
-__all__ = ["ENTRY_POINT_GROUP", "TaskPackageWarning", "discover", "register_task", "task_ids", "task_spec"]
+__all__ = [
+    "ENTRY_POINT_GROUP",
+    "TaskPackageWarning",
+    "discover",
+    "installed_entry_points",
+    "register_task",
+    "task_ids",
+    "task_spec",
+]
 
 ENTRY_POINT_GROUP = "llm_envs.tasks"
 
-_ID = re.compile(r"[\w-]+/[\w:.-]+-v\d+")
+_ID = re.compile(r"[\w-]+/[\w:.-]+-v(?:0|[1-9][0-9]*)")
 _task_ids: set[str] = set()
 _loaded: set[tuple[str, str, str]] = set()
 """Entry points that discovery is done with: (distribution, name, value)."""
+_unreadable: set[str] = set()
+"""Distributions whose entry points could not be read, which was said once."""
 
 
 class TaskPackageWarning(UserWarning):
@@ -54,7 +66,9 @@ def register_task(id: str, entry_point: str | Callable[..., gym.Env[str, str]], 
         InvalidConfigError: If the id or the entry point has the wrong form, or `kwargs` are not JSON.
     """
     if not isinstance(id, str) or _ID.fullmatch(id) is None:
-        raise InvalidConfigError(f'{id!r} is no task id: it must read "namespace/Name-v0".')
+        raise InvalidConfigError(
+            f'{id!r} is no task id: it must read "namespace/Name-v0", the version without leading zeros.'
+        )
     if id in gym.registry:
         taken = gym.registry[id].entry_point
         raise DuplicateTaskError(
@@ -78,7 +92,8 @@ def discover() -> list[str]:
     """
     before = set(_task_ids)
     # Ours first: another distribution cannot take our ids.
-    found = sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda ep: (_distribution(ep) != "llm-envs", ep.name))
+    found = installed_entry_points(ENTRY_POINT_GROUP)
+    found.sort(key=lambda ep: (_distribution(ep) != "llm-envs", ep.name))
     for entry_point in found:
         key = (_distribution(entry_point), entry_point.name, entry_point.value)
         if key in _loaded:
@@ -94,6 +109,43 @@ def discover() -> list[str]:
                 stacklevel=2,
             )
     return sorted(_task_ids - before)
+
+
+def installed_entry_points(group: str) -> list[EntryPoint]:
+    """Return the group's entry points of all distributions; those that cannot be read are left out with a warning."""
+    try:
+        return list(entry_points(group=group))
+    except Exception:  # one broken file stops the whole search: look at each distribution by itself
+        return _entry_points_one_by_one(group)
+
+
+def _entry_points_one_by_one(group: str) -> list[EntryPoint]:
+    found: list[EntryPoint] = []
+    seen: set[str] = set()
+    for distribution in distributions():
+        name = _name(distribution)
+        if name in seen:  # an earlier path hides it
+            continue
+        seen.add(name)
+        try:
+            found += [entry_point for entry_point in distribution.entry_points if entry_point.group == group]
+        except Exception as error:
+            if name not in _unreadable:
+                _unreadable.add(name)
+                warnings.warn(
+                    f"the entry points of the distribution {name!r} were left out, entry_points.txt cannot be read: "
+                    f"{type(error).__name__}: {error}",
+                    TaskPackageWarning,
+                    stacklevel=4,
+                )
+    return found
+
+
+def _name(distribution: Distribution) -> str:
+    try:
+        return str(distribution.metadata["Name"])
+    except Exception:
+        return str(getattr(distribution, "_path", "unknown"))
 
 
 def task_ids() -> list[str]:
@@ -118,16 +170,20 @@ def task_spec(id: str) -> EnvSpec:
             raise UnknownTaskError(f"{id}: the module {module!r} cannot be imported: {error}") from error
     spec = gym.registry.get(name)
     if spec is None:
-        raise UnknownTaskError(f"there is no task {name!r}{_hint(name, task_ids())}.")
+        raise UnknownTaskError(f"there is no task {name!r}{_hint(name, task_ids())}")
     return spec
+
+
+_CLOSE = 0.7
+"""Ids share "/" and "-v0", often the namespace too: below this they have little else in common."""
 
 
 def _hint(name: str, known: Iterable[str]) -> str:
     by_lower = {id.lower(): id for id in known}
-    close = [by_lower[match] for match in difflib.get_close_matches(name.lower(), by_lower, n=3, cutoff=0.5)]
+    close = [by_lower[match] for match in difflib.get_close_matches(name.lower(), by_lower, n=3, cutoff=_CLOSE)]
     if close:
         return f"; did you mean {' or '.join(close)}?"
-    return f"; known are {', '.join(sorted(by_lower.values())) or 'none'}"
+    return f"; known are {', '.join(sorted(by_lower.values())) or 'none'}."
 
 
 def _distribution(entry_point: EntryPoint) -> str:
@@ -139,6 +195,10 @@ def _register_entry_point(entry_point: EntryPoint) -> None:
         register_task(entry_point.name, f"{entry_point.module}:{entry_point.attr or ''}")
         return
     loaded = entry_point.load()
+    if isinstance(loaded, type):
+        raise InvalidConfigError(
+            f'{entry_point.value} is a class, so the name must be an environment id such as "my/Task-v0"'
+        )
     if callable(loaded) and not isinstance(loaded, ModuleType):
         loaded()
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-__all__ = ["exact_match", "parse_integer", "weighted_sum"]
+__all__ = ["MAX_DIGITS", "exact_match", "parse_integer", "weighted_sum"]
 
-_INTEGER = re.compile(r"[-+]?(?:[0-9]{1,400}|[0-9]{1,3}(?:,[0-9]{3}){1,130})(?:\.0{1,20})?")
+MAX_DIGITS = 400
+"""Digits that a whole number in an answer may have."""
+
+_INTEGER = re.compile(rf"[-+]?(?:[0-9]{{1,{MAX_DIGITS}}}|[0-9]{{1,3}}(?:,[0-9]{{3}}){{1,130}})(?:\.0{{1,20}})?")
 
 
 def weighted_sum(components: Mapping[str, float], weights: Mapping[str, float]) -> float:
@@ -31,7 +34,7 @@ def exact_match(answer: str, target: str) -> float:
 def parse_integer(text: str) -> int | None:
     """Read a whole number: an optional sign, digits (with or without thousands separators), perhaps `.0`; else None.
 
-    Only ASCII digits count, at most 400 of them.
+    Only ASCII digits count, at most `MAX_DIGITS` of them.
     """
     if text.isdigit() and text.isascii() and len(text) <= 18:
         return int(text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -147,6 +148,11 @@ def repeat(actions: Sequence[str], then: str = "I am done.") -> Player:
     """Return a player of the given actions in order, and then of one more again and again."""
     left = list(actions)
     return lambda task, observation: left.pop(0) if left else then
+
+
+def split_key_of(task: TextEnv, problem: str) -> str:
+    """Return the canonical JSON of the split key of a problem in canonical JSON."""
+    return canonical_json(task.split_key(json.loads(problem)))
 
 
 def problem_of(env: gym.Env[str, str]) -> str:

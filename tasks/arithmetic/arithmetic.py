@@ -9,6 +9,7 @@ from llm_envs.env import Difficulty, SingleTurnEnv
 from llm_envs.errors import InvalidActionError
 from llm_envs.rewards import parse_integer
 from llm_envs.sandbox import whole_value
+from llm_envs.tasks.expressions import answerable_value, in_canonical_order
 
 __all__ = ["ArithmeticEnv"]
 
@@ -57,8 +58,12 @@ class ArithmeticEnv(SingleTurnEnv):
         return {"expression": _GENERATORS[self.difficulty](self.np_random.random)}
 
     def check_problem(self, problem: Mapping[str, Any]) -> None:
-        """Refuse an expression that has no whole value."""
-        whole_value(problem["expression"])
+        """Refuse an expression that has no whole value, or one too long to answer."""
+        answerable_value(problem["expression"])
+
+    def split_key(self, problem: Mapping[str, Any]) -> str:
+        """Return one key for expressions of the same terms and factors."""
+        return in_canonical_order(problem["expression"])
 
     def begin(self) -> None:
         """Compute what is right."""

@@ -84,6 +84,10 @@ class CountdownEnv(SingleTurnEnv):
         if solve_countdown(numbers, problem["target"]) is None:
             raise InvalidActionError("no expression of these numbers has that value")
 
+    def split_key(self, problem: Mapping[str, Any]) -> list[Any]:
+        """Return one key for the same numbers in any order, with the same target."""
+        return [sorted(problem["numbers"]), problem["target"]]
+
     def prompt(self) -> str:
         """Return the numbers and the target."""
         return f"Numbers: {', '.join(map(str, self.problem['numbers']))}. Target: {self.problem['target']}."

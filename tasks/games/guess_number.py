@@ -8,7 +8,7 @@ from typing import Any
 from llm_envs.env import Difficulty, Outcome, TextEnv
 from llm_envs.errors import InvalidActionError
 from llm_envs.parsers import format_answer, parse_reply
-from llm_envs.rewards import parse_integer
+from llm_envs.rewards import MAX_DIGITS, parse_integer
 
 __all__ = ["GuessNumberEnv"]
 
@@ -91,9 +91,11 @@ class GuessNumberEnv(TextEnv):
         return {"low": low, "high": low + size - 1, "secret": low + int(random() * size)}
 
     def check_problem(self, problem: Mapping[str, Any]) -> None:
-        """Refuse a number outside its range."""
+        """Refuse a number outside its range, and a range beyond what a guess can name."""
         if not problem["low"] <= problem["secret"] <= problem["high"]:
             raise InvalidActionError("it must have low <= secret <= high")
+        if max(-problem["low"], problem["high"]) >= 10**MAX_DIGITS:
+            raise InvalidActionError(f"its numbers may have {MAX_DIGITS} digits, as a guess")
 
     def begin(self) -> None:
         """Remember what is still possible, for the oracle."""

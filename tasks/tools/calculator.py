@@ -10,6 +10,7 @@ from llm_envs.errors import InvalidActionError
 from llm_envs.parsers import format_answer, format_tool_call
 from llm_envs.rewards import parse_integer
 from llm_envs.sandbox import evaluate, format_number, whole_value
+from llm_envs.tasks.expressions import answerable_value, in_canonical_order
 
 __all__ = ["CalculatorEnv", "calculator"]
 
@@ -76,8 +77,12 @@ class CalculatorEnv(ToolEnv):
         return problem
 
     def check_problem(self, problem: Mapping[str, Any]) -> None:
-        """Refuse an expression that has no whole value."""
-        whole_value(problem["expression"])
+        """Refuse an expression that has no whole value, or one too long to answer."""
+        answerable_value(problem["expression"])
+
+    def split_key(self, problem: Mapping[str, Any]) -> str:
+        """Return one key for expressions of the same terms and factors."""
+        return in_canonical_order(problem["expression"])
 
     def begin(self) -> None:
         """Take the value that the problem was drawn with, or compute that of a given problem."""

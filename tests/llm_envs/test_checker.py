@@ -10,7 +10,7 @@ import pytest
 
 from llm_envs.checker import check_task
 from llm_envs.clauses import CLAUSES
-from llm_envs.env import Difficulty, Outcome, SingleTurnEnv, TextEnv, ToolEnv
+from llm_envs.env import Difficulty, Outcome, SingleTurnEnv, TextEnv, ToolEnv, split_of
 from llm_envs.errors import InvalidActionError, TaskCheckError, UnknownTaskError
 from llm_envs.parsers import format_answer, format_tool_call, parse_reply
 from llm_envs.registration import register_task
@@ -177,6 +177,23 @@ class IgnoresTheSplit(Sound):
         return {"n": int(self.np_random.random() * 500)}
 
 
+class IgnoresItsSplitKey(Sound):
+    # Each problem is drawn in one split only, but n and n + 1 are declared to be the same.
+    difficulties = {"only": Difficulty("a number", chance_rate=0.01, n_problems=500)}
+
+    def generate(self):
+        return {"n": int(self.np_random.random() * 500)}
+
+    def split_key(self, problem):
+        return problem["n"] // 2
+
+    def _draw_problem(self):
+        while True:
+            problem = self.generate()
+            if split_of(problem) == self.split:
+                return problem
+
+
 class NeedlesslyUndivided(Sound):
     difficulties = {"only": Difficulty("a number", chance_rate=0.001, disjoint_splits=False)}
 
@@ -284,6 +301,7 @@ BROKEN = [
     (SharesSeeds, "depends_on_the_seed"),
     (FewProblems, "has_honest_n_problems"),
     (IgnoresTheSplit, "has_disjoint_splits"),
+    (IgnoresItsSplitKey, "has_disjoint_splits"),
     (NeedlesslyUndivided, "has_disjoint_splits"),
     (OracleIsSometimesWrong, "oracle_earns_the_maximum"),
     (OracleEarnsLess, "oracle_earns_the_maximum"),
@@ -413,3 +431,17 @@ def test_the_chance_rate_is_allowed_but_not_much_more(registered):
 
     assert not failed(Coin)
     assert failed(Loaded)
+
+
+def test_one_typo_is_one_line_with_its_place(registered):
+    class Typo(Sound):
+        def prompt(self):
+            return no_such_name  # noqa: F821
+
+    with pytest.raises(TaskCheckError) as caught:
+        check_task(registered(Typo))
+    lines = [line for line in str(caught.value).splitlines() if "no_such_name" in line]
+    assert len(lines) <= 2, str(caught.value)  # Gymnasium's own check may word it otherwise
+    line = Typo.prompt.__code__.co_firstlineno + 1
+    assert "is_deterministic, " in lines[0]
+    assert lines[0].endswith(f"NameError: name 'no_such_name' is not defined (at {__file__}:{line})")

@@ -100,11 +100,14 @@ def test_a_person_plays_by_writing_a_line_a_turn(tmp_path: Path) -> None:
 
 
 def test_a_person_who_leaves_ends_it_readably(tmp_path: Path) -> None:
-    done = command("play", "llm/Arithmetic-v0", "--policy", "human", cwd=tmp_path, stdin="")
+    done = command(
+        "play", "llm/Arithmetic-v0", "--policy", "human", "-n", "30", cwd=tmp_path, stdin="<answer>1</answer>"
+    )
     assert done.returncode == 1
+    assert done.stdout.count("What is") == 2
     assert "nan" not in done.stdout
     (line,) = done.stderr.splitlines()
-    assert line.startswith("llm-envs: error: 1 of 1 episodes failed; the first by EOFError in policy:")
+    assert line == "llm-envs: error: the input ended: 1 of 30 episodes were played to their end."
 
 
 @pytest.mark.parametrize(
@@ -114,6 +117,7 @@ def test_a_person_who_leaves_ends_it_readably(tmp_path: Path) -> None:
         (["check", "llm/Arithmetic-v0", "llm/Calculater-v0"], "llm/Calculator-v0"),
         (["play", "llm/Calculator-v0", "--difficulty", "harrd"], "harrd"),
         (["play", "llm/Calculator-v0", "--split", "validation"], "validation"),
+        (["play", "CartPole-v1"], "CartPole-v1 is no text environment"),
         (["train", "no-such-training"], "no"),
     ],
 )
@@ -128,7 +132,16 @@ def test_a_wrong_request_is_one_line_and_exit_code_2(
 
 
 @pytest.mark.parametrize(
-    "arguments", [[], ["play"], ["play", "X", "-n", "0"], ["play", "X", "--policy", "nobody"], ["no"]]
+    "arguments",
+    [
+        [],
+        ["play"],
+        ["play", "X", "-n", "0"],
+        ["play", "X", "--temperature", "-1"],
+        ["play", "X", "--temperature", "nan"],
+        ["play", "X", "--policy", "nobody"],
+        ["no"],
+    ],
 )
 def test_wrong_usage_is_exit_code_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
@@ -186,3 +199,18 @@ def test_a_missing_folder_is_not_looked_for_on_a_hub(model: str) -> None:
 
     with pytest.raises(InvalidConfigError, match="no such folder"):
         _policy(_parser().parse_args(["play", "X", "--model", model]))
+
+
+@pytest.mark.parametrize(
+    ("entry_point", "summary"),
+    [
+        ("no_such_module:Task", "(cannot be read: No module named 'no_such_module')"),
+        ("no_such_package.task:Task", "(cannot be read: No module named 'no_such_package')"),
+        ("llm_envs.env:NoSuchTask", "(cannot be made: the module 'llm_envs.env' has no class 'NoSuchTask')"),
+        ("llm_envs.cli:Path", ""),
+    ],
+)
+def test_list_says_what_is_broken(entry_point: str, summary: str) -> None:
+    from llm_envs.cli import _summary
+
+    assert _summary(entry_point) == summary

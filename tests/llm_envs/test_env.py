@@ -102,6 +102,21 @@ def test_a_split_has_only_its_own_problems():
             assert split_of(env.problem) == split
 
 
+def test_the_split_is_that_of_the_split_key():
+    class Even(Double):
+        def split_key(self, problem):
+            return problem["n"] // 2
+
+    splits = {}
+    for split in ("train", "test"):
+        env = Even(split)
+        for seed in range(300):
+            env.reset(seed=seed)
+            splits.setdefault(env.problem["n"] // 2, set()).add(split)
+    assert {len(found) for found in splits.values()} == {1}
+    assert len(splits) > 200
+
+
 def test_a_level_declared_too_small_has_all_problems_in_both_splits():
     for split in ("train", "test"):
         env = Double(split, "tiny")

@@ -89,7 +89,10 @@ def test_a_duplicate_id_is_refused_and_the_first_kept(register):
         register_task("llm/Calculator-v0", Same)
 
 
-@pytest.mark.parametrize("id", ["Same-v0", "test/Same", "a/b/c-v0", "", "test/-v", None, "test/Sa me-v0"])
+@pytest.mark.parametrize(
+    "id",
+    ["Same-v0", "test/Same", "a/b/c-v0", "", "test/-v", None, "test/Same-v00", "llm/Calculator-v00", "test/Sa me-v0"],
+)
 def test_a_bad_id_is_refused(id):
     with pytest.raises(InvalidConfigError, match="is no task id"):
         register_task(id, Same)
@@ -109,12 +112,13 @@ def test_keyword_arguments_must_be_json(value):
 
 
 def test_an_unknown_task_names_close_ones():
-    with pytest.raises(UnknownTaskError, match=r"'llm/Calculater-v0'; did you mean llm/Calculator-v0"):
+    with pytest.raises(UnknownTaskError, match=r"'llm/Calculater-v0'; did you mean llm/Calculator-v0\?$"):
         task_spec("llm/Calculater-v0")
     with pytest.raises(UnknownTaskError, match=r"did you mean .*llm/GuessNumber-v0"):
         task_spec("llm/guessnumber-v0")
-    with pytest.raises(UnknownTaskError, match=r"known are .*llm/Arithmetic-v0, llm/Calculator-v0"):
-        task_spec("zzz")
+    for name in ("zzz", "llm/Nothing-v0"):
+        with pytest.raises(UnknownTaskError, match=r"known are .*llm/Arithmetic-v0, llm/Calculator-v0.*[^?]\.$"):
+            task_spec(name)
     with pytest.raises(UnknownTaskError, match="cannot be imported"):
         task_spec("no_such_module:llm/Calculator-v0")
     assert task_spec("llm_envs:llm/Calculator-v0").id == "llm/Calculator-v0"
@@ -225,6 +229,7 @@ def test_other_entry_points_are_loaded_and_called(tmp_path):
         ({"all": "bad_tasks"}, {"bad_tasks": "raise SystemExit(3)"}, "SystemExit: 3"),
         ({"all": "bad_tasks:missing"}, {"bad_tasks": ""}, "AttributeError"),
         ({"all": "bad_tasks:f"}, {"bad_tasks": "def f(): 1 / 0"}, "ZeroDivisionError"),
+        ({"Same": "bad_tasks:Same"}, {"bad_tasks": "class Same: pass"}, 'an environment id such as "my/Task-v0"'),
         ({"bad/Task": "bad_tasks:Same"}, {}, "'bad/Task' is no task id"),
         ({"bad/Task-v0": "bad_tasks"}, {}, "the entry point is"),
         ({"bad/Task-v0": "bad_tasks:A.B"}, {}, "the entry point is"),
@@ -246,6 +251,18 @@ def test_a_bad_package_is_reported_once_and_the_others_stay(tmp_path, entry_poin
     assert err.count("TaskPackageWarning: ") == 1
     assert "'bad-tasks' was left out" in err
     assert complaint in err
+
+
+@pytest.mark.parametrize("content", [b"[llm_envs.tasks]\nno equals sign\n", b"[x]\na = \xff\xfe\n"])
+def test_entry_points_that_cannot_be_read_are_reported_once_and_the_others_stay(tmp_path, content):
+    install(tmp_path, "bad-tasks", {})
+    (tmp_path / "bad_tasks-1.0.dist-info" / "entry_points.txt").write_bytes(content)
+    install(tmp_path, "good-tasks", {"good/Same-v0": "good_tasks:Same"}, {"good_tasks": TASK})
+    out, err = run("import llm_envs; llm_envs.discover(); print(llm_envs.task_ids())", tmp_path)
+    assert "'good/Same-v0'" in out
+    assert "'llm/Calculator-v0'" in out
+    assert err.count("TaskPackageWarning: ") == 1
+    assert "the distribution 'bad-tasks' were left out" in err
 
 
 def test_a_module_that_breaks_when_the_task_is_made_says_so(tmp_path):

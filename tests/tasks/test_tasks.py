@@ -358,3 +358,62 @@ def test_another_number_of_guesses_has_another_chance_rate():
 def test_guess_number_refuses_a_number_outside_its_range():
     with pytest.raises(InvalidConfigError, match="low <= secret <= high"):
         gym.make("llm/GuessNumber-v0").unwrapped.reset(options={"problem": {"low": 1, "high": 10, "secret": 11}})
+
+
+# Splits.
+
+
+def test_what_only_differs_in_order_has_one_split_key():
+    calculator = gym.make("llm/Calculator-v0").unwrapped
+
+    def key(expression):
+        return calculator.split_key({"expression": expression})
+
+    for same in (
+        ("47+85", "85+47"),
+        ("37*24", "24*37"),
+        ("37*24-9", "24*37-9"),
+        ("123-45+678", "678+123-45", "123+678-45"),
+        ("34*27-18*65", "27*34-65*18"),
+    ):
+        assert len({key(expression) for expression in same}) == 1
+    different = ["47+85", "47-85", "85-47", "47*85", "34*27-18*65", "18*65-34*27", "34*18-27*65", "(84/7+15)*23-48"]
+    assert len({key(expression) for expression in different}) == len(different)
+    countdown = gym.make("llm/Countdown-v0").unwrapped
+    first, second = ({"numbers": numbers, "target": 93} for numbers in ([4, 7, 25], [25, 4, 7]))
+    assert countdown.split_key(first) == countdown.split_key(second)
+    assert countdown.split_key(first) != countdown.split_key(first | {"target": 94})
+    assert second["numbers"] == [25, 4, 7]
+
+
+@pytest.mark.parametrize("id", ["llm/Arithmetic-v0", "llm/Calculator-v0", "llm/Countdown-v0"])
+def test_no_test_problem_has_a_twin_in_train(id):
+    keys = {}
+    for split, n in (("train", 2_000), ("test", 500)):
+        env = gym.make(id, split=split).unwrapped
+        problems = [env.reset(seed=seed) and env.problem for seed in range(n)]
+        keys[split] = {
+            str((sorted(p["numbers"]), p["target"]) if "numbers" in p else sorted(p["expression"].split("+")))
+            for p in problems
+        }
+    assert not keys["train"] & keys["test"]
+
+
+@pytest.mark.parametrize(
+    ("id", "problem"),
+    [
+        ("llm/Calculator-v0", {"expression": "10**500"}),
+        ("llm/Arithmetic-v0", {"expression": "-(10**400)"}),
+        ("llm/GuessNumber-v0", {"low": 1, "high": 10**400, "secret": 5}),
+    ],
+)
+def test_a_value_that_no_answer_can_write_is_refused(id, problem):
+    with pytest.raises(InvalidConfigError, match="400 digits"):
+        gym.make(id).unwrapped.reset(options={"problem": problem})
+
+
+def test_the_longest_value_is_played_by_the_oracle():
+    env = gym.make("llm/Calculator-v0").unwrapped
+    env.reset(options={"problem": {"expression": "10**400-1"}})
+    env.step(env.oracle())
+    assert env.step(env.oracle())[1] == 1.0
