@@ -153,7 +153,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     """In addition to the template's end-of-turn tokens."""
     thinking: bool | None = None
-    """Passed to the chat template as `enable_thinking`; None leaves the template's default."""
+    """For the record: what the codec was built with (`ChatCodec(thinking=...)`), which is what reaches the template."""
     seed: int | None = None
     """Run seed of the sampling; None takes the collector's."""
     extra: Mapping[str, Any] = field(default_factory=dict)
@@ -172,6 +172,9 @@ class SamplingParams:
         for name, holds, expected in checks:
             if not holds:
                 raise ValueError(f"SamplingParams.{name} is {getattr(self, name)!r}; it must be {expected}.")
+        for name in ("stop_strings", "stop_token_ids"):
+            if isinstance(getattr(self, name), str):
+                raise ValueError(f"SamplingParams.{name} is {getattr(self, name)!r}; it must be a tuple.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -143,7 +143,8 @@ def test_sampled_checks_lengths() -> None:
 
 
 @pytest.mark.parametrize(
-    "setting", [{"temperature": -1}, {"top_p": 0}, {"max_new_tokens": 0}, {"min_p": 2}, {"top_k": -1}]
+    "setting",
+    [{"temperature": -1}, {"top_p": 0}, {"max_new_tokens": 0}, {"min_p": 2}, {"top_k": -1}, {"stop_strings": "ab"}],
 )
 def test_bad_sampling_parameters_are_named(setting: dict) -> None:
     with pytest.raises(ValueError, match=next(iter(setting))):
