@@ -4,7 +4,7 @@ Command:   make demo            (or: python examples/demo.py --out runs/demo --s
 Hardware:  2 CPU cores; samples with vLLM where it is installed, with transformers otherwise. Nothing is downloaded.
 Expect:    success on the test split about 0% untrained, below 60% after the warm-up, above 90% after GRPO.
 
-A model of 0.36 M parameters is warmed up on traces of mixed quality: half of them call the calculator, half guess. It
+A model of 0.50 M parameters is warmed up on traces of mixed quality: half of them call the calculator, half guess. It
 then knows how to do both; what reinforcement learning has to find is when the tool pays.
 """
 
@@ -73,7 +73,7 @@ def make_model(seed: int) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     codec = ChatCodec(tiny_tokenizer())
     texts = [codec.tokenizer.decode(t.rows[0].ids) for group in traces.collect(50) for t in group]
     tokenizer = tiny_tokenizer(texts, vocab_size=1280, max_token_length=64)
-    return tiny_model(tokenizer, seed=seed), tokenizer
+    return tiny_model(tokenizer, n_layers=3, seed=seed), tokenizer
 
 
 def collect_traces(codec: ChatCodec, n: int, seed: int) -> list[Trajectory]:
@@ -197,8 +197,8 @@ def main() -> None:
         "--out", type=Path, default=Path("runs/demo"), help="folder to write; an earlier demo's is replaced"
     )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--traces", type=int, default=16_000, help="warm-up traces")
-    parser.add_argument("--sft-steps", type=int, default=800)
+    parser.add_argument("--traces", type=int, default=12_000, help="warm-up traces")
+    parser.add_argument("--sft-steps", type=int, default=600)
     parser.add_argument("--grpo-steps", type=int, default=100)
     parser.add_argument("--eval-episodes", type=int, default=400)
     parser.add_argument(
