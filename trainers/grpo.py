@@ -169,7 +169,7 @@ class EnvGRPOTrainer(GRPOTrainer):
         self._last_generation = {"train": (-1, -1), "eval": (-1, -1)}  # (step, how many before it in that step)
         self._writer: TrajectoryWriter | None = None
         self._failed_generations = 0
-        self._guarded = args.logps_tolerance is None or args.num_iterations < 1
+        self._guarded = args.logps_tolerance is None
         use_vllm, args.use_vllm = args.use_vllm, False  # TRL's own engine has neither our dtype and seed nor CPUs
         if use_vllm and args.vllm_mode != "colocate":
             raise InvalidConfigError(f"vllm_mode={args.vllm_mode!r} is not supported here: use vllm_mode='colocate'.")
