@@ -73,7 +73,7 @@ $(VENV)/.stamp: pyproject.toml constraints.txt
 $(VENV_VLLM)/.stamp: pyproject.toml constraints-vllm.txt
 	$(call CREATE,$(VENV_VLLM))
 	$(VENV_VLLM)/bin/pip install -q --no-deps -r constraints-vllm.txt
-	$(VENV_VLLM)/bin/pip install -q --no-build-isolation -e '.[train,report]' pytest hypothesis -c constraints-vllm.txt
+	$(VENV_VLLM)/bin/pip install -q --no-build-isolation -e '.[train,report,tools,bridges]' pytest hypothesis -c constraints-vllm.txt
 	@touch $@
 
 # An environment whose own site-packages hold our wheel and nothing else; everything else is seen in $(VENV).

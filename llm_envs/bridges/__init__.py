@@ -1,0 +1,1 @@
+"""Other systems as parts of ours: tools from an MCP server."""

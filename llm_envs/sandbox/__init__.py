@@ -1,0 +1,1 @@
+"""Python for models, run where it can do no harm."""
