@@ -50,6 +50,8 @@ class FinishReason(StrEnum):
     """A stop string or an extra stop token was reached; the turn has no end-of-turn token of its own."""
     LENGTH = "length"
     """The limit on the turn's tokens cut it."""
+    CONTEXT_FULL = "context_full"
+    """The prompt left no room for a token: nothing was sampled."""
     ABORT = "abort"
     """The request was cancelled before it was complete."""
 
@@ -67,6 +69,8 @@ class StopReason(StrEnum):
     """`RolloutLimits.max_episode_tokens` was reached."""
     CONTEXT_FULL = "context_full"
     """The model's context has no room for another turn."""
+    PROMPT_TOO_LONG = "prompt_too_long"
+    """The first prompt alone fills the model's context: no turn was played."""
     TIMEOUT = "timeout"
     """`RolloutLimits.max_episode_s` was reached at a turn boundary."""
     ERROR = "error"
