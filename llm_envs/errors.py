@@ -18,6 +18,7 @@ __all__ = [
     "ModelError",
     "ResetNeededError",
     "RolloutFailedError",
+    "SandboxError",
     "StoreError",
     "TaskCheckError",
     "UnknownTaskError",
@@ -70,6 +71,10 @@ class RolloutFailedError(LLMEnvsError, RuntimeError):
 
 class ContextFullError(LLMEnvsError, RuntimeError):
     """A prompt leaves no room for a single new token in the model's context."""
+
+
+class SandboxError(LLMEnvsError, RuntimeError):
+    """A sandbox is closed, cannot be started, or cannot keep code in as it was asked to."""
 
 
 class StoreError(LLMEnvsError, OSError):
