@@ -1,1 +1,20 @@
-"""Python for models, run where it can do no harm."""
+"""Python for models: one interface, two backends (see `base`).
+
+`MontySandbox` runs a subset of Python in `pydantic-monty`, a fraction of a millisecond a run. `SubprocessSandbox` runs
+CPython itself in a process of its own, closed in by the kernel. Which of them a run uses is always its own choice.
+"""
+
+from __future__ import annotations
+
+from llm_envs.sandbox.base import CRASHED, Sandbox, SandboxLimits, SandboxResult, SandboxSession, StopReason
+from llm_envs.sandbox.monty import MontySandbox
+
+__all__ = [
+    "CRASHED",
+    "MontySandbox",
+    "Sandbox",
+    "SandboxLimits",
+    "SandboxResult",
+    "SandboxSession",
+    "StopReason",
+]

@@ -1,0 +1,273 @@
+"""What every sandbox offers: limits in, a session an episode, and results that are data.
+
+A `Sandbox` is shared by the run and may be used from any number of threads. A `SandboxSession` belongs to one episode:
+it keeps its variables from one `run` to the next, as a notebook does. Whatever the code does is a `SandboxResult`; only
+misuse (a closed session, a backend that is missing) raises.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+from dataclasses import dataclass, fields
+from typing import Any, Literal, Protocol
+
+from llm_envs.errors import InvalidConfigError
+
+__all__ = ["CRASHED", "NotRun", "Sandbox", "SandboxLimits", "SandboxResult", "SandboxSession", "StopReason"]
+
+StopReason = Literal["time", "memory", "output", "crash"]
+"""Which limit ended a run; "crash": the interpreter itself is gone (killed, `os._exit`, a fault)."""
+
+CRASHED = "SandboxCrashedError"
+"""`SandboxResult.error` of a run that took its interpreter down."""
+_ERRORS: dict[StopReason, str] = {
+    "time": "TimeoutError",
+    "memory": "MemoryError",
+    "output": "OutputLimitError",
+    "crash": CRASHED,
+}
+_MEBIBYTE = 1 << 20
+FLOOD_FACTOR = 100
+"""Output is cut at the limit and the code goes on; code that writes this many times the limit is stopped."""
+
+
+@dataclass(frozen=True)
+class SandboxLimits:
+    """What one session may use. Every limit holds in every backend unless it says otherwise."""
+
+    timeout_s: float = 5.0
+    """Longest time of one run, seconds of wall-clock time. A run returns at most about a second later."""
+    memory_bytes: int = 256 * _MEBIBYTE
+    """Most memory of a session's interpreter, on top of the interpreter itself."""
+    recursion_depth: int = 1_000
+    """Deepest nesting of calls."""
+    output_characters: int = 8_000
+    """Longest output and longest value that a result holds; what is longer is cut, with a note."""
+    code_characters: int = 50_000
+    """Longest code that is run; longer code is answered with an error."""
+    file_bytes: int = 16 * _MEBIBYTE
+    """Most that the session's own directory holds, where it has one (`SubprocessSandbox` in namespaces)."""
+
+    def __post_init__(self) -> None:
+        """Check the values.
+
+        Raises:
+            InvalidConfigError: If a limit is not a number in its range.
+        """
+        for field in fields(self):
+            value = getattr(self, field.name)
+            low, high = _RANGES[field.name]
+            kinds = (int, float) if field.name == "timeout_s" else (int,)
+            if isinstance(value, bool) or not isinstance(value, kinds) or not math.isfinite(value):
+                raise InvalidConfigError(f"SandboxLimits.{field.name} is {value!r}; it must be a finite number.")
+            if not low <= value <= high:
+                raise InvalidConfigError(f"SandboxLimits.{field.name} is {value!r}; it must be from {low} to {high}.")
+
+
+_RANGES: dict[str, tuple[float, float]] = {
+    "timeout_s": (0.01, 3_600.0),
+    "memory_bytes": (4 * _MEBIBYTE, 1 << 40),
+    "recursion_depth": (10, 10_000),
+    "output_characters": (100, 10_000_000),
+    "code_characters": (1, 1_000_000),
+    "file_bytes": (0, 1 << 40),
+}
+
+
+@dataclass(frozen=True)
+class SandboxResult:
+    """What came of one run."""
+
+    output: str
+    """What the model reads: what `print` wrote, the value of the last expression, the traceback, and notes of ours in
+    brackets. Cut at `SandboxLimits.output_characters`, and always encodable as UTF-8."""
+    value: str | None
+    """The `repr` of the last expression, cut at the limit; None if there is none, or if it is None."""
+    error: str | None
+    """Class name of the exception that ended the code; of a limit, the name that stands for it; None: it succeeded."""
+    stopped: StopReason | None
+    """The limit that ended the run, or None."""
+    state_lost: bool
+    """Whether the variables of earlier runs are gone."""
+    seconds: float
+    """Wall-clock time of the run, with any wait for a worker."""
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether the code ran to its end without an exception."""
+        return self.error is None
+
+
+class NotRun(Exception):
+    """Code that is not handed to an interpreter at all; carries the error's class name and its message."""
+
+    def __init__(self, error: str, message: str) -> None:
+        super().__init__(message)
+        self.error = error
+
+
+class SandboxSession(Protocol):
+    """One episode's interpreter. Runs of one session are made one after the other, from any thread."""
+
+    def run(self, code: str) -> SandboxResult:
+        """Run code and return what came of it. Never raises because of the code.
+
+        Raises:
+            SandboxError: If the session or its sandbox is closed, or no interpreter can be started.
+        """
+        ...
+
+    async def arun(self, code: str) -> SandboxResult:
+        """Run code without holding up the event loop; see `run`."""
+        ...
+
+    def close(self) -> None:
+        """Give back everything the session holds. May be called again."""
+        ...
+
+
+class Sandbox(Protocol):
+    """A backend. Shared by the run; its methods may be called from any thread."""
+
+    @property
+    def limits(self) -> SandboxLimits:
+        """Limits of sessions that name none of their own."""
+        ...
+
+    @property
+    def isolation(self) -> str:
+        """What keeps the code in, in one word."""
+        ...
+
+    def session(self, limits: SandboxLimits | None = None, *, seed: int | None = None) -> SandboxSession:
+        """Return a new session. It costs nothing until its first run.
+
+        Args:
+            limits: In place of the sandbox's own.
+            seed: What the sandboxed `random` starts from; None: the system's entropy.
+
+        Raises:
+            SandboxError: If the sandbox is closed.
+            InvalidConfigError: If the backend cannot keep these limits.
+        """
+        ...
+
+    def close(self) -> None:
+        """End all sessions and every process of the sandbox. May be called again."""
+        ...
+
+    def __enter__(self) -> Sandbox:
+        """Return the sandbox."""
+        ...
+
+    def __exit__(self, *exception: object) -> None:
+        """Close the sandbox."""
+        ...
+
+
+async def run_in_thread(session: SandboxSession, code: str) -> SandboxResult:
+    """Run code on a thread; a cancelled call still runs to its end there, bounded by its limits."""
+    return await asyncio.to_thread(session.run, code)
+
+
+def check_code(code: str, limits: SandboxLimits) -> None:
+    """Raise `NotRun` for code that no interpreter should see."""
+    if len(code) > limits.code_characters:
+        raise NotRun(
+            "CodeTooLongError", f"the code has {len(code)} characters; at most {limits.code_characters} are run"
+        )
+
+
+def compose(
+    printed: str,
+    limits: SandboxLimits,
+    *,
+    n_printed: int | None = None,
+    value: str | None = None,
+    traceback: str = "",
+    error: str | None = None,
+    stopped: StopReason | None = None,
+    state_lost: bool = False,
+    seconds: float,
+) -> SandboxResult:
+    """Make a result of its parts.
+
+    Args:
+        printed: What was printed, or its beginning.
+        limits: Where to cut.
+        n_printed: Characters printed in all, where `printed` is only the beginning.
+        value: The last expression's `repr`.
+        traceback: The exception as text.
+        error: The exception's class name; that of `stopped` by default.
+        stopped: The limit that ended the run.
+        state_lost: Whether earlier variables are gone.
+        seconds: How long it took.
+    """
+    most = limits.output_characters
+    share = most // 2 if printed else most
+    value = None if value is None else cut(value, most)
+    ends = [cut(value, share)] if value is not None else []
+    if traceback:
+        ends.append(cut_front(traceback.removesuffix("\n"), share))
+    room = max(most - sum(map(len, ends)), 0)
+    printed = cut(printed, room, n_printed).removesuffix("\n")
+    notes = [_stop_note(stopped, limits)] if stopped else []
+    if state_lost:
+        notes.append("[the interpreter was restarted: variables defined before are gone]")
+    elif stopped:
+        notes.append("[variables are as they were before this code]")
+    output = "\n".join(part for part in (printed, *ends, *notes) if part)
+    if error is None and stopped:
+        error = _ERRORS[stopped]
+    return SandboxResult(
+        output=_encodable(output),
+        value=None if value is None else _encodable(value),
+        error=None if error is None else _encodable(error[:100]),
+        stopped=stopped,
+        state_lost=state_lost,
+        seconds=seconds,
+    )
+
+
+def cut(text: str, most: int, n_characters: int | None = None) -> str:
+    """Shorten a text to `most` characters, with a note.
+
+    Args:
+        text: The text, or its beginning.
+        most: Characters to keep.
+        n_characters: Its full length, if that is known and `text` is only its beginning.
+    """
+    if max(len(text), n_characters or 0) <= most:
+        return text
+    kept = text[:most]
+    return f"{kept}\n[cut: {n_characters - len(kept)} more characters]" if n_characters else f"{kept}\n[cut]"
+
+
+def cut_front(text: str, most: int) -> str:
+    """Shorten a text to its last `most` characters: a traceback's end names the exception."""
+    return text if len(text) <= most else f"[...]\n{text[-most:]}"
+
+
+def processors() -> int:
+    """Return how many processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _stop_note(stopped: StopReason, limits: SandboxLimits) -> str:
+    return {
+        "time": f"[stopped: over the time limit of {limits.timeout_s:g} s]",
+        "memory": f"[stopped: over the memory limit of {limits.memory_bytes // _MEBIBYTE} MiB]",
+        "output": f"[stopped: wrote over {FLOOD_FACTOR} times the limit of {limits.output_characters} characters]",
+        "crash": "[the interpreter crashed or was ended by the code]",
+    }[stopped]
+
+
+def _encodable(text: str) -> str:
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def describe(value: Any, most: int = 200) -> str:
+    """Return a short `repr` of a caller's value for an error message."""
+    return cut(repr(value), most)

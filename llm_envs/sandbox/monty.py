@@ -1,0 +1,269 @@
+"""Python for models in `pydantic-monty`: an interpreter without files, network, processes or CPython inside.
+
+1. A pool of worker processes belongs to the sandbox, that is, to the run. A session holds a worker only while it runs
+   code: between runs its variables are a few kilobytes of bytes here. Any number of sessions share the workers.
+2. A run that is stopped by a limit, or that takes its worker down, leaves the session's variables as they were before
+   that run. The pool replaces the worker.
+3. The worker enforces the limits; the pool kills a worker that is over its time by more than `_GRACE_S`.
+4. Nothing that comes out of a worker is executed, and values are written out with a budget (`rendering`).
+
+Monty is a subset of Python: no `yield`, no third-party packages, and only part of the standard library. `time.sleep`
+returns at once.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from typing import Any, cast
+
+from llm_envs.errors import InvalidConfigError, MissingExtraError, SandboxError
+from llm_envs.sandbox.base import (
+    FLOOD_FACTOR,
+    NotRun,
+    SandboxLimits,
+    SandboxResult,
+    StopReason,
+    check_code,
+    compose,
+    cut_front,
+    describe,
+    processors,
+    run_in_thread,
+)
+from llm_envs.sandbox.rendering import render
+
+__all__ = ["MontySandbox", "MontySession"]
+
+_GRACE_S = 0.3
+"""How much longer than its limit a worker may take before it is killed: operations that do not look at the clock."""
+MAX_STATE_BYTES = 16 << 20
+"""Most that a session's variables take between runs: they are held in this process, for every episode at once."""
+_TRACEBACK_CHARACTERS = 2_000
+"""Longest traceback: its end names the exception."""
+
+_LEFT_BEHIND: list[Any] = []
+"""Pools of the parent process, in a forked child: dropped there, they would end the parent's workers."""
+
+
+class MontySandbox:
+    """Run Python in `pydantic-monty`.
+
+    Args:
+        n_workers: Worker processes, and so runs at one time; further runs wait. By default one a processor.
+        limits: Limits of sessions that name none of their own. No session may have a longer `timeout_s`.
+
+    Raises:
+        InvalidConfigError: If `n_workers` is less than 1.
+        MissingExtraError: If pydantic-monty is not installed.
+    """
+
+    isolation = "monty"
+
+    def __init__(self, *, n_workers: int | None = None, limits: SandboxLimits | None = None) -> None:
+        if n_workers is not None and (isinstance(n_workers, bool) or not isinstance(n_workers, int) or n_workers < 1):
+            raise InvalidConfigError(f"n_workers is {n_workers!r}; it must be a whole number from 1, or None.")
+        self.limits = limits or SandboxLimits()
+        self.n_workers = n_workers or processors()
+        self._monty = _load_monty()
+        self._lock = threading.Lock()
+        self._pool: Any = None
+        self._pool_pid = 0
+        self._is_closed = False
+
+    def session(self, limits: SandboxLimits | None = None, *, seed: int | None = None) -> MontySession:
+        """Return a new session; see `Sandbox.session`."""
+        if self._is_closed:
+            raise SandboxError("the sandbox is closed; make a new one.")
+        limits = limits or self.limits
+        if limits.timeout_s > self.limits.timeout_s:
+            raise InvalidConfigError(
+                f"timeout_s of a session is {limits.timeout_s:g}; it must not be above the sandbox's own "
+                f"{self.limits.timeout_s:g}: give MontySandbox(limits=...) the longest."
+            )
+        return MontySession(self, limits, seed)
+
+    def close(self) -> None:
+        """End every worker; sessions can no longer run."""
+        with self._lock:
+            self._is_closed = True
+            pool, self._pool = self._pool, None
+            if pool is not None and self._pool_pid == os.getpid():
+                pool.__exit__(None, None, None)
+            elif pool is not None:
+                _LEFT_BEHIND.append(pool)
+
+    def __enter__(self) -> MontySandbox:
+        """Return the sandbox."""
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """End every worker."""
+        self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle as settings: another process has its own workers."""
+        return _rebuild, (self.n_workers, self.limits)
+
+    def _current_pool(self) -> Any:
+        """Return the pool of this process, started if need be."""
+        with self._lock:
+            if self._is_closed:
+                raise SandboxError("the sandbox is closed; make a new one.")
+            if self._pool is not None and self._pool_pid != os.getpid():
+                _LEFT_BEHIND.append(self._pool)
+                self._pool = None
+            if self._pool is None:
+                pool = self._monty.Monty(
+                    min_processes=0,
+                    max_processes=self.n_workers,
+                    request_timeout=self.limits.timeout_s + _GRACE_S,
+                    feed_duration_limit_grace=_GRACE_S,
+                )
+                try:
+                    self._pool = pool.__enter__()
+                except (OSError, RuntimeError, self._monty.MontyError) as error:
+                    raise SandboxError(f"pydantic-monty's workers cannot be started: {error}") from error
+                self._pool_pid = os.getpid()
+            return self._pool
+
+
+class MontySession:
+    """One episode's variables, and the right to run code on a worker. Made by `MontySandbox.session`."""
+
+    def __init__(self, sandbox: MontySandbox, limits: SandboxLimits, seed: int | None) -> None:
+        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
+            raise InvalidConfigError(f"seed is {describe(seed)}; it must be a whole number or None.")
+        self.limits = limits
+        self._sandbox = sandbox
+        self._state: bytes | None = None
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._checkout = {
+            "limits": {
+                "max_feed_duration_secs": limits.timeout_s,
+                "max_memory": limits.memory_bytes,
+                "max_recursion_depth": limits.recursion_depth,
+            },
+            "os_policy": {"sleep": "zero"} | ({} if seed is None else {"random_start": {"seed": seed}}),
+        }
+
+    def run(self, code: str) -> SandboxResult:
+        """Run code; see `SandboxSession.run`."""
+        with self._lock:
+            if self._is_closed:
+                raise SandboxError("the session is closed; ask the sandbox for a new one.")
+            started = time.perf_counter()
+            try:
+                check_code(code, self.limits)
+            except NotRun as refusal:
+                text = f"{refusal.error}: {refusal}"
+                seconds = time.perf_counter() - started
+                return compose("", self.limits, traceback=text, error=refusal.error, seconds=seconds)
+            outcome = self._feed(self._sandbox._current_pool(), code)
+            return compose(limits=self.limits, seconds=time.perf_counter() - started, **outcome)
+
+    async def arun(self, code: str) -> SandboxResult:
+        """Run code without holding up the event loop."""
+        return await run_in_thread(self, code)
+
+    def close(self) -> None:
+        """Forget the variables."""
+        with self._lock:
+            self._is_closed = True
+            self._state = None
+
+    def _feed(self, pool: Any, code: str) -> dict[str, Any]:
+        """Run code on a worker and return what `compose` needs; keep the variables it leaves if it was not stopped."""
+        monty = self._sandbox._monty
+        printed = _Printed(self.limits.output_characters)
+        outcome: dict[str, Any] = {}
+        try:
+            with pool.checkout(**self._checkout) as worker:
+                if self._state is not None:
+                    worker.load_session(self._state)
+                try:
+                    value = worker.feed_run(code, print_callback=printed)
+                    if value is not None:
+                        outcome["value"] = render(value, self.limits.output_characters)
+                except (monty.MontyRuntimeError, monty.MontySyntaxError) as error:
+                    outcome = self._explain(error, printed)
+                if outcome.get("error") == "MemoryError":
+                    worker.feed_run("None")  # is there any room left?
+                if not outcome.get("stopped"):
+                    self._keep(worker.dump(), outcome)
+        except monty.MontyCrashedError as crash:
+            outcome = {"stopped": "time" if crash.timed_out else "crash"}
+        except monty.MontyError as error:  # the variables themselves no longer fit
+            outcome = self._explain(error, printed)
+            outcome.setdefault("stopped", "memory")
+        except (OSError, RuntimeError) as error:
+            if self._sandbox._is_closed:
+                raise SandboxError("the sandbox was closed while code was running in it.") from error
+            if not outcome.get("error"):  # a worker that went away without a word of its own
+                outcome = {"stopped": "crash"}
+        return outcome | {"printed": printed.text(), "n_printed": printed.n_characters}
+
+    def _keep(self, state: bytes, outcome: dict[str, Any]) -> None:
+        if len(state) <= MAX_STATE_BYTES:
+            self._state = state
+        else:
+            outcome.pop("value", None)
+            outcome["stopped"] = "memory"
+
+    def _explain(self, error: Any, printed: _Printed) -> dict[str, Any]:
+        """Return the exception of the code, or the limit that ended it."""
+        text = str(error.display("traceback")) if hasattr(error, "display") else str(error)
+        head, _, last = text.rpartition("\n")
+        name = last.partition(":")[0].strip() or type(error.exception()).__name__
+        # A limit that the code cannot catch comes without a traceback; `raise MemoryError` comes with one.
+        stopped: StopReason | None = None
+        if printed.is_flood:
+            stopped = "output"
+        elif not head and last.startswith("TimeoutError: feed time limit exceeded"):
+            stopped = "time"
+        elif not head and last.startswith("MemoryError: "):
+            stopped = "memory"
+        if stopped:
+            return {"stopped": stopped}
+        return {"traceback": cut_front(text, _TRACEBACK_CHARACTERS), "error": name}
+
+
+class _Printed:
+    """Collect what is printed up to a limit; past the flood limit, have the worker stopped."""
+
+    def __init__(self, most: int) -> None:
+        self.n_characters = 0
+        self._most = most
+        self._kept: list[str] = []
+        self._n_kept = 0
+
+    @property
+    def is_flood(self) -> bool:
+        return self.n_characters > FLOOD_FACTOR * self._most
+
+    def __call__(self, stream: str, text: str) -> None:
+        self.n_characters += len(text)
+        if self._n_kept < self._most:
+            self._kept.append(text[: self._most - self._n_kept])
+            self._n_kept += len(self._kept[-1])
+        if self.is_flood:
+            raise RuntimeError("too much output")
+
+    def text(self) -> str:
+        return "".join(self._kept)
+
+
+def _rebuild(n_workers: int, limits: SandboxLimits) -> MontySandbox:
+    return MontySandbox(n_workers=n_workers, limits=limits)
+
+
+def _load_monty() -> Any:
+    try:
+        import pydantic_monty
+    except ImportError as error:
+        raise MissingExtraError(
+            "MontySandbox needs pydantic-monty; install it with: pip install 'llm-envs[tools]'"
+        ) from error
+    return cast(Any, pydantic_monty)
