@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,8 +22,10 @@ import numpy as np
 import numpy.typing as npt
 
 from llm_envs.chat import ChatCodec
-from llm_envs.errors import ContextFullError, ModelError
-from llm_envs.policies.inference import batch_generate, context_length, load_model, load_tokenizer
+from llm_envs.errors import ContextFullError, InvalidConfigError, ModelError
+from llm_envs.policies.loading import context_length, load_model, load_tokenizer
+from llm_envs.policies.padding import check_token_ids
+from llm_envs.policies.sampling import batch_generate
 from llm_envs.types import Sampled, SamplingParams
 
 if TYPE_CHECKING:
@@ -105,16 +107,39 @@ class TransformersPolicy:
         dtype: str | torch.dtype = "auto",
         device: str | torch.device | None = None,
         loader: Callable[..., PreTrainedModel] | None = None,
+        trust_remote_code: bool = False,
+        load_settings: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> TransformersPolicy:
-        """Load model and tokenizer from a folder or a hub; `kwargs` go to the constructor."""
-        tokenizer = load_tokenizer(name_or_path)
-        return cls(load_model(name_or_path, dtype=dtype, device=device, loader=loader), tokenizer, **kwargs)
+        """Load model and tokenizer from a folder or a hub.
+
+        Args:
+            name_or_path: A folder, or a name on a model hub.
+            dtype: As for `load_model`.
+            device: As for `load_model`.
+            loader: As for `load_model`.
+            trust_remote_code: Whether code that comes with model or tokenizer may run.
+            load_settings: Further settings of `load_model` (`adapter`, `device_map`, `attention`, ...).
+            **kwargs: Go to the constructor.
+        """
+        tokenizer = load_tokenizer(name_or_path, trust_remote_code=trust_remote_code)
+        settings = {"dtype": dtype, "device": device, "trust_remote_code": trust_remote_code} | dict(
+            load_settings or {}
+        )
+        return cls(load_model(name_or_path, loader=loader, **settings), tokenizer, **kwargs)
 
     async def sample(
         self, prompt_ids: npt.NDArray[np.int32], params: SamplingParams, *, seed: int, session: str
     ) -> Sampled:
-        """Sample one turn; see `policies.base.TokenPolicy`. `session` is not needed here."""
+        """Sample one turn; see `policies.base.TokenPolicy`. `session` is not needed here.
+
+        Raises:
+            ContextFullError: If the prompt leaves no room for a token.
+            InvalidConfigError: If the prompt is empty or has ids that the model does not have.
+        """
+        prompt_ids = check_token_ids(self.model, prompt_ids, "the prompt")
+        if not len(prompt_ids):
+            raise InvalidConfigError("the prompt is empty: a model needs at least one token to go on from.")
         if len(prompt_ids) >= self.max_model_len:
             raise ContextFullError(f"a prompt of {len(prompt_ids)} tokens fills the context of {self.max_model_len}.")
         if self._closed:

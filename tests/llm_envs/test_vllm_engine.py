@@ -9,7 +9,7 @@ import torch
 pytest.importorskip("vllm", reason="vLLM is not installed (make test-vllm has it)")
 pytestmark = pytest.mark.vllm
 
-from llm_envs.errors import ContextFullError, ModelError  # noqa: E402  (after the skip)
+from llm_envs.errors import ContextFullError, InvalidConfigError, ModelError  # noqa: E402  (after the skip)
 from llm_envs.policies.base import TokenPolicy, UpdatablePolicy  # noqa: E402
 from llm_envs.policies.inference import load_model, token_logps  # noqa: E402
 from llm_envs.policies.vllm_engine import VLLMEnginePolicy, load_engine  # noqa: E402
@@ -66,6 +66,38 @@ def test_logps_agree_with_transformers(policy, folder, temperature):
     sampled = sample(policy, 32, temperature=temperature)
     assert largest_gap(load_model(folder, dtype=torch.float32), sampled, temperature) < 1e-4
     assert {len(s.token_ids) for s in sampled} != {0}
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7, 0.0])
+def test_given_tokens_have_the_same_logps_as_with_transformers(policy, folder, temperature):
+    """Scored beside turns that are being sampled, and again: the prefix cache, which then has them, changes nothing."""
+    rng = np.random.default_rng(0)
+    n_vocabulary = len(policy.tokenizer)
+    given = [rng.integers(3, n_vocabulary, n).astype(np.int32) for n in (1, 2, 30, 0, 120, 255)]
+    expected = token_logps(load_model(folder, dtype=torch.float32), given, temperature=temperature)
+
+    async def run():
+        turn = policy.sample(PROMPT, SamplingParams(max_new_tokens=40), seed=1, session="")
+        return await asyncio.gather(
+            policy.token_logps(given, temperature=temperature),
+            turn,
+            policy.token_logps(given, temperature=temperature, micro_batch_size=2),
+        )
+
+    scored, turn, again = asyncio.run(run())
+    for result in (scored, again):
+        assert [a.shape for a in result] == [ids.shape for ids in given]
+        assert max(np.abs(a - b).max(initial=0) for a, b in zip(result, expected, strict=True)) < 1e-4
+    assert len(turn.token_ids) == 40
+    other = token_logps(load_model(folder, dtype=torch.float32), given, temperature=2.0)
+    assert max(np.abs(a - b).max(initial=0) for a, b in zip(scored, other, strict=True)) > 1e-2
+
+
+def test_what_cannot_be_scored_is_refused(policy):
+    with pytest.raises(ContextFullError, match=r"sequence 1 has 256 tokens.*context of 256"):
+        asyncio.run(policy.token_logps([PROMPT, np.full(256, 5, np.int32)]))
+    with pytest.raises(InvalidConfigError, match=r"temperature=-1"):
+        asyncio.run(policy.token_logps([PROMPT], temperature=-1))
 
 
 def test_a_seed_gives_the_same_turn_whatever_runs_beside_it(policy):

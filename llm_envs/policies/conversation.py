@@ -1,0 +1,318 @@
+"""One turn of a conversation by hand: encode, sample, take apart, execute the tools it calls.
+
+Every part is a function that is passed in; `ChatCodec` has the two that turn messages into ids and ids into text. Needs
+no model in this process: a generator may be any policy, or a function of one's own, synchronous or not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from llm_envs.errors import ContextFullError, InvalidConfigError
+from llm_envs.parsers import ParsedReply, parse_reply
+from llm_envs.policies.base import TokenPolicy
+from llm_envs.policies.seeds import turn_seed
+from llm_envs.tools import Tool, call_tool
+from llm_envs.types import FinishReason, Message, Sampled, SamplingParams, ToolCall, ToolResult
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from llm_envs.chat import ChatCodec
+
+__all__ = [
+    "ConversationTurn",
+    "ExecuteFn",
+    "GenerateFn",
+    "TemplateFn",
+    "aconversation_turn",
+    "conversation_turn",
+    "create_executor",
+    "create_policy_generator",
+    "create_template_fn",
+    "next_prompt_ids",
+    "parse_thinking",
+]
+
+T = TypeVar("T")
+IdArray = npt.NDArray[np.int32]
+
+GenerateFn = Callable[[IdArray, SamplingParams], Sampled | Awaitable[Sampled]]
+"""Prompt ids (T,) and how to sample -> what was sampled, or an awaitable of it. A prompt that leaves no room for a
+token gives a result without tokens whose reason is `FinishReason.CONTEXT_FULL`."""
+TemplateFn = Callable[[Sequence[Message], Sequence[Mapping[str, Any]]], IdArray]
+"""Messages and the tools' JSON Schemas -> prompt ids (T,), ready for the assistant."""
+ExecuteFn = Callable[[Sequence[ToolCall]], Sequence[ToolResult] | Awaitable[Sequence[ToolResult]]]
+"""Calls of one reply -> one result each, in their order, or an awaitable of that."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ConversationTurn:
+    """What came of one turn."""
+
+    messages: tuple[Message, ...]
+    """The conversation, the assistant's message and the tools' answers at its end. Without them if nothing was sampled
+    because the prompt fills the context."""
+    text: str
+    """What the assistant wrote, without the closing end-of-turn token."""
+    reply: ParsedReply
+    """The text, taken apart."""
+    tool_results: tuple[ToolResult, ...]
+    """One for each of `reply.tool_calls`; empty where a turn was aborted."""
+    prompt_ids: IdArray
+    """Shape (T,): what the model was shown."""
+    sampled: Sampled
+    """What it wrote, with log-probabilities and the reason why it stopped."""
+
+    @property
+    def tool_messages(self) -> tuple[Message, ...]:
+        """The tools' answers."""
+        calls = self.reply.tool_calls[: len(self.tool_results)]
+        return tuple(_tool_message(call, result) for call, result in zip(calls, self.tool_results, strict=True))
+
+
+def conversation_turn(
+    messages: Sequence[Message],
+    generate_fn: GenerateFn,
+    *,
+    template_fn: TemplateFn,
+    decode_fn: Callable[[IdArray], str],
+    tools: Sequence[Tool | Mapping[str, Any]] = (),
+    parser: Callable[[str], ParsedReply] = parse_reply,
+    executor: ExecuteFn | None = None,
+    params: SamplingParams | None = None,
+    prompt_ids: IdArray | None = None,
+) -> ConversationTurn:
+    """Let the assistant speak once and execute the tools that it calls.
+
+    A reply with anything broken in it calls nothing: `reply.problems` says what it is. A call of an unknown tool, or
+    with wrong arguments, has a result that says so. Calls of a turn that a limit cut are executed as far as they are
+    complete; those of an aborted one are not.
+
+    Args:
+        messages: The conversation so far, the last message not the assistant's.
+        generate_fn: Samples the turn (`create_generator(model)`, `create_policy_generator(policy)`, or any other). An
+            asynchronous one is run to its end here, which needs that no event loop runs in this thread.
+        template_fn: Messages and schemas to ids: `ChatCodec(tokenizer).encode_prompt`, or another.
+        decode_fn: Sampled ids to text: `ChatCodec(tokenizer).decode_reply`, or another.
+        tools: Tools, or bare JSON Schemas for an executor of one's own; the model is shown all of them.
+        parser: Takes the text apart.
+        executor: Executes the calls; None takes `create_executor` of the tools.
+        params: How to sample.
+        prompt_ids: What to show the model in place of the template's rendering (`next_prompt_ids`). Shape (T,).
+
+    Raises:
+        InvalidConfigError: If the executor does not return one result for each call, or something here is asynchronous
+            while an event loop is running (`aconversation_turn` is the way then).
+    """
+    prompt, params = _prepare(messages, template_fn, tools, prompt_ids), params or SamplingParams()
+    sampled = _wait_for(generate_fn(prompt, params))
+    text, reply, calls = _read(sampled, decode_fn, parser)
+    results = _wait_for((executor or create_executor(tools))(calls)) if calls else ()
+    return _finish(messages, prompt, sampled, text, reply, calls, results)
+
+
+async def aconversation_turn(
+    messages: Sequence[Message],
+    generate_fn: GenerateFn,
+    *,
+    template_fn: TemplateFn,
+    decode_fn: Callable[[IdArray], str],
+    tools: Sequence[Tool | Mapping[str, Any]] = (),
+    parser: Callable[[str], ParsedReply] = parse_reply,
+    executor: ExecuteFn | None = None,
+    params: SamplingParams | None = None,
+    prompt_ids: IdArray | None = None,
+) -> ConversationTurn:
+    """Do what `conversation_turn` does, from within an event loop.
+
+    The default executor runs in a thread, so that a slow tool holds up nobody; an executor that is passed in is called
+    in the loop's own thread, and awaited if it is asynchronous. A synchronous generator blocks the loop while it runs.
+    """
+    prompt, params = _prepare(messages, template_fn, tools, prompt_ids), params or SamplingParams()
+    sampled = await _settle(generate_fn(prompt, params))
+    text, reply, calls = _read(sampled, decode_fn, parser)
+    results: Sequence[ToolResult] = ()
+    if calls:
+        outcome = executor(calls) if executor else asyncio.to_thread(create_executor(tools), calls)
+        results = await _settle(outcome)
+    return _finish(messages, prompt, sampled, text, reply, calls, results)
+
+
+def next_prompt_ids(turn: ConversationTurn, messages: Sequence[Message] = (), *, codec: ChatCodec) -> IdArray:
+    """Return the prompt of the turn after `turn`, in which what the model sampled stands exactly as it was sampled.
+
+    (A template that renders the whole conversation again encodes the assistant's text anew, perhaps as other tokens.)
+
+    Args:
+        turn: The turn before.
+        messages: What is said after it, besides the answers of its tools.
+        codec: Encodes both.
+
+    Returns:
+        Shape (T,): the turn's prompt, its sampled ids, and what the template puts between them and the next reply.
+
+    Raises:
+        InvalidConfigError: If nothing was said after the turn.
+    """
+    said = [*turn.tool_messages, *messages]
+    if not said:
+        raise InvalidConfigError("nothing was said after the turn: it called no tool, and messages is empty.")
+    delta = codec.encode_delta(said, reply_ids=turn.sampled.token_ids)
+    return np.concatenate([turn.prompt_ids, turn.sampled.token_ids, delta]).astype(np.int32)
+
+
+def create_template_fn(
+    tokenizer: PreTrainedTokenizerBase, *, thinking: bool | None = None, **template_kwargs: Any
+) -> TemplateFn:
+    """Return the template function of a tokenizer's own chat template.
+
+    Args:
+        tokenizer: A tokenizer with a chat template.
+        thinking: Whether the template asks for thinking; None leaves its default.
+        **template_kwargs: Further settings for the template (`reasoning_effort`, ...).
+
+    Raises:
+        ModelError: If there is no usable chat template.
+    """
+    from llm_envs.chat import ChatCodec
+
+    return ChatCodec(tokenizer, thinking=thinking, template_kwargs=template_kwargs).encode_prompt
+
+
+def create_executor(
+    tools: Sequence[Tool | Mapping[str, Any]],
+) -> Callable[[Sequence[ToolCall]], tuple[ToolResult, ...]]:
+    """Return a function that executes calls with the tools of their names.
+
+    An unknown name, wrong arguments or an exception in a tool are results that the model can read.
+
+    Args:
+        tools: Tools. Bare JSON Schemas among them cannot be executed: their calls are calls of unknown tools.
+    """
+    by_name = {tool.name: tool for tool in tools if isinstance(tool, Tool)}
+
+    def execute(calls: Sequence[ToolCall]) -> tuple[ToolResult, ...]:
+        return tuple(call_tool(by_name, call) for call in calls)
+
+    return execute
+
+
+def create_policy_generator(
+    policy: TokenPolicy, *, session: str = "by-hand"
+) -> Callable[[IdArray, SamplingParams], Awaitable[Sampled]]:
+    """Return the asynchronous generator of a token policy.
+
+    Args:
+        policy: Any token policy.
+        session: Routing key of the conversation: the same for all its turns.
+    """
+
+    async def generate_fn(prompt_ids: IdArray, params: SamplingParams) -> Sampled:
+        try:
+            return await policy.sample(prompt_ids, params, seed=turn_seed(params, prompt_ids), session=session)
+        except ContextFullError:
+            return Sampled(np.zeros(0, np.int32), np.zeros(0, np.float32), FinishReason.CONTEXT_FULL)
+
+    return generate_fn
+
+
+def parse_thinking(text: str, *, opening: str = "<think>", closing: str = "</think>") -> tuple[str | None, str]:
+    """Part a reply into the model's thinking and the rest, at the model's own markers. Linear time, any string.
+
+    Args:
+        text: What the model wrote, markers included.
+        opening: Begins the thinking. A closing marker before any opening one ends thinking that the prompt began.
+        closing: Ends it; where it is missing, all that follows the opening marker is thinking.
+
+    Returns:
+        (thinking, content), each stripped. Several blocks are joined by line breaks; no block gives None.
+
+    Raises:
+        InvalidConfigError: If a marker is empty.
+    """
+    if not opening or not closing:
+        raise InvalidConfigError(f"opening={opening!r}, closing={closing!r}: a marker cannot be empty.")
+    thoughts: list[str] = []
+    content: list[str] = []
+    head, found, rest = text.partition(closing)
+    if opening != closing and found and opening not in head:
+        thoughts.append(head.strip())
+        text = rest
+    position = 0
+    while (start := text.find(opening, position)) >= 0:
+        content.append(text[position:start])
+        end = text.find(closing, start + len(opening))
+        end = len(text) if end < 0 else end
+        thoughts.append(text[start + len(opening) : end].strip())
+        position = min(end + len(closing), len(text))
+    content.append(text[position:])
+    return "\n".join(thoughts) if thoughts else None, "".join(content).strip()
+
+
+def _prepare(
+    messages: Sequence[Message],
+    template_fn: TemplateFn,
+    tools: Sequence[Tool | Mapping[str, Any]],
+    prompt_ids: IdArray | None,
+) -> IdArray:
+    """Return the prompt of the turn."""
+    if prompt_ids is not None:
+        return prompt_ids
+    if not messages:
+        raise InvalidConfigError("messages is empty: a conversation begins with a system or user message.")
+    return template_fn(messages, [tool.schema if isinstance(tool, Tool) else tool for tool in tools])
+
+
+def _read(
+    sampled: Sampled, decode_fn: Callable[[IdArray], str], parser: Callable[[str], ParsedReply]
+) -> tuple[str, ParsedReply, tuple[ToolCall, ...]]:
+    """Return the text, the text taken apart, and the calls to execute."""
+    text = decode_fn(sampled.token_ids) if len(sampled.token_ids) else ""
+    reply = parser(text)
+    return text, reply, () if sampled.finish_reason is FinishReason.ABORT else reply.tool_calls
+
+
+def _finish(
+    messages: Sequence[Message],
+    prompt_ids: IdArray,
+    sampled: Sampled,
+    text: str,
+    reply: ParsedReply,
+    calls: Sequence[ToolCall],
+    results: Sequence[ToolResult],
+) -> ConversationTurn:
+    """Put the turn together."""
+    if len(results) != len(calls):
+        raise InvalidConfigError(f"the executor returned {len(results)} results for {len(calls)} calls.")
+    said = [] if sampled.finish_reason is FinishReason.CONTEXT_FULL else [Message("assistant", text)]
+    answers = [_tool_message(call, result) for call, result in zip(calls, results, strict=True)]
+    return ConversationTurn((*messages, *said, *answers), text, reply, tuple(results), prompt_ids, sampled)
+
+
+def _tool_message(call: ToolCall, result: ToolResult) -> Message:
+    return Message("tool", result.output, tool_call_id=call.id, metadata={"name": call.name})
+
+
+async def _settle(value: T | Awaitable[T]) -> T:
+    return await value if inspect.isawaitable(value) else value
+
+
+def _wait_for(value: T | Awaitable[T]) -> T:
+    """Return a value, or the outcome of an awaitable, from synchronous code."""
+    if not inspect.isawaitable(value):
+        return value
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(_settle(value))
+    if inspect.iscoroutine(value):
+        value.close()
+    raise InvalidConfigError("an event loop is running: await aconversation_turn(...) in place of conversation_turn.")

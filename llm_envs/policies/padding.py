@@ -1,0 +1,136 @@
+"""Sequences of different lengths in one batch, and their key-value cache while it is sampled from.
+
+Masks and positions come from lengths. No pad token is needed, and no tokenizer is asked for one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from llm_envs.errors import InvalidConfigError, MissingExtraError
+
+try:
+    import torch
+except ImportError as error:
+    raise MissingExtraError("a batch for a model needs torch: pip install 'llm-envs[train]'.") from error
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+__all__ = ["IdArray", "PaddedBatch", "check_token_ids"]
+
+IdArray = npt.NDArray[np.int32]
+
+
+def check_token_ids(model: PreTrainedModel, ids: Sequence[int] | IdArray, what: str) -> IdArray:
+    """Return token ids as an array, checked: one axis, each an id of the model's vocabulary.
+
+    (An id outside the vocabulary ends a CUDA process for good, whoever else it serves.)
+
+    Args:
+        model: The model that they are for.
+        ids: Shape (T,); may be empty.
+        what: What the error calls them ("prompt 3").
+
+    Raises:
+        InvalidConfigError: If they are no such ids.
+    """
+    array = np.asarray(ids)
+    if array.ndim != 1 or (array.size and not np.issubdtype(array.dtype, np.integer)):
+        raise InvalidConfigError(f"{what} has shape {array.shape} and dtype {array.dtype}: give token ids, shape (T,).")
+    n_vocabulary = getattr(model.config.get_text_config(), "vocab_size", None)
+    if array.size and (array.min() < 0 or (n_vocabulary is not None and array.max() >= n_vocabulary)):
+        raise InvalidConfigError(
+            f"{what} has token ids from {array.min()} to {array.max()}; the model's vocabulary has {n_vocabulary}: is "
+            "this the model's own tokenizer?"
+        )
+    return array.astype(np.int32)
+
+
+class PaddedBatch:
+    """Left-padded sequences with their key-value cache. `rows[i]` is the caller's index of place i.
+
+    A row is padded with its own first token, masked out: any id would do for the model, but a repetition penalty looks
+    at the ids, and must not see one that the row does not have.
+
+    Args:
+        sequences: B arrays of token ids, each of shape (T_b,), T_b at least 1.
+        device: Where the tensors go.
+
+    Attributes:
+        rows: The caller's index of each place.
+        input_ids: Shape (B, T), int64.
+        attention_mask: Shape (B, T), int64: 0 on the padding.
+        position_ids: Shape (B, T), int64: each row counts its own tokens from 0.
+    """
+
+    def __init__(self, sequences: Sequence[IdArray], device: torch.device) -> None:
+        width = max(len(sequence) for sequence in sequences)
+        ids = np.zeros((len(sequences), width), dtype=np.int64)
+        mask = np.zeros((len(sequences), width), dtype=np.int64)
+        for row, sequence in enumerate(sequences):
+            ids[row] = sequence[0]
+            ids[row, width - len(sequence) :] = sequence
+            mask[row, width - len(sequence) :] = 1
+        self.rows = list(range(len(sequences)))
+        self.input_ids = torch.from_numpy(ids).to(device)
+        self.attention_mask = torch.from_numpy(mask).to(device)
+        self.position_ids = (self.attention_mask.cumsum(-1) - 1).clamp(min=0)
+        self._cache: Any = None
+
+    def forward(self, model: PreTrainedModel) -> torch.Tensor:
+        """Return the next token's logits in float32, shape (B, V), and remember the keys and values.
+
+        A model that gives no key-value cache (a purely recurrent one) reads the whole sequence again each time.
+        """
+        new = slice(None) if self._cache is None else slice(-1, None)
+        output = model(
+            input_ids=self.input_ids[:, new],
+            attention_mask=self.attention_mask,
+            position_ids=self.position_ids[:, new],
+            past_key_values=self._cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        self._cache = getattr(output, "past_key_values", None)
+        return output.logits[:, -1].float()
+
+    def score(self, model: PreTrainedModel, n_last: int = 0) -> torch.Tensor:
+        """Return the logits of the last `n_last` places (0: of all), in the model's own dtype, shape (B, n, V)."""
+        logits = model(
+            input_ids=self.input_ids,
+            attention_mask=self.attention_mask,
+            position_ids=self.position_ids,
+            use_cache=False,
+            logits_to_keep=n_last,
+        ).logits
+        return logits[:, -n_last:]  # for model types that do not know `logits_to_keep`
+
+    def extend(self, next_ids: torch.Tensor, is_running: Sequence[bool]) -> None:
+        """Append one token to each row.
+
+        Args:
+            next_ids: Shape (B,).
+            is_running: B flags. The position of a row that has ended stands still: it must not run out of the context.
+        """
+        self.input_ids = torch.cat([self.input_ids, next_ids[:, None]], dim=1)
+        ones = self.attention_mask.new_ones(len(self.rows), 1)
+        self.attention_mask = torch.cat([self.attention_mask, ones], dim=1)
+        steps = torch.tensor(is_running, dtype=torch.int64, device=self.position_ids.device)[:, None]
+        self.position_ids = torch.cat([self.position_ids, self.position_ids[:, -1:] + steps], dim=1)
+
+    def keep(self, places: list[int]) -> None:
+        """Keep only the rows at `places`."""
+        self.rows = [self.rows[place] for place in places]
+        if not places:
+            return
+        index = torch.tensor(places, device=self.input_ids.device)
+        self.input_ids, self.attention_mask = self.input_ids[index], self.attention_mask[index]
+        self.position_ids = self.position_ids[index]
+        if self._cache is not None:
+            # Not `batch_select_indices`: layers with a recurrent state (Qwen3.5, Qwen3-Next) have only this one.
+            self._cache.reorder_cache(index)
