@@ -29,8 +29,10 @@ from llm_envs.errors import EnvContractError, InvalidActionError, InvalidConfigE
 from llm_envs.parsers import ParsedReply, format_answer, parse_reply
 from llm_envs.rewards import exact_match, weighted_sum
 from llm_envs.spaces import MAX_TEXT_LENGTH, TextSpace, encodable
-from llm_envs.tools import INVALID_ARGUMENTS, UNKNOWN_TOOL, Tool, call_tool
-from llm_envs.types import ToolResult
+from llm_envs.toolbox import Toolbox, run_calls
+from llm_envs.tools import INVALID_ARGUMENTS, UNKNOWN_TOOL, Tool
+from llm_envs.toolset import Toolset
+from llm_envs.types import ToolCall, ToolResult
 
 __all__ = ["SPLITS", "Difficulty", "Outcome", "SingleTurnEnv", "TextEnv", "ToolEnv", "canonical_json", "split_of"]
 
@@ -108,8 +110,8 @@ class TextEnv(gym.Env[str, str], ABC):
     """What a perfect episode earns; None for the sum of the positive weights."""
     oracle_is_exact: ClassVar[bool] = True
     """False where chance or an opponent decides, so that the oracle is right in expectation only."""
-    blocking: ClassVar[bool] = False
-    """True for an environment that waits (network, subprocess): the collector steps it in a pool."""
+    blocking: bool = False
+    """True for one that waits (network, subprocess; a `ToolEnv` sees to it): the collector steps it in a thread."""
     slow_reset_reason: ClassVar[str | None] = None
     """Why the task resets less than 1,000 times a second; None if it does not."""
     instructions: ClassVar[str | None] = None
@@ -235,6 +237,7 @@ class TextEnv(gym.Env[str, str], ABC):
         self.n_turns = 0
         self._last_action = None
         self._is_playing = True
+        self._reset_tools()
         self.begin()
         self._last_observation = observation = encodable(self.prompt())
         return observation, {}
@@ -291,6 +294,9 @@ class TextEnv(gym.Env[str, str], ABC):
         return self.next_action()
 
     # How it is done.
+
+    def _reset_tools(self) -> None:
+        """Start the episode of whatever the tools keep."""
 
     def _draw_problem(self) -> dict[str, Any]:
         for _ in range(_MAX_DRAWS):
@@ -373,9 +379,10 @@ class ToolEnv(TextEnv):
     What a reply comes to, the first that applies:
 
     1. something in it is broken (`ParsedReply.problems`): an error observation, malformed;
-    2. it calls tools: they are run in order, and their results are the observation. An answer in the same reply is not
-       taken: it was written before the results were known. Calling a tool that does not exist, or with wrong arguments,
-       is malformed;
+    2. it calls tools: they are run, side by side where they may be (`llm_envs.toolbox`), and their results in the order
+       of the calls are the observation. An answer in the same reply is not taken: it was written before the results
+       were known. Calling a tool that does not exist, or with wrong arguments, is malformed; a call that fails, takes
+       too long or is not covered by its budget is not;
     3. it answers: the answer is judged and the episode terminates. An answer of the wrong form is malformed, and play
        goes on;
     4. neither: an error observation, malformed.
@@ -386,6 +393,10 @@ class ToolEnv(TextEnv):
     default_max_turns = 4
     max_calls_per_turn: ClassVar[int] = 16
     """Calls beyond these are not run, and the reply is malformed."""
+    max_parallel_calls: ClassVar[int] = 16
+    """Calls of one turn that run at once; which may is said in `llm_envs.toolbox`."""
+    tool_timeout_s: ClassVar[float | None] = None
+    """Limit in seconds of each call whose tool has none of its own; None is no limit."""
 
     def __init__(
         self,
@@ -395,15 +406,16 @@ class ToolEnv(TextEnv):
         render_mode: str | None = None,
     ) -> None:
         super().__init__(split, difficulty, max_turns, render_mode)
-        made = [tool if isinstance(tool, Tool) else Tool(tool) for tool in self.make_tools()]
-        self.toolbox: dict[str, Tool] = {tool.name: tool for tool in made}
-        if len(self.toolbox) != len(made):
-            raise InvalidConfigError(f"{type(self).__name__}: two tools have one name: {[tool.name for tool in made]}.")
-        self._schemas = [tool.schema for tool in made]
+        self.toolbox = Toolbox(self.make_tools(), self)
+        self._schemas = [tool.schema for tool in self.toolbox.values()]
+        self.blocking = type(self).blocking or self.toolbox.waits(self.tool_timeout_s)
 
     @abstractmethod
-    def make_tools(self) -> Sequence[Tool | Callable[..., Any]]:
-        """Return the tools: typed functions (bound methods where they need the episode's state) or `Tool`s."""
+    def make_tools(self) -> Sequence[Tool | Toolset | Callable[..., Any]]:
+        """Return the tools: typed functions (bound methods where they need the episode's state), `Tool`s, `Toolset`s.
+
+        Toolsets and budgets are reset with each episode, before `begin`. Make them here: environments share no state.
+        """
 
     @abstractmethod
     def is_correct(self, answer: str) -> bool:
@@ -421,6 +433,19 @@ class ToolEnv(TextEnv):
         self.tools = list(self._schemas)
         return result
 
+    def run_calls(self, calls: Sequence[ToolCall]) -> tuple[ToolResult, ...]:
+        """Return what came of each of a turn's calls, in their order. Override to run them in another way."""
+        return run_calls(self.toolbox, calls, timeout_s=self.tool_timeout_s, max_parallel=self.max_parallel_calls)
+
+    def close(self) -> None:
+        """Close the toolsets, but for those that are shared."""
+        self.toolbox.close()
+        super().close()
+
+    def _reset_tools(self) -> None:
+        if self.toolbox.keeps_state:
+            self.toolbox.reset(self.problem, self.np_random)
+
     def play(self, action: str) -> Outcome:
         """Run the reply's tool calls, or judge its answer."""
         reply = _read(action)
@@ -435,7 +460,7 @@ class ToolEnv(TextEnv):
 
     def _play_calls(self, reply: ParsedReply) -> Outcome:
         calls = reply.tool_calls[: self.max_calls_per_turn]
-        self.tool_results = results = tuple([call_tool(self.toolbox, call) for call in calls])
+        self.tool_results = results = self.run_calls(calls)
         malformed = len(calls) < len(reply.tool_calls)
         messages = []
         for call, result in zip(calls, results, strict=True):

@@ -1,70 +1,174 @@
 """A tool made from a typed Python function.
 
 The signature becomes the JSON Schema that the model is shown, and each call's arguments are checked against it.
-Whatever a call comes to is data: a wrong argument, or an exception in the function, is a result that the model can
-read.
+Whatever a call comes to is data: a wrong argument, an exception in the function, a call that takes too long or that
+nothing is left to pay for is a result that the model can read.
+
+`toolbox.run_calls` runs the calls of one turn, several side by side where they may be.
 """
 
 from __future__ import annotations
 
+import asyncio
+import copy
+import dataclasses
+import functools
 import inspect
 import json
+import math
 import time
-import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, Union
+from collections.abc import Callable, Mapping
+from enum import Enum
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from llm_envs.background import (
+    CLEANUP_S,
+    LimitReached,
+    call_within,
+    capture,
+    refuse_on_loop,
+    start_thread,
+    submit,
+    wait,
+)
 from llm_envs.errors import InvalidActionError, InvalidConfigError
+from llm_envs.schema import Converter, Mismatch, describe, json_default, quote, schema_converter, with_default
 from llm_envs.spaces import encodable
 from llm_envs.types import ToolCall, ToolResult
 
-__all__ = ["INVALID_ARGUMENTS", "UNKNOWN_TOOL", "Tool", "call_tool"]
+if TYPE_CHECKING:
+    from llm_envs.budget import Budget
+    from llm_envs.toolset import Toolset
+
+__all__ = ["BUDGET_EXCEEDED", "INVALID_ARGUMENTS", "TOOL_TIMEOUT", "UNKNOWN_TOOL", "Tool", "call_tool", "unknown_tool"]
 
 UNKNOWN_TOOL = "UnknownToolError"
 """`ToolResult.error` of a call whose name no tool has."""
 INVALID_ARGUMENTS = "InvalidArgumentsError"
 """`ToolResult.error` of a call whose arguments do not fit the tool's signature."""
+TOOL_TIMEOUT = "ToolTimeoutError"
+"""`ToolResult.error` of a call that took longer than its limit."""
+BUDGET_EXCEEDED = "BudgetExceededError"
+"""`ToolResult.error` of a call that was not run because its budget does not cover it."""
 
 MAX_OUTPUT_CHARACTERS = 10_000
 """Longer outputs are cut, with a note: a tool must not fill the model's context on its own."""
-_QUOTE_LENGTH = 60
 
-Converter = Callable[[Any], Any]
-"""JSON value in, Python value out; raises `_Mismatch`."""
+_WRITTEN_AS_JSON = (dict, list, tuple, set, frozenset, bool, type(None), np.ndarray)
+
+PASSED_ON = (KeyboardInterrupt, asyncio.CancelledError)
+"""What comes from outside is no tool's result. All else is: one that calls `exit()` must not end the run."""
 
 
-class _Mismatch(Exception):
-    """A JSON value does not fit an annotation; the message says what was expected."""
+class _NotCovered(Exception):
+    """The budget does not cover a call; the message says so to the model."""
 
 
 class Tool:
     """A function that the model can call.
 
     Parameters may be annotated with `str`, `int`, `float`, `bool`, `None`, `Any`, `list[...]`, `dict[str, ...]`,
-    `Literal[...]` and unions of these. A value that is unmistakable is converted: `"3"` or `3.0` for an `int`, `5` for
-    a `str`.
+    `tuple[...]`, `set[...]`, `Literal[...]`, an enumeration, a dataclass, a `TypedDict` and unions of these; one of
+    them as `Annotated[..., "description"]` is described by that text. A value that is unmistakable is converted: `"3"`
+    or `3.0` for an `int`, `5` for a `str`, `{"x": 1}` for a dataclass.
+
+    Calling the tool runs one call and waits for its result; `acall` awaits it.
+
+    - A plain function without a limit runs where the call comes from, and nothing can stop it.
+    - A plain function with a limit runs in a daemon thread. When the limit is reached, the result says so and the
+      thread is abandoned: it goes on until the function returns. What may hang for long belongs in a process of its
+      own: the sandbox's, or a worker.
+    - A coroutine function runs on the process's background event loop (`llm_envs.background`), always, so that what it
+      keeps open belongs to one loop. When its limit is reached it is cancelled.
 
     Args:
-        function: The function. Its docstring's first line describes it; a Google-style `Args:` section its parameters.
+        function: The function, plain or a coroutine function. Its docstring's first line describes it; a Google-style
+            `Args:` section its parameters.
         name: What the model calls it; the function's name by default.
         description: In place of the docstring's first line.
+        timeout_s: Seconds that one call may take. None takes the limit of whoever runs it (`run_calls`,
+            `ToolEnv.tool_timeout_s`); `math.inf` is no limit.
+        cost: What one call costs of a `Budget`.
+        parallel: Whether a call may run beside other calls of its turn. By default coroutine functions may, since on
+            one loop they interleave only where they await, and plain functions may not. A plain function that may
+            runs in a thread when there are others.
 
     Raises:
-        InvalidConfigError: If the signature cannot be turned into a schema.
+        InvalidConfigError: If the signature cannot be turned into a schema, or a number is out of range.
     """
 
+    budget: Budget | None = None
+    """What its calls are charged to; see `budgeted`."""
+    toolset: Toolset | None = None
+    """The toolset that it came from."""
+
     def __init__(
-        self, function: Callable[..., Any], *, name: str | None = None, description: str | None = None
+        self,
+        function: Callable[..., Any],
+        *,
+        name: str | None = None,
+        description: str | None = None,
+        timeout_s: float | None = None,
+        cost: float = 0.0,
+        parallel: bool | None = None,
     ) -> None:
-        self.function = function
-        self.name = name or str(getattr(function, "__name__", type(function).__name__))
-        docs = inspect.getdoc(function) or ""
-        self.description: str = description or docs.partition("\n")[0]
+        core = _without_partials(function)
+        docs = inspect.getdoc(core) or ""
+        self._set_up(
+            function,
+            name or str(getattr(core, "__name__", type(core).__name__)),
+            description or docs.partition("\n")[0],
+            timeout_s=timeout_s,
+            cost=cost,
+            parallel=parallel,
+        )
         self._converters: dict[str, Converter] = {}
         self._required: tuple[str, ...] = ()
+        self._convert_all: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
         self.parameters: dict[str, Any] = self._read_signature(_parameter_docs(docs))
         """JSON Schema of the arguments."""
+
+    @classmethod
+    def from_schema(
+        cls,
+        name: str,
+        description: str,
+        parameters: Mapping[str, Any],
+        function: Callable[..., Any],
+        *,
+        timeout_s: float | None = None,
+        cost: float = 0.0,
+        parallel: bool | None = None,
+    ) -> Tool:
+        """Return a tool whose schema is given, as an MCP server does, instead of read from a signature.
+
+        Args:
+            name: What the model calls it.
+            description: What the model is told of it.
+            parameters: JSON Schema of the arguments: of an object. The library `jsonschema` checks calls against it.
+            function: Called with the arguments by name, as JSON types.
+            timeout_s: As for `Tool`.
+            cost: As for `Tool`.
+            parallel: As for `Tool`.
+
+        Raises:
+            MissingExtraError: If `jsonschema` is not installed.
+            InvalidConfigError: If `parameters` is no JSON Schema of an object.
+        """
+        tool = cls.__new__(cls)
+        tool._set_up(function, name, description, timeout_s=timeout_s, cost=cost, parallel=parallel)
+        try:
+            copied = json.loads(json.dumps(parameters, allow_nan=False))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InvalidConfigError(f"tool {name!r}: its parameters are no JSON Schema: {error}.") from error
+        if not isinstance(copied, dict) or copied.setdefault("type", "object") != "object":
+            raise InvalidConfigError(f"tool {name!r}: its parameters are {quote(copied)}; they must be of an object.")
+        tool.parameters = copied
+        tool._convert_all = schema_converter(copied, name)
+        return tool
 
     @property
     def schema(self) -> dict[str, Any]:
@@ -73,18 +177,138 @@ class Tool:
         function = {"name": self.name, "description": self.description, "parameters": parameters}
         return {"type": "function", "function": function}
 
-    def __call__(self, arguments: Mapping[str, Any]) -> ToolResult:
-        """Check the arguments, call the function, and return what came of it. Never raises an `Exception`."""
+    def under(self, budget: Budget) -> Tool:
+        """Return the same tool with its calls charged to the budget."""
+        tool = copy.copy(self)
+        tool.budget = budget
+        return tool
+
+    def limit_s(self, default_s: float | None) -> float | None:
+        """Return the seconds that a call may take where the limit of whoever runs it is `default_s`."""
+        limit = default_s if self.timeout_s is None else self.timeout_s
+        return None if limit == math.inf else limit
+
+    def __call__(self, arguments: Mapping[str, Any], timeout_s: float | None = None) -> ToolResult:
+        """Check the arguments, call the function, and return what came of it.
+
+        Args:
+            arguments: The call's, of JSON types.
+            timeout_s: Limit in seconds where the tool has none of its own.
+
+        Raises:
+            KeyboardInterrupt: If the call was interrupted. So does `CancelledError` pass; nothing else does.
+        """
         started = time.perf_counter()
-        error: str | None = None
         try:
-            output = _to_text(self.function(**self._bind(arguments)))
-        except _Mismatch as mismatch:
-            output, error = f"Error: {mismatch}", INVALID_ARGUMENTS
-        except InvalidActionError as refusal:
-            output, error = f"Error: {refusal}", "InvalidActionError"
-        except Exception as exception:  # a tool's failure is the model's to read, never the episode's end
-            output, error = f"Error: {type(exception).__name__}: {exception}", type(exception).__name__
+            if (
+                timeout_s is None and self._is_plain and self.budget is None
+            ):  # nearly every call: as few steps as may be
+                output = self.function(**self._bind(arguments))
+                if type(output) is str and len(output) <= MAX_OUTPUT_CHARACTERS and output.isascii():
+                    return ToolResult(self.name, arguments, output, True, None, time.perf_counter() - started)
+                return self.succeeded(arguments, started, self.resolve(output, None))
+            return self.succeeded(arguments, started, self.execute(self.admit(arguments), timeout_s))
+        except BaseException as raised:
+            return self.failed(arguments, started, raised)
+
+    async def acall(self, arguments: Mapping[str, Any], timeout_s: float | None = None) -> ToolResult:
+        """Do the same without blocking the event loop: a plain function runs in a thread."""
+        started = time.perf_counter()
+        try:
+            work = self.complete(arguments, self.admit(arguments), timeout_s)
+            completed = await asyncio.wrap_future(submit(work))
+        except PASSED_ON:
+            raise
+        except BaseException as raised:
+            return self.failed(arguments, started, raised)
+        if isinstance(completed, ToolResult):
+            return completed
+        raise completed
+
+    def admit(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments as the function takes them, the call charged; raise what `failed` makes a result of."""
+        bound = self._bind(arguments)
+        budget = self.budget
+        if budget is not None and not budget.charge(self.cost):
+            raise _NotCovered(
+                f"{self.name} costs {self.cost:g}; {budget.remaining:g} of the budget of {budget.total:g} is left"
+            )
+        return bound
+
+    def execute(self, bound: dict[str, Any], timeout_s: float | None) -> Any:
+        """Return what the function returns, called here or, with a limit, in a thread; wait for what is awaitable."""
+        limit_s = self.limit_s(timeout_s)
+        if self.is_async:
+            refuse_on_loop()
+            return self.resolve(self._start(bound), limit_s)
+        if limit_s is None:
+            return self.resolve(self.function(**bound), limit_s)
+        return self.resolve(call_within(self.function, bound, limit_s), limit_s)
+
+    def resolve(self, value: Any, limit_s: float | None) -> Any:
+        """Return the value, or what it comes to on the background loop if it is awaitable."""
+        if not inspect.isawaitable(value):
+            return value
+        try:
+            # The loop sees to the limit; the wait outlasts it, in case the loop is blocked.
+            value, raised = wait(capture(value, limit_s), None if limit_s is None else limit_s + 2 * CLEANUP_S)
+        except LimitReached:
+            raise LimitReached(limit_s) from None
+        if raised is not None:
+            raise raised
+        return value
+
+    async def complete(
+        self, arguments: Mapping[str, Any], bound: dict[str, Any], timeout_s: float | None
+    ) -> ToolResult | BaseException:
+        """Run an admitted call on the background loop; return its result, or what must be raised where it is wanted."""
+        started = time.perf_counter()
+        limit_s = self.limit_s(timeout_s)
+        try:
+            if self.is_async:
+                value, raised = await capture(self._start(bound), limit_s)
+            else:
+                future = asyncio.wrap_future(start_thread(self.function, bound))
+                captured, raised = await capture(future, limit_s)
+                value, raised = (None, raised) if raised is not None else captured
+            if raised is None and inspect.isawaitable(value):
+                value, raised = await capture(value, limit_s)
+            if raised is None:
+                return self.succeeded(arguments, started, value)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:  # the output cannot be written, no thread can be started
+            raised = error
+        return raised if isinstance(raised, PASSED_ON) else self.failed(arguments, started, raised)
+
+    async def _start(self, bound: dict[str, Any]) -> Any:
+        return await self.function(**bound)
+
+    def succeeded(self, arguments: Mapping[str, Any], started: float, value: Any) -> ToolResult:
+        """Return the result of a call that returned `value`."""
+        return self._result(arguments, started, _to_text(value), None)
+
+    def failed(self, arguments: Mapping[str, Any], started: float, raised: BaseException) -> ToolResult:
+        """Return the result of a call that raised; what is not the call's own is raised again."""
+        if isinstance(raised, Mismatch):
+            return self._result(arguments, started, f"Error: {raised}", INVALID_ARGUMENTS)
+        if isinstance(raised, _NotCovered):
+            return self._result(arguments, started, f"Error: {raised}", BUDGET_EXCEEDED)
+        if isinstance(raised, LimitReached):
+            text = f"Error: {self.name} took longer than {raised.args[0]:g} s and was stopped"
+            return self._result(arguments, started, text, TOOL_TIMEOUT)
+        if isinstance(raised, PASSED_ON):
+            raise raised
+        try:
+            message = str(raised)
+        except Exception:  # an exception's text is the tool's own code too
+            message = "its message cannot be written"
+        kind = type(raised).__name__
+        if isinstance(raised, InvalidActionError):
+            return self._result(arguments, started, f"Error: {message}", "InvalidActionError")
+        return self._result(arguments, started, f"Error: {kind}: {message}", kind)
+
+    def _result(self, arguments: Mapping[str, Any], started: float, output: str, error: str | None) -> ToolResult:
         output = encodable(output)
         if len(output) > MAX_OUTPUT_CHARACTERS:
             n_cut = len(output) - MAX_OUTPUT_CHARACTERS
@@ -93,74 +317,127 @@ class Tool:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle by the function: converters are made again."""
-        return _rebuild, (self.function, self.name, self.description)
+        state = {"budget": self.budget, "toolset": self.toolset}
+        parameters = self.parameters if self._convert_all is not None else None
+        options = {"timeout_s": self.timeout_s, "cost": self.cost, "parallel": self.parallel}
+        return _rebuild, (self.function, self.name, self.description, parameters, options), state
+
+    def _set_up(
+        self,
+        function: Callable[..., Any],
+        name: str,
+        description: str,
+        *,
+        timeout_s: float | None,
+        cost: float,
+        parallel: bool | None,
+    ) -> None:
+        if timeout_s is not None and not timeout_s > 0:
+            raise InvalidConfigError(f"tool {name!r}: timeout_s is {timeout_s!r}; it must be above 0, or None.")
+        if not 0 <= cost < math.inf:
+            raise InvalidConfigError(f"tool {name!r}: cost is {cost!r}; it must be a number of at least 0.")
+        self.function, self.name, self.description = function, name, description
+        self.timeout_s, self.cost = timeout_s, cost
+        self.is_async = inspect.iscoroutinefunction(_underlying(function))
+        self.parallel = self.is_async if parallel is None else parallel
+        self._is_plain = not self.is_async and self.limit_s(None) is None
 
     def _bind(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        if self._convert_all is not None:
+            return self._convert_all(arguments)
         converters = self._converters
         bound: dict[str, Any] = {}
         for name, value in arguments.items():
             converter = converters.get(name)
             if converter is None:
                 known = ", ".join(converters) or "none"
-                raise _Mismatch(f"{self.name} has no argument {_quote(name)}; its arguments are: {known}")
+                raise Mismatch(f"{self.name} has no argument {quote(name)}; its arguments are: {known}")
             try:
                 bound[name] = converter(value)
-            except _Mismatch as mismatch:
-                raise _Mismatch(f"argument {name} of {self.name} is {_quote(value)}; it must be {mismatch}") from None
+            except Mismatch as mismatch:
+                raise Mismatch(f"argument {name} of {self.name} is {quote(value)}; it must be {mismatch}") from None
         for name in self._required:
             if name not in bound:
-                raise _Mismatch(f"{self.name} needs the argument {name}")
+                raise Mismatch(f"{self.name} needs the argument {name}")
         return bound
 
     def _read_signature(self, docs: Mapping[str, str]) -> dict[str, Any]:
         properties: dict[str, Any] = {}
         required: list[str] = []
         try:
-            hints = typing.get_type_hints(self.function)
+            hints = typing.get_type_hints(_underlying(self.function), include_extras=True)
         except (NameError, TypeError) as error:
             raise InvalidConfigError(f"tool {self.name!r}: its annotations cannot be read: {error}") from error
         for parameter in inspect.signature(self.function).parameters.values():
             where = f"tool {self.name!r}, parameter {parameter.name!r}"
+            if isinstance(self.function, functools.partial) and parameter.name in self.function.keywords:
+                continue  # a partial has given it already
             if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
                 raise InvalidConfigError(f"{where}: only parameters that can be given by name are supported.")
             if parameter.name not in hints:
                 raise InvalidConfigError(
                     f"{where} has no type annotation: give it one, the model's schema is made of it."
                 )
-            schema, self._converters[parameter.name] = _describe(hints[parameter.name], where)
+            schema, self._converters[parameter.name] = describe(hints[parameter.name], where)
             if parameter.name in docs:
-                schema["description"] = docs[parameter.name]
-            properties[parameter.name] = schema
+                schema.setdefault("description", docs[parameter.name])
             if parameter.default is parameter.empty:
                 required.append(parameter.name)
+            else:
+                schema = with_default(schema, parameter.default)
+            properties[parameter.name] = schema
         self._required = tuple(required)
         return {"type": "object", "properties": properties, "required": required}
 
 
-def call_tool(tools: Mapping[str, Tool], call: ToolCall) -> ToolResult:
+def call_tool(tools: Mapping[str, Tool], call: ToolCall, timeout_s: float | None = None) -> ToolResult:
     """Run one call with the tool of its name; an unknown name is a result too."""
     tool = tools.get(call.name)
-    if tool is None:
-        output = f"Error: there is no tool {_quote(call.name)}; known: {', '.join(tools) or 'none'}"
-        return ToolResult(encodable(call.name), call.arguments, output, False, UNKNOWN_TOOL)
-    return tool(call.arguments)
+    return unknown_tool(tools, call) if tool is None else tool(call.arguments, timeout_s)
 
 
-def _rebuild(function: Callable[..., Any], name: str, description: str) -> Tool:
-    return Tool(function, name=name, description=description)
+def unknown_tool(tools: Mapping[str, Tool], call: ToolCall) -> ToolResult:
+    """Return the result of a call whose name no tool has."""
+    output = f"Error: there is no tool {quote(call.name)}; known: {', '.join(tools) or 'none'}"
+    return ToolResult(encodable(call.name), call.arguments, output, False, UNKNOWN_TOOL)
 
 
-def _quote(value: object) -> str:
-    """Quote what a model wrote in printable ASCII, shortened."""
-    text = ascii(value) if not isinstance(value, str) else ascii(value[:_QUOTE_LENGTH])
-    return text if len(text) <= 2 * _QUOTE_LENGTH else text[: 2 * _QUOTE_LENGTH] + "..."
+def _rebuild(
+    function: Callable[..., Any],
+    name: str,
+    description: str,
+    parameters: Mapping[str, Any] | None,
+    options: Mapping[str, Any],
+) -> Tool:
+    if parameters is None:
+        return Tool(function, name=name, description=description, **options)
+    return Tool.from_schema(name, description, parameters, function, **options)
+
+
+def _without_partials(function: Callable[..., Any]) -> Callable[..., Any]:
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function
+
+
+def _underlying(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function that has the annotations: behind partials, or the `__call__` of an object."""
+    function = _without_partials(function)
+    if inspect.isroutine(function) or isinstance(function, type):
+        return function
+    return type(function).__call__
 
 
 def _to_text(value: Any) -> str:
-    if isinstance(value, str):
+    if type(value) is str:
         return value
-    if isinstance(value, dict | list | tuple | bool) or value is None:
-        return json.dumps(value, ensure_ascii=False, default=str)
+    if isinstance(value, Enum):
+        return _to_text(value.value)
+    if isinstance(value, _WRITTEN_AS_JSON) or dataclasses.is_dataclass(value):
+        try:
+            return json.dumps(value, ensure_ascii=False, default=json_default)
+        except (TypeError, ValueError, RecursionError):  # keys that are no text, a list that contains itself
+            pass
     return str(value)
 
 
@@ -179,146 +456,3 @@ def _parameter_docs(docs: str) -> dict[str, str]:
         elif name:
             found[name] = f"{found[name]} {line.strip()}"
     return found
-
-
-def _describe(annotation: Any, where: str) -> tuple[dict[str, Any], Converter]:
-    """Return the JSON Schema of a type annotation, and the function that checks and converts a JSON value to it."""
-    if annotation in _SCALARS:
-        name, converter = _SCALARS[annotation]
-        return ({"type": name} if name else {}), converter
-    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
-    if annotation is list or origin in (list, Sequence):
-        schema, convert_item = _describe(arguments[0] if arguments else Any, where)
-        return {"type": "array"} | ({"items": schema} if schema else {}), _list_converter(convert_item)
-    if annotation is dict or (origin in (dict, Mapping) and arguments[0] is str):
-        schema, convert_value = _describe(arguments[1] if arguments else Any, where)
-        extra = {"additionalProperties": schema} if schema else {}
-        return {"type": "object"} | extra, _dict_converter(convert_value)
-    if origin is Literal:
-        return {"enum": list(arguments)}, _literal_converter(arguments)
-    if origin in (Union, types.UnionType):
-        described = [_describe(argument, where) for argument in arguments]
-        return {"anyOf": [schema for schema, _ in described]}, _union_converter([convert for _, convert in described])
-    raise InvalidConfigError(
-        f"{where}: the annotation {annotation!r} has no JSON form; use str, int, float, bool, list[...], "
-        "dict[str, ...], Literal[...], None or a union of these."
-    )
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _convert_string(value: Any) -> str:
-    if isinstance(value, str):
-        return value
-    if _is_number(value):
-        return str(value)
-    raise _Mismatch("a string")
-
-
-def _convert_integer(value: Any) -> int:
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    if isinstance(value, str) and len(value) <= 400 and value.isascii() and value.strip().lstrip("+-").isdigit():
-        try:
-            return int(value)
-        except ValueError:
-            pass
-    raise _Mismatch("a whole number")
-
-
-def _convert_number(value: Any) -> float:
-    try:
-        if _is_number(value) or (isinstance(value, str) and len(value) <= 400):
-            number = float(value)
-            if number - number == 0:  # neither infinite nor NaN
-                return number
-    except (ValueError, OverflowError):
-        pass
-    raise _Mismatch("a number")
-
-
-def _convert_boolean(value: Any) -> bool:
-    if isinstance(value, bool):
-        return value
-    if value in ("true", "True", "false", "False"):
-        return str(value).lower() == "true"
-    raise _Mismatch("true or false")
-
-
-def _convert_null(value: Any) -> None:
-    if value is not None:
-        raise _Mismatch("null")
-
-
-def _convert_anything(value: Any) -> Any:
-    return value
-
-
-_SCALARS: dict[Any, tuple[str, Converter]] = {
-    str: ("string", _convert_string),
-    int: ("integer", _convert_integer),
-    float: ("number", _convert_number),
-    bool: ("boolean", _convert_boolean),
-    type(None): ("null", _convert_null),
-    None: ("null", _convert_null),
-    Any: ("", _convert_anything),
-}
-
-
-def _list_converter(convert_item: Converter) -> Converter:
-    def convert(value: Any) -> list[Any]:
-        if not isinstance(value, list):
-            raise _Mismatch("a list")
-        try:
-            return [convert_item(item) for item in value]
-        except _Mismatch as mismatch:
-            raise _Mismatch(f"a list of which each item is {mismatch}") from None
-
-    return convert
-
-
-def _dict_converter(convert_value: Converter) -> Converter:
-    def convert(value: Any) -> dict[str, Any]:
-        if not isinstance(value, dict):
-            raise _Mismatch("an object")
-        try:
-            return {key: convert_value(item) for key, item in value.items()}
-        except _Mismatch as mismatch:
-            raise _Mismatch(f"an object of which each value is {mismatch}") from None
-
-    return convert
-
-
-def _literal_converter(choices: tuple[Any, ...]) -> Converter:
-    def convert(value: Any) -> Any:
-        for choice in choices:
-            if value == choice and type(value) is type(choice):
-                return choice
-        raise _Mismatch("one of " + ", ".join(map(repr, choices)))
-
-    return convert
-
-
-def _union_converter(converters: Sequence[Converter]) -> Converter:
-    def convert(value: Any) -> Any:
-        expected = []
-        for converter in converters:
-            try:
-                converted = converter(value)
-            except _Mismatch as mismatch:
-                expected.append(str(mismatch))
-            else:
-                if type(converted) is type(value):
-                    return converted
-        for converter in converters:  # nothing fits as it is: take the first that can be converted
-            try:
-                return converter(value)
-            except _Mismatch:
-                continue
-        raise _Mismatch(" or ".join(expected))
-
-    return convert

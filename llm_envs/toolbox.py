@@ -1,0 +1,239 @@
+"""The tools of an environment, and running the calls of one turn.
+
+1. The results come in the order of the calls, whatever order they end in, and each call is charged to its budget in
+   that order.
+2. Calls of tools that may (`Tool.parallel`: coroutine functions, unless they say otherwise) run side by side with their
+   neighbours: those on the background loop, plain functions each in a thread of its own.
+3. A call of any other tool runs alone: after all that stand before it, before all that stand behind it. Without a limit
+   it runs in the thread that asks, so that what is bound to a thread (an SQLite connection) can be used.
+4. A lone call starts no thread and no loop, unless it needs one (a limit, a coroutine).
+5. What one call comes to, a failure or its time limit, touches no other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from llm_envs.background import CLEANUP_S, LimitReached, submit, wait
+from llm_envs.budget import Budget
+from llm_envs.errors import InvalidConfigError
+from llm_envs.tools import PASSED_ON, Tool, call_tool, unknown_tool
+from llm_envs.toolset import Toolset
+from llm_envs.types import ToolCall, ToolResult
+
+__all__ = ["MAX_PARALLEL", "Toolbox", "arun_calls", "run_calls"]
+
+MAX_PARALLEL = 16
+"""Calls of one turn that run at once: as many as a turn may have, by default."""
+
+
+class Toolbox(dict[str, Tool]):
+    """The tools of one environment by name, with the toolsets and budgets behind them.
+
+    Args:
+        given: Typed functions, `Tool`s and `Toolset`s.
+        env: The environment.
+
+    Raises:
+        InvalidConfigError: If two tools have one name, or another environment uses one of the toolsets.
+    """
+
+    def __init__(self, given: Iterable[Tool | Toolset | Callable[..., Any]], env: object) -> None:
+        made: list[Tool] = []
+        for item in given:
+            made += item.tools() if isinstance(item, Toolset) else [item if isinstance(item, Tool) else Tool(item)]
+        super().__init__((tool.name, tool) for tool in made)
+        if len(self) != len(made):
+            raise InvalidConfigError(f"{type(env).__name__}: two tools have one name: {[tool.name for tool in made]}.")
+        self.toolsets: list[Toolset] = _distinct(tool.toolset for tool in made)
+        self.budgets: list[Budget] = _distinct(tool.budget for tool in made)
+        self.keeps_state = bool(self.toolsets or self.budgets)
+        for toolset in self.toolsets:
+            toolset.claim(env)
+
+    def waits(self, timeout_s: float | None) -> bool:
+        """Return whether a call may have to wait for a loop or a thread, under this limit in seconds."""
+        return any(tool.parallel or tool.is_async or tool.limit_s(timeout_s) is not None for tool in self.values())
+
+    def reset(self, problem: Mapping[str, Any], rng: np.random.Generator) -> None:
+        """Begin an episode: see `Toolset.reset` and `Budget.reset`."""
+        for toolset in self.toolsets:
+            toolset.reset(problem, rng)
+        for budget in self.budgets:
+            budget.reset()
+
+    def close(self) -> None:
+        """Close the toolsets, but for those that are shared."""
+        with ExitStack() as stack:
+            for toolset in self.toolsets:
+                if not toolset.shared:
+                    stack.callback(toolset.close)
+
+
+def _distinct(parts: Iterable[Any]) -> list[Any]:
+    """Return each object once, in order, without None."""
+    return list({id(part): part for part in parts if part is not None}.values())
+
+
+class _Job(NamedTuple):
+    """A call that was admitted."""
+
+    place: int
+    tool: Tool
+    arguments: Mapping[str, Any]
+    bound: dict[str, Any]
+
+
+_Results = list[ToolResult | BaseException | None]
+"""A place for each call: what it came to; or what must be raised; None if it is not over."""
+
+
+def run_calls(
+    tools: Mapping[str, Tool],
+    calls: Sequence[ToolCall],
+    *,
+    timeout_s: float | None = None,
+    max_parallel: int = MAX_PARALLEL,
+) -> tuple[ToolResult, ...]:
+    """Run the calls of one turn and return what came of each, in their order; the module says which run side by side.
+
+    Works from any thread, also where an event loop is running.
+
+    Args:
+        tools: By name.
+        calls: As the model wrote them; a name that no tool has gives a result too.
+        timeout_s: Limit in seconds of each call whose tool has none of its own.
+        max_parallel: How many may run at once, at least 1.
+
+    Raises:
+        KeyboardInterrupt: If it was interrupted; what was running is cancelled. So does `CancelledError` pass.
+    """
+    if len(calls) == 1:
+        return (call_tool(tools, calls[0], timeout_s),)
+    _check(max_parallel)
+    results: _Results = [None] * len(calls)
+    for batch in _batches(tools, calls, results):
+        if len(batch) == 1:
+            (job,) = batch
+            results[job.place] = _execute(job, timeout_s)
+        else:
+            try:
+                wait(_side_by_side(batch, results, timeout_s, max_parallel), _guard_s(batch, timeout_s, max_parallel))
+            except LimitReached:  # the loop is blocked
+                _give_up(batch, results, timeout_s)
+    return _checked(results)
+
+
+async def arun_calls(
+    tools: Mapping[str, Tool],
+    calls: Sequence[ToolCall],
+    *,
+    timeout_s: float | None = None,
+    max_parallel: int = MAX_PARALLEL,
+) -> tuple[ToolResult, ...]:
+    """Do what `run_calls` does, awaited. What it runs in the asking thread, it runs here in that of the event loop.
+
+    Args:
+        tools: As for `run_calls`.
+        calls: As for `run_calls`.
+        timeout_s: As for `run_calls`.
+        max_parallel: As for `run_calls`.
+
+    Raises:
+        CancelledError: If it was cancelled; so are the calls that were running.
+    """
+    _check(max_parallel)
+    results: _Results = [None] * len(calls)
+    for batch in _batches(tools, calls, results):
+        tool = batch[0].tool
+        if len(batch) == 1 and not tool.parallel and not tool.is_async and tool.limit_s(timeout_s) is None:
+            results[batch[0].place] = _execute(batch[0], timeout_s)
+        else:
+            await asyncio.wrap_future(submit(_side_by_side(batch, results, timeout_s, max_parallel)))
+    return _checked(results)
+
+
+def _batches(tools: Mapping[str, Tool], calls: Sequence[ToolCall], results: _Results) -> Iterator[list[_Job]]:
+    """Yield the calls in order: each that runs alone, and all neighbours that may run side by side.
+
+    A call is admitted, which charges it, when its turn comes; one that is refused has its result at once.
+    """
+    batch: list[_Job] = []
+    for index, call in enumerate(calls):
+        tool = tools.get(call.name)
+        if tool is None:
+            results[index] = unknown_tool(tools, call)
+            continue
+        if not tool.parallel and batch:
+            yield batch
+            batch = []
+        started = time.perf_counter()
+        try:
+            job = _Job(index, tool, call.arguments, tool.admit(call.arguments))
+        except BaseException as refusal:
+            results[index] = tool.failed(call.arguments, started, refusal)
+            continue
+        if tool.parallel:
+            batch.append(job)
+        else:
+            yield [job]
+    if batch:
+        yield batch
+
+
+def _execute(job: _Job, timeout_s: float | None) -> ToolResult:
+    """Run one admitted call and wait for it."""
+    started = time.perf_counter()
+    try:
+        return job.tool.succeeded(job.arguments, started, job.tool.execute(job.bound, timeout_s))
+    except BaseException as raised:
+        return job.tool.failed(job.arguments, started, raised)
+
+
+async def _side_by_side(jobs: Sequence[_Job], results: _Results, timeout_s: float | None, max_parallel: int) -> None:
+    """Run admitted calls on the background loop and put what each comes to in its place."""
+    gate = asyncio.Semaphore(max_parallel)
+
+    async def run(job: _Job) -> None:
+        async with gate:
+            results[job.place] = await job.tool.complete(job.arguments, job.bound, timeout_s)
+
+    await asyncio.gather(*map(run, jobs))
+
+
+def _guard_s(jobs: Sequence[_Job], timeout_s: float | None, max_parallel: int) -> float | None:
+    """Return the seconds after which the calls are surely over, each having its limit, unless the loop is blocked."""
+    limits = [job.tool.limit_s(timeout_s) for job in jobs]
+    known = [limit for limit in limits if limit is not None]
+    if len(known) < len(limits):
+        return None
+    return math.ceil(len(jobs) / max_parallel) * (max(known) + 2 * CLEANUP_S)
+
+
+def _give_up(jobs: Sequence[_Job], results: _Results, timeout_s: float | None) -> None:
+    for job in jobs:
+        if results[job.place] is None:
+            limit = LimitReached(job.tool.limit_s(timeout_s))
+            results[job.place] = job.tool.failed(job.arguments, time.perf_counter(), limit)
+
+
+def _checked(results: _Results) -> tuple[ToolResult, ...]:
+    over: list[ToolResult] = []
+    for result in results:
+        if isinstance(result, PASSED_ON):
+            raise result
+        assert isinstance(result, ToolResult)
+        over.append(result)
+    return tuple(over)
+
+
+def _check(max_parallel: int) -> None:
+    if max_parallel < 1:
+        raise InvalidConfigError(f"run_calls: max_parallel is {max_parallel!r}; it must be at least 1.")

@@ -1,0 +1,111 @@
+"""Toolsets: tools that share state.
+
+class Shop(Toolset):
+    def reset(self, problem, rng):
+        self.stock = dict(problem["stock"])
+
+    @tool
+    def sell(self, item: str) -> str:
+        \"\"\"Sell one.\"\"\"
+        self.stock[item] -= 1
+        return f"{self.stock[item]} left"
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, TypeVar, overload
+
+import numpy as np
+
+from llm_envs.errors import InvalidConfigError
+from llm_envs.tools import Tool
+
+__all__ = ["Toolset", "tool"]
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_MARK = "__tool_options__"
+_users: weakref.WeakValueDictionary[int, object] = weakref.WeakValueDictionary()
+"""The environment that has each toolset, by the toolset's `id`: while the environment lives, so does the toolset."""
+
+
+@overload
+def tool(function: _Function) -> _Function: ...
+
+
+@overload
+def tool(
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    timeout_s: float | None = None,
+    cost: float = 0.0,
+    parallel: bool | None = None,
+) -> Callable[[_Function], _Function]: ...
+
+
+def tool(function: Any = None, **options: Any) -> Any:
+    """Mark a method of a `Toolset` as a tool; the options are those of `Tool`.
+
+    Plain methods are run one after another, in the order of the calls, since they share the toolset's state;
+    `parallel=True` says that one is safe beside others. Coroutine methods run side by side and interleave where they
+    await; `parallel=False` has one run alone.
+    """
+
+    def mark(marked: Any) -> Any:
+        setattr(marked, _MARK, options)
+        return marked
+
+    return mark if function is None else mark(function)
+
+
+class Toolset:
+    """Tools that share the state of one episode: the methods marked with `tool`.
+
+    `ToolEnv.make_tools` returns one, or its `tools()`; the environment then resets it with each episode and closes it
+    with itself. It is pickled with the environment.
+    """
+
+    shared: ClassVar[bool] = False
+    """True if several environments may use one instance. Then none of them closes it: whoever made it does."""
+
+    def tools(self) -> list[Tool]:
+        """Return the tools in the order in which they are defined, freshly made."""
+        marked: dict[str, Mapping[str, Any]] = {}
+        for cls in reversed(type(self).__mro__):
+            for attribute, value in vars(cls).items():
+                if hasattr(value, _MARK):
+                    marked[attribute] = getattr(value, _MARK)
+                elif value is None:
+                    marked.pop(attribute, None)  # how a subclass leaves one out
+        return [self.own(Tool(getattr(self, attribute), **options)) for attribute, options in marked.items()]
+
+    def own(self, made: Tool) -> Tool:
+        """Return the tool, marked as one of this set: what a `tools` of your own calls for each."""
+        made.toolset = self
+        return made
+
+    def claim(self, env: object) -> None:
+        """Note that the environment uses this toolset.
+
+        Raises:
+            InvalidConfigError: If another one does, and the toolset is not `shared`: their episodes would mix.
+        """
+        if not self.shared and _users.setdefault(id(self), env) is not env:
+            raise InvalidConfigError(
+                f"{type(env).__name__}: its {type(self).__name__} belongs to another environment already: make one in "
+                "make_tools, for each environment its own."
+            )
+
+    def reset(self, problem: Mapping[str, Any], rng: np.random.Generator) -> None:
+        """Begin an episode. Called before the environment's `begin`.
+
+        Args:
+            problem: The environment's problem, its own: do not change it.
+            rng: The environment's generator. What the problem decides is the same when the problem is given; what is
+                drawn here is not.
+        """
+
+    def close(self) -> None:
+        """Release what the toolset holds. May be called more than once."""
