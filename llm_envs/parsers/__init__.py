@@ -1,199 +1,102 @@
-"""What an assistant wrote, taken apart: thinking, content, tool calls, final answer.
+r"""What an assistant wrote, taken apart: thinking, content, tool calls, final answer.
 
-`parse_reply` takes any string in linear time and never raises. It is strict: a reply with anything broken in it has its
-problems named, and then neither tool calls nor an answer, so that no broken form can be paid for. What counts:
+`parse_reply` takes any string in linear time and never raises. It finds the format by its markers. `PARSERS` has a
+parser of each format alone, and of the ambiguous forms, which are never guessed: ReAct, generic XML tags, fenced code,
+`\boxed{}`, the last number. `create_response_parser` goes through transformers.
+
+All are strict: a reply with anything broken in it has its problems named, and then neither tool calls nor an answer, so
+that no broken form can be paid for (`format_reward` pays 0). What counts:
 
 | form | result |
 |---|---|
-| `<think>...</think>`, anywhere | thinking; several are joined by line breaks. Nothing inside is a call or an answer |
+| `<think>...</think>`, anywhere, or the family's own tags | thinking; several are joined by line breaks |
 | `...</think>` before any `<think>` | thinking whose opening tag stands in the prompt |
-| `<tool_call>{"name": ..., "arguments": {...}}</tool_call>` | a call; several blocks are several calls, in order |
-| `<answer>...</answer>` | the answer, stripped; of several, the last |
-| an opening tag without its closing one | a problem; after `<think>` the rest is thinking |
-| a closing tag without its opening one | a problem |
-| `<answer>` inside `<answer>`, an empty answer | a problem |
+| `<think>` inside `<think>`, or without `</think>` | a problem; in the latter case the rest is thinking |
+| a complete call inside thinking | a problem; a tag that is only mentioned there is none |
+| an answer inside thinking | thinking, no answer |
+| a call in the format's form; several are several calls, in order | calls, taken out of the content |
+| text before, between or after calls in tags | content |
+| text after calls that have no closing tag (Mistral, Llama 3) | a problem |
+| markers of two formats in one reply | a problem |
+| a call without its closing tag, cut short, or with other text in its tags | a problem |
+| a closing tag without its opening one, so also tags that cross | a problem |
 | a call that is no JSON object, has no name, or no object as arguments | a problem |
+| a key or an argument twice in one object or call | a problem |
 | a call with NaN, Infinity, 1e999, over 4,300 digits in a row, or nested more than 32 deep | a problem |
+| `<answer>...</answer>` | the answer, stripped; it stays in the content |
+| two answers, even equal ones | a problem |
+| an empty answer, or any other tag inside `<answer>` | a problem |
+| an answer beside calls | both are kept; a `ToolEnv` runs the calls and does not take the answer |
+| one end-of-turn marker at the very end (`<|im_end|>`, `</s>`, ...) | dropped |
+
+The formats that `parse_reply` finds, by their names in `PARSERS`:
+
+| name | calls |
+|---|---|
+| hermes | `<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>` (Hermes, Qwen 2.5 and 3) |
+| qwen3_coder | `<tool_call><function=f><parameter=a>1</parameter></function></tool_call>` (Qwen3.5, Nemotron) |
+| glm | `<tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>` |
+| llama3_json | the whole reply is `{"name": "f", "parameters": {"a": 1}}`, or several by `;` |
+| llama3_python | `<|python_tag|>f.call(a="1")` |
+| pythonic | the whole reply is `[f(a=1), g(b='x')]`, or stands between `<|python_start|>` and `<|python_end|>` |
+| mistral | `[TOOL_CALLS][{"name": "f", "arguments": {"a": 1}}]` or `[TOOL_CALLS]f[ARGS]{"a": 1}`; `[THINK]` |
+| deepseek | `<｜tool▁calls▁begin｜>...`, of V3, R1 and V3.1, and the `<｜DSML｜function_calls>` of V3.2 |
+| harmony | GPT-OSS: `<|channel|>commentary to=functions.f<|message|>{"a": 1}<|call|>`, analysis, final |
+| muse | Muse Glimmer: ` to=f<|message|><atem:function_calls>...`, `to=self`, `to=user` |
+| cohere | `<|START_ACTION|>[{"tool_name": "f", "parameters": {"a": 1}}]<|END_ACTION|>`; `<|START_THINKING|>` |
+| lfm2 | `<|tool_call_start|>[f(a=1)]<|tool_call_end|>` |
+| gemma4 | `<|tool_call>call:f{a:1,b:<|"|>x<|"|>}<tool_call|>`; `<|channel>thought` |
+
+JSON calls take "arguments" or "parameters" (both is a problem), and further keys are passed over. Where strings are
+written bare (qwen3_coder, glm, muse), a value that is JSON and no string is decoded. In a reply of messages the content
+of several is joined by line breaks.
 """
 
 from __future__ import annotations
 
-import json
-import math
-import re
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from types import MappingProxyType
 
-from llm_envs.types import ToolCall
+from llm_envs.parsers.answers import answer_tags, create_answer_parser, extract_boxed, last_number, parse_boxed
+from llm_envs.parsers.fenced import Fenced, create_fenced_parser, fenced_blocks
+from llm_envs.parsers.formats import FAMILIES, FORMATTERS, detect_format, parse_reply
+from llm_envs.parsers.react import create_react_parser
+from llm_envs.parsers.reply import ParsedReply, Parser, format_answer, format_reward, format_tool_call
+from llm_envs.parsers.response_template import create_response_parser
+from llm_envs.parsers.xml_tags import create_xml_parser, xml_fields
 
-__all__ = ["ParsedReply", "format_answer", "format_tool_call", "last_number", "parse_reply"]
+__all__ = [
+    "FORMATTERS",
+    "PARSERS",
+    "Fenced",
+    "ParsedReply",
+    "Parser",
+    "answer_tags",
+    "create_answer_parser",
+    "create_fenced_parser",
+    "create_react_parser",
+    "create_response_parser",
+    "create_xml_parser",
+    "detect_format",
+    "extract_boxed",
+    "fenced_blocks",
+    "format_answer",
+    "format_reward",
+    "format_tool_call",
+    "last_number",
+    "parse_reply",
+    "xml_fields",
+]
 
-
-class ParsedReply(NamedTuple):
-    """An assistant's reply, taken apart by `parse_reply`."""
-
-    thinking: str | None
-    """What stood in `<think>` blocks; None if there was none."""
-    content: str
-    """The reply without thinking and without tool calls, stripped; answer tags stay in it."""
-    tool_calls: tuple[ToolCall, ...]
-    """In the order written. Empty if there is any problem."""
-    answer: str | None
-    """Text of the last `<answer>` block, stripped. None without one, or if there is any problem."""
-    problems: tuple[str, ...]
-    """What is broken, as sentences the model can be shown. They quote only printable ASCII."""
-
-
-_TAG = re.compile(r"</?(?:think|tool_call|answer)>")
-_NUMBER = re.compile(r"[-+]?[0-9][0-9,]*(?:\.[0-9]+)?")
-_MAX_PROBLEMS = 8  # A reply of a thousand broken tags is answered with the first few.
-_QUOTE_LENGTH = 60
-_MAX_DEPTH = 32  # Whoever walks or writes the arguments later does so by recursion.
-
-
-def parse_reply(text: str) -> ParsedReply:
-    """Take an assistant's reply apart; see the module's table for what each form gives.
-
-    Args:
-        text: The reply exactly as written, without the end-of-turn token. Any string.
-    """
-    # The forms of nearly every step, one answer or one call alone, by a few passes in C.
-    if "think>" in text:
-        return _parse_tagged(text)
-    tag = text.find("answer>")
-    if tag < 0:
-        if "tool_call>" not in text:
-            return ParsedReply(None, text.strip(), (), None, ())
-        if text.startswith("<tool_call>") and text.endswith("</tool_call>") and text.count("tool_call>") == 2:
-            call = _parse_call(text[11:-12])
-            if isinstance(call, ToolCall):
-                return ParsedReply(None, "", (call,), None, ())
-    elif tag > 0 and text[tag - 1] == "<" and text.count("answer>") == 2 and "tool_call>" not in text:
-        end = text.find("</answer>", tag)
-        answer = text[tag + 7 : end].strip()
-        if end > 0 and answer:
-            return ParsedReply(None, text.strip(), (), answer, ())
-    return _parse_tagged(text)
-
-
-def last_number(text: str) -> str | None:
-    """Return the last number written in `text` (sign and decimals kept, thousands separators dropped), or None."""
-    found = _NUMBER.findall(text)
-    return found[-1].replace(",", "") if found else None
-
-
-def format_answer(answer: object) -> str:
-    """Write a final answer in the canonical form."""
-    return f"<answer>{answer}</answer>"
-
-
-def format_tool_call(name: str, **arguments: Any) -> str:
-    """Write a tool call in the canonical form, Hermes' and Qwen's."""
-    call = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
-    return f"<tool_call>\n{call}\n</tool_call>"
-
-
-def _parse_tagged(text: str) -> ParsedReply:
-    """Parse a reply with tags: one pass from left to right, each block skipped whole."""
-    thoughts: list[str] = []
-    content: list[str] = []
-    calls: list[ToolCall] = []
-    answer: str | None = None
-    problems: list[str] = []
-    position = 0
-    closing = text.find("</think>")
-    if closing >= 0 and text.find("<think>", 0, closing) < 0:
-        thoughts.append(text[:closing].strip())
-        position = closing + len("</think>")
-    while (match := _TAG.search(text, position)) is not None:
-        tag = match.group()
-        content.append(text[position : match.start()])
-        if tag[1] == "/":
-            problems.append(f"{tag} stands without <{tag[2:]} before it")
-            position = match.end()
-            continue
-        end = text.find(f"</{tag[1:]}", match.end())
-        if end < 0:
-            problems.append(f"{tag} is not closed by </{tag[1:]}")
-            (thoughts if tag == "<think>" else content).append(text[match.end() :].strip())
-            position = len(text)
-            break
-        inner = text[match.end() : end]
-        position = end + len(tag) + 1
-        if tag == "<think>":
-            thoughts.append(inner.strip())
-        elif tag == "<answer>":
-            content.append(text[match.start() : position])
-            answer = inner.strip()
-            if "<answer>" in inner:
-                problems.append("<answer> stands inside <answer>")
-            elif not answer:
-                problems.append("the answer is empty")
-        elif len(problems) < _MAX_PROBLEMS:
-            call = _parse_call(inner)
-            calls.append(call) if isinstance(call, ToolCall) else problems.append(call)
-    content.append(text[position:])
-    return ParsedReply(
-        thinking="\n".join(thoughts) if thoughts else None,
-        content="".join(content).strip(),
-        tool_calls=() if problems else tuple(calls),
-        answer=None if problems else answer,
-        problems=tuple(problems[:_MAX_PROBLEMS]),
-    )
-
-
-def _parse_call(text: str) -> ToolCall | str:
-    """Return the call that a `<tool_call>` block holds, or what is wrong with it."""
-    text = text.strip()
-    try:
-        data, end = _scan(text, 0)
-        if end != len(text):
-            raise ValueError("extra text after it")
-    except StopIteration:
-        return "a tool call is not valid JSON: a value is missing"
-    except (ValueError, RecursionError) as error:
-        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)[:_QUOTE_LENGTH]
-        return f"a tool call is not valid JSON: {ascii(reason)[1:-1]}"
-    if not isinstance(data, dict):
-        return f"a tool call must be one JSON object, not {_json_type(data)}"
-    name, arguments, call_id = data.get("name"), data.get("arguments", {}), data.get("id")
-    if not isinstance(name, str) or not name:
-        return 'a tool call must have "name", a string'
-    if not isinstance(arguments, dict):
-        return f'"arguments" of the tool call must be a JSON object, not {_json_type(arguments)}'
-    if text.count("{") + text.count("[") > _MAX_DEPTH and _depth(arguments) > _MAX_DEPTH:
-        return f"the arguments of the tool call are nested more than {_MAX_DEPTH} deep"
-    if call_id is not None and not isinstance(call_id, str):
-        return f'"id" of the tool call must be a string, not {_json_type(call_id)}'
-    return ToolCall(name, arguments, call_id)
-
-
-def _depth(value: object) -> int:
-    """Return how deeply lists and objects are nested in a JSON value, level by level."""
-    depth, level = 0, [value]
-    while level := [item for item in level if isinstance(item, dict | list)]:
-        depth += 1
-        level = [child for item in level for child in (item.values() if isinstance(item, dict) else item)]
-    return depth
-
-
-def _json_type(value: object) -> str:
-    names = {dict: "an object", list: "a list", str: "a string", bool: "true or false", type(None): "null"}
-    return names.get(type(value), "a number")
-
-
-def _finite_float(literal: str) -> float:
-    value = float(literal)
-    if math.isinf(value):
-        raise ValueError(f"the number {literal[:20]} is too large")
-    return value
-
-
-def _refuse_constant(literal: str) -> float:
-    raise ValueError(f"{literal} is no JSON number")
-
-
-# `decode` without its passes over white space: an attribute of every JSONDecoder, which the type stubs leave out.
-_scan: Callable[[str, int], tuple[Any, int]] = vars(
-    json.JSONDecoder(parse_float=_finite_float, parse_constant=_refuse_constant)
-)["scan_once"]
+PARSERS: Mapping[str, Parser] = MappingProxyType(
+    {
+        **FAMILIES,
+        "react": create_react_parser(),
+        "xml": create_xml_parser(),
+        "fenced": create_fenced_parser(),
+        "boxed": parse_boxed,
+        "last_number": create_answer_parser(last_number),
+    }
+)
+"""Parsers by name. Each reads its own format's thinking, calls and answer, and takes all else for content; "auto" is
+`parse_reply`."""

@@ -21,15 +21,10 @@ PARSED_CALL = ToolCall("calculator", {"expression": "37*24"})
         (" hello ", ParsedReply(None, "hello", (), None, ())),
         ("<answer>888</answer>", ParsedReply(None, "<answer>888</answer>", (), "888", ())),
         ("It is <answer>\n 888 \n</answer>.", ParsedReply(None, "It is <answer>\n 888 \n</answer>.", (), "888", ())),
-        (
-            "<answer>1</answer> no, <answer>2</answer>",
-            ParsedReply(None, "<answer>1</answer> no, <answer>2</answer>", (), "2", ()),
-        ),
         ("<think>hm</think>\n<answer>2</answer>", ParsedReply("hm", "<answer>2</answer>", (), "2", ())),
         ("hm</think><answer>2</answer>", ParsedReply("hm", "<answer>2</answer>", (), "2", ())),
         ("<think>a</think>x<think>b</think>y", ParsedReply("a\nb", "xy", (), None, ())),
         ("<think><answer>1</answer></think>", ParsedReply("<answer>1</answer>", "", (), None, ())),
-        ("<think>" + CALL + "</think>", ParsedReply(CALL, "", (), None, ())),
         (CALL, ParsedReply(None, "", (PARSED_CALL,), None, ())),
         (f"I ask. {CALL} Now.", ParsedReply(None, "I ask.  Now.", (PARSED_CALL,), None, ())),
         (CALL + "\n" + CALL, ParsedReply(None, "", (PARSED_CALL, PARSED_CALL), None, ())),
@@ -62,6 +57,8 @@ def test_sound_forms(text, expected):
         ("<answer></answer>", "the answer is empty"),
         ("<answer> \n </answer>", "the answer is empty"),
         ("<answer>1</answer><answer></answer>", "the answer is empty"),
+        ("<answer>1</answer> no, <answer>2</answer>", "two answers"),
+        ("<think>" + CALL + "</think>", "close </think> before calling"),
         ("<think>hm", "<think> is not closed"),
         ("<think>a</think></think><answer>1</answer>", "</think> stands without"),
         ("<answer>1</answer><think>", "<think> is not closed"),
@@ -110,7 +107,9 @@ def test_a_sound_call_beside_a_broken_one_is_not_run():
 
 
 def test_few_problems_are_named_however_many_there_are():
-    assert len(parse_reply("</answer>" * 1000).problems) == 8
+    broken = "".join(f'<tool_call>{{"name": "f", "arguments": {{"x": 1e{999 + i}}}}}</tool_call>' for i in range(1000))
+    assert len(parse_reply(broken).problems) == 8
+    assert len(parse_reply("</answer>" * 1000).problems) == 1
 
 
 def test_canonical_forms_read_back():

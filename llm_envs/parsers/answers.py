@@ -1,0 +1,123 @@
+r"""Final answers: `<answer>` tags, `\boxed{}`, the last number, or any function that finds one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import partial
+
+from llm_envs.parsers.reply import Draft, ParsedReply, Parser, printable
+from llm_envs.parsers.tagged import Grammar, read_tagged, without_end_of_turn
+
+__all__ = ["answer_tags", "create_answer_parser", "extract_boxed", "last_number", "parse_boxed", "split_thinking"]
+
+_NUMBER = re.compile(r"[-+]?[0-9][0-9,]*(?:\.[0-9]+)?")
+_ANSWER_TAG = re.compile(r"</?answer>")
+_BRACE = re.compile(r"\\(?:boxed|fbox)[ \t]*\{|\\.|[{}]", re.DOTALL)
+_THINKING_ALONE = Grammar(answer_tag=None)
+
+
+def last_number(text: str) -> str | None:
+    """Return the last number written in `text` (sign and decimals kept, thousands separators dropped), or None."""
+    found = _NUMBER.findall(text)
+    return found[-1].replace(",", "") if found else None
+
+
+def answer_tags(text: str) -> tuple[str, ...]:
+    """Return the text of every `<answer>` block, stripped; what is not closed, or opened anew, is none."""
+    found: list[str] = []
+    start: int | None = None
+    for match in _ANSWER_TAG.finditer(text):
+        if match.group() == "<answer>":
+            start = match.end()
+        elif start is not None:
+            found.append(text[start : match.start()].strip())
+            start = None
+    return tuple(found)
+
+
+def extract_boxed(text: str) -> str | None:
+    r"""Return what stands in the last complete `\boxed{...}` or `\fbox{...}`, stripped, or None.
+
+    Braces are balanced; escaped ones, `\{` and `\}`, do not count.
+    """
+    boxes, _ = _boxes(text)
+    if not boxes:
+        return None
+    start, end = boxes[-1]
+    return text[start:end].strip()
+
+
+def _boxes(text: str) -> tuple[list[tuple[int, int]], bool]:
+    """Return the spans of the outermost complete boxes, and whether any box is left open."""
+    boxes: list[tuple[int, int]] = []
+    opened: list[int | None] = []  # of each open brace: where its box starts, or None for a brace alone
+    for match in _BRACE.finditer(text):
+        token = match.group()
+        if token == "}":
+            start = opened.pop() if opened else None
+            if start is not None:
+                while boxes and boxes[-1][0] > start:
+                    boxes.pop()  # a box within this one
+                boxes.append((start, match.start()))
+        elif token == "{":
+            opened.append(None)
+        elif token[-1] == "{" and len(token) > 2:
+            opened.append(match.end())
+    return boxes, any(start is not None for start in opened)
+
+
+def split_thinking(text: str) -> ParsedReply:
+    """Take `<think>` blocks off a reply; the rest is its content, in which nothing is read."""
+    draft = Draft()
+    read_tagged(without_end_of_turn(text), _THINKING_ALONE, draft)
+    return draft.finish()
+
+
+def create_answer_parser(extract: Callable[[str], str | None], *, base: Parser = split_thinking) -> Parser:
+    """Make a parser whose answer is what a function finds in the content.
+
+    `create_answer_parser(last_number)` takes the last number, and `create_answer_parser(extract_boxed,
+    base=parse_reply)` reads calls too; with `str.strip` and `PARSERS["harmony"]` all of GPT-OSS's final message counts.
+
+    Args:
+        extract: From the content, which has neither thinking nor calls, to the answer, or None if there is none. What
+            it raises is a problem of the reply.
+        base: What reads all else; thinking alone by default. An answer of its own is passed over.
+    """
+    return partial(_parse_with_extract, extract, base)
+
+
+def _parse_with_extract(extract: Callable[[str], str | None], base: Parser, text: str) -> ParsedReply:
+    reply = base(text)
+    if reply.problems:
+        return reply
+    try:
+        answer = extract(reply.content)
+    except Exception as error:  # whatever a caller's function does with hostile text, a parser does not raise
+        return _refuse(reply, f"the answer cannot be read: {type(error).__name__}")
+    if answer is None:
+        return reply._replace(answer=None)
+    answer = answer.strip()
+    return reply._replace(answer=answer) if answer else _refuse(reply, "the answer is empty")
+
+
+def parse_boxed(text: str) -> ParsedReply:
+    r"""Take a reply apart whose answer stands in the one `\boxed{...}` outside thinking."""
+    reply = split_thinking(text)
+    if reply.problems:
+        return reply
+    boxes, is_open = _boxes(reply.content)
+    if is_open:
+        return _refuse(reply, "\\boxed{ is not closed by }")
+    if len(boxes) > 1:
+        return _refuse(reply, "there are two answers; give one")
+    if not boxes:
+        return reply
+    start, end = boxes[0]
+    answer = reply.content[start:end].strip()
+    return reply._replace(answer=answer) if answer else _refuse(reply, "the answer is empty")
+
+
+def _refuse(reply: ParsedReply, problem: str) -> ParsedReply:
+    return reply._replace(tool_calls=(), answer=None, problems=(printable(problem),))

@@ -1,0 +1,92 @@
+"""Fenced code, as the answer or as the call of a tool."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from typing import NamedTuple
+
+from llm_envs.parsers.answers import split_thinking
+from llm_envs.parsers.reply import ParsedReply, Parser
+from llm_envs.types import ToolCall
+
+__all__ = ["Fenced", "create_fenced_parser", "fenced_blocks"]
+
+_FENCE = re.compile(r"^ {0,3}(`{3,}|~{3,})([^\n]*)$", re.MULTILINE)
+
+
+class Fenced(NamedTuple):
+    """A fenced block of code."""
+
+    language: str
+    """First word after the opening fence, in lower case; empty without one."""
+    code: str
+    """The lines between the fences, without the last line break."""
+
+
+class _Span(NamedTuple):
+    fenced: Fenced
+    start: int
+    end: int
+
+
+def fenced_blocks(text: str) -> tuple[Fenced, ...]:
+    """Return the closed blocks of fenced code, in order, as CommonMark has them: by lines, of three or more marks."""
+    return tuple(span.fenced for span in _scan(text)[0])
+
+
+def _scan(text: str) -> tuple[list[_Span], bool]:
+    """Return the closed blocks, and whether one is left open."""
+    blocks: list[_Span] = []
+    opening: re.Match[str] | None = None
+    for match in _FENCE.finditer(text):
+        marks, info = match[1], match[2].strip()
+        if opening is None:
+            if "`" not in info or marks[0] == "~":
+                opening = match
+        elif not info and marks[0] == opening[1][0] and len(marks) >= len(opening[1]):
+            language = (opening[2].split() or [""])[0].lower()
+            code = text[opening.end() + 1 : max(opening.end() + 1, match.start() - 1)]
+            blocks.append(_Span(Fenced(language, code), opening.start(), match.end()))
+            opening = None
+    return blocks, opening is not None
+
+
+def create_fenced_parser(language: str | None = None, tool: str | None = None, argument: str = "code") -> Parser:
+    """Make a parser that reads fenced code.
+
+    Code in thinking is thinking. Two blocks where one is the answer, an empty one, and one that is not closed are
+    problems.
+
+    Args:
+        language: Only blocks of this language count, in lower case; None for all. Others are content.
+        tool: Name of the tool that each block calls, which is then no content. None: the one block is the answer.
+        argument: The tool's argument that takes the code.
+    """
+    return partial(_parse_fenced, None if language is None else language.lower(), tool, argument)
+
+
+def _parse_fenced(language: str | None, tool: str | None, argument: str, text: str) -> ParsedReply:
+    reply = split_thinking(text)
+    if reply.problems:
+        return reply
+    spans, is_open = _scan(reply.content)
+    spans = [span for span in spans if language is None or span.fenced.language == language]
+    problems = []
+    if is_open:
+        problems.append("a code fence is not closed")
+    if any(not span.fenced.code.strip() for span in spans):
+        problems.append("a block of code is empty")
+    if tool is None and len(spans) > 1:
+        problems.append("there are two answers; give one")
+    if problems:
+        return reply._replace(problems=tuple(problems))
+    if tool is None:
+        return reply._replace(answer=spans[0].fenced.code.strip("\n") if spans else None)
+    calls = tuple(ToolCall(tool, {argument: span.fenced.code}) for span in spans)
+    content, position = [], 0
+    for span in spans:
+        content.append(reply.content[position : span.start])
+        position = span.end
+    content.append(reply.content[position:])
+    return reply._replace(content="".join(content).strip(), tool_calls=calls)

@@ -1,0 +1,288 @@
+"""Calls written as JSON: Hermes and Qwen, Llama 3, Mistral, Cohere.
+
+A reader takes the text and the position after the block's opening tag, and returns the calls and the position after
+the block. It looks no further than it must: JSON is scanned from where it starts, not up to the closing tag, so that
+a string may hold any tag.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+from llm_envs.parsers.reply import MAX_DEPTH, QUOTE_LENGTH, BrokenCallError
+from llm_envs.types import ToolCall
+
+__all__ = [
+    "Document",
+    "call_from",
+    "decode_value",
+    "expect",
+    "read_cohere",
+    "read_hermes",
+    "read_json_objects",
+    "read_mistral",
+    "read_whole_json",
+    "scan_json",
+]
+
+Calls = list[ToolCall]
+_SPACE = re.compile(r"\s*")
+_CLAIMS_TO_BE_A_CALL = re.compile(
+    r'\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"[^"\\]{0,200}"\s*,\s*"(?:parameters|arguments)"\s*:'
+)
+_MISTRAL_NAME = re.compile(r'\s*([^\s\[\]{}<>"]{1,200})\s*(?:\[CALL_ID\]([^\s\[\]{}<>"]{1,200})\s*)?(?:\[ARGS\]\s*)?')
+
+
+class Document(str):
+    """A string in which a JSON error costs nothing.
+
+    `JSONDecodeError` counts the lines before it. In a text of many broken calls that would be quadratic, and nobody
+    reads the numbers.
+    """
+
+    __slots__ = ()
+
+    def count(self, *_: Any) -> int:
+        """Return 0."""
+        return 0
+
+    def rfind(self, *_: Any) -> int:
+        """Return 0."""
+        return 0
+
+
+def skip_space(text: str, position: int) -> int:
+    """Return the position of the next character that is no white space."""
+    match = _SPACE.match(text, position)
+    assert match is not None  # `\s*` matches everywhere
+    return match.end()
+
+
+def expect(text: str, position: int, literal: str) -> int:
+    """Skip white space and `literal`; return the position after it."""
+    position = skip_space(text, position)
+    if not text.startswith(literal, position):
+        raise BrokenCallError(f"a tool call has extra text where {literal} was expected")
+    return position + len(literal)
+
+
+def scan_json(text: str, position: int, wrapping: int = 0) -> tuple[Any, int]:
+    """Return the JSON value at `position` and the position after it.
+
+    Args:
+        text: A `Document`, where there may be many errors.
+        position: Where the value starts, or white space before it.
+        wrapping: How many levels of it stand around the arguments of a call.
+
+    Raises:
+        BrokenCallError: If there is none; for a key that stands twice in one object, NaN, Infinity, a number that is
+            too large, and what is nested too deeply.
+    """
+    start = skip_space(text, position)
+    try:
+        value, end = _scan(text, start)
+    except StopIteration:
+        reason = "a value is missing"
+    except RecursionError:
+        reason = "nested too deeply"
+    except json.JSONDecodeError as error:
+        reason = f"{error.msg} at character {error.pos - start}"
+    except ValueError as error:
+        reason = str(error)[:QUOTE_LENGTH]
+    else:
+        if _depth(value) > MAX_DEPTH + wrapping:
+            raise BrokenCallError(f"the arguments of the tool call are nested more than {MAX_DEPTH} deep")
+        return value, end
+    raise BrokenCallError(f"a tool call is not valid JSON: {reason}")
+
+
+def call_from(data: Any, name_key: str = "name", id_key: str = "id") -> ToolCall:
+    """Return the call that a decoded JSON value is; its arguments are under "arguments" or "parameters"."""
+    if type(data) is not dict:
+        raise BrokenCallError(f"a tool call must be one JSON object, not {_json_type(data)}")
+    name, call_id = data.get(name_key), data.get(id_key)
+    if type(name) is not str or not name:
+        raise BrokenCallError(f'a tool call must have "{name_key}", a string')
+    key = "arguments"
+    if "parameters" in data:
+        if "arguments" in data:
+            raise BrokenCallError('a tool call has both "arguments" and "parameters"')
+        key = "parameters"
+    arguments = data.get(key, {})
+    if type(arguments) is not dict:
+        raise BrokenCallError(f'"{key}" of the tool call must be a JSON object, not {_json_type(arguments)}')
+    if call_id is not None and type(call_id) is not str:
+        raise BrokenCallError(f'"{id_key}" of the tool call must be a string, not {_json_type(call_id)}')
+    return ToolCall(name, arguments, call_id)
+
+
+def call_with(name: str, arguments: Any, call_id: str | None = None) -> ToolCall:
+    """Return a call whose name stands outside the JSON."""
+    return call_from({"name": name, "arguments": arguments, "id": call_id})
+
+
+def calls_from(data: Any, name_key: str = "name", id_key: str = "id") -> Calls:
+    """Return the calls that a decoded JSON list holds."""
+    if type(data) is not list:
+        raise BrokenCallError(f"the tool calls must be a JSON list, not {_json_type(data)}")
+    if not data:
+        raise BrokenCallError("the list of tool calls is empty")
+    return [call_from(item, name_key, id_key) for item in data]
+
+
+def decode_value(text: str) -> Any:
+    """Return what a tag's text stands for, where strings are written bare: any other JSON value, else the text."""
+    stripped = text.strip()
+    if not stripped or stripped[0] not in '-0123456789{["tfn':
+        return text
+    try:
+        value, end = _scan(stripped, 0)
+    except (StopIteration, ValueError, RecursionError):
+        return text
+    if end != len(stripped) or isinstance(value, str):
+        return text
+    if _depth(value) >= MAX_DEPTH:
+        raise BrokenCallError(f"the arguments of the tool call are nested more than {MAX_DEPTH} deep")
+    return value
+
+
+def parse_sole_call(text: str) -> ToolCall | None:
+    """Return the call that `text`, the inside of a block, is; None if it is anything less plain. The quick way."""
+    try:
+        data, end = _scan_quickly(text, 0)
+    except (StopIteration, ValueError, RecursionError):
+        return None
+    if end != len(text) or type(data) is not dict or len(data) != 2:
+        return None
+    name, arguments = data.get("name"), data.get("arguments")
+    if type(name) is not str or not name or type(arguments) is not dict:
+        return None
+    # As many colons as keys: then no key stands twice, and nothing is nested in the arguments but lists.
+    if text.count(":") != 2 + len(arguments) or text.count("[") >= MAX_DEPTH:
+        return None
+    return ToolCall(name, arguments)
+
+
+def read_hermes(text: str, position: int) -> tuple[Calls, int]:
+    """Read `{"name": ..., "arguments": {...}}</tool_call>`."""
+    data, end = scan_json(text, position, 1)
+    call = call_from(data)
+    try:
+        return [call], expect(text, end, "</tool_call>")
+    except BrokenCallError:
+        raise BrokenCallError("a tool call is not valid JSON: extra text after it") from None
+
+
+def read_json_objects(text: str, position: int, *, are_bare: bool = False) -> tuple[Calls, int]:
+    """Read objects `{"name": ..., "parameters": {...}}`, one or more, by `;` or white space apart.
+
+    Args:
+        text: The text.
+        position: Where the first object starts, or white space before it.
+        are_bare: Whether nothing marks them as calls, so that an object without arguments is none.
+    """
+    calls: Calls = []
+    while True:
+        data, position = scan_json(text, position, 1)
+        calls.append(call_from(data))
+        if are_bare and "parameters" not in data and "arguments" not in data:
+            raise BrokenCallError('a tool call must have "parameters", an object')
+        after = skip_space(text, position)
+        if text.startswith(";", after):
+            after = skip_space(text, after + 1)
+        if not text.startswith("{", after):
+            return calls, position
+        position = after
+
+
+def read_whole_json(text: str) -> Calls | None:
+    """Read a whole reply, stripped, of such objects.
+
+    Returns:
+        The calls, or None if the reply is something else: it neither is one sound call nor starts as calls do.
+
+    Raises:
+        BrokenCallError: If it starts as a call does, and is broken.
+    """
+    is_surely_a_call = _CLAIMS_TO_BE_A_CALL.match(text) is not None
+    if not is_surely_a_call and '"name"' not in text:
+        return None
+    try:
+        calls, end = read_json_objects(text, 0, are_bare=True)
+        if text[end:].strip(" \r\n\t;"):
+            raise BrokenCallError("a tool call is followed by other text")
+    except BrokenCallError:
+        if is_surely_a_call:
+            raise
+        return None
+    return calls
+
+
+def read_mistral(text: str, position: int) -> tuple[Calls, int]:
+    """Read the list `[{...}]`, or `name[ARGS]{...}`, that follows `[TOOL_CALLS]`."""
+    start = skip_space(text, position)
+    if text.startswith("[", start) and not text.startswith(("[ARGS]", "[CALL_ID]", "[TOOL_CALLS]"), start):
+        data, end = scan_json(text, start, 2)
+        calls = calls_from(data)
+    else:
+        match = _MISTRAL_NAME.match(text, position)
+        if match is None or not text.startswith("{", match.end()):
+            raise BrokenCallError("[TOOL_CALLS] must be followed by a JSON list of calls or by name[ARGS]{...}")
+        data, end = scan_json(text, match.end())
+        calls = [call_with(match[1], data, match[2])]
+    return calls, end
+
+
+def read_cohere(text: str, position: int) -> tuple[Calls, int]:
+    """Read the list of `{"tool_call_id": ..., "tool_name": ..., "parameters": {...}}` before `<|END_ACTION|>`."""
+    data, end = scan_json(text, position, 2)
+    return calls_from(data, "tool_name", "tool_call_id"), expect(text, end, "<|END_ACTION|>")
+
+
+def _depth(value: object) -> int:
+    """Return how deeply lists and objects are nested in a JSON value, level by level."""
+    depth, level = 0, [value]
+    while level := [item for item in level if isinstance(item, dict | list)]:
+        depth += 1
+        level = [child for item in level for child in (item.values() if isinstance(item, dict) else item)]
+    return depth
+
+
+def _json_type(value: object) -> str:
+    names = {dict: "an object", list: "a list", str: "a string", bool: "true or false", type(None): "null"}
+    return names.get(type(value), "a number")
+
+
+def _finite_float(literal: str) -> float:
+    value = float(literal)
+    if math.isinf(value):
+        raise ValueError(f"the number {literal[:20]} is too large")
+    return value
+
+
+def _refuse_constant(literal: str) -> float:
+    raise ValueError(f"{literal} is no JSON number")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        seen: set[str] = set()
+        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
+        raise ValueError(f"the key {twice[:20]!r} stands twice in one object")
+    return found
+
+
+def _scanner(**options: Any) -> Callable[[str, int], tuple[Any, int]]:
+    """Return `decode` without its passes over white space: of every JSONDecoder, but left out of the type stubs."""
+    decoder = json.JSONDecoder(parse_float=_finite_float, parse_constant=_refuse_constant, **options)
+    scan: Callable[[str, int], tuple[Any, int]] = vars(decoder)["scan_once"]
+    return scan
+
+
+_scan_quickly = _scanner()
+_scan = _scanner(object_pairs_hook=_unique)

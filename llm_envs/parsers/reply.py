@@ -1,0 +1,135 @@
+"""What a parser returns, and what it collects on the way there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection
+from typing import Any, NamedTuple
+
+from llm_envs.errors import InvalidConfigError
+from llm_envs.types import ToolCall
+
+__all__ = ["BrokenCallError", "Draft", "ParsedReply", "Parser", "format_answer", "format_reward", "format_tool_call"]
+
+MAX_PROBLEMS = 8  # A reply of a thousand broken tags is answered with the first few.
+MAX_DEPTH = 32  # Whoever walks or writes the arguments later does so by recursion.
+QUOTE_LENGTH = 60
+
+
+class ParsedReply(NamedTuple):
+    """An assistant's reply, taken apart by a parser."""
+
+    thinking: str | None
+    """What stood in `<think>` blocks or the family's own; None if there was none."""
+    content: str
+    """The reply without thinking and without tool calls, stripped; answer tags stay in it."""
+    tool_calls: tuple[ToolCall, ...]
+    """In the order written. Empty if there is any problem."""
+    answer: str | None
+    """Text of the one `<answer>` block, stripped. None without one, or if there is any problem."""
+    problems: tuple[str, ...]
+    """What is broken, as sentences the model can be shown. Printable ASCII, 8 at most."""
+
+
+Parser = Callable[[str], ParsedReply]
+"""Takes any string, in linear time, and never raises."""
+
+
+class BrokenCallError(Exception):
+    """A call cannot be read; the message says why. Never leaves this package: it becomes a problem."""
+
+
+class Draft:
+    """A reply while it is being read: what was found so far."""
+
+    __slots__ = ("answers", "content", "format", "problems", "thoughts", "tool_calls", "wrappers")
+
+    def __init__(self) -> None:
+        self.thoughts: list[str] = []
+        self.content: list[str] = []
+        self.tool_calls: list[ToolCall] = []
+        self.answers: list[str] = []
+        self.problems: list[str] = []
+        self.format: str | None = None
+        """The format whose markers were seen first."""
+        self.wrappers: dict[str, int] = {}
+        """How often each tag that only wraps content was seen."""
+
+    def use(self, name: str) -> None:
+        """Note that a marker of the format `name` was seen; a second format is a problem."""
+        if self.format is None:
+            self.format = name
+        elif self.format != name:
+            self.complain(f"the reply mixes two formats, {self.format} and {name}")
+
+    def complain(self, problem: str) -> None:
+        """Add a problem, once; beyond the first few none are kept."""
+        problem = printable(problem)
+        if len(self.problems) < MAX_PROBLEMS and problem not in self.problems:
+            self.problems.append(problem)
+
+    def finish(self) -> ParsedReply:
+        """Return the reply. Where there is a problem there are neither calls nor an answer."""
+        if len(self.answers) > 1:
+            self.complain("there are two answers; give one")
+        return ParsedReply(
+            thinking="\n".join(self.thoughts) if self.thoughts else None,
+            content="".join(self.content).strip(),
+            tool_calls=() if self.problems else tuple(self.tool_calls),
+            answer=self.answers[0] if self.answers and not self.problems else None,
+            problems=tuple(self.problems),
+        )
+
+
+def printable(text: str) -> str:
+    """Return `text` in printable ASCII; DeepSeek's wide bars become plain ones, the rest is escaped."""
+    if text.isascii() and text.isprintable():
+        return text
+    return text.replace("\uff5c", "|").replace("\u2581", "_").encode("unicode_escape").decode("ascii")
+
+
+def broken(problem: str) -> ParsedReply:
+    """Return what a reply gives that is not read at all."""
+    return ParsedReply(None, "", (), None, (printable(problem),))
+
+
+_PARTS: dict[str, Callable[[ParsedReply], bool]] = {
+    "thinking": lambda reply: bool(reply.thinking),
+    "content": lambda reply: bool(reply.content),
+    "tool_calls": lambda reply: bool(reply.tool_calls),
+    "answer": lambda reply: reply.answer is not None,
+}
+
+
+def format_reward(reply: ParsedReply, *, require: Collection[str] = ("answer",)) -> float:
+    """Return 1.0 if nothing in the reply is broken and all that is required is there, else 0.0.
+
+    An answer beside tool calls was written before their results were known and is not taken: it only counts where both
+    are required.
+
+    Args:
+        reply: What a parser returned.
+        require: Of "thinking", "content", "tool_calls", "answer"; what is empty is not there.
+
+    Raises:
+        InvalidConfigError: If `require` names anything else.
+    """
+    for part in require:
+        if part not in _PARTS:
+            raise InvalidConfigError(f"format_reward cannot require {part!r}; known are {', '.join(_PARTS)}.")
+    if reply.problems or not all(_PARTS[part](reply) for part in require):
+        return 0.0
+    if "answer" in require and reply.tool_calls and "tool_calls" not in require:
+        return 0.0
+    return 1.0
+
+
+def format_answer(answer: object) -> str:
+    """Write a final answer in the canonical form."""
+    return f"<answer>{answer}</answer>"
+
+
+def format_tool_call(name: str, **arguments: Any) -> str:
+    """Write a tool call in the canonical form, Hermes' and Qwen's."""
+    call = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
+    return f"<tool_call>\n{call}\n</tool_call>"

@@ -1,0 +1,301 @@
+"""One pass over a reply with tags, for every format whose calls stand between tags of their own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from llm_envs.parsers.deepseek import END_OF_SENTENCE
+from llm_envs.parsers.json_calls import Calls, Document, skip_space
+from llm_envs.parsers.reply import MAX_PROBLEMS, BrokenCallError, Draft
+
+__all__ = ["THINK", "Block", "Grammar", "Thinking", "Whole", "has_call", "read_tagged", "without_end_of_turn"]
+
+_END_OF_TURN = (
+    *("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|endoftext|>", "</s>", "<|END_OF_TURN_TOKEN|>"),
+    *(END_OF_SENTENCE, "<end_of_turn>", "<turn|>", "<eos>", "<|tool_response>", "<|observation|>", "<|user|>"),
+    *("<|call|>", "<|return|>", "<|end|>", "<|eot|>", "<|eom|>"),
+)
+"""What ends a turn in one family or another; some servers leave it in the text."""
+
+
+class Thinking(NamedTuple):
+    """Tags around thinking."""
+
+    opening: str
+    closing: str
+    format: str | None
+    """The one format that thinks so; None for `<think>`, which many share."""
+
+
+class Block(NamedTuple):
+    """Tags around calls."""
+
+    format: str
+    opening: str
+    closing: str | None
+    """None where a block ends with the reply, or where the next one begins."""
+    read: Callable[[str, int], tuple[Calls, int]]
+    """From the text and the position after the opening tag to the calls and the position after the block."""
+    begins: re.Pattern[str] | None = None
+    """What follows the opening tag; of several blocks with one opening tag the first that fits is meant."""
+
+
+class Whole(NamedTuple):
+    """Calls without tags, that are the whole reply but for thinking."""
+
+    format: str
+    begins: re.Pattern[str]
+    """How such a reply begins."""
+    read: Callable[[str], Calls | None]
+
+
+_BETWEEN_CALLS = re.compile(r"[\s;]*")
+
+THINK = Thinking("<think>", "</think>", None)
+
+
+class Grammar:
+    """What one parser looks for.
+
+    Args:
+        blocks: Blocks of calls. Of several with one opening tag, the last needs no `begins`.
+        thinking: Pairs of tags around thinking.
+        whole: Forms of a whole reply.
+        wrappers: Pairs of tags around content, by format. The opening one may stand in the prompt.
+        strays: Tags of a format that has no place here, by tag.
+        answer_tag: Name of the tag of the final answer; None to look for none.
+    """
+
+    def __init__(
+        self,
+        blocks: Sequence[Block] = (),
+        *,
+        thinking: Sequence[Thinking] = (THINK,),
+        whole: Sequence[Whole] = (),
+        wrappers: Mapping[str, tuple[str, str]] | None = None,
+        strays: Mapping[str, str] | None = None,
+        answer_tag: str | None = "answer",
+    ) -> None:
+        self.thinking = {pair.opening: pair for pair in thinking}
+        self.blocks: dict[str, list[Block]] = {}
+        for block in blocks:
+            self.blocks.setdefault(block.opening, []).append(block)
+        self.whole = tuple(whole)
+        self.wrappers = {opening: (name, closing) for name, (opening, closing) in (wrappers or {}).items()}
+        self.wrapper_ends = {closing: (name, opening) for opening, (name, closing) in self.wrappers.items()}
+        self.strays = dict(strays or {})
+        self.answer = (f"<{answer_tag}>", f"</{answer_tag}>") if answer_tag else ("", "")
+        self.openings: dict[str, str] = {pair.closing: pair.opening for pair in thinking}
+        """Opening tag by closing tag."""
+        self.openings |= {block.closing: block.opening for block in blocks if block.closing}
+        if answer_tag:
+            self.openings[self.answer[1]] = self.answer[0]
+        answers = self.answer[:1] if answer_tag else ()
+        tags = {
+            *self.thinking,
+            *self.blocks,
+            *self.wrappers,
+            *self.wrapper_ends,
+            *self.strays,
+            *self.openings,
+            *answers,
+        }
+        self.tags = any_of(tags)
+        self.block_tags = any_of(self.blocks)
+        self.thinking_tags = any_of([*self.thinking, *(pair.closing for pair in thinking)])
+
+
+def any_of(literals: Sequence[str] | set[str] | Mapping[str, object]) -> re.Pattern[str]:
+    """Return a pattern for any of the literals, the longer first; it decides by two characters, then by the rest."""
+    heads: dict[str, list[str]] = {}
+    for literal in sorted(literals, key=lambda literal: (-len(literal), literal)):
+        heads.setdefault(literal[:2], []).append(re.escape(literal[2:]))
+    branches = [f"{re.escape(head)}(?:{'|'.join(rests)})" for head, rests in heads.items()]
+    return re.compile("|".join(branches) or r"(?!)")
+
+
+def without_end_of_turn(text: str) -> str:
+    """Return the text without white space around it and without one marker that ends a turn."""
+    text = text.strip()
+    if text.endswith((">", "]")):
+        for marker in _END_OF_TURN:
+            if text.endswith(marker):
+                return text.removesuffix(marker).rstrip()
+    return text
+
+
+def read_tagged(text: str, grammar: Grammar, draft: Draft) -> None:
+    """Read a reply, or a part of one, into the draft: from left to right, each block skipped whole."""
+    text = Document(text)
+    position = _read_thinking_begun_in_the_prompt(text, grammar, draft)
+    may_be_whole = is_blank = bool(grammar.whole)
+    while True:
+        if may_be_whole and _read_whole(text, position, grammar, draft):
+            return
+        match = grammar.tags.search(text, position)
+        if match is None:
+            break
+        draft.content.append(text[position : match.start()])
+        tag, after = match.group(), match.end()
+        may_be_whole = is_blank = is_blank and tag in grammar.thinking and not draft.content[-1].strip()
+        if tag in grammar.thinking:
+            position = _read_thinking(text, after, grammar, draft, grammar.thinking[tag])
+        elif tag in grammar.blocks:
+            position = _read_block(text, after, grammar, draft, tag)
+        elif tag == grammar.answer[0]:
+            position = _read_answer(text, after, grammar, draft)
+        elif tag in grammar.wrappers or tag in grammar.wrapper_ends:
+            position = _read_wrapper(after, grammar, draft, tag)
+        else:
+            if tag in grammar.strays:
+                draft.use(grammar.strays[tag])
+                draft.complain(f"{tag} does not belong there")
+            else:
+                draft.complain(f"{tag} stands without {grammar.openings[tag]} before it")
+            position = after
+    draft.content.append(text[position:])
+    for opening, (_, closing) in grammar.wrappers.items():
+        if draft.wrappers.get(opening, 0) > draft.wrappers.get(closing, 0):
+            draft.complain(f"{opening} is not closed by {closing}")
+
+
+def has_call(text: str, grammar: Grammar) -> bool:
+    """Return whether a complete call of the grammar's formats stands anywhere in the text."""
+    text = Document(text)
+    for match in grammar.block_tags.finditer(text):
+        try:
+            _choose(grammar.blocks[match.group()], text, match.end()).read(text, match.end())
+        except BrokenCallError:
+            continue
+        return True
+    return False
+
+
+def _read_thinking_begun_in_the_prompt(text: str, grammar: Grammar, draft: Draft) -> int:
+    """Take what stands before the first tag of thinking as thinking if that tag is a closing one.
+
+    Unless that tag stands inside a sound call, the first thing in the reply.
+    """
+    closing = grammar.thinking_tags.search(text)
+    if closing is None or closing.group() in grammar.thinking:
+        return 0
+    first = grammar.tags.search(text)
+    if first is not None and first.group() in grammar.blocks:
+        try:
+            _, end = _choose(grammar.blocks[first.group()], text, first.end()).read(text, first.end())
+        except BrokenCallError:
+            end = 0
+        if end > closing.start():
+            return 0
+    pair = grammar.thinking[grammar.openings[closing.group()]]
+    _add_thought(text[: closing.start()], grammar, draft, pair)
+    return closing.end()
+
+
+def _read_thinking(text: str, start: int, grammar: Grammar, draft: Draft, pair: Thinking) -> int:
+    end = text.find(pair.closing, start)
+    if end < 0:
+        draft.complain(f"{pair.opening} is not closed by {pair.closing}")
+        draft.thoughts.append(text[start:].strip())
+        return len(text)
+    inner = text[start:end]
+    if pair.opening in inner:
+        draft.complain(f"{pair.opening} stands inside {pair.opening}")
+    _add_thought(inner, grammar, draft, pair)
+    return end + len(pair.closing)
+
+
+def _add_thought(thought: str, grammar: Grammar, draft: Draft, pair: Thinking) -> None:
+    if pair.format is not None:
+        draft.use(pair.format)
+    draft.thoughts.append(thought.strip())
+    if has_call(thought, grammar):
+        draft.complain(f"a tool call stands inside {pair.opening}: close {pair.closing} before calling")
+
+
+def _read_whole(text: str, position: int, grammar: Grammar, draft: Draft) -> bool:
+    """Read calls that are all of the rest, if they are; return whether they were, or were meant to be."""
+    start = skip_space(text, position)
+    for whole in grammar.whole:
+        if whole.begins.match(text, start) is None:
+            continue
+        rest = Document(text[start:].rstrip())
+        try:
+            calls = whole.read(rest)
+        except BrokenCallError as error:
+            draft.use(whole.format)
+            draft.complain(str(error))
+            draft.content.append(rest)
+            return True
+        if calls is not None:
+            draft.use(whole.format)
+            draft.tool_calls.extend(calls)
+            return True
+    return False
+
+
+def _choose(blocks: Sequence[Block], text: str, position: int) -> Block:
+    for block in blocks:
+        if block.begins is not None and block.begins.match(text, position) is not None:
+            return block
+    return blocks[-1]
+
+
+def _read_block(text: str, start: int, grammar: Grammar, draft: Draft, opening: str) -> int:
+    block = _choose(grammar.blocks[opening], text, start)
+    draft.use(block.format)
+    problem = "a tool call is broken"
+    if len(draft.problems) < MAX_PROBLEMS:  # What follows the last problem that is named cannot change anything.
+        try:
+            calls, end = block.read(text, start)
+        except BrokenCallError as error:
+            problem = str(error)
+        else:
+            draft.tool_calls.extend(calls)
+            if block.closing is not None:
+                return end
+            end = _BETWEEN_CALLS.match(text, end).end()  # type: ignore[union-attr] # matches everywhere
+            if end < len(text) and not text.startswith(opening, end):
+                draft.complain("a tool call is followed by other text")
+                draft.content.append(text[end:])
+                return len(text)
+            return end
+    end = len(text) if block.closing is None else text.find(block.closing, start)
+    if end < 0:
+        draft.complain(f"{opening} is not closed by {block.closing}")
+        draft.content.append(text[start:].strip())
+        return len(text)
+    draft.complain(problem)
+    return end + len(block.closing or "")
+
+
+def _read_answer(text: str, start: int, grammar: Grammar, draft: Draft) -> int:
+    opening, closing = grammar.answer
+    end = text.find(closing, start)
+    if end < 0:
+        draft.complain(f"{opening} is not closed by {closing}")
+        draft.content.append(text[start:].strip())
+        return len(text)
+    inner = text[start:end]
+    draft.content.append(opening + inner + closing)
+    tag = grammar.tags.search(inner)
+    if tag is not None:
+        draft.complain(f"{tag.group()} stands inside {opening}")
+    elif not inner.strip():
+        draft.complain("the answer is empty")
+    draft.answers.append(inner.strip())
+    return end + len(closing)
+
+
+def _read_wrapper(after: int, grammar: Grammar, draft: Draft, tag: str) -> int:
+    """Note a tag that wraps content: one pair, or the closing one alone where the prompt holds the opening one."""
+    draft.wrappers[tag] = draft.wrappers.get(tag, 0) + 1
+    name = (grammar.wrappers.get(tag) or grammar.wrapper_ends[tag])[0]
+    draft.use(name)
+    if draft.wrappers[tag] > 1:
+        draft.complain(f"{tag} stands twice")
+    if tag in grammar.wrappers and grammar.wrappers[tag][1] in draft.wrappers:
+        draft.complain(f"{tag} stands after {grammar.wrappers[tag][1]}")
+    return after
