@@ -7,6 +7,7 @@ no model in this process: a generator may be any policy, or a function of one's 
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,8 @@ from llm_envs.errors import ContextFullError, InvalidConfigError
 from llm_envs.parsers import ParsedReply, parse_reply
 from llm_envs.policies.base import TokenPolicy
 from llm_envs.policies.seeds import turn_seed
-from llm_envs.tools import Tool, call_tool
+from llm_envs.toolbox import arun_calls, run_calls
+from llm_envs.tools import Tool
 from llm_envs.types import FinishReason, Message, Sampled, SamplingParams, ToolCall, ToolResult
 
 if TYPE_CHECKING:
@@ -133,16 +135,16 @@ async def aconversation_turn(
 ) -> ConversationTurn:
     """Do what `conversation_turn` does, from within an event loop.
 
-    The default executor runs in a thread, so that a slow tool holds up nobody; an executor that is passed in is called
-    in the loop's own thread, and awaited if it is asynchronous. A synchronous generator blocks the loop while it runs.
+    Without an executor the tools run by `toolbox.arun_calls`, and a slow one holds up nobody; an executor that is
+    passed in is called in the loop's own thread, and awaited if it is asynchronous. A synchronous generator blocks the
+    loop while it runs.
     """
     prompt, params = _prepare(messages, template_fn, tools, prompt_ids), params or SamplingParams()
     sampled = await _settle(generate_fn(prompt, params))
     text, reply, calls = _read(sampled, decode_fn, parser)
     results: Sequence[ToolResult] = ()
     if calls:
-        outcome = executor(calls) if executor else asyncio.to_thread(create_executor(tools), calls)
-        results = await _settle(outcome)
+        results = await _settle(executor(calls) if executor else arun_calls(_by_name(tools), calls))
     return _finish(messages, prompt, sampled, text, reply, calls, results)
 
 
@@ -188,21 +190,18 @@ def create_template_fn(
 
 
 def create_executor(
-    tools: Sequence[Tool | Mapping[str, Any]],
+    tools: Sequence[Tool | Mapping[str, Any]], *, timeout_s: float | None = None
 ) -> Callable[[Sequence[ToolCall]], tuple[ToolResult, ...]]:
-    """Return a function that executes calls with the tools of their names.
+    """Return a function that executes the calls of one reply by the tools of their names: `toolbox.run_calls`.
 
-    An unknown name, wrong arguments or an exception in a tool are results that the model can read.
+    An unknown name, wrong arguments, an exception in a tool or one that takes too long are results that the model can
+    read. Calls of tools that may run side by side do.
 
     Args:
         tools: Tools. Bare JSON Schemas among them cannot be executed: their calls are calls of unknown tools.
+        timeout_s: Limit in seconds of each call whose tool has none of its own.
     """
-    by_name = {tool.name: tool for tool in tools if isinstance(tool, Tool)}
-
-    def execute(calls: Sequence[ToolCall]) -> tuple[ToolResult, ...]:
-        return tuple(call_tool(by_name, call) for call in calls)
-
-    return execute
+    return functools.partial(run_calls, _by_name(tools), timeout_s=timeout_s)
 
 
 def create_policy_generator(
@@ -255,6 +254,10 @@ def parse_thinking(text: str, *, opening: str = "<think>", closing: str = "</thi
         position = min(end + len(closing), len(text))
     content.append(text[position:])
     return "\n".join(thoughts) if thoughts else None, "".join(content).strip()
+
+
+def _by_name(tools: Sequence[Tool | Mapping[str, Any]]) -> dict[str, Tool]:
+    return {tool.name: tool for tool in tools if isinstance(tool, Tool)}
 
 
 def _prepare(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -100,6 +101,11 @@ def load_model(
         raise InvalidConfigError(f"{' and '.join(given)} exclude each other: give one of them, or none.")
     if merge_adapter and adapter is None:
         raise InvalidConfigError("merge_adapter=True without an adapter: give adapter=FOLDER.")
+    if tensor_parallel is not None and loader is None and "WORLD_SIZE" not in os.environ:
+        raise InvalidConfigError(
+            f"tensor_parallel={tensor_parallel} needs as many processes: start them with "
+            f"torchrun --nproc-per-node {tensor_parallel}."
+        )
     if load_in_8bit and loader is None and importlib.util.find_spec("bitsandbytes") is None:
         raise MissingExtraError("load_in_8bit=True needs bitsandbytes: pip install bitsandbytes.")
     settings: dict[str, Any] = {"dtype": dtype, "trust_remote_code": trust_remote_code}

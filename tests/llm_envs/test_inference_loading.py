@@ -123,6 +123,12 @@ def test_tensor_parallelism():
     assert loader.moved_to == []
 
 
+def test_tensor_parallelism_in_a_single_process_says_how_to_start_more(folder, monkeypatch):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    with pytest.raises(InvalidConfigError, match="torchrun --nproc-per-node 2"):
+        load_model(folder, tensor_parallel=2)
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [

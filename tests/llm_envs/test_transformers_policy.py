@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from llm_envs.errors import ContextFullError, ModelError
+from llm_envs.errors import ContextFullError, InvalidConfigError, ModelError
 from llm_envs.policies.base import TokenPolicy, UpdatablePolicy
 from llm_envs.policies.transformers import TransformersPolicy
 from llm_envs.tiny_model import tiny_model, tiny_tokenizer
@@ -95,9 +95,56 @@ def test_a_failing_batch_fails_its_requests_and_the_next_one_works(policy):
     assert len(sample(policy, 3)) == 3
 
 
-def test_a_prompt_that_fills_the_context_is_refused(policy):
-    with pytest.raises(ContextFullError):
-        asyncio.run(policy.sample(np.zeros(128, np.int32), SamplingParams(), seed=0, session=""))
+@pytest.mark.parametrize(
+    ("prompt", "error", "complaint"),
+    [
+        (np.zeros(128, np.int32), ContextFullError, "128 tokens fills the context of 128"),
+        (np.zeros(0, np.int32), InvalidConfigError, "empty"),
+        (np.array([4, len(TOKENIZER)], np.int32), InvalidConfigError, "vocabulary"),
+    ],
+)
+def test_a_request_that_cannot_be_sampled_fails_alone(policy, prompt, error, complaint):
+    async def run():
+        params = SamplingParams(max_new_tokens=6)
+        requests = [policy.sample(p, params, seed=i, session="") for i, p in enumerate([PROMPT, prompt, PROMPT])]
+        return await asyncio.gather(*requests, return_exceptions=True)
+
+    first, refused, last = asyncio.run(run())
+    assert isinstance(refused, error)
+    assert complaint in str(refused)
+    assert first.token_ids.tolist() == sample(policy, 1)[0].token_ids.tolist()
+    assert len(last.token_ids) == 6
+
+
+@pytest.mark.parametrize("settings", [{"pad_token": None}, {"padding_side": "right"}, {"truncation_side": "left"}])
+def test_how_the_tokenizer_pads_changes_nothing(policy, settings):
+    """Prompts of several lengths in one batch; the pad token of the untouched tokenizer is an id of its own."""
+    tokenizer = tiny_tokenizer()
+    for name, value in settings.items():
+        setattr(tokenizer, name, value)
+    prompts = [PROMPT[:n] for n in (1, 8, 3)]
+
+    def play(policy):
+        async def run():
+            params = SamplingParams(max_new_tokens=9)
+            return await asyncio.gather(*[policy.sample(p, params, seed=1, session="") for p in prompts])
+
+        return asyncio.run(run())
+
+    for one, other in zip(play(policy), play(TransformersPolicy(policy.model, tokenizer)), strict=True):
+        assert one.token_ids.tolist() == other.token_ids.tolist()
+        assert one.logps.tolist() == other.logps.tolist()
+
+
+def test_a_pad_token_that_is_sampled_is_a_token(policy):
+    """Also where the pad token is an ordinary one: nothing is cut, masked or skipped by its id."""
+    tokenizer = tiny_tokenizer()
+    params = SamplingParams(max_new_tokens=40)
+    free = asyncio.run(policy.sample(PROMPT, params, seed=1, session=""))
+    tokenizer.pad_token_id = int(free.token_ids[3])
+    assert tokenizer.pad_token_id in free.token_ids[:-1]
+    again = asyncio.run(TransformersPolicy(policy.model, tokenizer).sample(PROMPT, params, seed=1, session=""))
+    assert again.token_ids.tolist() == free.token_ids.tolist()
 
 
 def test_new_weights_change_what_is_sampled_and_carry_their_version(policy):
