@@ -40,9 +40,11 @@ class ByteCodec:
         shown = [Message("system", json.dumps([dict(tool) for tool in tools]))] if tools else []
         return self._encode([*shown, *messages], generation_prompt=True)
 
-    def encode_delta(self, messages: Sequence[Message], *, closed: bool, generation_prompt: bool = True) -> IdArray:
+    def encode_delta(
+        self, messages: Sequence[Message], *, reply_ids: IdArray, generation_prompt: bool = True
+    ) -> IdArray:
         """Encode what stands between an assistant turn and the next."""
-        head = [] if closed else [self.end_of_turn_id]
+        head = [] if len(reply_ids) and reply_ids[-1] == self.end_of_turn_id else [self.end_of_turn_id]
         return np.array([*head, *self._encode(messages, generation_prompt).tolist()], dtype=np.int32)
 
     def encode_reply(self, text: str) -> IdArray:
@@ -52,6 +54,10 @@ class ByteCodec:
     def decode_reply(self, token_ids: IdArray) -> str:
         """Decode ids to text without a closing end-of-turn token; other special tokens are left out."""
         return bytes(i for i in token_ids.tolist() if i < 256).decode(errors="replace")
+
+    def is_continued(self, row_ids: IdArray, prompt_ids: IdArray) -> bool:
+        """Return whether a prompt is the row; this codec writes every conversation in one way alone."""
+        return np.array_equal(row_ids, prompt_ids)
 
     def _encode(self, messages: Sequence[Message], generation_prompt: bool) -> IdArray:
         ids: list[int] = []

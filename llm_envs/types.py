@@ -333,6 +333,11 @@ class Trajectory:
         return int(sum(int(row.mask.sum()) for row in self.rows))
 
     @property
+    def n_forks(self) -> int:
+        """How often a new row began because the model was to see something else than what it saw."""
+        return max(len(self.rows) - 1, 0)
+
+    @property
     def tool_results(self) -> tuple[ToolResult, ...]:
         """Results of all tool calls in order."""
         return tuple(result for turn in self.turns for result in turn.tool_results)

@@ -4,7 +4,7 @@ Nothing here imports torch, transformers or datasets.
 """
 
 from llm_envs.rollout.collector import Collector
-from llm_envs.rollout.context import Codec
+from llm_envs.rollout.context import Codec, ContextFn, create_window
 from llm_envs.rollout.episode import play_episode
 from llm_envs.rollout.group import play_group, play_member
 from llm_envs.rollout.limits import RolloutLimits
@@ -17,12 +17,14 @@ __all__ = [
     "Codec",
     "Collector",
     "CollectorStats",
+    "ContextFn",
     "EnvChoice",
     "EpisodeSpec",
     "RolloutLimits",
     "RowBuilder",
     "SeedSource",
     "TrajectoryWriter",
+    "create_window",
     "derive_seed",
     "group_specs",
     "play_episode",

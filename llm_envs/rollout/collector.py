@@ -27,7 +27,7 @@ import gymnasium as gym
 from llm_envs.errors import InvalidConfigError
 from llm_envs.policies.base import Policy
 from llm_envs.registration import task_spec
-from llm_envs.rollout.context import Codec
+from llm_envs.rollout.context import Codec, ContextFn
 from llm_envs.rollout.episode import play_episode, policy_kind
 from llm_envs.rollout.group import assemble_group, check_group, play_member
 from llm_envs.rollout.limits import RolloutLimits
@@ -35,6 +35,7 @@ from llm_envs.rollout.progress import Progress, show_progress
 from llm_envs.rollout.source import Envs, EpisodeSpec, SeedSource, group_specs
 from llm_envs.rollout.stats import CollectorStats
 from llm_envs.rollout.sync import SyncRunner
+from llm_envs.rollout.tape import History, Tape
 from llm_envs.types import SamplingParams, Trajectory, TrajectoryGroup
 
 __all__ = ["Collector"]
@@ -50,6 +51,9 @@ class Collector:
         env_kwargs: Keyword arguments of every environment (`split`, `difficulty`, ...).
         sampling: How the policy samples.
         limits: Budgets of an episode.
+        history: "append", the model sees its own earlier words exactly as it wrote them, in one row; "template", it
+            sees what the chat template makes of them, in further rows where that differs.
+        context_fn: Chooses which messages the model sees; what differs from what it saw begins a new row.
         seed: Run seed: decides environments, their seeds and the seeds of sampling.
         max_concurrency: Episodes at once, over all calls that run in one event loop.
         max_retries: How often an errored episode is played anew.
@@ -71,6 +75,8 @@ class Collector:
         env_kwargs: Mapping[str, Any] | None = None,
         sampling: SamplingParams | None = None,
         limits: RolloutLimits | None = None,
+        history: History = "append",
+        context_fn: ContextFn | None = None,
         seed: int = 0,
         max_concurrency: int = 64,
         max_retries: int = 2,
@@ -82,6 +88,7 @@ class Collector:
         if max_retries < 0:
             raise InvalidConfigError(f"max_retries is {max_retries!r}; it must be at least 0.")
         policy_kind(policy, codec)
+        Tape(codec, history)
         self.source = SeedSource(envs, seed=seed, env_kwargs=env_kwargs)
         for choice in self.source.choices:  # a wrong id, split or difficulty is said here, not in every episode
             if choice.factory is None:
@@ -89,6 +96,7 @@ class Collector:
             self._make(EpisodeSpec(choice.env_id, choice.kwargs)).close()
         self.policy, self.codec, self.seed = policy, codec, seed
         self.sampling, self.limits = sampling or SamplingParams(), limits or RolloutLimits()
+        self.history, self.context_fn = history, context_fn
         self.max_concurrency, self.max_retries = max_concurrency, max_retries
         self.progress, self.on_trajectory = progress, on_trajectory
         self.stats = CollectorStats()
@@ -204,6 +212,8 @@ class Collector:
             codec=self.codec,
             sampling=self.sampling,
             limits=self.limits,
+            history=self.history,
+            context_fn=self.context_fn,
             run_seed=self.seed,
         )
 

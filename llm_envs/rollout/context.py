@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from llm_envs.errors import EnvContractError
+from llm_envs.errors import EnvContractError, InvalidConfigError
 from llm_envs.types import Message
 
-__all__ = ["Codec", "observed_messages", "render_reply", "with_call_ids"]
+__all__ = ["Codec", "ContextFn", "create_window", "observed_messages", "render_reply", "seen_by", "with_call_ids"]
 
 IdArray = npt.NDArray[np.int32]
 
@@ -22,14 +23,18 @@ class Codec(Protocol):
     """Messages to token ids and back. `llm_envs.chat.ChatCodec` is the one for real models."""
 
     end_of_turn_id: int
-    """Id of the token that closes an assistant turn."""
+    """Id of the token with which an assistant closes its turn."""
+    stop_token_ids: tuple[int, ...]
+    """Ids at which sampling a turn ends."""
 
     def encode_prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> IdArray:
-        """Encode the start of an episode, ready for the assistant's first turn. Shape (T,)."""
+        """Encode a conversation from its start, ready for the assistant's next turn. Shape (T,)."""
         ...
 
-    def encode_delta(self, messages: Sequence[Message], *, closed: bool, generation_prompt: bool = True) -> IdArray:
-        """Encode what stands between an assistant turn and the next. Shape (T,)."""
+    def encode_delta(
+        self, messages: Sequence[Message], *, reply_ids: IdArray, generation_prompt: bool = True
+    ) -> IdArray:
+        """Encode what stands between an assistant turn, whose ids are `reply_ids`, and the next. Shape (T,)."""
         ...
 
     def encode_reply(self, text: str) -> IdArray:
@@ -39,6 +44,50 @@ class Codec(Protocol):
     def decode_reply(self, token_ids: IdArray) -> str:
         """Decode sampled ids to the action."""
         ...
+
+    def is_continued(self, row_ids: IdArray, prompt_ids: IdArray) -> bool:
+        """Return whether a prompt that was encoded anew says the same as a row: then the row can go on."""
+        ...
+
+
+ContextFn = Callable[[tuple[Message, ...]], "Sequence[Message] | Awaitable[Sequence[Message]]"]
+"""All messages so far -> those that the model is to see. Called before each turn but the first."""
+
+
+async def seen_by(context_fn: ContextFn | None, messages: Sequence[Message]) -> tuple[Message, ...] | None:
+    """Return what a context function leaves of a conversation; None without one.
+
+    Raises:
+        InvalidConfigError: If it leaves nothing, or something else than messages.
+    """
+    if context_fn is None:
+        return None
+    left = context_fn(tuple(messages))
+    view = tuple(await left) if inspect.isawaitable(left) else tuple(left)
+    if not view or not all(isinstance(message, Message) for message in view):
+        raise InvalidConfigError(f"the context function returned {view!r:.200}; it must return messages, at least one.")
+    return view
+
+
+def create_window(n_turns: int) -> ContextFn:
+    """Return a context function that keeps the task and the last turns.
+
+    Args:
+        n_turns: Turns to keep, each with what the environment answered; the messages before the first turn always stay.
+
+    Raises:
+        InvalidConfigError: If `n_turns` is not at least 1.
+    """
+    if n_turns < 1:
+        raise InvalidConfigError(f"create_window: n_turns is {n_turns!r}; it must be at least 1.")
+
+    def window(messages: tuple[Message, ...]) -> Sequence[Message]:
+        turns = [index for index, message in enumerate(messages) if message.role == "assistant"]
+        if len(turns) <= n_turns:
+            return messages
+        return (*messages[: turns[0]], *messages[turns[-n_turns] :])
+
+    return window
 
 
 def observed_messages(observation: object, info: Mapping[str, Any]) -> tuple[Message, ...]:

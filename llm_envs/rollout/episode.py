@@ -2,7 +2,8 @@
 
 What holds for every trajectory that comes out:
 
-1. Sampled ids are appended as they are; after the first prompt only what the environment says is encoded.
+1. Sampled ids are appended as they are; after the first prompt only what the environment says is encoded. Where the
+   model is to see something else than what it saw, a new row begins; each turn's tokens stand in exactly one row.
 2. A failure of the environment or the policy is data (`status="errored"`), never a reward. `CancelledError` propagates.
 3. A turn cut by a token limit is still stepped.
 4. When a limit or the environment truncates, the final observation is in the row with mask False. When the task
@@ -28,11 +29,19 @@ import numpy.typing as npt
 
 from llm_envs.errors import ContextFullError, EnvContractError, InvalidConfigError
 from llm_envs.policies.base import ChatPolicy, EnvPolicy, EpisodicPolicy, Policy, TokenPolicy
-from llm_envs.rollout.context import Codec, check_extras, observed_messages, render_reply, with_call_ids
+from llm_envs.rollout.context import (
+    Codec,
+    ContextFn,
+    check_extras,
+    observed_messages,
+    render_reply,
+    seen_by,
+    with_call_ids,
+)
 from llm_envs.rollout.limits import RolloutLimits, row_limit, turn_budget
 from llm_envs.rollout.runner import EnvRunner, env_attribute
 from llm_envs.rollout.source import EpisodeSpec, derive_seed
-from llm_envs.rollout.tape import Tape
+from llm_envs.rollout.tape import History, Tape
 from llm_envs.types import (
     FinishReason,
     Message,
@@ -78,6 +87,8 @@ async def play_episode(
     codec: Codec | None = None,
     sampling: SamplingParams | None = None,
     limits: RolloutLimits | None = None,
+    history: History = "append",
+    context_fn: ContextFn | None = None,
     run_seed: int = 0,
 ) -> Trajectory:
     """Play one episode to its end, whatever that is.
@@ -90,6 +101,9 @@ async def play_episode(
             become rows with mask True and NaN log-probabilities.
         sampling: How token and chat policies sample; the budgets lower its `max_new_tokens`.
         limits: The episode's budgets.
+        history: "append", the model sees its own earlier words exactly as it wrote them; "template", it sees what the
+            chat template makes of them, in a row of its own where that differs.
+        context_fn: Chooses what the model sees of a conversation; what differs from what it saw begins a new row.
         run_seed: Turn seeds are hashed from (`sampling.seed` or else this, group, member, turn).
 
     Returns:
@@ -101,7 +115,8 @@ async def play_episode(
     if hasattr(policy, "for_episode"):
         episodic = cast("EpisodicPolicy", policy)
         policy = episodic.for_episode(derive_seed(seed_base, spec.group_id, spec.member))
-    episode = _Episode(spec, policy, kind, Tape(codec), sampling, limits, seed_base, EnvRunner(env, limits.max_step_s))
+    tape, runner = Tape(codec, history), EnvRunner(env, limits.max_step_s)
+    episode = _Episode(spec, policy, kind, tape, sampling, limits, seed_base, runner, context_fn)
     try:
         await episode.run()
     except _Failure as failure:
@@ -200,16 +215,18 @@ class _Episode:
     limits: RolloutLimits
     seed_base: int
     runner: EnvRunner
+    context_fn: ContextFn | None = None
     env: Env | None = None
     observation: str = ""
     messages: list[Message] = field(default_factory=list)
+    view: tuple[Message, ...] | None = None
+    """What the policy sees of the messages; None is all of them."""
     tools: tuple[Mapping[str, Any], ...] = ()
     turns: list[Turn] = field(default_factory=list)
     stop_reason: StopReason = StopReason.ERROR
     is_success: bool = False
     error: RolloutError | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
-    prompt_tokens: int = 0
     policy_s: float = 0.0
     env_s: float = 0.0
     started: float = field(default_factory=time.perf_counter)
@@ -220,7 +237,7 @@ class _Episode:
             try:
                 reply = await self._ask()
             except ContextFullError as error:
-                return self._cut(StopReason.CONTEXT_FULL, str(error))
+                return self._cut(StopReason.CONTEXT_FULL if self.turns else StopReason.PROMPT_TOO_LONG, str(error))
             if reply is None:
                 return self._cut(StopReason.MAX_TOKENS, "the reply does not fit in " + self._token_limits())
             if await self._step(reply):
@@ -243,7 +260,6 @@ class _Episode:
         self.env_s += time.perf_counter() - started
         with _Blame("policy"):
             self.tape.begin(self.messages, self.tools)
-        self.prompt_tokens = len(self.tape.row)
 
     def _limit_reached(self) -> tuple[StopReason, str] | None:
         limits = self.limits
@@ -256,7 +272,10 @@ class _Episode:
         return None
 
     def _budget(self) -> int:
-        return turn_budget(self.limits, self.sampling.max_new_tokens, len(self.tape.row), self.prompt_tokens)
+        return turn_budget(self.limits, self.sampling.max_new_tokens, len(self.tape.row), self._row_limit())
+
+    def _row_limit(self) -> int | None:
+        return row_limit(self.limits, self.tape.row.prompt_length, self.tape.earlier_tokens)
 
     def _token_limits(self) -> str:
         limits = self.limits
@@ -272,7 +291,7 @@ class _Episode:
             reply = await speak(params)
         reply.seconds = time.perf_counter() - started
         self.policy_s += reply.seconds
-        limit = row_limit(self.limits, self.prompt_tokens)
+        limit = self._row_limit()
         if limit is not None and reply.ids is not None and len(self.tape.row) + len(reply.ids) > limit:
             return None
         return reply
@@ -282,6 +301,8 @@ class _Episode:
         seed = derive_seed(self.seed_base, spec.group_id, spec.member, len(self.turns))
         session = f"{spec.group_id}/{spec.member}"
         sampled = await self._in_time(policy.sample(self.tape.row.ids, params, seed=seed, session=session))
+        if sampled.finish_reason is FinishReason.CONTEXT_FULL:
+            raise ContextFullError(f"a prompt of {len(self.tape.row)} tokens leaves no room for a token.")
         if sampled.finish_reason is FinishReason.ABORT:
             raise RuntimeError("the policy aborted the turn before it was complete.")
         if len(sampled.token_ids) > params.max_new_tokens:
@@ -295,7 +316,7 @@ class _Episode:
 
     async def _chat(self, params: SamplingParams) -> _Reply:
         policy = cast("ChatPolicy", self.policy)
-        message = await self._in_time(policy.reply(tuple(self.messages), self.tools, params))
+        message = await self._in_time(policy.reply(self.view or tuple(self.messages), self.tools, params))
         if not (isinstance(message, Message) and message.role == "assistant" and isinstance(message.content, str)):
             raise TypeError(f"{type(policy).__name__}.reply returned {message!r:.80}, not an assistant's Message.")
         check_extras(message)
@@ -331,7 +352,7 @@ class _Episode:
     async def _step(self, reply: _Reply) -> bool:
         """Step the environment; return whether the episode is over."""
         self.messages.append(reply.message)
-        self.tape.say(reply.ids, reply.logps)
+        self.tape.say(reply.message, reply.ids, reply.logps)
         started = time.perf_counter()
         try:
             with _Blame("env.step"):
@@ -351,7 +372,8 @@ class _Episode:
             heard = with_call_ids(heard, reply.message)
             self.messages += heard
             with _Blame("policy"):
-                self.tape.hear(heard)
+                self.view = await seen_by(self.context_fn, self.messages)
+                self.tape.hear(heard, self.view)
         if truncated and not terminated:
             self._cut(StopReason.ENV_TRUNCATED, "")
         self.is_success = is_success
@@ -365,7 +387,7 @@ class _Episode:
         turn = Turn(
             reward=reward,
             components=_check_components(info, reward),
-            row=0 if has_tokens else -1,
+            row=self.tape.row_index if has_tokens else -1,
             span=self.tape.row.n_spans - 1 if has_tokens else -1,
             finish_reason=reply.finish_reason,
             weight_versions=() if version is None else (VersionSpan(0, n_ids, version),),
@@ -378,7 +400,8 @@ class _Episode:
     def _cut(self, reason: StopReason, why: str) -> None:
         self.stop_reason = reason
         with _Blame("policy"):
-            self.tape.hear_last(row_limit(self.limits, self.prompt_tokens))
+            self.tape.hear_last()
+            self.tape.cut(self._row_limit())
         if why and not self.turns:
             self.metadata["unscored_because"] = why
 

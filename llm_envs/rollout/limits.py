@@ -18,9 +18,9 @@ class RolloutLimits:
     max_turn_tokens: int | None = None
     """Tokens that the policy may write in one turn; the lower of this and `SamplingParams.max_new_tokens` holds."""
     max_episode_tokens: int | None = None
-    """Tokens of the whole row: prompt, what the policy wrote and what the environment said."""
+    """Tokens of all rows together: prompts, what the policy wrote and what the environment said."""
     max_completion_tokens: int | None = None
-    """Tokens of the row behind its first prompt: what a trainer calls the completion."""
+    """Tokens of a row behind its prompt: what a trainer calls the completion."""
     max_step_s: float | None = None
     """Seconds that making, resetting or stepping the environment may take, each. Setting it moves the environment to a
     thread of its own; a hung thread is abandoned, not killed."""
@@ -39,21 +39,27 @@ class RolloutLimits:
                 raise InvalidConfigError(f"RolloutLimits.{item.name} is {value!r}; it must be a number above 0.")
 
 
-def row_limit(limits: RolloutLimits, prompt_tokens: int) -> int | None:
-    """Return how many tokens a row may have that begins with a prompt of `prompt_tokens`; None is no limit."""
+def row_limit(limits: RolloutLimits, prompt_tokens: int, earlier_tokens: int = 0) -> int | None:
+    """Return how many tokens a row may have; None is no limit.
+
+    Args:
+        limits: The episode's budgets.
+        prompt_tokens: Tokens of the row's prompt.
+        earlier_tokens: Tokens of the rows before it.
+    """
     of_completion = None if limits.max_completion_tokens is None else prompt_tokens + limits.max_completion_tokens
-    return min((limit for limit in (limits.max_episode_tokens, of_completion) if limit is not None), default=None)
+    of_episode = None if limits.max_episode_tokens is None else limits.max_episode_tokens - earlier_tokens
+    return min((limit for limit in (of_episode, of_completion) if limit is not None), default=None)
 
 
-def turn_budget(limits: RolloutLimits, max_new_tokens: int, used_tokens: int, prompt_tokens: int) -> int:
+def turn_budget(limits: RolloutLimits, max_new_tokens: int, used_tokens: int, limit: int | None) -> int:
     """Return how many tokens the next turn may have; 0 or less means that there is no room for one.
 
     Args:
         limits: The episode's budgets.
         max_new_tokens: What the sampling parameters allow.
         used_tokens: Tokens of the row so far.
-        prompt_tokens: Those of them that are the first prompt.
+        limit: The row's `row_limit`.
     """
     budget = max_new_tokens if limits.max_turn_tokens is None else min(limits.max_turn_tokens, max_new_tokens)
-    limit = row_limit(limits, prompt_tokens)
     return budget if limit is None else min(budget, limit - used_tokens)

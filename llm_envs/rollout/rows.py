@@ -43,6 +43,11 @@ class RowBuilder:
         """Number of turns written so far."""
         return len(self._spans)
 
+    @property
+    def prompt_length(self) -> int:
+        """Number of tokens before the first turn (all of them, if there is none)."""
+        return self._spans[0][0] if self._spans else self._length
+
     def append_context(self, ids: IdArray) -> None:
         """Append what the template or the environment wrote: mask False, log-probability 0. Shape (T,)."""
         self._append(ids, mask=False, logps=0.0)

@@ -36,6 +36,8 @@ class CollectorStats:
     """Tokens that the policy wrote."""
     tokens: int = 0
     """Tokens of all rows."""
+    forks: int = 0
+    """Rows beyond one an episode: how often a model was to see something else than what it saw."""
     stop_reasons: Counter[str] = field(default_factory=Counter)
     error_kinds: Counter[str] = field(default_factory=Counter)
     """`where: kind` of the errors."""
@@ -69,6 +71,7 @@ class CollectorStats:
         self.turns += len(trajectory.turns)
         self.sampled_tokens += trajectory.n_sampled_tokens
         self.tokens += trajectory.n_tokens
+        self.forks += trajectory.n_forks
 
     def summary(self) -> str:
         """Return one line for people."""
@@ -81,6 +84,8 @@ class CollectorStats:
         ]
         if self.sampled_tokens:
             parts.append(f"{self.sampled_tokens / seconds:.0f} tokens/s")
+        if self.forks:
+            parts.append(f"{self.forks} forks")
         parts.append(" ".join(f"{reason}={count}" for reason, count in self.stop_reasons.most_common()))
         if self.errored:
             parts.append("errors " + ", ".join(f"{kind} x{count}" for kind, count in self.error_kinds.most_common(3)))

@@ -223,7 +223,7 @@ class TestLimits:
         assert later.status == "ok" and later.reward == 0.5 and len(later.turns) == 1
         assert text_of(later.rows[0].ids[-9:]) == [EOT, USER, "Say 2.", EOT]
         at_once = play(NumbersEnv(), HashingTokenPolicy(CODEC, right_digit, context_length=18), codec=CODEC)
-        assert at_once.stop_reason is StopReason.CONTEXT_FULL
+        assert at_once.stop_reason is StopReason.PROMPT_TOO_LONG
         assert at_once.status == "unscored" and at_once.turns == () and at_once.is_success is None
         assert at_once.metadata["unscored_because"] == "the prompt has 18 tokens, the context 18."
         assert at_once.error is None and len(at_once.rows[0]) == 18 and not at_once.rows[0].mask.any()
