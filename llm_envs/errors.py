@@ -8,6 +8,7 @@ raised.
 from __future__ import annotations
 
 __all__ = [
+    "BridgeError",
     "ContextFullError",
     "DuplicateTaskError",
     "EnvContractError",
@@ -75,6 +76,10 @@ class ContextFullError(LLMEnvsError, RuntimeError):
 
 class SandboxError(LLMEnvsError, RuntimeError):
     """A sandbox is closed, cannot be started, or cannot keep code in as it was asked to."""
+
+
+class BridgeError(LLMEnvsError, ConnectionError):
+    """Another system that something here relies on (an MCP server) cannot be reached, or has gone away."""
 
 
 class StoreError(LLMEnvsError, OSError):
