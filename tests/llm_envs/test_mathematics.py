@@ -1,0 +1,280 @@
+"""Mathematical equality: right on mathematics, bounded and inert on everything else."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+pytest.importorskip("math_verify")
+
+from llm_envs.errors import InvalidConfigError
+from llm_envs.mathematics import MathChecker, compare_math, math_equal
+
+TIMEOUT_S = 0.5
+
+
+@pytest.fixture(scope="module")
+def checker():
+    with MathChecker(1) as checker:
+        assert checker.compare("x", "x", timeout_s=30)  # the worker is there: its start is not what is timed
+        yield checker
+
+
+@pytest.mark.parametrize(
+    ("answer", "target"),
+    [
+        ("888", "37*24"),
+        ("0.5", "1/2"),
+        ("0.5", "\\frac{1}{2}"),
+        ("\\dfrac12", "\\frac{1}{2}"),
+        ("0.333333", "1/3"),
+        ("0.333333", "\\frac{1}{3}"),
+        ("1 1/2", "3/2"),
+        ("1,234,567", "1234567"),
+        ("1 234 567", "1234567"),
+        ("\u22125", "-5"),
+        ("$5$", "5"),
+        ("$$5$$", "5"),
+        ("\\(5\\)", "5"),
+        ("\\boxed{5}", "5"),
+        ("$\\boxed{\\frac{1}{2}}$.", "0.5"),
+        ("\\$5", "5"),
+        ("5\\text{ cm}", "5"),
+        ("\\sqrt{12}", "2\\sqrt{3}"),
+        ("(x-1)(x+1)", "x^2-1"),
+        ("1", "\\sin^2 x+\\cos^2 x"),
+        ("\\frac{2}{1+\\sqrt5}", "\\frac{-1+\\sqrt{5}}{2}"),
+        ("2,1", "\\{1,2\\}"),
+        ("[0,1)", "[0,1)"),
+        ("3<x", "x>3"),
+        ("x=5", "5"),
+        ("a_{12} = 10/2 = 5", "5"),
+        ("f(3)=5", "5"),
+        ("5", "x=5"),
+        ("120", "5!"),
+        ("\\text{even}", "even"),
+        ("12:30", "12:30"),
+    ],
+)
+def test_equal(checker, answer, target):
+    assert checker.compare(answer, target, timeout_s=10).verdict == "equal"
+
+
+@pytest.mark.parametrize(
+    ("answer", "target"),
+    [
+        ("887", "37*24"),
+        ("0.33", "1/3"),
+        ("0", "0.0000001"),
+        ("0.0", "10^{-8}"),
+        ("1000000.5", "1000000"),
+        ("\\sqrt{13}", "2\\sqrt{3}"),
+        ("(2,1)", "(1,2)"),
+        ("[0,1]", "[0,1)"),
+        ("y=5", "x=5"),
+        ("x<5", "5"),
+        ("3.14", "\\pi"),
+        ("0/0", "0"),
+        ("\\frac{1}{0}", "\\frac{1}{0}"),
+        ("nan", "5"),
+        ("five", "5"),
+        ("\\emptyset", "5"),
+    ],
+)
+def test_different(checker, answer, target):
+    assert checker.compare(answer, target, timeout_s=10).verdict == "different"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "3,5",
+        "5,3",
+        "3;5",
+        "3 or 5",
+        "5 or 3",
+        "3 \\text{ or } 5",
+        "3 5",
+        "5 3",
+        "5 5",
+        "3 \\quad 5",
+        "5\\\\3",
+        "3=5",
+        "5=3",
+        "4=x=5",
+        "x = 3 = 5",
+        "x=3,x=5",
+        "3 \\lor 5",
+        "5 | 3",
+        "\\{3,5\\}",
+        "[3,5]",
+        "\\pm 5",
+        "4 \\pm 1",
+        "5 (maybe 3)",
+        "3\\text{ no wait }5",
+        "$3$ or $5$",
+        "\\boxed{3} \\boxed{5}",
+        "\\boxed{3,5}",
+        "5 \\neq 3",
+        "x \\in \\{3,5\\}",
+    ],
+)
+def test_an_answer_of_several_candidates_equals_none_of_them(checker, answer):
+    assert not checker.compare(answer, "5", timeout_s=10)
+    assert not checker.compare(answer, "3", timeout_s=10)
+
+
+def test_two_numbers_side_by_side_are_not_their_sum(checker):
+    """math-verify reads "3 5" as a mixed number, 8."""
+    assert not checker.compare("3 5", "8", timeout_s=10)
+
+
+GARBAGE = ["", " ", ".", "$", "$$", "\\", "{}", "()", "?", "???", "%", "#", "_", "^", "=", "\\text{}", "\x00", "\ud800"]
+
+
+@pytest.mark.parametrize("text", GARBAGE)
+def test_garbage_equals_nothing_not_even_itself(checker, text):
+    for answer, target in ((text, text), (text, "5"), ("5", text), (text, "0")):
+        assert not checker.compare(answer, target, timeout_s=10)
+
+
+UNBOUNDED = [
+    "9^{9^{9^9}}",
+    "(10^{10})!",
+    "1000000!",
+    "\\frac{" * 25 + "1" + "}{2}" * 25,
+    "x^" * 500 + "x",
+    "\\sum_{n=1}^{10^{20}} n^n",
+    "\\binom{10^9}{5*10^8}",
+    "\\cos(10^{10^{10}})",
+]
+
+
+@pytest.mark.parametrize("answer", UNBOUNDED)
+def test_an_answer_without_end_is_undecided_in_time_and_the_next_check_works(checker, answer):
+    started = time.perf_counter()
+    comparison = checker.compare(answer, "5", timeout_s=0.3)
+    assert time.perf_counter() - started < 0.3 + 1.0
+    assert comparison.verdict == "undecided"
+    assert comparison.reason == "over the time limit of 0.3 s"
+    assert checker.compare("\\frac{10}{2}", "5", timeout_s=10)
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        ("5" * 100_000, "has 100000 characters"),
+        ("{" * 900 + "}" * 900, "nested 900 deep"),
+        ("(" * 900 + "5" + ")" * 900, "nested 900 deep"),
+        ("5}", "brackets that do not match"),
+        ("$3$ or $5$", "more than one formula"),
+    ],
+)
+def test_what_is_too_long_or_too_deep_is_not_read(checker, answer, reason):
+    started = time.perf_counter()
+    for comparison in (checker.compare(answer, "5"), checker.compare("5", answer)):
+        assert comparison.verdict == "undecided"
+        assert reason in comparison.reason
+    assert time.perf_counter() - started < 0.1
+
+
+CODE = "__import__('os').system('touch {path}')"
+
+
+@pytest.mark.parametrize(
+    "form",
+    ["{}", "\\text{{{}}}", "x_{{{}}}", "\\operatorname{{{}}}(3)", "\\mathrm{{{}}}", "f({})", "5={}", "[{}]", "'{}'"],
+)
+def test_code_in_an_answer_is_not_executed(checker, tmp_path, form):
+    path = tmp_path / "executed"
+    answer = form.format(CODE.format(path=path))
+    assert not checker.compare(answer, "5", timeout_s=10)
+    assert not checker.compare("5", answer, timeout_s=10)
+    assert not path.exists()
+
+
+def test_the_worker_refuses_to_compile_text_and_to_touch_the_system(tmp_path):
+    """The hook, in a process of its own: it cannot be taken off again."""
+    script = f"""
+import sys, os, subprocess, socket
+sys.path.insert(0, {os.path.dirname(sys.modules["llm_envs.mathematics"].__file__)!r} + "/sandbox")
+import mathematics_worker
+sys.addaudithook(mathematics_worker.refuse_to_execute)
+actions = {{
+    "eval": lambda: eval("1+1"),
+    "exec": lambda: exec("x=1"),
+    "system": lambda: os.system("true"),
+    "popen": lambda: subprocess.Popen(["true"]),
+    "write": lambda: open({str(tmp_path / "file")!r}, "w"),
+    "socket": lambda: socket.socket(),
+    "remove": lambda: os.remove({str(tmp_path)!r}),
+}}
+for name, action in actions.items():
+    try:
+        action()
+    except PermissionError:
+        print(name, end=" ")
+import colorsys  # code of the installation is still loaded
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30)
+    assert done.stderr == ""
+    assert done.stdout.split() == ["eval", "exec", "system", "popen", "write", "socket", "remove"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_numbers_are_compared_without_a_worker():
+    checker = MathChecker(1)
+    assert checker.compare("1/3*3", "1")
+    assert checker._idle == []
+
+
+def test_threads_share_the_workers():
+    with MathChecker(2) as checker, ThreadPoolExecutor(8) as threads:
+        pairs = [(f"\\frac{{{n}}}{{2}}", f"{n / 2}", n % 3 != 0) for n in range(30)]
+        jobs = [
+            threads.submit(checker.compare, answer, target if same else "99.5", timeout_s=20)
+            for answer, target, same in pairs
+        ]
+        assert [bool(job.result()) for job in jobs] == [same for _, _, same in pairs]
+        assert len(checker._idle) <= 2
+
+
+def test_module_functions_work_from_a_thread():
+    found = []
+    thread = threading.Thread(target=lambda: found.append(math_equal("\\frac{4}{2}", "2", timeout_s=20)))
+    thread.start()
+    thread.join()
+    assert found == [True]
+    assert compare_math("3", "2").verdict == "different"
+
+
+def test_closing_ends_the_processes():
+    checker = MathChecker(1)
+    assert checker.compare("x", "x", timeout_s=30)
+    process = checker._idle[0]._process
+    checker.close()
+    checker.close()
+    assert process.returncode is not None
+    with pytest.raises(InvalidConfigError, match="closed"):
+        checker.compare("x", "x")
+
+
+@pytest.mark.parametrize("timeout_s", [0, -1, float("nan"), float("inf"), True, "1"])
+def test_timeout_must_be_a_time(checker, timeout_s):
+    with pytest.raises(InvalidConfigError, match="timeout_s"):
+        checker.compare("1", "1", timeout_s=timeout_s)
+
+
+@pytest.mark.parametrize("n_workers", [0, -1, 1.5, True])
+def test_number_of_workers(n_workers):
+    with pytest.raises(InvalidConfigError, match="n_workers"):
+        MathChecker(n_workers)
+
+
+def test_an_answer_that_is_no_text_is_undecided(checker):
+    comparison = checker.compare(5, "5")  # type: ignore[arg-type]
+    assert (comparison.verdict, comparison.reason) == ("undecided", "the answer is a int, not text")
