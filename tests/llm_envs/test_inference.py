@@ -104,6 +104,7 @@ def test_a_repetition_penalty_sees_the_row_and_not_its_padding():
     for index, prompt in enumerate(PROMPTS):
         alone = generate([prompt], params=params, n=8, seeds=[index])[0]
         assert alone.token_ids.tolist() == together[index].token_ids.tolist()
+        assert np.abs(alone.logps - together[index].logps).max() < 1e-5
 
 
 def test_seeds_decide():
