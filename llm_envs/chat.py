@@ -14,10 +14,9 @@ never encoded again.
 from __future__ import annotations
 
 import json
-import re
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
@@ -27,8 +26,9 @@ import numpy.typing as npt
 from llm_envs.chat_template import ChatTemplate, structured_reply
 from llm_envs.errors import ModelError
 from llm_envs.parsers import ParsedReply, parse_reply
-from llm_envs.tokenization import Masked, SafeTokenizer, common_length
-from llm_envs.types import Message, ToolCall
+from llm_envs.tokenization import Masked, SafeTokenizer
+from llm_envs.turn_shapes import ASK, WORD, TurnShapes, as_user, plainly_named
+from llm_envs.types import Message
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -38,10 +38,7 @@ __all__ = ["ChatCodec"]
 IdArray = npt.NDArray[np.int32]
 Schema = Mapping[str, Any]
 
-_WORD = "qzWORDzq"  # Harmless: letters alone.
-_ASK = Message("user", "x")
-_UNUSUAL = re.compile(r"[^A-Za-z0-9_./:-]")  # in the name of a tool, which the model may have made up
-_MAX_SHAPES = 256  # A model that makes up tool names makes up shapes; older ones are found out again.
+_MAX_PROMPT_SHAPES = 256
 
 
 class ChatCodec:
@@ -72,13 +69,13 @@ class ChatCodec:
         self.tokenizer = tokenizer
         self.parser = parser
         self.template = ChatTemplate(tokenizer, template=chat_template, kwargs=kwargs)
-        self._text = SafeTokenizer(tokenizer, self._structure)
-        self._shapes: OrderedDict[object, _Shape] = OrderedDict()
+        self.shapes = TurnShapes(self.template)
+        self._text = self.shapes.text
         self._prompt_specials: OrderedDict[object, list[int]] = OrderedDict()
-        after_answer = self._shape((Message("user", _WORD),), True)
+        after_answer = self.shapes.of((Message("user", WORD),), True)
         ends = [after_answer.own_end]
         if self.template.traits.tool_role:
-            ends.append(self._shape((Message("tool", _WORD, metadata={"name": "look_up"}),), True).own_end)
+            ends.append(self.shapes.of((Message("tool", WORD, metadata={"name": "look_up"}),), True).own_end)
         self.end_of_turn_id: int = ends[0]
         """Id of the token with which the model closes its last turn."""
         self.end_of_call_id: int = ends[-1]
@@ -92,7 +89,7 @@ class ChatCodec:
     @property
     def closes_turns(self) -> bool:
         """Whether the template closes a turn with a token of its own; else the next role's token ends it (GLM)."""
-        return not self._shape((Message("user", _WORD),), True).ends_with_next_role
+        return not self.shapes.of((Message("user", WORD),), True).ends_with_next_role
 
     def encode_prompt(self, messages: Sequence[Message], tools: Sequence[Schema] = ()) -> IdArray:
         """Encode a conversation from its start, ready for the assistant's next turn.
@@ -126,16 +123,16 @@ class ChatCodec:
         Returns:
             Token ids, shape (T,), all written by the template or the environment.
         """
-        messages = [_plainly_named(message) for message in messages]
-        shape = self._shape(tuple(messages), generation_prompt)
+        messages = [plainly_named(message) for message in messages]
+        shape = self.shapes.of(tuple(messages), generation_prompt)
 
         def render(messages: Sequence[Message], tools: Sequence[Schema] = ()) -> str:
-            return self._following(messages, shape, generation_prompt)
+            return self.shapes.following(messages, shape, generation_prompt)
 
         ids = self._encode_as_it_is(lambda: shape.fill(messages) or render(messages), shape.specials, shape.anchor)
         if ids is None:
             ids = self._encode_plainly(render, messages, (), shape.specials, shape.anchor)
-        missing = _missing(reply_ids, shape)
+        missing = shape.missing(reply_ids)
         return np.concatenate([np.array(missing, dtype=np.int32), ids]) if missing else ids
 
     def encode_reply(self, text: str) -> IdArray:
@@ -174,150 +171,11 @@ class ChatCodec:
         """Return whether a prompt that was encoded anew says the same as a row: then the row can go on."""
         return np.array_equal(row_ids, prompt_ids) or self.decode(row_ids) == self.decode(prompt_ids)
 
-    # Shapes: what the template writes around what an environment says.
-
-    def _shape(self, messages: tuple[Message, ...], generation_prompt: bool) -> _Shape:
-        said = tuple(
-            (m.role, m.tool_call_id, m.metadata.get("name"), not m.content or m.content.isspace()) for m in messages
-        )
-        key = (said, generation_prompt)
-        shape = self._shapes.get(key)
-        if shape is None:
-            shape = self._shapes[key] = self._find_shape(messages, generation_prompt)
-            if len(self._shapes) > _MAX_SHAPES:
-                self._shapes.popitem(last=False)
-        return shape
-
-    def _find_shape(self, messages: tuple[Message, ...], generation_prompt: bool) -> _Shape:
-        harmless = [replace(m, content=_WORD if m.content.strip() else m.content) for m in messages]
-        before, alone = self._turn_before(harmless, generation_prompt)
-        as_users = not self._shows_all([_ASK, before, *harmless])
-        if as_users:
-            harmless = [_as_user(message) for message in harmless]
-            before, alone = self._turn_before(harmless, generation_prompt)
-        followed = _behind(self.template.render([_ASK, before, *harmless], generation_prompt=generation_prompt))
-        shape = self._find_closing(alone, followed, calls=bool(before.tool_calls))
-        shape = replace(shape, before=before, as_users=as_users)
-        text = self._following(harmless, shape, generation_prompt)
-        shape = replace(shape, specials=self._text.specials(self._text.encode(text, shape.anchor)))
-        filled = replace(shape, pieces=self._find_pieces(harmless, shape, generation_prompt))
-        return filled if filled.fill(harmless) == text else shape
-
-    def _turn_before(self, messages: Sequence[Message], generation_prompt: bool) -> tuple[Message, str]:
-        """Return an assistant's turn that such messages can follow, and what the template writes at its end."""
-        names = []
-        for message in messages:
-            if message.role != "tool":
-                break
-            names.append((str(message.metadata.get("name") or "look_up"), message.tool_call_id))
-        turns = [Message("assistant", _WORD)]
-        if names and self.template.traits.tool_calls:
-            calls = [ToolCall(name, {"x": "y"}, id_) for name, id_ in names]
-            several = (*calls[:-1], replace(calls[-1], arguments={"x": _WORD}))
-            one = (replace(calls[0], arguments={"x": _WORD}),)
-            turns = [Message("assistant", "", several), Message("assistant", "", one), *turns]
-        for turn in turns[:-1]:
-            try:
-                _behind(self.template.render([_ASK, turn, *messages], generation_prompt=generation_prompt))
-                return turn, _behind(self.template.render([_ASK, turn], generation_prompt=False))
-            except ModelError:  # several calls in a turn, say: refused by Llama, dropped by GPT-OSS
-                continue
-        return turns[-1], _behind(self.template.render([_ASK, turns[-1]], generation_prompt=False))
-
-    def _find_closing(self, alone: str, followed: str, *, calls: bool) -> _Shape:
-        """Compare how a turn ends alone and followed by others: what is common closes it."""
-        ends, goes_on = self._text.pieces(alone), self._text.pieces(followed)
-        special = [self._text.marked_special.__contains__(piece) for piece in ends]
-        n_common = common_length(ends, goes_on)
-        if not any(special) or (calls and not self._closes_answers()):
-            return self._closed_by_next_role(followed, ends, goes_on, n_common)
-        last = max(i for i, is_special in enumerate(special) if is_special)
-        common = [i for i in range(n_common) if special[i]]
-        if last < n_common or (common and not calls):
-            at = last if last < n_common else common[-1]
-            closing = ends[at : at + 1] if calls else ends[: at + 1]
-            own_end = ends[at]
-        else:  # the template closes a last turn with another token (GPT-OSS)
-            at = next(i for i, p in enumerate(goes_on) if i >= n_common and p in self._text.marked_special)
-            closing, own_end = goes_on[at : at + 1], ends[last if calls else special.index(True)]
-        return _Shape(
-            skip=len("".join(goes_on[: at + 1])),
-            anchor=goes_on[at],
-            closing_ids=tuple(self._text.encode("".join(closing)).tolist()),
-            own_end=self._text.id_of(own_end),
-        )
-
-    def _closed_by_next_role(self, followed: str, ends: list[str], goes_on: list[str], n_common: int) -> _Shape:
-        """Return the shape of a template without an end-of-turn token: the next role's token is the turn's last."""
-        for at, piece in enumerate(goes_on):
-            if at >= min(n_common, len(ends)) and piece in self._text.marked_special:
-                return _Shape(
-                    skip=len("".join(goes_on[: at + 1])),
-                    anchor=piece,
-                    closing_ids=(self._text.id_of(piece),),
-                    own_end=self._text.id_of(piece),
-                    ends_with_next_role=True,
-                )
-        raise ModelError(
-            f"the chat template of {self.tokenizer.name_or_path!r} ends an assistant turn with {followed[:40]!r}, "
-            "which has no special token: a turn would have no end. Give template and tokenizer an end-of-turn token."
-        )
-
     @cached_property
     def _answer_prompt(self) -> str:
-        return self.template.render([_ASK])
-
-    @cached_property
-    def _answer_end(self) -> str:
-        """What the template writes behind the last words of an answer that nothing follows."""
-        return _behind(self.template.render([_ASK, Message("assistant", _WORD)], generation_prompt=False))
-
-    def _closes_answers(self) -> bool:
-        return any(piece in self._text.marked_special for piece in self._text.pieces(self._answer_end))
-
-    def _following(self, messages: Sequence[Message], shape: _Shape, generation_prompt: bool) -> str:
-        """Render what follows the closing of an assistant's turn."""
-        if shape.as_users:
-            messages = [_as_user(message) for message in messages]
-        rendered = self.template.render([_ASK, shape.before, *messages], generation_prompt=generation_prompt)
-        return rendered[rendered.index(_WORD) + len(_WORD) :][shape.skip :]
-
-    def _find_pieces(
-        self, messages: Sequence[Message], shape: _Shape, generation_prompt: bool
-    ) -> tuple[tuple[str, str], ...] | None:
-        """Return the template's text before each content with how it treats it, and its text at the end.
-
-        None where the template does something else with a content than what `_TREATMENTS` has.
-        """
-        if any(not message.content.strip() for message in messages):
-            return None
-        probes = [f" \n\"{_WORD}{i}\té<'&\\ \n " for i in range(len(messages))]
-        said = [replace(message, content=probe) for message, probe in zip(messages, probes, strict=True)]
-        rest = self._following(said, shape, generation_prompt)
-        pieces = []
-        for probe in probes:
-            for name, treat in _TREATMENTS.items():
-                before, found, after = rest.partition(treat(probe))
-                if found:
-                    pieces.append((before, name))
-                    rest = after
-                    break
-            else:
-                return None
-        return (*pieces, (rest, ""))
+        return self.template.render([ASK])
 
     # Safety.
-
-    def _structure(self) -> str:
-        """Return text with every token that the template itself writes around messages."""
-        said = [Message("system", _WORD), _ASK, Message("assistant", _WORD), Message("user", _WORD)]
-        texts = [self.template.render(said)]
-        if self.template.traits.tool_role:
-            heard = [Message("tool", _WORD, tool_call_id="qz0000000", metadata={"name": "look_up"})]
-            turn, alone = self._turn_before(heard, True)
-            followed = _behind(self.template.render([_ASK, turn, *heard]))
-            texts.append(followed[common_length(alone, followed) :])
-        return "".join(texts)
 
     def _expected_specials(self, messages: Sequence[Message], tools: Sequence[Schema]) -> list[int]:
         """Return the special tokens of a prompt in harmless words."""
@@ -330,14 +188,14 @@ class ChatCodec:
         harmless = [
             _hide(self._text, message, masked)
             if message.role == "assistant" or not message.content.strip()
-            else replace(_hide(self._text, message, masked), content=_WORD)
+            else replace(_hide(self._text, message, masked), content=WORD)
             for message in messages
         ]
         text = self.template.render(harmless, self._text.hide_spellings(list(tools), masked))
         expected = self._text.specials(self._text.encode_masked(text, masked))
         if key is not None:
             self._prompt_specials[key] = expected
-            if len(self._prompt_specials) > _MAX_SHAPES:
+            if len(self._prompt_specials) > _MAX_PROMPT_SHAPES:
                 self._prompt_specials.popitem(last=False)
         return expected
 
@@ -408,26 +266,12 @@ class ChatCodec:
             special = message.role == "assistant" and self._text.has_marked_spelling(message.content)
             as_written.append(parts if special else message)
             in_parts.append(parts if parts.tool_calls else as_written[-1])
-            as_users.append(_as_user(as_written[-1]))
+            as_users.append(as_user(as_written[-1]))
         for form in (as_written, in_parts, as_users):
-            if self._shows_all(form):
+            if self.shapes.shows_all(form):
                 return form
         self.template.render(as_users)  # says why it refuses
         raise ModelError("the chat template drops what the environment says between earlier turns.")
-
-    def _shows_all(self, messages: Sequence[Message]) -> bool:
-        """Return whether the template shows what is said in every message that is not the assistant's."""
-        harmless = [
-            replace(message, content=f"{_WORD}{index}z")
-            if message.role != "assistant" and message.content.strip()
-            else message
-            for index, message in enumerate(messages)
-        ]
-        try:
-            text = self.template.render(harmless)
-        except ModelError:
-            return False
-        return all(new.content in text for new, old in zip(harmless, messages, strict=True) if new is not old)
 
     def _own_words(self, text: str, parsed: ParsedReply) -> str:
         """Return what the model itself would write, behind the generation prompt, to say `text`."""
@@ -454,7 +298,7 @@ class ChatCodec:
             before, tag, space = prompt.rpartition("<think>")
             prompt = before + tag
         try:
-            rendered = self.template.render([_ASK, reply], generation_prompt=False)
+            rendered = self.template.render([ASK, reply], generation_prompt=False)
         except ModelError:
             return None
         if not rendered.startswith(prompt):
@@ -463,92 +307,13 @@ class ChatCodec:
         if not self.closes_turns:
             return words
         if not reply.tool_calls:
-            return words.removesuffix(self._answer_end) if words.endswith(self._answer_end) else None
+            return words.removesuffix(self.shapes.answer_end) if words.endswith(self.shapes.answer_end) else None
         pieces = self._text.pieces(words)
         closers = [i for i, piece in enumerate(pieces) if piece in self._text.marked_special]
         return "".join(pieces[: closers[-1]]) if closers else None
 
     def _reply_closing(self) -> list[int]:
         return [*self._closing_ids[:-1], self.end_of_turn_id]
-
-
-@dataclass(frozen=True, slots=True)
-class _Shape:
-    """What the template writes between an assistant's turn and the next, for messages of certain roles and names."""
-
-    skip: int
-    """Characters behind the turn's last word that belong to the turn, its closing included."""
-    anchor: str
-    """Spelling of the closing's last token."""
-    closing_ids: tuple[int, ...]
-    """What closes a turn before these messages."""
-    own_end: int
-    """With which token the model itself ends such a turn."""
-    ends_with_next_role: bool = False
-    before: Message = _ASK
-    """A turn that the messages can follow."""
-    as_users: bool = False
-    """Whether tools' results are shown as user messages: the template drops or refuses them there."""
-    specials: list[int] = field(default_factory=list)
-    """The special tokens of what follows."""
-    pieces: tuple[tuple[str, str], ...] | None = None
-    """The template's text before each content with how it treats it, and its text at the end; None if unknown."""
-
-    def fill(self, messages: Sequence[Message]) -> str | None:
-        """Return what follows the closing, with these messages' contents; None if it must be rendered."""
-        if self.pieces is None:
-            return None
-        parts = []
-        for (before, treatment), message in zip(self.pieces, messages, strict=False):
-            parts += [before, _TREATMENTS[treatment](message.content)]
-        return "".join([*parts, self.pieces[-1][0]])
-
-
-# What templates do with a content: the longest result first, as one contains another.
-_TREATMENTS: dict[str, Callable[[str], str]] = {
-    "as it is": str,
-    "rstrip": str.rstrip,
-    "lstrip": str.lstrip,
-    "strip": str.strip,
-    "json": lambda text: json.dumps(text, ensure_ascii=False),
-    "json of strip": lambda text: json.dumps(text.strip(), ensure_ascii=False),
-}
-
-
-def _plainly_named(message: Message) -> Message:
-    """Return a message whose tool's name and id, which are rendered as structure, can spell no special token."""
-    name, id_ = message.metadata.get("name"), message.tool_call_id
-    if (name is None or not _UNUSUAL.search(str(name))) and (id_ is None or not _UNUSUAL.search(id_)):
-        return message
-    plain = {} if name is None else {"name": _UNUSUAL.sub("_", str(name))}
-    return replace(
-        message,
-        tool_call_id=None if id_ is None else _UNUSUAL.sub("_", id_),
-        metadata={**message.metadata, **plain},
-    )
-
-
-def _as_user(message: Message) -> Message:
-    return Message("user", message.content) if message.role == "tool" else message
-
-
-def _missing(reply_ids: IdArray, shape: _Shape) -> tuple[int, ...]:
-    """Return what is missing of a turn's closing."""
-    closing = shape.closing_ids
-    if len(reply_ids) and int(reply_ids[-1]) in (closing[-1], shape.own_end):
-        return ()
-    for n_there in range(min(len(closing) - 1, len(reply_ids)), 0, -1):
-        if tuple(reply_ids[-n_there:].tolist()) == closing[:n_there]:
-            return closing[n_there:]
-    return closing
-
-
-def _behind(rendered: str) -> str:
-    """Return what stands behind the first harmless word: the end of the assistant's turn, and what follows."""
-    _, found, after = rendered.partition(_WORD)
-    if not found:
-        raise ModelError(f"the chat template does not show what an assistant says: it writes {rendered[-80:]!r}.")
-    return after
 
 
 def _said(version: Message, parsed: ParsedReply) -> list[str]:

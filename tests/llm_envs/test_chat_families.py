@@ -167,7 +167,7 @@ def test_a_delta_is_what_the_template_writes(name: str) -> None:
             [Message("user", text)],
             [Message("tool", text, metadata={"name": "f"}), Message("tool", "12", metadata={"name": "f"})],
         ):
-            shape = codec._shape(tuple(answer), True)
+            shape = codec.shapes.of(tuple(answer), True)
             whole = template.render([Message("user", "x"), shape.before, *answer])
             delta = codec.encode_delta(answer, reply_ids=nothing)
             assert whole.endswith(codec.decode(delta[len(shape.closing_ids) :]))

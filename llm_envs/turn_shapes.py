@@ -1,0 +1,282 @@
+"""What a chat template writes between an assistant's turn and the next, found out once for each shape of messages.
+
+A shape is the roles and names of what an environment says. For each, a conversation of harmless words is rendered, with
+and without what follows the assistant's turn: how the turn is closed, what stands before and behind each content, and
+what the template does with a content is then known, and a turn costs no rendering at all.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from llm_envs.chat_template import ChatTemplate
+from llm_envs.errors import ModelError
+from llm_envs.tokenization import SafeTokenizer, common_length
+from llm_envs.types import Message, ToolCall
+
+__all__ = ["ASK", "WORD", "TurnShape", "TurnShapes", "as_user", "plainly_named"]
+
+IdArray = npt.NDArray[np.int32]
+
+WORD = "qzWORDzq"
+"""A harmless word: letters alone."""
+ASK = Message("user", "x")
+"""A harmless question."""
+_UNUSUAL = re.compile(r"[^A-Za-z0-9_./:-]")  # in the name of a tool, which the model may have made up
+_MAX_SHAPES = 256  # A model that makes up tool names makes up shapes; older ones are found out again.
+
+
+@dataclass(frozen=True, slots=True)
+class TurnShape:
+    """What the template writes between an assistant's turn and the next, for messages of certain roles and names."""
+
+    skip: int
+    """Characters behind the turn's last word that belong to the turn, its closing included."""
+    anchor: str
+    """Spelling of the closing's last token."""
+    closing_ids: tuple[int, ...]
+    """What closes a turn before these messages."""
+    own_end: int
+    """With which token the model itself ends such a turn."""
+    ends_with_next_role: bool = False
+    before: Message = ASK
+    """A turn that the messages can follow."""
+    as_users: bool = False
+    """Whether tools' results are shown as user messages: the template drops or refuses them there."""
+    specials: list[int] = field(default_factory=list)
+    """The special tokens of what follows."""
+    pieces: tuple[tuple[str, str], ...] | None = None
+    """The template's text before each content with how it treats it, and its text at the end; None if unknown."""
+
+    def fill(self, messages: Sequence[Message]) -> str | None:
+        """Return what follows the closing, with these messages' contents; None if it must be rendered."""
+        if self.pieces is None:
+            return None
+        parts = []
+        for (before, treatment), message in zip(self.pieces, messages, strict=False):
+            parts += [before, _TREATMENTS[treatment](message.content)]
+        return "".join([*parts, self.pieces[-1][0]])
+
+    def missing(self, reply_ids: IdArray) -> tuple[int, ...]:
+        """Return what is missing of a turn's closing."""
+        closing = self.closing_ids
+        if len(reply_ids) and int(reply_ids[-1]) in (closing[-1], self.own_end):
+            return ()
+        for n_there in range(min(len(closing) - 1, len(reply_ids)), 0, -1):
+            if tuple(reply_ids[-n_there:].tolist()) == closing[:n_there]:
+                return closing[n_there:]
+        return closing
+
+
+class TurnShapes:
+    """Finds out, and remembers, what a template writes around what an environment says.
+
+    Args:
+        template: The chat template.
+
+    Raises:
+        ModelError: If the template ends an assistant's turn without a special token.
+    """
+
+    def __init__(self, template: ChatTemplate) -> None:
+        self.template = template
+        self.text = SafeTokenizer(template.tokenizer, self._structure)
+        self._shapes: OrderedDict[object, TurnShape] = OrderedDict()
+
+    def of(self, messages: tuple[Message, ...], generation_prompt: bool) -> TurnShape:
+        """Return the shape of these messages, with or without the start of the assistant's next turn."""
+        said = tuple(
+            (m.role, m.tool_call_id, m.metadata.get("name"), not m.content or m.content.isspace()) for m in messages
+        )
+        key = (said, generation_prompt)
+        shape = self._shapes.get(key)
+        if shape is None:
+            shape = self._shapes[key] = self._find(messages, generation_prompt)
+            if len(self._shapes) > _MAX_SHAPES:
+                self._shapes.popitem(last=False)
+        return shape
+
+    def _find(self, messages: tuple[Message, ...], generation_prompt: bool) -> TurnShape:
+        harmless = [replace(m, content=WORD if m.content.strip() else m.content) for m in messages]
+        before, alone = self._turn_before(harmless, generation_prompt)
+        as_users = not self.shows_all([ASK, before, *harmless])
+        if as_users:
+            harmless = [as_user(message) for message in harmless]
+            before, alone = self._turn_before(harmless, generation_prompt)
+        followed = _behind(self.template.render([ASK, before, *harmless], generation_prompt=generation_prompt))
+        shape = self._find_closing(alone, followed, calls=bool(before.tool_calls))
+        shape = replace(shape, before=before, as_users=as_users)
+        text = self.following(harmless, shape, generation_prompt)
+        shape = replace(shape, specials=self.text.specials(self.text.encode(text, shape.anchor)))
+        filled = replace(shape, pieces=self._find_pieces(harmless, shape, generation_prompt))
+        return filled if filled.fill(harmless) == text else shape
+
+    def _turn_before(self, messages: Sequence[Message], generation_prompt: bool) -> tuple[Message, str]:
+        """Return an assistant's turn that such messages can follow, and what the template writes at its end."""
+        names = []
+        for message in messages:
+            if message.role != "tool":
+                break
+            names.append((str(message.metadata.get("name") or "look_up"), message.tool_call_id))
+        turns = [Message("assistant", WORD)]
+        if names and self.template.traits.tool_calls:
+            calls = [ToolCall(name, {"x": "y"}, id_) for name, id_ in names]
+            several = (*calls[:-1], replace(calls[-1], arguments={"x": WORD}))
+            one = (replace(calls[0], arguments={"x": WORD}),)
+            turns = [Message("assistant", "", several), Message("assistant", "", one), *turns]
+        for turn in turns[:-1]:
+            try:
+                _behind(self.template.render([ASK, turn, *messages], generation_prompt=generation_prompt))
+                return turn, _behind(self.template.render([ASK, turn], generation_prompt=False))
+            except ModelError:  # several calls in a turn, say: refused by Llama, dropped by GPT-OSS
+                continue
+        return turns[-1], _behind(self.template.render([ASK, turns[-1]], generation_prompt=False))
+
+    def _find_closing(self, alone: str, followed: str, *, calls: bool) -> TurnShape:
+        """Compare how a turn ends alone and followed by others: what is common closes it."""
+        ends, goes_on = self.text.pieces(alone), self.text.pieces(followed)
+        special = [self.text.marked_special.__contains__(piece) for piece in ends]
+        n_common = common_length(ends, goes_on)
+        if not any(special) or (calls and not self._closes_answers()):
+            return self._closed_by_next_role(followed, ends, goes_on, n_common)
+        last = max(i for i, is_special in enumerate(special) if is_special)
+        common = [i for i in range(n_common) if special[i]]
+        if last < n_common or (common and not calls):
+            at = last if last < n_common else common[-1]
+            closing = ends[at : at + 1] if calls else ends[: at + 1]
+            own_end = ends[at]
+        else:  # the template closes a last turn with another token (GPT-OSS)
+            at = next(i for i, p in enumerate(goes_on) if i >= n_common and p in self.text.marked_special)
+            closing, own_end = goes_on[at : at + 1], ends[last if calls else special.index(True)]
+        return TurnShape(
+            skip=len("".join(goes_on[: at + 1])),
+            anchor=goes_on[at],
+            closing_ids=tuple(self.text.encode("".join(closing)).tolist()),
+            own_end=self.text.id_of(own_end),
+        )
+
+    def _closed_by_next_role(self, followed: str, ends: list[str], goes_on: list[str], n_common: int) -> TurnShape:
+        """Return the shape of a template without an end-of-turn token: the next role's token is the turn's last."""
+        for at, piece in enumerate(goes_on):
+            if at >= min(n_common, len(ends)) and piece in self.text.marked_special:
+                return TurnShape(
+                    skip=len("".join(goes_on[: at + 1])),
+                    anchor=piece,
+                    closing_ids=(self.text.id_of(piece),),
+                    own_end=self.text.id_of(piece),
+                    ends_with_next_role=True,
+                )
+        raise ModelError(
+            f"the chat template of {self.template.tokenizer.name_or_path!r} ends an assistant turn with "
+            f"{followed[:40]!r}, which has no special token: a turn would have no end. Give template and tokenizer an "
+            "end-of-turn token."
+        )
+
+    @cached_property
+    def answer_end(self) -> str:
+        """What the template writes behind the last words of an answer that nothing follows."""
+        return _behind(self.template.render([ASK, Message("assistant", WORD)], generation_prompt=False))
+
+    def _closes_answers(self) -> bool:
+        return any(piece in self.text.marked_special for piece in self.text.pieces(self.answer_end))
+
+    def following(self, messages: Sequence[Message], shape: TurnShape, generation_prompt: bool) -> str:
+        """Render what follows the closing of an assistant's turn."""
+        if shape.as_users:
+            messages = [as_user(message) for message in messages]
+        rendered = self.template.render([ASK, shape.before, *messages], generation_prompt=generation_prompt)
+        return rendered[rendered.index(WORD) + len(WORD) :][shape.skip :]
+
+    def _find_pieces(
+        self, messages: Sequence[Message], shape: TurnShape, generation_prompt: bool
+    ) -> tuple[tuple[str, str], ...] | None:
+        """Return the template's text before each content with how it treats it, and its text at the end.
+
+        None where the template does something else with a content than what `_TREATMENTS` has.
+        """
+        if any(not message.content.strip() for message in messages):
+            return None
+        probes = [f" \n\"{WORD}{i}\té<'&\\ \n " for i in range(len(messages))]
+        said = [replace(message, content=probe) for message, probe in zip(messages, probes, strict=True)]
+        rest = self.following(said, shape, generation_prompt)
+        pieces = []
+        for probe in probes:
+            for name, treat in _TREATMENTS.items():
+                before, found, after = rest.partition(treat(probe))
+                if found:
+                    pieces.append((before, name))
+                    rest = after
+                    break
+            else:
+                return None
+        return (*pieces, (rest, ""))
+
+    def _structure(self) -> str:
+        """Return text with every token that the template itself writes around messages."""
+        said = [Message("system", WORD), ASK, Message("assistant", WORD), Message("user", WORD)]
+        texts = [self.template.render(said)]
+        if self.template.traits.tool_role:
+            heard = [Message("tool", WORD, tool_call_id="qz0000000", metadata={"name": "look_up"})]
+            turn, alone = self._turn_before(heard, True)
+            followed = _behind(self.template.render([ASK, turn, *heard]))
+            texts.append(followed[common_length(alone, followed) :])
+        return "".join(texts)
+
+    def shows_all(self, messages: Sequence[Message]) -> bool:
+        """Return whether the template shows what is said in every message that is not the assistant's."""
+        harmless = [
+            replace(message, content=f"{WORD}{index}z")
+            if message.role != "assistant" and message.content.strip()
+            else message
+            for index, message in enumerate(messages)
+        ]
+        try:
+            text = self.template.render(harmless)
+        except ModelError:
+            return False
+        return all(new.content in text for new, old in zip(harmless, messages, strict=True) if new is not old)
+
+
+# What templates do with a content: the longest result first, as one contains another.
+_TREATMENTS: dict[str, Callable[[str], str]] = {
+    "as it is": str,
+    "rstrip": str.rstrip,
+    "lstrip": str.lstrip,
+    "strip": str.strip,
+    "json": lambda text: json.dumps(text, ensure_ascii=False),
+    "json of strip": lambda text: json.dumps(text.strip(), ensure_ascii=False),
+}
+
+
+def plainly_named(message: Message) -> Message:
+    """Return a message whose tool's name and id, which are rendered as structure, can spell no special token."""
+    name, id_ = message.metadata.get("name"), message.tool_call_id
+    if (name is None or not _UNUSUAL.search(str(name))) and (id_ is None or not _UNUSUAL.search(id_)):
+        return message
+    plain = {} if name is None else {"name": _UNUSUAL.sub("_", str(name))}
+    return replace(
+        message,
+        tool_call_id=None if id_ is None else _UNUSUAL.sub("_", id_),
+        metadata={**message.metadata, **plain},
+    )
+
+
+def as_user(message: Message) -> Message:
+    """Return a tool's result as a user's message, any other message as it is."""
+    return Message("user", message.content) if message.role == "tool" else message
+
+
+def _behind(rendered: str) -> str:
+    """Return what stands behind the first harmless word: the end of the assistant's turn, and what follows."""
+    _, found, after = rendered.partition(WORD)
+    if not found:
+        raise ModelError(f"the chat template does not show what an assistant says: it writes {rendered[-80:]!r}.")
+    return after
