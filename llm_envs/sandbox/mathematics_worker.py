@@ -37,29 +37,9 @@ _WARM_UP = (
 )
 _WHOLE = re.compile(r"[+-]?[0-9]+")
 _DECIMAL = re.compile(r"[+-]?(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?")
-_REFUSED = tuple(
-    [
-        "os.system",
-        "os.exec",
-        "os.spawn",
-        "os.posix_spawn",
-        "os.fork",
-        "os.kill",
-        "os.remove",
-        "os.rename",
-        "os.mkdir",
-        "os.rmdir",
-        "os.link",
-        "os.symlink",
-        "subprocess.",
-        "socket.",
-        "ctypes.",
-        "pty.",
-        "shutil.",
-        "webbrowser.",
-        "urllib.",
-    ]
-)
+_REFUSED: tuple[str, ...] = ("os.system", "os.exec", "os.spawn", "os.posix_spawn", "os.fork", "os.kill", "os.remove")
+_REFUSED += ("os.rename", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "subprocess.", "socket.", "ctypes.", "pty.")
+_REFUSED += ("shutil.", "webbrowser.", "urllib.")
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
