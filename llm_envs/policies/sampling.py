@@ -105,8 +105,8 @@ def batch_generate(
     """Sample one turn for each prompt, in one padded batch that shrinks as turns end.
 
     Each row draws from uniform numbers of its own seed by inverting the cumulative distribution, so a row's tokens do
-    not depend on which others share its batch (up to rounding in the model's own kernels; models whose rotary embedding
-    depends on the longest sequence of a batch are the exception, see `scoring`).
+    not depend on which others share its batch (up to rounding in the model's own kernels; `scoring` names the one kind of
+    model that is an exception).
 
     Args:
         model: A causal language model in eval mode.
@@ -137,7 +137,9 @@ def batch_generate(
     if micro_batch_size is not None and micro_batch_size < 1:
         raise InvalidConfigError(f"micro_batch_size={micro_batch_size!r}: it must be at least 1.")
     prompts = [check_token_ids(model, prompt, f"prompt {index}") for index, prompt in enumerate(prompts)]
-    limits = _limits(model, prompts, max_new_tokens or [params.max_new_tokens] * len(prompts))
+    if max_new_tokens is None:
+        max_new_tokens = [params.max_new_tokens] * len(prompts)
+    limits = _limits(model, prompts, max_new_tokens)
     if seeds is None:
         seeds = [turn_seed(params, prompt, index) for index, prompt in enumerate(prompts)]
     if len(seeds) != len(prompts):

@@ -178,6 +178,7 @@ def test_what_is_no_prompt_is_refused(prompt, complaint):
     [
         ({"max_new_tokens": [3, 0, 3, 3]}, r"max_new_tokens\[1\]=0"),
         ({"max_new_tokens": [3]}, "1 entries for 4 prompts"),
+        ({"max_new_tokens": []}, "0 entries for 4 prompts"),
         ({"seeds": [1, 2]}, "2 seeds for 4 prompts"),
         ({"micro_batch_size": 0}, "micro_batch_size=0"),
         ({"params": SamplingParams(extra={"guided": 1})}, "guided"),
