@@ -105,8 +105,8 @@ def batch_generate(
     """Sample one turn for each prompt, in one padded batch that shrinks as turns end.
 
     Each row draws from uniform numbers of its own seed by inverting the cumulative distribution, so a row's tokens do
-    not depend on which others share its batch (up to rounding in the model's own kernels; `scoring` names the one kind of
-    model that is an exception).
+    not depend on which others share its batch (up to rounding in the model's own kernels; `scoring` names the one kind
+    of model that is an exception).
 
     Args:
         model: A causal language model in eval mode.
