@@ -33,7 +33,8 @@ _GLM = Block(
     "<tool_call>",
     "</tool_call>",
     read_glm,
-    re.compile(r"\s*(?!(?:null|true|false|NaN|Infinity)\b)[A-Za-z_][\w.\-]{0,199}\s*(?:<arg_key>|</tool_call>)"),
+    # Spaces around a name alone are prose: "between <tool_call> and </tool_call>".
+    re.compile(r"(?!(?:null|true|false|NaN|Infinity)\b)[A-Za-z_][\w.\-]{0,199}(?:\s*<arg_key>|\n?</tool_call>)"),
 )
 _HERMES = Block("hermes", "<tool_call>", "</tool_call>", read_hermes)
 _PYTHON_TAG = Block("llama3_python", "<|python_tag|>", None, read_python_tag)
