@@ -28,6 +28,7 @@ __all__ = [
     "call_within",
     "capture",
     "event_loop",
+    "is_present",
     "refuse_on_loop",
     "start_thread",
     "submit",
@@ -74,6 +75,11 @@ def event_loop() -> asyncio.AbstractEventLoop:
             _background.thread = threading.Thread(target=_serve, args=(loop,), name="llm-envs-loop", daemon=True)
             _background.thread.start()
         return _background.loop
+
+
+def is_present(loop: asyncio.AbstractEventLoop) -> bool:
+    """Return whether this is the process's background event loop still."""
+    return _background.loop is loop
 
 
 def submit(coroutine: Coroutine[Any, Any, Any]) -> concurrent.futures.Future[Any]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, TypeVar, overload
+from typing import Any, TypeVar, overload
 
 import numpy as np
 
@@ -67,7 +67,7 @@ class Toolset:
     with itself. It is pickled with the environment.
     """
 
-    shared: ClassVar[bool] = False
+    shared: bool = False
     """True if several environments may use one instance. Then none of them closes it: whoever made it does."""
 
     def tools(self) -> list[Tool]:

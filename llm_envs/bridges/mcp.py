@@ -1,0 +1,392 @@
+"""Tools from an MCP server, by the official client.
+
+    with mcp_tools("uvx", ["mcp-server-time"]) as time_tools:
+        results = run_calls({tool.name: tool for tool in time_tools.tools()}, calls)
+
+In a task, made by each environment for itself:
+
+    def make_tools(self):
+        return [mcp_tools("uvx", ["mcp-server-time"])]
+
+1. A connection lives in one task of the background loop, which opens and closes it; calls are tasks beside it.
+2. It is opened when first needed. One that broke is replaced by the next `reset` or `open`, never in the middle of an
+   episode: a server that crashed has lost what it knew.
+3. Which connection is the present one is decided on the loop alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tempfile
+import weakref
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, TextIO
+
+import numpy as np
+
+from llm_envs.background import LimitReached, is_present, wait
+from llm_envs.errors import BridgeError, InvalidActionError, InvalidConfigError, MissingExtraError
+from llm_envs.tools import Tool
+from llm_envs.toolset import Toolset
+
+__all__ = ["McpToolset", "mcp_tools"]
+
+_CLOSE_S = 10.0
+"""Longer than the client takes to end a server that does not want to: it waits, asks and kills, 2 seconds each."""
+_GONE = "the tool's server has gone away"
+"""The model reads this: no command line in it."""
+_MAX_PAGES = 100
+_TAIL = 500
+"""Characters of a server's error output that a message quotes."""
+
+
+def mcp_tools(
+    command: str | None = None,
+    args: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
+    *,
+    url: str | None = None,
+    headers: Mapping[str, str] | None = None,
+    cwd: str | None = None,
+    timeout_s: float | None = 60.0,
+    connect_timeout_s: float = 30.0,
+    include: Collection[str] | None = None,
+    shared: bool = False,
+    restart: bool = False,
+) -> McpToolset:
+    """Return the tools of an MCP server: one that is started, or one at an address.
+
+    Args:
+        command: Program of a server that speaks over its standard input and output.
+        args: Its arguments.
+        env: Environment variables for it, beside the few that the client hands on.
+        url: Instead of a command: address of a server that speaks streamable HTTP.
+        headers: Sent with each request to `url`.
+        cwd: The started server's working directory.
+        timeout_s: Seconds that one call may take; None takes the limit of whoever runs it.
+        connect_timeout_s: Seconds that starting or reaching the server may take.
+        include: Names of the tools to take; None takes all.
+        shared: Whether several environments may use it at once: for a server that keeps no state. Then none of them
+            closes it.
+        restart: Whether each episode gets a new connection: for a server that keeps state; one that is started begins
+            anew with it.
+
+    Raises:
+        MissingExtraError: If the package `mcp` is not installed.
+        InvalidConfigError: If not exactly one of `command` and `url` is given, or an option does not go with it.
+    """
+    if (command is None) == (url is None):
+        raise InvalidConfigError(f"mcp_tools: command is {command!r} and url {url!r}; give one of them.")
+    if url is not None and (args or env or cwd):
+        raise InvalidConfigError("mcp_tools: args, env and cwd are for a command, not for a url.")
+    if command is not None and headers:
+        raise InvalidConfigError("mcp_tools: headers are for a url, not for a command.")
+    if shared and restart:
+        raise InvalidConfigError("mcp_tools: a shared server cannot restart with each environment's episode.")
+    if isinstance(args, str):
+        raise InvalidConfigError(f"mcp_tools: args is {args!r}; it must be a list.")
+    _import_mcp()
+    server = _Server(command, tuple(args), dict(env or {}), url, dict(headers or {}), cwd, connect_timeout_s)
+    chosen = None if include is None else tuple(include)
+    return McpToolset(server, timeout_s=timeout_s, include=chosen, shared=shared, restart=restart)
+
+
+@dataclass(frozen=True)
+class _Server:
+    """Which server, and how it is reached."""
+
+    command: str | None
+    args: tuple[str, ...]
+    env: Mapping[str, str] = field(repr=False)
+    url: str | None
+    headers: Mapping[str, str] = field(repr=False)
+    cwd: str | None
+    connect_timeout_s: float
+
+    def __str__(self) -> str:
+        return self.url or " ".join([str(self.command), *self.args])
+
+
+class McpToolset(Toolset):
+    """The tools of one MCP server; made by `mcp_tools`. A context manager that closes the connection.
+
+    What the server says of a call is its result: its text, or the error that it reports. A call to a server that has
+    gone away is an error too, until `reset` or `open` reaches it again. Pickled, it is what was asked for, without the
+    connection.
+    """
+
+    def __init__(
+        self,
+        server: _Server,
+        *,
+        timeout_s: float | None,
+        include: tuple[str, ...] | None,
+        shared: bool,
+        restart: bool,
+    ) -> None:
+        self.server = server
+        self.timeout_s = timeout_s
+        self.include = include
+        self.shared = shared
+        self.restart = restart
+        self._listed: list[tuple[str, str, dict[str, Any]]] | None = None
+        self._connection: _Connection | None = None
+
+    def open(self) -> None:
+        """Reach the server, unless it is connected.
+
+        Raises:
+            BridgeError: If it cannot be started or reached, or does not speak the protocol.
+        """
+        self._listed = self._on_loop(self._connected(renew=True)).listed
+
+    def tools(self) -> list[Tool]:
+        """Return the server's tools, freshly made; connects if that was not done yet.
+
+        Raises:
+            BridgeError: If the server cannot be reached.
+            InvalidConfigError: If a name in `include` is not one of its tools.
+        """
+        if self._listed is None:
+            self.open()
+        assert self._listed is not None
+        names = [name for name, _, _ in self._listed]
+        for name in self.include or ():
+            if name not in names:
+                known = ", ".join(names) or "none"
+                raise InvalidConfigError(f"mcp_tools: {self.server} has no tool {name!r}; known are {known}.")
+        return [
+            self.own(Tool.from_schema(name, text, schema, _RemoteTool(self, name), timeout_s=self.timeout_s))
+            for name, text, schema in self._listed
+            if self.include is None or name in self.include
+        ]
+
+    def reset(self, problem: Mapping[str, Any], rng: np.random.Generator) -> None:
+        """Reach the server again if it has gone away, or if each episode gets a new connection."""
+        if self.restart:
+            self.close()
+        self.open()
+
+    def close(self) -> None:
+        """Close the connection; a server that was started ends."""
+        if self._connection is not None:
+            try:
+                wait(self._disconnect(), _CLOSE_S)
+            except LimitReached:
+                self._connection = None
+
+    def __enter__(self) -> McpToolset:
+        """Reach the server."""
+        self.open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close the connection."""
+        self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the connection: a copy makes its own."""
+        return self.__dict__ | {"_connection": None}
+
+    async def call(self, name: str, arguments: dict[str, Any]) -> str:
+        """Call one of the server's tools, on the background loop.
+
+        Raises:
+            InvalidActionError: If the server reports an error.
+            BridgeError: If the server has gone away.
+        """
+        connection = await self._connected(renew=False)
+        return await connection.call(name, arguments)
+
+    def _on_loop(self, coroutine: Any) -> Any:
+        try:
+            return wait(coroutine, self.server.connect_timeout_s + _CLOSE_S)
+        except LimitReached:
+            raise BridgeError(f"the MCP server {self.server} cannot be reached: the event loop is blocked.") from None
+
+    async def _connected(self, *, renew: bool) -> _Connection:
+        """Return the connection, opened; one that broke is replaced if it may be renewed."""
+        connection = self._connection
+        if connection is not None and not connection.is_usable:
+            if not renew:
+                raise BridgeError(_GONE)
+            connection.end()
+            connection = None
+        if connection is None:
+            connection = self._connection = _Connection(self.server)
+            weakref.finalize(self, connection.end)
+        try:
+            await asyncio.shield(connection.ready)
+        except BridgeError:
+            self._connection = None
+            raise
+        return connection
+
+    async def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.close()
+
+
+class _RemoteTool:
+    """Calls one tool of the server; pickles, with the toolset."""
+
+    def __init__(self, toolset: McpToolset, name: str) -> None:
+        self.toolset = toolset
+        self.name = name
+
+    async def __call__(self, **arguments: Any) -> str:
+        """Return the server's answer as text."""
+        return await self.toolset.call(self.name, arguments)
+
+
+class _Connection:
+    """One connection, from start to end; made and used on the loop alone, but for `end`."""
+
+    def __init__(self, server: _Server) -> None:
+        self.server = server
+        self.listed: list[tuple[str, str, dict[str, Any]]] = []
+        self.is_broken = False
+        self._client: Any = None
+        self._loop = asyncio.get_running_loop()
+        self._over = asyncio.Event()
+        self.ready: asyncio.Future[None] = self._loop.create_future()
+        self.ready.add_done_callback(lambda future: future.exception())  # nobody may be left to ask for it
+        self._task = self._loop.create_task(self._live())
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it is open, or being opened, on the present loop."""
+        return not self.is_broken and is_present(self._loop)
+
+    def end(self) -> None:
+        """Have the connection closed, from whatever thread; does not wait."""
+        if is_present(self._loop):
+            self._loop.call_soon_threadsafe(self._over.set)
+
+    async def close(self) -> None:
+        """Close the connection."""
+        self._over.set()
+        if self._loop is asyncio.get_running_loop():
+            await asyncio.wait([self._task])
+
+    async def call(self, name: str, arguments: dict[str, Any]) -> str:
+        """Return what the server answers, as text."""
+        mcp = _import_mcp()
+        try:
+            result = await self._client.call_tool(name, arguments)
+        except mcp.MCPError as error:
+            if error.code != mcp.types.CONNECTION_CLOSED:
+                raise
+            self.is_broken = True
+            raise BridgeError(_GONE) from error
+        text = _text_of(result)
+        if result.is_error:
+            raise InvalidActionError(text)
+        return text
+
+    async def _live(self) -> None:
+        """Open the connection, keep it until it is over, close it; whatever fails is told to whoever waits."""
+        with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output:
+            try:
+                async with AsyncExitStack() as stack:
+                    try:
+                        async with asyncio.timeout(self.server.connect_timeout_s):
+                            transport = _transport(self.server, output)
+                            self._client = await stack.enter_async_context(_import_mcp().Client(transport))
+                            self.listed = await _list_tools(self._client)
+                    except BaseException as error:
+                        self.ready.set_exception(BridgeError(self._complaint(error, output)))
+                        raise
+                    self.ready.set_result(None)
+                    await self._over.wait()
+            except BaseException:
+                pass  # whoever waits has been told; a connection that ends in any other way is only over
+            finally:
+                self.is_broken = True
+
+    def _complaint(self, error: BaseException, output: TextIO) -> str:
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        if isinstance(error, TimeoutError):
+            reason = f"it did not answer within connect_timeout_s={self.server.connect_timeout_s:g} s"
+        else:
+            reason = f"{type(error).__name__}: {error}"
+        output.seek(0)
+        wrote = output.read().strip()
+        return f"the MCP server {self.server} cannot be reached: {reason}" + (
+            f"; it wrote: {wrote[-_TAIL:]}" * bool(wrote)
+        )
+
+
+def _import_mcp() -> Any:
+    try:
+        import mcp
+    except ImportError as error:
+        raise MissingExtraError("tools of an MCP server need `mcp`: pip install 'llm-envs[bridges]'.") from error
+    return mcp
+
+
+def _transport(server: _Server, output: TextIO) -> Any:
+    """Return the client's transport to the server; what a started one writes to its standard error goes to `output`."""
+    mcp = _import_mcp()
+    if server.command is not None:
+        parameters = mcp.StdioServerParameters(
+            command=server.command, args=list(server.args), env=dict(server.env), cwd=server.cwd
+        )
+        return mcp.stdio_client(parameters, errlog=output)
+    return _http_transport(str(server.url), dict(server.headers))
+
+
+@asynccontextmanager
+async def _http_transport(url: str, headers: dict[str, str]) -> AsyncIterator[Any]:
+    from mcp.client.streamable_http import create_mcp_http_client, streamable_http_client
+
+    async with (
+        create_mcp_http_client(headers=headers) as client,
+        streamable_http_client(url, http_client=client) as pipe,
+    ):
+        yield pipe
+
+
+async def _list_tools(client: Any) -> list[tuple[str, str, dict[str, Any]]]:
+    """Return name, description and schema of each tool of the server."""
+    listed: list[tuple[str, str, dict[str, Any]]] = []
+    cursor = None
+    for _ in range(_MAX_PAGES):
+        page = await client.list_tools(cursor=cursor)
+        listed += [(tool.name, tool.description or "", tool.input_schema) for tool in page.tools]
+        cursor = page.next_cursor
+        if cursor is None:
+            break
+    return listed
+
+
+def _text_of(result: Any) -> str:
+    """Return a result as text; what is no text is named."""
+    parts = [_WRITTEN.get(block.type, _name_of)(block) for block in result.content]
+    if not parts and result.structured_content is not None:
+        return json.dumps(result.structured_content, ensure_ascii=False, default=str)
+    return "\n".join(parts)
+
+
+def _name_of(block: Any, kind: str = "") -> str:
+    return f"[{kind or block.type}: {getattr(block, 'mime_type', None) or 'unknown'}]"
+
+
+def _embedded(block: Any) -> str:
+    text = getattr(block.resource, "text", None)
+    return text if text is not None else _name_of(block.resource, "resource")
+
+
+_WRITTEN: dict[str, Callable[[Any], str]] = {
+    "text": lambda block: block.text,
+    "resource": _embedded,
+    "resource_link": lambda block: f"[resource: {block.uri}]",
+}
