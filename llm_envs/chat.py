@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -101,14 +101,26 @@ class ChatCodec:
         Returns:
             Token ids, shape (T,).
         """
-        given = self._as_history(messages)
+        return self._encode_form(next(iter(self._forms(messages))), tools)
 
-        def render(messages: Sequence[Message], tools: Sequence[Schema]) -> str:
-            return self.template.render(messages, tools)
+    def encode_anew(self, messages: Sequence[Message], tools: Sequence[Schema], row_ids: IdArray) -> IdArray | None:
+        """Encode a conversation from its start, unless a row already says the same: then it can go on.
 
-        expected = self._expected_specials(given, tools)
-        ids = self._encode_as_it_is(lambda: render(given, tools), expected)
-        return self._encode_plainly(render, given, tools, expected) if ids is None else ids
+        Args:
+            messages: The whole conversation, as for `encode_prompt`.
+            tools: JSON Schemas of the tools.
+            row_ids: The row so far with what would be appended to it, shape (T,).
+
+        Returns:
+            Token ids, shape (T,); None if the template writes what the row has.
+        """
+        row_text, first = self.decode(row_ids), None
+        for form in self._forms(messages):
+            ids = self._encode_form(form, tools)
+            if self.decode(ids) == row_text:
+                return None
+            first = ids if first is None else first
+        return first
 
     def encode_delta(
         self, messages: Sequence[Message], *, reply_ids: IdArray, generation_prompt: bool = True
@@ -167,15 +179,15 @@ class ChatCodec:
             self.tokenizer.decode(token_ids.tolist(), skip_special_tokens=False, clean_up_tokenization_spaces=False)
         )
 
-    def is_continued(self, row_ids: IdArray, prompt_ids: IdArray) -> bool:
-        """Return whether a prompt that was encoded anew says the same as a row: then the row can go on."""
-        return np.array_equal(row_ids, prompt_ids) or self.decode(row_ids) == self.decode(prompt_ids)
-
-    @cached_property
-    def _answer_prompt(self) -> str:
-        return self.template.render([ASK])
-
     # Safety.
+
+    def _encode_form(self, messages: Sequence[Message], tools: Sequence[Schema]) -> IdArray:
+        def render(messages: Sequence[Message], tools: Sequence[Schema]) -> str:
+            return self.template.render(messages, tools)
+
+        expected = self._expected_specials(messages, tools)
+        ids = self._encode_as_it_is(lambda: render(messages, tools), expected)
+        return self._encode_plainly(render, messages, tools, expected) if ids is None else ids
 
     def _expected_specials(self, messages: Sequence[Message], tools: Sequence[Schema]) -> list[int]:
         """Return the special tokens of a prompt in harmless words."""
@@ -246,32 +258,35 @@ class ChatCodec:
 
     # The assistant's own words.
 
-    def _as_history(self, messages: Sequence[Message]) -> list[Message]:
-        """Return a conversation as the template takes it, every word of its environment shown.
+    def _forms(self, messages: Sequence[Message]) -> Iterator[list[Message]]:
+        """Yield the forms in which the template takes a conversation, every word of its environment shown.
 
-        Earlier turns stay as they were written, unless they have special tokens in them: those are given in parts. Some
-        templates show a tool's result only behind a call that is given as one; then calls are. Where that does not
-        help either, results are user messages.
+        First with earlier turns in parts (thinking, content, calls), as their authors meant them; then as they were
+        written; then with tools' results as user messages; then with special tokens dropped from earlier turns.
 
         Raises:
             ModelError: If the template refuses the conversation in every form.
         """
         if not any(message.role == "assistant" for message in messages):
-            return list(messages)
-        parsed = [self.parser(message.content) if message.role == "assistant" else None for message in messages]
-        as_written, in_parts, as_users = [], [], []
-        for message, reply in zip(messages, parsed, strict=True):
-            is_whole = reply is None or message.tool_calls
-            parts = message if is_whole else structured_reply(cast("ParsedReply", reply), message.content)
-            special = message.role == "assistant" and self._text.has_marked_spelling(message.content)
-            as_written.append(parts if special else message)
-            in_parts.append(parts if parts.tool_calls else as_written[-1])
-            as_users.append(as_user(as_written[-1]))
-        for form in (as_written, in_parts, as_users):
+            yield list(messages)
+            return
+        in_parts, as_written, plain = [], [], []
+        for message in messages:
+            parts = message
+            if message.role == "assistant" and not message.tool_calls:
+                parts = structured_reply(self.parser(message.content), message.content)
+            has_special = message.role == "assistant" and self._text.has_marked_spelling(message.content)
+            in_parts.append(parts)
+            as_written.append(parts if has_special else message)
+            plain.append(replace(parts, content=self._text.without_marked(parts.content)) if has_special else parts)
+        n_forms = 0
+        for form in (in_parts, as_written, [as_user(m) for m in as_written], plain, [as_user(m) for m in plain]):
             if self.shapes.shows_all(form):
-                return form
-        self.template.render(as_users)  # says why it refuses
-        raise ModelError("the chat template drops what the environment says between earlier turns.")
+                n_forms += 1
+                yield form
+        if not n_forms:
+            self.template.render(in_parts)  # says why it refuses
+            raise ModelError("the chat template drops what the environment says between earlier turns.")
 
     def _own_words(self, text: str, parsed: ParsedReply) -> str:
         """Return what the model itself would write, behind the generation prompt, to say `text`."""
@@ -283,7 +298,7 @@ class ChatCodec:
             versions.insert(0, structured_reply(parsed, text))
         for version in versions:
             words = self._rendered_reply(version)
-            if words is not None and all(said in words for said in _said(version, parsed)):
+            if words is not None and _says(words, _said(version, parsed)):
                 return words
         if not self.template.opens_thinking:
             return text
@@ -291,19 +306,27 @@ class ChatCodec:
             return text.removeprefix("<think>").removeprefix(self.template.generation_prompt.rpartition("<think>")[2])
         return f"\n</think>\n\n{text}"
 
+    @cached_property
+    def _answer_prompt(self) -> str:
+        return self.template.render([ASK])
+
     def _rendered_reply(self, reply: Message) -> str | None:
         """Return what the template writes behind the generation prompt for a turn; None if it writes another prompt."""
-        prompt, space = self._answer_prompt, ""
-        if self.template.opens_thinking:  # what a template writes behind the tag differs from turn to turn
-            before, tag, space = prompt.rpartition("<think>")
-            prompt = before + tag
         try:
             rendered = self.template.render([ASK, reply], generation_prompt=False)
         except ModelError:
             return None
-        if not rendered.startswith(prompt):
+        # What a template writes behind an open tag differs from turn to turn, and some leave the tag out.
+        before, tag, space = self._answer_prompt.rpartition("<think>")
+        opened = self.template.opens_thinking
+        if not opened and rendered.startswith(self._answer_prompt):
+            words = rendered[len(self._answer_prompt) :]
+        elif opened and rendered.startswith(before + tag):
+            words = rendered[len(before + tag) :].removeprefix(space)
+        elif opened and rendered.startswith(before):
+            words = f"\n</think>\n\n{rendered[len(before) :]}"
+        else:
             return None
-        words = rendered[len(prompt) :].removeprefix(space)
         if not self.closes_turns:
             return words
         if not reply.tool_calls:
@@ -314,6 +337,17 @@ class ChatCodec:
 
     def _reply_closing(self) -> list[int]:
         return [*self._closing_ids[:-1], self.end_of_turn_id]
+
+
+def _says(words: str, parts: Sequence[str]) -> bool:
+    """Return whether all parts stand in a text, one behind the other."""
+    position = 0
+    for part in parts:
+        position = words.find(part, position)
+        if position < 0:
+            return False
+        position += len(part)
+    return True
 
 
 def _said(version: Message, parsed: ParsedReply) -> list[str]:

@@ -1,4 +1,4 @@
-"""The command `llm-envs`: list, check and play tasks, and the way to the trainers' own commands.
+"""The command `llm-envs`: list, check and play tasks, look at a model, and the way to the trainers' own commands.
 
 Exit codes: 0 it worked, 1 it did not, 2 it was asked wrongly. An error is one line; `--debug` shows where it came from.
 Everything heavy is imported where it is used, so that `llm-envs --help` is quick.
@@ -88,6 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     check = add("check", _check, "Check that tasks keep the environment contract.")
     check.add_argument("ids", nargs="+", metavar="ID")
     _add_play_arguments(add("play", _play, "Play a task and print the conversation with its rewards."))
+    _add_doctor_arguments(add("doctor", _doctor, "Say what to know about a model before training it."))
     train = add("train", _train, "Train a model; without a name, say which trainings there are.")
     train.add_argument("name", nargs="?", metavar="NAME", help="the training, for example grpo")
     train.add_argument(
@@ -111,6 +112,18 @@ def _add_play_arguments(parser: argparse.ArgumentParser) -> None:
         "--temperature", type=_temperature, default=1.0, help="of the model's sampling, default 1; 0 is greedy"
     )
     parser.add_argument("--max-new-tokens", type=_positive, default=512, help="per turn of the model, default 512")
+
+
+def _add_doctor_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="a folder, or a name on a model hub")
+    parser.add_argument(
+        "--env", metavar="ID", default="llm/Calculator-v0", help="whose episode is shown; default: llm/Calculator-v0"
+    )
+    parser.add_argument("--chat-template", metavar="FILE", help="a Jinja template in place of the model's own")
+    parser.add_argument(
+        "--thinking", choices=["on", "off"], help="the template's enable_thinking; default: what the template does"
+    )
+    parser.add_argument("--colour", choices=["auto", "always", "never"], default="auto", help="default: on a terminal")
 
 
 def _positive(text: str) -> int:
@@ -234,10 +247,7 @@ def _policy(arguments: argparse.Namespace) -> tuple[Policy, ChatCodec | None]:
 
         policies: dict[str, Callable[[], Any]] = {"oracle": OraclePolicy, "random": RandomPolicy, "human": HumanPolicy}
         return policies[arguments.policy](), None
-    if not Path(arguments.model).is_dir() and HUB_NAME.fullmatch(arguments.model) is None:
-        raise InvalidConfigError(
-            f"--model {arguments.model}: there is no such folder. It takes one with a saved model."
-        )
+    _require_model(arguments.model, "--model")
     from llm_envs.chat import ChatCodec
     from llm_envs.policies.transformers import TransformersPolicy
 
@@ -321,6 +331,63 @@ def _last_words(episode: Trajectory) -> list[str]:
         *(words if episode.turns else []),
         f"[{episode.stop_reason.value}, success={episode.is_success}, reward {episode.reward:g}]",
     ]
+
+
+# --- doctor -----------------------------------------------------------------------------------------------------------
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from llm_envs import doctor
+    from llm_envs.chat import ChatCodec
+    from llm_envs.policies.loading import load_tokenizer
+    from llm_envs.registration import task_spec
+
+    task_spec(arguments.env)
+    _require_text(arguments.env, {})
+    _require_model(arguments.model, "doctor")
+    template = None if arguments.chat_template is None else _read_template(arguments.chat_template)
+    thinking = None if arguments.thinking is None else arguments.thinking == "on"
+    codec = ChatCodec(load_tokenizer(arguments.model), chat_template=template, thinking=thinking)
+    vocabulary_size, context_length = _model_sizes(arguments.model)
+    diagnosis = doctor.diagnose(codec, vocabulary_size=vocabulary_size)
+    print(visible_text(f"model             {arguments.model}"))
+    source = arguments.chat_template or "the model's own"
+    print(visible_text(f"template          {source}"))
+    print(doctor.show_diagnosis(diagnosis))
+    trajectory = doctor.play_oracle(codec, arguments.env)
+    colour = arguments.colour == "always" or (arguments.colour == "auto" and sys.stdout.isatty())
+    for row in trajectory.rows:
+        print(f"\n{arguments.env}, an oracle's episode of {len(row)} tokens; trained: {int(row.mask.sum())}, marked")
+        print(doctor.show_row(codec, row, colour=colour))
+    problems = [*diagnosis.problems, *doctor.episode_problems(codec, trajectory, context_length)]
+    print()
+    for problem in problems:
+        print(visible_text(f"PROBLEM  {problem}"))
+    print("This model can be trained on as it is." if not problems else "This model cannot be trained on as it is.")
+    return 1 if problems else 0
+
+
+def _require_model(name: str, option: str) -> None:
+    if not Path(name).is_dir() and HUB_NAME.fullmatch(name) is None:
+        raise InvalidConfigError(f"{option} {name}: there is no such folder. It takes one with a saved model.")
+
+
+def _read_template(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidConfigError(f"--chat-template {path}: it cannot be read ({error}).") from error
+
+
+def _model_sizes(name: str) -> tuple[int | None, int | None]:
+    """Return the rows of a model's embedding and its context in tokens; None where there is no configuration."""
+    from transformers import AutoConfig
+
+    try:
+        config = AutoConfig.from_pretrained(name).get_text_config()
+    except (OSError, ValueError):
+        return None, None
+    return getattr(config, "vocab_size", None), getattr(config, "max_position_embeddings", None)
 
 
 # --- train ------------------------------------------------------------------------------------------------------------

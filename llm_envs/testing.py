@@ -55,9 +55,12 @@ class ByteCodec:
         """Decode ids to text without a closing end-of-turn token; other special tokens are left out."""
         return bytes(i for i in token_ids.tolist() if i < 256).decode(errors="replace")
 
-    def is_continued(self, row_ids: IdArray, prompt_ids: IdArray) -> bool:
-        """Return whether a prompt is the row; this codec writes every conversation in one way alone."""
-        return np.array_equal(row_ids, prompt_ids)
+    def encode_anew(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], row_ids: IdArray
+    ) -> IdArray | None:
+        """Encode a conversation from its start; None if the row says the same."""
+        ids = self.encode_prompt(messages, tools)
+        return None if np.array_equal(ids, row_ids) else ids
 
     def _encode(self, messages: Sequence[Message], generation_prompt: bool) -> IdArray:
         ids: list[int] = []

@@ -126,6 +126,10 @@ class SafeTokenizer:
         """Return whether the spelling of a token that the tokenizer calls special stands in a text."""
         return self._marked_spelling.search(text) is not None
 
+    def without_marked(self, text: str) -> str:
+        """Return a text without the spellings of tokens that the tokenizer calls special."""
+        return self._marked_spelling.sub("", text)
+
     def hide_spellings(self, value: Any, masked: Masked, *, marked_only: bool = False) -> Any:
         """Return a copy of a JSON value in which spellings of special tokens are marks.
 

@@ -45,8 +45,10 @@ class Codec(Protocol):
         """Decode sampled ids to the action."""
         ...
 
-    def is_continued(self, row_ids: IdArray, prompt_ids: IdArray) -> bool:
-        """Return whether a prompt that was encoded anew says the same as a row: then the row can go on."""
+    def encode_anew(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], row_ids: IdArray
+    ) -> IdArray | None:
+        """Encode a conversation from its start, shape (T,); None if the row `row_ids` already says the same."""
         ...
 
 

@@ -113,8 +113,8 @@ class Tape:
             return
         delta = self.codec.encode_delta(messages, reply_ids=self._reply_ids)
         if self.history == "template":
-            prompt = self.codec.encode_prompt(self._view, self._tools)
-            if not self.codec.is_continued(np.concatenate([self.row.ids, delta]), prompt):
+            prompt = self.codec.encode_anew(self._view, self._tools, np.concatenate([self.row.ids, delta]))
+            if prompt is not None:
                 self._fork(prompt)
                 return
         self.row.append_context(delta)

@@ -1,0 +1,274 @@
+"""What to know about a model before training it: its chat template, its tokens, and one episode as it is trained on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from llm_envs.chat import ChatCodec
+from llm_envs.chat_template import structured_reply
+from llm_envs.parsers import detect_format, parse_reply
+from llm_envs.reporting import visible_text
+from llm_envs.rollout.tape import Tape
+from llm_envs.tokenization import common_length
+from llm_envs.types import Message, Row, Trajectory
+
+__all__ = [
+    "Diagnosis",
+    "ForkCase",
+    "diagnose",
+    "episode_problems",
+    "fork_cases",
+    "play_oracle",
+    "show_diagnosis",
+    "show_row",
+]
+
+CALL = '<tool_call>\n{"name": "look_up", "arguments": {"word": "tea"}}\n</tool_call>'
+TOOL: Mapping[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "look_up",
+        "description": "Look a word up.",
+        "parameters": {"type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]},
+    },
+}
+_THOUGHT = "qzTHOUGHTzq"
+_THINKS = f"<think>\n{_THOUGHT}\n</think>\n\n"
+_ASK = Message("user", "What is tea?")
+_HEARD: Mapping[str, tuple[Message, ...]] = {
+    "user": (Message("user", "Are you sure?"),),
+    "tool": (Message("tool", "A drink.", metadata={"name": "look_up"}),),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ForkCase:
+    """Whether the template still shows a turn as the model wrote it, once something follows it."""
+
+    after: str
+    """What the turn was: "an answer", "thinking and an answer", "a call", "thinking and a call"."""
+    role: str
+    """Who speaks next: "user" or "tool"."""
+    forks: bool
+    """Whether the template now writes something else than the row has: with `history="template"` a new row begins."""
+    why: str = ""
+    """Where the two part."""
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What was found out about a tokenizer and its chat template."""
+
+    roles: tuple[str, ...]
+    """The roles that the template has a place for."""
+    tools: bool
+    """Whether it writes tools' schemas itself; else they go into the system prompt."""
+    thinking: str
+    """"no place", "kept", or "opened" (the prompt for a turn ends inside a thinking block)."""
+    call_format: str | None
+    """Name of the format in which the template writes a call, as `llm_envs.parsers` has it; None if it writes none."""
+    call_text: str
+    """A call in that format."""
+    stop_tokens: tuple[str, ...]
+    """Tokens at which a turn ends."""
+    cases: tuple[ForkCase, ...]
+    problems: tuple[str, ...]
+    """Why the model cannot be trained on as it is."""
+    notes: tuple[str, ...]
+    """What to know besides."""
+
+    @property
+    def forks(self) -> bool:
+        """Whether the template is not prefix-preserving in some case."""
+        return any(case.forks for case in self.cases)
+
+
+def fork_cases(codec: ChatCodec) -> tuple[ForkCase, ...]:
+    """Find out where the template changes earlier turns, by playing two turns each."""
+    words = {"an answer": "A drink.", "thinking and an answer": _THINKS + "A drink."}
+    cases = [_fork_case(codec, after, said, "user") for after, said in words.items() if _can_say(codec, said)]
+    if codec.template.traits.tool_role:
+        words = {"a call": CALL, "thinking and a call": _THINKS + CALL}
+        cases += [_fork_case(codec, after, said, "tool") for after, said in words.items() if _can_say(codec, said)]
+    return tuple(cases)
+
+
+def diagnose(codec: ChatCodec, *, vocabulary_size: int | None = None) -> Diagnosis:
+    """Find out what to know about a model from its tokenizer and chat template.
+
+    Args:
+        codec: Made with the settings that training will have.
+        vocabulary_size: Rows of the model's embedding, if known.
+    """
+    traits = codec.template.traits
+    ids = codec.encode_reply(CALL)
+    call_text = codec.decode_reply(ids)
+    roles = ("system",) * traits.system + ("user", "assistant") + ("tool",) * traits.tool_role
+    return Diagnosis(
+        roles=roles,
+        tools=traits.tools,
+        thinking=_thinking(codec),
+        call_format=detect_format(call_text) if traits.tool_calls else None,
+        call_text=call_text,
+        stop_tokens=tuple(codec.decode(np.array([id_], dtype=np.int32)) for id_ in codec.stop_token_ids),
+        cases=fork_cases(codec),
+        problems=tuple(_problems(codec, call_text, vocabulary_size)),
+        notes=tuple(_notes(codec)),
+    )
+
+
+def play_oracle(codec: ChatCodec, env_id: str, env_kwargs: Mapping[str, Any] | None = None) -> Trajectory:
+    """Play one episode with the task's oracle, its words in the model's own format, as token rows."""
+    import gymnasium as gym
+
+    from llm_envs.policies.scripted import OraclePolicy
+    from llm_envs.registration import task_spec
+    from llm_envs.rollout.episode import play_episode
+    from llm_envs.rollout.source import EpisodeSpec
+
+    task_spec(env_id)
+    make: Any = partial(gym.make, env_id, disable_env_checker=True, **(env_kwargs or {}))
+    spec = EpisodeSpec(env_id, env_kwargs or {})
+    return asyncio.run(play_episode(make, spec, OraclePolicy(), codec=codec))
+
+
+def episode_problems(codec: ChatCodec, trajectory: Trajectory, context_length: int | None) -> Sequence[str]:
+    """Return why this environment's episodes cannot be trained on with this model."""
+    problems = []
+    if trajectory.error is not None:
+        problems.append(f"an oracle's episode fails in {trajectory.error.where}: {trajectory.error.message}")
+    longest = max((len(row) for row in trajectory.rows), default=0)
+    if context_length is not None and longest > context_length:
+        problems.append(f"an oracle's episode has {longest} tokens, the model's context {context_length}.")
+    return problems
+
+
+def show_row(codec: ChatCodec, row: Row, *, colour: bool) -> str:
+    """Return a row as text: what is trained in green, or between ⟦ and ⟧ without colour; the rest as it is."""
+    begin, end = ("\x1b[32m", "\x1b[0m") if colour else ("⟦", "⟧")
+    parts, position = [], 0
+    for start, stop in row.spans:
+        parts += [visible_text(codec.decode(row.ids[position:start])), begin]
+        parts += [visible_text(codec.decode(row.ids[start:stop])), end]
+        position = stop
+    return "".join([*parts, visible_text(codec.decode(row.ids[position:]))])
+
+
+def show_diagnosis(diagnosis: Diagnosis) -> str:
+    """Return what was found out, a line each."""
+    tools = "in the template" if diagnosis.tools else "not in the template: written into the system prompt"
+    lines = [
+        f"roles             {', '.join(diagnosis.roles)}",
+        f"tools             {tools}",
+        f"tool calls        {diagnosis.call_format or 'no format of its own: the canonical <tool_call> JSON'}, "
+        f"as in {diagnosis.call_text!r}",
+        f"thinking          {_THINKING[diagnosis.thinking]}",
+        f"a turn ends at    {', '.join(diagnosis.stop_tokens)}",
+        f"earlier turns     {_summary(diagnosis)}",
+    ]
+    for case in diagnosis.cases:
+        kept = f"changed: {case.why}" if case.forks else "as written"
+        lines.append(f"  {case.role:4} after {case.after:24} {kept}")
+    lines += [f"note              {note}" for note in diagnosis.notes]
+    lines += [f"PROBLEM           {problem}" for problem in diagnosis.problems]
+    return "\n".join(visible_text(line) for line in lines)
+
+
+_THINKING = {
+    "no place": "the template has no place for it; it stays where the model writes it",
+    "kept": "in the template",
+    "opened": "in the template; the prompt for a turn ends with an open <think>",
+}
+
+
+def _summary(diagnosis: Diagnosis) -> str:
+    if not diagnosis.forks:
+        return "prefix-preserving: one row an episode, whatever the history"
+    return (
+        'the template changes some: history="append" (the default) keeps what the model wrote, in one row; '
+        'history="template" shows what the template makes of it, and begins a new row there'
+    )
+
+
+def _thinking(codec: ChatCodec) -> str:
+    if codec.template.opens_thinking:
+        return "opened"
+    words = (_THINKS + "A drink.", _THINKS + CALL)
+    return "kept" if any(_shows_thinking(codec, said) for said in words) else "no place"
+
+
+def _shows_thinking(codec: ChatCodec, words: str) -> bool:
+    """Return whether the template has a place for the thinking of such a turn."""
+    if not codec.template.traits.tool_calls and CALL in words:
+        return False
+    reply = structured_reply(parse_reply(words), "")
+    return _THOUGHT in codec.template.render([_ASK, reply], generation_prompt=False)
+
+
+def _can_say(codec: ChatCodec, words: str) -> bool:
+    return _THOUGHT not in words or codec.template.opens_thinking or _shows_thinking(codec, words)
+
+
+def _fork_case(codec: ChatCodec, after: str, words: str, role: str) -> ForkCase:
+    tape = Tape(codec, "template")
+    tools = [TOOL] if role == "tool" else []
+    tape.begin([_ASK], tools)
+    ids = codec.encode_reply(words)
+    reply = Message("assistant", codec.decode_reply(ids))
+    tape.say(reply, ids, None)
+    written = codec.decode(tape.row.ids)
+    tape.hear(_HEARD[role])
+    if not tape.is_forked:
+        return ForkCase(after, role, False)
+    return ForkCase(after, role, True, _parting(written, codec.decode(tape.row.ids)))
+
+
+def _parting(written: str, shown: str) -> str:
+    """Say where two texts part, in a few characters of each."""
+    start = common_length(written, shown)
+    context = max(0, start - 12)
+    return f"{shown[context : start + 28]!r} where the model saw {written[context : start + 28]!r}"
+
+
+def _problems(codec: ChatCodec, call_text: str, vocabulary_size: int | None) -> list[str]:
+    problems = []
+    if codec.template.traits.tools and codec.template.traits.tool_calls and not codec.parser(call_text).tool_calls:
+        problems.append(f"a call as the template writes it is not read by the parser: {call_text!r}.")
+    if vocabulary_size is not None and len(codec.tokenizer) > vocabulary_size:
+        problems.append(
+            f"the tokenizer has {len(codec.tokenizer)} tokens, the model {vocabulary_size}: ids beyond them have no "
+            "embedding. Resize it (model.resize_token_embeddings) or use the model's own tokenizer."
+        )
+    said = "é 😀\n  12.5"
+    plain = codec.decode(np.array(codec.tokenizer.encode(said, add_special_tokens=False), dtype=np.int32))
+    if plain.strip() != said.strip():
+        problems.append(f"the tokenizer does not keep text: {said!r} comes back as {plain!r}.")
+    return problems
+
+
+def _notes(codec: ChatCodec) -> list[str]:
+    notes = []
+    traits = codec.template.traits
+    if not traits.system:
+        notes.append("no system role: its text goes in front of the first user message.")
+    if not traits.tool_role:
+        notes.append("no tool role: a tool's result is a user message.")
+    if not traits.user_again:
+        notes.append("two user messages in a row are joined.")
+    if traits.tools and not traits.tool_calls:
+        notes.append("tools are shown to the model, but the template has no form for a call: it writes its own.")
+    if not codec.closes_turns:
+        notes.append("no end-of-turn token: the next role's token is a turn's last.")
+    if not codec.shapes.of(_HEARD["user"], True).specials:
+        notes.append("roles are marked in plain text, not by special tokens: an environment's text can imitate them.")
+    if codec.template.writes_date:
+        notes.append("the template writes today's date: the same episode has other tokens tomorrow.")
+    if codec.tokenizer.pad_token_id is None:
+        notes.append("no pad token: masks come from lengths, so nothing depends on one.")
+    return notes
