@@ -7,14 +7,19 @@ CPython itself in a process of its own, closed in by the kernel. Which of them a
 from __future__ import annotations
 
 from llm_envs.sandbox.base import CRASHED, Sandbox, SandboxLimits, SandboxResult, SandboxSession, StopReason
+from llm_envs.sandbox.cpython import SubprocessSandbox
 from llm_envs.sandbox.monty import MontySandbox
+from llm_envs.sandbox.tool import PythonTool, shared_sandbox
 
 __all__ = [
     "CRASHED",
     "MontySandbox",
+    "PythonTool",
     "Sandbox",
     "SandboxLimits",
     "SandboxResult",
     "SandboxSession",
     "StopReason",
+    "SubprocessSandbox",
+    "shared_sandbox",
 ]

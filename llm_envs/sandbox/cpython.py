@@ -1,0 +1,404 @@
+"""CPython itself for models, in a process that the kernel closes in. Linux only.
+
+1. A session is two processes (`child`): an interpreter, and the guardian that kills it. They start with the first run
+   and end with the session. Nothing of the host is inherited: no environment, no descriptors but the session's own
+   three, no modules.
+2. `isolation="namespaces"`: the interpreter has its own network (none, not even loopback), process table, shared
+   memory and file system: of the machine's files it sees the standard library and the system's libraries, read-only;
+   it can write to one empty folder of `SandboxLimits.file_bytes`, in memory. It runs as an unprivileged user without
+   capabilities, under resource limits, and (x86-64 and aarch64) a seccomp filter refuses it sockets, new processes,
+   programs, signals, tracing and everything of the kind (`seccomp`). Works for root and, where the system lets
+   unprivileged users create namespaces, for everyone.
+3. `isolation="rlimits"` is for machines without namespaces, and weaker: the code can read the files that an
+   unprivileged user, or if the host is not root, the host's user can read, secrets included. Resource limits and the
+   seccomp filter hold, and the filter also refuses to change any file. `protections` says what is in force.
+4. Between runs the interpreter is stopped: threads that the code has left behind do not go on.
+5. A run that is over its time, its output or its memory, or that ends its interpreter, costs the session its variables
+   (unlike in `MontySandbox`): the next run has a new interpreter, and its result says so.
+6. What the interpreter sends is data: frames of limited size with the nonce of the request, read by a JSON parser.
+   Anything else costs the session its interpreter. Model code shares that process, so a value may be a lie; it is no
+   more than what the code could have printed.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import platform
+import secrets
+import selectors
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import weakref
+from pathlib import Path
+from typing import Any, Literal
+
+from llm_envs.errors import InvalidConfigError, SandboxError
+from llm_envs.sandbox.base import (
+    FLOOD_FACTOR,
+    NotRun,
+    SandboxLimits,
+    SandboxResult,
+    StopReason,
+    check_code,
+    compose,
+    describe,
+    run_in_thread,
+)
+from llm_envs.sandbox.seccomp import build_filter
+
+__all__ = ["Isolation", "SubprocessSandbox", "SubprocessSession"]
+
+Isolation = Literal["namespaces", "rlimits"]
+
+_CHILD = Path(__file__).with_name("child.py")
+_START_S = 20.0
+"""Longest time for an interpreter to start: about 0.1 s on a free machine."""
+_END_S = 5.0
+"""Longest time for the guardian to kill its interpreter, before it is killed itself."""
+_CPU_S = 3_600
+"""Processor time of one interpreter in all: a backstop, should the guardian be gone."""
+_ENVIRONMENT = {"HOME": "/tmp", "LANG": "C.UTF-8", "MALLOC_ARENA_MAX": "1", "PATH": "", "PYTHONHASHSEED": "0"}
+
+
+class SubprocessSandbox:
+    """Run full CPython in processes of their own, one for each session.
+
+    Args:
+        limits: Limits of sessions that name none of their own.
+        isolation: "namespaces", or, weaker, "rlimits"; see the module.
+        python: The interpreter to run; by default this one. Third-party packages are not visible to it.
+
+    Raises:
+        InvalidConfigError: If `isolation` is no such word.
+        SandboxError: If this machine cannot isolate as asked.
+    """
+
+    def __init__(
+        self,
+        *,
+        limits: SandboxLimits | None = None,
+        isolation: Isolation = "namespaces",
+        python: str | os.PathLike[str] | None = None,
+    ) -> None:
+        if isolation not in ("namespaces", "rlimits"):
+            raise InvalidConfigError(f"isolation is {isolation!r}; it must be 'namespaces' or 'rlimits'.")
+        if not sys.platform.startswith("linux"):
+            raise SandboxError(f"SubprocessSandbox needs Linux; this is {sys.platform}. MontySandbox runs everywhere.")
+        self.limits = limits or SandboxLimits()
+        self.isolation: Isolation = isolation
+        self.python = str(python or sys.executable)
+        self._sessions: weakref.WeakSet[SubprocessSession] = weakref.WeakSet()
+        self._is_closed = False
+        self._force_user_namespace = False
+        self.protections = self._probe()
+        """What is in force: "limits", "system calls", "files", "network", "processes"."""
+
+    def session(self, limits: SandboxLimits | None = None, *, seed: int | None = None) -> SubprocessSession:
+        """Return a new session; see `Sandbox.session`."""
+        if self._is_closed:
+            raise SandboxError("the sandbox is closed; make a new one.")
+        session = SubprocessSession(self, limits or self.limits, seed)
+        self._sessions.add(session)
+        return session
+
+    def close(self) -> None:
+        """End every session and its processes."""
+        self._is_closed = True
+        for session in list(self._sessions):
+            session.close()
+
+    def __enter__(self) -> SubprocessSandbox:
+        """Return the sandbox."""
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """End every session."""
+        self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle as settings: another process has its own sessions."""
+        return _rebuild, (self.limits, self.isolation, self.python)
+
+    def _probe(self) -> frozenset[str]:
+        """Start one interpreter, to know that it can be done and what closes it in."""
+        child = _Child(self, self.limits, None)
+        child.close()
+        return frozenset(child.protections)
+
+
+class SubprocessSession:
+    """One episode's interpreter, started with its first run. Made by `SubprocessSandbox.session`."""
+
+    def __init__(self, sandbox: SubprocessSandbox, limits: SandboxLimits, seed: int | None) -> None:
+        if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
+            raise InvalidConfigError(f"seed is {describe(seed)}; it must be a whole number or None.")
+        self.limits = limits
+        self._sandbox = sandbox
+        self._seed = seed
+        self._lock = threading.Lock()
+        self._child: _Child | None = None
+        self._is_closed = False
+
+    def run(self, code: str) -> SandboxResult:
+        """Run code; see `SandboxSession.run`."""
+        with self._lock:
+            if self._is_closed:
+                raise SandboxError("the session is closed; ask the sandbox for a new one.")
+            started = time.perf_counter()
+            try:
+                check_code(code, self.limits)
+            except NotRun as refusal:
+                text = f"{refusal.error}: {refusal}"
+                seconds = time.perf_counter() - started
+                return compose("", self.limits, traceback=text, error=refusal.error, seconds=seconds)
+            if self._child is None or self._child.pid != os.getpid():
+                self._child = _Child(self._sandbox, self.limits, self._seed)
+            outcome = self._child.run(code)
+            if outcome.get("stopped"):
+                self._child.close()
+                self._child = None
+                outcome["state_lost"] = True
+            return compose(limits=self.limits, seconds=time.perf_counter() - started, **outcome)
+
+    async def arun(self, code: str) -> SandboxResult:
+        """Run code without holding up the event loop."""
+        return await run_in_thread(self, code)
+
+    def close(self) -> None:
+        """End the interpreter, once the run that is under way has ended."""
+        with self._lock:
+            self._is_closed = True
+            child, self._child = self._child, None
+            if child is not None:
+                child.close()
+
+
+class _Child:
+    """A guardian and its interpreter, seen from the host. Used by one thread at a time."""
+
+    def __init__(self, sandbox: SubprocessSandbox, limits: SandboxLimits, seed: int | None) -> None:
+        self.pid = os.getpid()
+        self.limits = limits
+        self.protections: list[str] = []
+        self._n_runs = 0
+        self._received = bytearray()
+        host, control = socket.socketpair()
+        self._output, output = os.pipe()
+        lifeline, self._lifeline = os.pipe()
+        self._control = host
+        folder = tempfile.mkdtemp(prefix="sandbox-") if sandbox.isolation == "rlimits" else ""
+        config = {
+            "isolation": sandbox.isolation,
+            "user_namespace": sandbox._force_user_namespace,
+            "control": control.fileno(),
+            "output": output,
+            "lifeline": lifeline,
+            "folder": folder,
+            "filter": _encode_filter(sandbox.isolation),
+            "seed": seed,
+            "cpu_s": _CPU_S,
+            "memory_bytes": limits.memory_bytes,
+            "file_bytes": limits.file_bytes,
+            "recursion_depth": limits.recursion_depth,
+            "output_characters": limits.output_characters,
+        }
+        descriptors = (control.fileno(), output, lifeline)
+        try:
+            self._process = subprocess.Popen(
+                [sandbox.python, "-s", "-S", "-P", "-B", "-X", "utf8", str(_CHILD), json.dumps(config)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=descriptors,
+                start_new_session=True,
+                env=_ENVIRONMENT,
+                cwd="/",
+            )
+        except OSError as error:
+            _close_all((self._output, self._lifeline), host, folder)
+            raise SandboxError(f"the interpreter {sandbox.python} cannot be started: {error}") from error
+        finally:
+            control.close()
+            os.close(output)
+            os.close(lifeline)
+        self._end = weakref.finalize(
+            self, _end_child, self._process, self._output, self._lifeline, host, folder, self.pid
+        )
+        for descriptor in (self._output, self._lifeline):
+            os.set_blocking(descriptor, False)
+        host.setblocking(False)
+        self._wait_until_ready(sandbox)
+
+    def close(self) -> None:
+        """Kill the interpreter, wait until it is gone, and give everything back."""
+        self._end()
+
+    def run(self, code: str) -> dict[str, Any]:
+        """Run code and return what `compose` needs."""
+        self._n_runs += 1
+        nonce = secrets.token_hex(16)
+        exchange = _Exchange(self, json.dumps({"code": code, "nonce": nonce, "number": self._n_runs}).encode())
+        self._received.clear()
+        self._order(b"C")
+        stopped = exchange.go_on(self.limits.timeout_s)
+        self._order(b"S")
+        reply = exchange.reply
+        outcome: dict[str, Any] = {}
+        if stopped is None and reply is not None and reply.get("nonce") == nonce:
+            for name in ("value", "error", "traceback"):
+                if isinstance(reply.get(name), str):
+                    outcome[name] = reply[name]
+        else:
+            outcome["stopped"] = stopped or "crash"
+        return outcome | {"printed": exchange.text(), "n_printed": exchange.n_characters}
+
+    def _order(self, order: bytes) -> None:
+        """Tell the guardian to continue or stop the interpreter. That it is gone shows on the control socket."""
+        with contextlib.suppress(OSError):
+            os.write(self._lifeline, order)
+
+    def _wait_until_ready(self, sandbox: SubprocessSandbox) -> None:
+        exchange = _Exchange(self, None)
+        stopped = exchange.go_on(_START_S)
+        reply = exchange.reply or {}
+        if reply.get("ready") is True and not stopped:
+            self.protections = [str(word) for word in reply["protections"]]
+            self._order(b"S")
+            return
+        self.close()
+        why = reply.get("failed") or ("it takes too long" if stopped == "time" else "it ends at once")
+        raise SandboxError(
+            f"no interpreter can be started with isolation={sandbox.isolation!r} on this machine: {why}. "
+            "MontySandbox works everywhere; isolation='rlimits' is weaker but needs no namespaces."
+        )
+
+
+class _Exchange:
+    """One request and its reply, and the output meanwhile."""
+
+    def __init__(self, child: _Child, request: bytes | None) -> None:
+        self.reply: dict[str, Any] | None = None
+        self.n_characters = 0
+        self._child = child
+        self._unsent = b"" if request is None else struct.pack("!I", len(request)) + request
+        self._most = child.limits.output_characters
+        self._kept = bytearray()
+
+    def go_on(self, timeout_s: float) -> StopReason | None:
+        """Exchange until the reply is complete; return the limit that was reached, if one was."""
+        deadline = time.perf_counter() + timeout_s
+        control, output = self._child._control, self._child._output
+        with selectors.DefaultSelector() as selector:
+            both = selectors.EVENT_READ | selectors.EVENT_WRITE
+            selector.register(control, both if self._unsent else selectors.EVENT_READ)
+            selector.register(output, selectors.EVENT_READ)
+            while self.reply is None:
+                left_s = deadline - time.perf_counter()
+                if left_s <= 0:
+                    return "time"
+                for key, events in selector.select(left_s):
+                    if key.fd == output and not self._read_output():
+                        selector.unregister(output)
+                    elif key.fd != output:
+                        try:
+                            if events & selectors.EVENT_WRITE:
+                                self._unsent = self._unsent[control.send(self._unsent) :]
+                                if not self._unsent:
+                                    selector.modify(control, selectors.EVENT_READ)
+                            if events & selectors.EVENT_READ and not self._read_control():
+                                return "crash"
+                        except BlockingIOError:
+                            continue
+                        except OSError:
+                            return "crash"
+                if self._is_flood:
+                    return "output"
+        while self._read_output(nothing_now=False) and not self._is_flood:
+            pass  # what was written before the reply is in the pipe already
+        return "output" if self._is_flood else None
+
+    def text(self) -> str:
+        """Return the beginning of what was printed."""
+        return self._kept.decode("utf-8", "replace")
+
+    @property
+    def _is_flood(self) -> bool:
+        return self.n_characters > FLOOD_FACTOR * self._most
+
+    def _read_output(self, nothing_now: bool = True) -> bool:
+        """Keep the beginning of what is in the pipe; return whether there may be more, `nothing_now` if it is empty."""
+        try:
+            chunk = os.read(self._child._output, 1 << 20)
+        except BlockingIOError:
+            return nothing_now
+        self.n_characters += len(chunk.decode("utf-8", "replace"))
+        room = 4 * self._most + 4 - len(self._kept)
+        if room > 0:
+            self._kept += chunk[:room]
+        return bool(chunk)
+
+    def _read_control(self) -> bool:
+        """Read a part of the reply; return whether all is well."""
+        chunk = self._child._control.recv(65_536)
+        received = self._child._received
+        received += chunk
+        if not chunk:
+            return False
+        if len(received) < 4:
+            return True
+        (size,) = struct.unpack("!I", received[:4])
+        if size > 12 * self._most + 65_536:  # six characters for each one escaped, a value and a traceback
+            return False
+        if len(received) >= 4 + size:
+            try:
+                reply = json.loads(received[4 : 4 + size])
+            except (ValueError, RecursionError):
+                return False
+            if not isinstance(reply, dict) or len(received) > 4 + size:
+                return False
+            self.reply = reply
+        return True
+
+
+def _encode_filter(isolation: Isolation) -> str:
+    program = build_filter(platform.machine(), read_only=isolation == "rlimits")
+    return base64.b64encode(program or b"").decode()
+
+
+def _end_child(
+    process: subprocess.Popen[bytes], output: int, lifeline: int, control: socket.socket, folder: str, pid: int
+) -> None:
+    """Have the guardian kill its interpreter and end; in a forked copy of the host only close what was copied."""
+    if pid == os.getpid():
+        with contextlib.suppress(OSError):
+            os.write(lifeline, b"K")
+        try:
+            process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    _close_all((output, lifeline), control, folder if pid == os.getpid() else "")
+
+
+def _close_all(descriptors: tuple[int, ...], control: socket.socket, folder: str) -> None:
+    for descriptor in descriptors:
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
+    control.close()
+    if folder:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _rebuild(limits: SandboxLimits, isolation: Isolation, python: str) -> SubprocessSandbox:
+    return SubprocessSandbox(limits=limits, isolation=isolation, python=python)

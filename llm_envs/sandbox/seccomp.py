@@ -1,0 +1,148 @@
+"""The system calls that sandboxed CPython may not make, as a seccomp filter in BPF.
+
+A pure function from the machine's name to the filter's bytes. What is refused fails with an error number, so that the
+code sees `PermissionError` and not the end of its process. The numbers are those of the kernel's `unistd.h`. Calls
+newer than 2019 (424 and up: `io_uring`, `clone3`, `openat2`, ...) are answered "no such call"; the C library then uses
+the older ones, which are listed here.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import struct
+from dataclasses import dataclass
+
+__all__ = ["ARCHITECTURES", "build_filter"]
+
+_LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+"""BPF: load a word; jump if it is equal, at least, has one of the bits; return."""
+_ALLOW, _KILL = 0x7FFF0000, 0x80000000
+_REFUSE, _NO_SUCH_CALL = 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS
+_NUMBER, _MACHINE, _ARGUMENTS = 0, 4, 16
+"""Offsets in `struct seccomp_data`."""
+
+_CLONE_THREAD = 0x10000
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+_SET_PARENT_DEATH_SIGNAL = 1
+_FIRST_NEW_CALL = 424
+_TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
+
+
+@dataclass(frozen=True)
+class _Architecture:
+    """System call numbers of one kind of machine."""
+
+    audit: int
+    """`AUDIT_ARCH_...`."""
+    refused: tuple[int, ...]
+    """Processes, sockets, signals to others, mounts, namespaces, keys, shared memory, priorities, limits, devices."""
+    changing_files: tuple[int, ...]
+    """Whatever changes a file or directory otherwise than through a descriptor opened for writing."""
+    opening: tuple[tuple[int, int], ...]
+    """(number, argument that has the flags)."""
+    clone: int
+    prlimit64: int
+    prctl: int
+    ioctl: int
+    tgkill: int
+
+
+# fmt: off
+ARCHITECTURES: dict[str, _Architecture] = {
+    "x86_64": _Architecture(
+        audit=0xC000003E,
+        refused=(
+            41, 42, 49, 50, 57, 58, 59, 322, 101, 310, 311, 312, 62, 200, 129, 297, 165, 166, 155, 161, 167, 168, 169,
+            170, 171, 175, 176, 313, 179, 163, 164, 159, 227, 305, 172, 173, 246, 320, 248, 249, 250, 272, 308, 298,
+            321, 323, 319, 303, 304, 103, 153, 135, 154, 29, 30, 31, 64, 65, 66, 220, 68, 69, 70, 71, 240, 241, 206,
+            209, 300, 237, 238, 256, 279, 141, 144, 142, 203, 314, 251, 160, 133, 259, 212, 180, 134, 136, 139, 156,
+        ),
+        changing_files=(
+            85, 82, 264, 316, 83, 258, 84, 86, 265, 87, 263, 88, 266, 90, 91, 268, 92, 93, 94, 260, 76, 77, 188, 189,
+            190, 197, 198, 199, 132, 235, 280, 261, 285,
+        ),
+        opening=((2, 1), (257, 2)),
+        clone=56, prlimit64=302, prctl=157, ioctl=16, tgkill=234,
+    ),
+    "aarch64": _Architecture(
+        audit=0xC00000B7,
+        refused=(
+            198, 203, 200, 201, 221, 281, 117, 270, 271, 272, 129, 130, 138, 240, 40, 39, 41, 51, 224, 225, 142, 161,
+            162, 105, 106, 273, 60, 89, 170, 171, 112, 266, 104, 294, 217, 218, 219, 97, 268, 241, 280, 282, 279, 264,
+            265, 116, 58, 92, 194, 196, 195, 190, 193, 191, 192, 186, 189, 188, 187, 180, 181, 0, 2, 262, 235, 237, 238,
+            239, 140, 119, 118, 122, 274, 30, 164, 33, 18, 42,
+        ),
+        changing_files=(38, 276, 34, 37, 35, 36, 52, 53, 55, 54, 45, 46, 5, 6, 7, 14, 15, 16, 88, 47),
+        opening=((56, 2),),
+        clone=220, prlimit64=261, prctl=167, ioctl=29, tgkill=131,
+    ),
+}
+# fmt: on
+
+
+def build_filter(machine: str, *, read_only: bool) -> bytes | None:
+    """Return a filter as an array of `struct sock_filter`, or None if the machine is not known here.
+
+    Args:
+        machine: As in `platform.machine()`.
+        read_only: Refuse to change any file, and to send a signal even to itself: for a process that shares the file
+            system and the process table with others.
+    """
+    architecture = ARCHITECTURES.get(machine)
+    if architecture is None:
+        return None
+    refused = architecture.refused
+    if read_only:
+        refused += (*architecture.changing_files, architecture.tgkill)
+    program = [
+        (_LOAD, 0, 0, _MACHINE),
+        (_EQUAL, 1, 0, architecture.audit),
+        (_RETURN, 0, 0, _KILL),
+        (_LOAD, 0, 0, _NUMBER),
+        (_AT_LEAST, 0, 1, _FIRST_NEW_CALL),
+        (_RETURN, 0, 0, _NO_SUCH_CALL),
+    ]
+    for number in refused:
+        program += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _REFUSE)]
+    program += _unless(architecture.clone, 0, _ANY_BIT, _CLONE_THREAD)
+    # A limit is read with a null pointer as the new one; the two halves of the pointer are looked at in turn.
+    program += [
+        (_EQUAL, 0, 6, architecture.prlimit64),
+        (_LOAD, 0, 0, _ARGUMENTS + 8 * 2),
+        (_EQUAL, 0, 3, 0),
+        (_LOAD, 0, 0, _ARGUMENTS + 8 * 2 + 4),
+        (_EQUAL, 0, 1, 0),
+        (_RETURN, 0, 0, _ALLOW),
+        (_RETURN, 0, 0, _REFUSE),
+    ]
+    program += _if(architecture.prctl, 0, _EQUAL, _SET_PARENT_DEATH_SIGNAL)
+    program += _if(architecture.ioctl, 1, _EQUAL, _TIOCSTI)
+    program += _if(architecture.ioctl, 1, _EQUAL, _TIOCLINUX)
+    if read_only:
+        for number, argument in architecture.opening:
+            program += _if(number, argument, _ANY_BIT, _WRITING)
+    program.append((_RETURN, 0, 0, _ALLOW))
+    return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
+
+
+def _if(number: int, argument: int, test: int, operand: int) -> list[tuple[int, int, int, int]]:
+    """Refuse a call if the low half of one of its arguments passes a test."""
+    return [
+        (_EQUAL, 0, 4, number),
+        (_LOAD, 0, 0, _ARGUMENTS + 8 * argument),
+        (test, 0, 1, operand),
+        (_RETURN, 0, 0, _REFUSE),
+        (_LOAD, 0, 0, _NUMBER),
+    ]
+
+
+def _unless(number: int, argument: int, test: int, operand: int) -> list[tuple[int, int, int, int]]:
+    """Refuse a call unless the low half of one of its arguments passes a test."""
+    return [
+        (_EQUAL, 0, 4, number),
+        (_LOAD, 0, 0, _ARGUMENTS + 8 * argument),
+        (test, 1, 0, operand),
+        (_RETURN, 0, 0, _REFUSE),
+        (_LOAD, 0, 0, _NUMBER),
+    ]
