@@ -28,11 +28,12 @@ __all__ = [
     "call_within",
     "capture",
     "event_loop",
+    "guard_s",
     "is_present",
     "refuse_on_loop",
     "start_thread",
-    "submit",
     "wait",
+    "wait_async",
 ]
 
 CLEANUP_S = 1.0
@@ -82,16 +83,11 @@ def is_present(loop: asyncio.AbstractEventLoop) -> bool:
     return _background.loop is loop
 
 
-def submit(coroutine: Coroutine[Any, Any, Any]) -> concurrent.futures.Future[Any]:
-    """Start a coroutine on the loop. It should raise nothing but `Exception`s: see `captured`."""
-    return asyncio.run_coroutine_threadsafe(coroutine, event_loop())
-
-
 def wait(coroutine: Coroutine[Any, Any, Any], limit_s: float | None = None) -> Any:
     """Run a coroutine on the loop and return its result; when the caller is interrupted, it is cancelled.
 
     Args:
-        coroutine: As for `submit`.
+        coroutine: Raises nothing but `Exception`s: see `capture`.
         limit_s: Seconds after which it is cancelled. A loop that is blocked by then is given up.
 
     Raises:
@@ -114,6 +110,27 @@ def wait(coroutine: Coroutine[Any, Any, Any], limit_s: float | None = None) -> A
     if not _responds(loop):
         _give_up(loop)
     raise LimitReached(limit_s)
+
+
+async def wait_async(coroutine: Coroutine[Any, Any, Any], limit_s: float | None = None) -> Any:
+    """Do what `wait` does, awaited in any event loop."""
+    loop = event_loop()
+    future = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, loop))
+    try:
+        await asyncio.wait([future], timeout=limit_s)
+        if future.done():
+            return future.result()
+    finally:
+        future.cancel()
+    responds, _ = await asyncio.wrap_future(start_thread(_responds, {"loop": loop}))
+    if not responds:
+        _give_up(loop)
+    raise LimitReached(limit_s)
+
+
+def guard_s(limit_s: float | None, n_rounds: int = 1) -> float | None:
+    """Return the seconds to wait for something that has a limit on the loop itself, in case the loop is blocked."""
+    return None if limit_s is None else n_rounds * (limit_s + 2 * CLEANUP_S)
 
 
 def refuse_on_loop() -> None:
@@ -204,7 +221,14 @@ def _give_up(loop: asyncio.AbstractEventLoop) -> None:
     with _background.lock:
         if _background.loop is loop:
             _background.loop = _background.thread = None
-    loop.call_soon_threadsafe(loop.stop)  # should it ever come back
+    loop.call_soon_threadsafe(lambda: loop.create_task(_drain(loop)))  # should it ever come back
+
+
+async def _drain(loop: asyncio.AbstractEventLoop) -> None:
+    """Let what others have on a loop that was given up come to its end."""
+    while others := asyncio.all_tasks() - {asyncio.current_task()}:
+        await asyncio.wait(others)
+    loop.stop()
 
 
 async def _cancel_all() -> None:

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from llm_envs.background import CLEANUP_S, LimitReached, submit, wait
+from llm_envs.background import LimitReached, guard_s, wait, wait_async
 from llm_envs.budget import Budget
 from llm_envs.errors import InvalidConfigError
 from llm_envs.tools import PASSED_ON, Tool, call_tool, unknown_tool
@@ -156,7 +156,11 @@ async def arun_calls(
         if len(batch) == 1 and not tool.parallel and not tool.is_async and tool.limit_s(timeout_s) is None:
             results[batch[0].place] = _execute(batch[0], timeout_s)
         else:
-            await asyncio.wrap_future(submit(_side_by_side(batch, results, timeout_s, max_parallel)))
+            work = _side_by_side(batch, results, timeout_s, max_parallel)
+            try:
+                await wait_async(work, _guard_s(batch, timeout_s, max_parallel))
+            except LimitReached:
+                _give_up(batch, results, timeout_s)
     return _checked(results)
 
 
@@ -214,7 +218,7 @@ def _guard_s(jobs: Sequence[_Job], timeout_s: float | None, max_parallel: int) -
     known = [limit for limit in limits if limit is not None]
     if len(known) < len(limits):
         return None
-    return math.ceil(len(jobs) / max_parallel) * (max(known) + 2 * CLEANUP_S)
+    return guard_s(max(known), math.ceil(len(jobs) / max_parallel))
 
 
 def _give_up(jobs: Sequence[_Job], results: _Results, timeout_s: float | None) -> None:

@@ -25,14 +25,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from llm_envs.background import (
-    CLEANUP_S,
     LimitReached,
     call_within,
     capture,
+    guard_s,
     refuse_on_loop,
     start_thread,
-    submit,
     wait,
+    wait_async,
 )
 from llm_envs.errors import InvalidActionError, InvalidConfigError
 from llm_envs.schema import Converter, Mismatch, describe, json_default, quote, schema_converter, with_default
@@ -100,9 +100,9 @@ class Tool:
         InvalidConfigError: If the signature cannot be turned into a schema, or a number is out of range.
     """
 
-    budget: Budget | None = None
+    budget: Budget | None
     """What its calls are charged to; see `budgeted`."""
-    toolset: Toolset | None = None
+    toolset: Toolset | None
     """The toolset that it came from."""
 
     def __init__(
@@ -200,9 +200,8 @@ class Tool:
         """
         started = time.perf_counter()
         try:
-            if (
-                timeout_s is None and self._is_plain and self.budget is None
-            ):  # nearly every call: as few steps as may be
+            if timeout_s is None and self.timeout_s is None and self.budget is None and not self.is_async:
+                # Nearly every call: as few steps as may be.
                 output = self.function(**self._bind(arguments))
                 if type(output) is str and len(output) <= MAX_OUTPUT_CHARACTERS and output.isascii():
                     return ToolResult(self.name, arguments, output, True, None, time.perf_counter() - started)
@@ -216,9 +215,9 @@ class Tool:
         started = time.perf_counter()
         try:
             work = self.complete(arguments, self.admit(arguments), timeout_s)
-            completed = await asyncio.wrap_future(submit(work))
-        except PASSED_ON:
-            raise
+            completed = await wait_async(work, guard_s(self.limit_s(timeout_s)))
+        except LimitReached:
+            return self.failed(arguments, started, LimitReached(self.limit_s(timeout_s)))
         except BaseException as raised:
             return self.failed(arguments, started, raised)
         if isinstance(completed, ToolResult):
@@ -250,8 +249,7 @@ class Tool:
         if not inspect.isawaitable(value):
             return value
         try:
-            # The loop sees to the limit; the wait outlasts it, in case the loop is blocked.
-            value, raised = wait(capture(value, limit_s), None if limit_s is None else limit_s + 2 * CLEANUP_S)
+            value, raised = wait(capture(value, limit_s), guard_s(limit_s))
         except LimitReached:
             raise LimitReached(limit_s) from None
         if raised is not None:
@@ -338,9 +336,9 @@ class Tool:
             raise InvalidConfigError(f"tool {name!r}: cost is {cost!r}; it must be a number of at least 0.")
         self.function, self.name, self.description = function, name, description
         self.timeout_s, self.cost = timeout_s, cost
+        self.budget, self.toolset = None, None
         self.is_async = inspect.iscoroutinefunction(_underlying(function))
         self.parallel = self.is_async if parallel is None else parallel
-        self._is_plain = not self.is_async and self.limit_s(None) is None
 
     def _bind(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         if self._convert_all is not None:

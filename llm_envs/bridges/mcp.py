@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import tempfile
 import weakref
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
@@ -55,6 +56,7 @@ def mcp_tools(
     timeout_s: float | None = 60.0,
     connect_timeout_s: float = 30.0,
     include: Collection[str] | None = None,
+    parallel: bool = True,
     shared: bool = False,
     restart: bool = False,
 ) -> McpToolset:
@@ -70,6 +72,7 @@ def mcp_tools(
         timeout_s: Seconds that one call may take; None takes the limit of whoever runs it.
         connect_timeout_s: Seconds that starting or reaching the server may take.
         include: Names of the tools to take; None takes all.
+        parallel: Whether calls of one turn run side by side: not where one changes what the next one sees.
         shared: Whether several environments may use it at once: for a server that keeps no state. Then none of them
             closes it.
         restart: Whether each episode gets a new connection: for a server that keeps state; one that is started begins
@@ -92,7 +95,7 @@ def mcp_tools(
     _import_mcp()
     server = _Server(command, tuple(args), dict(env or {}), url, dict(headers or {}), cwd, connect_timeout_s)
     chosen = None if include is None else tuple(include)
-    return McpToolset(server, timeout_s=timeout_s, include=chosen, shared=shared, restart=restart)
+    return McpToolset(server, timeout_s=timeout_s, include=chosen, parallel=parallel, shared=shared, restart=restart)
 
 
 @dataclass(frozen=True)
@@ -125,6 +128,7 @@ class McpToolset(Toolset):
         *,
         timeout_s: float | None,
         include: tuple[str, ...] | None,
+        parallel: bool,
         shared: bool,
         restart: bool,
     ) -> None:
@@ -133,8 +137,10 @@ class McpToolset(Toolset):
         self.include = include
         self.shared = shared
         self.restart = restart
+        self.parallel = parallel
         self._listed: list[tuple[str, str, dict[str, Any]]] | None = None
         self._connection: _Connection | None = None
+        self._finalizer: weakref.finalize[[], McpToolset] | None = None
 
     def open(self) -> None:
         """Reach the server, unless it is connected.
@@ -159,8 +165,9 @@ class McpToolset(Toolset):
             if name not in names:
                 known = ", ".join(names) or "none"
                 raise InvalidConfigError(f"mcp_tools: {self.server} has no tool {name!r}; known are {known}.")
+        options: dict[str, Any] = {"timeout_s": self.timeout_s, "parallel": self.parallel}
         return [
-            self.own(Tool.from_schema(name, text, schema, _RemoteTool(self, name), timeout_s=self.timeout_s))
+            self.own(Tool.from_schema(name, text, schema, _RemoteTool(self, name), **options))
             for name, text, schema in self._listed
             if self.include is None or name in self.include
         ]
@@ -192,7 +199,7 @@ class McpToolset(Toolset):
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the connection: a copy makes its own."""
-        return self.__dict__ | {"_connection": None}
+        return self.__dict__ | {"_connection": None, "_finalizer": None}
 
     async def call(self, name: str, arguments: dict[str, Any]) -> str:
         """Call one of the server's tools, on the background loop.
@@ -220,7 +227,11 @@ class McpToolset(Toolset):
             connection = None
         if connection is None:
             connection = self._connection = _Connection(self.server)
-            weakref.finalize(self, connection.end)
+            if self._finalizer is not None:
+                self._finalizer.detach()
+            self._finalizer = weakref.finalize(self, connection.end)
+        elif renew:
+            connection.trim()
         try:
             await asyncio.shield(connection.ready)
         except BridgeError:
@@ -255,6 +266,8 @@ class _Connection:
         self.is_broken = False
         self._client: Any = None
         self._loop = asyncio.get_running_loop()
+        self._pid = os.getpid()
+        self._output: TextIO | None = None
         self._over = asyncio.Event()
         self.ready: asyncio.Future[None] = self._loop.create_future()
         self.ready.add_done_callback(lambda future: future.exception())  # nobody may be left to ask for it
@@ -267,14 +280,19 @@ class _Connection:
 
     def end(self) -> None:
         """Have the connection closed, from whatever thread; does not wait."""
-        if is_present(self._loop):
+        if self._pid == os.getpid() and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._over.set)
 
     async def close(self) -> None:
         """Close the connection."""
-        self._over.set()
+        self.end()
         if self._loop is asyncio.get_running_loop():
             await asyncio.wait([self._task])
+
+    def trim(self) -> None:
+        """Forget what the server wrote to its standard error so far: it may write a lot in the course of a run."""
+        if self._output is not None and not self._output.closed:
+            self._output.truncate(0)
 
     async def call(self, name: str, arguments: dict[str, Any]) -> str:
         """Return what the server answers, as text."""
@@ -293,7 +311,8 @@ class _Connection:
 
     async def _live(self) -> None:
         """Open the connection, keep it until it is over, close it; whatever fails is told to whoever waits."""
-        with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output:
+        with tempfile.TemporaryFile("a+", encoding="utf-8", errors="replace") as output:
+            self._output = output
             try:
                 async with AsyncExitStack() as stack:
                     try:

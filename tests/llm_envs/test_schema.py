@@ -3,13 +3,14 @@
 import enum
 import json
 import pickle
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, NewType, NotRequired, TypedDict
 
 import pytest
 
-from llm_envs.errors import InvalidConfigError
+from llm_envs.errors import InvalidConfigError, MissingExtraError
 from llm_envs.tools import INVALID_ARGUMENTS, Tool
 
 
@@ -336,3 +337,9 @@ def test_a_reference_to_another_document_is_not_fetched():
     result = tool({"x": 1})
     assert not result.success
     assert "Unresolvable" in result.output
+
+
+def test_without_jsonschema_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "jsonschema", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'llm-envs\[bridges\]'"):
+        from_schema()

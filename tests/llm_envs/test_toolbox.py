@@ -6,6 +6,7 @@ import math
 import multiprocessing
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import threading
@@ -247,21 +248,54 @@ def test_an_interruption_inside_a_call_gets_through(asynchronous):
     assert outputs(run_calls(tools(sleep), turn[1:] * 2)) == ["slept", "slept"]  # the loop lives
 
 
-def test_a_blocked_loop_is_given_up(monkeypatch):
+@pytest.mark.parametrize("awaited", [False, True])
+def test_a_blocked_loop_is_given_up_and_what_it_had_ends_on_it(monkeypatch, awaited):
     monkeypatch.setattr(background, "_PING_S", 0.2)
+    monkeypatch.setattr(background, "CLEANUP_S", 0.1)
     release = threading.Event()
 
     async def block() -> str:
         """Block the loop."""
-        release.wait(60)
+        release.wait(5)
         return "late"
 
     first = background.event_loop()
-    results = run_calls(tools(block, sleep), calls(("sleep", {"s": 0}), ("block", {})), timeout_s=0.05)
-    assert results[1].error == TOOL_TIMEOUT
-    assert background.event_loop() is not first
-    assert outputs(run_calls(tools(sleep), calls(("sleep", {"s": 0}), ("sleep", {"s": 0})))) == ["slept"] * 2
-    release.set()
+    two = calls(("sleep", {"s": 0}), ("block", {}))
+    with ThreadPoolExecutor(1) as pool:
+        patient = pool.submit(run_calls, tools(sleep), calls(("sleep", {"s": 0.3}), ("sleep", {"s": 0.2})))
+        time.sleep(0.1)
+        box = tools(block, sleep)
+        results = asyncio.run(arun_calls(box, two, timeout_s=0.05)) if awaited else run_calls(box, two, timeout_s=0.05)
+        assert results[1].error == TOOL_TIMEOUT
+        assert background.event_loop() is not first
+        assert outputs(run_calls(tools(sleep), calls(("sleep", {"s": 0}), ("sleep", {"s": 0})))) == ["slept"] * 2
+        release.set()
+        assert outputs(patient.result(10)) == ["slept", "slept"]
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="interrupts itself by a signal")
+def test_an_interruption_from_outside_cancels_what_runs():
+    ended = threading.Event()
+
+    async def hang() -> str:
+        """Hang."""
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.set()
+        return "never"
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        with pytest.raises(KeyboardInterrupt):
+            run_calls(tools(hang), calls(("hang", {}), ("hang", {})))
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert ended.wait(5)
 
 
 # Threads, loops, processes.
@@ -309,9 +343,12 @@ def test_in_a_child_process(method):
 def test_nothing_keeps_the_interpreter_from_exiting():
     code = """
 import asyncio, time
+from llm_envs import background
 from llm_envs.toolbox import run_calls
 from llm_envs.tools import Tool
 from llm_envs.types import ToolCall
+
+background.EXIT_S = background.CLEANUP_S = 0.3
 
 def hang(x: int) -> str:
     "Hang."

@@ -54,6 +54,13 @@ def pid() -> int:
     return os.getpid()
 
 
+@server.tool()
+def complain(n: int) -> str:
+    """Write to standard error."""
+    print("complaint " * n, file=sys.stderr, end="", flush=True)
+    return "done"
+
+
 if __name__ == "__main__":
     if len(sys.argv) > 1:
         server.run("streamable-http", port=int(sys.argv[1]))

@@ -15,7 +15,7 @@ pytest.importorskip("mcp")
 
 from llm_envs.bridges.mcp import _text_of, mcp_tools
 from llm_envs.env import Difficulty, ToolEnv
-from llm_envs.errors import BridgeError, InvalidConfigError
+from llm_envs.errors import BridgeError, InvalidConfigError, MissingExtraError
 from llm_envs.parsers import format_answer, format_tool_call
 from llm_envs.toolbox import run_calls
 from llm_envs.tools import INVALID_ARGUMENTS, TOOL_TIMEOUT
@@ -45,7 +45,7 @@ def calls(*given):
 
 
 def test_the_servers_schemas_are_the_tools(box):
-    assert list(box) == ["add", "remember", "fail", "sleep", "crash", "read", "pid"]
+    assert list(box) == ["add", "remember", "fail", "sleep", "crash", "read", "pid", "complain"]
     schema = box["add"].schema["function"]
     assert (schema["name"], schema["description"]) == ("add", "Add two numbers.")
     assert schema["parameters"]["properties"] == {
@@ -75,6 +75,16 @@ def test_calls_run_side_by_side(box):
     assert time.perf_counter() - begun < 1.0
 
 
+def test_calls_that_may_not_run_side_by_side_keep_their_order(toolset):
+    toolset.parallel = False
+    try:
+        box = {tool.name: tool for tool in toolset.tools()}
+    finally:
+        toolset.parallel = True
+    results = run_calls(box, calls(*[("remember", {"key": "order"})] * 5))
+    assert [result.output for result in results] == ["1", "2", "3", "4", "5"]
+
+
 def test_a_call_that_takes_too_long(toolset, box):
     hung, quick = run_calls({**box, "sleep": toolset.tools()[3]}, calls(("sleep", {"s": 0.1}), ("add", {"a": 1})))
     assert hung.success and quick.success
@@ -82,6 +92,19 @@ def test_a_call_that_takes_too_long(toolset, box):
     hung, quick = run_calls(box, calls(("sleep", {"s": 30}), ("add", {"a": 1})))
     assert (hung.error, quick.output) == (TOOL_TIMEOUT, "2")
     assert box["add"]({"a": 4}).output == "5"
+
+
+def test_what_a_server_writes_beside_is_not_kept_for_ever(toolset, box):
+    assert box["complain"]({"n": 5}).success
+    output = toolset._connection._output
+    output.seek(0)
+    assert "complaint complaint" in output.read()
+    toolset.reset({}, None)
+    output.seek(0)
+    assert output.read() == ""
+    assert box["complain"]({"n": 1}).success
+    output.seek(0)
+    assert output.read() == "complaint "
 
 
 def test_a_crashed_server_is_an_error_until_the_next_episode(toolset, box):
@@ -233,6 +256,12 @@ def test_a_server_that_cannot_be_reached(options, complaint):
 def test_bad_options_are_refused(options, complaint):
     with pytest.raises(InvalidConfigError, match=complaint):
         mcp_tools(**options)
+
+
+def test_without_the_package_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "mcp", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'llm-envs\[bridges\]'"):
+        started()
 
 
 def test_an_unknown_name_in_include_names_the_known(toolset):
