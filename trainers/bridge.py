@@ -7,38 +7,50 @@ from typing import Any
 
 import numpy as np
 
-from llm_envs.errors import EnvContractError
 from llm_envs.types import Row, Trajectory
 
-__all__ = ["REWARD_FIELD", "reward_from_field", "rollout_output"]
+__all__ = ["REWARD_FIELD", "fork_owners", "reward_from_field", "rollout_output"]
 
 REWARD_FIELD = "trajectory_reward"
 """Extra column that carries each row's reward from the rollout to the reward function."""
 
 
+def fork_owners(trajectories: Sequence[Trajectory]) -> list[int]:
+    """Return the index of its trajectory for each row beyond the first of one, in order."""
+    return [index for index, trajectory in enumerate(trajectories) for _ in trajectory.rows[1:]]
+
+
 def rollout_output(
-    trajectories: Sequence[Trajectory], *, pad_id: int, mask_truncated: bool = False
+    trajectories: Sequence[Trajectory], *, pad_id: int, mask_truncated: bool = False, n_rows: int | None = None
 ) -> dict[str, list[Any]]:
-    """Return what TRL expects of a `rollout_func`: one row a trajectory, in their order.
+    """Return what TRL expects of a `rollout_func`: first rows in the order of the trajectories, then those of forks.
 
     The tokens are the sampled ones, split where the policy first wrote; `env_mask` is 1 exactly on the policy's own
     tokens. A trajectory that was not scored (`status` other than `ok`) is masked whole and its reward is None, which
-    TRL leaves out of the group's baseline: a failure is not a zero.
+    TRL leaves out of the group's baseline: a failure is not a zero. A trajectory has its reward in its first row
+    alone, else it would count twice.
 
     Args:
-        trajectories: B trajectories of one row each; an errored one may have none.
+        trajectories: B trajectories; an errored one may have no rows.
         pad_id: Id that fills a row without any tokens, since TRL cannot take an empty one.
         mask_truncated: Whether the tokens of truncated trajectories are masked too (their rewards count all the same).
+        n_rows: Rows to return, at least as many as there are; masked ones without reward fill up. None adds none.
 
     Returns:
-        Lists of length B: `prompt_ids`, `completion_ids`, `logprobs`, `env_mask` and `trajectory_reward`.
-
-    Raises:
-        EnvContractError: If a trajectory has several rows.
+        Lists of one length: `prompt_ids`, `completion_ids`, `logprobs`, `env_mask` and `trajectory_reward`.
     """
-    rows = [_trl_row(trajectory, pad_id, mask_truncated) for trajectory in trajectories]
-    out: dict[str, list[Any]] = {key: [row[key] for row in rows] for key in rows[0]} if rows else {}
-    out[REWARD_FIELD] = [t.reward if t.status == "ok" else None for t in trajectories]
+
+    def trained(trajectory: Trajectory) -> bool:
+        return trajectory.status == "ok" and not (mask_truncated and trajectory.truncated)
+
+    firsts = [(t.rows[0] if t.rows else None, trained(t)) for t in trajectories]
+    forks = [(row, trained(t)) for t in trajectories for row in t.rows[1:]]
+    rows: list[tuple[Row | None, bool]] = [*firsts, *forks]
+    rows += [(None, False)] * (0 if n_rows is None else n_rows - len(rows))
+    parts = [_trl_row(row, pad_id, trained=is_trained) for row, is_trained in rows]
+    out: dict[str, list[Any]] = {key: [part[key] for part in parts] for key in parts[0]} if parts else {}
+    rewards = [t.reward if t.status == "ok" else None for t in trajectories]
+    out[REWARD_FIELD] = rewards + [None] * (len(rows) - len(rewards))
     return out
 
 
@@ -49,17 +61,11 @@ def reward_from_field(
     return list(trajectory_reward)
 
 
-def _trl_row(trajectory: Trajectory, pad_id: int, mask_truncated: bool) -> Mapping[str, list[Any]]:
-    if len(trajectory.rows) > 1:
-        raise EnvContractError(
-            f"trajectory {trajectory.group_id}/{trajectory.member} has {len(trajectory.rows)} rows: training takes "
-            "one row a trajectory. Use a chat template that keeps earlier turns as they were (history='append')."
-        )
-    row = trajectory.rows[0] if trajectory.rows else None
+def _trl_row(row: Row | None, pad_id: int, *, trained: bool) -> Mapping[str, list[Any]]:
     if row is None or len(row) <= row.prompt_length:
         ids = [pad_id] if row is None or not len(row) else row.ids.tolist()
         return {"prompt_ids": ids, "completion_ids": [pad_id], "logprobs": [0.0], "env_mask": [0]}
-    return _split(row, trained=trajectory.status == "ok" and not (mask_truncated and trajectory.truncated))
+    return _split(row, trained=trained)
 
 
 def _split(row: Row, *, trained: bool) -> Mapping[str, list[Any]]:

@@ -9,27 +9,31 @@ Invariants:
    sampled log-probabilities with the trainer's own on the first batch.
 2. The loss sees the policy's tokens only: `env_mask` is 0 on every token that the environment or the template wrote.
 3. All members of a group play one seed of the environment; a group lies on one process.
-4. An episode that failed is no zero: its reward is NaN, its tokens are masked, the group's baseline does not count it.
+4. Each sampled token is trained in exactly one row: an episode whose history forks has several rows, which share its
+   credit; the first carries its reward.
+5. An episode that failed is no zero: its reward is NaN, its tokens are masked, the group's baseline does not count it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain, count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from llm_envs.chat import ChatCodec
 from llm_envs.errors import InvalidConfigError, MissingExtraError, ModelError, RolloutFailedError
 from llm_envs.metrics import trajectory_metrics
 from llm_envs.policies.transformers import TransformersPolicy
 from llm_envs.registration import task_spec
-from llm_envs.rollout import Collector, EpisodeSpec, RolloutLimits, TrajectoryWriter
+from llm_envs.rollout import Collector, ContextFn, EpisodeSpec, RolloutLimits, TrajectoryWriter
 from llm_envs.rollout.sync import SyncRunner
 
 try:
@@ -40,14 +44,22 @@ try:
 except ImportError as error:
     raise MissingExtraError(f"training needs {error.name}: pip install 'llm-envs[train]'.") from error
 
-from llm_envs.trainers.bridge import reward_from_field, rollout_output
+from llm_envs.trainers.bridge import fork_owners, reward_from_field, rollout_output
 from llm_envs.trainers.functional.masking import trim_padding
-from llm_envs.trainers.settings import check_env_kwargs, load_training_tokenizer, with_split
+from llm_envs.trainers.settings import (
+    check_env_kwargs,
+    check_forks,
+    load_training_tokenizer,
+    training_template,
+    with_split,
+)
 from llm_envs.trainers.weight_sync import ColocatedEngine
 from llm_envs.types import SamplingParams, StopReason, Trajectory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from llm_envs.rollout.tape import History
 
 __all__ = ["EnvGRPOConfig", "EnvGRPOTrainer"]
 
@@ -87,6 +99,16 @@ class EnvGRPOConfig(GRPOConfig):
     thinking: bool | None = field(
         default=None, metadata={"help": "Passed to the chat template as enable_thinking; None: the template's default."}
     )
+    history: str = field(
+        default="append",
+        metadata={
+            "help": "What the model sees of its earlier turns: append, its own words as it wrote them, one row an "
+            "episode; template, what the chat template makes of them, a new row where that differs."
+        },
+    )
+    use_training_template: bool = field(
+        default=False, metadata={"help": "Whether TRL's training version of the chat template is used."}
+    )
     logps_tolerance: float | None = field(
         default=0.1,
         metadata={
@@ -121,6 +143,10 @@ class EnvGRPOConfig(GRPOConfig):
                 f"generation, which is no multiple of num_generations = {self.num_generations}: a group would be torn "
                 f"between processes. Make it one, for example per_device_train_batch_size={self.num_generations}."
             )
+        if self.history not in ("append", "template"):
+            raise InvalidConfigError(f"history={self.history!r}; it must be append or template.")
+        if self.history == "template":
+            check_forks(self.loss_type)
         if self.num_train_seeds < n_groups:
             raise InvalidConfigError(
                 f"num_train_seeds={self.num_train_seeds} does not fill one generation of {n_groups} groups: raise it."
@@ -135,6 +161,7 @@ class EnvGRPOTrainer(GRPOTrainer):
         env: Id of a registered environment, such as "llm/Calculator-v0".
         args: Settings; None takes the defaults.
         processing_class: The tokenizer; None loads the model's.
+        context_fn: Chooses which messages the model sees (`llm_envs.rollout.create_window`); None: all of them.
         **kwargs: TRL's other arguments (`peft_config`, `callbacks`, `optimizers`, ...). Rewards, prompts and rollouts
             are the environment's: `reward_funcs`, datasets, `tools` and `rollout_func` are not accepted.
 
@@ -155,6 +182,7 @@ class EnvGRPOTrainer(GRPOTrainer):
         args: EnvGRPOConfig | None = None,
         *,
         processing_class: PreTrainedTokenizerBase | None = None,
+        context_fn: ContextFn | None = None,
         **kwargs: Any,
     ) -> None:
         _check_arguments(env, args, kwargs)
@@ -162,7 +190,9 @@ class EnvGRPOTrainer(GRPOTrainer):
         processing_class = load_training_tokenizer(
             model, processing_class, thinking=args.thinking, trust_remote_code=args.trust_remote_code
         )
-        self.env_id = env
+        self.env_id, self._context_fn = env, context_fn
+        if context_fn is not None:
+            check_forks(args.loss_type)
         self.last_trajectories: list[Trajectory] = []
         """The episodes of the latest generation on this process, in the order of TRL's rows."""
         self._inputs: list[dict[str, Any]] = []
@@ -183,7 +213,7 @@ class EnvGRPOTrainer(GRPOTrainer):
                     train_dataset=_index_dataset(env, "train", args.num_train_seeds),
                     eval_dataset=_index_dataset(env, "test", args.num_eval_seeds),
                     processing_class=processing_class,
-                    rollout_func=lambda prompts, trainer: self._play(),
+                    rollout_func=lambda prompts, trainer: self._rows(len(prompts)),
                     **kwargs,
                 )
         finally:
@@ -235,7 +265,11 @@ class EnvGRPOTrainer(GRPOTrainer):
             self.env_id,
             self._policy,
             env_kwargs=self._env_kwargs("train"),  # a wrong level or argument is said at once
-            codec=ChatCodec(self._tokenizer, thinking=args.thinking),
+            codec=ChatCodec(
+                self._tokenizer,
+                thinking=args.thinking,
+                chat_template=training_template(self._tokenizer) if args.use_training_template else None,
+            ),
             sampling=SamplingParams(
                 max_new_tokens=args.max_turn_tokens or max_completion,
                 temperature=args.temperature,
@@ -252,6 +286,8 @@ class EnvGRPOTrainer(GRPOTrainer):
                 max_episode_s=args.max_episode_s,
                 max_step_s=args.max_step_s,
             ),
+            history=cast("History", args.history),
+            context_fn=self._context_fn,
             seed=args.seed,
             max_concurrency=args.max_concurrency,
             progress=False,
@@ -265,7 +301,17 @@ class EnvGRPOTrainer(GRPOTrainer):
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """Play, score (TRL's own way), guard, and log what the environment said."""
         self._inputs = inputs
-        output: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        if self.use_vllm and self.state.global_step != self._last_loaded_step:  # TRL will find it done
+            self.vllm_generation.sync_weights()
+            self._last_loaded_step = self.state.global_step
+        self._play()
+        owners = fork_owners(self.last_trajectories)
+        further_rows = [dict(inputs[0]) for _ in range(self._n_further_rows(len(owners)))]
+        with _quiet(bool(further_rows)):
+            output: dict[str, Any] = super()._generate_and_score_completions([*inputs, *further_rows])
+        if owners:  # a fork shares its trajectory's credit
+            first = len(inputs)
+            output["advantages"][first : first + len(owners)] = output["advantages"][owners]
         if not self._guarded:
             self._guard(output)
             self._guarded = True
@@ -277,16 +323,32 @@ class EnvGRPOTrainer(GRPOTrainer):
         loss: torch.Tensor = super()._compute_loss(model, trim_padding(inputs))
         return loss
 
-    def _play(self) -> dict[str, list[Any]]:
-        """Play one episode for each row that TRL asks for; TRL's `rollout_func`."""
+    def _n_further_rows(self, n_forks: int) -> int:
+        """Return how many rows beyond one an episode the batch has: as many on every process, in whole groups."""
+        if self.args.history == "append" and self._context_fn is None:
+            return 0
+        n_most = max(gather_object([n_forks]))
+        is_training = self._mode == "train"
+        group_size = int((self.num_generations if is_training else self.num_generations_eval) or 1)
+        unit = math.lcm(group_size, int(self.args.steps_per_generation or 1)) if is_training else group_size
+        return -(-n_most // unit) * unit
+
+    def _play(self) -> None:
+        """Play one episode for each row that TRL asks for."""
         if isinstance(self._policy, TransformersPolicy):
             self._policy.weight_version = self.state.global_step
         groups = self._collector.play(self._specs())
         self.last_trajectories = [trajectory for group in groups for trajectory in group.trajectories]
         if self.args.save_trajectories:
             self._store(self.last_trajectories)
+
+    def _rows(self, n_rows: int) -> dict[str, list[Any]]:
+        """Return the episodes that were just played as rows; TRL's `rollout_func`."""
         return rollout_output(
-            self.last_trajectories, pad_id=int(self._tokenizer.pad_token_id), mask_truncated=self._mask_truncated
+            self.last_trajectories,
+            pad_id=int(self._tokenizer.pad_token_id),
+            mask_truncated=self._mask_truncated,
+            n_rows=n_rows,
         )
 
     def _specs(self) -> list[list[EpisodeSpec]]:
@@ -386,6 +448,21 @@ class EnvGRPOTrainer(GRPOTrainer):
         runner = SyncRunner()  # in a notebook a loop is running already
         runner.run(self._policy.aclose)
         runner.close()
+
+
+@contextmanager
+def _quiet(is_quiet: bool) -> Iterator[None]:
+    """Leave out TRL's warning of rows without a reward, where rows beyond an episode's first are meant to have none."""
+
+    def keep(record: logging.LogRecord) -> bool:
+        return not (is_quiet and "All reward functions returned None" in record.getMessage())
+
+    trl_logger = logging.getLogger("trl.trainer.grpo_trainer")
+    trl_logger.addFilter(keep)
+    try:
+        yield
+    finally:
+        trl_logger.removeFilter(keep)
 
 
 def _check_arguments(env: Any, args: Any, kwargs: Mapping[str, Any]) -> None:

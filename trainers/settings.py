@@ -9,7 +9,7 @@ from typing import Any
 from llm_envs.chat import ChatCodec
 from llm_envs.errors import InvalidConfigError, ModelError
 
-__all__ = ["check_env_kwargs", "load_training_tokenizer", "with_split"]
+__all__ = ["check_env_kwargs", "check_forks", "load_training_tokenizer", "training_template", "with_split"]
 
 
 def check_env_kwargs(value: Any) -> dict[str, Any]:
@@ -62,3 +62,34 @@ def load_training_tokenizer(model: Any, tokenizer: Any, *, thinking: bool | None
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token or codec.end_of_turn_text
     return tokenizer
+
+
+def training_template(tokenizer: Any) -> str:
+    """Return the training version of a tokenizer's chat template that TRL ships; it keeps more of earlier turns.
+
+    Raises:
+        InvalidConfigError: If TRL has none for it.
+    """
+    from trl.chat_template_utils import get_training_chat_template
+
+    try:
+        template = get_training_chat_template(tokenizer)
+    except ValueError as error:
+        raise InvalidConfigError(
+            f"use_training_template: TRL has no training version of this model's chat template ({error}). Leave it "
+            "out; llm-envs doctor says what the template itself does with earlier turns."
+        ) from error
+    return str(template or tokenizer.chat_template)
+
+
+def check_forks(loss_type: str) -> None:
+    """Check that a loss can take rows beyond one an episode: it must be normalised by tokens.
+
+    Raises:
+        InvalidConfigError: If it is not.
+    """
+    if loss_type not in ("dapo", "bnpo", "cispo"):
+        raise InvalidConfigError(
+            f'loss_type={loss_type!r} weighs each row alike, and with history="template" or a context function an '
+            "episode may have several: take one that is normalised by tokens (dapo, bnpo, cispo)."
+        )

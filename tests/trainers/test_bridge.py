@@ -3,10 +3,8 @@
 import dataclasses
 
 import numpy as np
-import pytest
 
-from llm_envs.errors import EnvContractError
-from llm_envs.trainers.bridge import reward_from_field, rollout_output
+from llm_envs.trainers.bridge import fork_owners, reward_from_field, rollout_output
 from llm_envs.types import RolloutError, Row, StopReason, Trajectory, Turn
 
 ROW = Row(
@@ -14,6 +12,12 @@ ROW = Row(
     mask=np.array([0, 0, 0, 1, 1, 0, 0, 1], dtype=np.bool_),
     logps=np.array([0, 0, 0, -0.5, -1.0, 0, 0, -2.0], dtype=np.float32),
     spans=((3, 5), (7, 8)),
+)
+SECOND = Row(
+    ids=np.array([8, 9, 13], dtype=np.int32),
+    mask=np.array([0, 0, 1], dtype=np.bool_),
+    logps=np.array([0, 0, -0.25], dtype=np.float32),
+    spans=((2, 3),),
 )
 GOOD = Trajectory(
     env_id="x/Y-v0",
@@ -63,9 +67,22 @@ def test_truncated_trajectories_are_masked_only_when_asked():
     assert masked["trajectory_reward"] == [0.75, 0.75]
 
 
-def test_several_rows_are_refused():
-    with pytest.raises(EnvContractError, match="2 rows"):
-        rollout_output([dataclasses.replace(GOOD, rows=(ROW, ROW))], pad_id=0)
+def test_a_forks_rows_come_behind_all_first_ones_without_a_reward_of_their_own():
+    forked = dataclasses.replace(GOOD, rows=(ROW, SECOND))
+    output = rollout_output([GOOD, forked, EMPTY, forked], pad_id=7, n_rows=8)
+    assert fork_owners([GOOD, forked, EMPTY, forked]) == [1, 3]
+    assert output["trajectory_reward"] == [0.75, 0.75, None, 0.75, None, None, None, None]
+    assert output["completion_ids"] == [
+        *([[10, 11, 4, 5, 12]] * 2), [7], [10, 11, 4, 5, 12], [13], [13], [7], [7],
+    ]  # fmt: skip
+    assert output["prompt_ids"][4:] == [[8, 9], [8, 9], [7], [7]]
+    assert output["env_mask"][4:] == [[1], [1], [0], [0]]
+    assert output["logprobs"][4] == [-0.25]
+
+
+def test_a_failed_forks_rows_are_masked():
+    failed = dataclasses.replace(ERRORED, rows=(ROW, SECOND))
+    assert rollout_output([failed], pad_id=7)["env_mask"] == [[0, 0, 0, 0, 0], [0]]
 
 
 def test_the_reward_function_reads_the_column():
