@@ -10,6 +10,8 @@ from llm_envs.budget import Budget, budgeted
 from llm_envs.env import Difficulty, ToolEnv
 from llm_envs.errors import InvalidConfigError
 from llm_envs.parsers import format_answer, format_tool_call
+from llm_envs.policies.scripted import OraclePolicy
+from llm_envs.rollout import Collector
 from llm_envs.tools import BUDGET_EXCEEDED, Tool
 from llm_envs.toolset import Toolset, tool
 from llm_envs.types import ToolResult
@@ -198,3 +200,21 @@ def test_quality_against_the_cost_of_checks():
         assert info["reward_components"] == {"correct": 1.0, "cost": 0.0}
         started(env)
     assert pickle.loads(pickle.dumps(env)).budget.remaining == 4
+
+
+def test_episodes_of_waiting_tools_are_collected_beside_each_other():
+    class Slow(Library):
+        tool_timeout_s = 10.0
+
+        def next_action(self):
+            if self.tool_results:
+                return format_answer(self.problem["code"])
+            return format_tool_call("search", delay_s=0.2) * 2
+
+    collector = Collector(Slow, OraclePolicy(), progress=False)
+    begun = time.perf_counter()
+    with collector:
+        groups = collector.collect(12)
+    assert time.perf_counter() - begun < 1.5  # one after another it would be 2.4 s
+    assert all(group.trajectories[0].is_success for group in groups)
+    assert [len(group.trajectories[0].tool_results) for group in groups] == [2] * 12
