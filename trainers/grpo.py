@@ -23,7 +23,6 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -40,12 +39,13 @@ try:
     import torch
     from accelerate.utils import gather_object
     from datasets import Dataset
-    from trl import GRPOConfig, GRPOTrainer
+    from trl import GRPOTrainer
 except ImportError as error:
     raise MissingExtraError(f"training needs {error.name}: pip install 'llm-envs[train]'.") from error
 
 from llm_envs.trainers.bridge import fork_owners, reward_from_field, rollout_output
 from llm_envs.trainers.functional.masking import trim_padding
+from llm_envs.trainers.grpo_config import EnvGRPOConfig
 from llm_envs.trainers.settings import (
     check_env_kwargs,
     check_forks,
@@ -67,90 +67,6 @@ logger = logging.getLogger(__name__)
 
 MAX_FAILED_GENERATIONS = 3
 """One generation may fall to an outage; after three in a row nobody is helped by going on."""
-
-
-@dataclass
-class EnvGRPOConfig(GRPOConfig):
-    """TRL's `GRPOConfig` and what an environment needs. All of TRL's fields mean what they mean there."""
-
-    env_kwargs: dict[str, Any] | str | None = field(
-        default=None,
-        metadata={
-            "help": "Arguments of gym.make, such as {'difficulty': 'easy'} (a JSON object). An environment that has no "
-            "splits wants {'split': None}."
-        },
-    )
-    num_train_seeds: int = field(
-        default=10_000, metadata={"help": "Distinct seeds of the train split: the rows of one epoch."}
-    )
-    num_eval_seeds: int = field(
-        default=64,
-        metadata={"help": "Distinct seeds of the test split that an evaluation plays, if eval_strategy asks."},
-    )
-    max_turns: int | None = field(
-        default=None, metadata={"help": "Turns an episode may have; None: the environment's."}
-    )
-    max_turn_tokens: int | None = field(
-        default=None, metadata={"help": "Tokens one turn may have; None: max_completion_length."}
-    )
-    max_episode_s: float | None = field(default=None, metadata={"help": "Seconds an episode may take in all."})
-    max_step_s: float | None = field(default=None, metadata={"help": "Seconds one step of the environment may take."})
-    max_concurrency: int = field(default=128, metadata={"help": "Episodes played at once on each process."})
-    thinking: bool | None = field(
-        default=None, metadata={"help": "Passed to the chat template as enable_thinking; None: the template's default."}
-    )
-    history: str = field(
-        default="append",
-        metadata={
-            "help": "What the model sees of its earlier turns: append, its own words as it wrote them, one row an "
-            "episode; template, what the chat template makes of them, a new row where that differs."
-        },
-    )
-    use_training_template: bool = field(
-        default=False, metadata={"help": "Whether TRL's training version of the chat template is used."}
-    )
-    logps_tolerance: float | None = field(
-        default=0.1,
-        metadata={
-            "help": "Largest mean gap in nats between sampled and recomputed log-probabilities of the first batch; "
-            "above it training stops. Masking and template bugs cost whole nats, bf16 about 0.01. None: no guard."
-        },
-    )
-    save_trajectories: bool = field(
-        default=True, metadata={"help": "Whether every episode is written to output_dir/trajectories."}
-    )
-    # TRL's default masks whole long episodes as off-policy; truncating each token's ratio does not.
-    vllm_importance_sampling_mode: str = field(
-        default="token_truncate", metadata={"help": "See TRL; multi-turn episodes want the default of this class."}
-    )
-
-    _VALID_DICT_FIELDS = [*GRPOConfig._VALID_DICT_FIELDS, "env_kwargs"]
-
-    def __post_init__(self) -> None:
-        """Check what is ours; on a machine without an accelerator, leave bf16 off."""
-        if self.bf16 is None and not torch.accelerator.is_available():
-            self.bf16 = False
-        self.env_kwargs = check_env_kwargs(self.env_kwargs)
-        super().__post_init__()
-        if not self.temperature > 0:
-            raise InvalidConfigError(f"temperature={self.temperature}; GRPO needs samples that differ: set it above 0.")
-        local_rows = self.per_device_train_batch_size * int(self.steps_per_generation or 1)  # set by TRL just now
-        group_size = int(self.num_generations or 1)
-        n_groups = int(self.generation_batch_size or 1) // group_size
-        if local_rows % group_size:
-            raise InvalidConfigError(
-                f"each process plays per_device_train_batch_size * steps_per_generation = {local_rows} episodes a "
-                f"generation, which is no multiple of num_generations = {self.num_generations}: a group would be torn "
-                f"between processes. Make it one, for example per_device_train_batch_size={self.num_generations}."
-            )
-        if self.history not in ("append", "template"):
-            raise InvalidConfigError(f"history={self.history!r}; it must be append or template.")
-        if self.history == "template":
-            check_forks(self.loss_type)
-        if self.num_train_seeds < n_groups:
-            raise InvalidConfigError(
-                f"num_train_seeds={self.num_train_seeds} does not fill one generation of {n_groups} groups: raise it."
-            )
 
 
 class EnvGRPOTrainer(GRPOTrainer):
