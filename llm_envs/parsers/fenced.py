@@ -38,18 +38,19 @@ def fenced_blocks(text: str) -> tuple[Fenced, ...]:
 def _scan(text: str) -> tuple[list[_Span], bool]:
     """Return the closed blocks, and whether one is left open."""
     blocks: list[_Span] = []
-    opening: re.Match[str] | None = None
+    fence = language = ""
+    start = code_start = 0
     for match in _FENCE.finditer(text):
-        marks, info = match[1], match[2].strip()
-        if opening is None:
+        marks, info = match.groups()
+        info = info.strip()
+        if not fence:
             if "`" not in info or marks[0] == "~":
-                opening = match
-        elif not info and marks[0] == opening[1][0] and len(marks) >= len(opening[1]):
-            language = (opening[2].split() or [""])[0].lower()
-            code = text[opening.end() + 1 : max(opening.end() + 1, match.start() - 1)]
-            blocks.append(_Span(Fenced(language, code), opening.start(), match.end()))
-            opening = None
-    return blocks, opening is not None
+                fence, language, start, code_start = marks, info, match.start(), match.end() + 1
+        elif not info and marks.startswith(fence):
+            code = text[code_start : match.start() - 1]
+            blocks.append(_Span(Fenced(language.split()[0].lower() if language else "", code), start, match.end()))
+            fence = ""
+    return blocks, bool(fence)
 
 
 def create_fenced_parser(language: str | None = None, tool: str | None = None, argument: str = "code") -> Parser:

@@ -57,9 +57,7 @@ class Document(str):
 
 def skip_space(text: str, position: int) -> int:
     """Return the position of the next character that is no white space."""
-    match = _SPACE.match(text, position)
-    assert match is not None  # `\s*` matches everywhere
-    return match.end()
+    return _SPACE.match(text, position).end()  # type: ignore[union-attr] # matches everywhere
 
 
 def expect(text: str, position: int, literal: str) -> int:
@@ -94,7 +92,8 @@ def scan_json(text: str, position: int, wrapping: int = 0) -> tuple[Any, int]:
     except ValueError as error:
         reason = str(error)[:QUOTE_LENGTH]
     else:
-        if _depth(value) > MAX_DEPTH + wrapping:
+        brackets = str.count(text, "{", start, end) + str.count(text, "[", start, end)
+        if brackets > MAX_DEPTH and _depth(value) > MAX_DEPTH + wrapping:
             raise BrokenCallError(f"the arguments of the tool call are nested more than {MAX_DEPTH} deep")
         return value, end
     raise BrokenCallError(f"a tool call is not valid JSON: {reason}")

@@ -29,8 +29,11 @@ _ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[0-7]{
 _ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "v": "\v", "a": "\a", "\n": ""}
 _ESCAPED |= {"\\": "\\", "'": "'", '"': '"', "/": "/"}
 _NUMBER = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?(?![A-Za-z0-9_.])")
+_WHOLE_NUMBER = re.compile(r"[-+]?[0-9]+")
 _WORD = re.compile(r"(?:True|False|None|true|false|null)(?![A-Za-z0-9_.(])")
 _WORDS = {"True": True, "False": False, "None": None, "true": True, "false": False, "null": None}
+_QUOTES, _BRACKETS = frozenset("'\""), frozenset("[{")
+_SEPARATOR = re.compile(r"\s*+(,?)\s*+")
 _LIST_START = re.compile(r"\[\s*[A-Za-z_][A-Za-z0-9_.\-]{0,199}\s*\(\s*(?:[A-Za-z_][A-Za-z0-9_]{0,199}\s*=(?!=)|\))")
 _LOOKS_LIKE_A_LIST = re.compile(r"\[\s*[A-Za-z_][A-Za-z0-9_.\-]{0,199}\s*\(")
 
@@ -116,23 +119,22 @@ def _read_call(text: str, position: int) -> tuple[ToolCall, int]:
 
 def _next_item(text: str, position: int, closing: str) -> int:
     """Return the position after a comma, or of the closing bracket."""
-    position = skip_space(text, position)
-    if text.startswith(",", position):
-        return skip_space(text, position + 1)
-    if not text.startswith(closing, position):
-        raise BrokenCallError(f"a tool call lacks a comma or {closing}")
-    return position
+    match = _SEPARATOR.match(text, position)
+    assert match is not None  # it matches everywhere
+    if match[1] or text.startswith(closing, match.end()):
+        return match.end()
+    raise BrokenCallError(f"a tool call lacks a comma or {closing}")
 
 
 def _read_value(text: str, position: int, depth: int) -> tuple[Any, int]:
     """Return the literal at `position` and the position after it."""
     first = text[position : position + 1]
-    if first and first in "\"'":
+    if first in _QUOTES:
         match = _STRING.match(text, position)
         if match is None:
             raise BrokenCallError("a string in a tool call is not closed")
         return _unescape(match[match.lastgroup or 0]), match.end()
-    if first and first in "[{":
+    if first in _BRACKETS:
         if depth >= MAX_DEPTH:
             raise BrokenCallError(f"the arguments of the tool call are nested more than {MAX_DEPTH} deep")
         return _read_list(text, position, depth + 1) if first == "[" else _read_dict(text, position, depth + 1)
@@ -186,9 +188,11 @@ def _replace_escape(match: re.Match[str]) -> str:
 
 def _number(literal: str) -> int | float:
     try:
-        value = float(literal) if any(character in literal for character in ".eE") else int(literal)
+        if _WHOLE_NUMBER.fullmatch(literal) is not None:
+            return int(literal)
+        value = float(literal)
     except ValueError:  # over 4,300 digits
         raise BrokenCallError("a number in a tool call has too many digits") from None
-    if isinstance(value, float) and math.isinf(value):
+    if math.isinf(value):
         raise BrokenCallError(f"the number {literal[:20]} is too large")
     return value

@@ -96,7 +96,8 @@ def create_xml_parser(
         ]
     thinking = (Thinking(f"<{thinking_tag}>", f"</{thinking_tag}>", None),)
     grammar = Grammar(blocks, thinking=thinking, answer_tag=answer_tag)
-    return partial(_parse_xml, grammar, tuple(fields))
+    apart = (*fields, answer_tag) if fields and answer_tag is not None else tuple(fields)
+    return partial(_parse_xml, grammar, apart)
 
 
 def _parse_xml(grammar: Grammar, fields: Sequence[str], text: str) -> ParsedReply:

@@ -1,0 +1,156 @@
+# ruff: noqa: RUF001, SIM905 - the wide bars are DeepSeek's own; one line of markers a family reads better than a list
+"""No text makes a parser raise, return something ill-formed, or take long."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llm_envs.parsers import (
+    PARSERS,
+    ParsedReply,
+    answer_tags,
+    create_answer_parser,
+    create_fenced_parser,
+    create_react_parser,
+    create_xml_parser,
+    detect_format,
+    extract_boxed,
+    fenced_blocks,
+    format_reward,
+    last_number,
+    parse_reply,
+    xml_fields,
+)
+from llm_envs.types import ToolCall
+
+VARIANTS = {
+    **PARSERS,
+    "xml with fields": create_xml_parser(["reasoning", "plan"]),
+    "react with text": create_react_parser(input_argument="x"),
+    "fenced as a tool": create_fenced_parser("python", "run"),
+    "boxed beside calls": create_answer_parser(extract_boxed, base=parse_reply),
+}
+EXTRACTORS: dict[str, Callable[[str], object]] = {
+    "extract_boxed": extract_boxed,
+    "fenced_blocks": fenced_blocks,
+    "answer_tags": answer_tags,
+    "last_number": last_number,
+    "xml_fields": lambda text: xml_fields(text, ["answer", "plan"]),
+    "detect_format": detect_format,
+}
+MARKERS = (
+    "<think> </think> <answer> </answer> <tool_call> </tool_call> <function=f> </function> <parameter=a> </parameter> "
+    "<arg_key> </arg_key> <arg_value> </arg_value> <|python_tag|> f.call( <|python_start|> <|python_end|> [TOOL_CALLS] "
+    "[ARGS] [CALL_ID] [THINK] [/THINK] <｜tool▁calls▁begin｜> <｜tool▁calls▁end｜> <｜tool▁call▁begin｜> "
+    "<｜tool▁call▁end｜> <｜tool▁sep｜> <｜DSML｜function_calls> </｜DSML｜function_calls> "
+    "<|start|>assistant <|channel|> "
+    "<|message|> <|constrain|> <|end|> <|call|> <|return|> analysis final commentary to=functions.f to=self <|eom|> "
+    "<|START_THINKING|> <|END_THINKING|> <|START_ACTION|> <|END_ACTION|> <|START_RESPONSE|> <|END_RESPONSE|> "
+    '<|tool_call_start|> <|tool_call_end|> <|tool_call> <tool_call|> call:f{ <|"|> <|channel>thought <channel|> '
+    "<atem:function_calls> </atem:function_calls> </invoke> <plan> </plan> \\boxed{ \\fbox{ ``` ~~~ [f( a= f <|im_end|>"
+).split(" ")
+PIECES = [
+    *MARKERS,
+    *('<invoke name="f">', "Thought:", "\nAction: f", "\nAction Input: {}", "\nObservation:", "\nFinal Answer: 1"),
+    *('{"name": "f", "arguments": {}}', '{"name": "f", "parameters": {"a": [1]}}', "[f(a=1)]", "{}", "{a:1}"),
+    *("{", "}", "[", "]", "(", ")", '"', "'", '"""', "\\", ",", ":", ";", "=", " ", "\n", "<", ">", "|", "`"),
+    *("0", "-1.5e9", "1e999", "NaN", "null", "True", "x", "é", "🙂", "\ud800", "\x00", "\u2028"),
+]
+ANY_TEXT = st.text(st.characters(exclude_categories=()))
+HOSTILE = st.one_of(ANY_TEXT, st.lists(st.one_of(st.sampled_from(PIECES), ANY_TEXT), max_size=14).map("".join))
+
+
+def check(reply: ParsedReply) -> None:
+    assert type(reply) is ParsedReply
+    assert reply.thinking is None or type(reply.thinking) is str
+    assert isinstance(reply.content, str)
+    assert reply.content == reply.content.strip()
+    assert len(reply.problems) <= 8
+    assert all(problem and problem.isascii() and problem.isprintable() for problem in reply.problems)
+    assert format_reward(reply, require=()) == float(not reply.problems)
+    if reply.problems:
+        assert reply.answer is None
+        assert reply.tool_calls == ()
+    if reply.answer is not None:
+        assert reply.answer.strip()
+    for call in reply.tool_calls:
+        assert type(call) is ToolCall
+        assert call.name
+        assert call.id is None or type(call.id) is str
+        assert json.loads(json.dumps(call.arguments, allow_nan=False)) == call.arguments
+
+
+@settings(max_examples=400)
+@given(HOSTILE)
+def test_any_text_is_parsed_by_every_parser(text: str) -> None:
+    for parse in VARIANTS.values():
+        check(parse(text))
+    for extract in EXTRACTORS.values():
+        extract(text)
+
+
+@settings(max_examples=300)
+@given(st.lists(st.sampled_from(PIECES), min_size=1, max_size=5).map("".join), st.sampled_from(list(VARIANTS)))
+def test_thinking_around_any_text_hides_it(text: str, name: str) -> None:
+    """What stands in `<think>` alone is never an answer or a call."""
+    if name in ("gemma4", "cohere", "harmony", "muse") or "think>" in text or "THINK" in text:
+        return
+    reply = VARIANTS[name](f"<think>{text}</think>")
+    assert reply.answer is None
+    assert reply.tool_calls == ()
+
+
+UNITS = [
+    *PIECES,
+    *("<think></think>", "<answer></answer>", "<tool_call></tool_call>", "[THINK][/THINK]", "\\boxed{}", "```\n"),
+    *('<tool_call>{"name": "f"}</tool_call>', "<tool_call>{</tool_call>", '<tool_call>["', "<tool_call>f{"),
+    *("<tool_call>f<arg_key>a</arg_key><arg_value>", "<tool_call><function=f><parameter=a>", "1,", '{"a":'),
+    *('{"name":"f","parameters":{}};', "<|python_tag|>{", "<|python_tag|>f.call(a='", "<|tool_call_start|>[f(a='"),
+    *("[TOOL_CALLS]f{}", "[TOOL_CALLS]["),
+    *("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{}<｜tool▁call▁end｜>",),
+    *("<|channel|>final<|message|>", "<|message|><|eom|>", "<|channel|>analysis<|message|><|end|><|start|>assistant"),
+    *('<|START_ACTION|>[{"tool_name":"f"}]<|END_ACTION|>', '<|tool_call>call:f{a:<|"|>', "Action:\n", "a ", " \n"),
+    *("Action: f\nAction Input: {}\n", "<plan></plan>", "f(a=1), ", "<|channel>thought<channel|>"),
+]
+
+
+def seconds(parse: Callable[[str], object], text: str) -> float:
+    started = time.process_time()
+    parse(text)
+    return time.process_time() - started
+
+
+@pytest.mark.parametrize("name", [*VARIANTS, *EXTRACTORS])
+def test_ten_thousand_characters_take_ten_milliseconds_at_most(name: str) -> None:
+    parse = VARIANTS[name] if name in VARIANTS else EXTRACTORS[name]
+    for unit in UNITS:
+        text = unit * (10_000 // len(unit))
+        if seconds(parse, text) > 0.01:  # the machine may be busy: the best of several counts
+            assert min(seconds(parse, text) for _ in range(10)) <= 0.01, unit
+
+
+BEFORE_AND_AFTER = [
+    ("", ""),
+    ("<think>", "</think>"),
+    ('<tool_call>{"name": "f", "arguments": {"a": "', ""),
+    ("[f(a='", ""),
+]
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_time_is_linear(unit: str) -> None:
+    """Ten times the text takes about ten times as long, by `parse_reply` and by every parser that knows the unit."""
+    others = [VARIANTS[name] for name in ("react", "fenced as a tool", "boxed", "xml with fields", "harmony", "muse")]
+    for index, parse in enumerate([parse_reply, *others]):
+        for before, after in BEFORE_AND_AFTER if index == 0 else [("", "")]:
+            short = before + unit * (20_000 // len(unit)) + after
+            long = before + unit * (200_000 // len(unit)) + after
+            if seconds(parse, long) > 0.06:  # that is 3 ms for 10,000 characters: worth a closer look
+                best = min(seconds(parse, short) for _ in range(5))
+                assert min(seconds(parse, long) for _ in range(3)) < 30 * best + 0.05, (parse, before)
