@@ -75,6 +75,7 @@ def send(control: socket.socket, message: dict[str, Any]) -> None:
 
 def receive(control: socket.socket) -> dict[str, Any]:
     """Read one frame; the end of the connection is the end of the process."""
+    control.setblocking(True)  # the code has the descriptor too
     data = read_exactly(control, struct.unpack("!I", read_exactly(control, 4))[0])
     message: dict[str, Any] = json.loads(data)
     return message
@@ -272,8 +273,9 @@ def answer(request: dict[str, Any], namespace: dict[str, Any], config: dict[str,
     linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)
     sys.setrecursionlimit(config["recursion_depth"] + 20)
     reply: dict[str, Any] = {}
-    reserve = bytearray(RESERVE_BYTES)
+    reserve = bytearray()
     try:
+        reserve = bytearray(RESERVE_BYTES)
         tree = ast.parse(code, name)
         last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
         exec(compile(tree, name, "exec", dont_inherit=True), namespace)
@@ -282,11 +284,16 @@ def answer(request: dict[str, Any], namespace: dict[str, Any], config: dict[str,
             if value is not None:
                 reply["value"] = str(repr(value))[: most + 1]
     except BaseException as error:  # SystemExit and KeyboardInterrupt too: nothing that the code raises ends us
-        del reserve
+        reserve = bytearray()
         reply = {"error": str(type(error).__name__)[:100], "traceback": describe(error)}
     with contextlib.suppress(BaseException):
         sys.stdout.flush()
         sys.stderr.flush()
+    del reserve
+    try:
+        bytearray(RESERVE_BYTES)
+    except MemoryError:  # the variables themselves take all there is
+        reply["is_full"] = True
     return reply
 
 

@@ -147,6 +147,7 @@ class SubprocessSession:
         self._seed = seed
         self._lock = threading.Lock()
         self._child: _Child | None = None
+        self._has_run = False
         self._is_closed = False
 
     def run(self, code: str) -> SandboxResult:
@@ -161,14 +162,25 @@ class SubprocessSession:
                 text = f"{refusal.error}: {refusal}"
                 seconds = time.perf_counter() - started
                 return compose("", self.limits, traceback=text, error=refusal.error, seconds=seconds)
-            if self._child is None or self._child.pid != os.getpid():
-                self._child = _Child(self._sandbox, self.limits, self._seed)
-            outcome = self._child.run(code)
+            child, is_new = self._ready_child()
+            outcome = child.run(code) | {"state_lost": is_new and self._has_run}
+            self._has_run = True
             if outcome.get("stopped"):
-                self._child.close()
+                child.close()
                 self._child = None
                 outcome["state_lost"] = True
             return compose(limits=self.limits, seconds=time.perf_counter() - started, **outcome)
+
+    def _ready_child(self) -> tuple[_Child, bool]:
+        """Return the interpreter and whether it is a new one that nobody has been told of."""
+        child, told = self._child, self._child is None
+        if child is not None and (child.pid != os.getpid() or not child.is_silent()):
+            child.close()
+            child = None
+        if child is None:
+            child = self._child = _Child(self._sandbox, self.limits, self._seed)
+            return child, not told
+        return child, False
 
     async def arun(self, code: str) -> SandboxResult:
         """Run code without holding up the event loop."""
@@ -243,6 +255,16 @@ class _Child:
         """Kill the interpreter, wait until it is gone, and give everything back."""
         self._end()
 
+    def is_silent(self) -> bool:
+        """Tell whether the interpreter is there and has sent nothing since its last reply."""
+        try:
+            self._control.recv(1)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return False  # a forged reply to a request that is still to come, or the end
+
     def run(self, code: str) -> dict[str, Any]:
         """Run code and return what `compose` needs."""
         self._n_runs += 1
@@ -258,6 +280,8 @@ class _Child:
             for name in ("value", "error", "traceback"):
                 if isinstance(reply.get(name), str):
                     outcome[name] = reply[name]
+            if reply.get("is_full") is True:
+                outcome["stopped"] = "memory"
         else:
             outcome["stopped"] = stopped or "crash"
         return outcome | {"printed": exchange.text(), "n_printed": exchange.n_characters}

@@ -39,7 +39,8 @@ __all__ = ["MontySandbox", "MontySession"]
 _GRACE_S = 0.3
 """How much longer than its limit a worker may take before it is killed: operations that do not look at the clock."""
 MAX_STATE_BYTES = 16 << 20
-"""Most that a session's variables take between runs: they are held in this process, for every episode at once."""
+"""Most that a session's variables take between runs, and at most a quarter of its memory: they are held in this
+process, for every episode at once, and the next run needs room to work with them."""
 _TRACEBACK_CHARACTERS = 2_000
 """Longest traceback: its end names the exception."""
 
@@ -161,7 +162,11 @@ class MontySession:
                 text = f"{refusal.error}: {refusal}"
                 seconds = time.perf_counter() - started
                 return compose("", self.limits, traceback=text, error=refusal.error, seconds=seconds)
-            outcome = self._feed(self._sandbox._current_pool(), code)
+            pool = self._sandbox._current_pool()
+            outcome = self._feed(pool, code)
+            if outcome.get("stopped") in ("memory", "crash") and not self._can_go_on(pool):
+                self._state = None
+                outcome["state_lost"] = True
             return compose(limits=self.limits, seconds=time.perf_counter() - started, **outcome)
 
     async def arun(self, code: str) -> SandboxResult:
@@ -189,8 +194,6 @@ class MontySession:
                         outcome["value"] = render(value, self.limits.output_characters)
                 except (monty.MontyRuntimeError, monty.MontySyntaxError) as error:
                     outcome = self._explain(error, printed)
-                if outcome.get("error") == "MemoryError":
-                    worker.feed_run("None")  # is there any room left?
                 if not outcome.get("stopped"):
                     self._keep(worker.dump(), outcome)
         except monty.MontyCrashedError as crash:
@@ -205,8 +208,21 @@ class MontySession:
                 outcome = {"stopped": "crash"}
         return outcome | {"printed": printed.text(), "n_printed": printed.n_characters}
 
+    def _can_go_on(self, pool: Any) -> bool:
+        """Tell whether the variables, as they were before, leave any code room to run."""
+        if self._state is None:
+            return True
+        monty = self._sandbox._monty
+        try:
+            with pool.checkout(**self._checkout) as worker:
+                worker.load_session(self._state)
+                worker.feed_run("None")
+        except (monty.MontyError, OSError, RuntimeError):
+            return False
+        return True
+
     def _keep(self, state: bytes, outcome: dict[str, Any]) -> None:
-        if len(state) <= MAX_STATE_BYTES:
+        if len(state) <= min(MAX_STATE_BYTES, self.limits.memory_bytes // 4):
             self._state = state
         else:
             outcome.pop("value", None)
@@ -217,17 +233,17 @@ class MontySession:
         text = str(error.display("traceback")) if hasattr(error, "display") else str(error)
         head, _, last = text.rpartition("\n")
         name = last.partition(":")[0].strip() or type(error.exception()).__name__
-        # A limit that the code cannot catch comes without a traceback; `raise MemoryError` comes with one.
+        traceback = cut_front(text, _TRACEBACK_CHARACTERS)
         stopped: StopReason | None = None
         if printed.is_flood:
             stopped = "output"
         elif not head and last.startswith("TimeoutError: feed time limit exceeded"):
-            stopped = "time"
-        elif not head and last.startswith("MemoryError: "):
-            stopped = "memory"
+            stopped = "time"  # with a traceback, it is the code that has raised it
+        elif last.startswith(("MemoryError: memory limit exceeded", "MemoryError: the worker exceeded")):
+            stopped = "memory"  # a heap that a limit has caught in the middle of its work is not kept
         if stopped:
-            return {"stopped": stopped}
-        return {"traceback": cut_front(text, _TRACEBACK_CHARACTERS), "error": name}
+            return {"stopped": stopped, "traceback": traceback if head and stopped == "memory" else ""}
+        return {"traceback": traceback, "error": name}
 
 
 class _Printed:

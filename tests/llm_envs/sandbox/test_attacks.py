@@ -1,0 +1,157 @@
+"""Every attack of `attacks.py` fails in every backend, within the limits, and the run goes on.
+
+What must not have happened is looked at from outside: no token of the host in the output, no file or folder changed, no
+connection to a listening port, no bystander killed, no process, folder or descriptor left behind.
+"""
+
+import os
+import runpy
+import secrets
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from llm_envs.errors import SandboxError
+from llm_envs.sandbox import MontySandbox, SandboxLimits, SubprocessSandbox
+
+ATTACKS = runpy.run_path(str(Path(__file__).with_name("attacks.py")))["ATTACKS"]
+LIMITS = SandboxLimits(
+    timeout_s=0.25, memory_bytes=48 << 20, recursion_depth=200, output_characters=500, file_bytes=1 << 20
+)
+MARGIN_S = 1.5
+"""For what comes after the limit: the worker is killed and reaped, on a machine that does other things too."""
+VARIABLE = "LLM_ENVS_TEST_SECRET"
+
+
+class Host:
+    """What the attacks are after."""
+
+    def __init__(self, folder: Path) -> None:
+        self.token = secrets.token_hex(16)
+        os.environ[VARIABLE] = self.token
+        self.outside = folder / "outside"
+        self.outside.mkdir()
+        self.outside.chmod(0o777)  # nothing but the sandbox keeps anyone out
+        self.secret = self.outside / "secret"
+        self.secret.write_text(self.token)
+        self.secret.chmod(0o666)
+        for parent in folder.parents:
+            if parent.stat().st_uid == os.getuid() and parent != Path("/") and str(parent).startswith("/tmp/"):
+                parent.chmod(parent.stat().st_mode | 0o055)
+        folder.chmod(0o755)
+        self.bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        self.connections = 0
+        self.listeners = [socket.create_server(("127.0.0.1", 0)), socket.socket(socket.AF_UNIX)]
+        self.listeners[1].bind(str(self.outside / "socket"))
+        self.listeners[1].listen()
+        os.chmod(self.outside / "socket", 0o777)
+        self.port = self.listeners[0].getsockname()[1]
+        for listener in self.listeners:
+            threading.Thread(target=self._count, args=(listener,), daemon=True).start()
+        self.before = self.look()
+
+    def _count(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                listener.accept()[0].close()
+            except OSError:
+                return
+            self.connections += 1
+
+    def look(self) -> object:
+        """Return everything that an attack could have changed."""
+        files = {
+            str(path): (path.stat().st_mode, path.stat().st_size, path.read_text() if path.is_file() else None)
+            for path in (self.outside, *self.outside.rglob("*"))
+        }
+        return files, self.connections, self.bystander.poll(), os.environ[VARIABLE]
+
+    def fill_in(self, code: str) -> str:
+        values = {
+            "SECRET": self.secret,
+            "OUTSIDE": self.outside,
+            "PORT": self.port,
+            "VARIABLE": VARIABLE,
+            "HOST_PID": os.getpid(),
+            "BYSTANDER": self.bystander.pid,
+            "PROJECT": Path(__file__).resolve().parents[3],
+        }
+        for name, value in values.items():
+            code = code.replace(f"@{name}@", str(value))
+        return code
+
+    def close(self) -> None:
+        for listener in self.listeners:
+            listener.close()
+        self.bystander.kill()
+        self.bystander.wait()
+        del os.environ[VARIABLE]
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory):
+    host = Host(tmp_path_factory.mktemp("host"))
+    yield host
+    host.close()
+
+
+def make_monty():
+    pytest.importorskip("pydantic_monty")
+    return MontySandbox(n_workers=2, limits=LIMITS)
+
+
+def make_namespaces():
+    try:
+        return SubprocessSandbox(limits=LIMITS)
+    except SandboxError as error:
+        pytest.skip(str(error))
+
+
+BACKENDS = {"monty": make_monty, "namespaces": make_namespaces}
+
+
+@pytest.fixture(scope="module", params=BACKENDS)
+def sandbox(request):
+    with BACKENDS[request.param]() as sandbox:
+        yield sandbox
+
+
+def test_the_corpus_is_large_enough():
+    """At least 60, of every kind that the sandbox is to withstand."""
+    assert len(ATTACKS) >= 60
+    assert len({(attack.category, attack.name) for attack in ATTACKS}) == len(ATTACKS)
+    kinds = {"files", "network", "system", "processes", "memory", "time", "recursion", "integers", "output"}
+    assert kinds | {"introspection", "regular expressions"} <= {attack.category for attack in ATTACKS}
+
+
+@pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: f"{attack.category}-{attack.name}".replace(" ", "_"))
+def test_attack_fails_and_the_run_goes_on(attack, sandbox, host):
+    session = sandbox.session()
+    try:
+        started = time.perf_counter()
+        result = session.run(host.fill_in(attack.code))
+        assert time.perf_counter() - started < LIMITS.timeout_s + MARGIN_S
+        assert host.token not in result.output
+        assert "ESCAPED" not in result.output.replace(traceback_of(result.output), "")
+        assert len(result.output) < LIMITS.output_characters + 300
+        assert result.value is None or len(result.value) < LIMITS.output_characters + 100
+        result.output.encode()
+        assert host.look() == host.before
+        after = session.run("n = 40\nn + 2")
+        assert (after.value, after.error) == ("42", None)
+    finally:
+        session.close()
+    assert host.look() == host.before
+
+
+def traceback_of(output: str) -> str:
+    """Return the part of an output that quotes the code, which may well say ESCAPED."""
+    start = output.find("Traceback (most recent call last)")
+    if start < 0:
+        start = output.find("[...]")
+    return output[start:] if start >= 0 else ""
