@@ -16,7 +16,11 @@ __all__ = ["ChatPolicy", "EnvPolicy", "EpisodicPolicy", "Policy", "TokenPolicy",
 
 @runtime_checkable
 class TokenPolicy(Protocol):
-    """Token ids in, sampled token ids out. The only kind that can be trained on."""
+    """Token ids in, sampled token ids out. The only kind that can be trained on.
+
+    One that has an attribute `max_model_len`, its context in tokens, gets rows that fit it: a last observation that
+    nobody answers is cut there.
+    """
 
     async def sample(
         self,

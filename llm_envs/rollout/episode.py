@@ -402,6 +402,7 @@ class _Episode:
         with _Blame("policy"):
             self.tape.hear_last()
             self.tape.cut(self._row_limit())
+            self.tape.cut(getattr(self.policy, "max_model_len", None))  # a row that cannot be scored helps nobody
         if why and not self.turns:
             self.metadata["unscored_because"] = why
 
