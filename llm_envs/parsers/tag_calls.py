@@ -39,7 +39,7 @@ class TagStyle:
 
 def invoke_style(prefix: str) -> TagStyle:
     """Return the style of `<invoke name="f"><parameter name="a">1</parameter></invoke>`, with a prefix to its tags."""
-    quoted = r'"([^"<>\n]{1,200})"'
+    quoted = r'"([^\s"<>]{1,200})"'
     return TagStyle(
         function=re.compile(rf"<{prefix}invoke name={quoted}>"),
         function_end=f"</{prefix}invoke>",
@@ -50,7 +50,7 @@ def invoke_style(prefix: str) -> TagStyle:
 
 
 QWEN = TagStyle(
-    function=re.compile(r"<function=([^<>\n]{1,200})>"),
+    function=re.compile(r"<function=([^\s<>]{1,200})>"),
     function_end="</function>",
     parameter=re.compile(r"<parameter=([^<>\n]{1,200})>"),
     parameter_end="</parameter>",
@@ -95,7 +95,7 @@ def _read_function(text: str, position: int, style: TagStyle) -> tuple[ToolCall,
         is_text = match.re.groups > 1 and match[2] == "true"
         _put(arguments, match[1], value if is_text else decode_value(value))
         position = skip_space(text, end.start() + len(style.parameter_end))
-    return ToolCall(head[1].strip(), arguments), expect(text, position, style.function_end)
+    return ToolCall(head[1], arguments), expect(text, position, style.function_end)
 
 
 def read_glm(text: str, position: int) -> tuple[Calls, int]:

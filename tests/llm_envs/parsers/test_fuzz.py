@@ -27,6 +27,7 @@ from llm_envs.parsers import (
     parse_reply,
     xml_fields,
 )
+from llm_envs.parsers.formats import _read_any
 from llm_envs.types import ToolCall
 
 VARIANTS = {
@@ -93,6 +94,25 @@ def test_any_text_is_parsed_by_every_parser(text: str) -> None:
         check(parse(text))
     for extract in EXTRACTORS.values():
         extract(text)
+
+
+PLAIN = st.sampled_from(
+    ["<answer>", "</answer>", "<tool_call>", "</tool_call>", '{"name": "f", "arguments": {}}', "[f(a=1)]", "[THINK]"]
+    + [
+        '{"name": "f", "arguments": {"a": 1, "a": 2}}',
+        '{"name": "f", "arguments": {"a": ":"}}',
+        "[/THINK]",
+        "x",
+        " ",
+        "{",
+    ]
+)
+
+
+@settings(max_examples=1000)
+@given(st.lists(PLAIN, max_size=6).map("".join))
+def test_the_quick_way_gives_what_the_long_way_gives(text: str) -> None:
+    assert parse_reply(text) == _read_any(text).finish()
 
 
 @settings(max_examples=300)

@@ -26,8 +26,8 @@ TEMPLATES = {
 REPLIES = {
     "hermes": [
         '<think>\nhm\n</think>\n\n<tool_call>\n{"name": "f", "arguments": {"city": "Paris", "days": 3}}\n</tool_call>',
-        '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>\n<tool_call>\n{"name": "g", "arguments": {"x": [1]}}\n'
-        "</tool_call><|im_end|>",
+        '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>\n<tool_call>\n{"name": "g", "arguments": '
+        '{"x": [1]}}\n</tool_call><|im_end|>',
         "<think>\nhm\n</think>\n\nIt is <answer>42</answer>.<|im_end|>",
     ],
     "qwen3_coder": [
