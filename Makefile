@@ -50,6 +50,7 @@ check:
 bench: $(VENV)/.stamp
 	$(VENV)/bin/python benchmarks/env_steps.py --check
 	$(VENV)/bin/python benchmarks/collector_scripted.py --check
+	$(VENV)/bin/python benchmarks/codec_turns.py --check
 
 docs: $(VENV)/.stamp
 	$(VENV)/bin/python -m pytest tests/test_docs.py

@@ -63,7 +63,7 @@ def test_the_file_map_names_every_module() -> None:
     (file_map,) = re.findall(r"```\n(llm_envs/ .*?)```", text, flags=re.DOTALL)
     rooms = [
         ROOT / "llm_envs",
-        *(ROOT / "llm_envs" / name for name in ("policies", "report", "rollout")),
+        *(ROOT / "llm_envs" / name for name in ("bridges", "policies", "report", "rollout")),
         ROOT / "trainers",
     ]
     modules = {path.stem for room in rooms for path in room.glob("*.py") if path.stem != "__init__"}
