@@ -22,7 +22,7 @@ from llm_envs.parsers.tagged import Grammar, has_call, read_tagged
 __all__ = ["HEADER", "read_messages"]
 
 MAX_HEADER = 300
-HEADER = re.compile(r"\s*+(?:<\|start\|>assistant)?[^<\n]{0,200}(<\|channel\|>|<\|message\|>)")
+HEADER = re.compile(r"\s*+(?:<\|start\|>assistant)?(?: ?to=[^\s<>\"{}\[\]]{1,200})? ?(<\|channel\|>|<\|message\|>)")
 """How a reply of messages begins; group 1 is `<|channel|>` for harmony, `<|message|>` for Muse."""
 
 _HARMONY_HEADER = re.compile(

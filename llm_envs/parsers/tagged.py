@@ -176,10 +176,12 @@ def has_call(text: str, grammar: Grammar) -> bool:
 def _read_thinking_begun_in_the_prompt(text: str, grammar: Grammar, draft: Draft) -> int:
     """Take what stands before the first tag of thinking as thinking if that tag is a closing one.
 
-    Unless that tag stands inside a sound call, the first thing in the reply.
+    Unless that tag stands inside a sound call, the first thing in the reply, or all of it.
     """
     closing = grammar.thinking_tags.search(text)
     if closing is None or closing.group() in grammar.thinking:
+        return 0
+    if _read_whole(text, 0, grammar, whole := Draft()) and not whole.problems:
         return 0
     first = grammar.tags.search(text)
     if first is not None and first.group() in grammar.blocks:

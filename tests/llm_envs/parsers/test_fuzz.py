@@ -97,14 +97,10 @@ def test_any_text_is_parsed_by_every_parser(text: str) -> None:
 
 
 PLAIN = st.sampled_from(
-    ["<answer>", "</answer>", "<tool_call>", "</tool_call>", '{"name": "f", "arguments": {}}', "[f(a=1)]", "[THINK]"]
-    + [
+    [
+        *("<answer>", "</answer>", "<tool_call>", "</tool_call>", "[THINK]", "[/THINK]", "x", " ", "{"),
+        *('{"name": "f", "arguments": {}}', '{"name": "f", "arguments": {"a": ":"}}', "[f(a=1)]"),
         '{"name": "f", "arguments": {"a": 1, "a": 2}}',
-        '{"name": "f", "arguments": {"a": ":"}}',
-        "[/THINK]",
-        "x",
-        " ",
-        "{",
     ]
 )
 
