@@ -206,7 +206,7 @@ def compose(
         seconds: How long it took.
     """
     most = limits.output_characters
-    share = most // 2 if printed else most
+    share = max(most // 2, most - len(printed))
     value = None if value is None else cut(value, most)
     ends = [cut(value, share)] if value is not None else []
     if traceback:

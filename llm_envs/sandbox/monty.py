@@ -5,7 +5,8 @@
 2. A run that is stopped by a limit, or that takes its worker down, leaves the session's variables as they were before
    that run. The pool replaces the worker.
 3. The worker enforces the limits; the pool kills a worker that is over its time by more than `_GRACE_S`.
-4. Nothing that comes out of a worker is executed, and values are written out with a budget (`rendering`).
+4. A process that is forked from one that has run code here cannot: it gets a `SandboxError`. Spawn it instead.
+5. Nothing that comes out of a worker is executed, and values are written out with a budget (`rendering`).
 
 Monty is a subset of Python: no `yield`, no third-party packages, and only part of the standard library. `time.sleep`
 returns at once.
@@ -46,6 +47,8 @@ _TRACEBACK_CHARACTERS = 2_000
 
 _LEFT_BEHIND: list[Any] = []
 """Pools of the parent process, in a forked child: dropped there, they would end the parent's workers."""
+_started_in: int | None = None
+"""The process in which pydantic-monty has started threads. A forked copy of it has none, and would wait for ever."""
 
 
 class MontySandbox:
@@ -108,13 +111,16 @@ class MontySandbox:
         return _rebuild, (self.n_workers, self.limits)
 
     def _current_pool(self) -> Any:
-        """Return the pool of this process, started if need be."""
+        """Return the pool of workers, started if need be."""
+        global _started_in
         with self._lock:
             if self._is_closed:
                 raise SandboxError("the sandbox is closed; make a new one.")
-            if self._pool is not None and self._pool_pid != os.getpid():
-                _LEFT_BEHIND.append(self._pool)
-                self._pool = None
+            if _started_in not in (None, os.getpid()):
+                raise SandboxError(
+                    "pydantic-monty was in use when this process was forked, and does not work in the copy; "
+                    "start processes with 'spawn' or 'forkserver'."
+                )
             if self._pool is None:
                 pool = self._monty.Monty(
                     min_processes=0,
@@ -126,7 +132,7 @@ class MontySandbox:
                     self._pool = pool.__enter__()
                 except (OSError, RuntimeError, self._monty.MontyError) as error:
                     raise SandboxError(f"pydantic-monty's workers cannot be started: {error}") from error
-                self._pool_pid = os.getpid()
+                self._pool_pid = _started_in = os.getpid()
             return self._pool
 
 

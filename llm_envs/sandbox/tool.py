@@ -66,7 +66,7 @@ class PythonTool:
 def shared_sandbox() -> MontySandbox:
     """Return the `MontySandbox` of this process: made at the first call, closed as the process ends.
 
-    A forked child gets one of its own.
+    Every process has its own. One that is forked after its parent has run code cannot use it (`MontySandbox`).
 
     Raises:
         MissingExtraError: If pydantic-monty is not installed.

@@ -149,6 +149,34 @@ def test_attack_fails_and_the_run_goes_on(attack, sandbox, host):
     assert host.look() == host.before
 
 
+@pytest.mark.parametrize(
+    ("category", "name"),
+    [
+        ("files", "open a secret"),
+        ("files", "write outside"),
+        ("files", "append to a secret"),
+        ("network", "connect"),
+        ("network", "unix socket"),
+        ("system", "environment"),
+        ("system", "system"),
+        ("processes", "kill a bystander"),
+        ("introspection", "subclasses"),
+    ],
+)
+def test_without_a_sandbox_the_attack_is_seen_to_succeed(category, name, tmp_path):
+    """What tells the other tests that an attack has failed would have told them that it has not."""
+    code = next(attack.code for attack in ATTACKS if (attack.category, attack.name) == (category, name))
+    host = Host(tmp_path)
+    try:
+        done = subprocess.run([sys.executable, "-c", host.fill_in(code)], capture_output=True, text=True, timeout=20)
+        host.bystander.poll()
+        time.sleep(0.05)  # the listener is a thread
+        seen = host.token in done.stdout or "ESCAPED" in done.stdout or host.look() != host.before
+        assert seen
+    finally:
+        host.close()
+
+
 def traceback_of(output: str) -> str:
     """Return the part of an output that quotes the code, which may well say ESCAPED."""
     start = output.find("Traceback (most recent call last)")
