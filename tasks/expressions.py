@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from llm_envs.arithmetic import whole_value
 from llm_envs.errors import InvalidActionError
 from llm_envs.rewards import MAX_DIGITS
-from llm_envs.arithmetic import whole_value
 
 __all__ = ["answerable_value", "in_canonical_order"]
 

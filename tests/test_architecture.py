@@ -21,7 +21,18 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = {"llm_envs": "llm_envs", "tasks": "llm_envs.tasks", "trainers": "llm_envs.trainers"}
 """Folder at the top of the repository: the name it is imported under."""
-HEAVY = ("torch", "transformers", "vllm", "trl", "datasets", "mcp", "jsonschema", "pydantic_monty", "math_verify", "sympy")
+HEAVY = (
+    "torch",
+    "transformers",
+    "vllm",
+    "trl",
+    "datasets",
+    "mcp",
+    "jsonschema",
+    "pydantic_monty",
+    "math_verify",
+    "sympy",
+)
 
 Rule = tuple[str, Callable[[str], bool], Callable[[str], bool]]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from llm_envs.arithmetic import whole_value
 from llm_envs.env import Difficulty, SingleTurnEnv
 from llm_envs.errors import InvalidActionError
 from llm_envs.rewards import parse_integer
-from llm_envs.arithmetic import whole_value
 from llm_envs.tasks.expressions import answerable_value, in_canonical_order
 
 __all__ = ["ArithmeticEnv"]

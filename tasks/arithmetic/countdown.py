@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
+from llm_envs.arithmetic import Number, evaluate_with_numbers
 from llm_envs.env import Difficulty, SingleTurnEnv
 from llm_envs.errors import InvalidActionError
-from llm_envs.arithmetic import Number, evaluate_with_numbers
 
 __all__ = ["CountdownEnv", "solve_countdown"]
 

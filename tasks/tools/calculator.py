@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from llm_envs.arithmetic import evaluate, format_number, whole_value
 from llm_envs.env import Difficulty, ToolEnv
 from llm_envs.errors import InvalidActionError
 from llm_envs.parsers import format_answer, format_tool_call
 from llm_envs.rewards import parse_integer
-from llm_envs.arithmetic import evaluate, format_number, whole_value
 from llm_envs.tasks.expressions import answerable_value, in_canonical_order
 
 __all__ = ["CalculatorEnv", "calculator"]

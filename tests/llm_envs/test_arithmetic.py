@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llm_envs.errors import InvalidActionError
 from llm_envs.arithmetic import MAX_BITS, evaluate, evaluate_with_numbers, format_number, whole_value
+from llm_envs.errors import InvalidActionError
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ import gymnasium as gym
 import pytest
 
 import llm_envs
+from llm_envs.arithmetic import evaluate, evaluate_with_numbers
 from llm_envs.errors import InvalidConfigError
 from llm_envs.parsers import format_answer, format_tool_call
-from llm_envs.arithmetic import evaluate, evaluate_with_numbers
 from llm_envs.tasks.arithmetic.countdown import solve_countdown
 
 ROOT = Path(__file__).parents[2]
