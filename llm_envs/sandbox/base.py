@@ -211,7 +211,7 @@ def compose(
     ends = [cut(value, share)] if value is not None else []
     if traceback:
         ends.append(cut_front(traceback.removesuffix("\n"), share))
-    room = max(most - sum(map(len, ends)), 0)
+    room = max(most - sum(min(len(text), share) for text in ends), 0)
     printed = cut(printed, room, n_printed).removesuffix("\n")
     notes = [_stop_note(stopped, limits)] if stopped else []
     if state_lost:

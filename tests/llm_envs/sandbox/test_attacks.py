@@ -33,6 +33,7 @@ class Host:
 
     def __init__(self, folder: Path) -> None:
         self.token = secrets.token_hex(16)
+        self.replaced = os.environ.get(VARIABLE)
         os.environ[VARIABLE] = self.token
         self.outside = folder / "outside"
         self.outside.mkdir()
@@ -90,7 +91,10 @@ class Host:
             listener.close()
         self.bystander.kill()
         self.bystander.wait()
-        del os.environ[VARIABLE]
+        if self.replaced is None:
+            del os.environ[VARIABLE]
+        else:
+            os.environ[VARIABLE] = self.replaced
 
 
 @pytest.fixture(scope="module")
