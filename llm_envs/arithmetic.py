@@ -107,9 +107,11 @@ def format_number(value: Number) -> str:
     if isinstance(value, int):
         return str(value)
     try:
-        return f"{float(value):.12g}"
+        decimal = float(value)
     except OverflowError:
-        return f"{value.numerator}/{value.denominator}"
+        decimal = 0.0
+    # Too large or too small for a float: the fraction itself, not "inf" or "0".
+    return f"{decimal:.12g}" if decimal else f"{value.numerator}/{value.denominator}"
 
 
 def _decimal(token: str) -> Number:

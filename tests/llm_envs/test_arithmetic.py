@@ -169,6 +169,11 @@ def test_a_fraction_too_large_for_a_float_is_written_as_a_fraction():
     assert format_number(Fraction(10**400, 3)) == f"{10**400}/3"
 
 
+def test_a_fraction_too_small_for_a_float_is_not_written_as_zero():
+    assert format_number(Fraction(1, 10**400)) == f"1/{10**400}"
+    assert format_number(Fraction(-1, 10**20)) == "-1e-20"
+
+
 def test_whole_value():
     assert whole_value("84/7") == 12
     with pytest.raises(InvalidActionError, match=r"3\.5, not a whole number"):

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+import llm_envs
 from llm_envs.errors import SandboxError
 from llm_envs.sandbox import MontySandbox, SandboxLimits, SubprocessSandbox
 
@@ -80,7 +81,7 @@ class Host:
             "VARIABLE": VARIABLE,
             "HOST_PID": os.getpid(),
             "BYSTANDER": self.bystander.pid,
-            "PROJECT": Path(__file__).resolve().parents[3],
+            "PROJECT": Path(llm_envs.__file__).resolve().parents[1],
         }
         for name, value in values.items():
             code = code.replace(f"@{name}@", str(value))
