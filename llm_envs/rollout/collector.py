@@ -4,12 +4,14 @@ Invariants, tested under random latency, failure and cancellation:
 
 1. Every admitted episode is emitted exactly once (as a trajectory, to `on_trajectory` and into its group) or dropped by
    a cancellation.
-2. `running + accepted + dropped == submitted`, always; after a call, `running == 0`.
-3. Nothing is left running when a call ends, however it ends.
+2. `running + partials + accepted + dropped == submitted`, always; after a call, `running == 0`.
+3. Nothing is left running when a call ends, however it ends. With over-sampling, episodes that were not finished wait
+   at a closed gate with their environments and tokens, until the next call or `close`.
 4. Episodes are admitted in the order of submission, at most `max_concurrency` at once; groups are returned in that
-   order, members in member order.
+   order, members in member order. A group that the filter drops gives its place back at once.
 5. No two groups of a call share an id; a source's groups have ids of their own across calls.
-6. With a deterministic policy the same specs give the same trajectories at any concurrency.
+6. With a deterministic policy the same specs give the same trajectories at any concurrency, and the same groups pass
+   the filter; only over-sampling, which takes whatever is finished first, gives this up.
 """
 
 from __future__ import annotations
@@ -17,28 +19,52 @@ from __future__ import annotations
 import asyncio
 import time
 import weakref
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import gymnasium as gym
 
-from llm_envs.errors import InvalidConfigError
+from llm_envs.errors import InvalidConfigError, RolloutFailedError
 from llm_envs.policies.base import Policy
 from llm_envs.registration import task_spec
+from llm_envs.rollout.book import GroupBook, Ticket, groups_to_admit
 from llm_envs.rollout.context import Codec, ContextFn
+from llm_envs.rollout.crew import Crew
 from llm_envs.rollout.episode import play_episode, policy_kind
-from llm_envs.rollout.group import assemble_group, check_group, play_member
+from llm_envs.rollout.filters import GroupFilter
+from llm_envs.rollout.gate import Gate
+from llm_envs.rollout.group import check_group, play_member
 from llm_envs.rollout.limits import RolloutLimits
 from llm_envs.rollout.progress import Progress, show_progress
 from llm_envs.rollout.source import Envs, EpisodeSpec, SeedSource, group_specs
+from llm_envs.rollout.staleness import DISPATCH_VERSION
 from llm_envs.rollout.stats import CollectorStats
 from llm_envs.rollout.sync import SyncRunner
 from llm_envs.rollout.tape import History, Tape
 from llm_envs.types import SamplingParams, Trajectory, TrajectoryGroup
 
 __all__ = ["Collector"]
+
+
+@dataclass(slots=True)
+class _Surplus:
+    """What a call with over-sampling leaves for the next one."""
+
+    crew: Crew
+    gate: Gate
+    group_size: int
+    loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
+
+    def check(self, group_size: int) -> None:
+        if group_size != self.group_size or asyncio.get_running_loop() is not self.loop:
+            raise InvalidConfigError(
+                f"over-sampling left groups of {self.group_size} in the event loop of the last call; this one wants "
+                f"groups of {group_size}{'' if asyncio.get_running_loop() is self.loop else ' in another loop'}. Call "
+                "close() (or await aclose()) between them, which drops what was left."
+            )
 
 
 class Collector:
@@ -57,6 +83,12 @@ class Collector:
         seed: Run seed: decides environments, their seeds and the seeds of sampling.
         max_concurrency: Episodes at once, over all calls that run in one event loop.
         max_retries: How often an errored episode is played anew.
+        fail_fast: Whether a group is dropped and replaced as soon as one of its members could not be scored; else it
+            is returned with that member errored. (`create_min_scored_filter` is the way between.)
+        group_filter: Which groups are returned (`rollout.filters`, or yours); those that it drops are replaced.
+        max_refills: How many groups may be played for each one that is wanted, before the call stops and says so.
+        over_sampling: At 1.5, half as many groups again are begun as are wanted, and the call ends with the first that
+            are finished; what is left waits for the next call, unfinished episodes with the tokens that they have.
         progress: True shows a bar on a terminal (nothing elsewhere), False nothing; or a function (see `Progress`).
         on_trajectory: Called with each finished trajectory at once, in the order of finishing:
             `TrajectoryWriter.write`. What it raises ends the call.
@@ -80,6 +112,10 @@ class Collector:
         seed: int = 0,
         max_concurrency: int = 64,
         max_retries: int = 2,
+        fail_fast: bool = False,
+        group_filter: GroupFilter | None = None,
+        max_refills: int = 10,
+        over_sampling: float = 1.0,
         progress: bool | Progress = True,
         on_trajectory: Callable[[Trajectory], None] | None = None,
     ) -> None:
@@ -87,6 +123,8 @@ class Collector:
             raise InvalidConfigError(f"max_concurrency is {max_concurrency!r}; it must be at least 1.")
         if max_retries < 0:
             raise InvalidConfigError(f"max_retries is {max_retries!r}; it must be at least 0.")
+        if not over_sampling >= 1 or max_refills < 1:
+            raise InvalidConfigError(f"{over_sampling=}, {max_refills=}: they must be at least 1.")
         policy_kind(policy, codec)
         Tape(codec, history)
         self.source = SeedSource(envs, seed=seed, env_kwargs=env_kwargs)
@@ -97,6 +135,8 @@ class Collector:
         self.policy, self.codec, self.seed = policy, codec, seed
         self.sampling, self.limits = sampling or SamplingParams(), limits or RolloutLimits()
         self.history, self.context_fn = history, context_fn
+        self.group_filter, self.fail_fast = group_filter, fail_fast
+        self.max_refills, self.over_sampling = max_refills, over_sampling
         self.max_concurrency, self.max_retries = max_concurrency, max_retries
         self.progress, self.on_trajectory = progress, on_trajectory
         self.stats = CollectorStats()
@@ -104,6 +144,9 @@ class Collector:
             weakref.WeakKeyDictionary()
         )
         self._sync: SyncRunner | None = None
+        self._surplus: _Surplus | None = None
+        self._is_paused = False
+        self._show_now: Callable[[], None] = lambda: None
 
     def collect(self, n_groups: int, group_size: int = 1) -> list[TrajectoryGroup]:
         """Play the next `n_groups` groups of the source; waits until all are done. Works in a notebook too."""
@@ -113,8 +156,83 @@ class Collector:
         """Play the next `n_groups` groups of the source."""
         if n_groups < 0 or group_size < 1:
             raise InvalidConfigError(f"{n_groups=}, {group_size=}: they must be at least 0 and 1.")
-        groups = (group_specs(spec, group_size) for spec in self.source.take(n_groups))
-        return await self._play_all(groups, n_groups, n_groups * group_size)
+        if self.over_sampling > 1:
+            return await self._over_sample(n_groups, group_size)
+        return await self._gather(self._supply(group_size), n_groups, group_size, self.group_filter)
+
+    def stream(
+        self,
+        group_size: int = 1,
+        *,
+        n_groups: int | None = None,
+        max_open: int | None = None,
+        capacity_fn: Callable[[int, int, int], int] | None = None,
+    ) -> Iterator[TrajectoryGroup]:
+        """Yield groups as they are finished, in the order of submission; see `astream`.
+
+        Episodes go on only while the next group is waited for.
+        """
+        groups = self.astream(group_size, n_groups=n_groups, max_open=max_open, capacity_fn=capacity_fn)
+
+        async def next_group() -> TrajectoryGroup | None:
+            return await anext(groups, None)
+
+        async def end() -> None:
+            await groups.aclose()
+
+        try:
+            while (group := self._run(next_group)) is not None:
+                yield group
+        finally:
+            self._run(end)
+
+    async def astream(
+        self,
+        group_size: int = 1,
+        *,
+        n_groups: int | None = None,
+        max_open: int | None = None,
+        capacity_fn: Callable[[int, int, int], int] | None = None,
+    ) -> AsyncGenerator[TrajectoryGroup, None]:
+        """Yield groups as they are finished, in the order of submission, while others go on.
+
+        Args:
+            group_size: Members a group.
+            n_groups: How many groups; None goes on for ever. Leaving the loop cancels what is under way.
+            max_open: Groups under way or waiting to be taken; None fills `max_concurrency` twice.
+            capacity_fn: (groups taken, groups waiting, groups under way) -> how many may begin now, in place of
+                `max_open`: `staleness.admission_capacity` bound to the present version of the weights.
+        """
+        if group_size < 1 or (n_groups is not None and n_groups < 0) or (max_open is not None and max_open < 1):
+            raise InvalidConfigError(f"{group_size=}, {n_groups=}, {max_open=}: at least 1, 0 and 1.")
+        most = max_open or 2 * -(-self.max_concurrency // group_size)
+        capacity = capacity_fn or (lambda taken, waiting, under_way: most - waiting - under_way)
+        crew = self._crew(GroupBook(self._supply(group_size)), lambda: None)
+        waiting: dict[int, TrajectoryGroup | None] = {}  # None: dropped by the filter
+        n_taken, index = 0, 0
+        with self._clock():
+            try:
+                while n_groups is None or n_taken < n_groups:
+                    n_waiting = sum(group is not None for group in waiting.values()) + crew.n_waiting
+                    n_open = crew.book.n_open
+                    room = capacity(n_taken, n_waiting, n_open)
+                    still = room if n_groups is None else n_groups - n_taken - n_waiting - n_open
+                    crew.admit(min(room, still), group_size)
+                    if index not in waiting:
+                        found = await crew.next_group()
+                        if found is None:
+                            raise InvalidConfigError(
+                                f"the stream may begin no group: capacity_fn says {room} with {n_taken} taken and none "
+                                "under way. Let it allow more, or update the version of the weights that it knows."
+                            )
+                        waiting[found[0]] = found[1] if self._keeps(found[1], self.group_filter) else None
+                        continue
+                    group, index = waiting.pop(index), index + 1
+                    if group is not None:
+                        n_taken += 1
+                        yield group
+            finally:
+                await crew.stop()
 
     def play(self, groups: Sequence[Sequence[EpisodeSpec]]) -> list[TrajectoryGroup]:
         """Play these groups, each given as the specs of its members; waits for all, returns them in order."""
@@ -127,13 +245,23 @@ class Collector:
         ids = [specs[0].group_id for specs in groups]
         if len(set(ids)) < len(ids):
             raise InvalidConfigError(f"groups share an id: {sorted({i for i in ids if ids.count(i) > 1})[:5]}.")
-        return await self._play_all(groups, len(groups), sum(map(len, groups)))
+        largest = max(map(len, groups), default=1)
+        return await self._gather(iter(groups), len(groups), largest, None, n_episodes=sum(map(len, groups)))
 
     def close(self) -> None:
-        """Close the event loop of the synchronous calls. The policy is yours to close."""
+        """Drop what over-sampling left, and close the event loop of the synchronous calls. The policy is yours."""
+        if self._surplus is not None and self._sync is not None:
+            self._sync.run(self.aclose)
         if self._sync is not None:
             self._sync.close()
             self._sync = None
+
+    async def aclose(self) -> None:
+        """Drop what over-sampling left; `close` does it too, for synchronous calls."""
+        surplus, self._surplus = self._surplus, None
+        if surplus is not None:
+            await surplus.crew.stop()
+            self._is_paused = False
 
     def __enter__(self) -> Collector:
         """Return the collector; leaving the block closes it."""
@@ -148,46 +276,125 @@ class Collector:
             self._sync = SyncRunner()
         return self._sync.run(function)
 
-    async def _play_all(
-        self, groups: Iterable[Sequence[EpisodeSpec]], n_groups: int, n_episodes: int
-    ) -> list[TrajectoryGroup]:
-        """Play all groups; return them in the given order.
+    def _supply(self, group_size: int) -> Iterator[Sequence[EpisodeSpec]]:
+        while True:
+            yield from (group_specs(spec, group_size) for spec in self.source.take(1))
 
-        A player takes the next episode the moment its last one ends. With a turn of the event loop between the two,
-        episodes that end together would begin together again, and so stay bunched for ever.
-        """
-        queue = ((index, spec) for index, specs in enumerate(groups) for spec in specs)
-        done: list[list[Trajectory]] = [[] for _ in range(n_groups)]
-        with self._clock(), show_progress(self.progress, self.stats, n_episodes) as show:
-            try:
-                async with asyncio.TaskGroup() as players:
-                    for _ in range(min(self.max_concurrency, n_episodes)):
-                        players.create_task(self._play_next(queue, done, show))
-            except BaseExceptionGroup as group:  # the first is what went wrong; the others fell with it
-                raise group.exceptions[0] from None
-            return [assemble_group(trajectories) for trajectories in done]
-
-    async def _play_next(
-        self, queue: Iterator[tuple[int, EpisodeSpec]], done: list[list[Trajectory]], show: Callable[[], None]
-    ) -> None:
-        slots = self._slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self.max_concurrency))
-        for index, spec in queue:
+    def _crew(self, book: GroupBook, show: Callable[[], None], gate: Gate | None = None) -> Crew:
+        async def play(ticket: Ticket) -> Trajectory:
+            slots = self._slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self.max_concurrency))
             async with slots:  # first come, first served, among the calls that run side by side
-                done[index].append(await self._episode(spec))
+                trajectory = await self._episode(ticket.spec, book.version_of(ticket), gate)
                 show()
+                return trajectory
 
-    async def _episode(self, spec: EpisodeSpec) -> Trajectory:
+        return Crew(book, play, width=self.max_concurrency, version=self._version, fail_fast=self.fail_fast)
+
+    def _version(self) -> int | None:
+        version = getattr(self.policy, "weight_version", None)
+        return version if isinstance(version, int) else None
+
+    async def _gather(
+        self,
+        supply: Iterator[Sequence[EpisodeSpec]],
+        n_groups: int,
+        group_size: int,
+        group_filter: GroupFilter | None,
+        n_episodes: int | None = None,
+    ) -> list[TrajectoryGroup]:
+        """Play until `n_groups` have passed the filter; return them in the order of submission."""
+        total = n_groups * group_size if n_episodes is None else n_episodes
+        with self._clock(), show_progress(self.progress, self.stats, total) as show:
+            crew = self._crew(GroupBook(supply), show)
+            try:
+                return await self._take(crew, n_groups, group_size, group_filter)
+            finally:
+                await crew.stop()
+
+    async def _take(
+        self, crew: Crew, n_groups: int, group_size: int, group_filter: GroupFilter | None, over_sampling: float = 1.0
+    ) -> list[TrajectoryGroup]:
+        accepted: dict[int, TrajectoryGroup] = {}
+        n_played = 0
+        while len(accepted) < n_groups:
+            n_open = crew.book.n_open + crew.n_waiting
+            crew.admit(groups_to_admit(n_groups, len(accepted), n_open, over_sampling), group_size)
+            found = await crew.next_group()
+            if found is None:
+                break
+            index, group = found
+            n_played += 1
+            if self._keeps(group, group_filter):
+                accepted[index] = group
+            elif n_played >= self.max_refills * n_groups:
+                self._give_up(n_played, len(accepted), n_groups, group)
+        return [accepted[index] for index in sorted(accepted)]
+
+    def _keeps(self, group: TrajectoryGroup, group_filter: GroupFilter | None) -> bool:
+        is_whole = not self.fail_fast or all(trajectory.status == "ok" for trajectory in group.trajectories)
+        keeps = is_whole and (group_filter is None or bool(group_filter(group)))
+        self.stats.rejected_groups += not keeps
+        return keeps
+
+    def _give_up(self, n_played: int, n_accepted: int, n_groups: int, group: TrajectoryGroup) -> None:
+        rewards = ", ".join(f"{t.reward:g}" if t.status == "ok" else t.status for t in group.trajectories[:8])
+        raise RolloutFailedError(
+            f"{n_played} groups were played and {n_accepted} of the {n_groups} wanted passed the filter (max_refills="
+            f"{self.max_refills}). The rewards of the last one: {rewards}. Check the difficulty against what the model "
+            f"can do, or the filter. All in all: {self.stats.summary()}"
+        )
+
+    async def _over_sample(self, n_groups: int, group_size: int) -> list[TrajectoryGroup]:
+        """Return the first groups that are finished; keep the others for the next call."""
+        surplus = self._surplus
+        if surplus is None:
+            gate = Gate()
+            surplus = _Surplus(self._crew(GroupBook(self._supply(group_size)), self._show, gate), gate, group_size)
+            self._surplus = surplus
+        surplus.check(group_size)
+        self._pause(False)
+        surplus.gate.open()
+        with self._clock(), show_progress(self.progress, self.stats, n_groups * group_size) as self._show_now:
+            try:
+                taken = await self._take(surplus.crew, n_groups, group_size, self.group_filter, self.over_sampling)
+            except BaseException:
+                await self.aclose()
+                raise
+            finally:
+                self._show_now = lambda: None
+        surplus.gate.close()
+        self._pause(True)
+        return taken
+
+    def _pause(self, is_paused: bool) -> None:
+        stats, self._is_paused = self.stats, is_paused
+        under_way = stats.running + stats.partials
+        stats.running, stats.partials = (0, under_way) if is_paused else (under_way, 0)
+
+    def _count(self, change: int) -> None:
+        """Count an episode that begins or ends; while the gate is closed it is a partial."""
+        if self._is_paused:
+            self.stats.partials += change
+        else:
+            self.stats.running += change
+
+    def _show(self) -> None:
+        self._show_now()
+
+    async def _episode(self, spec: EpisodeSpec, version: int | None, gate: Gate | None) -> Trajectory:
         """Admit one episode, play and emit it; nothing is awaited between emission and account."""
         self.stats.submitted += 1
-        self.stats.running += 1
+        self._count(1)
         is_emitted = False
         try:
-            trajectory = await play_member(spec, self._play, max_retries=self.max_retries)
+            trajectory = await play_member(spec, partial(self._play, gate=gate), max_retries=self.max_retries)
+            if version is not None:
+                trajectory = replace(trajectory, metadata={**trajectory.metadata, DISPATCH_VERSION: version})
             if self.on_trajectory is not None:
                 self.on_trajectory(trajectory)
             is_emitted = True
         finally:
-            self.stats.running -= 1
+            self._count(-1)
             if not is_emitted:
                 self.stats.dropped += 1
         self.stats.add(trajectory)
@@ -204,7 +411,7 @@ class Collector:
         finally:
             self.stats.seconds, self.stats.started = self.stats.elapsed_s, None
 
-    async def _play(self, spec: EpisodeSpec) -> Trajectory:
+    async def _play(self, spec: EpisodeSpec, gate: Gate | None = None) -> Trajectory:
         return await play_episode(
             partial(self._make, spec),
             spec,
@@ -215,6 +422,7 @@ class Collector:
             history=self.history,
             context_fn=self.context_fn,
             run_seed=self.seed,
+            gate=gate,
         )
 
     def _make(self, spec: EpisodeSpec) -> gym.Env[str, str]:

@@ -38,6 +38,7 @@ from llm_envs.rollout.context import (
     seen_by,
     with_call_ids,
 )
+from llm_envs.rollout.gate import Gate
 from llm_envs.rollout.limits import RolloutLimits, row_limit, turn_budget
 from llm_envs.rollout.runner import EnvRunner, env_attribute
 from llm_envs.rollout.source import EpisodeSpec, derive_seed
@@ -90,6 +91,7 @@ async def play_episode(
     history: History = "append",
     context_fn: ContextFn | None = None,
     run_seed: int = 0,
+    gate: Gate | None = None,
 ) -> Trajectory:
     """Play one episode to its end, whatever that is.
 
@@ -105,6 +107,7 @@ async def play_episode(
             chat template makes of them, in a row of its own where that differs.
         context_fn: Chooses what the model sees of a conversation; what differs from what it saw begins a new row.
         run_seed: Turn seeds are hashed from (`sampling.seed` or else this, group, member, turn).
+        gate: Stands before the policy; while it is closed the episode waits, with all that it has.
 
     Returns:
         The trajectory; a failure is in its `error`.
@@ -116,7 +119,7 @@ async def play_episode(
         episodic = cast("EpisodicPolicy", policy)
         policy = episodic.for_episode(derive_seed(seed_base, spec.group_id, spec.member))
     tape, runner = Tape(codec, history), EnvRunner(env, limits.max_step_s)
-    episode = _Episode(spec, policy, kind, tape, sampling, limits, seed_base, runner, context_fn)
+    episode = _Episode(spec, policy, kind, tape, sampling, limits, seed_base, runner, context_fn, gate)
     try:
         await episode.run()
     except _Failure as failure:
@@ -216,6 +219,7 @@ class _Episode:
     seed_base: int
     runner: EnvRunner
     context_fn: ContextFn | None = None
+    gate: Gate | None = None
     env: Env | None = None
     observation: str = ""
     messages: list[Message] = field(default_factory=list)
@@ -300,7 +304,8 @@ class _Episode:
         policy, codec, spec = cast("TokenPolicy", self.policy), cast("Codec", self.tape.codec), self.spec
         seed = derive_seed(self.seed_base, spec.group_id, spec.member, len(self.turns))
         session = f"{spec.group_id}/{spec.member}"
-        sampled = await self._in_time(policy.sample(self.tape.row.ids, params, seed=seed, session=session))
+        prompt = self.tape.row.ids
+        sampled = await self._in_time(lambda: policy.sample(prompt, params, seed=seed, session=session))
         if sampled.finish_reason is FinishReason.CONTEXT_FULL:
             raise ContextFullError(f"a prompt of {len(self.tape.row)} tokens leaves no room for a token.")
         if sampled.finish_reason is FinishReason.ABORT:
@@ -316,7 +321,8 @@ class _Episode:
 
     async def _chat(self, params: SamplingParams) -> _Reply:
         policy = cast("ChatPolicy", self.policy)
-        message = await self._in_time(policy.reply(self.view or tuple(self.messages), self.tools, params))
+        view = self.view or tuple(self.messages)
+        message = await self._in_time(lambda: policy.reply(view, self.tools, params))
         if not (isinstance(message, Message) and message.role == "assistant" and isinstance(message.content, str)):
             raise TypeError(f"{type(policy).__name__}.reply returned {message!r:.80}, not an assistant's Message.")
         check_extras(message)
@@ -326,7 +332,7 @@ class _Episode:
         policy = cast("EnvPolicy", self.policy)
         action = policy.act(cast("Env", self.env), self.observation)
         if inspect.isawaitable(action):
-            action = await self._in_time(action)
+            action = await self._in_time(lambda: action)
         else:
             await asyncio.sleep(0)  # a policy that never waits still lets the other episodes, and Ctrl-C, through
         if not isinstance(action, str):
@@ -337,17 +343,21 @@ class _Episode:
         codec = self.tape.codec
         return _Reply(text, message, ids=None if codec is None else codec.encode_reply(text))
 
-    async def _in_time(self, awaitable: Awaitable[T]) -> T:
-        limit_s = self.limits.max_policy_s
-        if limit_s is None:
-            return await awaitable
-        try:
-            async with asyncio.timeout(limit_s) as scope:
-                return await awaitable
-        except TimeoutError:
-            if scope.expired():
-                raise TimeoutError(f"the policy took longer than max_policy_s={limit_s:g} s.") from None
-            raise
+    async def _in_time(self, call: Callable[[], Awaitable[T]]) -> T:
+        async def ask() -> T:
+            limit_s = self.limits.max_policy_s
+            if limit_s is None:
+                return await call()
+            try:
+                async with asyncio.timeout(limit_s) as scope:
+                    return await call()
+            except TimeoutError:
+                if scope.expired():
+                    raise TimeoutError(f"the policy took longer than max_policy_s={limit_s:g} s.") from None
+                raise
+
+        # A scripted policy's coroutine cannot be asked for twice: it is quick, and not held up.
+        return await (ask() if self.gate is None or self.kind == "env" else self.gate.through(ask))
 
     async def _step(self, reply: _Reply) -> bool:
         """Step the environment; return whether the episode is over."""

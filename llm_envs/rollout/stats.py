@@ -15,12 +15,16 @@ __all__ = ["CollectorStats"]
 class CollectorStats:
     """Counts of everything a collector has done so far. Kept up to date by the collector alone.
 
-    `running + accepted + dropped == submitted` holds whenever no code of the collector is running.
+    `running + partials + accepted + dropped == submitted` holds whenever no code of the collector is running.
     """
 
     submitted: int = 0
     """Episodes admitted."""
     running: int = 0
+    partials: int = 0
+    """Unfinished episodes that over-sampling left for the next call."""
+    rejected_groups: int = 0
+    """Groups that the filter, or fail-fast, dropped."""
     accepted: int = 0
     """Episodes that came out as a trajectory, whatever its status."""
     dropped: int = 0
@@ -91,6 +95,8 @@ class CollectorStats:
             parts.append("errors " + ", ".join(f"{kind} x{count}" for kind, count in self.error_kinds.most_common(3)))
         if self.unscored:
             parts.append(f"{self.unscored} unscored")
+        if self.rejected_groups:
+            parts.append(f"{self.rejected_groups} groups filtered out")
         if self.dropped:
             parts.append(f"{self.dropped} dropped")
         return ", ".join(part for part in parts if part)

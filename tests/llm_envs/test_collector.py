@@ -46,7 +46,7 @@ def flatten(groups: list[TrajectoryGroup]) -> list[Trajectory]:
 
 
 def check_books(stats: CollectorStats) -> None:
-    assert stats.running + stats.accepted + stats.dropped == stats.submitted
+    assert stats.running + stats.partials + stats.accepted + stats.dropped == stats.submitted
 
 
 class TestSource:

@@ -1,0 +1,376 @@
+"""The collector's groups: filters and refills, fail-fast, over-sampling with partials, streams; and 2,000 schedules."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llm_envs.errors import InvalidConfigError, RolloutFailedError
+from llm_envs.policies.scripted import OraclePolicy, with_latency
+from llm_envs.rollout import Collector
+from llm_envs.rollout.book import GroupBook, groups_to_admit
+from llm_envs.rollout.filters import create_min_scored_filter, create_spread_filter
+from llm_envs.rollout.source import EpisodeSpec, group_specs
+from llm_envs.rollout.staleness import admission_capacity
+from llm_envs.testing import ByteCodec, HashingTokenPolicy, NumbersEnv, with_failures
+from llm_envs.types import Trajectory, TrajectoryGroup, validate_batch
+
+CODEC = ByteCodec()
+DIGITS = [str(digit) for digit in range(10)]
+
+
+def make(policy=None, env=NumbersEnv, **settings) -> Collector:
+    policy = policy or HashingTokenPolicy(CODEC, DIGITS)
+    return Collector(env, policy, codec=CODEC, progress=False, **settings)
+
+
+def check_books(collector: Collector) -> None:
+    stats = collector.stats
+    assert stats.running + stats.partials + stats.accepted + stats.dropped == stats.submitted
+
+
+def right_digit(prompt_ids, random):
+    return CODEC.decode_reply(prompt_ids).rsplit("Say ", 1)[1][0]
+
+
+def coin(prompt_ids, random):
+    """Right every other time, as the turn's seed says."""
+    return right_digit(prompt_ids, random) if random.random() < 0.5 else "x"
+
+
+# Decisions
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [
+        ((4, 0, 0), 4),
+        ((4, 1, 3), 0),
+        ((4, 1, 2), 1),
+        ((4, 4, 0), 0),
+        ((4, 0, 0, 1.5), 6),
+        ((4, 2, 0, 1.5), 3),
+        ((3, 0, 9, 2.0), 0),
+    ],
+)
+def test_how_many_groups_begin(state, expected):
+    assert groups_to_admit(*state) == expected
+
+
+def test_the_book_hands_out_in_order_and_pins_versions():
+    supply = iter([group_specs(EpisodeSpec("e", group_id=str(i)), 2) for i in range(3)])
+    book = GroupBook(supply)
+    assert book.next_episode() is None and not book.has_next
+    book.admit(2)
+    first, second = book.next_episode(version=5), book.next_episode(version=6)
+    assert (first.index, first.spec.member, second.index, second.spec.member) == (0, 0, 0, 1)
+    assert book.version_of(first) == book.version_of(second) == 5  # a group has one version
+    third = book.next_episode(version=6)
+    assert third.index == 1 and book.version_of(third) == 6
+    assert book.n_open == 2
+    book.abandon(third)
+    assert book.next_episode() is None and book.n_open == 2
+    book.admit(9)
+    assert book.next_episode().index == 2 and book.next_episode().index == 2
+    assert book.next_episode() is None and book.n_open == 3  # the supply has ended
+
+
+# Filters
+
+
+def test_groups_without_spread_are_replaced_in_the_order_of_submission():
+    collector = make(HashingTokenPolicy(CODEC, coin), group_filter=create_spread_filter(), max_concurrency=5)
+    groups = collector.collect(6, 4)
+    assert len(groups) == 6
+    assert all(len({t.reward for t in group.trajectories}) > 1 for group in groups)
+    everything = make(HashingTokenPolicy(CODEC, coin)).collect(20, 4)
+    kept = [group for group in everything if create_spread_filter()(group)]
+    assert groups == kept[:6]  # no group that passes is skipped, however long it took
+    assert collector.stats.rejected_groups == [g.group_id for g in everything].index(groups[-1].group_id) + 1 - 6
+    assert collector.stats.submitted == 4 * (6 + collector.stats.rejected_groups)
+    assert "groups filtered out" in collector.stats.summary()
+    check_books(collector)
+
+
+@pytest.mark.parametrize("concurrency", [1, 7, 64])
+def test_filtered_groups_are_the_same_at_any_concurrency(concurrency):
+    policy = with_latency(HashingTokenPolicy(CODEC, coin), 0.001, jitter=1.0)
+    groups = make(policy, group_filter=create_spread_filter(), max_concurrency=concurrency).collect(5, 2)
+    again = make(HashingTokenPolicy(CODEC, coin), group_filter=create_spread_filter()).collect(5, 2)
+    assert [t.to_json(timings=False) for g in groups for t in g] == [t.to_json(timings=False) for g in again for t in g]
+
+
+def test_a_filter_that_nothing_passes_stops_with_a_message():
+    collector = make(HashingTokenPolicy(CODEC, right_digit), group_filter=create_spread_filter(), max_refills=3)
+    with pytest.raises(
+        RolloutFailedError, match=r"6 groups were played and 0 of the 2 wanted.*rewards of the last one: 1, 1"
+    ):
+        collector.collect(2, 2)
+    assert collector.stats.running == 0
+    check_books(collector)
+
+
+def test_what_a_filter_raises_ends_the_call():
+    def broken(group):
+        raise KeyError("no such part")
+
+    collector = make(group_filter=broken)
+    with pytest.raises(KeyError, match="no such part"):
+        collector.collect(2, 2)
+    assert collector.stats.running == 0 and collector.stats.accepted >= 2
+
+
+def test_fail_fast_begins_no_further_member_and_replaces_the_group():
+    policy = with_failures(HashingTokenPolicy(CODEC, DIGITS), 0.3)
+    collector = make(policy, fail_fast=True, max_retries=0, max_concurrency=1)
+    groups = collector.collect(5, 4)
+    assert len(groups) == 5 and all(t.status == "ok" for g in groups for t in g)
+    assert all(len(g.trajectories) == 4 for g in groups)
+    stats = collector.stats
+    assert stats.rejected_groups > 0
+    assert stats.submitted < 4 * (5 + stats.rejected_groups)  # some members were never begun
+    check_books(collector)
+
+
+def test_the_minimum_viable_group():
+    policy = with_failures(HashingTokenPolicy(CODEC, DIGITS), 0.4)
+    groups = make(policy, max_retries=0, group_filter=create_min_scored_filter(3)).collect(8, 4)
+    scored = [sum(t.status == "ok" for t in group.trajectories) for group in groups]
+    assert min(scored) == 3 and max(scored) == 4  # what failed is still there, and no zero
+    assert all(t.is_success is None for g in groups for t in g if t.status == "errored")
+
+
+# Over-sampling
+
+
+class SlowSome(HashingTokenPolicy):
+    """Takes long over the groups whose number is even."""
+
+    async def sample(self, prompt_ids, params, *, seed, session):
+        number = int(session.split("/")[0].split("-")[1])
+        await asyncio.sleep(0.2 if number % 2 == 0 else 0.001)
+        return await super().sample(prompt_ids, params, seed=seed, session=session)
+
+
+def test_over_sampling_ends_with_the_first_and_resumes_the_others_from_their_tokens():
+    policy = SlowSome(CODEC, right_digit)
+    with make(policy, env_kwargs={"n_turns": 2}, over_sampling=2.0, max_concurrency=16) as collector:
+        groups = collector.collect(4, 2)
+        assert [int(g.group_id.split("-")[1]) for g in groups] == [1, 3, 5, 7]
+        check_books(collector)
+        assert collector.stats.partials == 8 and collector.stats.running == 0 and policy.running == 0
+        policy.weight_version = policy.version = 1
+        later = collector.collect(4, 2)
+        numbers = {int(g.group_id.split("-")[1]) for g in later}
+        assert len(numbers) == 4 and numbers.isdisjoint({1, 3, 5, 7})
+        check_books(collector)
+        resumed = collector.collect(4, 2)
+        assert {0, 2, 4, 6} <= numbers | {int(g.group_id.split("-")[1]) for g in resumed}
+    check_books(collector)
+    assert collector.stats.partials == 0 and collector.stats.running == 0
+    everything = [t for g in [*groups, *later, *resumed] for t in g]
+    assert validate_batch(everything) == []
+    assert len({(t.group_id, t.member) for t in everything}) == len(everything)
+    assert all(t.is_success for t in everything)
+
+
+class SlowSecondTurn(HashingTokenPolicy):
+    """Says its first turn at once; the second of even groups takes long."""
+
+    async def sample(self, prompt_ids, params, *, seed, session):
+        number = int(session.split("/")[0].split("-")[1])
+        is_second = CODEC.decode_reply(prompt_ids).count("Say") > 1
+        if is_second and number % 2 == 0 and self.version == 0:
+            await asyncio.sleep(30)
+        return await super().sample(prompt_ids, params, seed=seed, session=session)
+
+
+def test_a_partial_has_the_versions_of_its_turns():
+    policy = SlowSecondTurn(CODEC, right_digit)
+    with make(policy, env_kwargs={"n_turns": 2}, over_sampling=2.0, max_concurrency=16) as collector:
+        collector.collect(2, 1)  # groups 1 and 3; 0 and 2 have said their first turn
+        policy.update_weights([], 1)
+        resumed = {g.group_id.split("-")[1]: g for g in collector.collect(3, 1)}
+        partial = resumed["000000"].trajectories[0]
+        assert [span.version for turn in partial.turns for span in turn.weight_versions] == [0, 1]
+        assert partial.is_success
+
+
+def test_over_sampling_with_other_groups_is_refused_until_closed():
+    with make(over_sampling=1.5) as collector:
+        collector.collect(2, 2)
+        with pytest.raises(InvalidConfigError, match=r"left groups of 2 .* wants groups of 3\. Call close"):
+            collector.collect(2, 3)
+        collector.close()
+        assert len(collector.collect(2, 3)) == 2
+    with pytest.raises(InvalidConfigError, match=r"over_sampling=0\.5"):
+        make(over_sampling=0.5)
+
+
+# Streams
+
+
+def test_a_stream_yields_in_order_and_stops_what_it_began():
+    policy = HashingTokenPolicy(CODEC, DIGITS, latency_s=0.001)
+    with make(policy, max_concurrency=4) as collector:
+        stream = collector.stream(2)
+        first = [next(stream) for _ in range(5)]
+        stream.close()
+        assert [int(g.group_id.split("-")[1]) for g in first] == [0, 1, 2, 3, 4]
+        assert collector.stats.running == 0 and policy.running == 0
+        check_books(collector)
+        assert list(collector.stream(2, n_groups=0)) == []
+        rest = list(collector.stream(3, n_groups=3))
+        assert [len(g.trajectories) for g in rest] == [3, 3, 3]
+        assert {g.group_id for g in rest}.isdisjoint(g.group_id for g in first)
+    assert first == make(HashingTokenPolicy(CODEC, DIGITS)).collect(5, 2)
+
+
+def test_a_stream_holds_no_more_groups_than_allowed():
+    most = []
+
+    async def main():
+        collector = make(HashingTokenPolicy(CODEC, DIGITS), max_concurrency=8)
+        async for _ in collector.astream(1, n_groups=12, max_open=3):
+            await asyncio.sleep(0.005)  # a slow consumer
+            most.append(collector.stats.submitted)
+
+    asyncio.run(main())
+    # Three are under way or waiting at a time; the one that was just taken makes room only when the next is asked for.
+    assert most == [min(taken + 3, 12) for taken in range(12)]
+
+
+def test_a_stream_under_a_bound_on_staleness():
+    """Batches of 2 groups, at most one version old: the trainer's version lets so many begin."""
+    state = {"version": 0}
+
+    def capacity(taken, waiting, under_way):
+        return admission_capacity(
+            version=state["version"],
+            max_staleness=1,
+            batch_size=2,
+            n_trained=taken,
+            n_accepted=waiting,
+            n_running=under_way,
+        )
+
+    policy = HashingTokenPolicy(CODEC, DIGITS)
+    policy.weight_version = 0
+
+    async def main():
+        ages = []
+        collector = make(policy, max_concurrency=8)
+        async for group in collector.astream(1, n_groups=8, capacity_fn=capacity):
+            ages.append(state["version"] - group.trajectories[0].metadata["dispatch_version"])
+            if len(ages) % 2 == 0:  # a batch: train, and go on with new weights
+                state["version"] += 1
+                policy.weight_version = policy.version = state["version"]
+        return ages
+
+    ages = asyncio.run(main())
+    assert len(ages) == 8 and max(ages) <= 1
+
+    async def starved():
+        async for _ in make().astream(1, capacity_fn=lambda taken, waiting, under_way: 0):
+            pass
+
+    with pytest.raises(InvalidConfigError, match="may begin no group: capacity_fn says 0 with 0 taken"):
+        asyncio.run(starved())
+
+
+def test_a_stream_with_a_filter_gives_the_same_groups_as_collect():
+    stream = make(HashingTokenPolicy(CODEC, coin), group_filter=create_spread_filter()).stream(4, n_groups=4)
+    assert list(stream) == make(HashingTokenPolicy(CODEC, coin), group_filter=create_spread_filter()).collect(4, 4)
+
+
+# Random schedules
+
+
+@settings(max_examples=2000, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    way=st.sampled_from(["collect", "stream", "over"]),
+    concurrency=st.integers(1, 9),
+    n_groups=st.integers(0, 4),
+    group_size=st.integers(1, 3),
+    failing=st.sampled_from([0.0, 0.0, 0.2]),
+    filtered=st.booleans(),
+    fail_fast=st.booleans(),
+    cancel_after=st.none() | st.integers(0, 40),
+)
+def test_the_books_hold_on_any_schedule(
+    seed, way, concurrency, n_groups, group_size, failing, filtered, fail_fast, cancel_after
+):
+    """Random latency in turns of the event loop, failures, filters and cancellation at a random moment."""
+    random = Random(seed)
+    tokens = HashingTokenPolicy(CODEC, coin)
+    emitted: list[Trajectory] = []
+
+    class Jittery:
+        async def sample(self, prompt_ids, params, *, seed, session):
+            for _ in range(random.randrange(6)):
+                await asyncio.sleep(0)
+            return await tokens.sample(prompt_ids, params, seed=seed, session=session)
+
+    collector = make(
+        with_failures(Jittery(), failing), env_kwargs={"n_turns": 2}, seed=seed, max_concurrency=concurrency,
+        max_retries=1, on_trajectory=emitted.append, fail_fast=fail_fast, max_refills=40,
+        group_filter=create_min_scored_filter(1) if filtered else None,
+        over_sampling=1.7 if way == "over" else 1.0,
+    )  # fmt: skip
+    groups: list[TrajectoryGroup] = []
+
+    async def play() -> None:
+        if way == "stream":
+            async with contextlib.aclosing(collector.astream(group_size, n_groups=n_groups)) as stream:
+                async for group in stream:
+                    groups.append(group)
+        else:
+            for _ in range(2 if way == "over" else 1):
+                groups.extend(await collector.acollect(n_groups, group_size))
+                check_books(collector)
+                assert collector.stats.running == 0
+
+    async def main() -> bool:
+        task = asyncio.create_task(play())
+        for _ in range(10**6 if cancel_after is None else cancel_after):
+            if task.done():
+                break
+            await asyncio.sleep(0)
+        is_cancelled = task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        await collector.aclose()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        return is_cancelled
+
+    is_cancelled = asyncio.run(main())
+    stats = collector.stats
+    check_books(collector)
+    assert stats.running == stats.partials == 0 and tokens.running == 0
+    keys = [(t.group_id, t.member) for t in emitted]
+    assert len(set(keys)) == len(keys) == stats.accepted  # emitted exactly once
+    assert len({group.group_id for group in groups}) == len(groups)
+    assert {(t.group_id, t.member) for g in groups for t in g} <= set(keys)
+    if not is_cancelled:
+        assert len(groups) == n_groups * (2 if way == "over" else 1)
+        if way != "over":
+            assert stats.dropped == 0
+    if fail_fast:
+        assert all(t.status == "ok" for g in groups for t in g)
+    assert validate_batch(emitted) == []
+
+
+def test_an_oracle_streams_in_a_notebook():
+    """From synchronous code beside a running loop."""
+
+    async def main():
+        collector = Collector(NumbersEnv, OraclePolicy(), progress=False)
+        return [group.group_id for group in collector.stream(n_groups=3)]
+
+    assert len(asyncio.run(main())) == 3
