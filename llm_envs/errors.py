@@ -23,6 +23,7 @@ __all__ = [
     "StoreError",
     "TaskCheckError",
     "UnknownTaskError",
+    "WorkerDiedError",
 ]
 
 
@@ -84,3 +85,7 @@ class BridgeError(LLMEnvsError, ConnectionError):
 
 class StoreError(LLMEnvsError, OSError):
     """A trajectory store cannot be read or written as asked."""
+
+
+class WorkerDiedError(LLMEnvsError, RuntimeError):
+    """The worker process of an environment ended in the middle of a call (a fault, `os._exit`, out of memory)."""
