@@ -1,31 +1,36 @@
-"""Which episodes are played: a deterministic map from an index to (environment, arguments, seed)."""
+"""Which episodes are played: a deterministic map from an index to (environment, arguments, seed, problem)."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 
 from llm_envs.errors import InvalidConfigError
+from llm_envs.rollout.schedule import Schedule, derive_seed
 
-__all__ = ["EnvChoice", "EnvFactory", "Envs", "EpisodeSpec", "SeedSource", "derive_seed", "group_specs"]
+if TYPE_CHECKING:
+    from llm_envs.rollout.curriculum import Curriculum
+    from llm_envs.types import Trajectory
+
+__all__ = [
+    "EnvChoice",
+    "EnvFactory",
+    "Envs",
+    "EpisodeSpec",
+    "SeedSource",
+    "as_source",
+    "derive_seed",
+    "fingerprint_of",
+    "group_specs",
+]
 
 EnvFactory = Callable[..., gym.Env[str, str]]
 """Called with the environment's keyword arguments, as `gymnasium.make` would be."""
-
-# A double holds 53 bits exactly, so a seed survives JSON readers of every language.
-_SEED_BITS = 53
-
-
-def derive_seed(*parts: int | str) -> int:
-    """Hash the parts to a seed of 53 bits: unrelated for any two different tuples, equal on every machine."""
-    digest = hashlib.blake2b("\x1f".join(map(str, parts)).encode(errors="surrogatepass"), digest_size=8).digest()
-    return int.from_bytes(digest, "big") >> (64 - _SEED_BITS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +44,15 @@ class EnvChoice:
     """Keyword arguments of `gymnasium.make`, over those common to the mixture."""
     factory: EnvFactory | None = None
     """Makes the environment instead of `gymnasium.make`; the id is then only its name."""
+    problems: Sequence[Mapping[str, Any]] | None = None
+    """Problems to play, each once in an epoch, by `env.reset(options={"problem": ...})`; None: the seed decides."""
 
     def __post_init__(self) -> None:
-        """Check the weight."""
+        """Check the weight, and that there is something to play."""
         if not self.weight > 0:
             raise InvalidConfigError(f"{self.env_id}: the weight is {self.weight!r}; it must be above 0.")
+        if self.problems is not None and len(self.problems) == 0:
+            raise InvalidConfigError(f"{self.env_id}: problems is empty; give at least one, or None.")
 
 
 Envs = str | EnvFactory | EnvChoice | Mapping[str, float] | Sequence[str | tuple[str, float] | EnvChoice]
@@ -88,15 +97,31 @@ def group_specs(spec: EpisodeSpec, group_size: int) -> tuple[EpisodeSpec, ...]:
 class SeedSource:
     """An endless, deterministic sequence of groups to play.
 
-    Item `index` depends on (seed, index) and the mixture alone: any rank and any resumed run gets the same one.
+    Item `index` depends on (seed, index), the mixture and, with a curriculum, on what that has learned: any rank and
+    any resumed run gets the same one.
 
     Args:
         envs: One environment id, a factory, or a weighted mixture (see `Envs`).
         seed: Run seed.
         env_kwargs: Keyword arguments common to all environments.
+        n_seeds: How many seeds each environment has, each played once in an epoch; None: new ones without end.
+        shuffle: Whether each epoch has an order of its own.
+        curriculum: Chooses keyword arguments of each episode, by success; in a mixture `{env_id: Curriculum}`.
+
+    Raises:
+        InvalidConfigError: If a setting is wrong, or the curriculum chooses what is given already.
     """
 
-    def __init__(self, envs: Envs, *, seed: int = 0, env_kwargs: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        envs: Envs,
+        *,
+        seed: int = 0,
+        env_kwargs: Mapping[str, Any] | None = None,
+        n_seeds: int | None = None,
+        shuffle: bool = True,
+        curriculum: Curriculum | Mapping[str, Curriculum] | None = None,
+    ) -> None:
         self.choices = tuple(replace(c, kwargs={**(env_kwargs or {}), **c.kwargs}) for c in _parse(envs))
         if not self.choices:
             raise InvalidConfigError("no environments given: pass an id, {id: weight} or a sequence of ids.")
@@ -104,37 +129,146 @@ class SeedSource:
         self.factories = {c.env_id: c.factory for c in self.choices if c.factory is not None}
         if any(ids.count(env_id) > 1 for env_id in self.factories):
             raise InvalidConfigError(f"two environments of a mixture share a factory's name: {ids}.")
-        self.seed = seed
+        if n_seeds is not None and n_seeds < 1:
+            raise InvalidConfigError(f"n_seeds is {n_seeds!r}; it must be at least 1, or None.")
+        self.seed, self.n_seeds, self.shuffle = seed, n_seeds, shuffle
         self.position = 0
         """Index of the next group."""
-        self._cumulative = list(accumulate(choice.weight for choice in self.choices))
+        self.curricula = _curricula(curriculum, self.choices)
+        lengths = [n_seeds if choice.problems is None else len(choice.problems) for choice in self.choices]
+        self._schedule = Schedule(seed, [choice.weight for choice in self.choices], lengths, shuffle=shuffle)
+        self._fingerprints: list[str | None] | None = None
+
+    @property
+    def epoch(self) -> int:
+        """How often everything was played by now; 0 where something has no end."""
+        return min(self._schedule.epochs(self.position))
 
     def spec(self, index: int) -> EpisodeSpec:
         """Return group `index`, as the spec of its member 0."""
-        place = derive_seed(self.seed, "env", index) / 2**_SEED_BITS * self._cumulative[-1]
-        bounds = zip(self.choices, self._cumulative, strict=True)
-        choice = next((c for c, bound in bounds if place < bound), self.choices[-1])
-        return EpisodeSpec(
-            choice.env_id, choice.kwargs, derive_seed(self.seed, "reset", index), f"{self.seed}-{index:06d}"
-        )
+        return self._spec(index, self._choosers())
 
     def take(self, n: int) -> Iterator[EpisodeSpec]:
-        """Move past the next `n` groups at once, and return them one by one, each worked out when it is asked for."""
+        """Move past the next `n` groups at once, and return them one by one, each worked out when it is asked for.
+
+        All have the levels that a curriculum chooses now, whatever it learns until they are asked for.
+        """
         start, self.position = self.position, self.position + n
-        return (self.spec(index) for index in range(start, start + n))
+        choosers = self._choosers()
+        return (self._spec(index, choosers) for index in range(start, start + n))
+
+    def variants(self) -> Iterator[EpisodeSpec]:
+        """Yield every environment with every set of keyword arguments that may be played, for checks beforehand."""
+        for choice in self.choices:
+            curriculum = self.curricula.get(choice.env_id)
+            for kwargs in [{}] if curriculum is None else curriculum.levels.values():
+                yield EpisodeSpec(choice.env_id, {**choice.kwargs, **kwargs})
+
+    def update(self, trajectories: Iterable[Trajectory]) -> None:
+        """Have the curricula learn from episodes of training; without one nothing happens."""
+        if not self.curricula:
+            return
+        listed = list(trajectories)
+        for env_id, curriculum in self.curricula.items():
+            curriculum.update(trajectory for trajectory in listed if trajectory.env_id == env_id)
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the source stands, as JSON types."""
         mixture = [[choice.env_id, choice.weight, dict(choice.kwargs)] for choice in self.choices]
-        return {"seed": self.seed, "position": self.position, "mixture": mixture}
+        state: dict[str, Any] = {"seed": self.seed, "position": self.position, "mixture": mixture}
+        if self._fingerprints is None:
+            self._fingerprints = [None if c.problems is None else fingerprint_of(c.problems) for c in self.choices]
+        state |= {"n_seeds": self.n_seeds, "shuffle": self.shuffle, "problems": self._fingerprints}
+        return state | {"curricula": {env_id: c.state_dict() for env_id, c in self.curricula.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from where `state_dict` was taken; another seed or mixture is refused."""
+        """Go on from where `state_dict` was taken; another seed, mixture or set of problems is refused."""
         own = self.state_dict()
-        for name in ("seed", "mixture"):
-            if state[name] != own[name]:
-                raise InvalidConfigError(f"the saved source has {name} {state[name]!r}, this one has {own[name]!r}.")
-        self.position = state["position"]
+        earlier: dict[str, Any] = {
+            "n_seeds": None,
+            "shuffle": True,
+            "problems": [None] * len(self.choices),
+            "curricula": {},
+        }
+        saved = {**earlier, **state}
+        for name in ("seed", "mixture", "n_seeds", "shuffle", "problems"):
+            if saved[name] != own[name]:
+                raise InvalidConfigError(f"the saved source has {name} {saved[name]!r}, this one has {own[name]!r}.")
+        if saved["curricula"].keys() != own["curricula"].keys():
+            raise InvalidConfigError(
+                f"the saved source has curricula of {list(saved['curricula'])}, this one of {list(own['curricula'])}."
+            )
+        for env_id, curriculum in self.curricula.items():
+            curriculum.load_state_dict(saved["curricula"][env_id])
+        self.position = saved["position"]
+
+    def _choosers(self) -> dict[str, Callable[[int], Mapping[str, Any]]]:
+        return {env_id: _chosen_kwargs(curriculum) for env_id, curriculum in self.curricula.items()}
+
+    def _spec(self, index: int, choosers: Mapping[str, Callable[[int], Mapping[str, Any]]]) -> EpisodeSpec:
+        part, item, _ = self._schedule.at(index)
+        choice = self.choices[part]
+        chooser = choosers.get(choice.env_id)
+        return EpisodeSpec(
+            choice.env_id,
+            choice.kwargs if chooser is None else {**choice.kwargs, **chooser(index)},
+            derive_seed(self.seed, "reset", item),
+            f"{self.seed}-{index:06d}",
+            options=None if choice.problems is None else {"problem": choice.problems[item]},
+        )
+
+
+def as_source(envs: Envs | SeedSource, *, seed: int = 0, env_kwargs: Mapping[str, Any] | None = None) -> SeedSource:
+    """Return a ready-made source as it is, or make one of environments.
+
+    Raises:
+        InvalidConfigError: If a ready-made one comes with keyword arguments: it has its own.
+    """
+    if not isinstance(envs, SeedSource):
+        return SeedSource(envs, seed=seed, env_kwargs=env_kwargs)
+    if env_kwargs:
+        raise InvalidConfigError(f"a source has its own keyword arguments: give {dict(env_kwargs)!r} to it instead.")
+    return envs
+
+
+def fingerprint_of(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return a hash of the rows' content, in order; `Prompts` has it ready."""
+    known = getattr(rows, "fingerprint", None)
+    if isinstance(known, str):
+        return known
+    digest = hashlib.blake2b(digest_size=16)
+    for row in rows:
+        digest.update(json.dumps(dict(row), sort_keys=True, separators=(",", ":")).encode() + b"\n")
+    return digest.hexdigest()
+
+
+def _chosen_kwargs(curriculum: Curriculum) -> Callable[[int], Mapping[str, Any]]:
+    chooser, levels = curriculum.chooser(), curriculum.levels
+    return lambda index: levels[chooser(index)]
+
+
+def _curricula(
+    given: Curriculum | Mapping[str, Curriculum] | None, choices: Sequence[EnvChoice]
+) -> dict[str, Curriculum]:
+    if given is None:
+        return {}
+    ids = list(dict.fromkeys(choice.env_id for choice in choices))
+    if not isinstance(given, Mapping):
+        if len(ids) > 1:
+            raise InvalidConfigError(f"a mixture of {ids}: give the curriculum as {{env_id: Curriculum}}.")
+        given = {ids[0]: given}
+    for env_id in given:
+        if env_id not in ids:
+            raise InvalidConfigError(f"a curriculum for {env_id!r}, which is not played; these are: {ids}.")
+    for choice in choices:
+        if choice.env_id not in given:
+            continue
+        taken = {key for kwargs in given[choice.env_id].levels.values() for key in kwargs} & choice.kwargs.keys()
+        if taken:
+            raise InvalidConfigError(f"{choice.env_id}: {sorted(taken)} are given, and the curriculum chooses them.")
+        if choice.problems is not None:
+            raise InvalidConfigError(f"{choice.env_id}: its problems are given: a curriculum has nothing to choose.")
+    return dict(given)
 
 
 def _parse(envs: Envs) -> list[EnvChoice]:
@@ -153,5 +287,10 @@ def _choice(item: Any) -> EnvChoice:
     if isinstance(item, tuple) and len(item) == 2:
         return EnvChoice(item[0], item[1])
     if callable(item):
-        return EnvChoice(getattr(item, "__qualname__", type(item).__name__), factory=item)
+        name = getattr(item, "env_id", None)  # a factory may have one, such as `PromptTask`
+        return EnvChoice(name if isinstance(name, str) else _name_of(item), factory=item)
     raise InvalidConfigError(f"{item!r} is no environment: give an id, (id, weight), an EnvChoice or a factory.")
+
+
+def _name_of(factory: Any) -> str:
+    return str(getattr(factory, "__qualname__", type(factory).__name__))
