@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from llm_envs.errors import InvalidConfigError, MissingExtraError
+from llm_envs.records import SCHEMA, from_record, to_record
 from llm_envs.types import Row, Trajectory
 
 if TYPE_CHECKING:
@@ -18,11 +18,6 @@ __all__ = ["from_dataset", "is_scored", "sft_rows", "to_dataset"]
 
 IGNORED_LABEL = -100
 """The label that PyTorch's cross-entropy, and so every trainer, leaves out."""
-
-# Columns whose values have no fixed shape: kept as JSON text, so that the table has one schema whatever was played.
-_JSON_COLUMNS = ("env_kwargs", "tools", "error", "timings", "metadata")
-_JSON_TURN_FIELDS = ("components", "weight_versions", "tool_results", "seconds")
-_MESSAGE_EXTRAS = ("tool_calls", "tool_call_id", "metadata")
 
 
 def to_dataset(trajectories: Iterable[Trajectory]) -> datasets.Dataset:
@@ -38,14 +33,14 @@ def to_dataset(trajectories: Iterable[Trajectory]) -> datasets.Dataset:
         MissingExtraError: If `datasets` is not installed.
     """
     module = _datasets()
-    features, records = _features(module), [_to_record(t) for t in trajectories]
+    features, records = module.Features(_features(module)), [to_record(t) for t in trajectories]
     columns = {name: [record[name] for record in records] for name in features}
     return module.Dataset.from_dict(columns, features=features)
 
 
 def from_dataset(dataset: datasets.Dataset | Iterable[Mapping[str, Any]]) -> list[Trajectory]:
     """Return the trajectories that `to_dataset` wrote."""
-    return [_from_record(record) for record in dataset]
+    return [from_record(record) for record in dataset]
 
 
 def is_scored(trajectory: Trajectory) -> bool:
@@ -88,59 +83,13 @@ def _sft_row(row: Row) -> dict[str, list[int]]:
     return {"input_ids": row.ids[:stop].tolist(), "labels": labels.tolist()}
 
 
-def _to_record(trajectory: Trajectory) -> dict[str, Any]:
-    record = trajectory.to_dict()
-    for name in _JSON_COLUMNS:
-        record[name] = _dump(record[name])
-    extras = [{key: message.pop(key) for key in _MESSAGE_EXTRAS if key in message} for message in record["messages"]]
-    for message, extra in zip(record["messages"], extras, strict=True):
-        content = message["content"]
-        if (readable := content.encode(errors="replace").decode()) != content:
-            message["content"], extra["content"] = readable, content
-    record["message_extras"] = _dump(extras)
-    for turn in record["turns"]:
-        for name in _JSON_TURN_FIELDS:
-            turn[name] = _dump(turn[name])
-    for record_row, row in zip(record["rows"], trajectory.rows, strict=True):
-        record_row["logps"] = row.logps  # NaN stays NaN here: Arrow has it
-    return record | {"reward": trajectory.reward}
-
-
-def _from_record(record: Mapping[str, Any]) -> Trajectory:
-    data = {name: value for name, value in record.items() if name not in ("message_extras", "reward")}
-    for name in _JSON_COLUMNS:
-        data[name] = json.loads(data[name])
-    extras = json.loads(record["message_extras"])
-    data["messages"] = [{**message, **extra} for message, extra in zip(data["messages"], extras, strict=True)]
-    data["turns"] = [{**turn, **{name: json.loads(turn[name]) for name in _JSON_TURN_FIELDS}} for turn in data["turns"]]
-    return Trajectory.from_dict(data)
-
-
-def _dump(value: Any) -> str:
-    return json.dumps(value)  # in ASCII: half a surrogate pair is an escape there
-
-
-def _features(module: Any) -> Any:
-    value, sequence = module.Value, module.List
-    text, number = value("string"), value("float64")
-    row = {
-        "ids": sequence(value("int32")),
-        "mask": sequence(value("bool")),
-        "logps": sequence(value("float32")),
-        "spans": sequence(sequence(value("int64"))),
-    }
-    turn = {"reward": number, "row": value("int32"), "span": value("int32"), "finish_reason": text}
-    flags = {name: value("bool") for name in ("terminated", "truncated", "is_success")}
-    texts = ("env_id", "group_id", "stop_reason", "status", "message_extras", *_JSON_COLUMNS)
-    columns = {
-        "seed": value("int64"),
-        "member": value("int32"),
-        "messages": sequence({"role": text, "content": text}),
-        "rows": sequence(row),
-        "turns": sequence(turn | dict.fromkeys(_JSON_TURN_FIELDS, text)),
-        "reward": number,
-    }
-    return module.Features(columns | flags | dict.fromkeys(texts, text))
+def _features(module: Any, kind: Any = SCHEMA) -> Any:
+    """Return the form of `datasets` for a type of `records.SCHEMA`."""
+    if isinstance(kind, str):
+        return module.Value(kind)
+    if isinstance(kind, list):
+        return module.List(_features(module, kind[0]))
+    return {name: _features(module, inner) for name, inner in kind.items()}
 
 
 def _datasets() -> Any:

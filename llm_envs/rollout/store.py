@@ -1,34 +1,64 @@
-"""Trajectories on disk: an append log, one line of JSON each, beside a manifest that says what run it is.
+"""Trajectories on disk: an append log that is compacted to Parquet shards, beside a manifest that says what run it is.
 
-A folder holds one run: `manifest.json` and `trajectories.jsonl`. Every finished trajectory is flushed to the log at
-once. A process that is killed in mid-line leaves a torn last line, which readers report and a resumed writer removes.
+A folder holds one run. Every finished trajectory is handed to the operating system at once, as a line of JSON in a log.
+A log that has grown, and the last one when the writer closes, becomes a shard (see `store_folder` for the steps and
+`store_parquet` for the form). Without pyarrow, which comes with the extra `train`, the logs simply stay: readers take
+logs and shards alike.
+
+A killed process loses nothing that was written and repeats nothing: at most it leaves a torn last line, which readers
+report and a resumed writer removes. `finished` says which episodes there are, `remaining` which are still to be played.
+
+An errored trajectory is kept, but is not finished: a resumed run plays it anew, and the later record then stands for
+both. Nothing else is ever left out by readers.
 """
 
 from __future__ import annotations
 
 import json
-import os
+import threading
 import warnings
-from collections.abc import Iterator, Mapping
+import weakref
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-from llm_envs.errors import StoreError
+from llm_envs.errors import InvalidConfigError, StoreError
+from llm_envs.rollout.source import EpisodeSpec
+from llm_envs.rollout.store_folder import (
+    FORMAT_VERSION,
+    MANIFEST_NAME,
+    Manifest,
+    Part,
+    clean,
+    find_parts,
+    log_name,
+    read_manifest,
+    shard_name,
+    sync_folder,
+    write_manifest,
+)
+from llm_envs.rollout.store_lock import LOCK_NAME, FolderLock
+from llm_envs.rollout.store_log import AppendLog, has_errored, read_keys, read_log, remove_torn_line, torn_line
+from llm_envs.rollout.store_parquet import can_compact, read_shard, read_shard_keys, write_shard
 from llm_envs.types import Trajectory
 
-__all__ = ["FORMAT_VERSION", "StoredRun", "TrajectoryWriter", "iter_trajectories", "read_run", "read_trajectories"]
+__all__ = [
+    "FORMAT_VERSION",
+    "StoredRun",
+    "TrajectoryWriter",
+    "finished",
+    "iter_trajectories",
+    "read_run",
+    "read_trajectories",
+    "remaining",
+]
 
-FORMAT_VERSION = 1
-"""Version of the folder's layout and of a line's form. Another one is refused."""
+MAX_LOG_BYTES = 64 * 2**20
+"""About two million tokens: a second or two of compacting, and little to parse when a run is resumed."""
 
-MANIFEST_NAME = "manifest.json"
-LOG_NAME = "trajectories.jsonl"
-
-# JSON from an API may hold half a surrogate pair, which strict UTF-8 refuses: it must not cost a trajectory.
-_ENCODING_ERRORS = "surrogatepass"
-
-_SALVAGE = f"The trajectories may be whole: read_trajectories('.../{LOG_NAME}') reads the log alone."
+Key = tuple[str, int]
+"""(group_id, member): what an episode is known by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,164 +76,311 @@ class StoredRun:
 class TrajectoryWriter:
     """Appends trajectories to a folder. `write` is what a collector takes as `on_trajectory`.
 
+    Only one writer can have a folder at a time; a killed process gives it up.
+
     Args:
         path: The folder; made if missing.
         settings: What run this is, as JSON types; kept in the manifest.
-        resume: Go on with the run in the folder. Its settings must be the same; a torn last line is removed.
+        resume: Go on with the run in the folder, if there is one. Its settings must be the same; a torn last line is
+            removed.
+        max_log_bytes: A log of this size is compacted, in a thread of its own, while the next one is written to.
 
     Raises:
-        StoreError: If the folder holds another run, or anything else.
+        StoreError: If the folder holds another run, or anything else, or is being written to.
     """
 
-    def __init__(self, path: str | Path, *, settings: Mapping[str, Any] | None = None, resume: bool = False) -> None:
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        settings: Mapping[str, Any] | None = None,
+        resume: bool = False,
+        max_log_bytes: int = MAX_LOG_BYTES,
+    ) -> None:
+        if max_log_bytes < 1:
+            raise InvalidConfigError(f"max_log_bytes is {max_log_bytes!r}; it must be at least 1.")
         self.path = Path(path)
-        self._file: BinaryIO | None = None
         self.settings = dict(settings or {})
+        self.max_log_bytes = max_log_bytes
         self.removed: str | None = None
         """A torn last line that resuming removed."""
+        self._mutex = threading.Lock()
+        self._compacting = threading.Lock()
+        self._threads: list[threading.Thread] = []
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            self._begin(resume)
         except (FileExistsError, NotADirectoryError) as error:
             raise StoreError(f"{self.path} is a file, or lies below one: a run is a folder, choose another.") from error
-        if (self.path / MANIFEST_NAME).exists():
-            self._check_manifest(resume)
-            self.removed = _remove_torn_line(self.path / LOG_NAME)
-        else:
-            self._write_manifest()
-        self._file = open(self.path / LOG_NAME, "ab")  # noqa: SIM115  # open as long as the writer is
+        except StoreError:
+            raise
+        except OSError as error:
+            raise StoreError(f"{self.path} cannot be written to ({error.strerror}): choose another folder.") from error
+        self._closed = False
+        self._finalizer = weakref.finalize(self, self._lock.release)
 
     def write(self, trajectory: Trajectory) -> None:
-        """Append one trajectory and hand it to the operating system: a kill after this does not lose it."""
-        if self._file is None:
-            raise StoreError(f"{self.path}: the writer is closed.")
-        self._file.write(trajectory.to_json().encode(errors=_ENCODING_ERRORS) + b"\n")
-        self._file.flush()
+        """Append one trajectory and hand it to the operating system: a kill after this does not lose it.
+
+        Raises:
+            StoreError: If the writer is closed or the system refuses; what was written before is safe.
+        """
+        with self._mutex:
+            if self._closed:
+                raise StoreError(f"{self.path}: the writer is closed.")
+            self._log.append(trajectory)
+            if self._log.size >= self.max_log_bytes and can_compact():
+                thread = threading.Thread(target=self._compact_quietly, args=self._rotate(), name="llm-envs-store")
+                self._threads = [*(t for t in self._threads if t.is_alive()), thread]
+                thread.start()
+
+    def compact(self) -> None:
+        """Turn everything written so far into shards, and wait for it. What cannot be compacted stays as it is."""
+        with self._mutex:
+            if self._closed:
+                raise StoreError(f"{self.path}: the writer is closed.")
+            _, log = self._rotate()
+        log.close()
+        self._compact_all()
 
     def close(self) -> None:
-        """Sync the log to the disk and close it."""
-        if self._file is not None:
-            os.fsync(self._file.fileno())
-            self._file.close()
-            self._file = None
+        """Sync what was written to the disk, compact it and give the folder up. Harmless when repeated."""
+        with self._mutex:
+            if self._closed:
+                return
+            self._closed = True
+        try:
+            self._log.close()
+            for thread in self._threads:
+                thread.join()
+            self._compact_all()
+        finally:
+            if not any(thread.is_alive() for thread in self._threads):  # an interrupt: the folder is not ours to give
+                self._finalizer()
 
     def __enter__(self) -> TrajectoryWriter:
         """Return the writer; leaving the block closes it."""
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Close the log."""
+        """Close the writer."""
         self.close()
 
-    def _check_manifest(self, resume: bool) -> None:
-        stored = _read_manifest(self.path)["settings"]
-        if not resume:
-            raise StoreError(
-                f"{self.path} holds a run already: choose another folder, or pass resume=True to go on with that run."
-            )
-        own = json.loads(json.dumps(self.settings))
-        differing = sorted(key for key in {*stored, *own} if stored.get(key) != own.get(key))
-        if differing:
-            said = ", ".join(f"{key}: {stored.get(key)!r} there, {own.get(key)!r} here" for key in differing)
-            raise StoreError(f"{self.path} holds another run ({said}): choose another folder or the same settings.")
+    def _begin(self, resume: bool) -> None:
+        """Take the folder, bring it into order and open a log."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        _check_folder(self.path, self.settings, resume)  # before anything is written into a stranger's folder
+        self._lock = FolderLock(self.path)
+        try:
+            _check_folder(self.path, self.settings, resume)
+            self._manifest = self._open()
+            self._number, self._log = self._next_log()
+        except BaseException:
+            self._lock.release()
+            raise
 
-    def _write_manifest(self) -> None:
-        temporary = self.path / (MANIFEST_NAME + ".tmp")  # one that a kill left here is written anew
-        if any(entry != temporary for entry in self.path.iterdir()):
-            raise StoreError(f"{self.path} is not empty and holds no run: choose a new folder.")
-        manifest = json.dumps({"format": FORMAT_VERSION, "settings": self.settings}, indent=2)
-        temporary.write_text(manifest + "\n", encoding="utf-8")
-        temporary.replace(self.path / MANIFEST_NAME)
+    def _open(self) -> Manifest:
+        """Bring the folder into order and return its manifest."""
+        if not (self.path / MANIFEST_NAME).exists():
+            write_manifest(self.path, Manifest(self.settings))
+            return read_manifest(self.path)
+        manifest = read_manifest(self.path)
+        find_parts(self.path, manifest)
+        if manifest.version != FORMAT_VERSION:
+            write_manifest(self.path, manifest)
+        clean(self.path, manifest)
+        torn = [remove_torn_line(part.path) for part in find_parts(self.path, manifest) if part.counts is None]
+        self.removed = next((line for line in reversed(torn) if line is not None), None)
+        return manifest
+
+    def _next_log(self) -> tuple[int, AppendLog]:
+        """Return the log to write to: the last part, if that is a log, or a new one."""
+        parts = find_parts(self.path, self._manifest)
+        number = 0 if not parts else parts[-1].number + (parts[-1].counts is not None)
+        return number, AppendLog(self.path / log_name(number))
+
+    def _rotate(self) -> tuple[int, AppendLog]:
+        """Begin a new log; return the old one, which is still open."""
+        done = self._number, self._log
+        log = AppendLog(self.path / log_name(self._number + 1))
+        self._number, self._log = self._number + 1, log
+        return done
+
+    def _compact_quietly(self, number: int, log: AppendLog) -> None:
+        """Compact a full log beside the writing. What fails is tried again, and reported, when the writer closes."""
+        try:
+            log.close()
+            self._compact(number)
+        except Exception:
+            pass
+
+    def _compact_all(self) -> None:
+        """Compact every log but the one being written to; say which cannot be."""
+        for part in find_parts(self.path, self._manifest):
+            if part.counts is not None or (part.path == self._log.path and not self._closed):
+                continue
+            try:
+                self._compact(part.number)
+            except Exception as error:
+                warnings.warn(
+                    f"{part.path} could not be compacted and stays as it is; nothing is lost ({error}).", stacklevel=3
+                )
+
+    def _compact(self, number: int) -> None:
+        """Turn one closed log into a shard. The order of these steps is what a kill cannot hurt: see `store_folder`."""
+        log, shard = self.path / log_name(number), self.path / shard_name(number)
+        temporary = shard.with_name(shard.name + ".tmp")
+        with self._compacting:
+            if number in self._manifest.shards:
+                return
+            if log.stat().st_size == 0:
+                log.unlink()
+                return
+            if not can_compact():
+                return
+            if torn_line(log) is not None:
+                raise StoreError("its last line is torn; resuming the run removes it")
+            try:
+                counts = write_shard(read_log(log), temporary)
+            except BaseException:
+                temporary.unlink(missing_ok=True)
+                raise
+            temporary.replace(shard)
+            sync_folder(self.path)
+            manifest = self._manifest.with_shard(number, counts)
+            write_manifest(self.path, manifest)
+            self._manifest = manifest
+            log.unlink()
 
 
 def read_run(path: str | Path) -> StoredRun:
     """Read a folder that a `TrajectoryWriter` wrote.
 
     Raises:
-        StoreError: If there is no run, it has another format, or a line other than the last is damaged.
+        StoreError: If there is no run, it has another format, or a file of it is damaged.
+        MissingExtraError: If the run has shards and pyarrow is not installed.
     """
-    settings = _read_manifest(Path(path))["settings"]
-    log = Path(path) / LOG_NAME
-    trajectories = tuple(_parse_lines(log)) if log.exists() else ()
-    return StoredRun(settings, trajectories, _torn_line(log))
+    folder = Path(path)
+    manifest = read_manifest(folder)
+    parts = find_parts(folder, manifest)
+    torn = _torn(parts[-1]) if parts else None
+    return StoredRun(manifest.settings, tuple(_read(parts)), torn)
 
 
 def read_trajectories(path: str | Path) -> list[Trajectory]:
-    """Read the trajectories of a folder, or of a single `.jsonl` file; a torn last line is left out with a warning."""
+    """Read the trajectories of a folder, or of a single `.jsonl` or `.parquet` file of one, in the order of finishing.
+
+    A torn last line is left out with a warning, and so is, silently, an errored trajectory that was played anew later.
+
+    Raises:
+        StoreError: If there is no run, it has another format, or a file of it is damaged.
+        MissingExtraError: If there are shards and pyarrow is not installed.
+    """
     return list(iter_trajectories(path))
 
 
 def iter_trajectories(path: str | Path) -> Iterator[Trajectory]:
     """Read trajectories one by one, as `read_trajectories` does, without holding them all."""
-    log = Path(path)
-    if log.is_dir():
-        _read_manifest(log)
-        log = log / LOG_NAME
-    if not log.exists():
-        raise StoreError(f"{log} does not exist.")
-    torn = _torn_line(log)
-    if torn is not None:
-        warnings.warn(f"{log}: the last line is torn ({torn[:60]!r}...) and left out.", stacklevel=2)
-    yield from _parse_lines(log)
+    parts = _parts(Path(path))
+    for part in parts:
+        if (torn := _torn(part)) is not None:
+            warnings.warn(f"{part.path}: the last line is torn ({torn[:60]!r}...) and left out.", stacklevel=2)
+    yield from _read(parts)
 
 
-def _read_manifest(folder: Path) -> dict[str, Any]:
-    manifest_path = folder / MANIFEST_NAME
-    if not manifest_path.exists():
-        raise StoreError(f"{folder} holds no run: there is no {MANIFEST_NAME} in it.{_runs_below(folder)}")
-    try:
-        manifest: Any = json.loads(manifest_path.read_text(encoding="utf-8"))
-    except ValueError as error:  # no JSON, or no text at all
-        raise StoreError(f"{manifest_path} is damaged: {error}. {_SALVAGE}") from error
-    if not isinstance(manifest, dict):
-        raise StoreError(f"{manifest_path} is damaged: it holds no JSON object. {_SALVAGE}")
-    if manifest.get("format") != FORMAT_VERSION:
-        raise StoreError(f"{folder} has format {manifest.get('format')!r}; this version reads {FORMAT_VERSION}.")
-    if not isinstance(manifest.get("settings"), dict):
-        raise StoreError(f"{manifest_path} is damaged: it has no settings. {_SALVAGE}")
-    return manifest
+def finished(path: str | Path) -> frozenset[Key]:
+    """Return (group_id, member) of each episode in a folder that need not be played again: all but the errored ones."""
+    return frozenset((group, member) for group, member, is_errored in _keys(_parts(Path(path))) if not is_errored)
 
 
-def _runs_below(folder: Path) -> str:
-    """Say which folders below hold runs, for one who gave the folder above them."""
-    logs = [log for depth in ("*", "*/*", "*/*/*") for log in folder.glob(f"{depth}/{LOG_NAME}")]
-    names = sorted(str(log.parent) for log in logs)
-    if not names:
-        return ""
-    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
-    return f" There are runs below it, give one of these: {', '.join(names[:8])}{more}."
+def remaining(groups: Iterable[Sequence[EpisodeSpec]], finished: Collection[Key]) -> list[tuple[EpisodeSpec, ...]]:
+    """Return what is left to play of some groups: their members that are not finished. Whole groups fall out.
+
+    Args:
+        groups: Each as the specs of its members.
+        finished: What `finished` returns.
+    """
+    left = [tuple(spec for spec in specs if (spec.group_id, spec.member) not in finished) for specs in groups]
+    return [specs for specs in left if specs]
 
 
-def _parse_lines(log: Path) -> Iterator[Trajectory]:
-    with open(log, "rb") as lines:  # bytes: only b"\n" ends a line
-        for number, line in enumerate(lines, start=1):
-            if not line.endswith(b"\n"):
-                return
-            try:
-                yield Trajectory.from_json(line.decode(errors=_ENCODING_ERRORS))
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
-                raise StoreError(f"{log}, line {number}: no trajectory ({type(error).__name__}: {error}).") from error
+def _check_folder(folder: Path, settings: Mapping[str, Any], resume: bool) -> None:
+    """Check that a run with these settings may be written here."""
+    if not (folder / MANIFEST_NAME).exists():
+        own = {LOCK_NAME, MANIFEST_NAME + ".tmp"}  # what a kill may have left
+        if any(entry.name not in own for entry in folder.iterdir()):
+            raise StoreError(f"{folder} is not empty and holds no run: choose a new folder.")
+        return
+    stored = read_manifest(folder).settings
+    if not resume:
+        raise StoreError(
+            f"{folder} holds a run already: choose another folder, or go on with that run (resume=True, --resume)."
+        )
+    own_settings = json.loads(json.dumps(settings))
+    differing = sorted(key for key in {*stored, *own_settings} if stored.get(key) != own_settings.get(key))
+    if differing:
+        said = ", ".join(f"{key}: {stored.get(key)!r} there, {own_settings.get(key)!r} here" for key in differing)
+        raise StoreError(f"{folder} holds another run ({said}): choose another folder or the same settings.")
 
 
-def _torn_line(log: Path) -> str | None:
-    """Return what follows the last newline, or None if nothing does."""
-    if not log.exists():
-        return None
-    with open(log, "rb") as file:
-        end = file.seek(0, os.SEEK_END)
-        tail = b""
-        while end > 0 and b"\n" not in tail:
-            start = max(0, end - 65536)
-            file.seek(start)
-            tail = file.read(end - start) + tail
-            end = start
-    torn = tail[tail.rfind(b"\n") + 1 :]
-    return torn.decode(errors="replace") if torn else None
+def _parts(path: Path) -> list[Part]:
+    """Return the parts of a folder, or the one part that a file is."""
+    if path.is_dir():
+        return find_parts(path, read_manifest(path))
+    if not path.exists():
+        raise StoreError(f"{path} does not exist.")
+    return [Part(0, path)]
 
 
-def _remove_torn_line(log: Path) -> str | None:
-    torn = _torn_line(log)
-    if torn is not None:
-        with open(log, "rb+") as file:
-            content = file.read()
-            file.truncate(content.rfind(b"\n") + 1)
-    return torn
+def _read(parts: Sequence[Part]) -> Iterator[Trajectory]:
+    """Read the parts, without errored trajectories that were played anew later."""
+    left_out = _played_anew(parts)
+    trajectories = (trajectory for part in parts for trajectory in _read_part(part))
+    for place, trajectory in enumerate(trajectories):
+        if place not in left_out:
+            yield trajectory
+
+
+def _played_anew(parts: Sequence[Part]) -> set[int]:
+    """Return the places, counted over all parts, of errored trajectories with a later record of the same episode."""
+    if not any(_may_have_errored(part) for part in parts):
+        return set()
+    last: dict[Key, int] = {}
+    errored: list[tuple[int, Key]] = []
+    for place, (group, member, is_errored) in enumerate(_keys(parts)):
+        last[group, member] = place
+        if is_errored:
+            errored.append((place, (group, member)))
+    return {place for place, key in errored if last[key] > place}
+
+
+def _may_have_errored(part: Part) -> bool:
+    if part.counts is not None:
+        return part.counts[1] > 0
+    return part.path.suffix == ".parquet" or not part.path.exists() or has_errored(part.path)
+
+
+def _read_part(part: Part) -> Iterator[Trajectory]:
+    where = _now(part)
+    if where.suffix == ".parquet":
+        return read_shard(where, part.counts[0] if part.counts else None)
+    return read_log(where)
+
+
+def _keys(parts: Sequence[Part]) -> Iterator[tuple[str, int, bool]]:
+    for part in parts:
+        where = _now(part)
+        if where.suffix == ".parquet":
+            yield from read_shard_keys(where, part.counts[0] if part.counts else None)
+        else:
+            yield from read_keys(where)
+
+
+def _torn(part: Part) -> str | None:
+    is_log = part.path.suffix != ".parquet" and part.path.exists()
+    return torn_line(part.path) if is_log else None
+
+
+def _now(part: Part) -> Path:
+    """Return where a part lies now: a log may have been compacted since it was found."""
+    shard = part.path.with_name(shard_name(part.number))
+    return shard if not part.path.exists() and shard.exists() else part.path
