@@ -21,7 +21,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import gymnasium as gym
 
@@ -33,6 +33,9 @@ from llm_envs.toolbox import Toolbox, run_calls
 from llm_envs.tools import INVALID_ARGUMENTS, UNKNOWN_TOOL, Tool
 from llm_envs.toolset import Toolset
 from llm_envs.types import ToolCall, ToolResult
+
+if TYPE_CHECKING:
+    from llm_envs.rollout.prompt_env import PromptsLike, PromptTask, RewardFn
 
 __all__ = ["SPLITS", "Difficulty", "Outcome", "SingleTurnEnv", "TextEnv", "ToolEnv", "canonical_json", "split_of"]
 
@@ -347,6 +350,13 @@ class SingleTurnEnv(TextEnv):
 
     def __init__(self, split: str = "train", difficulty: str | None = None, render_mode: str | None = None) -> None:
         super().__init__(split, difficulty, 1, render_mode)
+
+    @staticmethod
+    def from_prompts(prompts: PromptsLike, reward_fn: RewardFn, **settings: Any) -> PromptTask:
+        """Make environments of prompts and a reward function: the `PromptTask` of these arguments."""
+        from llm_envs.rollout.prompt_env import PromptTask  # what is built on this module
+
+        return PromptTask(prompts, reward_fn, **settings)
 
     @abstractmethod
     def solution(self) -> str:
