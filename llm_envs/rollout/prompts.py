@@ -52,9 +52,9 @@ class Prompts(Sequence[dict[str, Any]]):
     ) -> None:
         self.name, self._rows, self._prompt_field, self._fields = name, rows, prompt_field, fields
         digest = hashlib.blake2b(digest_size=16)
-        for index in range(len(rows)):
+        for index, row in enumerate(rows):  # a data set on disk is read in batches so
             place = f"{name}, {f'row {index}' if places is None else places[index]}"
-            digest.update(self._check(rows[index], place).encode() + b"\n")
+            digest.update(self._check(row, place).encode() + b"\n")
         if len(rows) == 0:
             raise InvalidConfigError(f"{name} has no prompts.")
         self.fingerprint = digest.hexdigest()
