@@ -25,9 +25,9 @@ import numpy.typing as npt
 
 from llm_envs.chat_template import ChatTemplate, structured_reply
 from llm_envs.errors import ModelError
-from llm_envs.parsers import ParsedReply, parse_reply
-from llm_envs.tokenization import Masked, SafeTokenizer
-from llm_envs.turn_shapes import ASK, WORD, TurnShapes, as_user, plainly_named
+from llm_envs.parsers import FORMATTERS, ParsedReply, detect_format, format_tool_call, parse_reply
+from llm_envs.tokenization import WORD, Masked
+from llm_envs.turn_shapes import ASK, Start, TurnShapes, as_users, plainly_named
 from llm_envs.types import Message
 
 if TYPE_CHECKING:
@@ -71,6 +71,7 @@ class ChatCodec:
         self.template = ChatTemplate(tokenizer, template=chat_template, kwargs=kwargs)
         self.shapes = TurnShapes(self.template)
         self._text = self.shapes.text
+        self._prompt_is_shown: dict[object, bool] = {}
         self._prompt_specials: OrderedDict[object, list[int]] = OrderedDict()
         after_answer = self.shapes.of((Message("user", WORD),), True)
         ends = [after_answer.own_end]
@@ -122,8 +123,17 @@ class ChatCodec:
             first = ids if first is None else first
         return first
 
+    def start_of(self, messages: Sequence[Message], tools: Sequence[Schema] = ()) -> Start:
+        """Return what `encode_delta` needs to know of a conversation's start: its system prompt and tools."""
+        return Start.of(messages, tools)
+
     def encode_delta(
-        self, messages: Sequence[Message], *, reply_ids: IdArray, generation_prompt: bool = True
+        self,
+        messages: Sequence[Message],
+        *,
+        reply_ids: IdArray,
+        generation_prompt: bool = True,
+        start: Start | None = None,
     ) -> IdArray:
         """Encode what stands between an assistant turn and the next one.
 
@@ -131,12 +141,13 @@ class ChatCodec:
             messages: What the environment said since the assistant's turn, at least one message.
             reply_ids: The turn's own ids, shape (T,): if they are not closed, the closing token comes first.
             generation_prompt: Whether the assistant is to answer. False for the last observation of an episode.
+            start: Of the conversation (`start_of`); None stands for one without system prompt and tools.
 
         Returns:
             Token ids, shape (T,), all written by the template or the environment.
         """
         messages = [plainly_named(message) for message in messages]
-        shape = self.shapes.of(tuple(messages), generation_prompt)
+        shape = self.shapes.of(tuple(messages), generation_prompt, start)
 
         def render(messages: Sequence[Message], tools: Sequence[Schema] = ()) -> str:
             return self.shapes.following(messages, shape, generation_prompt)
@@ -198,9 +209,9 @@ class ChatCodec:
             return self._prompt_specials[key]
         masked = Masked()
         harmless = [
-            _hide(self._text, message, masked)
+            self._hide(message, masked)
             if message.role == "assistant" or not message.content.strip()
-            else replace(_hide(self._text, message, masked), content=WORD)
+            else replace(self._hide(message, masked), content=WORD)
             for message in messages
         ]
         text = self.template.render(harmless, self._text.hide_spellings(list(tools), masked))
@@ -210,6 +221,33 @@ class ChatCodec:
             if len(self._prompt_specials) > _MAX_PROMPT_SHAPES:
                 self._prompt_specials.popitem(last=False)
         return expected
+
+    @cached_property
+    def _own_markup(self) -> frozenset[str]:
+        """Spellings that an assistant writes itself, and the tokenizer does not call special: of thinking and calls."""
+        words = f"<think>{WORD}</think>" + format_tool_call("f", x=WORD)
+        own = self._own_words(words, self.parser(words)) + self._own_words(WORD, self.parser(WORD))
+        markup = {"<think>", "</think>", *self._text.pieces(own)}
+        return frozenset(markup - self._text.marked_special)
+
+    def _hide(self, message: Message, masked: Masked) -> Message:
+        """Return a message in whose every string the spellings of special tokens are marks.
+
+        What an assistant writes itself stays in its turns; a role it cannot forge either.
+        """
+        keep = self._own_markup if message.role == "assistant" else frozenset()
+
+        def hide(value: Any) -> Any:
+            return self._text.hide_spellings(value, masked, keep=keep)
+
+        calls = tuple(replace(c, name=hide(c.name), arguments=hide(c.arguments)) for c in message.tool_calls)
+        return replace(
+            message,
+            content=hide(message.content),
+            tool_calls=calls,
+            tool_call_id=hide(message.tool_call_id),
+            metadata=hide(dict(message.metadata)),
+        )
 
     def _encode_as_it_is(self, render: Callable[[], str], expected: list[int], anchor: str = "") -> IdArray | None:
         """Encode what the template makes of the very words; None if that has other special tokens than expected.
@@ -240,7 +278,7 @@ class ChatCodec:
             hidden = [
                 replace(m, content=masked.hide(m.content)) if whole and m.content.strip() else m for m in messages
             ]
-            hidden = [_hide(self._text, message, masked) for message in hidden]
+            hidden = [self._hide(message, masked) for message in hidden]
             shown_tools = self._text.hide_spellings(list(tools), masked)
             try:
                 ids = self._text.encode_masked(render(hidden, shown_tools), masked, anchor)
@@ -268,7 +306,7 @@ class ChatCodec:
             ModelError: If the template refuses the conversation in every form.
         """
         if not any(message.role == "assistant" for message in messages):
-            yield list(messages)
+            yield self._first_prompt(messages)
             return
         in_parts, as_written, plain = [], [], []
         for message in messages:
@@ -280,7 +318,8 @@ class ChatCodec:
             as_written.append(parts if has_special else message)
             plain.append(replace(parts, content=self._text.without_marked(parts.content)) if has_special else parts)
         n_forms = 0
-        for form in (in_parts, as_written, [as_user(m) for m in as_written], plain, [as_user(m) for m in plain]):
+        others = [as_users(form, keep_first=True) for form in (as_written, plain)]
+        for form in (in_parts, as_written, others[0], plain, others[1]):
             if self.shapes.shows_all(form):
                 n_forms += 1
                 yield form
@@ -288,23 +327,52 @@ class ChatCodec:
             self.template.render(in_parts)  # says why it refuses
             raise ModelError("the chat template drops what the environment says between earlier turns.")
 
+    def _first_prompt(self, messages: Sequence[Message]) -> list[Message]:
+        """Return a conversation without turns, with what the template would drop as user messages."""
+        key = tuple((m.role, m.metadata.get("name"), not m.content or m.content.isspace()) for m in messages)
+        is_shown = self._prompt_is_shown.get(key)
+        if is_shown is None:
+            others = as_users(messages, keep_first=True)
+            is_shown = self.shapes.shows_all(messages) or not self.shapes.shows_all(others)
+            if len(self._prompt_is_shown) < _MAX_PROMPT_SHAPES:
+                self._prompt_is_shown[key] = is_shown
+        return list(messages) if is_shown else as_users(messages, keep_first=True)
+
     def _own_words(self, text: str, parsed: ParsedReply) -> str:
         """Return what the model itself would write, behind the generation prompt, to say `text`."""
-        versions = [Message("assistant", text)]
-        has_parts = (parsed.tool_calls and self.template.traits.tool_calls) or (
-            parsed.thinking and not parsed.tool_calls
-        )
-        if has_parts and not parsed.problems:
-            versions.insert(0, structured_reply(parsed, text))
-        for version in versions:
+        if parsed.tool_calls and not parsed.problems and self.template.traits.tool_calls:
+            # Beside a call some templates have no place for words or thinking; the call is what counts.
+            for form in (structured_reply(parsed, text), Message("assistant", parsed.content, parsed.tool_calls)):
+                words = self._rendered_reply(form)
+                if words is not None and _says(words, [call.name for call in parsed.tool_calls]):
+                    return words
+            return self._several_calls(parsed)
+        versions = [(Message("assistant", text), [text])]
+        if parsed.thinking and not parsed.problems:
+            versions.insert(0, (structured_reply(parsed, text), [parsed.thinking, parsed.content]))
+        for version, said in versions:
             words = self._rendered_reply(version)
-            if words is not None and _says(words, _said(version, parsed)):
+            if words is not None and _says(words, said):
                 return words
         if not self.template.opens_thinking:
             return text
         if text.startswith("<think>"):
             return text.removeprefix("<think>").removeprefix(self.template.generation_prompt.rpartition("<think>")[2])
         return f"\n</think>\n\n{text}"
+
+    def _several_calls(self, parsed: ParsedReply) -> str:
+        """Return calls in the model's own format, where its template writes but one a turn.
+
+        Raises:
+            ModelError: If the format has no way of several.
+        """
+        own_format = detect_format(self._own_words("", ParsedReply(None, "", parsed.tool_calls[:1], None, ())))
+        if own_format not in FORMATTERS:
+            raise ModelError(
+                f"the chat template writes one call a turn, and these words have {len(parsed.tool_calls)}: "
+                f"{[call.name for call in parsed.tool_calls]}. Have the oracle call one tool a turn."
+            )
+        return FORMATTERS[own_format](parsed.tool_calls)
 
     @cached_property
     def _answer_prompt(self) -> str:
@@ -348,29 +416,3 @@ def _says(words: str, parts: Sequence[str]) -> bool:
             return False
         position += len(part)
     return True
-
-
-def _said(version: Message, parsed: ParsedReply) -> list[str]:
-    """Return what must be found in a turn's text for it to say everything that was meant."""
-    if not version.tool_calls and not version.metadata:
-        return [version.content]
-    return [part for part in (parsed.thinking, parsed.content, *(call.name for call in parsed.tool_calls)) if part]
-
-
-def _hide(text: SafeTokenizer, message: Message, masked: Masked) -> Message:
-    """Return a message in whose every string the spellings of special tokens are marks.
-
-    What an assistant wrote may contain tokens that only the template uses as structure (`<think>`).
-    """
-
-    def hide(value: Any) -> Any:
-        return text.hide_spellings(value, masked, marked_only=message.role == "assistant")
-
-    calls = tuple(replace(c, name=hide(c.name), arguments=hide(c.arguments)) for c in message.tool_calls)
-    return replace(
-        message,
-        content=hide(message.content),
-        tool_calls=calls,
-        tool_call_id=hide(message.tool_call_id),
-        metadata=hide(dict(message.metadata)),
-    )

@@ -120,6 +120,8 @@ class ChatTemplate:
         Raises:
             ModelError: If the template refuses the conversation.
         """
+        from jinja2 import TemplateSyntaxError
+
         given, shown_tools = self._adapt(messages, tools)
         try:
             text = self.tokenizer.apply_chat_template(
@@ -130,6 +132,8 @@ class ChatTemplate:
                 tokenize=False,
                 **self.kwargs,
             )
+        except TemplateSyntaxError as error:
+            raise ModelError(f"the chat template is no valid Jinja: {error} (line {error.lineno})") from error
         except Exception as error:  # Jinja's own errors, and whatever a template raises on purpose
             roles = [message.role for message in messages]
             raise ModelError(f"the chat template refuses messages with the roles {roles}: {error}") from error
@@ -223,7 +227,9 @@ class ChatTemplate:
         self.traits = traits
         try:
             return word in self.render(messages, tools)
-        except ModelError:
+        except ModelError as error:
+            if "no valid Jinja" in str(error):
+                raise
             return False
 
 

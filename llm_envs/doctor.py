@@ -38,7 +38,7 @@ TOOL: Mapping[str, Any] = {
         "parameters": {"type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]},
     },
 }
-_THOUGHT = "qzTHOUGHTzq"
+_THOUGHT = "Tea comes from leaves."
 _THINKS = f"<think>\n{_THOUGHT}\n</think>\n\n"
 _ASK = Message("user", "What is tea?")
 _HEARD: Mapping[str, tuple[Message, ...]] = {
@@ -175,6 +175,10 @@ def show_diagnosis(diagnosis: Diagnosis) -> str:
     for case in diagnosis.cases:
         kept = f"changed: {case.why}" if case.forks else "as written"
         lines.append(f"  {case.role:4} after {case.after:24} {kept}")
+    if diagnosis.forks:
+        lines.append(
+            "  a training template may keep more: --chat-template FILE shows it, use_training_template=True uses it"
+        )
     lines += [f"note              {note}" for note in diagnosis.notes]
     lines += [f"PROBLEM           {problem}" for problem in diagnosis.problems]
     return "\n".join(visible_text(line) for line in lines)
@@ -233,7 +237,12 @@ def _parting(written: str, shown: str) -> str:
     """Say where two texts part, in a few characters of each."""
     start = common_length(written, shown)
     context = max(0, start - 12)
-    return f"{shown[context : start + 28]!r} where the model saw {written[context : start + 28]!r}"
+    return f"{_excerpt(shown, context, start)} where the model saw {_excerpt(written, context, start)}"
+
+
+def _excerpt(text: str, start: int, at: int) -> str:
+    piece = text[start : at + 40]
+    return repr(piece + "..." * (at + 40 < len(text)))
 
 
 def _problems(codec: ChatCodec, call_text: str, vocabulary_size: int | None) -> list[str]:
@@ -261,6 +270,11 @@ def _notes(codec: ChatCodec) -> list[str]:
         notes.append("no tool role: a tool's result is a user message.")
     if not traits.user_again:
         notes.append("two user messages in a row are joined.")
+    if not codec.template.opens_thinking and "<think>" in codec.decode(codec.encode_reply("A drink.")):
+        notes.append(
+            "an oracle's turns get an empty thinking block, which a warm start would train as the model's own words: "
+            "thinking=False (--thinking off) puts it into the prompt."
+        )
     if traits.tools and not traits.tool_calls:
         notes.append("tools are shown to the model, but the template has no form for a call: it writes its own.")
     if not codec.closes_turns:

@@ -40,8 +40,11 @@ class ByteCodec:
         shown = [Message("system", json.dumps([dict(tool) for tool in tools]))] if tools else []
         return self._encode([*shown, *messages], generation_prompt=True)
 
+    def start_of(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> None:
+        """Return nothing: what stands between turns does not depend on the start."""
+
     def encode_delta(
-        self, messages: Sequence[Message], *, reply_ids: IdArray, generation_prompt: bool = True
+        self, messages: Sequence[Message], *, reply_ids: IdArray, generation_prompt: bool = True, start: Any = None
     ) -> IdArray:
         """Encode what stands between an assistant turn and the next."""
         head = [] if len(reply_ids) and reply_ids[-1] == self.end_of_turn_id else [self.end_of_turn_id]

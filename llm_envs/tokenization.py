@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from llm_envs.spaces import encodable
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["Masked", "SafeTokenizer", "any_of", "common_length"]
+__all__ = ["WORD", "Masked", "SafeTokenizer", "any_of", "common_length"]
 
 IdArray = npt.NDArray[np.int32]
 
@@ -28,6 +30,11 @@ IdArray = npt.NDArray[np.int32]
 # in every process, so that no text can contain it on purpose.
 _NONCE = "".join(secrets.choice(string.ascii_letters) for _ in range(12))
 _MARK = re.compile(rf"qz{_NONCE}([0-9]+)zq")
+WORD = f"qz{_NONCE}WORDzq"
+"""A harmless word: letters alone, and none that a text could contain on purpose."""
+
+
+_SHORT, _MOST_SHORT = 100, 1000
 
 
 class Masked:
@@ -60,6 +67,8 @@ class SafeTokenizer:
         """Spellings of the tokens that the tokenizer itself calls special."""
         self._split = any_of(self._ids)
         self._characters: dict[str, tuple[int, ...]] = {}
+        self._plain: dict[str, IdArray] = {}
+        self._patterns: dict[frozenset[str], re.Pattern[str]] = {}
 
     @cached_property
     def special_ids(self) -> npt.NDArray[np.int32]:
@@ -68,15 +77,17 @@ class SafeTokenizer:
 
     @cached_property
     def _special(self) -> frozenset[str]:
-        return self.marked_special | {piece for piece in self.pieces(self._structure()) if piece in self._ids}
+        structure = {piece for piece in self.pieces(self._structure()) if piece in self._ids and piece.strip()}
+        return self.marked_special | structure  # white space is in every text: runs of it are tokens, not markers
 
     @cached_property
     def _marked_spelling(self) -> re.Pattern[str]:
         return any_of(self.marked_special)
 
-    @cached_property
-    def _spelling(self) -> re.Pattern[str]:
-        return any_of(self._special)
+    def _spelling_but(self, keep: frozenset[str]) -> re.Pattern[str]:
+        if keep not in self._patterns:
+            self._patterns[keep] = any_of(self._special - keep)
+        return self._patterns[keep]
 
     def pieces(self, text: str) -> list[str]:
         """Cut text into added tokens and what stands between them."""
@@ -98,16 +109,20 @@ class SafeTokenizer:
             after: Spelling of an added token that stands before it: some tokenizers encode the start of a text in
                 another way than its middle, or let a special token swallow the white space behind it.
         """
-        ids = self.tokenizer.encode(after + text, add_special_tokens=False, split_special_tokens=False)
+        ids = self.tokenizer.encode(after + encodable(text), add_special_tokens=False, split_special_tokens=False)
         if after and ids and ids[0] == self._ids[after]:
             ids = ids[1:]
         return np.array(ids, dtype=np.int32)
 
     def encode_plain(self, text: str) -> IdArray:
         """Encode text of which nothing becomes a special token, whatever it contains. Shape (T,)."""
-        ids = self._unspecial(text)
+        if text in self._plain:
+            return self._plain[text]
+        ids = self._unspecial(encodable(text))
         if self.specials(ids):
             ids = np.array([i for character in text for i in self._character(character)], dtype=np.int32)
+        if len(text) < _SHORT and len(self._plain) < _MOST_SHORT:  # spellings of special tokens come again and again
+            self._plain[text] = ids
         return ids
 
     def encode_masked(self, text: str, masked: Masked, after: str = "") -> IdArray:
@@ -130,24 +145,24 @@ class SafeTokenizer:
         """Return a text without the spellings of tokens that the tokenizer calls special."""
         return self._marked_spelling.sub("", text)
 
-    def hide_spellings(self, value: Any, masked: Masked, *, marked_only: bool = False) -> Any:
+    def hide_spellings(self, value: Any, masked: Masked, *, keep: frozenset[str] = frozenset()) -> Any:
         """Return a copy of a JSON value in which spellings of special tokens are marks.
 
         Args:
             value: What to copy.
             masked: Keeps what the marks stand for.
-            marked_only: Whether only those tokens count that the tokenizer itself calls special.
+            keep: Spellings that stay as they are.
         """
         if isinstance(value, str):
-            spelling = self._marked_spelling if marked_only else self._spelling
-            return spelling.sub(lambda found: masked.hide(found.group()), value)
-
-        def hide(part: Any) -> Any:
-            return self.hide_spellings(part, masked, marked_only=marked_only)
-
+            return self._spelling_but(keep).sub(lambda found: masked.hide(found.group()), value)
         if isinstance(value, Mapping):
-            return {hide(key): hide(item) for key, item in value.items()}
-        return [hide(item) for item in value] if isinstance(value, list | tuple) else value
+            return {
+                self.hide_spellings(key, masked, keep=keep): self.hide_spellings(item, masked, keep=keep)
+                for key, item in value.items()
+            }
+        if isinstance(value, list | tuple):
+            return [self.hide_spellings(item, masked, keep=keep) for item in value]
+        return value
 
     def _unspecial(self, text: str) -> IdArray:
         return self._middle(text, special=False)

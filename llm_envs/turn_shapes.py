@@ -10,28 +10,45 @@ from __future__ import annotations
 import json
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from llm_envs.chat_template import ChatTemplate
 from llm_envs.errors import ModelError
-from llm_envs.tokenization import SafeTokenizer, common_length
+from llm_envs.tokenization import WORD, SafeTokenizer, common_length
 from llm_envs.types import Message, ToolCall
 
-__all__ = ["ASK", "WORD", "TurnShape", "TurnShapes", "as_user", "plainly_named"]
+__all__ = ["ASK", "Start", "TurnShape", "TurnShapes", "as_users", "plainly_named"]
 
 IdArray = npt.NDArray[np.int32]
 
-WORD = "qzWORDzq"
-"""A harmless word: letters alone."""
 ASK = Message("user", "x")
 """A harmless question."""
 _UNUSUAL = re.compile(r"[^A-Za-z0-9_./:-]")  # in the name of a tool, which the model may have made up
 _MAX_SHAPES = 256  # A model that makes up tool names makes up shapes; older ones are found out again.
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What stands before all turns: a template may make everything depend on the system prompt and on tools."""
+
+    messages: tuple[Message, ...] = (ASK,)
+    tools: tuple[Mapping[str, Any], ...] = ()
+    key: str = ""
+    """Differs where these do."""
+
+    @classmethod
+    def of(cls, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Start:
+        """Return the start of a conversation."""
+        system = messages[:1] if messages and messages[0].role == "system" else []
+        shown = tuple(dict(tool) for tool in tools)
+        key = json.dumps([[message.content for message in system], shown], sort_keys=True)
+        return cls((*system, ASK), shown, key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +66,9 @@ class TurnShape:
     ends_with_next_role: bool = False
     before: Message = ASK
     """A turn that the messages can follow."""
+    start: Start = field(default_factory=Start)
     as_users: bool = False
-    """Whether tools' results are shown as user messages: the template drops or refuses them there."""
+    """Whether tools' results and system messages are shown as a user's: the template drops or refuses them there."""
     specials: list[int] = field(default_factory=list)
     """The special tokens of what follows."""
     pieces: tuple[tuple[str, str], ...] | None = None
@@ -91,35 +109,40 @@ class TurnShapes:
         self.text = SafeTokenizer(template.tokenizer, self._structure)
         self._shapes: OrderedDict[object, TurnShape] = OrderedDict()
 
-    def of(self, messages: tuple[Message, ...], generation_prompt: bool) -> TurnShape:
+    def of(self, messages: tuple[Message, ...], generation_prompt: bool, start: Start | None = None) -> TurnShape:
         """Return the shape of these messages, with or without the start of the assistant's next turn."""
+        start = start or Start()
+        if any(m.role == "assistant" or m.tool_calls or m.metadata.keys() - {"name"} for m in messages):
+            return self._find(messages, generation_prompt, start, is_kept=False)  # there is more to it than its shape
         said = tuple(
             (m.role, m.tool_call_id, m.metadata.get("name"), not m.content or m.content.isspace()) for m in messages
         )
-        key = (said, generation_prompt)
+        key = (said, generation_prompt, start.key)
         shape = self._shapes.get(key)
         if shape is None:
-            shape = self._shapes[key] = self._find(messages, generation_prompt)
+            shape = self._shapes[key] = self._find(messages, generation_prompt, start)
             if len(self._shapes) > _MAX_SHAPES:
                 self._shapes.popitem(last=False)
         return shape
 
-    def _find(self, messages: tuple[Message, ...], generation_prompt: bool) -> TurnShape:
+    def _find(
+        self, messages: tuple[Message, ...], generation_prompt: bool, start: Start, *, is_kept: bool = True
+    ) -> TurnShape:
         harmless = [replace(m, content=WORD if m.content.strip() else m.content) for m in messages]
-        before, alone = self._turn_before(harmless, generation_prompt)
-        as_users = not self.shows_all([ASK, before, *harmless])
-        if as_users:
-            harmless = [as_user(message) for message in harmless]
-            before, alone = self._turn_before(harmless, generation_prompt)
-        followed = _behind(self.template.render([ASK, before, *harmless], generation_prompt=generation_prompt))
+        before, alone = self._turn_before(harmless, generation_prompt, start)
+        is_all_shown = self._follow([*start.messages, before], harmless, start)
+        if not is_all_shown:
+            harmless = as_users(harmless)
+            before, alone = self._turn_before(harmless, generation_prompt, start)
+        conversation = [*start.messages, before, *harmless]
+        followed = _behind(self.template.render(conversation, start.tools, generation_prompt=generation_prompt))
         shape = self._find_closing(alone, followed, calls=bool(before.tool_calls))
-        shape = replace(shape, before=before, as_users=as_users)
+        shape = replace(shape, before=before, as_users=not is_all_shown, start=start)
         text = self.following(harmless, shape, generation_prompt)
         shape = replace(shape, specials=self.text.specials(self.text.encode(text, shape.anchor)))
-        filled = replace(shape, pieces=self._find_pieces(harmless, shape, generation_prompt))
-        return filled if filled.fill(harmless) == text else shape
+        return replace(shape, pieces=self._find_pieces(harmless, shape, generation_prompt)) if is_kept else shape
 
-    def _turn_before(self, messages: Sequence[Message], generation_prompt: bool) -> tuple[Message, str]:
+    def _turn_before(self, messages: Sequence[Message], generation_prompt: bool, start: Start) -> tuple[Message, str]:
         """Return an assistant's turn that such messages can follow, and what the template writes at its end."""
         names = []
         for message in messages:
@@ -132,13 +155,15 @@ class TurnShapes:
             several = (*calls[:-1], replace(calls[-1], arguments={"x": WORD}))
             one = (replace(calls[0], arguments={"x": WORD}),)
             turns = [Message("assistant", "", several), Message("assistant", "", one), *turns]
+        begun, tools = start.messages, start.tools
         for turn in turns[:-1]:
             try:
-                _behind(self.template.render([ASK, turn, *messages], generation_prompt=generation_prompt))
-                return turn, _behind(self.template.render([ASK, turn], generation_prompt=False))
+                conversation = [*begun, turn, *messages]
+                _behind(self.template.render(conversation, tools, generation_prompt=generation_prompt))
+                return turn, _behind(self.template.render([*begun, turn], tools, generation_prompt=False))
             except ModelError:  # several calls in a turn, say: refused by Llama, dropped by GPT-OSS
                 continue
-        return turns[-1], _behind(self.template.render([ASK, turns[-1]], generation_prompt=False))
+        return turns[-1], _behind(self.template.render([*begun, turns[-1]], tools, generation_prompt=False))
 
     def _find_closing(self, alone: str, followed: str, *, calls: bool) -> TurnShape:
         """Compare how a turn ends alone and followed by others: what is common closes it."""
@@ -191,8 +216,9 @@ class TurnShapes:
     def following(self, messages: Sequence[Message], shape: TurnShape, generation_prompt: bool) -> str:
         """Render what follows the closing of an assistant's turn."""
         if shape.as_users:
-            messages = [as_user(message) for message in messages]
-        rendered = self.template.render([ASK, shape.before, *messages], generation_prompt=generation_prompt)
+            messages = as_users(messages)
+        conversation = [*shape.start.messages, shape.before, *messages]
+        rendered = self.template.render(conversation, shape.start.tools, generation_prompt=generation_prompt)
         return rendered[rendered.index(WORD) + len(WORD) :][shape.skip :]
 
     def _find_pieces(
@@ -204,20 +230,25 @@ class TurnShapes:
         """
         if any(not message.content.strip() for message in messages):
             return None
-        probes = [f" \n\"{WORD}{i}\té<'&\\ \n " for i in range(len(messages))]
-        said = [replace(message, content=probe) for message, probe in zip(messages, probes, strict=True)]
+        words = [f"{WORD}{i}" for i in range(len(messages))]
+        said = _saying(messages, _PROBES[0], words)
         rest = self.following(said, shape, generation_prompt)
         pieces = []
-        for probe in probes:
+        for message in said:
             for name, treat in _TREATMENTS.items():
-                before, found, after = rest.partition(treat(probe))
+                before, found, after = rest.partition(treat(message.content))
                 if found:
                     pieces.append((before, name))
                     rest = after
                     break
             else:
                 return None
-        return (*pieces, (rest, ""))
+        filled = replace(shape, pieces=(*pieces, (rest, "")))
+        for probe in _PROBES:  # a template may look at what is said: then it is rendered every time
+            said = _saying(messages, probe, words)
+            if filled.fill(said) != self.following(said, shape, generation_prompt):
+                return None
+        return filled.pieces
 
     def _structure(self) -> str:
         """Return text with every token that the template itself writes around messages."""
@@ -225,12 +256,21 @@ class TurnShapes:
         texts = [self.template.render(said)]
         if self.template.traits.tool_role:
             heard = [Message("tool", WORD, tool_call_id="qz0000000", metadata={"name": "look_up"})]
-            turn, alone = self._turn_before(heard, True)
+            turn, alone = self._turn_before(heard, True, Start())
             followed = _behind(self.template.render([ASK, turn, *heard]))
             texts.append(followed[common_length(alone, followed) :])
         return "".join(texts)
 
-    def shows_all(self, messages: Sequence[Message]) -> bool:
+    def _follow(self, begun: Sequence[Message], messages: Sequence[Message], start: Start) -> bool:
+        """Return whether the template shows every one of these messages, and behind what is begun."""
+        told = [replace(m, content=f"{WORD}{i}z" if m.content.strip() else m.content) for i, m in enumerate(messages)]
+        try:
+            text = _behind(self.template.render([*begun, *told], start.tools))
+        except ModelError:
+            return False
+        return all(message.content in text for message in told if message.content.strip())
+
+    def shows_all(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> bool:
         """Return whether the template shows what is said in every message that is not the assistant's."""
         harmless = [
             replace(message, content=f"{WORD}{index}z")
@@ -239,11 +279,25 @@ class TurnShapes:
             for index, message in enumerate(messages)
         ]
         try:
-            text = self.template.render(harmless)
+            text = self.template.render(harmless, tools)
         except ModelError:
             return False
         return all(new.content in text for new, old in zip(harmless, messages, strict=True) if new is not old)
 
+
+# Contents that templates treat in ways of their own; {} is a harmless word.
+_PROBES = (
+    " \n\"{}\té<'&\\ \n ",
+    "{}",
+    '{{"a": "{}"}}',
+    "[{}]",
+    "Error: {}",
+    "<think>x</think> {}",
+    "</think>{}",
+    "\u00a0\u2003{}\x0b\u00a0",
+    "a\r\nb {}\n",
+    "{}" + " and more" * 500,
+)
 
 # What templates do with a content: the longest result first, as one contains another.
 _TREATMENTS: dict[str, Callable[[str], str]] = {
@@ -269,9 +323,18 @@ def plainly_named(message: Message) -> Message:
     )
 
 
-def as_user(message: Message) -> Message:
-    """Return a tool's result as a user's message, any other message as it is."""
-    return Message("user", message.content) if message.role == "tool" else message
+def as_users(messages: Sequence[Message], *, keep_first: bool = False) -> list[Message]:
+    """Return messages with tools' results and system messages as a user's; `keep_first` spares the system prompt."""
+    return [
+        Message("user", message.content)
+        if message.role == "tool" or (message.role == "system" and not (keep_first and index == 0))
+        else message
+        for index, message in enumerate(messages)
+    ]
+
+
+def _saying(messages: Sequence[Message], probe: str, words: Sequence[str]) -> list[Message]:
+    return [replace(message, content=probe.format(word)) for message, word in zip(messages, words, strict=True)]
 
 
 def _behind(rendered: str) -> str:

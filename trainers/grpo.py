@@ -225,14 +225,38 @@ class EnvGRPOTrainer(GRPOTrainer):
         further_rows = [dict(inputs[0]) for _ in range(self._n_further_rows(len(owners)))]
         with _quiet(bool(further_rows)):
             output: dict[str, Any] = super()._generate_and_score_completions([*inputs, *further_rows])
+        if further_rows:  # they have no reward: TRL counts their groups as if theirs differed
+            mean = self._metrics[self._mode]["frac_reward_zero_std"]
+            mean[-1] *= (len(inputs) + len(further_rows)) / len(inputs)
         if owners:  # a fork shares its trajectory's credit
             first = len(inputs)
             output["advantages"][first : first + len(owners)] = output["advantages"][owners]
         if not self._guarded:
-            self._guard(output)
-            self._guarded = True
+            self._guarded = self._guard(output)
         self._log_episodes()
         return output
+
+    def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Return the loss of a micro-batch; one that forks made larger is taken in parts of the configured size.
+
+        The losses that are normalised by the tokens of the whole batch (dapo, cispo) are sums over rows: the gradients
+        of all parts but the last are added here, so that memory stays what it was.
+        """
+        size = self.args.per_device_train_batch_size
+        n_rows = len(inputs["prompt_ids"]) if isinstance(inputs, dict) else 0
+        if n_rows <= size or self._mode != "train" or self.loss_type == "bnpo":
+            loss: torch.Tensor = super().compute_loss(model, inputs, *args, **kwargs)
+            return loss
+        done = torch.zeros((), device=self.accelerator.device)
+        for start in range(0, n_rows, size):
+            part = {key: _rows_of(value, start, start + size) for key, value in inputs.items()}
+            if start + size >= n_rows:
+                return super().compute_loss(model, part, *args, **kwargs) + done
+            with self.accelerator.no_sync(model):
+                loss = super().compute_loss(model, part, *args, **kwargs)
+                self.accelerator.backward(loss)
+            done = done + loss.detach()
+        return done
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
         """Return TRL's loss on the micro-batch without the padding of the whole generation."""
@@ -301,15 +325,18 @@ class EnvGRPOTrainer(GRPOTrainer):
             self._writer.write(trajectory)
 
     @torch.no_grad()
-    def _guard(self, output: Mapping[str, Any]) -> None:
+    def _guard(self, output: Mapping[str, Any]) -> bool:
         """Stop if the log-probabilities at sampling are not those of the model that is trained.
+
+        Returns:
+            Whether there was anything to compare.
 
         Raises:
             ModelError: If their mean gap exceeds `args.logps_tolerance`.
         """
         args = self.args
         if (args.top_p, args.top_k or 0, args.min_p or 0.0, args.repetition_penalty) != (1.0, 0, 0.0, 1.0):
-            return  # the sampled distribution was filtered: the two are meant to differ
+            return True  # the sampled distribution was filtered: the two are meant to differ
         rows = min(len(output["prompt_ids"]), args.per_device_train_batch_size)
         prompts, completions = output["prompt_ids"][:rows], output["completion_ids"][:rows]
         recomputed, *_ = self._get_per_token_logps_and_entropies(
@@ -320,7 +347,9 @@ class EnvGRPOTrainer(GRPOTrainer):
         )
         mask = (output["completion_mask"][:rows] * output["tool_mask"][:rows]).bool()
         gaps = (recomputed - output["sampling_per_token_logps"][:rows]).abs()[mask]
-        mean_gap = gaps.mean().item() if gaps.numel() else 0.0
+        if not gaps.numel():
+            return False
+        mean_gap = gaps.mean().item()
         self._metrics["train"]["sampling/guard_logps_gap"].append(mean_gap)
         if args.logps_tolerance is not None and not mean_gap <= args.logps_tolerance:
             raise ModelError(
@@ -328,6 +357,7 @@ class EnvGRPOTrainer(GRPOTrainer):
                 f"the first batch (allowed: logps_tolerance={args.logps_tolerance}). Check that policy and trainer "
                 "have the same weights, dtype, temperature and chat template, and that dropout is off."
             )
+        return True
 
     def _log_episodes(self) -> None:
         """Log what the environment said of the latest episodes, over all processes."""
@@ -364,6 +394,13 @@ class EnvGRPOTrainer(GRPOTrainer):
         runner = SyncRunner()  # in a notebook a loop is running already
         runner.run(self._policy.aclose)
         runner.close()
+
+
+def _rows_of(value: Any, start: int, stop: int) -> Any:
+    """Return some rows of a tensor or list; a number that belongs to the whole batch stays as it is."""
+    if value is None or (isinstance(value, torch.Tensor) and value.ndim == 0):
+        return value
+    return value[start:stop] if isinstance(value, torch.Tensor | list) else value
 
 
 @contextmanager

@@ -31,8 +31,12 @@ class Codec(Protocol):
         """Encode a conversation from its start, ready for the assistant's next turn. Shape (T,)."""
         ...
 
+    def start_of(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> Any:
+        """Return what `encode_delta` needs to know of a conversation's start."""
+        ...
+
     def encode_delta(
-        self, messages: Sequence[Message], *, reply_ids: IdArray, generation_prompt: bool = True
+        self, messages: Sequence[Message], *, reply_ids: IdArray, generation_prompt: bool = True, start: Any = None
     ) -> IdArray:
         """Encode what stands between an assistant turn, whose ids are `reply_ids`, and the next. Shape (T,)."""
         ...
@@ -66,7 +70,9 @@ async def seen_by(context_fn: ContextFn | None, messages: Sequence[Message]) -> 
         return None
     left = context_fn(tuple(messages))
     view = tuple(await left) if inspect.isawaitable(left) else tuple(left)
-    if not view or not all(isinstance(message, Message) for message in view):
+    roles = ("system", "user", "assistant", "tool")
+    is_sound = (isinstance(m, Message) and isinstance(m.content, str) and m.role in roles for m in view)
+    if not view or not all(is_sound):
         raise InvalidConfigError(f"the context function returned {view!r:.200}; it must return messages, at least one.")
     return view
 
@@ -123,6 +129,8 @@ def _message(data: Mapping[str, Any]) -> Message:
     message = Message.from_dict(data)
     if not isinstance(message.content, str) or message.role not in ("system", "user", "assistant", "tool"):
         raise TypeError(f"no message: {data!r}")
+    if not isinstance(data.get("name", ""), str):
+        raise TypeError(f"the name {data['name']!r:.60} is no text")
     if "name" in data:
         message = replace(message, metadata={**message.metadata, "name": data["name"]})
     check_extras(message)

@@ -225,6 +225,9 @@ class _Episode:
     messages: list[Message] = field(default_factory=list)
     view: tuple[Message, ...] | None = None
     """What the policy sees of the messages; None is all of them."""
+    heard: tuple[Message, ...] = ()
+    """What the environment said since the last turn."""
+    heard_by_policy: tuple[Message, ...] = ()
     tools: tuple[Mapping[str, Any], ...] = ()
     turns: list[Turn] = field(default_factory=list)
     stop_reason: StopReason = StopReason.ERROR
@@ -238,6 +241,10 @@ class _Episode:
     async def run(self) -> None:
         await self._reset()
         while not (reason := self._limit_reached()):
+            await self._listen()
+            if self._budget() < 1:
+                tokens = f"{len(self.tape.row)} tokens before the turn, {self._token_limits()}"
+                return self._cut(StopReason.MAX_TOKENS, tokens)
             try:
                 reply = await self._ask()
             except ContextFullError as error:
@@ -271,9 +278,17 @@ class _Episode:
             return StopReason.MAX_TURNS, f"max_turns={limits.max_turns}"
         if limits.max_episode_s is not None and time.perf_counter() - self.started > limits.max_episode_s:
             return StopReason.TIMEOUT, f"max_episode_s={limits.max_episode_s:g}"
-        if self._budget() < 1:
-            return StopReason.MAX_TOKENS, f"{len(self.tape.row)} tokens before the turn, {self._token_limits()}"
         return None
+
+    async def _listen(self) -> None:
+        """Let the policy hear what the environment said last, as the context function has it."""
+        if self.heard is self.heard_by_policy:
+            return
+        with _Blame("policy"):
+            if self.context_fn is not None:
+                self.view = await self._in_time(lambda: seen_by(self.context_fn, self.messages))
+            self.tape.hear(self.heard, self.view)
+        self.heard_by_policy = self.heard
 
     def _budget(self) -> int:
         return turn_budget(self.limits, self.sampling.max_new_tokens, len(self.tape.row), self._row_limit())
@@ -381,9 +396,7 @@ class _Episode:
         else:
             heard = with_call_ids(heard, reply.message)
             self.messages += heard
-            with _Blame("policy"):
-                self.view = await seen_by(self.context_fn, self.messages)
-                self.tape.hear(heard, self.view)
+            self.heard = heard
         if truncated and not terminated:
             self._cut(StopReason.ENV_TRUNCATED, "")
         self.is_success = is_success
@@ -410,7 +423,7 @@ class _Episode:
     def _cut(self, reason: StopReason, why: str) -> None:
         self.stop_reason = reason
         with _Blame("policy"):
-            self.tape.hear_last()
+            self.tape.hear_last(self.heard)
             self.tape.cut(self._row_limit())
             self.tape.cut(getattr(self.policy, "max_model_len", None))  # a row that cannot be scored helps nobody
         if why and not self.turns:

@@ -50,6 +50,7 @@ class Tape:
         self._reply: tuple[Message, ...] = ()
         self._reply_ids = _NOTHING
         self._tools: Sequence[Mapping[str, Any]] = ()
+        self._start: Any = None
         self._heard: tuple[Message, ...] = ()
         self._heard_at = 0  # length of the row before the last observation
 
@@ -72,6 +73,7 @@ class Tape:
         """Write the first prompt."""
         self._view, self._tools = tuple(view), tools
         if self.codec is not None:
+            self._start = self.codec.start_of(self._view, tools)
             self.row.append_context(self.codec.encode_prompt(view, tools))
 
     def say(self, reply: Message, ids: npt.NDArray[np.int32] | None, logps: npt.NDArray[np.float32] | None) -> None:
@@ -111,7 +113,7 @@ class Tape:
         if view is not None and self._view != as_it_was:
             self._fork(self.codec.encode_prompt(self._view, self._tools))
             return
-        delta = self.codec.encode_delta(messages, reply_ids=self._reply_ids)
+        delta = self.codec.encode_delta(messages, reply_ids=self._reply_ids, start=self._start)
         if self.history == "template":
             prompt = self.codec.encode_anew(self._view, self._tools, np.concatenate([self.row.ids, delta]))
             if prompt is not None:
@@ -119,19 +121,18 @@ class Tape:
                 return
         self.row.append_context(delta)
 
-    def hear_last(self) -> None:
-        """Write the last observation anew, as one that nobody answers."""
+    def hear_last(self, messages: tuple[Message, ...]) -> None:
+        """Take the last observation, which nobody answers; if it was heard already, write it anew as such."""
         if self.codec is None:
             return
         if self._forked_from is not None:
             self.row, self._forked_from = self._forked_from, None
-        elif self.row.n_spans:
-            self.row.truncate(self._heard_at)
-        else:
+        elif not self.row.n_spans:
             return
-        self.row.append_context(
-            self.codec.encode_delta(self._heard, reply_ids=self._reply_ids, generation_prompt=False)
-        )
+        elif messages is self._heard:
+            self.row.truncate(self._heard_at)
+        delta = self.codec.encode_delta(messages, reply_ids=self._reply_ids, generation_prompt=False, start=self._start)
+        self.row.append_context(delta)
 
     def cut(self, length: int | None) -> None:
         """Cut the row to at most `length` tokens."""
@@ -144,6 +145,7 @@ class Tape:
         return tuple(row.build() for row in (*self._earlier, last) if len(row))
 
     def _fork(self, prompt: npt.NDArray[np.int32]) -> None:
+        self._start = self.codec.start_of(self._view, self._tools) if self.codec is not None else None
         if self._forked_from is None and self.row.n_spans:
             self._forked_from = self.row
         self.row = RowBuilder(capacity=2 * len(prompt))

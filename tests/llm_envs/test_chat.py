@@ -2,14 +2,16 @@
 
 import numpy as np
 import pytest
+from families import family_of, family_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, normalizers
 
 from llm_envs.chat import ChatCodec
 from llm_envs.errors import ModelError
+from llm_envs.parsers import format_tool_call
 from llm_envs.tiny_model import MARKUP_TOKENS, SPECIAL_TOKENS, tiny_tokenizer
-from llm_envs.types import Message
+from llm_envs.types import Message, ToolCall
 
 TOOLS = [{"type": "function", "function": {"name": "calculator", "description": "d", "parameters": {}}}]
 CONVERSATION = [Message("system", "Be brief."), Message("user", "What is 2+2?")]
@@ -121,14 +123,15 @@ def test_a_tokenizer_without_template_or_end_of_turn_is_refused():
         ChatCodec(tokenizer)
 
 
-def test_a_role_that_the_template_refuses_is_named():
+def test_a_conversation_that_the_template_refuses_is_named():
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = (
-        "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('too late') }}"
+        "{% for m in messages %}{% if m.role == 'user' and not loop.first and m.content != 'x' "
+        "and messages[0].content == 'x' %}{{ raise_exception('one question') }}"
         "{% endif %}{{ '<|im_start|>' + m.content + '<|im_end|>' }}{% endfor %}"
     )
-    with pytest.raises(ModelError, match=r"roles \['user', 'assistant', 'system'\]: too late"):
-        ChatCodec(tokenizer).encode_delta([Message("system", "4")], reply_ids=CLOSED)
+    with pytest.raises(ModelError, match=r"roles \['user', 'assistant', 'user'\]: one question"):
+        ChatCodec(tokenizer)
 
 
 NO_ROOM = """\
@@ -199,4 +202,125 @@ def test_what_stands_between_turns_is_found_out_once(monkeypatch):
         codec.encode_delta([Message("tool", f"{turn} is the result", metadata={"name": "f"})], reply_ids=CLOSED)
     first = len(rendered)
     codec.encode_delta([Message("tool", "another", metadata={"name": "f"})], reply_ids=CUT)
-    assert 0 < first < 12 and len(rendered) == first
+    assert 0 < first < 40 and len(rendered) == first  # not one for each of 64 turns
+
+
+def test_messages_with_more_than_a_shape_are_not_remembered():
+    """An environment that speaks for the assistant: its calls and thinking are its own each time."""
+
+    def said(secret):
+        call = ToolCall("look_up", {"x": secret})
+        messages = [Message("user", "u"), Message("assistant", "calling", (call,)), Message("tool", "r")]
+        return text_of(BYTES, BYTES.encode_delta(messages, reply_ids=CLOSED))
+
+    assert "FIRST" in said("FIRST")
+    assert "SECOND" in said("SECOND") and "FIRST" not in said("SECOND")
+
+
+@pytest.mark.parametrize("space", ["\n", "\n\n", "  "])
+def test_white_space_tokens_are_no_markers(space):
+    """Gemma's tokenizers list runs of white space as added tokens: text with them is text."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.add_tokens([AddedToken(space, special=False, normalized=False)])
+    codec = ChatCodec(tokenizer)
+    text = f"two{space}lines"
+    delta = codec.encode_delta([Message("user", text)], reply_ids=CLOSED)
+    assert text in text_of(codec, delta)
+    whole = f"\n<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
+    assert delta.tolist() == tokenizer.encode(whole, add_special_tokens=False)
+    assert text in text_of(codec, codec.encode_prompt([Message("user", text)]))
+
+
+@pytest.mark.parametrize("name", ["deepseekv3", "deepseek_r1_distill", "qwen3", "glm4moe", "llama3_1"])
+def test_nobody_forges_a_role_in_an_earlier_turn(name):
+    """Neither an environment that speaks for the assistant, nor an assistant that was asked to write a role marker."""
+    codec = ChatCodec(family_tokenizer(name))
+    family = family_of(name)
+    words = "ok " + "".join([*family.special, *family.added]) + " obey"
+    plain = [Message("user", "q"), Message("assistant", "ok obey"), Message("user", "r")]
+    forged = [Message("user", "q"), Message("assistant", words), Message("user", "r")]
+    roles = [token for token in (*family.special, *family.added) if "think" not in token and "tool" not in token]
+    ids = set(codec.tokenizer.convert_tokens_to_ids([r for r in roles if "arg" not in r]))
+
+    def markers(messages):
+        return [i for i in codec.encode_prompt(messages).tolist() if i in ids]
+
+    assert markers(forged) == markers(plain)
+
+
+@pytest.mark.parametrize(
+    "name", ["gptoss", "cohere", "qwen3_vl", "gemma3", "qwen3_6", "deepseekv3", "llama3_1", "qwen2_5"]
+)
+def test_system_messages_in_between_are_never_lost(name):
+    codec = ChatCodec(family_tokenizer(name))
+    heard = [Message("user", "u"), Message("system", "NOTE")]
+    assert "NOTE" in codec.decode(codec.encode_delta(heard, reply_ids=CUT))
+    assert "NOTE" in codec.decode(codec.encode_delta(heard[::-1], reply_ids=CUT))
+    assert "NOTE" in codec.decode(codec.encode_prompt([Message("user", "u"), Message("system", "NOTE")]))
+    both = codec.decode(codec.encode_prompt([Message("system", "ONE"), Message("system", "TWO"), Message("user", "u")]))
+    assert "ONE" in both and "TWO" in both
+
+
+def test_what_stands_between_turns_may_depend_on_the_system_prompt_and_on_tools():
+    tokenizer = tiny_tokenizer()
+    own = str(tokenizer.chat_template)
+    ending = "{{- '<|im_start|>assistant\\n' }}"
+    assert ending in own
+    tokenizer.chat_template = own.replace(
+        ending,
+        ending + "{% if '/no_think' in messages[0].content %}{{ '<think></think>' }}{% endif %}"
+        "{% if tools %}{{ 'TOOLS' }}{% endif %}",
+    )
+    codec = ChatCodec(tokenizer)
+    heard = [Message("user", "go on")]
+
+    def after(system, tools):
+        start = codec.start_of([Message("system", system), Message("user", "x")], tools)
+        return text_of(codec, codec.encode_delta(heard, reply_ids=CLOSED, start=start)).rpartition("assistant\n")[2]
+
+    assert after("a", ()) == "" and after("/no_think", ()) == "<think></think>"
+    assert after("a", TOOLS) == "TOOLS" and after("/no_think", TOOLS) == "<think></think>TOOLS"
+    assert after("a", ()) == ""
+
+
+@pytest.mark.parametrize(
+    "treatment",
+    [
+        "m.content[:100]",
+        "('!' + m.content if m.content.startswith('Error') else m.content)",
+        "(m.content if m.content[0] == '{' else m.content | tojson)",
+        "m.content.split('</think>')[-1]",
+        "m.content.strip(' \\n')",
+        "(m.content.splitlines() | join('\\n'))",
+        "('LONG' if m.content | length > 1500 else m.content)",
+    ],
+)
+@pytest.mark.parametrize("text", ["plain", "Error: x", '{"a": 1}', "a</think>b", "\xa0 x\t\n", "a\r\nb", "w " * 2000])
+def test_a_template_that_looks_at_what_is_said_is_asked_every_time(treatment, text):
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = (
+        "{% for m in messages %}{% if m.role == 'assistant' %}{{ '<|im_start|>assistant\\n' + m.content }}{% else %}"
+        "{{ '<|im_start|>user\\n' + " + treatment + " }}{% endif %}{{ '<|im_end|>\\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+    )
+    codec = ChatCodec(tokenizer)
+    codec.encode_delta([Message("user", "first")], reply_ids=CLOSED)
+    delta = codec.encode_delta([Message("user", text)], reply_ids=CLOSED)
+    asked = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}, {"role": "user", "content": text}]
+    whole = tokenizer.apply_chat_template(asked, tokenize=False, add_generation_prompt=True)
+    assert text_of(codec, delta) == whole.partition("y<|im_end|>")[2]
+
+
+def test_half_a_surrogate_pair_costs_nothing():
+    delta = BYTES.encode_delta([Message("user", "a\udcffb")], reply_ids=CLOSED)
+    assert "a\ufffdb" in text_of(BYTES, delta)
+    assert "a\ufffdb" in text_of(BYTES, BYTES.encode_prompt([Message("system", "a\udcffb"), Message("user", "x")]))
+
+
+def test_an_oracles_several_calls_are_in_the_models_own_format_or_refused():
+    calls = "\n".join(format_tool_call("look_up", x=x) for x in ("1", "2"))
+    llama = ChatCodec(family_tokenizer("llama3_1"))
+    said = llama.decode_reply(llama.encode_reply(calls))
+    assert "<tool_call>" not in said and len(llama.parser(said).tool_calls) == 2
+    with pytest.raises(ModelError, match="writes one call a turn"):
+        ChatCodec(family_tokenizer("gptoss")).encode_reply(calls)

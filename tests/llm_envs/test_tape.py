@@ -69,9 +69,10 @@ def test_a_fork_in_which_nothing_was_said_is_taken_back():
     tape.begin(ASK, ())
     tape.say(*sampled(QWEN3, "<think>\nB\n</think>\n\nFour."))
     before = tape.row.ids.copy()
-    tape.hear((Message("user", "Sure?"),))
+    heard = (Message("user", "Sure?"),)
+    tape.hear(heard)
     assert tape.is_forked and tape.earlier_tokens == len(before)
-    tape.hear_last()
+    tape.hear_last(heard)
     (row,) = tape.rows()
     assert np.array_equal(row.ids[: len(before)], before)
     assert QWEN3.decode(row.ids[len(before) :]) == "\n<|im_start|>user\nSure?<|im_end|>\n"
@@ -148,6 +149,27 @@ def test_a_context_function_that_fails_or_returns_nonsense_costs_its_episode():
         assert trajectory.status == "errored" and trajectory.error.where == "policy"
     with pytest.raises(InvalidConfigError, match="n_turns is 0"):
         create_window(0)
+
+
+def test_a_context_function_is_called_before_turns_alone_and_within_the_policys_time():
+    asked = []
+
+    def watch(messages):
+        asked.append(len(messages))
+        if len(messages) > 4:
+            raise RuntimeError("after the last turn")
+        return messages
+
+    spec_limits = RolloutLimits(max_turns=2)
+    trajectory, _ = play([3, 1, 4], watch, spec_limits)
+    assert trajectory.status == "ok" and trajectory.reward > 0  # what was earned is not lost to what nobody reads
+    assert asked == [4] and trajectory.stop_reason is StopReason.MAX_TURNS
+
+    async def hang(messages):
+        await asyncio.Event().wait()
+
+    hung, _ = play([3, 1], hang, RolloutLimits(max_policy_s=0.05))
+    assert hung.status == "errored" and "max_policy_s=0.05" in hung.error.message
 
 
 def test_budgets_count_the_tokens_of_all_rows():

@@ -88,6 +88,42 @@ def test_gradient_accumulation_takes_all_rows(play):
     assert [len(part["advantages"]) for part in trainer._buffered_inputs] == [16, 16]
 
 
+@pytest.mark.parametrize("loss_type", ["dapo", "cispo"])
+def test_memory_stays_what_it_was_and_the_gradient_too(play, loss_type):
+    """A micro-batch that forks made larger is taken in parts: the same step as with room for all of it."""
+
+    def step(size, accumulation):
+        sizes = []
+        original = EnvGRPOTrainer._compute_loss
+
+        def watch(self, model, inputs):
+            sizes.append(len(inputs["prompt_ids"]))
+            return original(self, model, inputs)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(EnvGRPOTrainer, "_compute_loss", watch)
+            patch.setattr("trl.trainer.grpo_trainer.shuffle_sequence_dict", lambda batch: batch)
+            trainer, _ = play(
+                context_fn=last_only, loss_type=loss_type, per_device_train_batch_size=size,
+                gradient_accumulation_steps=accumulation, max_grad_norm=1e9,
+            )  # fmt: skip
+        return sizes, [parameter.detach().clone() for parameter in trainer.model.parameters()]
+
+    whole_sizes, whole = step(16, 1)
+    assert whole_sizes == [16, 16]
+    small_sizes, small = step(4, 4)
+    assert set(small_sizes) == {4} and len(small_sizes) == 8
+    assert max((a - b).abs().max().item() for a, b in zip(whole, small, strict=True)) < 2e-4
+
+
+def test_groups_of_equal_reward_are_counted_by_episodes(play):
+    trainer, _ = play(context_fn=last_only, max_turn_tokens=1)
+    rewards = np.array([t.reward for t in trainer.last_trajectories]).reshape(4, 4)
+    equal = float(np.mean([np.ptp(group) == 0 for group in rewards]))
+    log = next(entry for entry in trainer.state.log_history if "frac_reward_zero_std" in entry)
+    assert log["frac_reward_zero_std"] == pytest.approx(equal)
+
+
 def test_nothing_forks_where_nothing_is_dropped(play):
     trainer, batch = play(context_fn=create_window(2))
     assert {t.n_forks for t in trainer.last_trajectories} == {0}
