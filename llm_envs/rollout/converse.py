@@ -1,0 +1,449 @@
+"""A conversation with tools from functions alone: a parser, an executor, a condition to stop. No environment to write.
+
+    trajectory = converse(policy, "What is 3 * 4?", codec=codec, tools=[multiply])
+
+It is played by the loop that plays every episode, so tokens, forks, limits and failures are the same.
+
+1. The policy speaks. If `stop_condition(messages, reply)` holds, the conversation is over; its calls are not run then.
+2. Else, what it hears: the results of its calls; or what is wrong with its reply; or what `user` says to it.
+3. An executor, a user or a reward that is asynchronous runs in the event loop of the caller. An executor or a user
+   that blocks does so in a thread of the conversation's own.
+4. When a conversation ends, however it ends, nothing of it is left running.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from concurrent.futures import CancelledError as FutureCancelledError
+from concurrent.futures import Future
+from dataclasses import replace
+from functools import partial
+from typing import Any, ClassVar
+
+import gymnasium as gym
+
+from llm_envs.errors import EnvContractError, InvalidConfigError, ResetNeededError
+from llm_envs.parsers import ParsedReply, Parser, parse_reply
+from llm_envs.policies.base import Policy
+from llm_envs.rollout.context import Codec, ContextFn
+from llm_envs.rollout.episode import play_episode, policy_kind
+from llm_envs.rollout.limits import RolloutLimits
+from llm_envs.rollout.logs import as_messages, context_turns
+from llm_envs.rollout.source import EpisodeSpec
+from llm_envs.rollout.sync import SyncRunner
+from llm_envs.rollout.tape import History
+from llm_envs.spaces import TextSpace, encodable
+from llm_envs.toolbox import Toolbox, run_calls
+from llm_envs.types import Message, SamplingParams, ToolCall, ToolResult, Trajectory
+
+__all__ = [
+    "DEFAULT_MAX_TURNS",
+    "GO_ON",
+    "ConversationEnv",
+    "Executor",
+    "StopCondition",
+    "ToolTracker",
+    "aconverse",
+    "aconverse_batch",
+    "calls_nothing",
+    "converse",
+    "converse_batch",
+]
+
+Results = Sequence[ToolResult | str]
+Executor = Callable[[Sequence[ToolCall]], Results | Awaitable[Results]]
+"""The calls of one turn -> what came of each, in their order; a text is the result of a call that succeeded."""
+StopCondition = Callable[[Sequence[Message], ParsedReply], bool]
+"""(messages so far, the reply last) -> whether the conversation is over."""
+User = Callable[[Sequence[Message], ParsedReply], str | Awaitable[str]]
+"""The same -> what a user says to a reply that calls nothing."""
+Tracker = Callable[[int, Sequence[ToolResult]], None]
+"""Is told the results of each turn, from 0."""
+Score = float | Mapping[str, float] | None
+Reward = Callable[[Trajectory], Score | Awaitable[Score]]
+"""A finished conversation -> its reward, or its components, which are summed; None leaves it unscored."""
+
+DEFAULT_MAX_TURNS = 16
+"""Turns of a conversation without limits of its own: nobody wants one that never ends."""
+GO_ON = "Go on."
+"""What is said to a reply that calls nothing and is not the last, where there is no user."""
+
+
+def calls_nothing(messages: Sequence[Message], reply: ParsedReply) -> bool:
+    """Say whether a reply calls no tool and has nothing broken in it: the usual last one."""
+    return not reply.tool_calls and not reply.problems
+
+
+class ToolTracker:
+    """Keeps account of tool calls, turn by turn: of one conversation, or of several at once."""
+
+    def __init__(self) -> None:
+        self._told: list[tuple[int, tuple[ToolResult, ...]]] = []
+
+    @classmethod
+    def of(cls, trajectories: Iterable[Trajectory]) -> ToolTracker:
+        """Return a tracker that was told what happened in finished episodes."""
+        tracker = cls()
+        for trajectory in trajectories:
+            for number, turn in enumerate(trajectory.turns):
+                tracker(number, turn.tool_results)
+        return tracker
+
+    def __call__(self, turn: int, results: Sequence[ToolResult]) -> None:
+        """Take the results of a turn; there may be none. Threads may do so at once."""
+        self._told.append((turn, tuple(results)))
+
+    @property
+    def results(self) -> tuple[ToolResult, ...]:
+        """All results, in the order in which they were told."""
+        return tuple(result for _, results in self._told for result in results)
+
+    @property
+    def n_calls(self) -> int:
+        """How many calls there were."""
+        return len(self.results)
+
+    @property
+    def kinds(self) -> dict[str, int]:
+        """How often each tool was called."""
+        return dict(Counter(result.name for result in self.results))
+
+    @property
+    def errors(self) -> dict[str, int]:
+        """How often each kind of error came of a call."""
+        return dict(Counter(result.error or "unknown" for result in self.results if not result.success))
+
+    @property
+    def success_rate(self) -> float | None:
+        """Share of the calls that succeeded; None without calls."""
+        return _success_rate(self.results)
+
+    def table(self) -> list[dict[str, Any]]:
+        """Return a record of each turn: `turn`, `calls`, `kinds`, `success_rate`, `seconds`."""
+        by_turn: dict[int, list[ToolResult]] = {}
+        for turn, results in self._told:
+            by_turn.setdefault(turn, []).extend(results)
+        return [
+            {
+                "turn": turn,
+                "calls": len(results),
+                "kinds": dict(Counter(result.name for result in results)),
+                "success_rate": _success_rate(results),
+                "seconds": sum(result.seconds for result in results),
+            }
+            for turn, results in sorted(by_turn.items())
+        ]
+
+
+def _success_rate(results: Sequence[ToolResult]) -> float | None:
+    return sum(result.success for result in results) / len(results) if results else None
+
+
+class ConversationEnv(gym.Env[str, str]):
+    """A conversation as an environment: what `converse` plays. Rewards nothing.
+
+    Args:
+        messages: The conversation so far; the policy speaks next.
+        parser: Takes a reply apart.
+        executor: Runs the calls of a turn; None runs the tools that were given as functions.
+        stop_condition: Whether the conversation is over.
+        user: What a user says to a reply that calls nothing.
+        tools: Typed functions, `Tool`s and `Toolset`s; or, with an executor, JSON Schemas.
+        tool_tracker: Is told the results of each turn.
+        loop: The event loop in which what is asynchronous runs.
+
+    Raises:
+        InvalidConfigError: If the conversation or the tools are wrong.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012  # as Gymnasium declares it
+    reward_weights: ClassVar[Mapping[str, float]] = {}
+
+    def __init__(
+        self,
+        messages: str | Sequence[Message | Mapping[str, Any]],
+        *,
+        parser: Parser = parse_reply,
+        executor: Executor | None = None,
+        stop_condition: StopCondition = calls_nothing,
+        user: User | None = None,
+        tools: Sequence[Any] = (),
+        tool_tracker: Tracker | None = None,
+        loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        self.first = as_messages(messages)
+        if not self.first or self.first[-1].role == "assistant":
+            last = "there is none" if not self.first else "it is an assistant's"
+            raise InvalidConfigError(f"converse: the policy answers the last message, and {last}.")
+        schemas = [tool for tool in tools if isinstance(tool, Mapping)]
+        if schemas and (executor is None or len(schemas) < len(tools)):
+            raise InvalidConfigError(
+                "converse: tools that are JSON Schemas need an executor=..., and no functions among them."
+            )
+        self._toolbox = Toolbox([] if schemas else tools, self)
+        self.tools: list[Mapping[str, Any]] = [*schemas, *(tool.schema for tool in self._toolbox.values())]
+        self.system_prompt: str | None = None
+        self.tool_results: tuple[ToolResult, ...] = ()
+        self.observation_space = self.action_space = TextSpace()
+        # Whose function may wait is not known, so all have a thread, which takes 0.1 ms.
+        self.blocking = executor is not None or user is not None or bool(self._toolbox)
+        self._executor: Executor = executor or partial(run_calls, self._toolbox)
+        self._parser, self._stop, self._user, self._tracker = parser, stop_condition, user, tool_tracker
+        self._loop, self._waits_for, self._is_over = loop, _nothing(), False
+        self._said: list[Message] | None = None
+        self._n_turns = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        """Begin the conversation."""
+        super().reset(seed=seed)
+        self._said, self._n_turns, self.tool_results = list(self.first), 0, ()
+        if self._toolbox.keeps_state:
+            self._toolbox.reset({}, self.np_random)
+        return _observed(self.first)
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Take a reply; return what is said to it."""
+        if self._said is None:
+            raise ResetNeededError("ConversationEnv.step was called before reset().")
+        reply = self._parser(action)
+        self._said.append(Message("assistant", action))
+        self.tool_results = ()
+        heard: tuple[Message, ...] = ()
+        is_over = bool(self._stop(tuple(self._said), reply))
+        if not is_over:
+            heard = self._answer(reply)
+            self._said += heard
+        if self._tracker is not None:
+            self._tracker(self._n_turns, self.tool_results)
+        self._n_turns += 1
+        observation, info = _observed(heard)
+        return observation, 0.0, is_over, False, {**info, "reward_components": {}}
+
+    def cancel(self) -> None:
+        """Cancel what the conversation waits for; from any thread."""
+        self._is_over = True
+        self._waits_for.cancel()
+
+    def close(self) -> None:
+        """Close the toolsets."""
+        self._toolbox.close()
+        super().close()
+
+    def _answer(self, reply: ParsedReply) -> tuple[Message, ...]:
+        assert self._said is not None
+        if reply.tool_calls:
+            self.tool_results = _checked(self._settle(self._executor(reply.tool_calls)), reply.tool_calls)
+            pairs = zip(reply.tool_calls, self.tool_results, strict=True)
+            return tuple(Message("tool", result.output, (), call.id, {"name": result.name}) for call, result in pairs)
+        if reply.problems:
+            return (Message("user", f"Error: the reply cannot be read: {'; '.join(reply.problems)}."),)
+        said = GO_ON if self._user is None else self._settle(self._user(tuple(self._said), reply))
+        if not isinstance(said, str):
+            raise EnvContractError(f"the user said {said!r:.80}; it must be a str.")
+        return (Message("user", encodable(said)),)
+
+    def _settle(self, value: Any) -> Any:
+        """Return a value, or what it comes to in the caller's event loop, if it is awaitable."""
+        if not inspect.isawaitable(value):
+            return value
+        if self._loop is None:
+            raise InvalidConfigError("ConversationEnv: something asynchronous needs loop=..., as `aconverse` gives it.")
+        self._waits_for = asyncio.run_coroutine_threadsafe(_awaited(value), self._loop)
+        if self._is_over:
+            self._waits_for.cancel()
+        try:
+            return self._waits_for.result()
+        except FutureCancelledError as error:  # as such it would look as if somebody had cancelled the episode
+            raise RuntimeError("what the conversation waited for was cancelled.") from error
+
+
+def _nothing() -> Future[Any]:
+    future: Future[Any] = Future()
+    future.set_result(None)
+    return future
+
+
+async def _awaited(value: Awaitable[Any]) -> Any:
+    return await value
+
+
+def _observed(messages: Sequence[Message]) -> tuple[str, dict[str, Any]]:
+    text = "\n".join(message.content for message in messages)
+    return text, {"messages": [message.to_dict() for message in messages]} if messages else {}
+
+
+def _checked(results: Any, calls: Sequence[ToolCall]) -> tuple[ToolResult, ...]:
+    if isinstance(results, str) or not isinstance(results, Sequence) or len(results) != len(calls):
+        raise EnvContractError(f"the executor returned {results!r:.80} for {len(calls)} calls; give a result for each.")
+    out = []
+    for call, result in zip(calls, results, strict=True):
+        if isinstance(result, str):
+            result = ToolResult(call.name, call.arguments, result, True)
+        if not isinstance(result, ToolResult):
+            raise EnvContractError(f"the executor returned {result!r:.80}; a result is a ToolResult or a str.")
+        out.append(result if result.output.isascii() else replace(result, output=encodable(result.output)))
+    return tuple(out)
+
+
+async def aconverse(
+    policy: Policy,
+    messages: str | Sequence[Message | Mapping[str, Any]],
+    *,
+    codec: Codec | None = None,
+    parser: Parser = parse_reply,
+    executor: Executor | None = None,
+    stop_condition: StopCondition = calls_nothing,
+    user: User | None = None,
+    tools: Sequence[Any] = (),
+    tool_tracker: Tracker | None = None,
+    reward_fn: Reward | None = None,
+    success_at: float = 1.0,
+    sampling: SamplingParams | None = None,
+    limits: RolloutLimits | None = None,
+    history: History = "append",
+    context_fn: ContextFn | None = None,
+    seed: int = 0,
+    index: int = 0,
+    env_id: str = "converse",
+) -> Trajectory:
+    """Hold one conversation to its end, whatever that is.
+
+    Args:
+        policy: A token or chat policy; an environment's policy sees a `ConversationEnv`.
+        messages: A question; or the conversation so far, as `Message`s or in OpenAI's form.
+        codec: Messages to token ids; a token policy needs one.
+        parser: Takes a reply apart.
+        executor: Runs the calls of a turn, synchronous or asynchronous; None runs `tools`, as `run_calls` does.
+        stop_condition: Whether the conversation is over; by default once a reply calls nothing.
+        user: What a user says to a reply that calls nothing and is not the last; None says `GO_ON`.
+        tools: Typed functions, `Tool`s and `Toolset`s; or, with an executor, JSON Schemas.
+        tool_tracker: Is told the results of each turn, as they come: a `ToolTracker`, say.
+        reward_fn: Rewards the finished conversation, also one that a limit cut. Without it, or when it returns None or
+            raises, the trajectory is unscored. It may be asynchronous.
+        success_at: Reward from which on it is a success.
+        sampling: How the policy samples.
+        limits: Budgets; None is `DEFAULT_MAX_TURNS` turns.
+        history: See `play_episode`.
+        context_fn: See `play_episode`.
+        seed: Of the sampling.
+        index: Which of several conversations under one seed this is.
+        env_id: Name in the trajectory.
+
+    Returns:
+        The trajectory; a failure of the policy, executor or user is in its `error`.
+
+    Raises:
+        InvalidConfigError: If an argument is wrong.
+    """
+    policy_kind(policy, codec)
+    env = ConversationEnv(
+        messages,
+        parser=parser,
+        executor=executor,
+        stop_condition=stop_condition,
+        user=user,
+        tools=tools,
+        tool_tracker=tool_tracker,
+        loop=asyncio.get_running_loop(),
+    )
+    try:
+        trajectory = await play_episode(
+            env,
+            EpisodeSpec(env_id, {}, seed, f"{seed}-{index:06d}"),
+            policy,
+            codec=codec,
+            sampling=sampling,
+            limits=limits or RolloutLimits(max_turns=DEFAULT_MAX_TURNS),
+            history=history,
+            context_fn=context_fn,
+            run_seed=seed,
+        )
+    finally:
+        env.cancel()
+    # What the conversation so far has of an assistant's has a turn each, as every message of its has.
+    trajectory = replace(trajectory, turns=(*context_turns(env.first), *trajectory.turns))
+    return await _scored(trajectory, reward_fn, success_at)
+
+
+async def aconverse_batch(
+    policy: Policy,
+    conversations: Sequence[str | Sequence[Message | Mapping[str, Any]]],
+    *,
+    max_concurrency: int = 64,
+    **settings: Any,
+) -> list[Trajectory]:
+    """Hold several conversations side by side; return them in order.
+
+    Args:
+        policy: As for `aconverse`.
+        conversations: The `messages` of each.
+        max_concurrency: How many at once.
+        settings: The other keyword arguments of `aconverse`. Toolsets are the business of one conversation each: give
+            functions, or an executor.
+    """
+    if max_concurrency < 1:
+        raise InvalidConfigError(f"converse_batch: max_concurrency is {max_concurrency!r}; it must be at least 1.")
+    slots = asyncio.Semaphore(max_concurrency)
+
+    async def hold(index: int, messages: Any) -> Trajectory:
+        async with slots:
+            return await aconverse(policy, messages, index=index, **settings)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(hold(index, messages)) for index, messages in enumerate(conversations)]
+    except BaseExceptionGroup as errors:  # the first is what went wrong; the others fell with it
+        raise errors.exceptions[0] from None
+    return [task.result() for task in tasks]
+
+
+def converse(policy: Policy, messages: str | Sequence[Message | Mapping[str, Any]], **settings: Any) -> Trajectory:
+    """Do what `aconverse` does, from synchronous code; works in a notebook too."""
+    return _run(partial(aconverse, policy, messages, **settings))
+
+
+def converse_batch(
+    policy: Policy, conversations: Sequence[str | Sequence[Message | Mapping[str, Any]]], **settings: Any
+) -> list[Trajectory]:
+    """Do what `aconverse_batch` does, from synchronous code; works in a notebook too."""
+    return _run(partial(aconverse_batch, policy, conversations, **settings))
+
+
+def _run(function: Callable[[], Any]) -> Any:
+    runner = SyncRunner()
+    try:
+        return runner.run(function)
+    finally:
+        runner.close()
+
+
+async def _scored(trajectory: Trajectory, reward_fn: Reward | None, success_at: float) -> Trajectory:
+    """Put the reward on the last turn; without one the trajectory is unscored."""
+    if trajectory.status != "ok":
+        return trajectory
+    if reward_fn is None:
+        return _unscored(trajectory, "there is no reward_fn")
+    try:
+        value = reward_fn(trajectory)
+        score = await value if inspect.isawaitable(value) else value
+        if score is None:
+            return _unscored(trajectory, "reward_fn gave None")
+        components = {name: float(part) for name, part in score.items()} if isinstance(score, Mapping) else None
+        components = {"reward": float(score)} if components is None else components  # type: ignore[arg-type]
+        if not all(map(math.isfinite, components.values())):
+            raise ValueError(f"it gave {components}")
+    except Exception as error:
+        return _unscored(trajectory, f"reward_fn failed: {type(error).__name__}: {error}")
+    reward = sum(components.values())
+    turns = [replace(turn, components=dict.fromkeys(components, 0.0)) for turn in trajectory.turns]
+    turns[-1] = replace(turns[-1], reward=reward, components=components)
+    return replace(trajectory, turns=tuple(turns), is_success=reward >= success_at)
+
+
+def _unscored(trajectory: Trajectory, why: str) -> Trajectory:
+    metadata = {**trajectory.metadata, "unscored_because": why}
+    return replace(trajectory, status="unscored", is_success=None, metadata=metadata)

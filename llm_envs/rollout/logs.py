@@ -1,0 +1,362 @@
+"""Other people's agent logs, in the form of OpenAI's chat API, as trajectories to train on.
+
+What an assistant said becomes what the model at hand would have written: its thinking and calls in its own format,
+encoded as an oracle's words are. Those tokens have mask True and NaN log-probabilities; all else is context.
+
+| in the log | what is made of it |
+|---|---|
+| `content` null, or a list of text parts | no text; the parts joined |
+| `tool_calls` (arguments as JSON text or objects), the older `function_call` | calls |
+| `reasoning_content`, `reasoning`, `thinking` | thinking |
+| `refusal` without content | content |
+| role `developer` | `system` |
+| role `function`, or `tool` with a `tool_call_id` | `tool`, with the name of the function that was called |
+| several assistant messages in a row | one turn, joined by line breaks |
+| an assistant's message with `weight: 0`, or before anything else was said | context: not trained |
+| messages after the last assistant's | the last observation, which nobody answers |
+| images, audio, files, other roles, arguments that are no JSON object | an error that names the message |
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from llm_envs.errors import InvalidConfigError
+from llm_envs.parsers import parse_reply
+from llm_envs.rollout.context import Codec, render_reply
+from llm_envs.rollout.prompts import read_jsonl
+from llm_envs.rollout.tape import History, Tape
+from llm_envs.types import Message, Role, Row, StopReason, ToolCall, Trajectory, Turn
+
+__all__ = ["as_messages", "context_turns", "from_messages", "read_messages_jsonl"]
+
+_ROLES: Mapping[str, Role] = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+    "function": "tool",
+}
+_TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}
+_THINKING = ("reasoning_content", "reasoning", "thinking")
+
+
+def from_messages(
+    messages: Sequence[Message | Mapping[str, Any]],
+    *,
+    codec: Codec | None,
+    tools: Sequence[Any] = (),
+    env_id: str = "log",
+    reward: float | None = None,
+    is_success: bool | None = None,
+    context: int = 0,
+    keep_thinking: bool = True,
+    history: History = "append",
+    group_id: str = "0",
+    member: int = 0,
+    metadata: Mapping[str, Any] | None = None,
+) -> Trajectory:
+    """Return a logged conversation as a trajectory, with the assistant's turns as what is trained.
+
+    `sft_rows` leaves out what was not scored, unless asked: `sft_rows(logs, keep=lambda log: True)`. For preferences,
+    give the preferred log the higher reward and both the same `group_id`.
+
+    Args:
+        messages: The conversation, in OpenAI's form; see the module's table.
+        codec: Of the model that is to learn. None: no tokens, and only the messages are taken over.
+        tools: JSON Schemas of the tools, in OpenAI's form, or bare function schemas.
+        env_id: Name in the trajectory.
+        reward: Of the whole conversation; None leaves it unscored.
+        is_success: None: whether the reward is at least 1.
+        context: How many messages at the start are context, assistant's among them; they are rendered by the template.
+        keep_thinking: False leaves it out, for a model that does not think: where its template has no place for
+            thinking, it becomes part of the text.
+        history: "append", each turn stands as it was said; "template", in a row of its own where the template would
+            show it otherwise later.
+        group_id: The trajectory's group.
+        member: Its index there.
+        metadata: Kept in the trajectory, JSON types.
+
+    Raises:
+        InvalidConfigError: If a message is none that can be taken over, or no assistant says anything.
+        ModelError: If the model's template refuses the conversation.
+    """
+    log = _joined([_read(index, message) for index, message in enumerate(messages)])
+    if not keep_thinking:
+        log = [replace(entry, thinking=None) for entry in log]
+    start = _first_turn(log, context)
+    said = _as_messages(log, codec)
+    schemas = tuple(map(_schema, tools))
+    tape = Tape(codec, history)
+    tape.begin(said[:start], schemas)
+    turns, is_over = _replay(said, log, start, tape, codec)
+    scored = reward is not None
+    if reward is not None:
+        turns = [replace(turn, components={"reward": 0.0}) for turn in turns]
+        turns[-1] = replace(turns[-1], reward=float(reward), components={"reward": float(reward)})
+    untrained = {(t.row, t.span) for t, entry in zip(turns, _assistants(log), strict=True) if not entry.trained}
+    rows, turns = _without(tape.rows(), turns, untrained - {(-1, -1)})
+    because = {} if scored else {"unscored_because": "the log has no reward"}
+    return Trajectory(
+        env_id=env_id,
+        env_kwargs={},
+        seed=0,
+        group_id=group_id,
+        member=member,
+        messages=said,
+        tools=schemas,
+        rows=rows,
+        turns=tuple(turns),
+        terminated=is_over,
+        truncated=not is_over,
+        stop_reason=StopReason.TERMINATED if is_over else StopReason.ENV_TRUNCATED,
+        status="ok" if scored else "unscored",
+        is_success=None if reward is None else (reward >= 1.0 if is_success is None else is_success),
+        metadata={**because, **(metadata or {})},
+    )
+
+
+def as_messages(messages: str | Sequence[Message | Mapping[str, Any]]) -> tuple[Message, ...]:
+    """Return a conversation in OpenAI's form as messages; an assistant's text has its thinking and calls.
+
+    Raises:
+        InvalidConfigError: If a message is none that can be taken over. The message names it.
+    """
+    if isinstance(messages, str):
+        return (Message("user", messages),)
+    return _as_messages(_joined([_read(index, message) for index, message in enumerate(messages)]), None)
+
+
+def context_turns(messages: Sequence[Message]) -> tuple[Turn, ...]:
+    """Return the turns of assistant's messages that are context: without tokens, without a reward."""
+    return tuple(Turn(0.0, {}) for message in messages if message.role == "assistant")
+
+
+def read_messages_jsonl(path: str | Path) -> list[dict[str, Any]]:
+    """Read logs, one a line: objects with `messages`, and perhaps `tools` and more; or bare lists of messages.
+
+    Raises:
+        InvalidConfigError: If there is no such file, or a line is neither. The message has its number.
+    """
+    records = []
+    for number, value in read_jsonl(path):
+        record = {"messages": value} if isinstance(value, list) else value
+        if not isinstance(record, dict) or not isinstance(record.get("messages"), list):
+            has = f"the keys {list(record)}" if isinstance(record, dict) else f"{value!r:.80}"
+            raise InvalidConfigError(f"{path}, line {number} has {has}; it must be an object with `messages`, a list.")
+        records.append(record)
+    return records
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A message of a log, taken apart."""
+
+    index: int
+    """Where it stands in the log."""
+    role: Role
+    content: str
+    thinking: str | None = None
+    calls: tuple[ToolCall, ...] = ()
+    name: str | None = None
+    call_id: str | None = None
+    trained: bool = True
+
+
+def _read(index: int, message: Message | Mapping[str, Any]) -> _Entry:
+    where = f"messages[{index}]"
+    if isinstance(message, Message):
+        name, call_id = message.metadata.get("name"), message.tool_call_id or message.metadata.get("tool_call_id")
+        return _Entry(index, message.role, message.content, None, message.tool_calls, name, call_id)
+    if not isinstance(message, Mapping):
+        raise InvalidConfigError(f"{where} is {message!r:.80}; it must be an object with a role.")
+    given = message.get("role")
+    role = _ROLES.get(given) if isinstance(given, str) else None
+    if role is None:
+        raise InvalidConfigError(f"{where} has the role {given!r}; known are {', '.join(_ROLES)}.")
+    content = _text(where, message.get("content"))
+    if role != "assistant":
+        return _Entry(index, role, content, name=message.get("name"), call_id=message.get("tool_call_id"))
+    calls = [_call(f"{where}, call {n}", call) for n, call in enumerate(message.get("tool_calls") or ())]
+    if message.get("function_call"):
+        calls.append(_call(f"{where}, function_call", message["function_call"]))
+    thinking = next((_text(where, message[key]) for key in _THINKING if message.get(key)), None)
+    return _Entry(
+        index, role, content or message.get("refusal") or "", thinking, tuple(calls), trained=message.get("weight") != 0
+    )
+
+
+def _text(where: str, content: Any) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    if not isinstance(content, (list, tuple)):
+        raise InvalidConfigError(
+            f"{where} has the content {content!r:.80}; it must be a text, null or a list of parts."
+        )
+    texts = []
+    for part in content:
+        kind = "text" if isinstance(part, str) else part.get("type") if isinstance(part, Mapping) else None
+        text = part if isinstance(part, str) else part.get(_TEXT_PARTS.get(str(kind), "")) if kind else None
+        if not isinstance(text, str):
+            raise InvalidConfigError(f"{where} has a part of the type {kind!r}; only text can be taken over.")
+        texts.append(text)
+    return "".join(texts)
+
+
+def _call(where: str, call: Any) -> ToolCall:
+    function = call.get("function", call) if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise InvalidConfigError(f"{where} is {call!r:.80}; it must have a function with a name.")
+    arguments = function.get("arguments")
+    try:
+        if isinstance(arguments, str):
+            arguments = json.loads(arguments) if arguments.strip() else {}
+        arguments = {} if arguments is None else arguments
+        json.dumps(arguments, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidConfigError(f"{where}: the arguments {arguments!r:.80} are not JSON ({error}).") from error
+    if not isinstance(arguments, Mapping):
+        raise InvalidConfigError(f"{where}: the arguments are {arguments!r:.80}; they must be an object.")
+    return ToolCall(function["name"], dict(arguments), call.get("id"))
+
+
+def _joined(log: Sequence[_Entry]) -> list[_Entry]:
+    """Return the log with assistant's messages that follow one another as one: templates have no place between two."""
+    out: list[_Entry] = []
+    for entry in log:
+        if not (out and out[-1].role == entry.role == "assistant"):
+            out.append(entry)
+            continue
+        last = out[-1]
+        thoughts = [text for text in (last.thinking, entry.thinking) if text]
+        out[-1] = replace(
+            last,
+            content="\n".join(text for text in (last.content, entry.content) if text),
+            thinking="\n".join(thoughts) if thoughts else None,
+            calls=last.calls + entry.calls,
+            trained=last.trained and entry.trained,
+        )
+    return out
+
+
+def _as_messages(log: Sequence[_Entry], codec: Codec | None) -> tuple[Message, ...]:
+    parser = getattr(codec, "parser", parse_reply)
+    out: list[Message] = []
+    names: dict[str, str] = {}
+    unanswered: list[str] = []  # names of the last turn's calls, in order
+    for entry in log:
+        if entry.role == "assistant":
+            unanswered = [call.name for call in entry.calls]
+            names |= {call.id: call.name for call in entry.calls if call.id is not None}
+            out.append(Message("assistant", _assistant_text(entry, parser)))
+        elif entry.role == "tool":
+            next_name = unanswered.pop(0) if unanswered else None
+            name = entry.name or names.get(entry.call_id or "", next_name)
+            # The id is no part of what a model writes or reads here: templates that print ids want them in forms of
+            # their own.
+            extras = {"name": name, "tool_call_id": entry.call_id}
+            kept = {key: value for key, value in extras.items() if value is not None}
+            out.append(Message("tool", entry.content, metadata=kept))
+        else:
+            out.append(Message(entry.role, entry.content))
+    return tuple(out)
+
+
+def _assistant_text(entry: _Entry, parser: Callable[[str], Any]) -> str:
+    """Return an assistant's turn in canonical form; refuse one that does not come apart again as it was given."""
+    text = render_reply(Message("assistant", entry.content, entry.calls))
+    if entry.thinking:
+        text = f"<think>\n{entry.thinking}\n</think>\n\n{text}"
+    if not entry.calls and not entry.thinking:
+        return text
+    parsed = parser(text)
+    calls = [(call.name, dict(call.arguments)) for call in parsed.tool_calls]
+    thinking = (parsed.thinking or "").strip()
+    if calls != [(call.name, dict(call.arguments)) for call in entry.calls] or (
+        entry.thinking and thinking != entry.thinking.strip()
+    ):
+        why = f" ({'; '.join(parsed.problems)})" if parsed.problems else ""
+        raise InvalidConfigError(
+            f"messages[{entry.index}]: its text has markup that hides its calls or thinking{why}: {text[:80]!r}."
+        )
+    return text
+
+
+def _first_turn(log: Sequence[_Entry], context: int) -> int:
+    """Return the place of the first assistant's turn that is not context. No two of them are neighbours."""
+    for place, entry in enumerate(log):
+        if entry.role == "assistant" and place > 0 and entry.index >= context:
+            return place
+    n_messages = max((entry.index for entry in log), default=-1) + 1
+    raise InvalidConfigError(
+        f"of {n_messages} messages (context={context}) none is an assistant's that answers others: nothing to train on."
+    )
+
+
+def _assistants(log: Sequence[_Entry]) -> list[_Entry]:
+    return [entry for entry in log if entry.role == "assistant"]
+
+
+def _replay(
+    said: Sequence[Message], log: Sequence[_Entry], start: int, tape: Tape, codec: Codec | None
+) -> tuple[list[Turn], bool]:
+    """Write the conversation from the first turn on; return the turns, and whether the assistant had the last word."""
+    turns = list(context_turns(said[:start]))
+    heard: list[Message] = []
+    for message in said[start:]:
+        if message.role != "assistant":
+            heard.append(message)
+            continue
+        if heard:
+            tape.hear(tuple(heard))
+            heard = []
+        ids = None if codec is None else codec.encode_reply(message.content)
+        tape.say(message, ids, None)
+        has_tokens = ids is not None
+        turns.append(Turn(0.0, {}, tape.row_index if has_tokens else -1, tape.row.n_spans - 1 if has_tokens else -1))
+    if heard:
+        tape.hear_last(tuple(heard))
+    return turns, not heard
+
+
+def _without(
+    rows: Sequence[Row], turns: Sequence[Turn], untrained: set[tuple[int, int]]
+) -> tuple[tuple[Row, ...], list[Turn]]:
+    """Make context of some turns: their tokens stay, and are not the policy's any more."""
+    if not untrained:
+        return tuple(rows), list(turns)
+    places: dict[tuple[int, int], tuple[int, int]] = {}
+    out = []
+    for number, row in enumerate(rows):
+        mask, logps = row.mask.copy(), row.logps.copy()
+        kept: list[tuple[int, int]] = []
+        for span, (start, stop) in enumerate(row.spans):
+            if (number, span) in untrained:
+                mask[start:stop], logps[start:stop] = False, np.float32(0)
+            else:
+                places[number, span] = (number, len(kept))
+                kept.append((start, stop))
+        out.append(Row(row.ids, mask, logps, tuple(kept)))
+    moved = []
+    for turn in turns:
+        number, span = places.get((turn.row, turn.span), (-1, -1))
+        moved.append(replace(turn, row=number, span=span))
+    return tuple(out), moved
+
+
+def _schema(tool: Any) -> Mapping[str, Any]:
+    schema = getattr(tool, "schema", tool)
+    if not isinstance(schema, Mapping):
+        raise InvalidConfigError(f"a tool is {tool!r:.80}; it must be a JSON Schema, as an API takes it.")
+    if "function" in schema:
+        return dict(schema)
+    if not isinstance(schema.get("name"), str):
+        raise InvalidConfigError(f"a tool is {dict(schema)!r:.80}; it must have a name.")
+    return {"type": "function", "function": dict(schema)}
