@@ -1,4 +1,4 @@
-"""The command `llm-envs`: list, check and play tasks, look at a model, and the way to the trainers' own commands.
+"""The command `llm-envs`: list, check and play tasks, collect data, look at a model, and the way to the trainers.
 
 Exit codes: 0 it worked, 1 it did not, 2 it was asked wrongly. An error is one line; `--debug` shows where it came from.
 Everything heavy is imported where it is used, so that `llm-envs --help` is quick.
@@ -10,9 +10,7 @@ import argparse
 import ast
 import importlib.util
 import json
-import math
 import os
-import re
 import sys
 import threading
 import time
@@ -22,6 +20,16 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llm_envs import collect_command
+from llm_envs.arguments import (
+    add_env_arguments,
+    add_sampling_arguments,
+    env_kwargs_of,
+    load_model_policy,
+    positive,
+    require_model,
+    require_text,
+)
 from llm_envs.errors import InvalidConfigError, LLMEnvsError, RolloutFailedError, TaskCheckError, UnknownTaskError
 from llm_envs.reporting import visible_text
 
@@ -37,9 +45,6 @@ __all__ = ["main"]
 TRAIN_COMMANDS = "llm_envs.train_commands"
 """Entry-point group of `llm-envs train NAME`: each loads to a function that takes the arguments after NAME, a list of
 strings, and returns an exit code or None."""
-
-HUB_NAME = re.compile(r"\w[\w.-]*/[\w.-]+")
-"""What a model that is no folder may look like: `owner/name`."""
 
 WRONGLY_ASKED = (InvalidConfigError, UnknownTaskError)
 
@@ -88,6 +93,7 @@ def _parser() -> argparse.ArgumentParser:
     check = add("check", _check, "Check that tasks keep the environment contract.")
     check.add_argument("ids", nargs="+", metavar="ID")
     _add_play_arguments(add("play", _play, "Play a task and print the conversation with its rewards."))
+    collect_command.add_arguments(add("collect", collect_command.run, "Play tasks into a folder, or go on with a run."))
     _add_doctor_arguments(add("doctor", _doctor, "Say what to know about a model before training it."))
     train = add("train", _train, "Train a model; without a name, say which trainings there are.")
     train.add_argument("name", nargs="?", metavar="NAME", help="the training, for example grpo")
@@ -102,16 +108,12 @@ def _add_play_arguments(parser: argparse.ArgumentParser) -> None:
     who = parser.add_mutually_exclusive_group()
     who.add_argument("--model", metavar="DIR", help="a model that transformers can load")
     who.add_argument("--policy", choices=["oracle", "random", "human"], default="oracle", help="default: oracle")
-    parser.add_argument("-n", type=_positive, default=1, metavar="N", help="episodes, default 1")
+    parser.add_argument("-n", type=positive, default=1, metavar="N", help="episodes, default 1")
     parser.add_argument(
         "--seed", type=int, default=0, help="the run's seed: one seed plays the same episodes; default 0"
     )
-    parser.add_argument("--split", help="train or test; default: the task's own")
-    parser.add_argument("--difficulty", help="one of the task's levels")
-    parser.add_argument(
-        "--temperature", type=_temperature, default=1.0, help="of the model's sampling, default 1; 0 is greedy"
-    )
-    parser.add_argument("--max-new-tokens", type=_positive, default=512, help="per turn of the model, default 512")
+    add_env_arguments(parser)
+    add_sampling_arguments(parser)
 
 
 def _add_doctor_arguments(parser: argparse.ArgumentParser) -> None:
@@ -124,20 +126,6 @@ def _add_doctor_arguments(parser: argparse.ArgumentParser) -> None:
         "--thinking", choices=["on", "off"], help="the template's enable_thinking; default: what the template does"
     )
     parser.add_argument("--colour", choices=["auto", "always", "never"], default="auto", help="default: on a terminal")
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is not at least 1")
-    return value
-
-
-def _temperature(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value) or value < 0:
-        raise argparse.ArgumentTypeError(f"{text} is not a number of at least 0 (0 is greedy)")
-    return value
 
 
 # --- list -------------------------------------------------------------------------------------------------------------
@@ -247,12 +235,7 @@ def _policy(arguments: argparse.Namespace) -> tuple[Policy, ChatCodec | None]:
 
         policies: dict[str, Callable[[], Any]] = {"oracle": OraclePolicy, "random": RandomPolicy, "human": HumanPolicy}
         return policies[arguments.policy](), None
-    _require_model(arguments.model, "--model")
-    from llm_envs.chat import ChatCodec
-    from llm_envs.policies.transformers import TransformersPolicy
-
-    policy = TransformersPolicy.from_pretrained(arguments.model)
-    return policy, ChatCodec(policy.tokenizer)
+    return load_model_policy(arguments.model)
 
 
 def _play(arguments: argparse.Namespace) -> None:
@@ -262,9 +245,8 @@ def _play(arguments: argparse.Namespace) -> None:
 
     task_spec(arguments.id)
     sampling = SamplingParams(temperature=arguments.temperature, max_new_tokens=arguments.max_new_tokens)
-    chosen = {"split": arguments.split, "difficulty": arguments.difficulty}
-    env_kwargs = {name: value for name, value in chosen.items() if value is not None}
-    _require_text(arguments.id, env_kwargs)
+    env_kwargs = env_kwargs_of(arguments)
+    require_text(arguments.id, env_kwargs)
     policy, codec = _policy(arguments)
     is_human = isinstance(policy, HumanPolicy)
     episodes: list[Trajectory] = []
@@ -293,18 +275,6 @@ def _play(arguments: argparse.Namespace) -> None:
     if failures:
         first = f"{failures[0].kind} in {failures[0].where}: {failures[0].message}"
         raise LLMEnvsError(f"{len(failures)} of {len(episodes)} episodes failed; the first by {first}")
-
-
-def _require_text(task_id: str, env_kwargs: dict[str, Any]) -> None:
-    """Refuse an environment of Gymnasium's that is none of texts."""
-    import gymnasium as gym
-
-    env = gym.make(task_id, **env_kwargs)
-    try:
-        if not all(isinstance(space, gym.spaces.Text) for space in (env.observation_space, env.action_space)):
-            raise InvalidConfigError(f"{task_id} is no text environment; `llm-envs list` names those that are.")
-    finally:
-        env.close()
 
 
 def _show(episodes: Sequence[Trajectory], *, only_the_end: bool) -> None:
@@ -343,8 +313,8 @@ def _doctor(arguments: argparse.Namespace) -> int:
     from llm_envs.registration import task_spec
 
     task_spec(arguments.env)
-    _require_text(arguments.env, {})
-    _require_model(arguments.model, "doctor")
+    require_text(arguments.env, {})
+    require_model(arguments.model, "doctor")
     template = None if arguments.chat_template is None else _read_template(arguments.chat_template)
     thinking = None if arguments.thinking is None else arguments.thinking == "on"
     codec = ChatCodec(load_tokenizer(arguments.model), chat_template=template, thinking=thinking)
@@ -360,16 +330,13 @@ def _doctor(arguments: argparse.Namespace) -> int:
         print(f"\n{arguments.env}, an oracle's episode of {len(row)} tokens; trained: {int(row.mask.sum())}, marked")
         print(doctor.show_row(codec, row, colour=colour))
     problems = [*diagnosis.problems, *doctor.episode_problems(codec, trajectory, context_length)]
+    if Path(arguments.model).is_dir() and not (Path(arguments.model) / "config.json").exists():
+        problems.append("the folder has a tokenizer and no model: there is no config.json in it.")
     print()
     for problem in problems:
         print(visible_text(f"PROBLEM  {problem}"))
     print("This model can be trained on as it is." if not problems else "This model cannot be trained on as it is.")
     return 1 if problems else 0
-
-
-def _require_model(name: str, option: str) -> None:
-    if not Path(name).is_dir() and HUB_NAME.fullmatch(name) is None:
-        raise InvalidConfigError(f"{option} {name}: there is no such folder. It takes one with a saved model.")
 
 
 def _read_template(path: str) -> str:
@@ -385,7 +352,7 @@ def _model_sizes(name: str) -> tuple[int | None, int | None]:
 
     try:
         config = AutoConfig.from_pretrained(name).get_text_config()
-    except (OSError, ValueError):
+    except (OSError, ValueError, TypeError, AttributeError, KeyError):
         return None, None
     return getattr(config, "vocab_size", None), getattr(config, "max_position_embeddings", None)
 

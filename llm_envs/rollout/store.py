@@ -47,6 +47,7 @@ __all__ = [
     "FORMAT_VERSION",
     "StoredRun",
     "TrajectoryWriter",
+    "check_folder",
     "finished",
     "iter_trajectories",
     "read_run",
@@ -168,10 +169,10 @@ class TrajectoryWriter:
     def _begin(self, resume: bool) -> None:
         """Take the folder, bring it into order and open a log."""
         self.path.mkdir(parents=True, exist_ok=True)
-        _check_folder(self.path, self.settings, resume)  # before anything is written into a stranger's folder
+        check_folder(self.path, self.settings, resume=resume)  # before anything is written into a stranger's folder
         self._lock = FolderLock(self.path)
         try:
-            _check_folder(self.path, self.settings, resume)
+            check_folder(self.path, self.settings, resume=resume)
             self._manifest = self._open()
             self._number, self._log = self._next_log()
         except BaseException:
@@ -252,6 +253,30 @@ class TrajectoryWriter:
             log.unlink()
 
 
+def check_folder(path: str | Path, settings: Mapping[str, Any], *, resume: bool = False) -> None:
+    """Check that a run with these settings may be written to a folder, without touching it; see `TrajectoryWriter`.
+
+    Raises:
+        StoreError: If not.
+    """
+    folder = Path(path)
+    if not (folder / MANIFEST_NAME).exists():
+        own = {LOCK_NAME, MANIFEST_NAME + ".tmp"}  # what a kill may have left
+        if folder.is_dir() and any(entry.name not in own for entry in folder.iterdir()):
+            raise StoreError(f"{folder} is not empty and holds no run: choose a new folder.")
+        return
+    stored = read_manifest(folder).settings
+    if not resume:
+        raise StoreError(
+            f"{folder} holds a run already: choose another folder, or go on with that run (resume=True, --resume)."
+        )
+    given = json.loads(json.dumps(settings))
+    differing = sorted(key for key in {*stored, *given} if stored.get(key) != given.get(key))
+    if differing:
+        said = ", ".join(f"{key}: {_said(stored, key)} there, {_said(given, key)} here" for key in differing)
+        raise StoreError(f"{folder} holds another run ({said}): choose another folder or the same settings.")
+
+
 def read_run(path: str | Path) -> StoredRun:
     """Read a folder that a `TrajectoryWriter` wrote.
 
@@ -303,23 +328,8 @@ def remaining(groups: Iterable[Sequence[EpisodeSpec]], finished: Collection[Key]
     return [specs for specs in left if specs]
 
 
-def _check_folder(folder: Path, settings: Mapping[str, Any], resume: bool) -> None:
-    """Check that a run with these settings may be written here."""
-    if not (folder / MANIFEST_NAME).exists():
-        own = {LOCK_NAME, MANIFEST_NAME + ".tmp"}  # what a kill may have left
-        if any(entry.name not in own for entry in folder.iterdir()):
-            raise StoreError(f"{folder} is not empty and holds no run: choose a new folder.")
-        return
-    stored = read_manifest(folder).settings
-    if not resume:
-        raise StoreError(
-            f"{folder} holds a run already: choose another folder, or go on with that run (resume=True, --resume)."
-        )
-    own_settings = json.loads(json.dumps(settings))
-    differing = sorted(key for key in {*stored, *own_settings} if stored.get(key) != own_settings.get(key))
-    if differing:
-        said = ", ".join(f"{key}: {stored.get(key)!r} there, {own_settings.get(key)!r} here" for key in differing)
-        raise StoreError(f"{folder} holds another run ({said}): choose another folder or the same settings.")
+def _said(settings: Mapping[str, Any], key: str) -> str:
+    return repr(settings[key]) if key in settings else "not set"
 
 
 def _parts(path: Path) -> list[Part]:

@@ -31,6 +31,9 @@ _VERSION_KEY = b"llm_envs_format"
 _GROUP_TRAJECTORIES = 256
 _GROUP_TOKENS = 1_000_000
 
+_DAMAGE = (ValueError, KeyError, TypeError, AttributeError, IndexError)
+"""What reading raises where a file's description of itself is damaged; its pages have checksums."""
+
 
 def can_compact() -> bool:
     """Say whether pyarrow is installed. It is not imported."""
@@ -81,7 +84,10 @@ def read_shard(path: Path, expected: int | None = None) -> Iterator[Trajectory]:
         MissingExtraError: If pyarrow is not installed.
     """
     for table in _read_tables(path, None, expected):
-        yield from _from_table(table)
+        try:
+            yield from _from_table(table)
+        except _DAMAGE as error:
+            raise _damaged(path, error) from error
 
 
 def read_shard_keys(path: Path, expected: int | None = None) -> Iterator[tuple[str, int, bool]]:
@@ -102,11 +108,16 @@ def _read_tables(path: Path, columns: list[str] | None, expected: int | None) ->
         raise StoreError(f"{path} is missing: the run's manifest lists it.") from error
     except StoreError:
         raise
-    except (arrow.ArrowException, OSError) as error:
-        raise StoreError(
-            f"{path} is damaged ({type(error).__name__}: {' '.join(str(error).split())}). The run's other files can be "
-            "read one by one with read_trajectories(FILE)."
-        ) from error
+    except (arrow.ArrowException, OSError, *_DAMAGE) as error:
+        raise _damaged(path, error) from error
+
+
+def _damaged(path: Path, error: Exception) -> StoreError:
+    said = " ".join(str(error).split())
+    return StoreError(
+        f"{path} is damaged ({type(error).__name__}: {said}). The run's other files can be read one by one with "
+        "read_trajectories(FILE)."
+    )
 
 
 def _check(path: Path, file: Any, expected: int | None) -> None:
@@ -117,8 +128,9 @@ def _check(path: Path, file: Any, expected: int | None) -> None:
             f"{path} has shard format {found}; this version reads {SHARD_VERSION.decode()!r}. (A table that "
             "`to_dataset` made is read by `from_dataset`.)"
         )
-    if missing := sorted({*SCHEMA} - {*file.schema_arrow.names}):
-        raise StoreError(f"{path} is damaged: it has no columns {', '.join(missing)}.")
+    differing = [field.name for field in _schema(_arrow()) if field not in file.schema_arrow]
+    if differing:
+        raise StoreError(f"{path} is damaged: columns are missing or of another type: {', '.join(differing)}.")
     if expected is not None and file.metadata.num_rows != expected:
         raise StoreError(f"{path} has {file.metadata.num_rows} trajectories; the run's manifest says {expected}.")
 

@@ -278,7 +278,7 @@ class TestOneRunAFolder:
         write(tmp_path / "run", trajectories)
         with pytest.raises(StoreError, match=r"holds a run already.*--resume"):
             TrajectoryWriter(tmp_path / "run", settings={"seed": 1})
-        with pytest.raises(StoreError, match="n: None there, 3 here, seed: 1 there, 2 here"):
+        with pytest.raises(StoreError, match="n: not set there, 3 here, seed: 1 there, 2 here"):
             TrajectoryWriter(tmp_path / "run", settings={"seed": 2, "n": 3}, resume=True)
         assert read_trajectories(tmp_path / "run") == trajectories
 
@@ -422,7 +422,7 @@ class TestDamage:
                 read_trajectories(tmp_path / "run")
         ours = {b"llm_envs_format": b"2"}
         parquet.write_table(table.drop_columns(["rows"]).replace_schema_metadata(ours), shard)
-        with pytest.raises(StoreError, match=rf"{SHARD} is damaged: it has no columns rows"):
+        with pytest.raises(StoreError, match=rf"{SHARD} is damaged: columns are missing or of another type: rows"):
             read_trajectories(tmp_path / "run")
         parquet.write_table(table.slice(0, 3).replace_schema_metadata(ours), shard)
         with pytest.raises(StoreError, match=rf"{SHARD} has 3 trajectories; the run's manifest says 4"):
