@@ -1,0 +1,232 @@
+"""A chat policy on any server that speaks OpenAI's chat completions: for playing and evaluating, not for training."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from llm_envs.errors import BridgeError, InvalidConfigError, ModelError
+from llm_envs.policies.http import AsyncClients, RetryableError
+from llm_envs.policies.routing import Backoff, RateLimit
+from llm_envs.types import Message, SamplingParams, ToolCall
+
+__all__ = ["ChatAPIPolicy", "chat_message", "chat_request"]
+
+# Hosted APIs know these alone; what vLLM and others know besides is sent only where it is not at its default.
+_OURS_BY_DEFAULT = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+
+
+class ChatAPIPolicy:
+    """Messages in, a message out, through `/v1/chat/completions`.
+
+    It sees text alone, so nothing that it plays can be trained on. The limits hold within one event loop.
+
+    Args:
+        base_url: Where the API is: `"http://127.0.0.1:8000"` or `"https://host/v1"`.
+        model: The model's name there.
+        api_key: Sent as a bearer token.
+        max_concurrency: Requests under way at once; more wait.
+        requests_per_minute: Requests that may begin in any minute, retries among them; None is no limit.
+        timeout_s: Seconds that one attempt may take.
+        max_retries: Attempts after the first, where another may help: no connection, 429, 5xx.
+        backoff: Waits between attempts; what the server asks for (`Retry-After`) comes first, for all requests.
+        max_tokens_name: What the API calls the limit on a turn's tokens: `"max_completion_tokens"` for some.
+        extra: Sent with every request (`reasoning_effort`, ...).
+
+    Raises:
+        InvalidConfigError: If a setting is wrong.
+        MissingExtraError: If there is no HTTP client.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        model: str,
+        *,
+        api_key: str | None = None,
+        max_concurrency: int = 32,
+        requests_per_minute: int | None = None,
+        timeout_s: float = 600.0,
+        max_retries: int = 8,
+        backoff: Backoff | None = None,
+        max_tokens_name: str = "max_tokens",
+        extra: Mapping[str, Any] | None = None,
+    ) -> None:
+        if not base_url.startswith(("http://", "https://")):
+            raise InvalidConfigError(f"base_url is {base_url!r}; it must begin with http:// or https://.")
+        if max_concurrency < 1 or max_retries < 0 or not timeout_s > 0:
+            raise InvalidConfigError(
+                f"{max_concurrency=}, {max_retries=}, {timeout_s=}: they must be at least 1 and 0, and above 0."
+            )
+        root = base_url.rstrip("/")
+        self.url = f"{root if root.endswith('/v1') else root + '/v1'}/chat/completions"
+        self.model, self.extra, self.max_tokens_name = model, dict(extra or {}), max_tokens_name
+        self.max_concurrency, self.timeout_s, self.max_retries = max_concurrency, timeout_s, max_retries
+        self.backoff, self.rate_limit = backoff or Backoff(first_s=0.5, max_s=60.0), RateLimit(requests_per_minute)
+        headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+        self._clients = AsyncClients(headers, max_concurrency)
+        self._slots: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    async def reply(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], params: SamplingParams
+    ) -> Message:
+        """Return the assistant's next message, its calls in `tool_calls`.
+
+        Raises:
+            ContextFullError: If the conversation does not fit the model's context.
+            InvalidConfigError: If the API refuses the key or the request.
+            ModelError: If the API does not have the model.
+            BridgeError: If no attempt succeeded.
+        """
+        body = chat_request(self.model, messages, tools, params, max_tokens_name=self.max_tokens_name) | self.extra
+        slots = self._slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self.max_concurrency))
+        async with slots:
+            return chat_message(await self._try(body))
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._clients.aclose()
+
+    async def _try(self, body: Mapping[str, Any]) -> Any:
+        seed = int.from_bytes(hashlib.blake2b(repr(body).encode(), digest_size=8).digest(), "little")
+        last: RetryableError | None = None
+        for attempt in range(self.max_retries + 1):
+            if last is not None:
+                await asyncio.sleep(self.backoff.delay_s(attempt - 1, seed, last.asked_s))
+            await asyncio.sleep(self.rate_limit.reserve(time.monotonic()))
+            try:
+                async with asyncio.timeout(self.timeout_s):
+                    return await self._clients.post(self.url, body)
+            except TimeoutError:
+                last = RetryableError(f"{self.url} did not answer within timeout_s={self.timeout_s:g} s.")
+            except RetryableError as error:
+                last = error
+                if error.is_busy and error.asked_s is not None:
+                    self.rate_limit.hold(time.monotonic() + error.asked_s)
+        raise BridgeError(f"a turn failed {self.max_retries + 1} times; at last: {last}") from last
+
+
+def chat_request(
+    model: str,
+    messages: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]],
+    params: SamplingParams,
+    *,
+    max_tokens_name: str = "max_tokens",
+) -> dict[str, Any]:
+    """Return the JSON of a chat request.
+
+    Args:
+        model: The model's name.
+        messages: The conversation.
+        tools: JSON Schemas, bare (`{"name": ..., "parameters": ...}`) or as `{"type": "function", ...}`.
+        params: How to sample. Stop tokens are ids of a tokenizer that an API does not share, and are refused.
+        max_tokens_name: What the API calls the limit on tokens.
+
+    Raises:
+        InvalidConfigError: If the parameters have stop tokens.
+    """
+    if params.stop_token_ids:
+        raise InvalidConfigError(
+            f"a chat API takes no token ids: stop_token_ids is {params.stop_token_ids!r}; use stop_strings."
+        )
+    body: dict[str, Any] = {
+        "model": model,
+        "messages": [_to_api(message) for message in messages],
+        max_tokens_name: params.max_new_tokens,
+        "temperature": params.temperature,
+        "top_p": params.top_p,
+    }
+    body |= {name: value for name, off in _OURS_BY_DEFAULT.items() if (value := getattr(params, name)) != off}
+    if tools:
+        body["tools"] = [dict(t) if t.get("type") == "function" else {"type": "function", "function": t} for t in tools]
+    if params.stop_strings:
+        body["stop"] = list(params.stop_strings)
+    if params.seed is not None:
+        body["seed"] = params.seed
+    return body | dict(params.extra)
+
+
+def chat_message(answer: Any) -> Message:
+    """Return the message in an API's answer.
+
+    Reasoning that the API tells apart goes into `metadata["reasoning"]`; it is not part of what the model says. A call
+    whose arguments are no JSON object stays in the content as the text that it is, and so fails in the environment,
+    with its reason, instead of here.
+
+    Args:
+        answer: The answer's JSON.
+
+    Raises:
+        ModelError: If there is no message in it.
+    """
+    choices = (answer.get("choices") if isinstance(answer, Mapping) else None) or [{}]
+    said = choices[0].get("message")
+    if not isinstance(said, Mapping):
+        raise ModelError(f"the API's answer has no message: {str(answer)[:200]}")
+    content, calls = _text_of(said.get("content")), []
+    for item in said.get("tool_calls") or ():
+        function = item.get("function") or {}
+        name, written = str(function.get("name") or ""), function.get("arguments")
+        arguments = _json_object(written)
+        if arguments is None:
+            raw = f'<tool_call>\n{{"name": {json.dumps(name)}, "arguments": {written}}}\n</tool_call>'
+            content = f"{content}\n{raw}" if content else raw
+        else:
+            calls.append(ToolCall(name, arguments, item.get("id")))
+    metadata: dict[str, Any] = {}
+    reasoning = said.get("reasoning") or said.get("reasoning_content")
+    if reasoning:
+        metadata["reasoning"] = str(reasoning)
+    if choices[0].get("finish_reason"):
+        metadata["finish_reason"] = str(choices[0]["finish_reason"])
+    return Message("assistant", content, tuple(calls), metadata=metadata)
+
+
+def _to_api(message: Message) -> dict[str, Any]:
+    out: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.tool_calls:
+        out["tool_calls"] = [
+            {
+                "type": "function",
+                "id": call.id or f"call_{index}",
+                "function": {"name": call.name, "arguments": json.dumps(dict(call.arguments), ensure_ascii=False)},
+            }
+            for index, call in enumerate(message.tool_calls)
+        ]
+        out["content"] = message.content or None
+    if message.role == "tool":
+        if message.tool_call_id is None:  # the result of a call that was text: an API has no call to match it to
+            out["role"] = "user"
+        else:
+            out["tool_call_id"] = message.tool_call_id
+    return out
+
+
+def _text_of(content: Any) -> str:
+    """Return the text of a message's content, which is a string, nothing, or a list of parts."""
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else []
+    return "".join(str(part.get("text") or "") for part in parts if isinstance(part, Mapping))
+
+
+def _json_object(written: Any) -> dict[str, Any] | None:
+    if isinstance(written, Mapping):
+        return dict(written)
+    try:
+        value = json.loads(written or "{}", parse_constant=_refuse)
+    except (TypeError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _refuse(constant: str) -> float:
+    raise ValueError(f"{constant} is not JSON")

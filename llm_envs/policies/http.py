@@ -1,0 +1,135 @@
+"""HTTP to model servers: the client, kept per event loop, and what a server's answer means as an exception."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import weakref
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, NoReturn
+
+from llm_envs.errors import BridgeError, ContextFullError, InvalidConfigError, MissingExtraError, ModelError
+from llm_envs.policies.routing import Verdict, judge, retry_after_s
+
+__all__ = ["AsyncClients", "RetryableError", "import_httpx", "read_answer", "said_by"]
+
+# An answer says what was wrong in its first lines; a proxy's error page may go on for pages.
+_MAX_ERROR_CHARACTERS = 500
+
+Trace = Callable[[str, Mapping[str, Any]], Awaitable[None]]
+
+
+class RetryableError(BridgeError):
+    """A request failed in a way that another attempt may not: no connection, 429, 5xx."""
+
+    def __init__(self, message: str, asked_s: float | None = None, *, is_busy: bool = False) -> None:
+        super().__init__(message)
+        self.asked_s = asked_s
+        """Seconds that the server asked to be left alone for."""
+        self.is_busy = is_busy
+        """The server is there and has too much to do (429): it is not down."""
+
+
+def import_httpx() -> Any:
+    """Return the HTTP client's module.
+
+    Raises:
+        MissingExtraError: If it is not installed.
+    """
+    try:
+        import httpx2
+    except ImportError as error:
+        raise MissingExtraError("policies on servers need httpx2: pip install 'llm-envs[train]'.") from error
+    return httpx2
+
+
+class AsyncClients:
+    """One asynchronous client for each event loop that asks, since its connections belong to the loop.
+
+    Args:
+        headers: Sent with every request.
+        max_connections: To all servers together.
+        connect_s: Seconds that a connection may take; the answer's time is the caller's to limit.
+    """
+
+    def __init__(self, headers: Mapping[str, str], max_connections: int, connect_s: float = 10.0) -> None:
+        self._httpx = import_httpx()
+        self._headers, self._max_connections, self._connect_s = dict(headers), max_connections, connect_s
+        self._clients: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Any] = weakref.WeakKeyDictionary()
+
+    async def post(self, url: str, body: Mapping[str, Any], *, trace: Trace | None = None) -> Any:
+        """Send JSON; return the answer's JSON. Cancelling closes the connection, which aborts the request there.
+
+        Raises:
+            RetryableError: If there is no connection, or the answer is 429 or 5xx.
+            ContextFullError: If the server says that the prompt does not fit.
+            InvalidConfigError: If the server refuses the API key or the request.
+            ModelError: If the server does not have the model.
+        """
+        client = self._client()
+        extensions = {} if trace is None else {"trace": trace}
+        try:
+            response = await client.post(url, json=body, extensions=extensions)
+        except (self._httpx.HTTPError, self._httpx.StreamError) as error:
+            raise RetryableError(f"{url}: {type(error).__name__}: {error}") from error
+        return read_answer(url, response.status_code, response.headers, response.text)
+
+    async def is_alive(self, url: str, timeout_s: float) -> bool:
+        """Say whether a GET is answered in time, and not by an error."""
+        try:
+            return bool((await self._client().get(url, timeout=timeout_s)).status_code == 200)
+        except (self._httpx.HTTPError, self._httpx.StreamError):
+            return False
+
+    async def aclose(self) -> None:
+        """Close the client of the running loop; those of loops that have ended hold nothing."""
+        client = self._clients.pop(asyncio.get_running_loop(), None)
+        if client is not None:
+            await client.aclose()
+
+    def _client(self) -> Any:
+        loop = asyncio.get_running_loop()
+        if loop not in self._clients:
+            timeout = self._httpx.Timeout(None, connect=self._connect_s)
+            limits = self._httpx.Limits(
+                max_connections=self._max_connections, max_keepalive_connections=self._max_connections
+            )
+            self._clients[loop] = self._httpx.AsyncClient(
+                headers=self._headers, timeout=timeout, limits=limits, follow_redirects=True
+            )
+        return self._clients[loop]
+
+
+def read_answer(url: str, status: int, headers: Mapping[str, str], text: str) -> Any:
+    """Return an answer's JSON, or raise what its status means; see `AsyncClients.post`."""
+    verdict = judge(status, text)
+    if verdict is Verdict.OK:
+        try:
+            return json.loads(text) if text else None
+        except ValueError as error:
+            raise RetryableError(f"{url} answered {status} with {text[:80]!r}, which is no JSON.") from error
+    _raise(verdict, f"{url} answered {status}: {said_by(text)}", status, retry_after_s(headers))
+
+
+def _raise(verdict: Verdict, message: str, status: int, asked_s: float | None) -> NoReturn:
+    if verdict is Verdict.RETRY:
+        raise RetryableError(message, asked_s, is_busy=status == 429)
+    if verdict is Verdict.CONTEXT_FULL:
+        raise ContextFullError(message)
+    if verdict is Verdict.DENIED:
+        raise InvalidConfigError(f"{message}\nThe server wants another API key: pass api_key=...")
+    if verdict is Verdict.NOT_FOUND:
+        raise ModelError(f"{message}\nAsk GET /v1/models which models it has, and check the URL.")
+    raise InvalidConfigError(message)
+
+
+def said_by(text: str) -> str:
+    """Return what a server's error says, out of the forms in which servers say it."""
+    try:
+        data = json.loads(text)
+    except ValueError:
+        return text.strip()[:_MAX_ERROR_CHARACTERS] or "nothing more"
+    for key in ("error", "message", "detail"):
+        if isinstance(data, dict) and data.get(key):
+            data = data[key]
+    return str(data)[:_MAX_ERROR_CHARACTERS]
