@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from llm_envs.errors import InvalidConfigError
+from llm_envs.errors import InvalidConfigError, ModelError
 from llm_envs.parsers import parse_reply
 from llm_envs.rollout.context import Codec, render_reply
 from llm_envs.rollout.prompts import read_jsonl
@@ -58,6 +58,7 @@ def from_messages(
     is_success: bool | None = None,
     context: int = 0,
     keep_thinking: bool = True,
+    one_call_a_turn: bool = False,
     history: History = "append",
     group_id: str = "0",
     member: int = 0,
@@ -78,6 +79,8 @@ def from_messages(
         context: How many messages at the start are context, assistant's among them; they are rendered by the template.
         keep_thinking: False leaves it out, for a model that does not think: where its template has no place for
             thinking, it becomes part of the text.
+        one_call_a_turn: Whether a turn with several calls becomes several turns, each with its result, for a model that
+            writes one call a turn (GPT-OSS).
         history: "append", each turn stands as it was said; "template", in a row of its own where the template would
             show it otherwise later.
         group_id: The trajectory's group.
@@ -91,6 +94,8 @@ def from_messages(
     log = _joined([_read(index, message) for index, message in enumerate(messages)])
     if not keep_thinking:
         log = [replace(entry, thinking=None) for entry in log]
+    if one_call_a_turn:
+        log = _one_call_a_turn(log)
     start = _first_turn(log, context)
     said = _as_messages(log, codec)
     schemas = tuple(map(_schema, tools))
@@ -246,6 +251,33 @@ def _joined(log: Sequence[_Entry]) -> list[_Entry]:
     return out
 
 
+def _one_call_a_turn(log: Sequence[_Entry]) -> list[_Entry]:
+    """Return the log with a turn of several calls as several turns, the result of each behind it."""
+    out: list[_Entry] = []
+    place = 0
+    while place < len(log):
+        entry = log[place]
+        place += 1
+        if len(entry.calls) < 2:
+            out.append(entry)
+            continue
+        results: list[_Entry] = []
+        while place < len(log) and log[place].role == "tool":
+            results.append(log[place])
+            place += 1
+        if len(results) != len(entry.calls):
+            raise InvalidConfigError(
+                f"messages[{entry.index}] has {len(entry.calls)} calls and {len(results)} results: they cannot be told "
+                "apart into turns."
+            )
+        for number, call in enumerate(entry.calls):
+            own = next((result for result in results if call.id is not None and result.call_id == call.id), results[0])
+            results.remove(own)
+            said = entry if number == 0 else replace(entry, content="", thinking=None)
+            out += [replace(said, calls=(call,)), own]
+    return out
+
+
 def _as_messages(log: Sequence[_Entry], codec: Codec | None) -> tuple[Message, ...]:
     parser = getattr(codec, "parser", parse_reply)
     out: list[Message] = []
@@ -310,14 +342,17 @@ def _replay(
     """Write the conversation from the first turn on; return the turns, and whether the assistant had the last word."""
     turns = list(context_turns(said[:start]))
     heard: list[Message] = []
-    for message in said[start:]:
+    for place, message in enumerate(said[start:], start):
         if message.role != "assistant":
             heard.append(message)
             continue
         if heard:
             tape.hear(tuple(heard))
             heard = []
-        ids = None if codec is None else codec.encode_reply(message.content)
+        try:
+            ids = None if codec is None else codec.encode_reply(message.content)
+        except ModelError as error:
+            raise ModelError(f"messages[{log[place].index}]: {error}") from error
         tape.say(message, ids, None)
         has_tokens = ids is not None
         turns.append(Turn(0.0, {}, tape.row_index if has_tokens else -1, tape.row.n_spans - 1 if has_tokens else -1))

@@ -11,7 +11,7 @@ from families import NAMES, family_tokenizer
 
 from llm_envs.chat import ChatCodec
 from llm_envs.data import from_dataset, sft_rows, to_dataset
-from llm_envs.errors import InvalidConfigError
+from llm_envs.errors import InvalidConfigError, ModelError
 from llm_envs.parsers import parse_reply
 from llm_envs.rollout.logs import as_messages, from_messages, read_messages_jsonl
 from llm_envs.testing import ByteCodec
@@ -123,6 +123,20 @@ class TestFamilies:
         assert [len(row.spans) for row in trajectory.rows] == [2, 1]
         assert codec.decode(trajectory.rows[1].ids) == whole_text("qwen3", log).rstrip("\n")
         assert validate_batch([trajectory]) == []
+
+    def test_several_calls_of_a_turn(self) -> None:
+        calls = [{**CALLING, "id": id_, "function": {"name": "look_up", "arguments": {"x": id_}}} for id_ in "ab"]
+        results = [{"role": "tool", "tool_call_id": id_, "content": id_.upper()} for id_ in "ba"]
+        log = [USER, {"role": "assistant", "content": "See:", "tool_calls": calls}, *results, SAID]
+        codec = ChatCodec(family_tokenizer("gptoss"))
+        with pytest.raises(ModelError, match=r"messages\[1\]: .* one call a turn"):
+            from_messages(log, codec=codec, tools=TOOLS)
+        split = from_messages(log, codec=codec, tools=TOOLS, one_call_a_turn=True, reward=1.0)
+        assert [m.content for m in split.messages if m.role == "tool"] == ["A", "B"]
+        assert ['"a"' in text for text in trained_texts(codec, split)] == [True, False, False]
+        assert len(split.turns) == 3 and validate_batch([split]) == []
+        with pytest.raises(InvalidConfigError, match="2 calls and 1 results"):
+            from_messages([*log[:3], SAID], codec=codec, one_call_a_turn=True)
 
     @pytest.mark.parametrize("name", NAMES)
     def test_every_template_takes_a_log(self, name) -> None:
