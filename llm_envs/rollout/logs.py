@@ -20,6 +20,7 @@ encoded as an oracle's words are. Those tokens have mask True and NaN log-probab
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -91,6 +92,8 @@ def from_messages(
         InvalidConfigError: If a message is none that can be taken over, or no assistant says anything.
         ModelError: If the model's template refuses the conversation.
     """
+    if reward is not None and not math.isfinite(reward):
+        raise InvalidConfigError(f"the reward of a log is {reward!r}; it must be finite, or None.")
     log = _joined([_read(index, message) for index, message in enumerate(messages)])
     if not keep_thinking:
         log = [replace(entry, thinking=None) for entry in log]

@@ -309,6 +309,10 @@ class TestRefused:
         with pytest.raises(InvalidConfigError, match=f"of {len(messages)} messages"):
             from_messages(messages, codec=BYTES, **settings)
 
+    def test_a_reward_that_is_no_number(self) -> None:
+        with pytest.raises(InvalidConfigError, match="reward of a log is nan"):
+            from_messages([USER, SAID], codec=BYTES, reward=float("nan"))
+
     @pytest.mark.parametrize("tool", ["look_up", {"description": "x"}])
     def test_tools(self, tool) -> None:
         with pytest.raises(InvalidConfigError, match="a tool is"):
