@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from llm_envs.errors import BridgeError, InvalidConfigError, ModelError
-from llm_envs.policies.http import AsyncClients, RetryableError
+from llm_envs.policies.http import AsyncClients, RetryableError, is_local
 from llm_envs.policies.routing import Backoff, RateLimit
 from llm_envs.types import Message, SamplingParams, ToolCall
 
@@ -69,7 +69,7 @@ class ChatAPIPolicy:
         self.max_concurrency, self.timeout_s, self.max_retries = max_concurrency, timeout_s, max_retries
         self.backoff, self.rate_limit = backoff or Backoff(first_s=0.5, max_s=60.0), RateLimit(requests_per_minute)
         headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
-        self._clients = AsyncClients(headers, max_concurrency)
+        self._clients = AsyncClients(headers, max_concurrency, use_proxy=not is_local(base_url))
         self._slots: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
             weakref.WeakKeyDictionary()
         )

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import weakref
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NoReturn
+from urllib.parse import urlsplit
 
 from llm_envs.errors import BridgeError, ContextFullError, InvalidConfigError, MissingExtraError, ModelError
 from llm_envs.policies.routing import Verdict, judge, retry_after_s
 
-__all__ = ["AsyncClients", "RetryableError", "import_httpx", "read_answer", "said_by"]
+__all__ = ["AsyncClients", "RetryableError", "import_httpx", "is_local", "read_answer", "said_by"]
 
 # An answer says what was wrong in its first lines; a proxy's error page may go on for pages.
 _MAX_ERROR_CHARACTERS = 500
@@ -43,16 +45,26 @@ def import_httpx() -> Any:
     return httpx2
 
 
+def is_local(url: str) -> bool:
+    """Say whether a URL is on this machine: a proxy from the environment could not reach it."""
+    host = urlsplit(url).hostname or ""
+    return host == "localhost" or re.fullmatch(r"127(\.\d+){3}|::1", host) is not None
+
+
 class AsyncClients:
     """One asynchronous client for each event loop that asks, since its connections belong to the loop.
 
     Args:
         headers: Sent with every request.
         max_connections: To all servers together.
+        use_proxy: Whether the environment's proxies are for these servers.
         connect_s: Seconds that a connection may take; the answer's time is the caller's to limit.
     """
 
-    def __init__(self, headers: Mapping[str, str], max_connections: int, connect_s: float = 10.0) -> None:
+    def __init__(
+        self, headers: Mapping[str, str], max_connections: int, *, use_proxy: bool = True, connect_s: float = 10.0
+    ) -> None:
+        self._use_proxy = use_proxy
         self._httpx = import_httpx()
         self._headers, self._max_connections, self._connect_s = dict(headers), max_connections, connect_s
         self._clients: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Any] = weakref.WeakKeyDictionary()
@@ -95,7 +107,11 @@ class AsyncClients:
                 max_connections=self._max_connections, max_keepalive_connections=self._max_connections
             )
             self._clients[loop] = self._httpx.AsyncClient(
-                headers=self._headers, timeout=timeout, limits=limits, follow_redirects=True
+                headers=self._headers,
+                timeout=timeout,
+                limits=limits,
+                follow_redirects=True,
+                trust_env=self._use_proxy,
             )
         return self._clients[loop]
 

@@ -78,12 +78,15 @@ class _Asker:
     Args:
         headers: Sent with every request.
         quick_s: Seconds in which a server answers what it has at hand, or hangs.
+        use_proxy: Whether the environment's proxies are for these servers.
     """
 
-    def __init__(self, headers: Mapping[str, str], quick_s: float = 15.0) -> None:
+    def __init__(self, headers: Mapping[str, str], quick_s: float = 15.0, *, use_proxy: bool = True) -> None:
         self.quick_s = quick_s
         self._httpx = import_httpx()
-        self._client = self._httpx.Client(headers=dict(headers), timeout=_ASK_S, follow_redirects=True)
+        self._client = self._httpx.Client(
+            headers=dict(headers), timeout=_ASK_S, follow_redirects=True, trust_env=use_proxy
+        )
 
     def close(self) -> None:
         """Close the connections."""

@@ -28,7 +28,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from llm_envs.errors import InvalidConfigError, MissingExtraError, ModelError
-from llm_envs.policies.http import import_httpx
+from llm_envs.policies.http import import_httpx, is_local
 
 __all__ = ["ModelServers", "is_healthy", "last_error", "serve_command", "start_servers"]
 
@@ -240,7 +240,7 @@ def is_healthy(url: str, timeout_s: float = 5.0) -> bool:
     """Say whether a server answers `/health`."""
     httpx = import_httpx()
     try:
-        return bool(httpx.get(f"{url}/health", timeout=timeout_s).status_code == 200)
+        return bool(httpx.get(f"{url}/health", timeout=timeout_s, trust_env=not is_local(url)).status_code == 200)
     except httpx.HTTPError:
         return False
 

@@ -34,7 +34,7 @@ import numpy.typing as npt
 from llm_envs.chat import ChatCodec
 from llm_envs.errors import BridgeError, ContextFullError, InvalidConfigError, LLMEnvsError, ModelError
 from llm_envs.policies.checkpoints import check_same_tensors, find_checkpoint, tensor_shapes, write_checkpoint
-from llm_envs.policies.http import AsyncClients, RetryableError
+from llm_envs.policies.http import AsyncClients, RetryableError, is_local
 from llm_envs.policies.routing import Backoff, Router
 from llm_envs.policies.server_control import (
     ServerControl,
@@ -147,8 +147,9 @@ class VLLMServerPolicy:
         headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
         self._format: ServerFormat = VLLMFormat() if server == "vllm" else SGLangFormat()
         control = VLLMControl if server == "vllm" else SGLangControl
-        self._control: ServerControl = control(headers, health_s)
-        self._clients = AsyncClients(headers, max_concurrency + len(addresses))
+        use_proxy = not any(map(is_local, addresses))
+        self._control: ServerControl = control(headers, health_s, use_proxy=use_proxy)
+        self._clients = AsyncClients(headers, max_concurrency + len(addresses), use_proxy=use_proxy)
         self._slots: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
             weakref.WeakKeyDictionary()
         )
@@ -222,14 +223,14 @@ class VLLMServerPolicy:
         folder = self._exchange_dir / f"version-{version}-{uuid.uuid4().hex[:8]}"
         facts = self._facts()
         write_checkpoint(named_parameters, folder, find_checkpoint(facts.root))
+        unused: Path | None = folder
         try:
             self.load_checkpoint(folder, version)
-        except ModelError:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
-        if self._written is not None:
-            shutil.rmtree(self._written, ignore_errors=True)
-        self._written = folder
+        finally:  # the one that servers that come back are to load stays
+            if self._checkpoint is not None and self._checkpoint.path == folder.resolve():
+                unused, self._written = self._written, folder
+            if unused is not None:
+                shutil.rmtree(unused, ignore_errors=True)
 
     async def aclose(self) -> None:
         """Close the connections, which aborts what is under way. The servers are left to their owner."""

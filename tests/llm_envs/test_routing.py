@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llm_envs.errors import InvalidConfigError
+from llm_envs.policies.http import is_local
 from llm_envs.policies.routing import Backoff, RateLimit, Router, Verdict, judge, retry_after_s
 
 
@@ -171,3 +172,18 @@ def test_sessions_beyond_the_limit_are_forgotten_oldest_first(monkeypatch):
         router.done(router.pick(session, 0.0))
     assert set(router._places) == {"b", "c"}
     assert [endpoint.sessions for endpoint in router._endpoints] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("http://127.0.0.1:8000", True),
+        ("http://localhost:8000/v1", True),
+        ("http://[::1]:80", True),
+        ("https://api.example.org/v1", False),
+        ("http://10.0.0.7:8000", False),
+        ("http://127.example.org", False),
+    ],
+)
+def test_a_proxy_is_not_for_servers_of_this_machine(url, expected):
+    assert is_local(url) is expected

@@ -10,11 +10,10 @@ import pytest
 import torch
 from fake_server import Answer, completion, fake_server, vllm_answers
 
-from llm_envs.errors import BridgeError, ContextFullError, InvalidConfigError, MissingExtraError, ModelError
+from llm_envs.errors import BridgeError, ContextFullError, InvalidConfigError, ModelError
 from llm_envs.policies.checkpoints import check_same_tensors, find_checkpoint, tensor_shapes, write_checkpoint
 from llm_envs.policies.routing import Backoff
 from llm_envs.policies.server_formats import SGLangFormat, VLLMFormat
-from llm_envs.policies.vllm_serve import last_error, start_servers
 from llm_envs.policies.vllm_server import VLLMServerPolicy
 from llm_envs.tiny_model import tiny_model, tiny_tokenizer
 from llm_envs.types import FinishReason, SamplingParams
@@ -397,38 +396,3 @@ def test_a_broken_file_is_one_readable_error(tmp_path, content):
     (tmp_path / "model.safetensors").write_bytes(content)
     with pytest.raises(ModelError, match="cannot be read as safetensors"):
         tensor_shapes(tmp_path)
-
-
-# Servers of our own.
-
-
-def test_the_last_error_of_a_log_is_the_one_that_says_something(tmp_path):
-    log = tmp_path / "log"
-    log.write_text(
-        "INFO 11-21 13:00:00 [x.py:1] fine\n"
-        "(EngineCore pid=7) ERROR 11-21 13:30:00 [core.py:99] Traceback (most recent call last):\n"
-        "(EngineCore pid=7) ERROR 11-21 13:30:00 [core.py:99] ValueError: No available memory for the cache blocks.\n"
-        "Traceback (most recent call last):\n"
-        "RuntimeError: Engine core initialization failed. See root cause above.\n"
-    )
-    assert last_error(log) == "ValueError: No available memory for the cache blocks."
-    log.write_text("one\ntwo\nthree\nfour\n")
-    assert last_error(log) == "two\nthree\nfour"
-    log.write_text("")
-    assert last_error(log) == "it wrote nothing"
-    log.write_text(
-        "pydantic.ValidationError: 1 validation error for Config\n  Value error, too long\n\nDuring handling\n"
-    )
-    assert last_error(log) == "pydantic.ValidationError: 1 validation error for Config\nValue error, too long"
-
-
-def test_servers_are_asked_for_properly(tmp_path):
-    for settings in ({"n": 0}, {"n": 2, "devices": ["0"]}):
-        with pytest.raises(InvalidConfigError, match="start_servers"), start_servers("m", **settings):
-            pass
-
-
-def test_servers_without_vllm_name_the_extra(monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(MissingExtraError, match=r"llm-envs\[vllm\]"), start_servers("m"):
-        pass
