@@ -109,6 +109,11 @@ class WorkerProcess:
         """Whether it has answered all requests."""
         return self.n_pending == 0
 
+    def is_there(self) -> bool:
+        """Look whether the process has not ended by itself."""
+        self._look(always=True)
+        return not self._is_gone
+
     def post(self, *request: Any) -> None:
         """Send a request: its name and arguments. Does not wait, not even for the socket to have room."""
         self._n_posted += 1
@@ -216,10 +221,10 @@ class WorkerProcess:
         self.kill()
         raise WorkerDiedError(how)
 
-    def _look(self) -> None:
-        """Move what can be moved, and see whether the process is still there."""
+    def _look(self, always: bool = False) -> None:
+        """Move what can be moved, and see (`always`, or while there is something to wait for) if it is still there."""
         self._transfer()
-        if not self._is_over and _has_ended(self._process):
+        if (always or not self._is_over) and _has_ended(self._process):
             self._transfer()
             self._is_gone = True
 

@@ -170,7 +170,10 @@ class WorkerRunner:
         self._has_place = True
         try:
             self._worker = self._pool._state.idle_worker()
-            if self._worker is None:
+            if self._worker is not None and not self._worker.is_there():
+                self._worker.kill()
+                self._pool._state.drop(self._worker)
+            if self._worker is None or self._worker.is_killed:
                 self._start()
             if not self._present.is_settled:
                 self._present.wait_here(START_S)
@@ -234,11 +237,13 @@ class WorkerRunner:
         self._pool._state.add(self._worker)
 
     async def _settle(self, worker: WorkerProcess) -> None:
-        """Wait until the worker is done with the episode before; kill it if that takes too long."""
+        """Wait until the worker is done with the episode before; kill it if that takes too long, or it has ended."""
         try:
             if not worker.is_settled:
                 await worker.wait(CLOSE_S if worker.has_started else START_S)
-        except (TimeoutError, RuntimeError):
+        except (TimeoutError, WorkerDiedError):
+            worker.kill()
+        if not worker.is_there():
             worker.kill()
         if worker.is_killed:
             self._pool._state.drop(worker)
@@ -358,7 +363,7 @@ class _State:
             try:
                 if worker.has_started:
                     worker.wait_here(started + grace_s - time.monotonic())
-            except (TimeoutError, RuntimeError, OSError):
+            except (TimeoutError, WorkerDiedError, OSError):
                 pass  # it had its time
             finally:
                 worker.kill()

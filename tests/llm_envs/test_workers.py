@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import inspect
 import os
 import signal
@@ -275,7 +276,10 @@ class TestDeath:
             ("write", "it sent a frame of 18446744073709551615 bytes, and was killed"),
         ],
     )
-    def test_a_worker_that_dies_is_named_and_replaced(self, deed: str, how: str, one: WorkerPool) -> None:
+    def test_a_worker_that_dies_is_named_and_replaced(
+        self, deed: str, how: str, one: WorkerPool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("llm_envs.rollout.worker_process._PULSE_S", 0.1)
         trajectory = play_one(one, maker(at="step", deed=deed))
         error = trajectory.error
         assert error is not None and (error.kind, error.where) == ("WorkerDiedError", "env.step")
@@ -299,6 +303,13 @@ class TestDeath:
             assert play_one(pool, maker(at="close", deed="hang")).reward == 1.0
             assert play_one(pool, maker()).reward == 1.0
             assert pool.n_started == 2
+
+    def test_one_that_dies_between_two_episodes_costs_neither(self, one: WorkerPool) -> None:
+        pid = int(play_one(one, EnvMaker("Pid", {}, PidEnv)).metadata["final_observation"])
+        os.kill(pid, signal.SIGKILL)
+        assert wait_until(lambda: not is_alive(pid))
+        again = play_one(one, EnvMaker("Pid", {}, PidEnv))
+        assert again.error is None and again.metadata["final_observation"] != str(pid)
 
     def test_what_the_environment_started_dies_too(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         notes = tmp_path / "pids"
@@ -432,6 +443,15 @@ class TestEnd:
         with pytest.raises(InvalidConfigError, match="closed"):
             asyncio.run(pool.runner(maker(), None).open())
 
+    def test_a_pool_that_nobody_has_any_more_ends(self) -> None:
+        before, open_before = children(), descriptors()
+        pool = WorkerPool(1)
+        play_one(pool, maker())
+        assert children() > before
+        del pool
+        gc.collect()
+        assert children() == before and descriptors() == open_before
+
     def test_close_ends_running_episodes(self) -> None:
         async def main(pool: WorkerPool) -> list[Any]:
             async with asyncio.TaskGroup() as group:
@@ -439,7 +459,7 @@ class TestEnd:
                     group.create_task(play(pool.runner(maker(at="step", deed="hang"), None), SPEC, OraclePolicy()))
                     for _ in range(2)
                 ]
-                await asyncio.sleep(1.0)
+                await asyncio.sleep(0.3)
                 await asyncio.to_thread(pool.close)
             return [task.result().error for task in tasks]
 
@@ -627,5 +647,5 @@ class TestCollector:
         with Collector(envs, OraclePolicy(), workers=4, **settings) as collector:
             groups = collector.collect(60)
         hung = [t.seed % 20 == 0 for group in groups for t in group]
-        assert [t.status == "errored" for group in groups for t in group] == hung
+        assert [t.status == "errored" for group in groups for t in group] == hung and any(hung)
         assert time.perf_counter() - started < 30
