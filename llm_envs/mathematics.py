@@ -24,6 +24,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -31,15 +32,26 @@ from typing import Any, Literal
 
 from llm_envs.arithmetic import Number, evaluate
 from llm_envs.errors import InvalidActionError, InvalidConfigError, LLMEnvsError, MissingExtraError
+from llm_envs.parsers.math_text import (
+    Unreadable,
+    clean,
+    has_letters,
+    interval_of,
+    is_interval,
+    is_set,
+    list_items,
+    prose_in,
+    same_text,
+    split_assignment,
+    take_off_unit,
+    without_element,
+    words_of,
+)
 
 __all__ = ["MathChecker", "MathComparison", "Verdict", "compare_math", "math_equal"]
 
 Verdict = Literal["equal", "different", "undecided"]
 
-MAX_CHARACTERS = 2_000
-"""Longest answer or target that is read."""
-MAX_DEPTH = 30
-"""Deepest nesting of brackets that is read."""
 _START_S = 60.0
 """Longest time for a worker to load sympy: about 1 s on a free machine."""
 _GRACE_S = 0.5
@@ -85,7 +97,15 @@ class MathChecker:
         if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not 0 < timeout_s < math.inf:
             raise InvalidConfigError(f"timeout_s is {timeout_s!r}; it must be a number of seconds above 0.")
         started = time.perf_counter()
-        verdict, reason = self._decide(answer, target, timeout_s)
+        left_s = timeout_s
+
+        def ask(answer: str, target: str) -> tuple[Verdict, str]:
+            nonlocal left_s
+            verdict, reason, seconds = self._ask(answer, target, left_s)
+            left_s = max(left_s - seconds, 0.01)
+            return verdict, reason
+
+        verdict, reason = _decide(ask, answer, target)
         return MathComparison(verdict, reason, time.perf_counter() - started)
 
     def close(self) -> None:
@@ -103,30 +123,6 @@ class MathChecker:
     def __exit__(self, *exception: object) -> None:
         """End the workers."""
         self.close()
-
-    def _decide(self, answer: str, target: str, timeout_s: float) -> tuple[Verdict, str]:
-        texts = []
-        for name, text in (("target", target), ("answer", answer)):
-            read = _clean(text)
-            if isinstance(read, _Unreadable):
-                return "undecided", f"the {name} {read.why}"
-            texts.append(read)
-        target, answer = texts
-        for name, text in (("target", target), ("answer", answer)):
-            if not text.strip("{}() "):
-                return "undecided", f"the {name} is empty"
-        left, right = _plain_value(target), _plain_value(answer)
-        if left is not None and right is not None:
-            return ("equal" if _are_close(left, right, "." in target or "." in answer) else "different"), ""
-        if _SEVERAL_NUMBERS.search(answer) and not _SEVERAL_NUMBERS.search(target):
-            return "different", "the answer has several numbers"
-        left_s = timeout_s
-        for part in _claims(answer, target):
-            verdict, reason, seconds = self._ask(part, target.rpartition("=")[2], left_s)
-            if verdict != "equal":
-                return "different", reason or f"the answer also says {part[:40]!r}"
-            left_s = max(left_s - seconds, 0.01)
-        return self._ask(answer, target, left_s)[:2]
 
     def _ask(self, answer: str, target: str, timeout_s: float) -> tuple[Verdict, str, float]:
         """Return the verdict, the reason, and the seconds without the wait for a worker."""
@@ -147,8 +143,6 @@ class MathChecker:
                 worker.close()
         if equal is not None:
             return ("equal" if equal else "different"), "", seconds
-        if reason == "the target cannot be read" and _are_same_text(answer, target):
-            return "equal", "", seconds
         return "undecided", reason, seconds
 
     def _take(self) -> _Worker:
@@ -163,9 +157,17 @@ class MathChecker:
 def compare_math(answer: str, target: str, *, timeout_s: float = 2.0) -> MathComparison:
     r"""Compare a model's answer with the right one, by value.
 
-    Numbers are equal if they are exactly so, or, where one of them is written with a decimal point, to within one
-    millionth (of the larger one if that is below 1). An answer of several candidates ("3 or 5", "3 5", "3 = 5") does
-    not equal one of them. As in math-verify, units are ignored, "x=5" equals "5", and "50\%" equals both 0.5 and 50.
+    - The same text is equal, whatever it is, spaces aside.
+    - Numbers are equal if they are exactly so, or, where one of them is written with a decimal point, to within one
+      millionth (of the larger one if that is below 1). "1e3" and "1,000" are 1000. "x=5" equals "5".
+    - An answer of several candidates ("3 or 5", "3 5", "3 = 5") does not equal one of them. Lists ("3,5", "x=3 or
+      x=5", `\{3,5\}`) are equal in any order; a pair is equal to a list in its own order, and to no set.
+    - Words alone ("no", "cat", "north pole") are compared as text, upper and lower case alike: never as products of
+      variables. So "ab" is not "ba"; "a b" and "a*b" are formulas.
+    - A unit behind a number counts only if both have one: "5 km" equals "5", and neither "5 cm" nor "5000 m".
+      "10 grams" is "10 g"; quantities are not converted.
+    - A percentage equals its number and its hundredth: "50%" equals "50" and "0.5". Two of them are compared as such.
+    - "x>3" equals `(3,\infty)`.
 
     Args:
         answer: The final answer alone, in LaTeX or as plain arithmetic; `$...$` or one `\boxed{...}` around it is
@@ -190,74 +192,149 @@ def math_equal(answer: str, target: str, *, timeout_s: float = 2.0) -> bool:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Texts
+# Decisions
 # ----------------------------------------------------------------------------------------------------------------------
 
+_Decision = tuple[Verdict, str]
+_Ask = Callable[[str, str], _Decision]
+"""Has math-verify compare an answer with its target."""
 
-@dataclass(frozen=True)
-class _Unreadable:
-    why: str
-
-
-_WRAPPERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("\\boxed{", "}"), ("\\fbox{", "}"))
-_SPACE = r"(?:\s|~|\\[,;:! ]|\\q?quad(?![A-Za-z]))"
-_SEVERAL_NUMBERS = re.compile(rf"(?<![\^_.\d])\d[\d.]*{_SPACE}+\d")
-_MIXED = re.compile(rf"(?<![\d.])(\d+){_SPACE}+(\d+)\s*/\s*(\d+)(?![\d.])")
-_GROUPED = re.compile(r"([+-]?\d{1,3})((?:,\d{3})+|(?: \d{3})+)(\.\d+)?")
+_SEVERAL_NUMBERS = re.compile(r"(?<![\^_.\d])\d[\d.]*(?:\s|~|\\[,;:! ]|\\q?quad(?![A-Za-z]))+\d")
 _EQUALS = re.compile(r"(?<![<>!:\\])=")
 _SUBSCRIPT = re.compile(r"_(?:\w|\{\w*\})|\([+-]?\d+\)")
-_COMMAND = re.compile(r"\\[A-Za-z]+")
-_ASCII = str.maketrans({"\u2212": "-", "\u2013": "-", "\u00a0": " ", "\u00d7": "*", "\u00b7": "*", "\u00f7": "/"})
 
 
-def _clean(text: str) -> str | _Unreadable:
-    """Take off what stands around a formula, or say why it is not read."""
-    if not isinstance(text, str):
-        return _Unreadable(f"is a {type(text).__name__}, not text")
-    if len(text) > MAX_CHARACTERS:
-        return _Unreadable(f"has {len(text)} characters; at most {MAX_CHARACTERS} are read")
-    text = "".join(character if character.isprintable() else " " for character in text.translate(_ASCII)).strip()
-    for _ in range(4):
-        text = text.removesuffix(".").rstrip()
-        for opening, closing in _WRAPPERS:
-            if len(text) > len(opening) + len(closing) and text.startswith(opening) and text.endswith(closing):
-                inner = text[len(opening) : -len(closing)].strip()
-                if _depth(inner) is not None and opening.rstrip("{") not in inner:
-                    text = inner
-                    break
-        else:
-            break
-    if text.startswith(("$", "\\$")) and text.count("$") == 1:
-        text = text.partition("$")[2].strip()
-    if "$" in text or "\\boxed" in text or "\\(" in text or "\\[" in text:
-        return _Unreadable("has more than one formula")
-    depth = _depth(text)
-    if depth is None:
-        return _Unreadable("has brackets that do not match")
-    if depth > MAX_DEPTH:
-        return _Unreadable(f"is nested {depth} deep; at most {MAX_DEPTH} levels are read")
-    grouped = _GROUPED.fullmatch(text)
-    if grouped:
-        text = grouped[1] + re.sub("[ ,]", "", grouped[2]) + (grouped[3] or "")
-    return _MIXED.sub(r"(\1+\\frac{\2}{\3})", text)
+def _decide(ask: _Ask, answer: str, target: str) -> _Decision:
+    """Compare two texts as they were given."""
+    for name, text in (("target", target), ("answer", answer)):
+        if not isinstance(text, str):
+            return "undecided", f"the {name} is a {type(text).__name__}, not text"
+    if same_text(answer, target):
+        return "equal", ""
+    texts = []
+    for name, text in (("target", target), ("answer", answer)):
+        read = clean(text)
+        if isinstance(read, Unreadable):
+            return "undecided", f"the {name} {read.why}"
+        if not read.strip("{}() "):
+            return "undecided", f"the {name} is empty"
+        texts.append(read)
+    target, answer = texts
+    if same_text(answer, target):
+        return "equal", ""
+    return _compare_words(answer, target) or _compare_formulas(ask, answer, target)
 
 
-def _depth(text: str) -> int | None:
-    """Return how deep a text is nested, or None if its braces do not match. `[0,1)` is fine."""
-    braces = depth = deepest = 0
-    for character in text:
-        if character in "{([":
-            depth += 1
-            deepest = max(deepest, depth)
-        elif character in "})]":
-            depth -= 1
-        if character == "{":
-            braces += 1
-        elif character == "}":
-            braces -= 1
-            if braces < 0:
-                return None
-    return None if braces else deepest
+def _compare_words(answer: str, target: str) -> _Decision | None:
+    """Compare words as text, not as the products of variables that they would be in a formula."""
+    left, right = words_of(answer), words_of(target)
+    if left is not None and right is not None:
+        return ("equal", "") if left == right else ("different", "other words")
+    if left is not None and not has_letters(target):
+        return "different", "the answer is words, the target is not"
+    if right is not None and not has_letters(answer):
+        return "different", "the target is words, the answer is not"
+    return None
+
+
+def _compare_formulas(ask: _Ask, answer: str, target: str) -> _Decision:
+    answer, target = without_element(answer), without_element(target)
+    if is_interval(target) != is_interval(answer):
+        answer_too, target_too = interval_of(answer), interval_of(target)
+        if answer_too is not None and target_too is None:
+            answer = answer_too
+        elif target_too is not None and answer_too is None:
+            target = target_too
+    answers, targets = list_items(answer), list_items(target)
+    if len(answers) == len(targets) == 1 and is_set(answer) == is_set(target):
+        return _compare_values(ask, answers[0], targets[0])
+    if len(answers) == 1 and is_interval(answers[0]) and len(targets) > 1 and not is_interval(targets[0]):
+        return _compare_tuple(ask, answers[0], targets, is_set(target))
+    if len(targets) == 1 and is_interval(targets[0]) and len(answers) > 1 and not is_interval(answers[0]):
+        return _compare_tuple(ask, targets[0], answers, is_set(answer))
+    if len(targets) == 1 < len(answers) and "\\pm" not in target and not (is_set(answer) and is_set(target)):
+        return "different", f"the answer lists {len(answers)} values"
+    return _compare_lists(ask, answers, targets)
+
+
+def _compare_tuple(ask: _Ask, whole: str, items: list[str], items_are_set: bool) -> _Decision:
+    """Compare a pair, a tuple or an interval with a list: (1,2) with "1,2" or "x=1, y=2", in that order."""
+    if items_are_set:
+        return "different", "one is a set, the other a pair or an interval"
+    named = sorted(split_assignment(item) for item in items)
+    if all(name for name, _ in named):
+        items = [value for _, value in named]
+    return ask(f"{whole[0]}{','.join(items)}{whole[-1]}", whole) if whole[0] == "(" else ("different", "one is a list")
+
+
+def _compare_lists(ask: _Ask, answers: list[str], targets: list[str]) -> _Decision:
+    """Compare lists and sets in any order; of several variables, the value of each."""
+    values: list[list[str]] = []
+    variables: list[list[str]] = []
+    units: list[list[str]] = []
+    for items in (answers, targets):
+        pairs = [split_assignment(item) for item in items]
+        names = {name for name, _ in pairs if name}
+        if len(names) > 1:
+            if len(names) < len(pairs):
+                return "undecided", "several values of several variables"
+            pairs.sort()
+        measured = [take_off_unit(value) for _, value in pairs]
+        for value, _ in measured:
+            if (word := prose_in(value)) is not None:
+                return "undecided", f"there are words in it: {word[:40]!r}"
+            for part in _claims(value, ""):
+                if ask(part, _EQUALS.split(value)[-1])[0] != "equal":
+                    return "different", f"it also says {part[:40]!r}"
+        values.append([_EQUALS.split(value)[-1] for value, _ in measured])
+        variables.append(sorted(names))
+        units.append(sorted({unit for _, unit in measured if unit}))
+    if variables[0] and variables[1] and variables[0] != variables[1]:
+        return "different", "other variables"
+    if units[0] and units[1] and units[0] != units[1]:
+        return "different", f"other units: {', '.join(units[0])} and {', '.join(units[1])}"
+    if len(variables[0]) > 1 or len(variables[1]) > 1:
+        left, right = (f"({','.join(each)})" for each in values)
+    else:
+        left, right = (f"\\{{{','.join(each)}\\}}" for each in values)
+    return ask(left, right)
+
+
+def _compare_values(ask: _Ask, answer: str, target: str) -> _Decision:
+    """Compare one value with another: units, percent signs, numbers, then formulas."""
+    (answer, unit), (target, other) = take_off_unit(answer), take_off_unit(target)
+    if unit and other and unit != other:
+        if "%" not in (unit, other):
+            return "different", f"other units: {unit} and {other}"
+        return "different", "only one of them is a percentage"
+    for name, text in (("target", target), ("answer", answer)):
+        if (word := prose_in(text)) is not None:
+            return "undecided", f"the {name} has words in it: {word[:40]!r}"
+    decided = _compare_amounts(ask, answer, target)
+    if decided[0] == "different" and (unit == "%") != (other == "%"):
+        if unit == "%":
+            return _compare_amounts(ask, _hundredth(answer), target)
+        return _compare_amounts(ask, answer, _hundredth(target))
+    return decided
+
+
+def _hundredth(text: str) -> str:
+    value = text.rpartition("=")[2]
+    number = _plain_value(value)
+    return f"({value})/100" if number is not None else f"\\frac{{{value}}}{{100}}"
+
+
+def _compare_amounts(ask: _Ask, answer: str, target: str) -> _Decision:
+    left, right = _plain_value(target), _plain_value(answer)
+    if left is not None and right is not None:
+        return ("equal" if _are_close(left, right, "." in target or "." in answer) else "different"), ""
+    if _SEVERAL_NUMBERS.search(answer) and not _SEVERAL_NUMBERS.search(target):
+        return "different", "the answer has several numbers"
+    for part in _claims(answer, target):
+        verdict, reason = ask(part, target.rpartition("=")[2])
+        if verdict != "equal":
+            return "different", reason or f"the answer also says {part[:40]!r}"
+    return ask(answer, target)
 
 
 def _plain_value(text: str) -> Number | None:
@@ -282,12 +359,6 @@ def _claims(answer: str, target: str) -> list[str]:
     parts = _EQUALS.split(answer)
     first = 1 if "=" in target else 0
     return [part for part in parts[first:-1] if any(map(str.isdigit, _SUBSCRIPT.sub("", part)))]
-
-
-def _are_same_text(answer: str, target: str) -> bool:
-    """Tell whether two texts that are no formulas ("12:30") are the same, spaces aside."""
-    left, right = "".join(answer.split()), "".join(target.split())
-    return left == right and any(map(str.isalnum, _COMMAND.sub("", left)))
 
 
 # ----------------------------------------------------------------------------------------------------------------------

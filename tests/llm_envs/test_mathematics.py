@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("math_verify")
 
 from llm_envs.errors import InvalidConfigError
-from llm_envs.mathematics import MathChecker, compare_math, math_equal
+from llm_envs.mathematics import MathChecker, _decide, compare_math, math_equal
 
 TIMEOUT_S = 0.5
 
@@ -20,7 +20,7 @@ TIMEOUT_S = 0.5
 @pytest.fixture(scope="module")
 def checker():
     with MathChecker(1) as checker:
-        assert checker.compare("x", "x", timeout_s=30)  # the worker is there: its start is not what is timed
+        assert checker.compare("x+x", "2x", timeout_s=30)  # the worker is there: its start is not what is timed
         yield checker
 
 
@@ -79,7 +79,7 @@ def test_equal(checker, answer, target):
         ("x<5", "5"),
         ("3.14", "\\pi"),
         ("0/0", "0"),
-        ("\\frac{1}{0}", "\\frac{1}{0}"),
+        ("\\frac{1}{0}", "\\frac{2}{0}"),
         ("nan", "5"),
         ("five", "5"),
         ("\\emptyset", "5"),
@@ -87,6 +87,193 @@ def test_equal(checker, answer, target):
 )
 def test_different(checker, answer, target):
     assert checker.compare(answer, target, timeout_s=10).verdict == "different"
+
+
+BOTH_WAYS = [
+    # Lists
+    ("x = 3, x = -3", "3,-3"),
+    ("x=3 or x=-3", "\\{3,-3\\}"),
+    ("x=-3 or x=3", "x=3 or x=-3"),
+    ("3 or -3", "3,-3"),
+    ("x=3 \\text{ or } x=-3", "-3, 3"),
+    ("x=\\pm 3", "\\{3,-3\\}"),
+    ("y=4, x=3", "x=3, y=4"),
+    ("x=3, y=4", "(3,4)"),
+    ("1,2", "\\{2,1\\}"),
+    ("1,2", "(1,2)"),
+    ("(1,2),(3,4)", "(3,4),(1,2)"),
+    ("1,000 or 2,000", "\\{2000,1000\\}"),
+    ("\\left\\{1,2\\right\\}", "\\{1,2\\}"),
+    ("3 cm, 4 cm", "4,3"),
+    # What stands around it
+    ("The answer is 42.", "42"),
+    ("Answer: 42", "42"),
+    ("the final answer is $42$", "42"),
+    ("So the answer is: \\boxed{42}", "42"),
+    ("1\\,000", "1000"),
+    ("1{,}000", "1000"),
+    ("1e3", "1000"),
+    ("1.5e-3", "0.0015"),
+    ("1.5 \\times 10^{-3}", "1.5e-3"),
+    ("2pi", "2\\pi"),
+    # Words
+    ("True", "true"),
+    ("\\text{True}", "true"),
+    ("north pole", "North  Pole"),
+    ("No solution.", "\\text{no solution}"),
+    # Units
+    ("5 dollars", "5"),
+    ("\\$5", "5 dollars"),
+    ("2/4 cups", "1/2"),
+    ("1 1/2 cups", "3/2"),
+    ("5 cm^2", "5"),
+    ("5 square centimeters", "5 cm^2"),
+    ("5\\text{ cm}^2", "5 cm^{2}"),
+    ("5 m/s", "5 meters per second"),
+    ("10 grams", "10 g"),
+    ("5 KM", "5 km"),
+    ("\\frac{1}{2} km", "0.5"),
+    ("x = 5 km", "5"),
+    ("90^\\circ", "90 degrees"),
+    ("50%", "50"),
+    ("50%", "0.5"),
+    ("50 percent", "50\\%"),
+    ("\\frac{1}{2}\\%", "0.005"),
+    # Inequalities
+    ("x>3", "(3,\\infty)"),
+    ("x \\geq 3", "[3,\\infty)"),
+    ("3 >= x", "(-\\infty,3]"),
+    ("-3 < x \\le 3", "(-3,3]"),
+    ("x<1 or x>3", "(-\\infty,1)\\cup(3,\\infty)"),
+    ("\\{x \\mid x>3\\}", "(3,\\infty)"),
+    ("x \\in (3,\\infty)", "x>3"),
+]
+
+
+@pytest.mark.parametrize(("answer", "target"), BOTH_WAYS)
+def test_equal_both_ways(checker, answer, target):
+    assert checker.compare(answer, target, timeout_s=10).verdict == "equal"
+    assert checker.compare(target, answer, timeout_s=10).verdict == "equal"
+
+
+OTHERS = [
+    # Words are no products of variables.
+    ("no", "on"),
+    ("cat", "act"),
+    ("\\text{cat}", "act"),
+    ("\\mathrm{no}", "on"),
+    ("listen", "silent"),
+    ("yes", "no"),
+    ("True", "false"),
+    ("cat", "5"),
+    ("no solution", "on solution"),
+    # A set is no pair and no interval.
+    ("\\{1,2\\}", "(1,2)"),
+    ("\\{1,2\\}", "[1,2]"),
+    ("(1,2)", "2,1"),
+    ("(1,2)", "[1,2]"),
+    # Units
+    ("5 km", "5 cm"),
+    ("5 km", "5000 m"),
+    ("10 g", "10 kg"),
+    ("10 g", "10 m"),
+    ("5 cm", "5 cm^2"),
+    ("5 apples", "5 oranges"),
+    ("5 km", "6"),
+    ("50%", "0.05"),
+    ("50%", "0.5%"),
+    ("5%", "5 km"),
+    # Lists
+    ("x=3 or x=-3", "3"),
+    ("x=3, y=4", "3"),
+    ("x=3, y=4", "x=4, y=3"),
+    ("x=3, y=4", "x=3, z=4"),
+    ("x=1 or x=2", "y=1 or y=2"),
+    ("x=1 or x=2", "x=1"),
+    ("3 cm, 4 cm", "3 m, 4 m"),
+    ("x=3=4 or x=5", "4,5"),
+    # Inequalities
+    ("x>3", "x<3"),
+    ("x>3", "[3,\\infty)"),
+    ("x<3", "y<3"),
+    ("1e3", "1001"),
+    ("The answer is 41", "42"),
+    ("The answer is 42 or 43", "42"),
+]
+
+
+@pytest.mark.parametrize(("answer", "target"), OTHERS)
+def test_different_both_ways(checker, answer, target):
+    assert checker.compare(answer, target, timeout_s=10).verdict == "different"
+    assert checker.compare(target, answer, timeout_s=10).verdict == "different"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x=1 or x=2",
+        "x=3, y=4",
+        "$x=3$, $y=4$",
+        "42 is wrong, 43",
+        "\\frac{1}{0}",
+        "\\pi",
+        "\\begin{cases} 1 & x>0 \\\\ 0 & \\text{otherwise} \\end{cases}",
+        "5}",
+        "x" * 5_000,
+    ],
+)
+def test_the_same_text_is_equal_whatever_it_is(text):
+    checker = MathChecker(1)
+    for answer in (text, f"  {text}\n", text.replace(", ", " ,  ")):
+        assert checker.compare(answer, text).verdict == "equal"
+    assert checker._idle == []  # at once: without a worker
+
+
+@pytest.mark.parametrize("answer", ["\\boxed{x=3, y=4}", "$x = 3,y=4$", "Answer: x=3, y=4", "\\(x=3, y=4\\)."])
+def test_what_stands_around_the_same_text_does_not_matter(checker, answer):
+    assert checker.compare(answer, "x=3, y=4").verdict == "equal"
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        ("42 hopefully", "the answer has words in it: 'hopefully'"),
+        ("42 is hopefully right", "the answer has words in it: 'hopefully'"),
+        ("5 million", "the answer has words in it: 'million'"),
+        ("42 (maybe 43)", "the answer has words in it: 'maybe'"),
+        ("about 42", "the answer has words in it: 'about'"),
+        ("\\foo\\bar", "the answer cannot be read"),
+        ("5}", "brackets that do not match"),
+        ("1e300, " * 60, "the answer has numbers of over 2000 digits"),
+    ],
+)
+def test_what_cannot_be_read_is_undecided_with_a_reason(checker, answer, reason):
+    comparison = checker.compare(answer, "42", timeout_s=10)
+    assert comparison.verdict == "undecided"
+    assert reason in comparison.reason
+
+
+def test_what_is_different_without_a_comparison_says_why(checker):
+    for answer, target, reason in (
+        ("five", "5", "the answer is words, the target is not"),
+        ("3 or 5", "5", "the answer lists 2 values"),
+        ("5 km", "5 cm", "other units: km and cm"),
+        ("\\{1,2\\}", "(1,2)", "one is a set, the other a pair or an interval"),
+    ):
+        comparison = checker.compare(answer, target)
+        assert (comparison.verdict, comparison.reason) == ("different", reason)
+
+
+@pytest.mark.parametrize(
+    "part", ["\\{", "5 ", "=", ",", " or ", "mile per ", "1,000", "e3", "\\text{ or }", "( ", "\\,", "<"]
+)
+def test_reading_a_text_takes_no_long_time(part):
+    """Of 2,000 characters at most; a millionth of a second for each pair of them would be 4 s."""
+    text = "5" + (part * 2_000)[:1_990]
+    started = time.perf_counter()
+    for answer, target in ((text, "x=5 km"), ("x=5 km", text)):
+        _decide(lambda answer, target: ("different", ""), answer, target)
+    assert time.perf_counter() - started < 1.0
 
 
 @pytest.mark.parametrize(
@@ -254,13 +441,13 @@ def test_module_functions_work_from_a_thread():
 
 def test_closing_ends_the_processes():
     checker = MathChecker(1)
-    assert checker.compare("x", "x", timeout_s=30)
+    assert checker.compare("x+x", "2x", timeout_s=30)
     process = checker._idle[0]._process
     checker.close()
     checker.close()
     assert process.returncode is not None
     with pytest.raises(InvalidConfigError, match="closed"):
-        checker.compare("x", "x")
+        checker.compare("x+x", "2x")
 
 
 @pytest.mark.parametrize("timeout_s", [0, -1, float("nan"), float("inf"), True, "1"])
