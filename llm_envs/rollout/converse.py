@@ -72,6 +72,9 @@ DEFAULT_MAX_TURNS = 16
 GO_ON = "Go on."
 """What is said to a reply that calls nothing and is not the last, where there is no user."""
 
+_CLOSE_S = 2.0
+"""How long closing the toolsets is waited for."""
+
 
 def calls_nothing(messages: Sequence[Message], reply: ParsedReply) -> bool:
     """Say whether a reply calls no tool and has nothing broken in it: the usual last one."""
@@ -143,6 +146,10 @@ def _success_rate(results: Sequence[ToolResult]) -> float | None:
     return sum(result.success for result in results) / len(results) if results else None
 
 
+class Conversation:
+    """What toolsets belong to, from the beginning of a conversation until they are closed."""
+
+
 class ConversationEnv(gym.Env[str, str]):
     """A conversation as an environment: what `converse` plays. Rewards nothing.
 
@@ -184,7 +191,8 @@ class ConversationEnv(gym.Env[str, str]):
             raise InvalidConfigError(
                 "converse: tools that are JSON Schemas need an executor=..., and no functions among them."
             )
-        self._toolbox = Toolbox([] if schemas else tools, self)
+        self._claim: Conversation | None = Conversation()
+        self._toolbox = Toolbox([] if schemas else tools, self._claim)
         self.tools: list[Mapping[str, Any]] = [*schemas, *(tool.schema for tool in self._toolbox.values())]
         self.system_prompt: str | None = None
         self.tool_results: tuple[ToolResult, ...] = ()
@@ -196,6 +204,7 @@ class ConversationEnv(gym.Env[str, str]):
         self._loop, self._waits_for, self._is_over = loop, _nothing(), False
         self._said: list[Message] | None = None
         self._n_turns = 0
+        self._closed: Future[None] = Future()
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         """Begin the conversation."""
@@ -229,9 +238,20 @@ class ConversationEnv(gym.Env[str, str]):
         self._waits_for.cancel()
 
     def close(self) -> None:
-        """Close the toolsets."""
-        self._toolbox.close()
-        super().close()
+        """Close the toolsets, and let the next conversation have them."""
+        try:
+            self._toolbox.close()
+        finally:
+            self._claim = None
+            if not self._closed.done():
+                self._closed.set_result(None)
+
+    async def wait_closed(self) -> None:
+        """Wait until the toolsets are closed, which happens in the conversation's thread; a hung one is left alone."""
+        if self._toolbox.toolsets:
+            closed = asyncio.wrap_future(self._closed)
+            await asyncio.wait([closed], timeout=_CLOSE_S)
+            closed.cancel()
 
     def _answer(self, reply: ParsedReply) -> tuple[Message, ...]:
         assert self._said is not None
@@ -364,6 +384,7 @@ async def aconverse(
         )
     finally:
         env.cancel()
+        await env.wait_closed()
     # What the conversation so far has of an assistant's has a turn each, as every message of its has.
     trajectory = replace(trajectory, turns=(*context_turns(env.first), *trajectory.turns))
     return await _scored(trajectory, reward_fn, success_at)
