@@ -39,7 +39,7 @@ from llm_envs.rollout.gate import Gate
 from llm_envs.rollout.group import check_group, play_member
 from llm_envs.rollout.limits import RolloutLimits
 from llm_envs.rollout.progress import Progress, show_progress
-from llm_envs.rollout.source import Envs, EpisodeSpec, SeedSource, group_specs
+from llm_envs.rollout.source import Envs, EpisodeSpec, SeedSource, as_source, group_specs
 from llm_envs.rollout.staleness import DISPATCH_VERSION
 from llm_envs.rollout.stats import CollectorStats
 from llm_envs.rollout.sync import SyncRunner
@@ -71,7 +71,8 @@ class Collector:
     """Plays environments with a policy and returns trajectories in groups of one seed.
 
     Args:
-        envs: An environment id, `{id: weight}`, a sequence of ids, or a function that makes an environment.
+        envs: An environment id, `{id: weight}`, a sequence of ids, a function that makes an environment, or a source
+            (`SeedSource`, `PromptSource`) that says itself what is played; `seed` and `env_kwargs` are then its own.
         policy: A token, chat or env policy.
         codec: Messages to token ids; a token policy needs one.
         env_kwargs: Keyword arguments of every environment (`split`, `difficulty`, ...).
@@ -100,7 +101,7 @@ class Collector:
 
     def __init__(
         self,
-        envs: Envs,
+        envs: Envs | SeedSource,
         policy: Policy,
         *,
         codec: Codec | None = None,
@@ -127,11 +128,12 @@ class Collector:
             raise InvalidConfigError(f"{over_sampling=}, {max_refills=}: they must be at least 1.")
         policy_kind(policy, codec)
         Tape(codec, history)
-        self.source = SeedSource(envs, seed=seed, env_kwargs=env_kwargs)
+        self.source = as_source(envs, seed=seed, env_kwargs=env_kwargs)
         for choice in self.source.choices:  # a wrong id, split or difficulty is said here, not in every episode
             if choice.factory is None:
                 task_spec(choice.env_id)
-            self._make(EpisodeSpec(choice.env_id, choice.kwargs)).close()
+        for spec in self.source.variants():
+            self._make(spec).close()
         self.policy, self.codec, self.seed = policy, codec, seed
         self.sampling, self.limits = sampling or SamplingParams(), limits or RolloutLimits()
         self.history, self.context_fn = history, context_fn

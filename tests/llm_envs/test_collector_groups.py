@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from llm_envs.errors import InvalidConfigError, RolloutFailedError
 from llm_envs.policies.scripted import OraclePolicy, with_latency
-from llm_envs.rollout import Collector
+from llm_envs.rollout import Collector, Curriculum, PromptSource, PromptTask, SeedSource
 from llm_envs.rollout.book import GroupBook, groups_to_admit
 from llm_envs.rollout.filters import create_min_scored_filter, create_spread_filter
 from llm_envs.rollout.source import EpisodeSpec, group_specs
@@ -374,3 +374,19 @@ def test_an_oracle_streams_in_a_notebook():
         return [group.group_id for group in collector.stream(n_groups=3)]
 
     assert len(asyncio.run(main())) == 3
+
+
+def test_a_source_of_prompts_and_a_curriculum_are_played():
+    rows = [{"prompt": f"{n}+1?", "answer": str(n + 1)} for n in range(40)]
+    task = PromptTask(rows, lambda row, reply: float(reply.answer == row["answer"]), answer_field="answer")
+    with Collector(PromptSource(task), OraclePolicy(), progress=False) as collector:
+        groups = collector.collect(8, 2)
+    assert all(t.is_success for group in groups for t in group)
+    assert len({group.trajectories[0].messages[-2].content for group in groups}) == 8
+    source = SeedSource("llm/Arithmetic-v0", curriculum=Curriculum(["easy", "medium", "hard"], min_episodes=4))
+    with Collector(source, OraclePolicy(), progress=False) as collector:
+        played = [t for group in collector.collect(30) for t in group]
+        collector.source.update(played)
+    assert {t.env_kwargs["difficulty"] for t in played} >= {"easy"}
+    with pytest.raises(InvalidConfigError):
+        Collector(SeedSource("llm/Arithmetic-v0", curriculum=Curriculum(["easy", "none"])), OraclePolicy())
