@@ -25,8 +25,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-import gymnasium as gym
-
 from llm_envs.errors import InvalidConfigError, RolloutFailedError
 from llm_envs.policies.base import Policy
 from llm_envs.registration import task_spec
@@ -39,11 +37,13 @@ from llm_envs.rollout.gate import Gate
 from llm_envs.rollout.group import check_group, play_member
 from llm_envs.rollout.limits import RolloutLimits
 from llm_envs.rollout.progress import Progress, show_progress
+from llm_envs.rollout.runner import EnvMaker
 from llm_envs.rollout.source import Envs, EpisodeSpec, SeedSource, as_source, group_specs
 from llm_envs.rollout.staleness import DISPATCH_VERSION
 from llm_envs.rollout.stats import CollectorStats
 from llm_envs.rollout.sync import SyncRunner
 from llm_envs.rollout.tape import History, Tape
+from llm_envs.rollout.workers import WorkerPool
 from llm_envs.types import SamplingParams, Trajectory, TrajectoryGroup
 
 __all__ = ["Collector"]
@@ -83,6 +83,8 @@ class Collector:
         context_fn: Chooses which messages the model sees; what differs from what it saw begins a new row.
         seed: Run seed: decides environments, their seeds and the seeds of sampling.
         max_concurrency: Episodes at once, over all calls that run in one event loop.
+        workers: Run environments in so many processes, one episode each at a time: one that hangs longer than
+            `limits.max_step_s` is killed and replaced, one that crashes costs its own episode. 0 runs them here.
         max_retries: How often an errored episode is played anew.
         fail_fast: Whether a group is dropped and replaced as soon as one of its members could not be scored; else it
             is returned with that member errored. (`create_min_scored_filter` is the way between.)
@@ -112,6 +114,7 @@ class Collector:
         context_fn: ContextFn | None = None,
         seed: int = 0,
         max_concurrency: int = 64,
+        workers: int = 0,
         max_retries: int = 2,
         fail_fast: bool = False,
         group_filter: GroupFilter | None = None,
@@ -122,6 +125,8 @@ class Collector:
     ) -> None:
         if max_concurrency < 1:
             raise InvalidConfigError(f"max_concurrency is {max_concurrency!r}; it must be at least 1.")
+        if workers < 0:
+            raise InvalidConfigError(f"workers is {workers!r}; it must be at least 0.")
         if max_retries < 0:
             raise InvalidConfigError(f"max_retries is {max_retries!r}; it must be at least 0.")
         if not over_sampling >= 1 or max_refills < 1:
@@ -132,14 +137,18 @@ class Collector:
         for choice in self.source.choices:  # a wrong id, split or difficulty is said here, not in every episode
             if choice.factory is None:
                 task_spec(choice.env_id)
+        self.workers = workers
+        self._pool = WorkerPool(workers) if workers else None
         for spec in self.source.variants():
-            self._make(spec).close()
+            self._check_made(self._maker(spec))
         self.policy, self.codec, self.seed = policy, codec, seed
         self.sampling, self.limits = sampling or SamplingParams(), limits or RolloutLimits()
         self.history, self.context_fn = history, context_fn
         self.group_filter, self.fail_fast = group_filter, fail_fast
         self.max_refills, self.over_sampling = max_refills, over_sampling
-        self.max_concurrency, self.max_retries = max_concurrency, max_retries
+        # An episode holds its worker: more of them would only wait.
+        self.max_concurrency = min(max_concurrency, workers) if workers else max_concurrency
+        self.max_retries = max_retries
         self.progress, self.on_trajectory = progress, on_trajectory
         self.stats = CollectorStats()
         self._slots: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
@@ -257,6 +266,9 @@ class Collector:
         if self._sync is not None:
             self._sync.close()
             self._sync = None
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = WorkerPool(self.workers)  # a collector may go on; no process begins before it is needed
 
     async def aclose(self) -> None:
         """Drop what over-sampling left; `close` does it too, for synchronous calls."""
@@ -415,7 +427,7 @@ class Collector:
 
     async def _play(self, spec: EpisodeSpec, gate: Gate | None = None) -> Trajectory:
         return await play_episode(
-            partial(self._make, spec),
+            self._maker(spec),
             spec,
             self.policy,
             codec=self.codec,
@@ -425,13 +437,14 @@ class Collector:
             context_fn=self.context_fn,
             run_seed=self.seed,
             gate=gate,
+            workers=self._pool,
         )
 
-    def _make(self, spec: EpisodeSpec) -> gym.Env[str, str]:
-        factory = self.source.factories.get(spec.env_id)
-        if factory is not None:
-            return factory(**spec.env_kwargs)
-        # Neither by name nor with the passive checker: both take as long as all the rest. The episode checks what it
-        # relies on itself, and `llm-envs check` the whole contract.
-        known = gym.registry.get(spec.env_id, spec.env_id)
-        return gym.make(known, disable_env_checker=True, **spec.env_kwargs)
+    def _maker(self, spec: EpisodeSpec) -> EnvMaker:
+        return EnvMaker(spec.env_id, spec.env_kwargs, self.source.factories.get(spec.env_id))
+
+    def _check_made(self, make: EnvMaker) -> None:
+        if self._pool is None:
+            make().close()
+        else:
+            self._pool.check(make)

@@ -40,9 +40,10 @@ from llm_envs.rollout.context import (
 )
 from llm_envs.rollout.gate import Gate
 from llm_envs.rollout.limits import RolloutLimits, row_limit, turn_budget
-from llm_envs.rollout.runner import EnvRunner, env_attribute
+from llm_envs.rollout.runner import EnvRunner, Runner, env_attribute
 from llm_envs.rollout.source import EpisodeSpec, derive_seed
 from llm_envs.rollout.tape import History, Tape
+from llm_envs.rollout.workers import WorkerPool
 from llm_envs.types import (
     FinishReason,
     Message,
@@ -92,6 +93,7 @@ async def play_episode(
     context_fn: ContextFn | None = None,
     run_seed: int = 0,
     gate: Gate | None = None,
+    workers: WorkerPool | None = None,
 ) -> Trajectory:
     """Play one episode to its end, whatever that is.
 
@@ -108,6 +110,7 @@ async def play_episode(
         context_fn: Chooses what the model sees of a conversation; what differs from what it saw begins a new row.
         run_seed: Turn seeds are hashed from (`sampling.seed` or else this, group, member, turn).
         gate: Stands before the policy; while it is closed the episode waits, with all that it has.
+        workers: Processes in which environments run, in place of this one.
 
     Returns:
         The trajectory; a failure is in its `error`.
@@ -118,7 +121,8 @@ async def play_episode(
     if hasattr(policy, "for_episode"):
         episodic = cast("EpisodicPolicy", policy)
         policy = episodic.for_episode(derive_seed(seed_base, spec.group_id, spec.member))
-    tape, runner = Tape(codec, history), EnvRunner(env, limits.max_step_s)
+    tape = Tape(codec, history)
+    runner: Runner = (EnvRunner if workers is None else workers.runner)(env, limits.max_step_s)
     episode = _Episode(spec, policy, kind, tape, sampling, limits, seed_base, runner, context_fn, gate)
     try:
         await episode.run()
@@ -217,7 +221,7 @@ class _Episode:
     sampling: SamplingParams
     limits: RolloutLimits
     seed_base: int
-    runner: EnvRunner
+    runner: Runner
     context_fn: ContextFn | None = None
     gate: Gate | None = None
     env: Env | None = None

@@ -23,7 +23,7 @@ class RolloutLimits:
     """Tokens of a row behind its prompt: what a trainer calls the completion."""
     max_step_s: float | None = None
     """Seconds that making, resetting or stepping the environment may take, each. Setting it moves the environment to a
-    thread of its own; a hung thread is abandoned, not killed."""
+    thread of its own; a hung thread is abandoned, a worker process (`Collector(workers=N)`) is killed."""
     max_policy_s: float | None = None
     """Seconds that the policy may take for one turn; its call is then cancelled."""
     max_episode_s: float | None = None
