@@ -20,7 +20,7 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llm_envs import collect_command
+from llm_envs import collect_command, export_command
 from llm_envs.arguments import (
     add_env_arguments,
     add_sampling_arguments,
@@ -94,6 +94,7 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("ids", nargs="+", metavar="ID")
     _add_play_arguments(add("play", _play, "Play a task and print the conversation with its rewards."))
     collect_command.add_arguments(add("collect", collect_command.run, "Play tasks into a folder, or go on with a run."))
+    export_command.add_arguments(add("export", export_command.run, "Write a collected run in a form that others read."))
     _add_doctor_arguments(add("doctor", _doctor, "Say what to know about a model before training it."))
     train = add("train", _train, "Train a model; without a name, say which trainings there are.")
     train.add_argument("name", nargs="?", metavar="NAME", help="the training, for example grpo")

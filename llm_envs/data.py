@@ -1,20 +1,37 @@
-"""Trajectories as datasets: lossless tables, and rows to train on. The `datasets` package is imported on demand."""
+"""Trajectories as datasets: lossless tables, messages, and rows to train on. `datasets` is imported on demand."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from llm_envs.errors import InvalidConfigError, MissingExtraError
+from llm_envs.parsers import Parser, parse_reply
 from llm_envs.records import SCHEMA, from_record, to_record
-from llm_envs.types import Row, Trajectory
+from llm_envs.types import Message, Row, ToolCall, Trajectory, TrajectoryGroup
 
 if TYPE_CHECKING:
     import datasets
 
-__all__ = ["from_dataset", "is_scored", "sft_rows", "to_dataset"]
+__all__ = [
+    "Selector",
+    "all_pairs",
+    "best_worst",
+    "from_dataset",
+    "is_scored",
+    "preference_pairs",
+    "sft_rows",
+    "to_dataset",
+    "to_groups",
+    "to_messages",
+    "to_messages_jsonl",
+    "write_jsonl",
+]
 
 IGNORED_LABEL = -100
 """The label that PyTorch's cross-entropy, and so every trainer, leaves out."""
@@ -28,6 +45,10 @@ def to_dataset(trajectories: Iterable[Trajectory]) -> datasets.Dataset:
 
     Half a surrogate pair, which JSON can hold and Arrow's UTF-8 cannot, stands as "?" in a message's `content`; the
     exact content is in `message_extras`, whence `from_dataset` takes it.
+
+    Nothing is uploaded here. To share a run: `to_dataset(read_trajectories("runs/x")).push_to_hub("you/name")`, after
+    `hf auth login`; `from_dataset(datasets.load_dataset("you/name", split="train"))` gives it back. The shards of a run
+    are this table already: `datasets.load_dataset("parquet", data_files="runs/x/*.parquet")`.
 
     Raises:
         MissingExtraError: If `datasets` is not installed.
@@ -75,6 +96,174 @@ def sft_rows(
             )
         out += [_sft_row(row) for row in trajectory.rows if row.mask.any()]
     return out
+
+
+def to_groups(trajectories: Iterable[Trajectory]) -> list[TrajectoryGroup]:
+    """Return the trajectories in their groups: in the order of first appearance, members in member order."""
+    groups: dict[str, list[Trajectory]] = {}
+    for trajectory in trajectories:
+        groups.setdefault(trajectory.group_id, []).append(trajectory)
+    ordered = [sorted(members, key=lambda trajectory: trajectory.member) for members in groups.values()]
+    return [TrajectoryGroup(m[0].group_id, m[0].env_id, m[0].seed, tuple(m)) for m in ordered]
+
+
+Selector = Callable[[Sequence[Trajectory]], Iterable[tuple[Trajectory, Trajectory]]]
+"""The scored trajectories of one group -> pairs of (chosen, rejected)."""
+
+
+def best_worst(members: Sequence[Trajectory]) -> list[tuple[Trajectory, Trajectory]]:
+    """Return the best against the worst, the earlier member where several are equal: one pair a group, or none."""
+    if len(members) < 2:
+        return []
+    return [(max(members, key=lambda t: t.reward), min(members, key=lambda t: t.reward))]
+
+
+def all_pairs(members: Sequence[Trajectory]) -> list[tuple[Trajectory, Trajectory]]:
+    """Return each member against every one that has a lower reward."""
+    return [(one, other) for one in members for other in members if one.reward > other.reward]
+
+
+def preference_pairs(
+    groups: Iterable[TrajectoryGroup], *, selector: Selector = best_worst, margin: float = 0.0
+) -> list[dict[str, Any]]:
+    """Return pairs of episodes of one seed, the better one chosen, as token rows.
+
+    A row has `prompt_ids`, `chosen_ids` and `rejected_ids`, as TRL's DPO collator takes them, and `chosen_mask` and
+    `rejected_mask`: 1 on the agent's own tokens, 0 on what the environment said in between, which must not be trained
+    on. (TRL's own collator does not read these two: with it, only episodes of one turn are right.) What follows the
+    agent's last token is left out. `chosen_reward`, `rejected_reward`, `env_id`, `group_id`, `chosen_member` and
+    `rejected_member` say where it comes from.
+
+    Args:
+        groups: For a stored run: `to_groups(read_trajectories("runs/x"))`. Errored and unscored episodes are left out.
+        selector: `best_worst`, `all_pairs`, or yours.
+        margin: A pair is kept if its rewards differ by more than this, so that a tie never is one.
+
+    Raises:
+        InvalidConfigError: If the margin is negative, an episode has no tokens or several rows (a pair compares two
+            sequences), or the two of a pair were shown different prompts.
+    """
+    if not margin >= 0:
+        raise InvalidConfigError(f"margin is {margin!r}; it must be at least 0.")
+    pairs = [pair for group in groups for pair in selector(group.scored)]
+    return [_preference(chosen, other) for chosen, other in pairs if chosen.reward - other.reward > margin]
+
+
+def to_messages(trajectory: Trajectory, parser: Parser | None = parse_reply) -> dict[str, Any]:
+    """Return a trajectory as `{"messages": [...], "tools": [...]}`, in the form of chat APIs.
+
+    Args:
+        trajectory: Of any policy.
+        parser: Reads what an assistant wrote. Tool calls become `tool_calls`, with the results' `tool_call_id` to
+            match, and thinking `reasoning_content`; a reply that has neither, or is broken, stays as it is. None leaves
+            all as written.
+    """
+    messages: list[dict[str, Any]] = []
+    open_ids: list[str] = []
+    for message in trajectory.messages:
+        shown: dict[str, Any] = {"role": message.role, "content": message.content}
+        if message.role == "assistant":
+            shown |= _assistant(message, parser, first_id=sum(len(m.get("tool_calls", ())) for m in messages))
+            open_ids = [call["id"] for call in shown.get("tool_calls", ())]
+        elif message.role == "tool":
+            call_id = message.tool_call_id or (open_ids[0] if open_ids else None)
+            open_ids = open_ids[1:]
+            shown |= {} if call_id is None else {"tool_call_id": call_id}
+        if "name" in message.metadata:
+            shown["name"] = message.metadata["name"]
+        messages.append(shown)
+    tools = {"tools": [dict(tool) for tool in trajectory.tools]} if trajectory.tools else {}
+    return {"messages": messages} | tools
+
+
+def to_messages_jsonl(
+    trajectories: Iterable[Trajectory],
+    path: str | Path,
+    *,
+    keep: Callable[[Trajectory], bool] = is_scored,
+    parser: Parser | None = parse_reply,
+) -> int:
+    """Write `to_messages` of each trajectory as a line of JSON, and return how many there are.
+
+    The file appears whole or not at all. Half a surrogate pair, which readers of JSON refuse, becomes "?".
+
+    Args:
+        trajectories: Of any policy.
+        path: The file; one that exists is replaced.
+        keep: Which to keep; by default all that were scored.
+        parser: See `to_messages`.
+    """
+    return write_jsonl((to_messages(trajectory, parser) for trajectory in trajectories if keep(trajectory)), path)
+
+
+def write_jsonl(records: Iterable[Mapping[str, Any]], path: str | Path) -> int:
+    """Write records as lines of JSON, and return how many; the file appears whole or not at all."""
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(target.name + ".tmp")
+    count = 0
+    try:
+        with open(temporary, "wb") as file:
+            for record in records:
+                line = json.dumps(record, ensure_ascii=False, allow_nan=False)
+                file.write(line.encode(errors="replace") + b"\n")
+                count += 1
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(target)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    return count
+
+
+def _assistant(message: Message, parser: Parser | None, first_id: int) -> dict[str, Any]:
+    """Return what an assistant's message has besides its role, its calls named where they have no ids."""
+    calls, out = message.tool_calls, {}
+    if not calls and parser is not None:
+        parsed = parser(message.content)
+        if not parsed.problems and (parsed.tool_calls or parsed.thinking is not None):
+            calls, out = parsed.tool_calls, {"content": parsed.content}
+            if parsed.thinking is not None:
+                out["reasoning_content"] = parsed.thinking
+    if not calls:
+        return out
+    return out | {"tool_calls": [_call(call, f"call_{number}") for number, call in enumerate(calls, start=first_id)]}
+
+
+def _call(call: ToolCall, own_id: str) -> dict[str, Any]:
+    arguments = json.dumps(dict(call.arguments), ensure_ascii=False, allow_nan=False)
+    return {"id": call.id or own_id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
+
+
+def _preference(chosen: Trajectory, rejected: Trajectory) -> dict[str, Any]:
+    rows = {"chosen": _only_row(chosen), "rejected": _only_row(rejected)}
+    prompt, other_prompt = (row.ids[: row.prompt_length] for row in rows.values())
+    if not np.array_equal(prompt, other_prompt):
+        raise InvalidConfigError(
+            f"group {chosen.group_id}: members {chosen.member} and {rejected.member} have different prompts, so they "
+            "are no pair. Members of a group must have one seed and one environment."
+        )
+    out: dict[str, Any] = {"prompt_ids": prompt.tolist()}
+    for name, row in rows.items():
+        completion = slice(row.prompt_length, row.spans[-1][1])
+        out[f"{name}_ids"] = row.ids[completion].tolist()
+        out[f"{name}_mask"] = row.mask[completion].astype(np.int8).tolist()
+    out |= {"chosen_reward": chosen.reward, "rejected_reward": rejected.reward}
+    out |= {"env_id": chosen.env_id, "group_id": chosen.group_id}
+    return out | {"chosen_member": chosen.member, "rejected_member": rejected.member}
+
+
+def _only_row(trajectory: Trajectory) -> Row:
+    name = f"trajectory {trajectory.group_id}/{trajectory.member}"
+    if not trajectory.n_sampled_tokens:
+        raise InvalidConfigError(f"{name} has no tokens of the agent's: collect with codec=ChatCodec(tokenizer).")
+    if len(trajectory.rows) > 1:
+        raise InvalidConfigError(
+            f"{name} has {len(trajectory.rows)} rows, and a pair compares two sequences: collect with history='append' "
+            "and without a context function."
+        )
+    return trajectory.rows[0]
 
 
 def _sft_row(row: Row) -> dict[str, list[int]]:

@@ -1,0 +1,92 @@
+"""`llm-envs export`: a collected run in a form that others read."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llm_envs.errors import InvalidConfigError
+from llm_envs.reporting import visible_text
+
+if TYPE_CHECKING:
+    from llm_envs.types import Trajectory
+
+__all__ = ["add_arguments", "run"]
+
+FORMS = {
+    "messages": "one conversation a line, with its tools, as chat APIs take them (JSONL)",
+    "sft": "token rows for TRL's SFTTrainer (JSONL)",
+    "pairs": "the best against the worst episode of each group, as token rows (JSONL)",
+    "dataset": "everything, as a folder that datasets.load_from_disk reads",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("run_folder", metavar="DIR", help="the folder of a run")
+    parser.add_argument("target", metavar="OUT", help="the file to write; a folder for a dataset")
+    parser.add_argument(
+        "--to", choices=FORMS, required=True, help="; ".join(f"{name}: {about}" for name, about in FORMS.items())
+    )
+    parser.add_argument(
+        "--keep",
+        choices=["scored", "successes", "all"],
+        help="which episodes; default: all for a dataset, else those that were scored",
+    )
+    parser.add_argument("--margin", type=_margin, default=0.0, help="pairs: rewards differ by more; default 0")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Export, and return the exit code."""
+    from llm_envs.rollout.store import iter_trajectories
+
+    target = Path(arguments.target)
+    if target.exists():
+        raise InvalidConfigError(f"{target} is there already: choose another name.")
+    keep = _KEEP[arguments.keep or ("all" if arguments.to == "dataset" else "scored")]
+    trajectories = [t for t in iter_trajectories(arguments.run_folder) if keep(t)]
+    if not trajectories:
+        raise InvalidConfigError(f"{arguments.run_folder}: no episode is left to export. Try --keep all.")
+    n = _write(trajectories, target, arguments)
+    print(visible_text(f"{n} {_NOUNS[arguments.to]} of {len(trajectories)} episodes are in {target}"))
+    return 0
+
+
+_KEEP: Mapping[str, Callable[[Trajectory], bool]] = {
+    "all": lambda trajectory: True,
+    "scored": lambda trajectory: trajectory.status == "ok",
+    "successes": lambda trajectory: trajectory.is_success is True,
+}
+_NOUNS = {"messages": "conversations", "sft": "rows", "pairs": "pairs", "dataset": "rows"}
+
+
+def _write(trajectories: Sequence[Trajectory], target: Path, arguments: argparse.Namespace) -> int:
+    from llm_envs import data
+
+    if arguments.to == "dataset":
+        table = data.to_dataset(trajectories)
+        table.save_to_disk(str(target))
+        return len(table)
+    records: Sequence[Mapping[str, Any]]
+    if arguments.to == "messages":
+        return data.to_messages_jsonl(trajectories, target, keep=lambda trajectory: True)
+    if arguments.to == "sft":
+        records = data.sft_rows(trajectories, keep=lambda trajectory: True)
+    else:
+        records = data.preference_pairs(data.to_groups(trajectories), margin=arguments.margin)
+    if not records:
+        raise InvalidConfigError(
+            f"{arguments.run_folder}: no {_NOUNS[arguments.to]} come of {len(trajectories)} episodes"
+            + ("; every group's rewards are equal, or within --margin." if arguments.to == "pairs" else ".")
+        )
+    return data.write_jsonl(records, target)
+
+
+def _margin(text: str) -> float:
+    value = float(text)
+    if not (value >= 0 and math.isfinite(value)):
+        raise argparse.ArgumentTypeError(f"{text} is not a number of at least 0")
+    return value
