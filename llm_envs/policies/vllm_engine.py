@@ -305,13 +305,13 @@ def load_weights(llm: vllm.LLM, named_parameters: Iterable[tuple[str, Any]]) -> 
         # Copies: some layers are packed only when all have come, and a merged adapter is unmerged again by then.
         copies = [(name, value.detach().clone()) for name, value in named_parameters]
         runner.reload_weights(weights_iterator=iter(copies))
-        _repack_tied_head(runner.model)
+        repack_tied_head(runner.model)
     else:
         runner.model.load_weights(named_parameters)
     llm.reset_prefix_cache()
 
 
-def _repack_tied_head(model: Any) -> None:
+def repack_tied_head(model: Any) -> None:
     """Pack an output layer again that shares its weight with the embedding.
 
     `reload_weights` packs the layers that it loads; a tied head is none of them, and would go on with its old weights.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from llm_envs.policies.vllm_engine import _repack_tied_head
+from llm_envs.policies.vllm_engine import repack_tied_head
 
 __all__ = ["EXTENSION", "WorkerExtension"]
 
@@ -26,4 +26,4 @@ class WorkerExtension:
         """Load the weights of a checkpoint, and pack an output layer again that is tied to the embedding."""
         self.model_runner.reload_weights(weights_path=weights_path)
         if next(self.model_runner.model.parameters()).device.type == "cpu":
-            _repack_tied_head(self.model_runner.model)
+            repack_tied_head(self.model_runner.model)
