@@ -165,6 +165,10 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         """Check every field."""
+        for name in ("max_new_tokens", "top_k"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | np.integer):
+                raise ValueError(f"SamplingParams.{name} is {value!r}; it must be a whole number.")
         checks: list[tuple[str, bool, str]] = [
             ("max_new_tokens", self.max_new_tokens >= 1, "at least 1"),
             ("temperature", self.temperature >= 0, "at least 0 (0 is greedy)"),
@@ -179,6 +183,9 @@ class SamplingParams:
         for name in ("stop_strings", "stop_token_ids"):
             if isinstance(getattr(self, name), str):
                 raise ValueError(f"SamplingParams.{name} is {getattr(self, name)!r}; it must be a tuple.")
+        for stop in self.stop_strings:
+            if not isinstance(stop, str) or not stop:
+                raise ValueError(f"SamplingParams.stop_strings has {stop!r}; each must be a text that is not empty.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -149,6 +150,23 @@ def test_sampled_checks_lengths() -> None:
 def test_bad_sampling_parameters_are_named(setting: dict) -> None:
     with pytest.raises(ValueError, match=next(iter(setting))):
         SamplingParams(**setting)
+
+
+@pytest.mark.parametrize(
+    ("setting", "complaint"),
+    [
+        ({"max_new_tokens": 2.5}, "max_new_tokens is 2.5; it must be a whole number"),
+        ({"max_new_tokens": True}, "max_new_tokens is True"),
+        ({"max_new_tokens": "9"}, "max_new_tokens is '9'"),
+        ({"top_k": 1.5}, "top_k is 1.5"),
+        ({"stop_strings": ("",)}, "stop_strings has ''; each must be a text that is not empty"),
+        ({"stop_strings": ("a", 3)}, "stop_strings has 3"),
+    ],
+)
+def test_what_would_be_misread_later_is_refused_with_its_value(setting: dict, complaint: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(complaint)):
+        SamplingParams(**setting)
+    assert SamplingParams(max_new_tokens=np.int64(9), stop_strings=("a",)).max_new_tokens == 9
 
 
 def test_group_keeps_the_scored_apart() -> None:
