@@ -16,7 +16,7 @@ from llm_envs.rollout.limits import RolloutLimits
 from llm_envs.rollout.source import Envs, SeedSource, group_specs
 from llm_envs.rollout.stats import CollectorStats
 from llm_envs.rollout.store import MAX_LOG_BYTES, TrajectoryWriter, finished, remaining
-from llm_envs.types import SamplingParams
+from llm_envs.types import RolloutError, SamplingParams, Trajectory
 
 __all__ = ["CollectedRun", "collect_run", "run_settings"]
 
@@ -37,6 +37,8 @@ class CollectedRun:
     """Of what this call played."""
     removed: str | None
     """A torn last line that a kill had left and this call removed."""
+    first_error: RolloutError | None
+    """Of the first episode that errored in this call."""
 
     @property
     def n_finished(self) -> int:
@@ -90,11 +92,19 @@ def collect_run(
         with TrajectoryWriter(out, settings=own, resume=resume, max_log_bytes=max_log_bytes) as writer:
             left = remaining(groups, finished(writer.path))
             n_episodes, n_left = n_groups * group_size, sum(map(len, left))
-            player.on_trajectory = writer.write
+            errors: list[RolloutError] = []
+
+            def keep(trajectory: Trajectory) -> None:
+                writer.write(trajectory)
+                if trajectory.error is not None and not errors:
+                    errors.append(trajectory.error)
+
+            player.on_trajectory = keep
             display = nullcontext() if show is None else show(player.stats, n_episodes, n_episodes - n_left)
             with display:
                 player.play(left)
-    return CollectedRun(writer.path, n_episodes, n_episodes - n_left, player.stats, writer.removed)
+    first_error = errors[0] if errors else None
+    return CollectedRun(writer.path, n_episodes, n_episodes - n_left, player.stats, writer.removed, first_error)
 
 
 def run_settings(

@@ -218,9 +218,10 @@ def _summarize(done: CollectedRun) -> int:
         print(visible_text(done.stats.summary()))
     before = f", {done.n_before} of them from before" if done.n_before else ""
     print(f"{done.n_finished} of {done.n_episodes} episodes are in {where}{before}")
-    if done.stats.errored:
+    if done.first_error is not None:
         kinds = ", ".join(f"{kind} x{count}" for kind, count in done.stats.error_kinds.most_common(3))
         raise LLMEnvsError(
-            f"{done.stats.errored} episodes failed ({kinds}). The same command with --resume plays them anew."
+            f"{done.stats.errored} episodes failed ({kinds}), the first with: {done.first_error.message:.300}. "
+            "The same command with --resume plays them anew."
         )
     return 0

@@ -38,7 +38,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")
     tokenizer = tiny_tokenizer()
     tokenizer.save_pretrained(folder)
-    tiny_model(tokenizer, hidden_size=32, n_layers=1, n_heads=2).save_pretrained(folder)
+    tiny_model(tokenizer, n_layers=1).save_pretrained(folder)
     return folder
 
 
@@ -106,7 +106,8 @@ class TestCollect:
         for _ in range(2):
             assert collect(*command) == 1
             error = capsys.readouterr().err
-            assert "3 episodes failed (env.step: RuntimeError x3). The same command with --resume" in error
+            assert "3 episodes failed (env.step: RuntimeError x3), the first with: the environment broke. The" in error
+            assert "same command with --resume plays them anew" in error
             assert [t.status for t in read_trajectories(tmp_path / "run")] == ["errored"] * 3
         del gym.registry["test/Broken-v0"]
 
