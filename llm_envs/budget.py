@@ -8,10 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llm_envs.errors import InvalidConfigError
 from llm_envs.tools import Tool
+from llm_envs.toolset import Toolset, as_tools
+
+if TYPE_CHECKING:
+    from llm_envs.sandbox import PythonTool
 
 __all__ = ["Budget", "budgeted"]
 
@@ -63,12 +67,15 @@ class Budget:
         self.spent = self._collected = 0.0
 
 
-def budgeted(tools: Iterable[Tool | Callable[..., Any]], budget: Budget) -> list[Tool]:
+def budgeted(tools: Toolset | Iterable[Tool | Toolset | PythonTool | Callable[..., Any]], budget: Budget) -> list[Tool]:
     """Return the same tools, each of whose calls is charged to the budget.
 
     Args:
-        tools: `Tool`s with a `cost`; a plain function costs 1.
+        tools: `Tool`s with a `cost`; `Toolset`s, whose tools cost what `tool(cost=...)` says, by default nothing. A
+            plain function or a `PythonTool` costs 1.
         budget: One sum for all of them.
+
+    Raises:
+        InvalidConfigError: If something is no tool.
     """
-    made = [tool if isinstance(tool, Tool) else Tool(tool, cost=1.0) for tool in tools]
-    return [tool.under(budget) for tool in made]
+    return [tool.under(budget) for tool in as_tools(tools, "budgeted", default_cost=1.0)]

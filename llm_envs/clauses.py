@@ -22,9 +22,9 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils.env_checker import check_env, data_equivalence
 
-from llm_envs.env import SPLITS, SingleTurnEnv
+from llm_envs.env import SPLITS, SingleTurnEnv, TextEnv
 from llm_envs.errors import InvalidConfigError
-from llm_envs.parsers import format_tool_call
+from llm_envs.parsers import ParsedReply, format_tool_call
 from llm_envs.rewards import weighted_sum
 from llm_envs.spaces import TextSpace
 from llm_envs.subject import (
@@ -232,7 +232,13 @@ def oracle_earns_the_maximum(subject: Subject) -> str:
         if task.oracle_is_exact:
             last = f"{steps[-1].action[:80]!r} was answered {steps[-1].observation[:80]!r}"
             require(steps[-1].is_win, f"seed {seed}: the oracle did not succeed; {last}")
-            require(math.isclose(total, maximum), f"seed {seed}: the oracle earned {total:g} of {maximum:g}; {last}")
+            require(
+                math.isclose(total, maximum, abs_tol=1e-9),
+                f"seed {seed}: the oracle earned {total:g} of {maximum:g}, which is "
+                f"{'the sum of the positive weights' if task.max_return is None else 'max_return'}: if it plays a "
+                f"perfect episode, declare what that earns (max_return = {total:g}, or Difficulty(..., max_return="
+                f"{total:g}) for this level; oracle_is_exact = False if it varies with the problem); {last}",
+            )
     rate = wins / len(subject.oracle_episodes)
     require(
         rate > task.chance_rate or rate == 1,
@@ -331,7 +337,7 @@ def scores_only_the_agents_words(subject: Subject) -> str:
     """A right answer counts only as the agent's final words: not in thinking, a tool's arguments or its output."""
     for seed, steps in enumerate(subject.oracle_episodes[:5]):
         answer = steps[-1].action
-        for where, action in _misplaced(answer, subject.task.tools):
+        for where, action in _misplaced(answer, subject.task):
             require(not play(subject.env, seed, repeat([], action))[-1].is_win, f"a right answer {where} wins")
         env = subject.make()
         for tool in getattr(env.unwrapped, "toolbox", {}).values():
@@ -443,11 +449,21 @@ class _Decorated(gym.ObservationWrapper[str, str, str]):
         return f"{observation}\n🙂 ÿ\0"
 
 
-def _misplaced(answer: str, tools: list[dict[str, Any]]) -> list[tuple[str, str]]:
-    """Return (where, action) for a right final action put where it must not count."""
+def _misplaced(answer: str, task: TextEnv) -> list[tuple[str, str]]:
+    """Return (where, action) for a right final action put where it must not count.
+
+    A parser of the task's own may know neither `<think>` nor calls: what it takes for content is the agent's words.
+    """
+    names = [tool["function"]["name"] for tool in task.tools] or ["tool"]
     places = [("inside <think>", f"<think>{answer}</think>"), ("before </think>", f"{answer}</think>")]
-    names = [tool["function"]["name"] for tool in tools] or ["tool"]
-    return [*places, ("in a tool call's arguments", format_tool_call(names[0], note=answer))]
+    places.append(("in a tool call's arguments", format_tool_call(names[0], note=answer)))
+    if type(task).parse_reply is TextEnv.parse_reply:
+        return places
+    return [(where, action) for where, action in places if _has_no_words(task.parse_reply(action))]
+
+
+def _has_no_words(reply: ParsedReply) -> bool:
+    return bool(reply.problems or reply.thinking or reply.tool_calls)
 
 
 def _answer_anything(answer: str, **arguments: Any) -> str:

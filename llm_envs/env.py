@@ -2,7 +2,8 @@
 
 A task is a class with a few declarations and a few short methods:
 
-- declarations: `difficulties`, `default_difficulty`, `problem_fields`, `reward_weights`, `instructions`;
+- declarations: `difficulties`, `default_difficulty`, `problem_fields`, `reward_weights`, `instructions`; `parse_reply`
+  and `answer_form` where replies have another form than `<answer>` tags;
 - every task: `generate` (a problem from `self.np_random`) and `prompt` (the first observation); `split_key` where two
   problems can be the same one written differently;
 - a `SingleTurnEnv`: `solution`, and `is_correct` where there are several right answers;
@@ -26,7 +27,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import gymnasium as gym
 
 from llm_envs.errors import EnvContractError, InvalidActionError, InvalidConfigError, ResetNeededError
-from llm_envs.parsers import ParsedReply, format_answer, parse_reply
+from llm_envs.parsers import ParsedReply, parse_reply
 from llm_envs.rewards import exact_match, weighted_sum
 from llm_envs.spaces import MAX_TEXT_LENGTH, TextSpace, encodable
 from llm_envs.toolbox import Toolbox, run_calls
@@ -36,6 +37,7 @@ from llm_envs.types import ToolCall, ToolResult
 
 if TYPE_CHECKING:
     from llm_envs.rollout.prompt_env import PromptsLike, PromptTask, RewardFn
+    from llm_envs.sandbox import PythonTool
 
 __all__ = ["SPLITS", "Difficulty", "Outcome", "SingleTurnEnv", "TextEnv", "ToolEnv", "canonical_json", "split_of"]
 
@@ -61,6 +63,8 @@ class Difficulty:
     """False if the space is too small to be divided: then both splits draw from all of it."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Whatever the task's `generate` wants to know; read as `self.settings`."""
+    max_return: float | None = None
+    """What a perfect episode of this level earns, where that is not the class's `max_return`."""
 
 
 class Outcome(NamedTuple):
@@ -109,8 +113,9 @@ class TextEnv(gym.Env[str, str], ABC):
     problem_fields: ClassVar[Mapping[str, type]] = {}
     """Keys of a problem, and the type of each: str, int, float, bool, list or dict."""
     reward_weights: ClassVar[Mapping[str, float]] = {"correct": 1.0, "malformed": -0.1}
-    max_return: ClassVar[float | None] = None
-    """What a perfect episode earns; None for the sum of the positive weights."""
+    max_return: float | None = None
+    """What a perfect episode earns; None for the sum of the positive weights. Say it where costs are a component, too:
+    an oracle that pays for its tools earns less than the sum."""
     oracle_is_exact: ClassVar[bool] = True
     """False where chance or an opponent decides, so that the oracle is right in expectation only."""
     blocking: bool = False
@@ -119,6 +124,9 @@ class TextEnv(gym.Env[str, str], ABC):
     """Why the task resets less than 1,000 times a second; None if it does not."""
     instructions: ClassVar[str | None] = None
     """The system prompt."""
+    answer_form: ClassVar[str] = "<answer>...</answer>"
+    """How an answer is written, with "..." in its place: what the agent is told, and how `solution` is written. It goes
+    with `parse_reply`."""
 
     chance_rate: float = 0.0
     """Of the instance's level; on the class, of the default level."""
@@ -141,6 +149,9 @@ class TextEnv(gym.Env[str, str], ABC):
         level = cls.difficulties.get(cls.default_difficulty)
         if level is not None:
             cls.chance_rate, cls.n_problems = level.chance_rate, level.n_problems
+        parser = vars(cls).get("parse_reply")
+        if inspect.isfunction(parser) and len(inspect.signature(parser).parameters) == 1:
+            cls.parse_reply = staticmethod(parser)  # type: ignore[method-assign]  # a parser, no method
 
     def __new__(cls, *args: Any, **kwargs: Any) -> TextEnv:
         """Refuse unknown arguments with a message that names the known ones."""
@@ -176,6 +187,8 @@ class TextEnv(gym.Env[str, str], ABC):
         self.settings: Mapping[str, Any] = level.settings
         self.chance_rate = level.chance_rate
         self.n_problems = level.n_problems
+        if level.max_return is not None:
+            self.max_return = level.max_return
         self.observation_space = TextSpace()
         self.action_space = TextSpace()
         self.system_prompt = self.instructions
@@ -216,6 +229,14 @@ class TextEnv(gym.Env[str, str], ABC):
         half of what is tested may have been trained on. Called for every draw, so it should be cheap.
         """
         return problem
+
+    def parse_reply(self, text: str) -> ParsedReply:
+        r"""Take a reply apart, for `SingleTurnEnv` and `ToolEnv`: by `llm_envs.parsers.parse_reply`, unless overridden.
+
+        For another form, assign a parser (`parse_reply = PARSERS["boxed"]`) and say how the answer is written in it
+        (`answer_form = r"\boxed{...}"`).
+        """
+        return parse_reply(text)
 
     def begin(self) -> None:
         """Set up what an episode of `self.problem` needs. Called by `reset` before `prompt`."""
@@ -372,15 +393,15 @@ class SingleTurnEnv(TextEnv):
 
     def play(self, action: str) -> Outcome:
         """Judge the reply."""
-        reply = _read(action)
-        correct, complaint = _judge(self.is_correct, reply)
+        reply = _read(self, action)
+        correct, complaint = _judge(self, self.is_correct, reply)
         components = self.score(reply, correct=correct, malformed=complaint is not None)
         feedback = complaint or ("Correct." if correct else "Incorrect.")
         return Outcome(feedback, components, True, correct)
 
     def next_action(self) -> str:
         """Return the solution as the final answer."""
-        return format_answer(self.solution())
+        return self.answer_form.replace("...", str(self.solution()), 1)
 
 
 class ToolEnv(TextEnv):
@@ -421,10 +442,11 @@ class ToolEnv(TextEnv):
         self.blocking = type(self).blocking or self.toolbox.waits(self.tool_timeout_s)
 
     @abstractmethod
-    def make_tools(self) -> Sequence[Tool | Toolset | Callable[..., Any]]:
+    def make_tools(self) -> Toolset | Sequence[Tool | Toolset | PythonTool | Callable[..., Any]]:
         """Return the tools: typed functions (bound methods where they need the episode's state), `Tool`s, `Toolset`s.
 
-        Toolsets and budgets are reset with each episode, before `begin`. Make them here: environments share no state.
+        One toolset may be returned alone. Toolsets, budgets and `PythonTool`s are reset with each episode, before
+        `begin`, and closed with the environment. Make them here: environments share no state.
         """
 
     @abstractmethod
@@ -458,11 +480,11 @@ class ToolEnv(TextEnv):
 
     def play(self, action: str) -> Outcome:
         """Run the reply's tool calls, or judge its answer."""
-        reply = _read(action)
+        reply = _read(self, action)
         if reply.tool_calls:
             return self._play_calls(reply)
         self.tool_results = ()
-        correct, complaint = _judge(self.is_correct, reply, "tool call or ")
+        correct, complaint = _judge(self, self.is_correct, reply, "tool call or ")
         components = self.score(reply, (), correct=correct, malformed=complaint is not None)
         if complaint is not None:
             return Outcome(complaint, components)
@@ -487,18 +509,21 @@ class ToolEnv(TextEnv):
         return Outcome(observation, components, False, False, messages)
 
 
-def _read(action: str) -> ParsedReply:
+def _read(env: TextEnv, action: str) -> ParsedReply:
     if len(action) > MAX_TEXT_LENGTH:
         return ParsedReply(None, "", (), None, (f"it has {len(action)} characters, over {MAX_TEXT_LENGTH}",))
-    return parse_reply(action)
+    return env.parse_reply(action)
 
 
-def _judge(is_correct: Callable[[str], bool], reply: ParsedReply, other_form: str = "") -> tuple[bool, str | None]:
+def _judge(
+    env: TextEnv, is_correct: Callable[[str], bool], reply: ParsedReply, other_form: str = ""
+) -> tuple[bool, str | None]:
     """Return whether the reply's answer is right, and what to tell the agent if the reply is malformed."""
     if reply.problems:
         return False, f"Error: the reply cannot be read: {'; '.join(reply.problems)}."
     if reply.answer is None:
-        return False, f"Error: the reply has no {other_form}<answer>...</answer>."
+        own = type(env).parse_reply is not TextEnv.parse_reply and env.answer_form == TextEnv.answer_form
+        return False, f"Error: the reply has no {other_form}{'answer' if own else env.answer_form}."
     try:
         return bool(is_correct(reply.answer)), None
     except InvalidActionError as refusal:

@@ -17,7 +17,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -25,8 +25,11 @@ from llm_envs.background import LimitReached, guard_s, wait, wait_async
 from llm_envs.budget import Budget
 from llm_envs.errors import InvalidConfigError
 from llm_envs.tools import PASSED_ON, Tool, call_tool, unknown_tool
-from llm_envs.toolset import Toolset
+from llm_envs.toolset import Toolset, as_tools
 from llm_envs.types import ToolCall, ToolResult
+
+if TYPE_CHECKING:
+    from llm_envs.sandbox import PythonTool
 
 __all__ = ["MAX_PARALLEL", "Toolbox", "arun_calls", "run_calls"]
 
@@ -38,17 +41,18 @@ class Toolbox(dict[str, Tool]):
     """The tools of one environment by name, with the toolsets and budgets behind them.
 
     Args:
-        given: Typed functions, `Tool`s and `Toolset`s.
+        given: Typed functions, `Tool`s, `Toolset`s and `PythonTool`s, or one of them.
         env: The environment.
 
     Raises:
-        InvalidConfigError: If two tools have one name, or another environment uses one of the toolsets.
+        InvalidConfigError: If something is no tool, two tools have one name, or another environment uses one of the
+            toolsets.
     """
 
-    def __init__(self, given: Iterable[Tool | Toolset | Callable[..., Any]], env: object) -> None:
-        made: list[Tool] = []
-        for item in given:
-            made += item.tools() if isinstance(item, Toolset) else [item if isinstance(item, Tool) else Tool(item)]
+    def __init__(
+        self, given: Toolset | Iterable[Tool | Toolset | PythonTool | Callable[..., Any]], env: object
+    ) -> None:
+        made = as_tools(given, f"{type(env).__name__}.make_tools")
         super().__init__((tool.name, tool) for tool in made)
         if len(self) != len(made):
             raise InvalidConfigError(f"{type(env).__name__}: two tools have one name: {[tool.name for tool in made]}.")

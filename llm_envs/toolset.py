@@ -13,16 +13,21 @@ class Shop(Toolset):
 
 from __future__ import annotations
 
+import json
 import weakref
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar, overload
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import numpy as np
 
 from llm_envs.errors import InvalidConfigError
 from llm_envs.tools import Tool
 
-__all__ = ["Toolset", "tool"]
+if TYPE_CHECKING:
+    from llm_envs.sandbox import PythonTool
+
+__all__ = ["Toolset", "as_tools", "tool"]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _MARK = "__tool_options__"
@@ -109,3 +114,71 @@ class Toolset:
 
     def close(self) -> None:
         """Release what the toolset holds. May be called more than once."""
+
+
+class _PythonToolset(Toolset):
+    """The tool of a `PythonTool`, whose episodes begin with the environment's, seeded by the problem."""
+
+    def __init__(self, python_tool: PythonTool) -> None:
+        self.python_tool = python_tool
+        self.seed: int | None = None
+
+    def tools(self) -> list[Tool]:
+        return [self.own(Tool(self.python_tool.python, cost=1.0))]
+
+    def reset(self, problem: Mapping[str, Any], rng: np.random.Generator) -> None:
+        self.seed = zlib.crc32(json.dumps(problem, sort_keys=True).encode())
+        self.python_tool.reset(self.seed)
+
+    def close(self) -> None:
+        self.python_tool.close()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.python_tool.reset(self.seed)  # a copy has an interpreter of its own, with the same seed
+
+
+def as_tools(given: Any, where: str, *, default_cost: float = 0.0) -> list[Tool]:
+    """Return the tools of one or several typed functions, `Tool`s, `Toolset`s or `PythonTool`s.
+
+    Args:
+        given: One of these, or an iterable of them.
+        where: What the message begins with if it is none.
+        default_cost: What one call of a plain function costs.
+
+    Raises:
+        InvalidConfigError: If there is anything else.
+    """
+    alone = isinstance(given, Tool | Toolset) or callable(given) or _is_python_tool(given)
+    if not alone and (not isinstance(given, Iterable) or isinstance(given, str | bytes | Mapping)):
+        raise InvalidConfigError(
+            f"{where}: tools are {_quoted(given)}; give a list of typed functions, Tools, Toolsets or PythonTools, or "
+            "one Toolset."
+        )
+    tools: list[Tool] = []
+    for item in [given] if alone else given:
+        if isinstance(item, Tool):
+            tools.append(item)
+        elif isinstance(item, Toolset):
+            tools += item.tools()
+        elif _is_python_tool(item):
+            tools += _PythonToolset(item).tools()
+        elif callable(item) and not isinstance(item, type):
+            tools.append(Tool(item, cost=default_cost))
+        else:
+            raise InvalidConfigError(
+                f"{where}: {_quoted(item)} is no tool; give a typed function, a Tool, a Toolset or a PythonTool."
+            )
+    return tools
+
+
+def _is_python_tool(item: object) -> bool:
+    if callable(item) or type(item).__module__ == "builtins":
+        return False
+    from llm_envs.sandbox.tool import PythonTool  # not needed by those that have none
+
+    return isinstance(item, PythonTool)
+
+
+def _quoted(item: object) -> str:
+    return f"{item!r:.80}" if item is None or isinstance(item, str | type) else f"a {type(item).__name__}"

@@ -20,12 +20,14 @@ that no broken form can be paid for (`format_reward` pays 0). What counts:
 | markers of two formats in one reply | a problem |
 | a call without its closing tag, cut short, or with other text in its tags | a problem |
 | a closing tag without its opening one, so also tags that cross | a problem |
-| a call that is no JSON object, has no name, or no object as arguments | a problem |
+| a call that is no JSON object, has no name, or arguments that are no object | a problem |
+| `{"name": "f"}`, without arguments at all | a call with `{}` |
 | a key or an argument twice in one object or call | a problem |
 | a call with NaN, Infinity, 1e999, over 4,300 digits in a row, or nested more than 32 deep | a problem |
 | `<answer>...</answer>` | the answer, stripped; it stays in the content |
 | two answers, even equal ones | a problem |
-| an empty answer, or any other tag inside `<answer>` | a problem |
+| an empty answer, or a tag of the formats inside `<answer>` (`<think>`, `<tool_call>`, ...) | a problem |
+| any other tag inside `<answer>` (`<b>`, `</div>`) | the answer's own text |
 | an answer beside calls | both are kept; a `ToolEnv` runs the calls and does not take the answer |
 | one end-of-turn marker at the very end (`<|im_end|>`, `</s>`, ...) | dropped |
 
@@ -99,4 +101,4 @@ PARSERS: Mapping[str, Parser] = MappingProxyType(
     }
 )
 """Parsers by name. Each reads its own format's thinking, calls and answer, and takes all else for content; "auto" is
-`parse_reply`."""
+`parse_reply`. "last_number" reads no expressions: of "-3/4" it takes 4, and of "1e3" 3."""

@@ -18,7 +18,10 @@ _THINKING_ALONE = Grammar(answer_tag=None)
 
 
 def last_number(text: str) -> str | None:
-    """Return the last number written in `text` (sign and decimals kept, thousands separators dropped), or None."""
+    """Return the last number written in `text` (sign and decimals kept, thousands separators dropped), or None.
+
+    Numbers alone, no expressions: of "-3/4" it is "4", of "1e3" it is "3".
+    """
     found = _NUMBER.findall(text)
     return found[-1].replace(",", "") if found else None
 

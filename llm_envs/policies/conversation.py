@@ -22,6 +22,7 @@ from llm_envs.policies.base import TokenPolicy
 from llm_envs.policies.seeds import turn_seed
 from llm_envs.toolbox import arun_calls, run_calls
 from llm_envs.tools import Tool
+from llm_envs.toolset import Toolset, as_tools
 from llm_envs.types import FinishReason, Message, Sampled, SamplingParams, ToolCall, ToolResult
 
 if TYPE_CHECKING:
@@ -51,8 +52,12 @@ GenerateFn = Callable[[IdArray, SamplingParams], Sampled | Awaitable[Sampled]]
 token gives a result without tokens whose reason is `FinishReason.CONTEXT_FULL`."""
 TemplateFn = Callable[[Sequence[Message], Sequence[Mapping[str, Any]]], IdArray]
 """Messages and the tools' JSON Schemas -> prompt ids (T,), ready for the assistant."""
-ExecuteFn = Callable[[Sequence[ToolCall]], Sequence[ToolResult] | Awaitable[Sequence[ToolResult]]]
-"""Calls of one reply -> one result each, in their order, or an awaitable of that."""
+ToolLike = Tool | Toolset | Callable[..., Any] | Mapping[str, Any]
+"""A tool, a set of them, a typed function, or a bare JSON Schema."""
+Results = Sequence[ToolResult | str]
+ExecuteFn = Callable[[Sequence[ToolCall]], Results | Awaitable[Results]]
+"""Calls of one reply -> one result each, in their order, or an awaitable of that. A string is the output of a call that
+succeeded."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,7 +91,7 @@ def conversation_turn(
     *,
     template_fn: TemplateFn,
     decode_fn: Callable[[IdArray], str],
-    tools: Sequence[Tool | Mapping[str, Any]] = (),
+    tools: Sequence[ToolLike] = (),
     parser: Callable[[str], ParsedReply] = parse_reply,
     executor: ExecuteFn | None = None,
     params: SamplingParams | None = None,
@@ -104,16 +109,19 @@ def conversation_turn(
             asynchronous one is run to its end here, which needs that no event loop runs in this thread.
         template_fn: Messages and schemas to ids: `ChatCodec(tokenizer).encode_prompt`, or another.
         decode_fn: Sampled ids to text: `ChatCodec(tokenizer).decode_reply`, or another.
-        tools: Tools, or bare JSON Schemas for an executor of one's own; the model is shown all of them.
+        tools: Tools, typed functions or toolsets, or bare JSON Schemas for an executor of one's own; the model is shown
+            all of them.
         parser: Takes the text apart.
-        executor: Executes the calls; None takes `create_executor` of the tools.
+        executor: Executes the calls; None takes `create_executor` of the tools. A string among its results is the
+            output of a call that succeeded.
         params: How to sample.
         prompt_ids: What to show the model in place of the template's rendering (`next_prompt_ids`). Shape (T,).
 
     Raises:
-        InvalidConfigError: If the executor does not return one result for each call, or something here is asynchronous
-            while an event loop is running (`aconversation_turn` is the way then).
+        InvalidConfigError: If the executor does not return one result for each call, one of `tools` is none, or
+            something here is asynchronous while an event loop is running (`aconversation_turn` is the way then).
     """
+    tools = _listed(tools)
     prompt, params = _prepare(messages, template_fn, tools, prompt_ids), params or SamplingParams()
     sampled = _wait_for(generate_fn(prompt, params))
     text, reply, calls = _read(sampled, decode_fn, parser)
@@ -127,7 +135,7 @@ async def aconversation_turn(
     *,
     template_fn: TemplateFn,
     decode_fn: Callable[[IdArray], str],
-    tools: Sequence[Tool | Mapping[str, Any]] = (),
+    tools: Sequence[ToolLike] = (),
     parser: Callable[[str], ParsedReply] = parse_reply,
     executor: ExecuteFn | None = None,
     params: SamplingParams | None = None,
@@ -139,10 +147,11 @@ async def aconversation_turn(
     passed in is called in the loop's own thread, and awaited if it is asynchronous. A synchronous generator blocks the
     loop while it runs.
     """
+    tools = _listed(tools)
     prompt, params = _prepare(messages, template_fn, tools, prompt_ids), params or SamplingParams()
     sampled = await _settle(generate_fn(prompt, params))
     text, reply, calls = _read(sampled, decode_fn, parser)
-    results: Sequence[ToolResult] = ()
+    results: Results = ()
     if calls:
         results = await _settle(executor(calls) if executor else arun_calls(_by_name(tools), calls))
     return _finish(messages, prompt, sampled, text, reply, calls, results)
@@ -190,7 +199,7 @@ def create_template_fn(
 
 
 def create_executor(
-    tools: Sequence[Tool | Mapping[str, Any]], *, timeout_s: float | None = None
+    tools: Sequence[ToolLike], *, timeout_s: float | None = None
 ) -> Callable[[Sequence[ToolCall]], tuple[ToolResult, ...]]:
     """Return a function that executes the calls of one reply by the tools of their names: `toolbox.run_calls`.
 
@@ -198,10 +207,11 @@ def create_executor(
     read. Calls of tools that may run side by side do.
 
     Args:
-        tools: Tools. Bare JSON Schemas among them cannot be executed: their calls are calls of unknown tools.
+        tools: Tools, typed functions or toolsets. Bare JSON Schemas among them cannot be executed: calls of them are
+            calls of unknown tools.
         timeout_s: Limit in seconds of each call whose tool has none of its own.
     """
-    return functools.partial(run_calls, _by_name(tools), timeout_s=timeout_s)
+    return functools.partial(run_calls, _by_name(_listed(tools)), timeout_s=timeout_s)
 
 
 def create_policy_generator(
@@ -256,6 +266,16 @@ def parse_thinking(text: str, *, opening: str = "<think>", closing: str = "</thi
     return "\n".join(thoughts) if thoughts else None, "".join(content).strip()
 
 
+def _listed(tools: Sequence[ToolLike]) -> list[Tool | Mapping[str, Any]]:
+    """Return tools and bare schemas; functions are made into tools, toolsets taken apart."""
+    if isinstance(tools, Mapping | str):
+        raise InvalidConfigError(f"tools is a {type(tools).__name__}; give a list of tools, functions or JSON Schemas.")
+    listed: list[Tool | Mapping[str, Any]] = []
+    for item in [tools] if isinstance(tools, Tool | Toolset) or callable(tools) else tools:
+        listed += [item] if isinstance(item, Mapping) else as_tools([item], "conversation_turn")
+    return listed
+
+
 def _by_name(tools: Sequence[Tool | Mapping[str, Any]]) -> dict[str, Tool]:
     return {tool.name: tool for tool in tools if isinstance(tool, Tool)}
 
@@ -290,14 +310,32 @@ def _finish(
     text: str,
     reply: ParsedReply,
     calls: Sequence[ToolCall],
-    results: Sequence[ToolResult],
+    given: Results,
 ) -> ConversationTurn:
     """Put the turn together."""
-    if len(results) != len(calls):
-        raise InvalidConfigError(f"the executor returned {len(results)} results for {len(calls)} calls.")
+    results = _checked(calls, given)
     said = [] if sampled.finish_reason is FinishReason.CONTEXT_FULL else [Message("assistant", text)]
     answers = [_tool_message(call, result) for call, result in zip(calls, results, strict=True)]
     return ConversationTurn((*messages, *said, *answers), text, reply, tuple(results), prompt_ids, sampled)
+
+
+def _checked(calls: Sequence[ToolCall], given: Results) -> list[ToolResult]:
+    """Return what an executor returned as results, one for each call."""
+    if not isinstance(given, Sequence) or isinstance(given, str):
+        raise InvalidConfigError(f"the executor returned a {type(given).__name__}; it must be a list, a result a call.")
+    if len(given) != len(calls):
+        raise InvalidConfigError(f"the executor returned {len(given)} results for {len(calls)} calls.")
+    results = []
+    for call, result in zip(calls, given, strict=True):
+        if isinstance(result, str):
+            result = ToolResult(call.name, call.arguments, result, True)
+        if not isinstance(result, ToolResult):
+            raise InvalidConfigError(
+                f"the executor returned a {type(result).__name__} for the call of {call.name!r}; it must be a "
+                "ToolResult, or the output as a str."
+            )
+        results.append(result)
+    return results
 
 
 def _tool_message(call: ToolCall, result: ToolResult) -> Message:

@@ -12,7 +12,7 @@ from llm_envs.checker import check_task
 from llm_envs.clauses import CLAUSES
 from llm_envs.env import Difficulty, Outcome, SingleTurnEnv, TextEnv, ToolEnv, split_of
 from llm_envs.errors import InvalidActionError, TaskCheckError, UnknownTaskError
-from llm_envs.parsers import format_answer, format_tool_call, parse_reply
+from llm_envs.parsers import PARSERS, create_xml_parser, format_answer, format_tool_call, parse_reply
 from llm_envs.registration import register_task
 from llm_envs.spaces import TextSpace
 
@@ -405,6 +405,85 @@ def test_an_oracle_that_is_not_exact_must_beat_chance(registered):
     report = check_task(registered(Lucky), raise_on_failure=False)
     (failure,) = [result for result in report.failures if result.clause == "oracle_earns_the_maximum"]
     assert "no more than chance_rate 0.9" in failure.detail
+
+
+class Costly(SoundTool):
+    """Quality minus cost: each call costs 0.25, so the oracle earns 0.75, on the level "twice" 0.5."""
+
+    __doc__ = DOCSTRING.replace('The level is "only".', 'The levels are "only" and "twice".')
+    reward_weights = {"correct": 1.0, "malformed": -0.1, "cost": -0.25}
+
+    def score(self, reply, results, *, correct, malformed):
+        return {"correct": float(correct), "malformed": float(malformed), "cost": float(len(results))}
+
+    def next_action(self):
+        if self.tool_results:
+            return format_answer(self.tool_results[0].output)
+        return format_tool_call("look") * self.settings.get("n_looks", 1)
+
+
+class Declared(Costly):
+    max_return = 0.75
+    difficulties = {
+        "only": Difficulty("a number", chance_rate=0.001),
+        "twice": Difficulty("look twice", chance_rate=0.001, max_return=0.5, settings={"n_looks": 2}),
+    }
+
+
+def test_an_oracle_that_pays_for_its_tools_declares_max_return(registered):
+    report = check_task(registered(Costly), raise_on_failure=False)
+    (failure,) = report.failures
+    assert failure.clause == "oracle_earns_the_maximum"
+    assert "the oracle earned 0.75 of 1, which is the sum of the positive weights" in failure.detail
+    assert "max_return = 0.75, or Difficulty(..., max_return=0.75)" in failure.detail
+
+    assert (Declared().max_return, Declared(difficulty="twice").max_return, Declared.max_return) == (0.75, 0.5, 0.75)
+    env_id = registered(Declared)
+    assert check_task(env_id).passed
+    assert check_task(env_id, difficulty="twice").passed
+
+
+class Boxed(Sound):
+    parse_reply = PARSERS["boxed"]
+    answer_form = "\\boxed{...}"
+
+
+class ReAct(SoundTool):
+    parse_reply = PARSERS["react"]
+    answer_form = "Final Answer: ..."
+
+    def next_action(self):
+        if self.tool_results:
+            return f"Thought: seen.\nFinal Answer: {self.tool_results[0].output}"
+        return "Thought: look.\nAction: look\nAction Input: {}"
+
+
+class OwnTags(Sound):
+    answer_form = "<result>...</result>"
+
+    def parse_reply(self, text):
+        return create_xml_parser(thinking_tag="thought", call_tag=None, answer_tag="result")(text)
+
+
+class LastNumber(Sound):
+    parse_reply = PARSERS["last_number"]
+    answer_form = "..."
+
+
+@pytest.mark.parametrize("cls", [Boxed, ReAct, OwnTags, LastNumber])
+def test_a_task_whose_replies_have_another_form_passes(registered, cls):
+    report = check_task(registered(cls))
+    assert report.passed, str(report)
+
+
+class BoxedThinking(Boxed):
+    def play(self, action):
+        return super().play(action.replace("<think>", "").replace("</think>", ""))
+
+
+def test_an_answer_of_another_form_counts_in_thinking_no_more_than_one_in_tags(registered):
+    report = check_task(registered(BoxedThinking), raise_on_failure=False)
+    assert [result.clause for result in report.failures] == ["scores_only_the_agents_words"]
 
 
 def test_the_chance_rate_is_allowed_but_not_much_more(registered):

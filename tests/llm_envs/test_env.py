@@ -11,7 +11,7 @@ from llm_envs.errors import (
     InvalidConfigError,
     ResetNeededError,
 )
-from llm_envs.parsers import format_answer, format_tool_call
+from llm_envs.parsers import PARSERS, format_answer, format_tool_call
 from llm_envs.spaces import MAX_TEXT_LENGTH
 
 
@@ -454,3 +454,26 @@ def test_seeding():
     first = [env.reset(seed=9)[0], env.reset()[0], env.reset()[0]]
     assert [env.reset(seed=9)[0], env.reset()[0], env.reset()[0]] == first
     assert len(set(first)) > 1
+
+
+@pytest.mark.parametrize("parser", [PARSERS["boxed"], PARSERS["xml"], lambda self, text: PARSERS["boxed"](text)])
+def test_a_parser_of_ones_own_is_used_and_its_feedback_is_not_of_tags(parser):
+    """A function, a partial, a method."""
+    form = "\\boxed{...}" if parser is not PARSERS["xml"] else "<answer>...</answer>"
+    own = type("Own", (Double,), {"parse_reply": parser, "answer_form": form})
+    env = own()
+    env.reset(seed=0)
+    action = env.oracle()
+    assert action == form.replace("...", env.solution())
+    assert env.step(action)[1] == 1.0
+    env.reset(seed=0)
+    observation, reward, *_ = env.step("no idea")
+    expected = "answer" if parser is PARSERS["xml"] else form  # tags are the default form; the parser may have others
+    assert (observation, reward) == (f"Error: the reply has no {expected}.", -0.1)
+
+
+def test_tags_are_no_answer_to_another_parser():
+    own = type("Own", (Double,), {"parse_reply": PARSERS["boxed"]})
+    env = own()
+    env.reset(seed=0)
+    assert env.step(f"<answer>{env.solution()}</answer>")[:2] == ("Error: the reply has no answer.", -0.1)

@@ -13,7 +13,6 @@ from llm_envs.parsers import format_answer, format_tool_call
 from llm_envs.policies.scripted import OraclePolicy
 from llm_envs.rollout import Collector
 from llm_envs.sandbox import PythonTool
-from llm_envs.sandbox import PythonTool
 from llm_envs.tools import BUDGET_EXCEEDED, Tool
 from llm_envs.toolset import Toolset, tool
 from llm_envs.types import ToolResult
@@ -220,77 +219,6 @@ def test_episodes_of_waiting_tools_are_collected_beside_each_other():
     assert time.perf_counter() - begun < 1.5  # one after another it would be 2.4 s
     assert all(group.trajectories[0].is_success for group in groups)
     assert [len(group.trajectories[0].tool_results) for group in groups] == [2] * 12
-
-
-def test_make_tools_may_return_a_toolset_alone_or_one_tool():
-    class Alone(Library):
-        def make_tools(self):
-            self.drawer = Drawer()
-            return self.drawer
-
-    class OneFunction(Vault):
-        def make_tools(self):
-            return self.ask
-
-    env = started(Alone(), code=3)
-    assert env.step(format_tool_call("put", code=9))[0] == "3 was there"
-    env.close()
-    assert env.drawer.n_closed == 1
-    assert started(OneFunction()).step(format_tool_call("ask"))[0] == "7 "
-
-
-@pytest.mark.parametrize(
-    ("given", "complaint"),
-    [
-        (None, "Odd.make_tools: tools are None; give a list of typed functions"),
-        ({"ask": Vault.ask}, "Odd.make_tools: tools are a dict; give a list"),
-        ("ask", "Odd.make_tools: tools are 'ask'; give a list"),
-        (["ask"], "Odd.make_tools: 'ask' is no tool; give a typed function, a Tool, a Toolset or a PythonTool"),
-        ([Drawer], "Odd.make_tools: <class .*Drawer'> is no tool"),
-        ([[]], "Odd.make_tools: a list is no tool"),
-    ],
-)
-def test_what_is_no_tool_is_refused_by_name(given, complaint):
-    class Odd(Vault):
-        def make_tools(self):
-            return given
-
-    with pytest.raises(InvalidConfigError, match=complaint):
-        Odd()
-
-
-class Coder(Vault):
-    """A vault with a Python interpreter, which costs, beside a toolset, which costs what it says."""
-
-    reward_weights = {"correct": 1.0, "malformed": -0.1, "cost": -0.25}
-    max_return = 0.75
-
-    def make_tools(self):
-        self.budget = Budget(2.0)
-        self.python_tool = PythonTool()
-        return budgeted([self.python_tool, Drawer()], self.budget)
-
-    def score(self, reply, results, *, correct, malformed):
-        return {"correct": float(correct), "malformed": float(malformed), "cost": self.budget.collect()}
-
-
-def test_a_python_tool_is_reset_and_closed_with_its_environment_and_may_be_under_a_budget():
-    pytest.importorskip("pydantic_monty")
-    env = started(Coder())
-    assert env.step(format_tool_call("python", code="x = 6\nx * 7"))[:2] == ("42", -0.25)
-    assert env.step(format_tool_call("put", code=1))[:2] == ("7 was there", 0.0)
-    drawn = env.step(format_tool_call("python", code="import random\nrandom.random()"))[0]
-    assert env.step(format_tool_call("python", code="1"))[0].startswith("Error: python costs 1; 0 of the budget of 2")
-    copy = pickle.loads(pickle.dumps(started(env)))
-    for again in (env, copy):
-        assert "NameError" in again.step(format_tool_call("python", code="x"))[0]
-        assert again.step(format_tool_call("python", code="import random\nrandom.random()"))[0] == drawn
-    started(copy, code=8)
-    assert copy.step(format_tool_call("python", code="import random\nrandom.random()"))[0] != drawn
-    for used in (env, copy):
-        assert used.python_tool.last_result is not None
-        used.close()
-        assert used.python_tool.last_result is None
 
 
 def test_make_tools_may_return_a_toolset_alone_or_one_tool():

@@ -21,6 +21,7 @@ from llm_envs.policies.inference import create_generator
 from llm_envs.policies.transformers import TransformersPolicy
 from llm_envs.tiny_model import tiny_model, tiny_tokenizer
 from llm_envs.tools import INVALID_ARGUMENTS, UNKNOWN_TOOL, Tool
+from llm_envs.toolset import Toolset, tool
 from llm_envs.types import FinishReason, Message, Sampled, SamplingParams, ToolCall, ToolResult
 
 TOKENIZER = tiny_tokenizer()
@@ -177,9 +178,53 @@ def test_an_executor_may_be_asynchronous(how):
     assert [r.output for r in turn.tool_results] == ["5"]
 
 
-def test_an_executor_that_loses_results_is_refused():
-    with pytest.raises(InvalidConfigError, match="0 results for 1 calls"):
-        play(says(format_tool_call("add", a=2, b=3)), executor=lambda calls: [])
+@pytest.mark.parametrize(
+    ("executor", "complaint"),
+    [
+        (lambda calls: [], "0 results for 1 calls"),
+        (lambda calls: "5", "returned a str; it must be a list"),
+        (lambda calls: None, "returned a NoneType; it must be a list"),
+        (lambda calls: [5], "returned a int for the call of 'add'; it must be a ToolResult, or the output as a str"),
+    ],
+)
+@HOWS
+def test_an_executor_that_returns_something_else_is_told_what_to_return(how, executor, complaint):
+    with pytest.raises(InvalidConfigError, match=complaint):
+        play(says(format_tool_call("add", a=2, b=3)), how, executor=executor)
+
+
+@HOWS
+def test_an_executor_may_return_texts(how):
+    texts = format_tool_call("add", a=2, b=3) + format_tool_call("add", a=1, b=1)
+    turn = play(says(texts), how, executor=lambda calls: [f"{call.arguments['a']} and more" for call in calls])
+    assert [(r.name, r.output, r.success) for r in turn.tool_results] == [
+        ("add", "2 and more", True),
+        ("add", "1 and more", True),
+    ]
+    assert [m.content for m in turn.tool_messages] == ["2 and more", "1 and more"]
+
+
+@HOWS
+def test_tools_may_be_plain_functions_and_toolsets(how):
+    class Counter(Toolset):
+        n = 0
+
+        @tool
+        def count(self) -> int:
+            """Count on."""
+            self.n += 1
+            return self.n
+
+    seen = []
+    text = format_tool_call("add", a=2, b=3) + format_tool_call("count")
+    turn = play(says(text, seen=seen), how, tools=[add, Counter()])
+    assert '"name": "add"' in seen[0][0] and '"name": "count"' in seen[0][0]
+    assert [r.output for r in turn.tool_results] == ["5", "1"]
+    assert [r.output for r in create_executor([add])([ToolCall("add", {"a": 1, "b": 1})])] == ["2"]
+    with pytest.raises(InvalidConfigError, match="conversation_turn: 'add' is no tool"):
+        play(says(text), how, tools=["add"])
+    with pytest.raises(InvalidConfigError, match="tools is a dict; give a list"):
+        play(says(text), how, tools={"add": add})
 
 
 def test_an_asynchronous_generator_inside_a_loop_needs_the_asynchronous_turn():

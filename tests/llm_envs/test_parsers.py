@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llm_envs.parsers import ParsedReply, format_answer, format_tool_call, last_number, parse_reply
+from llm_envs.parsers import PARSERS, ParsedReply, format_answer, format_tool_call, last_number, parse_reply
 from llm_envs.types import ToolCall
 
 CALL = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "37*24"}}\n</tool_call>'
@@ -207,3 +207,18 @@ def test_time_is_linear(unit):
 )
 def test_last_number(text, number):
     assert last_number(text) == number
+
+
+def test_what_the_table_says_of_other_tags_calls_without_arguments_and_the_last_number():
+    assert parse_reply("<answer><b>5</b></answer>").answer == "<b>5</b>"
+    assert parse_reply("<answer>5</div></answer>").answer == "5</div>"
+    assert parse_reply("<answer><think>5</answer>").problems
+    assert parse_reply('<tool_call>{"name": "f"}</tool_call>').tool_calls == (ToolCall("f", {}),)
+    for arguments in ("null", "[1]", '"x"'):
+        assert parse_reply(f'<tool_call>{{"name": "f", "arguments": {arguments}}}</tool_call>').problems
+    assert [PARSERS["last_number"](text).answer for text in ("-3/4", "1e3", "-3", "1,234.5")] == [
+        "4",
+        "3",
+        "-3",
+        "1234.5",
+    ]

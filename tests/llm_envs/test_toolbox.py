@@ -586,3 +586,20 @@ def test_budgeted_tools_are_copies_and_pickle_with_their_budget():
 def test_bad_totals_are_refused(total):
     with pytest.raises(InvalidConfigError, match=r"Budget.total is"):
         Budget(total)
+
+
+def test_what_tools_under_a_budget_may_be_given_as():
+    """A plain function costs 1, a toolset's tools cost what they say; a toolset alone is one of several."""
+
+    def plain() -> str:
+        """Do."""
+        return "done"
+
+    budget = Budget(3.0)
+    shop = Shop()
+    alone = budgeted(shop, budget)
+    assert [made.name for made in alone] == [made.name for made in shop.tools()]
+    assert all(made.budget is budget and made.toolset is shop for made in alone)
+    assert [made.cost for made in budgeted([plain, Tool(plain, name="other", cost=0.5)], budget)] == [1.0, 0.5]
+    with pytest.raises(InvalidConfigError, match="budgeted: a int is no tool"):
+        budgeted([3], budget)
