@@ -16,7 +16,7 @@ from llm_envs.rollout.prompts import PromptBuffer, load_prompts
 from llm_envs.rollout.rows import RowBuilder
 from llm_envs.rollout.source import EnvChoice, EpisodeSpec, SeedSource, derive_seed, group_specs
 from llm_envs.rollout.stats import CollectorStats
-from llm_envs.rollout.store import TrajectoryWriter, read_run, read_trajectories
+from llm_envs.rollout.store import TrajectoryWriter, finished, iter_trajectories, read_run, read_trajectories, remaining
 
 __all__ = [
     "Codec",
@@ -40,8 +40,10 @@ __all__ = [
     "converse_batch",
     "create_window",
     "derive_seed",
+    "finished",
     "from_messages",
     "group_specs",
+    "iter_trajectories",
     "load_prompts",
     "play_episode",
     "play_group",
@@ -49,4 +51,5 @@ __all__ = [
     "read_messages_jsonl",
     "read_run",
     "read_trajectories",
+    "remaining",
 ]
