@@ -14,10 +14,11 @@ class Shop(Toolset):
 from __future__ import annotations
 
 import json
+import sys
 import weakref
 import zlib
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar, overload
 
 import numpy as np
 
@@ -158,13 +159,13 @@ def as_tools(given: Any, where: str, *, default_cost: float = 0.0) -> list[Tool]
     tools: list[Tool] = []
     for item in [given] if alone else given:
         if isinstance(item, Tool):
-            tools.append(item)
+            tools.append(_adopted(item))
         elif isinstance(item, Toolset):
             tools += item.tools()
         elif _is_python_tool(item):
             tools += _PythonToolset(item).tools()
         elif callable(item) and not isinstance(item, type):
-            tools.append(Tool(item, cost=default_cost))
+            tools.append(_adopted(Tool(item, cost=default_cost)))
         else:
             raise InvalidConfigError(
                 f"{where}: {_quoted(item)} is no tool; give a typed function, a Tool, a Toolset or a PythonTool."
@@ -172,12 +173,15 @@ def as_tools(given: Any, where: str, *, default_cost: float = 0.0) -> list[Tool]
     return tools
 
 
-def _is_python_tool(item: object) -> bool:
-    if callable(item) or type(item).__module__ == "builtins":
-        return False
-    from llm_envs.sandbox.tool import PythonTool  # not needed by those that have none
+def _adopted(made: Tool) -> Tool:
+    """Return the tool; that of a `PythonTool` becomes one of a toolset, so that its episodes begin and end."""
+    owner = getattr(made.function, "__self__", None)
+    return _PythonToolset(owner).own(made) if made.toolset is None and _is_python_tool(owner) else made
 
-    return isinstance(item, PythonTool)
+
+def _is_python_tool(item: Any) -> TypeGuard[PythonTool]:
+    module = sys.modules.get("llm_envs.sandbox.tool")  # not loaded for those that have none
+    return module is not None and isinstance(item, module.PythonTool)
 
 
 def _quoted(item: object) -> str:

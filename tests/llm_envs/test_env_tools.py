@@ -290,3 +290,22 @@ def test_a_python_tool_is_reset_and_closed_with_its_environment_and_may_be_under
         assert used.python_tool.last_result is not None
         used.close()
         assert used.python_tool.last_result is None
+
+
+@pytest.mark.parametrize("form", [lambda python: python.python, lambda python: Tool(python.python, cost=0.5)])
+def test_the_method_of_a_python_tool_is_reset_and_closed_too(form):
+    pytest.importorskip("pydantic_monty")
+
+    class Bare(Coder):
+        reward_weights = Vault.reward_weights
+        score = Vault.score
+
+        def make_tools(self):
+            self.python_tool = PythonTool()
+            return [form(self.python_tool)]
+
+    env = started(Bare())
+    assert env.step(format_tool_call("python", code="x = 1\nx"))[0] == "1"
+    assert "NameError" in started(env).step(format_tool_call("python", code="x"))[0]
+    env.close()
+    assert env.python_tool.last_result is None
