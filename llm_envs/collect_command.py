@@ -184,16 +184,24 @@ def _close(policy: Policy) -> None:
 
 @contextmanager
 def _terminated_as_interrupted() -> Iterator[None]:
-    """Let SIGTERM, which schedulers send before they kill, end a run as Ctrl-C does."""
+    """Let SIGTERM, which schedulers send before they kill, end a run as Ctrl-C does, in the background too.
+
+    What a shell script starts in the background ignores SIGINT from the start, and asyncio then does not watch for it.
+    """
     try:
         before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     except ValueError:  # not the main thread: somebody else's process
         yield
         return
+    interrupt = signal.getsignal(signal.SIGINT)
+    if interrupt is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+        if interrupt is signal.SIG_IGN:
+            signal.signal(signal.SIGINT, interrupt)
 
 
 def _say_how_to_go_on(arguments: argparse.Namespace) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 
 import pytest
 
@@ -25,6 +26,10 @@ SETTINGS = {
 }
 for _name, _value in SETTINGS.items():
     os.environ.setdefault(_name, _value)
+
+# What a shell starts in the background ignores Ctrl-C, and so do its children: tests of interrupts would wait for ever.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -190,10 +190,15 @@ class TestCollect:
 
 @pytest.mark.skipif(os.name != "posix", reason="sends signals")
 class TestInterrupted:
-    def start(self, run: Path, *arguments: str) -> subprocess.Popen[str]:
+    def start(self, run: Path, *arguments: str, ignoring: bool = False) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "llm_envs.cli", "collect", CALCULATOR, "-n", "100000", "--out", str(run)]
         process = subprocess.Popen(
-            [*command, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=run.parent
+            [*command, *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=run.parent,
+            preexec_fn=(lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)) if ignoring else None,
         )
         deadline = time.monotonic() + 60
         log = run / "log-00000.jsonl"
@@ -226,6 +231,12 @@ class TestInterrupted:
         )
         ids = [t.group_id for t in read_trajectories(run)]
         assert ids and sorted(ids) == [f"0-{index:06d}" for index in range(more)]
+
+    def test_in_the_background_of_a_script_it_ends_in_order_too(self, tmp_path: Path) -> None:
+        process = self.start(tmp_path / "run", ignoring=True)
+        process.terminate()
+        _, error = process.communicate(timeout=60)
+        assert process.returncode == 130 and "are finished and saved" in error
 
     def test_a_killed_command_goes_on(self, tmp_path: Path) -> None:
         run = tmp_path / "run"
