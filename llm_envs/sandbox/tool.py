@@ -16,8 +16,8 @@ __all__ = ["PythonTool", "shared_sandbox"]
 class PythonTool:
     """Give an environment the tool `python`.
 
-    An environment makes one of these, returns its method `python` from `make_tools`, calls `reset` in `begin`, and
-    `close` in its own `close`. The interpreter is started with an episode's first call.
+    An environment returns one of these from `make_tools`; a `ToolEnv` resets it with each episode and closes it. The
+    interpreter is started with an episode's first call.
 
     Args:
         sandbox: Where the code runs; by default `shared_sandbox()`.

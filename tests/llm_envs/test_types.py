@@ -197,4 +197,9 @@ def test_validate_batch_finds_each_fault() -> None:
     problems = validate_batch(broken)
     assert {index for index, _ in problems} == {0, 1, 2, 3}
     text = " ".join(complaint for _, complaint in problems)
-    assert "1 turns but 2 assistant messages" in text and "not finite" in text and "error is None" in text
+    assert "rows have [(0, 0), (0, 1)]" in text and "not finite" in text and "error is None" in text
+    silent = replace(good, messages=tuple(m for m in good.messages if m.role != "assistant"))
+    ((_, complaint),) = validate_batch([silent])
+    assert complaint == "2 turns but 0 assistant messages"
+    # An environment may speak as an assistant too.
+    assert validate_batch([replace(good, messages=(*good.messages, Message("assistant", "x")))]) == []
