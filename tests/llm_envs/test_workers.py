@@ -439,18 +439,19 @@ class TestEnd:
         assert children() > before
         pool.close()
         pool.close()
-        assert children() == before and descriptors() == open_before
+        assert children() <= before and descriptors() <= open_before
         with pytest.raises(InvalidConfigError, match="closed"):
             asyncio.run(pool.runner(maker(), None).open())
 
     def test_a_pool_that_nobody_has_any_more_ends(self) -> None:
+        gc.collect()  # what earlier tests left must not go in the meantime
         before, open_before = children(), descriptors()
         pool = WorkerPool(1)
         play_one(pool, maker())
         assert children() > before
         del pool
         gc.collect()
-        assert children() == before and descriptors() == open_before
+        assert children() <= before and descriptors() <= open_before
 
     def test_close_ends_running_episodes(self) -> None:
         async def main(pool: WorkerPool) -> list[Any]:
