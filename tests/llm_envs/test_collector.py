@@ -364,7 +364,7 @@ class TestInterrupt:
             collector = Collector(NumbersEnv, policy, codec=CODEC, max_concurrency=4, on_trajectory=writer.write)
             self.interrupt_after(0.2)
             with pytest.raises(KeyboardInterrupt):
-                collector.collect(2_000)
+                collector.collect(1_000_000)
         self.check_after(collector, policy, tmp_path / "run")
 
     def test_ctrl_c_in_a_notebook(self, tmp_path: Path) -> None:
@@ -375,7 +375,7 @@ class TestInterrupt:
             async def cell() -> None:
                 self.interrupt_after(0.2)
                 with pytest.raises(KeyboardInterrupt):
-                    collector.collect(2_000)
+                    collector.collect(1_000_000)
 
             # A notebook's loop leaves Python's own interrupt handler in place, unlike asyncio.run.
             loop = asyncio.new_event_loop()
@@ -388,7 +388,7 @@ class TestInterrupt:
         collector = Collector(NumbersEnv, policy, codec=CODEC)
         self.interrupt_after(0.05)
         with pytest.raises(KeyboardInterrupt):
-            collector.collect(2_000)
+            collector.collect(1_000_000)
         assert len(collector.collect(3)) == 3
 
 
