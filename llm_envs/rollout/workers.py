@@ -156,14 +156,27 @@ class WorkerRunner:
         if self._worker is not None:
             await self._settle(self._worker)
         if self._worker is None or self._worker.is_killed:
-            self._start()
-            await self._call("starting a worker", START_S)
+            await self._make_in_a_new_one()
+        else:
+            try:
+                await self._make()
+            except WorkerDiedError:  # it may have ended before it heard of us: that is not this episode's fault
+                self._worker.kill()
+                self._pool._state.drop(self._worker)
+                await self._make_in_a_new_one()
+        self._env = RemoteEnv(self.ask)
+        return self._env
+
+    async def _make_in_a_new_one(self) -> None:
+        self._start()
+        await self._call("starting a worker", START_S)
+        await self._make()
+
+    async def _make(self) -> None:
         if self._key not in self._present.loaded:
             await self._call("importing the environment", START_S, "load", self._key, self._target)
             self._present.note_loaded(self._key)
         await self._call("env.make", self._limit_s, "make", self._key, self._kwargs)
-        self._env = RemoteEnv(self.ask)
-        return self._env
 
     def open_here(self) -> None:
         """Do what `open` does, holding up the calling thread, in a place that was taken already."""
