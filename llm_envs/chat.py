@@ -367,7 +367,7 @@ class ChatCodec:
             ModelError: If the format has no way of several.
         """
         own_format = detect_format(self._own_words("", ParsedReply(None, "", parsed.tool_calls[:1], None, ())))
-        if own_format not in FORMATTERS:
+        if own_format is None or own_format not in FORMATTERS:
             raise ModelError(
                 f"the chat template writes one call a turn, and these words have {len(parsed.tool_calls)}: "
                 f"{[call.name for call in parsed.tool_calls]}. Have the oracle call one tool a turn."

@@ -23,7 +23,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mappi
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from llm_envs.errors import InvalidConfigError, RolloutFailedError
 from llm_envs.policies.base import Policy
@@ -47,6 +47,8 @@ from llm_envs.rollout.workers import WorkerPool
 from llm_envs.types import SamplingParams, Trajectory, TrajectoryGroup
 
 __all__ = ["Collector"]
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -285,7 +287,7 @@ class Collector:
         """Close the collector."""
         self.close()
 
-    def _run(self, function: Callable[[], Coroutine[Any, Any, list[TrajectoryGroup]]]) -> list[TrajectoryGroup]:
+    def _run(self, function: Callable[[], Coroutine[Any, Any, T]]) -> T:
         if self._sync is None:
             self._sync = SyncRunner()
         return self._sync.run(function)

@@ -122,7 +122,8 @@ async def play_episode(
         episodic = cast("EpisodicPolicy", policy)
         policy = episodic.for_episode(derive_seed(seed_base, spec.group_id, spec.member))
     tape = Tape(codec, history)
-    runner: Runner = (EnvRunner if workers is None else workers.runner)(env, limits.max_step_s)
+    given: Any = env  # workers take an `EnvMaker`, and say so
+    runner: Runner = (EnvRunner if workers is None else workers.runner)(given, limits.max_step_s)
     episode = _Episode(spec, policy, kind, tape, sampling, limits, seed_base, runner, context_fn, gate)
     try:
         await episode.run()
@@ -351,7 +352,8 @@ class _Episode:
         policy = cast("EnvPolicy", self.policy)
         action = policy.act(cast("Env", self.env), self.observation)
         if inspect.isawaitable(action):
-            action = await self._in_time(lambda: action)
+            awaited = action
+            action = await self._in_time(lambda: awaited)
         else:
             await asyncio.sleep(0)  # a policy that never waits still lets the other episodes, and Ctrl-C, through
         if not isinstance(action, str):
