@@ -346,7 +346,8 @@ class ChatCodec:
                 words = self._rendered_reply(form)
                 if words is not None and _says(words, [call.name for call in parsed.tool_calls]):
                     return words
-            return self._several_calls(parsed)
+            if len(parsed.tool_calls) > 1:
+                return self._several_calls(parsed)
         versions = [(Message("assistant", text), [text])]
         if parsed.thinking and not parsed.problems:
             versions.insert(0, (structured_reply(parsed, text), [parsed.thinking, parsed.content]))

@@ -93,10 +93,6 @@ class SafeTokenizer:
         """Cut text into added tokens and what stands between them."""
         return [piece for piece in self._split.split(text) if piece]
 
-    def is_added(self, text: str) -> bool:
-        """Return whether a text is the spelling of one added token."""
-        return text in self._ids
-
     def id_of(self, spelling: str) -> int:
         """Return the id of an added token."""
         return self._ids[spelling]

@@ -324,3 +324,18 @@ def test_an_oracles_several_calls_are_in_the_models_own_format_or_refused():
     assert "<tool_call>" not in said and len(llama.parser(said).tool_calls) == 2
     with pytest.raises(ModelError, match="writes one call a turn"):
         ChatCodec(family_tokenizer("gptoss")).encode_reply(calls)
+
+
+def test_a_call_where_the_prompt_for_a_turn_is_no_part_of_it():
+    """The template begins a turn in one way and shows it in another: an oracle's call stays as it was written."""
+    tokenizer = tiny_tokenizer()
+    begun = "'<|im_start|>assistant\\n'"
+    own = str(tokenizer.chat_template)
+    tokenizer.chat_template = own.replace(f"{{{{- {begun} }}}}", "{{- '<|im_start|>assistant\\nGo: ' }}")
+    assert tokenizer.chat_template != own
+    codec = ChatCodec(tokenizer)
+    call = format_tool_call("look_up", x="1")
+    assert codec.decode_reply(codec.encode_reply(call)) == call
+    with pytest.raises(ModelError, match="writes one call a turn"):
+        codec.encode_reply(f"{call}\n{call}")
+    assert call in text_of(codec, codec.encode_prompt([Message("user", "q"), Message("assistant", call)]))
