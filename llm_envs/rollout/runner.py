@@ -288,7 +288,7 @@ class _Threads:
         self.forget()
 
     def forget(self) -> None:
-        """Start anew. A forked child has none of its parent's threads, and a lock that may be held."""
+        """Start anew; those that were free end. A forked child has none of its parent's, and a lock that may be held."""
         self._lock, self._free = threading.Lock(), list[_Thread]()
 
     def take(self) -> _Thread:
@@ -307,7 +307,7 @@ class _Threads:
     def drop(self, thread: _Thread) -> bool:
         """Forget a thread that wants to end; return whether it may."""
         with self._lock:
-            if thread.is_free:
+            if thread in self._free:
                 self._free.remove(thread)
             return thread.is_free
 

@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import gymnasium as gym
@@ -51,10 +51,14 @@ class Slow(Where):
 
 
 @pytest.fixture(autouse=True)
-def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     Where.notes.clear()
     monkeypatch.setattr(runners, "_found_blocking", set())
     runners._threads.forget()
+    before = threads()
+    yield
+    # A play is over before its environment's last words: they are not the next test's.
+    assert wait_until(lambda: threads() - before <= len(runners._threads._free))
 
 
 async def play(make: Callable[[], Any], limit_s: float | None = None) -> float:

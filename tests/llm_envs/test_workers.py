@@ -497,9 +497,12 @@ from llm_envs.testing import NumbersEnv
 
 print("main module ran", flush=True)
 
+def say_pid(pid):
+    os.write(1, f"pid {{pid}}\\n".encode())  # at once: two processes write into one pipe
+
 class Mine(NumbersEnv):
     def step(self, action):
-        print("pid", os.getpid(), flush=True)
+        say_pid(os.getpid())
         if HANG:
             {hang}
         return super().step(action)
@@ -549,7 +552,7 @@ class TestPrograms:
     def test_a_parent_that_is_ended_leaves_nothing(self, sent: signal.Signals) -> None:
         """One of its environments sleeps and cannot be terminated, one is in C code that lets no thread run."""
         hang = (
-            "print('pid', __import__('subprocess').Popen(['sleep', '3600']).pid, flush=True); "
+            "say_pid(__import__('subprocess').Popen(['sleep', '3600']).pid); "
             "signal.signal(signal.SIGTERM, signal.SIG_IGN); "
             "time.sleep(3600) if self.n_turns == 1 else __import__('re').match(r'(a+)+$', 'a' * 60 + 'b')"
         )
