@@ -14,6 +14,7 @@ __all__ = [
     "EnvContractError",
     "InvalidActionError",
     "InvalidConfigError",
+    "JudgeError",
     "LLMEnvsError",
     "MissingExtraError",
     "ModelError",
@@ -77,6 +78,10 @@ class ContextFullError(LLMEnvsError, RuntimeError):
 
 class SandboxError(LLMEnvsError, RuntimeError):
     """A sandbox is closed, cannot be started, or cannot keep code in as it was asked to."""
+
+
+class JudgeError(LLMEnvsError, RuntimeError):
+    """What was asked to judge (a reward model, a chat model) gave no judgement: the episode is unscored, not bad."""
 
 
 class BridgeError(LLMEnvsError, ConnectionError):
