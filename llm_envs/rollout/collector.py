@@ -17,9 +17,10 @@ Invariants, tested under random latency, failure and cancellation:
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 import weakref
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -260,6 +261,32 @@ class Collector:
             raise InvalidConfigError(f"groups share an id: {sorted({i for i in ids if ids.count(i) > 1})[:5]}.")
         largest = max(map(len, groups), default=1)
         return await self._gather(iter(groups), len(groups), largest, None, n_episodes=sum(map(len, groups)))
+
+    def play_each(self, groups: Iterable[Sequence[EpisodeSpec]], *, n_episodes: int = 0) -> None:
+        """Play these groups and keep none: each trajectory goes to `on_trajectory` when it is finished, and is let go.
+
+        Args:
+            groups: Each as the specs of its members, with an id of its own; taken one by one, when there is room.
+            n_episodes: How many there are in all, for the progress display.
+        """
+        self._run(partial(self.aplay_each, groups, n_episodes=n_episodes))
+
+    async def aplay_each(self, groups: Iterable[Sequence[EpisodeSpec]], *, n_episodes: int = 0) -> None:
+        """Do what `play_each` does, from asynchronous code."""
+
+        def supply() -> Iterator[Sequence[EpisodeSpec]]:
+            for specs in groups:
+                check_group(specs)
+                yield specs
+
+        with self._clock(), show_progress(self.progress, self.stats, n_episodes) as show:
+            crew = self._crew(GroupBook(supply()), show)
+            try:
+                crew.admit(sys.maxsize, 1)  # as many as there are: nothing is worked out before it begins
+                while await crew.next_group() is not None:
+                    pass
+            finally:
+                await crew.stop()
 
     def close(self) -> None:
         """Drop what over-sampling left, and close the event loop of the synchronous calls. The policy is yours."""
