@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from llm_envs.errors import InvalidConfigError
+from llm_envs.errors import InvalidConfigError, RolloutFailedError
 from llm_envs.policies.base import Policy
 from llm_envs.rollout.collector import Collector
 from llm_envs.rollout.limits import RolloutLimits
-from llm_envs.rollout.source import Envs, SeedSource, group_specs
+from llm_envs.rollout.source import Envs, EpisodeSpec, SeedSource, as_source, group_specs
 from llm_envs.rollout.stats import CollectorStats
-from llm_envs.rollout.store import MAX_LOG_BYTES, TrajectoryWriter, finished, remaining
+from llm_envs.rollout.store import MAX_LOG_BYTES, Key, TrajectoryWriter, finished, remaining
 from llm_envs.types import RolloutError, SamplingParams, Trajectory
 
 __all__ = ["CollectedRun", "collect_run", "run_settings"]
@@ -47,7 +48,7 @@ class CollectedRun:
 
 
 def collect_run(
-    envs: Envs,
+    envs: Envs | SeedSource,
     policy: Policy,
     *,
     out: str | Path,
@@ -57,16 +58,17 @@ def collect_run(
     settings: Mapping[str, Any] | None = None,
     show: Show | None = None,
     max_log_bytes: int = MAX_LOG_BYTES,
+    max_errors_in_a_row: int = 100,
     **collector: Any,
 ) -> CollectedRun:
-    """Play groups of a mixture and keep every finished episode in a folder.
+    """Play groups of a mixture and keep every finished episode in a folder, and none of them in memory.
 
     Whatever ends this (a kill, Ctrl-C, an error), what was finished is in the folder, and the same call with
     `resume=True` plays exactly what is missing: episodes that errored are played anew, with a larger `n_groups` further
     groups are played.
 
     Args:
-        envs: An environment id, or a mixture; see `Collector`.
+        envs: An environment id, a mixture, or a source; see `Collector`.
         policy: Any policy.
         out: The folder of the run; made if missing.
         n_groups: Groups in all.
@@ -76,39 +78,39 @@ def collect_run(
         settings: What else decides it, such as a model's name, as JSON types: kept in the manifest and compared.
         show: Shows progress, for example `reporting.live_progress`.
         max_log_bytes: See `TrajectoryWriter`.
-        **collector: Everything else that `Collector` takes.
+        max_errors_in_a_row: After so many errored episodes with none that was played between them, the run stops.
+        **collector: Everything else that `Collector` takes, but what chooses among finished groups: all are kept.
 
     Raises:
         StoreError: If the folder holds another run, or cannot be written to.
+        RolloutFailedError: If nothing but errors came for too long; with the last one.
         InvalidConfigError: If a setting is wrong.
     """
-    if n_groups < 0:
-        raise InvalidConfigError(f"n_groups is {n_groups!r}; it must be at least 0.")
+    if n_groups < 0 or group_size < 1 or max_errors_in_a_row < 1:
+        raise InvalidConfigError(
+            f"{n_groups=}, {group_size=}, {max_errors_in_a_row=}: they must be at least 0, 1 and 1."
+        )
+    if unused := sorted({"group_filter", "over_sampling"} & collector.keys()):
+        raise InvalidConfigError(f"{', '.join(unused)}: a collected run keeps every episode; choose when it is read.")
     collector = {"progress": False} | collector
     with Collector(envs, policy, **collector) as player:
         own = run_settings(envs, group_size=group_size, **collector)
         own |= {"policy": type(policy).__name__} | dict(settings or {})
-        groups = [group_specs(spec, group_size) for spec in player.source.take(n_groups)]
         with TrajectoryWriter(out, settings=own, resume=resume, max_log_bytes=max_log_bytes) as writer:
-            left = remaining(groups, finished(writer.path))
-            n_episodes, n_left = n_groups * group_size, sum(map(len, left))
-            errors: list[RolloutError] = []
-
-            def keep(trajectory: Trajectory) -> None:
-                writer.write(trajectory)
-                if trajectory.error is not None and not errors:
-                    errors.append(trajectory.error)
-
-            player.on_trajectory = keep
+            done = finished(writer.path)
+            left = partial(_left, player.source, n_groups, group_size, done)
+            n_episodes = n_groups * group_size
+            n_left = sum(map(len, left())) if done else n_episodes
+            keeper = _Keeper(writer, max_errors_in_a_row, player.on_trajectory)
+            player.on_trajectory = keeper.keep
             display = nullcontext() if show is None else show(player.stats, n_episodes, n_episodes - n_left)
             with display:
-                player.play(left)
-    first_error = errors[0] if errors else None
-    return CollectedRun(writer.path, n_episodes, n_episodes - n_left, player.stats, writer.removed, first_error)
+                player.play_each(left(), n_episodes=n_left)
+    return CollectedRun(writer.path, n_episodes, n_episodes - n_left, player.stats, writer.removed, keeper.first_error)
 
 
 def run_settings(
-    envs: Envs,
+    envs: Envs | SeedSource,
     *,
     group_size: int = 1,
     seed: int = 0,
@@ -124,18 +126,51 @@ def run_settings(
     one. What changes only the speed (`max_concurrency`, ...) is not in it, nor is a context function, which has no
     name: say it in `settings`.
     """
-    mixture = [[choice.env_id, choice.weight, dict(choice.kwargs)] for choice in _choices(envs, env_kwargs)]
-    record: dict[str, Any] = {"envs": mixture, "seed": seed, "group_size": group_size}
+    source = as_source(envs, seed=seed, env_kwargs=env_kwargs)
+    state = source.state_dict()
+    record: dict[str, Any] = {"envs": state["mixture"], "seed": seed, "group_size": group_size}
+    plain: dict[str, Any] = {"seed": seed, "position": 0, "n_seeds": None, "shuffle": True, "curricula": {}}
+    record |= {f"source.{name}": state[name] for name, value in plain.items() if state[name] != value}
+    if any(fingerprint is not None for fingerprint in state["problems"]):
+        record["source.problems"] = state["problems"]
     if history != "append":
         record["history"] = history
     for name, given in (("sampling", sampling or SamplingParams()), ("limits", limits or RolloutLimits())):
-        plain = type(given)()
+        plain_one = type(given)()
         for item in dataclasses.fields(given):
             value = getattr(given, item.name)
-            if value != getattr(plain, item.name):
+            if value != getattr(plain_one, item.name):
                 record[f"{name}.{item.name}"] = value
     return record
 
 
-def _choices(envs: Envs, env_kwargs: Mapping[str, Any] | None) -> Any:
-    return SeedSource(envs, env_kwargs=env_kwargs).choices
+def _left(source: SeedSource, n_groups: int, group_size: int, done: Collection[Key]) -> Iterator[Sequence[EpisodeSpec]]:
+    """Yield what is left to play of a source's next groups, each worked out when it is asked for."""
+    for index in range(source.position, source.position + n_groups):
+        yield from remaining([group_specs(source.spec(index), group_size)], done)
+
+
+class _Keeper:
+    """Writes what is finished, and stops the run when nothing but errors comes."""
+
+    def __init__(
+        self, writer: TrajectoryWriter, max_errors_in_a_row: int, also: Callable[[Trajectory], None] | None
+    ) -> None:
+        self.first_error: RolloutError | None = None
+        self._writer, self._most, self._also, self._n_errors = writer, max_errors_in_a_row, also, 0
+
+    def keep(self, trajectory: Trajectory) -> None:
+        self._writer.write(trajectory)
+        if self._also is not None:
+            self._also(trajectory)
+        error = trajectory.error
+        self._n_errors = 0 if error is None else self._n_errors + 1
+        if error is None:
+            return
+        self.first_error = self.first_error or error
+        if self._n_errors >= self._most:
+            raise RolloutFailedError(
+                f"{self._n_errors} episodes in a row failed, the last in {error.where} with {error.kind}: "
+                f"{error.message:.300}. The run was stopped; once that is mended, resume it: failed episodes are "
+                "played anew."
+            )

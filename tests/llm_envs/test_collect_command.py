@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+import weakref
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import gymnasium as gym
 import pytest
@@ -17,11 +21,20 @@ import pytest
 from llm_envs.cli import main
 from llm_envs.collect import collect_run, run_settings
 from llm_envs.collect_command import parse_mixture
-from llm_envs.errors import InvalidConfigError, StoreError
+from llm_envs.errors import InvalidConfigError, RolloutFailedError, StoreError
 from llm_envs.policies.scripted import OraclePolicy
-from llm_envs.rollout import RolloutLimits, read_run, read_trajectories
+from llm_envs.rollout import (
+    Collector,
+    EnvChoice,
+    EpisodeSpec,
+    RolloutLimits,
+    SeedSource,
+    group_specs,
+    read_run,
+    read_trajectories,
+)
 from llm_envs.testing import ByteCodec, HashingTokenPolicy, NumbersEnv, with_failures
-from llm_envs.types import SamplingParams
+from llm_envs.types import SamplingParams, Trajectory
 
 CALCULATOR, NUMBER = "llm/Calculator-v0", "llm/GuessNumber-v0"
 
@@ -291,10 +304,88 @@ class TestCollectRun:
             "limits.max_turns": 3,
         }
 
-    def test_a_number_that_is_none(self, tmp_path: Path) -> None:
-        with pytest.raises(InvalidConfigError, match="n_groups is -1"):
-            collect_run(NumbersEnv, OraclePolicy(), out=tmp_path / "run", n_groups=-1)
+    def test_given_problems_and_a_source_decide_a_run(self) -> None:
+        problems = [{"number": 1}, {"number": 2}]
+        given = run_settings([EnvChoice("a", problems=problems)])
+        other = run_settings([EnvChoice("a", problems=problems[:1])])
+        assert given["source.problems"] != other["source.problems"] and given.keys() == other.keys()
+        source = SeedSource("a", seed=4, n_seeds=8)
+        source.position = 2
+        assert run_settings(source, seed=3) == {
+            "envs": [["a", 1.0, {}]],
+            "seed": 3,
+            "group_size": 1,
+            "source.seed": 4,
+            "source.n_seeds": 8,
+            "source.position": 2,
+        }
+        assert run_settings(SeedSource("a", seed=3), seed=3) == run_settings("a", seed=3)
+
+    @pytest.mark.parametrize(
+        "wrong", [{"n_groups": -1}, {"group_size": 0}, {"max_errors_in_a_row": 0}, {"over_sampling": 2.0}]
+    )
+    def test_what_it_cannot_do_is_refused_before_anything_is_written(
+        self, tmp_path: Path, wrong: dict[str, Any]
+    ) -> None:
+        with pytest.raises(InvalidConfigError, match=next(iter(wrong))):
+            collect_run(NumbersEnv, OraclePolicy(), out=tmp_path / "run", **{"n_groups": 1} | wrong)
         assert not (tmp_path / "run").exists()
+
+    def test_finished_trajectories_are_let_go_while_the_run_goes_on(self, tmp_path: Path) -> None:
+        rows: list[weakref.ref[Any]] = []
+        living: list[int] = []
+
+        def count(trajectory: Trajectory) -> None:
+            rows.append(weakref.ref(trajectory.rows[0].ids))
+            if len(rows) % 40 == 0:
+                gc.collect()
+                living.append(sum(row() is not None for row in rows))
+
+        done = collect_run(
+            NumbersEnv,
+            HashingTokenPolicy(ByteCodec(), [str(digit) for digit in range(10)]),
+            out=tmp_path / "run",
+            n_groups=200,
+            group_size=2,
+            codec=ByteCodec(),
+            max_concurrency=4,
+            on_trajectory=count,
+        )
+        # Of the groups under way, at most one for each of the 4 players, both members; and those just finished.
+        assert done.n_finished == 400 and len(living) == 10 and max(living) <= 12
+
+    def test_what_is_to_play_is_worked_out_when_there_is_room(self) -> None:
+        asked: list[int] = []
+
+        def groups() -> Iterator[Sequence[EpisodeSpec]]:
+            for index in range(50):
+                asked.append(index)
+                yield group_specs(SeedSource(NumbersEnv).spec(index), 2)
+
+        ahead: list[int] = []
+        with Collector(
+            NumbersEnv,
+            OraclePolicy(),
+            max_concurrency=4,
+            progress=False,
+            on_trajectory=lambda t: ahead.append(len(asked)),
+        ) as collector:
+            collector.play_each(groups())
+            assert collector.stats.accepted == 100 and collector.stats.running == 0
+        # After n episodes are finished, at most n + 4 have begun, two a group.
+        assert all(seen <= (n + 4) // 2 + 1 for n, seen in enumerate(ahead, start=1))
+
+    def test_nothing_but_errors_stops_it_and_what_was_played_is_kept(self, tmp_path: Path) -> None:
+        kept = {"out": tmp_path / "run", "settings": {"policy": "x"}, "resume": True, "max_retries": 0}
+        kept["max_concurrency"] = 1
+        collect_run(NumbersEnv, OraclePolicy(), n_groups=5, **kept)
+        with pytest.raises(
+            RolloutFailedError, match=r"7 episodes in a row failed, the last in policy with \w+: .*resume"
+        ):
+            collect_run(NumbersEnv, with_failures(OraclePolicy(), 1.0), n_groups=1000, max_errors_in_a_row=7, **kept)
+        assert Counter(t.status for t in read_trajectories(tmp_path / "run")) == {"ok": 5, "errored": 7}
+        done = collect_run(NumbersEnv, OraclePolicy(), n_groups=20, **kept)
+        assert (done.n_before, done.n_finished) == (5, 20)
 
 
 class TestExport:
