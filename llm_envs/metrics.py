@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from llm_envs.types import StopReason, Trajectory
 
-__all__ = ["trajectory_metrics"]
+__all__ = ["average_metrics", "metrics_by", "trajectory_metrics"]
 
 
 def trajectory_metrics(trajectories: Iterable[Trajectory]) -> dict[str, float]:
@@ -44,6 +44,43 @@ def trajectory_metrics(trajectories: Iterable[Trajectory]) -> dict[str, float]:
     stops = Counter(trajectory.stop_reason for trajectory in scored)
     metrics |= {f"stop/{reason.value}": stops[reason] / len(scored) for reason in StopReason if stops[reason]}
     return metrics
+
+
+def metrics_by(
+    trajectories: Iterable[Trajectory], labels_of: Callable[[Trajectory], Iterable[str]]
+) -> dict[str, dict[str, float]]:
+    """Summarise episodes apart: label -> the `trajectory_metrics` of the episodes that have it.
+
+    Args:
+        trajectories: Episodes.
+        labels_of: An episode -> the labels that it is counted under.
+    """
+    parts: dict[str, list[Trajectory]] = {}
+    for trajectory in trajectories:
+        for label in labels_of(trajectory):
+            parts.setdefault(label, []).append(trajectory)
+    return {label: trajectory_metrics(part) for label, part in parts.items()}
+
+
+def average_metrics(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Merge the `trajectory_metrics` of several processes: counts add up, means are weighted by scored episodes.
+
+    Args:
+        parts: One mapping a process. A stop reason that one does not have counts as 0 there; other metrics that it
+            lacks are averaged over those that have them.
+    """
+    out = {name: sum(part[name] for part in parts) for name in ("episodes", "errored")}
+    every_stop = {f"stop/{reason.value}" for reason in StopReason}  # a reason that is left out cannot be averaged
+    weights = [part["episodes"] - part["errored"] for part in parts]
+    names = {name for part in parts for name in part} | (every_stop if any(weights) else set())
+    for name in sorted(names - out.keys()):
+        pairs = [
+            (part.get(name, 0.0), weight)
+            for part, weight in zip(parts, weights, strict=True)
+            if weight and (name in part or name.startswith("stop/"))
+        ]
+        out[name] = sum(value * weight for value, weight in pairs) / sum(weight for _, weight in pairs)
+    return out
 
 
 def _mean(values: Sequence[float]) -> float:

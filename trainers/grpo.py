@@ -16,23 +16,22 @@ Invariants:
 
 from __future__ import annotations
 
-import hashlib
+import json
 import logging
 import math
 import warnings
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from llm_envs.chat import ChatCodec
-from llm_envs.errors import InvalidConfigError, MissingExtraError, ModelError, RolloutFailedError
-from llm_envs.metrics import trajectory_metrics
+from llm_envs.errors import InvalidConfigError, MissingExtraError, ModelError
 from llm_envs.policies.transformers import TransformersPolicy
 from llm_envs.registration import task_spec
-from llm_envs.rollout import Collector, ContextFn, EpisodeSpec, RolloutLimits, TrajectoryWriter
+from llm_envs.rollout import Collector, ContextFn, RolloutLimits
+from llm_envs.rollout.curriculum import Curriculum
+from llm_envs.rollout.source import Envs
 from llm_envs.rollout.sync import SyncRunner
 
 try:
@@ -45,16 +44,12 @@ except ImportError as error:
 
 from llm_envs.trainers.bridge import fork_owners, reward_from_field, rollout_output
 from llm_envs.trainers.functional.masking import trim_padding
+from llm_envs.trainers.generation import GenerationPlayer
 from llm_envs.trainers.grpo_config import EnvGRPOConfig
-from llm_envs.trainers.settings import (
-    check_env_kwargs,
-    check_forks,
-    load_training_tokenizer,
-    training_template,
-    with_split,
-)
+from llm_envs.trainers.items import Items, index_dataset, make_items
+from llm_envs.trainers.settings import check_env_kwargs, check_forks, load_training_tokenizer, training_template
 from llm_envs.trainers.weight_sync import ColocatedEngine
-from llm_envs.types import SamplingParams, StopReason, Trajectory
+from llm_envs.types import SamplingParams, Trajectory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -65,8 +60,8 @@ __all__ = ["EnvGRPOConfig", "EnvGRPOTrainer"]
 
 logger = logging.getLogger(__name__)
 
-MAX_FAILED_GENERATIONS = 3
-"""One generation may fall to an outage; after three in a row nobody is helped by going on."""
+STATE_FILE = "llm_envs_state.json"
+"""In a checkpoint: where the source of episodes and its curriculum stand."""
 
 
 class EnvGRPOTrainer(GRPOTrainer):
@@ -74,9 +69,13 @@ class EnvGRPOTrainer(GRPOTrainer):
 
     Args:
         model: A folder, a name on a hub, or a loaded model (a PEFT model too).
-        env: Id of a registered environment, such as "llm/Calculator-v0".
+        env: Id of a registered environment, such as "llm/Calculator-v0"; a factory; a weighted mixture (see
+            `llm_envs.rollout.Envs`); or a data set of episodes with the columns `env` and `seed`, optionally `options`
+            and `env_kwargs` (see `llm_envs.trainers.items.ListedItems`).
         args: Settings; None takes the defaults.
         processing_class: The tokenizer; None loads the model's.
+        eval_env: What evaluation plays, in the same forms; None: the test split of `env`, and of a data set nothing.
+        curriculum: Chooses arguments of the training episodes by measured success; in a mixture `{env_id: Curriculum}`.
         context_fn: Chooses which messages the model sees (`llm_envs.rollout.create_window`); None: all of them.
         **kwargs: TRL's other arguments (`peft_config`, `callbacks`, `optimizers`, ...). Rewards, prompts and rollouts
             are the environment's: `reward_funcs`, datasets, `tools` and `rollout_func` are not accepted.
@@ -94,27 +93,28 @@ class EnvGRPOTrainer(GRPOTrainer):
     def __init__(
         self,
         model: str | PreTrainedModel,
-        env: str,
+        env: Envs | Dataset,
         args: EnvGRPOConfig | None = None,
         *,
         processing_class: PreTrainedTokenizerBase | None = None,
+        eval_env: Envs | Dataset | None = None,
+        curriculum: Curriculum | Mapping[str, Curriculum] | None = None,
         context_fn: ContextFn | None = None,
         **kwargs: Any,
     ) -> None:
         _check_arguments(env, args, kwargs)
-        args = args or EnvGRPOConfig(output_dir=f"{env.split('/')[-1]}-GRPO")
+        args = args or EnvGRPOConfig(output_dir=f"{env.split('/')[-1] if isinstance(env, str) else 'llm-envs'}-GRPO")
         processing_class = load_training_tokenizer(
             model, processing_class, thinking=args.thinking, trust_remote_code=args.trust_remote_code
         )
-        self.env_id, self._context_fn = env, context_fn
+        self._context_fn = context_fn
+        self._items = _items(env, eval_env, args, curriculum)
         if context_fn is not None:
             check_forks(args.loss_type)
+        self.env_ids = list(dict.fromkeys(choice.env_id for choice in self._items["train"].source.choices))
         self.last_trajectories: list[Trajectory] = []
         """The episodes of the latest generation on this process, in the order of TRL's rows."""
         self._inputs: list[dict[str, Any]] = []
-        self._last_generation = {"train": (-1, -1), "eval": (-1, -1)}  # (step, how many before it in that step)
-        self._writer: TrajectoryWriter | None = None
-        self._failed_generations = 0
         self._guarded = args.logps_tolerance is None
         use_vllm, args.use_vllm = args.use_vllm, False  # TRL's own engine has neither our dtype and seed nor CPUs
         if use_vllm and args.vllm_mode != "colocate":
@@ -126,8 +126,8 @@ class EnvGRPOTrainer(GRPOTrainer):
                     model,
                     reward_funcs=[reward_from_field],
                     args=args,
-                    train_dataset=_index_dataset(env, "train", args.num_train_seeds),
-                    eval_dataset=_index_dataset(env, "test", args.num_eval_seeds),
+                    train_dataset=index_dataset(self._items["train"], "train"),
+                    eval_dataset=index_dataset(self._items["test"], "test") if "test" in self._items else None,
                     processing_class=processing_class,
                     rollout_func=lambda prompts, trainer: self._rows(len(prompts)),
                     **kwargs,
@@ -138,7 +138,14 @@ class EnvGRPOTrainer(GRPOTrainer):
         # TRL judges truncation by the last token, the environment's in a multi-turn row: we carry our own flag.
         self._mask_truncated, self.mask_truncated_completions = self.mask_truncated_completions, False
         self._policy = self._start_vllm() if use_vllm else self._start_transformers()
-        self._collector = self._start_collector()
+        folder = Path(args.output_dir or ".") / "trajectories" / f"process-{self.accelerator.process_index}"
+        self._player = GenerationPlayer(
+            self._start_collector(),
+            self._items,
+            process_index=self.accelerator.process_index,
+            folder=folder if args.save_trajectories else None,
+            settings={"envs": self.env_ids, "seed": args.seed},
+        )
 
     def _start_vllm(self) -> Any:
         args = self.args
@@ -178,9 +185,8 @@ class EnvGRPOTrainer(GRPOTrainer):
                 f"context of {max_model_len} tokens: lower it."
             )
         return Collector(
-            self.env_id,
+            self._items["train"].source,  # a wrong level or argument is said at once
             self._policy,
-            env_kwargs=self._env_kwargs("train"),  # a wrong level or argument is said at once
             codec=ChatCodec(
                 self._tokenizer,
                 thinking=args.thinking,
@@ -277,10 +283,13 @@ class EnvGRPOTrainer(GRPOTrainer):
         """Play one episode for each row that TRL asks for."""
         if isinstance(self._policy, TransformersPolicy):
             self._policy.weight_version = self.state.global_step
-        groups = self._collector.play(self._specs())
-        self.last_trajectories = [trajectory for group in groups for trajectory in group.trajectories]
-        if self.args.save_trajectories:
-            self._store(self.last_trajectories)
+        mode = self._mode
+        group_size = int((self.num_generations if mode == "train" else self.num_generations_eval) or 1)
+        self.last_trajectories = self._player.play(
+            self._inputs, mode=mode, step=self.state.global_step, group_size=group_size
+        )
+        if mode == "train":
+            self._player.learn(self.last_trajectories)
 
     def _rows(self, n_rows: int) -> dict[str, list[Any]]:
         """Return the episodes that were just played as rows; TRL's `rollout_func`."""
@@ -290,39 +299,6 @@ class EnvGRPOTrainer(GRPOTrainer):
             mask_truncated=self._mask_truncated,
             n_rows=n_rows,
         )
-
-    def _specs(self) -> list[list[EpisodeSpec]]:
-        """Return the episodes of this generation: TRL's consecutive equal rows are the members of one group."""
-        mode, step = self._mode, self.state.global_step
-        last_step, before = self._last_generation[mode]
-        self._last_generation[mode] = (step, before + 1 if step == last_step else 0)
-        # The id decides the seeds of sampling: nothing in it may differ in a run that was resumed.
-        prefix = f"{mode}-{step}-{self._last_generation[mode][1]}-{self.accelerator.process_index}"
-        group_size = int((self.num_generations if mode == "train" else self.num_generations_eval) or 1)
-        specs = []
-        for start in range(0, len(self._inputs), group_size):
-            rows = self._inputs[start : start + group_size]
-            if any((row["index"], row["split"]) != (rows[0]["index"], rows[0]["split"]) for row in rows):
-                raise InvalidConfigError(
-                    f"a process holds part of a group: rows {[row['index'] for row in rows]}. Make the local batch a "
-                    f"multiple of {group_size}."
-                )
-            index, split = rows[0]["index"], rows[0]["split"]
-            group_id = f"{prefix}-{start}"
-            seed = episode_seed(self.args.seed, split, index)
-            kwargs = self._env_kwargs(split)
-            specs.append([EpisodeSpec(self.env_id, kwargs, seed, group_id, member) for member in range(len(rows))])
-        return specs
-
-    def _env_kwargs(self, split: str) -> dict[str, Any]:
-        return with_split(split, check_env_kwargs(self.args.env_kwargs))
-
-    def _store(self, trajectories: Sequence[Trajectory]) -> None:
-        if self._writer is None:
-            folder = Path(self.args.output_dir or ".") / "trajectories" / f"process-{self.accelerator.process_index}"
-            self._writer = TrajectoryWriter(_unused(folder), settings={"env_id": self.env_id, "seed": self.args.seed})
-        for trajectory in trajectories:
-            self._writer.write(trajectory)
 
     @torch.no_grad()
     def _guard(self, output: Mapping[str, Any]) -> bool:
@@ -362,35 +338,27 @@ class EnvGRPOTrainer(GRPOTrainer):
     def _log_episodes(self) -> None:
         """Log what the environment said of the latest episodes, over all processes."""
         mode = self._mode
-        metrics = average_metrics(gather_object([trajectory_metrics(self.last_trajectories)]))
+        metrics = self._player.metrics(self.last_trajectories, mode)
         for name, value in metrics.items():
             self._metrics[mode][f"env/{name}"].append(value)
-        if metrics["errored"]:
-            self._report_failures(int(metrics["errored"]), int(metrics["episodes"]))
+        self._player.check_failures(self.last_trajectories, int(metrics["errored"]), int(metrics["episodes"]))
 
-    def _report_failures(self, n_failed: int, n_episodes: int) -> None:
-        """Say what went wrong; stop once whole generations keep failing, on all processes alike.
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """Save what TRL saves, and what the next generation depends on."""
+        super()._save_checkpoint(model, trial)
+        if self.args.should_save:
+            folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
+            (folder / STATE_FILE).write_text(json.dumps(self._player.state_dict()) + "\n")
 
-        Raises:
-            RolloutFailedError: If no episode of `MAX_FAILED_GENERATIONS` generations in a row could be scored.
-        """
-        kinds = Counter(
-            f"{t.error.where}: {t.error.kind}: {t.error.message}" for t in self.last_trajectories if t.error
-        )
-        commonest = kinds.most_common(1)[0][0] if kinds else "on another process, or the first prompt does not fit"
-        message = f"{n_failed} of {n_episodes} episodes failed and are not trained on; most often {commonest}"
-        logger.warning(message)
-        self._failed_generations = self._failed_generations + 1 if n_failed == n_episodes else 0
-        if self._failed_generations >= MAX_FAILED_GENERATIONS:
-            raise RolloutFailedError(
-                f"{message}. That is all of them, {MAX_FAILED_GENERATIONS} generations in a row: training stops."
-            )
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        """Load what TRL loads, and what `_save_checkpoint` added."""
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is not None and (path := Path(checkpoint) / STATE_FILE).exists():
+            self._player.load_state_dict(json.loads(path.read_text()))
 
     def close(self) -> None:
         """Close the trajectories' log and end the collector's and the policy's threads."""
-        self._collector.close()
-        if self._writer is not None:
-            self._writer.close()
+        self._player.close()
         runner = SyncRunner()  # in a notebook a loop is running already
         runner.run(self._policy.aclose)
         runner.close()
@@ -420,9 +388,8 @@ def _quiet(is_quiet: bool) -> Iterator[None]:
 
 def _check_arguments(env: Any, args: Any, kwargs: Mapping[str, Any]) -> None:
     """Say what is wrong before a model is loaded."""
-    if not isinstance(env, str):
-        raise InvalidConfigError(f"env is {env!r}; it must be the id of a registered environment: 'llm/Calculator-v0'.")
-    task_spec(env)
+    if isinstance(env, str):
+        task_spec(env)
     if args is not None and not isinstance(args, EnvGRPOConfig):
         raise InvalidConfigError(f"args is a {type(args).__name__}; use EnvGRPOConfig, a GRPOConfig with what we need.")
     owned = {"reward_funcs", "train_dataset", "eval_dataset", "rollout_func", "tools", "environment_factory"}
@@ -432,45 +399,20 @@ def _check_arguments(env: Any, args: Any, kwargs: Mapping[str, Any]) -> None:
         )
 
 
-def episode_seed(run_seed: int, split: str, index: int) -> int:
-    """Return the environment's seed of row `index` of a split: the same on every process and in every epoch."""
-    digest = hashlib.blake2b(f"{run_seed}/{split}/{index}".encode(), digest_size=4).digest()
-    return int.from_bytes(digest, "little")
-
-
-def _unused(folder: Path) -> Path:
-    """Return the folder, or with a number behind it if an earlier run (or the part before a resume) wrote there."""
-    candidates = chain([folder], (folder.with_name(f"{folder.name}.{number}") for number in count(2)))
-    return next(candidate for candidate in candidates if not candidate.exists())
-
-
-def _index_dataset(env_id: str, split: str, n_seeds: int) -> Dataset:
-    """Return the rows that TRL shuffles and repeats; each stands for one seed of the environment."""
-    return Dataset.from_dict(
-        {
-            "prompt": [f"{env_id} {split} #{index}" for index in range(n_seeds)],
-            "index": list(range(n_seeds)),
-            "split": [split] * n_seeds,
-        }
-    )
-
-
-def average_metrics(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Merge the `trajectory_metrics` of several processes: counts add up, means are weighted by scored episodes.
-
-    Args:
-        parts: One mapping a process. A stop reason that one does not have counts as 0 there; other metrics that it
-            lacks are averaged over those that have them.
-    """
-    out = {name: sum(part[name] for part in parts) for name in ("episodes", "errored")}
-    every_stop = {f"stop/{reason.value}" for reason in StopReason}  # a reason that is left out cannot be averaged
-    weights = [part["episodes"] - part["errored"] for part in parts]
-    names = {name for part in parts for name in part} | (every_stop if any(weights) else set())
-    for name in sorted(names - out.keys()):
-        pairs = [
-            (part.get(name, 0.0), weight)
-            for part, weight in zip(parts, weights, strict=True)
-            if weight and (name in part or name.startswith("stop/"))
-        ]
-        out[name] = sum(value * weight for value, weight in pairs) / sum(weight for _, weight in pairs)
-    return out
+def _items(
+    env: Envs | Dataset,
+    eval_env: Envs | Dataset | None,
+    args: EnvGRPOConfig,
+    curriculum: Curriculum | Mapping[str, Curriculum] | None,
+) -> dict[str, Items]:
+    """Return what each split plays."""
+    kwargs = check_env_kwargs(args.env_kwargs)
+    items = {
+        "train": make_items(
+            env, "train", args.num_train_seeds, seed=args.seed, env_kwargs=kwargs, curriculum=curriculum
+        )
+    }
+    if eval_env is not None or not isinstance(env, Dataset):
+        tested = env if eval_env is None else eval_env
+        items["test"] = make_items(tested, "test", args.num_eval_seeds, seed=args.seed, env_kwargs=kwargs)
+    return items

@@ -1,8 +1,9 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
-from llm_envs.metrics import trajectory_metrics
+from llm_envs.metrics import average_metrics, metrics_by, trajectory_metrics
 from llm_envs.types import RolloutError, Row, StopReason, ToolResult, Trajectory, Turn
 
 
@@ -39,3 +40,31 @@ def test_means_are_over_the_scored_episodes_only() -> None:
     }
     assert trajectory_metrics([failed]) == {"episodes": 1, "errored": 1}
     assert trajectory_metrics([]) == {"episodes": 0, "errored": 0}
+
+
+def test_metrics_of_several_processes_are_merged() -> None:
+    one = {"episodes": 4.0, "errored": 0.0, "success": 0.5, "stop/terminated": 1.0}
+    two = {"episodes": 4.0, "errored": 2.0, "success": 1.0, "stop/max_turns": 1.0, "tool_success": 0.25}
+    three = {"episodes": 4.0, "errored": 4.0}
+    merged = average_metrics([one, two, three])
+    absent = {f"stop/{reason.value}" for reason in StopReason} - {"stop/terminated", "stop/max_turns"}
+    assert {merged.pop(name) for name in absent} == {0.0}
+    assert merged == {
+        "episodes": 12.0,
+        "errored": 6.0,
+        "success": pytest.approx((4 * 0.5 + 2 * 1.0) / 6),
+        "stop/terminated": pytest.approx(4 / 6),
+        "stop/max_turns": pytest.approx(2 / 6),
+        "tool_success": 0.25,
+    }
+
+
+def test_episodes_are_summed_up_apart_by_label() -> None:
+    won = trajectory([1.0], success=True, stop=StopReason.TERMINATED)
+    lost = trajectory([0.0], success=False, stop=StopReason.TERMINATED)
+    parts = metrics_by([won, lost, won], lambda t: ["all", "won" if t.is_success else "lost"])
+    assert {label: (part["episodes"], part["success"]) for label, part in parts.items()} == {
+        "all": (3.0, pytest.approx(2 / 3)),
+        "won": (2.0, 1.0),
+        "lost": (1.0, 0.0),
+    }

@@ -18,8 +18,9 @@ from llm_envs.rollout import read_trajectories
 from llm_envs.tiny_model import tiny_model
 from llm_envs.trainers.callbacks import LoggerCallback
 from llm_envs.trainers.functional.masking import trim_padding
-from llm_envs.trainers.grpo import EnvGRPOConfig, EnvGRPOTrainer, average_metrics, episode_seed
-from llm_envs.types import SamplingParams, StopReason
+from llm_envs.trainers.grpo import EnvGRPOConfig, EnvGRPOTrainer
+from llm_envs.trainers.items import episode_seed
+from llm_envs.types import SamplingParams
 
 ENV = "test/Say-v0"
 
@@ -93,7 +94,7 @@ def test_groups_share_one_seed_and_advantages_are_the_rewards_against_their_grou
 def test_a_failed_episode_is_no_zero(make):
     """Half of the episodes fail: masked whole, no advantage, and the others are judged among themselves."""
     trainer = make(env_kwargs={"fail_every": 2})
-    trainer._collector.max_retries = 0
+    trainer._player.collector.max_retries = 0
     batches = spy_on_batches(trainer)
     trainer.train()
     status = [t.status for t in trainer.last_trajectories]
@@ -178,7 +179,7 @@ def test_the_guard_stops_a_policy_with_other_weights(make):
 
 def test_the_guard_sees_a_wrong_temperature(make):
     trainer = make()
-    trainer._collector.sampling = dataclasses.replace(trainer._collector.sampling, temperature=0.5)
+    trainer._player.collector.sampling = dataclasses.replace(trainer._player.collector.sampling, temperature=0.5)
     with torch.no_grad():
         for parameter in trainer.model.parameters():
             parameter.mul_(3)  # away from the uniform distribution, on which temperature has no effect
@@ -188,7 +189,7 @@ def test_the_guard_sees_a_wrong_temperature(make):
 
 def test_temperature_reaches_sampling_and_training_alike(make):
     trainer = make(temperature=0.7, logps_tolerance=1e-5)
-    assert trainer._collector.sampling.temperature == 0.7
+    assert trainer._player.collector.sampling.temperature == 0.7
     trainer.train()
 
 
@@ -237,7 +238,7 @@ def test_steps_draw_new_seeds_and_runs_repeat(make):
     assert [t.rows[0].ids.tolist() for t in first.last_trajectories] == [
         t.rows[0].ids.tolist() for t in second.last_trajectories
     ]
-    played = read_trajectories(first._writer.path)
+    played = read_trajectories(first._player._writer.path)
     assert len({t.seed for t in played}) == len({t.group_id for t in played}) == 8  # no seed twice within an epoch
     assert episode_seed(0, "train", 1) != episode_seed(0, "test", 1)
     assert episode_seed(0, "train", 1) != episode_seed(1, "train", 1)
@@ -290,8 +291,8 @@ def test_bad_settings_are_one_line_errors(make, tiny_folder):
         make(env="llm/Calculator-v0", env_kwargs={"difficulty": "impossible"})
     with pytest.raises(UnknownTaskError):
         make(env="llm/Calculater-v0")
-    with pytest.raises(InvalidConfigError, match="id of a registered environment"):
-        make(env=[ENV])
+    with pytest.raises(InvalidConfigError, match="3 is no environment: give an id"):
+        make(env=3)
     with pytest.raises(InvalidConfigError, match=r"reward_funcs: EnvGRPOTrainer takes these from the environment"):
         make(kwargs={"reward_funcs": []})
     with pytest.raises(InvalidConfigError, match="use EnvGRPOConfig"):
@@ -340,25 +341,8 @@ def test_closing_works_beside_a_running_loop(make):
     asyncio.run(notebook())
 
 
-def test_metrics_of_several_processes_are_merged():
-    one = {"episodes": 4.0, "errored": 0.0, "success": 0.5, "stop/terminated": 1.0}
-    two = {"episodes": 4.0, "errored": 2.0, "success": 1.0, "stop/max_turns": 1.0, "tool_success": 0.25}
-    three = {"episodes": 4.0, "errored": 4.0}
-    merged = average_metrics([one, two, three])
-    absent = {f"stop/{reason.value}" for reason in StopReason} - {"stop/terminated", "stop/max_turns"}
-    assert {merged.pop(name) for name in absent} == {0.0}
-    assert merged == {
-        "episodes": 12.0,
-        "errored": 6.0,
-        "success": pytest.approx((4 * 0.5 + 2 * 1.0) / 6),
-        "stop/terminated": pytest.approx(4 / 6),
-        "stop/max_turns": pytest.approx(2 / 6),
-        "tool_success": 0.25,
-    }
-
-
 def test_sampling_settings_are_the_trainers(make):
     trainer = make(top_p=0.9, top_k=5, min_p=0.1, repetition_penalty=1.2)
     expected = SamplingParams(max_new_tokens=8, top_p=0.9, top_k=5, min_p=0.1, repetition_penalty=1.2)
-    assert trainer._collector.sampling == expected
+    assert trainer._player.collector.sampling == expected
     trainer.train()

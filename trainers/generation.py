@@ -1,0 +1,175 @@
+"""One generation of a trainer: which episodes TRL's rows stand for, playing them, and what is remembered of them.
+
+Invariants:
+1. TRL's consecutive equal rows are the members of one group: one seed, on one process.
+2. What is played depends on (run seed, split, index, step, how many generations of that step there were, process) and
+   on what the curriculum knows, the same on all processes: a resumed run plays what the whole run would have.
+3. Nothing is gathered while episodes run.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import chain, count
+from pathlib import Path
+from typing import Any
+
+from llm_envs.errors import InvalidConfigError, MissingExtraError, RolloutFailedError
+from llm_envs.metrics import average_metrics, metrics_by, trajectory_metrics
+from llm_envs.rollout import Collector, EpisodeSpec, TrajectoryWriter
+from llm_envs.rollout.source import group_specs
+from llm_envs.trainers.items import Items
+from llm_envs.types import Trajectory
+
+try:
+    from accelerate.utils import gather_object
+except ImportError as error:
+    raise MissingExtraError(f"training needs {error.name}: pip install 'llm-envs[train]'.") from error
+
+__all__ = ["MAX_FAILED_GENERATIONS", "GenerationPlayer"]
+
+logger = logging.getLogger(__name__)
+
+MAX_FAILED_GENERATIONS = 3
+"""One generation may fall to an outage; after three in a row nobody is helped by going on."""
+
+
+class GenerationPlayer:
+    """Plays what TRL's rows stand for.
+
+    Args:
+        collector: Plays; closed by `close`.
+        items: What the rows of each split ("train", "test") stand for.
+        process_index: Which of the processes this is.
+        folder: Where every episode is written; None: nowhere. One that an earlier run filled gets a number behind it.
+        settings: What goes into the folder's manifest.
+    """
+
+    def __init__(
+        self,
+        collector: Collector,
+        items: Mapping[str, Items],
+        *,
+        process_index: int,
+        folder: Path | None,
+        settings: Mapping[str, Any],
+    ) -> None:
+        self.collector, self.items = collector, items
+        self._process_index, self._folder, self._settings = process_index, folder, dict(settings)
+        self._writer: TrajectoryWriter | None = None
+        self._last = {"train": (-1, -1), "eval": (-1, -1)}  # (step, how many generations before it in that step)
+        self._n_failed = 0
+
+    def play(self, rows: Sequence[Mapping[str, Any]], *, mode: str, step: int, group_size: int) -> list[Trajectory]:
+        """Play one episode for each row, in the rows' order; `mode` is train or eval."""
+        groups = self.collector.play(self._specs(rows, mode, step, group_size))
+        played = [trajectory for group in groups for trajectory in group.trajectories]
+        if self._folder is not None:
+            self._store(played, self._folder)
+        return played
+
+    def learn(self, played: Sequence[Trajectory]) -> None:
+        """Let the curriculum learn from a generation of training, on all processes from all episodes alike."""
+        source = self.items["train"].source
+        if not source.curricula:
+            return
+        outcomes = [replace(t, messages=(), tools=(), rows=(), turns=(), metadata={}) for t in played]
+        source.update(gather_object(outcomes))
+
+    def metrics(self, played: Sequence[Trajectory], mode: str) -> dict[str, float]:
+        """Return what the environment said of a generation, over all processes.
+
+        Besides all episodes, those of each environment and of each difficulty of one are summed up, where there is more
+        than one.
+        """
+        metrics = average_metrics(gather_object([trajectory_metrics(played)]))
+        parts = gather_object([metrics_by(played, _labels)])
+        labels = sorted({label for part in parts for label in part})
+        for label in labels if len(labels) > 1 else ():
+            merged = average_metrics([part[label] for part in parts if label in part])
+            metrics |= {f"{label}/{name}": merged[name] for name in ("success", "reward") if name in merged}
+        if mode == "train":
+            for curriculum in self.items["train"].source.curricula.values():
+                metrics |= curriculum.metrics()
+        return metrics
+
+    def check_failures(self, played: Sequence[Trajectory], n_failed: int, n_episodes: int) -> None:
+        """Say what went wrong; stop once whole generations keep failing, on all processes alike.
+
+        Args:
+            played: The episodes of this process.
+            n_failed: How many could not be scored, over all processes.
+            n_episodes: How many there were.
+
+        Raises:
+            RolloutFailedError: If no episode of `MAX_FAILED_GENERATIONS` generations in a row could be scored.
+        """
+        if not n_failed:
+            self._n_failed = 0
+            return
+        kinds = Counter(f"{t.error.where}: {t.error.kind}: {t.error.message}" for t in played if t.error)
+        commonest = kinds.most_common(1)[0][0] if kinds else "on another process, or the first prompt does not fit"
+        message = f"{n_failed} of {n_episodes} episodes failed and are not trained on; most often {commonest}"
+        logger.warning(message)
+        self._n_failed = self._n_failed + 1 if n_failed == n_episodes else 0
+        if self._n_failed >= MAX_FAILED_GENERATIONS:
+            raise RolloutFailedError(
+                f"{message}. That is all of them, {MAX_FAILED_GENERATIONS} generations in a row: training stops."
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps, as JSON types."""
+        return {"source": self.items["train"].source.state_dict(), "last": self._last["train"]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from where `state_dict` was taken; another mixture, seed or curriculum is refused."""
+        self.items["train"].source.load_state_dict(state["source"])
+        step, before = state["last"]
+        self._last["train"] = (step, before)
+
+    def close(self) -> None:
+        """Close the episodes' log and the collector."""
+        self.collector.close()
+        if self._writer is not None:
+            self._writer.close()
+
+    def _specs(
+        self, rows: Sequence[Mapping[str, Any]], mode: str, step: int, group_size: int
+    ) -> list[tuple[EpisodeSpec, ...]]:
+        last_step, before = self._last[mode]
+        self._last[mode] = (step, before + 1 if step == last_step else 0)
+        # The id decides the seeds of sampling: nothing in it may differ in a run that was resumed.
+        prefix = f"{mode}-{step}-{self._last[mode][1]}-{self._process_index}"
+        specs = []
+        for start in range(0, len(rows), group_size):
+            members = rows[start : start + group_size]
+            index, split = members[0]["index"], members[0]["split"]
+            if any((row["index"], row["split"]) != (index, split) for row in members):
+                raise InvalidConfigError(
+                    f"a process holds part of a group: rows {[row['index'] for row in members]}. Make the local batch "
+                    f"a multiple of {group_size}."
+                )
+            specs.append(group_specs(self.items[split].spec(index, f"{prefix}-{start}"), len(members)))
+        return specs
+
+    def _store(self, played: Sequence[Trajectory], folder: Path) -> None:
+        if self._writer is None:
+            self._writer = TrajectoryWriter(_unused(folder), settings=self._settings)
+        for trajectory in played:
+            self._writer.write(trajectory)
+
+
+def _labels(trajectory: Trajectory) -> list[str]:
+    """Return what an episode is counted under besides all: its environment, and the difficulty that was asked for."""
+    difficulty = trajectory.env_kwargs.get("difficulty")
+    env_id = trajectory.env_id
+    return [env_id] if difficulty is None else [env_id, f"{env_id}/{difficulty}"]
+
+
+def _unused(folder: Path) -> Path:
+    """Return the folder, or with a number behind it if an earlier run (or the part before a resume) wrote there."""
+    candidates = chain([folder], (folder.with_name(f"{folder.name}.{number}") for number in count(2)))
+    return next(candidate for candidate in candidates if not candidate.exists())
