@@ -6,22 +6,15 @@ import argparse
 import json
 import math
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from llm_envs.errors import InvalidConfigError
 
-if TYPE_CHECKING:
-    from llm_envs.chat import ChatCodec
-    from llm_envs.policies.base import Policy
-
 __all__ = [
-    "ENGINES",
     "add_env_arguments",
     "add_sampling_arguments",
     "env_kwargs_of",
-    "load_model_policy",
     "positive",
     "require_model",
     "require_text",
@@ -114,34 +107,3 @@ def require_model(name: str, option: str) -> None:
     """Refuse a path to nothing, which would otherwise be looked for on a model hub."""
     if not Path(name).is_dir() and HUB_NAME.fullmatch(name) is None:
         raise InvalidConfigError(f"{option} {name}: there is no such folder. It takes one with a saved model.")
-
-
-def _transformers(model: str) -> tuple[Policy, ChatCodec]:
-    from llm_envs.chat import ChatCodec
-    from llm_envs.policies.transformers import TransformersPolicy
-
-    policy = TransformersPolicy.from_pretrained(model)
-    return policy, ChatCodec(policy.tokenizer)
-
-
-def _vllm(model: str) -> tuple[Policy, ChatCodec]:
-    from llm_envs.policies.vllm_engine import VLLMEnginePolicy
-
-    policy = VLLMEnginePolicy.from_pretrained(model)
-    return policy, policy.codec
-
-
-ENGINES: dict[str, Callable[[str], tuple[Policy, ChatCodec]]] = {"transformers": _transformers, "vllm": _vllm}
-"""`--engine NAME` -> what makes a policy of the model, and its codec. A policy on a server joins here: its entry takes
-the address in place of the folder."""
-
-
-def load_model_policy(model: str, engine: str = "transformers") -> tuple[Policy, ChatCodec]:
-    """Load a model to play with.
-
-    Raises:
-        InvalidConfigError: If there is no such folder.
-        MissingExtraError: If the engine is not installed; names the extra.
-    """
-    require_model(model, "--model")
-    return ENGINES[engine](model)

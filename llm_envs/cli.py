@@ -16,28 +16,27 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from llm_envs import collect_command, export_command
 from llm_envs.arguments import (
     add_env_arguments,
     add_sampling_arguments,
     env_kwargs_of,
-    load_model_policy,
     positive,
     require_model,
     require_text,
 )
 from llm_envs.errors import InvalidConfigError, LLMEnvsError, RolloutFailedError, TaskCheckError, UnknownTaskError
+from llm_envs.players import Player, add_player_arguments, open_player
 from llm_envs.reporting import visible_text
 
 if TYPE_CHECKING:
     import gymnasium as gym
 
-    from llm_envs.chat import ChatCodec
-    from llm_envs.policies.base import Policy
     from llm_envs.types import Trajectory
 
 __all__ = ["main"]
@@ -45,6 +44,13 @@ __all__ = ["main"]
 TRAIN_COMMANDS = "llm_envs.train_commands"
 """Entry-point group of `llm-envs train NAME`: each loads to a function that takes the arguments after NAME, a list of
 strings, and returns an exit code or None."""
+
+PLAY_EXAMPLES = """
+examples:
+  llm-envs play llm/Calculator-v0 --difficulty easy
+  llm-envs play llm/Calculator-v0 --model runs/demo/model -n 20 --split test
+  llm-envs play llm/Calculator-v0 --model NAME --engine api --url https://host/v1
+"""
 
 WRONGLY_ASKED = (InvalidConfigError, UnknownTaskError)
 
@@ -106,15 +112,14 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_play_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("id", metavar="ID")
-    who = parser.add_mutually_exclusive_group()
-    who.add_argument("--model", metavar="DIR", help="a model that transformers can load")
-    who.add_argument("--policy", choices=["oracle", "random", "human"], default="oracle", help="default: oracle")
     parser.add_argument("-n", type=positive, default=1, metavar="N", help="episodes, default 1")
     parser.add_argument(
         "--seed", type=int, default=0, help="the run's seed: one seed plays the same episodes; default 0"
     )
     add_env_arguments(parser)
     add_sampling_arguments(parser)
+    parser.epilog = PLAY_EXAMPLES
+    add_player_arguments(parser, ["oracle", "random", "human"])
 
 
 def _add_doctor_arguments(parser: argparse.ArgumentParser) -> None:
@@ -230,13 +235,10 @@ class HumanPolicy:
             raise
 
 
-def _policy(arguments: argparse.Namespace) -> tuple[Policy, ChatCodec | None]:
-    if arguments.model is None:
-        from llm_envs.policies.scripted import OraclePolicy, RandomPolicy
+def _policy(arguments: argparse.Namespace) -> AbstractContextManager[Player]:
+    from llm_envs.policies.scripted import OraclePolicy, RandomPolicy
 
-        policies: dict[str, Callable[[], Any]] = {"oracle": OraclePolicy, "random": RandomPolicy, "human": HumanPolicy}
-        return policies[arguments.policy](), None
-    return load_model_policy(arguments.model)
+    return open_player(arguments, {"oracle": OraclePolicy, "random": RandomPolicy, "human": HumanPolicy})
 
 
 def _play(arguments: argparse.Namespace) -> None:
@@ -248,20 +250,21 @@ def _play(arguments: argparse.Namespace) -> None:
     sampling = SamplingParams(temperature=arguments.temperature, max_new_tokens=arguments.max_new_tokens)
     env_kwargs = env_kwargs_of(arguments)
     require_text(arguments.id, env_kwargs)
-    policy, codec = _policy(arguments)
-    is_human = isinstance(policy, HumanPolicy)
     episodes: list[Trajectory] = []
-    with Collector(
-        arguments.id,
-        policy,
-        codec=codec,
-        env_kwargs=env_kwargs,
-        sampling=sampling,
-        seed=arguments.seed,
-        max_concurrency=1 if is_human else 64,
-        max_retries=0,
-        progress=arguments.model is not None,
-    ) as collector:
+    with (
+        _policy(arguments) as (policy, codec),
+        Collector(
+            arguments.id,
+            policy,
+            codec=codec,
+            env_kwargs=env_kwargs,
+            sampling=sampling,
+            seed=arguments.seed,
+            max_concurrency=1 if isinstance(policy, HumanPolicy) else 64,
+            max_retries=0,
+            progress=arguments.model is not None,
+        ) as collector,
+    ):
         try:
             episodes = [episode for group in collector.collect(arguments.n) for episode in group]
         except RolloutFailedError:
@@ -271,7 +274,7 @@ def _play(arguments: argparse.Namespace) -> None:
         played = [episode for episode in episodes if episode.status == "ok"]
         _show(played, only_the_end=True)
         raise LLMEnvsError(f"the input ended: {len(played)} of {arguments.n} episodes were played to their end.")
-    _show(episodes, only_the_end=is_human)
+    _show(episodes, only_the_end=isinstance(policy, HumanPolicy))
     failures = [episode.error for episode in episodes if episode.error is not None]
     if failures:
         first = f"{failures[0].kind} in {failures[0].where}: {failures[0].message}"

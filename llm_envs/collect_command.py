@@ -7,50 +7,54 @@ log is compacted, and the way to go on is said.
 from __future__ import annotations
 
 import argparse
-import asyncio
+import fnmatch
 import math
+import re
 import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llm_envs.arguments import (
-    ENGINES,
     add_env_arguments,
     add_sampling_arguments,
     env_kwargs_of,
-    load_model_policy,
     positive,
-    require_model,
     require_text,
     seconds,
 )
 from llm_envs.errors import InvalidConfigError, LLMEnvsError, StoreError
+from llm_envs.players import add_player_arguments, check_player, open_player, player_settings
 from llm_envs.reporting import visible_text
 
 if TYPE_CHECKING:
-    from llm_envs.chat import ChatCodec
     from llm_envs.collect import CollectedRun
-    from llm_envs.policies.base import Policy
     from llm_envs.rollout.source import EnvChoice
 
 __all__ = ["add_arguments", "parse_mixture", "run"]
+
+EXAMPLES = """
+examples:
+  llm-envs collect llm/Calculator-v0:2 llm/GuessNumber-v0 -n 100 --group-size 4 --out runs/oracle
+  llm-envs collect 'llm/*' --exclude llm/Countdown-v0 --model DIR -n 100 --out runs/all
+  llm-envs collect llm/Calculator-v0 --model DIR --serve 2 -n 1000 --out runs/served --resume
+  llm-envs collect llm/Calculator-v0 --model DIR --url http://a:8000 --url http://b:8000 -n 1000 --out runs/servers
+  llm-envs collect llm/Calculator-v0 --model NAME --engine api --url https://host/v1 -n 50 --out runs/api
+
+Ctrl-C ends it in order; the same command with --resume goes on. llm-envs export writes what was collected for others.
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument(
-        "envs", nargs="+", metavar="ENV", help="a task's id, or ID:WEIGHT, its share of the groups beside the others"
+        "envs",
+        nargs="+",
+        metavar="ENV",
+        help="a task's id or a pattern ('llm/*'); ENV:WEIGHT says each one's share of the groups beside the others",
     )
-    who = parser.add_mutually_exclusive_group()
-    who.add_argument("--model", metavar="DIR", help="a model that plays: a folder, or a name on a model hub")
-    who.add_argument("--policy", choices=["oracle", "random"], default="oracle", help="who else plays; default: oracle")
-    parser.add_argument("--engine", choices=sorted(ENGINES), default="transformers", help="what the model runs on")
-    parser.add_argument(
-        "--tokenizer", metavar="DIR", help="with --policy: whose tokens the episodes get; default: none"
-    )
+    parser.add_argument("--exclude", action="append", metavar="PATTERN", help="tasks that a pattern is not to mean")
     parser.add_argument("--out", required=True, metavar="DIR", help="the folder of the run")
     parser.add_argument("-n", type=positive, required=True, metavar="GROUPS", help="groups in all")
     parser.add_argument("--group-size", type=positive, default=1, metavar="G", help="episodes a group; default 1")
@@ -62,24 +66,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-step-s", type=seconds, help="seconds that one step of the task may take")
     parser.add_argument("--concurrency", type=positive, default=64, help="episodes at once; default 64")
     parser.add_argument(
+        "--workers", type=positive, metavar="N", help="run tasks in N processes, for those that hang or crash"
+    )
+    parser.add_argument(
         "--history",
         choices=["append", "template"],
         default="append",
         help="what the model sees of its earlier turns: its own words, or what the chat template makes of them",
     )
     parser.add_argument("--window", type=positive, metavar="TURNS", help="show the model only its last turns")
+    parser.epilog = EXAMPLES
+    add_player_arguments(parser, ["oracle", "random"])
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Collect, and return the exit code."""
     from llm_envs.collect import collect_run, run_settings
+    from llm_envs.policies.scripted import OraclePolicy, RandomPolicy
     from llm_envs.registration import task_spec
     from llm_envs.reporting import live_progress
     from llm_envs.rollout import RolloutLimits, create_window
     from llm_envs.rollout.store import check_folder
     from llm_envs.types import SamplingParams
 
-    envs = parse_mixture(arguments.envs)
+    envs = parse_mixture(arguments.envs, arguments.exclude or ())
+    check_player(arguments)
     collector: dict[str, Any] = {
         "seed": arguments.seed,
         "env_kwargs": env_kwargs_of(arguments),
@@ -90,13 +101,15 @@ def run(arguments: argparse.Namespace) -> int:
     for choice in envs:
         task_spec(choice.env_id)
         require_text(choice.env_id, collector["env_kwargs"])
-    settings = _own_settings(arguments)
+    settings = player_settings(arguments) | ({} if arguments.window is None else {"window": arguments.window})
     # A model may take minutes to load: say before that what can be said.
     own = run_settings(envs, group_size=arguments.group_size, **collector) | settings
     check_folder(arguments.out, own, resume=arguments.resume)
-    policy, codec = _policy(arguments)
     try:
-        with _terminated_as_interrupted():
+        with (
+            _terminated_as_interrupted(),
+            open_player(arguments, {"oracle": OraclePolicy, "random": RandomPolicy}) as (policy, codec),
+        ):
             done = collect_run(
                 envs,
                 policy,
@@ -108,78 +121,75 @@ def run(arguments: argparse.Namespace) -> int:
                 show=live_progress,
                 codec=codec,
                 max_concurrency=arguments.concurrency,
+                workers=arguments.workers or 0,
                 context_fn=None if arguments.window is None else create_window(arguments.window),
                 **collector,
             )
     except KeyboardInterrupt:
         _say_how_to_go_on(arguments)
         return 130
-    finally:
-        _close(policy)
     return _summarize(done)
 
 
-def parse_mixture(texts: Sequence[str]) -> list[EnvChoice]:
-    """Read `ID` and `ID:WEIGHT`. An id may itself have a colon (`module:llm/Task-v0`): only a number is a weight.
+def parse_mixture(texts: Sequence[str], exclude: Sequence[str] = ()) -> list[EnvChoice]:
+    """Read what to play: `ID`, `ID:WEIGHT`, and patterns of them, which stand for registered tasks.
+
+    An id may itself have a colon (`module:llm/Task-v0`): only a number is a weight. A task that is also named by its id
+    has the weight given there.
+
+    Args:
+        texts: As the command was given them.
+        exclude: Ids and patterns of tasks to leave out.
 
     Raises:
-        InvalidConfigError: If a weight is not above 0, or an id is given twice.
+        InvalidConfigError: If a weight is not above 0, an id is given twice, a pattern matches nothing, or nothing is
+            left.
     """
     from llm_envs.rollout.source import EnvChoice
 
-    choices: list[EnvChoice] = []
-    for text in texts:
-        head, colon, tail = text.rpartition(":")
-        try:
-            weight = float(tail) if colon else None
-        except ValueError:
-            weight = None
-        env_id = text if weight is None else head
-        if weight is not None and not (weight > 0 and math.isfinite(weight)):
-            raise InvalidConfigError(f"{text}: the weight must be a number above 0.")
-        if env_id in [choice.env_id for choice in choices]:
-            raise InvalidConfigError(f"{env_id} is given twice: give it once, with a weight.")
-        choices.append(EnvChoice(env_id, 1.0 if weight is None else weight))
-    return choices
+    given = [_weighted(text) for text in texts]
+    named = {name for name, _ in given if not _is_pattern(name)}
+    choices: dict[str, float] = {}
+    for name, weight in given:
+        for env_id in [name] if name in named else [found for found in _matching(name) if found not in named]:
+            if env_id in choices:
+                raise InvalidConfigError(f"{env_id} is given twice: give it once, with a weight.")
+            choices[env_id] = weight
+    left = dict(choices)
+    for pattern in exclude:
+        found = fnmatch.filter(choices, pattern)
+        if not found:
+            raise InvalidConfigError(f"--exclude {pattern}: it is none of {', '.join(choices)}.")
+        left = {env_id: weight for env_id, weight in left.items() if env_id not in found}
+    if not left:
+        raise InvalidConfigError(f"no task is left to play: --exclude {' '.join(exclude)} takes out {len(choices)}.")
+    return [EnvChoice(env_id, weight) for env_id, weight in left.items()]
 
 
-def _own_settings(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return what else decides what is played, for the manifest."""
-    if arguments.model is None:
-        if arguments.engine != "transformers":
-            raise InvalidConfigError(f"--engine {arguments.engine} is for a model: give --model.")
-        record = {"policy": arguments.policy, "tokenizer": _resolved(arguments.tokenizer)}
-    else:
-        if arguments.tokenizer is not None:
-            raise InvalidConfigError("--tokenizer is for --policy: a model has its own.")
-        record = {"policy": "model", "model": _resolved(arguments.model), "engine": arguments.engine}
-    record["window"] = arguments.window
-    return {name: value for name, value in record.items() if value is not None}
+def _weighted(text: str) -> tuple[str, float]:
+    head, colon, tail = text.rpartition(":")
+    try:
+        weight = float(tail) if colon else None
+    except ValueError:
+        weight = None
+    if weight is None:
+        return text, 1.0
+    if not (weight > 0 and math.isfinite(weight)):
+        raise InvalidConfigError(f"{text}: the weight must be a number above 0.")
+    return head, weight
 
 
-def _resolved(name: str | None) -> str | None:
-    return str(Path(name).resolve()) if name is not None and Path(name).is_dir() else name
+def _is_pattern(name: str) -> bool:
+    return re.search(r"[*?\[]", name) is not None
 
 
-def _policy(arguments: argparse.Namespace) -> tuple[Policy, ChatCodec | None]:
-    if arguments.model is not None:
-        return load_model_policy(arguments.model, arguments.engine)
-    from llm_envs.policies.scripted import OraclePolicy, RandomPolicy
+def _matching(pattern: str) -> list[str]:
+    from llm_envs.registration import task_ids
 
-    policy: Policy = OraclePolicy() if arguments.policy == "oracle" else RandomPolicy()
-    if arguments.tokenizer is None:
-        return policy, None
-    require_model(arguments.tokenizer, "--tokenizer")
-    from llm_envs.chat import ChatCodec
-    from llm_envs.policies.loading import load_tokenizer
-
-    return policy, ChatCodec(load_tokenizer(arguments.tokenizer))
-
-
-def _close(policy: Policy) -> None:
-    aclose = getattr(policy, "aclose", None)
-    if aclose is not None:
-        asyncio.run(aclose())
+    found = fnmatch.filter(task_ids(), pattern)
+    if not found:
+        raise InvalidConfigError(f"no task matches {pattern!r}; `llm-envs list` prints those that there are.")
+    return found
 
 
 @contextmanager

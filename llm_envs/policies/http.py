@@ -13,7 +13,11 @@ from urllib.parse import urlsplit
 from llm_envs.errors import BridgeError, ContextFullError, InvalidConfigError, MissingExtraError, ModelError
 from llm_envs.policies.routing import Verdict, judge, retry_after_s
 
-__all__ = ["AsyncClients", "RetryableError", "import_httpx", "is_local", "read_answer", "said_by"]
+__all__ = ["API_KEY", "AsyncClients", "RetryableError", "import_httpx", "is_local", "read_answer", "said_by"]
+
+API_KEY = "LLM_ENVS_API_KEY"
+"""Environment variable from which commands take the key for servers and APIs. It has a name of its own, so that the key
+of one company's API is not sent to whatever address a command is given."""
 
 # An answer says what was wrong in its first lines; a proxy's error page may go on for pages.
 _MAX_ERROR_CHARACTERS = 500
@@ -133,7 +137,9 @@ def _raise(verdict: Verdict, message: str, status: int, asked_s: float | None) -
     if verdict is Verdict.CONTEXT_FULL:
         raise ContextFullError(message)
     if verdict is Verdict.DENIED:
-        raise InvalidConfigError(f"{message}\nThe server wants another API key: pass api_key=...")
+        raise InvalidConfigError(
+            f"{message}\nThe server wants another API key: pass api_key=..., or set {API_KEY} for a command."
+        )
     if verdict is Verdict.NOT_FOUND:
         raise ModelError(f"{message}\nAsk GET /v1/models which models it has, and check the URL.")
     raise InvalidConfigError(message)
