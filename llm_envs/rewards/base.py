@@ -1,0 +1,346 @@
+"""What a reward function is, how a text's score becomes one, and how several become one.
+
+A reward function looks at a whole trajectory and returns a number, or several with a name each, or None: unscored.
+
+    RewardFn = (Trajectory) -> float | Mapping[str, float] | None
+    TextFn   = (text, target) -> float
+
+`lift` makes the first of the second. What asks a model, and so is better asked for many at once, has a method
+`score_batch` besides (`BatchRewardFn`); whoever rewards a batch calls `score_trajectories`, which uses it.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+
+from llm_envs.errors import BridgeError, InvalidConfigError, JudgeError, SandboxError
+from llm_envs.parsers import Parser, parse_reply
+from llm_envs.rewards.words import copied_words, final_reply, final_words, prompt_texts, split_words
+from llm_envs.types import Trajectory
+
+__all__ = [
+    "BatchRewardFn",
+    "CombinedReward",
+    "RewardFn",
+    "RewardFns",
+    "Score",
+    "Scored",
+    "TextFn",
+    "combine_rewards",
+    "create_batch_reward",
+    "lift",
+    "name_of",
+    "named_rewards",
+    "problem_field",
+    "score_trajectories",
+    "with_name",
+]
+
+Score = float | Mapping[str, float] | None
+"""A reward, or its named parts, or None: there is none, which is not 0."""
+RewardFn = Callable[[Trajectory], Score]
+"""A whole trajectory -> its score. Raising one of `UNSCORED` leaves it unscored too."""
+RewardFns = RewardFn | Mapping[str, RewardFn] | Sequence[RewardFn]
+"""One, or several by name. In a list each has its own name (`with_name`, or that of the function)."""
+TextFn = Callable[[str, Any], float]
+"""(what the agent wrote, what it is held against) -> score."""
+Part = Literal["answer", "content", "text"]
+Copies = Literal["count", "refuse", "drop"]
+
+UNSCORED = (JudgeError, SandboxError, BridgeError)
+"""What failed was the judging, and not what was judged."""
+
+
+@runtime_checkable
+class BatchRewardFn(Protocol):
+    """A reward function that is better asked for many at once."""
+
+    def __call__(self, trajectory: Trajectory) -> Score:
+        """Score one."""
+        ...
+
+    def score_batch(self, trajectories: Sequence[Trajectory]) -> Sequence[Score]:
+        """Score all, in their order; None is unscored."""
+        ...
+
+
+class Scored(NamedTuple):
+    """What the reward functions made of one trajectory."""
+
+    components: dict[str, float] | None
+    """Every part by its name; None if it could not be scored."""
+    why: str | None = None
+    """Why it could not."""
+
+
+def with_name(name: str, reward_fn: RewardFn) -> RewardFn:
+    """Return the same function under a name, which its part has in logs and columns."""
+    named = functools.partial(reward_fn)
+    named.__dict__["__name__"] = name
+    if isinstance(reward_fn, BatchRewardFn):
+        named.__dict__["score_batch"] = reward_fn.score_batch
+    return named
+
+
+def named_rewards(reward_fns: RewardFns) -> dict[str, RewardFn]:
+    """Return reward functions by name.
+
+    Raises:
+        InvalidConfigError: If there is none, one has no name, or two have the same.
+    """
+    if isinstance(reward_fns, Mapping):
+        named = dict(reward_fns)
+    else:
+        listed = [reward_fns] if callable(reward_fns) else list(reward_fns)
+        named = {}
+        for function in listed:
+            name = name_of(function)
+            if name in named:
+                raise InvalidConfigError(f"two reward functions are called {name!r}: give a mapping of names to them.")
+            named[name] = function
+    if not named:
+        raise InvalidConfigError("reward_fns is empty; give at least one reward function.")
+    for name, function in named.items():
+        if not callable(function):
+            raise InvalidConfigError(f"the reward function {name!r} is {function!r:.80}; it must be callable.")
+    return named
+
+
+def name_of(function: Any) -> str:
+    """Return the name under which a function has its part: what it is called, or what its partial is made of."""
+    while (name := getattr(function, "__name__", None)) is None and isinstance(function, functools.partial):
+        function = function.func
+    if name == "<lambda>":
+        return "reward"
+    return str(name) if name is not None else type(function).__name__
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# A score of a text -> a reward function
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def lift(
+    text_fn: TextFn,
+    target: Any = None,
+    *,
+    of: Part = "answer",
+    parser: Parser = parse_reply,
+    copies: Copies = "count",
+    missing: float = 0.0,
+    name: str | None = None,
+) -> RewardFn:
+    """Make a reward function of what scores a text. It sees the agent's own last message and nothing else.
+
+    Args:
+        text_fn: (text, target) -> score.
+        target: What the text is held against; or a function of the trajectory that returns it (`problem_field`).
+        of: "answer": the final answer, which a message with tool calls has not. "content": the message without thinking
+            and calls. "text": the message as it was written. One with a problem (`ParsedReply.problems`) has none of
+            them.
+        parser: Takes the message apart.
+        copies: What becomes of passages of the prompt that are written again (`copied_words`). "count": they count like
+            any others. "refuse": an answer (without one: content) that is nothing but a copy of at least half of a
+            message of the prompt counts as missing. "drop": they are taken out first.
+        missing: The score where there is no such text, or an empty one.
+        name: Name of the part; None takes that of `text_fn`.
+    """
+    if of not in ("answer", "content", "text") or copies not in ("count", "refuse", "drop"):
+        raise InvalidConfigError(f"lift: of={of!r}, copies={copies!r}; known are answer, content, text and count, "
+                                 "refuse, drop.")  # fmt: skip
+    lifted = functools.partial(_lifted, text_fn, target, of, parser, copies, missing)
+    return with_name(name or name_of(text_fn), lifted)
+
+
+def _lifted(
+    text_fn: TextFn, target: Any, of: Part, parser: Parser, copies: Copies, missing: float, trajectory: Trajectory
+) -> float:
+    reply = final_reply(trajectory, parser)
+    text = {"answer": reply.answer, "content": reply.content, "text": final_words(trajectory)}[of]
+    if not text or not text.strip() or reply.problems or (of == "answer" and reply.tool_calls):
+        return missing
+    if copies == "refuse" and _is_echo(reply.answer or reply.content, prompt_texts(trajectory)):
+        return missing
+    if copies == "drop":
+        words = split_words(text)
+        copied = copied_words(words, prompt_texts(trajectory))
+        if any(copied):
+            text = " ".join(word for word, is_copied in zip(words, copied, strict=True) if not is_copied)
+            if not text:
+                return missing
+    return float(text_fn(text, target(trajectory) if callable(target) else target))
+
+
+def _is_echo(text: str, prompts: Sequence[str]) -> bool:
+    """Say whether a text is nothing but a copy of at least half of a message."""
+    words = split_words(text)
+    return any(
+        2 * len(words) >= len(split_words(prompt)) and all(copied_words(words, [prompt])) for prompt in prompts if words
+    )
+
+
+def problem_field(name: str) -> Callable[[Trajectory], Any]:
+    """Return a function that reads a field of the problem that was given: the target for `lift`.
+
+    A problem is recorded where it was given (`PromptSource`, `options={"problem": ...}`), not where a seed drew it.
+    """
+    return functools.partial(_problem_field, name)
+
+
+def _problem_field(name: str, trajectory: Trajectory) -> Any:
+    problem = trajectory.metadata.get("options", {}).get("problem", {})
+    if name not in problem:
+        raise InvalidConfigError(
+            f"{trajectory.env_id}, seed {trajectory.seed}: its problem has no field {name!r}; known: "
+            f"{', '.join(map(str, problem)) or 'none, since it was not given but drawn'}."
+        )
+    return problem[name]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Several at once
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def score_trajectories(
+    trajectories: Sequence[Trajectory], reward_fns: RewardFns, *, on_error: Literal["raise", "unscored"] = "raise"
+) -> list[Scored]:
+    """Score trajectories by every reward function.
+
+    A number is a part under the name of its function; named parts keep their own names. A trajectory that one function
+    leaves unscored (None, `JudgeError`, a sandbox or server that is gone) has no score at all.
+
+    Args:
+        trajectories: Any; of those that are not `ok` nothing is asked, and they stay unscored.
+        reward_fns: One or several.
+        on_error: What becomes of other exceptions: raised, or the trajectory is unscored.
+
+    Returns:
+        A result for each, in order.
+
+    Raises:
+        InvalidConfigError: If a score is not finite, or two functions return a part of the same name.
+    """
+    asked = [index for index, trajectory in enumerate(trajectories) if trajectory.status == "ok"]
+    results = [Scored({}) if t.status == "ok" else Scored(None, f"the episode is {t.status}") for t in trajectories]
+    for name, function in named_rewards(reward_fns).items():
+        chosen = [trajectories[index] for index in asked]
+        scores = _ask(function, chosen, on_error)
+        for index, (score, why) in zip(asked, scores, strict=True):
+            results[index] = _add(results[index], name, score, why)
+        asked = [index for index in asked if results[index].components is not None]
+    return results
+
+
+def _ask(
+    function: RewardFn, trajectories: Sequence[Trajectory], on_error: str
+) -> list[tuple[Score, str | None]]:  # fmt: skip
+    caught: tuple[type[Exception], ...] = UNSCORED if on_error == "raise" else (Exception,)
+    if isinstance(function, BatchRewardFn):
+        try:
+            scores = list(function.score_batch(trajectories)) if trajectories else []
+        except caught as error:
+            return [(None, f"{type(error).__name__}: {error}")] * len(trajectories)
+        if len(scores) != len(trajectories):
+            raise InvalidConfigError(f"score_batch returned {len(scores)} scores for {len(trajectories)} trajectories.")
+        return [(score, None) for score in scores]
+    out: list[tuple[Score, str | None]] = []
+    for trajectory in trajectories:
+        try:
+            out.append((function(trajectory), None))
+        except caught as error:
+            out.append((None, f"{type(error).__name__}: {error}"))
+    return out
+
+
+def _add(scored: Scored, name: str, score: Score, why: str | None) -> Scored:
+    if score is None:
+        return Scored(None, f"{name}: {why or 'it gave None'}")
+    parts = score if isinstance(score, Mapping) else {name: score}
+    components = dict(scored.components or {})
+    for part, value in parts.items():
+        if part in components:
+            raise InvalidConfigError(f"two reward functions return a part called {part!r}: rename one of them.")
+        try:
+            components[str(part)] = float(value)
+        except (TypeError, ValueError) as error:
+            raise InvalidConfigError(f"{name} gave {part} as {value!r:.80}; it must be a number.") from error
+        if not math.isfinite(components[str(part)]):
+            raise InvalidConfigError(f"{name} gave {part} as {value!r:.80}; it must be finite.")
+    return Scored(components)
+
+
+@dataclass(frozen=True)
+class CombinedReward:
+    """Several reward functions as one vector reward: every part times its weight. Made by `combine_rewards`."""
+
+    reward_fns: Mapping[str, RewardFn]
+    weights: Mapping[str, float]
+
+    def __call__(self, trajectory: Trajectory) -> dict[str, float]:
+        """Return the weighted parts, whose sum is the reward.
+
+        Raises:
+            JudgeError: If it cannot be scored.
+        """
+        scored = score_trajectories([trajectory], self.reward_fns)[0]
+        if scored.components is None:
+            raise JudgeError(scored.why or "unscored")
+        return self._weighted(scored.components)
+
+    def score_batch(self, trajectories: Sequence[Trajectory]) -> list[dict[str, float] | None]:
+        """Return the weighted parts of each; None is unscored."""
+        scored = score_trajectories(trajectories, self.reward_fns)
+        return [None if components is None else self._weighted(components) for components, _ in scored]
+
+    def _weighted(self, components: Mapping[str, float]) -> dict[str, float]:
+        if unknown := sorted(self.weights.keys() - components.keys()):
+            raise InvalidConfigError(f"there is a weight for {unknown[0]!r}; the parts are {', '.join(components)}.")
+        return {name: self.weights.get(name, 1.0) * value for name, value in components.items()}
+
+
+def combine_rewards(reward_fns: RewardFns, *, weights: Mapping[str, float] | None = None) -> CombinedReward:
+    """Make one vector reward of several reward functions: R = Σ w_k r_k, with each w_k r_k under its name.
+
+    Another way to make one number of the parts is an aggregator (`llm_envs.rewards.create_gated`, ...), which `rescore`
+    takes as `aggregate`.
+
+    Args:
+        reward_fns: The functions; parts of vector rewards keep their names.
+        weights: By the names of the parts; a part without one has 1.
+
+    Raises:
+        InvalidConfigError: If names clash, or a weight is not finite.
+    """
+    for name, weight in (weights or {}).items():
+        if not math.isfinite(weight):
+            raise InvalidConfigError(f"the weight of {name!r} is {weight!r}; it must be finite.")
+    return CombinedReward(named_rewards(reward_fns), dict(weights or {}))
+
+
+@dataclass(frozen=True)
+class _BatchReward:
+    function: Callable[[Sequence[Trajectory]], Sequence[Score]]
+    __name__: str
+
+    def __call__(self, trajectory: Trajectory) -> Score:
+        return self.function([trajectory])[0]
+
+    def score_batch(self, trajectories: Sequence[Trajectory]) -> Sequence[Score]:
+        return self.function(trajectories)
+
+
+def create_batch_reward(
+    function: Callable[[Sequence[Trajectory]], Sequence[Score]], *, name: str | None = None
+) -> BatchRewardFn:
+    """Make a reward function of one that scores many trajectories at once.
+
+    Args:
+        function: Trajectories -> a score for each, in order.
+        name: Name of its part; None takes the function's.
+    """
+    return _BatchReward(function, name or name_of(function))

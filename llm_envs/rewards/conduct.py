@@ -1,0 +1,250 @@
+"""Rewards for how an episode went: lengths, tools, turns, checks. Functions of a trajectory and factories of them.
+
+Conduct alone earns nothing: what is wanted of it costs where it is missing (0 at best), or pays together with the
+task's success. So saying little, much, or nothing is never worth more than solving the task.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Mapping
+from typing import Literal
+
+from llm_envs.errors import InvalidConfigError
+from llm_envs.rewards.answers import has_any, repeated_share
+from llm_envs.rewards.base import RewardFn, Score, with_name
+from llm_envs.rewards.words import final_words, own_messages, own_words, split_words
+from llm_envs.tools import BUDGET_EXCEEDED, INVALID_ARGUMENTS, UNKNOWN_TOOL
+from llm_envs.types import ToolResult, Trajectory
+
+__all__ = [
+    "cost_of_checks",
+    "create_length_penalty",
+    "create_overlong_penalty",
+    "create_repetition_penalty",
+    "create_safety_penalty",
+    "create_self_verification",
+    "create_tool_count_penalty",
+    "create_tool_success",
+    "create_turn_efficiency",
+    "length_of",
+]
+
+Unit = Literal["tokens", "words", "characters"]
+
+
+def length_of(trajectory: Trajectory, unit: Unit = "tokens") -> int:
+    """Return how much the agent wrote, in all its turns.
+
+    Raises:
+        InvalidConfigError: If the unit is tokens and the trajectory has none (a policy that speaks text alone).
+    """
+    if unit == "tokens":
+        if not trajectory.rows and trajectory.turns:
+            raise InvalidConfigError("the trajectory has no tokens: a policy of text alone; take words or characters.")
+        return trajectory.n_sampled_tokens
+    if unit not in ("words", "characters"):
+        raise InvalidConfigError(f"unit is {unit!r}; known are tokens, words, characters.")
+    text = own_words(trajectory)
+    return len(split_words(text)) if unit == "words" else len(text)
+
+
+def create_length_penalty(*, low: int = 0, high: int | None = None, unit: Unit = "tokens") -> RewardFn:
+    """Return 0 for a length n within [low, high], −(low − n)/low below, −min(1, (n − high)/high) above.
+
+    Args:
+        low: Floor; 0 is none.
+        high: Ceiling; None is none.
+        unit: "tokens" (sampled), "words" or "characters" of all turns.
+    """
+    if low < 0 or (high is not None and not max(low, 1) <= high):
+        raise InvalidConfigError(
+            f"create_length_penalty: {low=}, {high=}; expected 0 <= low <= high, and high above 0."
+        )
+    return with_name("length", functools.partial(_length_penalty, low, high, unit))
+
+
+def _length_penalty(low: int, high: int | None, unit: Unit, trajectory: Trajectory) -> float:
+    n = length_of(trajectory, unit)
+    if n < low:
+        return (n - low) / low
+    if high is not None and n > high:
+        return -min(1.0, (n - high) / high)
+    return 0.0
+
+
+def create_overlong_penalty(max_length: int, buffer: int, *, unit: Unit = "tokens") -> RewardFn:
+    """Return DAPO's soft overlong punishment of a length n.
+
+    0 for n ≤ L − C; ((L − C) − n)/C for L − C < n ≤ L; −1 for n > L. Yu et al., "DAPO: An Open-Source LLM Reinforcement
+    Learning System at Scale" (arXiv 2503.14476), equation 13.
+
+    Args:
+        max_length: L, the longest length.
+        buffer: C, over which the punishment grows.
+        unit: As for `create_length_penalty`.
+    """
+    if not 0 < buffer <= max_length:
+        raise InvalidConfigError(
+            f"create_overlong_penalty: {max_length=}, {buffer=}; expected 0 < buffer <= max_length."
+        )
+    return with_name("overlong", functools.partial(_overlong_penalty, max_length, buffer, unit))
+
+
+def _overlong_penalty(max_length: int, buffer: int, unit: Unit, trajectory: Trajectory) -> float:
+    free = max_length - buffer
+    return -min(1.0, max(0.0, (length_of(trajectory, unit) - free) / buffer))
+
+
+def create_repetition_penalty(n: int = 3, *, of: Literal["all", "last"] = "all") -> RewardFn:
+    """Return −(share of the n-grams of words that the agent had written before), from −1 to 0.
+
+    The measure of Yeo et al., "Demystifying Long Chain-of-Thought Reasoning in LLMs" (arXiv 2502.03373), with a weight
+    of 1.
+
+    Args:
+        n: Words in a gram.
+        of: All turns together, or the last message alone.
+    """
+    if n < 1:
+        raise InvalidConfigError(f"create_repetition_penalty: n is {n!r}; it must be at least 1.")
+    return with_name("repetition", functools.partial(_repetition_penalty, n, own_words if of == "all" else final_words))
+
+
+def _repetition_penalty(n: int, words: Callable[[Trajectory], str], trajectory: Trajectory) -> float:
+    return -repeated_share(words(trajectory), n)
+
+
+def create_safety_penalty(words: Collection[str]) -> RewardFn:
+    """Return −1 if the agent wrote any of the words or phrases, in any turn, its thinking and calls included; else 0.
+
+    Whole words, upper and lower case alike, also with invisible characters in them or in full-width letters. Words that
+    are spelled in other ways ("b.a.d") are not found: a list of words is no judge.
+    """
+    listed = [words] if isinstance(words, str) else list(words)
+    has_any("", listed)  # a phrase without a word in it is refused now
+    if not listed:
+        raise InvalidConfigError("create_safety_penalty: words is empty; give at least one.")
+    return with_name("safety", functools.partial(_safety_penalty, tuple(listed)))
+
+
+def _safety_penalty(words: tuple[str, ...], trajectory: Trajectory) -> float:
+    said = [own_words(trajectory)]
+    for place in own_messages(trajectory):
+        said += [f"{call.name} {dict(call.arguments)}" for call in trajectory.messages[place].tool_calls]
+    return -has_any("\n".join(said), words)
+
+
+def create_tool_count_penalty(
+    *, low: int = 0, high: int | None = None, tools: Collection[str] | None = None
+) -> RewardFn:
+    """Return 0 for a number of tool calls within [low, high], −(low − n)/low below, −min(1, (n − high)/high) above.
+
+    Every call counts that was run or answered with an error. With `high=0` any call gives −1.
+
+    Args:
+        low: Calls wanted; 0 is none.
+        high: Calls that are not too many; None is no limit.
+        tools: Names of the tools that count; None for all.
+    """
+    if low < 0 or (high is not None and not low <= high):
+        raise InvalidConfigError(f"create_tool_count_penalty: {low=}, {high=}; expected 0 <= low <= high.")
+    chosen = None if tools is None else frozenset(tools)
+    return with_name("tool_count", functools.partial(_tool_count_penalty, low, high, chosen))
+
+
+def _tool_count_penalty(low: int, high: int | None, tools: frozenset[str] | None, trajectory: Trajectory) -> float:
+    n = sum(tools is None or result.name in tools for result in trajectory.tool_results)
+    if n < low:
+        return (n - low) / low
+    if high is not None and n > high:
+        return -min(1.0, (n - high) / max(high, 1))
+    return 0.0
+
+
+def create_tool_success() -> RewardFn:
+    """Return the share of the tool calls that succeeded, if the episode did; else 0, and 0 without calls.
+
+    A call that succeeds is easily made: without the task's success it earns nothing.
+    """
+    return with_name("tool_success", _tool_success)
+
+
+def _tool_success(trajectory: Trajectory) -> float:
+    results = trajectory.tool_results
+    if not results or trajectory.is_success is not True:
+        return 0.0
+    return sum(result.success for result in results) / len(results)
+
+
+def create_turn_efficiency(max_turns: int) -> RewardFn:
+    """Return 1 − (n − 1)/max_turns for a success in n turns (0 at least), and 0 without success."""
+    if max_turns < 1:
+        raise InvalidConfigError(f"create_turn_efficiency: max_turns is {max_turns!r}; it must be at least 1.")
+    return with_name("turn_efficiency", functools.partial(_turn_efficiency, max_turns))
+
+
+def _turn_efficiency(max_turns: int, trajectory: Trajectory) -> float:
+    if trajectory.is_success is not True:
+        return 0.0
+    return max(0.0, 1.0 - (len(trajectory.turns) - 1) / max_turns)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Self-verification
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def cost_of_checks(trajectory: Trajectory, costs: Mapping[str, float], total: float) -> float:
+    """Return what the agent's checks cost, as `llm_envs.budget.Budget` charges them: in order, until `total` is spent.
+
+    A call that was not run costs nothing: of an unknown tool, with wrong arguments, or one that was not covered.
+
+    Args:
+        trajectory: The episode.
+        costs: Cost of a call of each tool that checks; other tools cost nothing.
+        total: The budget.
+    """
+    spent = sum(costs.get(result.name, 0.0) for result in trajectory.tool_results if _was_run(result))
+    return min(spent, total)
+
+
+def _was_run(result: ToolResult) -> bool:
+    return result.error not in (UNKNOWN_TOOL, INVALID_ARGUMENTS, BUDGET_EXCEEDED)
+
+
+def create_self_verification(
+    quality_fn: RewardFn, costs: Mapping[str, float], total: float, *, cost_weight: float = 0.5
+) -> RewardFn:
+    """Weigh the quality of the answer against the cost of the checks made under a budget: r = q − λ c / B.
+
+    `q` alone can be earned, so checks are worth making exactly where they raise it by more than they cost.
+
+    Args:
+        quality_fn: q: what the answer is worth, a number.
+        costs: Cost of a call of each tool that checks.
+        total: B, the budget of an episode (`llm_envs.budget.Budget.total`), above 0.
+        cost_weight: λ: what spending the whole budget costs.
+
+    Returns:
+        A reward function of the parts "quality" and "cost".
+    """
+    if not total > 0 or cost_weight < 0 or any(cost < 0 for cost in costs.values()):
+        raise InvalidConfigError(f"create_self_verification: {total=}, {cost_weight=}, {dict(costs)=}; expected "
+                                 "a total above 0, and no negative weight or cost.")  # fmt: skip
+    return with_name(
+        "self_verification", functools.partial(_self_verification, quality_fn, dict(costs), total, cost_weight)
+    )
+
+
+def _self_verification(
+    quality_fn: RewardFn, costs: Mapping[str, float], total: float, cost_weight: float, trajectory: Trajectory
+) -> Score:
+    quality = quality_fn(trajectory)
+    if quality is None:
+        return None
+    if isinstance(quality, Mapping):
+        raise InvalidConfigError(
+            f"create_self_verification: quality_fn returned parts {sorted(quality)}; give a number."
+        )
+    return {"quality": quality, "cost": -cost_weight * cost_of_checks(trajectory, costs, total) / total}

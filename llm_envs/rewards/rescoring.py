@@ -1,0 +1,125 @@
+"""Rewards for stored trajectories, without playing them again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+
+from llm_envs.errors import InvalidConfigError
+from llm_envs.rewards.aggregates import Aggregator, total
+from llm_envs.rewards.base import RewardFns, score_trajectories
+from llm_envs.rewards.normalize import pareto_rewards, relative_rewards
+from llm_envs.types import Trajectory
+
+__all__ = ["Method", "rescore", "with_reward"]
+
+Method = Literal["absolute", "relative", "pareto"]
+
+
+def rescore(
+    trajectories: Sequence[Trajectory],
+    reward_fns: RewardFns,
+    *,
+    method: Method = "absolute",
+    weights: Mapping[str, float] | None = None,
+    aggregate: Aggregator | None = None,
+    success_at: float | None = None,
+    on_error: Literal["raise", "unscored"] = "raise",
+) -> list[Trajectory]:
+    """Reward stored trajectories anew. Returns new ones; errored and unscored ones are left as they are.
+
+    The new reward stands on the last turn, with its components; the other turns have 0. What it was before is kept as
+    `metadata["task_reward"]` and `metadata["task_components"]`. A trajectory that a reward function leaves unscored
+    becomes `unscored`, with the reason as `metadata["unscored_because"]`: it is not one that scored 0.
+
+    Args:
+        trajectories: Any.
+        reward_fns: One, or several by name; see `score_trajectories`.
+        method: "absolute": the components as they are. "relative": of each component its rank in the group, in [0, 1].
+            "pareto": one component, `pareto`: 1 on the first Pareto front of the group and less on later ones
+            (`pareto_rewards`). For the last two the components as they were are `metadata["absolute_components"]`.
+        weights: By the names of the components, 1 where there is none; each component is multiplied by it. Not for
+            "pareto", where components have no common scale.
+        aggregate: Makes the reward of the weighted components; None takes their sum.
+        success_at: Reward from which on an episode is a success; None leaves `is_success` as the task had it.
+        on_error: What becomes of an exception in a reward function.
+
+    Raises:
+        InvalidConfigError: If a setting is wrong, or under "relative" or "pareto" the members of a group have different
+            components.
+    """
+    if method not in ("absolute", "relative", "pareto"):
+        raise InvalidConfigError(f"rescore: method is {method!r}; known are absolute, relative, pareto.")
+    if method == "pareto" and weights:
+        raise InvalidConfigError(
+            "rescore: method='pareto' takes no weights: a front is the same at any scale of its objectives."
+        )
+    scored = score_trajectories(trajectories, reward_fns, on_error=on_error)
+    absolute = [components for components, _ in scored]
+    compared = absolute if method == "absolute" else _compare(trajectories, absolute, method)
+    out = []
+    for trajectory, (_, why), before, components in zip(trajectories, scored, absolute, compared, strict=True):
+        if trajectory.status != "ok":
+            out.append(trajectory)
+        elif components is None or before is None or not trajectory.turns:
+            metadata = {**trajectory.metadata, "unscored_because": why or "it has no turn"}
+            out.append(replace(trajectory, status="unscored", is_success=None, metadata=metadata))
+        else:
+            weighted = _weigh(components, weights or {})
+            reward = (aggregate or total)(weighted)
+            again = with_reward(trajectory, reward, weighted, success_at=success_at)
+            if method != "absolute":
+                again = replace(again, metadata={**again.metadata, "absolute_components": before})
+            out.append(again)
+    return out
+
+
+def with_reward(
+    trajectory: Trajectory, reward: float, components: Mapping[str, float], *, success_at: float | None = None
+) -> Trajectory:
+    """Return the trajectory with another reward, on its last turn; the task's own is kept in the metadata."""
+    if not trajectory.turns:
+        raise InvalidConfigError(f"{trajectory.env_id}, seed {trajectory.seed}: there is no turn to reward.")
+    turns = [replace(turn, reward=0.0, components=dict.fromkeys(components, 0.0)) for turn in trajectory.turns]
+    turns[-1] = replace(turns[-1], reward=float(reward), components=dict(components))
+    kept = {"task_reward": trajectory.reward, "task_components": trajectory.components}
+    return replace(
+        trajectory,
+        turns=tuple(turns),
+        is_success=trajectory.is_success if success_at is None else reward >= success_at,
+        metadata={**kept, **trajectory.metadata},
+    )
+
+
+def _weigh(components: Mapping[str, float], weights: Mapping[str, float]) -> dict[str, float]:
+    if unknown := sorted(weights.keys() - components.keys()):
+        raise InvalidConfigError(f"there is a weight for {unknown[0]!r}; the components are {', '.join(components)}.")
+    return {name: weights.get(name, 1.0) * value for name, value in components.items()}
+
+
+def _compare(
+    trajectories: Sequence[Trajectory], components: Sequence[Mapping[str, float] | None], method: Method
+) -> list[dict[str, float] | None]:
+    """Return the components of each in comparison with its group."""
+    # A group is one of an environment's: stored runs may use one id for groups of several.
+    groups = [(trajectory.env_id, trajectory.group_id) for trajectory in trajectories]
+    names_of: dict[tuple[str, str], tuple[str, ...]] = {}
+    for group, parts in zip(groups, components, strict=True):
+        if parts is not None and names_of.setdefault(group, tuple(sorted(parts))) != tuple(sorted(parts)):
+            raise InvalidConfigError(
+                f"the members of group {group[1]!r} have different components: they do not compare."
+            )
+    out: list[dict[str, float] | None] = [None] * len(trajectories)
+    for group, names in names_of.items():
+        places = [i for i, parts in enumerate(components) if groups[i] == group and parts is not None]
+        values = np.array([[(components[i] or {})[name] for name in names] for i in places]).reshape(len(places), -1)
+        if method == "pareto":
+            for place, reward in zip(places, pareto_rewards(values).tolist(), strict=True):
+                out[place] = {"pareto": reward}
+        else:
+            for place, row in zip(places, relative_rewards(values).tolist(), strict=True):
+                out[place] = dict(zip(names, row, strict=True))
+    return out
