@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -92,6 +93,7 @@ class EnvGRPOConfig(GRPOConfig):
                 f"generation, which is no multiple of num_generations = {self.num_generations}: a group would be torn "
                 f"between processes. Make it one, for example per_device_train_batch_size={self.num_generations}."
             )
+        self._check_save_steps()
         if self.history not in ("append", "template"):
             raise InvalidConfigError(f"history={self.history!r}; it must be append or template.")
         if self.history == "template":
@@ -99,4 +101,18 @@ class EnvGRPOConfig(GRPOConfig):
         if self.num_train_seeds < n_groups:
             raise InvalidConfigError(
                 f"num_train_seeds={self.num_train_seeds} does not fill one generation of {n_groups} groups: raise it."
+            )
+
+    def _check_save_steps(self) -> None:
+        """Refuse checkpoints in the middle of a generation: what is resumed from one would play other episodes."""
+        if self.save_strategy != "steps" or not self.save_steps >= 1:  # below 1 it is a share of all steps
+            return
+        uses = int(self.steps_per_generation or 1) * self.num_iterations
+        period = math.lcm(uses, self.gradient_accumulation_steps) // self.gradient_accumulation_steps
+        if self.save_steps % period:
+            fitting = -(-int(self.save_steps) // period) * period
+            raise InvalidConfigError(
+                f"save_steps={self.save_steps} saves in the middle of a generation, which begins every {period} steps "
+                f"(steps_per_generation * num_iterations / gradient_accumulation_steps): a resumed run would not play "
+                f"what the whole one plays. Make it a multiple, for example save_steps={fitting}."
             )
