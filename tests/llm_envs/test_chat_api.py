@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 import time
 
 import pytest
@@ -152,9 +153,8 @@ def test_in_the_end_the_last_failure_is_said():
 
 def test_a_server_that_does_not_answer_is_given_up():
     with fake_server(lambda asked, n: Answer(delay_s=5.0)) as server:
-        with pytest.raises(BridgeError, match=r"timeout_s=0\.1"):
+        with pytest.raises(BridgeError, match=r"failed 2 times.*timeout_s=0\.1"):
             reply(server.url, timeout_s=0.1, max_retries=1)
-        assert len(server.asked) == 2
 
 
 def test_retry_after_holds_every_request():
@@ -176,12 +176,12 @@ def test_retry_after_holds_every_request():
 
 
 def test_so_many_requests_at_once_and_no_more():
-    running, most = [], []
+    running, most, three = [], [], threading.Barrier(3, timeout=60)
 
     def respond(asked, n):
         running.append(1)
         most.append(len(running))
-        time.sleep(0.05)
+        three.wait()
         running.pop()
         return said("ok")
 
@@ -191,7 +191,7 @@ def test_so_many_requests_at_once_and_no_more():
 
 
 def test_cancelling_closes_the_connection():
-    with fake_server(lambda asked, n: Answer(delay_s=3.0)) as server:
+    with fake_server(lambda asked, n: Answer(delay_s=120.0)) as server:
 
         async def run():
             policy = ChatAPIPolicy(server.url, "m")
@@ -205,7 +205,7 @@ def test_cancelling_closes_the_connection():
             await policy.aclose()
             return time.monotonic() - started
 
-        assert asyncio.run(run()) < 2.0
+        assert asyncio.run(run()) < 60.0
         assert len(server.asked) == 1
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import logging
+import threading
 import time
 
 import numpy as np
@@ -151,7 +152,7 @@ def test_a_busy_server_is_asked_again_when_it_says_and_is_not_taken_for_dead():
         policy = make_policy(server.url)
         assert sample(policy)[0].token_ids.tolist() == [5, 2]
         first, second = (asked.at_s for asked in server.paths("/v1/completions"))
-        assert 0.29 <= second - first < 2.0
+        assert second - first >= 0.29
         assert policy.router.is_well(0)
         assert len(server.paths("/v1/models")) == 2  # on construction, and for the new connection
 
@@ -187,17 +188,17 @@ def test_when_all_attempts_fail_the_last_failure_is_said(one):
 
 def test_a_server_that_hangs_is_noticed_by_its_health(one):
     policy = make_policy(one.url, max_retries=1, health_s=0.2)
-    one.respond = lambda asked, n: Answer(delay_s=20.0)
+    one.respond = lambda asked, n: Answer(delay_s=300.0)
     started = time.monotonic()
     with pytest.raises(BridgeError, match=r"has stopped answering|ReadTimeout"):
         sample(policy)
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 100
 
 
 def test_a_slow_turn_on_a_healthy_server_is_waited_for_up_to_the_limit():
-    slow = Answer(body=completion([5, 2]).body, delay_s=0.6)
+    slow = Answer(body=completion([5, 2]).body, delay_s=1.5)
     with fake_server(vllm_answers(TOKENIZER, lambda asked, n: slow)) as server:
-        policy = make_policy(server.url, health_s=0.1, max_retries=0)
+        policy = make_policy(server.url, health_s=1.0, max_retries=0)
         assert sample(policy)[0].token_ids.tolist() == [5, 2]
         assert server.paths("/health")
         policy.timeout_s = 0.2
@@ -299,7 +300,7 @@ def test_a_server_that_is_not_there_is_waited_for_and_then_said():
     started = time.monotonic()
     with pytest.raises(BridgeError, match="ConnectError"):
         make_policy("http://127.0.0.1:9", connect_timeout_s=0.6)
-    assert 0.6 <= time.monotonic() - started < 5
+    assert 0.6 <= time.monotonic() - started < 60
 
 
 def test_wrong_settings_are_refused():
@@ -322,12 +323,12 @@ def test_a_prompt_that_fills_the_context_is_not_sent(one):
 
 
 def test_turns_beyond_the_concurrency_wait(one):
-    running, most = [], []
+    running, most, three = [], [], threading.Barrier(3, timeout=60)
 
     def respond(asked, n):
         running.append(1)
         most.append(len(running))
-        time.sleep(0.03)
+        three.wait()
         running.pop()
         return completion([5, 2])
 
