@@ -6,6 +6,7 @@ Everything here is deterministic and imports no torch. A real model small enough
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import time
@@ -75,7 +76,9 @@ class ByteCodec:
 class HashingTokenPolicy:
     """A token policy without a model: what it says is chosen by a hash of the prompt and the turn's seed.
 
-    Its log-probabilities are made up, deterministic and below 0. It honours budgets and cancellation as an engine does.
+    Its log-probabilities are made up, deterministic, and below minus the version of its weights. It honours budgets,
+    cancellation and interrupts as an engine does. Interrupted, it gives a beginning of what it was about to say, of a
+    length that the hash chooses; asked to go on from there, it says the rest.
 
     Args:
         codec: Encodes what it says.
@@ -100,42 +103,86 @@ class HashingTokenPolicy:
         self.most_running = 0
         self.aborted = 0
         """Turns that were cancelled."""
+        self.interrupted = 0
+        """Pieces that were interrupted."""
         self.calls: list[tuple[str, int, int]] = []
-        """(session, seed, max_new_tokens) of each turn."""
+        """(session, seed, max_new_tokens) of each turn, or piece of one."""
+        self._interrupts: dict[str, set[asyncio.Event]] = {}  # of each session under way
+        self._unsaid: dict[str, tuple[bytes, IdArray]] = {}  # session -> where its turn was interrupted, and its rest
 
     async def sample(self, prompt_ids: IdArray, params: SamplingParams, *, seed: int, session: str) -> Sampled:
         """Say something."""
         self.calls.append((session, seed, params.max_new_tokens))
         self.running += 1
         self.most_running = max(self.running, self.most_running)
-        version = self.version
+        version, interrupt = self.version, asyncio.Event()
+        self._interrupts.setdefault(session, set()).add(interrupt)
         try:
-            await asyncio.sleep(self.latency_s)
-            return self._say(prompt_ids, params.max_new_tokens, seed, version)
+            await self._wait(self.latency_of(prompt_ids, session), interrupt)
+            is_interrupted = interrupt.is_set()
+            budget = params.max_new_tokens
+            return self._say(prompt_ids, budget, seed, version, session=session, is_interrupted=is_interrupted)
         except asyncio.CancelledError:
             self.aborted += 1
             raise
         finally:
             self.running -= 1
+            self._interrupts[session].remove(interrupt)
+            if not self._interrupts[session]:
+                del self._interrupts[session]
+
+    def latency_of(self, prompt_ids: IdArray, session: str) -> float:
+        """Return how many seconds a turn takes; a subclass may make some slower than others."""
+        return self.latency_s
+
+    def interrupt(self, session: str) -> None:
+        """Have a session's turn end with what it has."""
+        for interrupt in self._interrupts.get(session, ()):
+            interrupt.set()
 
     def update_weights(self, named_parameters: Iterable[tuple[str, Any]], version: int) -> None:
         """Take a version; there are no weights."""
         self.version = version
 
-    def _say(self, prompt_ids: IdArray, max_new_tokens: int, seed: int, version: int) -> Sampled:
+    async def _wait(self, seconds: float, interrupt: asyncio.Event) -> None:
+        if seconds <= 0:
+            await asyncio.sleep(0)
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await interrupt.wait()
+
+    def _say(
+        self,
+        prompt_ids: IdArray,
+        max_new_tokens: int,
+        seed: int,
+        version: int,
+        *,
+        session: str = "",
+        is_interrupted: bool = False,
+    ) -> Sampled:
         room = max_new_tokens
         if self.context_length is not None:
             room = min(room, self.context_length - len(prompt_ids))
         if room < 1:
             raise ContextFullError(f"the prompt has {len(prompt_ids)} tokens, the context {self.context_length}.")
-        digest = hashlib.blake2b(prompt_ids.tobytes() + str(seed).encode(), digest_size=8).digest()
-        random = Random(digest)
-        text = self.texts(prompt_ids, random) if callable(self.texts) else random.choice(self.texts)
-        ids = self.codec.encode_reply(text)
-        reason = FinishReason.STOP if len(ids) <= room else FinishReason.LENGTH
-        ids = ids[:room]
-        logps = np.array([-random.random() - 1e-3 for _ in ids], dtype=np.float32)
+        random = self._random(prompt_ids, seed)
+        before, words = self._unsaid.pop(session, (b"", np.array([], np.int32)))
+        if before != prompt_ids.tobytes():
+            text = self.texts(prompt_ids, random) if callable(self.texts) else random.choice(self.texts)
+            words = self.codec.encode_reply(text)
+        reason = FinishReason.STOP if len(words) <= room else FinishReason.LENGTH
+        ids = words[:room]
+        if is_interrupted:
+            self.interrupted += 1
+            reason, ids = FinishReason.ABORT, ids[: self._random(prompt_ids, ~seed).randrange(len(ids))]
+            self._unsaid[session] = (np.concatenate([prompt_ids, ids]).tobytes(), words[len(ids) :])
+        logps = np.array([-random.random() - 1e-3 - version for _ in ids], dtype=np.float32)
         return Sampled(ids, logps, reason, version)
+
+    def _random(self, prompt_ids: IdArray, seed: int) -> Random:
+        return Random(hashlib.blake2b(prompt_ids.tobytes() + str(seed).encode(), digest_size=8).digest())
 
 
 def with_failures(policy: Policy, rate: float, error: Callable[[], BaseException] | None = None) -> Policy:

@@ -11,7 +11,15 @@ import numpy.typing as npt
 
 from llm_envs.types import Message, Sampled, SamplingParams
 
-__all__ = ["ChatPolicy", "EnvPolicy", "EpisodicPolicy", "Policy", "TokenPolicy", "UpdatablePolicy"]
+__all__ = [
+    "ChatPolicy",
+    "EnvPolicy",
+    "EpisodicPolicy",
+    "InterruptiblePolicy",
+    "Policy",
+    "TokenPolicy",
+    "UpdatablePolicy",
+]
 
 
 @runtime_checkable
@@ -51,7 +59,7 @@ class ChatPolicy(Protocol):
     async def reply(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], params: SamplingParams
     ) -> Message:
-        """Return the assistant's next message."""
+        """Return the assistant's next message. `params.seed` is the seed of this turn alone."""
         ...
 
 
@@ -73,6 +81,24 @@ class EpisodicPolicy(Protocol):
 
     def for_episode(self, seed: int) -> Policy:
         """Return the policy that plays one episode; the same seed gives the same play."""
+        ...
+
+
+@runtime_checkable
+class InterruptiblePolicy(Protocol):
+    """A token policy that can be asked for what it has of a turn, which then goes on later, under other weights maybe.
+
+    The turn's next piece is a new call of `sample`, whose prompt ends with the tokens of the pieces before. What a
+    policy bases on the turn's own tokens alone (a penalty for their frequency, a least number of them) begins anew
+    with each piece; stop strings are looked for across the seam by the collector.
+    """
+
+    def interrupt(self, session: str) -> None:
+        """Have the turns of a session that are under way end soon, with the tokens they have and `FinishReason.ABORT`.
+
+        One that ends by itself first is whole. Harmless when nothing is under way, and when repeated. Called in the
+        event loop that called `sample`.
+        """
         ...
 
 

@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from llm_envs.errors import EnvContractError, InvalidConfigError
-from llm_envs.policies.base import ChatPolicy, EnvPolicy, EpisodicPolicy, Policy, TokenPolicy
+from llm_envs.policies.base import ChatPolicy, EnvPolicy, EpisodicPolicy, InterruptiblePolicy, Policy, TokenPolicy
 from llm_envs.rollout.context import render_reply
-from llm_envs.types import Message, Sampled, SamplingParams, Trajectory
+from llm_envs.types import FinishReason, Message, Sampled, SamplingParams, Trajectory
 
 __all__ = ["ConstantPolicy", "OraclePolicy", "RandomPolicy", "ReplayPolicy", "before_turn", "with_latency"]
 
@@ -108,7 +108,7 @@ Hook = Callable[[Random], Awaitable[None]]
 def before_turn(policy: Policy, hook: Hook) -> Policy:
     """Return a policy of the same kind that awaits `hook` before each of its turns: for tests and benchmarks."""
     if isinstance(policy, TokenPolicy):
-        return _HookedTokenPolicy(policy, hook)
+        return (_HookedInterruptible if hasattr(policy, "interrupt") else _HookedTokenPolicy)(policy, hook)
     if isinstance(policy, ChatPolicy):
         return _HookedChatPolicy(policy, hook)
     return _HookedEnvPolicy(policy, hook)
@@ -137,6 +137,42 @@ class _HookedTokenPolicy:
         self, prompt_ids: npt.NDArray[np.int32], params: SamplingParams, *, seed: int, session: str
     ) -> Sampled:
         await self._hook(Random(seed))
+        return await self.policy.sample(prompt_ids, params, seed=seed, session=session)
+
+
+class _HookedInterruptible(_HookedTokenPolicy):
+    """Its turns can be interrupted while the hook is awaited, too: they have no token yet."""
+
+    def __init__(self, policy: TokenPolicy, hook: Hook) -> None:
+        super().__init__(policy, hook)
+        self._hooks: dict[str, set[asyncio.Future[None]]] = {}  # of each session whose hook is awaited
+        self._interrupted: set[asyncio.Future[None]] = set()
+
+    def interrupt(self, session: str) -> None:
+        """Have a session's turn end with what it has."""
+        for hook in self._hooks.get(session, ()):
+            self._interrupted.add(hook)
+            hook.cancel()
+        cast("InterruptiblePolicy", self.policy).interrupt(session)
+
+    async def sample(
+        self, prompt_ids: npt.NDArray[np.int32], params: SamplingParams, *, seed: int, session: str
+    ) -> Sampled:
+        hook = asyncio.ensure_future(self._hook(Random(seed)))
+        self._hooks.setdefault(session, set()).add(hook)
+        try:
+            await hook
+        except asyncio.CancelledError:
+            current = asyncio.current_task()
+            if hook not in self._interrupted or (current is not None and current.cancelling()):
+                raise
+            return Sampled(np.zeros(0, np.int32), np.zeros(0, np.float32), FinishReason.ABORT)
+        finally:
+            hook.cancel()
+            self._interrupted.discard(hook)
+            self._hooks[session].remove(hook)
+            if not self._hooks[session]:
+                del self._hooks[session]
         return await self.policy.sample(prompt_ids, params, seed=seed, session=session)
 
 

@@ -64,11 +64,6 @@ class GroupBook:
         """Groups admitted and not finished."""
         return self._admitted + len(self._open)
 
-    @property
-    def has_next(self) -> bool:
-        """Whether there is an episode to hand out."""
-        return bool(self._waiting) or self._admitted > 0
-
     def admit(self, n_groups: int) -> None:
         """Let so many groups more begin."""
         if n_groups < 0:

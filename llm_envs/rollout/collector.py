@@ -400,12 +400,12 @@ class Collector:
         with self._clock(), show_progress(self.progress, self.stats, n_groups * group_size) as self._show_now:
             try:
                 taken = await self._take(surplus.crew, n_groups, group_size, self.group_filter, self.over_sampling)
+                await surplus.gate.close()
             except BaseException:
                 await self.aclose()
                 raise
             finally:
                 self._show_now = lambda: None
-        surplus.gate.close()
         self._pause(True)
         return taken
 

@@ -4,7 +4,8 @@ What holds for every trajectory that comes out:
 
 1. Sampled ids are appended as they are; after the first prompt only what the environment says is encoded. Where the
    model is to see something else than what it saw, a new row begins; each turn's tokens stand in exactly one row.
-2. A failure of the environment or the policy is data (`status="errored"`), never a reward. `CancelledError` propagates.
+2. A failure of the environment or the policy is data (`status="errored"`; of a judge, `JudgeError`, "unscored"), never
+   a reward. `CancelledError` propagates.
 3. A turn cut by a token limit is still stepped.
 4. When a limit or the environment truncates, the final observation is in the row with mask False. When the task
    terminates, it is not (the model never reads it) and stands in `metadata["final_observation"]`.
@@ -15,51 +16,28 @@ What holds for every trajectory that comes out:
 from __future__ import annotations
 
 import asyncio
-import inspect
-import json
-import math
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, cast
 
 import gymnasium as gym
-import numpy as np
-import numpy.typing as npt
 
-from llm_envs.errors import ContextFullError, EnvContractError, InvalidConfigError
-from llm_envs.policies.base import ChatPolicy, EnvPolicy, EpisodicPolicy, Policy, TokenPolicy
-from llm_envs.rollout.context import (
-    Codec,
-    ContextFn,
-    check_extras,
-    observed_messages,
-    render_reply,
-    seen_by,
-    with_call_ids,
-)
-from llm_envs.rollout.gate import Gate
+from llm_envs.errors import ContextFullError, EnvContractError, InvalidConfigError, JudgeError
+from llm_envs.policies.base import EpisodicPolicy, Policy
+from llm_envs.rollout.checks import check_components, check_results, check_success, check_tools
+from llm_envs.rollout.context import Codec, ContextFn, observed_messages, seen_by, with_call_ids
+from llm_envs.rollout.gate import Gate, Stopwatch
 from llm_envs.rollout.limits import RolloutLimits, row_limit, turn_budget
 from llm_envs.rollout.runner import EnvRunner, Runner, env_attribute
 from llm_envs.rollout.source import EpisodeSpec, derive_seed
+from llm_envs.rollout.speaker import Reply, Speaker, TimeIsUp
 from llm_envs.rollout.tape import History, Tape
 from llm_envs.rollout.workers import WorkerPool
-from llm_envs.types import (
-    FinishReason,
-    Message,
-    RolloutError,
-    SamplingParams,
-    Status,
-    StopReason,
-    ToolResult,
-    Trajectory,
-    Turn,
-    VersionSpan,
-)
+from llm_envs.types import Message, RolloutError, SamplingParams, Status, StopReason, Trajectory, Turn
 
 __all__ = ["errored_trajectory", "play_episode", "policy_kind"]
 
-T = TypeVar("T")
 Env = gym.Env[str, str]
 
 
@@ -109,7 +87,7 @@ async def play_episode(
             chat template makes of them, in a row of its own where that differs.
         context_fn: Chooses what the model sees of a conversation; what differs from what it saw begins a new row.
         run_seed: Turn seeds are hashed from (`sampling.seed` or else this, group, member, turn).
-        gate: Stands before the policy; while it is closed the episode waits, with all that it has.
+        gate: Stands before the policy; closed, the episode waits with all that it has, and its clock stands still.
         workers: Processes in which environments run, in place of this one.
 
     Returns:
@@ -124,7 +102,8 @@ async def play_episode(
     tape = Tape(codec, history)
     given: Any = env  # workers take an `EnvMaker`, and say so
     runner: Runner = (EnvRunner if workers is None else workers.runner)(given, limits.max_step_s)
-    episode = _Episode(spec, policy, kind, tape, sampling, limits, seed_base, runner, context_fn, gate)
+    speaker = Speaker(policy, spec, codec, limits, seed_base, gate)
+    episode = _Episode(spec, kind, tape, sampling, limits, runner, speaker, context_fn)
     try:
         await episode.run()
     except _Failure as failure:
@@ -176,7 +155,7 @@ class _Failure(Exception):
 
 
 class _Blame:
-    """Turn what is raised inside the block into a `_Failure` there. A policy's `ContextFullError` is no failure."""
+    """Turn what is raised inside the block into a `_Failure` there; not what a policy has no room or time for."""
 
     __slots__ = ("where",)
 
@@ -187,7 +166,7 @@ class _Blame:
         pass
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
-        if isinstance(error, ContextFullError) and self.where == "policy":
+        if isinstance(error, (ContextFullError, TimeIsUp)) and self.where == "policy":
             return
         # A tool that calls exit() ends its episode, not the run. Only what comes from outside goes on: Ctrl-C, a
         # cancellation, and the closing of this very coroutine (an environment's GeneratorExit never gets here).
@@ -196,35 +175,17 @@ class _Blame:
 
 
 @dataclass(slots=True)
-class _Reply:
-    """What the policy said in one turn."""
-
-    text: str
-    """The action."""
-    message: Message
-    finish_reason: FinishReason = FinishReason.STOP
-    ids: npt.NDArray[np.int32] | None = None
-    logps: npt.NDArray[np.float32] | None = None
-    """None where nothing was sampled."""
-    weight_version: int | None = None
-    seconds: float = 0.0
-    """How long the policy took."""
-
-
-@dataclass(slots=True)
 class _Episode:
     """One episode on its way: what `play_episode` keeps between turns."""
 
     spec: EpisodeSpec
-    policy: Policy
     kind: Literal["token", "chat", "env"]
     tape: Tape
     sampling: SamplingParams
     limits: RolloutLimits
-    seed_base: int
     runner: Runner
+    speaker: Speaker
     context_fn: ContextFn | None = None
-    gate: Gate | None = None
     env: Env | None = None
     observation: str = ""
     messages: list[Message] = field(default_factory=list)
@@ -238,6 +199,8 @@ class _Episode:
     stop_reason: StopReason = StopReason.ERROR
     is_success: bool = False
     error: RolloutError | None = None
+    is_unjudged: bool = False
+    """Whether the error is a judge's."""
     metadata: dict[str, Any] = field(default_factory=dict)
     policy_s: float = 0.0
     env_s: float = 0.0
@@ -246,14 +209,16 @@ class _Episode:
     async def run(self) -> None:
         await self._reset()
         while not (reason := self._limit_reached()):
-            await self._listen()
-            if self._budget() < 1:
-                tokens = f"{len(self.tape.row)} tokens before the turn, {self._token_limits()}"
-                return self._cut(StopReason.MAX_TOKENS, tokens)
             try:
+                await self._listen()
+                if self._budget() < 1:
+                    tokens = f"{len(self.tape.row)} tokens before the turn, {self._token_limits()}"
+                    return self._cut(StopReason.MAX_TOKENS, tokens)
                 reply = await self._ask()
             except ContextFullError as error:
                 return self._cut(StopReason.CONTEXT_FULL if self.turns else StopReason.PROMPT_TOO_LONG, str(error))
+            except TimeIsUp as error:
+                return self._cut(StopReason.TIMEOUT, str(error))
             if reply is None:
                 return self._cut(StopReason.MAX_TOKENS, "the reply does not fit in " + self._token_limits())
             if await self._step(reply):
@@ -272,7 +237,7 @@ class _Episode:
                 raise EnvContractError(f"system_prompt is {system_prompt!r:.80}; it must be a str.")
             self.messages = [Message("system", system_prompt)] if system_prompt else []
             self.messages += observed_messages(self.observation, info)
-            self.tools = _check_tools(env_attribute(self.env, "tools", ()) or ())
+            self.tools = check_tools(env_attribute(self.env, "tools", ()) or ())
         self.env_s += time.perf_counter() - started
         with _Blame("policy"):
             self.tape.begin(self.messages, self.tools)
@@ -281,7 +246,7 @@ class _Episode:
         limits = self.limits
         if limits.max_turns is not None and len(self.turns) >= limits.max_turns:
             return StopReason.MAX_TURNS, f"max_turns={limits.max_turns}"
-        if limits.max_episode_s is not None and time.perf_counter() - self.started > limits.max_episode_s:
+        if limits.max_episode_s is not None and self.speaker.clock.seconds > limits.max_episode_s:
             return StopReason.TIMEOUT, f"max_episode_s={limits.max_episode_s:g}"
         return None
 
@@ -291,7 +256,7 @@ class _Episode:
             return
         with _Blame("policy"):
             if self.context_fn is not None:
-                self.view = await self._in_time(lambda: seen_by(self.context_fn, self.messages))
+                self.view = await self.speaker.in_time(lambda: seen_by(self.context_fn, self.messages))
             self.tape.hear(self.heard, self.view)
         self.heard_by_policy = self.heard
 
@@ -305,82 +270,29 @@ class _Episode:
         limits = self.limits
         return f"max_episode_tokens={limits.max_episode_tokens}, max_completion_tokens={limits.max_completion_tokens}"
 
-    async def _ask(self) -> _Reply | None:
-        started = time.perf_counter()
+    async def _ask(self) -> Reply | None:
+        clock = Stopwatch(self.speaker.gate)
         params = self.sampling
         if params.max_new_tokens != self._budget():
             params = replace(params, max_new_tokens=self._budget())
-        speak = {"token": self._sample, "chat": self._chat, "env": self._act}[self.kind]
         with _Blame("policy"):
-            reply = await speak(params)
-        reply.seconds = time.perf_counter() - started
+            reply = await self._speak(params)
+        reply.seconds = clock.seconds
         self.policy_s += reply.seconds
         limit = self._row_limit()
         if limit is not None and reply.ids is not None and len(self.tape.row) + len(reply.ids) > limit:
             return None
         return reply
 
-    async def _sample(self, params: SamplingParams) -> _Reply:
-        policy, codec, spec = cast("TokenPolicy", self.policy), cast("Codec", self.tape.codec), self.spec
-        seed = derive_seed(self.seed_base, spec.group_id, spec.member, len(self.turns))
-        session = f"{spec.group_id}/{spec.member}"
-        prompt = self.tape.row.ids
-        sampled = await self._in_time(lambda: policy.sample(prompt, params, seed=seed, session=session))
-        if sampled.finish_reason is FinishReason.CONTEXT_FULL:
-            raise ContextFullError(f"a prompt of {len(self.tape.row)} tokens leaves no room for a token.")
-        if sampled.finish_reason is FinishReason.ABORT:
-            raise RuntimeError("the policy aborted the turn before it was complete.")
-        if len(sampled.token_ids) > params.max_new_tokens:
-            raise RuntimeError(f"the policy wrote {len(sampled.token_ids)} tokens of at most {params.max_new_tokens}.")
-        if not np.isfinite(sampled.logps).all():
-            raise ValueError("the policy gave a sampled token a log-probability that is not finite.")
-        text = codec.decode_reply(sampled.token_ids)
-        message = Message("assistant", text)
-        ids, logps = sampled.token_ids, sampled.logps
-        return _Reply(text, message, sampled.finish_reason, ids, logps, sampled.weight_version)
+    async def _speak(self, params: SamplingParams) -> Reply:
+        turn = len(self.turns)
+        if self.kind == "token":
+            return await self.speaker.sample(self.tape.row.ids, params, turn)
+        if self.kind == "chat":
+            return await self.speaker.reply(self.view or tuple(self.messages), self.tools, params, turn)
+        return await self.speaker.act(cast("Env", self.env), self.observation)
 
-    async def _chat(self, params: SamplingParams) -> _Reply:
-        policy = cast("ChatPolicy", self.policy)
-        view = self.view or tuple(self.messages)
-        message = await self._in_time(lambda: policy.reply(view, self.tools, params))
-        if not (isinstance(message, Message) and message.role == "assistant" and isinstance(message.content, str)):
-            raise TypeError(f"{type(policy).__name__}.reply returned {message!r:.80}, not an assistant's Message.")
-        check_extras(message)
-        return self._unsampled(render_reply(message), message)
-
-    async def _act(self, params: SamplingParams) -> _Reply:
-        policy = cast("EnvPolicy", self.policy)
-        action = policy.act(cast("Env", self.env), self.observation)
-        if inspect.isawaitable(action):
-            awaited = action
-            action = await self._in_time(lambda: awaited)
-        else:
-            await asyncio.sleep(0)  # a policy that never waits still lets the other episodes, and Ctrl-C, through
-        if not isinstance(action, str):
-            raise TypeError(f"{type(policy).__name__}.act returned {type(action).__name__} {action!r:.80}, not a str.")
-        return self._unsampled(action, Message("assistant", action))
-
-    def _unsampled(self, text: str, message: Message) -> _Reply:
-        codec = self.tape.codec
-        return _Reply(text, message, ids=None if codec is None else codec.encode_reply(text))
-
-    async def _in_time(self, call: Callable[[], Awaitable[T]]) -> T:
-        async def ask() -> T:
-            limit_s = self.limits.max_policy_s
-            if limit_s is None:
-                return await call()
-            try:
-                async with asyncio.timeout(limit_s) as scope:
-                    return await call()
-            except TimeoutError:
-                if scope.expired():
-                    raise TimeoutError(f"the policy took longer than max_policy_s={limit_s:g} s.") from None
-                raise
-
-        # A scripted policy's coroutine cannot be asked for twice: it is quick, and not held up.
-        return await (ask() if self.gate is None or self.kind == "env" else self.gate.through(ask))
-
-    async def _step(self, reply: _Reply) -> bool:
+    async def _step(self, reply: Reply) -> bool:
         """Step the environment; return whether the episode is over."""
         self.messages.append(reply.message)
         self.tape.say(reply.message, reply.ids, reply.logps)
@@ -389,7 +301,7 @@ class _Episode:
             with _Blame("env.step"):
                 observation, reward, terminated, truncated, info = await self.runner.step(reply.text)
                 heard = observed_messages(observation, info)
-                is_success = _check_success(info)
+                is_success = check_success(info)
                 self._add_turn(reply, reward, info, time.perf_counter() - started)
         except _Failure:
             self.tape.unsay()
@@ -408,19 +320,17 @@ class _Episode:
         self.is_success = is_success
         return terminated or truncated
 
-    def _add_turn(self, reply: _Reply, reward: float, info: Mapping[str, Any], seconds: float) -> None:
+    def _add_turn(self, reply: Reply, reward: float, info: Mapping[str, Any], seconds: float) -> None:
         has_tokens = reply.ids is not None
-        n_ids = 0 if reply.ids is None else len(reply.ids)
-        version = reply.weight_version
         results = env_attribute(cast("Env", self.env), "tool_results", ()) or ()
         turn = Turn(
             reward=reward,
-            components=_check_components(info, reward),
+            components=check_components(info, reward),
             row=self.tape.row_index if has_tokens else -1,
             span=self.tape.row.n_spans - 1 if has_tokens else -1,
             finish_reason=reply.finish_reason,
-            weight_versions=() if version is None else (VersionSpan(0, n_ids, version),),
-            tool_results=_check_results(results) if results else (),
+            weight_versions=reply.weight_versions,
+            tool_results=check_results(results) if results else (),
             seconds={"policy": reply.seconds, "env": seconds},
         )
         self.env_s += seconds
@@ -431,18 +341,22 @@ class _Episode:
         with _Blame("policy"):
             self.tape.hear_last(self.heard)
             self.tape.cut(self._row_limit())
-            self.tape.cut(getattr(self.policy, "max_model_len", None))  # a row that cannot be scored helps nobody
+            self.tape.cut(
+                getattr(self.speaker.policy, "max_model_len", None)
+            )  # a row that cannot be scored helps nobody
         if why and not self.turns:
             self.metadata["unscored_because"] = why
 
     def fail(self, failure: _Failure) -> None:
         self.stop_reason = StopReason.ERROR
         self.error = _as_data(failure.error, failure.where)
+        # The environment went well and so did the policy: there is only nobody who says how well.
+        self.is_unjudged = isinstance(failure.error, JudgeError) and failure.where in ("env.reset", "env.step")
 
     def _status(self) -> Status:
-        if self.error is not None:
+        if self.error is not None and not self.is_unjudged:
             return "errored"
-        return "ok" if self.turns else "unscored"
+        return "ok" if self.turns and not self.is_unjudged else "unscored"
 
     def trajectory(self) -> Trajectory:
         spec, status = self.spec, self._status()
@@ -460,7 +374,7 @@ class _Episode:
             rows=self.tape.rows(),
             turns=tuple(self.turns),
             terminated=terminated,
-            truncated=not terminated and status != "errored",
+            truncated=not terminated and self.error is None,
             stop_reason=self.stop_reason,
             status=status,
             is_success=self.is_success if status == "ok" else None,
@@ -468,49 +382,3 @@ class _Episode:
             timings={"total": time.perf_counter() - self.started, "policy": self.policy_s, "env": self.env_s},
             metadata=self.metadata,
         )
-
-
-def _check_components(info: Mapping[str, Any], reward: float) -> dict[str, float]:
-    """Return the turn's reward components; an environment that declares none has one, the reward."""
-    components = info.get("reward_components")
-    if components is None:
-        return {"reward": reward}
-    try:
-        checked = {str(name): float(value) for name, value in components.items()}
-    except (AttributeError, TypeError, ValueError) as error:
-        raise EnvContractError(
-            f'info["reward_components"] must map names to numbers, got {components!r:.80}.'
-        ) from error
-    if not all(map(math.isfinite, checked.values())):
-        raise EnvContractError(f'info["reward_components"] is {checked!r:.80}; every component must be finite.')
-    return checked
-
-
-def _check_success(info: Mapping[str, Any]) -> bool:
-    value = info.get("is_success", False)
-    try:
-        return bool(value)
-    except Exception as error:
-        raise EnvContractError(f'info["is_success"] is {value!r:.80}; it must be a bool.') from error
-
-
-def _check_tools(tools: Any) -> tuple[Mapping[str, Any], ...]:
-    """Return the tools' schemas; what the trajectory could not record is the environment's fault."""
-    try:
-        checked = tuple(tools)
-        json.dumps([dict(tool) for tool in checked], allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise EnvContractError(f"tools must be JSON Schemas as dicts ({error}), got {tools!r:.200}.") from error
-    return checked
-
-
-def _check_results(results: Any) -> tuple[ToolResult, ...]:
-    """Return the turn's tool results; what the trajectory could not record is the environment's fault."""
-    checked = tuple(result for result in results if isinstance(result, ToolResult))
-    for r in checked:
-        try:
-            parts = [r.name, dict(r.arguments), r.output, r.success, r.error, r.seconds]
-            json.dumps(parts, allow_nan=False)
-        except (TypeError, ValueError) as error:
-            raise EnvContractError(f"a tool result must be JSON types ({error}), got {r!r:.200}.") from error
-    return checked

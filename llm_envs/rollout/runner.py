@@ -288,7 +288,7 @@ class _Threads:
         self.forget()
 
     def forget(self) -> None:
-        """Start anew; those that were free end. A forked child has none of its parent's, and a lock that may be held."""
+        """Start anew; those that were free end. A forked child has none of its parent's, maybe a held lock."""
         self._lock, self._free = threading.Lock(), list[_Thread]()
 
     def take(self) -> _Thread:

@@ -31,12 +31,23 @@ class SyncRunner:
         try:
             asyncio.get_running_loop()
         except RuntimeError:
-            return self._runner.run(function())
+            return self._run_here(function)
         return self._run_beside(function)
 
     def close(self) -> None:
         """Close the loop. Harmless when repeated."""
         self._finalizer()
+
+    def _run_here(self, function: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        result: list[T] = []
+
+        # Not as the task's result: `asyncio.Runner` puts the signal handler back by way of the repr of its task, which
+        # would write out all that was collected.
+        async def main() -> None:
+            result.append(await function())
+
+        self._runner.run(main())
+        return result[0]
 
     def _run_beside(self, function: Callable[[], Coroutine[Any, Any, T]]) -> T:
         result: Future[T] = Future()

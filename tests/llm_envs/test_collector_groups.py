@@ -65,7 +65,7 @@ def test_how_many_groups_begin(state, expected):
 def test_the_book_hands_out_in_order_and_pins_versions():
     supply = iter([group_specs(EpisodeSpec("e", group_id=str(i)), 2) for i in range(3)])
     book = GroupBook(supply)
-    assert book.next_episode() is None and not book.has_next
+    assert book.next_episode() is None
     book.admit(2)
     first, second = book.next_episode(version=5), book.next_episode(version=6)
     assert (first.index, first.spec.member, second.index, second.spec.member) == (0, 0, 0, 1)
@@ -151,10 +151,9 @@ def test_the_minimum_viable_group():
 class SlowSome(HashingTokenPolicy):
     """Takes long over the groups whose number is even."""
 
-    async def sample(self, prompt_ids, params, *, seed, session):
+    def latency_of(self, prompt_ids, session):
         number = int(session.split("/")[0].split("-")[1])
-        await asyncio.sleep(0.2 if number % 2 == 0 else 0.001)
-        return await super().sample(prompt_ids, params, seed=seed, session=session)
+        return 0.2 if number % 2 == 0 else 0.001
 
 
 def test_over_sampling_ends_with_the_first_and_resumes_the_others_from_their_tokens():
@@ -182,23 +181,30 @@ def test_over_sampling_ends_with_the_first_and_resumes_the_others_from_their_tok
 class SlowSecondTurn(HashingTokenPolicy):
     """Says its first turn at once; the second of even groups takes long."""
 
-    async def sample(self, prompt_ids, params, *, seed, session):
+    def latency_of(self, prompt_ids, session):
         number = int(session.split("/")[0].split("-")[1])
         is_second = CODEC.decode_reply(prompt_ids).count("Say") > 1
-        if is_second and number % 2 == 0 and self.version == 0:
-            await asyncio.sleep(30)
-        return await super().sample(prompt_ids, params, seed=seed, session=session)
+        return 30 if is_second and number % 2 == 0 and self.version == 0 else 0
 
 
-def test_a_partial_has_the_versions_of_its_turns():
-    policy = SlowSecondTurn(CODEC, right_digit)
+def test_a_partial_has_the_versions_of_its_turns_and_of_the_pieces_of_one():
+    policy = SlowSecondTurn(CODEC, lambda prompt_ids, random: right_digit(prompt_ids, random) + " " * 20)
     with make(policy, env_kwargs={"n_turns": 2}, over_sampling=2.0, max_concurrency=16) as collector:
-        collector.collect(2, 1)  # groups 1 and 3; 0 and 2 have said their first turn
+        collector.collect(2, 1)  # groups 1 and 3; 0 and 2 are in the middle of their second turn
+        assert policy.interrupted == 2 and policy.running == 0
         policy.update_weights([], 1)
         resumed = {g.group_id.split("-")[1]: g for g in collector.collect(3, 1)}
-        partial = resumed["000000"].trajectories[0]
-        assert [span.version for turn in partial.turns for span in turn.weight_versions] == [0, 1]
+    partials = [resumed[number].trajectories[0] for number in ("000000", "000002")]
+    for partial in partials:
+        first, second = partial.turns
+        assert [(s.start, s.stop, s.version) for s in first.weight_versions] == [(0, 22, 0)]
+        seam = second.weight_versions[0].stop
+        assert [(s.start, s.stop, s.version) for s in second.weight_versions] == [(0, seam, 0), (seam, 22, 1)]
+        start, stop = partial.rows[0].spans[1]
+        logps = partial.rows[0].logps[start:stop]  # this policy's are below minus the version
+        assert (logps[:seam] > -1.01).all() and (logps[seam:] < -1).all()
         assert partial.is_success
+    assert validate_batch(partials) == []
 
 
 def test_over_sampling_with_other_groups_is_refused_until_closed():

@@ -66,7 +66,8 @@ async def play(
     if hasattr(policy, "for_episode"):
         policy = policy.for_episode(episodes.derive_seed(run_seed, spec.group_id, spec.member))
     kind, tape = episodes.policy_kind(policy, codec), Tape(codec, "append")
-    episode = episodes._Episode(spec, policy, kind, tape, SamplingParams(), limits, run_seed, runner)  # type: ignore[arg-type]
+    speaker = episodes.Speaker(policy, spec, codec, limits, run_seed)
+    episode = episodes._Episode(spec, kind, tape, SamplingParams(), limits, runner, speaker)
     try:
         await episode.run()
     except episodes._Failure as failure:

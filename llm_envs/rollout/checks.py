@@ -1,0 +1,63 @@
+"""What an environment says beside its observation, checked: whatever a trajectory could not record is its fault.
+
+All of them raise an `EnvContractError`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from llm_envs.errors import EnvContractError
+from llm_envs.types import ToolResult
+
+__all__ = ["check_components", "check_results", "check_success", "check_tools"]
+
+
+def check_components(info: Mapping[str, Any], reward: float) -> dict[str, float]:
+    """Return the turn's reward components; an environment that declares none has one, the reward."""
+    components = info.get("reward_components")
+    if components is None:
+        return {"reward": reward}
+    try:
+        checked = {str(name): float(value) for name, value in components.items()}
+    except (AttributeError, TypeError, ValueError) as error:
+        raise EnvContractError(
+            f'info["reward_components"] must map names to numbers, got {components!r:.80}.'
+        ) from error
+    if not all(map(math.isfinite, checked.values())):
+        raise EnvContractError(f'info["reward_components"] is {checked!r:.80}; every component must be finite.')
+    return checked
+
+
+def check_success(info: Mapping[str, Any]) -> bool:
+    """Return whether the environment says that the task was solved; one that says nothing was not."""
+    value = info.get("is_success", False)
+    try:
+        return bool(value)
+    except Exception as error:
+        raise EnvContractError(f'info["is_success"] is {value!r:.80}; it must be a bool.') from error
+
+
+def check_tools(tools: Any) -> tuple[Mapping[str, Any], ...]:
+    """Return the tools' schemas; what the trajectory could not record is the environment's fault."""
+    try:
+        checked = tuple(tools)
+        json.dumps([dict(tool) for tool in checked], allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise EnvContractError(f"tools must be JSON Schemas as dicts ({error}), got {tools!r:.200}.") from error
+    return checked
+
+
+def check_results(results: Any) -> tuple[ToolResult, ...]:
+    """Return the turn's tool results; what the trajectory could not record is the environment's fault."""
+    checked = tuple(result for result in results if isinstance(result, ToolResult))
+    for r in checked:
+        try:
+            parts = [r.name, dict(r.arguments), r.output, r.success, r.error, r.seconds]
+            json.dumps(parts, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise EnvContractError(f"a tool result must be JSON types ({error}), got {r!r:.200}.") from error
+    return checked
