@@ -1,13 +1,155 @@
-"""Masks and padding of (B, T) batches."""
+"""Masks and padding of (B, T) batches: sums, means and whitening that see only what the mask lets through.
+
+Arithmetic is in float32 (float64 stays float64), whatever comes in. What stands at masked places is never read: NaN
+and infinity there reach neither a value nor a gradient.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
-__all__ = ["trim_padding"]
+__all__ = [
+    "Normalisation",
+    "aggregate_loss",
+    "as_float",
+    "masked_mean",
+    "masked_moments",
+    "masked_sum",
+    "masked_whiten",
+    "trim_padding",
+    "zero_masked",
+]
+
+Normalisation = Literal["token", "sequence", "constant"]
+"""What a sum over tokens is divided by; see `aggregate_loss`."""
+
+
+def as_float(values: torch.Tensor) -> torch.Tensor:
+    """Return the tensor in float32, or as it is if it has float64."""
+    return values if values.dtype == torch.float64 else values.float()
+
+
+def zero_masked(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Return the values in float32 (or float64) with 0 at masked places, whose gradient is exactly 0.
+
+    Args:
+        values: Any shape and dtype; masked places may hold anything, NaN too.
+        mask: Bool or number, broadcastable to `values`; 0 masks.
+    """
+    values = as_float(values)
+    return torch.where(mask.bool(), values, torch.zeros((), dtype=values.dtype, device=values.device))
+
+
+def masked_sum(values: torch.Tensor, mask: torch.Tensor, dim: int | None = None) -> torch.Tensor:
+    """Return `sum_t m_t x_t`, over everything or along one axis.
+
+    Args:
+        values: Shape (B, T) or any other; masked places may hold anything.
+        mask: Same shape, bool or 0/1.
+        dim: Axis to sum over; None: all.
+    """
+    kept = zero_masked(values, mask)
+    return kept.sum() if dim is None else kept.sum(dim)
+
+
+def masked_mean(values: torch.Tensor, mask: torch.Tensor, dim: int | None = None) -> torch.Tensor:
+    """Return `sum_t m_t x_t / max(sum_t m_t, 1)`, over everything or along one axis; 0 where all is masked.
+
+    Args:
+        values: Shape (B, T) or any other; masked places may hold anything.
+        mask: Same shape, bool or 0/1.
+        dim: Axis to average over; None: all.
+    """
+    total = masked_sum(values, mask, dim)
+    flags = mask.bool()
+    count = flags.sum() if dim is None else flags.sum(dim)
+    return total / count.clamp(min=1).to(total.dtype)
+
+
+def masked_moments(values: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return mean and unbiased variance, `sum m (x - mean)^2 / (n - 1)`, of what is not masked.
+
+    Args:
+        values: Any shape; masked places may hold anything.
+        mask: Same shape, bool or 0/1.
+
+    Returns:
+        Two scalars. The variance of fewer than two values is 0.
+    """
+    flags = mask.bool()
+    mean = masked_mean(values, flags)
+    squares = masked_sum((zero_masked(values, flags) - mean) ** 2, flags)
+    return mean, squares / (flags.sum() - 1).clamp(min=1).to(squares.dtype)
+
+
+def masked_whiten(
+    values: torch.Tensor,
+    mask: torch.Tensor,
+    *,
+    shift_mean: bool = True,
+    eps: float = 1e-8,
+    moments: tuple[torch.Tensor, torch.Tensor] | None = None,
+) -> torch.Tensor:
+    """Return `(x - mean) / sqrt(var + eps)` over what is not masked, 0 elsewhere.
+
+    Args:
+        values: Any shape; masked places may hold anything.
+        mask: Same shape, bool or 0/1.
+        shift_mean: Whether the mean becomes 0; else it stays what it was.
+        eps: Added to the variance.
+        moments: Mean and variance to use, such as those over all processes; None takes this tensor's own.
+    """
+    flags = mask.bool()
+    mean, variance = masked_moments(values, flags) if moments is None else moments
+    whitened = (zero_masked(values, flags) - mean) * torch.rsqrt(variance + eps)
+    return zero_masked(whitened if shift_mean else whitened + mean, flags)
+
+
+def aggregate_loss(
+    loss_BT: torch.Tensor,
+    mask_BT: torch.Tensor,
+    normalisation: Normalisation,
+    *,
+    constant: float | None = None,
+    denominator: float | torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Reduce a per-token loss to a scalar, normalised in the way that is named.
+
+    - "token": `sum_bt m l / sum_bt m`; every token weighs the same (DAPO, arXiv 2503.14476).
+    - "sequence": `1/B sum_b (sum_t m l / sum_t m)`; every row weighs the same (GRPO, arXiv 2402.03300). A row that is
+      masked whole counts in B and adds 0.
+    - "constant": `sum_bt m l / (B c)`; no length decides a weight (Dr. GRPO, arXiv 2503.20783, with c the greatest
+      completion length; with c = 1 the mean over rows of the sum over tokens).
+
+    Args:
+        loss_BT: Shape (B, T), or (B, 1) for a loss per row, which each of its tokens then has.
+        mask_BT: Shape (B, T), bool or 0/1.
+        normalisation: One of the three.
+        constant: The c of "constant".
+        denominator: Replaces what is divided by (the number of tokens, the number of rows, `B c`), where the batch is
+            a part of the one that is normalised: gradient accumulation.
+
+    Raises:
+        ValueError: If the normalisation is unknown, or "constant" is given neither a constant nor a denominator.
+    """
+    flags = mask_BT.bool()
+    kept_BT = zero_masked(loss_BT.expand(flags.shape), flags)
+    n_rows = max(flags.shape[0], 1)
+    own: float | torch.Tensor
+    if normalisation == "token":
+        total, own = kept_BT.sum(), flags.sum().clamp(min=1).to(kept_BT.dtype)
+    elif normalisation == "sequence":
+        total, own = (kept_BT.sum(1) / flags.sum(1).clamp(min=1).to(kept_BT.dtype)).sum(), n_rows
+    elif normalisation == "constant":
+        if denominator is None and not (constant is not None and constant > 0):
+            raise ValueError(f"normalisation='constant' needs a constant above 0 or a denominator; got {constant=}.")
+        total, own = kept_BT.sum(), n_rows * (constant or 1.0)
+    else:
+        raise ValueError(f"normalisation is {normalisation!r}; it must be 'token', 'sequence' or 'constant'.")
+    return total / (own if denominator is None else denominator)
 
 
 def trim_padding(batch: Mapping[str, Any]) -> dict[str, Any]:
@@ -18,8 +160,8 @@ def trim_padding(batch: Mapping[str, Any]) -> dict[str, Any]:
 
     Args:
         batch: `prompt_ids` and `prompt_mask`, shape (B, P), padded on the left; `completion_ids` and
-            `completion_mask`, shape (B, T), padded on the right; and anything else. Every other tensor of shape (B, T)
-            is cut like the completions.
+            `completion_mask`, shape (B, T), padded on the right; and anything else. Every other tensor of shape (B,
+            T) is cut like the completions.
 
     Returns:
         A new mapping, with P and T as small as the masks allow and at least 1.
