@@ -173,7 +173,7 @@ class SGLangControl(_Asker):
     def facts(self, url: str) -> ServerFacts:
         """Ask a server what it is."""
         model = self.ask(f"{url}/get_model_info", timeout_s=self.quick_s)
-        server = self.ask(f"{url}/get_server_info")
+        server = self.ask_if_there(f"{url}/server_info") or self.ask(f"{url}/get_server_info")  # its earlier name
         length = server.get("context_length") or server.get("max_req_input_len") or server["max_total_num_tokens"]
         path = str(model["model_path"])
         tag = model.get("weight_version")

@@ -6,6 +6,7 @@ vLLM is tested on the real server. SGLang's forms follow its documentation and h
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,7 +15,7 @@ import numpy.typing as npt
 from llm_envs.errors import InvalidConfigError, ModelError
 from llm_envs.types import FinishReason, Sampled, SamplingParams
 
-__all__ = ["SERVE_COMMAND", "SGLangFormat", "ServerFormat", "VLLMFormat"]
+__all__ = ["SERVE_COMMAND", "SGLangFormat", "ServerFormat", "TurnRequest", "VLLMFormat"]
 
 SERVE_COMMAND = "VLLM_SERVER_DEV_MODE=1 vllm serve {model} --logprobs-mode processed_logprobs"
 """How a server is started whose samples can be trained on; `{model}` stands for the model."""
@@ -23,22 +24,36 @@ SERVE_COMMAND = "VLLM_SERVER_DEV_MODE=1 vllm serve {model} --logprobs-mode proce
 _SEED_MASK = (1 << 63) - 1
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class TurnRequest:
+    """One turn to be sampled, before it is known on which server."""
+
+    prompt_ids: npt.NDArray[np.int32]
+    """Shape (T,)."""
+    params: SamplingParams
+    max_tokens: int
+    """What the budgets and the context leave."""
+    seed: int
+    stop_ids: Sequence[int]
+    """What ends a turn of this model; those of `params` are added."""
+
+    def common(self) -> dict[str, Any]:
+        """Return what both servers call by the same names."""
+        fields: dict[str, Any] = {
+            "temperature": self.params.temperature,
+            "repetition_penalty": self.params.repetition_penalty,
+            "stop_token_ids": [*self.stop_ids, *self.params.stop_token_ids],
+            "skip_special_tokens": False,
+        }
+        return fields | ({"stop": list(self.params.stop_strings)} if self.params.stop_strings else {})
+
+
 class ServerFormat(Protocol):
     """How one kind of server is asked for tokens."""
 
     sample_path: str
 
-    def request(
-        self,
-        prompt_ids: npt.NDArray[np.int32],
-        params: SamplingParams,
-        *,
-        max_tokens: int,
-        seed: int,
-        stop_ids: Sequence[int],
-        model: str,
-        salt: str,
-    ) -> dict[str, Any]:
+    def request(self, turn: TurnRequest, *, model: str, salt: str) -> dict[str, Any]:
         """Return the JSON of a request for one turn; `salt` tells apart prefix caches of different weights."""
         ...
 
@@ -52,39 +67,22 @@ class VLLMFormat:
 
     sample_path = "/v1/completions"
 
-    def request(
-        self,
-        prompt_ids: npt.NDArray[np.int32],
-        params: SamplingParams,
-        *,
-        max_tokens: int,
-        seed: int,
-        stop_ids: Sequence[int],
-        model: str,
-        salt: str,
-    ) -> dict[str, Any]:
+    def request(self, turn: TurnRequest, *, model: str, salt: str) -> dict[str, Any]:
         """Return the JSON of a request."""
-        body: dict[str, Any] = {
+        params = turn.params
+        body: dict[str, Any] = turn.common() | {
             "model": model,
-            "prompt": prompt_ids.tolist(),
-            "max_tokens": max_tokens,
-            "temperature": params.temperature,
+            "prompt": turn.prompt_ids.tolist(),
+            "max_tokens": turn.max_tokens,
             "top_p": params.top_p,
             "top_k": params.top_k,
             "min_p": params.min_p,
-            "repetition_penalty": params.repetition_penalty,
-            "stop_token_ids": [*stop_ids, *params.stop_token_ids],
-            "seed": seed & _SEED_MASK,
+            "seed": turn.seed & _SEED_MASK,
             "logprobs": 0,  # of the sampled token alone
             "return_token_ids": True,
             "return_tokens_as_token_ids": True,  # nothing is lost, nor looked up, for the log-probabilities' texts
-            "skip_special_tokens": False,
         }
-        if params.stop_strings:
-            body["stop"] = list(params.stop_strings)
-        if salt:
-            body["cache_salt"] = salt
-        return body | dict(params.extra)
+        return body | ({"cache_salt": salt} if salt else {}) | dict(params.extra)
 
     def sampled(self, answer: Any, weight_version: int) -> Sampled:
         """Return the turn."""
@@ -105,38 +103,23 @@ class SGLangFormat:
 
     sample_path = "/generate"
 
-    def request(
-        self,
-        prompt_ids: npt.NDArray[np.int32],
-        params: SamplingParams,
-        *,
-        max_tokens: int,
-        seed: int,
-        stop_ids: Sequence[int],
-        model: str,
-        salt: str,
-    ) -> dict[str, Any]:
+    def request(self, turn: TurnRequest, *, model: str, salt: str) -> dict[str, Any]:
         """Return the JSON of a request.
 
         Raises:
             InvalidConfigError: If the parameters filter tokens: SGLang's log-probabilities are those before filters.
         """
+        params = turn.params
         if params.top_p < 1 or params.top_k > 0 or params.min_p > 0:
             raise InvalidConfigError(
                 f"SGLang's log-probabilities leave out top_p, top_k and min_p, so what is sampled with top_p="
                 f"{params.top_p:g}, top_k={params.top_k}, min_p={params.min_p:g} cannot be trained on; set 1, 0 and 0."
             )
-        sampling: dict[str, Any] = {
-            "max_new_tokens": max_tokens,
-            "temperature": params.temperature,
-            "repetition_penalty": params.repetition_penalty,
-            "stop_token_ids": [*stop_ids, *params.stop_token_ids],
-            "sampling_seed": seed & 0x7FFFFFFF,  # heeded by a server with --enable-deterministic-inference
-            "skip_special_tokens": False,
+        sampling = turn.common() | {
+            "max_new_tokens": turn.max_tokens,
+            "sampling_seed": turn.seed & 0x7FFFFFFF,  # heeded by a server with --enable-deterministic-inference
         }
-        if params.stop_strings:
-            sampling["stop"] = list(params.stop_strings)
-        body: dict[str, Any] = {"input_ids": prompt_ids.tolist(), "sampling_params": sampling, "return_logprob": True}
+        body = {"input_ids": turn.prompt_ids.tolist(), "sampling_params": sampling, "return_logprob": True}
         return body | ({"extra_key": salt} if salt else {}) | dict(params.extra)
 
     def sampled(self, answer: Any, weight_version: int) -> Sampled:

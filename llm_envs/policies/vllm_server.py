@@ -24,7 +24,6 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -44,7 +43,7 @@ from llm_envs.policies.server_control import (
     check_facts,
     check_updatable,
 )
-from llm_envs.policies.server_formats import ServerFormat, SGLangFormat, VLLMFormat
+from llm_envs.policies.server_formats import ServerFormat, SGLangFormat, TurnRequest, VLLMFormat
 from llm_envs.types import FinishReason, Sampled, SamplingParams
 
 if TYPE_CHECKING:
@@ -174,17 +173,10 @@ class VLLMServerPolicy:
         room = self.max_model_len - len(prompt_ids)
         if room < 1:
             raise ContextFullError(f"a prompt of {len(prompt_ids)} tokens fills the context of {self.max_model_len}.")
-        request = partial(
-            self._format.request,
-            prompt_ids,
-            params,
-            max_tokens=min(params.max_new_tokens, room),
-            seed=seed,
-            stop_ids=self.codec.stop_token_ids,
-        )
+        turn = TurnRequest(prompt_ids, params, min(params.max_new_tokens, room), seed, self.codec.stop_token_ids)
         slots = self._slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self.max_concurrency))
         async with slots:
-            return await self._try(request, seed, session)
+            return await self._try(turn, session)
 
     def load_checkpoint(self, path: str | Path, version: int) -> None:
         """Have all servers load the weights of a checkpoint, side by side; what begins afterwards carries `version`.
@@ -242,15 +234,15 @@ class VLLMServerPolicy:
 
     # One turn.
 
-    async def _try(self, request: Callable[..., dict[str, Any]], seed: int, session: str) -> Sampled:
+    async def _try(self, turn: TurnRequest, session: str) -> Sampled:
         last: RetryableError | None = None
         for attempt in range(self.max_retries + 1):
             if last is not None:
-                await asyncio.sleep(self.backoff.delay_s(attempt - 1, seed, last.asked_s))
+                await asyncio.sleep(self.backoff.delay_s(attempt - 1, turn.seed, last.asked_s))
             while (index := self.router.pick(session, time.monotonic())) is None:
                 await asyncio.sleep(max(self.router.wait_s(time.monotonic()), _LOADING_POLL_S))
             try:
-                return await self._ask(index, request)
+                return await self._ask(index, turn)
             except RetryableError as error:
                 last = error
                 if error.is_busy:
@@ -259,14 +251,15 @@ class VLLMServerPolicy:
                 self.router.done(index)
         raise BridgeError(f"a turn failed {self.max_retries + 1} times; at last: {last}") from last
 
-    async def _ask(self, index: int, request: Callable[..., dict[str, Any]]) -> Sampled:
+    async def _ask(self, index: int, turn: TurnRequest) -> Sampled:
         """Make one attempt at one server; its failures are entered with the router."""
         endpoint = self._endpoints[index]
         try:
             await self._ready(endpoint)
             facts, version = endpoint.facts, endpoint.version
             assert facts is not None
-            body = request(model=facts.model, salt=str(endpoint.n_loads) if endpoint.n_loads else "")
+            salt = str(endpoint.n_loads) if endpoint.n_loads else ""
+            body = self._format.request(turn, model=facts.model, salt=salt)
             answer = await self._post(endpoint, body)
             while endpoint.checked < endpoint.connects:
                 await self._identified(endpoint)

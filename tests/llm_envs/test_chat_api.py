@@ -152,9 +152,9 @@ def test_in_the_end_the_last_failure_is_said():
 
 
 def test_a_server_that_does_not_answer_is_given_up():
-    with fake_server(lambda asked, n: Answer(delay_s=5.0)) as server:
-        with pytest.raises(BridgeError, match=r"failed 2 times.*timeout_s=0\.1"):
-            reply(server.url, timeout_s=0.1, max_retries=1)
+    slow = fake_server(lambda asked, n: Answer(delay_s=5.0))
+    with slow as server, pytest.raises(BridgeError, match=r"failed 2 times.*timeout_s=0\.1"):
+        reply(server.url, timeout_s=0.1, max_retries=1)
 
 
 def test_retry_after_holds_every_request():

@@ -14,7 +14,7 @@ from fake_server import Answer, completion, fake_server, vllm_answers
 from llm_envs.errors import BridgeError, ContextFullError, InvalidConfigError, ModelError
 from llm_envs.policies.checkpoints import check_same_tensors, find_checkpoint, tensor_shapes, write_checkpoint
 from llm_envs.policies.routing import Backoff
-from llm_envs.policies.server_formats import SGLangFormat, VLLMFormat
+from llm_envs.policies.server_formats import SGLangFormat, TurnRequest, VLLMFormat
 from llm_envs.policies.vllm_server import VLLMServerPolicy
 from llm_envs.tiny_model import tiny_model, tiny_tokenizer
 from llm_envs.types import FinishReason, SamplingParams
@@ -82,8 +82,7 @@ def test_the_request_says_everything_and_the_answer_is_read(one):
 
 
 def test_seeds_beyond_63_bits_are_sent_as_the_server_reads_them():
-    settings = {"max_tokens": 1, "stop_ids": (), "model": "m", "salt": ""}
-    body = VLLMFormat().request(PROMPT, SamplingParams(), seed=2**64 - 1, **settings)
+    body = VLLMFormat().request(TurnRequest(PROMPT, SamplingParams(), 1, 2**64 - 1, ()), model="m", salt="")
     assert body["seed"] == 2**63 - 1
     assert "cache_salt" not in body
 
@@ -112,21 +111,32 @@ def test_an_answer_that_cannot_be_trained_on_is_refused(changes):
 
 
 def test_sglang_in_the_forms_of_its_documentation():
-    settings = {"max_tokens": 9, "seed": 2**40 + 1, "stop_ids": (2,), "model": "m", "salt": "1"}
-    body = SGLangFormat().request(PROMPT, SamplingParams(temperature=0.7), **settings)
-    assert body["input_ids"] == PROMPT.tolist()
-    assert body["return_logprob"] is True
-    assert body["sampling_params"]["max_new_tokens"] == 9
-    assert body["sampling_params"]["sampling_seed"] == 1
+    params = SamplingParams(temperature=0.7, stop_token_ids=(7,), stop_strings=("X",), extra={"rid": "a"})
+    turn = TurnRequest(PROMPT, params, 9, 2**40 + 1, (2,))
+    assert SGLangFormat().request(turn, model="m", salt="1") == {
+        "input_ids": PROMPT.tolist(),
+        "return_logprob": True,
+        "extra_key": "1",
+        "rid": "a",
+        "sampling_params": {
+            "max_new_tokens": 9,
+            "temperature": 0.7,
+            "repetition_penalty": 1.0,
+            "stop_token_ids": [2, 7],
+            "stop": ["X"],
+            "sampling_seed": 1,
+            "skip_special_tokens": False,
+        },
+    }
     meta = {
         "output_token_logprobs": [[-0.5, 5, None], [-0.25, 2, None]],
         "finish_reason": {"type": "stop", "matched": 2},
     }
-    turn = SGLangFormat().sampled({"meta_info": meta}, 4)
-    assert (turn.token_ids.tolist(), turn.logps.tolist()) == ([5, 2], [-0.5, -0.25])
-    assert (turn.finish_reason, turn.weight_version) == (FinishReason.STOP, 4)
+    sampled = SGLangFormat().sampled({"meta_info": meta}, 4)
+    assert (sampled.token_ids.tolist(), sampled.logps.tolist()) == ([5, 2], [-0.5, -0.25])
+    assert (sampled.finish_reason, sampled.weight_version) == (FinishReason.STOP, 4)
     with pytest.raises(InvalidConfigError, match=r"top_p=0\.9"):
-        SGLangFormat().request(PROMPT, SamplingParams(top_p=0.9), **settings)
+        SGLangFormat().request(TurnRequest(PROMPT, SamplingParams(top_p=0.9), 9, 1, (2,)), model="m", salt="")
 
 
 @pytest.mark.parametrize(
