@@ -24,6 +24,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Itera
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from typing import Any, TypeVar
 
 from llm_envs.errors import InvalidConfigError, RolloutFailedError
@@ -248,19 +249,38 @@ class Collector:
             finally:
                 await crew.stop()
 
-    def play(self, groups: Sequence[Sequence[EpisodeSpec]]) -> list[TrajectoryGroup]:
-        """Play these groups, each given as the specs of its members; waits for all, returns them in order."""
-        return self._run(partial(self.aplay, groups))
+    def play(
+        self,
+        groups: Sequence[Sequence[EpisodeSpec]],
+        *,
+        group_filter: GroupFilter | None = None,
+        refills: Iterable[Sequence[EpisodeSpec]] = (),
+    ) -> list[TrajectoryGroup]:
+        """Play these groups, each given as the specs of its members; waits for all, returns them in order.
 
-    async def aplay(self, groups: Sequence[Sequence[EpisodeSpec]]) -> list[TrajectoryGroup]:
+        Args:
+            groups: What is played.
+            group_filter: Which of them stay; each that does not is replaced by the next of the refills.
+            refills: In place of those, in their order. Where they end before enough groups stayed, fewer are returned.
+        """
+        return self._run(partial(self.aplay, groups, group_filter=group_filter, refills=refills))
+
+    async def aplay(
+        self,
+        groups: Sequence[Sequence[EpisodeSpec]],
+        *,
+        group_filter: GroupFilter | None = None,
+        refills: Iterable[Sequence[EpisodeSpec]] = (),
+    ) -> list[TrajectoryGroup]:
         """Do what `play` does, from asynchronous code."""
         for specs in groups:
             check_group(specs)
         ids = [specs[0].group_id for specs in groups]
         if len(set(ids)) < len(ids):
             raise InvalidConfigError(f"groups share an id: {sorted({i for i in ids if ids.count(i) > 1})[:5]}.")
-        largest = max(map(len, groups), default=1)
-        return await self._gather(iter(groups), len(groups), largest, None, n_episodes=sum(map(len, groups)))
+        largest, n_episodes = max(map(len, groups), default=1), sum(map(len, groups))
+        supply = chain(groups, refills)
+        return await self._gather(supply, len(groups), largest, group_filter, n_episodes, may_give_up=False)
 
     def play_each(self, groups: Iterable[Sequence[EpisodeSpec]], *, n_episodes: int = 0) -> None:
         """Play these groups and keep none: each trajectory goes to `on_trajectory` when it is finished, and is let go.
@@ -344,18 +364,27 @@ class Collector:
         group_size: int,
         group_filter: GroupFilter | None,
         n_episodes: int | None = None,
+        *,
+        may_give_up: bool = True,
     ) -> list[TrajectoryGroup]:
-        """Play until `n_groups` have passed the filter; return them in the order of submission."""
+        """Play until `n_groups` have passed the filter, or the supply ends; return them in the order of submission."""
         total = n_groups * group_size if n_episodes is None else n_episodes
         with self._clock(), show_progress(self.progress, self.stats, total) as show:
             crew = self._crew(GroupBook(supply), show)
             try:
-                return await self._take(crew, n_groups, group_size, group_filter)
+                return await self._take(crew, n_groups, group_size, group_filter, may_give_up=may_give_up)
             finally:
                 await crew.stop()
 
     async def _take(
-        self, crew: Crew, n_groups: int, group_size: int, group_filter: GroupFilter | None, over_sampling: float = 1.0
+        self,
+        crew: Crew,
+        n_groups: int,
+        group_size: int,
+        group_filter: GroupFilter | None,
+        over_sampling: float = 1.0,
+        *,
+        may_give_up: bool = True,
     ) -> list[TrajectoryGroup]:
         accepted: dict[int, TrajectoryGroup] = {}
         n_played = 0
@@ -369,7 +398,7 @@ class Collector:
             n_played += 1
             if self._keeps(group, group_filter):
                 accepted[index] = group
-            elif n_played >= self.max_refills * n_groups:
+            elif may_give_up and n_played >= self.max_refills * n_groups:
                 self._give_up(n_played, len(accepted), n_groups, group)
         return [accepted[index] for index in sorted(accepted)]
 

@@ -105,6 +105,25 @@ def test_filtered_groups_are_the_same_at_any_concurrency(concurrency):
     assert [t.to_json(timings=False) for g in groups for t in g] == [t.to_json(timings=False) for g in again for t in g]
 
 
+@pytest.mark.parametrize("concurrency", [1, 7, 64])
+def test_given_groups_that_a_filter_drops_are_replaced_by_the_refills_in_order(concurrency):
+    def groups(name, n):
+        return [group_specs(EpisodeSpec("NumbersEnv", seed=seed, group_id=f"{name}{seed}"), 2) for seed in range(n)]
+
+    policy = HashingTokenPolicy(CODEC, coin)
+    with make(policy, max_concurrency=concurrency) as collector:
+        played = collector.play(groups("a", 12) + groups("b", 30))
+    with make(policy, max_concurrency=concurrency) as collector:
+        kept = collector.play(groups("a", 12), group_filter=create_spread_filter(), refills=groups("b", 30))
+        check_books(collector)
+    passing = [group for group in played if create_spread_filter()(group)]
+    assert [group.group_id for group in kept] == [group.group_id for group in passing][:12]
+    assert kept == passing[:12] and any(group.group_id.startswith("b") for group in kept)
+    with make(policy, max_concurrency=concurrency) as collector:
+        some = collector.play(groups("a", 12), group_filter=create_spread_filter(), refills=groups("b", 2))
+    assert some == [group for group in played[:14] if create_spread_filter()(group)] and len(some) < 12
+
+
 def test_a_filter_that_nothing_passes_stops_with_a_message():
     collector = make(HashingTokenPolicy(CODEC, right_digit), group_filter=create_spread_filter(), max_refills=3)
     with pytest.raises(
