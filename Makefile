@@ -11,6 +11,7 @@
 
 PYTHON ?= python3
 PYTEST_ARGS ?=
+WORKERS ?= 2
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -25,6 +26,9 @@ SOURCES := $(shell find llm_envs tasks trainers -name '*.py' -o -name '*.html' -
 # Installed first and alone: the pinned torch must never be replaced by one that a later resolution prefers.
 TORCH := $(shell grep '^torch==' constraints.txt)
 
+# The tests of one file share what they make, so a file stays with one process; tests/conftest.py says which go first.
+PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+
 .PHONY: help demo test test-vllm lint check bench docs clean
 
 help:
@@ -34,10 +38,10 @@ demo: $(VENV)/.stamp
 	$(VENV)/bin/python examples/demo.py --out runs/demo
 
 test: $(VENV)/.stamp
-	$(VENV)/bin/python -m pytest $(PYTEST_ARGS)
+	$(VENV)/bin/python -m pytest $(PARALLEL) $(PYTEST_ARGS)
 
 test-vllm: $(VENV_VLLM)/.stamp
-	LLM_ENVS_REQUIRE_VLLM=1 $(VENV_VLLM)/bin/python -m pytest -m "vllm or not slow" $(PYTEST_ARGS)
+	LLM_ENVS_REQUIRE_VLLM=1 $(VENV_VLLM)/bin/python -m pytest -m "vllm or not slow" $(PARALLEL) $(PYTEST_ARGS)
 
 lint: $(VENV)/.stamp $(TYPES)/.stamp
 	$(VENV)/bin/ruff format --check .
@@ -74,7 +78,7 @@ $(VENV)/.stamp: pyproject.toml constraints.txt
 $(VENV_VLLM)/.stamp: pyproject.toml constraints-vllm.txt
 	$(call CREATE,$(VENV_VLLM))
 	$(VENV_VLLM)/bin/pip install -q --no-deps -r constraints-vllm.txt
-	$(VENV_VLLM)/bin/pip install -q --no-build-isolation -e '.[train,report,tools,bridges]' pytest hypothesis -c constraints-vllm.txt
+	$(VENV_VLLM)/bin/pip install -q --no-build-isolation -e '.[train,report,tools,bridges]' pytest pytest-xdist hypothesis -c constraints-vllm.txt
 	@touch $@
 
 # An environment whose own site-packages hold our wheel and nothing else; everything else is seen in $(VENV).

@@ -1,14 +1,23 @@
 """What every test runs under: offline, a fixed number of threads, no windows, and vLLM small enough for a CI machine.
 
 The variables are set here, before anything that reads them is imported; one that is already set is left alone.
+
+Several processes share the tests by file (`make test`). The files that take longest go first, so that none begins when
+the other process has nothing left to do; and a test marked `alone` runs while no other process runs any.
 """
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 import os
 import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
+import hypothesis
 import pytest
 
 SETTINGS = {
@@ -18,22 +27,109 @@ SETTINGS = {
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "DO_NOT_TRACK": "1",
     "TOKENIZERS_PARALLELISM": "false",
-    "OMP_NUM_THREADS": "2",  # the models are tiny: more threads only wait for one another
+    "OMP_NUM_THREADS": "1",  # the models are tiny, and the tests run in as many processes as there are cores
     "MPLBACKEND": "Agg",
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
 }
+LONGEST_FIRST = [
+    "test_examples.py",
+    "test_vllm_server.py",
+    "test_grpo_vllm.py",
+    "test_vllm_engine.py",
+    "test_end_to_end.py",
+    "test_grpo.py",
+    "test_workers.py",
+    "test_chat_families.py",
+    "test_attacks.py",
+    "test_docs.py",
+    "test_packaging.py",
+    "test_store_kills.py",
+    "test_server_failures.py",
+]
+"""Files that take ten seconds and more; only the time of the whole run depends on this list."""
+
 for _name, _value in SETTINGS.items():
     os.environ.setdefault(_name, _value)
+
+# The same examples in every run, however long a busy machine takes over one: what fails, fails for what it tests.
+hypothesis.settings.register_profile(
+    "tests", deadline=None, derandomize=True, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("tests")
 
 # What a shell starts in the background ignores Ctrl-C, and so do its children: tests of interrupts would wait for ever.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+TURNS = pytest.StashKey["Turns | None"]()
+FOLDER = pytest.StashKey[tempfile.TemporaryDirectory]()
+
+
+class Turns:
+    """Lets the processes of one run test side by side, or one of them alone.
+
+    Invariants:
+
+    1. Who tests holds `_testing`: shared with others, or alone.
+    2. Who waits for `_testing` holds `_next`: once one waits to be alone, nobody begins before it has been.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._next, self._testing = (
+            os.open(folder / name, os.O_RDWR | os.O_CREAT, 0o600) for name in ("next", "testing")
+        )
+
+    def begin(self, *, alone: bool) -> None:
+        """Wait for what a test needs: that nobody is alone, or that nobody tests."""
+        fcntl.flock(self._next, fcntl.LOCK_EX)
+        fcntl.flock(self._testing, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        fcntl.flock(self._next, fcntl.LOCK_UN)
+
+    def end(self) -> None:
+        """Let others begin. Unlocked, not closed: a process that a test left may have a copy of the descriptor."""
+        fcntl.flock(self._testing, fcntl.LOCK_UN)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tell each of several processes where they all find their locks."""
+    if FOLDER not in node.config.stash:
+        node.config.stash[FOLDER] = tempfile.TemporaryDirectory(prefix="llm-envs-tests-")
+    node.workerinput["turns"] = node.config.stash[FOLDER].name
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Take part in the turns, where there are others."""
+    folder = getattr(config, "workerinput", {}).get("turns")
+    config.stash[TURNS] = Turns(Path(folder)) if folder else None
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Remove the locks of a run that is over."""
+    if FOLDER in config.stash:
+        config.stash[FOLDER].cleanup()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[object]:
+    """Run a test, its fixtures included, beside others or alone."""
+    turns = item.config.stash[TURNS]
+    if turns is None:
+        return (yield)
+    turns.begin(alone="alone" in item.keywords)
+    try:
+        return (yield)
+    finally:
+        turns.end()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs vLLM where it is not installed, unless the run promised that it is."""
+    """Begin with what takes longest; skip what needs vLLM where it is not installed, unless the run promised it."""
+    order = {name: place for place, name in enumerate(LONGEST_FIRST)}
+    items.sort(key=lambda item: order.get(item.path.name, len(order)))
     if importlib.util.find_spec("vllm") is not None:
         return
     if os.environ.get("LLM_ENVS_REQUIRE_VLLM"):
