@@ -14,6 +14,7 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llm_envs.arguments import (
@@ -86,7 +87,8 @@ def run(arguments: argparse.Namespace) -> int:
     from llm_envs.registration import task_spec
     from llm_envs.reporting import live_progress
     from llm_envs.rollout import RolloutLimits, create_window
-    from llm_envs.rollout.store import check_folder
+    from llm_envs.rollout.store import check_folder, finished
+    from llm_envs.rollout.store_folder import MANIFEST_NAME
     from llm_envs.types import SamplingParams
 
     envs = parse_mixture(arguments.envs, arguments.exclude or ())
@@ -105,6 +107,8 @@ def run(arguments: argparse.Namespace) -> int:
     # A model may take minutes to load: say before that what can be said.
     own = run_settings(envs, group_size=arguments.group_size, **collector) | settings
     check_folder(arguments.out, own, resume=arguments.resume)
+    if (Path(arguments.out) / MANIFEST_NAME).exists():
+        finished(arguments.out)
     try:
         with (
             _terminated_as_interrupted(),

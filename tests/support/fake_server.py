@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -98,6 +99,10 @@ def fake_server(respond: Respond, port: int = 0) -> Iterator[FakeServer]:
         daemon_threads = True
         block_on_close = False  # a request that stalls on purpose is not waited for
         allow_reuse_address = True
+
+        def handle_error(self, request: Any, client_address: Any) -> None:
+            if not isinstance(sys.exc_info()[1], OSError):  # else the client has gone away
+                super().handle_error(request, client_address)
 
     server = Server(("127.0.0.1", port), Handler)
     fake.url = f"http://127.0.0.1:{server.server_address[1]}"
