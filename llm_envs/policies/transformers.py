@@ -1,7 +1,8 @@
 """The embedded default: a transformers model in this process, on any machine, sampling concurrent requests in batches.
 
 Invariants:
-1. A request is answered exactly once: with its turn, with an error, or not at all if its caller was cancelled.
+1. A request is answered exactly once: with its turn (or what there is of it, if it was interrupted), with an error, or
+   not at all if its caller was cancelled.
 2. One batch runs at a time, in the policy's own thread; the event loops are never blocked. Each event loop has a
    queue and a pump of its own, which end with that loop.
 3. A batch holds requests of equal sampling parameters only; requests keep their order of arrival.
@@ -26,7 +27,7 @@ from llm_envs.errors import ContextFullError, InvalidConfigError, ModelError
 from llm_envs.policies.loading import context_length, load_model, load_tokenizer
 from llm_envs.policies.padding import check_token_ids
 from llm_envs.policies.sampling import batch_generate
-from llm_envs.types import Sampled, SamplingParams
+from llm_envs.types import FinishReason, Sampled, SamplingParams
 
 if TYPE_CHECKING:
     import torch
@@ -40,7 +41,9 @@ class _Request:
     prompt_ids: npt.NDArray[np.int32]
     params: SamplingParams
     seed: int
+    session: str
     answer: asyncio.Future[Sampled]
+    is_interrupted: bool = False
 
     @property
     def batch_key(self) -> SamplingParams:
@@ -53,6 +56,8 @@ class _Queue:
     """What one event loop waits for, and the task that sees to it."""
 
     pending: list[_Request] = field(default_factory=list)
+    running: list[_Request] = field(default_factory=list)
+    """The batch that is being sampled."""
     pump: asyncio.Task[None] | None = None
 
     def take(self, limit: int) -> list[_Request]:
@@ -131,7 +136,7 @@ class TransformersPolicy:
     async def sample(
         self, prompt_ids: npt.NDArray[np.int32], params: SamplingParams, *, seed: int, session: str
     ) -> Sampled:
-        """Sample one turn; see `policies.base.TokenPolicy`. `session` is not needed here.
+        """Sample one turn; see `policies.base.TokenPolicy`. `session` only says whom an interrupt is for.
 
         Raises:
             ContextFullError: If the prompt leaves no room for a token.
@@ -146,11 +151,25 @@ class TransformersPolicy:
             raise RuntimeError("the transformers policy was closed: make a new one")
         loop = asyncio.get_running_loop()
         queue = self._queues.setdefault(loop, _Queue())
-        request = _Request(prompt_ids, params, seed, loop.create_future())
+        request = _Request(prompt_ids, params, seed, session, loop.create_future())
         queue.pending.append(request)
         if queue.pump is None or queue.pump.done():
             queue.pump = loop.create_task(self._serve(queue))
         return await request.answer
+
+    def interrupt(self, session: str) -> None:
+        """Have a session's turns end with what they have; see `policies.base.InterruptiblePolicy`.
+
+        They end at their next token; the answer comes when the whole batch has ended, so interrupt all that is in it.
+        """
+        queue = self._queues.get(asyncio.get_running_loop())
+        if queue is None:
+            return
+        for request in [*queue.pending, *queue.running]:
+            request.is_interrupted = request.is_interrupted or request.session == session
+        for request in queue.pending:
+            if request.is_interrupted and not request.answer.done():
+                request.answer.set_result(_nothing(self.weight_version))
 
     def update_weights(self, named_parameters: Iterable[tuple[str, Any]], version: int) -> None:
         """Copy `named_parameters` (name, tensor) into the model.
@@ -187,8 +206,10 @@ class TransformersPolicy:
                 await asyncio.sleep(self.gather_s)
                 batch = queue.take(self.max_batch_size)
                 if batch:
+                    queue.running = batch
                     await self._run(batch)
         finally:
+            queue.running = []
             for request in queue.pending:
                 request.answer.cancel()
             queue.pending.clear()
@@ -226,8 +247,13 @@ class TransformersPolicy:
                 stop_token_ids=self.codec.stop_token_ids,
                 weight_version=self.weight_version,
                 detokenize=lambda ids: str(self.tokenizer.decode(ids)),
-                is_aborted=lambda index: batch[index].answer.cancelled(),
+                is_aborted=lambda index: batch[index].is_interrupted or batch[index].answer.cancelled(),
             )
         finally:
             if was_training:
                 self.model.train()
+
+
+def _nothing(weight_version: int) -> Sampled:
+    """Return what there is of a turn that has not begun."""
+    return Sampled(np.zeros(0, np.int32), np.zeros(0, np.float32), FinishReason.ABORT, weight_version)

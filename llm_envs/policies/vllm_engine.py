@@ -4,10 +4,11 @@ Requests go in with `add_request`, one pump thread calls `step`, answers go back
 
 Invariants:
 1. The engine is touched by one thread at a time: by the pump, or, with the pump standing still, by `update_weights`.
-2. A request is answered exactly once, or aborted in the engine when its caller was cancelled.
+2. A request is answered exactly once (with what there is of it, if it was interrupted), or aborted in the engine when
+   its caller was cancelled.
 3. Weights change only between steps, and the prefix cache is emptied with them. A turn that was running then goes on
    under the new weights and is marked with the version at which it *began*; callers that forbid this wait for their
-   turns first.
+   turns first, or interrupt them.
 4. An engine that fails answers every open request, and every later one, with its error: nobody waits for ever.
 """
 
@@ -87,6 +88,8 @@ class _Request:
     """The engine's last output and the weight version -> the answer."""
     answer: asyncio.Future[Any]
     loop: asyncio.AbstractEventLoop
+    session: str | None = None
+    """Whose turn it is; None: nobody's, and it cannot be interrupted."""
     weight_version: int = 0
 
 
@@ -120,6 +123,8 @@ class VLLMEnginePolicy:
         self._stepping = threading.Lock()
         self._arrived: list[_Request] = []
         self._cancelled: list[str] = []
+        self._interrupted: set[str] = set()
+        self._under_way: set[_Request] = set()  # turns that somebody waits for; the lock guards it, as all above
         self._open: dict[str, _Request] = {}
         self._closed = False
         self._failure: Exception | None = None
@@ -140,8 +145,14 @@ class VLLMEnginePolicy:
         if room < 1:
             raise ContextFullError(f"a prompt of {len(prompt_ids)} tokens fills the context of {self.max_model_len}.")
         settings = _to_vllm(params, min(params.max_new_tokens, room), seed, self.codec.stop_token_ids)
-        sampled: Sampled = await self._ask(prompt_ids, settings, _to_sampled)
+        sampled: Sampled = await self._ask(prompt_ids, settings, _to_sampled, session)
         return sampled
+
+    def interrupt(self, session: str) -> None:
+        """Have a session's turns end at their next token; see `policies.base.InterruptiblePolicy`."""
+        with self._wake:
+            self._interrupted |= {request.id for request in self._under_way if request.session == session}
+            self._wake.notify()
 
     async def token_logps(
         self, sequences: Sequence[npt.NDArray[np.int32]], *, temperature: float = 1.0, micro_batch_size: int = 16
@@ -205,16 +216,18 @@ class VLLMEnginePolicy:
         prompt_ids: npt.NDArray[np.int32],
         settings: vllm.SamplingParams,
         read: Callable[[vllm.RequestOutput, int], Any],
+        session: str | None = None,
     ) -> Any:
         """Have the engine work on one request; cancelling aborts it there."""
         loop = asyncio.get_running_loop()
-        request = _Request(
-            f"{id(self)}-{next(self._ids)}", prompt_ids.tolist(), settings, read, loop.create_future(), loop
-        )
+        name = f"{id(self)}-{next(self._ids)}"
+        request = _Request(name, prompt_ids.tolist(), settings, read, loop.create_future(), loop, session)
         with self._wake:
             if self._failure is not None or self._closed:
                 raise RuntimeError(self._why_closed())
             self._arrived.append(request)
+            if session is not None:
+                self._under_way.add(request)
             self._wake.notify()
         try:
             return await request.answer
@@ -223,6 +236,10 @@ class VLLMEnginePolicy:
                 self._cancelled.append(request.id)
                 self._wake.notify()
             raise
+        finally:
+            with self._wake:
+                self._under_way.discard(request)
+                self._interrupted.discard(request.id)
 
     def update_weights(self, named_parameters: Iterable[tuple[str, Any]], version: int) -> None:
         """Hand new weights (name, tensor) to the engine, between two steps, and empty its prefix cache."""
@@ -259,14 +276,18 @@ class VLLMEnginePolicy:
             return not self._closed
 
     def _admit(self) -> None:
-        """Hand arrivals to the engine and abort what was cancelled."""
+        """Hand arrivals to the engine, abort what was cancelled, and answer and abort what was interrupted."""
         with self._wake:
             arrived, self._arrived = self._arrived, []
             cancelled, self._cancelled = set(self._cancelled), []
+            interrupted, self._interrupted = self._interrupted - cancelled, set()
         for request in arrived:
             if request.id in cancelled:
                 continue
             request.weight_version = self.weight_version
+            if request.id in interrupted:
+                _resolve(request, partial(request.answer.set_result, _nothing(self.weight_version)))
+                continue
             prompt: Any = {"prompt_token_ids": request.prompt_ids}
             try:
                 self._engine.add_request(request.id, prompt, request.params)
@@ -274,9 +295,14 @@ class VLLMEnginePolicy:
                 _resolve(request, partial(request.answer.set_exception, error))
                 continue
             self._open[request.id] = request
-        aborted = [request_id for request_id in cancelled if self._open.pop(request_id, None) is not None]
+        found = [self._open[request_id] for request_id in interrupted & self._open.keys()]
+        answers = [_sampled_so_far(self._engine, request.id, request.weight_version) for request in found]
+        ended = cancelled | interrupted
+        aborted = [request_id for request_id in ended if self._open.pop(request_id, None) is not None]
         if aborted:
             self._engine.abort_request(aborted)
+        for request, sampled in zip(found, answers, strict=True):  # now that the engine has nothing more of them
+            _resolve(request, partial(request.answer.set_result, sampled))
 
     def _answer(self, output: vllm.RequestOutput) -> None:
         request = self._open.pop(output.request_id, None)
@@ -352,6 +378,8 @@ def _to_vllm(params: SamplingParams, max_tokens: int, seed: int, stop_ids: Seque
         stop_token_ids=[*stop_ids, *params.stop_token_ids],
         seed=seed & ((1 << _SEED_BITS) - 1),
         logprobs=0,
+        flat_logprobs=True,  # no dict a token
+        skip_clone=True,  # made for this request alone
         detokenize=bool(params.stop_strings),
         output_kind=RequestOutputKind.FINAL_ONLY,
         **params.extra,
@@ -361,15 +389,37 @@ def _to_vllm(params: SamplingParams, max_tokens: int, seed: int, stop_ids: Seque
 def _to_sampled(request: vllm.RequestOutput, weight_version: int) -> Sampled:
     output = request.outputs[0]
     ids = list(output.token_ids)
-    if output.logprobs is None or len(output.logprobs) != len(ids):
+    found: Any = output.logprobs
+    if found is None or found.token_ids != ids:
         raise RuntimeError(f"vLLM returned {len(ids)} tokens without a log-probability for each.")
-    logps = [position[token].logprob for position, token in zip(output.logprobs, ids, strict=True)]
     return Sampled(
         token_ids=np.array(ids, dtype=np.int32),
-        logps=np.array(logps, dtype=np.float32),
+        logps=np.array(found.logprobs, dtype=np.float32),
         finish_reason=_finish_reason(output),
         weight_version=weight_version,
     )
+
+
+def _nothing(weight_version: int) -> Sampled:
+    return Sampled(np.zeros(0, np.int32), np.zeros(0, np.float32), FinishReason.ABORT, weight_version)
+
+
+def _sampled_so_far(engine: Any, request_id: str, weight_version: int) -> Sampled:
+    """Return what the engine has of a turn; nothing, if this version of vLLM keeps it elsewhere.
+
+    vLLM has no public way to ask. This is what it does itself for a caller that streams, when a request is aborted
+    (`OutputProcessor.abort_requests`).
+    """
+    from vllm.v1.engine import FinishReason as Reason
+
+    try:
+        processor = engine.output_processor
+        (internal_id,) = processor.external_req_ids[request_id]
+        state = processor.request_states[internal_id]
+        output = state.make_request_output([], None, Reason.ABORT, None)
+        return _to_sampled(output, weight_version) if output.outputs[0].token_ids else _nothing(weight_version)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return _nothing(weight_version)
 
 
 def _to_logps(

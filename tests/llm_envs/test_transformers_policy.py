@@ -9,10 +9,14 @@ import pytest
 import torch
 
 from llm_envs.errors import ContextFullError, InvalidConfigError, ModelError
-from llm_envs.policies.base import TokenPolicy, UpdatablePolicy
+from llm_envs.policies.base import InterruptiblePolicy, TokenPolicy, UpdatablePolicy
+from llm_envs.policies.inference import token_logps
 from llm_envs.policies.transformers import TransformersPolicy
+from llm_envs.rollout import EpisodeSpec, play_episode
+from llm_envs.rollout.gate import Gate
+from llm_envs.testing import NumbersEnv
 from llm_envs.tiny_model import tiny_model, tiny_tokenizer
-from llm_envs.types import SamplingParams
+from llm_envs.types import FinishReason, SamplingParams, validate_batch
 
 TOKENIZER = tiny_tokenizer()
 PROMPT = np.arange(4, 12, dtype=np.int32)
@@ -35,6 +39,7 @@ def sample(policy, n):
 def test_it_is_a_token_policy(policy):
     assert isinstance(policy, TokenPolicy)
     assert isinstance(policy, UpdatablePolicy)
+    assert isinstance(policy, InterruptiblePolicy)
 
 
 def test_concurrent_requests_share_batches_and_get_their_own_answers(policy):
@@ -209,3 +214,118 @@ def test_close_ends_the_thread(policy):
 
     asyncio.run(run())
     assert not any(thread.is_alive() for thread in policy._thread._threads)
+
+
+async def until(condition):
+    """Wait for something that happens within milliseconds on a machine of one's own."""
+    for _ in range(12_000):
+        if condition():
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError("it did not happen within a minute")
+
+
+@pytest.fixture
+def n_steps(monkeypatch):
+    """Tokens sampled so far, over all batches."""
+    from llm_envs.policies import padding
+
+    steps, extend = [], padding.PaddedBatch.extend
+    monkeypatch.setattr(padding.PaddedBatch, "extend", lambda *args: steps.append(1) or extend(*args))
+    return lambda: len(steps)
+
+
+@pytest.fixture
+def long_policy():
+    return TransformersPolicy(tiny_model(TOKENIZER, hidden_size=32, max_length=8192), TOKENIZER)
+
+
+def test_interrupted_turns_go_on_to_the_greedy_turn_of_one_piece(long_policy, n_steps):
+    prompts = [PROMPT, PROMPT[:3], PROMPT[::-1].copy()]
+    greedy = SamplingParams(max_new_tokens=400, temperature=0)
+
+    async def ask(prompts, params):
+        return await asyncio.gather(
+            *[long_policy.sample(p, params, seed=0, session=str(i)) for i, p in enumerate(prompts)]
+        )
+
+    async def run():
+        whole = await ask(prompts, greedy)
+        begun = n_steps()
+        first = asyncio.ensure_future(ask(prompts, SamplingParams(max_new_tokens=8000, temperature=0)))
+        await until(lambda: n_steps() >= begun + 5)
+        for session in ("0", "1", "2"):
+            long_policy.interrupt(session)
+        return whole, await first
+
+    whole, first = asyncio.run(run())
+    assert {sampled.finish_reason for sampled in first} <= {FinishReason.ABORT, FinishReason.STOP}
+    assert any(sampled.finish_reason is FinishReason.ABORT for sampled in first)
+    assert all(5 <= len(sampled.token_ids) < 8000 for sampled in first if sampled.finish_reason is FinishReason.ABORT)
+    joined = [np.concatenate([p, s.token_ids[:100]]) for p, s in zip(prompts, first, strict=True)]
+    rest = asyncio.run(ask(joined, SamplingParams(max_new_tokens=20, temperature=0)))
+    for one, begin, end in zip(whole, first, rest, strict=True):
+        if begin.finish_reason is FinishReason.ABORT:
+            pieces = [*begin.token_ids[:100].tolist(), *end.token_ids.tolist()]
+            assert pieces == one.token_ids[: len(pieces)].tolist()
+
+
+def test_a_request_that_has_not_begun_is_answered_at_once(policy):
+    policy.gather_s = 60.0
+    policy.weight_version = 4
+
+    async def run():
+        waiting = [
+            asyncio.ensure_future(policy.sample(PROMPT, SamplingParams(), seed=0, session=name)) for name in "aab"
+        ]
+        await asyncio.sleep(0)
+        policy.interrupt("nobody")
+        policy.interrupt("a")
+        policy.interrupt("a")
+        answers = await asyncio.wait_for(asyncio.gather(*waiting[:2]), 30)
+        waiting[2].cancel()
+        policy._queues[asyncio.get_running_loop()].pump.cancel()
+        return answers
+
+    for sampled in asyncio.run(run()):
+        assert (len(sampled.token_ids), sampled.finish_reason, sampled.weight_version) == (0, FinishReason.ABORT, 4)
+
+
+def test_each_piece_of_a_turn_has_the_log_probabilities_of_its_own_weights(long_policy, n_steps):
+    """An episode is held twice in the middle of a turn, and the weights change meanwhile."""
+    models = [copy.deepcopy(long_policy.model)]
+    models += [tiny_model(TOKENIZER, hidden_size=32, max_length=8192, seed=seed) for seed in (5, 6)]
+    codec = long_policy.codec
+    codec.stop_token_ids = ()  # it writes until it is interrupted, and at last one token, whichever
+
+    async def run():
+        gate = Gate()
+        episode = asyncio.ensure_future(
+            play_episode(
+                NumbersEnv(1), EpisodeSpec("Numbers", seed=1), long_policy, codec=codec, gate=gate,
+                sampling=SamplingParams(max_new_tokens=8000, temperature=0.7, stop_strings=("no such text",)),
+            )
+        )  # fmt: skip
+        for version in (1, 2):
+            begun = n_steps()
+            await until(lambda begun=begun: n_steps() >= begun + 4)
+            await gate.close()
+            long_policy.update_weights(models[version].named_parameters(), version)
+            codec.stop_token_ids = tuple(range(len(TOKENIZER))) if version == 2 else ()
+            gate.open()
+        return await episode
+
+    trajectory = asyncio.run(run())
+    assert validate_batch([trajectory]) == [] and trajectory.status == "ok"
+    (turn,), (row,) = trajectory.turns, trajectory.rows
+    spans = turn.weight_versions
+    assert [span.version for span in spans] == [0, 1, 2]
+    assert [span.start for span in spans] == [0, *(span.stop for span in spans[:-1])]
+    start, stop = row.spans[0]
+    assert spans[-1].stop == stop - start == spans[-1].start + 1
+    for span in spans:
+        (scored,) = token_logps(models[span.version], [row.ids[:stop]], temperature=0.7)
+        piece = slice(start + span.start, start + span.stop)
+        assert np.abs(scored[piece] - row.logps[piece]).max() < 1e-4
+        (other,) = token_logps(models[(span.version + 1) % 3], [row.ids[:stop]], temperature=0.7)
+        assert np.abs(other[piece] - row.logps[piece]).max() > 1e-2

@@ -1,6 +1,7 @@
 """The vLLM policy on the real engine: log-probabilities, seeds, cancellation, weights, limits, failure."""
 
 import asyncio
+import threading
 
 import numpy as np
 import pytest
@@ -10,11 +11,14 @@ pytest.importorskip("vllm", reason="vLLM is not installed (make test-vllm has it
 pytestmark = pytest.mark.vllm
 
 from llm_envs.errors import ContextFullError, InvalidConfigError, ModelError  # noqa: E402  (after the skip)
-from llm_envs.policies.base import TokenPolicy, UpdatablePolicy  # noqa: E402
+from llm_envs.policies.base import InterruptiblePolicy, TokenPolicy, UpdatablePolicy  # noqa: E402
 from llm_envs.policies.inference import load_model, token_logps  # noqa: E402
 from llm_envs.policies.vllm_engine import VLLMEnginePolicy, load_engine  # noqa: E402
+from llm_envs.rollout import EpisodeSpec, play_episode  # noqa: E402
+from llm_envs.rollout.gate import Gate  # noqa: E402
+from llm_envs.testing import NumbersEnv  # noqa: E402
 from llm_envs.tiny_model import tiny_model, tiny_tokenizer  # noqa: E402
-from llm_envs.types import FinishReason, SamplingParams  # noqa: E402
+from llm_envs.types import FinishReason, SamplingParams, validate_batch  # noqa: E402
 
 PROMPT = np.arange(4, 30, dtype=np.int32)
 
@@ -59,6 +63,7 @@ def largest_gap(model, sampled, temperature=1.0):
 def test_it_is_a_token_policy(policy):
     assert isinstance(policy, TokenPolicy)
     assert isinstance(policy, UpdatablePolicy)
+    assert isinstance(policy, InterruptiblePolicy)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
@@ -161,6 +166,113 @@ def test_cancelling_aborts_the_request_in_the_engine(policy):
     assert [type(a) for a in answers[:5]] == [asyncio.CancelledError] * 5
     assert len(answers[5].token_ids) == 200
     assert policy._engine.get_num_unfinished_requests() == 0
+
+
+async def until(condition):
+    """Wait for something that happens within a second on a machine of one's own."""
+    for _ in range(12_000):
+        if condition():
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError("it did not happen within a minute")
+
+
+class Pause:
+    """Has the engine stand still after some steps, until it may go on."""
+
+    def __init__(self, engine, monkeypatch, n_steps):
+        self.reached, self.over, self.n_left, step = threading.Event(), threading.Event(), n_steps, engine.step
+
+        def paused_step():
+            outputs = step()
+            self.n_left -= 1
+            if self.n_left == 0:
+                self.reached.set()
+                assert self.over.wait(60)
+            return outputs
+
+        monkeypatch.setattr(engine, "step", paused_step)
+
+
+def test_an_interrupted_turn_comes_back_with_its_tokens_and_goes_on(policy, monkeypatch):
+    """Greedy, so that the pieces are those of one turn; a turn that nobody interrupts goes on beside it."""
+    greedy = SamplingParams(max_new_tokens=200, temperature=0, stop_strings=("no such text",))
+
+    async def run():
+        (whole,) = await asyncio.gather(policy.sample(PROMPT, greedy, seed=0, session="whole"))
+        pause = Pause(policy._engine, monkeypatch, 20)
+        turns = [asyncio.ensure_future(policy.sample(PROMPT, greedy, seed=0, session=name)) for name in "aab"]
+        await until(pause.reached.is_set)
+        policy.interrupt("nobody")
+        policy.interrupt("a")
+        pause.over.set()
+        first = await turns[0]
+        policy.interrupt("a")
+        rest = SamplingParams(max_new_tokens=10, temperature=0)
+        joined = np.concatenate([PROMPT, first.token_ids])
+        return whole, first, await turns[1], await policy.sample(joined, rest, seed=0, session="a"), await turns[2]
+
+    whole, first, second, rest, other = asyncio.run(run())
+    assert {first.finish_reason, second.finish_reason} == {FinishReason.ABORT}
+    n_tokens = len(first.token_ids)
+    assert 5 < n_tokens <= 20 and len(first.logps) == n_tokens
+    pieces = [*first.token_ids.tolist(), *rest.token_ids.tolist()]
+    assert pieces == whole.token_ids.tolist()[: len(pieces)]
+    assert np.abs(first.logps - whole.logps[:n_tokens]).max() < 1e-4
+    assert other.finish_reason is whole.finish_reason and other.token_ids.tolist() == whole.token_ids.tolist()
+    assert not policy._under_way and not policy._open
+
+
+def test_a_turn_that_has_not_begun_is_interrupted_without_a_token(policy):
+    async def run():
+        turn = asyncio.ensure_future(policy.sample(PROMPT, SamplingParams(), seed=0, session="a"))
+        with policy._stepping:  # the pump stands still
+            await asyncio.sleep(0)
+            policy.interrupt("a")
+        return await turn
+
+    sampled = asyncio.run(run())
+    assert sampled.finish_reason is FinishReason.ABORT and len(sampled.token_ids) == len(sampled.logps) <= 2
+
+
+def test_each_piece_of_a_turn_has_the_log_probabilities_of_its_own_weights(policy, folder, monkeypatch):
+    """An episode is held in the middle of a turn, and the weights change meanwhile."""
+    models = [load_model(folder, dtype=torch.float32) for _ in range(2)]
+    with torch.no_grad():
+        for parameter in models[1].parameters():
+            parameter.add_(0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
+    states = policy._engine.output_processor.request_states
+    policy.codec.stop_token_ids = ()  # it writes until its context is full
+
+    async def run():
+        gate, pause = Gate(), Pause(policy._engine, monkeypatch, 20)
+        episode = asyncio.ensure_future(
+            play_episode(
+                NumbersEnv(1), EpisodeSpec("Numbers", seed=1), policy, codec=policy.codec, gate=gate,
+                sampling=SamplingParams(max_new_tokens=250, temperature=0.7, extra={"ignore_eos": True}),
+            )
+        )  # fmt: skip
+        await until(pause.reached.is_set)
+        closing = asyncio.ensure_future(gate.close())
+        await until(lambda: policy._interrupted)
+        pause.over.set()
+        await closing
+        assert not states
+        policy.update_weights(models[1].named_parameters(), 1)
+        gate.open()
+        return await episode
+
+    trajectory = asyncio.run(run())
+    policy.update_weights(models[0].named_parameters(), 2)
+    assert validate_batch([trajectory]) == [] and trajectory.status == "ok"
+    (turn,), (row,) = trajectory.turns, trajectory.rows
+    assert [span.version for span in turn.weight_versions] == [0, 1]
+    start, stop = row.spans[0]
+    assert turn.weight_versions[-1].stop == stop - start > 100
+    for span in turn.weight_versions:
+        piece = slice(start + span.start, start + span.stop)
+        gaps = [np.abs(token_logps(m, [row.ids[:stop]], temperature=0.7)[0][piece] - row.logps[piece]) for m in models]
+        assert gaps[span.version].max() < 1e-4 and gaps[1 - span.version].max() > 1e-2
 
 
 def test_a_full_context_is_refused(policy):
