@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from llm_envs.errors import BridgeError, InvalidConfigError, JudgeError, SandboxError
-from llm_envs.parsers import Parser, parse_reply
+from llm_envs.parsers import ParsedReply, Parser, parse_reply
 from llm_envs.rewards.words import copied_words, final_reply, final_words, prompt_texts, split_words
 from llm_envs.types import Trajectory
 
@@ -131,6 +131,7 @@ def lift(
     of: Part = "answer",
     parser: Parser = parse_reply,
     copies: Copies = "count",
+    max_words: int | None = None,
     missing: float = 0.0,
     name: str | None = None,
 ) -> RewardFn:
@@ -145,25 +146,37 @@ def lift(
         parser: Takes the message apart.
         copies: What becomes of passages of the prompt that are written again (`copied_words`). "count": they count like
             any others. "refuse": an answer (without one: content) that is nothing but a copy of at least half of a
-            message of the prompt counts as missing. "drop": they are taken out first.
+            message of the prompt counts as missing, and so does an answer that was copied with what stands around it
+            (the example of one). "drop": they are taken out first.
+        max_words: An answer (without one: content) of more words counts as missing; None is no limit.
         missing: The score where there is no such text, or an empty one.
         name: Name of the part; None takes that of `text_fn`.
     """
     if of not in ("answer", "content", "text") or copies not in ("count", "refuse", "drop"):
         raise InvalidConfigError(f"lift: of={of!r}, copies={copies!r}; known are answer, content, text and count, "
                                  "refuse, drop.")  # fmt: skip
-    lifted = functools.partial(_lifted, text_fn, target, of, parser, copies, missing)
+    lifted = functools.partial(_lifted, text_fn, target, of, parser, copies, max_words, missing)
     return with_name(name or name_of(text_fn), lifted)
 
 
 def _lifted(
-    text_fn: TextFn, target: Any, of: Part, parser: Parser, copies: Copies, missing: float, trajectory: Trajectory
+    text_fn: TextFn,
+    target: Any,
+    of: Part,
+    parser: Parser,
+    copies: Copies,
+    max_words: int | None,
+    missing: float,
+    trajectory: Trajectory,
 ) -> float:
     reply = final_reply(trajectory, parser)
     text = {"answer": reply.answer, "content": reply.content, "text": final_words(trajectory)}[of]
     if not text or not text.strip() or reply.problems or (of == "answer" and reply.tool_calls):
         return missing
-    if copies == "refuse" and _is_echo(reply.answer or reply.content, prompt_texts(trajectory)):
+    said = reply.answer or reply.content
+    if max_words is not None and len(split_words(said)) > max_words:
+        return missing
+    if copies == "refuse" and _is_copied(reply, prompt_texts(trajectory)):
         return missing
     if copies == "drop":
         words = split_words(text)
@@ -175,12 +188,28 @@ def _lifted(
     return float(text_fn(text, target(trajectory) if callable(target) else target))
 
 
+def _is_copied(reply: ParsedReply, prompts: Sequence[str]) -> bool:
+    if _is_echo(reply.answer or reply.content, prompts):
+        return True
+    return reply.answer is not None and _stands_in_copy(reply.answer, reply.content, prompts)
+
+
 def _is_echo(text: str, prompts: Sequence[str]) -> bool:
     """Say whether a text is nothing but a copy of at least half of a message."""
     words = split_words(text)
     return any(
         2 * len(words) >= len(split_words(prompt)) and all(copied_words(words, [prompt])) for prompt in prompts if words
     )
+
+
+def _stands_in_copy(answer: str, content: str, prompts: Sequence[str]) -> bool:
+    """Say whether an answer is part of a longer copy: the words before and behind it, its tags, are copied too."""
+    words, inner = split_words(content), split_words(answer)
+    starts = [i for i in range(len(words) - len(inner) + 1) if words[i : i + len(inner)] == inner]
+    if not inner or not starts or len(inner) == len(words):
+        return False
+    first, last = max(starts[-1] - 1, 0), starts[-1] + len(inner) + 1
+    return all(copied_words(words, prompts)[first:last])
 
 
 def problem_field(name: str) -> Callable[[Trajectory], Any]:

@@ -47,6 +47,8 @@ __all__ = [
     "passed_share",
 ]
 
+FLOOD_WORDS = 1_000
+"""Words of an answer that is one, by its form: whoever writes more writes everything."""
 Target = str | Callable[[Trajectory], Any]
 """What is right; or a function of the trajectory that says it (`problem_field("answer")`)."""
 Tests = Sequence[tuple[str, Any]]
@@ -74,7 +76,13 @@ def create_math_match(
     return lift(match, target, parser=parser, name="math_match")
 
 
-def create_regex_format(pattern: str | re.Pattern[str], *, of: Part = "text", parser: Parser = parse_reply) -> RewardFn:
+def create_regex_format(
+    pattern: str | re.Pattern[str],
+    *,
+    of: Part = "text",
+    max_words: int | None = FLOOD_WORDS,
+    parser: Parser = parse_reply,
+) -> RewardFn:
     r"""Pay 1 for a message that matches a pattern whole, has nothing broken in it, and does not repeat the prompt.
 
     Pay for form only together with what it is the form of (`create_gated`): whatever is well formed earns it.
@@ -82,22 +90,27 @@ def create_regex_format(pattern: str | re.Pattern[str], *, of: Part = "text", pa
     Args:
         pattern: Such as `r"(?s)<think>.+?</think>\s*<answer>.+?</answer>"`.
         of: What must match: the message as it was written, its content, or the answer.
+        max_words: An answer (without one: content) of more words is no answer; None is no limit.
         parser: Says what is broken.
     """
-    return lift(regex_match, re.compile(pattern), of=of, parser=parser, copies="refuse", name="regex_format")
+    compiled = re.compile(pattern)
+    return lift(regex_match, compiled, of=of, parser=parser, copies="refuse", max_words=max_words, name="regex_format")
 
 
-def create_format(require: Sequence[str] = ("answer",), *, parser: Parser = parse_reply) -> RewardFn:
+def create_format(
+    require: Sequence[str] = ("answer",), *, max_words: int | None = FLOOD_WORDS, parser: Parser = parse_reply
+) -> RewardFn:
     """Pay 1 for a message with nothing broken in it that has all these parts: see `llm_envs.parsers.format_reward`.
 
     An answer that only repeats the prompt is none.
 
     Args:
         require: Of "thinking", "content", "tool_calls", "answer".
+        max_words: As for `create_regex_format`.
         parser: Takes the message apart.
     """
     score = functools.partial(_is_formed, tuple(require), parser)
-    return lift(score, _whole, of="text", parser=parser, copies="refuse", name="format")
+    return lift(score, _whole, of="text", parser=parser, copies="refuse", max_words=max_words, name="format")
 
 
 def _whole(trajectory: Trajectory) -> Trajectory:
