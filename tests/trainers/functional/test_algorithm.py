@@ -1,0 +1,183 @@
+"""Algorithms as values: what each computes on a batch worked by hand."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from llm_envs.trainers.functional.algorithm import (
+    ALGORITHMS,
+    CISPO,
+    DAPO,
+    DR_GRPO,
+    GRPO,
+    GSPO,
+    PAIRWISE,
+    REINFORCE,
+    RLOO,
+    AlgorithmConfig,
+    LossBatch,
+    algorithm_loss,
+    create_algorithm_schedule,
+)
+from llm_envs.trainers.functional.kl import k1, k2
+from llm_envs.trainers.functional.losses import policy_gradient
+from llm_envs.trainers.functional.pairs import create_ipo_loss
+
+NAN = float("nan")
+LOGPS_BT = torch.tensor([[-1.0, -2.0], [-3.0, NAN]])
+MASK_BT = torch.tensor([[1, 1], [1, 0]])
+
+
+def batch(**changes):
+    given = {"logps_BT": LOGPS_BT.clone().requires_grad_(), "mask_BT": MASK_BT, "advantages": torch.tensor([1.0, -2.0])}
+    return LossBatch(**(given | changes))
+
+
+def loss_and_gradient(algorithm, given):
+    loss, stats = algorithm_loss(algorithm, given)
+    loss.backward()
+    assert stats["loss"].item() == loss.item()
+    assert not any(value.requires_grad for value in stats.values())
+    return loss.item(), given.logps_BT.grad.tolist(), stats
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "loss", "gradient"),
+    [
+        # on-policy, ratios are 1: loss -A, gradient -A, per token
+        (GRPO, (-1 + 2) / 2, [[-0.25, -0.25], [1.0, 0.0]]),
+        (GSPO, (-1 + 2) / 2, [[-0.25, -0.25], [1.0, 0.0]]),
+        (DAPO, (-2 + 2) / 3, [[-1 / 3, -1 / 3], [2 / 3, 0.0]]),
+        (DR_GRPO, (-2 + 2) / 8, [[-1 / 8, -1 / 8], [2 / 8, 0.0]]),
+        # -A log pi: 1, 2 and -6
+        (CISPO, (3 - 6) / 3, [[-1 / 3, -1 / 3], [2 / 3, 0.0]]),
+        (RLOO, (3 - 6) / 2, [[-0.5, -0.5], [1.0, 0.0]]),
+        (REINFORCE, (3 - 6) / 2, [[-0.5, -0.5], [1.0, 0.0]]),
+    ],
+    ids=lambda value: getattr(value, "name", None),
+)
+def test_ready_algorithms_on_policy(algorithm, loss, gradient):
+    got_loss, got_gradient, stats = loss_and_gradient(algorithm, batch(max_length=4))
+    assert got_loss == pytest.approx(loss)
+    assert torch.tensor(got_gradient).flatten().tolist() == pytest.approx([*gradient[0], *gradient[1]])
+    assert stats["ratio"].item() == 1.0
+
+
+def test_ready_advantages():
+    rewards_B, ids_B = torch.tensor([1.0, 3.0, 0.0]), torch.tensor([0, 0, 1])
+    std = math.sqrt(2.0) + 1e-4
+    for algorithm, expected in (
+        (GRPO, [-1 / std, 1 / std, 0]),
+        (DAPO, [-1 / std, 1 / std, 0]),
+        (DR_GRPO, [-1, 1, 0]),
+        (RLOO, [-2, 2, 0]),
+        (REINFORCE, [-0.5, 2.5, -2]),
+    ):
+        assert algorithm.advantage_fn(rewards_B, ids_B, None).tolist() == pytest.approx(expected)
+
+
+def test_pairwise_is_dpo_on_the_best_and_the_worst():
+    given = batch(
+        rewards_B=torch.tensor([1.0, 0.0]),
+        group_ids_B=torch.tensor([3, 3]),
+        ref_logps_BT=torch.tensor([[-2.0, -2.0], [-2.0, NAN]]),
+        advantages=None,
+    )
+    loss, gradient, stats = loss_and_gradient(PAIRWISE, given)  # d = 1 - (-1) = 2, beta 0.1
+    assert loss == pytest.approx(math.log(1 + math.exp(-0.2)))
+    weight = 0.1 / (1 + math.exp(0.2))
+    assert gradient[0] == pytest.approx([-weight, -weight])
+    assert gradient[1] == pytest.approx([weight, 0.0])
+    assert (stats["pairs"].item(), stats["pair_accuracy"].item()) == (1.0, 1.0)
+
+
+def test_pairwise_without_a_reference_takes_the_policy_at_sampling_and_without_a_pair_nothing():
+    given = batch(rewards_B=torch.tensor([1.0, 0.0]), group_ids_B=torch.tensor([3, 3]))
+    assert loss_and_gradient(PAIRWISE, given)[0] == pytest.approx(math.log(2.0))
+    loss, gradient, stats = loss_and_gradient(
+        PAIRWISE, replace(batch(), rewards_B=torch.ones(2), group_ids_B=torch.ones(2).long())
+    )
+    assert (loss, gradient, stats["pairs"].item()) == (0.0, [[0.0, 0.0], [0.0, 0.0]], 0.0)
+
+
+def test_kl_entropy_and_importance_weights():
+    given = batch(
+        ref_logps_BT=torch.tensor([[-1.5, -1.0], [-3.0, NAN]]),
+        entropies_BT=torch.tensor([[1.0, 2.0], [6.0, NAN]]),
+        weights=torch.tensor([[0.5, 2.0], [1.0, NAN]]),
+    )
+    algorithm = replace(DAPO, kl_fn=k2, kl_coef=0.5, entropy_coef=0.1)
+    loss, gradient, stats = loss_and_gradient(algorithm, given)
+    # weighted policy loss -0.5, -2, 2; k2: 0.125, 0.5, 0; mean entropy 3
+    assert loss == pytest.approx((-0.5 + 2 - 2 + 0.5 * 0.625) / 3 - 0.3)
+    assert gradient[0] == pytest.approx([(-0.5 + 0.5 * 0.5) / 3, (-2.0 - 0.5) / 3])
+    assert stats["kl"].item() == pytest.approx(0.625 / 3)
+    assert stats["entropy"].item() == 3.0
+    in_reward, _, stats = loss_and_gradient(replace(DAPO, kl_fn=k1, kl_coef=0.5, kl_in="reward"), batch())
+    assert in_reward == 0.0
+    assert "kl" not in stats
+
+
+def test_a_new_algorithm_is_a_value():
+    def squared(logps_BT, old_logps_BT, advantages, mask_BT):
+        return advantages[:, None] * logps_BT**2
+
+    mine = AlgorithmConfig("mine", loss_fn=squared, normalisation="token")
+    assert loss_and_gradient(mine, batch())[0] == pytest.approx((1 + 4 - 18) / 3)  # what it leaves at masks is not read
+    both = replace(
+        PAIRWISE, name="both", loss_fn=policy_gradient, pair_loss_fn=create_ipo_loss(beta=0.5), pair_average=True
+    )
+    given = batch(rewards_B=torch.tensor([1.0, 0.0]), group_ids_B=torch.tensor([0, 0]))
+    assert loss_and_gradient(both, given)[0] == pytest.approx((3 - 6) / 3 + 1.0)  # (0 - 0 - 1)^2
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS.values(), ids=lambda algorithm: algorithm.name)
+def test_stored_tensors_are_constants(algorithm):
+    stored = {
+        "old_logps_BT": torch.tensor([[-1.1, -2.1], [-2.9, NAN]]),
+        "ref_logps_BT": torch.tensor([[-1.2, -2.0], [-3.0, NAN]]),
+        "advantages": torch.tensor([1.0, -2.0]),
+        "weights": torch.ones(2, 1),
+        "rewards_B": torch.tensor([1.0, 0.0]),
+    }
+    for tensor in stored.values():
+        tensor.requires_grad_()
+    given = batch(**stored, group_ids_B=torch.zeros(2, dtype=torch.long), max_length=4)
+    loss_and_gradient(replace(algorithm, kl_coef=0.1), given)
+    assert all(tensor.grad is None for tensor in stored.values())
+
+
+def test_what_is_missing_is_named():
+    for algorithm, given, name in (
+        (GRPO, batch(advantages=None), "LossBatch.advantages"),
+        (replace(GRPO, kl_coef=0.1), batch(), "LossBatch.ref_logps_BT"),
+        (replace(GRPO, entropy_coef=0.1), batch(), "LossBatch.entropies_BT"),
+        (PAIRWISE, batch(), "LossBatch.rewards_B"),
+        (DR_GRPO, batch(), "needs a constant"),
+    ):
+        with pytest.raises(ValueError, match=name):
+            algorithm_loss(algorithm, given)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"normalisation": "mean"}, "normalisation is 'mean'"),
+        ({"kl_in": "advantage"}, "kl_in is 'advantage'"),
+        ({"pair_selector": PAIRWISE.pair_selector}, "go together"),
+        ({"loss_fn": None}, "needs a loss_fn or a pair_loss_fn"),
+        ({"constant": 0.0}, "constant is 0.0"),
+    ],
+)
+def test_contradictory_settings_are_refused(changes, words):
+    with pytest.raises(ValueError, match=words):
+        AlgorithmConfig("wrong", **changes)
+
+
+def test_schedule():
+    schedule = create_algorithm_schedule({10: DAPO, 0: GRPO, 20: PAIRWISE})
+    assert [schedule(i).name for i in (0, 9, 10, 19, 20, 99)] == ["grpo", "grpo", "dapo", "dapo"] + ["pairwise"] * 2
+    with pytest.raises(ValueError, match="from iteration 0"):
+        create_algorithm_schedule({1: GRPO})

@@ -1,0 +1,271 @@
+"""An algorithm as a value: its advantages, its loss, its KL, put together by one function.
+
+`GRPO`, `DR_GRPO`, `DAPO`, `RLOO`, `REINFORCE`, `GSPO`, `CISPO` and `PAIRWISE` are ready; `dataclasses.replace(GRPO,
+kl_fn=k2, kl_coef=0.04)` makes another, and so does a function of one's own in any field.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Literal
+
+import torch
+
+from llm_envs.trainers.functional.advantages import (
+    AdvantageFn,
+    batch_leave_one_out_baseline,
+    create_reinforce,
+    group_centred,
+    group_normalised,
+    leave_one_out,
+)
+from llm_envs.trainers.functional.kl import KLFn, k3, mean_kl
+from llm_envs.trainers.functional.losses import (
+    LossFn,
+    create_cispo,
+    create_clipped_surrogate,
+    entropy_bonus,
+    log_ratios,
+    policy_gradient,
+)
+from llm_envs.trainers.functional.masking import Normalisation, aggregate_loss, masked_mean, zero_masked
+from llm_envs.trainers.functional.pairs import (
+    PairLossFn,
+    PairSelector,
+    best_worst_pairs,
+    create_dpo_loss,
+    pair_log_ratios,
+)
+
+__all__ = [
+    "ALGORITHMS",
+    "CISPO",
+    "DAPO",
+    "DR_GRPO",
+    "GRPO",
+    "GSPO",
+    "PAIRWISE",
+    "REINFORCE",
+    "RLOO",
+    "AlgorithmConfig",
+    "AlgorithmSchedule",
+    "LossBatch",
+    "algorithm_loss",
+    "create_algorithm_schedule",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class AlgorithmConfig:
+    """What is learned from a batch of episodes. Every field may be a function of one's own.
+
+    Raises:
+        ValueError: If the fields contradict one another.
+    """
+
+    name: str
+    """What logs and checkpoints call it."""
+    advantage_fn: AdvantageFn = group_normalised
+    """`(rewards_B, group_ids_B, turn_rewards_BK) -> advantages` of shape (B,) or (B, K)."""
+    loss_fn: LossFn | None = field(default_factory=create_clipped_surrogate)
+    """`(logps_BT, old_logps_BT, advantages, mask_BT) -> loss_BT`; None: no loss on tokens."""
+    normalisation: Normalisation = "token"
+    """What the sum over tokens is divided by, of loss and KL."""
+    constant: float | None = None
+    """The constant of `normalisation="constant"`; None: the greatest completion length, `LossBatch.max_length`."""
+    kl_fn: KLFn = k3
+    """`(logps_BT, ref_logps_BT, mask_BT) -> kl_BT`, against the reference."""
+    kl_coef: float = 0.0
+    """0: no reference is needed."""
+    kl_in: Literal["loss", "reward"] = "loss"
+    """Where the KL counts. "reward": the trainer subtracts it before advantages (`kl.kl_in_reward`; take `k1`)."""
+    entropy_coef: float = 0.0
+    """Times the mean entropy per token, subtracted from the loss."""
+    pair_selector: PairSelector | None = None
+    """`(rewards_B, group_ids_B) -> pairs_P2`; with `pair_loss_fn` it adds a loss on pairs."""
+    pair_loss_fn: PairLossFn | None = None
+    """`(chosen_log_ratios_P, rejected_log_ratios_P) -> loss_P`."""
+    pair_average: bool = False
+    """Whether log-ratios of pairs are means over tokens (IPO) instead of sums."""
+    dynamic_sampling: bool = False
+    """Whether groups whose rewards are all equal are to be replaced by others (`groups.groups_with_spread`)."""
+
+    def __post_init__(self) -> None:
+        """Check what can be checked without a batch."""
+        if self.normalisation not in ("token", "sequence", "constant"):
+            raise ValueError(f"normalisation is {self.normalisation!r}: 'token', 'sequence' or 'constant'.")
+        if self.kl_in not in ("loss", "reward"):
+            raise ValueError(f"kl_in is {self.kl_in!r}; it must be 'loss' or 'reward'.")
+        if (self.pair_selector is None) != (self.pair_loss_fn is None):
+            raise ValueError("pair_selector and pair_loss_fn go together: give both or neither.")
+        if self.loss_fn is None and self.pair_loss_fn is None:
+            raise ValueError("an algorithm needs a loss_fn or a pair_loss_fn.")
+        if self.constant is not None and not self.constant > 0:
+            raise ValueError(f"constant is {self.constant}; it must be above 0, or None.")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LossBatch:
+    """The tensors that a loss sees. Masked places of (B, T) tensors may hold anything."""
+
+    logps_BT: torch.Tensor
+    """The policy's log-probabilities of the tokens, freshly computed, with gradient."""
+    mask_BT: torch.Tensor
+    """Bool or 0/1: the tokens that the policy wrote and that are trained on."""
+    advantages: torch.Tensor | None = None
+    """Shape (B,), (B, 1) or (B, T). Needed by a loss on tokens."""
+    old_logps_BT: torch.Tensor | None = None
+    """At sampling, or before the first of several epochs. None: those of now, without gradient (on-policy)."""
+    ref_logps_BT: torch.Tensor | None = None
+    """The reference's. Needed for a KL; a loss on pairs takes `old_logps_BT` without it."""
+    entropies_BT: torch.Tensor | None = None
+    """With gradient. Needed for an entropy bonus."""
+    weights: torch.Tensor | None = None
+    """Importance weights, shape (B, T) or (B, 1), from `importance.importance_weights`; None: 1."""
+    rewards_B: torch.Tensor | None = None
+    """NaN where there is no score. Needed to select pairs."""
+    group_ids_B: torch.Tensor | None = None
+    """Ints. Needed to select pairs."""
+    denominator: float | torch.Tensor | None = None
+    """What `masking.aggregate_loss` divides by, where this batch is a part of one; None: the batch's own."""
+    max_length: float | None = None
+    """Greatest completion length in tokens, for `normalisation="constant"`."""
+
+
+def algorithm_loss(algorithm: AlgorithmConfig, batch: LossBatch) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
+    """Return the loss of a batch, `N(w l + kl_coef k) + mean pair loss - entropy_coef H`, and statistics.
+
+    N is the algorithm's normalisation, w the importance weights, l the loss per token, k the KL per token (only with
+    `kl_in="loss"`). A term that the algorithm does not have is left out. Gradients flow through `logps_BT` and
+    `entropies_BT` alone. A batch without any unmasked token gives 0, with a gradient of 0.
+
+    Args:
+        algorithm: What to compute.
+        batch: On what.
+
+    Returns:
+        A scalar; and detached scalars: `loss`, `ratio` (mean of pi / pi_old per token), and where there is such a
+        term `kl`, `entropy`, `pairs` (how many) and `pair_accuracy` (share whose chosen one has the greater
+        log-ratio).
+
+    Raises:
+        ValueError: If the batch lacks what the algorithm needs.
+    """
+    logps_BT, mask_BT = batch.logps_BT, batch.mask_BT
+    old_logps_BT = logps_BT.detach() if batch.old_logps_BT is None else batch.old_logps_BT
+    loss_BT = 0.0 * zero_masked(logps_BT, mask_BT)
+    loss = loss_BT.sum()
+    stats = {"ratio": masked_mean(log_ratios(logps_BT.detach(), old_logps_BT, mask_BT).exp(), mask_BT)}
+    if algorithm.loss_fn is not None:
+        advantages = _needed(batch.advantages, "advantages", algorithm)
+        loss_BT = loss_BT + zero_masked(algorithm.loss_fn(logps_BT, old_logps_BT, advantages, mask_BT), mask_BT)
+        if batch.weights is not None:
+            loss_BT = loss_BT * zero_masked(batch.weights.expand(mask_BT.shape), mask_BT).detach()
+    if algorithm.kl_coef and algorithm.kl_in == "loss":
+        ref_logps_BT = _needed(batch.ref_logps_BT, "ref_logps_BT", algorithm)
+        kl_BT = algorithm.kl_fn(logps_BT, ref_logps_BT.detach(), mask_BT)
+        loss_BT = loss_BT + algorithm.kl_coef * zero_masked(kl_BT, mask_BT)
+        stats["kl"] = mean_kl(kl_BT, mask_BT).detach()
+    constant = algorithm.constant if algorithm.constant is not None else batch.max_length
+    if algorithm.loss_fn is not None or "kl" in stats:
+        loss = loss + aggregate_loss(
+            loss_BT, mask_BT, algorithm.normalisation, constant=constant, denominator=batch.denominator
+        )
+    if algorithm.pair_loss_fn is not None:
+        reference_BT = old_logps_BT if batch.ref_logps_BT is None else batch.ref_logps_BT
+        pair_loss, pair_stats = _pair_term(algorithm, batch, reference_BT)
+        loss, stats = loss + pair_loss, stats | pair_stats
+    if algorithm.entropy_coef:
+        entropy = entropy_bonus(_needed(batch.entropies_BT, "entropies_BT", algorithm), mask_BT)
+        loss, stats["entropy"] = loss - algorithm.entropy_coef * entropy, entropy.detach()
+    return loss, stats | {"loss": loss.detach()}
+
+
+def _pair_term(
+    algorithm: AlgorithmConfig, batch: LossBatch, reference_BT: torch.Tensor
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Return the mean loss of the batch's pairs, 0 without any, and its statistics."""
+    assert algorithm.pair_selector is not None and algorithm.pair_loss_fn is not None
+    rewards_B = _needed(batch.rewards_B, "rewards_B", algorithm)
+    pairs_P2 = algorithm.pair_selector(rewards_B, _needed(batch.group_ids_B, "group_ids_B", algorithm))
+    chosen_P, rejected_P = pair_log_ratios(
+        batch.logps_BT, reference_BT, batch.mask_BT, pairs_P2, average=algorithm.pair_average
+    )
+    losses_P = algorithm.pair_loss_fn(chosen_P, rejected_P)
+    n_pairs = losses_P.new_tensor(float(len(pairs_P2)))
+    right_P = (chosen_P > rejected_P).to(n_pairs.dtype)
+    n_at_least_1 = n_pairs.clamp(min=1)
+    return losses_P.sum() / n_at_least_1, {"pairs": n_pairs, "pair_accuracy": right_P.sum() / n_at_least_1}
+
+
+def _needed(tensor: torch.Tensor | None, name: str, algorithm: AlgorithmConfig) -> torch.Tensor:
+    if tensor is None:
+        raise ValueError(f"the algorithm {algorithm.name!r} needs LossBatch.{name}.")
+    return tensor
+
+
+GRPO = AlgorithmConfig("grpo", normalisation="sequence")
+"""Group-normalised advantages, clipped ratio of tokens, mean over sequences ("DeepSeekMath", arXiv 2402.03300)."""
+DR_GRPO = AlgorithmConfig("dr_grpo", advantage_fn=group_centred, normalisation="constant")
+"""GRPO without the biases of length and standard deviation ("... R1-Zero-Like Training", arXiv 2503.20783)."""
+DAPO = AlgorithmConfig(
+    "dapo", loss_fn=create_clipped_surrogate(clip_low=0.2, clip_high=0.28), normalisation="token", dynamic_sampling=True
+)
+"""Decoupled clip, dynamic sampling, loss over tokens (arXiv 2503.14476); its overlong punishment is a reward."""
+RLOO = AlgorithmConfig(
+    "rloo", advantage_fn=leave_one_out, loss_fn=policy_gradient, normalisation="constant", constant=1.0
+)
+"""REINFORCE on whole sequences against the mean of the others ("Back to Basics", arXiv 2402.14740); on-policy."""
+REINFORCE = AlgorithmConfig(
+    "reinforce",
+    advantage_fn=create_reinforce(batch_leave_one_out_baseline),
+    loss_fn=policy_gradient,
+    normalisation="constant",
+    constant=1.0,
+)
+"""The policy gradient of whole sequences against the mean of the batch's others (R. Williams, 1992); on-policy."""
+GSPO = AlgorithmConfig(
+    "gspo",
+    loss_fn=create_clipped_surrogate(clip_low=3e-4, clip_high=4e-4, level="sequence_token"),
+    normalisation="sequence",
+)
+"""One ratio a sequence, with the paper's narrow clip ("Group Sequence Policy Optimization", arXiv 2507.18071)."""
+CISPO = AlgorithmConfig("cispo", loss_fn=create_cispo(max_ratio=5.0), normalisation="token")
+"""Clipped importance weights, no clipped updates ("MiniMax-M1", arXiv 2506.13585)."""
+PAIRWISE = AlgorithmConfig(
+    "pairwise",
+    advantage_fn=group_centred,
+    loss_fn=None,
+    pair_selector=best_worst_pairs,
+    pair_loss_fn=create_dpo_loss(beta=0.1),
+)
+"""DPO's loss on the best and the worst rollout of each group; some call this DAPO, which it is not."""
+
+ALGORITHMS: Mapping[str, AlgorithmConfig] = MappingProxyType(
+    {algorithm.name: algorithm for algorithm in (GRPO, DR_GRPO, DAPO, RLOO, REINFORCE, GSPO, CISPO, PAIRWISE)}
+)
+"""The ready algorithms by name."""
+
+AlgorithmSchedule = Callable[[int], AlgorithmConfig]
+"""`(iteration) -> algorithm`, asked at generation boundaries."""
+
+
+def create_algorithm_schedule(starts: Mapping[int, AlgorithmConfig]) -> AlgorithmSchedule:
+    """Return a schedule that switches at given iterations.
+
+    Args:
+        starts: From which iteration on each algorithm holds; one of them from 0.
+
+    Raises:
+        ValueError: If none holds from iteration 0.
+    """
+    ordered = sorted(starts.items(), key=lambda item: item[0])
+    if not ordered or ordered[0][0] != 0:
+        raise ValueError(f"iterations {[start for start, _ in ordered]}: an algorithm must hold from iteration 0.")
+
+    def schedule(iteration: int) -> AlgorithmConfig:
+        return next(algorithm for start, algorithm in reversed(ordered) if start <= iteration)
+
+    return schedule

@@ -1,0 +1,324 @@
+"""Losses per token, the critic's loss, and the punishment of over-long answers.
+
+Each loss is a number per token, (B, T); `masking.aggregate_loss` says how it is normalised. Gradients flow through
+`logps_BT`, freshly computed, alone: stored log-probabilities, advantages, values and returns are constants, whatever
+graph they carry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+
+from llm_envs.trainers.functional.kl import MAX_LOG_RATIO
+from llm_envs.trainers.functional.masking import as_float, masked_mean, zero_masked
+
+__all__ = [
+    "LossFn",
+    "RatioLevel",
+    "cispo",
+    "clip_fractions",
+    "clipped_surrogate",
+    "create_cispo",
+    "create_clipped_surrogate",
+    "entropy_bonus",
+    "log_ratios",
+    "negative_log_likelihood",
+    "policy_gradient",
+    "soft_overlong_punishment",
+    "value_loss",
+]
+
+LossFn = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""`(logps_BT, old_logps_BT, advantages, mask_BT) -> loss_BT`: what is to be minimised, per token.
+
+`logps_BT` are fresh, with gradient; `old_logps_BT` those at sampling (or at the start of the epochs); `advantages`
+have shape (B,), (B, 1) or (B, T); `mask_BT` is bool or 0/1. Masked places may hold anything in; in `loss_BT`
+(float32 or float64) they hold 0.
+"""
+
+RatioLevel = Literal["token", "sequence", "sequence_token"]
+"""What one importance ratio belongs to; see `log_ratios`."""
+
+
+def log_ratios(
+    logps_BT: torch.Tensor, old_logps_BT: torch.Tensor, mask_BT: torch.Tensor, *, level: RatioLevel = "token"
+) -> torch.Tensor:
+    """Return the logarithm of `pi / pi_old` that a loss exponentiates, cut to at most `MAX_LOG_RATIO` either way.
+
+    - "token": `l_t = log pi_t - log pi_old_t` (PPO, GRPO).
+    - "sequence": `s = sum_t m l_t / sum_t m`, one for all tokens (GSPO, "Group Sequence Policy Optimization", arXiv
+    2507.18071).
+    - "sequence_token": `stopgrad(s) + log pi_t - stopgrad(log pi_t)`: the value of "sequence" with each token's own
+      gradient (GSPO-token, there). The same as "sequence" where a row has one advantage; the right one for (B, T)
+      advantages.
+
+    Args:
+        logps_BT: Shape (B, T), with gradient; masked places may hold anything.
+        old_logps_BT: Shape (B, T), constants.
+        mask_BT: Shape (B, T), bool or 0/1.
+        level: One of the three.
+
+    Returns:
+        Shape (B, T), 0 at masked places ("sequence": the row's value there too).
+
+    Raises:
+        ValueError: If the level is unknown.
+    """
+    fresh_BT = zero_masked(logps_BT, mask_BT)
+    differences_BT = fresh_BT - zero_masked(old_logps_BT, mask_BT).detach()
+    if level == "token":
+        return differences_BT.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    if level not in ("sequence", "sequence_token"):
+        raise ValueError(f"level is {level!r}; it must be 'token', 'sequence' or 'sequence_token'.")
+    means_BT = masked_mean(differences_BT, mask_BT, dim=1)[:, None].expand_as(differences_BT)
+    means_BT = means_BT.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    if level == "sequence":
+        return means_BT
+    return zero_masked(means_BT.detach() + fresh_BT - fresh_BT.detach(), mask_BT)
+
+
+def policy_gradient(
+    logps_BT: torch.Tensor, old_logps_BT: torch.Tensor, advantages: torch.Tensor, mask_BT: torch.Tensor
+) -> torch.Tensor:
+    """Return `-A log pi`: REINFORCE (R. Williams, 1992); its gradient is that of the expected reward, on-policy.
+
+    Args:
+        logps_BT: Shape (B, T), with gradient; masked places may hold anything.
+        old_logps_BT: Not read: there is no ratio.
+        advantages: Shape (B,), (B, 1) or (B, T), constants.
+        mask_BT: Shape (B, T), bool or 0/1.
+
+    Returns:
+        Shape (B, T); 0 at masked places.
+    """
+    return -_per_token(advantages, mask_BT) * zero_masked(logps_BT, mask_BT)
+
+
+def clipped_surrogate(
+    logps_BT: torch.Tensor,
+    old_logps_BT: torch.Tensor,
+    advantages: torch.Tensor,
+    mask_BT: torch.Tensor,
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    dual_clip: float | None = None,
+    level: RatioLevel = "token",
+) -> torch.Tensor:
+    """Return `-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)` with `r = pi / pi_old`.
+
+    PPO ("Proximal Policy Optimization Algorithms", arXiv 1707.06347), GRPO (arXiv 2402.03300); with `clip_high >
+    clip_low` the decoupled clip of DAPO (arXiv 2503.14476); with `level="sequence"` GSPO (arXiv 2507.18071);
+    `dual_clip` c bounds the ratio of a bad action, `-max(..., c A)` where A < 0 ("Mastering Complex Control in MOBA
+    Games", arXiv 1912.09729).
+
+    Args:
+        logps_BT: Shape (B, T), with gradient; masked places may hold anything.
+        old_logps_BT: Shape (B, T), constants.
+        advantages: Shape (B,), (B, 1) or (B, T), constants.
+        mask_BT: Shape (B, T), bool or 0/1.
+        clip_low: How far below 1 a ratio counts, from 0 to 1.
+        clip_high: How far above 1, at least 0.
+        dual_clip: Greatest ratio where A < 0, above `1 + clip_high`; None: no bound.
+        level: What a ratio belongs to, see `log_ratios`.
+
+    Returns:
+        Shape (B, T); 0 at masked places.
+
+    Raises:
+        ValueError: If a bound makes no sense.
+    """
+    if not (0.0 <= clip_low <= 1.0 and clip_high >= 0.0):
+        raise ValueError(f"{clip_low=} must lie between 0 and 1, and {clip_high=} be at least 0.")
+    if dual_clip is not None and dual_clip <= 1.0 + clip_high:
+        raise ValueError(f"{dual_clip=} must be above 1 + clip_high = {1.0 + clip_high}.")
+    ratios_BT = log_ratios(logps_BT, old_logps_BT, mask_BT, level=level).exp()
+    advantages_BT = _per_token(advantages, mask_BT)
+    clipped_BT = ratios_BT.clamp(1.0 - clip_low, 1.0 + clip_high)
+    if dual_clip is not None:  # where A > 0 the other bound is the lower one
+        ratios_BT = ratios_BT.clamp(max=dual_clip)
+    return zero_masked(-torch.min(ratios_BT * advantages_BT, clipped_BT * advantages_BT), mask_BT)
+
+
+def create_clipped_surrogate(
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    dual_clip: float | None = None,
+    level: RatioLevel = "token",
+) -> LossFn:
+    """Return `clipped_surrogate` with its settings."""
+
+    def loss_fn(
+        logps_BT: torch.Tensor, old_logps_BT: torch.Tensor, advantages: torch.Tensor, mask_BT: torch.Tensor
+    ) -> torch.Tensor:
+        return clipped_surrogate(
+            logps_BT,
+            old_logps_BT,
+            advantages,
+            mask_BT,
+            clip_low=clip_low,
+            clip_high=clip_high,
+            dual_clip=dual_clip,
+            level=level,
+        )
+
+    return loss_fn
+
+
+def cispo(
+    logps_BT: torch.Tensor,
+    old_logps_BT: torch.Tensor,
+    advantages: torch.Tensor,
+    mask_BT: torch.Tensor,
+    *,
+    max_ratio: float = 5.0,
+    min_ratio: float = 0.0,
+) -> torch.Tensor:
+    """Return `-stopgrad(clip(r, min_ratio, max_ratio)) A log pi`: CISPO ("MiniMax-M1", arXiv 2506.13585).
+
+    The weight is clipped, not the update: no token loses its gradient. (TRL calls `max_ratio` `epsilon_high`.)
+
+    Args:
+        logps_BT: Shape (B, T), with gradient; masked places may hold anything.
+        old_logps_BT: Shape (B, T), constants.
+        advantages: Shape (B,), (B, 1) or (B, T), constants.
+        mask_BT: Shape (B, T), bool or 0/1.
+        max_ratio: Greatest weight.
+        min_ratio: Least weight.
+
+    Returns:
+        Shape (B, T); 0 at masked places.
+
+    Raises:
+        ValueError: If the bounds are not `0 <= min_ratio < max_ratio`.
+    """
+    if not 0.0 <= min_ratio < max_ratio:
+        raise ValueError(f"{min_ratio=} and {max_ratio=}: they must satisfy 0 <= min_ratio < max_ratio.")
+    weights_BT = log_ratios(logps_BT, old_logps_BT, mask_BT).exp().clamp(min_ratio, max_ratio).detach()
+    return weights_BT * policy_gradient(logps_BT, old_logps_BT, advantages, mask_BT)
+
+
+def create_cispo(*, max_ratio: float = 5.0, min_ratio: float = 0.0) -> LossFn:
+    """Return `cispo` with its settings."""
+
+    def loss_fn(
+        logps_BT: torch.Tensor, old_logps_BT: torch.Tensor, advantages: torch.Tensor, mask_BT: torch.Tensor
+    ) -> torch.Tensor:
+        return cispo(logps_BT, old_logps_BT, advantages, mask_BT, max_ratio=max_ratio, min_ratio=min_ratio)
+
+    return loss_fn
+
+
+def clip_fractions(
+    logps_BT: torch.Tensor,
+    old_logps_BT: torch.Tensor,
+    advantages: torch.Tensor,
+    mask_BT: torch.Tensor,
+    *,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    level: RatioLevel = "token",
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return which share of tokens the clip of `clipped_surrogate` cuts off: below (A < 0), and above (A > 0).
+
+    Args:
+        logps_BT: Shape (B, T); masked places may hold anything.
+        old_logps_BT: Shape (B, T).
+        advantages: Shape (B,), (B, 1) or (B, T).
+        mask_BT: Shape (B, T), bool or 0/1.
+        clip_low: As in the loss.
+        clip_high: As in the loss.
+        level: As in the loss.
+
+    Returns:
+        Two scalars between 0 and 1, detached.
+    """
+    ratios_BT = log_ratios(logps_BT.detach(), old_logps_BT, mask_BT, level=level).exp()
+    advantages_BT = _per_token(advantages, mask_BT)
+    below_BT = (ratios_BT < 1.0 - clip_low) & (advantages_BT < 0)
+    above_BT = (ratios_BT > 1.0 + clip_high) & (advantages_BT > 0)
+    return masked_mean(below_BT, mask_BT), masked_mean(above_BT, mask_BT)
+
+
+def value_loss(
+    values_BT: torch.Tensor,
+    old_values_BT: torch.Tensor,
+    returns_BT: torch.Tensor,
+    mask_BT: torch.Tensor,
+    *,
+    clip: float | None = 0.2,
+) -> torch.Tensor:
+    """Return `1/2 max((V - R)^2, (V_old + clip(V - V_old, -c, c) - R)^2)`, the critic's loss (PPO, arXiv 1707.06347).
+
+    Args:
+        values_BT: Shape (B, T), with gradient: the critic as it is now.
+        old_values_BT: Shape (B, T), constants: the critic's values when the batch was made.
+        returns_BT: Shape (B, T), constants: from `returns.generalised_advantages`.
+        mask_BT: Shape (B, T), bool or 0/1; masked places of the others may hold anything.
+        clip: The c; None: `1/2 (V - R)^2`.
+
+    Returns:
+        Shape (B, T); 0 at masked places.
+    """
+    new_BT, target_BT = zero_masked(values_BT, mask_BT), zero_masked(returns_BT, mask_BT).detach()
+    plain_BT = (new_BT - target_BT) ** 2
+    if clip is None:
+        return 0.5 * plain_BT
+    old_BT = zero_masked(old_values_BT, mask_BT).detach()
+    clipped_BT = old_BT + (new_BT - old_BT).clamp(-clip, clip)
+    return 0.5 * torch.max(plain_BT, (clipped_BT - target_BT) ** 2)
+
+
+def entropy_bonus(entropies_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
+    """Return the mean entropy per token, `sum m H / max(sum m, 1)`, a scalar; a loss subtracts its multiple.
+
+    Args:
+        entropies_BT: Shape (B, T), with gradient: `logits.entropies_from_logits`; masked places may hold anything.
+        mask_BT: Shape (B, T), bool or 0/1.
+    """
+    return masked_mean(entropies_BT, mask_BT)
+
+
+def negative_log_likelihood(logps_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
+    """Return `-log pi` per token, shape (B, T), 0 at masked places: supervised fine-tuning.
+
+    Args:
+        logps_BT: Shape (B, T), with gradient; masked places may hold anything.
+        mask_BT: Shape (B, T), bool or 0/1.
+    """
+    return -zero_masked(logps_BT, mask_BT)
+
+
+def soft_overlong_punishment(lengths_B: torch.Tensor, *, max_length: int, buffer: int) -> torch.Tensor:
+    """Return the reward of a length: 0 up to `max_length - buffer`, from there falling to -1 at `max_length`.
+
+    DAPO (arXiv 2503.14476, equation 13), to be added to the reward of each answer.
+
+    Args:
+        lengths_B: Shape (B,): tokens that the policy wrote.
+        max_length: Greatest expected length in tokens, the answer's buffer included.
+        buffer: Tokens before it in which the punishment grows, from 1 to `max_length`.
+
+    Returns:
+        Shape (B,), float32 or float64, from -1 to 0.
+
+    Raises:
+        ValueError: If the buffer does not fit.
+    """
+    if not 1 <= buffer <= max_length:
+        raise ValueError(f"{buffer=} must lie between 1 and {max_length=}.")
+    return ((max_length - buffer - as_float(lengths_B)) / buffer).clamp(-1.0, 0.0)
+
+
+def _per_token(advantages: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
+    """Return advantages as constants of shape (B, T), 0 at masked places."""
+    shaped = advantages[:, None] if advantages.ndim == 1 else advantages
+    if shaped.ndim != 2 or len(shaped) != len(mask_BT) or shaped.shape[1] not in (1, mask_BT.shape[1]):
+        raise ValueError(
+            f"advantages {tuple(advantages.shape)} fit no mask {tuple(mask_BT.shape)}: give (B,), (B, 1) or (B, T)."
+        )
+    return zero_masked(shaped.expand(mask_BT.shape), mask_BT).detach()

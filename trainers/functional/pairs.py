@@ -1,0 +1,246 @@
+"""Preferences between episodes: which pairs there are, and the losses on them.
+
+A pair is (chosen, rejected), two rows of the batch from one group, the first with the greater reward: never a tie,
+never an episode without a score.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+from llm_envs.trainers.functional.groups import check_rewards, group_index
+from llm_envs.trainers.functional.masking import as_float, masked_mean, masked_sum, zero_masked
+
+__all__ = [
+    "PairLossFn",
+    "PairSelector",
+    "all_pairs",
+    "best_worst_pairs",
+    "create_dpo_loss",
+    "create_hinge_loss",
+    "create_ipo_loss",
+    "create_margin_pairs",
+    "create_random_pairs",
+    "dpo_loss",
+    "hinge_loss",
+    "ipo_loss",
+    "pair_log_ratios",
+    "random_pairs",
+    "sequence_log_ratios",
+]
+
+PairSelector = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""`(rewards_B, group_ids_B) -> pairs_P2`: int64 rows (chosen, rejected); P may be 0. Rewards may be NaN."""
+
+PairLossFn = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""`(chosen_log_ratios_P, rejected_log_ratios_P) -> loss_P`, of sequences' `log pi - log rho`."""
+
+
+def all_pairs(rewards_B: torch.Tensor, group_ids_B: torch.Tensor) -> torch.Tensor:
+    """Return every pair of a group in which one reward is greater.
+
+    Args:
+        rewards_B: Shape (B,); NaN where there is no score.
+        group_ids_B: Shape (B,), ints.
+
+    Returns:
+        int64 of shape (P, 2), ordered by chosen and then by rejected row.
+    """
+    return _pairs_above(rewards_B, group_ids_B, 0.0)
+
+
+def create_margin_pairs(margin: float) -> PairSelector:
+    """Return a selector of every pair of a group whose rewards differ by at least `margin`.
+
+    Raises:
+        ValueError: If the margin is not above 0: ties are no pairs.
+    """
+    if not margin > 0.0:
+        raise ValueError(f"margin is {margin}; it must be above 0.")
+
+    def margin_pairs(rewards_B: torch.Tensor, group_ids_B: torch.Tensor) -> torch.Tensor:
+        return _pairs_above(rewards_B, group_ids_B, margin)
+
+    return margin_pairs
+
+
+def best_worst_pairs(rewards_B: torch.Tensor, group_ids_B: torch.Tensor) -> torch.Tensor:
+    """Return for each group its best against its worst (of equal ones the first row); none for a group of equals.
+
+    Arguments and result as in `all_pairs`, ordered by group id.
+    """
+    values_B, scored_B = check_rewards(rewards_B, group_ids_B)
+    pairs = []
+    for rows in _scored_groups(scored_B, group_ids_B):
+        best, worst = rows[values_B[rows].argmax()], rows[values_B[rows].argmin()]
+        if values_B[best] > values_B[worst]:
+            pairs.append(torch.stack([best, worst]))
+    return torch.stack(pairs) if pairs else group_ids_B.new_zeros((0, 2), dtype=torch.long)
+
+
+def random_pairs(
+    rewards_B: torch.Tensor, group_ids_B: torch.Tensor, *, seed: int, n_per_group: int = 1
+) -> torch.Tensor:
+    """Return up to `n_per_group` different pairs of each group, drawn evenly from those that `all_pairs` has.
+
+    Args:
+        rewards_B: Shape (B,); NaN where there is no score.
+        group_ids_B: Shape (B,), ints. A group's draw depends on the seed, its id and its number of pairs only.
+        seed: Not negative. Pass another for each batch whose ids come again.
+        n_per_group: At least 1.
+
+    Returns:
+        int64 of shape (P, 2), ordered by group id.
+    """
+    if n_per_group < 1 or seed < 0:
+        raise ValueError(f"{n_per_group=} must be at least 1 and {seed=} at least 0.")
+    candidates_P2 = all_pairs(rewards_B, group_ids_B)
+    ids_P = group_ids_B[candidates_P2[:, 0]]
+    drawn = []
+    for group_id in torch.unique(ids_P).tolist():
+        places = torch.nonzero(ids_P == group_id).flatten()
+        generator = torch.Generator().manual_seed((seed * 1_000_003 + group_id) % 2**63)
+        order = torch.randperm(len(places), generator=generator)[:n_per_group].to(places.device)
+        drawn.append(candidates_P2[places[order]])
+    return torch.cat(drawn) if drawn else candidates_P2
+
+
+def create_random_pairs(seed: int, *, n_per_group: int = 1) -> PairSelector:
+    """Return `random_pairs` with its seed: the same pairs for the same rewards and ids."""
+
+    def selector(rewards_B: torch.Tensor, group_ids_B: torch.Tensor) -> torch.Tensor:
+        return random_pairs(rewards_B, group_ids_B, seed=seed, n_per_group=n_per_group)
+
+    return selector
+
+
+def sequence_log_ratios(
+    logps_BT: torch.Tensor, ref_logps_BT: torch.Tensor, mask_BT: torch.Tensor, *, average: bool = False
+) -> torch.Tensor:
+    """Return `sum_t m (log pi - log rho)` of each row, shape (B,), or its mean over the row's tokens.
+
+    Args:
+        logps_BT: Shape (B, T), with gradient; masked places may hold anything.
+        ref_logps_BT: Shape (B, T), constants.
+        mask_BT: Shape (B, T), bool or 0/1.
+        average: Whether to divide by the number of tokens, as IPO wants it.
+    """
+    differences_BT = zero_masked(logps_BT, mask_BT) - zero_masked(ref_logps_BT, mask_BT).detach()
+    return (masked_mean if average else masked_sum)(differences_BT, mask_BT, 1)
+
+
+def pair_log_ratios(
+    logps_BT: torch.Tensor,
+    ref_logps_BT: torch.Tensor,
+    mask_BT: torch.Tensor,
+    pairs_P2: torch.Tensor,
+    *,
+    average: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return `sequence_log_ratios` of the chosen and of the rejected rows, each of shape (P,).
+
+    Args:
+        logps_BT: Shape (B, T), with gradient; masked places may hold anything.
+        ref_logps_BT: Shape (B, T), constants.
+        mask_BT: Shape (B, T), bool or 0/1.
+        pairs_P2: Shape (P, 2), from a `PairSelector`.
+        average: Whether to divide by the number of tokens.
+    """
+    ratios_B = sequence_log_ratios(logps_BT, ref_logps_BT, mask_BT, average=average)
+    return ratios_B[pairs_P2[:, 0]], ratios_B[pairs_P2[:, 1]]
+
+
+def dpo_loss(
+    chosen_log_ratios_P: torch.Tensor,
+    rejected_log_ratios_P: torch.Tensor,
+    *,
+    beta: float = 0.1,
+    label_smoothing: float = 0.0,
+) -> torch.Tensor:
+    """Return `-(1 - e) log sigmoid(beta d) - e log sigmoid(-beta d)` with `d = chosen - rejected`.
+
+    DPO ("Direct Preference Optimization", arXiv 2305.18290); with e > 0 conservative DPO, for labels that err.
+
+    Args:
+        chosen_log_ratios_P: Shape (P,), sums over tokens.
+        rejected_log_ratios_P: Shape (P,).
+        beta: How strongly the reference holds.
+        label_smoothing: The e, from 0 to below 1/2.
+
+    Returns:
+        Shape (P,), float32 or float64.
+    """
+    margins_P = beta * (as_float(chosen_log_ratios_P) - as_float(rejected_log_ratios_P))
+    return -(1.0 - label_smoothing) * F.logsigmoid(margins_P) - label_smoothing * F.logsigmoid(-margins_P)
+
+
+def ipo_loss(
+    chosen_log_ratios_P: torch.Tensor, rejected_log_ratios_P: torch.Tensor, *, beta: float = 0.1
+) -> torch.Tensor:
+    """Return `(chosen - rejected - 1 / (2 beta))^2`: IPO ("A General Theoretical Paradigm ...", arXiv 2310.12036).
+
+    Args:
+        chosen_log_ratios_P: Shape (P,), means over tokens (`average=True`), as its authors and TRL have it.
+        rejected_log_ratios_P: Shape (P,).
+        beta: The paper's tau.
+
+    Returns:
+        Shape (P,), float32 or float64.
+    """
+    return (as_float(chosen_log_ratios_P) - as_float(rejected_log_ratios_P) - 1.0 / (2.0 * beta)) ** 2
+
+
+def hinge_loss(
+    chosen_log_ratios_P: torch.Tensor, rejected_log_ratios_P: torch.Tensor, *, beta: float = 0.1
+) -> torch.Tensor:
+    """Return `max(0, 1 - beta (chosen - rejected))`: the loss of SLiC-HF (arXiv 2305.10425) on log-ratios.
+
+    Args:
+        chosen_log_ratios_P: Shape (P,), sums over tokens.
+        rejected_log_ratios_P: Shape (P,).
+        beta: One over the margin.
+
+    Returns:
+        Shape (P,), float32 or float64.
+    """
+    return torch.relu(1.0 - beta * (as_float(chosen_log_ratios_P) - as_float(rejected_log_ratios_P)))
+
+
+def create_dpo_loss(*, beta: float = 0.1, label_smoothing: float = 0.0) -> PairLossFn:
+    """Return `dpo_loss` with its settings."""
+
+    def loss_fn(chosen_log_ratios_P: torch.Tensor, rejected_log_ratios_P: torch.Tensor) -> torch.Tensor:
+        return dpo_loss(chosen_log_ratios_P, rejected_log_ratios_P, beta=beta, label_smoothing=label_smoothing)
+
+    return loss_fn
+
+
+def create_ipo_loss(*, beta: float = 0.1) -> PairLossFn:
+    """Return `ipo_loss` with its beta."""
+    return lambda chosen_log_ratios_P, rejected_log_ratios_P: ipo_loss(
+        chosen_log_ratios_P, rejected_log_ratios_P, beta=beta
+    )
+
+
+def create_hinge_loss(*, beta: float = 0.1) -> PairLossFn:
+    """Return `hinge_loss` with its beta."""
+    return lambda chosen_log_ratios_P, rejected_log_ratios_P: hinge_loss(
+        chosen_log_ratios_P, rejected_log_ratios_P, beta=beta
+    )
+
+
+def _pairs_above(rewards_B: torch.Tensor, group_ids_B: torch.Tensor, margin: float) -> torch.Tensor:
+    values_B, scored_B = check_rewards(rewards_B, group_ids_B)
+    gaps_BB = values_B[:, None] - values_B
+    together_BB = (group_ids_B[:, None] == group_ids_B) & scored_B[:, None] & scored_B
+    return torch.nonzero(together_BB & (gaps_BB > 0) & (gaps_BB >= margin))
+
+
+def _scored_groups(scored_B: torch.Tensor, group_ids_B: torch.Tensor) -> list[torch.Tensor]:
+    """Return the scored rows of each group that has two or more, in the order of ids."""
+    index_B, n_groups = group_index(group_ids_B)
+    groups = [torch.nonzero((index_B == group) & scored_B).flatten() for group in range(n_groups)]
+    return [rows for rows in groups if len(rows) > 1]

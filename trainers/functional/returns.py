@@ -1,0 +1,113 @@
+"""Returns and generalised advantage estimation over the policy's tokens.
+
+A step is a token that the policy wrote: masked tokens (the environment's, the template's, padding) lie between steps
+and count for nothing, neither as time nor as reward. A row with a reward of NaN (errored, unscored) has advantage 0.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from llm_envs.trainers.functional.masking import as_float, zero_masked
+
+__all__ = ["discounted_returns", "generalised_advantages"]
+
+
+def discounted_returns(
+    rewards_BT: torch.Tensor,
+    mask_BT: torch.Tensor,
+    *,
+    gamma: float,
+    bootstrap_B: torch.Tensor | None = None,
+    turn_ids_BT: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return `R_t = r_t + gamma_t R_(t+1)` over the policy's tokens, where t + 1 is its next token.
+
+    Args:
+        rewards_BT: Shape (B, T), as `turns.place_turn_rewards` makes it. Masked places are not read; NaN where an
+            episode has no score.
+        mask_BT: Shape (B, T), bool or 0/1.
+        gamma: Discount: of a token, or of a turn if `turn_ids_BT` is given (time then passes between turns only).
+        bootstrap_B: Shape (B,): value of what would follow the last token where an episode was truncated, 0 where it
+            terminated. None: 0.
+        turn_ids_BT: Shape (B, T), ints from `turns.turn_ids`.
+
+    Returns:
+        Shape (B, T), float32 or float64; 0 at masked places and in rows without a score.
+    """
+    # With values of 0 and lambda 1, an advantage is a return.
+    return generalised_advantages(
+        torch.zeros_like(as_float(rewards_BT)),
+        rewards_BT,
+        mask_BT,
+        gamma=gamma,
+        lam=1.0,
+        bootstrap_B=bootstrap_B,
+        turn_ids_BT=turn_ids_BT,
+    )[0]
+
+
+def generalised_advantages(
+    values_BT: torch.Tensor,
+    rewards_BT: torch.Tensor,
+    mask_BT: torch.Tensor,
+    *,
+    gamma: float = 1.0,
+    lam: float = 0.95,
+    bootstrap_B: torch.Tensor | None = None,
+    turn_ids_BT: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return generalised advantages and the returns that a critic learns.
+
+    `A_t = delta_t + gamma_t lambda_t A_(t+1)` with `delta_t = r_t + gamma_t V_(t+1) - V_t`, and `R_t = A_t + V_t`;
+    t + 1 is the policy's next token, in the next turn too. After the last one, V is the bootstrap and A is 0. ("High-
+    Dimensional Continuous Control Using Generalized Advantage Estimation", arXiv 1506.02438.)
+
+    Args:
+        values_BT: Shape (B, T): the critic's value of the state in which token t is chosen. Taken as constants.
+        rewards_BT: Shape (B, T); NaN where an episode has no score.
+        mask_BT: Shape (B, T), bool or 0/1; masked places of the others are not read.
+        gamma: Discount: of a token, or of a turn if `turn_ids_BT` is given.
+        lam: Weight of longer estimates: of a token, or of a turn if `turn_ids_BT` is given.
+        bootstrap_B: Shape (B,): the critic's value of the final state where an episode was truncated, 0
+            where it terminated: nothing follows a terminal state. None: 0.
+        turn_ids_BT: Shape (B, T), ints: `gamma` and `lam` then act only from the last token of a turn to the first of
+            the next, and are 1 inside a turn.
+
+    Returns:
+        Advantages and returns (targets of the critic), both (B, T), detached, 0 at masked places. A row without a
+        score has advantage 0 and its own values as returns.
+
+    Raises:
+        ValueError: If the shapes differ.
+    """
+    shapes = {tuple(x.shape) for x in (values_BT, rewards_BT, mask_BT, turn_ids_BT) if x is not None}
+    if len(shapes) != 1 or values_BT.ndim != 2:
+        raise ValueError(f"values, rewards, mask and turn ids must have one shape (B, T); got {sorted(shapes)}.")
+    flags_BT = mask_BT.bool()
+    scored_B = ~(torch.isnan(rewards_BT) & flags_BT).any(1)
+    rewards_BT = zero_masked(rewards_BT.detach(), flags_BT & scored_B[:, None])
+    values_BT = zero_masked(values_BT.detach(), flags_BT)
+    n_rows, n_tokens = values_BT.shape
+    next_values_B = values_BT.new_zeros(n_rows)
+    if bootstrap_B is not None:
+        next_values_B = zero_masked(bootstrap_B.detach(), scored_B).to(values_BT.dtype)
+    next_advantages_B = values_BT.new_zeros(n_rows)
+    next_turns_B: torch.Tensor | None = None
+    advantages_BT = torch.zeros_like(values_BT)
+    for t in reversed(range(n_tokens)):
+        here_B = flags_BT[:, t]
+        gammas_B, lams_B = values_BT.new_full((n_rows,), gamma), values_BT.new_full((n_rows,), lam)
+        if turn_ids_BT is not None:
+            turns_B = turn_ids_BT[:, t]
+            within_B = turns_B == (turns_B.new_full((n_rows,), -1) if next_turns_B is None else next_turns_B)
+            gammas_B, lams_B = gammas_B.masked_fill(within_B, 1.0), lams_B.masked_fill(within_B, 1.0)
+            previous_B = torch.full_like(turns_B, -1) if next_turns_B is None else next_turns_B
+            next_turns_B = torch.where(here_B, turns_B, previous_B)
+        deltas_B = rewards_BT[:, t] + gammas_B * next_values_B - values_BT[:, t]
+        advantages_B = deltas_B + gammas_B * lams_B * next_advantages_B
+        advantages_BT[:, t] = torch.where(here_B, advantages_B, 0.0)
+        next_values_B = torch.where(here_B, values_BT[:, t], next_values_B)
+        next_advantages_B = torch.where(here_B, advantages_B, next_advantages_B)
+    advantages_BT = zero_masked(advantages_BT, flags_BT & scored_B[:, None])
+    return advantages_BT, zero_masked(advantages_BT + values_BT, flags_BT)
