@@ -144,7 +144,7 @@ class RunningMoments:
 
 
 def _objectives(values_BK: npt.ArrayLike) -> FloatArray:
-    values = np.array(values_BK, dtype=np.float64)
+    values = np.asarray(values_BK, dtype=np.float64)
     if values.ndim != 2:
         raise InvalidConfigError(f"objectives have shape {values.shape}; expected (B, K).")
     return values
