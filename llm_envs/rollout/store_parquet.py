@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
@@ -46,7 +47,7 @@ def write_shard(trajectories: Iterable[Trajectory], path: Path) -> tuple[int, in
     Before anything is written, each trajectory is made anew from the table and compared with the original.
 
     Returns:
-        How many there are, and how many of them errored.
+        How many there are, and how many of them have an error.
 
     Raises:
         StoreError: If one does not come out of the table as it went in.
@@ -66,7 +67,7 @@ def write_shard(trajectories: Iterable[Trajectory], path: Path) -> tuple[int, in
                         )
                 writer.write_table(table)
                 count += len(some)
-                errored += sum(t.status == "errored" for t in some)
+                errored += sum(t.error is not None for t in some)
         file.flush()
         os.fsync(file.fileno())
     return count, errored
@@ -91,16 +92,21 @@ def read_shard(path: Path, expected: int | None = None) -> Iterator[Trajectory]:
 
 
 def read_shard_keys(path: Path, expected: int | None = None) -> Iterator[tuple[str, int, bool]]:
-    """Read (group_id, member, whether it errored) of each trajectory, and nothing else."""
-    for table in _read_tables(path, ["group_id", "member", "status"], expected):
+    """Read (group_id, member, whether it has an error) of each trajectory, and nothing else."""
+    for table in _read_tables(path, ["group_id", "member", "error"], expected):
         for record in table.to_pylist():
-            yield record["group_id"], record["member"], record["status"] == "errored"
+            yield record["group_id"], record["member"], json.loads(record["error"]) is not None
 
 
 def _read_tables(path: Path, columns: list[str] | None, expected: int | None) -> Iterator[Any]:
     arrow, parquet = _arrow(), _parquet()
     try:
-        with open(path, "rb") as opened, parquet.ParquetFile(opened, page_checksum_verification=True) as file:
+        # Arrow's own file, read by this thread: one of Arrow's threads that lets go of an object of Python's while the
+        # interpreter ends takes the process down (SIGABRT; apache/arrow issues 34314 and 50482).
+        with (
+            arrow.OSFile(os.fspath(path), "rb") as opened,
+            parquet.ParquetFile(opened, pre_buffer=False, page_checksum_verification=True) as file,
+        ):
             _check(path, file, expected)
             for index in range(file.num_row_groups):
                 yield file.read_row_group(index, columns=columns, use_threads=False)
