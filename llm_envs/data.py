@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
 __all__ = [
     "Selector",
     "all_pairs",
+    "best_of",
     "best_worst",
+    "fit_rows",
     "from_dataset",
     "is_scored",
     "preference_pairs",
@@ -35,6 +38,9 @@ __all__ = [
 
 IGNORED_LABEL = -100
 """The label that PyTorch's cross-entropy, and so every trainer, leaves out."""
+
+OVERLONG = ("drop", "cut", "error")
+"""What may become of a row that is too long."""
 
 
 def to_dataset(trajectories: Iterable[Trajectory]) -> datasets.Dataset:
@@ -98,6 +104,68 @@ def sft_rows(
     return out
 
 
+def fit_rows(
+    rows: Iterable[Mapping[str, Any]], max_length: int | None, overlong: str = "drop"
+) -> tuple[list[dict[str, Any]], dict[str, int]]:
+    """Return rows of at most `max_length` tokens, and what became of the longer ones.
+
+    Args:
+        rows: Of `sft_rows`: `input_ids` and `labels`, −100 where nothing is trained.
+        max_length: Most tokens a row may have; None is no limit.
+        overlong: "drop" leaves a longer row out. "cut" keeps its turns up to the last that fits whole, and leaves out a
+            row whose first turn does not. "error" refuses it.
+
+    Returns:
+        The rows, and counts: `overlong`, of which so many were `dropped` and `cut`.
+
+    Raises:
+        InvalidConfigError: If `overlong` is none of the three, or is "error" and a row is too long.
+    """
+    if overlong not in OVERLONG:
+        raise InvalidConfigError(f"overlong is {overlong!r}; it must be one of {', '.join(OVERLONG)}.")
+    out: list[dict[str, Any]] = []
+    counts = {"overlong": 0, "dropped": 0, "cut": 0}
+    for number, row in enumerate(rows):
+        length = len(row["input_ids"])
+        if max_length is None or length <= max_length:
+            out.append(dict(row))
+            continue
+        if overlong == "error":
+            raise InvalidConfigError(
+                f"row {number} has {length} tokens, over max_length={max_length}: raise it, or choose overlong='drop' "
+                "or 'cut'."
+            )
+        counts["overlong"] += 1
+        stop = _last_turn_end(row["labels"], max_length) if overlong == "cut" else 0
+        counts["cut" if stop else "dropped"] += 1
+        if stop:
+            out.append({"input_ids": list(row["input_ids"][:stop]), "labels": list(row["labels"][:stop])})
+    return out, counts
+
+
+def best_of(groups: Iterable[TrajectoryGroup], n: int = 1, *, min_reward: float = -math.inf) -> list[Trajectory]:
+    """Return the `n` best episodes of each group that earned at least `min_reward`: rejection sampling.
+
+    Each group gives at most `n`, so that an easy problem does not crowd out the hard ones. The earlier member wins a
+    tie; errored and unscored episodes never count.
+
+    Args:
+        groups: For a stored run: `to_groups(read_trajectories("runs/x"))`.
+        n: At least 1.
+        min_reward: Of the whole episode.
+
+    Raises:
+        InvalidConfigError: If `n` is below 1.
+    """
+    if n < 1:
+        raise InvalidConfigError(f"best_of: n is {n!r}; it must be at least 1.")
+    best: list[Trajectory] = []
+    for group in groups:
+        good = [trajectory for trajectory in group.scored if trajectory.reward >= min_reward]
+        best += sorted(good, key=lambda trajectory: -trajectory.reward)[:n]
+    return best
+
+
 def to_groups(trajectories: Iterable[Trajectory]) -> list[TrajectoryGroup]:
     """Return the trajectories in their groups: in the order of first appearance, members in member order."""
     groups: dict[str, list[Trajectory]] = {}
@@ -126,13 +194,14 @@ def all_pairs(members: Sequence[Trajectory]) -> list[tuple[Trajectory, Trajector
 def preference_pairs(
     groups: Iterable[TrajectoryGroup], *, selector: Selector = best_worst, margin: float = 0.0
 ) -> list[dict[str, Any]]:
-    """Return pairs of episodes of one seed, the better one chosen, as token rows.
+    """Return pairs of episodes of one seed, the better one chosen, as token rows and as messages.
 
-    A row has `prompt_ids`, `chosen_ids` and `rejected_ids`, as TRL's DPO collator takes them, and `chosen_mask` and
-    `rejected_mask`: 1 on the agent's own tokens, 0 on what the environment said in between, which must not be trained
-    on. (TRL's own collator does not read these two: with it, only episodes of one turn are right.) What follows the
-    agent's last token is left out. `chosen_reward`, `rejected_reward`, `env_id`, `group_id`, `chosen_member` and
-    `rejected_member` say where it comes from.
+    A row has `prompt_ids`, `chosen_ids` and `rejected_ids`, and `chosen_mask` and `rejected_mask`: 1 on the agent's own
+    tokens, 0 on what the environment said in between, which must not be trained on. What follows the agent's last
+    token is left out. The same as messages, each assistant's as it was written, is in `prompt`, `chosen`, `rejected`
+    and `tools` (JSON): TRL's `DPOTrainer` takes these, and encodes them itself. It reads no masks, so with it only
+    episodes of one turn are right; docs/trl.md says what else is lost. `chosen_reward`,
+    `rejected_reward`, `env_id`, `group_id`, `chosen_member` and `rejected_member` say where it comes from.
 
     Args:
         groups: For a stored run: `to_groups(read_trajectories("runs/x"))`. Errored and unscored episodes are left out.
@@ -244,7 +313,7 @@ def _preference(chosen: Trajectory, rejected: Trajectory) -> dict[str, Any]:
             f"group {chosen.group_id}: members {chosen.member} and {rejected.member} have different prompts, so they "
             "are no pair. Members of a group must have one seed and one environment."
         )
-    out: dict[str, Any] = {"prompt_ids": prompt.tolist()}
+    out: dict[str, Any] = _preference_messages(chosen, rejected) | {"prompt_ids": prompt.tolist()}
     for name, row in rows.items():
         completion = slice(row.prompt_length, row.spans[-1][1])
         out[f"{name}_ids"] = row.ids[completion].tolist()
@@ -252,6 +321,26 @@ def _preference(chosen: Trajectory, rejected: Trajectory) -> dict[str, Any]:
     out |= {"chosen_reward": chosen.reward, "rejected_reward": rejected.reward}
     out |= {"env_id": chosen.env_id, "group_id": chosen.group_id}
     return out | {"chosen_member": chosen.member, "rejected_member": rejected.member}
+
+
+def _preference_messages(chosen: Trajectory, rejected: Trajectory) -> dict[str, Any]:
+    """Return a pair in the conversational form of TRL's data sets."""
+    conversations = [[{"role": m.role, "content": m.content} for m in t.messages] for t in (chosen, rejected)]
+    start = _first_said(chosen)
+    completions = [
+        conversation[_first_said(t) :] for conversation, t in zip(conversations, (chosen, rejected), strict=True)
+    ]
+    for completion in completions:
+        while completion and completion[-1]["role"] != "assistant":
+            completion.pop()
+    tools = {"tools": json.dumps([dict(tool) for tool in chosen.tools])} if chosen.tools else {}
+    return {"prompt": conversations[0][:start], "chosen": completions[0], "rejected": completions[1]} | tools
+
+
+def _first_said(trajectory: Trajectory) -> int:
+    """Return the index of the message that the agent said first; the environment may have spoken as an assistant."""
+    said = [index for index, message in enumerate(trajectory.messages) if message.role == "assistant"]
+    return said[-len(trajectory.turns)]
 
 
 def _only_row(trajectory: Trajectory) -> Row:
@@ -270,6 +359,13 @@ def _sft_row(row: Row) -> dict[str, list[int]]:
     stop = row.spans[-1][1]
     labels = np.where(row.mask[:stop], row.ids[:stop], IGNORED_LABEL)
     return {"input_ids": row.ids[:stop].tolist(), "labels": labels.tolist()}
+
+
+def _last_turn_end(labels: Sequence[int], max_length: int) -> int:
+    """Return the length up to the end of the last turn that ends within `max_length` tokens; 0 if none does."""
+    trained = [label != IGNORED_LABEL for label in labels]
+    ends = (stop for stop in range(max_length, 0, -1) if trained[stop - 1] and not trained[stop])
+    return next(ends, 0)
 
 
 def _features(module: Any, kind: Any = SCHEMA) -> Any:

@@ -173,7 +173,7 @@ class EnvRollout:
 
     def _start(self, trainer: GRPOTrainer) -> None:
         self.close()
-        args = trainer.args
+        args: Any = trainer.args
         seed = args.seed if self._seed is None else self._seed
         self._items = {}
         self._policy = _policy(trainer, self._collecting["max_concurrency"])

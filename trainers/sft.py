@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 from llm_envs.chat import ChatCodec
-from llm_envs.data import sft_rows
+from llm_envs.data import OVERLONG, fit_rows
 from llm_envs.errors import InvalidConfigError, MissingExtraError
 from llm_envs.policies.scripted import OraclePolicy
 from llm_envs.rollout import Collector
+from llm_envs.rollout.tape import History
 from llm_envs.trainers.settings import check_env_kwargs, load_training_tokenizer, with_split
 from llm_envs.types import Trajectory
 
@@ -21,10 +24,14 @@ try:
 except ImportError as error:
     raise MissingExtraError(f"training needs {error.name}: pip install 'llm-envs[train]'.") from error
 
+from llm_envs.trainers.sft_source import load_source, rows_of
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 __all__ = ["EnvSFTConfig", "EnvSFTTrainer", "oracle_trajectories"]
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -38,10 +45,25 @@ class EnvSFTConfig(SFTConfig):
     thinking: bool | None = field(
         default=None, metadata={"help": "Passed to the chat template as enable_thinking; None: the template's default."}
     )
-
+    best_of: int | None = field(
+        default=None, metadata={"help": "Learn from so many episodes of each group, the best; None: from all."}
+    )
+    min_reward: float | None = field(
+        default=None, metadata={"help": "Leave out episodes that earned less; None: learn from all that were scored."}
+    )
+    history: str = field(
+        default="append",
+        metadata={
+            "help": "How conversations are encoded: append, each turn as it was written, one row; template, in further "
+            "rows where the chat template shows earlier turns otherwise."
+        },
+    )
     max_length: int | None = field(
-        default=None,
-        metadata={"help": "Longest row in tokens; TRL cuts what is longer. None: nothing is cut."},
+        default=None, metadata={"help": "Longest row in tokens; see overlong. None is no limit."}
+    )
+    overlong: str = field(
+        default="drop",
+        metadata={"help": "What becomes of longer rows: drop; cut, behind the last turn that fits whole; error."},
     )
 
     _VALID_DICT_FIELDS = [*SFTConfig._VALID_DICT_FIELDS, "env_kwargs"]
@@ -52,24 +74,37 @@ class EnvSFTConfig(SFTConfig):
             self.bf16 = False
         self.env_kwargs = check_env_kwargs(self.env_kwargs)
         super().__post_init__()
+        if self.overlong not in OVERLONG:
+            raise InvalidConfigError(f"overlong={self.overlong!r}; it must be one of {', '.join(OVERLONG)}.")
+        if self.history not in ("append", "template"):
+            raise InvalidConfigError(f"history={self.history!r}; it must be append or template.")
+        if self.best_of is not None and self.best_of < 1:
+            raise InvalidConfigError(f"best_of={self.best_of}; it must be at least 1.")
 
 
 class EnvSFTTrainer(SFTTrainer):
     """Train a language model to write what the agent wrote in trajectories.
 
+    Give one of `env`, `trajectories` and `source`.
+
     Args:
         model: A folder, a name on a hub, or a loaded model.
-        env: Id of an environment whose oracle plays `args.num_episodes`; or give `trajectories`.
+        env: Id of an environment whose oracle plays `args.num_episodes`.
         args: Settings; None takes the defaults.
-        trajectories: Scored trajectories with token rows, from any policy.
+        trajectories: Scored trajectories, from any policy; `args.best_of` and `args.min_reward` choose among them.
+        source: A saved data set: the folder of a run, a JSONL file of conversations, ... (see
+            `llm_envs.trainers.sft_source.load_source`).
         processing_class: The tokenizer; None loads the model's.
         **kwargs: TRL's other arguments.
 
     Raises:
-        InvalidConfigError: If both or neither of `env` and `trajectories` are given, or nothing is left to train on.
+        InvalidConfigError: If not just one of the three is given, or nothing is left to train on.
     """
 
     _tag_names = ["trl", "sft", "llm-envs"]
+
+    overlong_rows: dict[str, int]
+    """Rows longer than `args.max_length`: `overlong`, of which so many were `dropped` and `cut`. Logged once, too."""
 
     def __init__(
         self,
@@ -78,33 +113,65 @@ class EnvSFTTrainer(SFTTrainer):
         args: EnvSFTConfig | None = None,
         *,
         trajectories: Sequence[Trajectory] | None = None,
+        source: str | Path | Dataset | None = None,
         processing_class: PreTrainedTokenizerBase | None = None,
         **kwargs: Any,
     ) -> None:
-        if (env is None) == (trajectories is None):
+        if sum(given is not None for given in (env, trajectories, source)) != 1:
             raise InvalidConfigError(
-                "EnvSFTTrainer takes either env= (its oracle plays) or trajectories=, and just one."
+                "EnvSFTTrainer takes env= (its oracle plays), trajectories= or source= (a saved data set), and just "
+                "one of them."
             )
         args = args or EnvSFTConfig(output_dir="llm-envs-SFT")
         processing_class = load_training_tokenizer(model, processing_class, thinking=args.thinking)
-        if trajectories is None:
-            codec = ChatCodec(processing_class, thinking=args.thinking)
-            kwargs_of_env = check_env_kwargs(args.env_kwargs)
-            trajectories = oracle_trajectories(
-                str(env), codec, args.num_episodes, env_kwargs=kwargs_of_env, seed=args.seed
+        rows = _rows(args, ChatCodec(processing_class, thinking=args.thinking), env, trajectories, source)
+        rows, self.overlong_rows = fit_rows(rows, args.max_length, args.overlong)
+        if self.overlong_rows["overlong"]:
+            logger.warning(
+                f"{self.overlong_rows['overlong']} rows are longer than max_length={args.max_length}: "
+                f"{self.overlong_rows['dropped']} were left out, {self.overlong_rows['cut']} cut behind a turn."
             )
-        rows = sft_rows(trajectories)
         if not rows:
             raise InvalidConfigError(
-                f"none of {len(trajectories)} trajectories is scored and has token rows to train on."
+                f"all {self.overlong_rows['dropped']} rows are longer than max_length={args.max_length}: raise it."
             )
         super().__init__(
             model, args=args, train_dataset=Dataset.from_list(rows), processing_class=processing_class, **kwargs
         )
+        for name, count in self.overlong_rows.items():
+            self._metrics["train"][f"rows/{name}"].append(float(count))
+
+
+def _rows(
+    args: EnvSFTConfig,
+    codec: ChatCodec,
+    env: str | None,
+    trajectories: Sequence[Trajectory] | None,
+    source: str | Path | Dataset | None,
+) -> list[dict[str, Any]]:
+    """Return the rows to learn, from whichever of the three is given."""
+    history = cast("History", args.history)
+    given: Any = trajectories
+    if env is not None:
+        kwargs = check_env_kwargs(args.env_kwargs)
+        given = oracle_trajectories(env, codec, args.num_episodes, env_kwargs=kwargs, seed=args.seed, history=history)
+    elif source is not None:
+        given = load_source(source, codec, history=history)
+    rows = rows_of(given, codec, n_best=args.best_of, min_reward=args.min_reward)
+    if not rows:
+        chosen = "" if args.best_of is args.min_reward is None else f", {args.best_of=}, {args.min_reward=}"
+        raise InvalidConfigError(f"none of {len(given)} trajectories is scored and has tokens to train on{chosen}.")
+    return rows
 
 
 def oracle_trajectories(
-    env: str, codec: ChatCodec, n_episodes: int, *, env_kwargs: dict[str, Any] | None = None, seed: int = 0
+    env: str,
+    codec: ChatCodec,
+    n_episodes: int,
+    *,
+    env_kwargs: dict[str, Any] | None = None,
+    seed: int = 0,
+    history: History = "append",
 ) -> list[Trajectory]:
     """Let the environment's oracle play `n_episodes` of the train split, as token rows of `codec`.
 
@@ -112,7 +179,9 @@ def oracle_trajectories(
         InvalidConfigError: If an episode fails: an oracle that fails teaches the wrong thing.
     """
     kwargs = with_split("train", env_kwargs or {})
-    with Collector(env, OraclePolicy(), codec=codec, env_kwargs=kwargs, seed=seed, progress=False) as collector:
+    with Collector(
+        env, OraclePolicy(), codec=codec, env_kwargs=kwargs, seed=seed, history=history, progress=False
+    ) as collector:
         played = [trajectory for group in collector.collect(n_episodes) for trajectory in group]
     failed = [t.error for t in played if t.error is not None]
     if failed:

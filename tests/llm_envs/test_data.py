@@ -255,7 +255,11 @@ class TestPreferencePairs:
         system, user, assistant, end = 257, 258, 259, 256
         said = [*b"Say 2."]
         between = [user, *said, end, assistant]
+        second = {"role": "user", "content": "Say 2."}
         assert pair == {
+            "prompt": [{"role": "system", "content": "Repeat."}, {"role": "user", "content": "Say 1."}],
+            "chosen": [{"role": "assistant", "content": "1"}, second, {"role": "assistant", "content": "1"}],
+            "rejected": [{"role": "assistant", "content": "2"}, second, {"role": "assistant", "content": "2"}],
             "prompt_ids": [system, *b"Repeat.", end, user, *b"Say 1.", end, assistant],
             "chosen_ids": [ord("1"), end, *between, ord("1"), end],
             "chosen_mask": [1, 1, *[0] * len(between), 1, 1],
