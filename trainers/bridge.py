@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from llm_envs.types import Row, Trajectory
 
-__all__ = ["REWARD_FIELD", "fork_owners", "reward_from_field", "rollout_output"]
+__all__ = ["REWARD_FIELD", "create_column_reader", "fork_owners", "reward_from_field", "rollout_output"]
 
 REWARD_FIELD = "trajectory_reward"
 """Extra column that carries each row's reward from the rollout to the reward function."""
@@ -21,7 +21,12 @@ def fork_owners(trajectories: Sequence[Trajectory]) -> list[int]:
 
 
 def rollout_output(
-    trajectories: Sequence[Trajectory], *, pad_id: int, mask_truncated: bool = False, n_rows: int | None = None
+    trajectories: Sequence[Trajectory],
+    *,
+    pad_id: int,
+    mask_truncated: bool = False,
+    n_rows: int | None = None,
+    columns: Mapping[str, Sequence[float | None]] | None = None,
 ) -> dict[str, list[Any]]:
     """Return what TRL expects of a `rollout_func`: first rows in the order of the trajectories, then those of forks.
 
@@ -35,9 +40,11 @@ def rollout_output(
         pad_id: Id that fills a row without any tokens, since TRL cannot take an empty one.
         mask_truncated: Whether the tokens of truncated trajectories are masked too (their rewards count all the same).
         n_rows: Rows to return, at least as many as there are; masked ones without reward fill up. None adds none.
+        columns: Further columns of rewards by name, one number a trajectory, for `create_column_reader`.
 
     Returns:
-        Lists of one length: `prompt_ids`, `completion_ids`, `logprobs`, `env_mask` and `trajectory_reward`.
+        Lists of one length: `prompt_ids`, `completion_ids`, `logprobs`, `env_mask`, `trajectory_reward`, and
+        `trajectory_reward/<name>` of each column.
     """
 
     def trained(trajectory: Trajectory) -> bool:
@@ -50,8 +57,9 @@ def rollout_output(
     parts = [_trl_row(row, pad_id, trained=is_trained) for row, is_trained in rows]
     out: dict[str, list[Any]] = {key: [part[key] for part in parts] for key in parts[0]} if parts else {}
     rewards = [t.reward if t.status == "ok" else None for t in trajectories]
-    out[REWARD_FIELD] = rewards + [None] * (len(rows) - len(rewards))
-    return out
+    fill = [None] * (len(rows) - len(rewards))
+    out[REWARD_FIELD] = rewards + fill
+    return out | {f"{REWARD_FIELD}/{name}": [*values, *fill] for name, values in (columns or {}).items()}
 
 
 def reward_from_field(
@@ -59,6 +67,16 @@ def reward_from_field(
 ) -> list[float | None]:
     """Give TRL the rewards that the environment paid: a reward function that reads the rollout's own column."""
     return list(trajectory_reward)
+
+
+def create_column_reader(name: str) -> Callable[..., list[float | None]]:
+    """Return a reward function of TRL's that reads one column of `rollout_output`; None where it is not there."""
+    key = f"{REWARD_FIELD}/{name}"
+
+    def read(prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
+        return list(columns.get(key, [None] * len(prompts)))
+
+    return read
 
 
 def _trl_row(row: Row | None, pad_id: int, *, trained: bool) -> Mapping[str, list[Any]]:

@@ -11,17 +11,19 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, count
+from itertools import chain, count, islice
 from pathlib import Path
 from typing import Any
 
 from llm_envs.errors import InvalidConfigError, MissingExtraError, RolloutFailedError
 from llm_envs.metrics import average_metrics, metrics_by, trajectory_metrics
 from llm_envs.rollout import Collector, EpisodeSpec, TrajectoryWriter
+from llm_envs.rollout.episode import errored_trajectory
+from llm_envs.rollout.filters import GroupFilter
 from llm_envs.rollout.source import group_specs
-from llm_envs.trainers.items import Items
+from llm_envs.trainers.items import Items, refills
 from llm_envs.types import Trajectory
 
 try:
@@ -46,6 +48,9 @@ class GenerationPlayer:
         process_index: Which of the processes this is.
         folder: Where every episode is written; None: nowhere. One that an earlier run filled gets a number behind it.
         settings: What goes into the folder's manifest.
+        group_filter: Which groups of training are worth it; the others are replaced by further items.
+        max_refills: Groups played for each one wanted, before its place is left empty.
+        seed: Run seed; decides what is played in place of filtered groups.
     """
 
     def __init__(
@@ -56,37 +61,61 @@ class GenerationPlayer:
         process_index: int,
         folder: Path | None,
         settings: Mapping[str, Any],
+        group_filter: GroupFilter | None = None,
+        max_refills: int = 10,
+        seed: int = 0,
     ) -> None:
         self.collector, self.items = collector, items
+        self._filter, self._max_refills, self._seed = group_filter, max_refills, seed
+        self.played: list[Trajectory] = []
+        """Everything that the latest generation played, in a fixed order: filtered groups too."""
         self._process_index, self._folder, self._settings = process_index, folder, dict(settings)
         self._writer: TrajectoryWriter | None = None
         self._last = {"train": (-1, -1), "eval": (-1, -1)}  # (step, how many generations before it in that step)
         self._n_failed = 0
 
     def play(self, rows: Sequence[Mapping[str, Any]], *, mode: str, step: int, group_size: int) -> list[Trajectory]:
-        """Play one episode for each row, in the rows' order; `mode` is train or eval."""
-        groups = self.collector.play(self._specs(rows, mode, step, group_size))
-        played = [trajectory for group in groups for trajectory in group.trajectories]
-        if self._folder is not None:
-            self._store(played, self._folder)
-        return played
+        """Play one episode for each row, in the rows' order; `mode` is train or eval.
 
-    def learn(self, played: Sequence[Trajectory]) -> None:
+        With a filter the groups that passed it come first. A place that no refill could fill has episodes of status
+        `errored`, with why.
+        """
+        specs = self._specs(rows, mode, step, group_size)
+        chosen = self._filter if mode == "train" else None
+        spare = islice(self._refills(step, group_size), (self._max_refills - 1) * len(specs)) if chosen else ()
+        finished: list[Trajectory] = []
+        self.collector.on_trajectory = finished.append
+        groups = self.collector.play(specs, group_filter=chosen, refills=spare)
+        kept = [trajectory for group in groups for trajectory in group.trajectories]
+        ids = {trajectory.group_id for trajectory in kept}
+        dropped = [trajectory for trajectory in finished if trajectory.group_id not in ids]
+        self.played = [*kept, *sorted(dropped, key=lambda t: (len(t.group_id), t.group_id, t.member))]
+        if self._folder is not None:
+            self._store(self.played, self._folder)
+        nothing = RolloutFailedError(f"none of {self._max_refills} groups played for each place passed the filter")
+        empty = [errored_trajectory(spec, nothing, "group_filter") for group in specs[len(groups) :] for spec in group]
+        return kept + empty
+
+    def learn(self) -> None:
         """Let the curriculum learn from a generation of training, on all processes from all episodes alike."""
         source = self.items["train"].source
         if not source.curricula:
             return
-        outcomes = [replace(t, messages=(), tools=(), rows=(), turns=(), metadata={}) for t in played]
+        outcomes = [replace(t, messages=(), tools=(), rows=(), turns=(), metadata={}) for t in self.played]
         source.update(gather_object(outcomes))
 
-    def metrics(self, played: Sequence[Trajectory], mode: str) -> dict[str, float]:
-        """Return what the environment said of a generation, over all processes.
+    def _refills(self, step: int, group_size: int) -> Iterator[tuple[EpisodeSpec, ...]]:
+        key = (self._seed, "train", step, self._last["train"][1], self._process_index)
+        return (group_specs(spec, group_size) for spec in refills(self.items["train"], key))
+
+    def metrics(self, mode: str) -> dict[str, float]:
+        """Return what the environment said of the latest generation, over all processes; filtered groups count too.
 
         Besides all episodes, those of each environment and of each difficulty of one are summed up, where there is more
         than one.
         """
-        metrics = average_metrics(gather_object([trajectory_metrics(played)]))
-        parts = gather_object([metrics_by(played, _labels)])
+        metrics = average_metrics(gather_object([trajectory_metrics(self.played)]))
+        parts = gather_object([metrics_by(self.played, _labels)])
         labels = sorted({label for part in parts for label in part})
         for label in labels if len(labels) > 1 else ():
             merged = average_metrics([part[label] for part in parts if label in part])
@@ -96,22 +125,23 @@ class GenerationPlayer:
                 metrics |= curriculum.metrics()
         return metrics
 
-    def check_failures(self, played: Sequence[Trajectory], n_failed: int, n_episodes: int) -> None:
+    def check_failures(self, rows: Sequence[Trajectory]) -> None:
         """Say what went wrong; stop once whole generations keep failing, on all processes alike.
 
         Args:
-            played: The episodes of this process.
-            n_failed: How many could not be scored, over all processes.
-            n_episodes: How many there were.
+            rows: The episodes of this process's rows.
 
         Raises:
-            RolloutFailedError: If no episode of `MAX_FAILED_GENERATIONS` generations in a row could be scored.
+            RolloutFailedError: If there was nothing to train on in `MAX_FAILED_GENERATIONS` generations in a row.
         """
+        failed = [trajectory for trajectory in rows if trajectory.status != "ok"]
+        counts = gather_object([(len(failed), len(rows))])
+        n_failed, n_episodes = (sum(part) for part in zip(*counts, strict=True))
         if not n_failed:
             self._n_failed = 0
             return
-        kinds = Counter(f"{t.error.where}: {t.error.kind}: {t.error.message}" for t in played if t.error)
-        commonest = kinds.most_common(1)[0][0] if kinds else "on another process, or the first prompt does not fit"
+        kinds = Counter(_what_failed(trajectory) for trajectory in failed)
+        commonest = kinds.most_common(1)[0][0] if kinds else "on another process"
         message = f"{n_failed} of {n_episodes} episodes failed and are not trained on; most often {commonest}"
         logger.warning(message)
         self._n_failed = self._n_failed + 1 if n_failed == n_episodes else 0
@@ -160,6 +190,12 @@ class GenerationPlayer:
             self._writer = TrajectoryWriter(_unused(folder), settings=self._settings)
         for trajectory in played:
             self._writer.write(trajectory)
+
+
+def _what_failed(trajectory: Trajectory) -> str:
+    if trajectory.error is None:
+        return str(trajectory.metadata.get("unscored_because", "the first prompt does not fit"))
+    return f"{trajectory.error.where}: {trajectory.error.kind}: {trajectory.error.message}"
 
 
 def _labels(trajectory: Trajectory) -> list[str]:

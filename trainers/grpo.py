@@ -29,10 +29,13 @@ from llm_envs.chat import ChatCodec
 from llm_envs.errors import InvalidConfigError, MissingExtraError, ModelError
 from llm_envs.policies.transformers import TransformersPolicy
 from llm_envs.registration import task_spec
+from llm_envs.rewards import RewardFns
 from llm_envs.rollout import Collector, ContextFn, RolloutLimits
 from llm_envs.rollout.curriculum import Curriculum
+from llm_envs.rollout.filters import GroupFilter
 from llm_envs.rollout.source import Envs
 from llm_envs.rollout.sync import SyncRunner
+from llm_envs.shaping import ShapingFns
 
 try:
     import torch
@@ -42,11 +45,16 @@ try:
 except ImportError as error:
     raise MissingExtraError(f"training needs {error.name}: pip install 'llm-envs[train]'.") from error
 
-from llm_envs.trainers.bridge import fork_owners, reward_from_field, rollout_output
+from llm_envs.trainers.bridge import create_column_reader, fork_owners, reward_from_field, rollout_output
+from llm_envs.trainers.credit import Aggregate, Credit, CreditSettings, pay
+from llm_envs.trainers.functional.advantages import AdvantageFn
+from llm_envs.trainers.functional.kl import KLFn, k3
+from llm_envs.trainers.functional.losses import LossFn
 from llm_envs.trainers.functional.masking import trim_padding
 from llm_envs.trainers.generation import GenerationPlayer
 from llm_envs.trainers.grpo_config import EnvGRPOConfig
-from llm_envs.trainers.items import Items, index_dataset, make_items
+from llm_envs.trainers.grpo_loss import LossHooks, hooked_advantages, hooked_kl, hooked_policy_loss, sampling_gap
+from llm_envs.trainers.items import Items, declared_weights, index_dataset, make_items
 from llm_envs.trainers.settings import check_env_kwargs, check_forks, load_training_tokenizer, training_template
 from llm_envs.trainers.weight_sync import ColocatedEngine
 from llm_envs.types import SamplingParams, Trajectory
@@ -77,6 +85,20 @@ class EnvGRPOTrainer(GRPOTrainer):
         eval_env: What evaluation plays, in the same forms; None: the test split of `env`, and of a data set nothing.
         curriculum: Chooses arguments of the training episodes by measured success; in a mixture `{env_id: Curriculum}`.
         context_fn: Chooses which messages the model sees (`llm_envs.rollout.create_window`); None: all of them.
+        reward_fns: What else an episode is paid for, beside the task's reward: functions of the trajectory, each a
+            column of its own (`llm_envs.rewards`).
+        reward_weights: By column; the task's are 1, or with `args.reward_components` those that it declares.
+        aggregate: Makes one reward of the columns in place of their weighted sum: an aggregator of `llm_envs.rewards`,
+            "pareto" or "relative".
+        shaping_fns: Additions to each turn's reward (`llm_envs.shaping`).
+        advantage_fn: `(rewards_B, group_ids_B, turn_rewards_BK) -> advantages` of shape (B,) or (B, K), in place of
+            TRL's (`llm_envs.trainers.functional.advantages`, `turn_advantages`).
+        kl_fn: `(logps_BT, ref_logps_BT, mask_BT) -> kl_BT`, in place of TRL's estimator, times `args.beta`
+            (`llm_envs.trainers.functional.kl`).
+        loss_fn: `(logps_BT, old_logps_BT, advantages, mask_BT) -> loss_BT`, in place of TRL's, normalised as
+            `args.loss_type` says (`llm_envs.trainers.functional.losses`).
+        group_filter: Which groups are worth training on (`llm_envs.rollout.filters`); the others are replaced by
+            further ones, at most `args.max_refills` for each.
         **kwargs: TRL's other arguments (`peft_config`, `callbacks`, `optimizers`, ...). Rewards, prompts and rollouts
             are the environment's: `reward_funcs`, datasets, `tools` and `rollout_func` are not accepted.
 
@@ -100,6 +122,14 @@ class EnvGRPOTrainer(GRPOTrainer):
         eval_env: Envs | Dataset | None = None,
         curriculum: Curriculum | Mapping[str, Curriculum] | None = None,
         context_fn: ContextFn | None = None,
+        reward_fns: RewardFns | None = None,
+        reward_weights: Mapping[str, float] | None = None,
+        aggregate: Aggregate | None = None,
+        shaping_fns: ShapingFns | None = None,
+        advantage_fn: AdvantageFn | None = None,
+        kl_fn: KLFn | None = None,
+        loss_fn: LossFn | None = None,
+        group_filter: GroupFilter | None = None,
         **kwargs: Any,
     ) -> None:
         _check_arguments(env, args, kwargs)
@@ -107,6 +137,9 @@ class EnvGRPOTrainer(GRPOTrainer):
         processing_class = load_training_tokenizer(
             model, processing_class, thinking=args.thinking, trust_remote_code=args.trust_remote_code
         )
+        self._pays_for = CreditSettings(reward_fns, shaping_fns, args.reward_components, aggregate, reward_weights)
+        self._hooks = LossHooks(advantage_fn, kl_fn, loss_fn, args.kl_in)
+        self._hooks.check(args)
         self._context_fn = context_fn
         self._items = _items(env, eval_env, args, curriculum)
         if context_fn is not None:
@@ -134,7 +167,7 @@ class EnvGRPOTrainer(GRPOTrainer):
                 )
         finally:
             args.use_vllm = use_vllm
-        self.reward_func_names = ["reward"]
+        self._credit = Credit({}, {}, (), ())
         # TRL judges truncation by the last token, the environment's in a multi-turn row: we carry our own flag.
         self._mask_truncated, self.mask_truncated_completions = self.mask_truncated_completions, False
         self._policy = self._start_vllm() if use_vllm else self._start_transformers()
@@ -145,7 +178,11 @@ class EnvGRPOTrainer(GRPOTrainer):
             process_index=self.accelerator.process_index,
             folder=folder if args.save_trajectories else None,
             settings={"envs": self.env_ids, "seed": args.seed},
+            group_filter=group_filter,
+            max_refills=args.max_refills,
+            seed=args.seed,
         )
+        self._task_weights = declared_weights(self._items["train"]) if args.reward_components else {}
 
     def _start_vllm(self) -> Any:
         args = self.args
@@ -234,7 +271,18 @@ class EnvGRPOTrainer(GRPOTrainer):
         if further_rows:  # they have no reward: TRL counts their groups as if theirs differed
             mean = self._metrics[self._mode]["frac_reward_zero_std"]
             mean[-1] *= (len(inputs) + len(further_rows)) / len(inputs)
-        if owners:  # a fork shares its trajectory's credit
+        if self._hooks.make_advantages:
+            output["advantages"], kl = hooked_advantages(
+                self._hooks,
+                self._credit,
+                output,
+                beta=self.beta,
+                scale_rewards=str(self.scale_rewards),
+                process_index=self.accelerator.process_index,
+            )
+            if kl is not None:
+                self._metrics[self._mode]["kl"].append(kl)
+        elif owners:  # a fork shares its trajectory's credit
             first = len(inputs)
             output["advantages"][first : first + len(owners)] = output["advantages"][owners]
         if not self._guarded:
@@ -265,9 +313,29 @@ class EnvGRPOTrainer(GRPOTrainer):
         return done
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
-        """Return TRL's loss on the micro-batch without the padding of the whole generation."""
-        loss: torch.Tensor = super()._compute_loss(model, trim_padding(inputs))
+        """Return the loss on the micro-batch without the padding of the whole generation: TRL's, or the hooks'."""
+        inputs = trim_padding(inputs)
+        if not self._hooks.make_loss:
+            loss: torch.Tensor = super()._compute_loss(model, inputs)
+            return loss
+        beta, self.beta = self.beta, 0.0  # TRL's KL is left out
+        try:
+            if self._hooks.loss_fn is None:
+                loss = super()._compute_loss(model, inputs)
+            else:
+                loss = hooked_policy_loss(self, model, inputs, self._hooks.loss_fn)
+            if beta and self._hooks.kl_in == "loss":
+                loss = loss + beta * hooked_kl(self, inputs, self._hooks.kl_fn or k3)
+        finally:
+            self.beta = beta
+            self.fresh_logps = None
         return loss
+
+    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
+        """Return TRL's, and keep the log-probabilities for a KL of ours."""
+        result = super()._get_per_token_logps_and_entropies(*args, **kwargs)
+        self.fresh_logps: torch.Tensor | None = result[0]
+        return result
 
     def _n_further_rows(self, n_forks: int) -> int:
         """Return how many rows beyond one an episode the batch has: as many on every process, in whole groups."""
@@ -285,11 +353,21 @@ class EnvGRPOTrainer(GRPOTrainer):
             self._policy.weight_version = self.state.global_step
         mode = self._mode
         group_size = int((self.num_generations if mode == "train" else self.num_generations_eval) or 1)
-        self.last_trajectories = self._player.play(
-            self._inputs, mode=mode, step=self.state.global_step, group_size=group_size
-        )
+        rows = self._player.play(self._inputs, mode=mode, step=self.state.global_step, group_size=group_size)
         if mode == "train":
-            self._player.learn(self.last_trajectories)
+            self._player.learn()
+        self._credit = pay(rows, self._pays_for, self._task_weights)
+        self.last_trajectories = list(self._credit.trajectories)
+        self._set_columns()
+
+    def _set_columns(self) -> None:
+        """Let TRL read the columns of this generation, the same on all processes."""
+        parts = gather_object([list(self._credit.weights.items())])
+        weights = dict(item for part in parts for item in part) or {"reward": 1.0}
+        self.reward_funcs = [create_column_reader(name) for name in weights]
+        self.reward_func_names = list(weights)
+        self.reward_processing_classes = [None] * len(weights)
+        self.reward_weights = torch.tensor(list(weights.values()), dtype=torch.float32)
 
     def _rows(self, n_rows: int) -> dict[str, list[Any]]:
         """Return the episodes that were just played as rows; TRL's `rollout_func`."""
@@ -298,9 +376,9 @@ class EnvGRPOTrainer(GRPOTrainer):
             pad_id=int(self._tokenizer.pad_token_id),
             mask_truncated=self._mask_truncated,
             n_rows=n_rows,
+            columns=self._credit.columns,
         )
 
-    @torch.no_grad()
     def _guard(self, output: Mapping[str, Any]) -> bool:
         """Stop if the log-probabilities at sampling are not those of the model that is trained.
 
@@ -313,19 +391,9 @@ class EnvGRPOTrainer(GRPOTrainer):
         args = self.args
         if (args.top_p, args.top_k or 0, args.min_p or 0.0, args.repetition_penalty) != (1.0, 0, 0.0, 1.0):
             return True  # the sampled distribution was filtered: the two are meant to differ
-        rows = min(len(output["prompt_ids"]), args.per_device_train_batch_size)
-        prompts, completions = output["prompt_ids"][:rows], output["completion_ids"][:rows]
-        recomputed, *_ = self._get_per_token_logps_and_entropies(
-            self.model,
-            torch.cat([prompts, completions], dim=1),
-            torch.cat([output["prompt_mask"][:rows], output["completion_mask"][:rows]], dim=1),
-            completions.size(1),
-        )
-        mask = (output["completion_mask"][:rows] * output["tool_mask"][:rows]).bool()
-        gaps = (recomputed - output["sampling_per_token_logps"][:rows]).abs()[mask]
-        if not gaps.numel():
+        mean_gap = sampling_gap(self, output, args.per_device_train_batch_size)
+        if mean_gap is None:
             return False
-        mean_gap = gaps.mean().item()
         self._metrics["train"]["sampling/guard_logps_gap"].append(mean_gap)
         if args.logps_tolerance is not None and not mean_gap <= args.logps_tolerance:
             raise ModelError(
@@ -338,10 +406,10 @@ class EnvGRPOTrainer(GRPOTrainer):
     def _log_episodes(self) -> None:
         """Log what the environment said of the latest episodes, over all processes."""
         mode = self._mode
-        metrics = self._player.metrics(self.last_trajectories, mode)
+        metrics = self._player.metrics(mode)
         for name, value in metrics.items():
             self._metrics[mode][f"env/{name}"].append(value)
-        self._player.check_failures(self.last_trajectories, int(metrics["errored"]), int(metrics["episodes"]))
+        self._player.check_failures(self.last_trajectories)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Save what TRL saves, and what the next generation depends on."""

@@ -59,6 +59,26 @@ class EnvGRPOConfig(GRPOConfig):
     use_training_template: bool = field(
         default=False, metadata={"help": "Whether TRL's training version of the chat template is used."}
     )
+    reward_components: bool = field(
+        default=False,
+        metadata={
+            "help": "Whether the task's reward components are columns of their own, with the weights that the task "
+            "declares; else its reward is one. See also multi_objective_aggregation."
+        },
+    )
+    kl_in: str = field(
+        default="loss",
+        metadata={
+            "help": "Where beta times the KL from the reference counts: loss, or reward, where it is taken from each "
+            "turn's reward before advantages."
+        },
+    )
+    max_refills: int = field(
+        default=10,
+        metadata={
+            "help": "Groups played for each one wanted, where a group_filter drops some; then its place is empty."
+        },
+    )
     logps_tolerance: float | None = field(
         default=0.1,
         metadata={
@@ -94,6 +114,15 @@ class EnvGRPOConfig(GRPOConfig):
                 f"between processes. Make it one, for example per_device_train_batch_size={self.num_generations}."
             )
         self._check_save_steps()
+        if self.kl_in not in ("loss", "reward"):
+            raise InvalidConfigError(f"kl_in={self.kl_in!r}; it must be loss or reward.")
+        if self.max_refills < 1:
+            raise InvalidConfigError(f"max_refills={self.max_refills}; it must be at least 1.")
+        if self.reward_weights is not None:
+            raise InvalidConfigError(
+                "reward_weights is a list by position, and columns have names here: give the trainer "
+                "reward_weights={name: weight}."
+            )
         if self.history not in ("append", "template"):
             raise InvalidConfigError(f"history={self.history!r}; it must be append or template.")
         if self.history == "template":
