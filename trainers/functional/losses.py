@@ -49,8 +49,8 @@ def log_ratios(
     """Return the logarithm of `pi / pi_old` that a loss exponentiates, cut to at most `MAX_LOG_RATIO` either way.
 
     - "token": `l_t = log pi_t - log pi_old_t` (PPO, GRPO).
-    - "sequence": `s = sum_t m l_t / sum_t m`, one for all tokens (GSPO, "Group Sequence Policy Optimization", arXiv
-    2507.18071).
+    - "sequence": `s = sum_t m l_t / sum_t m`, one for all tokens (GSPO, "Group Sequence Policy Optimization",
+      arXiv 2507.18071).
     - "sequence_token": `stopgrad(s) + log pi_t - stopgrad(log pi_t)`: the value of "sequence" with each token's own
       gradient (GSPO-token, there). The same as "sequence" where a row has one advantage; the right one for (B, T)
       advantages.
