@@ -1,12 +1,13 @@
 """Pure rewards against hand-worked values."""
 
 import pickle
+import sys
 from dataclasses import replace
 
 import pytest
 from make_trajectories import make_trajectory
 
-from llm_envs.errors import InvalidConfigError, JudgeError, SandboxError
+from llm_envs.errors import InvalidConfigError, JudgeError, MissingExtraError, SandboxError
 from llm_envs.parsers import PARSERS
 from llm_envs.rewards import (
     combine_rewards,
@@ -16,6 +17,7 @@ from llm_envs.rewards import (
     create_code_tests,
     create_contains,
     create_exact_match,
+    create_format,
     create_gated,
     create_length_penalty,
     create_lexicographic,
@@ -558,3 +560,24 @@ def test_a_sandbox_that_is_gone_leaves_code_unscored():
 
     (scored,) = score_trajectories([reply(CODE)], create_code_tests([("add(1, 2)", 3)], sandbox=Gone()))
     assert scored.components is None
+
+
+def test_without_jsonschema_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "jsonschema", None)
+    with pytest.raises(MissingExtraError, match=r"llm-envs\[tools\]"):
+        schema_match("{}", {"type": "object", "title": "never compiled before"})
+
+
+def test_form():
+    called = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+    assert create_format(["tool_calls"])(reply(called)) == 1.0
+    assert create_format()(reply(f"<answer>5</answer>{called}")) == 0.0
+    assert create_format(["thinking", "answer"])(reply("<answer>5</answer>")) == 0.0
+    example = "Answer as in this example: <answer>number</answer>, with your number in it."
+    assert create_format()(reply(example, prompt=example)) == 0.0
+    assert create_format()(reply(f"{example} <answer>5</answer>", prompt=example)) == 0.0  # two answers
+    assert create_format()(reply(f"What is asked is 2 + 3. {'So ' * 30}<answer>5</answer>", prompt=example)) == 1.0
+    wordy = f"<think>{'hm ' * 5_000}</think><answer>5</answer>"
+    assert create_format()(reply(wordy)) == 1.0
+    assert create_format()(reply(f"<answer>{'5 ' * 1_001}</answer>")) == 0.0
+    assert create_format(max_words=None)(reply(f"<answer>{'5 ' * 1_001}</answer>")) == 1.0
