@@ -12,17 +12,20 @@ Invariants, tested under random latency, failure and cancellation:
 5. No two groups of a call share an id; a source's groups have ids of their own across calls.
 6. With a deterministic policy the same specs give the same trajectories at any concurrency, and the same groups pass
    the filter; only over-sampling, which takes whatever is finished first, gives this up.
+7. The source learns (a curriculum) from every finished group of its own, also from those that were dropped, in the
+   order of submission: at the end of a call of `collect`, and in a stream when a group's turn comes. So what a call of
+   `collect` plays does not depend on what it finds, and what a stream plays only on how many groups it may hold.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import sys
-import time
 import weakref
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import Any, TypeVar
@@ -32,9 +35,9 @@ from llm_envs.policies.base import Policy
 from llm_envs.registration import task_spec
 from llm_envs.rollout.book import GroupBook, Ticket, groups_to_admit
 from llm_envs.rollout.context import Codec, ContextFn
-from llm_envs.rollout.crew import Crew
+from llm_envs.rollout.crew import Crew, Surplus
 from llm_envs.rollout.episode import play_episode, policy_kind
-from llm_envs.rollout.filters import GroupFilter
+from llm_envs.rollout.filters import GroupFilter, SelectFn, select
 from llm_envs.rollout.gate import Gate
 from llm_envs.rollout.group import check_group, play_member
 from llm_envs.rollout.limits import RolloutLimits
@@ -51,24 +54,6 @@ from llm_envs.types import SamplingParams, Trajectory, TrajectoryGroup
 __all__ = ["Collector"]
 
 T = TypeVar("T")
-
-
-@dataclass(slots=True)
-class _Surplus:
-    """What a call with over-sampling leaves for the next one."""
-
-    crew: Crew
-    gate: Gate
-    group_size: int
-    loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
-
-    def check(self, group_size: int) -> None:
-        if group_size != self.group_size or asyncio.get_running_loop() is not self.loop:
-            raise InvalidConfigError(
-                f"over-sampling left groups of {self.group_size} in the event loop of the last call; this one wants "
-                f"groups of {group_size}{'' if asyncio.get_running_loop() is self.loop else ' in another loop'}. Call "
-                "close() (or await aclose()) between them, which drops what was left."
-            )
 
 
 class Collector:
@@ -89,13 +74,18 @@ class Collector:
         max_concurrency: Episodes at once, over all calls that run in one event loop.
         workers: Run environments in so many processes, one episode each at a time: one that hangs longer than
             `limits.max_step_s` is killed and replaced, one that crashes costs its own episode. 0 runs them here.
-        max_retries: How often an errored episode is played anew.
+        max_retries: How often an errored episode is played anew. One whose judge failed (`JudgeError`) is not: it is
+            unscored, and its group is treated as with an errored member.
         fail_fast: Whether a group is dropped and replaced as soon as one of its members could not be scored; else it
             is returned with that member errored. (`create_min_scored_filter` is the way between.)
         group_filter: Which groups are returned (`rollout.filters`, or yours); those that it drops are replaced.
         max_refills: How many groups may be played for each one that is wanted, before the call stops and says so.
         over_sampling: At 1.5, half as many groups again are begun as are wanted, and the call ends with the first that
             are finished; what is left waits for the next call, unfinished episodes with the tokens that they have.
+        select_fn: Which of the groups that passed the filter `collect` returns (`filters.create_selection`, or yours).
+            Keeping the best of more biases the data, and every figure measured on it; see `rollout.filters`.
+        select_from: With `select_fn`, how many groups it is given for each that is wanted. All of them are played to
+            their end and go to `on_trajectory`.
         progress: True shows a bar on a terminal (nothing elsewhere), False nothing; or a function (see `Progress`).
         on_trajectory: Called with each finished trajectory at once, in the order of finishing:
             `TrajectoryWriter.write`. What it raises ends the call.
@@ -124,6 +114,8 @@ class Collector:
         group_filter: GroupFilter | None = None,
         max_refills: int = 10,
         over_sampling: float = 1.0,
+        select_fn: SelectFn | None = None,
+        select_from: float = 2.0,
         progress: bool | Progress = True,
         on_trajectory: Callable[[Trajectory], None] | None = None,
     ) -> None:
@@ -133,8 +125,8 @@ class Collector:
             raise InvalidConfigError(f"workers is {workers!r}; it must be at least 0.")
         if max_retries < 0:
             raise InvalidConfigError(f"max_retries is {max_retries!r}; it must be at least 0.")
-        if not over_sampling >= 1 or max_refills < 1:
-            raise InvalidConfigError(f"{over_sampling=}, {max_refills=}: they must be at least 1.")
+        if not (over_sampling >= 1 and max_refills >= 1 and select_from >= 1):
+            raise InvalidConfigError(f"{over_sampling=}, {max_refills=}, {select_from=}: they must be at least 1.")
         policy_kind(policy, codec)
         Tape(codec, history)
         self.source = as_source(envs, seed=seed, env_kwargs=env_kwargs)
@@ -150,6 +142,7 @@ class Collector:
         self.history, self.context_fn = history, context_fn
         self.group_filter, self.fail_fast = group_filter, fail_fast
         self.max_refills, self.over_sampling = max_refills, over_sampling
+        self.select_fn, self.select_from = select_fn, select_from
         # An episode holds its worker: more of them would only wait.
         self.max_concurrency = min(max_concurrency, workers) if workers else max_concurrency
         self.max_retries = max_retries
@@ -159,8 +152,7 @@ class Collector:
             weakref.WeakKeyDictionary()
         )
         self._sync: SyncRunner | None = None
-        self._surplus: _Surplus | None = None
-        self._is_paused = False
+        self._surplus: Surplus | None = None
         self._show_now: Callable[[], None] = lambda: None
 
     def collect(self, n_groups: int, group_size: int = 1) -> list[TrajectoryGroup]:
@@ -171,9 +163,15 @@ class Collector:
         """Play the next `n_groups` groups of the source."""
         if n_groups < 0 or group_size < 1:
             raise InvalidConfigError(f"{n_groups=}, {group_size=}: they must be at least 0 and 1.")
+        n_candidates = n_groups if self.select_fn is None else math.ceil(n_groups * self.select_from)
         if self.over_sampling > 1:
-            return await self._over_sample(n_groups, group_size)
-        return await self._gather(self._supply(group_size), n_groups, group_size, self.group_filter)
+            groups = await self._over_sample(n_candidates, group_size)
+        else:
+            groups = await self._gather(self._supply(group_size), n_candidates, group_size, self.group_filter)
+        if self.select_fn is None:
+            return groups
+        self.stats.rejected_groups += n_candidates - n_groups
+        return select(self.select_fn, groups, n_groups)
 
     def stream(
         self,
@@ -220,18 +218,23 @@ class Collector:
         """
         if group_size < 1 or (n_groups is not None and n_groups < 0) or (max_open is not None and max_open < 1):
             raise InvalidConfigError(f"{group_size=}, {n_groups=}, {max_open=}: at least 1, 0 and 1.")
+        if self.select_fn is not None:
+            raise InvalidConfigError("select_fn chooses among the groups of a call; a stream has no last one.")
         most = max_open or 2 * -(-self.max_concurrency // group_size)
         capacity = capacity_fn or (lambda taken, waiting, under_way: most - waiting - under_way)
-        crew = self._crew(GroupBook(self._supply(group_size)), lambda: None)
-        waiting: dict[int, TrajectoryGroup | None] = {}  # None: dropped by the filter
+        drawn: deque[EpisodeSpec] = deque()  # when they are admitted: a curriculum chooses then
+        supply = iter(lambda: group_specs(drawn.popleft(), group_size), ())
+        crew = self._crew(GroupBook(supply), lambda: None)
+        waiting: dict[int, tuple[TrajectoryGroup, bool]] = {}  # group and whether it stays
         n_taken, index = 0, 0
-        with self._clock():
+        with self.stats.clock():
             try:
                 while n_groups is None or n_taken < n_groups:
-                    n_waiting = sum(group is not None for group in waiting.values()) + crew.n_waiting
+                    n_waiting = sum(stays for _, stays in waiting.values()) + crew.n_waiting
                     n_open = crew.book.n_open
                     room = capacity(n_taken, n_waiting, n_open)
                     still = room if n_groups is None else n_groups - n_taken - n_waiting - n_open
+                    drawn.extend(self.source.take(max(min(room, still), 0)))
                     crew.admit(min(room, still), group_size)
                     if index not in waiting:
                         found = await crew.next_group()
@@ -240,10 +243,11 @@ class Collector:
                                 f"the stream may begin no group: capacity_fn says {room} with {n_taken} taken and none "
                                 "under way. Let it allow more, or update the version of the weights that it knows."
                             )
-                        waiting[found[0]] = found[1] if self._keeps(found[1], self.group_filter) else None
+                        waiting[found[0]] = found[1], self._keeps(found[1], self.group_filter)
                         continue
-                    group, index = waiting.pop(index), index + 1
-                    if group is not None:
+                    (group, stays), index = waiting.pop(index), index + 1
+                    self.source.update(group)
+                    if stays:
                         n_taken += 1
                         yield group
             finally:
@@ -280,7 +284,7 @@ class Collector:
             raise InvalidConfigError(f"groups share an id: {sorted({i for i in ids if ids.count(i) > 1})[:5]}.")
         largest, n_episodes = max(map(len, groups), default=1), sum(map(len, groups))
         supply = chain(groups, refills)
-        return await self._gather(supply, len(groups), largest, group_filter, n_episodes, may_give_up=False)
+        return await self._gather(supply, len(groups), largest, group_filter, n_episodes, is_own=False)
 
     def play_each(self, groups: Iterable[Sequence[EpisodeSpec]], *, n_episodes: int = 0) -> None:
         """Play these groups and keep none: each trajectory goes to `on_trajectory` when it is finished, and is let go.
@@ -299,7 +303,7 @@ class Collector:
                 check_group(specs)
                 yield specs
 
-        with self._clock(), show_progress(self.progress, self.stats, n_episodes) as show:
+        with self.stats.clock(), show_progress(self.progress, self.stats, n_episodes) as show:
             crew = self._crew(GroupBook(supply()), show)
             try:
                 crew.admit(sys.maxsize, 1)  # as many as there are: nothing is worked out before it begins
@@ -324,7 +328,7 @@ class Collector:
         surplus, self._surplus = self._surplus, None
         if surplus is not None:
             await surplus.crew.stop()
-            self._is_paused = False
+            self.stats.is_paused = False
 
     def __enter__(self) -> Collector:
         """Return the collector; leaving the block closes it."""
@@ -365,14 +369,14 @@ class Collector:
         group_filter: GroupFilter | None,
         n_episodes: int | None = None,
         *,
-        may_give_up: bool = True,
+        is_own: bool = True,
     ) -> list[TrajectoryGroup]:
         """Play until `n_groups` have passed the filter, or the supply ends; return them in the order of submission."""
         total = n_groups * group_size if n_episodes is None else n_episodes
-        with self._clock(), show_progress(self.progress, self.stats, total) as show:
+        with self.stats.clock(), show_progress(self.progress, self.stats, total) as show:
             crew = self._crew(GroupBook(supply), show)
             try:
-                return await self._take(crew, n_groups, group_size, group_filter, may_give_up=may_give_up)
+                return await self._take(crew, n_groups, group_size, group_filter, is_own=is_own)
             finally:
                 await crew.stop()
 
@@ -384,10 +388,11 @@ class Collector:
         group_filter: GroupFilter | None,
         over_sampling: float = 1.0,
         *,
-        may_give_up: bool = True,
+        is_own: bool = True,
     ) -> list[TrajectoryGroup]:
+        """Take groups until enough have passed the filter. The source learns from its own; given ones may run out."""
         accepted: dict[int, TrajectoryGroup] = {}
-        n_played = 0
+        played: dict[int, Sequence[Trajectory]] = {}
         while len(accepted) < n_groups:
             n_open = crew.book.n_open + crew.n_waiting
             crew.admit(groups_to_admit(n_groups, len(accepted), n_open, over_sampling), group_size)
@@ -395,11 +400,13 @@ class Collector:
             if found is None:
                 break
             index, group = found
-            n_played += 1
+            played[index] = group.trajectories if self.source.curricula else ()  # nobody else needs what was dropped
             if self._keeps(group, group_filter):
                 accepted[index] = group
-            elif may_give_up and n_played >= self.max_refills * n_groups:
-                self._give_up(n_played, len(accepted), n_groups, group)
+            elif is_own and len(played) >= self.max_refills * n_groups:
+                self._give_up(len(played), len(accepted), n_groups, group)
+        if is_own:
+            self.source.update(trajectory for index in sorted(played) for trajectory in played[index])
         return [accepted[index] for index in sorted(accepted)]
 
     def _keeps(self, group: TrajectoryGroup, group_filter: GroupFilter | None) -> bool:
@@ -421,12 +428,12 @@ class Collector:
         surplus = self._surplus
         if surplus is None:
             gate = Gate()
-            surplus = _Surplus(self._crew(GroupBook(self._supply(group_size)), self._show, gate), gate, group_size)
+            surplus = Surplus(self._crew(GroupBook(self._supply(group_size)), self._show, gate), gate, group_size)
             self._surplus = surplus
         surplus.check(group_size)
-        self._pause(False)
+        self.stats.pause(False)
         surplus.gate.open()
-        with self._clock(), show_progress(self.progress, self.stats, n_groups * group_size) as self._show_now:
+        with self.stats.clock(), show_progress(self.progress, self.stats, n_groups * group_size) as self._show_now:
             try:
                 taken = await self._take(surplus.crew, n_groups, group_size, self.group_filter, self.over_sampling)
                 await surplus.gate.close()
@@ -435,20 +442,8 @@ class Collector:
                 raise
             finally:
                 self._show_now = lambda: None
-        self._pause(True)
+        self.stats.pause(True)
         return taken
-
-    def _pause(self, is_paused: bool) -> None:
-        stats, self._is_paused = self.stats, is_paused
-        under_way = stats.running + stats.partials
-        stats.running, stats.partials = (0, under_way) if is_paused else (under_way, 0)
-
-    def _count(self, change: int) -> None:
-        """Count an episode that begins or ends; while the gate is closed it is a partial."""
-        if self._is_paused:
-            self.stats.partials += change
-        else:
-            self.stats.running += change
 
     def _show(self) -> None:
         self._show_now()
@@ -456,7 +451,7 @@ class Collector:
     async def _episode(self, spec: EpisodeSpec, version: int | None, gate: Gate | None) -> Trajectory:
         """Admit one episode, play and emit it; nothing is awaited between emission and account."""
         self.stats.submitted += 1
-        self._count(1)
+        self.stats.count(1)
         is_emitted = False
         try:
             trajectory = await play_member(spec, partial(self._play, gate=gate), max_retries=self.max_retries)
@@ -466,22 +461,11 @@ class Collector:
                 self.on_trajectory(trajectory)
             is_emitted = True
         finally:
-            self._count(-1)
+            self.stats.count(-1)
             if not is_emitted:
                 self.stats.dropped += 1
         self.stats.add(trajectory)
         return trajectory
-
-    @contextmanager
-    def _clock(self) -> Iterator[None]:
-        if self.stats.started is not None:  # a call beside another one: that one's clock runs
-            yield
-            return
-        self.stats.started = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.stats.seconds, self.stats.started = self.stats.elapsed_s, None
 
     async def _play(self, spec: EpisodeSpec, gate: Gate | None = None) -> Trajectory:
         return await play_episode(

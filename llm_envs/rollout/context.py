@@ -57,7 +57,10 @@ class Codec(Protocol):
 
 
 ContextFn = Callable[[tuple[Message, ...]], "Sequence[Message] | Awaitable[Sequence[Message]]"]
-"""All messages so far -> those that the model is to see. Called before each turn but the first."""
+"""All messages so far -> those that the model is to see. Called before each turn but the first.
+
+A plain function runs on the event loop, where no limit can end it: it must be quick. One that asks somebody (for a
+summary) is asynchronous; `RolloutLimits.max_policy_s` and `max_episode_s` hold for it."""
 
 
 async def seen_by(context_fn: ContextFn | None, messages: Sequence[Message]) -> tuple[Message, ...] | None:

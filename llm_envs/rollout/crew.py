@@ -10,11 +10,14 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 
+from llm_envs.errors import InvalidConfigError
 from llm_envs.rollout.book import GroupBook, Ticket
+from llm_envs.rollout.gate import Gate
 from llm_envs.types import Trajectory, TrajectoryGroup
 
-__all__ = ["Crew"]
+__all__ = ["Crew", "Surplus"]
 
 
 class Crew:
@@ -104,3 +107,26 @@ class Crew:
         if not player.cancelled() and (error := player.exception()) is not None and self._failure is None:
             self._failure = error
         self._news.set()
+
+
+@dataclass(slots=True)
+class Surplus:
+    """What a call with over-sampling leaves for the next one: a crew whose episodes are held up at a gate."""
+
+    crew: Crew
+    gate: Gate
+    group_size: int
+    loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
+
+    def check(self, group_size: int) -> None:
+        """Check that a call can go on with it.
+
+        Raises:
+            InvalidConfigError: If the call wants groups of another size, or runs in another event loop.
+        """
+        if group_size != self.group_size or asyncio.get_running_loop() is not self.loop:
+            raise InvalidConfigError(
+                f"over-sampling left groups of {self.group_size} in the event loop of the last call; this one wants "
+                f"groups of {group_size}{'' if asyncio.get_running_loop() is self.loop else ' in another loop'}. Call "
+                "close() (or await aclose()) between them, which drops what was left."
+            )

@@ -1,12 +1,17 @@
-"""Which groups are worth training on: pure functions from a group to whether it stays.
+"""Which groups are worth training on: pure functions, from a group to whether it stays, or from several to the chosen.
 
 A filter looks at finished groups alone and never at how long they took, so that what stays is no matter of luck with
 the clock. What a filter drops is replaced (`Collector(group_filter=...)`), and accepted in the order of submission.
 Rewards are the task's own (the sum of `Turn.reward`), not what shaping makes of them.
+
+A selection (`Collector(select_fn=...)`) is something else: it keeps the best of more groups than are wanted, so that
+what is trained on is no longer what was drawn. Selecting by reward prefers easy seeds and lucky members, and measured
+success is too high by that; selecting by spread prefers seeds on the edge of what the model can do. No default selects.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from itertools import combinations
 
@@ -15,18 +20,26 @@ from llm_envs.types import Trajectory, TrajectoryGroup
 
 __all__ = [
     "GroupFilter",
+    "SelectFn",
     "all_of",
     "create_diversity_filter",
     "create_length_filter",
     "create_min_reward_filter",
     "create_min_scored_filter",
+    "create_selection",
     "create_spread_filter",
     "diversity",
+    "mean_reward",
+    "reward_spread",
     "scored",
+    "select",
 ]
 
 GroupFilter = Callable[[TrajectoryGroup], bool]
 """Whether a group stays."""
+
+SelectFn = Callable[[Sequence[TrajectoryGroup], int], Sequence[TrajectoryGroup]]
+"""Candidates in the order of submission, and how many are wanted -> that many of them."""
 
 
 def scored(group: TrajectoryGroup) -> list[Trajectory]:
@@ -119,3 +132,48 @@ def diversity(trajectories: Sequence[Trajectory]) -> float:
 def all_of(*filters: GroupFilter) -> GroupFilter:
     """Keep what every filter keeps."""
     return lambda group: all(keeps(group) for keeps in filters)
+
+
+def mean_reward(group: TrajectoryGroup) -> float:
+    """Return the mean reward of the scored members; -inf without any."""
+    rewards = [trajectory.reward for trajectory in scored(group)]
+    return sum(rewards) / len(rewards) if rewards else -math.inf
+
+
+def reward_spread(group: TrajectoryGroup) -> float:
+    """Return the difference between the highest and the lowest reward of the scored members; -inf without any."""
+    rewards = [trajectory.reward for trajectory in scored(group)]
+    return max(rewards) - min(rewards) if rewards else -math.inf
+
+
+def create_selection(score: Callable[[TrajectoryGroup], float]) -> SelectFn:
+    """Keep the groups with the highest scores; of equal ones the first. See the module for what that does to the data.
+
+    Args:
+        score: `mean_reward`, `reward_spread`, or yours.
+    """
+
+    def best(groups: Sequence[TrajectoryGroup], n_wanted: int) -> list[TrajectoryGroup]:
+        return sorted(groups, key=score, reverse=True)[:n_wanted]
+
+    return best
+
+
+def select(select_fn: SelectFn, groups: Sequence[TrajectoryGroup], n_wanted: int) -> list[TrajectoryGroup]:
+    """Return what a selection keeps, in the order of submission.
+
+    Args:
+        select_fn: The selection.
+        groups: The candidates, in that order, with ids of their own.
+        n_wanted: How many to keep.
+
+    Raises:
+        InvalidConfigError: If it returns another number of groups, one twice, or one that is no candidate.
+    """
+    kept = [group.group_id for group in select_fn(groups, n_wanted)]
+    if len(kept) != n_wanted or len(set(kept)) < len(kept) or not set(kept) <= {group.group_id for group in groups}:
+        raise InvalidConfigError(
+            f"select_fn returned the groups {kept[:20]} for {n_wanted} of {len(groups)} candidates: it must return "
+            "that many of them, none twice."
+        )
+    return [group for group in groups if group.group_id in kept]

@@ -36,8 +36,10 @@ def check_group(specs: Sequence[EpisodeSpec]) -> None:
 async def play_member(spec: EpisodeSpec, play: Play, *, max_retries: int = 2) -> Trajectory:
     """Play one episode, anew if it errored, at most `max_retries` times more.
 
-    A retry has the same seeds, so an episode that a passing failure interrupted comes out as if it had not been. How
-    many there were is in `metadata["retries"]`, where there were any.
+    One whose judge failed (`JudgeError`) is unscored, and is not played anew: the episode went well, the judge has had
+    its own retries, and more episodes would only ask it more. A retry has the same seeds, so an episode that a passing
+    failure interrupted comes out as if it had not been. How many there were is in `metadata["retries"]`, where there
+    were any.
     """
     trajectory = await _played(spec, play)
     for attempt in range(1, max_retries + 1):

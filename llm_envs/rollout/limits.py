@@ -25,9 +25,13 @@ class RolloutLimits:
     """Seconds that making, resetting or stepping the environment may take, each. Setting it moves the environment to a
     thread of its own; a hung thread is abandoned, a worker process (`Collector(workers=N)`) is killed."""
     max_policy_s: float | None = None
-    """Seconds that the policy may take for one turn; its call is then cancelled."""
+    """Seconds that one call of the policy, or of an asynchronous context function, may take; it is then cancelled, and
+    the episode has errored. What does not await cannot be cancelled: a synchronous `act` or context function runs on
+    the event loop, holds up every episode, and must be quick."""
     max_episode_s: float | None = None
-    """Seconds an episode may last. Looked at between turns: what was earned until then stays."""
+    """Seconds an episode may last, without what it is held up by over-sampling. Looked at between turns and while the
+    policy is waited for: the turn under way is dropped, what was earned until then stays (`StopReason.TIMEOUT`). A step
+    of the environment is waited for; `max_step_s` is its limit."""
 
     def __post_init__(self) -> None:
         """Check every field."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from llm_envs.types import Trajectory
@@ -24,13 +26,14 @@ class CollectorStats:
     partials: int = 0
     """Unfinished episodes that over-sampling left for the next call."""
     rejected_groups: int = 0
-    """Groups that the filter, or fail-fast, dropped."""
+    """Groups that the filter, fail-fast or the selection dropped."""
     accepted: int = 0
     """Episodes that came out as a trajectory, whatever its status."""
     dropped: int = 0
     """Episodes cancelled on the way: by an interrupt, or by a failure of the collecting code itself."""
     errored: int = 0
     unscored: int = 0
+    """Without a turn, or without a judgement; those of the second kind are among `error_kinds`."""
     retries: int = 0
     successes: int = 0
     reward: float = 0.0
@@ -49,6 +52,8 @@ class CollectorStats:
     """Wall time spent collecting, over all calls that have ended."""
     started: float | None = None
     """`time.perf_counter()` at the start of the call that is running."""
+    is_paused: bool = False
+    """Whether what is under way waits for the next call."""
 
     @property
     def scored(self) -> int:
@@ -59,6 +64,30 @@ class CollectorStats:
     def elapsed_s(self) -> float:
         """Wall time spent collecting, the running call included."""
         return self.seconds + (0.0 if self.started is None else time.perf_counter() - self.started)
+
+    @contextmanager
+    def clock(self) -> Iterator[None]:
+        """Measure the time of a call; of calls side by side, that of the first."""
+        if self.started is not None:
+            yield
+            return
+        self.started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds, self.started = self.elapsed_s, None
+
+    def pause(self, is_paused: bool) -> None:
+        """Call what is under way partials, or running again."""
+        under_way, self.is_paused = self.running + self.partials, is_paused
+        self.running, self.partials = (0, under_way) if is_paused else (under_way, 0)
+
+    def count(self, change: int) -> None:
+        """Count an episode that begins (1) or ends (-1)."""
+        if self.is_paused:
+            self.partials += change
+        else:
+            self.running += change
 
     def add(self, trajectory: Trajectory) -> None:
         """Count a finished episode."""
@@ -91,7 +120,7 @@ class CollectorStats:
         if self.forks:
             parts.append(f"{self.forks} forks")
         parts.append(" ".join(f"{reason}={count}" for reason, count in self.stop_reasons.most_common()))
-        if self.errored:
+        if self.error_kinds:
             parts.append("errors " + ", ".join(f"{kind} x{count}" for kind, count in self.error_kinds.most_common(3)))
         if self.unscored:
             parts.append(f"{self.unscored} unscored")

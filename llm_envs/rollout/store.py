@@ -8,8 +8,8 @@ logs and shards alike.
 A killed process loses nothing that was written and repeats nothing: at most it leaves a torn last line, which readers
 report and a resumed writer removes. `finished` says which episodes there are, `remaining` which are still to be played.
 
-An errored trajectory is kept, but is not finished: a resumed run plays it anew, and the later record then stands for
-both. Nothing else is ever left out by readers.
+A trajectory with an error is kept, but is not finished: a resumed run plays it anew, and the later record then stands
+for both. Nothing else is ever left out by readers.
 """
 
 from __future__ import annotations
@@ -294,7 +294,7 @@ def read_run(path: str | Path) -> StoredRun:
 def read_trajectories(path: str | Path) -> list[Trajectory]:
     """Read the trajectories of a folder, or of a single `.jsonl` or `.parquet` file of one, in the order of finishing.
 
-    A torn last line is left out with a warning, and so is, silently, an errored trajectory that was played anew later.
+    A torn last line is left out with a warning, and so is, silently, one with an error that was played anew later.
 
     Raises:
         StoreError: If there is no run, it has another format, or a file of it is damaged.
@@ -313,7 +313,7 @@ def iter_trajectories(path: str | Path) -> Iterator[Trajectory]:
 
 
 def finished(path: str | Path) -> frozenset[Key]:
-    """Return (group_id, member) of each episode in a folder that need not be played again: all but the errored ones."""
+    """Return (group_id, member) of each episode in a folder that need not be played again: all without an error."""
     return frozenset((group, member) for group, member, is_errored in _keys(_parts(Path(path))) if not is_errored)
 
 

@@ -20,7 +20,7 @@ __all__ = ["AppendLog", "has_errored", "read_keys", "read_log", "remove_torn_lin
 _ENCODING_ERRORS = "surrogatepass"
 
 # Never part of a JSON text's inside, where quotes are escaped.
-_ERRORED = b'"status": "errored"'
+_FAILED = b'"error": {'
 
 _NO_TRAJECTORY = (ValueError, KeyError, TypeError, AttributeError)
 
@@ -94,22 +94,22 @@ def read_log(log: Path) -> Iterator[Trajectory]:
 
 
 def read_keys(log: Path) -> Iterator[tuple[str, int, bool]]:
-    """Read (group_id, member, whether it errored) of each whole line."""
+    """Read (group_id, member, whether it has an error) of each whole line."""
     with open(log, "rb") as lines:
         for number, line in enumerate(lines, start=1):
             if not line.endswith(b"\n"):
                 return
             try:
                 data = json.loads(line.decode(errors=_ENCODING_ERRORS))
-                yield data["group_id"], data["member"], data["status"] == "errored"
+                yield data["group_id"], data["member"], data["error"] is not None
             except _NO_TRAJECTORY as error:
                 raise _damaged(log, number, error) from error
 
 
 def has_errored(log: Path) -> bool:
-    """Say whether any line may be an errored trajectory, without parsing them. False is certain."""
+    """Say whether any line may be a trajectory with an error, without parsing them. False is certain."""
     with open(log, "rb") as lines:
-        return any(_ERRORED in line for line in lines)
+        return any(_FAILED in line for line in lines)
 
 
 def torn_line(log: Path) -> str | None:

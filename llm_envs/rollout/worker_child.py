@@ -1,7 +1,7 @@
 """The process in which `workers.WorkerPool` runs environments, one at a time, and what it answers.
 
 Requests are (number, name, *arguments); each has one reply, in order: (number, "ok", value) or (number, "error",
-(module, class name, message, traceback)). The process ends when its parent is gone: the kernel kills it, and what it
+(its classes, message, traceback)). The process ends when its parent is gone: the kernel kills it, and what it
 has started in its process group, when the parent's end of the lifeline closes, whatever it is doing then.
 """
 
@@ -25,7 +25,14 @@ from gymnasium.envs.registration import EnvSpec, load_env_creator
 
 from llm_envs.errors import EnvContractError, InvalidConfigError
 from llm_envs.rollout.runner import call, check_reset, check_step, env_attribute, make_env
-from llm_envs.rollout.worker_wire import HEADER, MAX_FRAME_BYTES, MOST_TARGETS, dump_plain, error_text
+from llm_envs.rollout.worker_wire import (
+    HEADER,
+    MAX_FRAME_BYTES,
+    MOST_TARGETS,
+    dump_plain,
+    error_bases,
+    error_text,
+)
 
 __all__ = ["main"]
 
@@ -116,9 +123,8 @@ def _answer(host: _Host, number: int, name: str, arguments: tuple[Any, ...]) -> 
             )
         return reply
     except BaseException as error:  # SystemExit and KeyboardInterrupt too: an environment's, not ours
-        kind = type(error)
         text = error_text(error)[:_TEXT_CHARACTERS]
-        return dump_plain((number, "error", (kind.__module__, kind.__name__, text, _trace(error))))
+        return dump_plain((number, "error", (error_bases(type(error)), text, _trace(error))))
 
 
 def _trace(error: BaseException) -> str:

@@ -12,7 +12,7 @@ import functools
 import io
 import pickle
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ __all__ = [
     "Foreign",
     "RemoteError",
     "dump_plain",
+    "error_bases",
     "error_text",
     "load_plain",
     "revive",
@@ -101,24 +102,41 @@ def error_text(error: BaseException) -> str:
         return f"(its message cannot be had: __str__ raised {type(second).__name__})"
 
 
-def revive(module: str, name: str, text: str, trace: str) -> BaseException:
-    """Return an exception of the class's name and message, which is also of that class if it is Python's or ours."""
+def error_bases(kind: type[BaseException]) -> tuple[tuple[str, str], ...]:
+    """Return module and name of an exception's class and of those that it inherits from, nearest first."""
+    return tuple((base.__module__, base.__name__) for base in kind.__mro__ if issubclass(base, BaseException))
+
+
+def revive(bases: Sequence[tuple[str, str]], text: str, trace: str) -> BaseException:
+    """Return an exception of the class's name and message, and of its nearest base class that is Python's or ours.
+
+    Args:
+        bases: What `error_bases` returned there.
+        text: The message.
+        trace: The traceback there.
+    """
     error: BaseException
+    name = bases[0][1]
+    known = next((found for base in bases if (found := _known_class(*base)) is not None), None)
     try:
-        error = _error_class(module, name)(text)
+        error = _error_class(name, known)(text)  # type: ignore[arg-type]  # typeshed: a class or None is hashable
     except Exception:  # a class that cannot be had in this way
-        error = _error_class("", name)(text)
+        error = _error_class(name, None)(text)
     if trace:
         error.add_note(f"In the worker process:\n{trace}")
     return error
 
 
-@functools.lru_cache(maxsize=256)
-def _error_class(module: str, name: str) -> type[RemoteError]:
+def _known_class(module: str, name: str) -> type[Exception] | None:
     known = getattr({"builtins": builtins, "llm_envs.errors": errors}.get(module), name, None)
     # Not KeyboardInterrupt and its like: they would end the run, not the episode.
-    is_known = isinstance(known, type) and issubclass(known, Exception)
-    return type(name, (RemoteError, known) if is_known else (RemoteError,), {})  # type: ignore[arg-type]
+    is_known = isinstance(known, type) and issubclass(known, Exception) and known is not Exception
+    return known if is_known else None
+
+
+@functools.lru_cache(maxsize=256)
+def _error_class(name: str, known: type[Exception] | None) -> type[RemoteError]:
+    return type(name, (RemoteError,) if known is None else (RemoteError, known), {})
 
 
 def dump_plain(value: Any) -> bytes:

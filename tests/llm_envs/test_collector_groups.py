@@ -10,11 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llm_envs.errors import InvalidConfigError, RolloutFailedError
+from llm_envs.errors import InvalidConfigError, JudgeError, RolloutFailedError
 from llm_envs.policies.scripted import OraclePolicy, with_latency
-from llm_envs.rollout import Collector, Curriculum, PromptSource, PromptTask, SeedSource
+from llm_envs.rollout import Collector, Curriculum, PromptSource, PromptTask, SeedSource, TrajectoryWriter, finished
 from llm_envs.rollout.book import GroupBook, groups_to_admit
-from llm_envs.rollout.filters import create_min_scored_filter, create_spread_filter
+from llm_envs.rollout.filters import (
+    create_min_scored_filter,
+    create_selection,
+    create_spread_filter,
+    mean_reward,
+)
 from llm_envs.rollout.source import EpisodeSpec, group_specs
 from llm_envs.rollout.staleness import admission_capacity
 from llm_envs.testing import ByteCodec, HashingTokenPolicy, NumbersEnv, with_failures
@@ -162,6 +167,177 @@ def test_the_minimum_viable_group():
     scored = [sum(t.status == "ok" for t in group.trajectories) for group in groups]
     assert min(scored) == 3 and max(scored) == 4  # what failed is still there, and no zero
     assert all(t.is_success is None for g in groups for t in g if t.status == "errored")
+
+
+class Unjudged(NumbersEnv):
+    """What judges it has no verdict for some digits."""
+
+    def step(self, action):
+        if self.digits[0] in (3, 5):
+            raise JudgeError("no verdict")
+        return super().step(action)
+
+
+class Undecided(NumbersEnv):
+    """What judges it has no verdict for a wrong reply, where one of some digits is asked for."""
+
+    hard_digits = range(10)
+
+    def step(self, action):
+        if action == "x" and self.digits[self.turn] in self.hard_digits:
+            raise JudgeError("no verdict")
+        return super().step(action)
+
+
+class SeldomUndecided(Undecided):
+    hard_digits = range(3)
+
+
+def test_a_judge_that_fails_is_counted_and_not_asked_again(tmp_path):
+    policy = HashingTokenPolicy(CODEC, right_digit)
+    with TrajectoryWriter(tmp_path / "run") as writer:
+        collector = make(policy, Unjudged, on_trajectory=writer.write)
+        groups = collector.collect(20, 2)
+        writer.compact()
+        done = finished(tmp_path / "run")
+    stats, everything = collector.stats, [t for g in groups for t in g]
+    unjudged = [t for t in everything if t.status == "unscored"]
+    assert len(unjudged) == stats.unscored > 0 and stats.errored == stats.retries == 0
+    assert stats.error_kinds == {"env.step: JudgeError": stats.unscored}
+    assert f"errors env.step: JudgeError x{stats.unscored}, {stats.unscored} unscored" in stats.summary()
+    assert len(policy.calls) == 40  # one turn each: none was played anew
+    assert stats.scored == 40 - stats.unscored and stats.reward == stats.scored  # no zero among them
+    check_books(collector)
+    # A resumed run has them played anew: there may be a judge by then.
+    assert done == {(t.group_id, t.member) for t in everything} - {(t.group_id, t.member) for t in unjudged}
+
+
+@pytest.mark.parametrize("rule", ["as they are", "fail-fast", "minimum-viable"])
+def test_an_unjudged_member_is_treated_as_an_errored_one(rule):
+    settings = {
+        "fail-fast": {"fail_fast": True, "max_refills": 99},
+        "minimum-viable": {"group_filter": create_min_scored_filter(3)},
+    }
+    collector = make(HashingTokenPolicy(CODEC, coin), Undecided, max_concurrency=1, **settings.get(rule, {}))
+    groups = collector.collect(8, 4)
+    n_scored = [len(group.scored) for group in groups]
+    assert all(len(group) == 4 for group in groups)
+    assert all(t.reward == 1 for group in groups for t in group.scored)
+    if rule == "as they are":
+        assert min(n_scored) < 3 and collector.stats.rejected_groups == 0
+    elif rule == "fail-fast":
+        assert set(n_scored) == {4} and collector.stats.submitted < 4 * (8 + collector.stats.rejected_groups)
+    else:
+        assert set(n_scored) == {3, 4}
+    # What a trainer makes of a group: a baseline over the scored ones alone.
+    spread = create_spread_filter()
+    assert not any(spread(group) for group in groups)  # an unjudged member that counted as 0 would be a spread
+    check_books(collector)
+
+
+def test_a_failing_judge_and_workers():
+    with make(HashingTokenPolicy(CODEC, right_digit), Unjudged, workers=2) as collector:
+        remote = collector.collect(12)
+    assert remote == make(HashingTokenPolicy(CODEC, right_digit), Unjudged).collect(12)
+    assert collector.stats.unscored > 0 and collector.stats.errored == 0
+
+
+# Selection
+
+
+def test_a_selection_keeps_the_best_of_more_in_the_order_of_submission():
+    policy = HashingTokenPolicy(CODEC, coin)
+    collector = make(policy, select_fn=create_selection(mean_reward), select_from=2.5)
+    kept = collector.collect(4, 3)
+    candidates = make(policy).collect(10, 3)
+    # Worked out by another way than sorting: nothing that was left has more than the least that was kept, and of
+    # equals the earlier ones are kept.
+    rewards = {group.group_id: sum(t.reward for t in group) for group in candidates}
+    ids = [group.group_id for group in candidates]
+    best = sorted(ids, key=lambda group_id: (-rewards[group_id], ids.index(group_id)))[:4]
+    assert [group.group_id for group in kept] == [group_id for group_id in ids if group_id in best]
+    assert kept == [group for group in candidates if group.group_id in best]
+    assert collector.stats.rejected_groups == 6 and collector.stats.submitted == 30
+    again = collector.collect(4, 3)  # goes on behind all that were candidates
+    assert {group.group_id for group in again}.isdisjoint(ids)
+
+
+def test_a_selection_sees_what_passed_the_filter_and_goes_with_over_sampling():
+    seen = []
+
+    def first(groups, n_wanted):
+        seen.extend(groups)
+        return groups[:n_wanted]
+
+    settings = {"select_fn": first, "group_filter": create_spread_filter()}
+    assert len(make(HashingTokenPolicy(CODEC, coin), **settings).collect(3, 4)) == 3
+    assert len(seen) == 6 and all(create_spread_filter()(group) for group in seen)
+    with make(HashingTokenPolicy(CODEC, coin), over_sampling=1.5, **settings) as collector:
+        assert len(collector.collect(3, 4)) == 3
+    assert len(seen) == 12
+
+
+@pytest.mark.parametrize(
+    "wrong", [lambda groups, n: groups, lambda groups, n: [groups[0]] * n, lambda groups, n: make().collect(n)]
+)
+def test_a_selection_that_returns_something_else_is_refused(wrong):
+    collector = make(select_fn=wrong, seed=1)
+    with pytest.raises(InvalidConfigError, match=r"select_fn returned .* for 2 of 4 candidates"):
+        collector.collect(2)
+    with pytest.raises(InvalidConfigError, match=r"select_from=0\.5"):
+        make(select_fn=wrong, select_from=0.5)
+    with pytest.raises(InvalidConfigError, match="a stream has no last one"):
+        next(collector.stream())
+
+
+# Curricula
+
+
+def learning(**settings):
+    curriculum = Curriculum(["0", "1", "2"], kwarg="split", min_episodes=6, window=12, floor=0.1)
+    policy = with_latency(HashingTokenPolicy(CODEC, right_digit), 0.002, jitter=1.0)
+    return make(policy, SeedSource(NumbersEnv, curriculum=curriculum), **settings), curriculum
+
+
+@pytest.mark.parametrize("concurrency", [1, 5, 64])
+def test_a_curriculum_learns_from_each_call_whatever_the_concurrency(concurrency):
+    collector, curriculum = learning(max_concurrency=concurrency)
+    levels, n_open = [], []
+    for _ in range(4):
+        groups = collector.collect(6, 2)
+        levels.append([group.trajectories[0].env_kwargs["split"] for group in groups])
+        n_open.append(curriculum.n_open)
+    assert levels[0] == ["0"] * 6 and n_open == [2, 3, 3, 3]  # mastered, so the next opens; not within a call
+    assert "1" in levels[1] and "2" not in levels[1] and "2" in levels[2]
+    other, _ = learning(max_concurrency=3)
+    assert [[g.trajectories[0].env_kwargs["split"] for g in other.collect(6, 2)] for _ in range(4)] == levels
+
+
+@pytest.mark.parametrize("concurrency", [1, 5, 64])
+def test_a_curriculum_learns_along_a_stream(concurrency):
+    collector, curriculum = learning(max_concurrency=concurrency)
+    levels = [g.trajectories[0].env_kwargs["split"] for g in collector.stream(2, n_groups=30, max_open=4)]
+    # Three groups of two are six episodes; with four groups open, the seventh begins when the third has been taken.
+    assert levels[:6] == ["0"] * 6 and set(levels[6:]) == {"0", "1", "2"} and curriculum.n_open == 3
+    other, _ = learning(max_concurrency=2)
+    assert levels == [g.trajectories[0].env_kwargs["split"] for g in other.stream(2, n_groups=30, max_open=4)]
+
+
+def test_a_curriculum_learns_from_groups_that_the_filter_drops_too():
+    """Else a level that is always solved, which no spread filter lets through, would never count as mastered."""
+    curriculum = Curriculum(["0", "1"], kwarg="split", min_episodes=4)
+    source = SeedSource(NumbersEnv, curriculum=curriculum)
+
+    def mostly_right(prompt_ids, random):
+        return right_digit(prompt_ids, random) if random.random() < 0.9 else "x"
+
+    collector = make(HashingTokenPolicy(CODEC, mostly_right), source, group_filter=create_spread_filter())
+    groups = collector.collect(3, 4)
+    assert curriculum.success["0"] == collector.stats.successes / collector.stats.accepted > 0.8
+    assert sum(t.is_success for g in groups for t in g) / 12 < 0.8 and curriculum.n_open == 2
+    before = curriculum.state_dict()
+    collector.play([group_specs(EpisodeSpec("NumbersEnv", {"split": "0"}, group_id="given"), 4)])
+    assert curriculum.state_dict() == before  # given groups are not the source's
 
 
 # Over-sampling
@@ -324,28 +500,45 @@ def test_a_stream_with_a_filter_gives_the_same_groups_as_collect():
     n_groups=st.integers(0, 4),
     group_size=st.integers(1, 3),
     failing=st.sampled_from([0.0, 0.0, 0.2]),
+    unjudged=st.booleans(),
+    interruptible=st.booleans(),
     filtered=st.booleans(),
     fail_fast=st.booleans(),
     cancel_after=st.none() | st.integers(0, 40),
 )
 def test_the_books_hold_on_any_schedule(
-    seed, way, concurrency, n_groups, group_size, failing, filtered, fail_fast, cancel_after
+    seed,
+    way,
+    concurrency,
+    n_groups,
+    group_size,
+    failing,
+    unjudged,
+    interruptible,
+    filtered,
+    fail_fast,
+    cancel_after,
 ):
-    """Random latency in turns of the event loop, failures, filters and cancellation at a random moment."""
+    """Random latency in turns of the event loop, failures (also of a judge), filters, interrupts in the middle of turns
+    and cancellation at a random moment.
+    """
     random = Random(seed)
-    tokens = HashingTokenPolicy(CODEC, coin)
     emitted: list[Trajectory] = []
 
-    class Jittery:
-        async def sample(self, prompt_ids, params, *, seed, session):
+    class Jittery(HashingTokenPolicy):
+        async def _wait(self, seconds, interrupt):
             for _ in range(random.randrange(6)):
-                await asyncio.sleep(0)
-            return await tokens.sample(prompt_ids, params, seed=seed, session=session)
+                if not interrupt.is_set():
+                    await asyncio.sleep(0)
 
+    class Uninterruptible(Jittery):
+        interrupt = property()
+
+    tokens = (Jittery if interruptible else Uninterruptible)(CODEC, coin)
     collector = make(
-        with_failures(Jittery(), failing), env_kwargs={"n_turns": 2}, seed=seed, max_concurrency=concurrency,
-        max_retries=1, on_trajectory=emitted.append, fail_fast=fail_fast, max_refills=40,
-        group_filter=create_min_scored_filter(1) if filtered else None,
+        with_failures(tokens, failing), SeldomUndecided if unjudged else NumbersEnv, env_kwargs={"n_turns": 2},
+        seed=seed, max_concurrency=concurrency, max_retries=1, on_trajectory=emitted.append, fail_fast=fail_fast,
+        max_refills=400, group_filter=create_min_scored_filter(1) if filtered else None,
         over_sampling=1.7 if way == "over" else 1.0,
     )  # fmt: skip
     groups: list[TrajectoryGroup] = []
@@ -358,6 +551,8 @@ def test_the_books_hold_on_any_schedule(
         else:
             for _ in range(2 if way == "over" else 1):
                 groups.extend(await collector.acollect(n_groups, group_size))
+                assert tokens.running == 0  # what is left waits, with its tokens
+                tokens.version += 1
                 check_books(collector)
                 assert collector.stats.running == 0
 
@@ -388,7 +583,16 @@ def test_the_books_hold_on_any_schedule(
             assert stats.dropped == 0
     if fail_fast:
         assert all(t.status == "ok" for g in groups for t in g)
-    assert validate_batch(emitted) == []
+    assert validate_batch([t for t in emitted if t.status != "unscored"]) == []
+    assert stats.unscored == sum(t.status == "unscored" for t in emitted) and (unjudged or not stats.unscored)
+    for trajectory in emitted:
+        for turn in trajectory.turns:
+            start, stop = trajectory.rows[turn.row].spans[turn.span]
+            spans = turn.weight_versions
+            assert [s.start for s in spans] + [stop - start] == [0] + [s.stop for s in spans]
+            assert [s.version for s in spans] == sorted(s.version for s in spans)
+            logps = trajectory.rows[turn.row].logps[start:stop]
+            assert all((logps[s.start : s.stop] < -s.version).all() for s in spans)
 
 
 def test_an_oracle_streams_in_a_notebook():
@@ -411,7 +615,6 @@ def test_a_source_of_prompts_and_a_curriculum_are_played():
     source = SeedSource("llm/Arithmetic-v0", curriculum=Curriculum(["easy", "medium", "hard"], min_episodes=4))
     with Collector(source, OraclePolicy(), progress=False) as collector:
         played = [t for group in collector.collect(30) for t in group]
-        collector.source.update(played)
     assert {t.env_kwargs["difficulty"] for t in played} >= {"easy"}
     with pytest.raises(InvalidConfigError):
         Collector(SeedSource("llm/Arithmetic-v0", curriculum=Curriculum(["easy", "none"])), OraclePolicy())

@@ -12,7 +12,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from llm_envs.errors import InvalidConfigError
+from llm_envs.errors import InvalidConfigError, JudgeError
 from llm_envs.policies.scripted import ConstantPolicy, OraclePolicy, RandomPolicy, ReplayPolicy
 from llm_envs.rollout.context import observed_messages, render_reply, with_call_ids
 from llm_envs.rollout.episode import play_episode
@@ -22,6 +22,7 @@ from llm_envs.testing import ByteCodec, HashingTokenPolicy, NumbersEnv, with_fai
 from llm_envs.types import (
     FinishReason,
     Message,
+    RolloutError,
     Sampled,
     SamplingParams,
     StopReason,
@@ -235,6 +236,70 @@ class TestLimits:
         assert trajectory.status == "ok" and 1 <= len(trajectory.turns) <= 5
         assert trajectory.reward == pytest.approx(len(trajectory.turns) / 50)
 
+    @pytest.mark.parametrize("kind", ["token", "chat", "env", "context"])
+    def test_seconds_in_all_end_a_turn_that_is_waited_for_and_keep_the_turns_before(self, kind: str) -> None:
+        """A policy, or a context function, that hangs in the second turn: the first stays, graded."""
+
+        async def hang(*args: Any) -> Any:
+            await asyncio.Event().wait()
+
+        class Second(HashingTokenPolicy):
+            async def sample(self, prompt_ids: Any, params: Any, *, seed: int, session: str) -> Any:
+                if len(self.calls) == 1:
+                    await hang()
+                return await super().sample(prompt_ids, params, seed=seed, session=session)
+
+        class Chat:
+            async def reply(self, messages: Any, tools: Any, params: Any) -> Message:
+                return Message("assistant", "4") if len(messages) == 2 else await hang()
+
+        class Acts:
+            def act(self, env: Any, observation: str) -> Any:
+                return "4" if env.turn == 0 else hang()
+
+        policy: Any = {"token": Second(CODEC, right_digit), "chat": Chat(), "env": Acts()}.get(kind, OraclePolicy())
+        context_fn = hang if kind == "context" else None
+        limits = RolloutLimits(max_episode_s=0.2, max_policy_s=30.0)
+        trajectory = play(NumbersEnv(), policy, codec=CODEC, limits=limits, context_fn=context_fn)
+        assert trajectory.stop_reason is StopReason.TIMEOUT and trajectory.truncated
+        assert (trajectory.status, trajectory.reward, len(trajectory.turns)) == ("ok", 0.5, 1)
+        assert text_of(trajectory.rows[0].ids[-9:]) == [EOT, USER, "Say 2.", EOT]  # the last observation, unanswered
+
+    def test_seconds_in_all_without_a_turn_leave_the_episode_unscored(self) -> None:
+        policy = HashingTokenPolicy(CODEC, right_digit, latency_s=60)
+        trajectory = play(NumbersEnv(), policy, codec=CODEC, limits=RolloutLimits(max_episode_s=0.05))
+        assert (trajectory.status, trajectory.stop_reason) == ("unscored", StopReason.TIMEOUT)
+        assert trajectory.metadata["unscored_because"] == "max_episode_s=0.05" and policy.running == 0
+
+    def test_the_lower_of_two_limits_of_time_strikes(self) -> None:
+        policy = HashingTokenPolicy(CODEC, right_digit, latency_s=60)
+        limits = RolloutLimits(max_policy_s=0.05, max_episode_s=30)
+        trajectory = play(NumbersEnv(), policy, codec=CODEC, limits=limits)
+        assert trajectory.error is not None and "max_policy_s=0.05" in trajectory.error.message
+
+    def test_an_asynchronous_context_function_has_the_policys_time(self) -> None:
+        async def hang(messages: Any) -> Any:
+            await asyncio.Event().wait()
+
+        trajectory = play(NumbersEnv(), OraclePolicy(), limits=RolloutLimits(max_policy_s=0.05), context_fn=hang)
+        assert trajectory.error is not None and "max_policy_s=0.05" in trajectory.error.message
+
+    @pytest.mark.parametrize(
+        ("limits", "reason", "n_turns"),
+        [
+            ({"max_turns": 1}, StopReason.MAX_TURNS, 1),
+            ({"max_turn_tokens": 1}, StopReason.TERMINATED, 2),  # a cut turn is stepped: "4" without its end
+            ({"max_episode_tokens": 28}, StopReason.MAX_TOKENS, 1),
+            ({"max_completion_tokens": 10}, StopReason.MAX_TOKENS, 1),
+            ({"max_step_s": 30.0, "max_policy_s": 30.0, "max_episode_s": 30.0}, StopReason.TERMINATED, 2),
+        ],
+    )
+    def test_what_was_earned_before_a_limit_stays(self, limits: Any, reason: StopReason, n_turns: int) -> None:
+        policy = HashingTokenPolicy(CODEC, right_digit)
+        trajectory = play(NumbersEnv(), policy, codec=CODEC, limits=RolloutLimits(**limits))
+        assert (trajectory.status, trajectory.stop_reason) == ("ok", reason)
+        assert (len(trajectory.turns), trajectory.reward) == (n_turns, 0.5 * n_turns)
+
     @pytest.mark.parametrize("setting", [{"max_turns": 0}, {"max_turn_tokens": 0}, {"max_step_s": -1.0}])
     def test_bad_limits_are_named(self, setting: dict[str, Any]) -> None:
         with pytest.raises(InvalidConfigError, match=next(iter(setting))):
@@ -317,6 +382,52 @@ class TestFailures:
             play(NumbersEnv(), object())
         with pytest.raises(InvalidConfigError, match="codec="):
             play(NumbersEnv(), HashingTokenPolicy(CODEC, ["1"]))
+
+
+class Judged(NumbersEnv):
+    """Its reward asks somebody, who gives no verdict at `at` ("reset", or the number of the turn)."""
+
+    def __init__(self, at: Any, error: BaseException | None = None) -> None:
+        super().__init__(n_turns=2)
+        self.at, self.error = at, error or JudgeError("no verdict in 3 tries")
+
+    def reset(self, **settings: Any) -> Any:
+        if self.at == "reset":
+            raise self.error
+        return super().reset(**settings)
+
+    def step(self, action: str) -> Any:
+        if self.turn + 1 == self.at:
+            raise self.error
+        return super().step(action)
+
+
+class TestJudge:
+    @pytest.mark.parametrize(("at", "n_turns"), [("reset", 0), (1, 0), (2, 1)])
+    def test_a_judge_that_fails_leaves_the_episode_unscored(self, at: Any, n_turns: int) -> None:
+        trajectory = asyncio.run(play_episode(Judged(at), SPEC_42, HashingTokenPolicy(CODEC, right_digit), codec=CODEC))
+        assert (trajectory.status, trajectory.is_success) == ("unscored", None)
+        assert trajectory.stop_reason is StopReason.ERROR and not trajectory.truncated and not trajectory.terminated
+        where = "env.reset" if at == "reset" else "env.step"
+        assert trajectory.error == RolloutError("JudgeError", "no verdict in 3 tries", where)
+        assert len(trajectory.turns) == n_turns  # the turn that nobody judged has no reward, and none is made up
+        assert sum(len(row.spans) for row in trajectory.rows) == n_turns
+        assert Trajectory.from_json(trajectory.to_json()) == trajectory
+
+    def test_a_kind_of_judge_error_is_one_and_another_error_is_not(self) -> None:
+        class Late(JudgeError):
+            pass
+
+        kinds = [play_status(Judged(1, error)) for error in (Late("x"), RuntimeError("x"), TimeoutError("x"))]
+        assert kinds == ["unscored", "errored", "errored"]
+
+    def test_a_policy_that_raises_one_has_errored(self) -> None:
+        policy = with_failures(ConstantPolicy("1"), 1.0, lambda: JudgeError("x"))
+        assert play(NumbersEnv(), policy).status == "errored"
+
+
+def play_status(env: Any) -> str:
+    return asyncio.run(play_episode(env, SPEC_42, ConstantPolicy("1"))).status
 
 
 class TestTime:
@@ -434,6 +545,22 @@ class TestChat:
         reply = Message("assistant", "", (ToolCall("f", {}, "a"), ToolCall("g", {}, "b")))
         messages = (Message("tool", "1"), Message("user", "and"), Message("tool", "2", tool_call_id="own"))
         assert [m.tool_call_id for m in with_call_ids(messages, reply)] == ["a", None, "own"]
+
+
+class TestChatSeeds:
+    def test_each_turn_has_the_seed_that_a_token_policys_has(self) -> None:
+        class Listens(ScriptedChat):
+            async def reply(self, messages: Any, tools: Any, params: SamplingParams) -> Message:
+                seeds.append(params.seed)
+                assert (params.temperature, params.max_new_tokens) == (0.3, 20)
+                return await super().reply(messages, tools, params)
+
+        seeds: list[int | None] = []
+        sampling = SamplingParams(temperature=0.3, max_new_tokens=20)
+        play(NumbersEnv(), Listens(*[Message("assistant", "1")] * 2), run_seed=5, sampling=sampling)
+        tokens = HashingTokenPolicy(CODEC, ["1"])
+        play(NumbersEnv(), tokens, codec=CODEC, run_seed=5, sampling=sampling)
+        assert seeds == [seed for _, seed, _ in tokens.calls] and len(set(seeds)) == 2
 
 
 class TestObservations:

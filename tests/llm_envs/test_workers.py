@@ -20,7 +20,7 @@ import gymnasium as gym
 import pytest
 from rogue_envs import LongEnv, PidEnv, RogueEnv
 
-from llm_envs.errors import EnvContractError, InvalidConfigError, WorkerDiedError
+from llm_envs.errors import EnvContractError, InvalidConfigError, JudgeError, WorkerDiedError
 from llm_envs.policies.scripted import ConstantPolicy, OraclePolicy, RandomPolicy
 from llm_envs.rollout import episode as episodes
 from llm_envs.rollout.collector import Collector
@@ -30,7 +30,7 @@ from llm_envs.rollout.limits import RolloutLimits
 from llm_envs.rollout.runner import EnvMaker, EnvRunner, Runner
 from llm_envs.rollout.source import EnvChoice, EpisodeSpec
 from llm_envs.rollout.tape import Tape
-from llm_envs.rollout.worker_wire import Foreign, RemoteError, dump_plain, load_plain, revive
+from llm_envs.rollout.worker_wire import Foreign, RemoteError, dump_plain, error_bases, load_plain, revive
 from llm_envs.rollout.workers import WorkerPool
 from llm_envs.testing import ByteCodec, HashingTokenPolicy, NumbersEnv
 from llm_envs.types import SamplingParams, ToolResult, Trajectory
@@ -611,13 +611,41 @@ class TestWire:
                 convert(rude)
 
     def test_errors_are_of_known_classes_only(self) -> None:
-        key = revive("builtins", "KeyError", "'x'", "trace")
+        key = revive(error_bases(KeyError), "'x'", "trace")
         assert isinstance(key, KeyError) and str(key) == "'x'" and type(key).__name__ == "KeyError"
         assert "trace" in key.__notes__[0]
         for module, name in [("builtins", "KeyboardInterrupt"), ("builtins", "eval"), ("os", "error"), ("x", "Odd")]:
-            error = revive(module, name, "text", "")
+            error = revive([(module, name), ("builtins", "BaseException")], "text", "")
             assert type(error).__mro__[1:3] == (RemoteError, Exception) and type(error).__name__ == name
-        assert isinstance(revive("llm_envs.errors", "EnvContractError", "t", ""), EnvContractError)
+        assert isinstance(revive(error_bases(EnvContractError), "t", ""), EnvContractError)
+
+    def test_an_error_of_a_class_of_ones_own_is_of_the_nearest_known_one(self) -> None:
+        class Down(JudgeError):
+            pass
+
+        class TimedOut(Down, TimeoutError):
+            pass
+
+        error = revive(error_bases(TimedOut), "no verdict", "")
+        assert isinstance(error, JudgeError) and isinstance(error, RemoteError) and str(error) == "no verdict"
+        assert type(error).__name__ == "TimedOut"
+
+
+class Unjudged(NumbersEnv):
+    """What judges it gives no verdict."""
+
+    class TooLate(JudgeError):
+        pass
+
+    def step(self, action: str) -> Any:
+        raise self.TooLate("no verdict")
+
+
+def test_a_judge_that_fails_in_a_worker_leaves_the_episode_unscored(pool: WorkerPool) -> None:
+    make = EnvMaker("Unjudged", {}, Unjudged)
+    inline, remote = (play_one(where, make) for where in (None, pool))
+    assert (inline.status, inline.error and inline.error.kind) == ("unscored", "TooLate")
+    assert remote.to_json(timings=False) == inline.to_json(timings=False)
 
 
 @pytest.mark.skipif("workers" not in inspect.signature(Collector).parameters, reason="the collector has no workers yet")
