@@ -90,7 +90,7 @@ def collect_run(
         raise InvalidConfigError(
             f"{n_groups=}, {group_size=}, {max_errors_in_a_row=}: they must be at least 0, 1 and 1."
         )
-    if unused := sorted({"group_filter", "over_sampling"} & collector.keys()):
+    if unused := sorted({"group_filter", "over_sampling", "select_fn"} & collector.keys()):
         raise InvalidConfigError(f"{', '.join(unused)}: a collected run keeps every episode; choose when it is read.")
     collector = {"progress": False} | collector
     with Collector(envs, policy, **collector) as player:
@@ -167,10 +167,11 @@ class _Keeper:
         self._n_errors = 0 if error is None else self._n_errors + 1
         if error is None:
             return
-        self.first_error = self.first_error or error
+        if trajectory.status == "errored":  # else its judge failed
+            self.first_error = self.first_error or error
         if self._n_errors >= self._most:
             raise RolloutFailedError(
                 f"{self._n_errors} episodes in a row failed, the last in {error.where} with {error.kind}: "
-                f"{error.message:.300}. The run was stopped; once that is mended, resume it: failed episodes are "
-                "played anew."
+                f"{error.message:.300}. The run was stopped; once that is mended, resume it: episodes that "
+                "errored are played anew."
             )

@@ -14,6 +14,7 @@ import importlib.metadata
 import importlib.util
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -182,7 +183,7 @@ def start_servers(
         devices: `CUDA_VISIBLE_DEVICES` of each server (`["0", "1"]`, or `["0,1", "2,3"]` with
             `--tensor-parallel-size 2`); None leaves the variable as it is.
         env: Further environment variables.
-        log_dir: Folder of their logs; None makes a temporary one.
+        log_dir: Folder of their logs. None makes a temporary one, which stays only after a failure.
         start_timeout_s: Seconds that all may take until they answer.
         max_restarts: How often one that has died is started again.
 
@@ -213,6 +214,8 @@ def start_servers(
         yield group
     finally:
         group.stop()
+    if log_dir is None:  # after a failure its logs are wanted
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def serve_command(model: str | Path, port: int, args: Sequence[str] = ()) -> list[str]:

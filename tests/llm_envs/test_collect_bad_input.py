@@ -18,6 +18,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -269,6 +270,16 @@ def test_an_engine_that_does_not_start(
     assert collect(CALCULATOR, "-n", "2", "--out", tmp_path / "run", "--model", tmp_path / "model", *how) == 1
     error = capfd.readouterr().err.splitlines()[-1]
     assert error.startswith("llm-envs: error: ") and "NoSuchModelForCausalLM" in error
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed here")
+@pytest.mark.parametrize("how", [["--engine", "vllm"], ["--serve", "2"]])
+def test_an_engine_that_is_not_installed(
+    how: list[str], tmp_path: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert collect(CALCULATOR, "-n", "2", "--out", tmp_path / "run", "--model", folder, *how) == 1
+    assert "pip install 'llm-envs[vllm]'" in one_line(capsys)
     assert not (tmp_path / "run").exists()
 
 

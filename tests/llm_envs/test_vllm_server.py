@@ -3,7 +3,10 @@
 import asyncio
 import contextlib
 import os
+import re
 import signal
+import subprocess
+import sys
 import threading
 import time
 from dataclasses import replace
@@ -18,6 +21,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed (make test-vllm has it
 pytestmark = pytest.mark.vllm
 
 from llm_envs.chat import ChatCodec  # noqa: E402  (after the skip)
+from llm_envs.cli import main  # noqa: E402
 from llm_envs.errors import ContextFullError, InvalidConfigError, ModelError  # noqa: E402
 from llm_envs.policies.base import TokenPolicy, UpdatablePolicy  # noqa: E402
 from llm_envs.policies.chat_api import ChatAPIPolicy  # noqa: E402
@@ -26,7 +30,7 @@ from llm_envs.policies.loading import load_tokenizer  # noqa: E402
 from llm_envs.policies.server_control import VLLMControl, check_facts, check_updatable  # noqa: E402
 from llm_envs.policies.vllm_serve import is_healthy, start_servers  # noqa: E402
 from llm_envs.policies.vllm_server import VLLMServerPolicy  # noqa: E402
-from llm_envs.rollout import Collector, RolloutLimits  # noqa: E402
+from llm_envs.rollout import Collector, RolloutLimits, read_trajectories  # noqa: E402
 from llm_envs.tiny_model import tiny_model, tiny_tokenizer  # noqa: E402
 from llm_envs.types import FinishReason, Message, SamplingParams  # noqa: E402
 
@@ -290,6 +294,68 @@ def test_chat_through_the_same_servers_calls_the_calculator(servers, folder):
     answered = {m.tool_call_id for t in played for m in t.messages if m.role == "tool"}
     assert answered <= {call.id for call in calls}
     assert any(result.success for t in played for result in t.tool_results)
+
+
+def test_the_command_plays_on_running_servers_by_tokens_and_by_chat(servers, folder, tmp_path, capsys):
+    command = ["collect", "llm/Calculator-v0", "-n", "6", "--difficulty", "easy", "--model", str(folder)]
+    where = [option for url in servers.urls for option in ("--url", url)]
+    budget = ["--max-new-tokens", "60", "--max-turns", "3"]
+    assert main([*command, *where, *budget, "--out", str(tmp_path / "tokens")]) == 0
+    played = read_trajectories(tmp_path / "tokens")
+    assert [t.status for t in played] == ["ok"] * 6
+    assert all(np.isfinite(row.logps[row.mask]).all() and row.mask.any() for t in played for row in t.rows)
+    assert any(result.success for t in played for result in t.tool_results)
+    chat = ["--engine", "api", "--url", servers.urls[0], "--out", str(tmp_path / "chat"), "--tokenizer", str(folder)]
+    assert main([*command, *budget, *chat]) == 0
+    played = read_trajectories(tmp_path / "chat")
+    assert [t.status for t in played] == ["ok"] * 6
+    assert all(np.isnan(row.logps[row.mask]).all() for t in played for row in t.rows)  # nobody knows what was sampled
+    assert main(["play", "llm/Calculator-v0", "--model", str(folder), *where, "--max-new-tokens", "20"]) == 0
+    assert "llm/Calculator-v0: success" in capsys.readouterr().out
+
+
+def test_servers_that_the_command_starts_play_and_end_with_it(servers, folder, tmp_path):
+    """Ctrl-C in the middle of a run: what was finished is there, its servers have ended, ours go on."""
+    run = tmp_path / "run"
+    command = ["collect", "llm/Calculator-v0", "-n", "100000", "--out", str(run), "--model", str(folder)]
+    options = ["--serve", "1", f"--server-args={' '.join(ARGS)}", "--max-turns", "2", "--max-new-tokens", "20"]
+    errors = (tmp_path / "errors").open("w+")
+    process = subprocess.Popen([sys.executable, "-m", "llm_envs.cli", *command, *options], stderr=errors)
+
+    def wait_until(holds):
+        deadline = time.monotonic() + 300
+        while not holds():
+            said = Path(errors.name).read_text()
+            assert process.poll() is None and time.monotonic() < deadline, said
+            time.sleep(0.1)
+
+    log = run / "log-00000.jsonl"
+    wait_until(lambda: log.exists() and log.read_bytes().count(b"\n") >= 5)
+    (url,) = re.findall(r"they answer at (http://127.0.0.1:\d+)\n", Path(errors.name).read_text())
+    groups = {os.getpgid(pid) for pid in processes_at(url.rpartition(":")[2])}
+    assert len(groups) == 1
+    assert living(groups)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(120) == 130
+    errors.close()
+    error = Path(errors.name).read_text()
+    assert "Traceback" not in error
+    played = read_trajectories(run)
+    assert f"{len(played)} of 100000 episodes are finished and saved" in error.splitlines()[-1]
+    assert {t.status for t in played} == {"ok"}
+    assert not is_healthy(url, 1.0)
+    assert living(groups) == []
+    assert all(map(is_healthy, servers.urls))
+
+
+def processes_at(port):
+    """The processes that were told to listen at a port."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if f"--port\0{port}\0".encode() in path.read_bytes():
+                found.append(int(path.parent.name))
+    return found
 
 
 def test_a_server_that_is_killed_in_mid_run_costs_no_group_and_gets_its_weights_back(policy, servers, folder):
