@@ -3,7 +3,8 @@
     python benchmarks/run_all.py [--check] [--vllm-python PYTHON] [--out DIR] [--docs FILE] [NAMES...]
 
 Writes `DIR/NAME.json` for each, `DIR/all.json` with all of them, and `DIR/tables.md`. `--docs docs/performance.md` puts
-the tables into a document, between the lines `<!-- benchmark NAME -->` and `<!-- end NAME -->`. Benchmarks that need
+the tables of all results in the folder into a document, between the lines `<!-- benchmark NAME -->` and
+`<!-- end NAME -->`; the name `held` stands for the table of all limits. Benchmarks that need
 vLLM run with `--vllm-python`, the Python of an environment that has it; without the option, with this one, and they are
 left out if it has none. `--check` makes every benchmark check its limits; the exit code is 1 if one missed or failed.
 Nothing else should run on the machine meanwhile.
@@ -62,27 +63,35 @@ def render(name: str, data: dict[str, Any]) -> str:
     )
 
 
-def render_all(results: dict[str, dict[str, Any]]) -> str:
-    """Return all results as one document."""
-    parts = [f"## {data['title']}\n\n{render(name, data)}" for name, data in results.items()]
-    held = [
+def render_held(results: dict[str, dict[str, Any]]) -> str:
+    """Return the figures that have a limit."""
+    rows = [
         {"figure": name, "value": figure.value, "unit": figure.unit, "held": _limit(figure), "": _verdict(figure)}
         for data in results.values()
         for name, figure in figures_of(data).items()
         if figure.at_least is not None or figure.at_most is not None
     ]
     columns = [Column("figure", "figure"), Column("value", "value", ",.6g"), Column("unit", "unit")]
-    columns += [Column("held", "held"), Column("", "")]
-    return "\n\n".join([f"## Numbers held\n\n{markdown_table(columns, held)}", *parts]) + "\n"
+    return markdown_table([*columns, Column("held", "held"), Column("", "")], rows)
+
+
+def render_all(results: dict[str, dict[str, Any]]) -> str:
+    """Return all results as one document."""
+    parts = [f"## {data['title']}\n\n{render(name, data)}" for name, data in results.items()]
+    return "\n\n".join([f"## Numbers held\n\n{render_held(results)}", *parts]) + "\n"
 
 
 def put_into(document: Path, results: dict[str, dict[str, Any]]) -> list[str]:
-    """Put tables between their marks in a document; return the names of the results that have no place there."""
+    """Put tables between their marks in a document, `held` being that of all limits.
+
+    Returns:
+        The names of what has no place there.
+    """
     text, missing = document.read_text(encoding="utf-8"), []
-    for name, data in results.items():
+    bodies = {name: render(name, data) for name, data in results.items()} | {"held": render_held(results)}
+    for name, body in bodies.items():
         marks = re.compile(f"(<!-- benchmark {name} -->\n).*?(<!-- end {name} -->)", re.DOTALL)
-        body = f"\n{render(name, data)}\n\n"
-        text, n_found = marks.subn(lambda match, body=body: match[1] + body + match[2], text)
+        text, n_found = marks.subn(lambda match, body=body: f"{match[1]}\n{body}\n\n{match[2]}", text)
         if not n_found:
             missing.append(name)
     document.write_text(text, encoding="utf-8")
@@ -131,7 +140,7 @@ def main() -> int:
     (options.out / "tables.md").write_text(render_all(results), encoding="utf-8")
     print(f"\nwritten to {options.out}/all.json and tables.md")
     if options.docs is not None:
-        for name in put_into(options.docs, {name: results[name] for name in wanted if name in results}):
+        for name in put_into(options.docs, results):
             print(f"{options.docs} has no lines <!-- benchmark {name} --> and <!-- end {name} -->", file=sys.stderr)
     if failed:
         print(f"missed or failed: {', '.join(failed)}", file=sys.stderr)

@@ -145,7 +145,7 @@ def test_tables_go_between_their_marks_in_a_document(load, tmp_path):
     document = tmp_path / "page.md"
     document.write_text("A\n<!-- benchmark memory -->\nold\n<!-- end memory -->\nB\n")
     for _ in range(2):
-        assert run_all.put_into(document, {"memory": data, "env_steps": data}) == ["env_steps"]
+        assert run_all.put_into(document, {"memory": data, "env_steps": data}) == ["env_steps", "held"]
     assert document.read_text() == (
         "A\n<!-- benchmark memory -->\n\n`python benchmarks/memory.py --check`: By hand.\n\n"
         "| what | n |\n| --- | ---: |\n| a | 1,234 |\n\n(a, 2 cores; python 3.)\n\n<!-- end memory -->\nB\n"
