@@ -1,0 +1,113 @@
+"""Who plays, as commands are asked for it: models that are not in this process. Real servers: test_vllm_server.py."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+from fake_server import Answer, completion, fake_server, vllm_answers
+
+from llm_envs.cli import main
+from llm_envs.errors import InvalidConfigError
+from llm_envs.players import add_player_arguments, player_settings
+from llm_envs.rollout import read_run
+
+CALCULATOR = "llm/Calculator-v0"
+
+
+def collect(*arguments: str | Path) -> int:
+    return main(["collect", *map(str, arguments)])
+
+
+def says(text: str) -> Answer:
+    return Answer(body={"choices": [{"message": {"role": "assistant", "content": text}, "finish_reason": "stop"}]})
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tokenizer, which is all that is needed where the model is elsewhere."""
+    pytest.importorskip("transformers")
+    from llm_envs.tiny_model import tiny_tokenizer
+
+    folder = tmp_path_factory.mktemp("tokenizer")
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def test_a_model_on_servers_that_run(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from llm_envs.policies.loading import load_tokenizer
+
+    monkeypatch.setenv("LLM_ENVS_API_KEY", "secret")
+    answers = vllm_answers(
+        load_tokenizer(model), lambda asked, n: completion([5, 6, 2]), root=str(model), max_model_len=4096
+    )
+    run = tmp_path / "run"
+    with fake_server(answers) as one, fake_server(answers) as two:
+        command = [CALCULATOR, "--out", run, "--model", model, "--resume", "--max-turns", "1"]
+        assert collect(*command, "-n", "3", "--url", one.url, "--url", two.url) == 0
+        assert one.paths("/v1/completions") and two.paths("/v1/completions")
+        assert {asked.headers["Authorization"] for asked in one.asked} == {"Bearer secret"}
+        assert collect(*command, "-n", "4", "--url", two.url + "/v1", "--engine", "server") == 0
+    stored = read_run(run)
+    chosen = {"policy": "model", "model": str(model), "engine": "server", "limits.max_turns": 1}
+    assert stored.settings == {"envs": [[CALCULATOR, 1.0, {}]], "seed": 0, "group_size": 1} | chosen
+    assert [t.status for t in stored.trajectories] == ["ok"] * 4
+    assert all(t.rows[0].logps[t.rows[0].mask].tolist() == [-0.5] * 3 for t in stored.trajectories)
+
+
+def test_a_chat_api(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLM_ENVS_API_KEY", "secret")
+    run = tmp_path / "run"
+    with fake_server(lambda asked, n: says("<answer>7</answer>")) as server:
+        command = ["llm/Arithmetic-v0", "-n", "4", "--out", run, "--model", "some-model", "--engine", "api"]
+        options = ["--url", server.url, "--max-concurrent", "2", "--requests-per-minute", "1000"]
+        others = ["--max-tokens-name", "max_completion_tokens", "--tokenizer", model, "--temperature", "0.5"]
+        assert collect(*command, *options, *others) == 0
+    assert {asked.path for asked in server.asked} == {"/v1/chat/completions"} and len(server.asked) == 4
+    asked = server.asked[0]
+    assert (asked.headers["Authorization"], asked.body["model"]) == ("Bearer secret", "some-model")
+    assert asked.body["max_completion_tokens"] == 512 and "max_tokens" not in asked.body
+    stored = read_run(run)
+    assert {t.messages[-1].content for t in stored.trajectories} == {"<answer>7</answer>"}
+    assert all(t.n_sampled_tokens > 0 for t in stored.trajectories)  # the tokenizer's, for a warm start
+    chosen = {"policy": "model", "model": "some-model", "engine": "api", "tokenizer": str(model)}
+    assert chosen.items() <= stored.settings.items() and server.url not in str(stored.settings)
+
+
+def test_play_takes_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    with fake_server(lambda asked, n: says("<answer>7</answer>")) as server:
+        arguments = ["play", "llm/Arithmetic-v0", "--model", "x", "--engine", "api", "--url", server.url]
+        assert main(arguments) == 0
+    assert "<answer>7</answer>" in capsys.readouterr().out
+
+
+def test_what_was_started_is_recorded_and_where_is_not() -> None:
+    parser = argparse.ArgumentParser()
+    add_player_arguments(parser, ["oracle"])
+    given = ["--model", "a/b", "--serve", "2", "--server-args=--dtype bfloat16", "--devices", "0", "1"]
+    assert player_settings(parser.parse_args(given)) == {
+        "policy": "model",
+        "model": "a/b",
+        "engine": "server",
+        "server_args": "--dtype bfloat16",
+    }
+
+
+def test_each_server_gets_a_gpu_or_says_how_to_share_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    from llm_envs.players import _one_gpu_each
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5,7")
+    assert _one_gpu_each(2) == ["2", "5"]
+    with pytest.raises(InvalidConfigError, match="--devices 2 2 2 2, with --server-args='--gpu-memory-util"):
+        _one_gpu_each(4)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert _one_gpu_each(2) is None
+
+
+def test_help_shows_how_and_names_the_key(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("collect", "play"):
+        with pytest.raises(SystemExit):
+            main([command, "--help"])
+        shown = capsys.readouterr().out
+        assert "examples:\n  llm-envs " + command in shown and "LLM_ENVS_API_KEY" in shown
