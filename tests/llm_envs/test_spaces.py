@@ -46,10 +46,10 @@ def test_membership_does_not_read_the_text():
     space = TextSpace()
 
     def seconds(text):
-        started = time.perf_counter()
+        started = time.thread_time()
         for _ in range(20_000):
             space.contains(text)
-        return time.perf_counter() - started
+        return time.thread_time() - started
 
     # Stock Text reads every character: 26,000 times as long for the longer text.
     assert min(seconds(long) for _ in range(3)) < 20 * min(seconds(short) for _ in range(3))

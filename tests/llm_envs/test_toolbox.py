@@ -194,12 +194,12 @@ def test_a_limit_stops_one_call_and_not_its_neighbours():
             ended.set()
         return "never"
 
-    turn = calls(("hang", {}), ("sleep", {"s": 0.05}), ("nap", {"s": 60}), ("fail", {}))
+    turn = calls(("hang", {}), ("sleep", {"s": 0.05}), ("nap", {"s": 120}), ("fail", {}))
     (hung, slept, napped, failed), seconds = timed(
-        run_calls, tools(hang, sleep, fail, Tool(nap, parallel=True)), turn, timeout_s=0.15
+        run_calls, tools(hang, sleep, fail, Tool(nap, parallel=True)), turn, timeout_s=1.0
     )
-    assert seconds < 1
-    assert hung.output == "Error: hang took longer than 0.15 s and was stopped"
+    assert seconds < 30
+    assert hung.output == "Error: hang took longer than 1 s and was stopped"
     assert (hung.error, napped.error) == (TOOL_TIMEOUT, TOOL_TIMEOUT)
     assert (slept.output, failed.output) == ("slept", "Error: no")
     assert ended.is_set()
@@ -222,7 +222,7 @@ def test_arun_calls_is_cancelled_with_its_calls():
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        for _ in range(100):
+        for _ in range(6_000):
             if len(ended) == 2:
                 break
             await asyncio.sleep(0.01)
@@ -256,7 +256,7 @@ def test_a_blocked_loop_is_given_up_and_what_it_had_ends_on_it(monkeypatch, awai
 
     async def block() -> str:
         """Block the loop."""
-        release.wait(5)
+        release.wait(60)
         return "late"
 
     first = background.event_loop()
@@ -270,7 +270,7 @@ def test_a_blocked_loop_is_given_up_and_what_it_had_ends_on_it(monkeypatch, awai
         assert background.event_loop() is not first
         assert outputs(run_calls(tools(sleep), calls(("sleep", {"s": 0}), ("sleep", {"s": 0})))) == ["slept"] * 2
         release.set()
-        assert outputs(patient.result(10)) == ["slept", "slept"]
+        assert outputs(patient.result(60)) == ["slept", "slept"]
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="interrupts itself by a signal")
@@ -280,6 +280,7 @@ def test_an_interruption_from_outside_cancels_what_runs():
     async def hang() -> str:
         """Hang."""
         try:
+            signal.setitimer(signal.ITIMER_REAL, 0.1)  # the main thread waits for this call by now, or will soon
             await asyncio.sleep(60)
         finally:
             ended.set()
@@ -290,38 +291,54 @@ def test_an_interruption_from_outside_cancels_what_runs():
 
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.1)
         with pytest.raises(KeyboardInterrupt):
             run_calls(tools(hang), calls(("hang", {}), ("hang", {})))
     finally:
         signal.signal(signal.SIGALRM, before)
-    assert ended.wait(5)
+    assert ended.wait(60)
 
 
 # Threads, loops, processes.
 
 
+def meeting(n):
+    """Return a tool whose calls wait for one another: `n` at once, or they give up."""
+    arrived, all_here = [], threading.Event()
+
+    async def meet(say: str = "met") -> str:
+        """Wait for the others."""
+        arrived.append(say)
+        if len(arrived) == n:
+            all_here.set()
+        for _ in range(6_000):
+            if all_here.is_set():
+                return say
+            await asyncio.sleep(0.01)
+        return "alone"
+
+    return meet
+
+
 def test_in_a_running_loop():
-    two = calls(("sleep", {"s": 0.1}), ("sleep", {"s": 0.1}))
+    two = calls(("meet", {}), ("meet", {}))
 
     async def main():
-        waited = run_calls(tools(sleep), two)
-        return waited, await arun_calls(tools(sleep), two)
+        waited = run_calls(tools(meeting(2)), two)
+        return waited, await arun_calls(tools(meeting(2)), two)
 
-    (waited, awaited), seconds = timed(asyncio.run, main())
-    assert outputs(waited) == outputs(awaited) == ["slept", "slept"]
-    assert seconds < 0.4
+    waited, awaited = asyncio.run(main())
+    assert outputs(waited) == outputs(awaited) == ["met", "met"]
 
 
 def test_from_several_threads_at_once():
+    meet = meeting(24)
+
     def one(number):
-        turn = calls(*[("sleep", {"s": 0.1, "say": f"{number}.{i}"}) for i in range(3)])
-        return outputs(run_calls(tools(sleep), turn))
+        return outputs(run_calls(tools(meet), calls(*[("meet", {"say": f"{number}.{i}"}) for i in range(3)])))
 
     with ThreadPoolExecutor(8) as pool:
-        found, seconds = timed(lambda: list(pool.map(one, range(8))))
+        found = list(pool.map(one, range(8)))
     assert found == [[f"{number}.{i}" for i in range(3)] for number in range(8)]
-    assert seconds < 1.5  # one after another it would be 2.4 s
 
 
 def in_child():
@@ -335,7 +352,7 @@ def test_in_a_child_process(method):
         pytest.skip(f"no {method} here")
     in_child()  # so that there is a loop to be inherited
     with multiprocessing.get_context(method).Pool(1) as pool:
-        pid, *rest = pool.apply_async(in_child).get(30)
+        pid, *rest = pool.apply_async(in_child).get(120)
     assert pid != os.getpid()
     assert rest == ["slept", "slept"]
 
@@ -367,11 +384,11 @@ turn = [ToolCall("hang", {"x": 1}), ToolCall("ahang", {"x": 1}), ToolCall("ahang
 results = run_calls({"hang": Tool(hang, parallel=True), "ahang": Tool(ahang)}, turn, timeout_s=0.1)
 print([result.error for result in results])
 """
-    done, seconds = timed(subprocess.run, [sys.executable, "-c", code], capture_output=True, text=True, timeout=50)
+    done, seconds = timed(subprocess.run, [sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stderr) == (0, "")
     assert "['ToolTimeoutError', 'ToolTimeoutError', 'ToolTimeoutError']" in done.stdout
     assert done.stdout.count("cleaned up") == 3  # the stubborn one twice: at its limit, and at exit
-    assert seconds < 20
+    assert seconds < 50  # its thread sleeps for 60
 
 
 # Toolsets.

@@ -348,7 +348,7 @@ def test_a_limit_cancels_a_coroutine():
     assert (result.success, result.error) == (False, TOOL_TIMEOUT)
     assert result.output == "Error: hang took longer than 0.05 s and was stopped"
     assert ended.is_set()
-    assert 0.05 <= result.seconds < 1
+    assert 0.05 <= result.seconds < 30
 
 
 def test_a_coroutine_that_ignores_its_cancellation_is_left_alone():
@@ -363,7 +363,7 @@ def test_a_coroutine_that_ignores_its_cancellation_is_left_alone():
 
     started = time.perf_counter()
     assert Tool(stubborn, timeout_s=0.05)({}).error == TOOL_TIMEOUT
-    assert time.perf_counter() - started < 3
+    assert time.perf_counter() - started < 30  # it would stay for a minute
 
 
 def test_one_cancelled_from_within_is_a_result():
@@ -399,7 +399,7 @@ def test_the_tools_own_limit_goes_before_that_of_the_caller():
         return "awake"
 
     assert Tool(nap)({}, 0.01).error == TOOL_TIMEOUT
-    assert Tool(nap, timeout_s=9)({}, 0.01).output == "awake"
+    assert Tool(nap, timeout_s=60)({}, 0.01).output == "awake"
     assert Tool(nap, timeout_s=math.inf)({}, 0.01).output == "awake"
 
 

@@ -29,7 +29,7 @@ def make_servers(tmp_path, n=1, code=HEALTHY, max_restarts=1):
     return ModelServers(servers, max_restarts)
 
 
-def wait_until(holds, timeout_s=20.0):
+def wait_until(holds, timeout_s=60.0):
     deadline = time.monotonic() + timeout_s
     while not holds():
         assert time.monotonic() < deadline
@@ -38,7 +38,7 @@ def wait_until(holds, timeout_s=20.0):
 
 def test_they_are_started_side_by_side_and_all_are_ended(tmp_path):
     group = make_servers(tmp_path, 2)
-    group.start(30)
+    group.start(120)
     assert len(set(group.urls)) == len(set(group.pids)) == 2
     assert all(map(is_healthy, group.urls))
     group.stop()
@@ -51,7 +51,7 @@ def test_they_are_started_side_by_side_and_all_are_ended(tmp_path):
 
 def test_one_that_dies_is_started_again_at_the_same_place_so_many_times(tmp_path):
     group = make_servers(tmp_path, 1, max_restarts=1)
-    group.start(30)
+    group.start(120)
     (first,) = group.pids
     os.kill(first, signal.SIGKILL)
     wait_until(lambda: group.pids[0] != first and is_healthy(group.urls[0]))
@@ -66,14 +66,14 @@ def test_one_that_dies_is_started_again_at_the_same_place_so_many_times(tmp_path
 def test_one_that_does_not_come_up_ends_the_start_with_its_own_last_error(tmp_path):
     group = make_servers(tmp_path, 1, code="print('loading', flush=True); raise ValueError('no such device: 7')")
     with pytest.raises(ModelError, match=r"ended. Its last error: ValueError: no such device: 7\nIts log: .*\.log\n"):
-        group.start(30)
+        group.start(120)
     group.stop()
 
 
 def test_one_that_takes_too_long_ends_the_start(tmp_path):
-    group = make_servers(tmp_path, 1, code="import time; print('loading', flush=True); time.sleep(60)")
-    with pytest.raises(ModelError, match=r"did not answer within 1\.5 s. Its last error: loading"):
-        group.start(1.5)
+    group = make_servers(tmp_path, 1, code="import time; print('loading', flush=True); time.sleep(600)")
+    with pytest.raises(ModelError, match=r"did not answer within 3 s. Its last error: loading"):
+        group.start(3.0)
     group.stop()
     with pytest.raises(ProcessLookupError):
         os.kill(group.pids[0], 0)
@@ -85,8 +85,8 @@ def test_they_end_with_the_process_that_started_them_however_that_ends(tmp_path)
         f"import sys, time; sys.path[:0] = [{os.path.dirname(__file__)!r}]\n"
         "from pathlib import Path\n"
         "from test_vllm_serve import make_servers\n"
-        f"group = make_servers(Path({str(tmp_path)!r})); group.start(30)\n"
-        "print(group.urls[0], group.pids[0], flush=True); time.sleep(60)"
+        f"group = make_servers(Path({str(tmp_path)!r})); group.start(120)\n"
+        "print(group.urls[0], group.pids[0], flush=True); time.sleep(600)"
     )
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     url, _ = parent.stdout.readline().split()

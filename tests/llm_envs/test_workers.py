@@ -253,7 +253,8 @@ class TestPolicies:
                 return str(time.sleep(3_600))
 
         with WorkerPool(1) as pool:
-            error = play_one(pool, EnvMaker("Sleeps", {}, Sleeps), limit_s=0.3).error
+            play_one(pool, maker())  # what a worker imports first is not what takes long
+            error = play_one(pool, EnvMaker("Sleeps", {}, Sleeps), limit_s=0.5).error
         assert error is not None and (error.kind, error.where) == ("TimeoutError", "policy")
 
 
@@ -293,9 +294,10 @@ class TestDeath:
         ("at", "deed"), [("make", "hang"), ("reset", "hang"), ("step", "spin"), ("step", "ignore SIGTERM")]
     )
     def test_a_call_over_its_limit_is_killed(self, at: str, deed: str, one: WorkerPool) -> None:
-        error = play_one(one, maker(at=at, deed=deed), limit_s=0.3).error
+        play_one(one, maker())  # what a worker imports first is not what takes long
+        error = play_one(one, maker(at=at, deed=deed), limit_s=0.5).error
         assert error is not None and (error.kind, error.where) == ("TimeoutError", f"env.{at}")
-        assert error.message == f"env.{at} took longer than max_step_s=0.3 s; its process was killed."
+        assert error.message == f"env.{at} took longer than max_step_s=0.5 s; its process was killed."
         assert play_one(one, maker(), limit_s=START_S).reward == 1.0
 
     def test_a_close_that_hangs_costs_the_next_a_moment(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -316,7 +318,7 @@ class TestDeath:
         notes = tmp_path / "pids"
         monkeypatch.setenv("ROGUE_NOTES", str(notes))
         with WorkerPool(1) as pool:
-            play_one(pool, maker(at="step", deed="leave"), limit_s=1.5)
+            play_one(pool, maker(at="step", deed="leave"), limit_s=4.0)
         pids = [int(pid) for pid in notes.read_text().split()]
         assert len(pids) == 3
         assert wait_until(lambda: not any(map(is_alive, pids)))
@@ -328,7 +330,7 @@ class TestDeath:
         async def main(pool: WorkerPool) -> list[Trajectory]:
             wrong = [deeds.get(seed % 20) for seed in range(60)]
             makers = [maker(n_turns=2, **({"at": "step", "deed": deed} if deed else {})) for deed in wrong]
-            runners = [pool.runner(make, 0.5) for make in makers]
+            runners = [pool.runner(make, 1.5) for make in makers]
             specs = [EpisodeSpec("Rogue", {}, seed=seed) for seed in range(60)]
             return await asyncio.gather(*map(play, runners, specs, [OraclePolicy()] * 60))
 
@@ -339,7 +341,7 @@ class TestDeath:
         kinds = [t.error.kind if t.error else t.reward for t in trajectories]
         assert kinds == ["TimeoutError", "WorkerDiedError", "KeyError", *[1.0] * 17] * 3
         assert pool.n_started <= 4 + 6
-        assert seconds < 20  # 3 × 0.5 s of hanging and 10 starts; no limit at all would be an hour
+        assert seconds < 200  # 3 × 1.5 s of hanging and 10 starts; no limit at all would be an hour
 
 
 class TestPlaces:
@@ -387,7 +389,7 @@ class TestPlaces:
         self, deed: str, n_started: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Long enough for it to come to its end and the environment to be closed; and no longer."""
-        monkeypatch.setattr("llm_envs.rollout.workers.CLOSE_S", 1.0)
+        monkeypatch.setattr("llm_envs.rollout.workers.CLOSE_S", 1.0 if deed == "hang" else START_S)
 
         async def main(pool: WorkerPool) -> None:
             runner = pool.runner(maker(at="step", deed=deed), None)
@@ -454,14 +456,17 @@ class TestEnd:
         gc.collect()
         assert children() <= before and descriptors() <= open_before
 
-    def test_close_ends_running_episodes(self) -> None:
+    def test_close_ends_running_episodes(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        notes = tmp_path / "notes"
+        monkeypatch.setenv("ROGUE_NOTES", str(notes))
+
         async def main(pool: WorkerPool) -> list[Any]:
             async with asyncio.TaskGroup() as group:
                 tasks = [
-                    group.create_task(play(pool.runner(maker(at="step", deed="hang"), None), SPEC, OraclePolicy()))
+                    group.create_task(play(pool.runner(maker(at="step", deed="note"), None), SPEC, OraclePolicy()))
                     for _ in range(2)
                 ]
-                await asyncio.sleep(0.3)
+                assert await asyncio.to_thread(wait_until, notes.exists)
                 await asyncio.to_thread(pool.close)
             return [task.result().error for task in tasks]
 
@@ -675,10 +680,10 @@ class TestCollector:
 
     def test_one_in_twenty_hangs_for_ever(self) -> None:
         envs = EnvChoice("Rogue", kwargs={"at": "step", "deed": "hang", "one_in": 20}, factory=RogueEnv)
-        settings: dict[str, Any] = {"limits": RolloutLimits(max_step_s=0.5), "max_retries": 0, "progress": False}
+        settings: dict[str, Any] = {"limits": RolloutLimits(max_step_s=1.5), "max_retries": 0, "progress": False}
         started = time.perf_counter()
         with Collector(envs, OraclePolicy(), workers=4, **settings) as collector:
             groups = collector.collect(60)
         hung = [t.seed % 20 == 0 for group in groups for t in group]
         assert [t.status == "errored" for group in groups for t in group] == hung and any(hung)
-        assert time.perf_counter() - started < 30
+        assert time.perf_counter() - started < 200

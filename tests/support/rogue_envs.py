@@ -64,6 +64,12 @@ def leave_and_hang() -> None:
     hang()
 
 
+def note_and_hang() -> None:
+    """Write down that it has begun, and hang."""
+    Path(os.environ["ROGUE_NOTES"]).write_text("begun")
+    hang()
+
+
 def close_sockets_and_hang() -> None:
     os.closerange(3, 256)
     hang()
@@ -96,6 +102,7 @@ DEEDS: dict[str, Callable[[], Any]] = {
     "sleep": lambda: time.sleep(0.5),
     "spin": spin_without_the_lock_given_back,
     "ignore SIGTERM": ignore_sigterm_and_hang,
+    "note": note_and_hang,
     "leave": leave_and_hang,
     "fork": fork_and_exit,
     "fault": lambda: ctypes.string_at(0),

@@ -30,7 +30,7 @@ def started(**options):
 
 @pytest.fixture(scope="module")
 def toolset():
-    with started(env={"COLOUR": "green"}, timeout_s=20, shared=True) as made:
+    with started(env={"COLOUR": "green"}, timeout_s=60, shared=True) as made:
         yield made
 
 
@@ -70,9 +70,9 @@ def test_results_and_errors(box):
 
 def test_calls_run_side_by_side(box):
     begun = time.perf_counter()
-    results = run_calls(box, calls(*[("sleep", {"s": 0.3})] * 4, ("add", {"a": 1})))
+    results = run_calls(box, calls(*[("sleep", {"s": 1.0})] * 4, ("add", {"a": 1})))
     assert [result.output for result in results] == ["slept"] * 4 + ["2"]
-    assert time.perf_counter() - begun < 1.0
+    assert time.perf_counter() - begun < 3.5  # one after another: 4 s
 
 
 def test_calls_that_may_not_run_side_by_side_keep_their_order(toolset):
@@ -146,7 +146,7 @@ def test_closing_ends_the_server_and_use_starts_it_again():
     assert second != first
     del toolset, tool  # a toolset that nobody closed
     gc.collect()
-    for _ in range(500):
+    for _ in range(6_000):
         if not process_lives(second):
             break
         time.sleep(0.01)
@@ -202,14 +202,14 @@ def test_over_http():
     port = free_port()
     server = subprocess.Popen([sys.executable, SERVER, str(port)], stderr=subprocess.DEVNULL)
     try:
-        for _ in range(500):
+        for _ in range(3_000):
             with socket.socket() as probe:
                 if probe.connect_ex(("127.0.0.1", port)) == 0:
                     break
             time.sleep(0.02)
         for headers in ({}, {"X-Test": "1"}):
             with mcp_tools(
-                url=f"http://127.0.0.1:{port}/mcp", headers=headers, include={"add"}, timeout_s=10
+                url=f"http://127.0.0.1:{port}/mcp", headers=headers, include={"add"}, timeout_s=60
             ) as toolset:
                 (add,) = toolset.tools()
                 assert add({"a": 2, "b": 3}).output == "5"

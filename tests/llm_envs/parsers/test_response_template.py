@@ -158,7 +158,7 @@ def test_a_tokenizer_without_either_is_refused():
 @pytest.mark.parametrize("unit", ["<tool_call>", '<tool_call>{"name": "f"}</tool_call>', "<think></think>", "{", "a "])
 def test_a_long_reply_does_not_take_long(tokenizer, unit):
     parse = parser_of(tokenizer, "hermes")
-    started = time.process_time()
+    started = time.thread_time()
     parse(unit * (20_000 // len(unit)))
     assert parse("x" * 100_001).problems == ("it has 100001 characters, over 100000",)
-    assert time.process_time() - started < 2
+    assert time.thread_time() - started < 2

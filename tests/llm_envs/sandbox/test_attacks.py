@@ -24,7 +24,7 @@ ATTACKS = runpy.run_path(str(Path(__file__).with_name("attacks.py")))["ATTACKS"]
 LIMITS = SandboxLimits(
     timeout_s=0.25, memory_bytes=48 << 20, recursion_depth=200, output_characters=500, file_bytes=1 << 20
 )
-MARGIN_S = 1.5
+MARGIN_S = 60.0
 """For what comes after the limit: the worker is killed and reaped, on a machine that does other things too."""
 VARIABLE = "LLM_ENVS_TEST_SECRET"
 
@@ -147,7 +147,10 @@ def test_attack_fails_and_the_run_goes_on(attack, sandbox, host):
         assert result.value is None or len(result.value) < LIMITS.output_characters + 100
         result.output.encode()
         assert host.look() == host.before
-        after = session.run("n = 40\nn + 2")
+        for _ in range(20):
+            after = session.run("n = 40\nn + 2")
+            if after.stopped != "time":  # the machine may have been busy for so long
+                break
         assert (after.value, after.error) == ("42", None)
     finally:
         session.close()
@@ -173,10 +176,12 @@ def test_without_a_sandbox_the_attack_is_seen_to_succeed(category, name, tmp_pat
     code = next(attack.code for attack in ATTACKS if (attack.category, attack.name) == (category, name))
     host = Host(tmp_path)
     try:
-        done = subprocess.run([sys.executable, "-c", host.fill_in(code)], capture_output=True, text=True, timeout=20)
-        host.bystander.poll()
-        time.sleep(0.05)  # the listener is a thread
-        seen = host.token in done.stdout or "ESCAPED" in done.stdout or host.look() != host.before
+        done = subprocess.run([sys.executable, "-c", host.fill_in(code)], capture_output=True, text=True, timeout=120)
+        seen = host.token in done.stdout or "ESCAPED" in done.stdout
+        for _ in range(3_000):  # a signal and the listener's thread take their time
+            if seen or (seen := host.look() != host.before):
+                break
+            time.sleep(0.01)
         assert seen
     finally:
         host.close()

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,9 @@ from llm_envs.sandbox.seccomp import ARCHITECTURES, build_filter
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="SubprocessSandbox needs Linux")
 
-LIMITS = SandboxLimits(timeout_s=0.5, memory_bytes=48 << 20, output_characters=500, file_bytes=1 << 20)
+LIMITS = SandboxLimits(timeout_s=30, memory_bytes=48 << 20, output_characters=500, file_bytes=1 << 20)
+HURRIED = replace(LIMITS, timeout_s=0.5)
+"""For code that does not end. What ends by itself has long enough for the busiest machine."""
 
 
 def make(**arguments):
@@ -48,7 +51,7 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def wait_until(condition, seconds: float = 3.0) -> bool:
+def wait_until(condition, seconds: float = 60.0) -> bool:
     deadline = time.perf_counter() + seconds
     while not condition():
         if time.perf_counter() > deadline:
@@ -142,7 +145,7 @@ def test_a_user_without_rights_gets_the_same(monkeypatch):
         assert session.run("[p for p in ('/etc', '/home', '/proc') if os.path.exists(p)]").value == "[]"
         assert session.run("os.setuid(0)").error in ("PermissionError", "OSError")
         assert session.run("import socket\nsocket.socket()").error == "PermissionError"
-        assert session.run("while True: pass").stopped == "time"
+        assert sandbox.session(HURRIED).run("while True: pass").stopped == "time"
 
 
 def system_python() -> str:
@@ -178,9 +181,11 @@ def test_rlimits_alone_is_weaker_and_says_so(tmp_path):
             ):
                 assert session.run(code).error in ("PermissionError", "OSError"), code
             assert target.read_text() == "kept"
-        assert session.run("while True: pass").stopped == "time"
-        assert session.run("1").value == "1"
         session.close()
+        hurried = sandbox.session(HURRIED)
+        assert hurried.run("while True: pass").stopped == "time"
+        assert hurried.run("1").value == "1"
+        hurried.close()
 
 
 def test_a_crash_costs_the_session_its_variables_and_says_so(session):
@@ -219,7 +224,8 @@ def test_threads_left_behind_do_not_go_on_between_runs(session):
                 n += 1
                 time.sleep(0.001)
         threading.Thread(target=count, daemon=True).start()
-        time.sleep(0.05)
+        while not n:
+            time.sleep(0.001)
     """
     session.run(textwrap.dedent(code))
     first = int(session.run("n").value)
@@ -248,14 +254,14 @@ def test_forged_replies_are_not_taken_for_those_of_later_runs(session):
 def test_closing_during_a_run_waits_for_its_end(sandbox):
     import threading
 
-    session = sandbox.session()
+    session = sandbox.session(HURRIED)
     session.run("1")
     results = []
     thread = threading.Thread(target=lambda: results.append(session.run("while True: pass")))
     thread.start()
-    time.sleep(0.1)
+    assert wait_until(session._lock.locked)
     session.close()
-    thread.join(5)
+    thread.join(60)
     assert [result.stopped for result in results] == ["time"]
 
 
@@ -278,7 +284,7 @@ def test_a_host_that_is_killed_takes_its_interpreters_along():
         print(guardian, *Path(f"/proc/{guardian}/task/{guardian}/children").read_text().split(), flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=30)
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=120)
     if "SandboxError" in done.stderr:
         pytest.skip(done.stderr.splitlines()[-1])
     pids = [int(word) for word in done.stdout.split()]

@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+from dataclasses import replace
 
 import pytest
 
@@ -11,12 +12,19 @@ pytest.importorskip("pydantic_monty")
 from llm_envs.errors import InvalidConfigError
 from llm_envs.sandbox import CRASHED, MontySandbox, SandboxLimits
 
-LIMITS = SandboxLimits(timeout_s=0.4, memory_bytes=48 << 20, recursion_depth=100, output_characters=500)
+LIMITS = SandboxLimits(timeout_s=30, memory_bytes=48 << 20, recursion_depth=100, output_characters=500)
 
 
 @pytest.fixture(scope="module")
 def sandbox():
     with MontySandbox(n_workers=1, limits=LIMITS) as sandbox:
+        yield sandbox
+
+
+@pytest.fixture(scope="module")
+def hurried():
+    """For code that does not end; what ends by itself has long enough for the busiest machine."""
+    with MontySandbox(n_workers=1, limits=replace(LIMITS, timeout_s=0.4)) as sandbox:
         yield sandbox
 
 
@@ -31,8 +39,8 @@ def sandbox():
         ("x = 2\nlist(range(1000000))", "memory"),  # a value too large to be handed out
     ],
 )
-def test_a_stopped_run_leaves_the_variables_as_they_were(sandbox, code, stopped):
-    session = sandbox.session()
+def test_a_stopped_run_leaves_the_variables_as_they_were(sandbox, hurried, code, stopped):
+    session = (hurried if stopped in ("time", "output") else sandbox).session()
     session.run("x = 1")
     result = session.run(code)
     assert (result.stopped, result.state_lost) == (stopped, False)
@@ -82,12 +90,12 @@ def test_memory_errors_that_are_caught_do_not_end_the_episode(sandbox):
 def test_sleep_returns_at_once(sandbox):
     result = sandbox.session().run("import time\ntime.sleep(1000)\n'awake'")
     assert result.value == "'awake'"
-    assert result.seconds < 0.4
+    assert result.seconds < 30
 
 
 def test_a_session_may_not_run_longer_than_the_sandbox(sandbox):
-    with pytest.raises(InvalidConfigError, match="timeout_s of a session is 9"):
-        sandbox.session(SandboxLimits(timeout_s=9))
+    with pytest.raises(InvalidConfigError, match="timeout_s of a session is 99"):
+        sandbox.session(SandboxLimits(timeout_s=99))
 
 
 def test_instances_show_their_attributes(sandbox):

@@ -51,9 +51,9 @@ def nested(depth: int, width: int) -> list:
     "value", [nested(60, 2), nested(100_000, 1), list(range(10**6)), "a" * 10**7, {n: n for n in range(10**5)}]
 )
 def test_large_values_are_cut_near_the_budget(value):
-    started = time.perf_counter()
+    started = time.thread_time()
     text = render(value, 1_000)
-    assert time.perf_counter() - started < 0.1
+    assert time.thread_time() - started < 0.5
     assert len(text) < 2_100
 
 

@@ -13,7 +13,7 @@ from llm_envs.tools import Tool
 
 @pytest.fixture(scope="module")
 def sandbox():
-    with MontySandbox(n_workers=1, limits=SandboxLimits(timeout_s=0.5)) as sandbox:
+    with MontySandbox(n_workers=1, limits=SandboxLimits(timeout_s=30)) as sandbox:
         yield sandbox
 
 
@@ -55,7 +55,7 @@ def test_an_episode_begins_without_variables_and_with_its_seed(sandbox):
 
 
 def test_limits_of_its_own(sandbox):
-    python = PythonTool(sandbox, limits=SandboxLimits(timeout_s=0.1, output_characters=100))
+    python = PythonTool(sandbox, limits=SandboxLimits(timeout_s=20, output_characters=100))
     assert python.python("print('a' * 500)") == "a" * 100 + "\n[cut: 401 more characters]"
 
 
