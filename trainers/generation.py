@@ -85,7 +85,10 @@ class GenerationPlayer:
         spare = islice(self._refills(step, group_size), (self._max_refills - 1) * len(specs)) if chosen else ()
         finished: list[Trajectory] = []
         self.collector.on_trajectory = finished.append
-        groups = self.collector.play(specs, group_filter=chosen, refills=spare)
+        try:
+            groups = self.collector.play(specs, group_filter=chosen, refills=spare)
+        finally:
+            self.collector.on_trajectory = None
         kept = [trajectory for group in groups for trajectory in group.trajectories]
         ids = {trajectory.group_id for trajectory in kept}
         dropped = [trajectory for trajectory in finished if trajectory.group_id not in ids]

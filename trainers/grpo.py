@@ -33,7 +33,7 @@ from llm_envs.rewards import RewardFns
 from llm_envs.rollout import Collector, ContextFn, RolloutLimits
 from llm_envs.rollout.curriculum import Curriculum
 from llm_envs.rollout.filters import GroupFilter
-from llm_envs.rollout.source import Envs
+from llm_envs.rollout.source import Envs, group_specs
 from llm_envs.rollout.sync import SyncRunner
 from llm_envs.shaping import ShapingFns
 
@@ -423,6 +423,21 @@ class EnvGRPOTrainer(GRPOTrainer):
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is not None and (path := Path(checkpoint) / STATE_FILE).exists():
             self._player.load_state_dict(json.loads(path.read_text()))
+
+    @property
+    def collector(self) -> Collector:
+        """What plays the episodes."""
+        return self._player.collector
+
+    @property
+    def policy(self) -> Any:
+        """What samples: the trainer's own model, or a colocated engine."""
+        return self._policy
+
+    def play_sample(self, index: int = 0) -> list[Trajectory]:
+        """Play one group of training item `index` with the weights of now; nothing is learned or written."""
+        specs = group_specs(self._items["train"].spec(index, f"sample-{index}"), int(self.num_generations or 1))
+        return list(self.collector.play([specs])[0].trajectories)
 
     def close(self) -> None:
         """Close the trajectories' log and end the collector's and the policy's threads."""
