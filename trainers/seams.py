@@ -24,7 +24,7 @@ from llm_envs.registration import task_spec
 from llm_envs.rollout import Collector, EpisodeSpec, RolloutLimits
 from llm_envs.rollout.source import Envs, group_specs
 from llm_envs.rollout.sync import SyncRunner
-from llm_envs.types import SamplingParams, Trajectory
+from llm_envs.types import SamplingParams, StopReason, Trajectory
 
 try:
     from datasets import Dataset
@@ -33,7 +33,7 @@ except ImportError as error:
 
 from llm_envs.trainers.bridge import REWARD_FIELD, rollout_output
 from llm_envs.trainers.items import Items, make_items
-from llm_envs.trainers.tool_loop import ToolLoopEpisode, environment_factory, prompt_dataset
+from llm_envs.trainers.tool_loop import TOOL_LOOP_STOPS, ToolLoopEpisode, environment_factory, prompt_dataset
 
 if TYPE_CHECKING:
     from trl import GRPOTrainer
@@ -250,8 +250,9 @@ def env_reward(
         if scored:
             log_metric("env/success", sum(bool(episode["is_success"]) for episode in scored) / len(scored))
             log_metric("env/turns", sum(episode["n_turns"] for episode in scored) / len(scored))
-            for reason, count in Counter(episode["stop_reason"] for episode in scored).items():
-                log_metric(f"env/stop/{reason}", count / len(scored))
+            stops = Counter(episode["stop_reason"] for episode in scored)
+            for reason in TOOL_LOOP_STOPS if environments is not None else map(str, StopReason):
+                log_metric(f"env/stop/{reason}", stops[reason] / len(scored))  # a missing 0 would spoil TRL's mean
     return [episode["reward"] for episode in episodes]
 
 

@@ -27,7 +27,10 @@ except ImportError as error:
 
 from llm_envs.trainers.items import make_items
 
-__all__ = ["ToolLoopEpisode", "environment_factory", "prompt_dataset"]
+__all__ = ["TOOL_LOOP_STOPS", "ToolLoopEpisode", "environment_factory", "prompt_dataset"]
+
+TOOL_LOOP_STOPS = ("terminated", "env_truncated", "tool_loop")
+"""Why an episode that was scored ended: as `StopReason` has it, or because TRL's tool loop did."""
 
 _TYPES: Mapping[str, Any] = {
     "string": str,

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import os
+import subprocess
+import sys
 
 import gymnasium as gym
 import pytest
@@ -230,6 +233,7 @@ def test_rollout_func_gives_groups_of_one_seed_and_columns_for_rewards(warm_fold
     assert logged(trainer, "rewards/malformed/mean") == [2.0]
     assert logged(trainer, "rewards/env_reward/mean") == [pytest.approx(-0.2)]
     assert logged(trainer, "env/success") == [0.0] and logged(trainer, "env/turns") == [2.0]
+    assert logged(trainer, "env/stop/max_turns") == [1.0] and logged(trainer, "env/stop/terminated") == [0.0]
 
 
 def test_an_episode_that_fails_has_no_reward_and_no_token_in_the_loss(tiny_folder, settings):
@@ -266,6 +270,49 @@ def test_rollout_func_plays_the_test_split_in_evaluation(tiny_folder, settings):
     rollout.close()
     assert {t.env_kwargs["split"] for t in rollout.last_trajectories} == {"test"}
     assert len({t.seed for t in rollout.last_trajectories}) == 2
+
+
+COLOCATED = """
+import sys
+from trl import GRPOConfig, GRPOTrainer
+from llm_envs.rollout import RolloutLimits
+from llm_envs.trainers.seams import env_reward, episode_dataset, rollout_func
+
+folder, env = sys.argv[1:]
+args = GRPOConfig(
+    output_dir=folder + "/out", max_steps=1, per_device_train_batch_size=4, num_generations=2, use_vllm=True,
+    vllm_mode="colocate", vllm_max_model_length=640, vllm_gpu_memory_utilization=0.3, max_completion_length=200,
+    bf16=False, gradient_checkpointing=False, logging_steps=1, save_strategy="no", report_to="none",
+)
+rollout = rollout_func(env, limits=RolloutLimits(max_turn_tokens=8, max_turns=2))
+trainer = GRPOTrainer(folder, env_reward, args, episode_dataset(env, 4), rollout_func=rollout)
+trainer._last_loaded_step = 0  # nothing to synchronise before the first step
+trainer.train()
+rollout.close()
+assert [len(t.turns) for t in rollout.last_trajectories] == [2] * 4, rollout.last_trajectories
+assert trainer.state.log_history[0]["sampling/sampling_logp_difference/max"] < 0.05, trainer.state.log_history
+"""
+
+
+@pytest.mark.vllm
+def test_rollout_func_samples_with_the_engine_that_trl_has_colocated(tmp_path):
+    """With the weights as loaded: on vLLM's CPU build TRL's own synchronisation of weights fails.
+
+    In a process of its own, since TRL's engine leaves the process group and variables of a distributed run behind.
+    """
+    pytest.importorskip("vllm", reason="vLLM is not installed (make test-vllm has it)")
+    tokenizer = tiny_tokenizer()
+    for part in (tiny_model(tokenizer, max_length=640), tokenizer):
+        part.save_pretrained(tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", COLOCATED, str(tmp_path), CALCULATOR],
+        env=os.environ | {"VLLM_CPU_OMP_THREADS_BIND": "nobind"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
 
 
 def test_rollout_func_says_what_is_wrong(tiny_folder, settings):
