@@ -38,13 +38,16 @@ class CollectedRun:
     """Of what this call played."""
     removed: str | None
     """A torn last line that a kill had left and this call removed."""
-    first_error: RolloutError | None
-    """Of the first episode that errored in this call."""
+    n_failed: int = 0
+    """How many of those this call played ended with an error, their own or their judge's: they are played anew when
+    the run is resumed."""
+    first_error: RolloutError | None = None
+    """Of the first of those."""
 
     @property
     def n_finished(self) -> int:
-        """How many of those asked for are there now; the others errored, and are played anew when resumed."""
-        return self.n_before + self.stats.accepted - self.stats.errored
+        """How many of those asked for are there now; the others failed, and are played anew when resumed."""
+        return self.n_before + self.stats.accepted - self.n_failed
 
 
 def collect_run(
@@ -64,7 +67,7 @@ def collect_run(
     """Play groups of a mixture and keep every finished episode in a folder, and none of them in memory.
 
     Whatever ends this (a kill, Ctrl-C, an error), what was finished is in the folder, and the same call with
-    `resume=True` plays exactly what is missing: episodes that errored are played anew, with a larger `n_groups` further
+    `resume=True` plays exactly what is missing: episodes that failed are played anew, with a larger `n_groups` further
     groups are played.
 
     Args:
@@ -78,7 +81,7 @@ def collect_run(
         settings: What else decides it, such as a model's name, as JSON types: kept in the manifest and compared.
         show: Shows progress, for example `reporting.live_progress`.
         max_log_bytes: See `TrajectoryWriter`.
-        max_errors_in_a_row: After so many errored episodes with none that was played between them, the run stops.
+        max_errors_in_a_row: After so many failed episodes with none between them that did not fail, the run stops.
         **collector: Everything else that `Collector` takes, but what chooses among finished groups: all are kept.
 
     Raises:
@@ -106,7 +109,9 @@ def collect_run(
             display = nullcontext() if show is None else show(player.stats, n_episodes, n_episodes - n_left)
             with display:
                 player.play_each(left(), n_episodes=n_left)
-    return CollectedRun(writer.path, n_episodes, n_episodes - n_left, player.stats, writer.removed, keeper.first_error)
+    n_before = n_episodes - n_left
+    errors = keeper.n_failed, keeper.first_error
+    return CollectedRun(writer.path, n_episodes, n_before, player.stats, writer.removed, *errors)
 
 
 def run_settings(
@@ -156,22 +161,23 @@ class _Keeper:
     def __init__(
         self, writer: TrajectoryWriter, max_errors_in_a_row: int, also: Callable[[Trajectory], None] | None
     ) -> None:
+        self.n_failed = 0
         self.first_error: RolloutError | None = None
-        self._writer, self._most, self._also, self._n_errors = writer, max_errors_in_a_row, also, 0
+        self._writer, self._most, self._also, self._in_a_row = writer, max_errors_in_a_row, also, 0
 
     def keep(self, trajectory: Trajectory) -> None:
         self._writer.write(trajectory)
         if self._also is not None:
             self._also(trajectory)
         error = trajectory.error
-        self._n_errors = 0 if error is None else self._n_errors + 1
         if error is None:
+            self._in_a_row = 0
             return
-        if trajectory.status == "errored":  # else its judge failed
-            self.first_error = self.first_error or error
-        if self._n_errors >= self._most:
+        self.n_failed, self._in_a_row = self.n_failed + 1, self._in_a_row + 1
+        self.first_error = self.first_error or error
+        if self._in_a_row >= self._most:
             raise RolloutFailedError(
-                f"{self._n_errors} episodes in a row failed, the last in {error.where} with {error.kind}: "
-                f"{error.message:.300}. The run was stopped; once that is mended, resume it: episodes that "
-                "errored are played anew."
+                f"{self._in_a_row} episodes in a row failed, the last in {error.where} with {error.kind}: "
+                f"{error.message:.300}. The run was stopped; once that is mended, resume it: failed episodes are "
+                "played anew."
             )

@@ -243,7 +243,7 @@ def _summarize(done: CollectedRun) -> int:
     if done.first_error is not None:
         kinds = ", ".join(f"{kind} x{count}" for kind, count in done.stats.error_kinds.most_common(3))
         raise LLMEnvsError(
-            f"{done.stats.errored} episodes failed ({kinds}), the first with: {done.first_error.message:.300}. "
+            f"{done.n_failed} episodes failed ({kinds}), the first with: {done.first_error.message:.300}. "
             "The same command with --resume plays them anew."
         )
     return 0

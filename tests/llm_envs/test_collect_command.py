@@ -21,7 +21,7 @@ import pytest
 from llm_envs.cli import main
 from llm_envs.collect import collect_run, run_settings
 from llm_envs.collect_command import parse_mixture
-from llm_envs.errors import InvalidConfigError, RolloutFailedError, StoreError
+from llm_envs.errors import InvalidConfigError, JudgeError, RolloutFailedError, StoreError
 from llm_envs.policies.scripted import OraclePolicy
 from llm_envs.rollout import (
     Collector,
@@ -404,6 +404,24 @@ class TestCollectRun:
             assert collector.stats.accepted == 100 and collector.stats.running == 0
         # After n episodes are finished, at most n + 4 have begun, two a group.
         assert all(seen <= (n + 4) // 2 + 1 for n, seen in enumerate(ahead, start=1))
+
+    def test_what_a_judge_left_unscored_is_said_and_played_anew(self, tmp_path: Path) -> None:
+        is_well = False
+
+        class Judged(NumbersEnv):
+            def step(self, action: str) -> Any:
+                if not is_well:
+                    raise JudgeError("the judge is away")
+                return super().step(action)
+
+        given = {"out": tmp_path / "run", "n_groups": 3, "resume": True}
+        done = collect_run(Judged, OraclePolicy(), **given)
+        assert (done.n_failed, done.n_finished, done.stats.errored) == (3, 0, 0)
+        assert done.first_error is not None and done.first_error.message == "the judge is away"
+        is_well = True
+        done = collect_run(Judged, OraclePolicy(), **given)
+        assert (done.n_before, done.n_failed, done.n_finished) == (0, 0, 3)
+        assert [t.status for t in read_trajectories(tmp_path / "run")] == ["ok"] * 3
 
     def test_nothing_but_errors_stops_it_and_what_was_played_is_kept(self, tmp_path: Path) -> None:
         kept = {"out": tmp_path / "run", "settings": {"policy": "x"}, "resume": True, "max_retries": 0}
