@@ -6,9 +6,10 @@ Invariants:
 1. The engine is touched by one thread at a time: by the pump, or, with the pump standing still, by `update_weights`.
 2. A request is answered exactly once (with what there is of it, if it was interrupted), or aborted in the engine when
    its caller was cancelled.
-3. Weights change only between steps, and the prefix cache is emptied with them. A turn that was running then goes on
-   under the new weights and is marked with the version at which it *began*; callers that forbid this wait for their
-   turns first, or interrupt them.
+3. Weights change only between steps, after the present one. What the prefix cache has of older weights is never used:
+   requests are salted by the weights under which they begin. (It is emptied besides, which fails while turns are
+   running.) A turn that was running then goes on under the new weights and is marked with the version at which it
+   *began*; callers that forbid this wait for their turns first, or interrupt them.
 4. An engine that fails answers every open request, and every later one, with its error: nobody waits for ever.
 """
 
@@ -110,6 +111,8 @@ class VLLMEnginePolicy:
         self.tokenizer = tokenizer
         self.codec = ChatCodec(tokenizer)
         self.weight_version = weight_version
+        self._n_loads = 0
+        self._n_updates = 0  # updates that wait or are under way: the pump lets them go first
         self._engine = llm.llm_engine
         config = self._engine.model_config
         self.max_model_len: int = config.max_model_len
@@ -243,9 +246,16 @@ class VLLMEnginePolicy:
 
     def update_weights(self, named_parameters: Iterable[tuple[str, Any]], version: int) -> None:
         """Hand new weights (name, tensor) to the engine, between two steps, and empty its prefix cache."""
-        with self._stepping:
-            load_weights(self.llm, named_parameters)
-            self.weight_version = version
+        with self._wake:
+            self._n_updates += 1
+        try:
+            with self._stepping:
+                load_weights(self.llm, named_parameters)
+                self.weight_version, self._n_loads = version, self._n_loads + 1
+        finally:
+            with self._wake:
+                self._n_updates -= 1
+                self._wake.notify()
 
     async def aclose(self) -> None:
         """Abort what is open and end the pump. The engine itself is left to its owner."""
@@ -271,7 +281,7 @@ class VLLMEnginePolicy:
     def _wait_for_work(self) -> bool:
         """Wait until there is something to do; False when the policy was closed."""
         with self._wake:
-            while not (self._closed or self._arrived or self._open):
+            while not self._closed and (self._n_updates or not (self._arrived or self._open)):
                 self._wake.wait()
             return not self._closed
 
@@ -288,7 +298,9 @@ class VLLMEnginePolicy:
             if request.id in interrupted:
                 _resolve(request, partial(request.answer.set_result, _nothing(self.weight_version)))
                 continue
-            prompt: Any = {"prompt_token_ids": request.prompt_ids}
+            # The version alone would not do: it may be loaded twice. Nor would the loads: a trainer has its own way in.
+            salt = f"{self.weight_version}.{self._n_loads}"
+            prompt: Any = {"prompt_token_ids": request.prompt_ids, "cache_salt": salt}
             try:
                 self._engine.add_request(request.id, prompt, request.params)
             except Exception as error:  # the engine refuses this one request

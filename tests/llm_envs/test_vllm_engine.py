@@ -146,6 +146,39 @@ def test_weights_after_several_updates_are_the_ones_that_sample(policy, folder):
     policy.update_weights(original.items(), 4)
 
 
+def test_the_prefix_cache_of_old_weights_is_not_used_though_a_turn_is_running(policy, folder, monkeypatch):
+    """The cache cannot be emptied while a turn is running; what it has is salted by the weights."""
+    models = [load_model(folder, dtype=torch.float32) for _ in range(2)]
+    with torch.no_grad():
+        for parameter in models[1].parameters():
+            parameter.add_(0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(2)))
+    prompt = np.random.default_rng(0).integers(4, 200, 150, dtype=np.int32)  # longer than a block of the cache
+    params = SamplingParams(max_new_tokens=8, extra={"ignore_eos": True})
+
+    async def run():
+        pause = Pause(policy._engine, monkeypatch, 10)
+        long = SamplingParams(max_new_tokens=90, extra={"ignore_eos": True})
+        running = asyncio.ensure_future(policy.sample(prompt, long, seed=0, session=""))
+        await until(pause.reached.is_set)
+        update = asyncio.ensure_future(asyncio.to_thread(policy.update_weights, models[1].named_parameters(), 1))
+        await until(lambda: policy._n_updates)
+        pause.over.set()
+        await update
+        assert not running.done()
+        sampled = await policy.sample(prompt, params, seed=1, session="")
+        await running
+        return sampled
+
+    policy.codec.stop_token_ids = ()
+    sampled = asyncio.run(run())
+    policy.update_weights(models[0].named_parameters(), 2)
+    assert sampled.weight_version == 1 and len(sampled.token_ids) == 8
+    gaps = [
+        np.abs(token_logps(m, [np.concatenate([prompt, sampled.token_ids])])[0][-8:] - sampled.logps) for m in models
+    ]
+    assert gaps[1].max() < 1e-4 and gaps[0].max() > 1e-2
+
+
 def test_cancelling_aborts_the_request_in_the_engine(policy):
     async def run():
         tasks = [
