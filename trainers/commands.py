@@ -107,7 +107,7 @@ def _apply_recipe(parser: Any, arguments: Sequence[str]) -> Mapping[str, Any]:
     return recipe.hooks
 
 
-TRAININGS: dict[str, Callable[[Sequence[str]], int]] = {"grpo": grpo, "sft_rl": sft_rl}
+TRAININGS: dict[str, Callable[[Sequence[str]], int]] = {"grpo": grpo, "sft-rl": sft_rl}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
