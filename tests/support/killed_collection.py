@@ -99,9 +99,12 @@ def at_random_moments(folder: Path, random: Random, n_kills: int) -> dict[str, A
     """Kill and resume until there were so many kills; a run that is complete is checked, and another one begun."""
     kills = runs = 0
     where: Counter[str] = Counter()
+    started = time.perf_counter()
+    must(fork(lambda: collect(folder / "whole")), "a collection")
+    half_s = (time.perf_counter() - started) / 2  # of a collection, on this machine as busy as it is
     while kills < n_kills:
         run = folder / f"run-{runs}"
-        status = fork(lambda run=run: collect(run), kill_after_s=random.uniform(0.0, 0.25))
+        status = fork(lambda run=run: collect(run), kill_after_s=random.uniform(0.0, half_s))
         if status == -signal.SIGKILL:
             kills += 1
             where[_state(run)] += 1
