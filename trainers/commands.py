@@ -37,7 +37,7 @@ class GRPOArguments:
         metadata={
             "aliases": ["--env"],  # in a YAML file of TRL's, `env` has the process's environment variables
             "help": "Id of a registered environment, such as llm/Calculator-v0, or a mixture as JSON: "
-            '{"llm/Calculator-v0": 2, "llm/Countdown-v0": 1}'
+            '{"llm/Calculator-v0": 2, "llm/Countdown-v0": 1}',
         }
     )
     recipe: str | None = field(
