@@ -54,7 +54,8 @@ class GRPOArguments:
 
 def grpo(arguments: Sequence[str]) -> int:
     """Train by GRPO; return the exit code. `--help` lists every setting."""
-    parser = TrlParser((GRPOArguments, EnvGRPOConfig, ModelConfig), prog="llm-envs train grpo")
+    kinds: Any = (GRPOArguments, EnvGRPOConfig, ModelConfig)
+    parser = TrlParser(kinds, prog="llm-envs train grpo")
     hooks = _apply_recipe(parser, arguments)
     chosen, args, model = parser.parse_args_and_config(list(arguments))
     if model.model_name_or_path is None:

@@ -194,7 +194,8 @@ def _score(
     """Return the episodes, those marked that could not be scored, and the parts that reward functions gave them."""
     if reward_fns is None:
         return list(played), [{} for _ in played]
-    trajectories, parts = [], []
+    trajectories: list[Trajectory] = []
+    parts: list[Mapping[str, float]] = []
     for trajectory, (components, why) in zip(played, score_trajectories(played, reward_fns), strict=True):
         if trajectory.status == "ok" and components is None:
             metadata = {**trajectory.metadata, "unscored_because": why}

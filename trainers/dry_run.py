@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from llm_envs.doctor import diagnose, show_row
 from llm_envs.reporting import visible_text
 from llm_envs.types import Trajectory
 
 if TYPE_CHECKING:
+    from llm_envs.chat import ChatCodec
     from llm_envs.trainers.grpo import EnvGRPOTrainer
 
 __all__ = ["describe_training"]
@@ -28,7 +29,7 @@ def describe_training(trainer: EnvGRPOTrainer, *, colour: bool = False) -> str:
     shown = next((trajectory for trajectory in group if trajectory.rows), None)
     if shown is not None:
         lines += ["", "the first episode; what is trained is marked:"]
-        codec = trainer.collector.codec
+        codec = cast("ChatCodec", trainer.collector.codec)
         for number, row in enumerate(shown.rows):
             lines += [
                 f"row {number}: {len(row)} tokens, {int(row.mask.sum())} trained",
@@ -42,7 +43,7 @@ def _geometry(trainer: EnvGRPOTrainer) -> list[str]:
     group_size, steps = int(args.num_generations or 1), int(args.steps_per_generation or 1)
     n_episodes = args.per_device_train_batch_size * steps * n_processes
     per_step = args.per_device_train_batch_size * args.gradient_accumulation_steps * n_processes
-    n_items = len(trainer.train_dataset)
+    n_items = len(trainer.items["train"])
     uses = steps * args.num_iterations / args.gradient_accumulation_steps
     return [
         f"environments      {', '.join(trainer.env_ids)}",
@@ -66,7 +67,7 @@ def _budgets(trainer: EnvGRPOTrainer) -> list[str]:
 
 
 def _forks(trainer: EnvGRPOTrainer) -> list[str]:
-    diagnosis = diagnose(trainer.collector.codec)
+    diagnosis = diagnose(cast("ChatCodec", trainer.collector.codec))
     forked = [f"{case.role} after {case.after}" for case in diagnosis.cases if case.forks]
     if not forked:
         said = "none: the template keeps earlier turns as they were; one row an episode"

@@ -141,10 +141,10 @@ class EnvGRPOTrainer(GRPOTrainer):
         self._hooks = LossHooks(advantage_fn, kl_fn, loss_fn, args.kl_in)
         self._hooks.check(args)
         self._context_fn = context_fn
-        self._items = _items(env, eval_env, args, curriculum)
+        self.items = _items(env, eval_env, args, curriculum)
         if context_fn is not None:
             check_forks(args.loss_type)
-        self.env_ids = list(dict.fromkeys(choice.env_id for choice in self._items["train"].source.choices))
+        self.env_ids = list(dict.fromkeys(choice.env_id for choice in self.items["train"].source.choices))
         self.last_trajectories: list[Trajectory] = []
         """The episodes of the latest generation on this process, in the order of TRL's rows."""
         self._inputs: list[dict[str, Any]] = []
@@ -159,8 +159,8 @@ class EnvGRPOTrainer(GRPOTrainer):
                     model,
                     reward_funcs=[reward_from_field],
                     args=args,
-                    train_dataset=index_dataset(self._items["train"], "train"),
-                    eval_dataset=index_dataset(self._items["test"], "test") if "test" in self._items else None,
+                    train_dataset=index_dataset(self.items["train"], "train"),
+                    eval_dataset=index_dataset(self.items["test"], "test") if "test" in self.items else None,
                     processing_class=processing_class,
                     rollout_func=lambda prompts, trainer: self._rows(len(prompts)),
                     **kwargs,
@@ -168,13 +168,15 @@ class EnvGRPOTrainer(GRPOTrainer):
         finally:
             args.use_vllm = use_vllm
         self._credit = Credit({}, {}, (), ())
+        self.fresh_logps: torch.Tensor | None = None
+        """Of the latest forward pass, for a KL of the user's."""
         # TRL judges truncation by the last token, the environment's in a multi-turn row: we carry our own flag.
         self._mask_truncated, self.mask_truncated_completions = self.mask_truncated_completions, False
         self._policy = self._start_vllm() if use_vllm else self._start_transformers()
         folder = Path(args.output_dir or ".") / "trajectories" / f"process-{self.accelerator.process_index}"
         self._player = GenerationPlayer(
             self._start_collector(),
-            self._items,
+            self.items,
             process_index=self.accelerator.process_index,
             folder=folder if args.save_trajectories else None,
             settings={"envs": self.env_ids, "seed": args.seed},
@@ -182,7 +184,7 @@ class EnvGRPOTrainer(GRPOTrainer):
             max_refills=args.max_refills,
             seed=args.seed,
         )
-        self._task_weights = declared_weights(self._items["train"]) if args.reward_components else {}
+        self._task_weights = declared_weights(self.items["train"]) if args.reward_components else {}
 
     def _start_vllm(self) -> Any:
         args = self.args
@@ -222,7 +224,7 @@ class EnvGRPOTrainer(GRPOTrainer):
                 f"context of {max_model_len} tokens: lower it."
             )
         return Collector(
-            self._items["train"].source,  # a wrong level or argument is said at once
+            self.items["train"].source,  # a wrong level or argument is said at once
             self._policy,
             codec=ChatCodec(
                 self._tokenizer,
@@ -334,7 +336,7 @@ class EnvGRPOTrainer(GRPOTrainer):
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
         """Return TRL's, and keep the log-probabilities for a KL of ours."""
         result = super()._get_per_token_logps_and_entropies(*args, **kwargs)
-        self.fresh_logps: torch.Tensor | None = result[0]
+        self.fresh_logps = result[0]
         return result
 
     def _n_further_rows(self, n_forks: int) -> int:
@@ -366,7 +368,7 @@ class EnvGRPOTrainer(GRPOTrainer):
         weights = dict(item for part in parts for item in part) or {"reward": 1.0}
         self.reward_funcs = [create_column_reader(name) for name in weights]
         self.reward_func_names = list(weights)
-        self.reward_processing_classes = [None] * len(weights)
+        self.reward_processing_classes = [None] * len(weights)  # type: ignore[list-item]  # as TRL has it itself
         self.reward_weights = torch.tensor(list(weights.values()), dtype=torch.float32)
 
     def _rows(self, n_rows: int) -> dict[str, list[Any]]:
@@ -436,7 +438,7 @@ class EnvGRPOTrainer(GRPOTrainer):
 
     def play_sample(self, index: int = 0) -> list[Trajectory]:
         """Play one group of training item `index` with the weights of now; nothing is learned or written."""
-        specs = group_specs(self._items["train"].spec(index, f"sample-{index}"), int(self.num_generations or 1))
+        specs = group_specs(self.items["train"].spec(index, f"sample-{index}"), int(self.num_generations or 1))
         return list(self.collector.play([specs])[0].trajectories)
 
     def close(self) -> None:

@@ -42,7 +42,7 @@ def stock_trainer(model, args, own, generations):
             model,
             reward_funcs=[reward_from_field],
             args=args,
-            train_dataset=index_dataset(own._items["train"], "train"),
+            train_dataset=index_dataset(own.items["train"], "train"),
             processing_class=own._tokenizer,
             rollout_func=replay,
         )

@@ -130,7 +130,7 @@ def test_a_curriculum_learns_and_goes_on_where_a_checkpoint_left_it(make, tmp_pa
     make("test/Say-v0", settings | {"max_steps": 2}, curriculum=curriculum()).train()
     resumed = make("test/Say-v0", settings | {"max_steps": 4}, curriculum=curriculum())
     resumed.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
-    known = [trainer._items["train"].source.state_dict() for trainer in (whole, resumed)]
+    known = [trainer.items["train"].source.state_dict() for trainer in (whole, resumed)]
     assert known[0] == known[1] and sum(map(len, known[0]["curricula"]["test/Say-v0"]["recent"].values())) > 4
     assert "env/curriculum/open" in whole.state.log_history[0]
     expected = read_trajectories(tmp_path / "whole" / "trajectories" / "process-0")[32:]
