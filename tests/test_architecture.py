@@ -211,6 +211,7 @@ def test_importing_llm_envs_loads_nothing_heavy(tmp_path: Path) -> None:
     assert [name for name in loaded if name.split(".")[0] in HEAVY] == []
 
 
+@pytest.mark.alone
 def test_importing_llm_envs_takes_under_300_ms_beyond_gymnasium(tmp_path: Path) -> None:
     """Of computing: what else the machine does, and how quick its disk is, are not ours."""
     code = "import time, gymnasium; start = time.process_time(); import llm_envs; print(time.process_time() - start)"

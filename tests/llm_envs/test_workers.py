@@ -473,7 +473,7 @@ class TestEnd:
         before = children()
         errors = asyncio.run(main(WorkerPool(1)))
         assert sorted(error.kind for error in errors) == ["InvalidConfigError", "WorkerDiedError"]
-        assert children() == before
+        assert children() <= before
 
     def test_a_fork_has_a_pool_of_its_own(self) -> None:
         """The child plays with workers of its own, ends, and leaves its parent's alone."""
@@ -676,7 +676,7 @@ class TestCollector:
 
         before = children()
         assert collect(2) == collect(0)
-        assert children() == before
+        assert children() <= before
 
     def test_one_in_twenty_hangs_for_ever(self) -> None:
         envs = EnvChoice("Rogue", kwargs={"at": "step", "deed": "hang", "one_in": 20}, factory=RogueEnv)

@@ -1,6 +1,7 @@
 """What both backends promise: a notebook's manners, limits, results that are data, nothing left behind."""
 
 import asyncio
+import gc
 import os
 import pickle
 import subprocess
@@ -242,12 +243,14 @@ def test_misuse_raises(sandbox):
         other.run("1")
 
 
-def test_nothing_is_left_behind(request):
+@pytest.mark.alone  # the folder is shared by all sandboxes of the machine
+def test_nothing_is_left_behind():
     """No process, zombie, temporary folder or open descriptor, whatever the code did and however the session ended."""
     for backend, make in BACKENDS.items():
         folder = Path(os.environ.get("TMPDIR", "/tmp"))
         with make() as warm:
             warm.session().run("1")
+        gc.collect()  # what earlier tests left may go before, not meanwhile
         before = descendants(os.getpid()), len(os.listdir("/proc/self/fd")), {path.name for path in folder.iterdir()}
         with make() as sandbox:
             sessions = [sandbox.session(HURRIED) for _ in range(4)]
@@ -259,7 +262,7 @@ def test_nothing_is_left_behind(request):
             sessions[0].close()
             del sessions[1:3]  # collected without being closed
         after = descendants(os.getpid()), len(os.listdir("/proc/self/fd")), {path.name for path in folder.iterdir()}
-        assert after[:2] == before[:2], backend
+        assert after[0] <= before[0] and after[1] <= before[1], backend
         assert not {name for name in after[2] - before[2] if name.startswith("sandbox-")}, backend
 
 
