@@ -20,8 +20,7 @@ import json
 import logging
 import math
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -53,7 +52,15 @@ from llm_envs.trainers.functional.losses import LossFn
 from llm_envs.trainers.functional.masking import trim_padding
 from llm_envs.trainers.generation import GenerationPlayer
 from llm_envs.trainers.grpo_config import EnvGRPOConfig
-from llm_envs.trainers.grpo_loss import LossHooks, hooked_advantages, hooked_kl, hooked_policy_loss, sampling_gap
+from llm_envs.trainers.grpo_loss import (
+    LossHooks,
+    hooked_advantages,
+    hooked_kl,
+    hooked_policy_loss,
+    quiet,
+    rows_of,
+    sampling_gap,
+)
 from llm_envs.trainers.items import Items, declared_weights, index_dataset, make_items
 from llm_envs.trainers.settings import check_env_kwargs, check_forks, load_training_tokenizer, training_template
 from llm_envs.trainers.weight_sync import ColocatedEngine
@@ -268,7 +275,7 @@ class EnvGRPOTrainer(GRPOTrainer):
         self._play()
         owners = fork_owners(self.last_trajectories)
         further_rows = [dict(inputs[0]) for _ in range(self._n_further_rows(len(owners)))]
-        with _quiet(bool(further_rows)):
+        with quiet(bool(further_rows)):
             output: dict[str, Any] = super()._generate_and_score_completions([*inputs, *further_rows])
         if further_rows:  # they have no reward: TRL counts their groups as if theirs differed
             mean = self._metrics[self._mode]["frac_reward_zero_std"]
@@ -305,7 +312,7 @@ class EnvGRPOTrainer(GRPOTrainer):
             return loss
         done = torch.zeros((), device=self.accelerator.device)
         for start in range(0, n_rows, size):
-            part = {key: _rows_of(value, start, start + size) for key, value in inputs.items()}
+            part = {key: rows_of(value, start, start + size) for key, value in inputs.items()}
             if start + size >= n_rows:
                 return super().compute_loss(model, part, *args, **kwargs) + done
             with self.accelerator.no_sync(model):
@@ -447,28 +454,6 @@ class EnvGRPOTrainer(GRPOTrainer):
         runner = SyncRunner()  # in a notebook a loop is running already
         runner.run(self._policy.aclose)
         runner.close()
-
-
-def _rows_of(value: Any, start: int, stop: int) -> Any:
-    """Return some rows of a tensor or list; a number that belongs to the whole batch stays as it is."""
-    if value is None or (isinstance(value, torch.Tensor) and value.ndim == 0):
-        return value
-    return value[start:stop] if isinstance(value, torch.Tensor | list) else value
-
-
-@contextmanager
-def _quiet(is_quiet: bool) -> Iterator[None]:
-    """Leave out TRL's warning of rows without a reward, where rows beyond an episode's first are meant to have none."""
-
-    def keep(record: logging.LogRecord) -> bool:
-        return not (is_quiet and "All reward functions returned None" in record.getMessage())
-
-    trl_logger = logging.getLogger("trl.trainer.grpo_trainer")
-    trl_logger.addFilter(keep)
-    try:
-        yield
-    finally:
-        trl_logger.removeFilter(keep)
 
 
 def _check_arguments(env: Any, args: Any, kwargs: Mapping[str, Any]) -> None:

@@ -1,8 +1,10 @@
-"""The parts of GRPO's loss that a user may replace, as TRL's trainer computes it otherwise."""
+"""The parts of GRPO that a user may replace, as TRL's trainer computes them otherwise; and small pieces of its step."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +34,8 @@ __all__ = [
     "hooked_advantages",
     "hooked_kl",
     "hooked_policy_loss",
+    "quiet",
+    "rows_of",
     "sampling_gap",
 ]
 
@@ -223,6 +227,28 @@ def denominator(trainer: Any, mask_BT: torch.Tensor, inputs: dict[str, Any]) -> 
         "dr_grpo": n_rows * trainer.max_completion_length,
     }
     return parts.get(kind, n_rows) * steps
+
+
+def rows_of(value: Any, start: int, stop: int) -> Any:
+    """Return some rows of a tensor or list; a number that belongs to the whole batch stays as it is."""
+    if value is None or (isinstance(value, torch.Tensor) and value.ndim == 0):
+        return value
+    return value[start:stop] if isinstance(value, torch.Tensor | list) else value
+
+
+@contextmanager
+def quiet(is_quiet: bool) -> Iterator[None]:
+    """Leave out TRL's warning of rows without a reward, where rows beyond an episode's first are meant to have none."""
+
+    def keep(record: logging.LogRecord) -> bool:
+        return not (is_quiet and "All reward functions returned None" in record.getMessage())
+
+    trl_logger = logging.getLogger("trl.trainer.grpo_trainer")
+    trl_logger.addFilter(keep)
+    try:
+        yield
+    finally:
+        trl_logger.removeFilter(keep)
 
 
 def _normalised(trainer: Any, values_BT: torch.Tensor, mask_BT: torch.Tensor, inputs: dict[str, Any]) -> torch.Tensor:
