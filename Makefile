@@ -5,7 +5,7 @@
 #   make test-vllm  the tests that need vLLM, and the quick ones again, in an environment that has its CPU build
 #   make lint       ruff, and mypy on the installed wheel
 #   make check      what CI runs: test, test-vllm, lint
-#   make bench      the benchmarks, against the numbers that we hold
+#   make bench      the benchmarks, against the numbers that we hold; rewrites the tables of docs/performance.md
 #   make docs       checks links and runs the snippets of the documents
 #   make clean      removes what the above built, environments included
 
@@ -51,10 +51,8 @@ lint: $(VENV)/.stamp $(TYPES)/.stamp
 check:
 	.ci/run
 
-bench: $(VENV)/.stamp
-	$(VENV)/bin/python benchmarks/env_steps.py --check
-	$(VENV)/bin/python benchmarks/collector_scripted.py --check
-	$(VENV)/bin/python benchmarks/codec_turns.py --check
+bench: $(VENV)/.stamp $(VENV_VLLM)/.stamp
+	$(VENV)/bin/python benchmarks/run_all.py --check --vllm-python $(VENV_VLLM)/bin/python --docs docs/performance.md
 
 docs: $(VENV)/.stamp
 	$(VENV)/bin/python -m pytest tests/test_docs.py

@@ -9,6 +9,7 @@ never encoded again.
 2. Nothing that an environment says becomes a special token: the special tokens of what was encoded are compared with
    those of the same conversation in harmless words, and where they differ the words are encoded as plain text.
 3. A turn that ended without the token with which the template closes it is closed before anything follows.
+4. The last first prompts are remembered, since the members of a group share theirs.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ IdArray = npt.NDArray[np.int32]
 Schema = Mapping[str, Any]
 
 _MAX_PROMPT_SHAPES = 256
+_MAX_PROMPTS = 64
+"""Prompts that are remembered: those of the groups that begin side by side."""
 
 
 class ChatCodec:
@@ -73,6 +76,7 @@ class ChatCodec:
         self._text = self.shapes.text
         self._prompt_is_shown: dict[object, bool] = {}
         self._prompt_specials: OrderedDict[object, list[int]] = OrderedDict()
+        self._prompts: dict[str, IdArray] = {}  # the oldest first
         after_answer = self.shapes.of((Message("user", WORD),), True)
         ends = [after_answer.own_end]
         if self.template.traits.tool_role:
@@ -102,7 +106,18 @@ class ChatCodec:
         Returns:
             Token ids, shape (T,).
         """
-        return self._encode_form(next(iter(self._forms(messages))), tools)
+        # The members of a group have one prompt; rendering it is most of what a short episode costs.
+        try:
+            key = json.dumps([[message.to_dict() for message in messages], list(tools)], default=dict)
+        except (TypeError, ValueError):  # nothing that has a name to be remembered by
+            return self._encode_form(next(iter(self._forms(messages))), tools)
+        ids = self._prompts.get(key)
+        if ids is None:
+            ids = self._encode_form(next(iter(self._forms(messages))), tools)
+            self._prompts[key] = ids
+            while len(self._prompts) > _MAX_PROMPTS:
+                self._prompts.pop(next(iter(self._prompts)), None)
+        return ids.copy()
 
     def encode_anew(self, messages: Sequence[Message], tools: Sequence[Schema], row_ids: IdArray) -> IdArray | None:
         """Encode a conversation from its start, unless a row already says the same: then it can go on.

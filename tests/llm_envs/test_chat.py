@@ -45,6 +45,24 @@ def test_prompt_is_what_the_template_writes(codec):
     assert text_of(codec, ids).endswith("<|im_start|>user\nWhat is 2+2?<|im_end|>\n<|im_start|>assistant\n")
 
 
+def test_a_prompt_that_is_asked_for_again_is_remembered_and_still_the_askers_own():
+    codec = ChatCodec(tiny_tokenizer())
+    first = codec.encode_prompt(CONVERSATION, TOOLS)
+    expected = first.copy()
+    first[:] = 0  # what one asker does to its array is nobody else's
+    rendered = []
+    render = codec.template.render
+    codec.template.render = lambda *args, **kwargs: rendered.append(args) or render(*args, **kwargs)
+    assert codec.encode_prompt(list(CONVERSATION), list(TOOLS)).tolist() == expected.tolist() and not rendered
+    (function,) = TOOLS
+    turned = [{"function": function["function"], "type": function["type"]}]  # a template writes a tool's keys in order
+    assert codec.encode_prompt(CONVERSATION, turned).tolist() != expected.tolist() and rendered
+    for number in range(70):
+        codec.encode_prompt([Message("user", str(number))])
+    rendered.clear()
+    assert codec.encode_prompt(CONVERSATION, TOOLS).tolist() == expected.tolist() and rendered  # forgotten by now
+
+
 def test_delta_of_a_tool_result_and_of_a_user_message():
     tool = BYTES.encode_delta([Message("tool", "4")], reply_ids=CLOSED)
     assert text_of(BYTES, tool) == (
