@@ -1,0 +1,146 @@
+"""What the functional loop plays, and where that stands: the part that a resumed run must find as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from llm_envs.errors import InvalidConfigError
+from llm_envs.metrics import trajectory_metrics
+from llm_envs.rollout import Collector, EpisodeSpec, PromptBuffer, derive_seed, group_specs
+from llm_envs.rollout.runner import EnvMaker
+from llm_envs.types import Trajectory, TrajectoryGroup
+
+__all__ = ["PromptLoader", "declared_weights", "play_generation", "restore", "source_state"]
+
+PromptLoader = PromptBuffer | Callable[[int], Sequence[Mapping[str, Any]]]
+"""`(n) -> n problems`, or a buffer of prompts. Each is played as `env.reset(options={"problem": ...})`."""
+
+
+def play_generation(
+    collector: Collector, n_groups: int, group_size: int, iteration: int, prompt_loader: PromptLoader | None = None
+) -> tuple[list[TrajectoryGroup], dict[str, float]]:
+    """Play the groups of one iteration.
+
+    Args:
+        collector: Plays the next items of its source, or what the loader gives.
+        n_groups: How many.
+        group_size: Members of each.
+        iteration: Number of the iteration; with a loader it decides the seeds.
+        prompt_loader: Problems for the collector's one environment.
+
+    Returns:
+        The groups that passed the collector's filter; and `env/...`, metrics of all episodes, filtered ones too.
+
+    Raises:
+        InvalidConfigError: If there is a loader and the collector has a mixture of environments.
+        RolloutFailedError: If too few groups pass the filter.
+    """
+    finished: list[Trajectory] = []
+    outer = collector.on_trajectory
+
+    def keep(trajectory: Trajectory) -> None:
+        # All but what takes memory: a dropped group is needed for its outcomes alone.
+        counted = replace(trajectory, messages=(), tools=(), metadata={})
+        finished.append(counted)
+        if outer is not None:
+            outer(trajectory)
+
+    collector.on_trajectory = keep
+    try:
+        if prompt_loader is None:
+            groups = collector.collect(n_groups, group_size)
+        else:
+            groups = _play_prompts(collector, n_groups, group_size, iteration, prompt_loader)
+    finally:
+        collector.on_trajectory = outer
+    ordered = sorted(finished, key=lambda t: (t.group_id, t.member))  # sums do not depend on who finished first
+    return groups, {f"env/{name}": value for name, value in trajectory_metrics(ordered).items()}
+
+
+def source_state(
+    collector: Collector, prompt_loader: PromptLoader | None, reference_update_fn: object
+) -> dict[str, Any]:
+    """Return where source, prompts and reference update stand, as JSON types."""
+    state: dict[str, Any] = {"source": collector.source.state_dict()}
+    for name, part in (("prompts", prompt_loader), ("reference_update", reference_update_fn)):
+        if hasattr(part, "state_dict"):
+            state[name] = part.state_dict()
+    return state
+
+
+def restore(
+    state: Mapping[str, Any], collector: Collector, prompt_loader: PromptLoader | None, reference_update_fn: object
+) -> None:
+    """Let source, prompts and reference update go on from a saved state; an empty one changes nothing.
+
+    Raises:
+        InvalidConfigError: If the state is that of other parts.
+    """
+    if not state:
+        return
+    given: dict[str, Any] = {
+        "source": collector.source,
+        "prompts": prompt_loader,
+        "reference_update": reference_update_fn,
+    }
+    given = {name: part for name, part in given.items() if hasattr(part, "load_state_dict")}
+    if given.keys() != state.keys():
+        raise InvalidConfigError(
+            f"the state was saved with {', '.join(sorted(state))}; given are {', '.join(sorted(given))}: a resumed run "
+            "needs the same parts."
+        )
+    for name, part in given.items():
+        part.load_state_dict(state[name])
+
+
+def declared_weights(collector: Collector) -> dict[str, float]:
+    """Return what the collector's environments declare for their reward components (`reward_weights`).
+
+    Raises:
+        InvalidConfigError: If two give one component different weights.
+    """
+    merged: dict[str, float] = {}
+    for spec in collector.source.variants():
+        env = EnvMaker(spec.env_id, spec.env_kwargs, collector.source.factories.get(spec.env_id))()
+        weights = dict(getattr(env.unwrapped, "reward_weights", {}))
+        env.close()
+        for name, weight in weights.items():
+            if merged.setdefault(name, weight) != weight:
+                raise InvalidConfigError(
+                    f"{spec.env_id} gives {name!r} the weight {weight}, another environment {merged[name]}: leave "
+                    "components out, so that the reward is one column."
+                )
+    return merged
+
+
+def _play_prompts(
+    collector: Collector, n_groups: int, group_size: int, iteration: int, prompt_loader: PromptLoader
+) -> list[TrajectoryGroup]:
+    choices = collector.source.choices
+    if len(choices) != 1 or collector.source.curricula:
+        raise InvalidConfigError("a prompt_loader asks one environment: give a collector of one, without a curriculum.")
+    load = prompt_loader.get_prompts if isinstance(prompt_loader, PromptBuffer) else prompt_loader
+
+    def specs(n: int, first: int) -> Iterator[tuple[EpisodeSpec, ...]]:
+        rows = load(n)
+        if len(rows) != n:
+            raise InvalidConfigError(f"the prompt_loader gave {len(rows)} problems and was asked for {n}.")
+        for number, row in enumerate(rows, start=first):
+            seed = derive_seed(collector.seed, "prompts", iteration, number)
+            group_id = f"{collector.seed}-{iteration:06d}-{number:04d}"
+            spec = EpisodeSpec(choices[0].env_id, choices[0].kwargs, seed, group_id, options={"problem": dict(row)})
+            yield group_specs(spec, group_size)
+
+    def refills() -> Iterator[tuple[EpisodeSpec, ...]]:
+        for number in range(n_groups, collector.max_refills * n_groups):
+            yield from specs(1, number)
+
+    wanted = list(specs(n_groups, 0))
+    groups = collector.play(wanted, group_filter=collector.group_filter, refills=refills())
+    if not groups:
+        raise InvalidConfigError(
+            f"none of {collector.max_refills * n_groups} groups passed the filter: check the difficulty of the prompts."
+        )
+    return groups
