@@ -321,5 +321,6 @@ def _padded(
 
 
 def _to(batch: TrainingBatch, device: torch.device | str) -> TrainingBatch:
-    values: dict[str, Any] = {f.name: getattr(batch, f.name) for f in fields(batch)}
-    return replace(batch, **{k: v.to(device) for k, v in values.items() if isinstance(v, torch.Tensor)})
+    values = {f.name: getattr(batch, f.name) for f in fields(batch)}
+    moved: dict[str, Any] = {k: v.to(device) for k, v in values.items() if isinstance(v, torch.Tensor)}
+    return replace(batch, **moved)
