@@ -293,8 +293,11 @@ def test_a_request_that_has_not_begun_is_answered_at_once(policy):
 
 def test_each_piece_of_a_turn_has_the_log_probabilities_of_its_own_weights(long_policy, n_steps):
     """An episode is held twice in the middle of a turn, and the weights change meanwhile."""
-    models = [copy.deepcopy(long_policy.model)]
-    models += [tiny_model(TOKENIZER, hidden_size=32, max_length=8192, seed=seed) for seed in (5, 6)]
+    models = [tiny_model(TOKENIZER, hidden_size=32, max_length=8192, seed=seed) for seed in (4, 5, 6)]
+    for model in models:
+        for parameter in model.parameters():
+            parameter.data.mul_(5)  # far from even distributions, and so from each other
+    long_policy.update_weights(models[0].named_parameters(), 0)
     codec = long_policy.codec
     codec.stop_token_ids = ()  # it writes until it is interrupted, and at last one token, whichever
 
@@ -328,4 +331,4 @@ def test_each_piece_of_a_turn_has_the_log_probabilities_of_its_own_weights(long_
         piece = slice(start + span.start, start + span.stop)
         assert np.abs(scored[piece] - row.logps[piece]).max() < 1e-4
         (other,) = token_logps(models[(span.version + 1) % 3], [row.ids[:stop]], temperature=0.7)
-        assert np.abs(other[piece] - row.logps[piece]).max() > 1e-2
+        assert span.version == 2 or np.abs(other[piece] - row.logps[piece]).max() > 0.1  # the last has one token only
