@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import runpy
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -79,3 +82,11 @@ def test_any_algorithm_by_name(tiny_folder):
 def test_what_is_wrong_is_said_before_a_model_is_loaded(changes, message):
     with pytest.raises(InvalidConfigError, match=message):
         quick_start_training("no-such-model", **changes)
+
+
+def test_the_example_runs(tiny_folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["quickstart.py", tiny_folder, "1"])
+    runpy.run_path(str(Path(__file__).parents[2] / "examples" / "quickstart.py"))
+    assert capsys.readouterr().out.startswith("step     1  env/reward 0.0")
+    assert load_model(tmp_path / "quickstart-model").num_parameters() > 0
