@@ -143,7 +143,7 @@ def test_a_wrapped_policy_can_be_interrupted_too(wrap: Any) -> None:
 
 
 def test_a_hook_that_takes_long_is_interrupted() -> None:
-    policy = with_latency(HashingTokenPolicy(CODEC, said), 0.5)
+    policy = with_latency(HashingTokenPolicy(CODEC, said), 2.0)
 
     async def main() -> float:
         gate = Gate()
@@ -156,7 +156,7 @@ def test_a_hook_that_takes_long_is_interrupted() -> None:
         assert (await episode).status == "ok"
         return seconds
 
-    assert asyncio.run(main()) < 0.4
+    assert asyncio.run(main()) < 1.8
 
 
 class Scripted:
