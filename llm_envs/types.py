@@ -72,9 +72,9 @@ class StopReason(StrEnum):
     PROMPT_TOO_LONG = "prompt_too_long"
     """The first prompt alone fills the model's context: no turn was played."""
     TIMEOUT = "timeout"
-    """`RolloutLimits.max_episode_s` was reached at a turn boundary."""
+    """`RolloutLimits.max_episode_s` was reached; a turn that was under way is left out."""
     ERROR = "error"
-    """The environment, a tool or the policy failed; `Trajectory.error` says how. Never scored."""
+    """The environment, a tool, the policy or a judge failed; `Trajectory.error` says how. Never scored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -495,7 +495,8 @@ def validate_batch(trajectories: Sequence[Trajectory]) -> list[tuple[int, str]]:
         n_assistant = sum(message.role == "assistant" for message in trajectory.messages)
         if n_assistant < len(trajectory.turns) and trajectory.status == "ok":  # an environment may speak as one too
             problems.append((index, f"{len(trajectory.turns)} turns but {n_assistant} assistant messages"))
-        if (trajectory.status == "errored") != (trajectory.error is not None):
+        is_errored = trajectory.status == "errored"  # an unscored one may have an error: its judge's
+        if trajectory.status != "unscored" and is_errored != (trajectory.error is not None):
             problems.append((index, f"status is {trajectory.status!r} but error is {trajectory.error!r}"))
         spans = [(turn.row, turn.span) for turn in trajectory.turns if turn.row >= 0]
         expected = [(r, s) for r, row in enumerate(trajectory.rows) for s in range(len(row.spans))]

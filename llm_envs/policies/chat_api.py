@@ -127,7 +127,8 @@ def chat_request(
         model: The model's name.
         messages: The conversation.
         tools: JSON Schemas, bare (`{"name": ..., "parameters": ...}`) or as `{"type": "function", ...}`.
-        params: How to sample. Stop tokens are ids of a tokenizer that an API does not share, and are refused.
+        params: How to sample. Stop tokens are ids of a tokenizer that an API does not share, and are refused. What
+            `extra` has as None is left out of the request: `{"seed": None}` for an API that refuses a seed.
         max_tokens_name: What the API calls the limit on tokens.
 
     Raises:
@@ -151,7 +152,8 @@ def chat_request(
         body["stop"] = list(params.stop_strings)
     if params.seed is not None:
         body["seed"] = params.seed
-    return body | dict(params.extra)
+    body |= params.extra
+    return {name: value for name, value in body.items() if value is not None}
 
 
 def chat_message(answer: Any) -> Message:

@@ -82,6 +82,12 @@ def test_a_request_in_the_form_of_the_api():
         chat_request("m", ASK, (), SamplingParams(stop_token_ids=(7,)))
 
 
+def test_an_api_that_refuses_a_field_is_not_sent_it():
+    params = SamplingParams(seed=4, extra={"seed": None, "n": 1})
+    body = chat_request("m", [Message("user", "hi")], (), params)
+    assert "seed" not in body and body["n"] == 1 and body["model"] == "m"
+
+
 def test_an_answer_becomes_a_message():
     call = {"id": "c1", "function": {"name": "add", "arguments": '{"a": 1}'}}
     answer = said(None, tool_calls=[call], reasoning_content="hm").body
