@@ -1,8 +1,8 @@
 """Reinforcement learning in five lines: prompts, a reward, a model.
 
 Command:   python examples/quickstart.py [MODEL] [ITERATIONS]     (MODEL: a folder, or a name on a hub)
-Hardware:  anything that runs the model. Without MODEL one CPU core and a minute: a model of 0.3 M parameters with random
-           weights is made on the spot.
+Hardware:  anything that runs the model. Without MODEL one CPU core and half a minute: a model of 0.3 M parameters with
+           random weights is made on the spot.
 Expect:    without MODEL the reward, the share of digits in 16 characters, rises from about 0.03 to above 0.9.
 """
 

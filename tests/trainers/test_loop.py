@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+import pickle
 import signal
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from llm_envs.errors import InvalidConfigError, ModelError, RolloutFailedError, 
 from llm_envs.policies.inference import load_model, load_tokenizer
 from llm_envs.policies.scripted import ConstantPolicy
 from llm_envs.policies.transformers import TransformersPolicy
-from llm_envs.rollout import Collector, EnvChoice, PromptBuffer, RolloutLimits
+from llm_envs.rollout import Collector, EnvChoice, PromptBuffer, PromptSource, PromptTask, RolloutLimits
 from llm_envs.rollout.filters import create_spread_filter
 from llm_envs.trainers.credit import CreditSettings, pay
 from llm_envs.trainers.functional import algorithm as algorithms
@@ -407,8 +408,6 @@ def test_random_numbers_go_on(tiny_folder, tmp_path):
 
 
 def test_prompts_may_be_given(policy, collect, tmp_path):
-    from llm_envs.rollout import PromptTask
-
     rows = [{"prompt": f"Say {word}"} for word in ("a", "b", "c", "d", "e")]
     task = PromptTask(rows, lambda row, reply: float(len(reply.content) % 3), disjoint_splits=False)
     asked = []
@@ -436,6 +435,11 @@ def test_held_out_problems_are_never_trained_on(collect):
         parts.append({t.messages[1].content for t in episodes})
     assert len(parts[0]) > 100 and len(parts[1]) > 100 and not parts[0] & parts[1]
     assert 250 < sum(is_held_out(number, 0.3) for number in range(1000)) < 350
+    assert pickle.loads(pickle.dumps(kept[0].factory)) == kept[0].factory  # so workers can make it
+    rows = [{"prompt": str(number)} for number in range(50)]
+    parts = [choice.problems for part in hold_out(PromptSource(PromptTask(rows, len)).choices) for choice in part]
+    assert sum(map(len, parts)) == len(PromptTask(rows, len).rows("train")) and len(parts[1]) < len(parts[0])
+    assert not {row["prompt"] for row in parts[0]} & {row["prompt"] for row in parts[1]}
     with pytest.raises(InvalidConfigError, match="'test' is for measuring"):
         hold_out("llm/Arithmetic-v0", env_kwargs={"split": "test"})
     with pytest.raises(InvalidConfigError, match="'test' is for measuring"):

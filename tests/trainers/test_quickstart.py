@@ -58,6 +58,14 @@ def test_an_environment_held_out_problems_and_a_folder(tiny_folder, tmp_path):
     assert played.n == 2
 
 
+def test_prompts_may_be_held_out_too(tiny_folder):
+    rows = [{"prompt": f"Say {number}"} for number in range(60)]
+    result = quick_start_training(
+        tiny_folder, prompts=rows, reward_fn=share_of_b, **SMALL, eval_every=1, n_eval=3, logger=lambda *_: None
+    )
+    assert [metrics["eval/n"] for metrics in result.history] == [3.0, 3.0]
+
+
 def test_any_algorithm_by_name(tiny_folder):
     words = {"prompts": PROMPTS, "reward_fn": lambda row, reply: len(reply.content) % 5}
     for name in ("dapo", "rloo", "pairwise"):
