@@ -2,31 +2,39 @@
 
 from __future__ import annotations
 
+import csv
+import importlib
 import json
 import math
 import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from llm_envs.errors import StoreError
+from llm_envs.errors import MissingExtraError, StoreError
 
 if TYPE_CHECKING:
     from llm_envs.rollout.stats import CollectorStats
+    from llm_envs.types import Trajectory
 
 __all__ = [
     "Logger",
     "console_logger",
+    "csv_logger",
     "jsonl_logger",
     "live_progress",
     "multi_logger",
     "progress_line",
     "read_metrics",
+    "tensorboard_logger",
+    "trackio_logger",
+    "trajectory_table",
     "visible_text",
+    "wandb_logger",
 ]
 
 Logger = Callable[[int, Mapping[str, float]], None]
@@ -75,6 +83,105 @@ def jsonl_logger(path: str | Path) -> Logger:
     return log
 
 
+def csv_logger(path: str | Path) -> Logger:
+    """Make a logger that appends one row a step to a table: `step`, then a column for each metric.
+
+    A metric that was not there before adds a column, for which the file is written anew; it appears whole or not at
+    all. A metric that a step lacks, NaN and infinities are empty cells. A last row that a kill cut short is removed.
+    """
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+
+    def log(step: int, metrics: Mapping[str, float]) -> None:
+        row: dict[str, Any] = {"step": int(step)}
+        row |= {name: float(value) if math.isfinite(value) else "" for name, value in metrics.items()}
+        columns = _csv_columns(target)
+        if columns is not None and row.keys() <= set(columns):
+            with target.open("a", encoding="utf-8", newline="") as file:
+                csv.DictWriter(file, columns).writerow(row)
+            return
+        rows: list[dict[str, Any]] = []
+        if columns is not None:
+            with target.open(encoding="utf-8", newline="") as file:
+                rows = list(csv.DictReader(file))
+        temporary = target.with_name(target.name + ".tmp")
+        with temporary.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, list(dict.fromkeys([*(columns or []), *row])))
+            writer.writeheader()
+            writer.writerows([*rows, row])
+        temporary.replace(target)
+
+    return log
+
+
+def _csv_columns(path: Path) -> list[str] | None:
+    """Return the columns of a table, None where there is none; cut off a last row that has no end."""
+    if not path.exists():
+        return None
+    with path.open("r+b") as file:
+        content = file.read()
+        if not content.endswith(b"\n"):
+            file.truncate(content.rfind(b"\n") + 1)
+    with path.open(encoding="utf-8", newline="") as file:
+        return next(csv.reader(file), None)
+
+
+def tensorboard_logger(folder: str | Path) -> Logger:
+    """Make a logger that writes scalars for TensorBoard. Each step is on disk when the call returns.
+
+    Raises:
+        MissingExtraError: If torch or tensorboard is not installed.
+    """
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise MissingExtraError("TensorBoard needs torch and tensorboard: pip install 'llm-envs[logging]'.") from error
+    writer = SummaryWriter(str(folder))
+
+    def log(step: int, metrics: Mapping[str, float]) -> None:
+        for name, value in metrics.items():
+            writer.add_scalar(name, float(value), int(step))
+        writer.flush()
+
+    return log
+
+
+def wandb_logger(project: str, **settings: Any) -> Logger:
+    """Make a logger to a new run of Weights & Biases. The run ends with the process.
+
+    Args:
+        project: Where the run goes.
+        **settings: What else `wandb.init` takes: `name`, `config`, `mode="offline"`, ...
+
+    Raises:
+        MissingExtraError: If wandb is not installed.
+    """
+    try:
+        wandb: Any = importlib.import_module("wandb")
+    except ImportError as error:
+        raise MissingExtraError("Weights & Biases needs wandb: pip install 'llm-envs[logging]'.") from error
+    run = wandb.init(project=project, **settings)
+    return lambda step, metrics: run.log(dict(metrics), step=int(step))
+
+
+def trackio_logger(project: str, **settings: Any) -> Logger:
+    """Make a logger to a new run of Trackio, which keeps its runs on this machine. The run ends with the process.
+
+    Args:
+        project: Where the run goes.
+        **settings: What else `trackio.init` takes: `name`, `config`, ...
+
+    Raises:
+        MissingExtraError: If trackio is not installed.
+    """
+    try:
+        trackio: Any = importlib.import_module("trackio")
+    except ImportError as error:
+        raise MissingExtraError("Trackio needs trackio: pip install 'llm-envs[logging]'.") from error
+    run = trackio.init(project=project, **settings)
+    return lambda step, metrics: run.log(dict(metrics), step=int(step))
+
+
 def multi_logger(*loggers: Logger) -> Logger:
     """Make a logger that calls several, in order."""
 
@@ -106,6 +213,27 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
             ) from error
         records.append({name: math.nan if value is None else value for name, value in record.items()})
     return records
+
+
+def trajectory_table(trajectories: Iterable[Trajectory], *, width: int = 40) -> str:
+    """Return a line for each episode, in columns: where it comes from, what it earned, how it ended, its last words.
+
+    Args:
+        trajectories: Of any tasks.
+        width: Characters of the last message that the policy wrote; 0 leaves the column out.
+    """
+    head = ["env", "seed", "member", "reward", "success", "turns", "tokens", "stop", "last words"]
+    lines = [head[: 9 if width else 8]]
+    for t in trajectories:
+        success = "-" if t.is_success is None else "yes" if t.is_success else "no"
+        reward = f"{t.reward:.3g}" if t.status == "ok" else t.status
+        line = [t.env_id, str(t.seed), str(t.member), reward, success, str(len(t.turns)), str(t.n_sampled_tokens)]
+        said = [message.content for message in t.messages if message.role == "assistant"] if t.turns else []
+        words = " ".join(visible_text(said[-1]).split()) if said else ""
+        words = words if len(words) <= width else words[: max(width - 1, 0)].rstrip() + "…"
+        lines.append([*line, t.stop_reason.value, *([words] if width else [])])
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
 
 
 @contextmanager

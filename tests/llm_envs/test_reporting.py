@@ -3,21 +3,31 @@ from __future__ import annotations
 import io
 import json
 import math
+import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from llm_envs.errors import StoreError
+from llm_envs.errors import MissingExtraError, StoreError
+from llm_envs.policies.scripted import ReplayPolicy
 from llm_envs.reporting import (
     console_logger,
+    csv_logger,
     jsonl_logger,
     live_progress,
     multi_logger,
     progress_line,
     read_metrics,
+    tensorboard_logger,
+    trackio_logger,
+    trajectory_table,
+    wandb_logger,
 )
-from llm_envs.rollout import CollectorStats
+from llm_envs.rollout import Collector, CollectorStats
+from llm_envs.testing import NumbersEnv
+from llm_envs.types import StopReason
 
 
 def test_jsonl_round_trip(tmp_path: Path) -> None:
@@ -58,6 +68,76 @@ def test_several_at_once_in_order() -> None:
     both = multi_logger(lambda step, _: seen.append(("a", step)), lambda step, _: seen.append(("b", step)))
     both(7, {})
     assert seen == [("a", 7), ("b", 7)]
+
+
+class TestCSV:
+    def test_a_row_a_step_and_a_new_column_when_a_metric_is_new(self, tmp_path: Path) -> None:
+        path = tmp_path / "new" / "metrics.csv"
+        log = csv_logger(path)
+        log(0, {"reward": 0.5, "loss": math.nan})
+        log(1, {"loss": 0.25, "reward": 1})
+        log(2, {"eval/success": 0.75})
+        csv_logger(path)(3, {"reward": 2.0})  # a resumed run
+        assert path.read_text().split() == [
+            "step,reward,loss,eval/success",
+            "0,0.5,,",
+            "1,1.0,0.25,",
+            "2,,,0.75",
+            "3,2.0,,",
+        ]
+        assert [file.name for file in path.parent.iterdir()] == ["metrics.csv"]
+
+    def test_a_row_that_a_kill_cut_short_is_removed(self, tmp_path: Path) -> None:
+        path = tmp_path / "m.csv"
+        for left in ("step,a\r\n0,1.0\r\n1,2.", "step,a"):
+            path.write_bytes(left.encode())
+            csv_logger(path)(1, {"a": 2.0})
+            assert path.read_text().splitlines()[-1] == "1,2.0" and path.read_text().splitlines()[0] == "step,a"
+        assert path.read_text().split() == ["step,a", "1,2.0"]
+
+
+class TestTrackers:
+    """Each where it is installed; without it the extra is named."""
+
+    def test_tensorboard(self, tmp_path: Path) -> None:
+        pytest.importorskip("tensorboard")
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+        log = tensorboard_logger(tmp_path / "board")
+        log(3, {"reward": 0.5})
+        log(4, {"reward": 0.75})
+        events = EventAccumulator(str(tmp_path / "board"))
+        events.Reload()
+        assert [(event.step, event.value) for event in events.Scalars("reward")] == [(3, 0.5), (4, 0.75)]
+
+    def test_wandb(self, tmp_path: Path) -> None:
+        wandb = pytest.importorskip("wandb")
+        log = wandb_logger("ours", mode="offline", dir=str(tmp_path))
+        log(3, {"reward": 0.5})
+        assert wandb.run is not None and wandb.run.summary["reward"] == 0.5
+        wandb.finish()
+
+    @pytest.mark.parametrize(
+        ("module", "make"), [("tensorboard", tensorboard_logger), ("wandb", wandb_logger), ("trackio", trackio_logger)]
+    )
+    def test_the_extra_is_named(self, module: str, make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        monkeypatch.setitem(sys.modules, module, None)
+        monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
+        with pytest.raises(MissingExtraError, match=r"llm-envs\[logging\]"):
+            make(str(tmp_path))
+
+
+def test_a_table_of_trajectories() -> None:
+    with Collector(NumbersEnv, ReplayPolicy(["two\nlines"] * 9), progress=False) as collector:
+        (group,) = collector.collect(1, 1)
+    (played,) = group.trajectories
+    failed = replace(played, member=1, status="errored", is_success=None, turns=(), stop_reason=StopReason.ERROR)
+    head, first, second = trajectory_table([played, failed]).splitlines()
+    assert head.split() == ["env", "seed", "member", "reward", "success", "turns", "tokens", "stop", "last", "words"]
+    cells = [str(played.seed), "0", f"{played.reward:.3g}", "no", str(len(played.turns)), "0", played.stop_reason.value]
+    assert first.split()[1:] == [*cells, "two", "lines"]
+    assert second.split()[2:] == ["1", "errored", "-", "0", "0", "error"]
+    assert trajectory_table([played], width=5).endswith("two…") and "two" not in trajectory_table([played], width=0)
 
 
 class Terminal(io.StringIO):
