@@ -12,18 +12,26 @@ from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from llm_envs.errors import InvalidConfigError
+from llm_envs.errors import InvalidConfigError, MissingExtraError
 from llm_envs.rewards import Aggregator, RewardFns, pareto_rewards, relative_rewards, score_trajectories
+from llm_envs.rollout.runner import EnvMaker
+from llm_envs.rollout.source import SeedSource
 from llm_envs.shaping import ShapingFns, shape
-from llm_envs.trainers.functional.turns import spread_turns
 from llm_envs.types import Trajectory
+
+try:
+    import torch
+except ImportError as error:
+    raise MissingExtraError("training needs torch: pip install 'llm-envs[train]'.") from error
+
+from llm_envs.trainers.functional.turns import spread_turns
 
 __all__ = [
     "Aggregate",
     "Credit",
     "CreditSettings",
+    "declared_weights",
     "group_numbers",
     "pay",
     "token_advantages",
@@ -108,6 +116,26 @@ def pay(played: Sequence[Trajectory], settings: CreditSettings, task_weights: Ma
     columns = {**columns, "aggregate": joined}
     at_the_end = [_last(len(t.turns), value) for t, value in zip(trajectories, joined, strict=True)]
     return Credit(columns, {**dict.fromkeys(names, 0.0), "aggregate": 1.0}, tuple(at_the_end), tuple(trajectories))
+
+
+def declared_weights(source: SeedSource) -> dict[str, float]:
+    """Return what the environments of a source declare for their reward components (`reward_weights`).
+
+    Raises:
+        InvalidConfigError: If two give one component different weights.
+    """
+    merged: dict[str, float] = {}
+    for spec in source.variants():
+        env = EnvMaker(spec.env_id, spec.env_kwargs, source.factories.get(spec.env_id))()
+        weights = dict(getattr(env.unwrapped, "reward_weights", {}))
+        env.close()
+        for name, weight in weights.items():
+            if merged.setdefault(name, weight) != weight:
+                raise InvalidConfigError(
+                    f"{spec.env_id} gives {name!r} the weight {weight}, another environment {merged[name]}: leave "
+                    "components out, so that the reward is one column."
+                )
+    return merged
 
 
 def turn_matrix(turn_rewards: Sequence[npt.ArrayLike]) -> torch.Tensor:

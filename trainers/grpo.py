@@ -45,7 +45,7 @@ except ImportError as error:
     raise MissingExtraError(f"training needs {error.name}: pip install 'llm-envs[train]'.") from error
 
 from llm_envs.trainers.bridge import create_column_reader, fork_owners, reward_from_field, rollout_output
-from llm_envs.trainers.credit import Aggregate, Credit, CreditSettings, pay
+from llm_envs.trainers.credit import Aggregate, Credit, CreditSettings, declared_weights, pay
 from llm_envs.trainers.functional.advantages import AdvantageFn
 from llm_envs.trainers.functional.kl import KLFn, k3
 from llm_envs.trainers.functional.losses import LossFn
@@ -61,7 +61,7 @@ from llm_envs.trainers.grpo_loss import (
     rows_of,
     sampling_gap,
 )
-from llm_envs.trainers.items import Items, declared_weights, index_dataset, make_items
+from llm_envs.trainers.items import Items, index_dataset, make_items
 from llm_envs.trainers.settings import check_env_kwargs, check_forks, load_training_tokenizer, training_template
 from llm_envs.trainers.weight_sync import ColocatedEngine
 from llm_envs.types import SamplingParams, Trajectory
@@ -191,7 +191,7 @@ class EnvGRPOTrainer(GRPOTrainer):
             max_refills=args.max_refills,
             seed=args.seed,
         )
-        self._task_weights = declared_weights(self.items["train"]) if args.reward_components else {}
+        self._task_weights = declared_weights(self.items["train"].source) if args.reward_components else {}
 
     def _start_vllm(self) -> Any:
         args = self.args

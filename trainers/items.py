@@ -13,7 +13,6 @@ from typing import Any, Protocol
 
 from llm_envs.errors import InvalidConfigError, MissingExtraError
 from llm_envs.rollout.curriculum import Curriculum
-from llm_envs.rollout.runner import EnvMaker
 from llm_envs.rollout.schedule import derive_seed
 from llm_envs.rollout.source import EnvChoice, Envs, EpisodeSpec, SeedSource
 from llm_envs.trainers.settings import with_split
@@ -27,7 +26,6 @@ __all__ = [
     "Items",
     "ListedItems",
     "SeedItems",
-    "declared_weights",
     "episode_seed",
     "index_dataset",
     "make_items",
@@ -166,26 +164,6 @@ def refills(items: Items, key: Sequence[int | str]) -> Iterator[EpisodeSpec]:
         index = derive_seed(*key, "refill", number) % len(items)
         yield items.spec(index, "-".join([*map(str, key[1:]), f"refill{number}"]))
         number += 1
-
-
-def declared_weights(items: Items) -> dict[str, float]:
-    """Return what the environments declare for their reward components (`reward_weights`).
-
-    Raises:
-        InvalidConfigError: If two give one component different weights.
-    """
-    merged: dict[str, float] = {}
-    for spec in items.source.variants():
-        env = EnvMaker(spec.env_id, spec.env_kwargs, items.source.factories.get(spec.env_id))()
-        weights = dict(getattr(env.unwrapped, "reward_weights", {}))
-        env.close()
-        for name, weight in weights.items():
-            if merged.setdefault(name, weight) != weight:
-                raise InvalidConfigError(
-                    f"{spec.env_id} gives {name!r} the weight {weight}, another environment {merged[name]}: leave "
-                    "reward_components out, so that the reward is one column."
-                )
-    return merged
 
 
 def episode_seed(run_seed: int, split: str, index: int) -> int:

@@ -33,12 +33,12 @@ try:
 except ImportError as error:
     raise MissingExtraError("training needs torch: pip install 'llm-envs[train]'.") from error
 
-from llm_envs.trainers.credit import Credit, CreditSettings, pay
+from llm_envs.trainers.credit import Credit, CreditSettings, declared_weights, pay
 from llm_envs.trainers.functional.algorithm import GRPO, AlgorithmConfig, AlgorithmSchedule
 from llm_envs.trainers.functional.importance import importance_weights
 from llm_envs.trainers.functional.references import ReferenceUpdateFn, keep_reference
 from llm_envs.trainers.loop_batch import TrainingBatch, make_batch, minibatch_rows, score_batch, with_advantages
-from llm_envs.trainers.loop_play import PromptLoader, declared_weights, play_generation, restore, source_state
+from llm_envs.trainers.loop_play import PromptLoader, play_generation, restore, source_state
 from llm_envs.trainers.loop_state import (
     CheckpointFn,
     OptimizerStepFn,
@@ -218,7 +218,7 @@ def train(
     """
     settings = _with_limits(settings or LoopSettings(), collector)
     _check_run(collector, algorithm, n_groups, group_size, eval_fn, eval_every, save_every, checkpoint_fn)
-    task_weights = declared_weights(collector) if credit is not None and credit.components else None
+    task_weights = declared_weights(collector.source) if credit is not None and credit.components else None
     sync = weight_sync_fn or share_weights
     sync(collector.policy, state)
     restore(state.source_state, collector, prompt_loader, reference_update_fn)

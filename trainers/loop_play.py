@@ -9,10 +9,9 @@ from typing import Any
 from llm_envs.errors import InvalidConfigError
 from llm_envs.metrics import trajectory_metrics
 from llm_envs.rollout import Collector, EpisodeSpec, PromptBuffer, derive_seed, group_specs
-from llm_envs.rollout.runner import EnvMaker
 from llm_envs.types import Trajectory, TrajectoryGroup
 
-__all__ = ["PromptLoader", "declared_weights", "play_generation", "restore", "source_state"]
+__all__ = ["PromptLoader", "play_generation", "restore", "source_state"]
 
 PromptLoader = PromptBuffer | Callable[[int], Sequence[Mapping[str, Any]]]
 """`(n) -> n problems`, or a buffer of prompts. Each is played as `env.reset(options={"problem": ...})`."""
@@ -93,26 +92,6 @@ def restore(
         )
     for name, part in given.items():
         part.load_state_dict(state[name])
-
-
-def declared_weights(collector: Collector) -> dict[str, float]:
-    """Return what the collector's environments declare for their reward components (`reward_weights`).
-
-    Raises:
-        InvalidConfigError: If two give one component different weights.
-    """
-    merged: dict[str, float] = {}
-    for spec in collector.source.variants():
-        env = EnvMaker(spec.env_id, spec.env_kwargs, collector.source.factories.get(spec.env_id))()
-        weights = dict(getattr(env.unwrapped, "reward_weights", {}))
-        env.close()
-        for name, weight in weights.items():
-            if merged.setdefault(name, weight) != weight:
-                raise InvalidConfigError(
-                    f"{spec.env_id} gives {name!r} the weight {weight}, another environment {merged[name]}: leave "
-                    "components out, so that the reward is one column."
-                )
-    return merged
 
 
 def _play_prompts(
