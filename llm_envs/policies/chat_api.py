@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import math
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from llm_envs.errors import BridgeError, InvalidConfigError, ModelError
-from llm_envs.policies.http import AsyncClients, RetryableError, is_local
+from llm_envs.policies.http import AsyncClients, RetryableError, bearer, check_url, is_local
 from llm_envs.policies.routing import Backoff, RateLimit
+from llm_envs.spaces import encodable
 from llm_envs.types import Message, SamplingParams, ToolCall
 
 __all__ = ["ChatAPIPolicy", "chat_message", "chat_request"]
@@ -57,8 +59,7 @@ class ChatAPIPolicy:
         max_tokens_name: str = "max_tokens",
         extra: Mapping[str, Any] | None = None,
     ) -> None:
-        if not base_url.startswith(("http://", "https://")):
-            raise InvalidConfigError(f"base_url is {base_url!r}; it must begin with http:// or https://.")
+        check_url(base_url, "base_url")
         if max_concurrency < 1 or max_retries < 0 or not timeout_s > 0:
             raise InvalidConfigError(
                 f"{max_concurrency=}, {max_retries=}, {timeout_s=}: they must be at least 1 and 0, and above 0."
@@ -68,8 +69,7 @@ class ChatAPIPolicy:
         self.model, self.extra, self.max_tokens_name = model, dict(extra or {}), max_tokens_name
         self.max_concurrency, self.timeout_s, self.max_retries = max_concurrency, timeout_s, max_retries
         self.backoff, self.rate_limit = backoff or Backoff(first_s=0.5, max_s=60.0), RateLimit(requests_per_minute)
-        headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
-        self._clients = AsyncClients(headers, max_concurrency, use_proxy=not is_local(base_url))
+        self._clients = AsyncClients(bearer(api_key), max_concurrency, use_proxy=not is_local(base_url))
         self._slots: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
             weakref.WeakKeyDictionary()
         )
@@ -169,47 +169,65 @@ def chat_message(answer: Any) -> Message:
     Raises:
         ModelError: If there is no message in it.
     """
-    choices = (answer.get("choices") if isinstance(answer, Mapping) else None) or [{}]
-    said = choices[0].get("message")
-    if not isinstance(said, Mapping):
+    choices = answer.get("choices") if isinstance(answer, Mapping) else None
+    choice = choices[0] if isinstance(choices, list) and choices else None
+    said = choice.get("message") if isinstance(choice, Mapping) else None
+    if not isinstance(choice, Mapping) or not isinstance(said, Mapping):
         raise ModelError(f"the API's answer has no message: {str(answer)[:200]}")
     content, calls = _text_of(said.get("content")), []
-    for item in said.get("tool_calls") or ():
-        function = item.get("function") or {}
+    for function, call_id in _functions(said.get("tool_calls")):
         name, written = str(function.get("name") or ""), function.get("arguments")
         arguments = _json_object(written)
         if arguments is None:
             raw = f'<tool_call>\n{{"name": {json.dumps(name)}, "arguments": {written}}}\n</tool_call>'
             content = f"{content}\n{raw}" if content else raw
         else:
-            calls.append(ToolCall(name, arguments, item.get("id")))
+            calls.append(ToolCall(name, arguments, call_id))
     metadata: dict[str, Any] = {}
     reasoning = said.get("reasoning") or said.get("reasoning_content")
     if reasoning:
         metadata["reasoning"] = str(reasoning)
-    if choices[0].get("finish_reason"):
-        metadata["finish_reason"] = str(choices[0]["finish_reason"])
+    if choice.get("finish_reason"):
+        metadata["finish_reason"] = str(choice["finish_reason"])
     return Message("assistant", content, tuple(calls), metadata=metadata)
 
 
 def _to_api(message: Message) -> dict[str, Any]:
-    out: dict[str, Any] = {"role": message.role, "content": message.content}
+    # Half a surrogate pair, which an API may have answered with, cannot be sent.
+    out: dict[str, Any] = {"role": message.role, "content": encodable(message.content)}
     if message.tool_calls:
         out["tool_calls"] = [
             {
                 "type": "function",
                 "id": call.id or f"call_{index}",
-                "function": {"name": call.name, "arguments": json.dumps(dict(call.arguments), ensure_ascii=False)},
+                "function": {
+                    "name": encodable(call.name),
+                    "arguments": encodable(json.dumps(dict(call.arguments), ensure_ascii=False)),
+                },
             }
             for index, call in enumerate(message.tool_calls)
         ]
-        out["content"] = message.content or None
+        out["content"] = out["content"] or None
     if message.role == "tool":
         if message.tool_call_id is None:  # the result of a call that was text: an API has no call to match it to
             out["role"] = "user"
         else:
             out["tool_call_id"] = message.tool_call_id
     return out
+
+
+def _functions(tool_calls: Any) -> Iterator[tuple[Mapping[str, Any], str | None]]:
+    """Yield the function, and its id, of each call in an answer.
+
+    Raises:
+        ModelError: If one is no call.
+    """
+    for item in tool_calls if isinstance(tool_calls, list) else [tool_calls] * bool(tool_calls):
+        function = (item.get("function") or {}) if isinstance(item, Mapping) else None
+        if not isinstance(function, Mapping):
+            raise ModelError(f"the API's answer has a tool call that is none: {item!r:.80}")
+        call_id = item.get("id")
+        yield function, None if call_id is None else str(call_id)
 
 
 def _text_of(content: Any) -> str:
@@ -224,10 +242,16 @@ def _json_object(written: Any) -> dict[str, Any] | None:
     if isinstance(written, Mapping):
         return dict(written)
     try:
-        value = json.loads(written or "{}", parse_constant=_refuse)
-    except (TypeError, ValueError):
+        value = json.loads(written or "{}", parse_constant=_refuse, parse_float=_finite)
+    except (TypeError, ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
+
+
+def _finite(written: str) -> float:
+    """Return a number; refuse one such as 1e999, which would be infinite."""
+    value = float(written)
+    return value if math.isfinite(value) else _refuse(written)
 
 
 def _refuse(constant: str) -> float:

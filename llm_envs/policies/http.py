@@ -13,7 +13,17 @@ from urllib.parse import urlsplit
 from llm_envs.errors import BridgeError, ContextFullError, InvalidConfigError, MissingExtraError, ModelError
 from llm_envs.policies.routing import Verdict, judge, retry_after_s
 
-__all__ = ["API_KEY", "AsyncClients", "RetryableError", "import_httpx", "is_local", "read_answer", "said_by"]
+__all__ = [
+    "API_KEY",
+    "AsyncClients",
+    "RetryableError",
+    "bearer",
+    "check_url",
+    "import_httpx",
+    "is_local",
+    "read_answer",
+    "said_by",
+]
 
 API_KEY = "LLM_ENVS_API_KEY"
 """Environment variable from which commands take the key for servers and APIs. It has a name of its own, so that the key
@@ -53,6 +63,39 @@ def is_local(url: str) -> bool:
     """Say whether a URL is on this machine: a proxy from the environment could not reach it."""
     host = urlsplit(url).hostname or ""
     return host == "localhost" or re.fullmatch(r"127(\.\d+){3}|::1", host) is not None
+
+
+def check_url(url: str, name: str) -> None:
+    """Check that a URL can be asked.
+
+    Raises:
+        InvalidConfigError: If not; calls it by its name.
+    """
+    if not url.startswith(("http://", "https://")):
+        raise InvalidConfigError(f"{name} is {url!r}; it must begin with http:// or https://.")
+    try:
+        parts = urlsplit(url)
+        is_whole = bool(parts.hostname) and parts.port != 0  # a port that is none raises
+    except ValueError:
+        is_whole = False
+    if not is_whole:
+        raise InvalidConfigError(f"{name} is {url!r}; it has no host, or a port that is none.")
+
+
+def bearer(api_key: str | None) -> dict[str, str]:
+    """Return the header that has the key; none without one, or with an empty one.
+
+    Raises:
+        InvalidConfigError: If a header cannot hold it. The message does not show it: errors are kept with episodes.
+    """
+    if not api_key:
+        return {}
+    if not (api_key.isascii() and api_key.isprintable() and api_key == api_key.strip()):
+        raise InvalidConfigError(
+            "the API key begins or ends with a blank or a line break, or has characters that no header may "
+            "have: look at where it comes from."
+        )
+    return {"Authorization": f"Bearer {api_key}"}
 
 
 class AsyncClients:

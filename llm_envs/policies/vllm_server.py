@@ -33,7 +33,7 @@ import numpy.typing as npt
 from llm_envs.chat import ChatCodec
 from llm_envs.errors import BridgeError, ContextFullError, InvalidConfigError, LLMEnvsError, ModelError
 from llm_envs.policies.checkpoints import check_same_tensors, find_checkpoint, tensor_shapes, write_checkpoint
-from llm_envs.policies.http import AsyncClients, RetryableError, is_local
+from llm_envs.policies.http import AsyncClients, RetryableError, bearer, check_url, is_local
 from llm_envs.policies.routing import Backoff, Router
 from llm_envs.policies.server_control import (
     ServerControl,
@@ -143,7 +143,7 @@ class VLLMServerPolicy:
         self.backoff, self.weight_version = backoff or Backoff(), weight_version
         self.router = Router(len(addresses))
         self.max_concurrency = max_concurrency
-        headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+        headers = bearer(api_key)
         self._format: ServerFormat = VLLMFormat() if server == "vllm" else SGLangFormat()
         control = VLLMControl if server == "vllm" else SGLangControl
         use_proxy = not any(map(is_local, addresses))
@@ -443,8 +443,7 @@ def _check_settings(
     urls: Sequence[str], server: str, max_concurrency: int, timeout_s: float, max_retries: int, health_s: float
 ) -> None:
     for url in urls:
-        if not url.startswith(("http://", "https://")):
-            raise InvalidConfigError(f"the server's URL is {url!r}; it must begin with http:// or https://.")
+        check_url(url, "the server's URL")
     if server not in ("vllm", "sglang"):
         raise InvalidConfigError(f"server is {server!r}; it must be 'vllm' or 'sglang'.")
     if max_concurrency < 1 or max_retries < 0 or not timeout_s > 0 or not health_s > 0:

@@ -102,7 +102,9 @@ def test_an_answer_becomes_a_message():
     assert chat_message(said(parts).body) == Message("assistant", "ab")
 
 
-@pytest.mark.parametrize("written", ['{"a": 1', "[1]", '{"a": NaN}', "7"])
+@pytest.mark.parametrize(
+    "written", ['{"a": 1', "[1]", '{"a": NaN}', '{"a": 1e999}', '{"a": ' + "[" * 9999 + "]" * 9999 + "}", "7"]
+)
 def test_arguments_that_are_no_object_stay_text(written):
     answer = said("So:", tool_calls=[{"id": "c1", "function": {"name": "add", "arguments": written}}]).body
     message = chat_message(answer)
@@ -110,10 +112,19 @@ def test_arguments_that_are_no_object_stay_text(written):
     assert message.content == f'So:\n<tool_call>\n{{"name": "add", "arguments": {written}}}\n</tool_call>'
 
 
-@pytest.mark.parametrize("answer", [None, [], {}, {"choices": []}, {"choices": [{}]}, {"error": "odd"}])
+@pytest.mark.parametrize(
+    "answer",
+    [None, [], {}, {"choices": []}, {"choices": [{}]}, {"choices": [None]}, {"choices": "x"}, {"error": "odd"}],
+)
 def test_an_answer_without_a_message_is_one_readable_error(answer):
     with pytest.raises(ModelError, match="has no message"):
         chat_message(answer)
+
+
+@pytest.mark.parametrize("calls", ["f", [None], [{"function": "f"}]])
+def test_a_call_that_is_none_is_one_readable_error(calls):
+    with pytest.raises(ModelError, match="a tool call that is none"):
+        chat_message(said("x", tool_calls=calls).body)
 
 
 @pytest.mark.parametrize(
@@ -235,6 +246,35 @@ def test_a_whole_episode_with_calls_results_and_their_ids():
         assert last["messages"][-1] == {"role": "tool", "content": "42", "tool_call_id": "call-0"}
         assert last["messages"][-2]["tool_calls"][0]["id"] == "call-0"
         assert trajectory.rows == ()
+
+
+def test_half_a_surrogate_pair_in_an_answer_does_not_cost_the_episode():
+    call = {"id": "c", "function": {"name": "calculator", "arguments": '{"expression": "\\ud83d"}'}}
+
+    def respond(asked, n):
+        return said("hm \ud83d", tool_calls=[call])  # as "\\ud83d" in the answer's JSON
+
+    with fake_server(respond) as server:
+        policy, limits = ChatAPIPolicy(server.url, "m"), RolloutLimits(max_turns=2)
+        with Collector("llm/Calculator-v0", policy, limits=limits, progress=False) as collector:
+            ((trajectory,),) = collector.collect(1)
+        assert trajectory.error is None and len(trajectory.turns) == 2
+        sent = server.asked[-1].body["messages"][-2]
+        assert sent["content"] == "hm \ufffd"
+        assert json.loads(sent["tool_calls"][0]["function"]["arguments"]) == {"expression": "\ufffd"}
+
+
+@pytest.mark.parametrize("key", ["secret\n", " secret", "sec\nret", "s\u00e9cret"])
+def test_a_key_that_no_header_may_have_is_refused_and_not_shown(key):
+    with pytest.raises(InvalidConfigError, match="API key") as refusal:
+        ChatAPIPolicy("http://x", "m", api_key=key)
+    assert "cret" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("url", ["http://", "http://[::1", "http://x:99999", "https://x:port"])
+def test_a_url_that_cannot_be_asked_is_refused(url):
+    with pytest.raises(InvalidConfigError, match="no host, or a port"):
+        ChatAPIPolicy(url, "m")
 
 
 def test_wrong_settings_are_refused():
