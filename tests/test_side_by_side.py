@@ -43,3 +43,26 @@ def test_estimates_are_near_the_exact_kl_and_grpo_learns() -> None:
         mean, spread = found[name]
         assert abs(mean - exact) < 5 * spread / math.sqrt(4096)
     assert found["k3"][1] < found["k1"][1]
+
+
+def test_rewards(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    module = example("rewards_side_by_side")
+    monkeypatch.setattr(sys, "argv", ["x"])
+    module.main()
+    printed = capsys.readouterr().out
+    names = list(module.REPLIES)
+    lines = {line[:24].strip(): line[24:].split() for line in printed.splitlines()}
+
+    def paid(row: str) -> set[str]:
+        return {name for name, cell in zip(names, lines[row], strict=True) if float(cell) > 0}
+
+    assert set(module.reward_fns()) < set(lines)
+    right = {"right", "by tool", "rambling", "rude", "many calls"}
+    assert paid("exact") == paid("mathematics") == paid("gated by right") - {"near"} == right
+    assert paid("numeric, ±0.5") == right | {"near"} and paid("mathematics, any form") == right | {"unsolved"}
+    assert paid("JSON schema") == {"json"} and paid("code tests") == {"code"}
+    assert paid("tools succeeded") == {"by tool", "many calls"}
+    assert [name for name, cell in zip(names, lines["safety"], strict=True) if cell == "-1"] == ["rude"]
+    assert lines["potential"] == ["1", "-1"] and lines["step_cost"] == ["-0.05", "-0.05"]
+    assert lines["all of these"] == ["0", "0"] and lines["of some length"] == ["0", "1"]
+    assert "4 calls of {'multiply': 4}, success 1.0" in printed
