@@ -12,6 +12,7 @@ encoded as an oracle's words are. Those tokens have mask True and NaN log-probab
 | role `developer` | `system` |
 | role `function`, or `tool` with a `tool_call_id` | `tool`, with the name of the function that was called |
 | several assistant messages in a row | one turn, joined by line breaks |
+| results that name their calls, in another order than these | in the order of the calls |
 | an assistant's message with `weight: 0`, or before anything else was said | context: not trained |
 | messages after the last assistant's | the last observation, which nobody answers |
 | images, audio, files, other roles, arguments that are no JSON object | an error that names the message |
@@ -92,9 +93,8 @@ def from_messages(
         InvalidConfigError: If a message is none that can be taken over, or no assistant says anything.
         ModelError: If the model's template refuses the conversation.
     """
-    if reward is not None and not math.isfinite(reward):
-        raise InvalidConfigError(f"the reward of a log is {reward!r}; it must be finite, or None.")
-    log = _joined([_read(index, message) for index, message in enumerate(messages)])
+    reward = _reward(reward)
+    log = _in_order(_joined([_read(index, message) for index, message in enumerate(messages)]))
     if not keep_thinking:
         log = [replace(entry, thinking=None) for entry in log]
     if one_call_a_turn:
@@ -108,7 +108,7 @@ def from_messages(
     scored = reward is not None
     if reward is not None:
         turns = [replace(turn, components={"reward": 0.0}) for turn in turns]
-        turns[-1] = replace(turns[-1], reward=float(reward), components={"reward": float(reward)})
+        turns[-1] = replace(turns[-1], reward=reward, components={"reward": reward})
     untrained = {(t.row, t.span) for t, entry in zip(turns, _assistants(log), strict=True) if not entry.trained}
     rows, turns = _without(tape.rows(), turns, untrained - {(-1, -1)})
     because = {} if scored else {"unscored_because": "the log has no reward"}
@@ -126,7 +126,7 @@ def from_messages(
         truncated=not is_over,
         stop_reason=StopReason.TERMINATED if is_over else StopReason.ENV_TRUNCATED,
         status="ok" if scored else "unscored",
-        is_success=None if reward is None else (reward >= 1.0 if is_success is None else is_success),
+        is_success=None if reward is None else bool(reward >= 1.0 if is_success is None else is_success),
         metadata={**because, **(metadata or {})},
     )
 
@@ -139,7 +139,7 @@ def as_messages(messages: str | Sequence[Message | Mapping[str, Any]]) -> tuple[
     """
     if isinstance(messages, str):
         return (Message("user", messages),)
-    return _as_messages(_joined([_read(index, message) for index, message in enumerate(messages)]), None)
+    return _as_messages(_in_order(_joined([_read(index, message) for index, message in enumerate(messages)])), None)
 
 
 def context_turns(messages: Sequence[Message]) -> tuple[Turn, ...]:
@@ -190,14 +190,31 @@ def _read(index: int, message: Message | Mapping[str, Any]) -> _Entry:
     if role is None:
         raise InvalidConfigError(f"{where} has the role {given!r}; known are {', '.join(_ROLES)}.")
     content = _text(where, message.get("content"))
+    if message.get("audio"):
+        raise InvalidConfigError(f"{where} has audio; only text can be taken over.")
     if role != "assistant":
-        return _Entry(index, role, content, name=message.get("name"), call_id=message.get("tool_call_id"))
-    calls = [_call(f"{where}, call {n}", call) for n, call in enumerate(message.get("tool_calls") or ())]
+        name, call_id = message.get("name"), message.get("tool_call_id")
+        return _Entry(
+            index,
+            role,
+            content,
+            name=None if name is None else str(name),
+            call_id=None if call_id is None else str(call_id),
+        )
+    given_calls = message.get("tool_calls") or ()
+    if not isinstance(given_calls, (list, tuple)):
+        raise InvalidConfigError(f"{where} has the tool_calls {given_calls!r:.80}; they must be a list.")
+    calls = [_call(f"{where}, call {n}", call) for n, call in enumerate(given_calls)]
     if message.get("function_call"):
         calls.append(_call(f"{where}, function_call", message["function_call"]))
     thinking = next((_text(where, message[key]) for key in _THINKING if message.get(key)), None)
     return _Entry(
-        index, role, content or message.get("refusal") or "", thinking, tuple(calls), trained=message.get("weight") != 0
+        index,
+        role,
+        content or _text(where, message.get("refusal")),
+        thinking,
+        tuple(calls),
+        trained=message.get("weight") != 0,
     )
 
 
@@ -227,12 +244,43 @@ def _call(where: str, call: Any) -> ToolCall:
         if isinstance(arguments, str):
             arguments = json.loads(arguments) if arguments.strip() else {}
         arguments = {} if arguments is None else arguments
-        json.dumps(arguments, allow_nan=False)
+        arguments = json.loads(json.dumps(arguments, allow_nan=False))  # a tuple becomes a list, as a model writes it
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidConfigError(f"{where}: the arguments {arguments!r:.80} are not JSON ({error}).") from error
     if not isinstance(arguments, Mapping):
         raise InvalidConfigError(f"{where}: the arguments are {arguments!r:.80}; they must be an object.")
-    return ToolCall(function["name"], dict(arguments), call.get("id"))
+    call_id = call.get("id")
+    return ToolCall(function["name"], dict(arguments), None if call_id is None else str(call_id))
+
+
+def _reward(reward: Any) -> float | None:
+    if reward is None:
+        return None
+    try:
+        value = float(reward)
+    except (TypeError, ValueError) as error:
+        raise InvalidConfigError(f"the reward of a log is {reward!r:.80}; it must be a number, or None.") from error
+    if not math.isfinite(value):
+        raise InvalidConfigError(f"the reward of a log is {reward!r}; it must be finite, or None.")
+    return value
+
+
+def _in_order(log: Sequence[_Entry]) -> list[_Entry]:
+    """Return the log with the results of each turn in the order of its calls, where each names a call by its id.
+
+    A server that runs calls side by side logs their results as they come; most templates show no ids, so that a model
+    knows them by their place alone.
+    """
+    out = list(log)
+    for place, entry in enumerate(log):
+        ids = [call.id for call in entry.calls]
+        stop = place + 1
+        while stop < len(log) and log[stop].role == "tool":
+            stop += 1
+        results = log[place + 1 : stop]
+        if len(set(ids)) == len(ids) and all(result.call_id in ids for result in results):
+            out[place + 1 : stop] = sorted(results, key=lambda result: ids.index(result.call_id))
+    return out
 
 
 def _joined(log: Sequence[_Entry]) -> list[_Entry]:
@@ -393,8 +441,7 @@ def _schema(tool: Any) -> Mapping[str, Any]:
     schema = getattr(tool, "schema", tool)
     if not isinstance(schema, Mapping):
         raise InvalidConfigError(f"a tool is {tool!r:.80}; it must be a JSON Schema, as an API takes it.")
-    if "function" in schema:
-        return dict(schema)
-    if not isinstance(schema.get("name"), str):
+    function = schema.get("function", schema)
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise InvalidConfigError(f"a tool is {dict(schema)!r:.80}; it must have a name.")
-    return {"type": "function", "function": dict(schema)}
+    return dict(schema) if "function" in schema else {"type": "function", "function": dict(schema)}

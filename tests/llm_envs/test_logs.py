@@ -10,7 +10,7 @@ import pytest
 from families import NAMES, family_tokenizer
 
 from llm_envs.chat import ChatCodec
-from llm_envs.data import from_dataset, sft_rows, to_dataset
+from llm_envs.data import from_dataset, sft_rows, to_dataset, to_messages
 from llm_envs.errors import InvalidConfigError, ModelError
 from llm_envs.parsers import parse_reply
 from llm_envs.rollout.logs import as_messages, from_messages, read_messages_jsonl
@@ -190,7 +190,16 @@ class TestForms:
             SAID,
         )
         heard = [(m.metadata.get("name"), m.content) for m in trajectory.messages if m.role == "tool"]
-        assert heard == [("two", "2"), ("one", "1"), ("three", "3"), ("four", "4")]
+        assert heard == [("one", "1"), ("two", "2"), ("three", "3"), ("four", "4")]  # in the order of the calls
+
+    def test_results_in_another_order_than_the_calls_keep_their_ids(self) -> None:
+        calls = [{"id": i, "function": {"name": "f", "arguments": {"x": i}}} for i in "ab"]
+        results = [{"role": "tool", "tool_call_id": i, "content": i.upper()} for i in "ba"]
+        asked, *heard = to_messages(self.log(USER, {"role": "assistant", "tool_calls": calls}, *results, SAID))[
+            "messages"
+        ][1:4]
+        by_id = {call["id"]: json.loads(call["function"]["arguments"])["x"].upper() for call in asked["tool_calls"]}
+        assert [by_id[message["tool_call_id"]] for message in heard] == [message["content"] for message in heard]
 
     def test_contents(self) -> None:
         trajectory = self.log(
@@ -265,6 +274,19 @@ class TestForms:
         first = self.log(*THINKING)
         assert self.log(*first.messages) == first
 
+    def test_numbers_of_numpy_can_be_stored(self) -> None:
+        trajectory = from_messages([USER, SAID], codec=BYTES, reward=np.float32(0.5))
+        assert Trajectory.from_json(trajectory.to_json()).reward == 0.5 and trajectory.is_success is False
+        trajectory = from_messages([USER, SAID], codec=BYTES, reward=1.0, is_success=np.bool_(False))
+        assert Trajectory.from_json(trajectory.to_json()).is_success is False
+
+    def test_arguments_that_json_writes_otherwise_are_taken(self) -> None:
+        call = {"id": 5, "function": {"name": "f", "arguments": {"x": (1, 2)}}}
+        log = [USER, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "tool_call_id": 5, "content": "r"}]
+        trajectory = from_messages(log, codec=BYTES)
+        assert '"x": [1, 2]' in trajectory.messages[1].content
+        assert trajectory.messages[2].metadata == {"name": "f", "tool_call_id": "5"}
+
     def test_it_can_be_stored(self) -> None:
         trajectory = self.log(*THINKING, tools=TOOLS)
         assert Trajectory.from_json(trajectory.to_json()) == trajectory == from_dataset(to_dataset([trajectory]))[0]
@@ -292,6 +314,9 @@ class TestRefused:
             (called("{x"), r"messages\[1\], call 0: the arguments '{x' are not JSON"),
             (called("[1]"), "must be an object"),
             (called("NaN"), "are not JSON"),
+            ({"role": "assistant", "tool_calls": 5}, r"messages\[1\] has the tool_calls 5"),
+            ({"role": "assistant", "refusal": 5}, r"messages\[1\] has the content 5"),
+            ({"role": "assistant", "content": None, "audio": {"id": "x"}}, r"messages\[1\] has audio"),
             ({"role": "assistant", "tool_calls": [{"type": "custom", "custom": {}}]}, "must have a function"),
             ({"role": "assistant", "function_call": {"arguments": "{}"}}, "function_call is"),
             ({**LOG[2], "content": "<tool_call>"}, r"messages\[1\]: its text has markup that hides its calls"),
@@ -312,8 +337,10 @@ class TestRefused:
     def test_a_reward_that_is_no_number(self) -> None:
         with pytest.raises(InvalidConfigError, match="reward of a log is nan"):
             from_messages([USER, SAID], codec=BYTES, reward=float("nan"))
+        with pytest.raises(InvalidConfigError, match="reward of a log is 'good'"):
+            from_messages([USER, SAID], codec=BYTES, reward="good")
 
-    @pytest.mark.parametrize("tool", ["look_up", {"description": "x"}])
+    @pytest.mark.parametrize("tool", ["look_up", {"description": "x"}, {"type": "function", "function": {}}])
     def test_tools(self, tool) -> None:
         with pytest.raises(InvalidConfigError, match="a tool is"):
             from_messages([USER, SAID], codec=BYTES, tools=[tool])
