@@ -20,6 +20,7 @@ from llm_envs.rollout.schedule import Schedule
 __all__ = ["PromptBuffer", "Prompts", "PromptsLike", "load_prompts", "read_jsonl"]
 
 PROMPT = "prompt"
+_MAX_CSV_FIELD = 2**31 - 1  # characters; the standard library's own limit, 131,072, is less than a long prompt
 _ROLES = ("system", "user", "assistant", "tool")
 _dump = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False).encode
 
@@ -275,19 +276,28 @@ def _opened(path: Path, mode: str, **kwargs: Any) -> Any:
 
 def _read_csv(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
     rows, places = [], []
-    with _opened(path, "r", encoding="utf-8-sig", newline="") as file:
-        reader = csv.DictReader(file, strict=True)
-        try:
-            for row in reader:
-                if None in row or None in row.values():
-                    n_columns, compared = len(reader.fieldnames or ()), "more" if None in row else "fewer"
+    before = csv.field_size_limit(_MAX_CSV_FIELD)  # the module's own, of the whole process
+    try:
+        with _opened(path, "r", encoding="utf-8-sig", newline="") as file:
+            lines = csv.reader(file, strict=True)
+            header = next(lines, [])
+            if len(set(header)) < len(header):
+                twice = sorted({name for name in header if header.count(name) > 1})
+                raise InvalidConfigError(f"{path}: the header has columns of one name: {twice}.")
+            for values in filter(None, lines):  # a blank line has none
+                if len(values) != len(header):
+                    compared = "more" if len(values) > len(header) else "fewer"
                     raise InvalidConfigError(
-                        f"{path}, line {reader.line_num}: the header has {n_columns} columns, the row {compared}."
+                        f"{path}, line {lines.line_num}: the header has {len(header)} columns, the row {compared}."
                     )
-                rows.append(row)
-                places.append(f"line {reader.line_num}")
-        except (csv.Error, UnicodeDecodeError) as error:
-            raise InvalidConfigError(f"{path}, line {reader.line_num} is not CSV: {error}.") from error
+                rows.append(dict(zip(header, values, strict=True)))
+                places.append(f"line {lines.line_num}")
+    except csv.Error as error:
+        raise InvalidConfigError(f"{path}, line {lines.line_num} is not CSV: {error}.") from error
+    except UnicodeDecodeError as error:
+        raise InvalidConfigError(f"{path} is not UTF-8: {error}.") from error
+    finally:
+        csv.field_size_limit(before)
     return rows, places
 
 

@@ -7,17 +7,19 @@ part each of its items comes exactly once; each epoch has an order of its own.
 from __future__ import annotations
 
 import hashlib
+import math
 from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate
+from numbers import Real
 from random import Random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from llm_envs.errors import InvalidConfigError
 
-__all__ = ["Place", "Schedule", "choose", "derive_fraction", "derive_seed", "permutation"]
+__all__ = ["Place", "Schedule", "choose", "derive_fraction", "derive_seed", "is_weight", "permutation"]
 
 # A double holds 53 bits exactly, so a seed survives JSON readers of every language.
 _SEED_BITS = 53
@@ -32,6 +34,11 @@ def derive_seed(*parts: int | str) -> int:
 def derive_fraction(*parts: int | str) -> float:
     """Hash the parts to a number in [0, 1), evenly spread."""
     return derive_seed(*parts) / 2**_SEED_BITS
+
+
+def is_weight(value: Any) -> bool:
+    """Say whether this is a share: a finite number above 0."""
+    return isinstance(value, Real) and not isinstance(value, bool) and 0 < float(value) < math.inf
 
 
 def choose(fraction: float, cumulative: Sequence[float]) -> int:
@@ -81,8 +88,10 @@ class Schedule:
         if not weights or len(weights) != len(lengths):
             raise InvalidConfigError(f"Schedule: {len(weights)} weights and {len(lengths)} lengths; give one of each.")
         for weight, length in zip(weights, lengths, strict=True):
-            if not weight > 0 or (length is not None and length < 1):
+            if not is_weight(weight) or (length is not None and length < 1):
                 raise InvalidConfigError(f"Schedule: a part of weight {weight!r} and length {length!r}.")
+        if not math.isfinite(sum(weights)):
+            raise InvalidConfigError(f"Schedule: the weights {list(weights)!r:.200} have no finite sum.")
         self.seed, self.lengths, self.shuffle = seed, tuple(lengths), shuffle
         self._cumulative = list(accumulate(weights))
         self._earlier = array("q")  # for each index so far, how many before it fell to the same part

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import gymnasium as gym
 
 from llm_envs.errors import InvalidConfigError
-from llm_envs.rollout.schedule import Schedule, derive_seed
+from llm_envs.rollout.schedule import Schedule, derive_seed, is_weight
 
 if TYPE_CHECKING:
     from llm_envs.rollout.curriculum import Curriculum
@@ -49,8 +49,8 @@ class EnvChoice:
 
     def __post_init__(self) -> None:
         """Check the weight, and that there is something to play."""
-        if not self.weight > 0:
-            raise InvalidConfigError(f"{self.env_id}: the weight is {self.weight!r}; it must be above 0.")
+        if not is_weight(self.weight):
+            raise InvalidConfigError(f"{self.env_id}: the weight is {self.weight!r}; it must be above 0, and finite.")
         if self.problems is not None and len(self.problems) == 0:
             raise InvalidConfigError(f"{self.env_id}: problems is empty; give at least one, or None.")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import pickle
 import subprocess
@@ -66,6 +67,13 @@ class TestLoading:
         assert load_prompts(rows, prompt_field="question", fields=["answer"])[0] == {"prompt": "One?", "answer": "1"}
         assert load_prompts(rows, prompt_field="question", fields=["question"])[0] == {"prompt": "One?"}
 
+    def test_a_long_prompt_in_csv(self, tmp_path: Path) -> None:
+        limit = csv.field_size_limit()
+        path = tmp_path / "p.csv"
+        path.write_text(f"prompt,answer\n{'x' * 200_000},1\n\n")
+        assert list(load_prompts(path)) == [{"prompt": "x" * 200_000, "answer": "1"}]
+        assert csv.field_size_limit() == limit
+
     def test_csv_with_line_breaks_and_a_byte_order_mark(self, tmp_path: Path) -> None:
         path = tmp_path / "p.csv"
         path.write_bytes(b'\xef\xbb\xbfprompt,answer\r\n"One,\ntwo?",3\r\n\r\nFour?,\r\n')
@@ -106,6 +114,8 @@ class TestLoading:
             ("p.jsonl", "\n", "has no prompts"),
             ("p.csv", "prompt,answer\na,1\nb\n", r"p\.csv, line 3: the header has 2 columns, the row fewer"),
             ("p.csv", "prompt,answer\na,1,2\n", "line 2: the header has 2 columns, the row more"),
+            ("p.csv", "prompt,answer,prompt\na,1,b\n", r"the header has columns of one name: \['prompt'\]"),
+            ("p.csv", 'prompt\na\n"b"c\n', "line 3 is not CSV"),
             ("p.csv", 'prompt\n"a\n', "is not CSV"),
             ("p.parquet", "no", "cannot be read as Parquet"),
             ("p.txt", "a", r"is no \.jsonl, \.csv or \.parquet file"),
@@ -124,7 +134,7 @@ class TestLoading:
         with pytest.raises(InvalidConfigError, match="a field 'prompt' besides 'question'"):
             load_prompts([{"question": "a", "prompt": "b"}], prompt_field="question")
         (tmp_path / "p.csv").write_bytes(b"prompt\n\xff\n")
-        with pytest.raises(InvalidConfigError, match="is not CSV"):
+        with pytest.raises(InvalidConfigError, match="is not UTF-8"):
             load_prompts(tmp_path / "p.csv")
 
     def test_parquet_without_pyarrow_names_the_extra(self, tmp_path: Path) -> None:

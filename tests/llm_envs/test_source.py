@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 
 import pytest
@@ -61,10 +62,28 @@ class TestSchedule:
                     assert sorted(items[start : start + length]) == list(range(length))
                 assert one.epochs(40)[part] == len(items) // length
 
-    @pytest.mark.parametrize(("weights", "lengths"), [([], []), ([1.0], [0]), ([0.0], [1]), ([1.0], [1, 2])])
+    @pytest.mark.parametrize(
+        ("weights", "lengths"),
+        [
+            ([], []),
+            ([1.0], [0]),
+            ([0.0], [1]),
+            ([1.0], [1, 2]),
+            (["1"], [1]),
+            ([True], [1]),
+            ([math.nan], [1]),
+            ([math.inf, 1.0], [1, 1]),  # the first part would never be played
+            ([1e308, 1e308], [1, 1]),
+        ],
+    )
     def test_wrong_parts_are_refused(self, weights, lengths) -> None:
         with pytest.raises(InvalidConfigError):
             Schedule(0, weights, lengths)
+
+    @pytest.mark.parametrize("weight", ["2", None, math.inf, math.nan, -1])
+    def test_a_weight_that_is_no_share_is_refused_by_name(self, weight) -> None:
+        with pytest.raises(InvalidConfigError, match=r"llm/GuessNumber-v0: the weight is .*; it must be above 0"):
+            SeedSource({"llm/GuessNumber-v0": weight})
 
 
 class TestSeeds:
