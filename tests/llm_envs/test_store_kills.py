@@ -14,6 +14,8 @@ import pytest
 
 from llm_envs.rollout import read_run, read_trajectories
 
+pytestmark = pytest.mark.slow
+
 SUPPORT = Path(__file__).resolve().parents[1] / "support"
 
 needs_posix = pytest.mark.skipif(os.name != "posix", reason="forks, and limits what a process may write")

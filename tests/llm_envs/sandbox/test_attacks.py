@@ -20,6 +20,8 @@ import llm_envs
 from llm_envs.errors import SandboxError
 from llm_envs.sandbox import MontySandbox, SandboxLimits, SubprocessSandbox
 
+pytestmark = pytest.mark.slow
+
 ATTACKS = runpy.run_path(str(Path(__file__).with_name("attacks.py")))["ATTACKS"]
 LIMITS = SandboxLimits(
     timeout_s=0.25, memory_bytes=48 << 20, recursion_depth=200, output_characters=500, file_bytes=1 << 20
