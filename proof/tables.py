@@ -1,0 +1,166 @@
+"""The tables of `docs/learning.md`, made from the results and nothing else.
+
+python -m proof.run --docs docs/learning.md
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from benchmarks.measuring import Column, markdown_table
+from llm_envs.statistics import Interval, mean_interval
+from proof.runs import CREDIT, RUNS
+
+__all__ = ["RESULTS", "compare", "put_into", "read_result", "render"]
+
+RESULTS = Path("proof/results")
+
+Outcomes = Mapping[str, Sequence[float]]
+Results = Mapping[str, Mapping[str, Any]]
+
+
+def read_result(path: Path) -> dict[str, Any] | None:
+    """Return what a file of results holds; None if there is none."""
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
+def compare(before: Outcomes, after: Outcomes, key: str) -> tuple[float, Interval]:
+    """Return the mean of after less before with its 95% interval, paired episode by episode.
+
+    Raises:
+        ValueError: If the two did not play the same episodes.
+    """
+    if before["seeds"] != after["seeds"]:
+        raise ValueError("the two were not measured on the same test episodes.")
+    differences = [b - a for a, b in zip(before[key], after[key], strict=True)]
+    return fmean(differences), mean_interval(differences)
+
+
+def render(results: Results) -> dict[str, str]:
+    """Return the tables by their names."""
+    return {
+        "grpo": _render_rises(results, "grpo", "engine"),
+        "algorithms": _render_rises(results, "algorithms", "algorithm"),
+        "credit": _render_credit(results),
+        "machine": _render_machine(results),
+    }
+
+
+def put_into(document: Path, folder: Path = RESULTS) -> list[str]:
+    """Put the tables between their marks in a document.
+
+    Returns:
+        The names of tables that have no place there.
+    """
+    found = {name: read_result(folder / f"{name}.json") for name in RUNS}
+    text, missing = document.read_text(encoding="utf-8"), []
+    for name, body in render({name: result for name, result in found.items() if result is not None}).items():
+        marks = re.compile(f"(<!-- proof {name} -->\n).*?(<!-- end {name} -->)", re.DOTALL)
+        text, n_found = marks.subn(lambda match, body=body: f"{match[1]}\n{body}\n\n{match[2]}", text)
+        if not n_found:
+            missing.append(name)
+    document.write_text(text, encoding="utf-8")
+    return missing
+
+
+def _render_rises(results: Results, table: str, what: str) -> str:
+    """Return a row for each run and seed: test success before and after, and the difference."""
+    rows = []
+    for run in RUNS.values():
+        if run.table != table or run.name not in results:
+            continue
+        result = results[run.name]
+        before = result["warm"]["outcomes"]
+        for seed, trained in result["seeds"].items():
+            difference, interval = compare(before, trained["outcomes"], "successes")
+            rows.append(
+                {
+                    "what": getattr(run, what),
+                    "env": result["env"],
+                    "seed": seed,
+                    "before": f"{fmean(before['successes']):.1%}",
+                    "after": f"{fmean(trained['outcomes']['successes']):.1%}",
+                    "difference": _points(difference, interval),
+                    "clear": "yes" if interval.low > 0 else "no",
+                    "steps": trained["steps"],
+                    "seconds": trained["cpu_seconds"],
+                    "command": f"`python -m proof.run {run.name}`",
+                }
+            )
+    columns = [
+        Column("env", "task"),
+        Column("what", what),
+        Column("seed", "seed"),
+        Column("before", "before"),
+        Column("after", "after"),
+        Column("difference", "difference (95%)"),
+        Column("clear", "clear of 0"),
+        Column("steps", "steps"),
+        Column("seconds", "CPU s", ".0f"),
+        Column("command", "command"),
+    ]
+    return markdown_table(columns, rows) if rows else "(not run)"
+
+
+def _render_credit(results: Results) -> str:
+    """Return a row for each seed: the reward on the test split with each credit, against the baseline's."""
+    base, *others = [name for name in CREDIT if name in results] or [CREDIT[0]]
+    if base != CREDIT[0] or base not in results:
+        return "(not run)"
+    seeds = [seed for seed in results[base]["seeds"] if all(seed in results[name]["seeds"] for name in others)]
+    columns = [Column("seed", "seed"), Column("warm", "before"), Column(base, RUNS[base].algorithm)]
+    for name in others:
+        columns += [Column(name, RUNS[name].algorithm), Column(f"{name} less", "difference (95%)")]
+    rows: list[dict[str, Any]] = []
+    gains: dict[str, list[float]] = {name: [] for name in others}
+    for seed in seeds:
+        whole = _outcomes(results, base, seed)
+        row = {"seed": seed, "warm": _mean(results[base]["warm"]["outcomes"]), base: _mean(whole)}
+        for name in others:
+            own = _outcomes(results, name, seed)
+            difference, interval = compare(whole, own, "rewards")
+            gains[name].append(difference)
+            row |= {
+                name: _mean(own),
+                f"{name} less": f"{difference:+.3f} ({interval.low:+.3f} to {interval.high:+.3f})",
+            }
+        rows.append(row)
+    if len(seeds) > 1:
+        last: dict[str, Any] = {"seed": f"mean of {len(seeds)}"}
+        for name in (base, *others):
+            last[name] = f"{fmean(fmean(_outcomes(results, name, seed)['rewards']) for seed in seeds):.3f}"
+        for name in others:
+            n_better = sum(gain > 0 for gain in gains[name])
+            last[f"{name} less"] = f"{fmean(gains[name]):+.3f}, better on {n_better} of {len(seeds)}"
+        rows.append(last)
+    return markdown_table(columns, rows)
+
+
+def _outcomes(results: Results, name: str, seed: str) -> Outcomes:
+    return results[name]["seeds"][seed]["outcomes"]
+
+
+def _mean(outcomes: Outcomes) -> str:
+    return f"{fmean(outcomes['rewards']):.3f}"
+
+
+def _points(difference: float, interval: Interval) -> str:
+    return f"{100 * difference:+.1f} points ({100 * interval.low:+.1f} to {100 * interval.high:+.1f})"
+
+
+def _render_machine(results: Results) -> str:
+    """Return what the numbers were measured on, one line for each machine and set of versions."""
+    lines: dict[str, list[str]] = {}
+    for name, result in results.items():
+        for trained in result["seeds"].values():
+            versions = ", ".join(f"{key} {number}" for key, number in trained["versions"].items() if key != "llm-envs")
+            hardware = trained["hardware"]
+            names = lines.setdefault(f"{hardware['cpu']}, {hardware['cpus']} cores; {versions}", [])
+            if name not in names:
+                names.append(name)
+    return "\n".join(f"- {text} ({', '.join(names)})" for text, names in lines.items()) or "(not run)"

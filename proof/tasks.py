@@ -1,0 +1,161 @@
+"""What is learned: the tasks, and the warm start of each, in which a model sees good play and bad play alike.
+
+Half of the episodes that a model is warmed up on are played well, half badly; a coin decides for each. The model then
+knows how to do both, and what reinforcement learning has to find is which of the two pays. (Of the letters each is
+answered rightly or guessed, by a coin of its own.)
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import gymnasium as gym
+
+from llm_envs.parsers import format_answer
+from llm_envs.policies.scripted import OraclePolicy
+from proof.letters import ENV as LETTERS_ENV
+from proof.letters import LETTERS
+
+__all__ = ["TASKS", "TEST_SEED", "WARM_SEED", "CoinPolicy", "Task", "add_in_writing", "describe_task"]
+
+WARM_SEED = 0
+"""Of the weights, the traces and their order."""
+TEST_SEED = 1
+"""Of the test episodes."""
+
+Play = Callable[[gym.Env[str, str], random.Random], str]
+
+
+@dataclass(frozen=True)
+class Task:
+    """An environment, and how a model is warmed up on it."""
+
+    env: str
+    kind: str
+    """In words, for the table."""
+    plays: tuple[Play, Play]
+    """What the coin chooses between."""
+    env_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    n_traces: int = 4000
+    sft_steps: int = 200
+    sft_learning_rate: float = 1e-3
+    vocab_size: int = 640
+    """Of a tokenizer whose merges come from 50 traces."""
+    model: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of `tiny_model`."""
+    max_turn_tokens: int = 16
+    max_completion_length: int = 96
+    n_test: int = 200
+    """Episodes of the test split, each of its own seed."""
+
+
+def describe_task(task: Task) -> dict[str, Any]:
+    """Return all that a warm start and a measurement depend on: JSON types only."""
+    plays = [play.__name__.strip("_") for play in task.plays]
+    seeds = {"warm_seed": WARM_SEED, "test_seed": TEST_SEED}
+    return json.loads(json.dumps({**asdict(task), "plays": plays, **seeds}))
+
+
+class CoinPolicy:
+    """Plays one way or the other: a coin decides for each episode."""
+
+    def __init__(self, plays: tuple[Play, Play], seed: int = 0) -> None:
+        self.plays, self._random = plays, random.Random(seed)
+        self._play = plays[self._random.random() < 0.5]
+
+    def for_episode(self, seed: int) -> CoinPolicy:
+        """Return the policy of one episode."""
+        return CoinPolicy(self.plays, seed)
+
+    def act(self, env: gym.Env[str, str], observation: str) -> str:
+        """Return the next action."""
+        return self._play(env, self._random)
+
+
+def add_in_writing(expression: str) -> str:
+    """Return the steps of a sum or difference of two two-digit numbers, units first.
+
+    "47+85" gives "7+5=12, 4+8+1=13"; "92-38" gives "12-8=4, 9-3-1=5".
+    """
+    sign = "+" if "+" in expression else "-"
+    (left_ten, left_unit), (right_ten, right_unit) = (divmod(int(number), 10) for number in expression.split(sign))
+    if sign == "+":
+        units = left_unit + right_unit
+        carry = units // 10
+        tens = left_ten + right_ten + carry
+    else:
+        carry = int(left_unit < right_unit)
+        left_unit += 10 * carry
+        units, tens = left_unit - right_unit, left_ten - right_ten - carry
+    return f"{left_unit}{sign}{right_unit}={units}, {left_ten}{sign}{right_ten}{f'{sign}1' * carry}={tens}"
+
+
+def _oracle(env: gym.Env[str, str], random: random.Random) -> str:
+    return OraclePolicy().act(env, "")
+
+
+def _work_it_out(env: gym.Env[str, str], random: random.Random) -> str:
+    return f"<think>{add_in_writing(env.unwrapped.problem['expression'])}</think>{_oracle(env, random)}"  # type: ignore[attr-defined]
+
+
+def _say_a_round_number(env: gym.Env[str, str], random: random.Random) -> str:
+    return format_answer(f"{random.randrange(1, 10)}0")
+
+
+def _say_a_round_hundred(env: gym.Env[str, str], random: random.Random) -> str:
+    return format_answer(f"{random.randrange(1, 10)}00")
+
+
+def _guess_a_number(env: gym.Env[str, str], random: random.Random) -> str:
+    return format_answer(random.randint(1, 10))
+
+
+def _answer_half(env: gym.Env[str, str], random: random.Random) -> str:
+    return _oracle(env, random) if random.random() < 0.5 else random.choice(LETTERS)
+
+
+EASY = {"difficulty": "easy"}
+
+TASKS: Mapping[str, Task] = {
+    "arithmetic": Task(
+        "llm/Arithmetic-v0",
+        "single turn",
+        (_work_it_out, _say_a_round_number),
+        EASY,
+        n_traces=6000,
+        sft_steps=400,
+        sft_learning_rate=3e-3,
+        max_turn_tokens=40,
+        max_completion_length=48,
+    ),
+    "calculator": Task(
+        "llm/Calculator-v0",
+        "tool",
+        (_oracle, _say_a_round_hundred),
+        EASY,
+        n_traces=12_000,
+        sft_steps=600,
+        vocab_size=1280,
+        model={"n_layers": 3},
+        max_turn_tokens=24,
+    ),
+    "guess": Task(
+        "llm/GuessNumber-v0", "game of several turns", (_oracle, _guess_a_number), EASY, sft_learning_rate=3e-3
+    ),
+    "letters": Task(
+        LETTERS_ENV,
+        "sixteen questions",
+        (_answer_half, _answer_half),
+        n_traces=512,
+        sft_steps=100,
+        sft_learning_rate=3e-3,
+        vocab_size=320,
+        max_turn_tokens=4,
+        max_completion_length=192,
+        n_test=100,
+    ),
+}

@@ -1,0 +1,87 @@
+"""One seed of a run: GRPO from the warm start, and what the test episodes say after it."""
+
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import transformers
+
+from llm_envs.trainers.callbacks import ProgressLineCallback
+from llm_envs.trainers.functional.turn_advantages import create_per_turn
+from llm_envs.trainers.grpo import EnvGRPOConfig, EnvGRPOTrainer
+from llm_envs.trainers.recipes import make_recipe
+from proof.runs import Run
+from proof.tasks import Task
+from proof.warm import measure
+
+__all__ = ["settings_of", "train_seed"]
+
+
+def train_seed(run: Run, task: Task, warm: Path, seed: int, out: Path) -> dict[str, Any]:
+    """Train once and measure.
+
+    Returns:
+        `seed`, `steps`, `train_rewards` (mean of each step), `outcomes` after training, and the times.
+    """
+    started, cpu_started = perf_counter(), _cpu_seconds()
+    trainer = _make_trainer(run, task, warm, seed, out)
+    try:
+        trainer.train()
+        trainer.save_model(str(out / "model"))
+    finally:
+        trainer.close()
+    seconds, cpu_seconds = perf_counter() - started, _cpu_seconds() - cpu_started
+    rewards = [round(entry["reward"], 4) for entry in trainer.state.log_history if "reward" in entry]
+    return {
+        "seed": seed,
+        "steps": trainer.state.global_step,
+        "train_rewards": rewards,
+        "outcomes": measure(out / "model", task),
+        "train_seconds": round(seconds, 1),
+        "cpu_seconds": round(cpu_seconds, 1),
+    }
+
+
+def settings_of(run: Run, task: Task, seed: int) -> dict[str, Any]:
+    """Return the fields of `EnvGRPOConfig`, without where it writes."""
+    recipe = make_recipe(run.recipe, max_completion_length=task.max_completion_length)
+    return {
+        "env_kwargs": dict(task.env_kwargs),
+        "max_completion_length": task.max_completion_length,
+        "max_turn_tokens": task.max_turn_tokens,
+        "lr_scheduler_type": "linear",
+        "use_vllm": run.engine == "vllm",
+        "seed": seed,
+        **recipe.settings,
+        **run.settings,
+    }
+
+
+def _make_trainer(run: Run, task: Task, warm: Path, seed: int, out: Path) -> EnvGRPOTrainer:
+    hooks = dict(make_recipe(run.recipe, max_completion_length=task.max_completion_length).hooks)
+    if run.per_turn_gamma is not None:
+        hooks["advantage_fn"] = create_per_turn(gamma=run.per_turn_gamma, scale=True)
+    config = EnvGRPOConfig(
+        output_dir=str(out),
+        gradient_checkpointing=False,
+        vllm_max_model_length=256,
+        logging_steps=1,
+        save_strategy="no",
+        save_trajectories=False,
+        report_to="none",
+        disable_tqdm=True,
+        **settings_of(run, task, seed),
+    )
+    shown = [ProgressLineCallback(f"{run.name}, seed {seed}", ["reward", "env/success"])]
+    trainer = EnvGRPOTrainer(str(warm), task.env, config, callbacks=shown, **hooks)
+    trainer.remove_callback(transformers.PrinterCallback)
+    return trainer
+
+
+def _cpu_seconds() -> float:
+    """Return the computing time of this process and of its children that have ended (an engine's, once closed)."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in used)

@@ -1,0 +1,131 @@
+"""Warm starts: a tiny model made on the spot and trained on traces of mixed quality, kept and shared among the runs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import transformers
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from benchmarks.measuring import describe_versions
+from llm_envs.chat import ChatCodec
+from llm_envs.evaluate import Evaluation, evaluate
+from llm_envs.policies.transformers import TransformersPolicy
+from llm_envs.rollout import Collector
+from llm_envs.tiny_model import tiny_model, tiny_tokenizer
+from llm_envs.trainers.sft import EnvSFTConfig, EnvSFTTrainer
+from llm_envs.types import SamplingParams
+from proof.tasks import TEST_SEED, WARM_SEED, CoinPolicy, Task, describe_task
+
+__all__ = ["measure", "warm_start"]
+
+
+def warm_start(name: str, task: Task, cache: Path) -> tuple[Path, dict[str, Any]]:
+    """Return the folder of a task's warm model, trained if it is not in the cache, and what was measured of it.
+
+    Args:
+        name: Of the task.
+        task: What to play, and how much to train.
+        cache: Folder of all warm starts.
+
+    Returns:
+        The model's folder, and `settings`, `versions`, `seconds`, `outcomes` (see `measure`).
+    """
+    folder, settings = cache / name, describe_task(task)
+    record = folder / "warm.json"
+    if record.exists():
+        kept = json.loads(record.read_text(encoding="utf-8"))
+        if kept["settings"] == settings:
+            return folder, kept
+    shutil.rmtree(folder, ignore_errors=True)
+    print(f"Warm start of {name}: {task.sft_steps} steps on {task.n_traces} traces", flush=True)
+    started = perf_counter()
+    model, tokenizer = _make_model(task)
+    _train(model, tokenizer, task, folder)
+    for part in (model, tokenizer):
+        part.save_pretrained(folder)
+    seconds = perf_counter() - started
+    kept = {
+        "settings": settings,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "versions": describe_versions(),
+        "seconds": round(seconds, 1),
+        "outcomes": measure(folder, task),
+    }
+    record.write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
+    return folder, kept
+
+
+def measure(folder: Path, task: Task) -> dict[str, list[float]]:
+    """Play the test episodes, sampling as in training.
+
+    Returns:
+        By episode: `seeds`, `successes` (0 or 1) and `rewards`.
+    """
+    result = _evaluate(folder, task)
+    print(f"  {folder}: {result}", flush=True)
+    if result.n != task.n_test:
+        raise RuntimeError(f"{task.n_test - result.n} of {task.n_test} test episodes have no score: {result}")
+    return {
+        "seeds": [t.seed for t in result.trajectories],
+        "successes": [int(t.is_success is True) for t in result.trajectories],
+        "rewards": [round(t.reward, 6) for t in result.trajectories],
+    }
+
+
+def _evaluate(folder: Path, task: Task) -> Evaluation:
+    policy = TransformersPolicy.from_pretrained(folder)
+    result = evaluate(
+        task.env,
+        policy,
+        n=task.n_test,
+        codec=policy.codec,
+        env_kwargs=task.env_kwargs,
+        seed=TEST_SEED,
+        sampling=SamplingParams(max_new_tokens=task.max_turn_tokens),
+        max_concurrency=128,
+        progress=False,
+    )
+    asyncio.run(policy.aclose())
+    return result
+
+
+def _make_model(task: Task) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    codec = ChatCodec(tiny_tokenizer())
+    with Collector(task.env, CoinPolicy(task.plays), codec=codec, env_kwargs=task.env_kwargs, progress=False) as traces:
+        texts = [codec.tokenizer.decode(t.rows[0].ids) for group in traces.collect(50) for t in group]
+    tokenizer = tiny_tokenizer(texts, vocab_size=task.vocab_size, max_token_length=64)
+    return tiny_model(tokenizer, seed=WARM_SEED, **task.model), tokenizer
+
+
+def _train(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, task: Task, folder: Path) -> None:
+    codec = ChatCodec(tokenizer)
+    with Collector(
+        task.env, CoinPolicy(task.plays), codec=codec, env_kwargs=task.env_kwargs, seed=WARM_SEED, progress=False
+    ) as collector:
+        traces = [t for group in collector.collect(task.n_traces) for t in group]
+    config = EnvSFTConfig(
+        output_dir=str(folder / "sft"),
+        max_steps=task.sft_steps,
+        per_device_train_batch_size=64,
+        learning_rate=task.sft_learning_rate,
+        lr_scheduler_type="cosine",
+        warmup_steps=min(20, task.sft_steps // 2),
+        gradient_checkpointing=False,
+        logging_steps=max(task.sft_steps // 5, 1),
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        seed=WARM_SEED,
+    )
+    trainer = EnvSFTTrainer(model, args=config, trajectories=traces, processing_class=tokenizer)
+    trainer.remove_callback(transformers.PrinterCallback)
+    trainer.train()
+    losses = [f"{entry['loss']:.3f}" for entry in trainer.state.log_history if "loss" in entry]
+    print(f"  loss {', '.join(losses)}", flush=True)
+    shutil.rmtree(folder / "sft", ignore_errors=True)

@@ -1,0 +1,149 @@
+"""The proof that training learns: its parts at a small size, and that its results and its document belong together."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "proof" / "results"
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch):
+    """From the repository's root, as `python -m proof.run` finds it."""
+    monkeypatch.syspath_prepend(str(ROOT))
+
+
+def result(name, before, seeds, **changes):
+    outcomes = {"seeds": [5, 6, 7, 8], "successes": before, "rewards": before}
+    trained = {
+        seed: {
+            "outcomes": {"seeds": [5, 6, 7, 8], "successes": after, "rewards": after},
+            "steps": 30,
+            "cpu_seconds": 61.4,
+            "versions": {"llm-envs": "1", "python": "3"},
+            "hardware": {"cpu": "a", "cpus": 2},
+        }
+        for seed, after in seeds.items()
+    }
+    known = {"name": name, "env": "llm/A-v0", "engine": "vllm", "algorithm": "grpo", "warm": {"outcomes": outcomes}}
+    return known | {"seeds": trained} | changes
+
+
+def test_every_turn_of_the_letters_is_paid_by_itself():
+    from proof.letters import LettersEnv
+
+    env = LettersEnv()
+    first, _ = env.reset(seed=0, options={"problem": {"letters": "ahcdabcdabcdabcd"}})
+    assert first == "a"
+    assert env.step("b")[:4] == ("h", 1 / 16, False, False)
+    assert env.step("a")[:2] == ("c", 1 / 16)
+    assert env.step("c")[:2] == ("d", 0)
+    assert env.step("e ")[:2] == ("a", 0)
+    for asked in "abcdabcdabc":
+        assert env.step(chr(ord(asked) + 1))[1] == 1 / 16
+    *_, terminated, truncated, info = env.step("e")
+    assert (terminated, truncated, info["is_success"]) == (True, False, False)
+
+
+@pytest.mark.parametrize(
+    ("expression", "written"),
+    [
+        ("47+85", "7+5=12, 4+8+1=13"),
+        ("21+34", "1+4=5, 2+3=5"),
+        ("92-38", "12-8=4, 9-3-1=5"),
+        ("92-92", "2-2=0, 9-9=0"),
+    ],
+)
+def test_sums_in_writing(expression, written):
+    from proof.tasks import add_in_writing
+
+    assert add_in_writing(expression) == written
+
+
+def test_a_coin_decides_how_an_episode_is_played():
+    from proof.tasks import CoinPolicy
+
+    policy = CoinPolicy((lambda env, random: "well", lambda env, random: "badly"))
+    said = [policy.for_episode(seed).act(None, "") for seed in range(100)]
+    assert 30 < said.count("well") < 70
+    assert said == [policy.for_episode(seed).act(None, "") for seed in range(100)]
+
+
+def test_differences_are_paired_over_the_same_episodes():
+    """0 1 0 0 -> 1 1 0 1: mean 1/2, standard deviation 0.57735, half a width of 1.95996 * 0.57735 / 2 = 0.5658."""
+    from proof.tables import compare
+
+    before = {"seeds": [5, 6, 7, 8], "successes": [0, 1, 0, 0]}
+    difference, interval = compare(before, {"seeds": [5, 6, 7, 8], "successes": [1, 1, 0, 1]}, "successes")
+    assert difference == 0.5
+    assert interval == pytest.approx((-0.0658, 1.0658), abs=1e-4)
+    with pytest.raises(ValueError, match="same test episodes"):
+        compare(before, {"seeds": [5, 6, 8, 7], "successes": [1, 1, 0, 1]}, "successes")
+
+
+def test_tables_say_what_rose_and_by_how_much():
+    from proof.tables import render
+
+    results = {"grpo-guess-vllm": result("grpo-guess-vllm", [0, 1, 0, 0], {"0": [1, 1, 1, 1], "1": [0, 1, 0, 1]})}
+    for name, after in (("credit-trajectory", [0, 0, 0, 1]), ("credit-turn", [1, 1, 1, 1])):
+        results[name] = result(name, [0, 0, 0, 0], {"0": after, "1": after}, algorithm=name)
+    tables = render(results)
+    rows = [line.split("|")[1:-1] for line in tables["grpo"].splitlines()[2:]]
+    assert [[cell.strip() for cell in row][:7] for row in rows] == [
+        ["llm/A-v0", "vllm", "0", "25.0%", "100.0%", "+75.0 points (+26.0 to +124.0)", "yes"],
+        ["llm/A-v0", "vllm", "1", "25.0%", "50.0%", "+25.0 points (-24.0 to +74.0)", "no"],
+    ]
+    credit = [[cell.strip() for cell in line.split("|")[1:-1]] for line in tables["credit"].splitlines()[2:]]
+    assert credit[0] == ["0", "0.000", "0.250", "1.000", "+0.750 (+0.260 to +1.240)"]
+    assert credit[2] == ["mean of 2", "", "0.250", "1.000", "+0.750, better on 2 of 2"]
+    assert tables["machine"] == "- a, 2 cores; python 3 (grpo-guess-vllm, credit-trajectory, credit-turn)"
+
+
+def test_the_document_has_the_tables_of_the_results(tmp_path):
+    from proof.tables import put_into
+
+    document = tmp_path / "learning.md"
+    shutil.copy(ROOT / "docs" / "learning.md", document)
+    assert put_into(document, RESULTS) == []
+    assert document.read_text() == (ROOT / "docs" / "learning.md").read_text()
+
+
+def test_results_are_of_the_runs_as_they_are():
+    """A run whose settings have changed must be run again."""
+    from proof.run import describe_run
+    from proof.runs import RUNS
+    from proof.tasks import TASKS
+
+    for path in sorted(RESULTS.glob("*.json")):
+        data, run = json.loads(path.read_text()), RUNS[path.stem]
+        assert data["run"] == describe_run(run, TASKS[run.task]), path.name
+        assert list(map(int, data["seeds"])) == list(run.seeds), path.name
+
+
+def test_a_run_trains_measures_and_goes_on_where_it_was(tmp_path):
+    """Two seeds of one step; what is in the file is not trained again, unless its settings were others."""
+    pytest.importorskip("trl")
+    from proof.run import train
+    from proof.runs import RUNS
+    from proof.tasks import TASKS
+
+    task = replace(TASKS["letters"], n_traces=16, sft_steps=1, n_test=4)
+    run = RUNS["credit-turn"]
+    run = replace(run, settings={**run.settings, "max_steps": 1, "per_device_train_batch_size": 8})
+    path = tmp_path / "results" / "credit-turn.json"
+    first = train(run, task, (3,), path, fresh=False, work=tmp_path)
+    assert first["seeds"]["3"]["steps"] == 1
+    assert len(first["seeds"]["3"]["train_rewards"]) == 1
+    assert len(first["warm"]["outcomes"]["rewards"]) == 4
+    stamp = (tmp_path / "warm" / "letters" / "warm.json").stat().st_mtime_ns
+    both = train(run, task, (3, 4), path, fresh=False, work=tmp_path)
+    assert both["seeds"]["3"] == first["seeds"]["3"]
+    assert both["seeds"]["4"]["outcomes"]["seeds"] == first["warm"]["outcomes"]["seeds"]
+    assert (tmp_path / "warm" / "letters" / "warm.json").stat().st_mtime_ns == stamp
+    assert json.loads(path.read_text()) == both
+    hotter = replace(run, settings={**run.settings, "learning_rate": 1e-5})
+    assert train(hotter, task, (), path, fresh=False, work=tmp_path)["seeds"] == {}
