@@ -23,6 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from llm_envs.errors import InvalidConfigError, StoreError
 from llm_envs.rollout.source import EpisodeSpec
 from llm_envs.rollout.store_folder import (
@@ -88,6 +90,7 @@ class TrajectoryWriter:
 
     Raises:
         StoreError: If the folder holds another run, or anything else, or is being written to.
+        InvalidConfigError: If the settings are no JSON types.
     """
 
     def __init__(
@@ -101,7 +104,7 @@ class TrajectoryWriter:
         if max_log_bytes < 1:
             raise InvalidConfigError(f"max_log_bytes is {max_log_bytes!r}; it must be at least 1.")
         self.path = Path(path)
-        self.settings = dict(settings or {})
+        self.settings = _as_json(settings or {})
         self.max_log_bytes = max_log_bytes
         self.removed: str | None = None
         """A torn last line that resuming removed."""
@@ -260,7 +263,11 @@ def check_folder(path: str | Path, settings: Mapping[str, Any], *, resume: bool 
         StoreError: If not.
     """
     folder = Path(path)
-    if not (folder / MANIFEST_NAME).exists():
+    try:
+        is_run = (folder / MANIFEST_NAME).exists()
+    except OSError as error:  # a name that is too long, a folder that is not ours to look into
+        raise StoreError(f"{folder} cannot be looked at ({error.strerror}): choose another folder.") from error
+    if not is_run:
         own = {LOCK_NAME, MANIFEST_NAME + ".tmp"}  # what a kill may have left
         if folder.is_dir() and any(entry.name not in own for entry in folder.iterdir()):
             raise StoreError(f"{folder} is not empty and holds no run: choose a new folder.")
@@ -270,7 +277,7 @@ def check_folder(path: str | Path, settings: Mapping[str, Any], *, resume: bool 
         raise StoreError(
             f"{folder} holds a run already: choose another folder, or go on with that run (resume=True, --resume)."
         )
-    given = json.loads(json.dumps(settings))
+    given = _as_json(settings)
     differing = sorted(key for key in {*stored, *given} if stored.get(key) != given.get(key))
     if differing:
         said = ", ".join(f"{key}: {_said(stored, key)} there, {_said(given, key)} here" for key in differing)
@@ -326,6 +333,21 @@ def remaining(groups: Iterable[Sequence[EpisodeSpec]], finished: Collection[Key]
     """
     left = [tuple(spec for spec in specs if (spec.group_id, spec.member) not in finished) for specs in groups]
     return [specs for specs in left if specs]
+
+
+def _as_json(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings as a manifest gives them back; numpy's numbers are numbers."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, np.generic):
+            return value.item()
+        raise TypeError(f"{value!r:.80} is none")
+
+    try:
+        taken: dict[str, Any] = json.loads(json.dumps(dict(settings), default=plain))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidConfigError(f"the settings of a run must be JSON types: {error}.") from error
+    return taken
 
 
 def _said(settings: Mapping[str, Any], key: str) -> str:

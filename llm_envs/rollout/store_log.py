@@ -22,7 +22,7 @@ _ENCODING_ERRORS = "surrogatepass"
 # Never part of a JSON text's inside, where quotes are escaped.
 _FAILED = b'"error": {'
 
-_NO_TRAJECTORY = (ValueError, KeyError, TypeError, AttributeError)
+_NO_TRAJECTORY = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
 class AppendLog:

@@ -14,12 +14,13 @@ import warnings
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from llm_envs.errors import InvalidConfigError, StoreError
 from llm_envs.policies.scripted import OraclePolicy
 from llm_envs.rollout import Collector, EpisodeSpec, TrajectoryWriter, group_specs, read_run, read_trajectories
-from llm_envs.rollout.store import finished, iter_trajectories, remaining
+from llm_envs.rollout.store import check_folder, finished, iter_trajectories, remaining
 from llm_envs.rollout.store_folder import MANIFEST_NAME, OLD_LOG_NAME, log_name, shard_name
 from llm_envs.rollout.store_lock import LOCK_NAME
 from llm_envs.testing import ByteCodec, NumbersEnv
@@ -304,6 +305,20 @@ class TestOneRunAFolder:
         with pytest.raises(StoreError, match=r"/proc/run cannot be written to \(.+\): choose another folder"):
             TrajectoryWriter("/proc/run")
 
+    def test_a_name_that_no_folder_may_have(self) -> None:
+        for make in (lambda path: check_folder(path, {}), lambda path: TrajectoryWriter(path)):
+            with pytest.raises(StoreError, match="choose another folder"):
+                make("x" * 300)
+
+    def test_settings_are_json(self, tmp_path: Path) -> None:
+        for _ in range(2):  # the second goes on with the first
+            with TrajectoryWriter(tmp_path / "run", settings={"seed": np.int64(1), "ids": (1, 2)}, resume=True):
+                pass
+        assert read_run(tmp_path / "run").settings == {"seed": 1, "ids": [1, 2]}
+        with pytest.raises(InvalidConfigError, match="settings of a run must be JSON types"):
+            TrajectoryWriter(tmp_path / "other", settings={"model": object()})
+        assert not (tmp_path / "other").exists()
+
     def test_two_writers_of_one_process(self, tmp_path: Path, trajectories: list[Trajectory]) -> None:
         first = TrajectoryWriter(tmp_path / "run")
         (tmp_path / "link").symlink_to(tmp_path / "run")
@@ -346,7 +361,7 @@ class TestDamage:
             write(tmp_path / "run", [], resume=True)
         assert names(tmp_path / "run") == {LOG}  # still there, to be mended
 
-    @pytest.mark.parametrize("line", ['{"messages": [5]}', "5", "[]", "{}", '{"messages": 5}'])
+    @pytest.mark.parametrize("line", ['{"messages": [5]}', "5", "[]", "[" * 99_999, "{}", '{"messages": 5}'])
     def test_a_line_that_is_no_trajectory(self, tmp_path: Path, line: str) -> None:
         (tmp_path / "a.jsonl").write_text(line + "\n")
         with pytest.raises(StoreError, match="line 1: no trajectory"):
