@@ -457,12 +457,15 @@ async def _scored(trajectory: Trajectory, reward_fn: Reward | None, success_at: 
         components = {"reward": float(score)} if components is None else components  # type: ignore[arg-type]
         if not all(map(math.isfinite, components.values())):
             raise ValueError(f"it gave {components}")
-    except Exception as error:
+    except (Exception, SystemExit, asyncio.CancelledError) as error:
+        task = asyncio.current_task()
+        if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+            raise  # somebody cancels the conversation, and not the reward something of its own
         return _unscored(trajectory, f"reward_fn failed: {type(error).__name__}: {error}")
     reward = sum(components.values())
     turns = [replace(turn, components=dict.fromkeys(components, 0.0)) for turn in trajectory.turns]
     turns[-1] = replace(turns[-1], reward=reward, components=components)
-    return replace(trajectory, turns=tuple(turns), is_success=reward >= success_at)
+    return replace(trajectory, turns=tuple(turns), is_success=bool(reward >= success_at))
 
 
 def _unscored(trajectory: Trajectory, why: str) -> Trajectory:

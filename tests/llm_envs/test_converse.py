@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 import time
 
@@ -305,6 +306,10 @@ class TestExecutor:
             converse_batch(ReplayPolicy([call, "ok"]), [ASK, ASK], tools=[counter])
 
 
+async def cancelled(trajectory: Trajectory) -> float:
+    raise asyncio.CancelledError
+
+
 class TestReward:
     def score(self, reward_fn, **settings) -> Trajectory:
         return converse(ReplayPolicy([CALL, "12"]), ASK, tools=[multiply], reward_fn=reward_fn, **settings)
@@ -342,11 +347,30 @@ class TestReward:
             (lambda t: None, "reward_fn gave None"),
             (lambda t: float("nan"), "reward_fn failed: ValueError"),
             (lambda t: 1 / 0, "reward_fn failed: ZeroDivisionError: division by zero"),
+            (lambda t: sys.exit(3), "reward_fn failed: SystemExit: 3"),
+            (cancelled, "reward_fn failed: CancelledError"),
         ],
     )
     def test_a_judge_that_fails_gives_unscored_and_never_0(self, reward_fn, says) -> None:
         trajectory = self.score(reward_fn)
         assert trajectory.status == "unscored" and trajectory.metadata["unscored_because"].startswith(says)
+
+    def test_a_conversation_that_is_cancelled_while_it_is_judged_ends(self) -> None:
+        async def run() -> None:
+            began = asyncio.Event()
+
+            async def judge(trajectory: Trajectory) -> float:
+                began.set()
+                await asyncio.Event().wait()
+                return 1.0
+
+            task = asyncio.create_task(aconverse(ConstantPolicy("12"), ASK, reward_fn=judge))
+            await began.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+        asyncio.run(run())
 
 
 class TestTracker:
