@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import math
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llm_envs.errors import InvalidConfigError
+from llm_envs.errors import InvalidConfigError, StoreError
 from llm_envs.reporting import visible_text
 
 if TYPE_CHECKING:
@@ -50,7 +51,10 @@ def run(arguments: argparse.Namespace) -> int:
     trajectories = [t for t in iter_trajectories(arguments.run_folder) if keep(t)]
     if not trajectories:
         raise InvalidConfigError(f"{arguments.run_folder}: no episode is left to export. Try --keep all.")
-    n = _write(trajectories, target, arguments)
+    try:
+        n = _write(trajectories, target, arguments)
+    except OSError as error:
+        raise StoreError(f"{target} cannot be written ({error.strerror}); nothing of it was left there.") from error
     print(visible_text(f"{n} {_NOUNS[arguments.to]} of {len(trajectories)} episodes are in {target}"))
     return 0
 
@@ -68,7 +72,10 @@ def _write(trajectories: Sequence[Trajectory], target: Path, arguments: argparse
 
     if arguments.to == "dataset":
         table = data.to_dataset(trajectories)
-        table.save_to_disk(str(target))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=target.name + ".tmp-") as temporary:
+            table.save_to_disk(str(Path(temporary) / "table"))
+            (Path(temporary) / "table").rename(target)  # whole, or not at all
         return len(table)
     records: Sequence[Mapping[str, Any]]
     if arguments.to == "messages":

@@ -463,6 +463,15 @@ class TestExport:
         assert main(["export", str(run), str(tmp_path / "table"), "--to", "dataset"]) == 0
         assert from_dataset(datasets.load_from_disk(str(tmp_path / "table"))) == read_trajectories(run)
 
+    def test_a_disk_that_is_full_leaves_nothing(self, run: Path, tmp_path: Path) -> None:
+        folder = tmp_path / "out"
+        for form in ("messages", "dataset"):
+            command = f"ulimit -f 1; exec {sys.executable} -m llm_envs.cli export {run} {folder / form} --to {form}"
+            ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
+            assert ended.returncode == 1
+            assert f"{folder / form} cannot be written (File too large); nothing of it was left" in ended.stderr
+            assert list(folder.iterdir()) == []
+
     def test_pairs(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         out, again = tmp_path / "p.jsonl", tmp_path / "q.jsonl"
         policy = HashingTokenPolicy(ByteCodec(), [str(digit) for digit in range(10)])
