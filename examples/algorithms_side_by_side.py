@@ -11,14 +11,13 @@ logits, one line a place, so that the exact KL and the exact expected reward can
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 
 from llm_envs.report import plot_training_curves
-from llm_envs.reporting import csv_logger
+from llm_envs.reporting import Logger, csv_logger, multi_logger, tensorboard_logger, trackio_logger, wandb_logger
 from llm_envs.trainers.functional import advantages as adv
 from llm_envs.trainers.functional import kl as kls
 from llm_envs.trainers.functional import losses, pairs, returns, turns
@@ -244,9 +243,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=60, help="generations of each row")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--csv", type=Path, help="write the curves here, a column for each row")
-    parser.add_argument("--plot", type=Path, help="draw those of the ready algorithms here")
+    parser.add_argument("--csv", metavar="FILE", help="write the curves here, a column for each row")
+    parser.add_argument("--tensorboard", metavar="FOLDER", help="the same for TensorBoard")
+    parser.add_argument("--wandb", metavar="PROJECT", help="the same to Weights & Biases")
+    parser.add_argument("--trackio", metavar="PROJECT", help="the same to Trackio")
+    parser.add_argument("--plot", metavar="FILE", help="draw those of the ready algorithms here")
     args = parser.parse_args()
+    loggers: dict[Callable[[str], Logger], str | None] = {
+        csv_logger: args.csv,
+        tensorboard_logger: args.tensorboard,
+        wandb_logger: args.wandb,
+        trackio_logger: args.trackio,
+    }
 
     print(f"{'':<36}  reward  KL to the reference")
     curves: list[dict[str, float]] = [{} for _ in range(args.steps)]
@@ -257,10 +265,9 @@ def main() -> None:
         print(f"{name:<36}  {curve[-1]['reward']:6.3f}  {kl:6.3f}", flush=True)
         for step, metrics in enumerate(curve):
             curves[step][name] = metrics["reward"]
-    if args.csv is not None:
-        log = csv_logger(args.csv)
-        for step, metrics in enumerate(curves, start=1):
-            log(step, metrics)
+    log = multi_logger(*(make(where) for make, where in loggers.items() if where is not None))
+    for step, metrics in enumerate(curves, start=1):
+        log(step, metrics)
     if args.plot is not None:
         records = [{"step": step, **metrics} for step, metrics in enumerate(curves, start=1)]
         plot_training_curves(records, args.plot, keys=list(ALGORITHMS), title="Expected reward", smoothing=0.0)
