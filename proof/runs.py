@@ -39,6 +39,7 @@ class Run:
 
 
 _SHORT = {"max_steps": 30, "per_device_train_batch_size": 128, "num_generations": 8, "learning_rate": 6e-4}
+_GENTLE = {**_SHORT, "max_steps": 60, "learning_rate": 3e-4, "warmup_steps": 5}
 # The same loss for the three, one value a token: they differ in the advantages alone.
 _LETTERS = {
     "max_steps": 40,
@@ -53,16 +54,16 @@ CREDIT = ("credit-trajectory", "credit-trajectory-slow", "credit-return-to-go", 
 """The baseline, and what is compared with it: first itself at a third of the learning rate, in case that is better."""
 
 _ALL = (
-    Run("grpo-arithmetic", "arithmetic", "grpo", settings=_SHORT),
-    Run("grpo-calculator", "calculator", "grpo", settings=_SHORT),
+    Run("grpo-arithmetic", "arithmetic", "grpo", settings=_GENTLE),
+    Run("grpo-calculator", "calculator", "grpo", settings=_GENTLE),
     Run("grpo-guess", "guess", "grpo", settings=_SHORT),
-    Run("grpo-arithmetic-vllm", "arithmetic", "grpo", engine="vllm", settings=_SHORT),
-    Run("grpo-calculator-vllm", "calculator", "grpo", engine="vllm", settings=_SHORT),
+    Run("grpo-arithmetic-vllm", "arithmetic", "grpo", engine="vllm", settings=_GENTLE),
+    Run("grpo-calculator-vllm", "calculator", "grpo", engine="vllm", settings=_GENTLE),
     Run("grpo-guess-vllm", "guess", "grpo", engine="vllm", settings=_SHORT),
     Run("dapo-guess", "guess", "algorithms", "dapo", settings=_SHORT),
-    Run("rloo-arithmetic", "arithmetic", "algorithms", "rloo", settings=_SHORT),
+    Run("rloo-arithmetic", "arithmetic", "algorithms", "rloo", settings=_GENTLE),
     Run("reinforce-guess", "guess", "algorithms", "reinforce", settings=_SHORT),
-    Run("per-turn-calculator", "calculator", "algorithms", "per_turn", settings=_SHORT),
+    Run("per-turn-calculator", "calculator", "algorithms", "per_turn", settings=_GENTLE),
     Run(CREDIT[0], "letters", "credit", seeds=_FIVE, settings=_LETTERS),
     Run(CREDIT[1], "letters", "credit", seeds=_FIVE, settings={**_LETTERS, "learning_rate": 3e-4}),
     Run(CREDIT[2], "letters", "credit", per_turn_gamma=1.0, seeds=_FIVE, settings=_LETTERS),
