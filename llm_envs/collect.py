@@ -71,7 +71,8 @@ def collect_run(
     groups are played.
 
     Args:
-        envs: An environment id, a mixture, or a source; see `Collector`.
+        envs: An environment id, a mixture, or a source; see `Collector`. A curriculum chooses by what it has learned
+            before and learns nothing here: a resumed run is to play the same.
         policy: Any policy.
         out: The folder of the run; made if missing.
         n_groups: Groups in all.

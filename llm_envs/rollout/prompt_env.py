@@ -142,7 +142,10 @@ class PromptEnv(SingleTurnEnv):
         observation, info = super().reset(seed=seed, options=options)
         self.system_prompt = self.task.system_prompt
         prompt = self.problem[PROMPT]
-        return observation, info if isinstance(prompt, str) else {"messages": [dict(message) for message in prompt]}
+        if isinstance(prompt, str):
+            return observation, info
+        # A table has every field of any message in all of them, null where it is not.
+        return observation, {"messages": [{k: v for k, v in m.items() if v is not None} for m in prompt]}
 
     def generate(self) -> dict[str, Any]:
         """Draw a row."""

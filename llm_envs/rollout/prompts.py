@@ -246,6 +246,13 @@ def _complaint(prompt: Any) -> str | None:
             return f"has as message {index} {message!r:.80}; it must have a role and a text as content"
         if message.get("role") not in _ROLES:
             return f"has a message {index} of the role {message.get('role')!r}; known are {', '.join(_ROLES)}"
+        for call in message.get("tool_calls") or ():
+            function = call.get("function") if isinstance(call, Mapping) else None
+            parts = (function.get("name"), function.get("arguments")) if isinstance(function, Mapping) else (None, None)
+            if not isinstance(parts[0], str) or not isinstance(parts[1], Mapping):
+                return (
+                    f"has in message {index} the call {call!r:.80}; its function needs a name, its arguments an object"
+                )
     if prompt[-1]["role"] == "assistant":
         return "ends with an assistant's message: there is nothing to reply to"
     return None

@@ -110,6 +110,12 @@ class TestLoading:
             ("p.jsonl", '{"prompt": [{"role": "tutor", "content": "a"}]}\n', "role 'tutor'"),
             ("p.jsonl", '{"prompt": [{"role": "user", "content": null}]}\n', "message 0"),
             ("p.jsonl", '{"prompt": [{"role": "assistant", "content": "a"}]}\n', "nothing to reply to"),
+            (
+                "p.jsonl",
+                '{"prompt": [{"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", '
+                '"arguments": "{}"}}]}, {"role": "tool", "content": "a"}]}\n',
+                "in message 0 the call .*its arguments an object",
+            ),
             ("p.jsonl", '{"prompt": "a", "x": NaN}\n', r"line 1: \['x'\] must be JSON types"),
             ("p.jsonl", "\n", "has no prompts"),
             ("p.csv", "prompt,answer\na,1\nb\n", r"p\.csv, line 3: the header has 2 columns, the row fewer"),
@@ -274,6 +280,21 @@ class TestEnv:
             PromptTask(ROWS, right)().reset(options={"row": 1})
         with pytest.raises(InvalidConfigError, match="reward_fn is None"):
             PromptTask(ROWS, None)
+
+    def test_messages_of_a_table_have_fields_that_are_null(self, tmp_path: Path) -> None:
+        call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": {"x": 1}}}
+        messages = [
+            {"role": "user", "content": "a", "tool_calls": None, "tool_call_id": None},
+            {"role": "assistant", "content": "", "tool_calls": [call], "tool_call_id": None},
+            {"role": "tool", "content": "b", "tool_calls": None, "tool_call_id": "1"},
+        ]
+        datasets.Dataset.from_list([{"prompt": messages}]).to_parquet(str(tmp_path / "p.parquet"))
+        task = PromptTask(tmp_path / "p.parquet", lambda row, reply: 1.0, disjoint_splits=False)
+        ((trajectory,),) = Collector(task, ConstantPolicy("x"), max_retries=0, progress=False).collect(1)
+        assert trajectory.error is None
+        assert [(m.role, len(m.tool_calls), m.tool_call_id) for m in trajectory.messages[:3]] == [
+            ("user", 0, None), ("assistant", 1, None), ("tool", 0, "1"),
+        ]  # fmt: skip
 
     @pytest.mark.parametrize(
         ("reward_fn", "says"),
