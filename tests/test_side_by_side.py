@@ -35,9 +35,9 @@ def test_algorithms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
 
 def test_estimates_are_near_the_exact_kl_and_grpo_learns() -> None:
     module = example("algorithms_side_by_side")
-    policy, reference, curve = module.learn(module.rows()["grpo"], 60, seed=0)
-    assert curve[0]["reward"] < 0.2 and curve[-1]["reward"] > 0.9
-    policy, reference, _ = module.learn(module.rows()["grpo"], 10, seed=0)
+    policy, reference, curve = module.learn(module.rows()["grpo"], 20, seed=0)
+    assert curve[0]["reward"] < 0.4 and curve[-1]["reward"] > 0.9
+    policy, reference, _ = module.learn(module.rows()["grpo"], 3, seed=0)
     found = module.estimates(policy, reference, 4096)
     exact = found["exact KL(policy, reference)"][0]
     for name in ("k1", "k3", "k1 of the reference's words, weighted"):
