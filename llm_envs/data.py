@@ -167,10 +167,13 @@ def best_of(groups: Iterable[TrajectoryGroup], n: int = 1, *, min_reward: float 
 
 
 def to_groups(trajectories: Iterable[Trajectory]) -> list[TrajectoryGroup]:
-    """Return the trajectories in their groups: in the order of first appearance, members in member order."""
-    groups: dict[str, list[Trajectory]] = {}
+    """Return the trajectories in their groups: in the order of first appearance, members in member order.
+
+    A group is one environment's and one seed's: runs of other tasks may use the same ids.
+    """
+    groups: dict[tuple[str, int, str], list[Trajectory]] = {}
     for trajectory in trajectories:
-        groups.setdefault(trajectory.group_id, []).append(trajectory)
+        groups.setdefault((trajectory.env_id, trajectory.seed, trajectory.group_id), []).append(trajectory)
     ordered = [sorted(members, key=lambda trajectory: trajectory.member) for members in groups.values()]
     return [TrajectoryGroup(m[0].group_id, m[0].env_id, m[0].seed, tuple(m)) for m in ordered]
 

@@ -25,12 +25,13 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import Any, TypeVar
 
-from llm_envs.errors import InvalidConfigError, RolloutFailedError
+from llm_envs.errors import InvalidConfigError
 from llm_envs.policies.base import Policy
 from llm_envs.registration import task_spec
 from llm_envs.rollout.book import GroupBook, Ticket, groups_to_admit
@@ -45,7 +46,7 @@ from llm_envs.rollout.progress import Progress, show_progress
 from llm_envs.rollout.runner import EnvMaker
 from llm_envs.rollout.source import Envs, EpisodeSpec, SeedSource, as_source, group_specs
 from llm_envs.rollout.staleness import DISPATCH_VERSION
-from llm_envs.rollout.stats import CollectorStats
+from llm_envs.rollout.stats import CollectorStats, nothing_passes
 from llm_envs.rollout.sync import SyncRunner
 from llm_envs.rollout.tape import History, Tape
 from llm_envs.rollout.workers import WorkerPool
@@ -125,8 +126,8 @@ class Collector:
             raise InvalidConfigError(f"workers is {workers!r}; it must be at least 0.")
         if max_retries < 0:
             raise InvalidConfigError(f"max_retries is {max_retries!r}; it must be at least 0.")
-        if not (over_sampling >= 1 and max_refills >= 1 and select_from >= 1):
-            raise InvalidConfigError(f"{over_sampling=}, {max_refills=}, {select_from=}: they must be at least 1.")
+        if not (1 <= over_sampling < math.inf and max_refills >= 1 and 1 <= select_from < math.inf):
+            raise InvalidConfigError(f"{over_sampling=}, {max_refills=}, {select_from=}: finite, and at least 1.")
         policy_kind(policy, codec)
         Tape(codec, history)
         self.source = as_source(envs, seed=seed, env_kwargs=env_kwargs)
@@ -209,6 +210,8 @@ class Collector:
     ) -> AsyncGenerator[TrajectoryGroup, None]:
         """Yield groups as they are finished, in the order of submission, while others go on.
 
+        Raises `RolloutFailedError` once `max_refills` times as many groups in a row as are open at once were dropped.
+
         Args:
             group_size: Members a group.
             n_groups: How many groups; None goes on for ever. Leaving the loop cancels what is under way.
@@ -226,7 +229,7 @@ class Collector:
         supply = iter(lambda: group_specs(drawn.popleft(), group_size), ())
         crew = self._crew(GroupBook(supply), lambda: None)
         waiting: dict[int, tuple[TrajectoryGroup, bool]] = {}  # group and whether it stays
-        n_taken, index = 0, 0
+        n_taken, n_dropped, index = 0, 0, 0
         with self.stats.clock():
             try:
                 while n_groups is None or n_taken < n_groups:
@@ -247,6 +250,10 @@ class Collector:
                         continue
                     (group, stays), index = waiting.pop(index), index + 1
                     self.source.update(group)
+                    n_dropped = 0 if stays else n_dropped + 1
+                    if n_dropped >= self.max_refills * most:
+                        few = f"{n_dropped} groups in a row were played and none"
+                        raise nothing_passes(few, f"max_refills={self.max_refills}, {most} open", group, self.stats)
                     if stays:
                         n_taken += 1
                         yield group
@@ -404,7 +411,8 @@ class Collector:
             if self._keeps(group, group_filter):
                 accepted[index] = group
             elif is_own and len(played) >= self.max_refills * n_groups:
-                self._give_up(len(played), len(accepted), n_groups, group)
+                few = f"{len(played)} groups were played and {len(accepted)} of the {n_groups} wanted"
+                raise nothing_passes(few, f"max_refills={self.max_refills}", group, self.stats)
         if is_own:
             self.source.update(trajectory for index in sorted(played) for trajectory in played[index])
         return [accepted[index] for index in sorted(accepted)]
@@ -414,14 +422,6 @@ class Collector:
         keeps = is_whole and (group_filter is None or bool(group_filter(group)))
         self.stats.rejected_groups += not keeps
         return keeps
-
-    def _give_up(self, n_played: int, n_accepted: int, n_groups: int, group: TrajectoryGroup) -> None:
-        rewards = ", ".join(f"{t.reward:g}" if t.status == "ok" else t.status for t in group.trajectories[:8])
-        raise RolloutFailedError(
-            f"{n_played} groups were played and {n_accepted} of the {n_groups} wanted passed the filter (max_refills="
-            f"{self.max_refills}). The rewards of the last one: {rewards}. Check the difficulty against what the model "
-            f"can do, or the filter. All in all: {self.stats.summary()}"
-        )
 
     async def _over_sample(self, n_groups: int, group_size: int) -> list[TrajectoryGroup]:
         """Return the first groups that are finished; keep the others for the next call."""
@@ -487,6 +487,8 @@ class Collector:
 
     def _check_made(self, make: EnvMaker) -> None:
         if self._pool is None:
-            make().close()
+            env = make()
+            with suppress(Exception):  # closing is no part of what is checked; in an episode it costs nothing either
+                env.close()
         else:
             self._pool.check(make)

@@ -170,7 +170,7 @@ def select(select_fn: SelectFn, groups: Sequence[TrajectoryGroup], n_wanted: int
     Raises:
         InvalidConfigError: If it returns another number of groups, one twice, or one that is no candidate.
     """
-    kept = [group.group_id for group in select_fn(groups, n_wanted)]
+    kept = [getattr(group, "group_id", repr(group)) for group in select_fn(groups, n_wanted) or ()]
     if len(kept) != n_wanted or len(set(kept)) < len(kept) or not set(kept) <= {group.group_id for group in groups}:
         raise InvalidConfigError(
             f"select_fn returned the groups {kept[:20]} for {n_wanted} of {len(groups)} candidates: it must return "

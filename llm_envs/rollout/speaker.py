@@ -35,6 +35,10 @@ __all__ = ["Reply", "Speaker", "TimeIsUp", "join_pieces"]
 T = TypeVar("T")
 
 
+MAX_LOGP = 1e-3
+"""A log-probability is at most 0; engines round."""
+
+
 class TimeIsUp(Exception):
     """The episode has no time left: it ends at its last whole turn. Never leaves the rollout."""
 
@@ -185,6 +189,8 @@ class Speaker:
             raise RuntimeError(f"the policy wrote {len(sampled.token_ids)} tokens of at most {params.max_new_tokens}.")
         if not np.isfinite(sampled.logps).all():
             raise ValueError("the policy gave a sampled token a log-probability that is not finite.")
+        if len(sampled.logps) and sampled.logps.max() > MAX_LOGP:
+            raise ValueError(f"the policy gave a sampled token the log-probability {sampled.logps.max():g}, above 0.")
         return sampled
 
     def _unsampled(self, text: str, message: Message) -> Reply:

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from llm_envs.types import Trajectory
+from llm_envs.errors import RolloutFailedError
+from llm_envs.types import Trajectory, TrajectoryGroup
 
-__all__ = ["CollectorStats"]
+__all__ = ["CollectorStats", "nothing_passes"]
 
 
 @dataclass(slots=True)
@@ -111,8 +112,8 @@ class CollectorStats:
         seconds, scored = max(self.elapsed_s, 1e-9), max(self.scored, 1)
         parts = [
             f"{self.accepted} episodes in {seconds:.1f} s ({self.accepted / seconds:.1f}/s)",
-            f"success {self.successes / scored:.1%}",
-            f"reward {self.reward / scored:.3g}",
+            f"success {self.successes / scored:.1%}" if self.scored else "",
+            f"reward {self.reward / scored:.3g}" if self.scored else "",
             f"{self.turns / max(self.accepted, 1):.1f} turns",
         ]
         if self.sampled_tokens:
@@ -129,3 +130,19 @@ class CollectorStats:
         if self.dropped:
             parts.append(f"{self.dropped} dropped")
         return ", ".join(part for part in parts if part)
+
+
+def nothing_passes(few: str, setting: str, group: TrajectoryGroup, stats: CollectorStats) -> RolloutFailedError:
+    """Return the error of a filter that next to nothing passes.
+
+    Args:
+        few: What was played, and how many of it passed.
+        setting: What set the limit.
+        group: The last one that did not.
+        stats: Of everything.
+    """
+    rewards = ", ".join(f"{t.reward:g}" if t.status == "ok" else t.status for t in group.trajectories[:8])
+    return RolloutFailedError(
+        f"{few} passed the filter ({setting}). The rewards of the last one: {rewards}. Check the difficulty against "
+        f"what the model can do, or the filter. All in all: {stats.summary()}"
+    )

@@ -28,11 +28,7 @@ class SyncRunner:
 
     def run(self, function: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Return the result of `await function()`."""
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            return self._run_here(function)
-        return self._run_beside(function)
+        return self._run_beside(function) if _is_in_a_loop() else self._run_here(function)
 
     def close(self) -> None:
         """Close the loop. Harmless when repeated."""
@@ -75,11 +71,17 @@ class SyncRunner:
             thread.join()
 
 
-def _close(runner: asyncio.Runner) -> None:
-    """Close a runner, also when that falls (by garbage collection, say) into a thread whose own loop is running."""
+def _is_in_a_loop() -> bool:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
+        return False
+    return True
+
+
+def _close(runner: asyncio.Runner) -> None:
+    """Close a runner, also when that falls (by garbage collection, say) into a thread whose own loop is running."""
+    if not _is_in_a_loop():
         runner.close()
         return
     thread = threading.Thread(target=runner.close, name="llm-envs-sync-close")

@@ -139,6 +139,20 @@ def test_a_filter_that_nothing_passes_stops_with_a_message():
     check_books(collector)
 
 
+def test_a_stream_that_nothing_passes_stops_with_a_message():
+    collector = make(group_filter=lambda group: False, max_refills=2)
+    with pytest.raises(
+        RolloutFailedError, match=r"6 groups in a row were played and none .*max_refills=2, 3 open"
+    ):
+        list(collector.stream(2, max_open=3))
+    assert collector.stats.running == 0
+    check_books(collector)
+    failing = make(with_failures(HashingTokenPolicy(CODEC, DIGITS), 1.0), fail_fast=True, max_refills=2, max_retries=0)
+    with pytest.raises(RolloutFailedError, match=r"The rewards of the last one: errored.*All in all") as caught:
+        list(failing.stream(2, max_open=3))
+    assert "success" not in str(caught.value)  # nothing was scored: there is no share of it
+
+
 def test_what_a_filter_raises_ends_the_call():
     def broken(group):
         raise KeyError("no such part")
@@ -278,7 +292,14 @@ def test_a_selection_sees_what_passed_the_filter_and_goes_with_over_sampling():
 
 
 @pytest.mark.parametrize(
-    "wrong", [lambda groups, n: groups, lambda groups, n: [groups[0]] * n, lambda groups, n: make().collect(n)]
+    "wrong",
+    [
+        lambda groups, n: groups,
+        lambda groups, n: [groups[0]] * n,
+        lambda groups, n: make().collect(n),
+        lambda groups, n: None,
+        lambda groups, n: [1, 2],
+    ],
 )
 def test_a_selection_that_returns_something_else_is_refused(wrong):
     collector = make(select_fn=wrong, seed=1)
@@ -286,6 +307,8 @@ def test_a_selection_that_returns_something_else_is_refused(wrong):
         collector.collect(2)
     with pytest.raises(InvalidConfigError, match=r"select_from=0\.5"):
         make(select_fn=wrong, select_from=0.5)
+    with pytest.raises(InvalidConfigError, match=r"over_sampling=inf"):
+        make(over_sampling=float("inf"))
     with pytest.raises(InvalidConfigError, match="a stream has no last one"):
         next(collector.stream())
 

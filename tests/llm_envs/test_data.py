@@ -328,3 +328,10 @@ def test_groups_of_a_flat_list() -> None:
     groups = to_groups([trajectories[3], *trajectories[:2], trajectories[2]])
     assert [[t.member for t in group] for group in groups] == [[0, 1], [0, 1]]
     assert [group.group_id for group in groups] == [trajectories[3].group_id, trajectories[0].group_id]
+
+
+def test_runs_of_two_tasks_with_the_same_ids_stay_two_groups() -> None:
+    here = collect(OraclePolicy(), n=1)
+    there = [replace(trajectory, env_id="other/Task-v0") for trajectory in here]
+    groups = to_groups([*here, *there])
+    assert [(group.env_id, len(group)) for group in groups] == [("NumbersEnv", 2), ("other/Task-v0", 2)]

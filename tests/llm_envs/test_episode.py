@@ -661,7 +661,7 @@ class TestWhatCannotBeRecorded:
         assert trajectory.error is not None and trajectory.error.kind == "EnvContractError"
         assert Trajectory.from_json(trajectory.to_json()) == trajectory
 
-    @pytest.mark.parametrize("logp", [-np.inf, np.nan])
+    @pytest.mark.parametrize("logp", [-np.inf, np.nan, 0.5])
     def test_of_a_token_policy(self, logp: float) -> None:
         class Policy:
             async def sample(self, *args: object, **settings: object) -> Sampled:
