@@ -63,7 +63,7 @@ _ALL = (
     Run("dapo-guess", "guess", "algorithms", "dapo", settings=_SHORT),
     Run("rloo-arithmetic", "arithmetic", "algorithms", "rloo", settings=_GENTLE),
     Run("reinforce-guess", "guess", "algorithms", "reinforce", settings=_SHORT),
-    Run("per-turn-calculator", "calculator", "algorithms", "per_turn", settings=_GENTLE),
+    Run("per-turn-guess", "guess", "algorithms", "per_turn", settings=_SHORT),
     Run(CREDIT[0], "letters", "credit", seeds=_FIVE, settings=_LETTERS),
     Run(CREDIT[1], "letters", "credit", seeds=_FIVE, settings={**_LETTERS, "learning_rate": 3e-4}),
     Run(CREDIT[2], "letters", "credit", per_turn_gamma=1.0, seeds=_FIVE, settings=_LETTERS),

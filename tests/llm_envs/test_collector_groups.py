@@ -141,9 +141,7 @@ def test_a_filter_that_nothing_passes_stops_with_a_message():
 
 def test_a_stream_that_nothing_passes_stops_with_a_message():
     collector = make(group_filter=lambda group: False, max_refills=2)
-    with pytest.raises(
-        RolloutFailedError, match=r"6 groups in a row were played and none .*max_refills=2, 3 open"
-    ):
+    with pytest.raises(RolloutFailedError, match=r"6 groups in a row were played and none .*max_refills=2, 3 open"):
         list(collector.stream(2, max_open=3))
     assert collector.stats.running == 0
     check_books(collector)
