@@ -43,12 +43,16 @@ def compare(before: Outcomes, after: Outcomes, key: str) -> tuple[float, Interva
 
 def render(results: Results) -> dict[str, str]:
     """Return the tables by their names."""
-    return {
+    tables = {
         "grpo": _render_rises(results, "grpo", "engine"),
         "algorithms": _render_rises(results, "algorithms", "algorithm"),
         "credit": _render_credit(results),
-        "machine": _render_machine(results),
     }
+    for table in tables:
+        missing = [name for name, run in RUNS.items() if run.table == table and name not in results]
+        if missing:
+            tables[table] += f"\n\nNot run yet: {', '.join(missing)}."
+    return {**tables, "machine": _render_machine(results)}
 
 
 def put_into(document: Path, folder: Path = RESULTS) -> list[str]:

@@ -92,14 +92,15 @@ def test_tables_say_what_rose_and_by_how_much():
     for name, after in (("credit-trajectory", [0, 0, 0, 1]), ("credit-turn", [1, 1, 1, 1])):
         results[name] = result(name, [0, 0, 0, 0], {"0": after, "1": after}, algorithm=name)
     tables = render(results)
-    rows = [line.split("|")[1:-1] for line in tables["grpo"].splitlines()[2:]]
+    rows = [line.split("|")[1:-1] for line in tables["grpo"].splitlines()[2:4]]
     assert [[cell.strip() for cell in row][:7] for row in rows] == [
         ["llm/A-v0", "vllm", "0", "25.0%", "100.0%", "+75.0 points (+26.0 to +124.0)", "yes"],
         ["llm/A-v0", "vllm", "1", "25.0%", "50.0%", "+25.0 points (-24.0 to +74.0)", "no"],
     ]
-    credit = [[cell.strip() for cell in line.split("|")[1:-1]] for line in tables["credit"].splitlines()[2:]]
+    credit = [[cell.strip() for cell in line.split("|")[1:-1]] for line in tables["credit"].splitlines()[2:5]]
     assert credit[0] == ["0", "0.000", "0.250", "1.000", "+0.750 (+0.260 to +1.240)"]
     assert credit[2] == ["mean of 2", "", "0.250", "1.000", "+0.750, better on 2 of 2"]
+    assert tables["credit"].endswith("\n\nNot run yet: credit-trajectory-slow, credit-return-to-go.")
     assert tables["machine"] == "- a, 2 cores; python 3 (grpo-guess-vllm, credit-trajectory, credit-turn)"
 
 
@@ -122,6 +123,23 @@ def test_results_are_of_the_runs_as_they_are():
         data, run = json.loads(path.read_text()), RUNS[path.stem]
         assert data["run"] == describe_run(run, TASKS[run.task]), path.name
         assert list(map(int, data["seeds"])) == list(run.seeds), path.name
+
+
+def test_what_is_claimed_is_what_was_measured():
+    """Every task and algorithm rises, its interval clear of zero; a turn's own credit is better on each seed."""
+    from proof.runs import RUNS
+    from proof.tables import compare
+
+    results = {path.stem: json.loads(path.read_text()) for path in RESULTS.glob("*.json")}
+    for name, data in results.items():
+        for seed, trained in data["seeds"].items() if RUNS[name].table != "credit" else ():
+            _, interval = compare(data["warm"]["outcomes"], trained["outcomes"], "successes")
+            assert interval.low > 0, (name, seed, interval)
+    whole, turn = results["credit-trajectory"]["seeds"], results["credit-turn"]["seeds"]
+    assert len(whole) >= 5
+    for seed in whole:
+        _, interval = compare(whole[seed]["outcomes"], turn[seed]["outcomes"], "rewards")
+        assert interval.low > 0, (seed, interval)
 
 
 def test_a_run_trains_measures_and_goes_on_where_it_was(tmp_path):
