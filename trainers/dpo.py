@@ -18,7 +18,7 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from llm_envs.chat import ChatCodec
 from llm_envs.data import Selector, to_groups
@@ -33,7 +33,6 @@ from llm_envs.rollout.source import Envs
 from llm_envs.rollout.sync import SyncRunner
 
 try:
-    import torch
     from accelerate.utils import gather_object
     from datasets import Dataset
     from torch.utils.data import DataLoader
@@ -45,6 +44,7 @@ from llm_envs.trainers.dpo_config import EnvDPOConfig
 from llm_envs.trainers.dpo_data import (
     MASKS,
     PairCollator,
+    RoundRows,
     as_dataset,
     fit_pairs,
     load_pairs,
@@ -70,7 +70,7 @@ STATE_FILE = "llm_envs_state.json"
 """In a checkpoint: where the source of episodes stands, and the pairs of a round that is not at its end."""
 
 MAX_EMPTY_ROUNDS = 3
-"""Where no pair comes of a round, other items are played in its place; after so many nobody is helped by going on."""
+"""Where no pair comes of a round, other items are played in its place; after so many it is the end of training."""
 
 
 class EnvDPOTrainer(DPOTrainer):
@@ -159,7 +159,7 @@ class EnvDPOTrainer(DPOTrainer):
                 data_collator=PairCollator(
                     int(processing_class.pad_token_id),
                     max_length=args.max_length,
-                    pad_to_multiple_of=args.pad_to_multiple_of,
+                    pad_to_multiple_of=cast("int | None", args.pad_to_multiple_of),  # TRL has replaced "auto"
                 ),
                 train_dataset=train_dataset,
                 eval_dataset=eval_dataset,
@@ -208,7 +208,8 @@ class EnvDPOTrainer(DPOTrainer):
     def _set_signature_columns_if_needed(self) -> None:
         """Let the masks reach the collator."""
         super()._set_signature_columns_if_needed()
-        self._signature_columns = list(dict.fromkeys([*(self._signature_columns or ()), *MASKS]))
+        columns: Any = self._signature_columns
+        columns += [name for name in MASKS if name not in columns]
 
     # Online.
 
@@ -216,10 +217,12 @@ class EnvDPOTrainer(DPOTrainer):
         args = self.args
         self._steps_per_round = args.n_steps_per_round
         self._round, self._n_played = -1, 0
-        self._local_rows: list[dict[str, Any]] = []
+        self.local_pairs: list[dict[str, Any]] = []
+        """What this process trains on in the round under way, in order."""
         self.last_trajectories: list[Trajectory] = []
         """The episodes of the latest round on this process."""
         self._engine: Any = None
+        self._is_filtered = group_filter is not None  # it has played further groups already
         self._policy = self._start_vllm() if args.use_vllm else self._start_transformers()
         folder = Path(args.output_dir or ".") / "trajectories" / f"process-{self.accelerator.process_index}"
         self._player = GenerationPlayer(
@@ -300,7 +303,8 @@ class EnvDPOTrainer(DPOTrainer):
             return super().get_train_dataloader()
         # Not prepared by accelerate, which takes each batch one early: a round would be played before its weights are.
         self._round, size = -1, self.args.per_device_train_batch_size
-        return DataLoader(_Rounds(self), batch_size=size, shuffle=False, collate_fn=self.data_collator)
+        rows = RoundRows(self.n_local_pairs, lambda place: self.local_pairs[place])
+        return DataLoader(rows, batch_size=size, shuffle=False, collate_fn=self.data_collator)
 
     @property
     def n_local_pairs(self) -> int:
@@ -308,23 +312,30 @@ class EnvDPOTrainer(DPOTrainer):
         batches = self._steps_per_round * self.args.gradient_accumulation_steps
         return batches * self.args.per_device_train_batch_size
 
-    def round_rows(self) -> list[dict[str, Any]]:
-        """Return the pairs of this process for the round that the trainer's step is in; it is played when it begins."""
+    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> tuple[list[Any], Any]:
+        """Return TRL's; online the round that the trainer's step is in is played first, if it was not yet."""
+        if self._is_online and not self._begin_round():
+            self.control.should_training_stop = True
+            return [], None
+        batches: tuple[list[Any], Any] = super().get_batch_samples(epoch_iterator, num_batches, device)
+        return batches
+
+    def _begin_round(self) -> bool:
+        """See to it that the pairs of this round are there; return whether there are any, on all processes alike."""
         number = self.state.global_step // self._steps_per_round
         if number != self._round:
+            self._round, self.local_pairs = number, []
             self._play_round()
-            self._round, self._local_rows = number, []
-        if not self._local_rows:
-            self._local_rows = self._with_reference(
-                share_of_round(
-                    self.pairs,
-                    self.n_local_pairs,
-                    process_index=self.accelerator.process_index,
-                    n_processes=self.accelerator.num_processes,
-                    seed=derive_seed(self.args.seed, "pairs", number),
-                )
+        if self.pairs and not self.local_pairs:
+            share = share_of_round(
+                self.pairs,
+                self.n_local_pairs,
+                process_index=self.accelerator.process_index,
+                n_processes=self.accelerator.num_processes,
+                seed=derive_seed(self.args.seed, "pairs", number),
             )
-        return self._local_rows
+            self.local_pairs = self._with_reference(share)
+        return bool(self.pairs)
 
     def _play_round(self) -> None:
         """Play groups and pair them, on all processes alike."""
@@ -333,13 +344,14 @@ class EnvDPOTrainer(DPOTrainer):
             self._engine.sync_weights()
         else:
             self._policy.weight_version = step
-        for _ in range(MAX_EMPTY_ROUNDS):
+        n_tries = 1 if self._is_filtered else MAX_EMPTY_ROUNDS
+        for _ in range(n_tries):
             rows = self._player.play(self._next_items(), mode="train", step=step, group_size=self.args.num_generations)
             self._player.learn()
             self.last_trajectories = rows
             for name, value in self._player.metrics("train").items():
                 self._metrics["train"][f"env/{name}"].append(value)
-            self._player.check_failures(rows)
+            self._player.check_failures([t for t in rows if t.error is None or t.error.where != "group_filter"])
             own = pair_rows(to_groups(rows), self._selector, margin=self.args.pair_margin)
             self.pairs = [pair for part in gather_object([self._fit(own, self.args)]) for pair in part]
             if self.pairs:
@@ -347,13 +359,15 @@ class EnvDPOTrainer(DPOTrainer):
                     self._metrics["train"][f"pairs/{name}"].append(value)
                 return
             logger.warning(f"no preference pair came of {len(rows)} episodes at step {step}: other items are played.")
-        raise InvalidConfigError(
-            f"no preference pair is left in {MAX_EMPTY_ROUNDS} rounds in a row, the last of "
-            f"{self.args.groups_per_round} groups of {self.args.num_generations} episodes: in each group all rewards "
-            f"are equal or within pair_margin={self.args.pair_margin} (or the pairs are over max_length). Raise "
-            "num_generations or temperature, play problems that are sometimes solved, give "
-            "group_filter=create_spread_filter(), or stop here if all are solved."
+        message = (
+            f"no preference pair is left: none came of {n_tries} times {self.args.groups_per_round} groups of "
+            f"{self.args.num_generations} episodes: in each group all rewards are equal or within "
+            f"pair_margin={self.args.pair_margin} (or the pairs are over max_length). Raise num_generations or "
+            "temperature, play problems that are sometimes solved, or give group_filter=create_spread_filter()"
         )
+        if step == 0:
+            raise InvalidConfigError(message + ".")
+        logger.warning(f"training ends at step {step}: {message}; if all are solved, there is no more to learn.")
 
     def _next_items(self) -> list[dict[str, Any]]:
         """Return the rows of this process's groups, going through all items in an order of each epoch's own."""
@@ -430,7 +444,7 @@ class EnvDPOTrainer(DPOTrainer):
                 f"set steps_per_round={state['steps_per_round']}, with the same batch sizes."
             )
         self._player.load_state_dict(state["player"])
-        self._n_played, self.pairs, self._local_rows = state["n_played"], state["pairs"], []
+        self._n_played, self.pairs, self.local_pairs = state["n_played"], state["pairs"], []
         self._round = state["round"] if state["pairs"] else -1
 
     @property
@@ -451,19 +465,6 @@ class EnvDPOTrainer(DPOTrainer):
         runner = SyncRunner()
         runner.run(self._policy.aclose)
         runner.close()
-
-
-class _Rounds(torch.utils.data.Dataset):  # type: ignore[type-arg]
-    """The pairs of one process, round after round: as many each time."""
-
-    def __init__(self, trainer: EnvDPOTrainer) -> None:
-        self._trainer = trainer
-
-    def __len__(self) -> int:
-        return self._trainer.n_local_pairs
-
-    def __getitem__(self, place: int) -> dict[str, Any]:
-        return self._trainer.round_rows()[place]
 
 
 def _check_arguments(env: Any, trajectories: Any, source: Any, args: Any, kwargs: Mapping[str, Any]) -> None:

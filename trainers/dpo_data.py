@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -43,6 +43,7 @@ from llm_envs.trainers.sft_source import in_tokens_of, load_source
 __all__ = [
     "MASKS",
     "PairCollator",
+    "RoundRows",
     "as_dataset",
     "check_tokenizer",
     "choose_length_controlled",
@@ -84,6 +85,21 @@ class PairCollator(DataCollatorForPreference):
             own_BT[row, start : start + len(kept)] = kept
         batch["completion_mask"] = batch["completion_mask"] * own_BT
         return batch
+
+
+class RoundRows(torch.utils.data.Dataset[Row]):
+    """A data set of a fixed length whose rows are looked up when they are asked for: they change with the rounds."""
+
+    def __init__(self, length: int, row_at: Callable[[int], Row]) -> None:
+        self._length, self._row_at = length, row_at
+
+    def __len__(self) -> int:
+        """Return how many there are in each round."""
+        return self._length
+
+    def __getitem__(self, place: int) -> Row:
+        """Return a row of the round under way."""
+        return self._row_at(place)
 
 
 def make_selector(args: EnvDPOConfig) -> Selector:
@@ -135,8 +151,8 @@ def lift_pairs(pair_selector: PairSelector) -> Selector:
 
     def selector(members: Sequence[Trajectory]) -> list[tuple[Trajectory, Trajectory]]:
         rewards_B = torch.tensor([trajectory.reward for trajectory in members], dtype=torch.float64)
-        chosen = pair_selector(rewards_B, torch.zeros(len(members), dtype=torch.long)) if members else []
-        return [(members[int(better)], members[int(worse)]) for better, worse in chosen]
+        pairs_P2 = pair_selector(rewards_B, torch.zeros(len(members), dtype=torch.long))
+        return [(members[better], members[worse]) for better, worse in pairs_P2.tolist()]
 
     return selector
 
