@@ -363,7 +363,8 @@ class EnvDPOTrainer(DPOTrainer):
             f"no preference pair is left: none came of {n_tries} times {self.args.groups_per_round} groups of "
             f"{self.args.num_generations} episodes: in each group all rewards are equal or within "
             f"pair_margin={self.args.pair_margin} (or the pairs are over max_length). Raise num_generations or "
-            "temperature, play problems that are sometimes solved, or give group_filter=create_spread_filter()"
+            "temperature, or play problems that are sometimes solved"
+            + ("" if self._is_filtered else "; group_filter=create_spread_filter() replaces groups of equal rewards")
         )
         if step == 0:
             raise InvalidConfigError(message + ".")
@@ -375,12 +376,9 @@ class EnvDPOTrainer(DPOTrainer):
         n_local = args.groups_per_round // self.accelerator.num_processes
         start = self._n_played + self.accelerator.process_index * n_local
         self._n_played += args.groups_per_round
-        rows = []
-        for number in range(start, start + n_local):
-            epoch, place = divmod(number, n_items)
-            index = permutation(n_items, derive_seed(args.seed, "items", epoch))[place]
-            rows += [{"index": index, "split": "train"}] * size
-        return rows
+        places = [divmod(number, n_items) for number in range(start, start + n_local)]
+        orders = {epoch: permutation(n_items, derive_seed(args.seed, "items", epoch)) for epoch, _ in places}
+        return [{"index": orders[epoch][place], "split": "train"} for epoch, place in places for _ in range(size)]
 
     def _with_reference(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return the rows with the reference's log-probabilities, computed once for the round, if that is asked for."""

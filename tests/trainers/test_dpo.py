@@ -2,6 +2,10 @@
 
 import json
 import math
+import os
+import runpy
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +28,14 @@ from llm_envs.rollout import Collector, EnvChoice, TrajectoryWriter, read_trajec
 from llm_envs.rollout.filters import create_spread_filter
 from llm_envs.tiny_model import tiny_model, tiny_tokenizer
 from llm_envs.trainers.dpo import EnvDPOConfig, EnvDPOTrainer
-from llm_envs.trainers.dpo_data import choose_length_controlled, choose_random, fit_pairs, lift_pairs, pair_rows
+from llm_envs.trainers.dpo_data import (
+    choose_length_controlled,
+    choose_random,
+    fit_pairs,
+    lift_pairs,
+    pair_rows,
+    share_of_round,
+)
 from llm_envs.trainers.functional.pairs import all_pairs as all_pairs_of_rewards
 from llm_envs.trainers.functional.pairs import dpo_loss, hinge_loss, ipo_loss, pair_log_ratios
 from llm_envs.types import SamplingParams
@@ -394,10 +405,9 @@ def test_steps_and_schedule_go_on_through_the_rounds(make, settings, tiny_folder
     assert max(gaps[:32]) < 1e-4 < max(gaps[64:])
 
 
-@pytest.mark.parametrize("precompute", [False, True])
-def test_a_resumed_run_goes_on_in_the_middle_of_a_round(make, settings, tmp_path, precompute):
+def test_a_resumed_run_goes_on_in_the_middle_of_a_round(make, settings, tmp_path):
     changes = {"steps_per_round": 2, "max_steps": 6, "save_strategy": "steps", "save_steps": 3}
-    changes |= {"precompute_ref_log_probs": precompute, "learning_rate": 3e-3, "lr_scheduler_type": "cosine"}
+    changes |= {"precompute_ref_log_probs": True, "learning_rate": 3e-3, "lr_scheduler_type": "cosine"}
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     make(DENSE, settings(output_dir=str(whole), **changes)).train()
     trainer = make(DENSE, settings(output_dir=str(parts), **changes))
@@ -429,11 +439,110 @@ def test_the_reference_of_a_round_is_the_frozen_one(make, settings):
 def test_checkpoints_of_another_algorithm_are_refused(make, settings, tmp_path):
     args = settings(max_steps=1, save_strategy="steps", save_steps=1)
     make(DENSE, args).train()
-    folder = f"{args.output_dir}/checkpoint-1"
-    file = Path(folder) / "llm_envs_state.json"
+    file = Path(args.output_dir) / "checkpoint-1" / "llm_envs_state.json"
     file.write_text(json.dumps({k: v for k, v in json.loads(file.read_text()).items() if k != "algorithm"}))
     with pytest.raises(InvalidConfigError, match="no checkpoint of online DPO"):
-        make(DENSE, settings(max_steps=2)).train(resume_from_checkpoint=folder)
+        make(DENSE, settings(max_steps=2)).train(resume_from_checkpoint=str(file.parent))
+
+
+@pytest.mark.vllm
+@pytest.mark.slow
+def test_the_engine_follows_the_trainer(make, settings, tiny_folder):
+    """Each round is sampled with the weights of then, and the reward rises."""
+    pytest.importorskip("vllm", reason="vLLM is not installed (make test-vllm has it)")
+    args = settings(
+        num_train_epochs=16, groups_per_round=16, per_device_train_batch_size=8, learning_rate=1e-2, seed=1,
+        use_vllm=True, vllm_max_model_length=192,
+    )  # fmt: skip
+    trainer = make(ENV, args)
+    play, gaps = trainer._play_round, []
+
+    def compare():
+        play()
+        rows = [t.rows[0] for t in trainer.last_trajectories]
+        trainer.model.eval()
+        scored = token_logps(trainer.model, [row.ids for row in rows])
+        trainer.model.train()
+        gaps.append(max(np.abs(a - row.logps)[row.mask].max() for a, row in zip(scored, rows, strict=True)))
+
+    trainer._play_round = compare
+    trainer.train()
+    assert len(gaps) > 4 and max(gaps) < 1e-3, gaps
+    assert max(entry["env/reward"] for entry in trainer.state.log_history if "env/reward" in entry) > 0.8
+
+
+def test_processes_share_a_list_that_is_gone_through_again():
+    pairs = [{"n": n} for n in range(5)]
+    shares = [share_of_round(pairs, 6, process_index=rank, n_processes=2, seed=3) for rank in range(2)]
+    together = [row["n"] for both in zip(*shares, strict=True) for row in both]
+    assert len(together) == 12
+    assert sorted(together[:5]) == sorted(together[5:10]) == [0, 1, 2, 3, 4]
+    assert together[:5] != together[5:10]
+    assert shares == [share_of_round(pairs, 6, process_index=rank, n_processes=2, seed=3) for rank in range(2)]
+    (few,) = [share_of_round(pairs, 3, process_index=0, n_processes=1, seed=3)]
+    assert len({row["n"] for row in few}) == 3
+
+
+TWO_PROCESSES = """
+import json, sys, time
+from dense_env import DenseEnv
+from llm_envs.rollout import EnvChoice
+from llm_envs.trainers.dpo import EnvDPOConfig, EnvDPOTrainer
+
+args = EnvDPOConfig(**json.loads(sys.argv[2]))
+
+class Env(DenseEnv):
+    def step(self, action):
+        if args.process_index == 1:  # here every episode takes long, and half of them fail
+            time.sleep(0.2)
+            if len(action) % 2:
+                raise ConnectionError("the tool's server is gone")
+        return super().step(action)
+
+trainer = EnvDPOTrainer(sys.argv[1], EnvChoice("dense", factory=Env), args)
+trainer.train()
+pairs = [(p["group_id"], p["chosen_member"], p["rejected_member"]) for p in trainer.local_pairs]
+weights = sum(parameter.abs().double().sum().item() for parameter in trainer.model.parameters())
+said = {"n": len(trainer.pairs), "pairs": pairs, "weights": weights, "step": trainer.state.global_step}
+with open(f"{args.output_dir}/said-{args.process_index}.json", "w") as file:
+    json.dump(said, file)
+trainer.close()
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_train_on_one_list_of_pairs(settings, tiny_folder, tmp_path):
+    """One of them has slow episodes that often fail: nothing waits for it but the round's end, and nothing hangs."""
+    (tmp_path / "program.py").write_text(TWO_PROCESSES)
+    given = {"output_dir": str(tmp_path), "num_train_epochs": 2, "groups_per_round": 8, "num_generations": 4}
+    given |= {"steps_per_round": 2, "per_device_train_batch_size": 2, "gradient_checkpointing": False, "use_cpu": True}
+    given |= {"report_to": "none", "save_strategy": "no", "max_completion_length": 80, "max_turn_tokens": 8}
+    support = str(Path(__file__).parents[1] / "support")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "PYTHONPATH": support}
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    program = [str(tmp_path / "program.py"), tiny_folder, json.dumps(given)]
+    done = subprocess.run([*launch, *program], env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-4000:]
+    one, other = (json.loads((tmp_path / f"said-{rank}.json").read_text()) for rank in range(2))
+    assert one["step"] == other["step"] == 4
+    assert one["n"] == other["n"] > 4
+    assert one["weights"] == other["weights"]
+    assert len(one["pairs"]) == len(other["pairs"]) == 4
+    used = {tuple(pair) for pair in one["pairs"] + other["pairs"]}
+    assert len(used) == min(one["n"], 8)  # none twice before each was used
+    assert {group.split("-")[3] for group, _, _ in used} == {"0", "1"}  # played on both, trained on both
+
+
+def test_the_example_trains_from_a_file(tiny_folder, tmp_path, monkeypatch):
+    says = {name: [{"role": "assistant", "content": name}] for name in ("chosen", "rejected")}
+    write_jsonl([{"prompt": [{"role": "user", "content": "Go"}]} | says], tmp_path / "pairs.jsonl")
+    options = {"source": tmp_path / "pairs.jsonl", "model_name_or_path": tiny_folder, "output_dir": tmp_path / "out"}
+    options |= {"max_steps": 2, "per_device_train_batch_size": 1, "report_to": "none", "save_strategy": "no"}
+    arguments = [f"--{name}={value}" for name, value in options.items()]
+    program = Path(__file__).parents[2] / "examples" / "train_dpo.py"
+    monkeypatch.setattr(sys, "argv", [str(program), *arguments])
+    runpy.run_path(str(program), run_name="__main__")
+    assert (tmp_path / "out" / "model.safetensors").exists()
 
 
 # Bad input.
