@@ -19,6 +19,7 @@ from random import Random
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from llm_envs.chat import ChatCodec
 from llm_envs.data import Selector, all_pairs, best_worst, fit_rows, preference_pairs, to_groups
@@ -404,15 +405,19 @@ def _above_margin(rows: Sequence[Row], margin: float) -> list[Row]:
 
 
 def _says(row: Row, name: str, codec: ChatCodec) -> bool:
-    """Say whether the agent's tokens of one side read as its messages do; True where there are none."""
+    """Say whether each turn of one side reads as one of its messages does; True where there are none."""
     messages = row.get(name)
     if not isinstance(messages, list) or not messages:
         return True
-    said = [message["content"] for message in messages if message["role"] == "assistant"]
+    said = [message["content"] or "" for message in messages if message["role"] == "assistant"]
     places = groupby(zip(row[f"{name}_ids"], row[f"{name}_mask"], strict=True), key=lambda place: bool(place[1]))
     runs = [np.array([token for token, _ in run], dtype=np.int32) for own, run in places if own]
-    read = [codec.decode_reply(ids).strip() for ids in runs]
-    return [text for text in read if text] == [text.strip() for text in said if text and text.strip()]
+    return all(any(_is_of(text, ids, codec) for text in said) for ids in runs)
+
+
+def _is_of(text: str, ids: npt.NDArray[np.int32], codec: ChatCodec) -> bool:
+    """Say whether a turn's tokens are a text: sampled as it stands there, or written in the model's format for it."""
+    return codec.decode_reply(ids).strip() == text.strip() or np.array_equal(ids, codec.encode_reply(text))
 
 
 def _messages_group(number: int, row: Row, codec: ChatCodec) -> TrajectoryGroup:

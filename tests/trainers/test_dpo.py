@@ -14,21 +14,24 @@ import pytest
 import torch
 from datasets import Dataset
 from dense_env import DenseEnv
+from families import family_tokenizer
 from peft import LoraConfig
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import DPOConfig, DPOTrainer
 
 from llm_envs.chat import ChatCodec
-from llm_envs.data import preference_pairs, to_dataset, to_groups, write_jsonl
+from llm_envs.data import all_pairs, preference_pairs, to_dataset, to_groups, write_jsonl
 from llm_envs.errors import InvalidConfigError
 from llm_envs.policies.inference import token_logps
+from llm_envs.policies.scripted import ConstantPolicy, OraclePolicy
 from llm_envs.policies.transformers import TransformersPolicy
 from llm_envs.rollout import Collector, EnvChoice, TrajectoryWriter, read_trajectories
 from llm_envs.rollout.filters import create_spread_filter
 from llm_envs.tiny_model import tiny_model, tiny_tokenizer
 from llm_envs.trainers.dpo import EnvDPOConfig, EnvDPOTrainer
 from llm_envs.trainers.dpo_data import (
+    check_tokenizer,
     choose_length_controlled,
     choose_random,
     fit_pairs,
@@ -486,6 +489,7 @@ def test_processes_share_a_list_that_is_gone_through_again():
 TWO_PROCESSES = """
 import json, sys, time
 from dense_env import DenseEnv
+from families import family_tokenizer
 from llm_envs.rollout import EnvChoice
 from llm_envs.trainers.dpo import EnvDPOConfig, EnvDPOTrainer
 
@@ -591,6 +595,23 @@ def test_episodes_of_another_tokenizer_are_refused_or_encoded_anew(make, setting
     with pytest.raises(InvalidConfigError, match=r"tokens of pair \d are not this model's.*encode_messages=True"):
         make(trajectories=foreign)
     assert len(make(trajectories=foreign, args=settings(encode_messages=True)).train_dataset) == 8
+
+
+@pytest.mark.parametrize("family", ["gptoss", "gemma4", "glm4moe", "qwen3"])
+def test_words_in_a_models_own_format_are_its_own(family):
+    """An oracle's call stands in the tokens as the model would write it, not as in the message."""
+    codec = ChatCodec(family_tokenizer(family))
+    members = []
+    for member, policy in enumerate([OraclePolicy(), ConstantPolicy("I say 42. "), ConstantPolicy("")]):
+        with Collector("llm/Calculator-v0", policy, codec=codec, seed=1, progress=False) as collector:
+            members += [rewarded(t, -member, t.group_id, member) for group in collector.collect(2) for t in group]
+    rows = pair_rows(to_groups(members), all_pairs)
+    assert len(rows) == 6
+    check_tokenizer(rows, codec)
+    row = rows[0]
+    wrong = [token - 1 if own else token for token, own in zip(row["chosen_ids"], row["chosen_mask"], strict=True)]
+    with pytest.raises(InvalidConfigError, match="do not read as the messages do"):
+        check_tokenizer([row | {"chosen_ids": wrong}], codec)
 
 
 def test_bad_settings_are_one_line_errors(make, played, settings, tiny_folder):
