@@ -1,0 +1,495 @@
+"""DPO on environments: a thin subclass of TRL's trainer whose preferences are between episodes of one seed.
+
+What is TRL's stays TRL's: all losses, the reference model, logging, checkpoints. Ours are the pairs (sampled token ids,
+with the environment's tokens masked), and online the rounds: play, pair, train.
+
+Invariants:
+1. What is trained on is what was sampled: token ids are never decoded and encoded again.
+2. The loss sees the agent's tokens only: the collator's `completion_mask` is 0 on all others.
+3. Online an epoch is a round of a fixed number of steps, so optimizer steps and the schedule go on through all of them.
+4. Round r is played with the weights after r * steps_per_round steps, and not before the last of them was taken.
+5. Every process trains on its part of one list of pairs, the same on all: as many batches everywhere. Nothing is
+   gathered while episodes run.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from llm_envs.chat import ChatCodec
+from llm_envs.data import Selector, to_groups
+from llm_envs.errors import InvalidConfigError, MissingExtraError
+from llm_envs.policies.transformers import TransformersPolicy
+from llm_envs.registration import task_spec
+from llm_envs.rollout import Collector, RolloutLimits
+from llm_envs.rollout.curriculum import Curriculum
+from llm_envs.rollout.filters import GroupFilter
+from llm_envs.rollout.schedule import derive_seed
+from llm_envs.rollout.source import Envs
+from llm_envs.rollout.sync import SyncRunner
+
+try:
+    from accelerate.utils import gather_object
+    from datasets import Dataset
+    from torch.utils.data import DataLoader
+    from trl import DPOTrainer
+except ImportError as error:
+    raise MissingExtraError(f"training needs {error.name}: pip install 'llm-envs[train]'.") from error
+
+from llm_envs.trainers.dpo_config import EnvDPOConfig
+from llm_envs.trainers.dpo_data import (
+    MASKS,
+    PairCollator,
+    RoundRows,
+    as_dataset,
+    fit_pairs,
+    load_pairs,
+    make_selector,
+    pair_metrics,
+    pair_rows,
+    permutation,
+    share_of_round,
+)
+from llm_envs.trainers.generation import GenerationPlayer
+from llm_envs.trainers.items import Items, index_dataset, make_items
+from llm_envs.trainers.settings import check_env_kwargs, load_training_tokenizer
+from llm_envs.types import SamplingParams, Trajectory
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+__all__ = ["EnvDPOConfig", "EnvDPOTrainer"]
+
+logger = logging.getLogger(__name__)
+
+STATE_FILE = "llm_envs_state.json"
+"""In a checkpoint: where the source of episodes stands, and the pairs of a round that is not at its end."""
+
+MAX_EMPTY_ROUNDS = 3
+"""Where no pair comes of a round, other items are played in its place; after so many it is the end of training."""
+
+
+class EnvDPOTrainer(DPOTrainer):
+    """Train a language model by DPO on pairs of episodes.
+
+    Give one of `env` (online: rounds of playing and training), `trajectories` and `source` (offline).
+
+    Args:
+        model: A folder, a name on a hub, or a loaded model (a PEFT model too).
+        env: An environment id, a factory, a weighted mixture, or a data set of episodes, as for `EnvGRPOTrainer`.
+        args: Settings; None takes the defaults.
+        trajectories: Scored trajectories, with the tokens of this model.
+        source: A saved data set: the folder of a run, exported pairs, pairs of messages, ... (`dpo_data.load_pairs`).
+        eval_source: The same, for TRL's evaluation: loss, accuracy and margins on pairs that are not trained.
+        selector: Chooses the pairs of a group: scored trajectories -> pairs (chosen, rejected). None: as
+            `args.pair_selector` says. `dpo_data.lift_pairs` makes one of a selector of rewards (`functional.pairs`).
+            Ties, and pairs within `args.pair_margin`, are left out of what it returns.
+        ref_model: The reference; None: the model as it is now (with PEFT, without its adapter).
+        processing_class: The tokenizer; None loads the model's.
+        eval_env: Online, what `evaluate` plays; None: the test split of `env`, and of a data set nothing.
+        curriculum: Online, chooses arguments of the training episodes by measured success.
+        group_filter: Online, which groups are worth it (`llm_envs.rollout.filters`; `create_spread_filter()` replaces
+            those without a pair); the others are replaced by further ones, at most `args.max_refills` for each.
+        **kwargs: TRL's other arguments (`peft_config`, `callbacks`, `optimizers`, ...).
+
+    Online, call `close` at the end.
+
+    Raises:
+        InvalidConfigError: If settings contradict one another, there is no pair, or a data set's tokens have no masks
+            or are another tokenizer's.
+        ModelError: If the model cannot be trained on conversations (no chat template, no end-of-turn token).
+    """
+
+    _tag_names = ["trl", "dpo", "llm-envs"]
+    args: EnvDPOConfig
+
+    overlong_pairs: dict[str, int]
+    """Pairs longer than `args.max_length`: `overlong`, of which so many were `dropped` and `cut`."""
+
+    def __init__(
+        self,
+        model: str | PreTrainedModel,
+        env: Envs | Dataset | None = None,
+        args: EnvDPOConfig | None = None,
+        *,
+        trajectories: Sequence[Trajectory] | None = None,
+        source: str | Path | Dataset | None = None,
+        eval_source: str | Path | Dataset | Sequence[Trajectory] | None = None,
+        selector: Selector | None = None,
+        ref_model: PreTrainedModel | None = None,
+        processing_class: PreTrainedTokenizerBase | None = None,
+        eval_env: Envs | Dataset | None = None,
+        curriculum: Curriculum | Mapping[str, Curriculum] | None = None,
+        group_filter: GroupFilter | None = None,
+        **kwargs: Any,
+    ) -> None:
+        args = args or EnvDPOConfig(output_dir="llm-envs-DPO")
+        _check_arguments(env, trajectories, source, args, kwargs)
+        processing_class = load_training_tokenizer(
+            model, processing_class, thinking=args.thinking, trust_remote_code=args.trust_remote_code
+        )
+        self._codec = ChatCodec(processing_class, thinking=args.thinking)
+        self._selector = selector or make_selector(args)
+        self._is_online = env is not None
+        self.overlong_pairs = {"overlong": 0, "dropped": 0, "cut": 0}
+        self.pairs: list[dict[str, Any]] = []
+        """Online, the pairs of the round under way, of all processes; offline all."""
+        self.items: dict[str, Items] = {}
+        if env is not None:
+            args.check_online()
+            self.items = _items(env, eval_env, args, curriculum)
+            train_dataset = index_dataset(self.items["train"], "train")
+            eval_dataset = index_dataset(self.items["test"], "test") if "test" in self.items else None
+        else:
+            self.pairs = self._load(source if trajectories is None else trajectories, args)
+            train_dataset = as_dataset(self.pairs, args)
+            eval_dataset = None if eval_source is None else as_dataset(self._load(eval_source, args), args)
+        # Online, TRL would compute the reference before there are pairs, and then let go of its model.
+        per_round = env is not None and args.precompute_ref_log_probs
+        args.precompute_ref_log_probs = args.precompute_ref_log_probs and not per_round
+        try:
+            super().__init__(
+                model,
+                ref_model=ref_model,
+                args=args,
+                data_collator=PairCollator(
+                    int(processing_class.pad_token_id),
+                    max_length=args.max_length,
+                    pad_to_multiple_of=cast("int | None", args.pad_to_multiple_of),  # TRL has replaced "auto"
+                ),
+                train_dataset=train_dataset,
+                eval_dataset=eval_dataset,
+                processing_class=processing_class,
+                **kwargs,
+            )
+        finally:
+            args.precompute_ref_log_probs = args.precompute_ref_log_probs or per_round
+        self.precompute_ref_logps = args.precompute_ref_log_probs
+        for name, count in self.overlong_pairs.items():
+            self._metrics["train"][f"pairs/{name}"].append(float(count))
+        if self._is_online:
+            self._start_online(group_filter)
+
+    def _load(self, source: Any, args: EnvDPOConfig) -> list[dict[str, Any]]:
+        """Return the pairs of a data set that fit."""
+        rows = load_pairs(source, self._codec, args, self._selector)
+        fitting = self._fit(rows, args)
+        if not fitting:
+            raise InvalidConfigError(
+                f"no preference pair is left: all {len(rows)} are longer than max_length={args.max_length}, or equal "
+                "up to their cut. Raise it."
+            )
+        return fitting
+
+    def _fit(self, rows: list[dict[str, Any]], args: EnvDPOConfig) -> list[dict[str, Any]]:
+        fitting, counts = fit_pairs(rows, args.max_length, args.overlong)
+        for name, count in counts.items():
+            self.overlong_pairs[name] += count
+        if counts["overlong"]:
+            logger.warning(
+                f"{counts['overlong']} of {len(rows)} pairs are longer than max_length={args.max_length}: "
+                f"{counts['dropped']} were left out, {counts['cut']} cut behind a turn."
+            )
+        return fitting
+
+    # What TRL does with a data set.
+
+    def _prepare_dataset(self, dataset: Any, processing_class: Any, args: Any, dataset_name: str) -> Any:
+        """Return token rows, and what stands for episodes, as they are; make token rows of anything else."""
+        names = set(getattr(dataset, "column_names", None) or ())
+        if {"index", "split"} <= names or {"prompt_ids", *MASKS} <= names:
+            return dataset
+        return as_dataset(self._load(dataset, args), args)
+
+    def _set_signature_columns_if_needed(self) -> None:
+        """Let the masks reach the collator."""
+        super()._set_signature_columns_if_needed()
+        columns: Any = self._signature_columns
+        columns += [name for name in MASKS if name not in columns]
+
+    # Online.
+
+    def _start_online(self, group_filter: GroupFilter | None) -> None:
+        args = self.args
+        self._steps_per_round = args.n_steps_per_round
+        self._round, self._n_played = -1, 0
+        self.local_pairs: list[dict[str, Any]] = []
+        """What this process trains on in the round under way, in order."""
+        self.last_trajectories: list[Trajectory] = []
+        """The episodes of the latest round on this process."""
+        self._engine: Any = None
+        self._is_filtered = group_filter is not None  # it has played further groups already
+        self._policy = self._start_vllm() if args.use_vllm else self._start_transformers()
+        folder = Path(args.output_dir or ".") / "trajectories" / f"process-{self.accelerator.process_index}"
+        self._player = GenerationPlayer(
+            self._start_collector(),
+            self.items,
+            process_index=self.accelerator.process_index,
+            folder=folder if args.save_trajectories else None,
+            settings={"envs": [choice.env_id for choice in self.items["train"].source.choices], "seed": args.seed},
+            group_filter=group_filter,
+            max_refills=args.max_refills,
+            seed=args.seed,
+        )
+
+    def _start_vllm(self) -> Any:
+        from llm_envs.trainers.weight_sync import ColocatedEngine
+
+        args = self.args
+        model: Any = self.model
+        self._engine = ColocatedEngine(
+            model,
+            self.accelerator,
+            self._tokenizer,
+            seed=args.seed,
+            version=lambda: self.state.global_step,
+            gpu_memory_utilization=args.vllm_gpu_memory_utilization,
+            max_model_length=args.vllm_max_model_length,
+            max_num_seqs=args.max_concurrency,
+            model_impl=args.vllm_model_impl,
+            trust_remote_code=args.trust_remote_code,
+        )
+        return self._engine.policy
+
+    def _start_transformers(self) -> TransformersPolicy:
+        if self.is_fsdp_enabled or self.is_deepspeed_enabled:
+            raise InvalidConfigError(
+                "the transformers policy cannot sample under FSDP or DeepSpeed, where every forward pass is a "
+                "collective and episodes end at different turns: set use_vllm=True."
+            )
+        return TransformersPolicy(
+            self.accelerator.unwrap_model(self.model), self._tokenizer, max_batch_size=self.args.max_concurrency
+        )
+
+    def _start_collector(self) -> Collector:
+        args = self.args
+        if args.max_completion_length >= self._policy.max_model_len:
+            raise InvalidConfigError(
+                f"max_completion_length={args.max_completion_length} leaves no room for a prompt in the model's "
+                f"context of {self._policy.max_model_len} tokens: lower it."
+            )
+        return Collector(
+            self.items["train"].source,
+            self._policy,
+            codec=self._codec,
+            sampling=SamplingParams(
+                max_new_tokens=args.max_turn_tokens or args.max_completion_length,
+                temperature=args.temperature,
+                top_p=args.top_p,
+                top_k=args.top_k,
+                min_p=args.min_p,
+                repetition_penalty=args.repetition_penalty,
+                thinking=args.thinking,
+            ),
+            limits=RolloutLimits(
+                max_turns=args.max_turns,
+                max_turn_tokens=args.max_turn_tokens,
+                max_completion_tokens=args.max_completion_length,
+                max_episode_s=args.max_episode_s,
+                max_step_s=args.max_step_s,
+            ),
+            seed=args.seed,
+            max_concurrency=args.max_concurrency,
+            progress=False,
+        )
+
+    def get_train_dataloader(self) -> Any:
+        """Return TRL's; online one whose batches are those of the round that the trainer's step is in."""
+        if not self._is_online:
+            return super().get_train_dataloader()
+        # Not prepared by accelerate, which takes each batch one early: a round would be played before its weights are.
+        self._round, size = -1, self.args.per_device_train_batch_size
+        rows = RoundRows(self.n_local_pairs, lambda place: self.local_pairs[place])
+        return DataLoader(rows, batch_size=size, shuffle=False, collate_fn=self.data_collator)
+
+    @property
+    def n_local_pairs(self) -> int:
+        """Pairs that this process trains on in a round, those that come again counted each time."""
+        batches = self._steps_per_round * self.args.gradient_accumulation_steps
+        return batches * self.args.per_device_train_batch_size
+
+    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> tuple[list[Any], Any]:
+        """Return TRL's; online the round that the trainer's step is in is played first, if it was not yet."""
+        if self._is_online and not self._begin_round():
+            self.control.should_training_stop = True
+            return [], None
+        batches: tuple[list[Any], Any] = super().get_batch_samples(epoch_iterator, num_batches, device)
+        return batches
+
+    def _begin_round(self) -> bool:
+        """See to it that the pairs of this round are there; return whether there are any, on all processes alike."""
+        number = self.state.global_step // self._steps_per_round
+        if number != self._round:
+            self._round, self.local_pairs = number, []
+            self._play_round()
+        if self.pairs and not self.local_pairs:
+            share = share_of_round(
+                self.pairs,
+                self.n_local_pairs,
+                process_index=self.accelerator.process_index,
+                n_processes=self.accelerator.num_processes,
+                seed=derive_seed(self.args.seed, "pairs", number),
+            )
+            self.local_pairs = self._with_reference(share)
+        return bool(self.pairs)
+
+    def _play_round(self) -> None:
+        """Play groups and pair them, on all processes alike."""
+        step = self.state.global_step
+        if self._engine is not None:
+            self._engine.sync_weights()
+        else:
+            self._policy.weight_version = step
+        n_tries = 1 if self._is_filtered else MAX_EMPTY_ROUNDS
+        for _ in range(n_tries):
+            rows = self._player.play(self._next_items(), mode="train", step=step, group_size=self.args.num_generations)
+            self._player.learn()
+            self.last_trajectories = rows
+            for name, value in self._player.metrics("train").items():
+                self._metrics["train"][f"env/{name}"].append(value)
+            self._player.check_failures([t for t in rows if t.error is None or t.error.where != "group_filter"])
+            own = pair_rows(to_groups(rows), self._selector, margin=self.args.pair_margin)
+            self.pairs = [pair for part in gather_object([self._fit(own, self.args)]) for pair in part]
+            if self.pairs:
+                for name, value in pair_metrics(self.pairs, self.args.groups_per_round).items():
+                    self._metrics["train"][f"pairs/{name}"].append(value)
+                return
+            logger.warning(f"no preference pair came of {len(rows)} episodes at step {step}: other items are played.")
+        message = (
+            f"no preference pair is left: none came of {n_tries} times {self.args.groups_per_round} groups of "
+            f"{self.args.num_generations} episodes: in each group all rewards are equal or within "
+            f"pair_margin={self.args.pair_margin} (or the pairs are over max_length). Raise num_generations or "
+            "temperature, or play problems that are sometimes solved"
+            + ("" if self._is_filtered else "; group_filter=create_spread_filter() replaces groups of equal rewards")
+        )
+        if step == 0:
+            raise InvalidConfigError(message + ".")
+        logger.warning(f"training ends at step {step}: {message}; if all are solved, there is no more to learn.")
+
+    def _next_items(self) -> list[dict[str, Any]]:
+        """Return the rows of this process's groups, going through all items in an order of each epoch's own."""
+        n_items, size, args = len(self.items["train"]), self.args.num_generations, self.args
+        n_local = args.groups_per_round // self.accelerator.num_processes
+        start = self._n_played + self.accelerator.process_index * n_local
+        self._n_played += args.groups_per_round
+        places = [divmod(number, n_items) for number in range(start, start + n_local)]
+        orders = {epoch: permutation(n_items, derive_seed(args.seed, "items", epoch)) for epoch, _ in places}
+        return [{"index": orders[epoch][place], "split": "train"} for epoch, place in places for _ in range(size)]
+
+    def _with_reference(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return the rows with the reference's log-probabilities, computed once for the round, if that is asked for."""
+        if not self.precompute_ref_logps:
+            return rows
+        different = list({id(row): row for row in rows}.values())
+        size = self.args.precompute_ref_batch_size or self.args.per_device_train_batch_size
+        known: dict[int, dict[str, float]] = {}
+        for start in range(0, len(different), size):
+            part = different[start : start + size]
+            batch = self._prepare_inputs(self.data_collator(part))
+            scored = self.compute_ref_log_probs(self.ref_model or self.model, batch)
+            for row, chosen, rejected in zip(part, *(logps.tolist() for logps in scored), strict=True):
+                known[id(row)] = {"ref_chosen_logps": chosen, "ref_rejected_logps": rejected}
+        return [row | known[id(row)] for row in rows]
+
+    def evaluate(
+        self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
+    ) -> dict[str, float]:
+        """Return TRL's measures on pairs; online, without a data set, what the environment says of the test split."""
+        if not self._is_online or eval_dataset is not None:
+            metrics: dict[str, float] = super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
+            return metrics
+        if "test" not in self.items:
+            raise InvalidConfigError("there is nothing to evaluate on: give eval_env= (or eval_dataset=, pairs).")
+        if self._engine is not None:
+            self._engine.sync_weights()
+        rank, size = self.accelerator.process_index, self.accelerator.num_processes
+        rows = [{"index": index, "split": "test"} for index in range(rank, len(self.items["test"]), size)]
+        self._player.play(rows, mode="eval", step=self.state.global_step, group_size=1)
+        metrics = {f"{metric_key_prefix}_env/{k}": v for k, v in self._player.metrics("eval").items()}
+        model: Any = self.model
+        model.eval()  # as TRL's own evaluation leaves it: `log` files the numbers by it
+        self.log(metrics)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """Save what TRL saves, and online what the rest of the round and the next ones depend on."""
+        super()._save_checkpoint(model, trial)
+        if self._is_online and self.args.should_save:
+            step = self.state.global_step
+            state = {"player": self._player.state_dict(), "n_played": self._n_played, "round": self._round}
+            state |= {"steps_per_round": self._steps_per_round, "algorithm": "dpo"}
+            state["pairs"] = self.pairs if step % self._steps_per_round else []
+            folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{step}"
+            (folder / STATE_FILE).write_text(json.dumps(state) + "\n")
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        """Load what TRL loads, and online what `_save_checkpoint` added."""
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is None or not self._is_online:
+            return
+        path = Path(checkpoint) / STATE_FILE
+        state = json.loads(path.read_text()) if path.exists() else {}
+        if state.get("algorithm") != "dpo":
+            raise InvalidConfigError(f"{checkpoint} is no checkpoint of online DPO: start from its weights as a model.")
+        if state["steps_per_round"] != self._steps_per_round:
+            raise InvalidConfigError(
+                f"the checkpoint's rounds have {state['steps_per_round']} steps, this run's {self._steps_per_round}: "
+                f"set steps_per_round={state['steps_per_round']}, with the same batch sizes."
+            )
+        self._player.load_state_dict(state["player"])
+        self._n_played, self.pairs, self.local_pairs = state["n_played"], state["pairs"], []
+        self._round = state["round"] if state["pairs"] else -1
+
+    @property
+    def collector(self) -> Collector:
+        """Online, what plays the episodes."""
+        return self._player.collector
+
+    @property
+    def policy(self) -> Any:
+        """Online, what samples: the trainer's own model, or a colocated engine."""
+        return self._policy
+
+    def close(self) -> None:
+        """Close the trajectories' log and end the collector's and the policy's threads; offline there is nothing."""
+        if not self._is_online:
+            return
+        self._player.close()
+        runner = SyncRunner()
+        runner.run(self._policy.aclose)
+        runner.close()
+
+
+def _check_arguments(env: Any, trajectories: Any, source: Any, args: Any, kwargs: Mapping[str, Any]) -> None:
+    """Say what is wrong before a model is loaded."""
+    if sum(given is not None for given in (env, trajectories, source)) != 1:
+        raise InvalidConfigError(
+            "EnvDPOTrainer takes env= (online), trajectories= or source= (a saved data set), and just one of them."
+        )
+    if isinstance(env, str):
+        task_spec(env)
+    if not isinstance(args, EnvDPOConfig):
+        raise InvalidConfigError(f"args is a {type(args).__name__}; use EnvDPOConfig, a DPOConfig with what we need.")
+    if taken := sorted({"train_dataset", "eval_dataset", "data_collator"} & kwargs.keys()):
+        raise InvalidConfigError(f"{', '.join(taken)}: EnvDPOTrainer makes these itself: give source=, eval_source=.")
+
+
+def _items(
+    env: Envs | Dataset,
+    eval_env: Envs | Dataset | None,
+    args: EnvDPOConfig,
+    curriculum: Curriculum | Mapping[str, Curriculum] | None,
+) -> dict[str, Items]:
+    """Return what each split plays."""
+    kwargs = check_env_kwargs(args.env_kwargs)
+    n = args.num_train_seeds
+    items = {"train": make_items(env, "train", n, seed=args.seed, env_kwargs=kwargs, curriculum=curriculum)}
+    if eval_env is not None or not isinstance(env, Dataset):
+        tested = env if eval_env is None else eval_env
+        items["test"] = make_items(tested, "test", args.num_eval_seeds, seed=args.seed, env_kwargs=kwargs)
+    return items

@@ -1,0 +1,167 @@
+"""Settings of DPO on environments: TRL's, how pairs are chosen, and how online rounds are played."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from llm_envs.data import OVERLONG
+from llm_envs.errors import InvalidConfigError, MissingExtraError
+
+try:
+    import torch
+    from trl import DPOConfig
+except ImportError as error:
+    raise MissingExtraError(f"training needs {error.name}: pip install 'llm-envs[train]'.") from error
+
+from llm_envs.trainers.settings import check_env_kwargs
+
+__all__ = ["PAIR_SELECTORS", "EnvDPOConfig"]
+
+PAIR_SELECTORS = ("best_worst", "all", "random", "length")
+"""What `pair_selector` may be."""
+
+
+@dataclass
+class EnvDPOConfig(DPOConfig):
+    """TRL's `DPOConfig` and what pairs of episodes need; TRL's fields mean what they mean there, but for `max_length`.
+
+    Online an epoch is a round: `num_train_epochs` counts rounds, unless `max_steps` says how many steps there are.
+    """
+
+    pair_selector: str = field(
+        default="best_worst",
+        metadata={
+            "help": "Which episodes of a group are pairs: best_worst; all; random, pairs_per_group of them; length, "
+            "the one of greatest difference in reward among those of similar length (pair_length_ratio)."
+        },
+    )
+    pair_margin: float = field(
+        default=0.0, metadata={"help": "Rewards of a pair differ by more than this; a tie is never a pair."}
+    )
+    pairs_per_group: int = field(default=1, metadata={"help": "Pairs of each group, with pair_selector=random."})
+    pair_length_ratio: float = field(
+        default=1.25,
+        metadata={"help": "With pair_selector=length neither of a pair has more sampled tokens than this many times."},
+    )
+    encode_messages: bool = field(
+        default=False,
+        metadata={
+            "help": "Whether episodes without tokens, or with those of another tokenizer, are encoded from their "
+            "messages; else they are refused."
+        },
+    )
+    max_length: int | None = field(
+        default=None,
+        metadata={"help": "Longest sequence (prompt and episode) in tokens; see overlong. None: no limit."},
+    )
+    overlong: str = field(
+        default="drop",
+        metadata={
+            "help": "What becomes of pairs with a longer sequence: drop; cut, each behind its last turn that fits "
+            "whole; error."
+        },
+    )
+    thinking: bool | None = field(
+        default=None, metadata={"help": "Passed to the chat template as enable_thinking; None: the template's default."}
+    )
+
+    # Online.
+    env_kwargs: dict[str, Any] | str | None = field(
+        default=None, metadata={"help": "Arguments of gym.make, such as {'difficulty': 'easy'} (a JSON object)."}
+    )
+    groups_per_round: int = field(
+        default=64, metadata={"help": "Groups played at the beginning of a round, over all processes."}
+    )
+    num_generations: int = field(default=8, metadata={"help": "Episodes of a group: one seed, at least 2."})
+    steps_per_round: int | None = field(
+        default=None,
+        metadata={
+            "help": "Optimizer steps of a round, always as many; its pairs are used again in a new order if they do "
+            "not fill them, and those beyond are left out. None: as many as take one pair of each group."
+        },
+    )
+    num_train_seeds: int = field(default=10_000, metadata={"help": "Distinct seeds of the train split."})
+    num_eval_seeds: int = field(
+        default=64,
+        metadata={"help": "Distinct seeds of the test split that an evaluation plays, if eval_strategy asks."},
+    )
+    temperature: float = field(
+        default=1.0, metadata={"help": "Of sampling; above 0, so that a group's episodes differ."}
+    )
+    top_p: float = field(default=1.0, metadata={"help": "Of sampling."})
+    top_k: int = field(default=0, metadata={"help": "Of sampling; 0 is off."})
+    min_p: float = field(default=0.0, metadata={"help": "Of sampling."})
+    repetition_penalty: float = field(default=1.0, metadata={"help": "Of sampling."})
+    max_completion_length: int = field(
+        default=256,
+        metadata={"help": "Tokens of an episode behind its first prompt, the environment's words included."},
+    )
+    max_turns: int | None = field(default=None, metadata={"help": "Turns of an episode; None: the environment's."})
+    max_turn_tokens: int | None = field(
+        default=None, metadata={"help": "Tokens one turn may have; None: max_completion_length."}
+    )
+    max_episode_s: float | None = field(default=None, metadata={"help": "Seconds an episode may take in all."})
+    max_step_s: float | None = field(default=None, metadata={"help": "Seconds one step of the environment may take."})
+    max_concurrency: int = field(default=128, metadata={"help": "Episodes played at once on each process."})
+    max_refills: int = field(
+        default=10, metadata={"help": "Groups played for each one wanted, where a group_filter drops some."}
+    )
+    save_trajectories: bool = field(
+        default=True, metadata={"help": "Whether every episode is written to output_dir/trajectories."}
+    )
+    use_vllm: bool = field(default=False, metadata={"help": "Whether a vLLM engine in this process samples."})
+    vllm_gpu_memory_utilization: float = field(default=0.3, metadata={"help": "Share of the device for vLLM."})
+    vllm_max_model_length: int | None = field(default=None, metadata={"help": "Context of vLLM; None: the model's."})
+    vllm_model_impl: str = field(default="vllm", metadata={"help": "vllm, or transformers."})
+
+    _VALID_DICT_FIELDS = [*DPOConfig._VALID_DICT_FIELDS, "env_kwargs"]
+
+    def __post_init__(self) -> None:
+        """Check what is ours; on a machine without an accelerator, leave bf16 off."""
+        if self.bf16 is None and not torch.accelerator.is_available():
+            self.bf16 = False
+        self.env_kwargs = check_env_kwargs(self.env_kwargs)
+        super().__post_init__()
+        checks: list[tuple[str, bool, str]] = [
+            ("pair_selector", self.pair_selector in PAIR_SELECTORS, f"one of {', '.join(PAIR_SELECTORS)}"),
+            ("pair_margin", self.pair_margin >= 0, "at least 0"),
+            ("pairs_per_group", self.pairs_per_group >= 1, "at least 1"),
+            ("pair_length_ratio", self.pair_length_ratio >= 1, "at least 1"),
+            ("overlong", self.overlong in OVERLONG, f"one of {', '.join(OVERLONG)}"),
+            ("groups_per_round", self.groups_per_round >= 1, "at least 1"),
+            ("num_generations", self.num_generations >= 2, "at least 2: a pair is two episodes of one seed"),
+            ("steps_per_round", self.steps_per_round is None or self.steps_per_round >= 1, "at least 1, or None"),
+            ("temperature", self.temperature > 0, "above 0, so that episodes of one seed differ"),
+            ("max_refills", self.max_refills >= 1, "at least 1"),
+        ]
+        for name, holds, expected in checks:
+            if not holds:
+                raise InvalidConfigError(f"{name}={getattr(self, name)!r}; it must be {expected}.")
+
+    @property
+    def n_steps_per_round(self) -> int:
+        """Optimizer steps of a round."""
+        if self.steps_per_round is not None:
+            return self.steps_per_round
+        batch = self.per_device_train_batch_size * self.gradient_accumulation_steps * self.world_size
+        return math.ceil(self.groups_per_round / batch)
+
+    def check_online(self) -> None:
+        """Check what matters online only.
+
+        Raises:
+            InvalidConfigError: If settings contradict one another.
+        """
+        if self.sync_ref_model and self.precompute_ref_log_probs:
+            raise InvalidConfigError(
+                "sync_ref_model changes the reference while precompute_ref_log_probs keeps a round's: leave one out."
+            )
+        if self.groups_per_round % self.world_size:
+            raise InvalidConfigError(
+                f"groups_per_round={self.groups_per_round} is no multiple of the {self.world_size} processes: a group "
+                "is played on one."
+            )
+        if self.dataloader_num_workers:
+            raise InvalidConfigError("dataloader_num_workers: rounds are played in this process; leave it at 0.")

@@ -1,0 +1,457 @@
+"""What DPO is fed with: pairs of episodes of one seed as token rows, with the agent's own tokens marked.
+
+Invariants:
+1. A pair's two episodes have one seed of one environment and the same prompt; the chosen one's reward is greater.
+2. Token ids are those that were sampled (or, of plain messages, those that the codec makes of them).
+3. What the environment or the template wrote has mask 0: it is context, and no term of the loss.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from llm_envs.chat import ChatCodec
+from llm_envs.data import Selector, all_pairs, best_worst, fit_rows, preference_pairs, to_groups
+from llm_envs.errors import InvalidConfigError, MissingExtraError
+from llm_envs.rollout import from_messages
+from llm_envs.rollout.prompts import read_jsonl
+from llm_envs.rollout.schedule import derive_seed
+from llm_envs.types import Trajectory, TrajectoryGroup
+
+try:
+    import torch
+    from datasets import Dataset, load_from_disk
+    from trl.data_utils import extract_prompt
+    from trl.trainer.dpo_trainer import DataCollatorForPreference
+except ImportError as error:
+    raise MissingExtraError(f"training needs {error.name}: pip install 'llm-envs[train]'.") from error
+
+from llm_envs.trainers.dpo_config import EnvDPOConfig
+from llm_envs.trainers.functional.pairs import PairSelector
+from llm_envs.trainers.sft_source import in_tokens_of, load_source
+
+__all__ = [
+    "MASKS",
+    "PairCollator",
+    "RoundRows",
+    "as_dataset",
+    "check_tokenizer",
+    "choose_length_controlled",
+    "choose_random",
+    "fit_pairs",
+    "lift_pairs",
+    "load_pairs",
+    "make_selector",
+    "pair_metrics",
+    "pair_rows",
+    "permutation",
+    "share_of_round",
+]
+
+IDS = ("prompt_ids", "chosen_ids", "rejected_ids")
+MASKS = ("chosen_mask", "rejected_mask")
+"""Columns: 1 on the agent's own tokens of `chosen_ids` and `rejected_ids`."""
+
+_KEPT = (*IDS, *MASKS, "chosen_reward", "rejected_reward", "env_id", "group_id", "chosen_member", "rejected_member")
+_N_LOOKED_AT = 32
+"""Pairs whose tokens are compared with their texts: another tokenizer shows in the first."""
+
+Row = dict[str, Any]
+
+
+@dataclass
+class PairCollator(DataCollatorForPreference):
+    """TRL's collator of preferences, whose `completion_mask` is 1 on the agent's own tokens alone."""
+
+    def torch_call(self, examples: list[Row]) -> dict[str, Any]:
+        """Return TRL's batch, the chosen sequences before the rejected ones, with the masks multiplied in."""
+        batch: dict[str, Any] = super().torch_call(examples)
+        own_BT = torch.zeros_like(batch["completion_mask"])
+        width = own_BT.shape[1]
+        masks = [(example, example[name]) for name in MASKS for example in examples]
+        for row, (example, mask) in enumerate(masks):
+            start = len(example["prompt_ids"])
+            kept = torch.tensor(mask, dtype=own_BT.dtype)[: max(width - start, 0)]
+            own_BT[row, start : start + len(kept)] = kept
+        batch["completion_mask"] = batch["completion_mask"] * own_BT
+        return batch
+
+
+class RoundRows(torch.utils.data.Dataset[Row]):
+    """A data set of a fixed length whose rows are looked up when they are asked for: they change with the rounds."""
+
+    def __init__(self, length: int, row_at: Callable[[int], Row]) -> None:
+        self._length, self._row_at = length, row_at
+
+    def __len__(self) -> int:
+        """Return how many there are in each round."""
+        return self._length
+
+    def __getitem__(self, place: int) -> Row:
+        """Return a row of the round under way."""
+        return self._row_at(place)
+
+
+def make_selector(args: EnvDPOConfig) -> Selector:
+    """Return the selector that the settings name; the margin is applied to what it chooses from, too."""
+    if args.pair_selector == "random":
+        return partial(choose_random, seed=args.seed, n_per_group=args.pairs_per_group, margin=args.pair_margin)
+    if args.pair_selector == "length":
+        return partial(choose_length_controlled, max_ratio=args.pair_length_ratio, margin=args.pair_margin)
+    return all_pairs if args.pair_selector == "all" else best_worst
+
+
+def choose_random(
+    members: Sequence[Trajectory], *, seed: int, n_per_group: int = 1, margin: float = 0.0
+) -> list[tuple[Trajectory, Trajectory]]:
+    """Return up to `n_per_group` different pairs of a group, drawn evenly from all above the margin.
+
+    The draw depends on the seed and the group's id and rewards only.
+    """
+    candidates = _above(members, margin)
+    random = Random(derive_seed(seed, "pairs", members[0].group_id)) if members else Random(0)
+    return random.sample(candidates, min(n_per_group, len(candidates)))
+
+
+def choose_length_controlled(
+    members: Sequence[Trajectory], *, max_ratio: float = 1.25, margin: float = 0.0
+) -> list[tuple[Trajectory, Trajectory]]:
+    """Return a group's pair of greatest difference in reward whose lengths are similar, or none.
+
+    DPO learns lengths where the better episodes are longer, or shorter, by the way. Of equal differences the pair that
+    is closest in length is taken, then the earliest.
+
+    Args:
+        members: Of one group.
+        max_ratio: Neither episode has more sampled tokens than this many times the other's.
+        margin: The rewards differ by more than this.
+    """
+
+    def lengths(pair: tuple[Trajectory, Trajectory]) -> tuple[int, int]:
+        one, other = (trajectory.n_sampled_tokens for trajectory in pair)
+        return min(one, other), max(one, other)
+
+    similar = [pair for pair in _above(members, margin) if lengths(pair)[1] <= max_ratio * lengths(pair)[0]]
+    ordered = sorted(similar, key=lambda pair: (pair[1].reward - pair[0].reward, lengths(pair)[1] - lengths(pair)[0]))
+    return ordered[:1]
+
+
+def lift_pairs(pair_selector: PairSelector) -> Selector:
+    """Return a selector of trajectories of one that sees rewards and group ids alone (`functional.pairs`)."""
+
+    def selector(members: Sequence[Trajectory]) -> list[tuple[Trajectory, Trajectory]]:
+        rewards_B = torch.tensor([trajectory.reward for trajectory in members], dtype=torch.float64)
+        pairs_P2 = pair_selector(rewards_B, torch.zeros(len(members), dtype=torch.long))
+        return [(members[better], members[worse]) for better, worse in pairs_P2.tolist()]
+
+    return selector
+
+
+def pair_rows(groups: Iterable[TrajectoryGroup], selector: Selector, *, margin: float = 0.0) -> list[Row]:
+    """Return pairs of groups as token rows: ids, masks, rewards, where they come from, and their messages.
+
+    Left out are ties, whatever the selector says, and pairs of equal tokens, which nothing can be learned from.
+
+    Raises:
+        InvalidConfigError: If a group's episodes have several seeds or environments, or what `preference_pairs` raises.
+    """
+    rows = preference_pairs(map(_checked, groups), selector=selector, margin=margin)
+    return [row for row in rows if row["chosen_ids"] != row["rejected_ids"]]
+
+
+def fit_pairs(rows: Sequence[Row], max_length: int | None, overlong: str) -> tuple[list[Row], dict[str, int]]:
+    """Return pairs whose two sequences have at most `max_length` tokens, and what became of the others.
+
+    Args:
+        rows: Of `pair_rows`.
+        max_length: Most tokens of prompt and episode; None is no limit.
+        overlong: As for `fit_rows`; a pair is left out with either of its two.
+
+    Returns:
+        The rows without their messages, and counts: `overlong`, of which so many were `dropped` and `cut`.
+    """
+    out: list[Row] = []
+    counts = {"overlong": 0, "dropped": 0, "cut": 0}
+    for row in rows:
+        fitted = {key: row[key] for key in _KEPT if key in row}
+        cut, dropped = False, False
+        for name in ("chosen", "rejected"):
+            kept, change = fit_rows([_as_labelled(row, name)], max_length, overlong)
+            cut, dropped = cut or change["cut"] > 0, dropped or not kept
+            if kept:
+                length = len(kept[0]["input_ids"]) - len(row["prompt_ids"])
+                fitted |= {key: list(row[key][:length]) for key in (f"{name}_ids", f"{name}_mask")}
+        counts["overlong"] += cut or dropped
+        counts["dropped"] += dropped
+        counts["cut"] += cut and not dropped
+        if not dropped and fitted["chosen_ids"] != fitted["rejected_ids"]:
+            out.append(fitted)
+    return out, counts
+
+
+def load_pairs(
+    source: str | Path | Dataset | Sequence[Trajectory], codec: ChatCodec, args: EnvDPOConfig, selector: Selector
+) -> list[Row]:
+    """Return the pairs of a saved data set, or of trajectories, as token rows of the model at hand.
+
+    Args:
+        source: Trajectories; what `sft_source.load_source` takes (the folder of a run, `to_dataset`, conversations with
+            `group_id` and `reward`); pairs as token rows (`llm-envs export --to pairs`); or pairs of messages, TRL's
+            `prompt`, `chosen` and `rejected` (a JSONL file, a folder of `datasets`, a `datasets.Dataset`).
+        codec: Of the model that is to learn.
+        args: `pair_margin`, `encode_messages`.
+        selector: Chooses pairs, where the source has episodes.
+
+    Raises:
+        InvalidConfigError: If there is no pair, tokens have no masks or are another tokenizer's, or messages are none.
+    """
+    table = _pair_table(source)
+    if table is None:
+        rows = _rows_of_episodes(source, codec, args, selector)
+    elif all(name in table[0] for name in IDS):
+        rows = _above_margin(_checked_tokens(table), args.pair_margin)
+        check_tokenizer(rows, codec)
+    else:
+        groups = [_messages_group(number, row, codec) for number, row in enumerate(table)]
+        rows = pair_rows(groups, best_worst, margin=args.pair_margin)
+    if not rows:
+        n = f"{len(table)} pairs" if table is not None else "the episodes"
+        raise InvalidConfigError(
+            f"no preference pair is left of {n}: a pair needs two scored episodes of one group whose rewards differ by "
+            f"more than pair_margin={args.pair_margin} and whose tokens differ (pair_selector={args.pair_selector!r}). "
+            "Collect more episodes a group at a higher temperature, on problems that are sometimes solved; "
+            "conversations need group_id and reward."
+        )
+    return rows
+
+
+def check_tokenizer(rows: Sequence[Row], codec: ChatCodec) -> None:
+    """Check that the agent's tokens are those of this model's tokenizer, by the texts where there are messages.
+
+    Raises:
+        InvalidConfigError: If an id is beyond the vocabulary, or tokens do not say what the messages say.
+    """
+    n_known = len(codec.tokenizer)
+    for number, row in enumerate(rows[:_N_LOOKED_AT]):
+        highest = max(max(row[name], default=0) for name in IDS)
+        said = all(_says(row, name, codec) for name in ("chosen", "rejected")) if highest < n_known else False
+        if not said:
+            raise InvalidConfigError(
+                f"the tokens of pair {number} are not this model's: its tokenizer has {n_known} ids, the highest here "
+                f"is {highest}, or they do not read as the messages do. Collect with the model that is to learn, or "
+                "have the messages encoded: encode_messages=True for episodes, and for pairs leave out the columns "
+                f"{', '.join((*IDS, *MASKS))}."
+            )
+
+
+def as_dataset(rows: Sequence[Row], args: EnvDPOConfig) -> Dataset:
+    """Return rows as a data set; with precomputed reference log-probabilities in a folder, where TRL caches them."""
+    if not args.precompute_ref_log_probs:
+        return Dataset.from_list(list(rows))
+    digest = hashlib.blake2b(json.dumps(rows, sort_keys=True).encode(), digest_size=8).hexdigest()
+    folder = Path(args.output_dir or ".") / f"pairs-{digest}"
+    with args.main_process_first(desc="writing pairs"):
+        if not (folder / "state.json").exists():
+            Dataset.from_list(list(rows)).save_to_disk(str(folder))
+    return load_from_disk(str(folder))
+
+
+def share_of_round(pairs: Sequence[Row], n_local: int, *, process_index: int, n_processes: int, seed: int) -> list[Row]:
+    """Return one process's pairs of a round: of a list that all have, shuffled anew each time it is gone through.
+
+    Args:
+        pairs: Of all processes, at least one.
+        n_local: How many each process takes.
+        process_index: Which process this is.
+        n_processes: How many there are.
+        seed: Of the round.
+    """
+    places: list[int] = []
+    while len(places) < n_local * n_processes:
+        places += permutation(len(pairs), derive_seed(seed, len(places)))
+    return [pairs[place] for place in places[process_index : n_local * n_processes : n_processes]]
+
+
+def permutation(n: int, seed: int) -> list[int]:
+    """Return the numbers below `n` in an order that the seed decides."""
+    order = list(range(n))
+    Random(seed).shuffle(order)
+    return order
+
+
+def pair_metrics(pairs: Sequence[Row], n_groups: int) -> dict[str, float]:
+    """Return what is logged of a round's pairs.
+
+    Args:
+        pairs: At least one.
+        n_groups: Groups that were wanted.
+
+    Returns:
+        `n`; `groups`, the share of groups with a pair; the mean `reward_gap`; and `length_gap`, by how many of its own
+        tokens the chosen episode is longer, on average.
+    """
+    gaps = [pair["chosen_reward"] - pair["rejected_reward"] for pair in pairs]
+    longer = [sum(pair["chosen_mask"]) - sum(pair["rejected_mask"]) for pair in pairs]
+    return {
+        "n": float(len(pairs)),
+        "groups": len({pair["group_id"] for pair in pairs}) / n_groups,
+        "reward_gap": sum(gaps) / len(gaps),
+        "length_gap": sum(longer) / len(longer),
+    }
+
+
+def _above(members: Sequence[Trajectory], margin: float) -> list[tuple[Trajectory, Trajectory]]:
+    return [pair for pair in all_pairs(members) if pair[0].reward - pair[1].reward > margin]
+
+
+def _checked(group: TrajectoryGroup) -> TrajectoryGroup:
+    """Return the group, if its episodes can be compared."""
+    played = {(t.env_id, t.seed, json.dumps(dict(t.env_kwargs), sort_keys=True)) for t in group.scored}
+    if len(played) > 1:
+        raise InvalidConfigError(
+            f"group {group.group_id} has episodes of {len(played)} seeds or environments: chosen and rejected must be "
+            "answers to one problem. Give each problem a group_id of its own (runs that were collected apart may have "
+            "the same ones)."
+        )
+    return group
+
+
+def _as_labelled(row: Row, name: str) -> Row:
+    """Return one side of a pair in the form that `fit_rows` takes."""
+    ids, mask = row[f"{name}_ids"], row[f"{name}_mask"]
+    labels = [-100] * len(row["prompt_ids"]) + [i if own else -100 for i, own in zip(ids, mask, strict=True)]
+    return {"input_ids": [*row["prompt_ids"], *ids], "labels": labels}
+
+
+def _pair_table(source: Any) -> list[Row] | None:
+    """Return the rows of a source that has pairs; None if it has something else."""
+    if isinstance(source, str | Path):
+        path = Path(source)
+        if (path / "dataset_info.json").exists():
+            source = load_from_disk(str(path))
+        elif path.is_file() and path.suffix not in (".parquet", ".arrow"):
+            with path.open(encoding="utf-8") as file:
+                first = json.loads(file.readline() or "{}")
+            if not (isinstance(first, dict) and _has_pairs(first)):
+                return None
+            return [dict(row) for _, row in read_jsonl(path)]
+    if isinstance(source, Dataset) and _has_pairs(source.column_names):
+        return [dict(row) for row in source]
+    return None
+
+
+def _has_pairs(names: Iterable[str]) -> bool:
+    return {"chosen", "rejected"} <= set(names) or {"chosen_ids", "rejected_ids"} <= set(names)
+
+
+def _rows_of_episodes(source: Any, codec: ChatCodec, args: EnvDPOConfig, selector: Selector) -> list[Row]:
+    """Return the pairs of a source of episodes."""
+    loaded = load_source(source, codec) if isinstance(source, str | Path | Dataset) else list(source)
+    if loaded and not isinstance(loaded[0], Trajectory):
+        raise InvalidConfigError(
+            "the data set has token rows of single episodes, without rewards or groups, and so no pairs: give the "
+            "folder of the run, or export with --to pairs."
+        )
+    trajectories: list[Trajectory] = [trajectory for trajectory in loaded if isinstance(trajectory, Trajectory)]
+    if args.encode_messages:
+        trajectories = in_tokens_of(codec, trajectories)
+    elif any(trajectory.turns and not trajectory.rows for trajectory in trajectories):
+        raise InvalidConfigError(
+            "there are episodes without tokens (played through a chat API, or without a codec), so that no masks are "
+            "known: collect with codec=ChatCodec(tokenizer), or have their messages encoded: encode_messages=True."
+        )
+    rows = pair_rows(to_groups(trajectories), selector, margin=args.pair_margin)
+    check_tokenizer(rows, codec)
+    return rows
+
+
+def _checked_tokens(rows: Sequence[Row]) -> list[Row]:
+    """Return rows of token ids, if each has masks that fit."""
+    for number, row in enumerate(rows):
+        for ids, mask in zip(IDS[1:], MASKS, strict=True):
+            if row.get(mask) is None:
+                raise InvalidConfigError(
+                    f"pair {number} has {ids} and no {mask}: with several turns what the environment said would be "
+                    "trained. Export with llm-envs export --to pairs, which writes masks, add the column (1 on the "
+                    f"agent's own tokens), or leave out {', '.join(IDS)} so that messages are encoded."
+                )
+            if len(row[mask]) != len(row[ids]) or not any(row[mask]):
+                raise InvalidConfigError(
+                    f"pair {number}: {mask} has {len(row[mask])} places, {sum(map(bool, row[mask]))} of them the "
+                    f"agent's, for {len(row[ids])} {ids}: it must have one for each, and not only zeros."
+                )
+    return [row for row in rows if list(row["chosen_ids"]) != list(row["rejected_ids"])]
+
+
+def _above_margin(rows: Sequence[Row], margin: float) -> list[Row]:
+    """Return the rows without ties; those that say nothing of rewards were chosen by somebody, and stay."""
+    out = []
+    for row in rows:
+        better, worse = row.get("chosen_reward"), row.get("rejected_reward")
+        if better is None or worse is None or better - worse > margin:
+            out.append(row)
+    return out
+
+
+def _says(row: Row, name: str, codec: ChatCodec) -> bool:
+    """Say whether each turn of one side reads as one of its messages does; True where there are none."""
+    messages = row.get(name)
+    if not isinstance(messages, list) or not messages:
+        return True
+    said = [message["content"] or "" for message in messages if message["role"] == "assistant"]
+    places = groupby(zip(row[f"{name}_ids"], row[f"{name}_mask"], strict=True), key=lambda place: bool(place[1]))
+    runs = [np.array([token for token, _ in run], dtype=np.int32) for own, run in places if own]
+    return all(any(_is_of(text, ids, codec) for text in said) for ids in runs)
+
+
+def _is_of(text: str, ids: npt.NDArray[np.int32], codec: ChatCodec) -> bool:
+    """Say whether a turn's tokens are a text: sampled as it stands there, or written in the model's format for it."""
+    return codec.decode_reply(ids).strip() == text.strip() or np.array_equal(ids, codec.encode_reply(text))
+
+
+def _messages_group(number: int, row: Row, codec: ChatCodec) -> TrajectoryGroup:
+    """Return a pair of messages as a group of two."""
+    if "prompt" not in row:
+        row = row | extract_prompt({"chosen": row["chosen"], "rejected": row["rejected"]})
+    parts = {name: row[name] for name in ("prompt", "chosen", "rejected")}
+    if wrong := [name for name, part in parts.items() if not isinstance(part, list) or not part]:
+        raise InvalidConfigError(
+            f"pair {number}: {', '.join(wrong)} must be lists of messages with role and content, such as "
+            '[{"role": "user", "content": "2 + 2?"}]; chosen and rejected are answers to the prompt.'
+        )
+    tools = row.get("tools") or ()
+    tools = json.loads(tools) if isinstance(tools, str) else tools
+    rewards = {"chosen": 1.0, "rejected": 0.0}
+    if row.get("chosen_reward") is not None and row.get("rejected_reward") is not None:
+        rewards = {name: float(row[f"{name}_reward"]) for name in rewards}
+    members = [
+        from_messages(
+            [_without_nones(message) for message in (*row["prompt"], *row[name])],
+            codec=codec,
+            tools=tools,
+            reward=reward,
+            context=len(row["prompt"]),
+            group_id=str(row.get("group_id", number)),
+            member=member,
+        )
+        for member, (name, reward) in enumerate(rewards.items())
+    ]
+    better, worse = rewards.values()
+    kept = members if better > worse else members[:1]  # a tie, or the worse one chosen: no pair
+    return TrajectoryGroup(str(number), members[0].env_id, 0, tuple(kept))
+
+
+def _without_nones(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message without what a table has as None because other rows have it."""
+    return {key: value for key, value in message.items() if value is not None}
