@@ -98,8 +98,8 @@ class EnvPPOTrainer(EnvGRPOTrainer):
 
     def _assistant_opening(self) -> list[int]:
         """Return what the template writes before the assistant speaks."""
-        text = self._player.collector.codec.template.generation_prompt
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
+        codec: Any = self._player.collector.codec
+        ids: list[int] = self._tokenizer.encode(codec.template.generation_prompt, add_special_tokens=False)
         return ids
 
     @property
@@ -258,7 +258,7 @@ class EnvPPOTrainer(EnvGRPOTrainer):
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         """Make the policy's schedule, and the critic's optimizer (AdamW) with a schedule of the same kind."""
-        args = self.args
+        args: Any = self.args
         critic_optimizer = torch.optim.AdamW(
             [parameter for parameter in self.critic.parameters() if parameter.requires_grad],
             lr=args.value_learning_rate,
@@ -284,7 +284,8 @@ class EnvPPOTrainer(EnvGRPOTrainer):
         self._metrics["train"]["value/learning_rate"].append(self._critic_optimizer.learning_rate)
         self._metrics["train"]["value/grad_norm"].append(self._critic_optimizer.step(self.accelerator))
         if self.is_warming_up:
-            self.model.zero_grad(set_to_none=True)
+            model: Any = self.model
+            model.zero_grad(set_to_none=True)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the model as TRL does, and the critic in a folder `critic` beside it."""

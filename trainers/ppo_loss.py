@@ -103,9 +103,15 @@ def episode_tokens(trajectories: Sequence[Trajectory], mask_BT: torch.Tensor) ->
         mask[owner, : len(tokens)] = True
     device = mask_BT.device
     at, present = torch.from_numpy(table).to(device), torch.from_numpy(mask).to(device)
-    turns = [torch.from_numpy(part).to(device) for part in (starts, stops)]
-    last = torch.tensor(last_rows, dtype=torch.long, device=device)
-    return EpisodeTokens(at[..., 0], at[..., 1], present, *turns, last, torch.tensor(bootstraps, device=device))
+    return EpisodeTokens(
+        rows_ES=at[..., 0],
+        columns_ES=at[..., 1],
+        mask_ES=present,
+        starts_EK=torch.from_numpy(starts).to(device),
+        stops_EK=torch.from_numpy(stops).to(device),
+        last_rows_E=torch.tensor(last_rows, dtype=torch.long, device=device),
+        bootstraps_E=torch.tensor(bootstraps, dtype=torch.bool, device=device),
+    )
 
 
 @dataclass(frozen=True)
