@@ -279,6 +279,9 @@ def _check_vocabulary(trunk: Any, policy: Any, tokenizer: Any) -> None:
 
 def _vocabulary(name: str) -> dict[str, int] | None:
     """Return the vocabulary of the tokenizer beside a model; None if there is none."""
+    folder = Path(name)
+    if folder.is_dir() and not any([*folder.glob("*token*"), *folder.glob("vocab*")]):
+        return None  # transformers makes an empty one for some types
     try:
         vocabulary: dict[str, int] = AutoTokenizer.from_pretrained(name).get_vocab()
     except (OSError, ValueError, KeyError):
