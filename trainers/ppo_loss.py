@@ -153,17 +153,18 @@ def estimate(
         penalties_BT: Taken from each token's reward: beta times its KL, where that counts in the reward.
         bootstraps: Whether the value of the final state counts where an episode was truncated.
     """
+    device, mask_BT = values_BT.device, mask_BT.cpu()  # a loop over tokens: an accelerator would only wait
     tokens = episode_tokens(trajectories, mask_BT)
-    values_ES = tokens.gather(values_BT)
+    values_ES = tokens.gather(values_BT.cpu())
     n_tokens = values_ES.shape[1]
     rewards_EK = turn_matrix(turn_rewards).to(values_ES)
     n_missing = tokens.starts_EK.shape[1] - rewards_EK.shape[1]  # turns of episodes without a score
     rewards_EK = torch.nn.functional.pad(rewards_EK, (0, n_missing))
     rewards_ES = place_turn_rewards(rewards_EK, tokens.starts_EK, tokens.stops_EK, n_tokens)
     if penalties_BT is not None:
-        rewards_ES = rewards_ES - tokens.gather(penalties_BT)
+        rewards_ES = rewards_ES - tokens.gather(penalties_BT.cpu())
     counts_E = tokens.bootstraps_E if bootstraps else torch.zeros_like(tokens.bootstraps_E)
-    bootstrap_E = zero_masked(final_values_B[tokens.last_rows_E], counts_E)
+    bootstrap_E = zero_masked(final_values_B.cpu()[tokens.last_rows_E], counts_E)
     advantages_ES, returns_ES = generalised_advantages(
         values_ES,
         rewards_ES,
@@ -174,7 +175,11 @@ def estimate(
         turn_ids_BT=turn_ids(tokens.starts_EK, tokens.stops_EK, n_tokens) if by_turn else None,
     )
     shape = mask_BT.shape
-    return Estimates(tokens.scatter(advantages_ES, shape), tokens.scatter(returns_ES, shape), bootstrap_E)
+    return Estimates(
+        advantages_BT=tokens.scatter(advantages_ES, shape).to(device),
+        returns_BT=tokens.scatter(returns_ES, shape).to(device),
+        bootstrap_E=bootstrap_E.to(device),
+    )
 
 
 def global_moments(values: torch.Tensor, mask: torch.Tensor, total: Reduce) -> tuple[torch.Tensor, torch.Tensor]:

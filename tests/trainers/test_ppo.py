@@ -20,7 +20,6 @@ from llm_envs.rollout import EnvChoice
 from llm_envs.spaces import TextSpace
 from llm_envs.tiny_model import tiny_model, tiny_tokenizer
 from llm_envs.trainers.functional.losses import clipped_surrogate
-from llm_envs.trainers.functional.masking import masked_whiten
 from llm_envs.trainers.grpo import EnvGRPOTrainer
 from llm_envs.trainers.ppo import EnvPPOConfig, EnvPPOTrainer
 from llm_envs.trainers.ppo_loss import episode_tokens, estimate, explained_variance, global_moments
@@ -333,14 +332,16 @@ def test_the_loss_is_the_policys_and_the_critics(make):
     assert log["value/explained_variance"] == pytest.approx(1 - missed.item(), rel=1e-4)
     assert log["value/learning_rate"] == 1e-3 and log["policy/approx_kl"] == pytest.approx(0, abs=1e-6)
     assert "frac_reward_zero_std" not in log
-    whitened = masked_whiten(batch["advantages"], mask)
-    trainer = make()
+    trainer = make(kwargs={"kl_fn": lambda logps, ref, mask: 0.1 * mask}, beta=2.0, value_coef=0.25)
     spread(trainer.critic)
     batches = spy_on_batches(trainer)
     trainer.train()
     assert batches[0]["advantages"][mask].mean().abs() < 1e-5
     assert batches[0]["advantages"][mask].std().item() == pytest.approx(1, abs=1e-4)
-    assert whitened[mask].std().item() == pytest.approx(1, abs=1e-4)
+    log = next(entry for entry in trainer.state.log_history if "value/loss" in entry)
+    assert log["loss"] == pytest.approx(
+        0.25 * errors.mean().item() + 0.2, rel=1e-3
+    )  # beta times the KL, and no policy's
 
 
 def test_kl_in_the_reward_is_paid_token_by_token(make):
