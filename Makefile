@@ -6,6 +6,7 @@
 #   make lint       ruff, and mypy on the installed wheel
 #   make check      what CI runs: test, test-vllm, lint
 #   make bench      the benchmarks, against the numbers that we hold; rewrites the tables of docs/performance.md
+#   make proof      the proof that training learns: what has no result yet (PROOF_ARGS=--fresh: all of it)
 #   make docs       checks links and runs the snippets of the documents
 #   make clean      removes what the above built, environments included
 
@@ -29,7 +30,7 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 # The tests of one file share what they make, so a file stays with one process; tests/conftest.py says which go first.
 PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo test test-vllm lint check bench docs clean
+.PHONY: help demo test test-vllm lint check bench proof docs clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -53,6 +54,9 @@ check:
 
 bench: $(VENV)/.stamp $(VENV_VLLM)/.stamp
 	$(VENV)/bin/python benchmarks/run_all.py --check --vllm-python $(VENV_VLLM)/bin/python --docs docs/performance.md
+
+proof: $(VENV)/.stamp $(VENV_VLLM)/.stamp
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m proof.run --all --vllm-python $(VENV_VLLM)/bin/python --docs docs/learning.md $(PROOF_ARGS)
 
 docs: $(VENV)/.stamp
 	$(VENV)/bin/python -m pytest tests/test_docs.py
