@@ -132,7 +132,7 @@ def finish(report: Report, options: argparse.Namespace) -> int:
     print(text_table(report.columns, report.rows))
     data = {
         "format": FORMAT,
-        "command": " ".join(["python", *sys.argv]),
+        "command": " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
         "commit": find_commit(),
         "hardware": describe_hardware(),
         "versions": describe_versions(),
