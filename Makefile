@@ -3,6 +3,7 @@
 #   make demo       train a tool-using model from nothing, in runs/demo
 #   make test       the tests, on the CPU, offline
 #   make test-vllm  the tests that need vLLM, and the quick ones again, in an environment that has its CPU build
+#   make test-processes   the tests in which several processes train together
 #   make lint       ruff, and mypy on the installed wheel
 #   make check      what CI runs: test, test-vllm, lint
 #   make bench      the benchmarks, against the numbers that we hold; rewrites the tables of docs/performance.md
@@ -30,7 +31,7 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 # The tests of one file share what they make, so a file stays with one process; tests/conftest.py says which go first.
 PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo test test-vllm lint check bench proof docs clean
+.PHONY: help demo test test-vllm test-processes lint check bench proof docs clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -39,10 +40,13 @@ demo: $(VENV)/.stamp
 	$(VENV)/bin/python examples/demo.py --out runs/demo
 
 test: $(VENV)/.stamp
-	$(VENV)/bin/python -m pytest $(PARALLEL) $(PYTEST_ARGS)
+	$(VENV)/bin/python -m pytest -m "not processes" $(PARALLEL) $(PYTEST_ARGS)
+
+test-processes: $(VENV)/.stamp
+	$(VENV)/bin/python -m pytest -m processes $(PYTEST_ARGS)
 
 test-vllm: $(VENV_VLLM)/.stamp
-	LLM_ENVS_REQUIRE_VLLM=1 $(VENV_VLLM)/bin/python -m pytest -m "vllm or not slow" $(PARALLEL) $(PYTEST_ARGS)
+	LLM_ENVS_REQUIRE_VLLM=1 $(VENV_VLLM)/bin/python -m pytest -m "(vllm or not slow) and not processes" $(PARALLEL) $(PYTEST_ARGS)
 
 lint: $(VENV)/.stamp $(TYPES)/.stamp
 	$(VENV)/bin/ruff format --check .

@@ -41,7 +41,7 @@ from llm_envs.trainers.dpo_data import (
 )
 from llm_envs.trainers.functional.pairs import all_pairs as all_pairs_of_rewards
 from llm_envs.trainers.functional.pairs import dpo_loss, hinge_loss, ipo_loss, pair_log_ratios
-from llm_envs.types import SamplingParams
+from llm_envs.types import SamplingParams, TrajectoryGroup
 
 ENV = "test/Say-v0"
 DENSE = EnvChoice("dense", factory=DenseEnv)
@@ -227,8 +227,9 @@ def test_a_pair_has_one_seed_and_no_tie(played):
     tied = [rewarded(t, 0.5, "g", n) for n, t in enumerate(played[:4])]
     assert pair_rows(to_groups(tied), lambda members: [(members[0], members[1])]) == []
     mixed = [rewarded(played[0], 1.0, "g", 0), rewarded(played[4], 0.0, "g", 1)]
+    one = TrajectoryGroup("g", mixed[0].env_id, mixed[0].seed, tuple(mixed))
     with pytest.raises(InvalidConfigError, match="group g has episodes of 2 seeds"):
-        pair_rows(to_groups(mixed), lambda members: [(members[0], members[1])])
+        pair_rows([one], lambda members: [(members[0], members[1])])
     twice = [rewarded(played[0], 1.0, "g", 0), rewarded(played[0], 0.0, "g", 1)]
     assert pair_rows(to_groups(twice), lambda members: [(members[0], members[1])]) == []  # equal tokens say nothing
 
@@ -515,6 +516,7 @@ trainer.close()
 
 
 @pytest.mark.slow
+@pytest.mark.processes
 def test_two_processes_train_on_one_list_of_pairs(settings, tiny_folder, tmp_path):
     """One of them has slow episodes that often fail: nothing waits for it but the round's end, and nothing hangs."""
     (tmp_path / "program.py").write_text(TWO_PROCESSES)

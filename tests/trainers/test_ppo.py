@@ -326,6 +326,7 @@ for critic in (None, {model!r}):
 
 
 @pytest.mark.slow
+@pytest.mark.processes
 def test_two_processes_take_the_same_steps(tiny_folder, tmp_path):
     """Policy and critic stay alike though the episodes differ; advantages are whitened over both."""
     program = tmp_path / "ranks.py"
