@@ -23,9 +23,8 @@ from typing import TYPE_CHECKING, Any, cast
 from llm_envs.chat import ChatCodec
 from llm_envs.data import Selector, to_groups
 from llm_envs.errors import InvalidConfigError, MissingExtraError
-from llm_envs.policies.transformers import TransformersPolicy
 from llm_envs.registration import task_spec
-from llm_envs.rollout import Collector, RolloutLimits
+from llm_envs.rollout import Collector
 from llm_envs.rollout.curriculum import Curriculum
 from llm_envs.rollout.filters import GroupFilter
 from llm_envs.rollout.schedule import derive_seed
@@ -54,10 +53,10 @@ from llm_envs.trainers.dpo_data import (
     permutation,
     share_of_round,
 )
-from llm_envs.trainers.generation import GenerationPlayer
+from llm_envs.trainers.generation import STATE_FILE, GenerationPlayer, make_collector, own_policy
 from llm_envs.trainers.items import Items, index_dataset, make_items
 from llm_envs.trainers.settings import check_env_kwargs, load_training_tokenizer
-from llm_envs.types import SamplingParams, Trajectory
+from llm_envs.types import Trajectory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -65,9 +64,6 @@ if TYPE_CHECKING:
 __all__ = ["EnvDPOConfig", "EnvDPOTrainer"]
 
 logger = logging.getLogger(__name__)
-
-STATE_FILE = "llm_envs_state.json"
-"""In a checkpoint: where the source of episodes stands, and the pairs of a round that is not at its end."""
 
 MAX_EMPTY_ROUNDS = 3
 """Where no pair comes of a round, other items are played in its place; after so many it is the end of training."""
@@ -223,10 +219,10 @@ class EnvDPOTrainer(DPOTrainer):
         """The episodes of the latest round on this process."""
         self._engine: Any = None
         self._is_filtered = group_filter is not None  # it has played further groups already
-        self._policy = self._start_vllm() if args.use_vllm else self._start_transformers()
+        self._policy = self._start_vllm() if args.use_vllm else own_policy(self)
         folder = Path(args.output_dir or ".") / "trajectories" / f"process-{self.accelerator.process_index}"
         self._player = GenerationPlayer(
-            self._start_collector(),
+            make_collector(self.items["train"], self._policy, self._codec, args),
             self.items,
             process_index=self.accelerator.process_index,
             folder=folder if args.save_trajectories else None,
@@ -254,48 +250,6 @@ class EnvDPOTrainer(DPOTrainer):
             trust_remote_code=args.trust_remote_code,
         )
         return self._engine.policy
-
-    def _start_transformers(self) -> TransformersPolicy:
-        if self.is_fsdp_enabled or self.is_deepspeed_enabled:
-            raise InvalidConfigError(
-                "the transformers policy cannot sample under FSDP or DeepSpeed, where every forward pass is a "
-                "collective and episodes end at different turns: set use_vllm=True."
-            )
-        return TransformersPolicy(
-            self.accelerator.unwrap_model(self.model), self._tokenizer, max_batch_size=self.args.max_concurrency
-        )
-
-    def _start_collector(self) -> Collector:
-        args = self.args
-        if args.max_completion_length >= self._policy.max_model_len:
-            raise InvalidConfigError(
-                f"max_completion_length={args.max_completion_length} leaves no room for a prompt in the model's "
-                f"context of {self._policy.max_model_len} tokens: lower it."
-            )
-        return Collector(
-            self.items["train"].source,
-            self._policy,
-            codec=self._codec,
-            sampling=SamplingParams(
-                max_new_tokens=args.max_turn_tokens or args.max_completion_length,
-                temperature=args.temperature,
-                top_p=args.top_p,
-                top_k=args.top_k,
-                min_p=args.min_p,
-                repetition_penalty=args.repetition_penalty,
-                thinking=args.thinking,
-            ),
-            limits=RolloutLimits(
-                max_turns=args.max_turns,
-                max_turn_tokens=args.max_turn_tokens,
-                max_completion_tokens=args.max_completion_length,
-                max_episode_s=args.max_episode_s,
-                max_step_s=args.max_step_s,
-            ),
-            seed=args.seed,
-            max_concurrency=args.max_concurrency,
-            progress=False,
-        )
 
     def get_train_dataloader(self) -> Any:
         """Return TRL's; online one whose batches are those of the round that the trainer's step is in."""

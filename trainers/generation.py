@@ -17,26 +17,86 @@ from itertools import chain, count, islice
 from pathlib import Path
 from typing import Any
 
+from llm_envs.chat import ChatCodec
 from llm_envs.errors import InvalidConfigError, MissingExtraError, RolloutFailedError
 from llm_envs.metrics import average_metrics, metrics_by, trajectory_metrics
-from llm_envs.rollout import Collector, EpisodeSpec, TrajectoryWriter
+from llm_envs.policies.transformers import TransformersPolicy
+from llm_envs.rollout import Collector, EpisodeSpec, RolloutLimits, TrajectoryWriter
 from llm_envs.rollout.episode import errored_trajectory
 from llm_envs.rollout.filters import GroupFilter
 from llm_envs.rollout.source import group_specs
 from llm_envs.trainers.items import Items, refills
-from llm_envs.types import Trajectory
+from llm_envs.types import SamplingParams, Trajectory
 
 try:
     from accelerate.utils import gather_object
 except ImportError as error:
     raise MissingExtraError(f"training needs {error.name}: pip install 'llm-envs[train]'.") from error
 
-__all__ = ["MAX_FAILED_GENERATIONS", "GenerationPlayer"]
+__all__ = ["MAX_FAILED_GENERATIONS", "STATE_FILE", "GenerationPlayer", "make_collector", "own_policy"]
 
 logger = logging.getLogger(__name__)
 
 MAX_FAILED_GENERATIONS = 3
 """One generation may fall to an outage; after three in a row nobody is helped by going on."""
+
+
+STATE_FILE = "llm_envs_state.json"
+"""In a checkpoint: where the source of episodes and its curriculum stand."""
+
+
+def own_policy(trainer: Any) -> TransformersPolicy:
+    """Return the policy that samples with the trainer's own model.
+
+    Raises:
+        InvalidConfigError: Under FSDP or DeepSpeed.
+    """
+    if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
+        raise InvalidConfigError(
+            "the transformers policy cannot sample under FSDP or DeepSpeed, where every forward pass is a collective "
+            "and episodes end at different turns: set use_vllm=True."
+        )
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    return TransformersPolicy(model, trainer._tokenizer, max_batch_size=trainer.args.max_concurrency)
+
+
+def make_collector(items: Items, policy: Any, codec: ChatCodec, args: Any, **others: Any) -> Collector:
+    """Return the collector of a trainer.
+
+    Args:
+        items: What is played in training; a wrong level or argument is said at once.
+        policy: What samples.
+        codec: Of the trainer's tokenizer.
+        args: The trainer's settings, with its limits and sampling parameters.
+        **others: What else `Collector` takes.
+
+    Raises:
+        InvalidConfigError: If a completion leaves no room for a prompt.
+    """
+    max_completion = int(args.max_completion_length or 256)
+    if max_completion >= policy.max_model_len:
+        raise InvalidConfigError(
+            f"max_completion_length={max_completion} leaves no room for a prompt in the model's "
+            f"context of {policy.max_model_len} tokens: lower it."
+        )
+    sampling = SamplingParams(
+        max_new_tokens=args.max_turn_tokens or max_completion,
+        temperature=args.temperature,
+        top_p=args.top_p,
+        top_k=args.top_k or 0,
+        min_p=args.min_p or 0.0,
+        repetition_penalty=args.repetition_penalty,
+        thinking=args.thinking,
+    )
+    limits = RolloutLimits(
+        max_turns=args.max_turns,
+        max_turn_tokens=args.max_turn_tokens,
+        max_completion_tokens=max_completion,
+        max_episode_s=args.max_episode_s,
+        max_step_s=args.max_step_s,
+    )
+    others = {"sampling": sampling, "limits": limits, "seed": args.seed, "progress": False, **others}
+    return Collector(items.source, policy, codec=codec, max_concurrency=args.max_concurrency, **others)
 
 
 class GenerationPlayer:

@@ -29,7 +29,7 @@ from llm_envs.errors import InvalidConfigError, MissingExtraError, ModelError
 from llm_envs.policies.transformers import TransformersPolicy
 from llm_envs.registration import task_spec
 from llm_envs.rewards import RewardFns
-from llm_envs.rollout import Collector, ContextFn, RolloutLimits
+from llm_envs.rollout import Collector, ContextFn
 from llm_envs.rollout.curriculum import Curriculum
 from llm_envs.rollout.filters import GroupFilter
 from llm_envs.rollout.source import Envs, group_specs
@@ -50,7 +50,7 @@ from llm_envs.trainers.functional.advantages import AdvantageFn
 from llm_envs.trainers.functional.kl import KLFn, k3
 from llm_envs.trainers.functional.losses import LossFn
 from llm_envs.trainers.functional.masking import trim_padding
-from llm_envs.trainers.generation import GenerationPlayer
+from llm_envs.trainers.generation import STATE_FILE, GenerationPlayer, make_collector, own_policy
 from llm_envs.trainers.grpo_config import EnvGRPOConfig
 from llm_envs.trainers.grpo_loss import (
     LossHooks,
@@ -64,7 +64,7 @@ from llm_envs.trainers.grpo_loss import (
 from llm_envs.trainers.items import Items, index_dataset, make_items
 from llm_envs.trainers.settings import check_env_kwargs, check_forks, load_training_tokenizer, training_template
 from llm_envs.trainers.weight_sync import ColocatedEngine
-from llm_envs.types import SamplingParams, Trajectory
+from llm_envs.types import Trajectory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -74,9 +74,6 @@ if TYPE_CHECKING:
 __all__ = ["EnvGRPOConfig", "EnvGRPOTrainer"]
 
 logger = logging.getLogger(__name__)
-
-STATE_FILE = "llm_envs_state.json"
-"""In a checkpoint: where the source of episodes and its curriculum stand."""
 
 
 class EnvGRPOTrainer(GRPOTrainer):
@@ -179,7 +176,7 @@ class EnvGRPOTrainer(GRPOTrainer):
         """Of the latest forward pass, for a KL of the user's."""
         # TRL judges truncation by the last token, the environment's in a multi-turn row: we carry our own flag.
         self._mask_truncated, self.mask_truncated_completions = self.mask_truncated_completions, False
-        self._policy = self._start_vllm() if use_vllm else self._start_transformers()
+        self._policy = self._start_vllm() if use_vllm else own_policy(self)
         folder = Path(args.output_dir or ".") / "trajectories" / f"process-{self.accelerator.process_index}"
         self._player = GenerationPlayer(
             self._start_collector(),
@@ -212,53 +209,13 @@ class EnvGRPOTrainer(GRPOTrainer):
         self._last_loaded_step = -1
         return self.vllm_generation.policy
 
-    def _start_transformers(self) -> TransformersPolicy:
-        if self.is_fsdp_enabled or self.is_deepspeed_enabled:
-            raise InvalidConfigError(
-                "the transformers policy cannot sample under FSDP or DeepSpeed, where every forward pass is a "
-                "collective and episodes end at different turns: set use_vllm=True."
-            )
-        return TransformersPolicy(
-            self.accelerator.unwrap_model(self.model), self._tokenizer, max_batch_size=self.args.max_concurrency
-        )
-
     def _start_collector(self) -> Collector:
         args = self.args
-        max_model_len, max_completion = self._policy.max_model_len, int(args.max_completion_length or 256)
-        if max_completion >= max_model_len:
-            raise InvalidConfigError(
-                f"max_completion_length={max_completion} leaves no room for a prompt in the model's "
-                f"context of {max_model_len} tokens: lower it."
-            )
-        return Collector(
-            self.items["train"].source,  # a wrong level or argument is said at once
-            self._policy,
-            codec=ChatCodec(
-                self._tokenizer,
-                thinking=args.thinking,
-                chat_template=training_template(self._tokenizer) if args.use_training_template else None,
-            ),
-            sampling=SamplingParams(
-                max_new_tokens=args.max_turn_tokens or max_completion,
-                temperature=args.temperature,
-                top_p=args.top_p,
-                top_k=args.top_k or 0,
-                min_p=args.min_p or 0.0,
-                repetition_penalty=args.repetition_penalty,
-                thinking=args.thinking,
-            ),
-            limits=RolloutLimits(
-                max_turns=args.max_turns,
-                max_turn_tokens=args.max_turn_tokens,
-                max_completion_tokens=max_completion,
-                max_episode_s=args.max_episode_s,
-                max_step_s=args.max_step_s,
-            ),
-            history=cast("History", args.history),
-            context_fn=self._context_fn,
-            seed=args.seed,
-            max_concurrency=args.max_concurrency,
-            progress=False,
+        template = training_template(self._tokenizer) if args.use_training_template else None
+        codec = ChatCodec(self._tokenizer, thinking=args.thinking, chat_template=template)
+        history = cast("History", args.history)
+        return make_collector(
+            self.items["train"], self._policy, codec, args, history=history, context_fn=self._context_fn
         )
 
     @property
