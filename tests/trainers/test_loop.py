@@ -332,7 +332,8 @@ def test_gradient_checkpointing_and_dropout(tiny_folder):
         model = load_model(tiny_folder, attention_dropout=0.5)
         assert model.model.layers[0].self_attn.attention_dropout == 0.5
         state = sgd_state(model, gradient_checkpointing=again)
-        assert model.is_activation_checkpointing is again
+        newer = hasattr(model, "is_activation_checkpointing")  # releases of transformers differ in the name
+        assert (model.is_activation_checkpointing if newer else model.is_gradient_checkpointing) is again
         take = create_optimizer_step(None)
         training_step(state, as_batch(FOUR), optimizer_step_fn=take)
         grads[again] = copy.deepcopy(model.state_dict())
