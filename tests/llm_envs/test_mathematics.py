@@ -341,11 +341,12 @@ UNBOUNDED = [
 ]
 
 
+@pytest.mark.alone  # how far a limit is overrun is measured
 @pytest.mark.parametrize("answer", UNBOUNDED)
 def test_an_answer_without_end_is_undecided_in_time_and_the_next_check_works(checker, answer):
     started = time.perf_counter()
     comparison = checker.compare(answer, "5", timeout_s=0.3)
-    assert time.perf_counter() - started < 20
+    assert time.perf_counter() - started < 0.3 + 1.0
     assert comparison.verdict == "undecided"
     assert comparison.reason == "over the time limit of 0.3 s"
     assert checker.compare("\\frac{10}{2}", "5", timeout_s=60)

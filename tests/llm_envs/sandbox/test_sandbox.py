@@ -118,11 +118,12 @@ def test_broken_source_is_a_result(session, code):
     assert session.run("1").value == "1"
 
 
+@pytest.mark.alone  # how far a limit is overrun is measured
 def test_time_limit(hurried):
     hurried.run("x = 1")
     started = time.perf_counter()
     result = hurried.run("while True: pass")
-    assert 0.4 < time.perf_counter() - started < 30
+    assert 0.4 < time.perf_counter() - started < 0.5 + 1.0
     assert (result.error, result.stopped, result.succeeded) == ("TimeoutError", "time", False)
     assert "[stopped: over the time limit of 0.5 s]" in result.output
     after = hurried.run("x")
