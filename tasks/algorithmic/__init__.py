@@ -1,0 +1,1 @@
+"""Algorithms carried out by hand."""

@@ -1,0 +1,1 @@
+"""Code, run in the sandbox."""

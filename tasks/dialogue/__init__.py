@@ -1,0 +1,1 @@
+"""Conversations with a scripted or a played user."""

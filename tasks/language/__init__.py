@@ -1,0 +1,1 @@
+"""Language and format: what a program can verify about a text."""

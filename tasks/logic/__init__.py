@@ -1,0 +1,1 @@
+"""Logic: puzzles whose answer can be proved."""
