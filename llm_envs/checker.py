@@ -17,9 +17,9 @@ from gymnasium.envs.registration import load_env_creator
 from llm_envs.clauses import CLAUSES
 from llm_envs.errors import TaskCheckError
 from llm_envs.registration import task_spec
-from llm_envs.subject import BrokenClause, Subject
+from llm_envs.subject import QUICK, THOROUGH, BrokenClause, Effort, Subject
 
-__all__ = ["CheckReport", "ClauseResult", "check_task"]
+__all__ = ["QUICK", "THOROUGH", "CheckReport", "ClauseResult", "Effort", "check_task"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +55,12 @@ class CheckReport:
         return "\n".join([f"{self.env_id} {dict(self.env_kwargs)}", *lines])
 
 
-def check_task(env_id: str, *, raise_on_failure: bool = True, **kwargs: Any) -> CheckReport:
+def check_task(env_id: str, *, effort: Effort = QUICK, raise_on_failure: bool = True, **kwargs: Any) -> CheckReport:
     """Check that a registered task keeps the environment contract.
 
     Args:
         env_id: Its id.
+        effort: How many seeds, problems and spoilt actions are looked at: `QUICK`, `THOROUGH` or your own.
         raise_on_failure: Whether to raise if a clause does not hold.
         **kwargs: Keyword arguments of the task, such as `difficulty`. A split given here is replaced where both are
         looked at.
@@ -72,7 +73,7 @@ def check_task(env_id: str, *, raise_on_failure: bool = True, **kwargs: Any) -> 
         TaskCheckError: If a clause does not hold; the message lists all that do not, those with one error together.
     """
     task_spec(env_id)
-    subject = Subject(env_id, kwargs)
+    subject = Subject(env_id, kwargs, effort)
     results = []
     for clause in CLAUSES:
         try:

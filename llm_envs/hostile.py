@@ -10,7 +10,7 @@ from typing import Any
 from llm_envs.parsers import format_answer, format_tool_call
 from llm_envs.spaces import MAX_TEXT_LENGTH
 
-__all__ = ["HostileAction", "hostile_actions"]
+__all__ = ["HostileAction", "hostile_actions", "mutate"]
 
 HostileAction = Callable[[Any, str, random.Random], str]
 """(environment, last observation, random source) to action."""
@@ -94,6 +94,34 @@ _ARGUMENTS: dict[str, Any] = {
     "long texts": "(" * 50_000,
     "an answer": json.dumps(format_answer(1)),
 }
+
+
+def mutate(text: str, rng: random.Random) -> str:
+    """Return a text with one to three small changes, as a model makes them that has nearly learned the form."""
+    for _ in range(rng.randint(1, 3)):
+        start, stop = sorted(rng.randint(0, len(text)) for _ in range(2))
+        text = rng.choice(_MUTATIONS)(text[:start], text[start:stop], text[stop:], rng)
+    return text
+
+
+_PIECES = (
+    *("<answer>", "</answer>", "<think>", "</think>", "<tool_call>", "</tool_call>", "{", "}", '"', ",", " ", "\n"),
+    *("-", "0", "1", "99", "e9", ".", "None", "\ud800", "\x00", "é"),
+)
+
+_MUTATIONS: tuple[Callable[[str, str, str, random.Random], str], ...] = (
+    lambda before, middle, after, rng: before + after,
+    lambda before, middle, after, rng: before + middle + middle + after,
+    lambda before, middle, after, rng: before + middle[::-1] + after,
+    lambda before, middle, after, rng: before + middle.swapcase() + after,
+    lambda before, middle, after, rng: before + rng.choice(_PIECES) + middle + after,
+    lambda before, middle, after, rng: before + rng.choice(_PIECES) + after,
+    lambda before, middle, after, rng: before + _random_text(rng) + middle + after,
+    lambda before, middle, after, rng: before + "".join(rng.choice("0123456789") for _ in middle[:4]) + after,
+    lambda before, middle, after, rng: before + middle,
+    lambda before, middle, after, rng: after + before,
+)
+"""What happens to a text in three parts."""
 
 
 def _constant(text: str) -> HostileAction:

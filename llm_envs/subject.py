@@ -12,15 +12,31 @@ from typing import Any, SupportsFloat
 import gymnasium as gym
 
 from llm_envs.env import SPLITS, TextEnv, canonical_json
-from llm_envs.hostile import HostileAction, hostile_actions
+from llm_envs.hostile import HostileAction, hostile_actions, mutate
 
-__all__ = ["BrokenClause", "Player", "Step", "Subject", "play"]
+__all__ = ["QUICK", "THOROUGH", "BrokenClause", "Effort", "Player", "Step", "Subject", "play"]
 
-N_SEEDS = 20
-"""Episodes of the oracle."""
-N_DRAWS = 300
-"""Problems that are drawn, half of them in each split."""
-_N_HOSTILE_EPISODES = 30
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How much of a task is looked at."""
+
+    n_seeds: int
+    """Episodes of the oracle."""
+    n_draws: int
+    """Problems that are drawn, half of them in each split."""
+    n_hostile_episodes: int
+    """Of each kind of hostile action."""
+    n_fuzzed: int
+    """Mutated and hostile actions in the middle of good play."""
+    n_pairs: int
+    """Neighbouring seeds whose problems are compared."""
+
+
+QUICK = Effort(n_seeds=20, n_draws=300, n_hostile_episodes=30, n_fuzzed=100, n_pairs=60)
+"""Seconds: while a task is written."""
+THOROUGH = Effort(n_seeds=200, n_draws=2_000, n_hostile_episodes=30, n_fuzzed=1_000, n_pairs=10_000)
+"""A minute, perhaps: before it is published."""
 
 
 class BrokenClause(Exception):
@@ -44,6 +60,15 @@ class Step:
         return (self.terminated or self.truncated) and self.info.get("is_success") is True
 
 
+@dataclass(frozen=True, slots=True)
+class FailedEpisode:
+    """An episode that an exception ended."""
+
+    action: str
+    """The last one."""
+    error: Exception
+
+
 Player = Callable[[TextEnv, str], str]
 """(task, last observation) to action."""
 
@@ -54,6 +79,7 @@ class Subject:
 
     env_id: str
     kwargs: Mapping[str, Any] = field(default_factory=dict)
+    effort: Effort = QUICK
 
     def make(self, **more: Any) -> gym.Env[str, str]:
         """Make the environment, with some keyword arguments replaced."""
@@ -72,7 +98,7 @@ class Subject:
     @cached_property
     def oracle_episodes(self) -> list[list[Step]]:
         """The oracle's episodes, by seed."""
-        return [play(self.env, seed, ask_oracle) for seed in range(N_SEEDS)]
+        return [play(self.env, seed, ask_oracle) for seed in range(self.effort.n_seeds)]
 
     @cached_property
     def hostile_episodes(self) -> dict[str, list[list[Step] | Exception]]:
@@ -83,7 +109,7 @@ class Subject:
         for name, act in hostile_actions(self.task.tools).items():
             player = partial(_act_hostile, act, rng)
             played = episodes[name] = []
-            for seed in range(3 if "long" in name else _N_HOSTILE_EPISODES):
+            for seed in range(3 if "long" in name else self.effort.n_hostile_episodes):
                 try:
                     played.append(play(self.env, seed, player))
                 except Exception as error:
@@ -91,10 +117,37 @@ class Subject:
         return episodes
 
     @cached_property
+    def fuzzed_episodes(self) -> list[list[Step] | FailedEpisode]:
+        """Episodes, by seed, of an oracle half of whose actions are spoilt: `effort.n_fuzzed` spoilt ones."""
+        rng = random.Random(0)
+        self.env.reset(seed=0)
+        hostile = [act for name, act in hostile_actions(self.task.tools).items() if "long" not in name]
+        episodes: list[list[Step] | FailedEpisode] = []
+        n_spoilt = 0
+
+        def act(task: TextEnv, observation: str) -> str:
+            nonlocal n_spoilt, latest
+            latest = task.oracle()
+            if rng.random() < 0.5:
+                n_spoilt += 1
+                latest = mutate(latest, rng) if rng.random() < 0.8 else rng.choice(hostile)(task, observation, rng)
+            return latest
+
+        while n_spoilt < self.effort.n_fuzzed:
+            latest = ""
+            try:
+                episodes.append(play(self.env, len(episodes), act))
+            except Exception as error:
+                episodes.append(FailedEpisode(latest, error))
+                break
+        return episodes
+
+    @cached_property
     def all_steps(self) -> list[Step]:
         """The steps of all these episodes."""
         hostile = [steps for played in self.hostile_episodes.values() for steps in played if isinstance(steps, list)]
-        return [step for steps in [*self.oracle_episodes, *hostile] for step in steps]
+        fuzzed = [steps for steps in self.fuzzed_episodes if isinstance(steps, list)]
+        return [step for steps in [*self.oracle_episodes, *hostile, *fuzzed] for step in steps]
 
     @cached_property
     def drawn_problems(self) -> list[str]:
@@ -103,7 +156,7 @@ class Subject:
         for split in SPLITS:
             env = self.make(split=split)
             env.reset(seed=0)
-            for _ in range(N_DRAWS // 2):
+            for _ in range(self.effort.n_draws // 2):
                 env.reset()
                 problems.append(problem_of(env))
         return problems

@@ -1,5 +1,6 @@
 """Each clause of `check_task` is tripped by a task that is broken in just that way, and by nothing else."""
 
+import dataclasses
 import random
 import time
 from functools import partial
@@ -15,6 +16,7 @@ from llm_envs.errors import InvalidActionError, TaskCheckError, UnknownTaskError
 from llm_envs.parsers import PARSERS, create_xml_parser, format_answer, format_tool_call, parse_reply
 from llm_envs.registration import register_task
 from llm_envs.spaces import TextSpace
+from llm_envs.subject import THOROUGH
 
 DOCSTRING = """Say the number.
 
@@ -150,6 +152,13 @@ class SeedsGlobally(Sound):
         np.random.seed(0)
 
 
+class NeighboursAreAlike(Sound):
+    # One seed in ten gives the problem of the one before it.
+
+    def reset(self, *, seed=None, options=None):
+        return super().reset(seed=seed - (seed % 10 == 1) if seed else seed, options=options)
+
+
 class SharesSeeds(Sound):
     # Seeds 0 to 49 give one problem.
 
@@ -221,6 +230,21 @@ class AcceptsAnyAnswerThatContainsIt(Sound):
 
     def is_correct(self, answer):
         return str(self.problem["n"]) in answer
+
+
+class RaisesOnNearMisses(Sound):
+    def is_correct(self, answer):
+        if answer.startswith(self.solution()[:4]):
+            return int(answer) == self.problem["n"]
+        return False
+
+
+class PaysTwice(SoundGame):
+    def play(self, action):
+        outcome = super().play(action)
+        if not outcome.terminated and self.said_yes and str(self.problem["n"]) in action:
+            return Outcome("Nearly.", {"correct": 1.0, "malformed": 0.0})
+        return outcome
 
 
 class NeverEnds(SoundGame):
@@ -299,6 +323,7 @@ BROKEN = [
     (LeaksBetweenEpisodes, "is_deterministic"),
     (SeedsGlobally, "leaves_global_randomness_alone"),
     (SharesSeeds, "depends_on_the_seed"),
+    (NeighboursAreAlike, "depends_on_the_seed"),
     (FewProblems, "has_honest_n_problems"),
     (IgnoresTheSplit, "has_disjoint_splits"),
     (IgnoresItsSplitKey, "has_disjoint_splits"),
@@ -306,6 +331,8 @@ BROKEN = [
     (OracleIsSometimesWrong, "oracle_earns_the_maximum"),
     (OracleEarnsLess, "oracle_earns_the_maximum"),
     (RaisesOnBadAnswers, "never_raises"),
+    (RaisesOnNearMisses, "withstands_fuzzing"),
+    (PaysTwice, "withstands_fuzzing"),
     (AcceptsAnyAnswerThatContainsIt, "is_not_won_by_nonsense"),
     (NeverEnds, "ends_its_episodes"),
     (PaysBesideItsComponents, "rewards_are_weighted_components"),
@@ -355,6 +382,15 @@ def test_a_task_that_cannot_be_written_down(registered):
 def test_every_clause_has_a_broken_task():
     tripped = {clause for _, clause in BROKEN} | {"has_a_json_spec"}
     assert tripped == {clause.__name__ for clause in CLAUSES}
+
+
+def test_a_thorough_check_looks_at_more(registered):
+    report = check_task(registered(Sound), effort=dataclasses.replace(THOROUGH, n_pairs=2_000))
+    details = {result.clause: result.detail for result in report.results}
+    assert details["depends_on_the_seed"] == "60 problems from 60 seeds, 0 of 2000 neighbours alike"
+    assert details["oracle_earns_the_maximum"] == "100% of 200 episodes"
+    n_actions = int(details["withstands_fuzzing"].split()[0])
+    assert 1_800 < n_actions < 2_200  # one in two of them is spoilt, 1,000 in all
 
 
 def test_the_error_lists_all_that_is_broken(registered):
