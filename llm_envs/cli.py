@@ -7,13 +7,10 @@ Everything heavy is imported where it is used, so that `llm-envs --help` is quic
 from __future__ import annotations
 
 import argparse
-import ast
-import importlib.util
 import json
 import os
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -21,7 +18,7 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llm_envs import collect_command, export_command
+from llm_envs import collect_command, export_command, task_commands
 from llm_envs.arguments import (
     add_env_arguments,
     add_sampling_arguments,
@@ -30,7 +27,7 @@ from llm_envs.arguments import (
     require_model,
     require_text,
 )
-from llm_envs.errors import InvalidConfigError, LLMEnvsError, RolloutFailedError, TaskCheckError, UnknownTaskError
+from llm_envs.errors import InvalidConfigError, LLMEnvsError, RolloutFailedError, UnknownTaskError
 from llm_envs.players import Player, add_player_arguments, open_player
 from llm_envs.reporting import visible_text
 
@@ -95,9 +92,8 @@ def _parser() -> argparse.ArgumentParser:
         command.set_defaults(run=run)
         return command
 
-    add("list", _list, "Print every task's id with a line about it.")
-    check = add("check", _check, "Check that tasks keep the environment contract.")
-    check.add_argument("ids", nargs="+", metavar="ID")
+    task_commands.add_list_arguments(add("list", task_commands.list_tasks, "Print the tasks, with a line about each."))
+    task_commands.add_check_arguments(add("check", task_commands.check, "Check that tasks keep the contract."))
     _add_play_arguments(add("play", _play, "Play a task and print the conversation with its rewards."))
     collect_command.add_arguments(add("collect", collect_command.run, "Play tasks into a folder, or go on with a run."))
     export_command.add_arguments(add("export", export_command.run, "Write a collected run in a form that others read."))
@@ -132,73 +128,6 @@ def _add_doctor_arguments(parser: argparse.ArgumentParser) -> None:
         "--thinking", choices=["on", "off"], help="the template's enable_thinking; default: what the template does"
     )
     parser.add_argument("--colour", choices=["auto", "always", "never"], default="auto", help="default: on a terminal")
-
-
-# --- list -------------------------------------------------------------------------------------------------------------
-
-
-def _list(arguments: argparse.Namespace) -> None:
-    from llm_envs.registration import task_ids, task_spec
-
-    ids = task_ids()
-    width = max(map(len, ids), default=0)
-    for task_id in ids:
-        print(f"{task_id:{width}}  {visible_text(_summary(task_spec(task_id).entry_point))}".rstrip())
-
-
-def _summary(entry_point: object) -> str:
-    """Return the first line of a task's docstring, read from its source: no task module is imported for a list."""
-    if not isinstance(entry_point, str):
-        return (getattr(entry_point, "__doc__", None) or "").strip().split("\n")[0]
-    module, _, name = entry_point.partition(":")
-    try:
-        found = importlib.util.find_spec(module)
-        if found is None:
-            return f"(cannot be read: No module named {module!r})"
-        tree = ast.parse(Path(str(found.origin)).read_bytes())
-    except ImportError as error:
-        return f"(cannot be read: {error})"
-    except Exception as error:
-        return f"(cannot be read: {_one_line(error)})"
-    nodes = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name]
-    if not nodes and not _may_bind(tree, name):
-        return f"(cannot be made: the module {module!r} has no class {name!r})"
-    docstring = (ast.get_docstring(nodes[0]) if nodes else None) or ""
-    return docstring.split("\n")[0]
-
-
-def _may_bind(tree: ast.Module, name: str) -> bool:
-    """Whether the module may have the name otherwise than by a class statement at its top: imported, assigned, ..."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.alias) and (node.asname or node.name) in (name, "*"):
-            return True
-        if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store):
-            return True
-        if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name in (name, "__getattr__"):
-            return True
-    return False
-
-
-# --- check ------------------------------------------------------------------------------------------------------------
-
-
-def _check(arguments: argparse.Namespace) -> int:
-    from llm_envs.checker import check_task
-    from llm_envs.registration import task_spec
-
-    for task_id in arguments.ids:
-        task_spec(task_id)
-    failed = 0
-    for task_id in arguments.ids:
-        start = time.perf_counter()
-        try:
-            check_task(task_id)
-        except TaskCheckError as error:
-            failed += 1
-            print(f"FAILED  {task_id}\n{visible_text(str(error))}")
-        else:
-            print(f"ok      {task_id}  ({time.perf_counter() - start:.1f} s)")
-    return 1 if failed else 0
 
 
 # --- play -------------------------------------------------------------------------------------------------------------

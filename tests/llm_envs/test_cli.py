@@ -207,10 +207,10 @@ def test_a_missing_folder_is_not_looked_for_on_a_hub(model: str) -> None:
         ("no_such_module:Task", "(cannot be read: No module named 'no_such_module')"),
         ("no_such_package.task:Task", "(cannot be read: No module named 'no_such_package')"),
         ("llm_envs.env:NoSuchTask", "(cannot be made: the module 'llm_envs.env' has no class 'NoSuchTask')"),
-        ("llm_envs.cli:Path", ""),
+        ("llm_envs.catalogue:Path", ""),
     ],
 )
 def test_list_says_what_is_broken(entry_point: str, summary: str) -> None:
-    from llm_envs.cli import _summary
+    from llm_envs.catalogue import read_summary
 
-    assert _summary(entry_point) == summary
+    assert read_summary(entry_point) == summary
