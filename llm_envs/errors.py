@@ -18,6 +18,7 @@ __all__ = [
     "LLMEnvsError",
     "MissingExtraError",
     "ModelError",
+    "ProcessFailedError",
     "ResetNeededError",
     "RolloutFailedError",
     "SandboxError",
@@ -66,6 +67,10 @@ class MissingExtraError(LLMEnvsError, ImportError):
 
 class ModelError(LLMEnvsError, ValueError):
     """A model or tokenizer cannot be used as asked (no chat template, no end-of-turn token, ...)."""
+
+
+class ProcessFailedError(LLMEnvsError, RuntimeError):
+    """Another of the processes that train together failed. The message says which and why."""
 
 
 class RolloutFailedError(LLMEnvsError, RuntimeError):

@@ -55,6 +55,7 @@ from llm_envs.trainers.dpo_data import (
 )
 from llm_envs.trainers.generation import STATE_FILE, GenerationPlayer, make_collector, own_policy
 from llm_envs.trainers.items import Items, index_dataset, make_items
+from llm_envs.trainers.processes import check_same_rows, together
 from llm_envs.trainers.settings import check_env_kwargs, load_training_tokenizer
 from llm_envs.types import Trajectory
 
@@ -141,7 +142,9 @@ class EnvDPOTrainer(DPOTrainer):
             train_dataset = index_dataset(self.items["train"], "train")
             eval_dataset = index_dataset(self.items["test"], "test") if "test" in self.items else None
         else:
-            self.pairs = self._load(source if trajectories is None else trajectories, args)
+            with together():
+                self.pairs = self._load(source if trajectories is None else trajectories, args)
+            check_same_rows(self.pairs, "pairs")
             train_dataset = as_dataset(self.pairs, args)
             eval_dataset = None if eval_source is None else as_dataset(self._load(eval_source, args), args)
         # Online, TRL would compute the reference before there are pairs, and then let go of its model.
@@ -306,8 +309,9 @@ class EnvDPOTrainer(DPOTrainer):
             for name, value in self._player.metrics("train").items():
                 self._metrics["train"][f"env/{name}"].append(value)
             self._player.check_failures([t for t in rows if t.error is None or t.error.where != "group_filter"])
-            own = pair_rows(to_groups(rows), self._selector, margin=self.args.pair_margin)
-            self.pairs = [pair for part in gather_object([self._fit(own, self.args)]) for pair in part]
+            with together():
+                own = self._fit(pair_rows(to_groups(rows), self._selector, margin=self.args.pair_margin), self.args)
+            self.pairs = [pair for part in gather_object([own]) for pair in part]
             if self.pairs:
                 for name, value in pair_metrics(self.pairs, self.args.groups_per_round).items():
                     self._metrics["train"][f"pairs/{name}"].append(value)

@@ -5,6 +5,7 @@ Invariants:
 2. What is played depends on (run seed, split, index, step, how many generations of that step there were, process) and
    on what the curriculum knows, the same on all processes: a resumed run plays what the whole run would have.
 3. Nothing is gathered while episodes run.
+4. What fails on one process fails on all, and a rollout is over before the process group's timeout.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from llm_envs.rollout.episode import errored_trajectory
 from llm_envs.rollout.filters import GroupFilter
 from llm_envs.rollout.source import group_specs
 from llm_envs.trainers.items import Items, refills
+from llm_envs.trainers.processes import episode_limit, together
 from llm_envs.types import SamplingParams, Trajectory
 
 try:
@@ -49,12 +51,15 @@ def own_policy(trainer: Any) -> TransformersPolicy:
     """Return the policy that samples with the trainer's own model.
 
     Raises:
-        InvalidConfigError: Under FSDP or DeepSpeed.
+        InvalidConfigError: Where the model's weights are spread over the processes: under FSDP and DeepSpeed's ZeRO-3.
     """
-    if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
+    plugin = getattr(trainer.accelerator.state, "deepspeed_plugin", None)
+    if trainer.is_fsdp_enabled or (plugin is not None and plugin.zero_stage == 3):
+        where = "FSDP" if trainer.is_fsdp_enabled else "DeepSpeed's ZeRO-3"
         raise InvalidConfigError(
-            "the transformers policy cannot sample under FSDP or DeepSpeed, where every forward pass is a collective "
-            "and episodes end at different turns: set use_vllm=True."
+            f"the transformers policy cannot sample under {where}, where every forward pass is a collective and "
+            "episodes end at different turns: set use_vllm=True (one engine a process), or train with DDP or ZeRO-2, "
+            "where every process has the whole model."
         )
     model = trainer.accelerator.unwrap_model(trainer.model)
     return TransformersPolicy(model, trainer._tokenizer, max_batch_size=trainer.args.max_concurrency)
@@ -71,7 +76,7 @@ def make_collector(items: Items, policy: Any, codec: ChatCodec, args: Any, **oth
         **others: What else `Collector` takes.
 
     Raises:
-        InvalidConfigError: If a completion leaves no room for a prompt.
+        InvalidConfigError: If a completion leaves no room for a prompt, or a rollout may outlast the process group.
     """
     max_completion = int(args.max_completion_length or 256)
     if max_completion >= policy.max_model_len:
@@ -92,11 +97,18 @@ def make_collector(items: Items, policy: Any, codec: ChatCodec, args: Any, **oth
         max_turns=args.max_turns,
         max_turn_tokens=args.max_turn_tokens,
         max_completion_tokens=max_completion,
-        max_episode_s=args.max_episode_s,
+        max_episode_s=episode_limit(args, _episodes_at_a_time(args)),
         max_step_s=args.max_step_s,
     )
     others = {"sampling": sampling, "limits": limits, "seed": args.seed, "progress": False, **others}
     return Collector(items.source, policy, codec=codec, max_concurrency=args.max_concurrency, **others)
+
+
+def _episodes_at_a_time(args: Any) -> int:
+    """Return how many episodes one process plays between two steps, refills and evaluation aside."""
+    if hasattr(args, "groups_per_round"):
+        return int(args.groups_per_round * args.num_generations // args.world_size)
+    return int(args.per_device_train_batch_size * (args.steps_per_generation or 1))
 
 
 class GenerationPlayer:
@@ -138,8 +150,12 @@ class GenerationPlayer:
         """Play one episode for each row, in the rows' order; `mode` is train or eval.
 
         With a filter the groups that passed it come first. A place that no refill could fill has episodes of status
-        `errored`, with why.
+        `errored`, with why. What fails here on one process fails on all.
         """
+        with together():
+            return self._play(rows, mode, step, group_size)
+
+    def _play(self, rows: Sequence[Mapping[str, Any]], mode: str, step: int, group_size: int) -> list[Trajectory]:
         specs = self._specs(rows, mode, step, group_size)
         chosen = self._filter if mode == "train" else None
         spare = islice(self._refills(step, group_size), (self._max_refills - 1) * len(specs)) if chosen else ()

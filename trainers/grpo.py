@@ -62,6 +62,7 @@ from llm_envs.trainers.grpo_loss import (
     sampling_gap,
 )
 from llm_envs.trainers.items import Items, index_dataset, make_items
+from llm_envs.trainers.processes import together
 from llm_envs.trainers.settings import check_env_kwargs, check_forks, load_training_tokenizer, training_template
 from llm_envs.trainers.weight_sync import ColocatedEngine
 from llm_envs.types import Trajectory
@@ -264,7 +265,8 @@ class EnvGRPOTrainer(GRPOTrainer):
         """
         size = self.args.per_device_train_batch_size
         n_rows = len(inputs["prompt_ids"]) if isinstance(inputs, dict) else 0
-        if n_rows <= size or self._mode != "train" or self.loss_type == "bnpo":
+        is_whole = self.loss_type == "bnpo" or self.is_deepspeed_enabled  # its engine steps at every backward pass
+        if n_rows <= size or self._mode != "train" or is_whole:
             loss: torch.Tensor = super().compute_loss(model, inputs, *args, **kwargs)
             return loss
         done = torch.zeros((), device=self.accelerator.device)
@@ -322,7 +324,8 @@ class EnvGRPOTrainer(GRPOTrainer):
         rows = self._player.play(self._inputs, mode=mode, step=self.state.global_step, group_size=group_size)
         if mode == "train":
             self._player.learn()
-        self._credit = pay(rows, self._pays_for, self._task_weights)
+        with together():
+            self._credit = pay(rows, self._pays_for, self._task_weights)
         self.last_trajectories = list(self._credit.trajectories)
         self._set_columns()
 
@@ -349,7 +352,7 @@ class EnvGRPOTrainer(GRPOTrainer):
         """Stop if the log-probabilities at sampling are not those of the model that is trained.
 
         Returns:
-            Whether there was anything to compare.
+            Whether there was anything to compare, on any process.
 
         Raises:
             ModelError: If their mean gap exceeds `args.logps_tolerance`.
@@ -357,9 +360,11 @@ class EnvGRPOTrainer(GRPOTrainer):
         args = self.args
         if (args.top_p, args.top_k or 0, args.min_p or 0.0, args.repetition_penalty) != (1.0, 0, 0.0, 1.0):
             return True  # the sampled distribution was filtered: the two are meant to differ
-        mean_gap = sampling_gap(self, output, args.per_device_train_batch_size)
-        if mean_gap is None:
+        own_gap = sampling_gap(self, output, args.per_device_train_batch_size)
+        gaps = [gap for gap in gather_object([own_gap]) if gap is not None]
+        if not gaps:
             return False
+        mean_gap = max(gaps, key=lambda gap: math.inf if math.isnan(gap) else gap)  # all processes stop, or none
         self._metrics["train"]["sampling/guard_logps_gap"].append(mean_gap)
         if args.logps_tolerance is not None and not mean_gap <= args.logps_tolerance:
             raise ModelError(

@@ -9,11 +9,11 @@ from typing import Any
 from llm_envs.errors import InvalidConfigError, MissingExtraError
 
 try:
-    import torch
     from trl import GRPOConfig
 except ImportError as error:
     raise MissingExtraError(f"training needs {error.name}: pip install 'llm-envs[train]'.") from error
 
+from llm_envs.trainers.processes import set_for_cpu
 from llm_envs.trainers.settings import check_env_kwargs, check_forks
 
 __all__ = ["EnvGRPOConfig"]
@@ -97,9 +97,8 @@ class EnvGRPOConfig(GRPOConfig):
     _VALID_DICT_FIELDS = [*GRPOConfig._VALID_DICT_FIELDS, "env_kwargs"]
 
     def __post_init__(self) -> None:
-        """Check what is ours; on a machine without an accelerator, leave bf16 off."""
-        if self.bf16 is None and not torch.accelerator.is_available():
-            self.bf16 = False
+        """Check what is ours; on a machine without an accelerator, say so."""
+        set_for_cpu(self)
         self.env_kwargs = check_env_kwargs(self.env_kwargs)
         super().__post_init__()
         if not self.temperature > 0:

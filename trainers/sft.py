@@ -14,11 +14,11 @@ from llm_envs.errors import InvalidConfigError, MissingExtraError
 from llm_envs.policies.scripted import OraclePolicy
 from llm_envs.rollout import Collector
 from llm_envs.rollout.tape import History
+from llm_envs.trainers.processes import check_same_rows, set_for_cpu, together
 from llm_envs.trainers.settings import check_env_kwargs, load_training_tokenizer, with_split
 from llm_envs.types import Trajectory
 
 try:
-    import torch
     from datasets import Dataset
     from trl import SFTConfig, SFTTrainer
 except ImportError as error:
@@ -69,9 +69,8 @@ class EnvSFTConfig(SFTConfig):
     _VALID_DICT_FIELDS = [*SFTConfig._VALID_DICT_FIELDS, "env_kwargs"]
 
     def __post_init__(self) -> None:
-        """On a machine without an accelerator, leave bf16 off."""
-        if self.bf16 is None and not torch.accelerator.is_available():
-            self.bf16 = False
+        """On a machine without an accelerator, say so; check what is ours."""
+        set_for_cpu(self)
         self.env_kwargs = check_env_kwargs(self.env_kwargs)
         super().__post_init__()
         if self.overlong not in OVERLONG:
@@ -98,7 +97,8 @@ class EnvSFTTrainer(SFTTrainer):
         **kwargs: TRL's other arguments.
 
     Raises:
-        InvalidConfigError: If not just one of the three is given, or nothing is left to train on.
+        InvalidConfigError: If not just one of the three is given, nothing is left to train on, or several processes
+            do not have the same.
     """
 
     _tag_names = ["trl", "sft", "llm-envs"]
@@ -124,8 +124,10 @@ class EnvSFTTrainer(SFTTrainer):
             )
         args = args or EnvSFTConfig(output_dir="llm-envs-SFT")
         processing_class = load_training_tokenizer(model, processing_class, thinking=args.thinking)
-        rows = _rows(args, ChatCodec(processing_class, thinking=args.thinking), env, trajectories, source)
-        rows, self.overlong_rows = fit_rows(rows, args.max_length, args.overlong)
+        with together():
+            rows = _rows(args, ChatCodec(processing_class, thinking=args.thinking), env, trajectories, source)
+            rows, self.overlong_rows = fit_rows(rows, args.max_length, args.overlong)
+        check_same_rows(rows, "rows")
         if self.overlong_rows["overlong"]:
             logger.warning(
                 f"{self.overlong_rows['overlong']} rows are longer than max_length={args.max_length}: "
