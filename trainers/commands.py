@@ -1,127 +1,230 @@
 """`llm-envs train NAME`, and what the examples run under `accelerate launch`: one function a training.
 
 llm-envs train grpo --env llm/Calculator-v0 --model_name_or_path DIR --output_dir runs/grpo --max_steps 20
-accelerate launch -m llm_envs.trainers.commands grpo --env ...        # on many processes
+llm-envs train sft --config run.yaml --learning_rate 1e-5                  # options win over the file
+accelerate launch -m llm_envs.trainers.commands ppo --env ...             # on many processes
+
+Options are the fields of the trainer's settings, of TRL's `ModelConfig` (`--use_peft`, `--lora_r`, `--dtype`, ...) and
+of the dataclass of the training here. Exit codes are those of `llm-envs`: 1 it failed, 2 it was asked wrongly.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from llm_envs.cli import main as cli
 from llm_envs.errors import InvalidConfigError, LLMEnvsError, MissingExtraError
 
 try:
-    import yaml  # type: ignore[import-untyped]
-    from trl import ModelConfig, TrlParser, get_peft_config
+    from trl import ModelConfig
 except ImportError as error:
     raise MissingExtraError(f"training needs {error.name}: pip install 'llm-envs[train]'.") from error
 
+from llm_envs.rollout.filters import create_spread_filter
+from llm_envs.trainers.checkpoints import check_unused, resume_point
+from llm_envs.trainers.command_line import ENVIRONMENT, check_model, model_arguments, parse, read_environment
+from llm_envs.trainers.dpo import EnvDPOConfig, EnvDPOTrainer
 from llm_envs.trainers.dry_run import describe_training
 from llm_envs.trainers.grpo import EnvGRPOConfig, EnvGRPOTrainer
+from llm_envs.trainers.ppo import EnvPPOConfig, EnvPPOTrainer
 from llm_envs.trainers.recipes import RECIPES, make_recipe
+from llm_envs.trainers.sft import EnvSFTConfig, EnvSFTTrainer
 from llm_envs.trainers.sft_rl import main as sft_rl
 
-__all__ = ["GRPOArguments", "grpo", "main"]
+__all__ = [
+    "TRAININGS",
+    "DPOArguments",
+    "GRPOArguments",
+    "PPOArguments",
+    "SFTArguments",
+    "dpo",
+    "grpo",
+    "main",
+    "ppo",
+    "sft",
+    "sft_rl",
+]
+
+_DRY_RUN: dict[str, Any] = {
+    "help": "Say what would be done (geometry, budgets, what is trained of an episode) and do not train."
+}
 
 
 @dataclass
 class GRPOArguments:
     """What is played, and by which recipe it is learned."""
 
-    environment: str = field(
-        metadata={
-            "aliases": ["--env"],  # in a YAML file of TRL's, `env` has the process's environment variables
-            "help": "Id of a registered environment, such as llm/Calculator-v0, or a mixture as JSON: "
-            '{"llm/Calculator-v0": 2, "llm/Countdown-v0": 1}',
-        }
-    )
+    environment: str = field(metadata=ENVIRONMENT)
     recipe: str | None = field(
         default=None,
         metadata={
             "help": f"Settings and functions of a published algorithm: {', '.join(RECIPES)}. Given settings win."
         },
     )
-    dry_run: bool = field(
-        default=False,
-        metadata={"help": "Say what would be done (geometry, budgets, forks, one group of episodes) and do not train."},
+    dry_run: bool = field(default=False, metadata=_DRY_RUN)
+
+
+@dataclass
+class PPOArguments:
+    """What is played, and what values it."""
+
+    environment: str = field(metadata=ENVIRONMENT)
+    critic: str | None = field(
+        default=None,
+        metadata={
+            "help": "A folder or a name on a hub: a critic with a trunk of its own and the policy's tokenizer, or "
+            "a critic that a run saved. Left out: a value head on the policy's trunk."
+        },
     )
+    dry_run: bool = field(default=False, metadata=_DRY_RUN)
+
+
+@dataclass
+class DPOArguments:
+    """What is compared: episodes that the model plays in rounds, or a saved data set."""
+
+    environment: str | None = field(default=None, metadata=ENVIRONMENT)
+    source: str | None = field(
+        default=None,
+        metadata={"help": "In place of --env, a saved data set: the folder of a run, exported pairs, JSONL, ..."},
+    )
+    eval_source: str | None = field(
+        default=None, metadata={"help": "With --source, a data set whose pairs are evaluated on and not trained."}
+    )
+    dry_run: bool = field(default=False, metadata=_DRY_RUN)
+
+
+@dataclass
+class SFTArguments:
+    """What is imitated: an environment's oracle, or a saved data set."""
+
+    environment: str | None = field(default=None, metadata=ENVIRONMENT)
+    source: str | None = field(
+        default=None,
+        metadata={
+            "help": "In place of --env, whose oracle plays, a saved data set: the folder of a run, a JSONL file of "
+            "conversations, ... --best_of and --min_reward choose among its episodes."
+        },
+    )
+    dry_run: bool = field(default=False, metadata=_DRY_RUN)
 
 
 def grpo(arguments: Sequence[str]) -> int:
     """Train by GRPO; return the exit code. `--help` lists every setting."""
-    kinds: Any = (GRPOArguments, EnvGRPOConfig, ModelConfig)
-    parser = TrlParser(kinds, prog="llm-envs train grpo")
-    hooks = _apply_recipe(parser, arguments)
-    chosen, args, model = parser.parse_args_and_config(list(arguments))
-    if model.model_name_or_path is None:
+    hooks: dict[str, Any] = {}
+
+    def by_recipe(given: Any) -> Mapping[str, Any]:
+        if given.recipe is None:
+            return {}
+        recipe = make_recipe(given.recipe, max_completion_length=int(given.max_completion_length or 256))
+        hooks.update(recipe.hooks)
+        return recipe.settings
+
+    kinds = (GRPOArguments, EnvGRPOConfig, ModelConfig)
+    chosen, args, model = parse("grpo", kinds, arguments, defaults=by_recipe)
+    name = check_model(model.model_name_or_path)
+    checkpoint = _begin(args, "GRPO", chosen)
+    env = read_environment(chosen.environment)
+    return _run(EnvGRPOTrainer(name, env, args, **model_arguments(model, args), **hooks), checkpoint, chosen)
+
+
+def ppo(arguments: Sequence[str]) -> int:
+    """Train by PPO; return the exit code. `--help` lists every setting."""
+    chosen, args, model = parse("ppo", (PPOArguments, EnvPPOConfig, ModelConfig), arguments)
+    name = check_model(model.model_name_or_path)
+    critic = chosen.critic and check_model(chosen.critic, "--critic")
+    checkpoint = _begin(args, "PPO", chosen)
+    env = read_environment(chosen.environment)
+    return _run(EnvPPOTrainer(name, env, args, critic=critic, **model_arguments(model, args)), checkpoint, chosen)
+
+
+def dpo(arguments: Sequence[str]) -> int:
+    """Train by DPO, online with --env or offline with --source; return the exit code. `--help` lists every setting."""
+    chosen, args, model = parse("dpo", (DPOArguments, EnvDPOConfig, ModelConfig), arguments)
+    _check_one(chosen, "is played in rounds and learned from online")
+    if chosen.environment is not None and chosen.eval_source is not None:
+        raise InvalidConfigError("--eval_source goes with --source: with --env the test split is what is evaluated.")
+    name = check_model(model.model_name_or_path)
+    checkpoint = _begin(args, "DPO", chosen)
+    if chosen.dry_run:
+        args.precompute_ref_log_probs = False  # it would be kept on disk
+    env, further = read_environment(chosen.environment), model_arguments(model, args)
+    if env is None:
+        further |= {"source": chosen.source, "eval_source": chosen.eval_source}
+    else:
+        further["group_filter"] = create_spread_filter()  # a group of equal rewards has no pair: play another
+    return _run(EnvDPOTrainer(name, env, args, **further), checkpoint, chosen)
+
+
+def sft(arguments: Sequence[str]) -> int:
+    """Train on what the oracle plays, or on a saved data set; return the exit code. `--help` lists every setting."""
+    chosen, args, model = parse("sft", (SFTArguments, EnvSFTConfig, ModelConfig), arguments)
+    _check_one(chosen, "is played by its oracle")
+    name = check_model(model.model_name_or_path)
+    checkpoint = _begin(args, "SFT", chosen)
+    env, further = read_environment(chosen.environment), model_arguments(model, args)
+    return _run(EnvSFTTrainer(name, env, args, source=chosen.source, **further), checkpoint, chosen)
+
+
+TRAININGS: dict[str, Callable[[Sequence[str]], int]] = {
+    "sft": sft,
+    "grpo": grpo,
+    "ppo": ppo,
+    "dpo": dpo,
+    "sft-rl": sft_rl,
+}
+
+
+def _check_one(chosen: Any, environment_is: str) -> None:
+    """Check that an environment or a data set is given, and not both."""
+    given = [name for name in ("environment", "source") if getattr(chosen, name) is not None]
+    if len(given) != 1:
+        both = "both are given" if given else "neither is given"
         raise InvalidConfigError(
-            "--model_name_or_path is missing: a folder that save_pretrained wrote, or a name on a hub."
+            f"--env (which {environment_is}) or --source (a saved data set): {both}, one is needed."
         )
-    if model.dtype is not None:
-        args.model_init_kwargs = (args.model_init_kwargs or {}) | {"dtype": model.dtype}
-    trainer = EnvGRPOTrainer(
-        model.model_name_or_path, _env(chosen.environment), args, peft_config=get_peft_config(model), **hooks
-    )
+
+
+def _begin(args: Any, algorithm: str, chosen: Any) -> str | None:
+    """Return the checkpoint to go on from, before anything is loaded; None: the run is a new one."""
+    checkpoint = resume_point(args, algorithm)
+    if checkpoint is None and not chosen.dry_run:
+        check_unused(args.output_dir)
+    return checkpoint
+
+
+def _run(trainer: Any, checkpoint: str | None, chosen: Any) -> int:
+    """Train and save, or say what would be done."""
     try:
         if chosen.dry_run:
             print(describe_training(trainer, colour=sys.stdout.isatty()))
             return 0
-        trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
+        trainer.train(resume_from_checkpoint=checkpoint)
         trainer.save_model()
+        if trainer.accelerator.is_main_process:
+            print(f"the model is in {trainer.args.output_dir}")
+    except LLMEnvsError:
+        raise
+    except Exception:
+        traceback.print_exc()  # what is no mistake of the command line is worth its place, after hours of training
+        raise
     finally:
-        trainer.close()
+        if hasattr(trainer, "close"):
+            trainer.close()
     return 0
 
 
-def _env(text: str) -> Any:
-    """Return an id as it is, and a mixture as a mapping."""
-    if not text.lstrip().startswith("{"):
-        return text
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise InvalidConfigError(f"--env {text!r} is no JSON ({error}).") from error
-
-
-def _apply_recipe(parser: Any, arguments: Sequence[str]) -> Mapping[str, Any]:
-    """Make a recipe's settings the parser's defaults; return its hooks."""
-    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    first.add_argument("--recipe")
-    first.add_argument("--config")
-    first.add_argument("--max_completion_length", "--max-completion-length", type=int)
-    given, _ = first.parse_known_args(list(arguments))
-    in_file: dict[str, Any] = {}
-    if given.config is not None:
-        with open(given.config, encoding="utf-8") as file:
-            in_file = yaml.safe_load(file) or {}
-    name = given.recipe or in_file.get("recipe")
-    if name is None:
-        return {}
-    length = given.max_completion_length or in_file.get("max_completion_length") or 256
-    recipe = make_recipe(name, max_completion_length=length)
-    parser.set_defaults(**recipe.settings)
-    return recipe.hooks
-
-
-TRAININGS: dict[str, Callable[[Sequence[str]], int]] = {"grpo": grpo, "sft-rl": sft_rl}
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one of the trainings by its name; what is wrong is said in one line."""
+    """Run one of the trainings by its name, as `llm-envs train` does; return the exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    if not given or given[0] not in TRAININGS:
-        print(f"llm-envs: name one of {', '.join(TRAININGS)}, then its arguments.", file=sys.stderr)
+    if not given:
+        print(f"llm-envs: error: name one of {', '.join(TRAININGS)}, then its arguments.", file=sys.stderr)
         return 2
-    try:
-        return TRAININGS[given[0]](given[1:])
-    except LLMEnvsError as error:
-        print(f"llm-envs: {error}", file=sys.stderr)
-        return 1
+    return cli(["train", *given])
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
 """Supervised learning, then reinforcement learning, from one YAML file.
 
     mode: sft+rl                # or sft, or rl: from the newest checkpoint of an earlier sft
-    model: runs/base            # a folder, or a name on a hub
-    env: llm/Calculator-v0
+    model_name_or_path: runs/base
+    environment: llm/Calculator-v0
     output_dir: runs/calculator # gets sft/ and rl/
     seed: 0
     env_kwargs: {difficulty: easy}
+    use_peft: false             # and the other fields of TRL's ModelConfig
     sft:                        # fields of EnvSFTConfig, and `source`
       source: oracle            # or a saved data set: the folder of a run, a JSONL file of conversations, ...
       num_episodes: 500
@@ -13,12 +14,18 @@
     rl:                         # fields of EnvGRPOConfig
       max_steps: 20
 
-What stands above the sections holds for both.
+What stands above the sections holds for both. (`model:` and `env:` are other names of the first two; an `env:` that is
+a mapping has environment variables of the process, as in TRL.) With `use_peft` each of the two trains an adapter, and
+the second begins with the first one's merged into the weights, in `output_dir/merged`.
+
+    llm-envs train sft-rl --config run.yaml --mode rl --rl.max_steps 5      # options win over the file
 """
 
 from __future__ import annotations
 
 import argparse
+import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -28,14 +35,39 @@ from llm_envs.errors import InvalidConfigError, MissingExtraError
 
 try:
     import yaml  # type: ignore[import-untyped]
-    from trl import TrlParser
+    from accelerate import PartialState
+    from trl import ModelConfig
 except ImportError as error:
     raise MissingExtraError(f"training needs {error.name}: pip install 'llm-envs[train]'.") from error
 
+from llm_envs.policies.loading import load_tokenizer
+from llm_envs.trainers.checkpoints import resume_point
+from llm_envs.trainers.command_line import (
+    Parser,
+    check_model,
+    make,
+    model_arguments,
+    nearest,
+    read_environment,
+    read_yaml,
+    set_process_environment,
+)
+from llm_envs.trainers.dry_run import describe_training
 from llm_envs.trainers.grpo import EnvGRPOConfig, EnvGRPOTrainer
+from llm_envs.trainers.settings import check_env_kwargs
 from llm_envs.trainers.sft import EnvSFTConfig, EnvSFTTrainer
 
-__all__ = ["MODES", "SFTRLSettings", "main", "newest_checkpoint", "read_settings", "train", "train_rl", "train_sft"]
+__all__ = [
+    "MODES",
+    "SFTRLSettings",
+    "describe",
+    "main",
+    "newest_checkpoint",
+    "read_settings",
+    "train",
+    "train_rl",
+    "train_sft",
+]
 
 MODES = ("sft", "rl", "sft+rl")
 
@@ -49,7 +81,7 @@ class SFTRLSettings:
     model: str
     """A folder, or a name on a hub. In mode "rl" it is what is trained only if there is no checkpoint of an sft."""
     env: str
-    """Id of a registered environment."""
+    """Id of a registered environment, or a mixture as JSON."""
     output_dir: str
     """Gets the folders `sft` and `rl`."""
     seed: int = 0
@@ -59,12 +91,14 @@ class SFTRLSettings:
     """Fields of `EnvSFTConfig`, and `source`: "oracle", or what `sft_source.load_source` takes."""
     rl: Mapping[str, Any] = field(default_factory=dict)
     """Fields of `EnvGRPOConfig`."""
+    of_model: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of TRL's `ModelConfig`; in the file they stand above the sections."""
 
     def __post_init__(self) -> None:
         """Check the mode, and that the sections are such."""
         if self.mode not in MODES:
             raise InvalidConfigError(f"mode is {self.mode!r}; it must be one of {', '.join(MODES)}.")
-        for name in ("env_kwargs", "sft", "rl"):
+        for name in ("env_kwargs", "sft", "rl", "of_model"):
             if not isinstance(getattr(self, name), Mapping):
                 raise InvalidConfigError(f"{name} is {getattr(self, name)!r:.80}; it must be a mapping.")
 
@@ -81,16 +115,32 @@ class SFTRLSettings:
         config: EnvGRPOConfig = self._parse(EnvGRPOConfig, self.rl, "rl")
         return config
 
+    @property
+    def model_config(self) -> ModelConfig:
+        """What holds for the model, of both."""
+        return _read(ModelConfig, self.of_model, "what stands above the sections")
+
     def _parse(self, config: Any, section: Mapping[str, Any], name: str) -> Any:
-        """Return a config of TRL's parser, which reads "1e-4" as YAML writes it, as a number."""
+        """Return the settings of a section."""
         common = {"seed": self.seed, "output_dir": str(Path(self.output_dir) / name)}
         given = common | dict(section)
-        given["env_kwargs"] = dict(self.env_kwargs) | dict(section.get("env_kwargs", {}))
-        parser = TrlParser(config)
-        if unknown := parser.set_defaults_with_config(**given)[::2]:
-            names = ", ".join(key.removeprefix("--") for key in unknown)
-            raise InvalidConfigError(f"the section {name} has {names}: {config.__name__} has no such field.")
-        return parser.parse_args_into_dataclasses(args=[])[0]
+        given["env_kwargs"] = dict(self.env_kwargs) | check_env_kwargs(section.get("env_kwargs"))
+        return _read(config, given, f"the section {name}")
+
+
+def _read(config: Any, given: Mapping[str, Any], where: str) -> Any:
+    """Return a config of TRL's parser, which reads "1e-4" as YAML writes it, as a number."""
+    parser = Parser((config,), prog="llm-envs train sft-rl", add_help=False)
+    if unknown := parser.set_defaults_with_config(**given)[::2]:
+        names = [key.removeprefix("--") for key in unknown]
+        known = {item.name for item in fields(config)}
+        raise InvalidConfigError(
+            f"{where} has {', '.join(names)}: {config.__name__} has no such field.{nearest(names[0], known)}"
+        )
+    try:
+        return make(config, vars(parser.parse_known_args([])[0]))
+    except InvalidConfigError as error:
+        raise InvalidConfigError(f"{where}: {error}") from error
 
 
 def read_settings(path: str | Path, **changes: Any) -> SFTRLSettings:
@@ -98,21 +148,27 @@ def read_settings(path: str | Path, **changes: Any) -> SFTRLSettings:
 
     Args:
         path: The file.
-        **changes: Values in place of the file's; None changes nothing.
+        **changes: Values in place of the file's, under its names; None changes nothing. Of `sft`, `rl`, `env_kwargs`
+            the given keys are changed.
 
     Raises:
         InvalidConfigError: If it is no mapping, a key is unknown or missing, or a value is wrong.
     """
-    with open(path, encoding="utf-8") as file:
-        given = yaml.safe_load(file)
-    known = [item.name for item in fields(SFTRLSettings)]
-    if not isinstance(given, Mapping) or (unknown := sorted(set(map(str, given)) - set(known))):
-        what = f"the unknown keys {unknown}" if isinstance(given, Mapping) else f"{given!r:.80}"
-        raise InvalidConfigError(f"{path} has {what}; known are {', '.join(known)}.")
-    values = dict(given) | {key: value for key, value in changes.items() if value is not None}
+    values = read_yaml(path)
+    if isinstance(values.get("env"), Mapping):
+        set_process_environment(values.pop("env"), str(path))
+    values, changes = ({_OUR_NAMES.get(key, key): given[key] for key in given} for given in (values, changes))
+    for key, value in changes.items():
+        both = isinstance(value, Mapping) and isinstance(values.get(key), Mapping)
+        values |= {} if value is None else {key: {**values[key], **value} if both else value}
+    known = [item.name for item in fields(SFTRLSettings) if item.name != "of_model"]
+    of_model = {item.name for item in fields(ModelConfig)} - {"model_name_or_path"}
+    if unknown := sorted(values.keys() - {*known, *of_model}):
+        raise InvalidConfigError(f"{path} has the unknown keys {unknown}; known are {', '.join(known)}.")
     if missing := [key for key in ("mode", "model", "env", "output_dir") if key not in values]:
         raise InvalidConfigError(f"{path} has no {', no '.join(missing)}.")
-    return SFTRLSettings(**values)
+    above = {key: value for key, value in values.items() if key in of_model}
+    return SFTRLSettings(**{key: value for key, value in values.items() if key in known}, of_model=above)
 
 
 def train(settings: SFTRLSettings) -> Path:
@@ -127,12 +183,10 @@ def train(settings: SFTRLSettings) -> Path:
 
 def train_sft(settings: SFTRLSettings) -> Path:
     """Train on what the oracle plays or on a saved data set; return the folder of the model."""
-    args, source = settings.sft_config, settings.sft.get("source", "oracle")
-    if source == "oracle":
-        trainer = EnvSFTTrainer(settings.model, settings.env, args)
-    else:
-        trainer = EnvSFTTrainer(settings.model, args=args, source=source)
-    trainer.train()
+    args = settings.sft_config
+    checkpoint = resume_point(args, "SFT")
+    trainer = _sft_trainer(settings, args)
+    trainer.train(resume_from_checkpoint=checkpoint)
     trainer.save_model()
     return Path(str(args.output_dir))
 
@@ -140,14 +194,64 @@ def train_sft(settings: SFTRLSettings) -> Path:
 def train_rl(settings: SFTRLSettings) -> Path:
     """Train by GRPO, from the newest checkpoint of an earlier `train_sft` if there is one; return the folder."""
     args = settings.rl_config
-    start = newest_checkpoint(Path(settings.output_dir) / "sft")
-    trainer = EnvGRPOTrainer(settings.model if start is None else str(start), settings.env, args)
+    checkpoint = resume_point(args, "GRPO")
+    trainer = _rl_trainer(settings, args)
     try:
-        trainer.train()
+        trainer.train(resume_from_checkpoint=checkpoint)
         trainer.save_model()
     finally:
         trainer.close()
     return Path(str(args.output_dir))
+
+
+def describe(settings: SFTRLSettings, *, colour: bool = False) -> str:
+    """Return what would be done in the mode of the settings; nothing is trained, and rl is shown with the model of now.
+
+    Args:
+        settings: What would be trained.
+        colour: Whether trained tokens are marked by colour, as for a terminal.
+    """
+    parts = []
+    if settings.mode in ("sft", "sft+rl"):
+        trainer = _sft_trainer(settings, settings.sft_config)
+        parts.append(f"sft\n{describe_training(trainer, colour=colour)}")
+    if settings.mode in ("rl", "sft+rl"):
+        player = _rl_trainer(settings, settings.rl_config)
+        try:
+            parts.append(f"rl\n{describe_training(player, colour=colour)}")
+        finally:
+            player.close()
+    return "\n\n".join(parts)
+
+
+def _sft_trainer(settings: SFTRLSettings, args: EnvSFTConfig) -> EnvSFTTrainer:
+    source: Any = settings.sft.get("source", "oracle")
+    further = model_arguments(settings.model_config, args)
+    if source == "oracle":
+        return EnvSFTTrainer(check_model(settings.model), read_environment(settings.env), args, **further)
+    return EnvSFTTrainer(check_model(settings.model), args=args, source=source, **further)
+
+
+def _rl_trainer(settings: SFTRLSettings, args: EnvGRPOConfig) -> EnvGRPOTrainer:
+    start, model = newest_checkpoint(Path(settings.output_dir) / "sft"), settings.model_config
+    name = check_model(settings.model) if start is None else str(_merged(start, settings.output_dir, model))
+    return EnvGRPOTrainer(name, read_environment(settings.env), args, **model_arguments(model, args))
+
+
+def _merged(start: Path, output_dir: str, model: ModelConfig) -> Path:
+    """Return the folder of a model; of an adapter's, one where it is merged into the weights that it was trained on."""
+    if not (start / "adapter_config.json").exists():
+        return start
+    place, state = Path(output_dir) / "merged", PartialState()
+    with state.main_process_first():
+        if state.is_main_process:
+            from peft import AutoPeftModelForCausalLM
+
+            shutil.rmtree(place, ignore_errors=True)
+            adapted = AutoPeftModelForCausalLM.from_pretrained(start, dtype=model.dtype)
+            adapted.merge_and_unload().save_pretrained(place)
+            load_tokenizer(start).save_pretrained(place)
+    return place
 
 
 def newest_checkpoint(folder: str | Path) -> Path | None:
@@ -163,14 +267,52 @@ def newest_checkpoint(folder: str | Path) -> Path | None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train from the command line: `--config FILE`, and what is to replace the file's values; return the exit code."""
-    parser = argparse.ArgumentParser(description="Supervised, then reinforcement learning, from one YAML file.")
+    parser = Parser(
+        (ModelConfig,),
+        prog="llm-envs train sft-rl",
+        allow_abbrev=False,
+        description="Supervised, then reinforcement learning, from one YAML file. --sft.FIELD VALUE and --rl.FIELD "
+        "VALUE change its sections.",
+    )
     parser.add_argument("--config", required=True, metavar="FILE", help="the YAML file")
     parser.add_argument("--mode", choices=MODES)
-    for name in ("model", "env", "output_dir"):
-        parser.add_argument(f"--{name}")
-    given = vars(parser.parse_args(arguments))
-    print(f"the model is in {train(read_settings(given.pop('config'), **given))}")
+    parser.add_argument("--model", dest="model_name_or_path", help="another name of --model_name_or_path")
+    parser.add_argument("--environment", "--env", help="what is played")
+    parser.add_argument("--output_dir", "--output-dir")
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("--env_kwargs", "--env-kwargs", type=check_env_kwargs, metavar="JSON")
+    parser.add_argument("--dry_run", "--dry-run", action="store_true", help="say what would be done, and do not train")
+    known = {action.dest for action in parser._actions}
+    for action in parser._actions:
+        action.default = argparse.SUPPRESS  # what is not given is the file's
+    given, further = parser.parse_known_args(list(sys.argv[1:] if arguments is None else arguments))
+    changes = vars(given) | _sections(further, known)
+    path, is_dry = changes.pop("config"), changes.pop("dry_run", False)
+    settings = read_settings(path, **changes)
+    if is_dry:
+        print(describe(settings, colour=sys.stdout.isatty()))
+    else:
+        print(f"the model is in {train(settings)}")
     return 0
+
+
+_OUR_NAMES = {"model_name_or_path": "model", "environment": "env"}
+"""Of the options, and in the file -> of the settings."""
+
+
+def _sections(arguments: Sequence[str], known: set[str]) -> dict[str, dict[str, Any]]:
+    """Return what options such as `--rl.max_steps 5` say, by section."""
+    changes: dict[str, dict[str, Any]] = {}
+    rest = [part for argument in arguments for part in argument.split("=", 1 if argument.startswith("--") else 0)]
+    while rest:
+        option = rest.pop(0)
+        section, _, name = option.removeprefix("--").partition(".")
+        if not option.startswith("--") or section not in ("sft", "rl") or not name:
+            raise InvalidConfigError(f"{option}: there is no such option.{nearest(option, known)}")
+        if not rest or rest[0].startswith("--"):
+            raise InvalidConfigError(f"{option}: the value behind it is missing.")
+        changes.setdefault(section, {})[name.replace("-", "_")] = yaml.safe_load(rest.pop(0))
+    return changes
 
 
 def _saved_ns(folder: Path) -> int:

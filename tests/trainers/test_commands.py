@@ -88,6 +88,6 @@ def test_what_is_wrong_is_said_in_a_line(tiny_folder, tmp_path, capsys):
         ),
         ([*command, "--env", "llm/Countdown-v0", "--recipe", "gdpo"], "no recipe 'gdpo'"),
     ):
-        assert run(arguments) == 1
+        assert run(arguments) == 2
         assert said in capsys.readouterr().err
-    assert run(["ppx"]) == 2 and "name one of grpo" in capsys.readouterr().err
+    assert run(["ppx"]) == 2 and "there is no training 'ppx'; there are dpo, grpo" in capsys.readouterr().err

@@ -1,0 +1,108 @@
+"""Where a training goes on: which checkpoints a folder holds, and which algorithm wrote one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from llm_envs.errors import InvalidConfigError, MissingExtraError
+
+try:
+    from torch.serialization import get_unsafe_globals_in_checkpoint
+except ImportError as error:
+    raise MissingExtraError(f"training needs {error.name}: pip install 'llm-envs[train]'.") from error
+
+__all__ = ["algorithm_of", "check_checkpoint", "check_unused", "find_checkpoints", "resume_point"]
+
+ALGORITHMS = ("GRPO", "PPO", "DPO", "SFT")
+"""Whose checkpoints are told apart, by the name of the settings in them (`EnvGRPOConfig`, TRL's `GRPOConfig`)."""
+_ARGUMENTS_FILE, _STATE_FILE = "training_args.bin", "trainer_state.json"
+
+
+def find_checkpoints(folder: str | Path) -> list[Path]:
+    """Return the checkpoints of a trainer's output folder that were written to their end, the oldest first."""
+    places = [path.parent for path in Path(folder).glob(f"checkpoint-*/{_STATE_FILE}")]
+    return sorted((place for place in places if _step(place) is not None), key=lambda place: _step(place) or 0)
+
+
+def algorithm_of(checkpoint: str | Path) -> str | None:
+    """Return which of `ALGORITHMS` wrote a checkpoint; None where nothing says so.
+
+    The name of the class of the saved settings is read; nothing of the file is executed.
+    """
+    path = Path(checkpoint) / _ARGUMENTS_FILE
+    if not path.is_file():
+        return None
+    try:
+        names = [name.rpartition(".") for name in get_unsafe_globals_in_checkpoint(path)]
+    except (RuntimeError, OSError, ValueError):
+        return None
+    ours_first = sorted(names, key=lambda name: not name[0].startswith("llm_envs."))
+    found = (name.removeprefix("Env").removesuffix("Config") for _, _, name in ours_first if name.endswith("Config"))
+    return next((name for name in found if name in ALGORITHMS), None)
+
+
+def check_checkpoint(checkpoint: str | Path, algorithm: str) -> None:
+    """Refuse to go on from a checkpoint of another algorithm, whose optimizer and step count mean something else.
+
+    Raises:
+        InvalidConfigError: If it says that it is one.
+    """
+    found = algorithm_of(checkpoint)
+    if found is not None and found != algorithm:
+        raise InvalidConfigError(
+            f"{checkpoint} is a checkpoint of {found}, and this is {algorithm}: begin a new run with its weights "
+            f"(--model_name_or_path {checkpoint}, without --resume_from_checkpoint, another --output_dir)."
+        )
+
+
+def resume_point(args: Any, algorithm: str) -> str | None:
+    """Return the checkpoint that `args.resume_from_checkpoint` means; "true" is the newest of the output folder.
+
+    Raises:
+        InvalidConfigError: If there is none, it was not written to its end, or it is another algorithm's.
+    """
+    given = args.resume_from_checkpoint
+    if given is None or str(given).lower() in ("false", "no", ""):
+        return None
+    there = find_checkpoints(args.output_dir)
+    named = f"{args.output_dir} has {', '.join(place.name for place in there)}" if there else "there are none"
+    if str(given).lower() in ("true", "yes"):
+        if not there:
+            raise InvalidConfigError(
+                f"resume_from_checkpoint: {args.output_dir} has no checkpoint that was written to its end: leave it "
+                "out to begin, or name the checkpoint's folder."
+            )
+        checkpoint = there[-1]
+    else:
+        checkpoint = Path(str(given))
+        if not checkpoint.is_dir():
+            raise InvalidConfigError(
+                f"resume_from_checkpoint: there is no folder {checkpoint}; {named} (true takes the newest)."
+            )
+        if not (checkpoint / _STATE_FILE).is_file():
+            raise InvalidConfigError(
+                f"resume_from_checkpoint: {checkpoint} is no whole checkpoint, it has no {_STATE_FILE}; {named} (true "
+                "takes the newest). To begin with a model's weights give it as --model_name_or_path."
+            )
+    check_checkpoint(checkpoint, algorithm)
+    return str(checkpoint)
+
+
+def check_unused(output_dir: str | Path) -> None:
+    """Refuse to begin a run in a folder with checkpoints of another, which would lie among its own.
+
+    Raises:
+        InvalidConfigError: If there are any.
+    """
+    there = find_checkpoints(output_dir)
+    if there:
+        raise InvalidConfigError(
+            f"output_dir {output_dir} holds a run already ({', '.join(place.name for place in there)}): go on with it "
+            "(--resume_from_checkpoint true), or give another folder."
+        )
+
+
+def _step(checkpoint: Path) -> int | None:
+    number = checkpoint.name.partition("-")[2]
+    return int(number) if number.isdigit() else None
