@@ -18,7 +18,7 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llm_envs import collect_command, export_command, task_commands
+from llm_envs import collect_command, export_command, new_task, task_commands
 from llm_envs.arguments import (
     add_env_arguments,
     add_sampling_arguments,
@@ -94,6 +94,7 @@ def _parser() -> argparse.ArgumentParser:
 
     task_commands.add_list_arguments(add("list", task_commands.list_tasks, "Print the tasks, with a line about each."))
     task_commands.add_check_arguments(add("check", task_commands.check, "Check that tasks keep the contract."))
+    new_task.add_arguments(add("new-task", new_task.run, "Write a task that works, with its test, to start from."))
     _add_play_arguments(add("play", _play, "Play a task and print the conversation with its rewards."))
     collect_command.add_arguments(add("collect", collect_command.run, "Play tasks into a folder, or go on with a run."))
     export_command.add_arguments(add("export", export_command.run, "Write a collected run in a form that others read."))

@@ -1,0 +1,30 @@
+"""What is particular to my/Template-v0. Whether it keeps the contract of all tasks is what `check_task` looks at."""
+
+import gymnasium as gym
+import pytest
+
+import llm_envs
+
+ID = "my/Template-v0"
+
+
+@pytest.mark.parametrize("level", ["easy", "hard"])
+def test_it_keeps_the_contract(level: str) -> None:
+    assert llm_envs.check_task(ID, difficulty=level).passed
+
+
+@pytest.mark.parametrize(
+    ("reply", "reward"),
+    [
+        ("<answer>12</answer>", 1.0),
+        ("<think>4 + 0 + 7 + 1</think><answer> 12 </answer>", 1.0),
+        ("<answer>4071</answer>", 0.0),
+        ("<answer>twelve</answer>", -0.1),
+        ("12", -0.1),
+    ],
+)
+def test_rewards(reply: str, reward: float) -> None:
+    env = gym.make(ID)
+    observation, _ = env.reset(options={"problem": {"number": "4071"}})
+    assert observation == "What is the sum of the digits of 4071?"
+    assert env.step(reply)[1] == pytest.approx(reward)
