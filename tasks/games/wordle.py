@@ -1,0 +1,198 @@
+"""`llm/Wordle-v0`: find a hidden word of five letters from marks on each letter of a guess."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from llm_envs.env import Difficulty, Outcome
+from llm_envs.errors import InvalidActionError
+from llm_envs.parsers import format_answer
+from llm_envs.tasks.games.game import GameEnv
+from llm_envs.tasks.games.words import FIVE_LETTER_WORDS
+
+__all__ = ["WordleEnv", "marks"]
+
+_N_CANDIDATES = 30
+
+
+class WordleEnv(GameEnv):
+    """Find a hidden word of five letters; each letter of a guess is marked.
+
+    ## Description
+    Teaches to narrow down by constraints from every guess so far, and to choose guesses that tell much. At the easy
+    level the words that it can be are listed; at the others it is any of some 1,700 common English words, which the
+    agent is not shown. Any five letters may be guessed, words or not.
+
+    ## Observation
+    First the rules. After a guess its letters with a mark below each: G for the right letter in the right place, Y for
+    a letter that the word has in another place, "-" for a letter that it does not have (any more often). A letter that
+    stands in the guess more often than in the word is marked G or Y only as often as the word has it: first where it is
+    in the right place, then from the left.
+
+    ## Action
+    `<answer>crane</answer>`: five letters. Thinking in `<think>...</think>` is allowed before it.
+
+    ## Reward
+    `correct` (weight 1): 1 for the hidden word. `malformed` (weight -0.1): 1 for each reply without five letters in
+    `<answer>`. Marks earn nothing.
+
+    ## Episode End
+    Terminates when the word is found. Truncated after `max_turns` replies; a malformed one counts.
+
+    ## Arguments
+    - `split`: "train" or "test": no word that is hidden in one is hidden in the other.
+    - `difficulty`: "easy" (default): one of 30 listed words, 5 guesses; "medium": any common word, 8 guesses; "hard":
+      any common word, 6 guesses.
+    - `max_turns`: the number of guesses, if it is to be another than the level's. With fewer, the oracle can lose.
+    - `reset(options={"problem": {"word": "crane", "candidates": []}})` hides a given word. `candidates` are the words
+      that are listed (the word among them), or none.
+
+    ## Version History
+    - v0: first version.
+    """
+
+    # Guessing without looking at the marks finds one of n words in k different guesses with probability k/n.
+    difficulties = {
+        "easy": Difficulty("one of 30 listed words, 5 guesses", chance_rate=5 / 30, settings={"turns": 5}),
+        "medium": Difficulty(
+            "any common word, 8 guesses",
+            chance_rate=8 / len(FIVE_LETTER_WORDS),
+            n_problems=len(FIVE_LETTER_WORDS),
+            settings={"turns": 8},
+        ),
+        "hard": Difficulty(
+            "any common word, 6 guesses",
+            chance_rate=6 / len(FIVE_LETTER_WORDS),
+            n_problems=len(FIVE_LETTER_WORDS),
+            settings={"turns": 6},
+        ),
+    }
+    default_difficulty = "easy"
+    default_max_turns = 6
+    problem_fields = {"word": str, "candidates": list}
+    instructions = "Find the hidden word. Reply with one guess of five letters as <answer>...</answer>."
+
+    def generate(self) -> dict[str, Any]:
+        """Draw the word, and at the easy level the list in which it stands."""
+        random, words = self.np_random.random, FIVE_LETTER_WORDS
+        if self.difficulty != "easy":
+            return {"word": words[int(random() * len(words))], "candidates": []}
+        chosen: dict[str, None] = {}
+        while len(chosen) < _N_CANDIDATES:
+            chosen[words[int(random() * len(words))]] = None
+        candidates = list(chosen)
+        return {"word": candidates[int(random() * len(candidates))], "candidates": candidates}
+
+    def check_problem(self, problem: Mapping[str, Any]) -> None:
+        """Refuse a word that the oracle does not know."""
+        word, candidates = problem["word"], problem["candidates"]
+        if any(candidate not in _known() for candidate in candidates):
+            raise InvalidActionError("its candidates must be of the list llm_envs.tasks.games.words.FIVE_LETTER_WORDS")
+        if word not in (candidates or _known()):
+            raise InvalidActionError("its word must be one of the candidates, or of FIVE_LETTER_WORDS without any")
+
+    def split_key(self, problem: Mapping[str, Any]) -> Any:
+        """Return the hidden word."""
+        return problem["word"]
+
+    def begin(self) -> None:
+        """Remember the marks so far, for the oracle."""
+        self._word: str = self.problem["word"]
+        self._history: tuple[tuple[str, str], ...] = ()
+
+    def prompt(self) -> str:
+        """Return the rules, and the list where there is one."""
+        text = (
+            f"I am thinking of a common English word of five letters. You have {self.max_turns} guesses, one a reply; "
+            "any five letters may be guessed. After each guess every letter of it is marked: G if it is right and in "
+            "the right place, Y if the word has it in another place, - if the word does not have it. A letter that "
+            "the guess has more often than the word is marked G or Y only as often as the word has it (first where "
+            "it is in the right place, then from the left), and - beyond that."
+        )
+        candidates = self.problem["candidates"]
+        return f"{text}\nThe word is one of: {', '.join(candidates)}." if candidates else text
+
+    def move(self, answer: str) -> Outcome:
+        """Mark the guess."""
+        guess = "".join(answer.lower().split())
+        if len(guess) != 5 or not (guess.isascii() and guess.isalpha()):
+            raise InvalidActionError("a guess is five letters from a to z")
+        if guess == self._word:
+            return self.win("Correct.")
+        shown = marks(guess, self._word)
+        self._history += ((guess, shown),)
+        return self.go_on(f"{' '.join(guess)}\n{' '.join(shown)}")
+
+    def next_action(self) -> str:
+        """Guess what leaves the fewest possible words in the worst case."""
+        words = tuple(self.problem["candidates"]) or FIVE_LETTER_WORDS
+        return format_answer(_best_guess(_possible(words, self._history)))
+
+
+def marks(guess: str, word: str) -> str:
+    """Return the marks of a guess as five characters of "G", "Y" and "-"."""
+    left = [letter for letter, right in zip(word, guess, strict=True) if letter != right]
+    shown = []
+    for letter, right in zip(guess, word, strict=True):
+        if letter == right:
+            shown.append("G")
+        elif letter in left:
+            left.remove(letter)
+            shown.append("Y")
+        else:
+            shown.append("-")
+    return "".join(shown)
+
+
+@lru_cache(maxsize=1)
+def _known() -> Mapping[str, int]:
+    """Return the place of each word in the list."""
+    return {word: place for place, word in enumerate(FIVE_LETTER_WORDS)}
+
+
+@lru_cache(maxsize=4096)
+def _possible(words: tuple[str, ...], history: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
+    """Return those of the words that agree with all marks."""
+    if not history:
+        return words
+    guess, shown = history[-1]
+    return tuple([word for word in _possible(words, history[:-1]) if marks(guess, word) == shown])
+
+
+@lru_cache(maxsize=1)
+def _marks_of_all() -> npt.NDArray[np.uint8]:
+    """Return the marks of each word as a guess (row) against each word (column) as numbers below 3**5."""
+    letters = np.frombuffer("".join(FIVE_LETTER_WORDS).encode(), dtype=np.uint8).reshape(-1, 5)
+    n = len(letters)
+    is_green = np.stack([letters[:, None, place] == letters[None, :, place] for place in range(5)])
+    codes = np.zeros((n, n), dtype=np.uint8)
+    for place in range(5):
+        letter = letters[:, place]
+        spare = np.zeros((n, n), dtype=np.int8)
+        for other in range(5):
+            spare += (letter[:, None] == letters[None, :, other]) & ~is_green[other]
+        for earlier in range(place):
+            spare -= (letter == letters[:, earlier])[:, None] & ~is_green[earlier]
+        codes = codes * 3 + np.where(is_green[place], 2, (spare > 0).astype(np.uint8)).astype(np.uint8)
+    return codes
+
+
+@lru_cache(maxsize=4096)
+def _best_guess(possible: Sequence[str]) -> str:
+    """Return the word that leaves the fewest in the worst case; then the fewest on average, then a possible one."""
+    if len(possible) <= 2:
+        return possible[0]
+    places = np.array([_known()[word] for word in possible])
+    codes = _marks_of_all()[:, places].astype(np.intp)
+    n_words = len(codes)
+    rows = np.arange(n_words)[:, None] * 243
+    counts = np.bincount((codes + rows).ravel(), minlength=n_words * 243).reshape(n_words, 243)
+    is_impossible = np.ones(n_words, dtype=bool)
+    is_impossible[places] = False
+    order = np.lexsort((is_impossible, (counts**2).sum(1), counts.max(1)))
+    return FIVE_LETTER_WORDS[int(order[0])]
