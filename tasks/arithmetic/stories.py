@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from llm_envs.tasks.draws import Random, between, pick, sample, shuffled
+from llm_envs.tasks.people import PEOPLE
 
 __all__ = ["STORIES", "Story"]
 
@@ -23,10 +24,6 @@ class Story(NamedTuple):
     """Sentences with numbers that have nothing to do with the answer."""
 
 
-_NAMES = (
-    *("Ada", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gita", "Hugo", "Iris", "Jon", "Kira", "Leo", "Mona", "Nils"),
-    *("Olga", "Pia", "Quinn", "Rosa", "Sam", "Tara", "Uma", "Vera", "Wim", "Yara", "Zeno"),
-)
 _GOODS = ("apple", "bun", "candle", "pencil", "ribbon", "plate", "lemon", "egg", "notebook", "spoon", "mug", "onion")
 _THINGS = ("marbles", "stamps", "shells", "beads", "coins", "cards", "stickers", "buttons", "pebbles", "badges")
 _PRODUCTS = ("bottle", "brick", "toy", "lamp", "shirt", "tile", "chair", "basket")
@@ -34,7 +31,7 @@ _PRODUCTS = ("bottle", "brick", "toy", "lamp", "shirt", "tile", "chair", "basket
 
 def shopping(random: Random, size: int) -> Story:
     """Buy `size` kinds of goods; some prices are told by way of another."""
-    name, other = sample(random, _NAMES, 2)
+    name, other = sample(random, PEOPLE, 2)
     goods = sample(random, _GOODS, size)
     price, terms, total, lines = between(random, 2, 9), [], 0, []
     base = price
@@ -71,7 +68,7 @@ def shopping(random: Random, size: int) -> Story:
 
 def stock(random: Random, size: int) -> Story:
     """Follow what is put into a box and taken out of it, `size` times, in order."""
-    name, other = sample(random, _NAMES, 2)
+    name, other = sample(random, PEOPLE, 2)
     thing, foreign = sample(random, _THINGS, 2)
     value = between(random, 20, 90)
     first, expression, lines = f"There are {value} {thing} in the blue box.", str(value), []
@@ -106,7 +103,7 @@ def stock(random: Random, size: int) -> Story:
 
 def relations(random: Random, size: int) -> Story:
     """Follow `size` comparisons from person to person, told in any order."""
-    names = sample(random, _NAMES, size + 2)
+    names = sample(random, PEOPLE, size + 2)
     thing, foreign = sample(random, _THINGS, 2)
     value = between(random, 6, 30)
     values, texts, lines = [value], [str(value)], [f"{names[0]} has {value} {thing}."]
@@ -168,7 +165,7 @@ def production(random: Random, size: int) -> Story:
 
 def sharing(random: Random, size: int) -> Story:
     """Find the parts of a sum from how they differ."""
-    names = sample(random, _NAMES, 3)
+    names = sample(random, PEOPLE, 3)
     thing, foreign = sample(random, _THINGS, 2)
     low, more = between(random, 8, 60), between(random, 2, 30)
     total, lines = 2 * low + more, [f"{names[1]} has {more} more than {names[0]}."]
@@ -196,7 +193,7 @@ def sharing(random: Random, size: int) -> Story:
 
 def journey(random: Random, size: int) -> Story:
     """Add up a journey's parts, each told by its speed and time, or as a distance."""
-    name, other = sample(random, _NAMES, 2)
+    name, other = sample(random, PEOPLE, 2)
     vehicle = pick(random, ("bus", "train", "boat", "bicycle", "horse cart"))
     terms, total, lines = [], 0, []
     for i in range(size):

@@ -1,0 +1,248 @@
+"""`llm/KnightsAndKnaves-v0`: who tells the truth, and who lies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from llm_envs.env import Difficulty, SingleTurnEnv
+from llm_envs.errors import InvalidActionError
+from llm_envs.tasks.draws import Random, between, pick, sample
+from llm_envs.tasks.logic.assignments import read_assignment
+from llm_envs.tasks.people import PEOPLE
+
+__all__ = ["KnightsAndKnavesEnv", "possible_kinds"]
+
+Statement = list[Any]
+
+_KINDS = (("knight", "knave"), ("truth-teller", "liar"), ("owl", "magpie"))
+_MOST_PEOPLE = 10
+_SIMPLE = ("is", "is", "same", "different", "any")
+_ALL = ("is", "same", "different", "any", "both", "if", "count")
+
+
+class KnightsAndKnavesEnv(SingleTurnEnv):
+    """Find out from what people say who always tells the truth and who always lies.
+
+    ## Description
+    Each person is of one of two kinds: everything that the one kind says is true, everything that the other says is
+    false. Each makes one statement about the kinds of some of them. Exactly one assignment of kinds fits; the
+    generator has tried them all. Teaches reasoning by cases, and that a lie tells something, too.
+
+    ## Observation
+    The rule, the statements and the question. After the reply "Correct.", "Incorrect." or what was malformed.
+
+    ## Action
+    Everybody's kind as the final answer, `<answer>Ada: knight, Ben: knave, Cleo: knight</answer>`, in any order.
+    Thinking in `<think>...</think>` is allowed before it.
+
+    ## Reward
+    `correct` (weight 1): 1 if all kinds are right. `malformed` (weight -0.1): 1 for a reply without an answer, with
+    broken tags, or whose answer does not give each person one kind.
+
+    ## Episode End
+    Terminates after one reply.
+
+    ## Arguments
+    - `split`: "train" or "test". Puzzles that differ only in names are in the same split.
+    - `difficulty`: "easy" (default): three people, simple statements; "medium": five, also about numbers and
+      conditions; "hard": eight.
+    - `reset(options={"problem": {"people": ["Ada", "Ben"], "kinds": ["knight", "knave"], "statements":
+      [["is", 1, false], ["different", 0, 1]]}})` plays a given puzzle. Person 0 says here that person 1 is a knave.
+      Statements: `["is", a, truthful]`, `["same", a, b]`, `["different", a, b]`, `["any", a, b, truthful]` (at least
+      one of them), `["both", a, b, truthful]`, `["if", a, truthful, b, truthful]`, `["count", k]` (exactly k of all
+      are truthful).
+
+    ## Version History
+    - v0: first version.
+    """
+
+    # The chance rates bound the share of the commonest assignment, 13.7%, 3.7% and 0.6%: a little over 1 of 2**n.
+    difficulties = {
+        "easy": Difficulty("three people", chance_rate=0.15, settings={"people": 3, "forms": _SIMPLE}),
+        "medium": Difficulty("five people", chance_rate=0.045, settings={"people": 5, "forms": _ALL}),
+        "hard": Difficulty("eight people", chance_rate=0.007, settings={"people": 8, "forms": _ALL}),
+    }
+    default_difficulty = "easy"
+    problem_fields = {"people": list, "kinds": list, "statements": list}
+    instructions = "Find everybody's kind. Reply in the form <answer>Name: kind, Name: kind, ...</answer>."
+
+    def generate(self) -> dict[str, Any]:
+        """Draw kinds, and statements that fit them, until no other kinds fit."""
+        random, n, forms = self.np_random.random, self.settings["people"], self.settings["forms"]
+        target = between(random, 0, 2**n - 1)
+        statements = [_draw_statement(random, n, forms, i, target) for i in range(n)]
+        while possible_kinds(n, statements) != 1 << target:
+            i = int(random() * n)
+            statements[i] = _draw_statement(random, n, forms, i, target)
+        return {"people": sample(random, PEOPLE, n), "kinds": list(pick(random, _KINDS)), "statements": statements}
+
+    def check_problem(self, problem: Mapping[str, Any]) -> None:
+        """Refuse what is no such puzzle, or has not exactly one solution."""
+        people, kinds, statements = problem["people"], problem["kinds"], problem["statements"]
+        if len(kinds) != 2 or not all(isinstance(word, str) and word.strip() for word in [*people, *kinds]):
+            raise InvalidActionError("people and the two kinds must be texts")
+        if not 1 <= len(people) <= _MOST_PEOPLE or len(set(people)) < len(people) or len(statements) != len(people):
+            raise InvalidActionError(f"there must be 1 to {_MOST_PEOPLE} different people, with a statement each")
+        if not all(_is_statement(statement, len(people)) for statement in statements):
+            raise InvalidActionError("a statement is none of the documented forms")
+        if possible_kinds(len(people), statements).bit_count() != 1:
+            raise InvalidActionError("not exactly one assignment of kinds fits the statements")
+
+    def split_key(self, problem: Mapping[str, Any]) -> Any:
+        """Return the statements: other names do not make another puzzle."""
+        return problem["statements"]
+
+    def begin(self) -> None:
+        """Find the solution."""
+        people, kinds = self.problem["people"], self.problem["kinds"]
+        solution = possible_kinds(len(people), self.problem["statements"]).bit_length() - 1
+        self._solution = {name: kinds[0 if solution >> i & 1 else 1] for i, name in enumerate(people)}
+
+    def prompt(self) -> str:
+        """Return the rule, the statements and the question."""
+        people, (truthful, lying) = self.problem["people"], self.problem["kinds"]
+        lines = [
+            f"Each of {', '.join(people)} is either {_a(truthful)} or {_a(lying)}. "
+            f"Whatever {_a(truthful)} says is true, whatever {_a(lying)} says is false. They say:"
+        ]
+        for i, statement in enumerate(self.problem["statements"]):
+            lines.append(f'{people[i]}: "{_say(statement, i, people, self.problem["kinds"])}"')
+        return "\n".join([*lines, "Of which kind is each of them?"])
+
+    def solution(self) -> str:
+        """Return everybody's kind."""
+        return ", ".join(f"{name}: {kind}" for name, kind in self._solution.items())
+
+    def is_correct(self, answer: str) -> bool:
+        """Compare everybody's kind."""
+        return read_assignment(answer, self.problem["people"], self.problem["kinds"]) == self._solution
+
+
+def possible_kinds(n: int, statements: Sequence[Statement]) -> int:
+    """Return which of the 2**n assignments fit, as a set of bits: person i is truthful in assignment m if m has bit i.
+
+    Assignment m fits if each person is truthful in it exactly when the person's statement is true in it.
+    """
+    truthful, every = _truthful(n)
+    fitting = every
+    for person, statement in zip(truthful, statements, strict=True):
+        fitting &= ~(person ^ _meaning(n, statement))
+    return fitting & every
+
+
+@lru_cache(maxsize=16)
+def _truthful(n: int) -> tuple[list[int], int]:
+    """Return, for each person, the assignments in which it is truthful; and all assignments."""
+    people = [sum(1 << m for m in range(2**n) if m >> i & 1) for i in range(n)]
+    return people, (1 << 2**n) - 1
+
+
+@lru_cache(maxsize=128)
+def _exactly(n: int, count: int) -> int:
+    return sum(1 << m for m in range(2**n) if m.bit_count() == count)
+
+
+def _meaning(n: int, statement: Statement) -> int:
+    """Return the assignments in which a statement is true."""
+    people, every = _truthful(n)
+
+    def kind(person: int, truthful: bool) -> int:
+        return people[person] if truthful else every ^ people[person]
+
+    form, *rest = statement
+    if form == "is":
+        return kind(*rest)
+    if form == "same":
+        return every ^ people[rest[0]] ^ people[rest[1]]
+    if form == "different":
+        return people[rest[0]] ^ people[rest[1]]
+    if form == "any":
+        return kind(rest[0], rest[2]) | kind(rest[1], rest[2])
+    if form == "both":
+        return kind(rest[0], rest[2]) & kind(rest[1], rest[2])
+    if form == "if":
+        return (every ^ kind(rest[0], rest[1])) | kind(rest[2], rest[3])
+    return _exactly(n, rest[0])
+
+
+def _draw_statement(random: Random, n: int, forms: Sequence[str], speaker: int, target: int) -> Statement:
+    """Draw a statement that the speaker can make in the assignment `target`."""
+    while True:
+        form, truthful = pick(random, forms), random() < 0.5
+        first, second = int(random() * n), int(random() * (n - 1))
+        second += second >= first
+        if form == "is":
+            statement: Statement = ["is", first, truthful]
+            if first == speaker:
+                continue
+        elif form == "count":
+            statement = ["count", between(random, 0, n)]
+        elif form == "if":
+            statement = ["if", first, truthful, second, random() < 0.5]
+        elif form in ("any", "both"):
+            statement = [form, first, second, truthful]
+        else:
+            statement = [form, first, second]
+        if _meaning(n, statement) >> target & 1 == target >> speaker & 1:
+            return statement
+
+
+_SHAPES: dict[str, tuple[str, ...]] = {
+    "is": ("person", "bool"),
+    "same": ("person", "person"),
+    "different": ("person", "person"),
+    "any": ("person", "person", "bool"),
+    "both": ("person", "person", "bool"),
+    "if": ("person", "bool", "person", "bool"),
+    "count": ("count",),
+}
+
+
+def _is_statement(statement: Any, n: int) -> bool:
+    if not isinstance(statement, list) or not statement or statement[0] not in _SHAPES:
+        return False
+    shape = _SHAPES[statement[0]]
+    if len(statement) != len(shape) + 1:
+        return False
+    for what, value in zip(shape, statement[1:], strict=True):
+        if what == "bool" and type(value) is not bool:
+            return False
+        if what != "bool" and not (type(value) is int and 0 <= value < n + (what == "count")):
+            return False
+    return True
+
+
+def _say(statement: Statement, speaker: int, people: Sequence[str], kinds: Sequence[str]) -> str:
+    """Return the statement in the speaker's words."""
+    form, *rest = statement
+
+    def name(person: int) -> str:
+        return "I" if person == speaker else people[person]
+
+    def is_a(person: int, truthful: bool) -> str:
+        return f"{name(person)} {'am' if person == speaker else 'is'} {_a(kinds[0 if truthful else 1])}"
+
+    def pair() -> str:
+        first, second = sorted(rest[:2], key=lambda person: person == speaker)
+        return f"{name(first)} and {name(second)}"
+
+    if form == "is":
+        return f"{is_a(*rest)}."
+    if form == "same":
+        return f"{pair()} are of the same kind."
+    if form == "different":
+        return f"{pair()} are of different kinds."
+    if form == "any":
+        return f"Of {pair().replace(' I', ' me')}, at least one is {_a(kinds[0 if rest[2] else 1])}."
+    if form == "both":
+        return f"{pair()} are both {kinds[0 if rest[2] else 1]}s."
+    if form == "if":
+        return f"If {is_a(rest[0], rest[1])}, then {is_a(rest[2], rest[3])}."
+    noun = f"is {_a(kinds[0])}" if rest[0] == 1 else f"are {kinds[0]}s"
+    return f"Exactly {rest[0]} of the {len(people)} of us {noun}."
+
+
+def _a(noun: str) -> str:
+    return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"

@@ -1,0 +1,238 @@
+"""`llm/Syllogisms-v0`: tell valid arguments about all, no and some from those that only look so."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from itertools import product
+from typing import Any
+
+from llm_envs.env import Difficulty, SingleTurnEnv
+from llm_envs.errors import InvalidActionError
+from llm_envs.tasks.draws import pick, sample, shuffled
+from llm_envs.tasks.logic.assignments import read_assignment
+
+__all__ = ["SyllogismsEnv", "follows", "forms"]
+
+Proposition = list[str]
+"""[how, subject, predicate]: "all", "no", "some" or "some not"."""
+Form = tuple[tuple[str, int, int], ...]
+"""Premises and, last, the conclusion, about terms by number; the conclusion is about the first term and the last."""
+
+_HOW = ("all", "no", "some", "some not")
+_VALIDITY = ("valid", "invalid")
+_MOST_TERMS = 8
+_TURNED = 12
+"""How much likelier an invalid argument is one with a premise turned round than one with another premise. So who looks
+at "all", "no" and "some" alone, or at the terms' order alone, gets about three of four arguments right."""
+_NOUNS = (
+    *("bakers", "singers", "sailors", "gardeners", "painters", "dancers", "pilots", "poets", "jugglers", "farmers"),
+    *("potters", "weavers", "archers", "bankers", "cooks", "clerks", "drummers", "hunters", "judges", "knitters"),
+    *("masons", "miners", "nurses", "porters", "riders", "scholars", "skaters", "surgeons", "tailors", "teachers"),
+    *("robins", "foxes", "beetles", "otters", "herons", "badgers", "lizards", "moths", "geese", "turtles"),
+    *("blickets", "daxes", "wugs", "feps", "tomas", "zibs", "norps", "larks", "quorls", "vims"),
+)
+
+
+class SyllogismsEnv(SingleTurnEnv):
+    """Decide which of several syllogisms are valid.
+
+    ## Description
+    Several arguments are given, each of two premises (Aristotle's syllogisms, in all figures and moods) or three, and a
+    conclusion. Every invalid one differs from a valid one in a single premise, and half of the arguments with each kind
+    of conclusion are valid, so that the conclusion alone tells nothing. Nor do the nouns. Teaches what follows from
+    "all", "no" and "some", whatever one believes of the conclusion.
+
+    ## Observation
+    The rule and the arguments. After the reply "Correct.", "Incorrect." or what was malformed.
+
+    ## Action
+    A verdict on each, as the final answer, `<answer>1: valid, 2: invalid, 3: valid</answer>`. Thinking in
+    `<think>...</think>` is allowed before it.
+
+    ## Reward
+    `correct` (weight 1): 1 if all verdicts are right. `malformed` (weight -0.1): 1 for a reply without an answer, with
+    broken tags, or whose answer does not have one verdict on each argument.
+
+    ## Episode End
+    Terminates after one reply.
+
+    ## Arguments
+    - `split`: "train" or "test". Arguments that differ only in nouns or order are in the same split.
+    - `difficulty`: "easy" (default): five arguments of two premises; "medium": seven; "hard": seven of three premises.
+    - `reset(options={"problem": {"arguments": [{"premises": [["all", "a", "b"], ["some not", "c", "b"]], "conclusion":
+      ["some not", "c", "a"]}]}})` asks for given arguments.
+
+    ## Version History
+    - v0: first version.
+    """
+
+    # Each argument is valid or not with probability 1/2, whatever the others are: a guess is right in 1 of 2**n.
+    difficulties = {
+        "easy": Difficulty("five of two premises", chance_rate=1 / 32, settings={"arguments": 5, "premises": 2}),
+        "medium": Difficulty("seven of two premises", chance_rate=1 / 128, settings={"arguments": 7, "premises": 2}),
+        "hard": Difficulty("seven of three premises", chance_rate=1 / 128, settings={"arguments": 7, "premises": 3}),
+    }
+    default_difficulty = "easy"
+    problem_fields = {"arguments": list}
+    instructions = (
+        "Say of each argument whether its conclusion follows from its premises. "
+        "Reply in the form <answer>1: valid, 2: invalid, ...</answer>."
+    )
+
+    def generate(self) -> dict[str, Any]:
+        """Draw the kind of each conclusion, whether it shall follow, and premises of such an argument."""
+        random, n_premises = self.np_random.random, self.settings["premises"]
+        known = forms(n_premises)
+        arguments = []
+        for _ in range(self.settings["arguments"]):
+            form = pick(random, known[pick(random, _HOW), random() < 0.5])
+            nouns = sample(random, _NOUNS, n_premises + 1)
+            *premises, conclusion = ([how, nouns[subject], nouns[predicate]] for how, subject, predicate in form)
+            arguments.append({"premises": shuffled(random, premises), "conclusion": conclusion})
+        return {"arguments": arguments}
+
+    def check_problem(self, problem: Mapping[str, Any]) -> None:
+        """Refuse what is no argument, or has premises that cannot all be true."""
+        if not 1 <= len(problem["arguments"]) <= 100:
+            raise InvalidActionError("there must be 1 to 100 arguments")
+        for argument in problem["arguments"]:
+            if not isinstance(argument, dict) or argument.keys() != {"premises", "conclusion"}:
+                raise InvalidActionError("an argument has premises and a conclusion")
+            premises, conclusion = argument["premises"], argument["conclusion"]
+            if not isinstance(premises, list) or not all(_is_proposition(part) for part in [*premises, conclusion]):
+                raise InvalidActionError(f"a proposition is [how, subject, predicate], how being one of {_HOW}")
+            terms = {term for part in [*premises, conclusion] for term in part[1:]}
+            if len(terms) > _MOST_TERMS:
+                raise InvalidActionError(f"an argument may have {_MOST_TERMS} terms")
+            if not _are_possible(premises, sorted(terms)):
+                raise InvalidActionError("premises contradict each other")
+
+    def split_key(self, problem: Mapping[str, Any]) -> list[Any]:
+        """Return one key for arguments that differ only in nouns or order."""
+        return sorted(_shape(argument) for argument in problem["arguments"])
+
+    def begin(self) -> None:
+        """Decide."""
+        self._solution = {
+            str(i): _VALIDITY[0 if follows(argument["premises"], argument["conclusion"]) else 1]
+            for i, argument in enumerate(self.problem["arguments"], 1)
+        }
+
+    def prompt(self) -> str:
+        """Return the rule and the arguments."""
+        lines = [
+            "There is at least one of each kind that is named. An argument is valid if its conclusion must be true"
+        ]
+        lines[0] += " whenever its premises are. Words mean nothing beyond what is said."
+        for i, argument in enumerate(self.problem["arguments"], 1):
+            premises = " ".join(_say(premise) for premise in argument["premises"])
+            lines.append(f"{i}. {premises} Therefore: {_say(argument['conclusion'])}")
+        return "\n".join(lines)
+
+    def solution(self) -> str:
+        """Return all verdicts."""
+        return ", ".join(f"{number}: {verdict}" for number, verdict in self._solution.items())
+
+    def is_correct(self, answer: str) -> bool:
+        """Compare all verdicts."""
+        return read_assignment(answer, list(self._solution), _VALIDITY) == self._solution
+
+
+def follows(premises: Sequence[Proposition], conclusion: Proposition) -> bool:
+    """Return whether the conclusion is true in every world in which the premises are, and all kinds have a member.
+
+    What is to be refuted is the conclusion's contradictory together with the premises.
+    """
+    terms = sorted({term for part in [*premises, conclusion] for term in part[1:]})
+    opposite = {"all": "some not", "some not": "all", "no": "some", "some": "no"}
+    return not _are_possible([*premises, [opposite[conclusion[0]], *conclusion[1:]]], terms)
+
+
+def _are_possible(propositions: Sequence[Proposition], terms: Sequence[str]) -> bool:
+    """Return whether all propositions can be true at once while all terms have members.
+
+    A cell is what a thing can be: of some kinds and not of the others. "All" and "no" empty some cells. Whatever else
+    is asked for wants some cell not to be empty, and is best served by a world in which all the others are filled.
+    """
+    has = dict(zip(terms, _cells(len(terms)), strict=True))
+    filled = (1 << 2 ** len(terms)) - 1
+    wanted = list(has.values())
+    for how, subject, predicate in propositions:
+        if how == "all":
+            filled &= ~(has[subject] & ~has[predicate])
+        elif how == "no":
+            filled &= ~(has[subject] & has[predicate])
+        elif how == "some":
+            wanted.append(has[subject] & has[predicate])
+        else:
+            wanted.append(has[subject] & ~has[predicate])
+    return all(filled & cells for cells in wanted)
+
+
+@lru_cache(maxsize=16)
+def _cells(n: int) -> list[int]:
+    """Return, for each of n terms, the cells that have it."""
+    return [sum(1 << cell for cell in range(2**n) if cell >> term & 1) for term in range(n)]
+
+
+@lru_cache(maxsize=4)
+def forms(n_premises: int) -> dict[tuple[str, bool], list[Form]]:
+    """Return all forms of arguments by the kind of the conclusion and by validity.
+
+    The premises link the first term with the second, the second with the third and so on, in either direction. Of the
+    invalid forms there are those that differ from a valid one in one premise, or in one premise's direction.
+    """
+    valid: set[Form] = set()
+    for hows in product(_HOW, repeat=n_premises):
+        for turned in product((False, True), repeat=n_premises):
+            links = tuple(_link(how, i, is_turned) for i, (how, is_turned) in enumerate(zip(hows, turned, strict=True)))
+            for how in _HOW:
+                form = (*links, (how, 0, n_premises))
+                if _is_valid(form):
+                    valid.add(form)
+    near: Counter[Form] = Counter()
+    for form in valid:
+        for i in range(n_premises):
+            for how, is_turned in product(_HOW, (False, True)):
+                # What only turns a premise round has the words of a valid argument: it is drawn more often.
+                near[*form[:i], _link(how, i, is_turned), *form[i + 1 :]] += 1 if how != form[i][0] else _TURNED
+    known: dict[tuple[str, bool], list[Form]] = {(how, is_valid): [] for how in _HOW for is_valid in (True, False)}
+    for form in sorted(valid | near.keys()):
+        known[form[-1][0], form in valid] += [form] if form in valid else [form] * near[form]
+    return known
+
+
+def _link(how: str, i: int, is_turned: bool) -> tuple[str, int, int]:
+    return (how, i + 1, i) if is_turned else (how, i, i + 1)
+
+
+def _is_valid(form: Form) -> bool:
+    *premises, conclusion = ([how, str(subject), str(predicate)] for how, subject, predicate in form)
+    return follows(premises, conclusion)
+
+
+def _shape(argument: Mapping[str, Any]) -> str:
+    """Return an argument with its nouns numbered, the same for any order of the premises."""
+    names = {term: str(i) for i, term in enumerate(dict.fromkeys(argument["conclusion"][1:]))}
+    shape = [argument["conclusion"][0]]
+    waiting = sorted(argument["premises"], key=lambda part: part[0])
+    while waiting:
+        part = next((part for part in waiting if names.keys() & set(part[1:])), waiting[0])
+        waiting.remove(part)
+        shape.append(" ".join([part[0], *(names.setdefault(term, str(len(names))) for term in part[1:])]))
+    return "; ".join([shape[0], *sorted(shape[1:])])
+
+
+def _is_proposition(part: Any) -> bool:
+    if not isinstance(part, list) or len(part) != 3 or not all(isinstance(word, str) and word for word in part):
+        return False
+    return part[0] in _HOW and part[1] != part[2]
+
+
+def _say(part: Proposition) -> str:
+    how, subject, predicate = part
+    if how == "some not":
+        return f"Some {subject} are not {predicate}."
+    return f"{how.capitalize()} {subject} are {predicate}."

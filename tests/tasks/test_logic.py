@@ -1,0 +1,264 @@
+"""The tasks of tasks/logic that are about statements: knights and knaves, syllogisms, entailment."""
+
+import random
+from collections import Counter
+from itertools import product
+
+import gymnasium as gym
+import pytest
+
+from llm_envs.errors import InvalidActionError, InvalidConfigError
+from llm_envs.parsers import format_answer
+from llm_envs.tasks.logic.assignments import read_assignment
+from llm_envs.tasks.logic.knights_and_knaves import possible_kinds
+from llm_envs.tasks.logic.syllogisms import follows, forms
+
+LEVELS = ("easy", "medium", "hard")
+
+
+def reward(id, problem, answer):
+    env = gym.make(id)
+    env.reset(seed=0, options={"problem": problem})
+    return env.step(format_answer(answer))[1]
+
+
+def drawn(id, level, n):
+    """Yield the task of n drawn problems."""
+    task = gym.make(id, difficulty=level).unwrapped
+    task.reset(seed=0)
+    for _ in range(n):
+        task.reset()
+        yield task
+
+
+def is_bound(chance_rate, wins, n):
+    """Whether wins of n are explained by the declared chance rate."""
+    return wins / n <= chance_rate + 3 * (chance_rate / n) ** 0.5
+
+
+# Assignments.
+
+
+def test_assignments_are_read():
+    keys, values = ["Ada", "Ben"], ["knight", "knave"]
+    wanted = {"Ada": "knight", "Ben": "knave"}
+    for text in ("Ada: knight, Ben: knave", "ben = KNAVE; ada=Knight.", "Ada is knight\nBen->knave\n"):
+        assert read_assignment(text, keys, values) == wanted
+    for text, complaint in (
+        ("Ada: knight", "says nothing of Ben"),
+        ("Ada: knight, Ben: knave, Ada: knave", "Ada is there twice"),
+        ("Ada: knight, Ben: either", "is not one of"),
+        ("Ada: knight, Cleo: knave", "is not one of"),
+        ("knight, knave", "not of the form Ada: knight"),
+        ("", "not of the form"),
+    ):
+        with pytest.raises(InvalidActionError, match=complaint):
+            read_assignment(text, keys, values)
+
+
+# KnightsAndKnaves.
+
+# Ada: Ben is a knave. Ben: Ada and Cleo are of the same kind. Cleo: at least one of Ada and me is a knave.
+# Cleo a knave: then neither is a knave, a contradiction. So Cleo is a knight, so Ada is a knave, so Ben is a knight,
+# who says that a knave and a knight are of the same kind: a contradiction. With "different" it fits.
+KNIGHTS = {
+    "people": ["Ada", "Ben", "Cleo"],
+    "kinds": ["knight", "knave"],
+    "statements": [["is", 1, False], ["different", 0, 2], ["any", 0, 2, False]],
+}
+
+
+@pytest.mark.parametrize(
+    ("answer", "paid"),
+    [
+        ("Ada: knave, Ben: knight, Cleo: knight", 1),
+        ("cleo: knight\nBEN: Knight\nada: knave", 1),
+        ("Ada: knight, Ben: knave, Cleo: knight", 0),
+        ("Ada: knave, Ben: knight, Cleo: knave", 0),
+        ("Ada: knave, Ben: knight", -0.1),
+        ("Ada: knave, Ben: knight, Cleo: knight, Cleo: knave", -0.1),
+        ("Ada: knight or knave, Ben: knight, Cleo: knight", -0.1),
+    ],
+)
+def test_knights_and_knaves(answer, paid):
+    assert reward("llm/KnightsAndKnaves-v0", KNIGHTS, answer) == pytest.approx(paid)
+
+
+def test_what_knights_and_knaves_say():
+    env = gym.make("llm/KnightsAndKnaves-v0")
+    assert env.reset(options={"problem": KNIGHTS})[0].splitlines()[1:] == [
+        'Ada: "Ben is a knave."',
+        'Ben: "Ada and Cleo are of different kinds."',
+        'Cleo: "Of Ada and me, at least one is a knave."',
+        "Of which kind is each of them?",
+    ]
+    others = [["if", 0, True, 1, False], ["count", 1], ["both", 2, 0, True]]
+    problem = KNIGHTS | {"statements": others}
+    assert possible_kinds(3, others) == 1 << 0b101  # all but Ben, who says that there is one
+    assert env.reset(options={"problem": problem})[0].splitlines()[1:4] == [
+        'Ada: "If I am a knight, then Ben is a knave."',
+        'Ben: "Exactly 1 of the 3 of us is a knight."',
+        'Cleo: "Ada and I are both knights."',
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"statements": [["is", 1, False], ["same", 0, 2], ["any", 0, 2, False]]}, "not exactly one"),
+        ({"statements": [["is", 0, True]] * 3}, "not exactly one"),
+        ({"statements": [["is", 3, True]] * 3}, "none of the documented"),
+        ({"statements": [["is", 1, True]]}, "with a statement each"),
+        ({"people": ["Ada", "Ada", "Ben"]}, "different people"),
+        ({"kinds": ["knight"]}, "two kinds"),
+    ],
+)
+def test_knights_and_knaves_refuse_what_has_not_one_solution(change, complaint):
+    with pytest.raises(InvalidConfigError, match=complaint):
+        gym.make("llm/KnightsAndKnaves-v0").reset(options={"problem": KNIGHTS | change})
+
+
+def is_true(statement, kinds):
+    """What a statement says, told in another way than the task's."""
+    match statement:
+        case ["is", a, truthful]:
+            return kinds[a] is truthful
+        case ["same", a, b]:
+            return kinds[a] is kinds[b]
+        case ["different", a, b]:
+            return kinds[a] is not kinds[b]
+        case ["any", a, b, truthful]:
+            return truthful in (kinds[a], kinds[b])
+        case ["both", a, b, truthful]:
+            return kinds[a] is truthful and kinds[b] is truthful
+        case ["if", a, first, b, second]:
+            return kinds[b] is second if kinds[a] is first else True
+        case ["count", count]:
+            return kinds.count(True) == count
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_exactly_one_assignment_of_kinds_fits(level):
+    for task in drawn("llm/KnightsAndKnaves-v0", level, 60):
+        statements, truthful = task.problem["statements"], task.problem["kinds"][0]
+        fitting = [
+            kinds
+            for kinds in product((True, False), repeat=len(statements))
+            if all(is_true(said, kinds) is kind for said, kind in zip(statements, kinds, strict=True))
+        ]
+        assert fitting == [tuple(kind == truthful for kind in task._solution.values())]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_no_assignment_of_kinds_is_common(level):
+    n = 1_500
+    found = Counter()
+    for task in drawn("llm/KnightsAndKnaves-v0", level, n):
+        found[tuple(kind == task.problem["kinds"][0] for kind in task._solution.values())] += 1
+    assert is_bound(task.chance_rate, max(found.values()), n)
+
+
+# Syllogisms.
+
+
+def test_the_valid_moods_are_aristotles():
+    # Letters: a all, e no, i some, o some not; of the major premise, the minor premise and the conclusion.
+    valid = {
+        1: "aaa eae aii eio aai eao",  # M-P, S-M
+        2: "eae aee eio aoo eao aeo",  # P-M, S-M
+        3: "aai iai aii eao oao eio",  # M-P, M-S
+        4: "aai aee iai eao eio aeo",  # P-M, M-S
+    }
+    how = {"a": "all", "e": "no", "i": "some", "o": "some not"}
+    figures = {1: ("MP", "SM"), 2: ("PM", "SM"), 3: ("MP", "MS"), 4: ("PM", "MS")}
+    for figure, (major, minor) in figures.items():
+        for mood in map("".join, product("aeio", repeat=3)):
+            premises = [[how[mood[0]], *major], [how[mood[1]], *minor]]
+            assert follows(premises, [how[mood[2]], "S", "P"]) == (mood in valid[figure].split()), (mood, figure)
+    known = forms(2)
+    assert [len(known[how, True]) for how in ("all", "no", "some", "some not")] == [1, 4, 7, 12]
+
+
+def test_following_is_what_holds_in_every_world():
+    rng = random.Random(0)
+    hows, terms = ("all", "no", "some", "some not"), "abc"
+    things = list(product((False, True), repeat=3))  # a thing is of some kinds; a world has some of these
+    worlds = [[thing for i, thing in enumerate(things) if world >> i & 1] for world in range(2**8)]
+    worlds = [world for world in worlds if all(any(thing[i] for thing in world) for i in range(3))]
+
+    def holds(proposition, world):
+        how, subject, predicate = proposition
+        predicates = [thing[terms.index(predicate)] for thing in world if thing[terms.index(subject)]]
+        return {
+            "all": all(predicates),
+            "no": not any(predicates),
+            "some": any(predicates),
+            "some not": not all(predicates),
+        }[how]
+
+    for _ in range(150):
+        propositions = [[rng.choice(hows), *rng.sample(terms, 2)] for _ in range(3)]
+        *premises, conclusion = propositions
+        models = [world for world in worlds if all(holds(premise, world) for premise in premises)]
+        if models:
+            assert follows(premises, conclusion) == all(holds(conclusion, world) for world in models)
+
+
+ARGUMENTS = {
+    "arguments": [
+        {"premises": [["all", "men", "mortals"], ["all", "Greeks", "men"]], "conclusion": ["all", "Greeks", "mortals"]},
+        {"premises": [["all", "men", "mortals"], ["all", "men", "Greeks"]], "conclusion": ["all", "Greeks", "mortals"]},
+    ]
+}
+
+
+@pytest.mark.parametrize(
+    ("answer", "paid"),
+    [
+        ("1: valid, 2: invalid", 1),
+        ("2: Invalid; 1: Valid", 1),
+        ("1: invalid, 2: valid", 0),
+        ("1: valid, 2: valid", 0),
+        ("1: valid", -0.1),
+        ("1: valid, 2: valid, 2: invalid", -0.1),
+        ("valid, invalid", -0.1),
+    ],
+)
+def test_syllogisms(answer, paid):
+    assert reward("llm/Syllogisms-v0", ARGUMENTS, answer) == pytest.approx(paid)
+
+
+@pytest.mark.parametrize(
+    ("argument", "complaint"),
+    [
+        ({"premises": [["all", "a", "b"], ["some not", "a", "b"]], "conclusion": ["all", "a", "b"]}, "contradict"),
+        ({"premises": [["every", "a", "b"]], "conclusion": ["all", "a", "b"]}, "a proposition is"),
+        ({"premises": [["all", "a", "a"]], "conclusion": ["all", "a", "b"]}, "a proposition is"),
+        ({"premises": [["all", "a", "b"]]}, "has premises and a conclusion"),
+    ],
+)
+def test_syllogisms_refuse_what_is_no_argument(argument, complaint):
+    with pytest.raises(InvalidConfigError, match=complaint):
+        gym.make("llm/Syllogisms-v0").reset(options={"problem": {"arguments": [argument]}})
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_no_row_of_verdicts_is_common_and_the_conclusion_tells_nothing(level):
+    n, rows, verdicts = 1_000, Counter(), Counter()
+    for task in drawn("llm/Syllogisms-v0", level, n):
+        rows[task.solution()] += 1
+        for argument, verdict in zip(task.problem["arguments"], task._solution.values(), strict=True):
+            verdicts[argument["conclusion"][0], verdict] += 1
+    assert is_bound(task.chance_rate, max(rows.values()), n)
+    for how in ("all", "no", "some", "some not"):
+        valid, invalid = verdicts[how, "valid"], verdicts[how, "invalid"]
+        assert abs(valid - invalid) < 4 * (valid + invalid) ** 0.5
+
+
+def test_arguments_that_differ_in_nouns_and_order_are_one_problem():
+    key = gym.make("llm/Syllogisms-v0").unwrapped.split_key
+    first, second = ARGUMENTS["arguments"]
+    twin = {"premises": [["all", "x", "y"], ["all", "y", "z"]], "conclusion": ["all", "x", "z"]}
+    assert key({"arguments": [first]}) == key({"arguments": [twin]})
+    assert key({"arguments": [first, second]}) == key({"arguments": [second, first]})
+    assert key({"arguments": [first]}) != key({"arguments": [second]})
