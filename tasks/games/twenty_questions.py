@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 from llm_envs.env import Difficulty, Outcome
@@ -49,7 +49,7 @@ _THEMES: dict[str, dict[str, list[str]]] = {
 }
 _ONSETS = ("b", "d", "f", "g", "k", "l", "m", "n", "p", "r", "s", "t", "v", "z")
 _VOWELS = ("a", "e", "i", "o", "u")
-_N_NAMES = len(_ONSETS) * len(_VOWELS) * len(_ONSETS) * len(_VOWELS)
+_NAMES = tuple("".join(syllables).capitalize() for syllables in product(_ONSETS, _VOWELS, _ONSETS, _VOWELS))
 
 
 class TwentyQuestionsEnv(GameEnv):
@@ -77,7 +77,7 @@ class TwentyQuestionsEnv(GameEnv):
     malformed reply counts.
 
     ## Arguments
-    - `split`: "train" or "test".
+    - `split`: "train" or "test": no name that is meant in one is meant in the other.
     - `difficulty`: "easy" (default): 8 rows of 4 properties, 6 replies; "medium": 20 rows of 5, 8 replies; "hard": 40
       rows of 6, 9 replies.
     - `max_turns`: the number of replies, if it is to be another than the level's. With fewer, the oracle can lose.
@@ -121,9 +121,10 @@ class TwentyQuestionsEnv(GameEnv):
         rows: dict[tuple[str, ...], None] = {}
         names: dict[str, None] = {}
         while len(rows) < n_rows:
-            rows[tuple([choices[int(random() * len(choices))] for choices in values])] = None
+            draws = random(len(values)).tolist()
+            rows[tuple([choices[int(draw * len(choices))] for choices, draw in zip(values, draws, strict=True)])] = None
         while len(names) < n_rows:
-            names[_name(int(random() * _N_NAMES))] = None
+            names[_NAMES[int(random() * len(_NAMES))]] = None
         table = [[name, *row] for name, row in zip(names, rows, strict=True)]
         secret = table[int(random() * n_rows)][0]
         return {"theme": theme, "columns": ["name", *columns], "rows": table, "secret": secret}
@@ -143,6 +144,10 @@ class TwentyQuestionsEnv(GameEnv):
             raise InvalidActionError("its names, properties and values must be single words")
         if len({tuple(row[1:]) for row in rows}) < len(rows):
             raise InvalidActionError("two of its rows have the same values")
+
+    def split_key(self, problem: Mapping[str, Any]) -> Any:
+        """Return the name that is meant: one that is meant in a problem of one split is meant in none of the other."""
+        return problem["secret"]
 
     def begin(self) -> None:
         """Remember which rows are possible, for the oracle."""
@@ -202,13 +207,6 @@ class TwentyQuestionsEnv(GameEnv):
         return format_answer(_best_question(questions, self._left)[0])
 
 
-def _name(number: int) -> str:
-    number, first = divmod(number, len(_ONSETS))
-    number, second = divmod(number, len(_VOWELS))
-    fourth, third = divmod(number, len(_ONSETS))
-    return (_ONSETS[first] + _VOWELS[second] + _ONSETS[third] + _VOWELS[fourth]).capitalize()
-
-
 def _is_number(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) <= 9
 
@@ -242,13 +240,14 @@ def _questions(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[tu
 def _best_question(questions: Sequence[tuple[str, int]], left: int) -> tuple[str, int]:
     """Return the question that leaves the fewest rows in the worst case, the first of those that do."""
     n_left = left.bit_count()
+    half = (n_left + 1) // 2
     best, fewest = questions[0], n_left
     for question in questions:
         n_yes = (question[1] & left).bit_count()
-        worst = max(n_yes, n_left - n_yes)
+        worst = n_yes if 2 * n_yes > n_left else n_left - n_yes
         if worst < fewest:
             best, fewest = question, worst
-            if worst == (n_left + 1) // 2:
+            if worst <= half:
                 break
     return best
 
