@@ -29,7 +29,7 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 from benchmarks.measuring import describe_hardware, describe_versions, find_commit
 from proof.runs import RUNS, Run
 from proof.tables import RESULTS, put_into, read_result
-from proof.tasks import TASKS, Task, describe_task
+from proof.tasks import DATA_SEED, TASKS, Task, describe_task
 
 WORK = Path("runs/proof")
 FORMAT = 1
@@ -84,8 +84,11 @@ def train(
 
 def describe_run(run: Run, task: Task) -> dict[str, Any]:
     """Return everything that a run's results depend on, but its seeds: JSON types only."""
-    described = {"recipe": run.recipe, "per_turn_gamma": run.per_turn_gamma, "engine": run.engine}
-    return json.loads(json.dumps({**described, "settings": dict(run.settings), "task": describe_task(task)}))
+    described: dict[str, Any] = {"kind": run.kind, "data_seed": DATA_SEED}
+    if run.kind == "grpo":
+        described = {"recipe": run.recipe, "per_turn_gamma": run.per_turn_gamma}
+    described |= {"engine": run.engine, "settings": dict(run.settings), "task": describe_task(task)}
+    return json.loads(json.dumps(described))
 
 
 def _write(path: Path, data: dict[str, Any]) -> None:

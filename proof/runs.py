@@ -17,10 +17,12 @@ class Run:
     name: str
     task: str
     """Of `proof.tasks.TASKS`."""
-    table: Literal["grpo", "algorithms", "credit"]
+    table: Literal["grpo", "algorithms", "ppo", "dpo", "credit"]
     """Of the document."""
+    kind: Literal["grpo", "ppo-shared", "ppo-separate", "dpo-offline", "dpo-online"] = "grpo"
+    """Of `proof.kinds.KINDS`: which trainer."""
     recipe: str = "grpo"
-    """Of `llm_envs.trainers.recipes.RECIPES`."""
+    """Of `llm_envs.trainers.recipes.RECIPES`, for GRPO's trainer."""
     per_turn_gamma: float | None = None
     """Discount of per-turn credit, in place of the recipe's advantages."""
     engine: Literal["transformers", "vllm"] = "transformers"
@@ -28,11 +30,13 @@ class Run:
     seeds: tuple[int, ...] = (0,)
     """Of the training: of its episodes and its sampling. The warm start and the test episodes are the same for all."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Further fields of `EnvGRPOConfig`."""
+    """Further fields of the trainer's configuration."""
 
     @property
     def algorithm(self) -> str:
         """What it is called in the tables."""
+        if self.kind != "grpo":
+            return self.kind
         if self.table == "credit" and self.per_turn_gamma is None:
             return f"whole episode, rate {self.settings['learning_rate']:g}"
         return self.recipe if self.per_turn_gamma is None else f"turn, discount {self.per_turn_gamma:g}"
@@ -40,6 +44,27 @@ class Run:
 
 _SHORT = {"max_steps": 30, "per_device_train_batch_size": 128, "num_generations": 8, "learning_rate": 6e-4}
 _GENTLE = {**_SHORT, "max_steps": 60, "learning_rate": 3e-4, "warmup_steps": 5}
+# PPO: one episode of each seed. A limit of turns is part of these tasks, so an episode that it ends is bootstrapped by
+# nothing: with gamma 1 and the value of what might follow, running out of turns would cost nothing.
+_PPO = {
+    "max_steps": 40,
+    "per_device_train_batch_size": 128,
+    "learning_rate": 3e-4,
+    "warmup_steps": 5,
+    "bootstrap_truncated": False,
+}
+_SHARED = {**_PPO, "value_learning_rate": 1e-3}
+_SEPARATE = {**_PPO, "value_learning_rate": 3e-4}
+# DPO: the best and the worst of eight episodes of a seed; offline of one large round, online of the latest small one.
+_OFFLINE = {
+    "max_steps": 60,
+    "per_device_train_batch_size": 16,
+    "groups_per_round": 600,
+    "num_generations": 8,
+    "learning_rate": 1e-4,
+    "warmup_steps": 5,
+}
+_ONLINE = {**_OFFLINE, "groups_per_round": 32, "learning_rate": 2e-4}
 # The same loss for the three, one value a token: they differ in the advantages alone.
 _LETTERS = {
     "max_steps": 40,
@@ -48,10 +73,21 @@ _LETTERS = {
     "learning_rate": 1e-3,
     "loss_type": "dapo",
 }
+_ENGINES: tuple[tuple[Literal["transformers", "vllm"], str], ...] = (("transformers", ""), ("vllm", "-vllm"))
 _FIVE = (0, 1, 2, 3, 4)
 
 CREDIT = ("credit-trajectory", "credit-trajectory-slow", "credit-return-to-go", "credit-turn")
 """The baseline, and what is compared with it: first itself at a third of the learning rate, in case that is better."""
+
+
+def _on_both_engines(kind: Any, table: Any, tasks: tuple[str, ...], settings: Mapping[str, Any]) -> list[Run]:
+    """Return the runs of a kind, each with transformers and with vLLM."""
+    return [
+        Run(f"{kind}-{task}{suffix}", task, table, kind=kind, engine=engine, settings=settings)
+        for engine, suffix in _ENGINES
+        for task in tasks
+    ]
+
 
 _ALL = (
     Run("grpo-arithmetic", "arithmetic", "grpo", settings=_GENTLE),
@@ -60,10 +96,14 @@ _ALL = (
     Run("grpo-arithmetic-vllm", "arithmetic", "grpo", engine="vllm", settings=_GENTLE),
     Run("grpo-calculator-vllm", "calculator", "grpo", engine="vllm", settings=_GENTLE),
     Run("grpo-guess-vllm", "guess", "grpo", engine="vllm", settings=_SHORT),
-    Run("dapo-guess", "guess", "algorithms", "dapo", settings=_SHORT),
-    Run("rloo-arithmetic", "arithmetic", "algorithms", "rloo", settings=_GENTLE),
-    Run("reinforce-guess", "guess", "algorithms", "reinforce", settings=_GENTLE),
-    Run("per-turn-guess", "guess", "algorithms", "per_turn", settings=_GENTLE),
+    Run("dapo-guess", "guess", "algorithms", recipe="dapo", settings=_SHORT),
+    Run("rloo-arithmetic", "arithmetic", "algorithms", recipe="rloo", settings=_GENTLE),
+    Run("reinforce-guess", "guess", "algorithms", recipe="reinforce", settings=_GENTLE),
+    Run("per-turn-guess", "guess", "algorithms", recipe="per_turn", settings=_GENTLE),
+    *_on_both_engines("ppo-shared", "ppo", ("calculator", "guess"), _SHARED),
+    *_on_both_engines("ppo-separate", "ppo", ("calculator", "arithmetic"), _SEPARATE),
+    *_on_both_engines("dpo-offline", "dpo", ("calculator", "guess"), _OFFLINE),
+    *_on_both_engines("dpo-online", "dpo", ("calculator", "guess"), _ONLINE),
     Run(CREDIT[0], "letters", "credit", seeds=_FIVE, settings=_LETTERS),
     Run(CREDIT[1], "letters", "credit", seeds=_FIVE, settings={**_LETTERS, "learning_rate": 3e-4}),
     Run(CREDIT[2], "letters", "credit", per_turn_gamma=1.0, seeds=_FIVE, settings=_LETTERS),

@@ -44,8 +44,10 @@ def compare(before: Outcomes, after: Outcomes, key: str) -> tuple[float, Interva
 def render(results: Results) -> dict[str, str]:
     """Return the tables by their names."""
     tables = {
-        "grpo": _render_rises(results, "grpo", "engine"),
-        "algorithms": _render_rises(results, "algorithms", "algorithm"),
+        "grpo": _render_rises(results, "grpo", ["engine"]),
+        "algorithms": _render_rises(results, "algorithms", ["algorithm"]),
+        "ppo": _render_rises(results, "ppo", ["algorithm", "engine"]),
+        "dpo": _render_rises(results, "dpo", ["algorithm", "engine"]),
         "credit": _render_credit(results),
     }
     for table in tables:
@@ -72,7 +74,7 @@ def put_into(document: Path, folder: Path = RESULTS) -> list[str]:
     return missing
 
 
-def _render_rises(results: Results, table: str, what: str) -> str:
+def _render_rises(results: Results, table: str, told_by: Sequence[str]) -> str:
     """Return a row for each run and seed: test success before and after, and the difference."""
     rows = []
     for run in RUNS.values():
@@ -84,7 +86,7 @@ def _render_rises(results: Results, table: str, what: str) -> str:
             difference, interval = compare(before, trained["outcomes"], "successes")
             rows.append(
                 {
-                    "what": getattr(run, what),
+                    **{name: getattr(run, name) for name in told_by},
                     "env": result["env"],
                     "seed": seed,
                     "before": f"{fmean(before['successes']):.1%}",
@@ -98,7 +100,7 @@ def _render_rises(results: Results, table: str, what: str) -> str:
             )
     columns = [
         Column("env", "task"),
-        Column("what", what),
+        *(Column(name, name) for name in told_by),
         Column("seed", "seed"),
         Column("before", "before"),
         Column("after", "after"),

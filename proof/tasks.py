@@ -20,12 +20,14 @@ from llm_envs.policies.scripted import OraclePolicy
 from proof.letters import ENV as LETTERS_ENV
 from proof.letters import LETTERS
 
-__all__ = ["TASKS", "TEST_SEED", "WARM_SEED", "CoinPolicy", "Task", "add_in_writing", "describe_task"]
+__all__ = ["DATA_SEED", "TASKS", "TEST_SEED", "WARM_SEED", "CoinPolicy", "Task", "add_in_writing", "describe_task"]
 
 WARM_SEED = 0
 """Of the weights, the traces and their order."""
 TEST_SEED = 1
 """Of the test episodes."""
+DATA_SEED = 2
+"""Of the episodes that training offline learns from."""
 
 Play = Callable[[gym.Env[str, str], random.Random], str]
 

@@ -1,4 +1,4 @@
-"""One seed of a run: GRPO from the warm start, and what the test episodes say after it."""
+"""One seed of a run: training from the warm start, and what the test episodes say after it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ from typing import Any
 import transformers
 
 from llm_envs.trainers.callbacks import ProgressLineCallback
-from llm_envs.trainers.functional.turn_advantages import create_per_turn
-from llm_envs.trainers.grpo import EnvGRPOConfig, EnvGRPOTrainer
-from llm_envs.trainers.recipes import make_recipe
+from proof.kinds import KINDS, MAX_MODEL_LENGTH
 from proof.runs import Run
 from proof.tasks import Task
 from proof.warm import measure
@@ -24,7 +22,7 @@ def train_seed(run: Run, task: Task, warm: Path, seed: int, out: Path) -> dict[s
     """Train once and measure.
 
     Returns:
-        `seed`, `steps`, `train_rewards` (mean of each step), `outcomes` after training, and the times.
+        `seed`, `steps`, `train_rewards` (mean of each step that played), `outcomes` after training, and the times.
     """
     started, cpu_started = perf_counter(), _cpu_seconds()
     trainer = _make_trainer(run, task, warm, seed, out)
@@ -34,7 +32,8 @@ def train_seed(run: Run, task: Task, warm: Path, seed: int, out: Path) -> dict[s
     finally:
         trainer.close()
     seconds, cpu_seconds = perf_counter() - started, _cpu_seconds() - cpu_started
-    rewards = [round(entry["reward"], 4) for entry in trainer.state.log_history if "reward" in entry]
+    key = KINDS[run.kind].reward
+    rewards = [round(entry[key], 4) for entry in trainer.state.log_history if key in entry]
     return {
         "seed": seed,
         "steps": trainer.state.global_step,
@@ -46,8 +45,7 @@ def train_seed(run: Run, task: Task, warm: Path, seed: int, out: Path) -> dict[s
 
 
 def settings_of(run: Run, task: Task, seed: int) -> dict[str, Any]:
-    """Return the fields of `EnvGRPOConfig`, without where it writes."""
-    recipe = make_recipe(run.recipe, max_completion_length=task.max_completion_length)
+    """Return the fields of the trainer's configuration, without where it writes."""
     return {
         "env_kwargs": dict(task.env_kwargs),
         "max_completion_length": task.max_completion_length,
@@ -55,28 +53,26 @@ def settings_of(run: Run, task: Task, seed: int) -> dict[str, Any]:
         "lr_scheduler_type": "linear",
         "use_vllm": run.engine == "vllm",
         "seed": seed,
-        **recipe.settings,
+        **KINDS[run.kind].defaults(run, task),
         **run.settings,
     }
 
 
-def _make_trainer(run: Run, task: Task, warm: Path, seed: int, out: Path) -> EnvGRPOTrainer:
-    hooks = dict(make_recipe(run.recipe, max_completion_length=task.max_completion_length).hooks)
-    if run.per_turn_gamma is not None:
-        hooks["advantage_fn"] = create_per_turn(gamma=run.per_turn_gamma, scale=True)
-    config = EnvGRPOConfig(
-        output_dir=str(out),
-        gradient_checkpointing=False,
-        vllm_max_model_length=256,
-        logging_steps=1,
-        save_strategy="no",
-        save_trajectories=False,
-        report_to="none",
-        disable_tqdm=True,
+def _make_trainer(run: Run, task: Task, warm: Path, seed: int, out: Path) -> Any:
+    kind = KINDS[run.kind]
+    settings = {
+        "output_dir": str(out),
+        "gradient_checkpointing": False,
+        "vllm_max_model_length": MAX_MODEL_LENGTH,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "save_trajectories": False,
+        "report_to": "none",
+        "disable_tqdm": True,
         **settings_of(run, task, seed),
-    )
-    shown = [ProgressLineCallback(f"{run.name}, seed {seed}", ["reward", "env/success"])]
-    trainer = EnvGRPOTrainer(str(warm), task.env, config, callbacks=shown, **hooks)
+    }
+    trainer = kind.make(run, task, warm, settings)
+    trainer.add_callback(ProgressLineCallback(f"{run.name}, seed {seed}", kind.shown))
     trainer.remove_callback(transformers.PrinterCallback)
     return trainer
 

@@ -85,6 +85,36 @@ def test_differences_are_paired_over_the_same_episodes():
         compare(before, {"seeds": [5, 6, 8, 7], "successes": [1, 1, 0, 1]}, "successes")
 
 
+def test_ppo_and_dpo_are_told_by_their_kind_and_engine():
+    from proof.tables import render
+
+    names = ("ppo-shared-guess", "ppo-separate-arithmetic-vllm", "dpo-offline-calculator")
+    tables = render({name: result(name, [0, 1, 0, 0], {"0": [1, 1, 0, 1]}) for name in names})
+    heads = {
+        name: [[cell.strip() for cell in line.split("|")[1:5]] for line in tables[name].splitlines() if "llm/" in line]
+        for name in ("ppo", "dpo")
+    }
+    assert heads["ppo"] == [
+        ["llm/A-v0", "ppo-shared", "transformers", "0"],
+        ["llm/A-v0", "ppo-separate", "vllm", "0"],
+    ]
+    assert heads["dpo"] == [["llm/A-v0", "dpo-offline", "transformers", "0"]]
+    assert "Not run yet: ppo-shared-" in tables["ppo"] and "ppo-shared-guess," not in tables["ppo"].split("Not run")[1]
+
+
+def test_what_a_run_is_decides_its_results_and_nothing_else_does():
+    from proof.run import describe_run
+    from proof.runs import Run
+    from proof.tasks import TASKS
+
+    run = Run("a", "guess", "ppo", kind="ppo-shared")
+    described = describe_run(run, TASKS["guess"])
+    assert (described["kind"], described["engine"]) == ("ppo-shared", "transformers")
+    assert describe_run(replace(run, name="b", seeds=(1, 2)), TASKS["guess"]) == described
+    for changes in ({"kind": "ppo-separate"}, {"engine": "vllm"}, {"settings": {"max_steps": 1}}):
+        assert describe_run(replace(run, **changes), TASKS["guess"]) != described
+
+
 def test_tables_say_what_rose_and_by_how_much():
     from proof.tables import render
 
@@ -165,3 +195,49 @@ def test_a_run_trains_measures_and_goes_on_where_it_was(tmp_path):
     assert json.loads(path.read_text()) == both
     hotter = replace(run, settings={**run.settings, "learning_rate": 1e-5})
     assert train(hotter, task, (), path, fresh=False, work=tmp_path)["seeds"] == {}
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """The letters at a small size, warm enough to be right now and then, and a folder where that model is kept."""
+    pytest.importorskip("trl")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT))
+        from proof.tasks import TASKS
+
+        task = replace(TASKS["letters"], n_traces=16, sft_steps=12, sft_learning_rate=1e-2, n_test=4)
+        return task, tmp_path_factory.mktemp("proof")
+
+
+@pytest.mark.parametrize("kind", ["ppo-shared", "ppo-separate", "dpo-offline", "dpo-online"])
+def test_every_kind_of_run_trains_and_is_measured(small, kind):
+    from proof.run import train
+    from proof.runs import Run
+
+    task, work = small
+    settings = {"max_steps": 1, "per_device_train_batch_size": 4}
+    settings |= {"groups_per_round": 4, "num_generations": 2} if kind.startswith("dpo") else {}
+    run = Run(kind, "letters", "ppo", kind=kind, settings=settings)
+    trained = train(run, task, (3,), work / "results" / f"{kind}.json", fresh=False, work=work)["seeds"]["3"]
+    assert trained["steps"] == 1
+    assert len(trained["outcomes"]["rewards"]) == 4
+    assert len(trained["train_rewards"]) == (0 if kind == "dpo-offline" else 1)
+    assert (work / "models" / f"{kind}-3" / "model" / "critic").exists() == kind.startswith("ppo")
+
+
+def test_the_data_set_of_offline_training_is_the_warm_models_play_of_a_fixed_seed(small):
+    from llm_envs.rollout.store import read_trajectories
+    from proof.kinds import play_data
+    from proof.runs import Run
+    from proof.warm import warm_start
+
+    task, work = small
+    run = Run("dpo-offline", "letters", "dpo", kind="dpo-offline")
+    warm, _ = warm_start("letters", task, work / "warm")
+    played = []
+    for name in ("once", "twice"):
+        folder = play_data(run, task, warm, work / name, n_groups=2, group_size=2)
+        played.append({(t.group_id, t.member): (t.seed, t.rows[0].ids.tolist()) for t in read_trajectories(folder)})
+        assert {t.env_kwargs["split"] for t in read_trajectories(folder)} == {"train"}
+    assert played[0] == played[1] and len(played[0]) == 4
+    assert len({seed for seed, _ in played[0].values()}) == 2

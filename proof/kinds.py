@@ -1,0 +1,126 @@
+"""What kinds of training a run may be: each a value that says how its trainer is made."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from llm_envs.collect import collect_run
+from llm_envs.policies.transformers import TransformersPolicy
+from llm_envs.rollout import RolloutLimits
+from llm_envs.trainers.dpo import EnvDPOConfig, EnvDPOTrainer
+from llm_envs.trainers.functional.turn_advantages import create_per_turn
+from llm_envs.trainers.grpo import EnvGRPOConfig, EnvGRPOTrainer
+from llm_envs.trainers.ppo import EnvPPOConfig, EnvPPOTrainer
+from llm_envs.trainers.recipes import Recipe, make_recipe
+from llm_envs.types import SamplingParams
+from proof.runs import Run
+from proof.tasks import DATA_SEED, Task
+
+__all__ = ["KINDS", "Kind", "play_data"]
+
+MAX_MODEL_LENGTH = 256
+"""Context of a vLLM engine, in tokens."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A trainer, as it is used."""
+
+    make: Callable[[Run, Task, Path, dict[str, Any]], Any]
+    """(run, task, folder of the warm model, fields of the configuration) -> a trainer."""
+    defaults: Callable[[Run, Task], Mapping[str, Any]] = lambda run, task: {}
+    """Fields that the run's own settings may replace."""
+    reward: str | None = "reward"
+    """What the mean reward of a step is logged as; None where training plays nothing."""
+    shown: tuple[str, ...] = ("reward", "env/success")
+    """Logged numbers behind the bar."""
+
+
+def play_data(run: Run, task: Task, warm: Path, folder: Path, *, n_groups: int, group_size: int) -> Path:
+    """Have the warm model play the train split into a folder, sampling as in training, on the run's engine.
+
+    The seed is fixed (`DATA_SEED`): the data set is the same for every seed of the training.
+
+    Returns:
+        The folder of the collected run.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    policy = _open_policy(run.engine, warm)
+    try:
+        collected = collect_run(
+            task.env,
+            policy,
+            out=folder,
+            n_groups=n_groups,
+            group_size=group_size,
+            codec=policy.codec,
+            env_kwargs={**task.env_kwargs, "split": "train"},
+            seed=DATA_SEED,
+            sampling=SamplingParams(max_new_tokens=task.max_turn_tokens),
+            limits=RolloutLimits(max_completion_tokens=task.max_completion_length),
+            max_concurrency=128,
+        )
+    finally:
+        asyncio.run(policy.aclose())
+    if collected.n_failed:
+        raise RuntimeError(f"{collected.n_failed} episodes failed, the first with {collected.first_error}")
+    return collected.path
+
+
+def _open_policy(engine: str, warm: Path) -> Any:
+    if engine == "transformers":
+        return TransformersPolicy.from_pretrained(warm)
+    from llm_envs.policies.vllm_engine import VLLMEnginePolicy
+
+    return VLLMEnginePolicy.from_pretrained(
+        warm, seed=DATA_SEED, dtype="float32", max_model_len=MAX_MODEL_LENGTH, max_num_seqs=128
+    )
+
+
+def _recipe(run: Run, task: Task) -> Recipe:
+    return make_recipe(run.recipe, max_completion_length=task.max_completion_length)
+
+
+def _make_grpo(run: Run, task: Task, warm: Path, settings: dict[str, Any]) -> EnvGRPOTrainer:
+    hooks = dict(_recipe(run, task).hooks)
+    if run.per_turn_gamma is not None:
+        hooks["advantage_fn"] = create_per_turn(gamma=run.per_turn_gamma, scale=True)
+    return EnvGRPOTrainer(str(warm), task.env, EnvGRPOConfig(**settings), **hooks)
+
+
+def _make_ppo_shared(run: Run, task: Task, warm: Path, settings: dict[str, Any]) -> EnvPPOTrainer:
+    return EnvPPOTrainer(str(warm), task.env, EnvPPOConfig(**settings))
+
+
+def _make_ppo_separate(run: Run, task: Task, warm: Path, settings: dict[str, Any]) -> EnvPPOTrainer:
+    """The critic begins with the warm model's trunk."""
+    return EnvPPOTrainer(str(warm), task.env, EnvPPOConfig(**settings), critic=warm)
+
+
+def _make_dpo_offline(run: Run, task: Task, warm: Path, settings: dict[str, Any]) -> EnvDPOTrainer:
+    """The data set has as many groups and episodes as one round of online training would play."""
+    config = EnvDPOConfig(**settings)
+    folder = Path(settings["output_dir"]) / "play"
+    sizes = {"n_groups": config.groups_per_round, "group_size": config.num_generations}
+    return EnvDPOTrainer(str(warm), args=config, source=play_data(run, task, warm, folder, **sizes))
+
+
+def _make_dpo_online(run: Run, task: Task, warm: Path, settings: dict[str, Any]) -> EnvDPOTrainer:
+    return EnvDPOTrainer(str(warm), task.env, EnvDPOConfig(**settings))
+
+
+KINDS: Mapping[str, Kind] = MappingProxyType(
+    {
+        "grpo": Kind(_make_grpo, defaults=lambda run, task: _recipe(run, task).settings),
+        "ppo-shared": Kind(_make_ppo_shared),
+        "ppo-separate": Kind(_make_ppo_separate),
+        "dpo-offline": Kind(_make_dpo_offline, reward=None, shown=("loss", "rewards/accuracies")),
+        "dpo-online": Kind(_make_dpo_online, reward="env/reward", shown=("loss", "env/reward", "env/success")),
+    }
+)
