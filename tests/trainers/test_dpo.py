@@ -2,9 +2,7 @@
 
 import json
 import math
-import os
 import runpy
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -485,58 +483,6 @@ def test_processes_share_a_list_that_is_gone_through_again():
     assert shares == [share_of_round(pairs, 6, process_index=rank, n_processes=2, seed=3) for rank in range(2)]
     (few,) = [share_of_round(pairs, 3, process_index=0, n_processes=1, seed=3)]
     assert len({row["n"] for row in few}) == 3
-
-
-TWO_PROCESSES = """
-import json, sys, time
-from dense_env import DenseEnv
-from families import family_tokenizer
-from llm_envs.rollout import EnvChoice
-from llm_envs.trainers.dpo import EnvDPOConfig, EnvDPOTrainer
-
-args = EnvDPOConfig(**json.loads(sys.argv[2]))
-
-class Env(DenseEnv):
-    def step(self, action):
-        if args.process_index == 1:  # here every episode takes long, and half of them fail
-            time.sleep(0.2)
-            if len(action) % 2:
-                raise ConnectionError("the tool's server is gone")
-        return super().step(action)
-
-trainer = EnvDPOTrainer(sys.argv[1], EnvChoice("dense", factory=Env), args)
-trainer.train()
-pairs = [(p["group_id"], p["chosen_member"], p["rejected_member"]) for p in trainer.local_pairs]
-weights = sum(parameter.abs().double().sum().item() for parameter in trainer.model.parameters())
-said = {"n": len(trainer.pairs), "pairs": pairs, "weights": weights, "step": trainer.state.global_step}
-with open(f"{args.output_dir}/said-{args.process_index}.json", "w") as file:
-    json.dump(said, file)
-trainer.close()
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.processes
-def test_two_processes_train_on_one_list_of_pairs(settings, tiny_folder, tmp_path):
-    """One of them has slow episodes that often fail: nothing waits for it but the round's end, and nothing hangs."""
-    (tmp_path / "program.py").write_text(TWO_PROCESSES)
-    given = {"output_dir": str(tmp_path), "num_train_epochs": 2, "groups_per_round": 8, "num_generations": 4}
-    given |= {"steps_per_round": 2, "per_device_train_batch_size": 2, "gradient_checkpointing": False, "use_cpu": True}
-    given |= {"report_to": "none", "save_strategy": "no", "max_completion_length": 80, "max_turn_tokens": 8}
-    support = str(Path(__file__).parents[1] / "support")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "PYTHONPATH": support}
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    program = [str(tmp_path / "program.py"), tiny_folder, json.dumps(given)]
-    done = subprocess.run([*launch, *program], env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-4000:]
-    one, other = (json.loads((tmp_path / f"said-{rank}.json").read_text()) for rank in range(2))
-    assert one["step"] == other["step"] == 4
-    assert one["n"] == other["n"] > 4
-    assert one["weights"] == other["weights"]
-    assert len(one["pairs"]) == len(other["pairs"]) == 4
-    used = {tuple(pair) for pair in one["pairs"] + other["pairs"]}
-    assert len(used) == min(one["n"], 8)  # none twice before each was used
-    assert {group.split("-")[3] for group, _, _ in used} == {"0", "1"}  # played on both, trained on both
 
 
 def test_the_example_trains_from_a_file(tiny_folder, tmp_path, monkeypatch):

@@ -1,10 +1,7 @@
 """EnvPPOTrainer: its batches and losses, what is bootstrapped, that it learns, resumes and refuses."""
 
 import json
-import subprocess
-import sys
 from collections import Counter
-from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -289,63 +286,6 @@ def test_evaluation_plays_the_test_split_once_each_and_learns_nothing(make, tiny
     assert {"eval_reward", "eval_loss", "eval_value/mean", "eval_value/loss"} <= metrics.keys()
     assert metrics["eval_env/episodes"] <= 2
     assert all(torch.equal(value, start[name]) for name, value in trainer.model.state_dict().items())
-
-
-# --- Many processes ---
-
-
-RANKS = """
-import sys, torch
-sys.path.insert(0, {support!r})
-from dense_env import DenseEnv
-from llm_envs.rollout import EnvChoice
-from llm_envs.trainers.ppo import EnvPPOConfig, EnvPPOTrainer
-for critic in (None, {model!r}):
-    args = EnvPPOConfig(
-        output_dir={out!r}, max_steps=3, per_device_train_batch_size=2, gradient_accumulation_steps=2,
-        value_warmup_steps=1, max_completion_length=64, max_turn_tokens=8, gradient_checkpointing=False,
-        report_to="none", disable_tqdm=True, save_strategy="no", logging_steps=1, learning_rate=1e-3,
-        value_learning_rate=1e-3, num_train_seeds=64, use_cpu=True, ddp_backend="gloo",
-    )
-    trainer = EnvPPOTrainer({model!r}, EnvChoice("dense", factory=DenseEnv), args, critic=critic)
-    batches, score = [], trainer._generate_and_score_completions
-    trainer._generate_and_score_completions = lambda inputs: batches.append(score(inputs)) or batches[-1]
-    trainer.train()
-    mask = (batches[0]["completion_mask"] * batches[0]["tool_mask"]).bool()
-    numbers = {{
-        "policy": [p.detach().clone() for p in trainer.accelerator.unwrap_model(trainer.model).parameters()],
-        "critic": [p.detach().clone() for p in trainer.critic.parameters()],
-        "advantages": batches[0]["advantages"][mask],
-        "played": [t.messages[-1].content for t in trainer.last_trajectories],
-        "explained": [e["value/explained_variance"] for e in trainer.state.log_history if "value/loss" in e],
-    }}
-    form = "shared" if critic is None else "separate"
-    torch.save(numbers, f"{{args.output_dir}}/{{form}}-{{trainer.accelerator.process_index}}.pt")
-    trainer.close()
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.processes
-def test_two_processes_take_the_same_steps(tiny_folder, tmp_path):
-    """Policy and critic stay alike though the episodes differ; advantages are whitened over both."""
-    program = tmp_path / "ranks.py"
-    support = str(Path(__file__).parents[1] / "support")
-    program.write_text(RANKS.format(support=support, model=tiny_folder, out=str(tmp_path)))
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(program)]
-    done = subprocess.run(launch, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    for form in ("shared", "separate"):
-        ranks = [torch.load(tmp_path / f"{form}-{rank}.pt", weights_only=True) for rank in (0, 1)]
-        for name in ("policy", "critic"):
-            assert all(torch.equal(a, b) for a, b in zip(ranks[0][name], ranks[1][name], strict=True))
-        assert ranks[0]["critic"][0].abs().max() > 1e-4
-        assert ranks[0]["played"] != ranks[1]["played"]
-        assert ranks[0]["explained"] == ranks[1]["explained"]
-        everything = torch.cat([rank["advantages"] for rank in ranks])
-        assert everything.mean().item() == pytest.approx(0, abs=1e-5)
-        assert everything.std().item() == pytest.approx(1, abs=1e-4)
-        assert abs(ranks[0]["advantages"].mean().item()) > 1e-3
 
 
 # --- Learning ---

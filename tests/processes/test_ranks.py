@@ -1,0 +1,182 @@
+"""Each trainer on two processes, started by `accelerate launch` with examples/accelerate/multi_cpu.yaml (ranks.py).
+
+On process 1 no episode ends before process 0 has played its whole share, so each part that plays also shows that
+nothing is gathered while episodes run, and that a slow process is waited for.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from launched import SUPPORT, launch
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
+
+PARTS = [
+    *("sft", "dpo_offline", "dpo", "grpo", "resumed", "ppo", "ppo_separate"),
+    *("forks", "failing", "failing_dpo", "errors"),
+]
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory, model_folder, episodes):
+    """Return a function from a part to what the two processes had of it, all from one launch; and the folder."""
+    out = tmp_path_factory.mktemp("ranks")
+    launch(SUPPORT / "ranks.py", model_folder, str(out), episodes, *PARTS, limit_s=240).check()
+
+    def both(part):
+        return [torch.load(out / f"{part}-{rank}.pt", weights_only=False) for rank in (0, 1)]
+
+    both.out = out
+    return both
+
+
+def assert_same(one, other, atol=0.0):
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+        torch.testing.assert_close(value, other[name], rtol=0, atol=atol, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def moved(weights, model_folder):
+    from llm_envs.policies.inference import load_model
+
+    start = load_model(model_folder, dtype=torch.float32).state_dict()
+    return max((value - start[name]).abs().max().item() for name, value in weights.items())
+
+
+@pytest.mark.parametrize("part", [part for part in PARTS if part != "errors"])
+def test_the_weights_stay_alike(ranks, model_folder, part):
+    one, other = ranks(part)
+    assert one["step"] == other["step"] == 2
+    assert_same(one["weights"], other["weights"])
+    assert moved(one["weights"], model_folder) > 1e-4
+    if "critic" in one:
+        assert_same(one["critic"], other["critic"])
+        assert one["critic"]["head.weight"].abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("part", [part for part in PARTS if part != "errors"])
+def test_what_is_logged_is_of_both(ranks, part):
+    own = {"step_time"}
+    logs = [[{k: v for k, v in e.items() if k not in own} for e in rank["logged"]] for rank in ranks(part)]
+    assert str(logs[0]) == str(logs[1])  # as text, where NaN is itself
+
+
+@pytest.mark.parametrize("part", ["grpo", "resumed", "ppo", "ppo_separate", "forks", "failing"])
+def test_the_processes_have_as_many_rows_and_episodes_of_their_own(ranks, part):
+    one, other = (rank["batches"] for rank in ranks(part))
+    assert len(one) == len(other)
+    for mine, theirs in zip(one, other, strict=True):
+        assert mine["n_rows"] == theirs["n_rows"]
+        assert mine["items"] == theirs["items"] == mine["n_tokens"] + theirs["n_tokens"]
+        assert not set(mine["groups"]) & set(theirs["groups"])
+        if part != "failing":
+            assert mine["texts"] != theirs["texts"]
+    if part == "forks":  # three turns there, two here
+        assert other[0]["n_tokens"] > 1.3 * one[0]["n_tokens"]
+
+
+def test_group_statistics_are_over_both(ranks):
+    """Advantages with `scale_rewards="batch"`, by hand: over the standard deviation of all 16 rewards."""
+    for mine, theirs in zip(*(rank["batches"][:2] for rank in ranks("grpo")), strict=True):
+        rewards = torch.cat([mine["rewards"], theirs["rewards"]]).float()
+        centred = rewards - rewards.view(-1, 2).mean(1).repeat_interleave(2)
+        expected = centred / (rewards.std() + 1e-4)
+        found = torch.cat([mine["advantages"], theirs["advantages"]])
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+        assert (mine["rewards"].std() - rewards.std()).abs() > 1e-3  # or one process's would do as well
+
+
+def test_ppo_whitens_over_both(ranks):
+    for part in ("ppo", "ppo_separate"):
+        one, other = ([b["on_tokens"] for b in rank["batches"]] for rank in ranks(part))
+        for mine, theirs in zip(one, other, strict=True):
+            together = torch.cat([mine, theirs])
+            assert together.mean().item() == pytest.approx(0, abs=1e-5)
+            assert together.std().item() == pytest.approx(1, abs=1e-4)
+            assert abs(mine.mean().item()) > 1e-3
+
+
+def test_dpo_trains_on_one_list_of_pairs(ranks):
+    one, other = ranks("dpo")
+    assert one["pairs"] == other["pairs"] and len(one["pairs"]) > 4
+    assert {group.split("-")[3] for group, _, _ in one["pairs"]} == {"0", "1"}  # played on both
+    used = one["local"] + other["local"]
+    assert len(one["local"]) == len(other["local"]) == 4
+    assert set(used) == set(one["pairs"])  # trained on both: none twice before each was used
+    assert one["evaluated"] == other["evaluated"] and one["evaluated"]["eval_env/episodes"] == 64
+
+
+def test_a_data_set_that_differs_is_refused_on_both(ranks):
+    """Process 1 has an episode less to imitate, and four less to compare."""
+    for part, fewer in (("sft", 1), ("dpo_offline", 2)):
+        one, other = ranks(part)
+        n = one["rows"]
+        assert n == other["rows"] and n >= 16
+        assert one["unequal"] == other["unequal"]
+        assert (
+            f"InvalidConfigError: the processes have different {'rows' if part == 'sft' else 'pairs'}" in one["unequal"]
+        )
+        assert f"({n}, {n - fewer} rows, process by process" in one["unequal"]
+    assert [rank["oracle"] for rank in ranks("sft")] == [9, 9]
+
+
+def test_a_resumed_run_is_the_whole_one_on_both(ranks):
+    for whole, resumed in zip(ranks("grpo"), ranks("resumed"), strict=True):
+        assert_same(resumed["weights"], whole["weights"], atol=1e-6)
+        assert resumed["batches"][0]["texts"] == whole["batches"][1]["texts"]
+
+
+def test_episodes_that_fail_on_one_process_leave_the_others_to_learn_from(ranks):
+    for mine, theirs in zip(*(rank["batches"] for rank in ranks("failing")), strict=True):
+        assert set(mine["status"]) == {"ok"} and set(theirs["status"]) == {"errored"}
+        assert theirs["n_tokens"] == 0 and mine["advantages"].abs().max() > 0.1
+    one, other = ranks("failing_dpo")
+    assert one["n_local"] == other["n_local"] == 4
+    assert {group.split("-")[3] for group in other["pairs"]} == {"0"}
+
+
+def test_what_one_process_finds_stops_both(ranks):
+    one, other = ranks("errors")
+    assert one["guard"] == other["guard"] and "log-probabilities at sampling differ" in one["guard"]
+    assert one["reward"].startswith("ProcessFailedError: training cannot go on without process 1: ZeroDivisionError")
+    assert other["reward"] == "ZeroDivisionError: a reward function of the user's"
+    assert one["filter"].startswith("KeyError")
+    assert other["filter"].startswith("ProcessFailedError: training cannot go on without process 0: KeyError")
+
+
+def test_a_rollout_is_over_before_the_process_group_gives_up(ranks):
+    """After 300 s. Of eight episodes four are played at once: half of the time is for two, one after the other."""
+    for rank in ranks("errors"):
+        assert "a rollout may take 300 s" in rank["too_long"] and "raise ddp_timeout" in rank["too_long"]
+        assert rank["limit"] == 75.0
+
+
+# One process on the same episodes, with a batch as large as those of the two together.
+
+
+@pytest.mark.parametrize("part", ["sft", "dpo_offline", "grpo", "ppo", "ppo_separate", "dpo"])
+def test_two_processes_take_the_steps_of_one(ranks, model_folder, episodes, part):
+    from ranks import Parts
+
+    two, _ = ranks(part)
+    played = None if part in ("sft", "dpo_offline") else replayed(ranks.out / part)
+    one = Parts(model_folder, ranks.out / "alone", episodes, played, per_device_train_batch_size=8)
+    numbers = one.run(part)
+    assert_same(two["weights"], numbers["weights"], atol=2e-6)
+    if "critic" in two:
+        assert_same(two["critic"], numbers["critic"], atol=2e-6)
+
+
+def replayed(folder):
+    """Return what both processes have played, step by step, process 0's before process 1's."""
+    from llm_envs.rollout import read_trajectories
+
+    steps = {}
+    for rank in (0, 1):
+        for trajectory in read_trajectories(folder / "trajectories" / f"process-{rank}"):
+            mode, step, *_ = trajectory.group_id.split("-")
+            if mode == "train":
+                steps.setdefault(int(step), []).append(trajectory)
+    assert sorted(steps) == [0, 1] and all(len(rows) == 16 for rows in steps.values())
+    return steps

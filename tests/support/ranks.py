@@ -1,0 +1,367 @@
+"""What every process runs in tests/processes: `accelerate launch ... ranks.py MODEL OUT EPISODES PART...`.
+
+Each part trains something small and writes what this process has of it to `OUT/PART-RANK.pt`, for the test to compare.
+On process 1 no episode ends before process 0 has played its whole share (`Later`): whatever was gathered while episodes
+run would wait for ever.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from dense_env import DenseEnv
+from launched import speak_when_asked
+
+from llm_envs.errors import InvalidConfigError, ModelError, ProcessFailedError
+from llm_envs.rollout import EnvChoice, read_trajectories
+from llm_envs.trainers.dpo import EnvDPOConfig, EnvDPOTrainer
+from llm_envs.trainers.grpo import EnvGRPOConfig, EnvGRPOTrainer
+from llm_envs.trainers.ppo import EnvPPOConfig, EnvPPOTrainer
+from llm_envs.trainers.sft import EnvSFTConfig, EnvSFTTrainer
+from llm_envs.types import Trajectory
+
+RANK = int(os.environ.get("RANK", "0"))
+PATIENCE_S = 120.0
+"""A file that does not come in this time never will."""
+SMALL: dict[str, Any] = {
+    "max_steps": 2,
+    "per_device_train_batch_size": 4,
+    "optim": "sgd",  # its steps are as the gradients are: what is equal up to rounding stays so
+    "learning_rate": 0.3,
+    "lr_scheduler_type": "linear",
+    "gradient_checkpointing": False,
+    "logging_steps": 1,
+    "save_strategy": "no",
+    "report_to": "none",
+    "disable_tqdm": True,
+    "ddp_timeout": 300,
+}
+PLAYED: dict[str, Any] = {"max_completion_length": 80, "max_turn_tokens": 6, "num_train_seeds": 64}
+GROUPS: dict[str, Any] = {
+    **PLAYED,
+    "gradient_accumulation_steps": 2,
+    "num_generations": 2,
+    "scale_rewards": "batch",
+    "num_eval_seeds": 3,
+    "per_device_eval_batch_size": 2,
+    "num_generations_eval": 2,
+}
+VALUES: dict[str, Any] = {
+    **PLAYED,
+    "gradient_accumulation_steps": 2,
+    "value_warmup_steps": 1,
+    "value_learning_rate": 1e-2,
+}
+ROUNDS: dict[str, Any] = {**PLAYED, "groups_per_round": 8, "num_generations": 2, "steps_per_round": 1}
+
+
+class Later:
+    """Files by which process 1 knows that process 0 has played its share."""
+
+    folder: Path | None = None
+    n_played = 0
+    fails = False
+    turns = 2
+
+    @classmethod
+    def reset(cls, folder: Path | None, *, fails: bool = False, turns: int = 2) -> None:
+        cls.folder, cls.n_played, cls.fails, cls.turns = folder, 0, fails, turns
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+
+    @classmethod
+    def listen(cls, trainer: Any) -> None:
+        """Have process 0 say when it has played."""
+        play = trainer.collector.play
+
+        def follow(*args: Any, **kwargs: Any) -> Any:
+            out = play(*args, **kwargs)
+            if RANK == 0 and cls.folder is not None:
+                (cls.folder / str(cls.n_played)).touch()
+            cls.n_played += 1
+            return out
+
+        trainer.collector.play = follow
+
+    @classmethod
+    def wait(cls) -> None:
+        if RANK == 0 or cls.folder is None:
+            return
+        limit = time.monotonic() + PATIENCE_S
+        while not (cls.folder / str(cls.n_played)).exists():
+            if time.monotonic() > limit:
+                raise TimeoutError("process 0 does not finish: something is gathered while episodes run")
+            time.sleep(0.01)
+
+
+class LaterEnv(DenseEnv):
+    """DenseEnv whose steps wait on process 1; there it may fail, or have more turns."""
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        Later.wait()
+        if Later.fails and RANK == 1:
+            raise ConnectionError("the tool's server is gone")
+        observation, reward, _, _, info = super().step(action)
+        n_turns = Later.turns if RANK == 1 else 2
+        return observation, reward, self.n_turns == n_turns, False, info
+
+
+ENV = EnvChoice("later", factory=LaterEnv)
+
+
+def weights_of(module: Any) -> dict[str, torch.Tensor]:
+    return {name: value.detach().clone() for name, value in module.state_dict().items()}
+
+
+def batches_of(trainer: Any) -> list[dict[str, Any]]:
+    """Keep what a trainer learns from: its batches' numbers, in the order of the episodes."""
+    kept: list[dict[str, Any]] = []
+    original = trainer._generate_and_score_completions
+
+    def keep(inputs: Any) -> Any:
+        output = original(inputs)
+        mask = (output["completion_mask"] * output["tool_mask"]).bool()
+        advantages = output["advantages"]
+        kept.append(
+            {
+                "n_rows": len(mask),
+                "n_tokens": int(mask.sum()),
+                "items": int(output["num_items_in_batch"]),
+                "advantages": advantages.clone(),
+                "on_tokens": advantages[mask] if advantages.ndim == 2 else None,
+                "rewards": torch.tensor([t.reward for t in trainer.last_trajectories]),
+                "groups": [t.group_id for t in trainer.last_trajectories],
+                "status": [t.status for t in trainer.last_trajectories],
+                "texts": [t.messages[1].content for t in trainer.last_trajectories if len(t.messages) > 1],
+            }
+        )
+        return output
+
+    trainer._generate_and_score_completions = keep
+    return kept
+
+
+def numbers_of(trainer: Any, **others: Any) -> dict[str, Any]:
+    """What is the same on every process."""
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    logged = [
+        {key: value for key, value in entry.items() if "runtime" not in key and "per_second" not in key}
+        for entry in trainer.state.log_history
+    ]
+    return {"weights": weights_of(model), "step": trainer.state.global_step, "logged": logged, **others}
+
+
+def error_of(function: Callable[[], Any], kinds: type[Exception] | tuple[type[Exception], ...]) -> str:
+    """Return the kind and message of what a function raises."""
+    try:
+        function()
+    except kinds as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing was raised"
+
+
+class Parts:
+    """The parts by name, each with a folder of its own.
+
+    Args:
+        model: Folder of the model.
+        out: Where everything is written.
+        episodes: Folder of a run to learn from.
+        played: By step, the episodes that are learned from in place of playing.
+        **changes: Of every part's settings.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        out: Path,
+        episodes: str,
+        played: Mapping[int, Sequence[Trajectory]] | None = None,
+        **changes: Any,
+    ) -> None:
+        self.model, self.out, self.episodes = model, out, episodes
+        self.played, self.changes, self.name = played, changes, ""
+
+    def run(self, name: str) -> dict[str, Any]:
+        self.name = name
+        numbers: dict[str, Any] = getattr(self, name)()
+        return numbers
+
+    def settings(self, kind: type[Any], *parts: dict[str, Any], **changes: Any) -> Any:
+        merged: dict[str, Any] = {"output_dir": str(self.out / self.name), **SMALL}
+        for part in (*parts, changes, self.changes):
+            merged |= part
+        return kind(**merged)
+
+    def begin(self, **how: Any) -> None:
+        Later.reset(self.out / self.name / "played", **how)
+
+    def follow(self, trainer: Any) -> Any:
+        """Let the trainer play, or learn from what was played."""
+        Later.listen(trainer)
+        if self.played is None:
+            return trainer
+        play, player, played = trainer._player.play, trainer._player, self.played
+
+        def replay(rows: Any, *, mode: str, step: int, group_size: int) -> Any:
+            if mode == "eval":
+                return play(rows, mode=mode, step=step, group_size=group_size)
+            player.played = list(played[step])
+            return list(played[step])
+
+        player.play = replay
+        return trainer
+
+    # The four trainers.
+
+    def sft(self) -> dict[str, Any]:
+        trainer = EnvSFTTrainer(self.model, args=self.settings(EnvSFTConfig), source=self.episodes)
+        trainer.train()
+        oracle = EnvSFTTrainer(self.model, "llm/Arithmetic-v0", self.settings(EnvSFTConfig, num_episodes=9))
+        played = read_trajectories(self.episodes)
+        unequal = error_of(
+            lambda: EnvSFTTrainer(self.model, args=self.settings(EnvSFTConfig), trajectories=played[RANK:]),
+            InvalidConfigError,
+        )
+        return numbers_of(trainer, rows=len(trainer.train_dataset), oracle=len(oracle.train_dataset), unequal=unequal)
+
+    def dpo_offline(self) -> dict[str, Any]:
+        trainer = EnvDPOTrainer(self.model, args=self.settings(EnvDPOConfig), source=self.episodes)
+        trainer.train()
+        played = read_trajectories(self.episodes)
+        unequal = error_of(
+            lambda: EnvDPOTrainer(self.model, args=self.settings(EnvDPOConfig), trajectories=played[4 * RANK :]),
+            InvalidConfigError,
+        )
+        return numbers_of(trainer, rows=len(trainer.train_dataset), unequal=unequal)
+
+    def dpo(self, **changes: Any) -> dict[str, Any]:
+        self.begin()
+        trainer = EnvDPOTrainer(self.model, ENV, self.settings(EnvDPOConfig, ROUNDS, changes))
+        self.follow(trainer).train()
+        pairs = [(p["group_id"], p["chosen_member"], p["rejected_member"]) for p in trainer.pairs]
+        local = [(p["group_id"], p["chosen_member"], p["rejected_member"]) for p in trainer.local_pairs]
+        evaluated = trainer.evaluate()
+        trainer.close()
+        return numbers_of(trainer, pairs=pairs, local=local, evaluated=evaluated)
+
+    def grpo(self, **changes: Any) -> dict[str, Any]:
+        self.begin()
+        saving = {"save_strategy": "steps", "save_steps": 1}
+        trainer = EnvGRPOTrainer(self.model, ENV, self.settings(EnvGRPOConfig, GROUPS, saving, changes))
+        batches = batches_of(self.follow(trainer))
+        trainer.train()
+        evaluated = trainer.evaluate()
+        trainer.close()
+        return numbers_of(trainer, batches=batches, evaluated=evaluated["eval_env/reward"])
+
+    def resumed(self) -> dict[str, Any]:
+        """The second step of `grpo` again, from its checkpoint."""
+        self.begin()
+        trainer = EnvGRPOTrainer(self.model, ENV, self.settings(EnvGRPOConfig, GROUPS))
+        batches = batches_of(self.follow(trainer))
+        trainer.train(resume_from_checkpoint=str(self.out / "grpo" / "checkpoint-1"))
+        trainer.close()
+        return numbers_of(trainer, batches=batches)
+
+    def ppo(self, critic: str | None = None, **changes: Any) -> dict[str, Any]:
+        self.begin()
+        trainer = EnvPPOTrainer(self.model, ENV, self.settings(EnvPPOConfig, VALUES, changes), critic=critic)
+        batches = batches_of(self.follow(trainer))
+        trainer.train()
+        trainer.close()
+        return numbers_of(trainer, batches=batches, critic=weights_of(trainer.critic))
+
+    def ppo_separate(self) -> dict[str, Any]:
+        return self.ppo(self.model)
+
+    # What differs between the processes, and what fails on one.
+
+    def forks(self) -> dict[str, Any]:
+        """Every turn is a row of its own, and process 1 has more turns."""
+        self.begin(turns=3)
+
+        def last_only(messages: Any) -> Any:
+            return [messages[0], messages[-1]] if len(messages) > 1 else messages
+
+        trainer = EnvGRPOTrainer(self.model, ENV, self.settings(EnvGRPOConfig, GROUPS), context_fn=last_only)
+        batches = batches_of(self.follow(trainer))
+        trainer.train()
+        trainer.close()
+        return numbers_of(trainer, batches=batches)
+
+    def failing(self) -> dict[str, Any]:
+        """No episode of process 1 comes to its end."""
+        self.begin(fails=True)
+        trainer = EnvGRPOTrainer(self.model, ENV, self.settings(EnvGRPOConfig, GROUPS))
+        batches = batches_of(self.follow(trainer))
+        trainer.train()
+        trainer.close()
+        return numbers_of(trainer, batches=batches)
+
+    def failing_dpo(self) -> dict[str, Any]:
+        self.begin(fails=True)
+        trainer = self.follow(EnvDPOTrainer(self.model, ENV, self.settings(EnvDPOConfig, ROUNDS)))
+        trainer.train()
+        trainer.close()
+        return numbers_of(trainer, pairs=[p["group_id"] for p in trainer.pairs], n_local=len(trainer.local_pairs))
+
+    def errors(self) -> dict[str, Any]:
+        """What one process finds stops both, with an error on each."""
+        Later.reset(None)
+        said: dict[str, Any] = {}
+        trainer = EnvGRPOTrainer(self.model, ENV, self.settings(EnvGRPOConfig, GROUPS))
+        with torch.no_grad():  # away from the uniform distribution, on which temperature has no effect
+            for parameter in trainer.model.parameters():
+                parameter.mul_(3)
+        if RANK == 1:
+            trainer.collector.sampling = replace(trainer.collector.sampling, temperature=0.5)
+        said["guard"] = error_of(trainer.train, ModelError)
+        trainer.close()
+
+        def unpaid(trajectory: Any) -> float:
+            if RANK == 1:
+                raise ZeroDivisionError("a reward function of the user's")
+            return 0.0
+
+        trainer = EnvGRPOTrainer(self.model, ENV, self.settings(EnvGRPOConfig, GROUPS), reward_fns={"unpaid": unpaid})
+        said["reward"] = error_of(trainer.train, (ProcessFailedError, ZeroDivisionError))
+        trainer.close()
+
+        def unfiltered(group: Any) -> bool:
+            if RANK == 0:
+                raise KeyError("a filter of the user's")
+            return True
+
+        trainer = EnvGRPOTrainer(self.model, ENV, self.settings(EnvGRPOConfig, GROUPS), group_filter=unfiltered)
+        said["filter"] = error_of(trainer.train, (ProcessFailedError, KeyError))
+        trainer.close()
+        said["too_long"] = error_of(
+            lambda: EnvGRPOTrainer(self.model, ENV, self.settings(EnvGRPOConfig, GROUPS, max_episode_s=300.0)),
+            InvalidConfigError,
+        )
+        trainer = EnvGRPOTrainer(self.model, ENV, self.settings(EnvGRPOConfig, GROUPS, max_concurrency=4))
+        said["limit"] = trainer.collector.limits.max_episode_s
+        trainer.close()
+        return said
+
+
+def main() -> None:
+    speak_when_asked()
+    model, out, episodes, *names = sys.argv[1:]
+    parts = Parts(model, Path(out), episodes)
+    for name in names:
+        torch.save(parts.run(name), parts.out / f"{name}-{RANK}.pt")
+        print(f"{name} is done on process {RANK}", flush=True)
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
