@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from llm_envs.errors import InvalidConfigError, MissingExtraError
 from llm_envs.rewards import Aggregator, RewardFns, pareto_rewards, relative_rewards, score_trajectories
-from llm_envs.rollout.runner import EnvMaker
+from llm_envs.rollout.runner import EnvMaker, env_attribute
 from llm_envs.rollout.source import SeedSource
 from llm_envs.shaping import ShapingFns, shape
 from llm_envs.types import Trajectory
@@ -127,7 +127,7 @@ def declared_weights(source: SeedSource) -> dict[str, float]:
     merged: dict[str, float] = {}
     for spec in source.variants():
         env = EnvMaker(spec.env_id, spec.env_kwargs, source.factories.get(spec.env_id))()
-        weights = dict(getattr(env.unwrapped, "reward_weights", {}))
+        weights = dict(env_attribute(env, "reward_weights", {}))
         env.close()
         for name, weight in weights.items():
             if merged.setdefault(name, weight) != weight:

@@ -158,6 +158,14 @@ class Curriculum:
             level = self.level_of(trajectory.env_kwargs)
             if level is not None and trajectory.status == "ok":
                 self._recent[level].append(bool(trajectory.is_success))
+        self._open()
+
+    def record(self, level: str, success: bool) -> None:
+        """Learn from one episode of a level."""
+        self._recent[level].append(success)
+        self._open()
+
+    def _open(self) -> None:
         self.n_open = next_open(list(self.success.values()), self.n_open, mastered=self.band[1])
 
     def metrics(self) -> dict[str, float]:
