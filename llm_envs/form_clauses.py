@@ -201,13 +201,13 @@ def has_a_json_spec(subject: Subject) -> str:
 
 
 def resets_quickly(subject: Subject) -> str:
-    """At least 1,000 resets a second, unless the task says why not."""
+    """At least 1,000 resets in a second of computing time, unless the task says why not."""
     best = 0.0
     for _ in range(3):
-        started = time.perf_counter()
+        started = time.process_time()
         for _ in range(50):
             subject.env.reset()
-        best = max(best, 50 / (time.perf_counter() - started))
+        best = max(best, 50 / (time.process_time() - started))
     reason = subject.task.slow_reset_reason
     require(
         best >= _MIN_RESETS_PER_S or reason,

@@ -34,6 +34,7 @@ __all__ = [
     "has_honest_n_problems",
     "info_is_well_formed",
     "is_deterministic",
+    "is_not_won_by_guessing",
     "is_not_won_by_nonsense",
     "never_raises",
     "oracle_earns_the_maximum",
@@ -195,15 +196,27 @@ def _positive_weights(task: TextEnv) -> float:
 
 def is_not_won_by_nonsense(subject: Subject) -> str:
     """No hostile action succeeds more often than the declared chance rate, beyond what luck explains."""
-    chance = subject.task.chance_rate
     for name, played in subject.hostile_episodes.items():
         won = [seed for seed, steps in enumerate(played) if isinstance(steps, list) and steps[-1].is_win]
-        require(
-            _binomial_tail(len(won), len(played), chance) >= _FALSE_ALARM,
-            f"the action {name!r} won {len(won)} of {len(played)} episodes (seeds {won[:3]}); chance_rate is "
-            f"{chance:g}",
-        )
-    return f"at most chance ({chance:g})"
+        _require_chance(subject, f"the action {name!r}", won, len(played))
+    return f"at most chance ({subject.task.chance_rate:g})"
+
+
+def is_not_won_by_guessing(subject: Subject) -> str:
+    """What was right for another problem succeeds no more often than the declared chance rate, beyond luck."""
+    episodes = subject.borrowed_episodes
+    won = [seed for seed, steps in episodes.items() if steps[-1].is_win]
+    _require_chance(subject, "what the oracle says to another problem", won, len(episodes))
+    return f"{len(won)} of {len(episodes)} episodes won by what is right for another problem"
+
+
+def _require_chance(subject: Subject, what: str, won: list[int], n: int) -> None:
+    """Require that so many wins of `n` episodes are explained by the chance rate."""
+    chance = subject.task.chance_rate
+    require(
+        _binomial_tail(len(won), n, chance) >= _FALSE_ALARM,
+        f"{what} won {len(won)} of {n} episodes (seeds {won[:3]}); chance_rate is {chance:g}",
+    )
 
 
 def ends_its_episodes(subject: Subject) -> str:

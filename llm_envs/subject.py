@@ -117,6 +117,23 @@ class Subject:
         return episodes
 
     @cached_property
+    def borrowed_episodes(self) -> dict[int, list[Step]]:
+        """Episodes, by seed, of a player that says what the oracle said to another problem: the right form, a guess."""
+        problems = []
+        for seed in range(self.effort.n_seeds):
+            self.env.reset(seed=seed)
+            problems.append(problem_of(self.env))
+        episodes = {}
+        for seed, problem in enumerate(problems):
+            others = [
+                other for other in range(seed + 1, seed + len(problems)) if problems[other % len(problems)] != problem
+            ]
+            if others:
+                actions = [step.action for step in self.oracle_episodes[others[0] % len(problems)]]
+                episodes[seed] = play(self.env, seed, repeat(actions))
+        return episodes
+
+    @cached_property
     def fuzzed_episodes(self) -> list[list[Step] | FailedEpisode]:
         """Episodes, by seed, of an oracle half of whose actions are spoilt: `effort.n_fuzzed` spoilt ones."""
         rng = random.Random(0)
@@ -147,7 +164,8 @@ class Subject:
         """The steps of all these episodes."""
         hostile = [steps for played in self.hostile_episodes.values() for steps in played if isinstance(steps, list)]
         fuzzed = [steps for steps in self.fuzzed_episodes if isinstance(steps, list)]
-        return [step for steps in [*self.oracle_episodes, *hostile, *fuzzed] for step in steps]
+        played = [*self.oracle_episodes, *hostile, *fuzzed, *self.borrowed_episodes.values()]
+        return [step for steps in played for step in steps]
 
     @cached_property
     def drawn_problems(self) -> list[str]:

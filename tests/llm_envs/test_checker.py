@@ -247,6 +247,15 @@ class PaysTwice(SoundGame):
         return outcome
 
 
+class HasThreeAnswers(Sound):
+    # Four in ten answers are the same, and a chance of one in a thousand is declared.
+    def prompt(self):
+        return f"What is {self.problem['n']} modulo 3?"
+
+    def solution(self):
+        return ("nothing", "a single one", "a pair")[self.problem["n"] % 3]
+
+
 class NeverEnds(SoundGame):
     def step(self, action):
         observation, reward, terminated, _, info = super().step(action)
@@ -308,7 +317,9 @@ class HoldsALambda(Sound):
 
 class SlowToReset(Sound):
     def generate(self):
-        time.sleep(0.0012)
+        started = time.process_time()
+        while time.process_time() < started + 0.0012:
+            pass
         return super().generate()
 
 
@@ -333,6 +344,7 @@ BROKEN = [
     (RaisesOnBadAnswers, "never_raises"),
     (RaisesOnNearMisses, "withstands_fuzzing"),
     (PaysTwice, "withstands_fuzzing"),
+    (HasThreeAnswers, "is_not_won_by_guessing"),
     (AcceptsAnyAnswerThatContainsIt, "is_not_won_by_nonsense"),
     (NeverEnds, "ends_its_episodes"),
     (PaysBesideItsComponents, "rewards_are_weighted_components"),
