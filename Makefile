@@ -3,12 +3,15 @@
 #   make demo       train a tool-using model from nothing, in runs/demo
 #   make test       the tests, on the CPU, offline
 #   make test-vllm  the tests that need vLLM, and the quick ones again, in an environment that has its CPU build
-#   make test-processes   the tests in which several processes train together
+#   make test-processes  the tests in which several processes train together, with transformers and with vLLM
+#   make test-examples   the examples, each with small settings
+#   make check-tasks     every task at every level against the whole contract, and docs/GALLERY.md against the tasks
 #   make lint       ruff, and mypy on the installed wheel
-#   make check      what CI runs: test, test-vllm, lint
+#   make check      what CI runs: all of the above
 #   make bench      the benchmarks, against the numbers that we hold; rewrites the tables of docs/performance.md
 #   make proof      the proof that training learns: what has no result yet (PROOF_ARGS=--fresh: all of it)
 #   make docs       checks links and runs the snippets of the documents
+#   make gallery    writes docs/GALLERY.md from the tasks
 #   make clean      removes what the above built, environments included
 
 PYTHON ?= python3
@@ -31,7 +34,7 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 # The tests of one file share what they make, so a file stays with one process; tests/conftest.py says which go first.
 PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo test test-vllm test-processes lint check bench proof docs clean
+.PHONY: help demo test test-vllm test-processes test-examples check-tasks lint check bench proof docs gallery clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -40,13 +43,25 @@ demo: $(VENV)/.stamp
 	$(VENV)/bin/python examples/demo.py --out runs/demo
 
 test: $(VENV)/.stamp
-	$(VENV)/bin/python -m pytest -m "not processes" $(PARALLEL) $(PYTEST_ARGS)
-
-test-processes: $(VENV)/.stamp
-	$(VENV)/bin/python -m pytest -m processes $(PYTEST_ARGS)
+	$(VENV)/bin/python -m pytest -m "not processes and not examples" $(PARALLEL) $(PYTEST_ARGS)
 
 test-vllm: $(VENV_VLLM)/.stamp
-	LLM_ENVS_REQUIRE_VLLM=1 $(VENV_VLLM)/bin/python -m pytest -m "(vllm or not slow) and not processes" $(PARALLEL) $(PYTEST_ARGS)
+	LLM_ENVS_REQUIRE_VLLM=1 $(VENV_VLLM)/bin/python -m pytest -m "(vllm or not slow) and not processes and not examples" \
+		$(PARALLEL) $(PYTEST_ARGS)
+
+test-processes: $(VENV)/.stamp $(VENV_VLLM)/.stamp
+	$(VENV)/bin/python -m pytest -m "processes and not vllm" $(PYTEST_ARGS)
+	LLM_ENVS_REQUIRE_VLLM=1 $(VENV_VLLM)/bin/python -m pytest -m "processes and vllm" $(PYTEST_ARGS)
+
+test-examples: $(VENV)/.stamp
+	$(VENV)/bin/python -m pytest -m examples $(PARALLEL) $(PYTEST_ARGS)
+
+check-tasks: $(VENV)/.stamp
+	$(VENV)/bin/llm-envs check --all --namespace llm --all-levels --thorough --jobs $(WORKERS)
+	$(VENV)/bin/python docs/gallery.py --check
+
+gallery: $(VENV)/.stamp
+	$(VENV)/bin/python docs/gallery.py
 
 lint: $(VENV)/.stamp $(TYPES)/.stamp
 	$(VENV)/bin/ruff format --check .

@@ -16,26 +16,44 @@ from llm_envs.parsers import format_answer, format_tool_call
 from llm_envs.tasks.arithmetic.countdown import solve_countdown
 
 ROOT = Path(__file__).parents[2]
+FOUR_FIRST = {"llm/Arithmetic-v0", "llm/Calculator-v0", "llm/Countdown-v0", "llm/GuessNumber-v0"}
 TASK_IDS = [id for id in llm_envs.task_ids() if id.startswith("llm/")]
 LEVELS = [(id, level) for id in TASK_IDS for level in gym.make(id).unwrapped.difficulties]
 
 
-@pytest.mark.parametrize(("id", "level"), LEVELS)
-def test_a_registered_task_keeps_the_contract(id, level):
-    assert llm_envs.check_task(id, difficulty=level).passed
+@pytest.mark.parametrize("id", TASK_IDS)
+def test_a_registered_task_keeps_the_contract(id):
+    """At its default level; `make check-tasks` looks at every level, and at more of each."""
+    assert llm_envs.check_task(id).passed
 
 
 @pytest.mark.parametrize(("id", "level"), LEVELS)
 def test_the_oracle_wins_in_the_test_split_too(id, level):
     env = gym.make(id, split="test", difficulty=level)
-    for seed in range(50):
+    task = env.unwrapped
+    if not task.oracle_is_exact:
+        pytest.skip("right in expectation: the family's own tests measure how often")
+    positive = sum(weight for weight in task.reward_weights.values() if weight > 0)
+    for seed in range(10):
         env.reset(seed=seed)
         total, over = 0.0, False
         while not over:
-            _, reward, terminated, truncated, info = env.step(env.unwrapped.oracle())
+            _, reward, terminated, truncated, info = env.step(task.oracle())
             total, over = total + reward, terminated or truncated
         assert info["is_success"]
-        assert total == 1.0
+        assert total == pytest.approx(positive if task.max_return is None else task.max_return)
+
+
+@pytest.mark.parametrize("id", TASK_IDS)
+def test_a_task_says_what_it_teaches_and_has_levels(id):
+    task = gym.make(id).unwrapped
+    assert "Teaches" in (type(task).__doc__ or "") or id in FOUR_FIRST
+    assert len(task.difficulties) >= 2
+
+
+def test_no_two_tasks_say_the_same_of_themselves():
+    summaries = [type(gym.make(id).unwrapped).__doc__.split("\n")[0] for id in TASK_IDS]
+    assert len(set(summaries)) == len(TASK_IDS)
 
 
 def test_ids_name_what_the_issue_asked_for():
