@@ -1,0 +1,183 @@
+"""Writes `docs/GALLERY.md`: every task of the suite with a sample episode, its levels and its baselines.
+
+    python docs/gallery.py            writes the page
+    python docs/gallery.py --check    says what would change, and exits with 1 if anything would
+
+Everything on the page follows from the tasks and from fixed seeds, so two runs write the same page.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+import inspect
+import json
+import re
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+from llm_envs.catalogue import TaskCard, describe
+from llm_envs.policies.scripted import OraclePolicy
+from llm_envs.registration import task_ids
+from llm_envs.reporting import visible_text
+from llm_envs.rollout import Collector, EpisodeSpec
+from llm_envs.subject import QUICK, Step, Subject, play, repeat
+from llm_envs.types import Trajectory
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "GALLERY.md"
+PROOF = ROOT / "proof" / "results"
+N_EPISODES = 100
+LONGEST_TEXT = 1_500
+"""Characters of one message on the page."""
+
+HEAD = """\
+# Gallery
+
+Every task of the suite: what it teaches, its levels, what simple players get out of it, and an episode of its oracle
+(train split, default level, seed 0). `python docs/gallery.py` writes this page from the tasks themselves, and `make
+check-tasks` fails where it has drifted.
+
+Baselines are success rates over {n} episodes at each level. *Oracle*: the task's own. *Another's answers*: a player
+with the right form and no idea, that says what the oracle said to another problem. *Silence*: an empty reply, again and
+again. *Chance* is the upper bound that the task declares for guessing. *A tiny model* is the one of `make proof`,
+success on the test split before and after training ([learning](learning.md)), where there is such a run.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What the page says of a task beside its card."""
+
+    card: TaskCard
+    docstring: str
+    rates: dict[str, tuple[float, float, float]]
+    """By level: of the oracle, another's answers, silence."""
+    episode: Trajectory
+
+
+def measure(task_id: str) -> Measured:
+    """Play the baselines of a task at each level."""
+    card = describe(task_id)
+    rates = {}
+    for level in card.levels:
+        subject = Subject(task_id, {"difficulty": level}, dataclasses.replace(QUICK, n_seeds=N_EPISODES))
+        silent = [play(subject.env, seed, repeat([], then="")) for seed in range(N_EPISODES)]
+        others = list(subject.borrowed_episodes.values())
+        rates[level] = (success(subject.oracle_episodes), success(others), success(silent))
+    with Collector(task_id, OraclePolicy(), progress=False) as collector:
+        (group,) = collector.play([[EpisodeSpec(task_id)]])
+    return Measured(card, inspect.getdoc(type(subject.task)) or "", rates, group.trajectories[0])
+
+
+def success(episodes: list[list[Step]]) -> float:
+    """Return the share of episodes that succeeded."""
+    return sum(episode[-1].is_win for episode in episodes) / max(len(episodes), 1)
+
+
+def page() -> str:
+    """Return the whole page."""
+    ids = [task_id for task_id in task_ids() if task_id.startswith("llm/")]
+    with ProcessPoolExecutor(2) as pool:
+        measured = list(pool.map(measure, ids))
+    measured.sort(key=lambda m: (m.card.family, m.card.id))
+    parts = [HEAD.format(n=N_EPISODES), *overview(measured)]
+    family = ""
+    for task in measured:
+        if task.card.family != family:
+            family = task.card.family
+            parts.append(f"## {family.capitalize()}\n")
+        parts.append(entry(task))
+    return "\n".join(parts)
+
+
+def overview(measured: list[Measured]) -> Iterator[str]:
+    """Yield the table at the top."""
+    yield f"{len(measured)} tasks.\n"
+    yield "| family | task | turns | tools | levels |"
+    yield "|---|---|---:|---:|---|"
+    for task in measured:
+        card = task.card
+        yield (
+            f"| {card.family} | [`{card.id}`](#{anchor(card.id)}) | {card.max_turns} | {len(card.tools) or ''} | "
+            f"{', '.join(card.levels)} |"
+        )
+    yield ""
+
+
+def anchor(task_id: str) -> str:
+    """Return the anchor of a task's heading."""
+    return re.sub(r"[^a-z0-9_-]", "", task_id.lower())
+
+
+def entry(task: Measured) -> str:
+    """Return the part about one task."""
+    card = task.card
+    lines = [f"### {card.id}\n", f"{card.summary}\n"]
+    if taught := re.search(r"^\s*## Description\n(.*?)\n\s*\n", task.docstring, re.DOTALL | re.MULTILINE):
+        lines.append(f"{' '.join(taught[1].split())}\n")
+    lines += ["| level | problems | chance | oracle | another's answers | silence |", "|---|---|---:|---:|---:|---:|"]
+    for name, level in card.levels.items():
+        oracle, borrowed, silent = task.rates[name]
+        number = "" if level.n_problems is None else f" ({level.n_problems:,})"
+        description = level.description.replace("|", "\\|")
+        lines.append(
+            f"| {name} | {description}{number} | {level.chance_rate:.2g} | {oracle:.2f} | {borrowed:.2f} "
+            f"| {silent:.2f} |"
+        )
+    lines += ["", *tiny_models(card.id)]
+    lines += ["```text", *episode_lines(task.episode), "```", ""]
+    return "\n".join(lines)
+
+
+def tiny_models(task_id: str) -> Iterator[str]:
+    """Yield a line about each run of the proof on this task, of the plainest algorithm."""
+    for path in sorted(PROOF.glob("*.json")):
+        result = json.loads(path.read_text(encoding="utf-8"))
+        if result["env"] != task_id or result["algorithm"] != "grpo" or result["engine"] != "transformers":
+            continue
+        before = fmean(result["warm"]["outcomes"]["successes"])
+        after = fmean(fmean(seed["outcomes"]["successes"]) for seed in result["seeds"].values())
+        level = result["run"]["task"]["env_kwargs"].get("difficulty", "")
+        yield f"A tiny model, {level}: {before:.2f} before training, {after:.2f} after.\n"
+
+
+def episode_lines(episode: Trajectory) -> Iterator[str]:
+    """Yield the lines of a conversation."""
+    for message in episode.messages:
+        text = visible_text(message.content)
+        for call in message.tool_calls:
+            text += f"\n-> {call.name}({json.dumps(dict(call.arguments), ensure_ascii=False)})"
+        if len(text) > LONGEST_TEXT:
+            text = f"{text[:LONGEST_TEXT]} [... {len(text) - LONGEST_TEXT:,} characters more]"
+        head, *rest = text.strip("\n").replace("```", "'''").split("\n")
+        yield f"{message.role:9} {head}".rstrip()
+        yield from (f"{'':9} {line}".rstrip() for line in rest)
+    yield f"{'':9} [{episode.stop_reason.value}, reward {episode.reward:g}]"
+
+
+def main() -> int:
+    """Write the page, or compare it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing; 1 if the page would change")
+    options = parser.parse_args()
+    text = page()
+    old = PAGE.read_text(encoding="utf-8") if PAGE.exists() else ""
+    if not options.check:
+        PAGE.write_text(text, encoding="utf-8")
+        print(f"{PAGE.relative_to(ROOT)}: {'as it was' if text == old else 'written'}")
+        return 0
+    changes = list(
+        difflib.unified_diff(old.splitlines(), text.splitlines(), "GALLERY.md", "what would be written", n=1)
+    )
+    print("\n".join(changes[:60]) if changes else "docs/GALLERY.md is what the tasks say.")
+    return 1 if changes else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
