@@ -1,0 +1,386 @@
+"""`llm/FileSystem-v0`: find something in a tree of files, or bring the tree into order, with a shell."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from llm_envs.env import Difficulty, ToolEnv
+from llm_envs.errors import InvalidActionError
+from llm_envs.parsers import format_answer, format_tool_call
+from llm_envs.tasks.tools.shell import MAX_ENTRIES, Shell
+from llm_envs.toolset import Toolset, tool
+
+__all__ = ["GOALS", "FileSystemEnv"]
+
+Files = dict[str, str]
+
+
+class Terminal(Toolset):
+    """A shell on the problem's tree."""
+
+    def reset(self, problem: Mapping[str, Any], rng: np.random.Generator) -> None:
+        """Lay out the tree."""
+        self.machine = Shell(problem["files"], problem["folders"])
+
+    @tool
+    def shell(self, command: str) -> str:
+        """Run one command: ls, cd, pwd, cat, grep, find, mkdir, mv, cp, rm or rmdir. No pipes, no redirections.
+
+        Args:
+            command: The command, such as: grep -r "status: open" /docs
+        """
+        return self.machine.run(command) or "(done)"
+
+
+class FileSystemEnv(ToolEnv):
+    """Find something in a tree of files, or bring the tree into a given order.
+
+    ## Description
+    Each episode has a tree of folders and small text files of its own, and the tool `shell(command)`, a subset of a
+    Unix shell. Either something is asked about one file, or the tree is to be changed: files moved, renamed, copied or
+    deleted by their names or by what they contain. What counts is the tree at the end, compared exactly: all that was
+    asked for and nothing else. Teaches to look before acting, to act on exactly the right files, and to notice when a
+    command failed.
+
+    ## Observation
+    First what is to be done. After a call what the command prints, "(done)", or "Error: ..." as a shell says it. After
+    a malformed reply a readable error.
+
+    ## Action
+    A call of the tool `shell`, or the final answer in `<answer>` tags: what is asked for, or "done" when the tree is as
+    it should be.
+
+    ## Reward
+    `correct` (weight 1): 1 for the right answer; for "done" if the tree is exactly as asked. `malformed` (weight -0.1):
+    1 for a reply that is neither a call nor an answer, is broken, or answers something else than "done" where only the
+    tree counts.
+
+    ## Episode End
+    Terminates with the first answer. Truncated after `max_turns` replies; then the tree does not count.
+
+    ## Arguments
+    - `split`: "train" or "test".
+    - `difficulty`: "easy" (default): find a file or what is in it; "medium": change the tree by the files' names;
+      "hard": by what the files contain.
+    - `max_turns`: 12 by default.
+    - `reset(options={"problem": {"files": {"/a/b.txt": "text"}, "folders": ["/c"], "kind": "rename", "values": [".txt",
+      ".md"]}})`: the tree, and what is to be done with it (`GOALS` in the module).
+
+    ## Version History
+    - v0: first version.
+    """
+
+    # Easy: who lists the tree and names one of its files (at least 12) is right in 1/12; codes are harder to guess.
+    # Otherwise a tree is not put into order by chance: a policy that runs `rm`, `mv` and `mkdir` at random never won.
+    difficulties = {
+        "easy": Difficulty("find a file, or what is in it", chance_rate=1 / 12, settings={"n_files": 12}),
+        "medium": Difficulty("change the tree by the names of files", chance_rate=0.01, settings={"n_files": 14}),
+        "hard": Difficulty("change the tree by what files contain", chance_rate=0.01, settings={"n_files": 14}),
+    }
+    default_difficulty = "easy"
+    default_max_turns = 12
+    problem_fields = {"files": dict, "folders": list, "kind": str, "values": list}
+    instructions = (
+        "Do what is asked, with the shell. You begin in the folder /. Answer as <answer>...</answer>: with what is "
+        "asked for, or with <answer>done</answer> when the tree is as it should be. Change nothing that you are not asked "
+        "to change: other files and folders stay as they are, folders that become empty stay too."
+    )
+
+    def make_tools(self) -> Toolset:
+        """Return the shell."""
+        self.terminal = Terminal()
+        return self.terminal
+
+    def generate(self) -> dict[str, Any]:
+        """Draw a tree and something to do with it that changes it, or asks about one file."""
+        rng = self.np_random
+        names = _LEVELS[self.difficulty]
+        while True:
+            files, folders = _draw_tree(rng, self.settings["n_files"] + int(rng.random() * 4))
+            name = names[int(rng.random() * len(names))]
+            values = GOALS[name].draw(files, folders, rng.random)
+            if _is_playable(files, folders, name, values):
+                return {"files": files, "folders": folders, "kind": name, "values": values}
+
+    def check_problem(self, problem: Mapping[str, Any]) -> None:
+        """Refuse what is no tree, an unknown goal, and one that is reached already."""
+        files, folders = problem["files"], problem["folders"]
+        paths = [*files, *folders]
+        if not all(isinstance(path, str) and path == posixpath.normpath(path) and path[:1] == "/" for path in paths):
+            raise InvalidActionError("its paths must be absolute, such as /a/b.txt")
+        if not all(isinstance(text, str) for text in files.values()):
+            raise InvalidActionError("the contents of its files must be texts")
+        shell = Shell(files, folders)
+        if len(shell.files) + len(shell.folders) > MAX_ENTRIES // 2 or shell.folders & set(files):
+            raise InvalidActionError(f"its tree must have {MAX_ENTRIES // 2} entries at most, each a file or a folder")
+        if problem["kind"] not in GOALS:
+            raise InvalidActionError(f"its kind is none of {', '.join(GOALS)}")
+        try:
+            is_playable = _is_playable(files, folders, problem["kind"], problem["values"])
+        except (TypeError, ValueError, KeyError, AttributeError) as error:
+            raise InvalidActionError(f"its values do not fit its kind: {error!r}") from error
+        if not is_playable:
+            raise InvalidActionError("there is nothing to do, or no single answer, or a file would be overwritten")
+
+    def begin(self) -> None:
+        """Work out the tree or the answer that is wanted."""
+        problem = self.problem
+        self._wanted: str | Files = GOALS[problem["kind"]].result(problem["files"], *problem["values"])
+        if isinstance(self._wanted, dict):
+            made = Shell(problem["files"], problem["folders"]).folders
+            self._folders = made | Shell(self._wanted).folders
+
+    def prompt(self) -> str:
+        """Return what is to be done."""
+        return GOALS[self.problem["kind"]].text(*self.problem["values"])
+
+    def is_correct(self, answer: str) -> bool:
+        """Compare the answer, or the tree, with what is wanted."""
+        if isinstance(self._wanted, str):
+            return answer.strip("'\"` ") == self._wanted
+        if answer.strip(" .").casefold() != "done":
+            raise InvalidActionError('answer "done" when the tree is as it should be')
+        machine = self.terminal.machine
+        return machine.files == self._wanted and machine.folders == self._folders
+
+    def next_action(self) -> str:
+        """Look, then do what is missing, then answer."""
+        is_last = self.n_turns + 1 >= self.max_turns
+        if self.n_turns == 0 and not is_last:
+            look = GOALS[self.problem["kind"]].look
+            return format_tool_call("shell", command=look(*self.problem["values"]))
+        if isinstance(self._wanted, str):
+            return format_answer(self._wanted)
+        commands = _repair(self.terminal.machine, self._wanted, self._folders)
+        if is_last or not commands:
+            return format_answer("done")
+        return "\n".join(format_tool_call("shell", command=line) for line in commands[: self.max_calls_per_turn])
+
+
+def _is_playable(files: Files, folders: list[str], kind: str, values: list[Any]) -> bool:
+    """Return whether there is a single answer, or a tree that differs, from which no file got lost by the way."""
+    result = GOALS[kind].result(files, *values)
+    return bool(result) if isinstance(result, str) else result != files and len(result) >= 3
+
+
+def _repair(machine: Shell, wanted: Files, folders: set[str]) -> list[str]:
+    """Return commands that bring the tree into order, as far as its files' contents are still there."""
+    missing = {path: text for path, text in wanted.items() if machine.files.get(path) != text}
+    extra = {path: text for path, text in machine.files.items() if wanted.get(path) != text}
+    new = sorted(folders - machine.folders)
+    commands = [f"mkdir -p {path}" for path in new if not any(other.startswith(f"{path}/") for other in new)]
+    for path, text in sorted(missing.items()):
+        source = next((old for old, had in sorted(extra.items()) if had == text), None)
+        if source is not None:
+            extra.pop(source)
+            commands.append(f"mv {source} {path}")
+        elif (kept := next((old for old, had in sorted(machine.files.items()) if had == text), None)) is not None:
+            commands.append(f"cp {kept} {path}")
+    if gone := sorted(set(extra) - set(missing)):
+        commands.append(f"rm {' '.join(gone)}")
+    commands += [f"rm -r {path}" for path in sorted(machine.folders - folders, reverse=True)]
+    return commands
+
+
+# Trees.
+
+_TOPS = ("docs", "projects", "home", "work", "data", "team")
+_SUBS = ("alpha", "beta", "reports", "drafts", "shared", "old", "2024", "2025", "notes", "inbox")
+_STEMS = ("agenda", "budget", "contract", "design", "errors", "figures", "guide", "history", "index", "journal",
+          "kickoff", "letter", "memo", "outline", "plan", "quotes", "review", "summary", "tasks", "update")  # fmt: skip
+_ENDINGS = (".txt", ".md", ".log", ".csv", ".tmp")
+_OWNERS = ("ada", "ben", "clara", "david", "elena", "felix")
+_STATES = ("open", "closed", "draft")
+
+
+def _draw_tree(rng: np.random.Generator, n_files: int) -> tuple[Files, list[str]]:
+    draws: Callable[[], float] = iter(rng.random(8 * n_files + 24).tolist()).__next__
+
+    def choose(choices: Any) -> Any:
+        return choices[int(draws() * len(choices))]
+
+    tops = [f"/{_TOPS[place]}" for place in np.argsort(rng.random(len(_TOPS)))[:3].tolist()]
+    folders = list(dict.fromkeys([*tops, *(f"{choose(tops)}/{choose(_SUBS)}" for _ in range(5))]))
+    files: Files = {}
+    stems = list(_STEMS)
+    for number in range(n_files):
+        # Stems that differ, so that no two files ever meet under one name.
+        stem = stems.pop(int(draws() * len(stems)))
+        keep = "yes" if draws() < 0.3 else "no"
+        files[f"{choose(folders)}/{stem}{choose(_ENDINGS)}"] = (
+            f"number: {number}{int(draws() * 1000):03d}\nowner: {choose(_OWNERS)}\nstatus: {choose(_STATES)}\n"
+            f"keep: {keep}"
+        )
+    return files, sorted(folders)
+
+
+def _fields(text: str) -> dict[str, str]:
+    return dict(line.split(": ", 1) for line in text.splitlines() if ": " in line)
+
+
+def _has(text: str, line: str) -> bool:
+    return line in text.splitlines()
+
+
+def _moved(files: Files, target: Callable[[str, str], str | None]) -> Files:
+    """Return the files where `target(path, content)` says, None leaves one where it is; {} if two would meet."""
+    new = {target(path, text) or path: text for path, text in files.items()}
+    return new if len(new) == len(files) else {}
+
+
+def _into(folder: str, path: str) -> str:
+    return f"{folder}/{posixpath.basename(path)}"
+
+
+# Goals. Each draws its values, works out the answer (a text) or the tree that is wanted, and says what is to be done
+# and how one would look.
+
+
+class Goal(NamedTuple):
+    """Something to do with a tree."""
+
+    draw: Callable[[Files, list[str], Callable[[], float]], list[Any]]
+    result: Callable[..., str | Files]
+    text: Callable[..., str]
+    look: Callable[..., str]
+
+
+def _draw_path(files: Files, folders: list[str], random: Callable[[], float]) -> str:
+    return list(files)[int(random() * len(files))]
+
+
+def _draw_ending(random: Callable[[], float]) -> str:
+    return _ENDINGS[int(random() * len(_ENDINGS))]
+
+
+def _path_with(files: Files, line: str) -> str:
+    found = [path for path, text in files.items() if _has(text, line)]
+    return found[0] if len(found) == 1 else ""
+
+
+def _number_in(files: Files, name: str) -> str:
+    found = [text for path, text in files.items() if posixpath.basename(path) == name]
+    return _fields(found[0])["number"] if len(found) == 1 else ""
+
+
+def _collect(files: Files, ending: str, folder: str) -> Files:
+    return _moved(files, lambda path, text: _into(folder, path) if path.endswith(ending) else None)
+
+
+def _rename(files: Files, ending: str, new: str) -> Files:
+    return _moved(files, lambda path, text: path.removesuffix(ending) + new if path.endswith(ending) else None)
+
+
+def _clean(files: Files, ending: str, place: str, folder: str) -> Files:
+    """Delete the files of an ending, and copy what then stands in one folder to another."""
+    kept = {path: text for path, text in files.items() if not path.endswith(ending)}
+    copies = {_into(folder, path): text for path, text in kept.items() if posixpath.dirname(path) == place}
+    return kept | copies if copies and len(kept) < len(files) and not set(copies) & set(kept) else {}
+
+
+def _by_owner(files: Files, state: str, folder: str) -> Files:
+    """Move the files of a state to folders of their owners."""
+    return _moved(
+        files,
+        lambda path, text: (
+            _into(f"{folder}/{_fields(text)['owner']}", path) if _has(text, f"status: {state}") else None
+        ),
+    )
+
+
+def _purge(files: Files, state: str) -> Files:
+    meant = {path: text for path, text in files.items() if _has(text, f"status: {state}")}
+    spared = {path for path, text in meant.items() if _has(text, "keep: yes")}
+    return {path: text for path, text in files.items() if path not in meant or path in spared} if spared else {}
+
+
+def _hand_over(files: Files, owner: str, state: str, folder: str) -> Files:
+    """Move an owner's files, but for those of a state, which are deleted; {} if there are not both."""
+    own = {path: text for path, text in files.items() if _has(text, f"owner: {owner}")}
+    gone = {path for path, text in own.items() if _has(text, f"status: {state}")}
+    kept = {path: text for path, text in files.items() if path not in gone}
+    if not gone or len(gone) == len(own):
+        return {}
+    return _moved(kept, lambda path, text: _into(folder, path) if path in own else None)
+
+
+GOALS: dict[str, Goal] = {
+    "locate": Goal(
+        lambda files, folders, random: [files[_draw_path(files, folders, random)].splitlines()[0]],
+        _path_with,
+        lambda line: f'One file has the line "{line}". What is its absolute path?',
+        lambda line: f'grep -r "{line}" /',
+    ),
+    "read": Goal(
+        lambda files, folders, random: [posixpath.basename(_draw_path(files, folders, random))],
+        _number_in,
+        lambda name: f'Somewhere there is a file {name}. Which number stands in its line "number: ..."?',
+        lambda name: "grep -r number: /",
+    ),
+    "collect": Goal(
+        lambda files, folders, random: [_draw_ending(random), f"/archive/{_SUBS[int(random() * len(_SUBS))]}"],
+        _collect,
+        lambda ending, folder: (
+            f"Move every file whose name ends in {ending}, wherever it is, into the folder {folder}, which you have to "
+            f"make."
+        ),
+        lambda ending, folder: f'find / -name "*{ending}"',
+    ),
+    "rename": Goal(
+        lambda files, folders, random: [_draw_ending(random), (".bak", ".org", ".old", ".text")[int(random() * 4)]],
+        _rename,
+        lambda ending, new: (
+            f"Rename every file whose name ends in {ending}, wherever it is: {new} takes the place of {ending}, as in "
+            f"NAME{ending} to NAME{new}."
+        ),
+        lambda ending, new: f'find / -name "*{ending}"',
+    ),
+    "clean": Goal(
+        lambda files, folders, random: [
+            _draw_ending(random),
+            posixpath.dirname(_draw_path(files, folders, random)),
+            f"/backup{int(random() * 90) + 10}",
+        ],
+        _clean,
+        lambda ending, place, folder: (
+            f"First delete every file whose name ends in {ending}, wherever it is. Then make the folder {folder} and "
+            f"copy into it all files that stand directly in {place}; those in folders below it are not meant."
+        ),
+        lambda ending, place, folder: "ls -R /",
+    ),
+    "by_owner": Goal(
+        lambda files, folders, random: [_STATES[int(random() * 3)], "/archive"],
+        _by_owner,
+        lambda state, folder: (
+            f'Move every file that has the line "status: {state}" into a folder of its owner under {folder}: a file '
+            f'with "owner: ada" goes to {folder}/ada, and so on. Make the folders that are needed, and no others.'
+        ),
+        lambda state, folder: f'grep -r "status: {state}" /',
+    ),
+    "purge": Goal(
+        lambda files, folders, random: [_STATES[int(random() * 3)]],
+        _purge,
+        lambda state: f'Delete every file that has the line "status: {state}", unless it has the line "keep: yes" too.',
+        lambda state: f'grep -r "status: {state}" /',
+    ),
+    "hand_over": Goal(
+        lambda files, folders, random: [
+            _OWNERS[int(random() * len(_OWNERS))], _STATES[int(random() * 3)], f"/handover{int(random() * 90) + 10}"
+        ],
+        _hand_over,
+        lambda owner, state, folder: (
+            f'Of the files with the line "owner: {owner}", delete those that have the line "status: {state}", and '
+            f"move the others into the folder {folder}, which you have to make. Leave the files of other owners alone."
+        ),
+        lambda owner, state, folder: f'grep -r "owner: {owner}" /',
+    ),
+}  # fmt: skip
+_LEVELS = {
+    "easy": ("locate", "read"),
+    "medium": ("collect", "rename", "clean"),
+    "hard": ("by_owner", "purge", "hand_over"),
+}
