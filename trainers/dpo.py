@@ -53,10 +53,13 @@ from llm_envs.trainers.dpo_data import (
     permutation,
     share_of_round,
 )
+from llm_envs.trainers.functional.references import ReferenceUpdateFn, RefModelFn
 from llm_envs.trainers.generation import STATE_FILE, GenerationPlayer, make_collector, own_policy
-from llm_envs.trainers.items import Items, index_dataset, make_items
+from llm_envs.trainers.grpo_setup import lent, make_splits
+from llm_envs.trainers.items import Items, index_dataset
 from llm_envs.trainers.processes import check_same_rows, together
-from llm_envs.trainers.settings import check_env_kwargs, load_training_tokenizer
+from llm_envs.trainers.reference import Reference, StepEnd, captured_log_probs, drop_reference_adapter
+from llm_envs.trainers.settings import load_training_tokenizer
 from llm_envs.types import Trajectory
 
 if TYPE_CHECKING:
@@ -86,6 +89,10 @@ class EnvDPOTrainer(DPOTrainer):
             `args.pair_selector` says. `dpo_data.lift_pairs` makes one of a selector of rewards (`functional.pairs`).
             Ties, and pairs within `args.pair_margin`, are left out of what it returns.
         ref_model: The reference; None: the model as it is now (with PEFT, without its adapter).
+        ref_model_fn: `(policy) -> reference`, in place of `ref_model`.
+        reference_update_fn: `(reference, policy, *, step, kl) -> reference`, after each optimizer step
+            (`functional.references`); under PEFT it moves an adapter. `kl` is the mean of k3 over the pairs' tokens: of
+            the policy's own KL an estimate only where the policy has just sampled them, online.
         processing_class: The tokenizer; None loads the model's.
         eval_env: Online, what `evaluate` plays; None: the test split of `env`, and of a data set nothing.
         curriculum: Online, chooses arguments of the training episodes by measured success.
@@ -118,6 +125,8 @@ class EnvDPOTrainer(DPOTrainer):
         eval_source: str | Path | Dataset | Sequence[Trajectory] | None = None,
         selector: Selector | None = None,
         ref_model: PreTrainedModel | None = None,
+        ref_model_fn: RefModelFn | None = None,
+        reference_update_fn: ReferenceUpdateFn | None = None,
         processing_class: PreTrainedTokenizerBase | None = None,
         eval_env: Envs | Dataset | None = None,
         curriculum: Curriculum | Mapping[str, Curriculum] | None = None,
@@ -126,6 +135,8 @@ class EnvDPOTrainer(DPOTrainer):
     ) -> None:
         args = args or EnvDPOConfig(output_dir="llm-envs-DPO")
         _check_arguments(env, trajectories, source, args, kwargs)
+        self._reference = Reference(ref_model_fn, reference_update_fn)
+        self._reference.check(args, ref_model=ref_model)
         processing_class = load_training_tokenizer(
             model, processing_class, thinking=args.thinking, trust_remote_code=args.trust_remote_code
         )
@@ -138,7 +149,7 @@ class EnvDPOTrainer(DPOTrainer):
         self.items: dict[str, Items] = {}
         if env is not None:
             args.check_online()
-            self.items = _items(env, eval_env, args, curriculum)
+            self.items = make_splits(env, eval_env, args, curriculum)
             train_dataset = index_dataset(self.items["train"], "train")
             eval_dataset = index_dataset(self.items["test"], "test") if "test" in self.items else None
         else:
@@ -147,10 +158,11 @@ class EnvDPOTrainer(DPOTrainer):
             check_same_rows(self.pairs, "pairs")
             train_dataset = as_dataset(self.pairs, args)
             eval_dataset = None if eval_source is None else as_dataset(self._load(eval_source, args), args)
-        # Online, TRL would compute the reference before there are pairs, and then let go of its model.
-        per_round = env is not None and args.precompute_ref_log_probs
-        args.precompute_ref_log_probs = args.precompute_ref_log_probs and not per_round
-        try:
+        # Online, TRL would compute the reference before there are pairs, and then let go of its model. A reference of
+        # ours is made afterwards: told that it is computed beforehand, TRL loads none.
+        precompute = args.precompute_ref_log_probs and env is None
+        self._makes_reference_later = ref_model_fn is not None
+        with lent(args, precompute_ref_log_probs=precompute or ref_model_fn is not None):
             super().__init__(
                 model,
                 ref_model=ref_model,
@@ -165,9 +177,10 @@ class EnvDPOTrainer(DPOTrainer):
                 processing_class=processing_class,
                 **kwargs,
             )
-        finally:
-            args.precompute_ref_log_probs = args.precompute_ref_log_probs or per_round
         self.precompute_ref_logps = args.precompute_ref_log_probs
+        self._makes_reference_later = False
+        self._reference.start(self)
+        self.add_callback(StepEnd(self._end_step))
         for name, count in self.overlong_pairs.items():
             self._metrics["train"][f"pairs/{name}"].append(float(count))
         if self._is_online:
@@ -204,11 +217,37 @@ class EnvDPOTrainer(DPOTrainer):
             return dataset
         return as_dataset(self._load(dataset, args), args)
 
+    def _precompute_ref_logps(self, dataset: Any, name: str, batch_size: int) -> Any:
+        """Return TRL's rows with the reference's log-probabilities; of a reference that is made later, without."""
+        if self._makes_reference_later:
+            return dataset
+        return super()._precompute_ref_logps(dataset, name, batch_size)
+
     def _set_signature_columns_if_needed(self) -> None:
         """Let the masks reach the collator."""
         super()._set_signature_columns_if_needed()
         columns: Any = self._signature_columns
         columns += [name for name in MASKS if name not in columns]
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any], return_outputs: bool) -> Any:
+        """Return TRL's loss; measure the KL for a reference that moves by it."""
+        trained: Any = self.model
+        if self._reference.update_fn is None or not trained.training:
+            return super()._compute_loss(model, inputs, return_outputs)
+        modules = [self.accelerator.unwrap_model(part) for part in (model, self.ref_model) if part is not None]
+        with captured_log_probs(modules) as scored:
+            result = super()._compute_loss(model, inputs, return_outputs)
+        mask = inputs["completion_mask"][:, 1:]
+        logps, reference = (part[:, -mask.shape[1] :] for part in scored)
+        self._reference.meter.add(logps, reference, mask)
+        return result
+
+    def _end_step(self) -> None:
+        """Let the reference follow."""
+        kl = self._reference.meter.take(self.accelerator)
+        if kl is not None:
+            self._metrics["train"]["reference/kl"].append(kl)
+        self._reference.end_step(self, kl)
 
     # Online.
 
@@ -374,25 +413,37 @@ class EnvDPOTrainer(DPOTrainer):
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        """Save the model as TRL does, without an adapter that is only the reference."""
+        super()._save(output_dir, state_dict)
+        drop_reference_adapter(self, output_dir)
+
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """Save what TRL saves, and online what the rest of the round and the next ones depend on."""
+        """Save what TRL saves, the reference, and online what the rest of the round and the next ones depend on."""
         super()._save_checkpoint(model, trial)
-        if self._is_online and self.args.should_save:
-            step = self.state.global_step
-            state = {"player": self._player.state_dict(), "n_played": self._n_played, "round": self._round}
-            state |= {"steps_per_round": self._steps_per_round, "algorithm": "dpo"}
+        if not self.args.should_save:
+            return
+        step = self.state.global_step
+        folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{step}"
+        state: dict[str, Any] = {"algorithm": "dpo", "online": self._is_online}
+        state["reference"] = self._reference.save(self, folder)
+        if self._is_online:
+            state |= {"player": self._player.state_dict(), "n_played": self._n_played, "round": self._round}
+            state |= {"steps_per_round": self._steps_per_round}
             state["pairs"] = self.pairs if step % self._steps_per_round else []
-            folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{step}"
-            (folder / STATE_FILE).write_text(json.dumps(state) + "\n")
+        (folder / STATE_FILE).write_text(json.dumps(state) + "\n")
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """Load what TRL loads, and online what `_save_checkpoint` added."""
+        """Load what TRL loads, and what `_save_checkpoint` added."""
         super()._load_optimizer_and_scheduler(checkpoint)
-        if checkpoint is None or not self._is_online:
+        if checkpoint is None:
             return
         path = Path(checkpoint) / STATE_FILE
         state = json.loads(path.read_text()) if path.exists() else {}
-        if state.get("algorithm") != "dpo":
+        self._reference.load(self, Path(checkpoint), state.get("reference"))
+        if not self._is_online:
+            return
+        if state.get("algorithm") != "dpo" or not state.get("online", True):
             raise InvalidConfigError(f"{checkpoint} is no checkpoint of online DPO: start from its weights as a model.")
         if state["steps_per_round"] != self._steps_per_round:
             raise InvalidConfigError(
@@ -435,19 +486,3 @@ def _check_arguments(env: Any, trajectories: Any, source: Any, args: Any, kwargs
         raise InvalidConfigError(f"args is a {type(args).__name__}; use EnvDPOConfig, a DPOConfig with what we need.")
     if taken := sorted({"train_dataset", "eval_dataset", "data_collator"} & kwargs.keys()):
         raise InvalidConfigError(f"{', '.join(taken)}: EnvDPOTrainer makes these itself: give source=, eval_source=.")
-
-
-def _items(
-    env: Envs | Dataset,
-    eval_env: Envs | Dataset | None,
-    args: EnvDPOConfig,
-    curriculum: Curriculum | Mapping[str, Curriculum] | None,
-) -> dict[str, Items]:
-    """Return what each split plays."""
-    kwargs = check_env_kwargs(args.env_kwargs)
-    n = args.num_train_seeds
-    items = {"train": make_items(env, "train", n, seed=args.seed, env_kwargs=kwargs, curriculum=curriculum)}
-    if eval_env is not None or not isinstance(env, Dataset):
-        tested = env if eval_env is None else eval_env
-        items["test"] = make_items(tested, "test", args.num_eval_seeds, seed=args.seed, env_kwargs=kwargs)
-    return items

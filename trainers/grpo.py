@@ -25,9 +25,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from llm_envs.chat import ChatCodec
-from llm_envs.errors import InvalidConfigError, MissingExtraError, ModelError
+from llm_envs.errors import MissingExtraError, ModelError
 from llm_envs.policies.transformers import TransformersPolicy
-from llm_envs.registration import task_spec
 from llm_envs.rewards import RewardFns
 from llm_envs.rollout import Collector, ContextFn
 from llm_envs.rollout.curriculum import Curriculum
@@ -50,6 +49,7 @@ from llm_envs.trainers.functional.advantages import AdvantageFn
 from llm_envs.trainers.functional.kl import KLFn, k3
 from llm_envs.trainers.functional.losses import LossFn
 from llm_envs.trainers.functional.masking import trim_padding
+from llm_envs.trainers.functional.references import ReferenceUpdateFn, RefModelFn
 from llm_envs.trainers.generation import STATE_FILE, GenerationPlayer, make_collector, own_policy
 from llm_envs.trainers.grpo_config import EnvGRPOConfig
 from llm_envs.trainers.grpo_loss import (
@@ -61,9 +61,12 @@ from llm_envs.trainers.grpo_loss import (
     rows_of,
     sampling_gap,
 )
-from llm_envs.trainers.items import Items, index_dataset, make_items
+from llm_envs.trainers.grpo_setup import check_arguments, check_origin, lent, make_kl_controller, make_splits
+from llm_envs.trainers.items import index_dataset
 from llm_envs.trainers.processes import together
-from llm_envs.trainers.settings import check_env_kwargs, check_forks, load_training_tokenizer, training_template
+from llm_envs.trainers.reference import Reference, StepEnd, drop_reference_adapter
+from llm_envs.trainers.schedules import KLSchedule
+from llm_envs.trainers.settings import check_forks, load_training_tokenizer, training_template
 from llm_envs.trainers.weight_sync import ColocatedEngine
 from llm_envs.types import Trajectory
 
@@ -104,6 +107,12 @@ class EnvGRPOTrainer(GRPOTrainer):
             `args.loss_type` says (`llm_envs.trainers.functional.losses`).
         group_filter: Which groups are worth training on (`llm_envs.rollout.filters`); the others are replaced by
             further ones, at most `args.max_refills` for each.
+        kl_schedule: `(step, n_steps, kl) -> coefficient` of the KL, in place of `args.beta` (`trainers.schedules`);
+            asked before each generation.
+        ref_model_fn: `(policy) -> reference`, in place of the weights that the run began with: a copy
+            (`functional.references.frozen_copy`), or another model of the same vocabulary, such as a teacher.
+        reference_update_fn: `(reference, policy, *, step, kl) -> reference`, after each optimizer step
+            (`functional.references`: EMA, periodic, triggered by the KL); under PEFT it moves an adapter.
         **kwargs: TRL's other arguments (`peft_config`, `callbacks`, `optimizers`, ...). Rewards, prompts and rollouts
             are the environment's: `reward_funcs`, datasets, `tools` and `rollout_func` are not accepted.
 
@@ -115,6 +124,7 @@ class EnvGRPOTrainer(GRPOTrainer):
     """
 
     _tag_names = ["trl", "grpo", "llm-envs"]
+    _kind = "grpo"
     args: EnvGRPOConfig
 
     def __init__(
@@ -135,18 +145,25 @@ class EnvGRPOTrainer(GRPOTrainer):
         kl_fn: KLFn | None = None,
         loss_fn: LossFn | None = None,
         group_filter: GroupFilter | None = None,
+        kl_schedule: KLSchedule | None = None,
+        ref_model_fn: RefModelFn | None = None,
+        reference_update_fn: ReferenceUpdateFn | None = None,
         **kwargs: Any,
     ) -> None:
-        _check_arguments(env, args, kwargs)
+        check_arguments(env, args, kwargs)
         args = args or EnvGRPOConfig(output_dir=f"{env.split('/')[-1] if isinstance(env, str) else 'llm-envs'}-GRPO")
         processing_class = load_training_tokenizer(
             model, processing_class, thinking=args.thinking, trust_remote_code=args.trust_remote_code
         )
         self._pays_for = CreditSettings(reward_fns, shaping_fns, args.reward_components, aggregate, reward_weights)
         self._hooks = LossHooks(advantage_fn, kl_fn, loss_fn, args.kl_in)
-        self._hooks.check(args)
+        self._kl = make_kl_controller(args, kl_schedule)
+        self._reference = Reference(ref_model_fn, reference_update_fn)
+        self._scores_reference = bool(args.beta) or self._kl.schedule is not None
+        self._hooks.check(args, has_reference=self._scores_reference)
+        self._reference.check(args, is_used=self._scores_reference, how="set beta above 0, or give kl_schedule")
         self._context_fn = context_fn
-        self.items = _items(env, eval_env, args, curriculum)
+        self.items = make_splits(env, eval_env, args, curriculum)
         if context_fn is not None:
             check_forks(args.loss_type)
         self.env_ids = list(dict.fromkeys(choice.env_id for choice in self.items["train"].source.choices))
@@ -154,30 +171,14 @@ class EnvGRPOTrainer(GRPOTrainer):
         """The episodes of the latest generation on this process, in the order of TRL's rows."""
         self._inputs: list[dict[str, Any]] = []
         self._guarded = args.logps_tolerance is None
-        use_vllm, args.use_vllm = args.use_vllm, False  # TRL's own engine has neither our dtype and seed nor CPUs
-        if use_vllm and args.vllm_mode != "colocate":
-            raise InvalidConfigError(f"vllm_mode={args.vllm_mode!r} is not supported here: use vllm_mode='colocate'.")
-        try:
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", message=".*rollout_func.*experimental")
-                super().__init__(
-                    model,
-                    reward_funcs=[reward_from_field],
-                    args=args,
-                    train_dataset=index_dataset(self.items["train"], "train"),
-                    eval_dataset=index_dataset(self.items["test"], "test") if "test" in self.items else None,
-                    processing_class=processing_class,
-                    rollout_func=lambda prompts, trainer: self._rows(len(prompts)),
-                    **kwargs,
-                )
-        finally:
-            args.use_vllm = use_vllm
+        self._start_trl(model, args, processing_class, kwargs)
+        self._reference.start(self)
         self._credit = Credit({}, {}, (), ())
         self.fresh_logps: torch.Tensor | None = None
         """Of the latest forward pass, for a KL of the user's."""
         # TRL judges truncation by the last token, the environment's in a multi-turn row: we carry our own flag.
         self._mask_truncated, self.mask_truncated_completions = self.mask_truncated_completions, False
-        self._policy = self._start_vllm() if use_vllm else own_policy(self)
+        self._policy = self._start_vllm() if args.use_vllm else own_policy(self)
         folder = Path(args.output_dir or ".") / "trajectories" / f"process-{self.accelerator.process_index}"
         self._player = GenerationPlayer(
             self._start_collector(),
@@ -190,6 +191,28 @@ class EnvGRPOTrainer(GRPOTrainer):
             seed=args.seed,
         )
         self._task_weights = declared_weights(self.items["train"].source) if args.reward_components else {}
+
+    def _start_trl(self, model: Any, args: EnvGRPOConfig, tokenizer: Any, kwargs: dict[str, Any]) -> None:
+        """Let TRL make its trainer.
+
+        It makes a reference where beta is not 0, whatever a schedule says later; and none where ours is made
+        afterwards. Its own engine has neither our dtype and seed nor CPUs.
+        """
+        beta = 0.0 if self._reference.ref_model_fn is not None else args.beta or float(self._scores_reference)
+        with lent(args, use_vllm=False, beta=beta), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*rollout_func.*experimental")
+            super().__init__(
+                model,
+                reward_funcs=[reward_from_field],
+                args=args,
+                train_dataset=index_dataset(self.items["train"], "train"),
+                eval_dataset=index_dataset(self.items["test"], "test") if "test" in self.items else None,
+                processing_class=tokenizer,
+                rollout_func=lambda prompts, trainer: self._rows(len(prompts)),
+                **kwargs,
+            )
+        self.beta = self._kl.coefficient
+        self.add_callback(StepEnd(self._end_step))
 
     def _start_vllm(self) -> Any:
         args = self.args
@@ -227,13 +250,16 @@ class EnvGRPOTrainer(GRPOTrainer):
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """Play, score (TRL's own way), guard, and log what the environment said."""
         self._inputs = inputs
+        if self._mode == "train":
+            self._begin_generation()
         if self.use_vllm and self.state.global_step != self._last_loaded_step:  # TRL will find it done
             self.vllm_generation.sync_weights()
             self._last_loaded_step = self.state.global_step
         self._play()
         owners = fork_owners(self.last_trajectories)
         further_rows = [dict(inputs[0]) for _ in range(self._n_further_rows(len(owners)))]
-        with quiet(bool(further_rows)):
+        # TRL scores the reference where beta is not 0: a schedule may pass through it.
+        with quiet(bool(further_rows)), lent(self, beta=self.beta or float(self._scores_reference)):
             output: dict[str, Any] = super()._generate_and_score_completions([*inputs, *further_rows])
         if further_rows:  # they have no reward: TRL counts their groups as if theirs differed
             mean = self._metrics[self._mode]["frac_reward_zero_std"]
@@ -281,23 +307,49 @@ class EnvGRPOTrainer(GRPOTrainer):
         return done
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
-        """Return the loss on the micro-batch without the padding of the whole generation: TRL's, or the hooks'."""
+        """Return the loss on the micro-batch without the padding of the whole generation; measure its KL."""
         inputs = trim_padding(inputs)
-        if not self._hooks.make_loss:
-            loss: torch.Tensor = super()._compute_loss(model, inputs)
-            return loss
-        beta, self.beta = self.beta, 0.0  # TRL's KL is left out
         try:
-            if self._hooks.loss_fn is None:
-                loss = super()._compute_loss(model, inputs)
-            else:
-                loss = hooked_policy_loss(self, model, inputs, self._hooks.loss_fn)
-            if beta and self._hooks.kl_in == "loss":
-                loss = loss + beta * hooked_kl(self, inputs, self._hooks.kl_fn or k3)
+            loss = self._hooked_loss(model, inputs) if self._hooks.make_loss else super()._compute_loss(model, inputs)
+            if self._measures_kl and self._mode == "train" and self.fresh_logps is not None:
+                mask_BT = inputs["completion_mask"] * inputs["tool_mask"]
+                reference_BT = inputs["ref_per_token_logps"]
+                self._reference.meter.add(self.fresh_logps, reference_BT, mask_BT, self._hooks.kl_fn)
         finally:
-            self.beta = beta
             self.fresh_logps = None
         return loss
+
+    def _hooked_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
+        """Return TRL's loss, but for what the hooks replace."""
+        beta = self.beta
+        with lent(self, beta=0.0):  # TRL's KL is left out
+            if self._hooks.loss_fn is None:
+                loss: torch.Tensor = super()._compute_loss(model, inputs)
+            else:
+                loss = hooked_policy_loss(self, model, inputs, self._hooks.loss_fn)
+        if beta and self._hooks.kl_in == "loss":
+            loss = loss + beta * hooked_kl(self, inputs, self._hooks.kl_fn or k3)
+        return loss
+
+    @property
+    def _measures_kl(self) -> bool:
+        return self._kl.schedule is not None or self._reference.update_fn is not None
+
+    def _begin_generation(self) -> None:
+        """Put in force what the schedules say; nothing changes inside a generation."""
+        self._kl.begin_generation(self.state.global_step, self.state.max_steps)
+        self.beta = self._kl.coefficient
+
+    def _end_step(self) -> None:
+        """Log what was in force in an optimizer step, and let the reference follow."""
+        kl = self._reference.meter.take(self.accelerator)
+        metrics = self._metrics["train"]
+        if kl is not None:
+            metrics["reference/kl"].append(kl)
+        if self._scores_reference:
+            metrics["kl_coef"].append(self.beta)
+        self._kl.end_step(kl)
+        self._reference.end_step(self, kl)
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
         """Return TRL's, and keep the log-probabilities for a KL of ours."""
@@ -382,18 +434,31 @@ class EnvGRPOTrainer(GRPOTrainer):
             self._metrics[mode][f"env/{name}"].append(value)
         self._player.check_failures(self.last_trajectories)
 
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        """Save the model as TRL does, without an adapter that is only the reference."""
+        super()._save(output_dir, state_dict)
+        drop_reference_adapter(self, output_dir)
+
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Save what TRL saves, and what the next generation depends on."""
         super()._save_checkpoint(model, trial)
         if self.args.should_save:
             folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
-            (folder / STATE_FILE).write_text(json.dumps(self._player.state_dict()) + "\n")
+            state = self._player.state_dict() | {"trainer": self._kind, "kl": self._kl.state_dict()}
+            state["reference"] = self._reference.save(self, folder)
+            (folder / STATE_FILE).write_text(json.dumps(state) + "\n")
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         """Load what TRL loads, and what `_save_checkpoint` added."""
+        path = Path(checkpoint or "") / STATE_FILE
+        state = json.loads(path.read_text()) if checkpoint is not None and path.exists() else None
+        if checkpoint is not None:
+            check_origin(checkpoint, state, self._kind)
         super()._load_optimizer_and_scheduler(checkpoint)
-        if checkpoint is not None and (path := Path(checkpoint) / STATE_FILE).exists():
-            self._player.load_state_dict(json.loads(path.read_text()))
+        if checkpoint is not None and state is not None:
+            self._player.load_state_dict(state)
+            self._kl.load_state_dict(state.get("kl") or self._kl.state_dict())
+            self._reference.load(self, Path(checkpoint), state.get("reference"))
 
     @property
     def collector(self) -> Collector:
@@ -416,35 +481,3 @@ class EnvGRPOTrainer(GRPOTrainer):
         runner = SyncRunner()  # in a notebook a loop is running already
         runner.run(self._policy.aclose)
         runner.close()
-
-
-def _check_arguments(env: Any, args: Any, kwargs: Mapping[str, Any]) -> None:
-    """Say what is wrong before a model is loaded."""
-    if isinstance(env, str):
-        task_spec(env)
-    if args is not None and not isinstance(args, EnvGRPOConfig):
-        raise InvalidConfigError(f"args is a {type(args).__name__}; use EnvGRPOConfig, a GRPOConfig with what we need.")
-    owned = {"reward_funcs", "train_dataset", "eval_dataset", "rollout_func", "tools", "environment_factory"}
-    if taken := sorted(owned & kwargs.keys()):
-        raise InvalidConfigError(
-            f"{', '.join(taken)}: EnvGRPOTrainer takes these from the environment; leave them out."
-        )
-
-
-def _items(
-    env: Envs | Dataset,
-    eval_env: Envs | Dataset | None,
-    args: EnvGRPOConfig,
-    curriculum: Curriculum | Mapping[str, Curriculum] | None,
-) -> dict[str, Items]:
-    """Return what each split plays."""
-    kwargs = check_env_kwargs(args.env_kwargs)
-    items = {
-        "train": make_items(
-            env, "train", args.num_train_seeds, seed=args.seed, env_kwargs=kwargs, curriculum=curriculum
-        )
-    }
-    if eval_env is not None or not isinstance(env, Dataset):
-        tested = env if eval_env is None else eval_env
-        items["test"] = make_items(tested, "test", args.num_eval_seeds, seed=args.seed, env_kwargs=kwargs)
-    return items

@@ -14,6 +14,7 @@ except ImportError as error:
     raise MissingExtraError(f"training needs {error.name}: pip install 'llm-envs[train]'.") from error
 
 from llm_envs.trainers.processes import set_for_cpu
+from llm_envs.trainers.schedules import parse_kl_schedule
 from llm_envs.trainers.settings import check_env_kwargs, check_forks
 
 __all__ = ["EnvGRPOConfig"]
@@ -73,6 +74,13 @@ class EnvGRPOConfig(GRPOConfig):
             "turn's reward before advantages."
         },
     )
+    kl_schedule: str | None = field(
+        default=None,
+        metadata={
+            "help": "In place of beta, a coefficient that changes: constant:COEFFICIENT, linear:FIRST:LAST, "
+            "cosine:FIRST:LAST, or adaptive:INITIAL:TARGET (nats a token). Asked before each generation."
+        },
+    )
     max_refills: int = field(
         default=10,
         metadata={
@@ -115,6 +123,8 @@ class EnvGRPOConfig(GRPOConfig):
         self._check_save_steps()
         if self.kl_in not in ("loss", "reward"):
             raise InvalidConfigError(f"kl_in={self.kl_in!r}; it must be loss or reward.")
+        if self.kl_schedule is not None:
+            parse_kl_schedule(self.kl_schedule)
         if self.max_refills < 1:
             raise InvalidConfigError(f"max_refills={self.max_refills}; it must be at least 1.")
         if self.reward_weights is not None:

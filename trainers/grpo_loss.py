@@ -70,16 +70,21 @@ class LossHooks:
         """Whether a part of the loss is made by a hook."""
         return self.kl_fn is not None or self.loss_fn is not None or self.kl_in == "reward"
 
-    def check(self, args: Any) -> None:
+    def check(self, args: Any, *, has_reference: bool) -> None:
         """Refuse hooks that would change nothing, or that another setting rules out.
+
+        Args:
+            args: The trainer's settings.
+            has_reference: Whether a KL from a reference counts anywhere in the run.
 
         Raises:
             InvalidConfigError: If so.
         """
-        if not args.beta and (self.kl_fn is not None or self.kl_in == "reward"):
+        if not has_reference and (self.kl_fn is not None or self.kl_in == "reward"):
             what = "kl_fn" if self.kl_fn is not None else "kl_in='reward'"
             raise InvalidConfigError(
-                f"{what} is given, but beta=0: there is no reference model. Set beta, the KL's coefficient, above 0."
+                f"{what} is given, but beta=0: there is no reference model. Set beta, the KL's coefficient, above 0 "
+                "(or give kl_schedule)."
             )
         if self.make_loss and args.use_liger_kernel:
             raise InvalidConfigError("kl_fn and loss_fn need log-probabilities: set use_liger_kernel=False.")

@@ -66,6 +66,7 @@ class EnvPPOTrainer(EnvGRPOTrainer):
     """
 
     _tag_names = ["trl", "ppo", "llm-envs"]
+    _kind = "ppo"
     args: EnvPPOConfig
 
     def __init__(

@@ -1,0 +1,361 @@
+"""References made and moved by functions: in full fine-tuning, under LoRA, saved and resumed, for each trainer."""
+
+import copy
+import json
+import shutil
+
+import peft
+import pytest
+import torch
+from dense_env import DenseEnv
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from llm_envs.errors import InvalidConfigError
+from llm_envs.rollout import EnvChoice
+from llm_envs.tiny_model import tiny_model, tiny_tokenizer
+from llm_envs.trainers.dpo import EnvDPOConfig, EnvDPOTrainer
+from llm_envs.trainers.functional.kl import k2
+from llm_envs.trainers.functional.references import (
+    KLTriggeredUpdate,
+    create_ema_update,
+    create_periodic_update,
+    frozen_copy,
+)
+from llm_envs.trainers.grpo import EnvGRPOTrainer
+from llm_envs.trainers.ppo import EnvPPOConfig, EnvPPOTrainer
+from llm_envs.trainers.reference import adapter_weights
+
+DENSE = EnvChoice("dense", factory=DenseEnv)
+SMALL = {
+    "optim": "sgd",
+    "learning_rate": 0.5,
+    "lr_scheduler_type": "constant",
+    "max_steps": 2,
+    "seed": 5,
+    "per_device_train_batch_size": 8,
+    "max_completion_length": 80,
+    "max_turn_tokens": 8,
+    "gradient_checkpointing": False,
+    "logging_steps": 1,
+    "save_strategy": "no",
+    "report_to": "none",
+    "num_train_seeds": 64,
+    "disable_tqdm": True,
+}
+ONLINE = {"groups_per_round": 8, "num_generations": 2, "steps_per_round": 1}
+EVERY = {"save_strategy": "steps", "save_steps": 1}
+
+
+@pytest.fixture
+def make(tiny_folder, config, tmp_path):
+    made = []
+
+    def build(settings=None, model=tiny_folder, kind="grpo", **arguments):
+        settings = SMALL | {"output_dir": str(tmp_path / "out")} | (settings or {})
+        if kind == "dpo":
+            trainer = EnvDPOTrainer(model, DENSE, EnvDPOConfig(**ONLINE | settings), **arguments)
+        elif kind == "ppo":
+            args = EnvPPOConfig(**{"beta": 0.1, "num_generations": 4} | settings)
+            trainer = EnvPPOTrainer(model, DENSE, args, **arguments)
+        else:
+            args = config(**{"beta": 0.1} | settings)
+            trainer = EnvGRPOTrainer(model, DENSE, args, **arguments)
+        made.append(trainer)
+        return trainer
+
+    yield build
+    for trainer in made:
+        trainer.close()
+
+
+def logged(trainer, name):
+    return [entry[name] for entry in trainer.state.log_history if name in entry]
+
+
+def copied(module):
+    return {name: value.detach().clone() for name, value in module.named_parameters()}
+
+
+def assert_same(one, other, atol=1e-6):
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+        torch.testing.assert_close(other[name], value, rtol=0, atol=atol)
+
+
+def distance(one, other):
+    return max((other[name] - value).abs().max().item() for name, value in one.items())
+
+
+def lora(**changes):
+    return peft.LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM", **changes)
+
+
+def trained_adapter(tiny_folder):
+    """A LoRA model whose adapter does something."""
+    torch.manual_seed(2)
+    model = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(tiny_folder), lora())
+    for parameter in adapter_weights(model, "default").parameters():
+        parameter.data.normal_(std=0.1)
+    return model
+
+
+@pytest.mark.parametrize("kind", ["grpo", "ppo", "dpo"])
+def test_an_ema_is_the_average_by_hand(make, kind):
+    """After two steps: `0.75 (0.75 w0 + 0.25 w1) + 0.25 w2`."""
+    seen, ema = [], create_ema_update(0.75)
+
+    def update(reference, policy, *, step, kl):
+        seen.append((step, kl, copied(policy)))
+        return ema(reference, policy, step=step, kl=kl)
+
+    trainer = make(kind=kind, reference_update_fn=update)
+    start = copied(trainer.model)
+    trainer.train()
+    (_, kl_1, one), (_, kl_2, two) = seen
+    assert [step for step, *_ in seen] == [1, 2] and distance(start, one) > 1e-4
+    expected = {name: 0.75 * (0.75 * start[name] + 0.25 * one[name]) + 0.25 * two[name] for name in start}
+    assert_same(copied(trainer.ref_model), expected)
+    assert kl_1 == pytest.approx(0.0, abs=1e-6) and kl_2 > 1e-6
+    assert logged(trainer, "reference/kl") == pytest.approx([kl_1, kl_2], rel=1e-3, abs=1e-6)
+    assert logged(trainer, "reference/updates") == [1.0, 2.0]
+    assert not any(parameter.requires_grad for parameter in trainer.ref_model.parameters())
+
+
+def test_a_periodic_reference_is_counted_when_it_moves(make):
+    trainer = make({"max_steps": 3}, reference_update_fn=create_periodic_update(2))
+    seen = []
+    update = trainer._reference.update_fn
+    trainer._reference.update_fn = lambda *given, **more: seen.append(copied(given[1])) or update(*given, **more)
+    trainer.train()
+    assert logged(trainer, "reference/updates") == [0.0, 1.0, 1.0]
+    assert_same(copied(trainer.ref_model), seen[1], atol=0.0)
+
+
+@pytest.mark.parametrize("kind", ["grpo", "dpo"])
+def test_under_lora_the_reference_is_an_adapter_that_follows(make, tiny_folder, tmp_path, kind):
+    """It begins as the base model, has half of the adapter after a step at decay 0.5, and is in no saved file."""
+    trainer = make(
+        {"max_steps": 1, "learning_rate": 2.0} | EVERY,
+        kind=kind,
+        peft_config=lora(),
+        reference_update_fn=create_ema_update(0.5),
+    )
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    base = AutoModelForCausalLM.from_pretrained(tiny_folder)
+    ids = torch.arange(40, 60)[None]
+    with torch.no_grad():
+        model.set_adapter("ref")
+        torch.testing.assert_close(model(ids).logits, base(ids).logits)
+        model.set_adapter("default")
+    start = copied(adapter_weights(model, "default"))
+    trainer.train()
+    moved = copied(adapter_weights(model, "default"))
+    assert distance(start, moved) > 1e-4
+    expected = {name: 0.5 * (start[name] + moved[name]) for name in start}
+    assert_same(copied(adapter_weights(model, "ref")), expected)
+    assert model.active_adapter == "default"
+    assert [name for name, p in model.named_parameters() if p.requires_grad and ".default." not in name] == []
+    in_optimizer = {id(p) for group in trainer.optimizer.param_groups for p in group["params"]}
+    assert not in_optimizer & {id(p) for p in adapter_weights(model, "ref").parameters()}
+    trainer.save_model(str(tmp_path / "saved"))
+    for folder in (tmp_path / "saved", tmp_path / "out" / "checkpoint-1"):
+        assert not (folder / "ref").exists()
+        assert not any(".ref." in name for name in load_file(folder / "adapter_model.safetensors"))
+    assert (tmp_path / "out" / "checkpoint-1" / "reference").is_dir()
+
+
+def test_a_trained_adapter_is_its_own_reference(make, tiny_folder):
+    """Training that starts from an adapter is measured against that adapter as it was given: the first KL is 0."""
+    model = trained_adapter(tiny_folder)
+    given = copied(adapter_weights(model, "default"))
+    trainer = make({"max_steps": 2}, model=model, reference_update_fn=create_periodic_update(5))
+    assert_same(copied(adapter_weights(model, "ref")), given, atol=0.0)
+    trainer.train()
+    assert logged(trainer, "reference/kl")[0] == pytest.approx(0.0, abs=1e-6)
+    assert_same(copied(adapter_weights(model, "ref")), given, atol=0.0)
+    assert logged(trainer, "reference/updates") == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("kind", ["grpo", "ppo", "dpo", "lora"])
+def test_a_resumed_run_has_the_reference_of_the_whole_one(make, tmp_path, kind):
+    class EmaThenCopy(KLTriggeredUpdate):
+        """State of both kinds: weights that lag behind, and a sum that triggers a copy."""
+
+        def __call__(self, reference, policy, *, step, kl):
+            create_ema_update(0.5)(reference, policy, step=step, kl=kl)
+            return super().__call__(reference, policy, step=step, kl=kl)
+
+    settings = {"max_steps": 3, "learning_rate": 1.0} | EVERY
+    further = {"peft_config": lora()} if kind == "lora" else {}
+
+    def run(folder, resume=None):
+        update = EmaThenCopy(1e6)
+        trainer = make(
+            settings | {"output_dir": str(tmp_path / folder)},
+            kind="grpo" if kind == "lora" else kind,
+            reference_update_fn=update,
+            **further,
+        )
+        trainer.train(resume_from_checkpoint=resume)
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        reference = adapter_weights(model, "ref") if kind == "lora" else trainer.ref_model
+        return trainer, copied(reference), update.accumulated_kl
+
+    whole, reference, accumulated = run("whole")
+    resumed, again, resumed_kl = run("resumed", str(tmp_path / "whole" / "checkpoint-2"))
+    assert accumulated > 1e-7 and resumed_kl == pytest.approx(accumulated, rel=1e-4)
+    assert_same(reference, again)
+    assert_same(copied(whole.model), copied(resumed.model))
+    assert logged(resumed, "reference/updates") == [1.0, 2.0, 3.0]
+    without = make(
+        settings | {"output_dir": str(tmp_path / "without")}, kind="grpo" if kind == "lora" else kind, **further
+    )
+    with pytest.raises(InvalidConfigError, match=r"the checkpoint has a reference that moves, the trainer has none"):
+        without.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
+
+
+def test_a_copy_made_by_a_function_is_trls_reference(make, tiny_folder):
+    plain, ours = make({"kl_in": "loss"}), make(ref_model_fn=frozen_copy)
+    plain.train()
+    assert ours.ref_model is not None and ours.args.beta == 0.1
+    ours.train()
+    assert_same(copied(plain.model), copied(ours.model))
+    ids = torch.arange(40, 60)[None]  # the copy has nothing of the policy in it, called as a model either
+    untouched = AutoModelForCausalLM.from_pretrained(tiny_folder)
+    with torch.no_grad():
+        torch.testing.assert_close(ours.ref_model(ids).logits, untouched(ids).logits)
+
+
+@pytest.mark.parametrize(("kind", "kl_in"), [("grpo", "reward"), ("grpo", "loss"), ("ppo", "reward"), ("dpo", None)])
+def test_a_teacher_is_a_reference(make, tiny_folder, kind, kl_in):
+    teacher = AutoModelForCausalLM.from_pretrained(tiny_folder)
+    with torch.no_grad():
+        for parameter in teacher.parameters():
+            parameter.add_(0.02 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
+    settings = {"max_steps": 1} | ({"kl_in": kl_in} if kl_in else {})
+    trainer = make(settings, kind=kind, ref_model_fn=lambda policy: teacher)
+    assert trainer.accelerator.unwrap_model(trainer.ref_model) is teacher
+    start = copied(teacher)
+    trainer.train()
+    if kl_in:
+        assert logged(trainer, "kl")[0] > 1e-3  # it is measured against the teacher, from the first step on
+    assert_same(copied(teacher), start, atol=0.0)
+
+
+def test_learning_from_a_teacher_alone_approaches_it(make, tiny_folder):
+    """The environment's reward counts 0 and k2 is the loss: on the rows of one generation it falls."""
+    torch.manual_seed(0)
+    teacher = AutoModelForCausalLM.from_pretrained(tiny_folder)
+    with torch.no_grad():
+        teacher.get_output_embeddings().weight.add_(0.1 * torch.randn_like(teacher.get_output_embeddings().weight))
+    trainer = make(
+        {"max_steps": 8, "num_iterations": 8, "optim": "adamw_torch", "learning_rate": 5e-3, "beta": 1.0},
+        ref_model_fn=lambda policy: teacher,
+        kl_fn=k2,
+        reward_weights={"reward": 0.0},
+    )
+    trainer.train()
+    kl = logged(trainer, "kl")
+    assert kl[0] > 0.5 and kl[-1] < 0.5 * kl[0]
+
+
+def other_words(tmp_path):
+    tokenizer = tiny_tokenizer()
+    tokenizer.add_tokens(["one", "more"])
+    model = tiny_model(tokenizer, hidden_size=32, n_heads=2)
+    model.save_pretrained(tmp_path / "teacher")
+    tokenizer.save_pretrained(tmp_path / "teacher")
+    return AutoModelForCausalLM.from_pretrained(tmp_path / "teacher")
+
+
+def shifted_words(tmp_path, tiny_folder):
+    """As many ids, each of another word."""
+    folder = tmp_path / "shifted"
+    shutil.copytree(tiny_folder, folder)
+    path = folder / "tokenizer.json"
+    content = json.loads(path.read_text())
+    vocabulary = content["model"]["vocab"]
+    content["model"]["vocab"] = {word: (number + 1) % len(vocabulary) for word, number in vocabulary.items()}
+    path.write_text(json.dumps(content))
+    return AutoModelForCausalLM.from_pretrained(folder)
+
+
+def test_a_teacher_of_other_words_is_refused(make, tmp_path, tiny_folder):
+    unknown = tiny_model(tiny_tokenizer(), hidden_size=32, n_heads=2)
+    unknown.resize_token_embeddings(400)
+    unknown.config._name_or_path = unknown.name_or_path = ""
+    for kind in ("grpo", "dpo"):
+        with pytest.raises(InvalidConfigError, match=r"scores 400 ids, the policy \d+.*same family"):
+            make(kind=kind, ref_model_fn=lambda policy: unknown)
+    shifted = shifted_words(tmp_path, tiny_folder)
+    with pytest.raises(InvalidConfigError, match=r"has another tokenizer: \d+ of the policy's"):
+        make(ref_model_fn=lambda policy: shifted)
+    larger = other_words(tmp_path)  # further words do no harm
+    make({"max_steps": 1}, ref_model_fn=lambda policy: larger).train()
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "arguments", "match"),
+    [
+        ("grpo", {"beta": 0.0}, {"ref_model_fn": frozen_copy}, "ref_model_fn is given, and nothing is measured"),
+        (
+            "ppo",
+            {"beta": 0.0},
+            {"reference_update_fn": create_ema_update(0.9)},
+            "reference_update_fn is given, and nothing is measured against a reference: set beta",
+        ),
+        (
+            "grpo",
+            {"sync_ref_model": True},
+            {"reference_update_fn": create_ema_update(0.9)},
+            "sync_ref_model is TRL's way .* leave one out",
+        ),
+        ("grpo", {}, {"ref_model_fn": lambda policy: policy}, "weights that are trained"),
+        ("dpo", {}, {"ref_model_fn": lambda policy: policy}, "weights that are trained"),
+        ("grpo", {}, {"ref_model_fn": lambda policy: "teacher"}, "ref_model_fn returned str"),
+        (
+            "dpo",
+            {"precompute_ref_log_probs": True},
+            {"reference_update_fn": create_ema_update(0.9)},
+            "keeps what the reference said once",
+        ),
+        ("dpo", {"precompute_ref_log_probs": True}, {"ref_model_fn": frozen_copy}, "give ref_model="),
+        ("dpo", {}, {"ref_model_fn": frozen_copy, "ref_model": object()}, "both make the reference"),
+    ],
+)
+def test_contradictions(make, kind, settings, arguments, match):
+    with pytest.raises(InvalidConfigError, match=match):
+        make(settings, kind=kind, **arguments)
+
+
+def test_under_lora_another_module_cannot_take_the_adapters_place(make):
+    def replace(reference, policy, *, step, kl):
+        return copy.deepcopy(reference)
+
+    trainer = make(peft_config=lora(), reference_update_fn=replace)
+    with pytest.raises(InvalidConfigError, match="returned another module; under PEFT"):
+        trainer.train()
+
+
+def test_an_update_may_return_another_model(make):
+    def replace(reference, policy, *, step, kl):
+        return frozen_copy(policy)
+
+    trainer = make(reference_update_fn=replace)
+    trainer.train()
+    assert_same(copied(trainer.ref_model), copied(trainer.model), atol=0.0)
+    assert logged(trainer, "reference/updates") == [1.0, 2.0]
+
+
+@pytest.mark.parametrize(("saved", "resumed"), [("ppo", "grpo"), ("dpo", "grpo"), ("dpo", "ppo")])
+def test_a_checkpoint_of_another_trainer_is_refused(make, tmp_path, saved, resumed):
+    make({"max_steps": 1, "output_dir": str(tmp_path / "saved")} | EVERY, kind=saved).train()
+    trainer = make({"max_steps": 2, "output_dir": str(tmp_path / "resumed")}, kind=resumed)
+    with pytest.raises(
+        InvalidConfigError, match=rf"checkpoint of {saved.upper()}, and this is {resumed.upper()}.*give the folder as"
+    ):
+        trainer.train(resume_from_checkpoint=str(tmp_path / "saved" / "checkpoint-1"))
+    (tmp_path / "saved" / "checkpoint-1" / "llm_envs_state.json").unlink()
+    with pytest.raises(InvalidConfigError, match="no checkpoint of this library's GRPO or PPO"):
+        trainer.train(resume_from_checkpoint=str(tmp_path / "saved" / "checkpoint-1"))

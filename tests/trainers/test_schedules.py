@@ -1,0 +1,190 @@
+"""KL coefficients over a run: their values by hand, and in force in the trainers."""
+
+import math
+
+import pytest
+import torch
+from dense_env import DenseEnv
+
+from llm_envs.errors import InvalidConfigError
+from llm_envs.rollout import EnvChoice
+from llm_envs.trainers.grpo import EnvGRPOTrainer
+from llm_envs.trainers.schedules import (
+    KLController,
+    create_adaptive,
+    create_constant,
+    create_cosine,
+    create_linear,
+    parse_kl_schedule,
+)
+
+DENSE = EnvChoice("dense", factory=DenseEnv)
+LEARNING = {"optim": "sgd", "learning_rate": 0.5, "max_steps": 3, "seed": 5, "per_device_train_batch_size": 8}
+
+
+@pytest.fixture
+def make(tiny_folder, config):
+    made = []
+
+    def build(settings=None, model=tiny_folder, **hooks):
+        made.append(EnvGRPOTrainer(model, DENSE, config(**LEARNING | (settings or {})), **hooks))
+        return made[-1]
+
+    yield build
+    for trainer in made:
+        trainer.close()
+
+
+def logged(trainer, name):
+    return [entry[name] for entry in trainer.state.log_history if name in entry]
+
+
+def weights(trainer):
+    return {name: value.clone() for name, value in trainer.model.state_dict().items()}
+
+
+def distance(one, other):
+    return max((other[name] - value).abs().max().item() for name, value in one.items())
+
+
+def test_values():
+    assert [create_constant(0.3)(step, 5, None) for step in range(5)] == [0.3] * 5
+    linear = create_linear(1.0, 0.0)
+    assert [linear(step, 5, None) for step in range(5)] == [1.0, 0.75, 0.5, 0.25, 0.0]
+    assert linear(9, 5, None) == 0.0  # past the end it stays
+    assert create_linear(1.0, 3.0)(0, 1, None) == 3.0  # a run of one step ends where it should
+    assert create_linear(0.0, 1.0, n_steps=3)(1, 100, None) == 0.5
+    cosine = create_cosine(1.0, 0.2)
+    assert [round(cosine(step, 5, None), 6) for step in range(5)] == pytest.approx(
+        [1.0, 0.2 + 0.4 * (1 + math.sqrt(0.5)), 0.6, 0.2 + 0.4 * (1 - math.sqrt(0.5)), 0.2], abs=1e-6
+    )
+
+
+def test_the_adaptive_coefficient_follows_the_error_and_goes_on_from_its_state():
+    """arXiv 1909.08593: `beta (1 + K clip(KL / target - 1, -0.2, 0.2))` with K = 0.1."""
+    schedule = create_adaptive(0.5, 0.02)
+    assert schedule(0, 10, None) == 0.5
+    assert schedule(1, 10, 0.04) == pytest.approx(0.5 * 1.02)  # far above: the error is cut at 0.2
+    assert schedule(2, 10, 0.022) == pytest.approx(0.5 * 1.02 * 1.01)  # a tenth above
+    assert schedule(3, 10, 0.0) == pytest.approx(0.5 * 1.02 * 1.01 * 0.98)
+    other = create_adaptive(7.0, 0.02)
+    other.load_state_dict(schedule.state_dict())
+    assert other(4, 10, 0.02) == schedule(4, 10, 0.02) == schedule.coefficient
+
+
+def test_the_controller_asks_once_a_step_with_the_mean_since_it_last_asked():
+    asked = []
+    controller = KLController(lambda *given: asked.append(given) or 0.1 * len(asked), 0.0)
+    controller.begin_generation(0, 9)
+    controller.begin_generation(0, 9)  # two generations for one optimizer step
+    for kl in (0.1, None, 0.3):
+        controller.end_step(kl)
+    kept = controller.state_dict()
+    controller.begin_generation(3, 9)
+    assert asked == [(0, 9, None), (3, 9, pytest.approx(0.2))] and controller.coefficient == pytest.approx(0.2)
+    again = KLController(lambda step, n_steps, kl: kl, 0.0)
+    again.load_state_dict(kept)
+    assert again.coefficient == pytest.approx(0.1)
+    again.begin_generation(3, 9)
+    assert again.coefficient == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize(
+    ("text", "at_step_1_of_3"),
+    [("constant:0.2", 0.2), ("linear:0.4:0.2", 0.3), ("cosine:0.4:0.2", 0.3), ("adaptive:0.05:0.01", 0.05)],
+)
+def test_a_line_of_a_configuration(text, at_step_1_of_3):
+    assert parse_kl_schedule(text)(1, 3, None) == pytest.approx(at_step_1_of_3)
+
+
+@pytest.mark.parametrize("text", ["linear", "linear:0.1", "linear:a:b", "sine:0.1:0.0", "constant:0.1:0.2", "0.1", ""])
+def test_what_is_no_schedule(text, config):
+    with pytest.raises(InvalidConfigError, match=r"kl_schedule=.*linear:FIRST:LAST"):
+        config(kl_schedule=text)
+
+
+@pytest.mark.parametrize(
+    "create",
+    [
+        lambda: create_constant(-0.1),
+        lambda: create_linear(0.1, math.nan),
+        lambda: create_cosine(0.1, 0.0, n_steps=0),
+        lambda: create_adaptive(0.0, 0.1),
+        lambda: create_adaptive(0.1, 0.0),
+        lambda: create_adaptive(0.1, 0.1, gain=5.0),
+        lambda: KLController(lambda step, n_steps, kl: -1.0, 0.0).begin_generation(0, 1),
+    ],
+)
+def test_coefficients_that_are_none(create):
+    with pytest.raises(InvalidConfigError):
+        create()
+
+
+@pytest.mark.parametrize("kl_in", ["loss", "reward"])
+def test_a_constant_schedule_is_beta(make, kl_in):
+    settings = {"kl_in": kl_in, "num_iterations": 2, "max_steps": 4}
+    plain = make(settings | {"beta": 0.4})
+    plain.train()
+    scheduled = make(settings | {"kl_schedule": "constant:0.4"})
+    scheduled.train()
+    assert distance(weights(plain), weights(scheduled)) == 0.0
+    assert logged(plain, "kl_coef") == logged(scheduled, "kl_coef") == [0.4] * 4
+    free = make({**settings, "kl_in": "loss"})
+    free.train()
+    assert distance(weights(plain), weights(free)) > 1e-5 and logged(free, "kl_coef") == []
+
+
+@pytest.mark.parametrize("kl_in", ["loss", "reward"])
+def test_a_schedule_that_begins_at_0_and_passes_through_it(make, kl_in):
+    """0, 2, 0 and 2: the first step is one without a reference, and the reference is there all the same."""
+    schedule = {0: 0.0, 1: 2.0, 2: 0.0, 3: 2.0}
+    trainer = make({"kl_in": kl_in, "max_steps": 4}, kl_schedule=lambda step, n_steps, kl: schedule[step])
+    kept = []
+    generate = trainer._generate_and_score_completions
+    trainer._generate_and_score_completions = lambda inputs: kept.append(generate(inputs)) or kept[-1]
+    trainer.train()
+    assert logged(trainer, "kl_coef") == [0.0, 2.0, 0.0, 2.0]
+    assert all("ref_per_token_logps" in batch for batch in kept)
+    measured = logged(trainer, "reference/kl")
+    assert measured[0] == pytest.approx(0.0, abs=1e-6) and min(measured[1:]) > 1e-6
+    other = make({"kl_in": kl_in, "max_steps": 4}, kl_schedule=create_constant(0.0))
+    other.train()
+    assert distance(weights(trainer), weights(other)) > 1e-6
+
+
+def test_it_changes_at_generation_boundaries_only(make):
+    """Two passes over each generation: steps 0 and 1 have one coefficient, 2 and 3 the next."""
+    trainer = make({"num_iterations": 2, "max_steps": 4, "kl_schedule": "linear:0.3:0.0"})
+    trainer.train()
+    assert logged(trainer, "kl_coef") == pytest.approx([0.3, 0.3, 0.1, 0.1])
+
+
+def test_a_resumed_run_has_the_coefficients_of_the_whole_one(make, tmp_path):
+    settings = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "learning_rate": 1.0}
+
+    def run(folder, resume=None):
+        schedule = create_adaptive(0.5, 1e-5)
+        trainer = make(settings | {"output_dir": str(tmp_path / folder)}, kl_schedule=schedule)
+        trainer.train(resume_from_checkpoint=resume)
+        return trainer, schedule
+
+    whole, schedule = run("whole")
+    assert len(set(logged(whole, "kl_coef"))) > 2  # it moved
+    resumed, again = run("resumed", str(tmp_path / "whole" / "checkpoint-2"))
+    assert logged(resumed, "kl_coef") == logged(whole, "kl_coef")  # the first two are the checkpoint's
+    assert again.coefficient == schedule.coefficient
+    for name, value in whole.model.state_dict().items():
+        torch.testing.assert_close(resumed.model.state_dict()[name], value, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("settings", "hooks", "match"),
+    [
+        ({"beta": 0.1}, {"kl_schedule": create_constant(0.1)}, "beta and kl_schedule both say"),
+        ({"beta": 0.1, "kl_schedule": "constant:0.1"}, {}, "beta and kl_schedule in the settings both say"),
+        ({"kl_schedule": "constant:0.1"}, {"kl_schedule": create_constant(0.1)}, "leave one out"),
+    ],
+)
+def test_two_that_say_the_coefficient(make, settings, hooks, match):
+    with pytest.raises(InvalidConfigError, match=match):
+        make(settings, **hooks)

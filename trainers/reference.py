@@ -1,0 +1,396 @@
+"""The reference of TRL's trainers: made by `ref_model_fn`, moved by `reference_update_fn`, saved and resumed.
+
+Invariants:
+1. The reference is scored by TRL, where TRL would score its own: as `ref_model`, or as the adapter "ref".
+2. It has no gradient, is in no optimizer, in no saved adapter and in nothing that a sampling engine is handed.
+3. It moves after an optimizer step only, on all processes alike: each has the same weights and the same measured KL.
+4. Under PEFT a moving reference is a second, frozen adapter on the same base: it begins as a copy of the trained one,
+   which for a fresh adapter means the base model, and an update moves its matrices, each for itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from llm_envs.errors import InvalidConfigError, MissingExtraError
+
+try:
+    import torch
+    from accelerate.utils import is_peft_model
+    from safetensors.torch import load_file, save_file
+    from transformers import AutoTokenizer, TrainerCallback
+    from trl.models import prepare_deepspeed, prepare_fsdp
+    from trl.trainer.utils import add_fused_lm_head, disable_dropout_in_model
+except ImportError as error:
+    raise MissingExtraError(f"training needs {error.name}: pip install 'llm-envs[train]'.") from error
+
+from llm_envs.trainers.functional.kl import KLFn, k3
+from llm_envs.trainers.functional.masking import masked_sum
+from llm_envs.trainers.functional.references import ReferenceUpdateFn, RefModelFn, freeze
+
+__all__ = [
+    "REFERENCE_FOLDER",
+    "REF_ADAPTER",
+    "KLMeter",
+    "Reference",
+    "StepEnd",
+    "adapter_weights",
+    "check_vocabulary",
+    "drop_reference_adapter",
+]
+
+REFERENCE_FOLDER = "reference"
+"""In a checkpoint: the weights of a reference that moves."""
+REF_ADAPTER = "ref"
+"""TRL's name of the adapter that is the reference."""
+_FILE = "reference.safetensors"
+
+
+class StepEnd(TrainerCallback):
+    """Calls a function after each optimizer step, before the step is logged and saved."""
+
+    def __init__(self, function: Callable[[], None]) -> None:
+        self._function = function
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Call it."""
+        self._function()
+
+
+class KLMeter:
+    """The mean KL per token, in nats, of a step's batch: added up over micro-batches and processes."""
+
+    def __init__(self) -> None:
+        self._parts: list[torch.Tensor] = []
+
+    def add(
+        self, logps_BT: torch.Tensor, ref_logps_BT: torch.Tensor, mask_BT: torch.Tensor, kl_fn: KLFn | None = None
+    ) -> None:
+        """Measure a micro-batch by `kl_fn`, None: k3."""
+        with torch.no_grad():
+            kl_BT = (kl_fn or k3)(logps_BT.detach(), ref_logps_BT, mask_BT)
+            self._parts.append(torch.stack([masked_sum(kl_BT, mask_BT).float(), mask_BT.bool().sum().float()]))
+
+    def take(self, accelerator: Any) -> float | None:
+        """Return the mean over all processes and begin anew; None if nothing was measured."""
+        if not self._parts:
+            return None
+        parts, self._parts = self._parts, []
+        total, count = accelerator.reduce(torch.stack(parts).sum(0), reduction="sum").tolist()
+        return float(total / max(count, 1.0))
+
+
+@contextmanager
+def captured_log_probs(modules: Sequence[torch.nn.Module]) -> Iterator[list[torch.Tensor]]:
+    """Collect the log-probabilities of every forward pass of TRL's in the block, in order, each (B, T), detached."""
+    scored: list[torch.Tensor] = []
+
+    def keep(module: torch.nn.Module, args: Any, output: Any) -> None:
+        scored.append(output.log_probs.detach())
+
+    handles = [module.register_forward_hook(keep) for module in modules]
+    try:
+        yield scored
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class Reference:
+    """What a trainer's policy is measured against, beyond TRL's own.
+
+    Args:
+        ref_model_fn: `(policy) -> reference`; None: TRL's, the weights that the run began with.
+        update_fn: `(reference, policy, *, step, kl) -> reference`, after each optimizer step; None: it stays.
+
+    With neither everything is left to TRL.
+    """
+
+    def __init__(self, ref_model_fn: RefModelFn | None, update_fn: ReferenceUpdateFn | None) -> None:
+        self.ref_model_fn, self.update_fn = ref_model_fn, update_fn
+        self.meter = KLMeter()
+        self.n_updates = 0
+        """Steps after which the reference was another than before."""
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether anything is not TRL's."""
+        return self.ref_model_fn is not None or self.update_fn is not None
+
+    @property
+    def _names(self) -> str:
+        given = (("ref_model_fn", self.ref_model_fn), ("reference_update_fn", self.update_fn))
+        return " and ".join(name for name, function in given if function is not None)
+
+    def check(self, args: Any, *, is_used: bool = True, how: str = "", ref_model: Any = None) -> None:
+        """Refuse what contradicts the settings, before a model is loaded.
+
+        Args:
+            args: The trainer's settings.
+            is_used: Whether anything is measured against a reference.
+            how: What to set where nothing is.
+            ref_model: TRL's argument, of trainers that have it.
+
+        Raises:
+            InvalidConfigError: If so.
+        """
+        if not self.is_ours:
+            return
+        if not is_used:
+            raise InvalidConfigError(f"{self._names} is given, and nothing is measured against a reference: {how}.")
+        if args.sync_ref_model:
+            raise InvalidConfigError(
+                f"sync_ref_model is TRL's way of moving its reference, and {self._names} is given: leave one out."
+            )
+        if self.ref_model_fn is not None and ref_model is not None:
+            raise InvalidConfigError("ref_model and ref_model_fn both make the reference: give one of them.")
+        if not getattr(args, "precompute_ref_log_probs", False):
+            return
+        if self.update_fn is not None:
+            raise InvalidConfigError(
+                "precompute_ref_log_probs keeps what the reference said once, and reference_update_fn moves it: leave "
+                "one of them out."
+            )
+        raise InvalidConfigError(
+            "precompute_ref_log_probs is done before ref_model_fn is asked: give ref_model= a model."
+        )
+
+    def start(self, trainer: Any) -> None:
+        """Make the reference, once TRL has made the trainer.
+
+        Raises:
+            InvalidConfigError: If it cannot be one, or cannot be moved here.
+        """
+        if not self.is_ours:
+            return
+        if self.update_fn is not None and (trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled):
+            raise InvalidConfigError(
+                "reference_update_fn needs whole weights on each process, which FSDP and DeepSpeed split: leave it "
+                "out, or take sync_ref_model=True, TRL's own."
+            )
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        if self.ref_model_fn is not None:
+            with _unpatched(model):
+                made = self.ref_model_fn(model)
+            self._check_made(made, model, trainer)
+            trainer.ref_model = _prepared(trainer, made)
+        elif is_peft_model(model):
+            _add_reference_adapter(model, uses_vllm=bool(trainer.args.use_vllm))
+        else:
+            freeze(trainer.accelerator.unwrap_model(trainer.ref_model))
+
+    def end_step(self, trainer: Any, kl: float | None) -> None:
+        """Move the reference after an optimizer step, and log that."""
+        if self.update_fn is None:
+            return
+        policy, reference = self._modules(trainer)
+        before = _stamp(reference)
+        with torch.no_grad():
+            after = self.update_fn(reference, policy, step=trainer.state.global_step, kl=0.0 if kl is None else kl)
+        if after is not reference:
+            if self._is_adapter(trainer):
+                raise InvalidConfigError(
+                    "reference_update_fn returned another module; under PEFT the reference is an adapter's weights: "
+                    "change those that it is given, and return them."
+                )
+            self._check_made(after, trainer.accelerator.unwrap_model(trainer.model), trainer)
+            trainer.ref_model = _prepared(trainer, after)
+        self.n_updates += _stamp(after) != before
+        trainer._metrics["train"]["reference/updates"].append(float(self.n_updates))
+
+    def save(self, trainer: Any, folder: Path) -> dict[str, Any] | None:
+        """Write a reference that moves into a checkpoint's folder; return the rest of its state, as JSON types."""
+        if self.update_fn is None:
+            return None
+        target = folder / REFERENCE_FOLDER
+        target.mkdir(parents=True, exist_ok=True)
+        _, reference = self._modules(trainer)
+        weights = {name: value.detach().cpu().contiguous() for name, value in _tensors(reference).items()}
+        save_file(weights, target / _FILE)
+        state = self.update_fn.state_dict() if hasattr(self.update_fn, "state_dict") else None
+        return {"updates": self.n_updates, "update_fn": state}
+
+    def load(self, trainer: Any, folder: Path, state: Mapping[str, Any] | None) -> None:
+        """Go on from what `save` wrote.
+
+        Raises:
+            InvalidConfigError: If only one of checkpoint and trainer has a reference that moves, or they differ.
+        """
+        if (state is None) != (self.update_fn is None):
+            has, lacks = ("checkpoint", "trainer") if self.update_fn is None else ("trainer", "checkpoint")
+            raise InvalidConfigError(
+                f"{folder}: the {has} has a reference that moves, the {lacks} has none: resume with the "
+                "reference_update_fn of the run, or begin a new run with the checkpoint's weights as its model."
+            )
+        if self.update_fn is None or state is None:
+            return
+        _, reference = self._modules(trainer)
+        saved, targets = load_file(folder / REFERENCE_FOLDER / _FILE), _tensors(reference)
+        if {n: v.shape for n, v in saved.items()} != {n: v.shape for n, v in targets.items()}:
+            raise InvalidConfigError(
+                f"{folder}: the checkpoint's reference has other weights than this trainer's: resume with the model, "
+                "the ref_model_fn and the adapter's settings of the run."
+            )
+        with torch.no_grad():
+            for name, value in targets.items():
+                value.copy_(saved[name])
+        self.n_updates = int(state["updates"])
+        if state["update_fn"] is not None and hasattr(self.update_fn, "load_state_dict"):
+            self.update_fn.load_state_dict(state["update_fn"])
+
+    def _is_adapter(self, trainer: Any) -> bool:
+        return trainer.ref_model is None
+
+    def _modules(self, trainer: Any) -> tuple[torch.nn.Module, torch.nn.Module]:
+        """Return policy and reference with the same names of parameters."""
+        policy = trainer.accelerator.unwrap_model(trainer.model)
+        if not self._is_adapter(trainer):
+            return policy, trainer.accelerator.unwrap_model(trainer.ref_model)
+        return adapter_weights(policy, _trained_adapter(policy)), adapter_weights(policy, REF_ADAPTER)
+
+    def _check_made(self, made: Any, policy: Any, trainer: Any) -> None:
+        if not isinstance(made, torch.nn.Module) or not hasattr(made, "config"):
+            raise InvalidConfigError(
+                f"{self._names} returned {type(made).__name__}; a reference is a causal language model."
+            )
+        trained = {id(parameter) for parameter in policy.parameters() if parameter.requires_grad}
+        if made is policy or any(id(parameter) in trained for parameter in made.parameters()):
+            raise InvalidConfigError(
+                f"{self._names} returned weights that are trained: the reference would always be the policy. Return "
+                "a copy (functional.references.frozen_copy) or another model."
+            )
+        check_vocabulary(made, policy, trainer._tokenizer)
+
+
+def check_vocabulary(reference: Any, policy: Any, tokenizer: Any) -> None:
+    """Refuse a reference that reads other words out of the policy's token ids.
+
+    Where the reference's folder or name has a tokenizer, each word of the policy's must have the same id there; else
+    both must score as many ids.
+
+    Raises:
+        InvalidConfigError: If not.
+    """
+    size, expected = reference.get_output_embeddings().weight.shape[0], policy.get_output_embeddings().weight.shape[0]
+    where, words = getattr(reference, "name_or_path", ""), tokenizer.get_vocab()
+    if size == expected and where == getattr(policy, "name_or_path", ""):
+        return
+    theirs, largest = _vocabulary(where), max(words.values())
+    if theirs is None:
+        if size == expected:
+            return
+        what = f"scores {size} ids, the policy {expected}"
+    elif differing := [word for word, number in words.items() if theirs.get(word) != number]:
+        what = f"has another tokenizer: {len(differing)} of the policy's {len(words)} tokens are not the same there"
+    elif size <= largest:
+        what = f"scores {size} ids, and the tokenizer's go up to {largest}"
+    else:
+        return
+    raise InvalidConfigError(
+        f"the reference {where or type(reference).__name__} {what}, so it would score other words than were sampled: "
+        "take a model of the same family (a teacher must share the student's tokenizer), or learn from what it writes "
+        "by supervised fine-tuning."
+    )
+
+
+def adapter_weights(model: Any, adapter: str) -> torch.nn.Module:
+    """Return one adapter of a PEFT model as a module of its weights, whose names do not have the adapter's in them."""
+    weights = torch.nn.Module()
+    for name, parameter in model.named_parameters():
+        parts = name.split(".")
+        if adapter in parts:
+            weights.register_parameter("/".join(part for part in parts if part != adapter), parameter)
+    return weights
+
+
+def drop_reference_adapter(trainer: Any, folder: str | Path | None) -> None:
+    """Take the adapter that is the reference out of a folder that PEFT has just saved all adapters to."""
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    target = Path(folder or trainer.args.output_dir or ".") / REF_ADAPTER
+    if trainer.args.should_save and is_peft_model(model) and REF_ADAPTER in model.peft_config:
+        for path in target.glob("*"):
+            path.unlink()
+        if target.is_dir():
+            target.rmdir()
+
+
+def _add_reference_adapter(model: Any, *, uses_vllm: bool) -> None:
+    """Give a PEFT model the adapter "ref", a frozen copy of the trained one; TRL has made it for a given adapter."""
+    trained = _trained_adapter(model)
+    config = model.peft_config[trained]
+    if config.is_prompt_learning:
+        raise InvalidConfigError("reference_update_fn: prompts that are learned cannot move a reference; take LoRA.")
+    if getattr(config, "modules_to_save", None) and uses_vllm:
+        raise InvalidConfigError(
+            "reference_update_fn with modules_to_save and use_vllm: the engine would be handed the reference's copy of "
+            "those modules. Leave modules_to_save out, or sample with the transformers policy."
+        )
+    if REF_ADAPTER not in model.peft_config:
+        model.add_adapter(REF_ADAPTER, config)
+    sources = dict(adapter_weights(model, trained).named_parameters())
+    for name, parameter in adapter_weights(model, REF_ADAPTER).named_parameters():
+        parameter.data.copy_(sources[name].data)
+        parameter.requires_grad_(False)
+
+
+def _trained_adapter(model: Any) -> str:
+    active = model.active_adapter
+    return str(active if isinstance(active, str) else active[0])
+
+
+def _prepared(trainer: Any, reference: Any) -> Any:
+    """Return a reference as TRL prepares its own."""
+    freeze(reference)
+    args, accelerator = trainer.args, trainer.accelerator
+    if args.disable_dropout:
+        disable_dropout_in_model(reference)
+    add_fused_lm_head(
+        reference.get_base_model() if is_peft_model(reference) else reference,
+        temperature=getattr(trainer, "temperature", 1.0),
+        cast_lm_head_to_fp32=getattr(args, "cast_lm_head_to_fp32", False),
+    )
+    if trainer.is_deepspeed_enabled:
+        return prepare_deepspeed(reference, accelerator)
+    if trainer.is_fsdp_enabled:
+        return prepare_fsdp(reference, accelerator)
+    prepared = accelerator.prepare_model(reference, evaluation_mode=True)
+    if accelerator.num_processes > 1:  # every process the same
+        for parameter in reference.parameters():
+            torch.distributed.broadcast(parameter.data, src=0)
+    return prepared
+
+
+@contextmanager
+def _unpatched(model: torch.nn.Module) -> Iterator[None]:
+    """Take away the forward functions that TRL has put on a model, which a copy of it would share with it."""
+    patched = [(module, module.__dict__.pop("forward")) for module in model.modules() if "forward" in module.__dict__]
+    try:
+        yield
+    finally:
+        for module, forward in patched:
+            module.__dict__["forward"] = forward
+
+
+def _tensors(reference: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Return what a reference is made of: what several names share, once."""
+    return dict(reference.named_parameters())
+
+
+def _stamp(reference: torch.nn.Module) -> tuple[Any, ...]:
+    """Return what differs once a weight was written to, without looking at the weights."""
+    return tuple((id(parameter), parameter._version) for parameter in reference.parameters())
+
+
+def _vocabulary(name: str) -> dict[str, int] | None:
+    """Return the vocabulary of the tokenizer beside a model; None if there is none."""
+    folder = Path(name)
+    if not name or (folder.is_dir() and not any([*folder.glob("*token*"), *folder.glob("vocab*")])):
+        return None  # transformers makes an empty one for some types
+    try:
+        vocabulary: dict[str, int] = AutoTokenizer.from_pretrained(name).get_vocab()
+    except (OSError, ValueError, KeyError):
+        return None
+    return vocabulary

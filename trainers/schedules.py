@@ -1,0 +1,197 @@
+"""The coefficient of the KL over a run: constant, along a line or a cosine, or steered towards a target.
+
+A schedule is any function `(step, n_steps, kl) -> coefficient`. `EnvGRPOTrainer` and `EnvPPOTrainer` ask it before each
+generation, and the coefficient holds for all steps of that generation, in the loss as in the reward. One with
+`state_dict` and `load_state_dict` has them called at checkpoints.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from llm_envs.errors import InvalidConfigError
+
+__all__ = [
+    "AdaptiveKL",
+    "KLController",
+    "KLSchedule",
+    "create_adaptive",
+    "create_constant",
+    "create_cosine",
+    "create_linear",
+    "parse_kl_schedule",
+]
+
+KLSchedule = Callable[[int, int, float | None], float]
+"""`(step, n_steps, kl) -> coefficient`: optimizer steps done, those of the whole run, and the mean KL per token in nats
+of the steps since it was last asked (None before the first)."""
+
+
+def create_constant(coefficient: float) -> KLSchedule:
+    """Return a schedule that always says the same.
+
+    Raises:
+        InvalidConfigError: If the coefficient is below 0.
+    """
+    _check_coefficients(coefficient)
+    return lambda step, n_steps, kl: coefficient
+
+
+def create_linear(first: float, last: float, *, n_steps: int | None = None) -> KLSchedule:
+    """Return a schedule `first + p (last - first)` with `p = min(s / (n - 1), 1)` at step s of n.
+
+    Args:
+        first: Coefficient of the first step; 0 is allowed.
+        last: Coefficient of the last step, and from then on.
+        n_steps: The n; None: the steps of the run.
+
+    Raises:
+        InvalidConfigError: If a coefficient is below 0 or there is no step.
+    """
+    _check_coefficients(first, last, n_steps=n_steps)
+    return lambda step, n_run, kl: first + (last - first) * _progress(step, n_steps or n_run)
+
+
+def create_cosine(first: float, last: float, *, n_steps: int | None = None) -> KLSchedule:
+    """Return a schedule `last + (first - last) (1 + cos(pi p)) / 2`, with p and arguments as in `create_linear`."""
+    _check_coefficients(first, last, n_steps=n_steps)
+
+    def cosine(step: int, n_run: int, kl: float | None) -> float:
+        return last + (first - last) * 0.5 * (1.0 + math.cos(math.pi * _progress(step, n_steps or n_run)))
+
+    return cosine
+
+
+class AdaptiveKL:
+    """Steers the KL towards a target: `beta <- beta (1 + gain clip(KL / target - 1, -limit, limit))`.
+
+    The controller of "Fine-Tuning Language Models from Human Preferences" (arXiv 1909.08593, section 2.2), with the
+    KL per token where the paper has it per sequence. The coefficient is state: `state_dict` goes into a checkpoint.
+
+    Args:
+        initial: The coefficient to begin with, above 0: a product never leaves 0.
+        target: Mean KL per token in nats, above 0.
+        gain: How far the coefficient moves at most, times `limit`.
+        limit: Where the relative error is cut off.
+
+    Raises:
+        InvalidConfigError: If one of them is not above 0, or `gain * limit` not below 1.
+    """
+
+    def __init__(self, initial: float, target: float, *, gain: float = 0.1, limit: float = 0.2) -> None:
+        for name, value in (("initial", initial), ("target", target), ("gain", gain), ("limit", limit)):
+            if not (value > 0.0 and math.isfinite(value)):
+                raise InvalidConfigError(f"{name}={value}; of an adaptive KL it must be above 0.")
+        if gain * limit >= 1.0:
+            raise InvalidConfigError(f"{gain=} times {limit=} must be below 1: the coefficient would become negative.")
+        self.target, self.gain, self.limit = target, gain, limit
+        self.coefficient = initial
+
+    def __call__(self, step: int, n_steps: int, kl: float | None) -> float:
+        """Learn from the measured KL; return the coefficient to go on with."""
+        if kl is not None:
+            error = min(max(kl / self.target - 1.0, -self.limit), self.limit)
+            self.coefficient *= 1.0 + self.gain * error
+        return self.coefficient
+
+    def state_dict(self) -> dict[str, float]:
+        """Return what a resumed run needs."""
+        return {"coefficient": self.coefficient}
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        """Go on from a saved state."""
+        self.coefficient = float(state["coefficient"])
+
+
+def create_adaptive(initial: float, target: float, *, gain: float = 0.1, limit: float = 0.2) -> AdaptiveKL:
+    """Return `AdaptiveKL`, whose arguments these are."""
+    return AdaptiveKL(initial, target, gain=gain, limit=limit)
+
+
+_KINDS: Mapping[str, tuple[Callable[..., KLSchedule], tuple[int, int], str]] = {
+    "constant": (create_constant, (1, 1), "constant:COEFFICIENT"),
+    "linear": (create_linear, (2, 2), "linear:FIRST:LAST"),
+    "cosine": (create_cosine, (2, 2), "cosine:FIRST:LAST"),
+    "adaptive": (create_adaptive, (2, 2), "adaptive:INITIAL:TARGET"),
+}
+
+
+def parse_kl_schedule(text: str) -> KLSchedule:
+    """Return the schedule that a line of a configuration names, such as "linear:0.1:0.0" or "adaptive:0.05:0.01".
+
+    Raises:
+        InvalidConfigError: If it names none.
+    """
+    kind, *given = str(text).split(":")
+    try:
+        numbers = [float(part) for part in given]
+    except ValueError:
+        numbers = []
+    create, (least, most), _ = _KINDS.get(kind.strip(), (None, (1, 0), ""))
+    if create is None or not least <= len(numbers) <= most:
+        forms = ", ".join(form for _, _, form in _KINDS.values())
+        raise InvalidConfigError(f"kl_schedule={text!r}; it must be one of {forms}, such as 'linear:0.1:0.0'.")
+    return create(*numbers)
+
+
+class KLController:
+    """The coefficient in force: asked of the schedule at generation boundaries, from what was measured since the last.
+
+    Args:
+        schedule: None: the coefficient stays what it is.
+        coefficient: Until the schedule is first asked.
+    """
+
+    def __init__(self, schedule: KLSchedule | None, coefficient: float) -> None:
+        self.schedule, self.coefficient = schedule, coefficient
+        self._measured: list[float] = []
+        self._asked_at = -1
+
+    def begin_generation(self, step: int, n_steps: int) -> None:
+        """Ask the schedule, at most once a step.
+
+        Raises:
+            InvalidConfigError: If it says something that is no coefficient.
+        """
+        if self.schedule is None or step == self._asked_at:
+            return
+        kl = sum(self._measured) / len(self._measured) if self._measured else None
+        self._measured, self._asked_at = [], step
+        self.coefficient = float(self.schedule(step, n_steps, kl))
+        if not (self.coefficient >= 0.0 and math.isfinite(self.coefficient)):
+            raise InvalidConfigError(
+                f"kl_schedule said {self.coefficient} at step {step}; a coefficient is a number of at least 0."
+            )
+
+    def end_step(self, kl: float | None) -> None:
+        """Take note of the mean KL per token of a step."""
+        if self.schedule is not None and kl is not None:
+            self._measured.append(kl)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed run needs, as JSON types."""
+        state_dict = getattr(self.schedule, "state_dict", None)
+        state = None if state_dict is None else state_dict()
+        return {"coefficient": self.coefficient, "measured": self._measured, "schedule": state}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state; without a schedule there is nothing to go on from."""
+        if self.schedule is None:
+            return
+        self.coefficient, self._measured = float(state["coefficient"]), [float(kl) for kl in state["measured"]]
+        if state["schedule"] is not None and hasattr(self.schedule, "load_state_dict"):
+            self.schedule.load_state_dict(state["schedule"])
+
+
+def _progress(step: int, n_steps: int) -> float:
+    return min(step / (n_steps - 1), 1.0) if n_steps > 1 else 1.0
+
+
+def _check_coefficients(*coefficients: float, n_steps: int | None = None) -> None:
+    for coefficient in coefficients:
+        if not (coefficient >= 0.0 and math.isfinite(coefficient)):
+            raise InvalidConfigError(f"a KL coefficient of {coefficient}; it must be at least 0.")
+    if n_steps is not None and n_steps < 1:
+        raise InvalidConfigError(f"n_steps={n_steps}; a schedule has at least one step.")
