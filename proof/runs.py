@@ -64,7 +64,7 @@ _OFFLINE = {
     "learning_rate": 1e-4,
     "warmup_steps": 5,
 }
-_ONLINE = {**_OFFLINE, "groups_per_round": 32, "learning_rate": 2e-4}
+_ONLINE = {**_OFFLINE, "max_steps": 40, "groups_per_round": 32, "learning_rate": 2e-4}
 # The same loss for the three, one value a token: they differ in the advantages alone.
 _LETTERS = {
     "max_steps": 40,
