@@ -262,3 +262,88 @@ def test_arguments_that_differ_in_nouns_and_order_are_one_problem():
     assert key({"arguments": [first]}) == key({"arguments": [twin]})
     assert key({"arguments": [first, second]}) == key({"arguments": [second, first]})
     assert key({"arguments": [first]}) != key({"arguments": [second]})
+
+
+# Entailment.
+
+# p -> q and q -> r, so p -> r follows; r -> p fails where p is false and r is true, whatever q is.
+CHAIN = {
+    "letters": "pqr",
+    "premises": [["if", "p", "q"], ["if", "q", "r"]],
+    "conclusions": [["if", "p", "r"], ["if", "r", "p"]],
+}
+
+
+@pytest.mark.parametrize(
+    ("answer", "paid"),
+    [
+        ("1: follows; 2: p=false q=false r=true", 1),
+        ("1: follows; 2: p=false q=true r=true", 1),
+        ("2. P=F, r = T, q = 0\n1. Follows.", 1),
+        ("1: follows; 2: p=true q=true r=true", 0),
+        ("1: follows; 2: p=false q=true r=false", 0),  # a premise is false
+        ("1: follows; 2: follows", 0),
+        ("1: p=true q=false r=false; 2: p=false q=false r=true", 0),
+        ("1: follows; 2: p=false r=true", -0.1),
+        ("1: follows; 2: p=false p=true q=false r=true", -0.1),
+        ("1: follows; 2: p=false q=false r=true s=true", -0.1),
+        ("1: follows; 2: does not follow", -0.1),
+        ("1: follows; 1: follows; 2: p=false q=false r=true", -0.1),
+        ("1: follows", -0.1),
+        ("follows", -0.1),
+    ],
+)
+def test_entailment(answer, paid):
+    assert reward("llm/Entailment-v0", CHAIN, answer) == pytest.approx(paid)
+
+
+def test_entailment_is_written_as_documented():
+    env = gym.make("llm/Entailment-v0")
+    problem = {"letters": "pq", "premises": [["iff", ["not", "p"], ["or", "p", "q"]]], "conclusions": [["not", "p"]]}
+    text, _ = env.reset(options={"problem": problem})
+    assert text.splitlines()[1:] == ["Letters: p, q", "Premises:", "- ~p <-> (p | q)", "Conclusions:", "1. ~p"]
+    assert env.unwrapped.solution() == "1: follows"
+    for formula in ("r", ["if", "p"], ["nor", "p", "q"], ["not", "p", "q"], [], ["and", ["and"], "p"]):
+        with pytest.raises(InvalidConfigError, match="is no formula"):
+            env.reset(options={"problem": problem | {"premises": [formula]}})
+
+
+def truth(formula, values):
+    match formula:
+        case str():
+            return values[formula]
+        case ["not", part]:
+            return not truth(part, values)
+        case ["and", left, right]:
+            return truth(left, values) and truth(right, values)
+        case ["or", left, right]:
+            return truth(left, values) or truth(right, values)
+        case ["if", left, right]:
+            return truth(left, values) <= truth(right, values)
+        case ["iff", left, right]:
+            return truth(left, values) == truth(right, values)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_counterexamples_are_those_of_the_truth_table(level):
+    for task in drawn("llm/Entailment-v0", level, 30):
+        letters, premises = task.problem["letters"], task.problem["premises"]
+        for conclusion, refuting in zip(task.problem["conclusions"], task._refuting, strict=True):
+            wanted = 0
+            for number in range(2 ** len(letters)):
+                values = {letter: bool(number >> i & 1) for i, letter in enumerate(letters)}
+                if all(truth(premise, values) for premise in premises) and not truth(conclusion, values):
+                    wanted |= 1 << number
+            assert refuting == wanted
+        assert any(task._refuting)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_constant_answers_do_not_pay_in_entailment(level):
+    n, wins = 300, Counter()
+    for task in drawn("llm/Entailment-v0", level, n):
+        for pattern in product((True, False), repeat=len(task._refuting)):
+            for valuation in range(2 ** len(task.problem["letters"])):
+                parts = zip(pattern, task._refuting, strict=True)
+                wins[pattern, valuation] += all(not r if says else r >> valuation & 1 for says, r in parts)
+    assert is_bound(task.chance_rate, max(wins.values()), n)
