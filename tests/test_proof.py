@@ -172,31 +172,6 @@ def test_what_is_claimed_is_what_was_measured():
         assert interval.low > 0, (seed, interval)
 
 
-def test_a_run_trains_measures_and_goes_on_where_it_was(tmp_path):
-    """Two seeds of one step; what is in the file is not trained again, unless its settings were others."""
-    pytest.importorskip("trl")
-    from proof.run import train
-    from proof.runs import RUNS
-    from proof.tasks import TASKS
-
-    task = replace(TASKS["letters"], n_traces=16, sft_steps=1, n_test=4)
-    run = RUNS["credit-turn"]
-    run = replace(run, settings={**run.settings, "max_steps": 1, "per_device_train_batch_size": 8})
-    path = tmp_path / "results" / "credit-turn.json"
-    first = train(run, task, (3,), path, fresh=False, work=tmp_path)
-    assert first["seeds"]["3"]["steps"] == 1
-    assert len(first["seeds"]["3"]["train_rewards"]) == 1
-    assert len(first["warm"]["outcomes"]["rewards"]) == 4
-    stamp = (tmp_path / "warm" / "letters" / "warm.json").stat().st_mtime_ns
-    both = train(run, task, (3, 4), path, fresh=False, work=tmp_path)
-    assert both["seeds"]["3"] == first["seeds"]["3"]
-    assert both["seeds"]["4"]["outcomes"]["seeds"] == first["warm"]["outcomes"]["seeds"]
-    assert (tmp_path / "warm" / "letters" / "warm.json").stat().st_mtime_ns == stamp
-    assert json.loads(path.read_text()) == both
-    hotter = replace(run, settings={**run.settings, "learning_rate": 1e-5})
-    assert train(hotter, task, (), path, fresh=False, work=tmp_path)["seeds"] == {}
-
-
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
     """The letters at a small size, warm enough to be right now and then, and a folder where that model is kept."""
@@ -207,6 +182,29 @@ def small(tmp_path_factory):
 
         task = replace(TASKS["letters"], n_traces=16, sft_steps=12, sft_learning_rate=1e-2, n_test=4)
         return task, tmp_path_factory.mktemp("proof")
+
+
+def test_a_run_trains_measures_and_goes_on_where_it_was(small):
+    """Two seeds of one step; what is in the file is not trained again, unless its settings were others."""
+    from proof.run import train
+    from proof.runs import RUNS
+
+    task, work = small
+    run = RUNS["credit-turn"]
+    run = replace(run, settings={**run.settings, "max_steps": 1, "per_device_train_batch_size": 8})
+    path = work / "results" / "credit-turn.json"
+    first = train(run, task, (3,), path, fresh=False, work=work)
+    assert first["seeds"]["3"]["steps"] == 1
+    assert len(first["seeds"]["3"]["train_rewards"]) == 1
+    assert len(first["warm"]["outcomes"]["rewards"]) == 4
+    stamp = (work / "warm" / "letters" / "warm.json").stat().st_mtime_ns
+    both = train(run, task, (3, 4), path, fresh=False, work=work)
+    assert both["seeds"]["3"] == first["seeds"]["3"]
+    assert both["seeds"]["4"]["outcomes"]["seeds"] == first["warm"]["outcomes"]["seeds"]
+    assert (work / "warm" / "letters" / "warm.json").stat().st_mtime_ns == stamp
+    assert json.loads(path.read_text()) == both
+    hotter = replace(run, settings={**run.settings, "learning_rate": 1e-5})
+    assert train(hotter, task, (), path, fresh=False, work=work)["seeds"] == {}
 
 
 @pytest.mark.parametrize("kind", ["ppo-shared", "ppo-separate", "dpo-offline", "dpo-online"])
