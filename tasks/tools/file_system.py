@@ -86,8 +86,8 @@ class FileSystemEnv(ToolEnv):
     problem_fields = {"files": dict, "folders": list, "kind": str, "values": list}
     instructions = (
         "Do what is asked, with the shell. You begin in the folder /. Answer as <answer>...</answer>: with what is "
-        "asked for, or with <answer>done</answer> when the tree is as it should be. Change nothing that you are not asked "
-        "to change: other files and folders stay as they are, folders that become empty stay too."
+        "asked for, or with <answer>done</answer> when the tree is as it should be. Change nothing that you are not "
+        "asked to change: other files and folders stay as they are, folders that become empty stay too."
     )
 
     def make_tools(self) -> Toolset:
