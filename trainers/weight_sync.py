@@ -1,12 +1,19 @@
-"""The trainer's weights into the policy that samples for it."""
+"""The trainer's weights into the policy that samples for it.
+
+An adapter is merged for the engine, and what it was merged into is afterwards what it was, bit for bit: W + BA - BA is
+not W in floating point, and a base that drifts with every sync is not what the adapter belongs to.
+"""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+from accelerate.utils import is_peft_model
 from trl.generation.vllm_generation import VLLMGeneration
 
 from llm_envs.policies.vllm_engine import VLLMEnginePolicy, load_engine
@@ -15,14 +22,14 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-__all__ = ["ColocatedEngine"]
+__all__ = ["ColocatedEngine", "merged_layers"]
 
 
 class ColocatedEngine(VLLMGeneration):
     """TRL's colocated vLLM, with an engine of the trainer's dtype and seed, and a weight sync that works on CPUs too.
 
-    TRL itself calls `sync_weights` before a rollout whose step is new; names of parameters under PEFT, FSDP and
-    DeepSpeed are TRL's business, inherited here.
+    TRL itself calls `sync_weights` before a rollout whose step is new; names of parameters under FSDP and DeepSpeed are
+    TRL's business, inherited here.
 
     Args:
         model: The model being trained. The engine reads its architecture and tokenizer from `model.name_or_path`, or
@@ -59,10 +66,13 @@ class ColocatedEngine(VLLMGeneration):
             "model_impl": self.model_impl,
             "trust_remote_code": self.trust_remote_code,
         }
-        if self.accelerator.num_processes > 1:
+        is_one_of_many = self.accelerator.num_processes > 1
+        if is_one_of_many:
             settings["distributed_executor_backend"] = "external_launcher"
         with tempfile.TemporaryDirectory() as scratch:
             self.llm = load_engine(self._source(Path(scratch)), **settings)
+        if is_one_of_many and (finalizer := getattr(self.llm.llm_engine.engine_core, "_finalizer", None)):
+            finalizer.detach()  # an engine that ends destroys torch's process groups, and these are the trainer's
         self.policy = VLLMEnginePolicy(self.llm, self._tokenizer)
 
     def _source(self, scratch: Path) -> str:
@@ -79,3 +89,78 @@ class ColocatedEngine(VLLMGeneration):
     def sync_weights(self) -> None:
         """Hand the trainer's present weights to the engine. Called by TRL before a rollout whose step is new."""
         self.policy.update_weights(self._iter_named_params(), self._version())
+
+    def _iter_named_params(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Iterate over what the engine loads, under its names; of an adapted layer, its weights with the adapter."""
+        model: Any = self.model
+        if not is_peft_model(model) or self._dist.is_zero3:  # ZeRO-3 merges into gathered copies, and drops them
+            yield from super()._iter_named_params()
+        elif self._dist.is_fsdp:
+            with _kept(model):  # this process's share of it
+                yield from super()._iter_named_params()
+        else:
+            for name, value in merged_layers(model):
+                if "original_module" not in name:  # of a module that is trained whole: what it was before
+                    yield self._fix_param_name_to_vllm(name, extra_prefixes=["modules_to_save.default."]), value
+
+
+def merged_layers(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Return the parameters of a PEFT model as its base model has them, adapted ones merged: one layer at a time.
+
+    The model itself is unchanged whenever a pair is yielded.
+    """
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    adapted = {name: module for name, module in model.named_modules() if isinstance(module, BaseTunerLayer)}
+    outer = [name for name in adapted if not any(name.startswith(f"{other}.") for other in adapted)]
+    # Of a weight that two layers share, the first is the owner, as it is for `named_parameters`.
+    owner = {id(parameter): name for name in reversed(outer) for parameter in adapted[name].parameters()}
+    merged: dict[str, dict[str, torch.Tensor]] = {}
+    for name, parameter in model.named_parameters():
+        if model.prefix in name:
+            continue
+        layer = owner.get(id(parameter))
+        if layer is None:
+            yield _base_name(name), parameter.data
+            continue
+        if layer not in merged:
+            merged = {layer: _merged(adapted[layer], model.prefix)}
+        yield _base_name(name), merged[layer][name.removeprefix(f"{layer}.")]
+
+
+def _base_name(name: str) -> str:
+    return name.removeprefix("base_model.model.").replace(".base_layer", "")
+
+
+def _merged(layer: torch.nn.Module, prefix: str) -> dict[str, torch.Tensor]:
+    """Return copies of an adapted layer's weights with the adapter in them; the layer stays as it is."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    parts = [module for module in layer.modules() if isinstance(module, BaseTunerLayer)]
+    with _kept(layer, prefix):
+        for part in parts:
+            part.merge()
+        copies = {name: value.detach().clone() for name, value in layer.named_parameters() if prefix not in name}
+        for part in reversed(parts):
+            part.unmerge()
+    return copies
+
+
+@contextmanager
+def _kept(module: Any, prefix: str | None = None) -> Iterator[None]:
+    """Put the base weights of a module's adapted layers back as they were."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    prefix = prefix or module.prefix
+    layers = [part for part in module.modules() if isinstance(part, BaseTunerLayer)]
+    base = {id(p): p for layer in layers for name, p in layer.named_parameters() if prefix not in name}
+    before = {key: parameter.detach().clone() for key, parameter in base.items()}
+    try:
+        yield
+    finally:
+        for layer in layers:
+            if layer.merged:  # whoever iterated did not come to the end
+                layer.unmerge()
+        with torch.no_grad():
+            for key, parameter in base.items():
+                parameter.copy_(before[key])

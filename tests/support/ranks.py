@@ -15,11 +15,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from dense_env import DenseEnv
 from launched import speak_when_asked
+from peft import LoraConfig
 
 from llm_envs.errors import InvalidConfigError, ModelError, ProcessFailedError
+from llm_envs.policies.inference import token_logps
 from llm_envs.rollout import EnvChoice, read_trajectories
 from llm_envs.trainers.dpo import EnvDPOConfig, EnvDPOTrainer
 from llm_envs.trainers.grpo import EnvGRPOConfig, EnvGRPOTrainer
@@ -58,6 +61,12 @@ VALUES: dict[str, Any] = {
     "gradient_accumulation_steps": 2,
     "value_warmup_steps": 1,
     "value_learning_rate": 1e-2,
+}
+ENGINE: dict[str, Any] = {
+    "use_vllm": True,
+    "vllm_max_model_length": 192,
+    "vllm_gpu_memory_utilization": 0.2,
+    "max_steps": 3,
 }
 ROUNDS: dict[str, Any] = {**PLAYED, "groups_per_round": 8, "num_generations": 2, "steps_per_round": 1}
 
@@ -146,6 +155,25 @@ def batches_of(trainer: Any) -> list[dict[str, Any]]:
 
     trainer._generate_and_score_completions = keep
     return kept
+
+
+def gaps_of(trainer: Any) -> list[float]:
+    """Keep, generation by generation, the largest gap between sampled and recomputed log-probabilities."""
+    gaps: list[float] = []
+    play = trainer._player.play
+
+    def compare(*args: Any, **kwargs: Any) -> Any:
+        played = play(*args, **kwargs)
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        rows = [t.rows[0] for t in played]
+        model.eval()
+        scored = token_logps(model, [row.ids for row in rows])
+        model.train()
+        gaps.append(float(max(np.abs(a - row.logps)[row.mask].max() for a, row in zip(scored, rows, strict=True))))
+        return played
+
+    trainer._player.play = compare
+    return gaps
 
 
 def numbers_of(trainer: Any, **others: Any) -> dict[str, Any]:
@@ -350,6 +378,32 @@ class Parts:
         trainer = EnvGRPOTrainer(self.model, ENV, self.settings(EnvGRPOConfig, GROUPS, max_concurrency=4))
         said["limit"] = trainer.collector.limits.max_episode_s
         trainer.close()
+        return said
+
+    # With a vLLM engine on each process.
+
+    def engines(self) -> dict[str, Any]:
+        """Each trainer that plays, and what its engine's log-probabilities differ by from those of its weights."""
+        said: dict[str, Any] = {}
+        adapter = LoraConfig(r=4, lora_alpha=64, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+        makers: dict[str, Callable[[], Any]] = {
+            "grpo": lambda: EnvGRPOTrainer(
+                self.model, ENV, self.settings(EnvGRPOConfig, GROUPS, ENGINE), peft_config=adapter
+            ),
+            "ppo": lambda: EnvPPOTrainer(self.model, ENV, self.settings(EnvPPOConfig, VALUES, ENGINE)),
+            "dpo": lambda: EnvDPOTrainer(self.model, ENV, self.settings(EnvDPOConfig, ROUNDS, ENGINE)),
+        }
+        for name, make in makers.items():
+            self.name = f"engine-{name}"
+            self.begin()
+            trainer = make()
+            base = weights_of(trainer.model)
+            gaps = gaps_of(self.follow(trainer))
+            trainer.train()
+            trainer.close()
+            numbers = numbers_of(trainer, gaps=gaps, texts=[t.messages[1].content for t in trainer.last_trajectories])
+            numbers["changed"] = [key for key, value in numbers["weights"].items() if not torch.equal(value, base[key])]
+            said[name] = numbers
         return said
 
 
