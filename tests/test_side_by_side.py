@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import math
-import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -67,13 +66,3 @@ def test_rewards(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[
     assert lines["potential"] == ["1", "-1"] and lines["step_cost"] == ["-0.05", "-0.05"]
     assert lines["all of these"] == ["0", "0"] and lines["of some length"] == ["0", "1"]
     assert "4 calls of {'multiply': 4}, success 1.0" in printed
-
-
-def test_inference_by_hand(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(sys, "argv", ["x", "--turns", "2"])
-    example("inference_by_hand").main()
-    printed = capsys.readouterr().out
-    gaps = [float(gap) for gap in re.findall(r"off by at most (\S+) nats", printed)]
-    assert len(gaps) == 2 and max(gaps) < 1e-4
-    to, back = re.search(r"exact KL per token: (\S+) to the other model, (\S+) from it", printed).groups()
-    assert 0 < float(to) < 1 and 0 < float(back) < 1
