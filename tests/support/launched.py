@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,17 +49,24 @@ def launch(
     config: Path = CONFIGS / "multi_cpu.yaml",
     n_processes: int = 2,
     limit_s: float = 180.0,
-    environment: Mapping[str, str] | None = None,
+    options: Sequence[str] = (),
 ) -> Launched:
-    """Run a program on several processes and wait for its end, at most `limit_s` seconds."""
+    """Run a program on several processes and wait for its end, at most `limit_s` seconds.
+
+    Args:
+        program: A file; the arguments follow.
+        *arguments: Of the program.
+        config: A file for accelerate.
+        n_processes: How many.
+        limit_s: After which the program has hung.
+        options: Further ones of `accelerate launch`.
+    """
     launcher = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(config)]
-    command = [*launcher, "--num_processes", str(n_processes), str(program), *arguments]
+    command = [*launcher, "--num_processes", str(n_processes), *options, str(program), *arguments]
     variables = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{SUPPORT}{os.pathsep}{_path()}"}
     started = time.monotonic()
     with tempfile.TemporaryFile("w+") as output:
-        process = subprocess.Popen(
-            command, stdout=output, stderr=subprocess.STDOUT, env=variables | dict(environment or {})
-        )
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=variables)
         code: int | None = None
         try:
             code = process.wait(limit_s)
