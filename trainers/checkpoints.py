@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -56,11 +57,16 @@ def check_checkpoint(checkpoint: str | Path, algorithm: str) -> None:
         )
 
 
-def resume_point(args: Any, algorithm: str) -> str | None:
+def resume_point(args: Any, algorithm: str, lora_r: int | None = None) -> str | None:
     """Return the checkpoint that `args.resume_from_checkpoint` means; "true" is the newest of the output folder.
 
+    Args:
+        args: The trainer's settings.
+        algorithm: One of `ALGORITHMS`.
+        lora_r: Rank of the adapter that is trained; None: whole weights are.
+
     Raises:
-        InvalidConfigError: If there is none, it was not written to its end, or it is another algorithm's.
+        InvalidConfigError: If there is none, it was not written to its end, or it is another algorithm's or adapter's.
     """
     given = args.resume_from_checkpoint
     if given is None or str(given).lower() in ("false", "no", ""):
@@ -86,6 +92,7 @@ def resume_point(args: Any, algorithm: str) -> str | None:
                 "takes the newest). To begin with a model's weights give it as --model_name_or_path."
             )
     check_checkpoint(checkpoint, algorithm)
+    _check_adapter(checkpoint, lora_r)
     return str(checkpoint)
 
 
@@ -93,13 +100,29 @@ def check_unused(output_dir: str | Path) -> None:
     """Refuse to begin a run in a folder with checkpoints of another, which would lie among its own.
 
     Raises:
-        InvalidConfigError: If there are any.
+        InvalidConfigError: If there are any, or it is no folder.
     """
+    if Path(output_dir).is_file():
+        raise InvalidConfigError(f"output_dir {output_dir} is a file: give a folder, which need not exist.")
     there = find_checkpoints(output_dir)
     if there:
         raise InvalidConfigError(
             f"output_dir {output_dir} holds a run already ({', '.join(place.name for place in there)}): go on with it "
             "(--resume_from_checkpoint true), or give another folder."
+        )
+
+
+def _check_adapter(checkpoint: Path, lora_r: int | None) -> None:
+    """Check that a checkpoint has an adapter where one is trained, and of the same rank."""
+    path = checkpoint / "adapter_config.json"
+    if path.is_file() != (lora_r is not None):
+        there, here = ("an adapter", "give") if path.is_file() else ("whole weights", "leave out")
+        raise InvalidConfigError(f"resume_from_checkpoint: {checkpoint} has {there}: {here} --use_peft.")
+    rank = json.loads(path.read_text(encoding="utf-8")).get("r") if path.is_file() else None
+    if rank is not None and rank != lora_r:
+        raise InvalidConfigError(
+            f"resume_from_checkpoint: the adapter in {checkpoint} has rank {rank}, this run's {lora_r}: set --lora_r "
+            f"{rank}."
         )
 
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 import difflib
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-from llm_envs.errors import InvalidConfigError, LLMEnvsError, MissingExtraError
+from llm_envs.errors import InvalidConfigError, LLMEnvsError, MissingExtraError, ModelError
 
 try:
     import yaml  # type: ignore[import-untyped]
@@ -25,6 +26,7 @@ __all__ = [
     "ENVIRONMENT",
     "Parser",
     "check_model",
+    "loading",
     "make",
     "model_arguments",
     "nearest",
@@ -116,8 +118,13 @@ def read_environment(text: str | None) -> Any:
         raise InvalidConfigError(f"--env {text!r} is no JSON ({error}).") from error
 
 
-def check_model(name: str | None, option: str = "--model_name_or_path") -> str:
+def check_model(name: str | None, option: str = "--model_name_or_path", marks: Sequence[str] = ("config.json",)) -> str:
     """Return the name, unless it is missing or a path to no model.
+
+    Args:
+        name: A folder, or a name on a hub.
+        option: What gave it.
+        marks: Files of which a folder with a model has one.
 
     Raises:
         InvalidConfigError: If it is.
@@ -125,16 +132,45 @@ def check_model(name: str | None, option: str = "--model_name_or_path") -> str:
     if name is None:
         raise InvalidConfigError(f"{option} is missing: a folder that save_pretrained wrote, or a name on a hub.")
     folder = Path(name)
-    if folder.is_dir():
-        if not any((folder / file).is_file() for file in ("config.json", "adapter_config.json", "critic.json")):
-            inside = sorted(path.parent.name for path in folder.glob("*/*config.json"))
-            hint = f" (but {', '.join(inside)} in it does)" if inside else ""
-            raise InvalidConfigError(f"{option} {name}: the folder holds no model, it has no config.json{hint}.")
-    elif folder.exists() or folder.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
+    if folder.is_dir() and not any((folder / mark).is_file() for mark in marks):
+        if (folder / "adapter_config.json").is_file():
+            raise InvalidConfigError(
+                f"{option} {name}: the folder holds an adapter and no model. Merge it into the weights that it was "
+                "trained on first: AutoPeftModelForCausalLM.from_pretrained(folder).merge_and_unload() of peft."
+            )
+        inside = sorted({path.parent.name for path in folder.glob("*/config.json")})
+        hint = f"; there is one in {', '.join(inside)} below it" if inside else ""
+        raise InvalidConfigError(f"{option} {name}: the folder holds no model, it has no config.json{hint}.")
+    if not folder.is_dir() and (folder.exists() or _is_path(name)):
         raise InvalidConfigError(
             f"{option} {name}: there is no such folder. It takes one that save_pretrained wrote, or a name on a hub."
         )
     return name
+
+
+@contextmanager
+def loading(**given: str | None) -> Iterator[None]:
+    """Say which names were asked for, where a model could not be loaded in the block.
+
+    Args:
+        **given: Option -> folder or name on a hub; None: not given.
+
+    Raises:
+        ModelError: In place of an OSError.
+    """
+    try:
+        yield
+    except LLMEnvsError:
+        raise
+    except OSError as error:
+        names = ", ".join(f"--{option} {name}" for option, name in given.items() if name is not None)
+        first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ModelError(f"{names}: {first_line} Each is a folder that is there, or a name on a hub.") from error
+
+
+def _is_path(name: str) -> bool:
+    """Say whether a name can be none on a hub (`name`, or `owner/name`)."""
+    return Path(name).is_absolute() or name.startswith((".", "~")) or name.count("/") > 1
 
 
 def model_arguments(model: ModelConfig, args: Any) -> dict[str, Any]:
@@ -199,16 +235,7 @@ def make(kind: type, values: Mapping[str, Any]) -> Any:
     except LLMEnvsError:
         raise
     except (ValueError, TypeError, ImportError) as error:
-        raise InvalidConfigError(f"{' '.join(str(error).split())}{_advice(values)}") from error
-
-
-def _advice(values: Mapping[str, Any]) -> str:
-    """Return what to do about a complaint of the settings' own that leaves it open."""
-    import torch
-
-    if (values.get("bf16") or values.get("tf32")) and not torch.accelerator.is_available():
-        return " There is no accelerator here: leave --bf16 and --tf32 out (--dtype bfloat16 has the weights in bf16)."
-    return ""
+        raise InvalidConfigError(f"{' '.join(str(error).split())}") from error
 
 
 def nearest(option: str, known: set[str]) -> str:

@@ -26,7 +26,14 @@ except ImportError as error:
 
 from llm_envs.rollout.filters import create_spread_filter
 from llm_envs.trainers.checkpoints import check_unused, resume_point
-from llm_envs.trainers.command_line import ENVIRONMENT, check_model, model_arguments, parse, read_environment
+from llm_envs.trainers.command_line import (
+    ENVIRONMENT,
+    check_model,
+    loading,
+    model_arguments,
+    parse,
+    read_environment,
+)
 from llm_envs.trainers.dpo import EnvDPOConfig, EnvDPOTrainer
 from llm_envs.trainers.dry_run import describe_training
 from llm_envs.trainers.grpo import EnvGRPOConfig, EnvGRPOTrainer
@@ -49,6 +56,8 @@ __all__ = [
     "sft_rl",
 ]
 
+CRITIC_CARD = "critic.json"
+"""In the folder of a critic that a run saved; a value head has no config.json."""
 _DRY_RUN: dict[str, Any] = {
     "help": "Say what would be done (geometry, budgets, what is trained of an episode) and do not train."
 }
@@ -127,19 +136,23 @@ def grpo(arguments: Sequence[str]) -> int:
     kinds = (GRPOArguments, EnvGRPOConfig, ModelConfig)
     chosen, args, model = parse("grpo", kinds, arguments, defaults=by_recipe)
     name = check_model(model.model_name_or_path)
-    checkpoint = _begin(args, "GRPO", chosen)
+    checkpoint = _begin(args, "GRPO", chosen, model)
     env = read_environment(chosen.environment)
-    return _run(EnvGRPOTrainer(name, env, args, **model_arguments(model, args), **hooks), checkpoint, chosen)
+    with loading(model_name_or_path=name):
+        trainer = EnvGRPOTrainer(name, env, args, **model_arguments(model, args), **hooks)
+    return _run(trainer, checkpoint, chosen)
 
 
 def ppo(arguments: Sequence[str]) -> int:
     """Train by PPO; return the exit code. `--help` lists every setting."""
     chosen, args, model = parse("ppo", (PPOArguments, EnvPPOConfig, ModelConfig), arguments)
     name = check_model(model.model_name_or_path)
-    critic = chosen.critic and check_model(chosen.critic, "--critic")
-    checkpoint = _begin(args, "PPO", chosen)
+    critic = chosen.critic and check_model(chosen.critic, "--critic", marks=("config.json", CRITIC_CARD))
+    checkpoint = _begin(args, "PPO", chosen, model)
     env = read_environment(chosen.environment)
-    return _run(EnvPPOTrainer(name, env, args, critic=critic, **model_arguments(model, args)), checkpoint, chosen)
+    with loading(model_name_or_path=name, critic=critic):
+        trainer = EnvPPOTrainer(name, env, args, critic=critic, **model_arguments(model, args))
+    return _run(trainer, checkpoint, chosen)
 
 
 def dpo(arguments: Sequence[str]) -> int:
@@ -149,7 +162,7 @@ def dpo(arguments: Sequence[str]) -> int:
     if chosen.environment is not None and chosen.eval_source is not None:
         raise InvalidConfigError("--eval_source goes with --source: with --env the test split is what is evaluated.")
     name = check_model(model.model_name_or_path)
-    checkpoint = _begin(args, "DPO", chosen)
+    checkpoint = _begin(args, "DPO", chosen, model)
     if chosen.dry_run:
         args.precompute_ref_log_probs = False  # it would be kept on disk
     env, further = read_environment(chosen.environment), model_arguments(model, args)
@@ -157,7 +170,9 @@ def dpo(arguments: Sequence[str]) -> int:
         further |= {"source": chosen.source, "eval_source": chosen.eval_source}
     else:
         further["group_filter"] = create_spread_filter()  # a group of equal rewards has no pair: play another
-    return _run(EnvDPOTrainer(name, env, args, **further), checkpoint, chosen)
+    with loading(model_name_or_path=name):
+        trainer = EnvDPOTrainer(name, env, args, **further)
+    return _run(trainer, checkpoint, chosen)
 
 
 def sft(arguments: Sequence[str]) -> int:
@@ -165,9 +180,11 @@ def sft(arguments: Sequence[str]) -> int:
     chosen, args, model = parse("sft", (SFTArguments, EnvSFTConfig, ModelConfig), arguments)
     _check_one(chosen, "is played by its oracle")
     name = check_model(model.model_name_or_path)
-    checkpoint = _begin(args, "SFT", chosen)
+    checkpoint = _begin(args, "SFT", chosen, model)
     env, further = read_environment(chosen.environment), model_arguments(model, args)
-    return _run(EnvSFTTrainer(name, env, args, source=chosen.source, **further), checkpoint, chosen)
+    with loading(model_name_or_path=name):
+        trainer = EnvSFTTrainer(name, env, args, source=chosen.source, **further)
+    return _run(trainer, checkpoint, chosen)
 
 
 TRAININGS: dict[str, Callable[[Sequence[str]], int]] = {
@@ -189,9 +206,9 @@ def _check_one(chosen: Any, environment_is: str) -> None:
         )
 
 
-def _begin(args: Any, algorithm: str, chosen: Any) -> str | None:
+def _begin(args: Any, algorithm: str, chosen: Any, model: ModelConfig) -> str | None:
     """Return the checkpoint to go on from, before anything is loaded; None: the run is a new one."""
-    checkpoint = resume_point(args, algorithm)
+    checkpoint = resume_point(args, algorithm, model.lora_r if model.use_peft else None)
     if checkpoint is None and not chosen.dry_run:
         check_unused(args.output_dir)
     return checkpoint
@@ -210,7 +227,8 @@ def _run(trainer: Any, checkpoint: str | None, chosen: Any) -> int:
     except LLMEnvsError:
         raise
     except Exception:
-        traceback.print_exc()  # what is no mistake of the command line is worth its place, after hours of training
+        if trainer.state.global_step:
+            traceback.print_exc()  # after hours of training where it happened is worth more lines than one
         raise
     finally:
         if hasattr(trainer, "close"):

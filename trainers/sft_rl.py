@@ -184,7 +184,7 @@ def train(settings: SFTRLSettings) -> Path:
 def train_sft(settings: SFTRLSettings) -> Path:
     """Train on what the oracle plays or on a saved data set; return the folder of the model."""
     args = settings.sft_config
-    checkpoint = resume_point(args, "SFT")
+    checkpoint = resume_point(args, "SFT", _rank(settings))
     trainer = _sft_trainer(settings, args)
     trainer.train(resume_from_checkpoint=checkpoint)
     trainer.save_model()
@@ -194,7 +194,7 @@ def train_sft(settings: SFTRLSettings) -> Path:
 def train_rl(settings: SFTRLSettings) -> Path:
     """Train by GRPO, from the newest checkpoint of an earlier `train_sft` if there is one; return the folder."""
     args = settings.rl_config
-    checkpoint = resume_point(args, "GRPO")
+    checkpoint = resume_point(args, "GRPO", _rank(settings))
     trainer = _rl_trainer(settings, args)
     try:
         trainer.train(resume_from_checkpoint=checkpoint)
@@ -222,6 +222,12 @@ def describe(settings: SFTRLSettings, *, colour: bool = False) -> str:
         finally:
             player.close()
     return "\n\n".join(parts)
+
+
+def _rank(settings: SFTRLSettings) -> int | None:
+    """Return the rank of the adapters that are trained; None: whole weights are."""
+    model = settings.model_config
+    return model.lora_r if model.use_peft else None
 
 
 def _sft_trainer(settings: SFTRLSettings, args: EnvSFTConfig) -> EnvSFTTrainer:
