@@ -14,6 +14,7 @@ __all__ = [
     "COLUMNS",
     "DIRECTIONS",
     "GameEnv",
+    "cell_name",
     "draw_board",
     "in_words",
     "read_cell",
@@ -138,13 +139,22 @@ def read_cell(text: str, n_rows: int, n_columns: int) -> tuple[int, int]:
     )
 
 
-def draw_board(rows: Sequence[Sequence[str]], *, with_names: bool = False) -> str:
-    """Return a board as text, a space between cells; with names, columns are A, B, ... and rows 1, 2, ..."""
-    if not with_names:
-        return "\n".join([" ".join(row) for row in rows])
-    width = len(str(len(rows)))
-    head = " " * width + " " + " ".join(COLUMNS[: len(rows[0])])
-    return "\n".join([head, *[f"{number:>{width}} {' '.join(row)}" for number, row in enumerate(rows, 1)]])
+def draw_board(rows: Sequence[Sequence[str]], *, top: int = 0, left: int = 0) -> str:
+    """Return a board as text: a space between cells, above it the columns' letters, before each row its number.
+
+    Args:
+        rows: What to show.
+        top: Index of the first row shown, 0 for the whole board.
+        left: Likewise, of the first column.
+    """
+    width = len(str(top + len(rows)))
+    head = " " * width + " " + " ".join(COLUMNS[left : left + len(rows[0])])
+    return "\n".join([head, *[f"{number:>{width}} {' '.join(row)}" for number, row in enumerate(rows, top + 1)]])
+
+
+def cell_name(row: int, column: int) -> str:
+    """Return the name of a cell, both counted from 0: (3, 2) is "C4"."""
+    return f"{COLUMNS[column]}{row + 1}"
 
 
 def in_words(count: int, noun: str, plural: str | None = None) -> str:

@@ -1,0 +1,550 @@
+"""Maze, Tower of Hanoi, Sokoban and Minesweeper: hand-worked games, solvers against brute force, random players."""
+
+import random
+from collections import deque
+from itertools import combinations, product
+
+import gymnasium as gym
+import pytest
+
+from llm_envs.errors import InvalidConfigError
+from llm_envs.parsers import format_answer
+from llm_envs.tasks.games.game import DIRECTIONS, cell_name
+from llm_envs.tasks.games.maze import _distances as maze_distances
+from llm_envs.tasks.games.minesweeper_solver import Field, safe_cells
+from llm_envs.tasks.games.sokoban import _read as read_warehouse
+from llm_envs.tasks.games.tower_of_hanoi import _distances as hanoi_distances
+from llm_envs.tasks.games.tower_of_hanoi import _moves as hanoi_moves
+
+LEVELS = ["easy", "medium", "hard"]
+
+
+def play(id, problem, *answers, **kwargs):
+    """Play a problem; return (observation, reward, terminated, truncated) of each step."""
+    env = gym.make(id, **kwargs)
+    env.reset(seed=0, options={"problem": problem})
+    return [env.step(format_answer(answer))[:4] for answer in answers]
+
+
+def make(id, level=None, **kwargs):
+    return gym.make(id, difficulty=level, **kwargs).unwrapped
+
+
+def share_of_wins(env, choose, n):
+    """Return how often the player wins that answers `choose(env, rng)`."""
+    rng, wins = random.Random(0), 0
+    for seed in range(n):
+        env.reset(seed=seed)
+        over = False
+        while not over:
+            _, _, terminated, truncated, info = env.step(format_answer(choose(env, rng)))
+            over = terminated or truncated
+        wins += info["is_success"]
+    return wins / n
+
+
+def is_at_most(rate, declared, n):
+    return rate <= declared + 3 * (declared * (1 - declared) / n) ** 0.5
+
+
+# Maze.
+
+#   A B C D E
+# 1 # # # # #
+# 2 # S . . #
+# 3 # . # . #
+# 4 # # # G #
+# 5 # # # # #
+MAZE = {"rows": ["#####", "#S..#", "#.#.#", "###G#", "#####"], "moves": 6}
+MAZE_RULES = (
+    "Walk through the maze to the goal. # is a wall, . is floor, @ is you, G is the goal. Moves are up, down, left "
+    "and right, by one cell; up is towards row 1, left towards column A. A reply can have several moves, separated by "
+    "spaces; it is played until one leads into a wall."
+)
+
+
+def test_maze():
+    env = gym.make("llm/Maze-v0")
+    observation, _ = env.reset(options={"problem": MAZE})
+    assert observation == (
+        f"{MAZE_RULES}\n  A B C D E\n1 # # # # #\n2 # @ . . #\n3 # . # . #\n4 # # # G #\n5 # # # # #\n"
+        "You are at B2, the goal is at D4. You have 6 moves left.\nYou have 20 replies."
+    )
+    observation, reward, terminated, truncated, _ = env.step("<answer>Right, r</answer>")
+    assert observation == (
+        "  A B C D E\n1 # # # # #\n2 # . . @ #\n3 # . # . #\n4 # # # G #\n5 # # # # #\n"
+        "You are at D2, the goal is at D4. You have 4 moves left.\n19 replies left."
+    )
+    assert (reward, terminated, truncated) == (0.0, False, False)
+    assert env.step("<answer>down down down</answer>")[:3] == ("You have reached the goal.", 1.0, True)
+
+
+def test_a_move_into_a_wall_ends_the_reply_and_costs_no_move():
+    ((observation, reward, terminated, _),) = play("llm/Maze-v0", MAZE, "right up right")
+    assert observation.startswith("Error: up of C2 is a wall.\n")
+    assert "You are at C2, the goal is at D4. You have 5 moves left." in observation
+    assert (reward, terminated) == (pytest.approx(-0.1), False)
+
+
+@pytest.mark.parametrize(
+    ("answer", "complaint"),
+    [
+        ("north", "'north' is no move; moves are up, down, left, right"),
+        ("right right down down left left up", "the answer has 7 moves; at most 6 are allowed now"),
+        ("right (1)", "'(1)' is no move"),
+        (",", "the answer has no move"),
+    ],
+)
+def test_what_is_no_move_is_refused(answer, complaint):
+    ((observation, reward, terminated, _),) = play("llm/Maze-v0", MAZE, answer)
+    assert complaint in observation
+    assert (reward, terminated) == (pytest.approx(-0.1), False)
+
+
+def test_walking_to_and_fro_earns_nothing_and_loses():
+    outcomes = play("llm/Maze-v0", MAZE, "right", "left", "right", "left", "right left")
+    assert outcomes[-1] == ("You have no moves left.", 0.0, True, False)
+    assert sum(outcome[1] for outcome in outcomes) == 0.0
+
+
+def test_only_the_cells_nearby_are_seen_at_the_hard_level():
+    rows = ["#######", "#S....#", "#.###.#", "#.#...#", "#.###.#", "#....G#", "#######"]
+    env = gym.make("llm/Maze-v0", difficulty="hard")
+    observation, _ = env.reset(options={"problem": {"rows": rows, "moves": 20}})
+    assert observation == (
+        f"{MAZE_RULES} You see only the cells at most 2 rows and 2 columns away from you.\n"
+        "  A B C D\n1 # # # #\n2 # @ . .\n3 # . # #\n4 # . # .\n"
+        "You are at B2, the goal is at F6. You have 20 moves left.\nYou have 50 replies."
+    )
+    observation, *_ = env.step("<answer>right right right right down down</answer>")
+    assert "  D E F G\n2 . . . #\n3 # # . #\n4 . . @ #\n5 # # . #\n6 . . G #\nYou are at F4" in observation
+
+
+def test_the_oracle_of_the_hard_maze_does_not_look_beyond_what_it_saw():
+    # Two corridors lead from the start; the one that looks shorter is closed behind what is seen.
+    rows = ["#########", "#S......#", "#.#######", "#.......#", "#######.#", "#.......#"]
+    rows += ["#.#######", "#......G#", "#########"]
+    env = make("llm/Maze-v0", "hard")
+    env.reset(options={"problem": {"rows": rows, "moves": 60}})
+    answers = []
+    while env._at != env._goal:
+        answers.append(env.oracle())
+        env.step(answers[-1])
+    assert answers[0] == "<answer>right right</answer>"  # into the corridor whose end is hidden
+    assert len(answers) > 3
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_mazes_are_what_the_level_says(level):
+    env = make("llm/Maze-v0", level)
+    for seed in range(20):
+        env.reset(seed=seed)
+        rows, start, goal = env.problem["rows"], env._at, env._goal
+        distances = maze_distances(rows, start)
+        floor = sum(len(row) - row.count("#") for row in rows)
+        assert len(distances) == floor  # every cell of the floor can be reached
+        assert distances[goal] <= env.problem["moves"]
+        assert len(rows) == len(rows[0]) == {"easy": 11, "medium": 17, "hard": 15}[level]
+        env.check_problem(env.problem)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_walking_at_random_wins_the_maze_at_most_at_the_chance_rate(level):
+    back = {"up": "down", "down": "up", "left": "right", "right": "left"}
+
+    def choose(env, rng):
+        """Walk on at random until the last move, never into a wall, nor back if there is another way."""
+        (row, column), names = env._at, []
+        for _ in range(env._moves_left):
+            ways = [name for name, (down, right) in DIRECTIONS.items() if env._rows[row + down][column + right] != "#"]
+            if names and len(ways) > 1:
+                ways.remove(back[names[-1]])
+            names.append(rng.choice(ways))
+            row, column = row + DIRECTIONS[names[-1]][0], column + DIRECTIONS[names[-1]][1]
+        return " ".join(names)
+
+    env = make("llm/Maze-v0", level)
+    assert is_at_most(share_of_wins(env, choose, 60), env.chance_rate, 60)
+
+
+@pytest.mark.parametrize(
+    ("problem", "complaint"),
+    [
+        ({"rows": ["#####", "#S.G#", "#####"], "moves": 1}, "cannot be reached in so many moves"),
+        ({"rows": ["#####", "#S#G#", "#####"], "moves": 9}, "cannot be reached"),
+        ({"rows": ["#####", "#S.G.", "#####"], "moves": 9}, "walls must stand all around"),
+        ({"rows": ["#####", "#S..#", "#####"], "moves": 9}, 'one "S" and one "G"'),
+        ({"rows": ["####", "#SG#"], "moves": 9}, "3 to 26 texts"),
+        ({"rows": ["#####", "#SG#", "#####"], "moves": 9}, "of one length"),
+    ],
+)
+def test_maze_refuses_what_cannot_be_played(problem, complaint):
+    with pytest.raises(InvalidConfigError, match=complaint):
+        make("llm/Maze-v0").reset(options={"problem": problem})
+
+
+# Tower of Hanoi.
+
+
+def test_tower_of_hanoi():
+    env = gym.make("llm/TowerOfHanoi-v0")
+    observation, _ = env.reset(options={"problem": {"start": "AAB", "goal": "CCC", "moves": 6}})
+    assert observation.endswith(
+        "Now, from the bottom to the top:\nA: 2 1\nB: 3\nC: -\nWanted, from the bottom to the top:\nA: -\nB: -\nC: 3 "
+        "2 1\nYou have 6 moves and 10 replies."
+    )
+    observation, reward, terminated, _, _ = env.step("<answer>B>C, A to B</answer>")
+    assert (observation, reward, terminated) == (
+        "A: 2\nB: 1\nC: 3\nYou have 4 moves left.\n9 replies left.",
+        0.0,
+        False,
+    )
+    assert env.step("<answer>ac BC AB</answer>")[:3] == ("The disks are where they are wanted.", 1.0, True)
+
+
+@pytest.mark.parametrize(
+    ("answer", "observation"),
+    [
+        ("AB AB", "Error: AB is against the rules.\nA: 3 2\nB: 1\nC: -\nYou have 6 moves left.\n9 replies left."),
+        ("BA", "Error: BA is against the rules.\nA: 3 2 1\nB: -\nC: -\nYou have 7 moves left.\n9 replies left."),
+        ("AA", "Error: AA is against the rules.\nA: 3 2 1\nB: -\nC: -\nYou have 7 moves left.\n9 replies left."),
+        ("AD", "Error: 'AD' is no move; a move is two pegs, such as \"AC\". 9 replies left."),
+        ("A", "Error: 'A' is no move; a move is two pegs, such as \"AC\". 9 replies left."),
+        ("AB BA " * 4, "Error: the answer has 8 moves; 1 to 7 are allowed now. 9 replies left."),
+    ],
+)
+def test_what_is_against_the_rules_of_hanoi(answer, observation):
+    outcome = play("llm/TowerOfHanoi-v0", {"start": "AAA", "goal": "CCC", "moves": 7}, answer)
+    assert outcome == [(observation, pytest.approx(-0.1), False, False)]
+
+
+def test_moving_a_disk_to_and_fro_loses():
+    outcomes = play("llm/TowerOfHanoi-v0", {"start": "AAA", "goal": "CCC", "moves": 7}, "AB BA AB BA", "AB BA AB")
+    assert outcomes[-1] == ("You have no moves left.", 0.0, True, False)
+
+
+def test_distances_of_hanoi():
+    # The classical puzzle takes 2**n - 1 moves; a lone disk on the wrong peg takes one.
+    assert [hanoi_distances("C" * n)["A" * n] for n in range(1, 6)] == [1, 3, 7, 15, 31]
+    assert hanoi_distances("CCC")["ACC"] == 1
+    assert len(hanoi_distances("CCCC")) == 81
+    assert dict(hanoi_moves("ABC")) == {"BBC": "AB", "CBC": "AC", "ACC": "BC"}
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_the_number_of_problems_of_hanoi_is_right(level):
+    env = make("llm/TowerOfHanoi-v0", level)
+    n_disks, least = env.settings["disks"], env.settings["least"]
+    goals = [peg * n_disks for peg in "ABC"]
+    if level == "hard":
+        goals = ["".join(goal) for goal in product("ABC", repeat=n_disks)]
+    assert env.n_problems == sum(d >= least for goal in goals for d in hanoi_distances(goal).values())
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_moving_at_random_wins_hanoi_at_most_at_the_chance_rate(level):
+    def choose(env, rng):
+        """Move at random within the rules, never the same disk twice in a row, until the last move."""
+        at, moved, names = env._at, -1, []
+        for _ in range(env._moves_left):
+            choices = [(reached, name) for reached, name in hanoi_moves(at) if at.find(name[0]) != moved]
+            reached, name = rng.choice(choices or list(hanoi_moves(at)))
+            moved, at = at.find(name[0]), reached
+            names.append(name)
+        return " ".join(names)
+
+    env = make("llm/TowerOfHanoi-v0", level)
+    assert is_at_most(share_of_wins(env, choose, 200), env.chance_rate, 200)
+
+
+@pytest.mark.parametrize(
+    ("problem", "complaint"),
+    [
+        ({"start": "AAA", "goal": "CCC", "moves": 6}, "within so many moves"),
+        ({"start": "AAA", "goal": "AAA", "moves": 6}, "another order than its start"),
+        ({"start": "AAD", "goal": "CCC", "moves": 9}, "pegs A, B, C"),
+        ({"start": "AAA", "goal": "CC", "moves": 9}, "as many in both"),
+    ],
+)
+def test_hanoi_refuses_what_cannot_be_played(problem, complaint):
+    with pytest.raises(InvalidConfigError, match=complaint):
+        make("llm/TowerOfHanoi-v0").reset(options={"problem": problem})
+
+
+# Sokoban.
+
+#   A B C D E F
+# 1 # # # # # #
+# 2 # P _ _ _ #
+# 3 # _ B _ T #
+# 4 # _ _ _ _ #
+# 5 # # # # # #
+ROOM = {"rows": ["######", "#P___#", "#_B_T#", "#____#", "######"], "moves": 9}
+
+
+def test_sokoban():
+    env = gym.make("llm/Sokoban-v0")
+    observation, _ = env.reset(options={"problem": ROOM})
+    assert observation.endswith(
+        "  A B C D E F\n1 # # # # # #\n2 # P _ _ _ #\n3 # _ B _ T #\n4 # _ _ _ _ #\n5 # # # # # #\n"
+        "You are at B2. You have 9 moves left.\nYou have 15 replies."
+    )
+    observation, reward, terminated, _, _ = env.step("<answer>down right</answer>")
+    assert observation == (
+        "  A B C D E F\n1 # # # # # #\n2 # _ _ _ _ #\n3 # _ P B T #\n4 # _ _ _ _ #\n5 # # # # # #\n"
+        "You are at C3. You have 7 moves left.\n14 replies left."
+    )
+    assert (reward, terminated) == (0.0, False)
+    observation, reward, terminated, _, _ = env.step("<answer>right</answer>")
+    assert "3 # _ _ P X #" in observation
+    assert (reward, terminated) == (1.0, True)
+
+
+def test_what_sokoban_does_not_let_one_do():
+    outcomes = play("llm/Sokoban-v0", ROOM, "up", "right down down left", "restart", "pull")
+    assert [outcome[0].split("\n")[0] for outcome in outcomes] == [
+        "Error: up is not possible.",
+        "Error: down is not possible.",  # the box stands at the wall below
+        "  A B C D E F",
+        "Error: 'pull' is no move; moves are up, down, left, right. 11 replies left.",
+    ]
+    assert [outcome[1] for outcome in outcomes] == [pytest.approx(-0.1), pytest.approx(-0.1), 0.0, pytest.approx(-0.1)]
+    assert "You are at B2. You have 7 moves left." in outcomes[2][0]  # everything is back, but for the moves
+
+
+def test_two_boxes_in_a_row_cannot_be_pushed():
+    problem = {"rows": ["#######", "#P____#", "#_BB_T#", "#____T#", "#_____#", "#######"], "moves": 40}
+    ((observation, *_),) = play("llm/Sokoban-v0", problem, "down right")
+    assert observation.startswith("Error: right is not possible.")
+
+
+def test_the_agent_on_a_target_is_shown():
+    problem = {"rows": ["#####", "#QB_#", "#___#", "#####"], "moves": 9}
+    ((observation, *_),) = play("llm/Sokoban-v0", problem, "down")
+    assert "2 # T B _ #" in observation
+
+
+def test_the_oracle_of_sokoban_starts_again_where_nothing_helps():
+    env = make("llm/Sokoban-v0")
+    env.reset(options={"problem": ROOM | {"moves": 20}})
+    env.step("<answer>right down</answer>")  # the box is at the lower wall, the target in the row above
+    assert env.oracle() == "<answer>restart</answer>"
+    env.step(env.oracle())
+    while not (outcome := env.step(env.oracle()))[2]:
+        pass
+    assert outcome[1] == 1.0
+
+
+def test_ways_of_sokoban_have_the_fewest_pushes():
+    for level, n in (("easy", 15), ("medium", 3)):
+        env = make("llm/Sokoban-v0", level)
+        for seed in range(n):
+            env.reset(seed=seed)
+            warehouse, state = env._warehouse, (env._player, env._boxes)
+            pushes = 0
+            for name in warehouse.solve(*state):
+                after = warehouse.after(*state, name)
+                pushes += after[1] != state[1]
+                state = after
+            assert state[1] == warehouse.targets
+            assert pushes == fewest_pushes(warehouse, (env._player, env._boxes))
+
+
+def fewest_pushes(warehouse, start):
+    """Search over single moves, without anything that the solver leaves out."""
+    pushes, queue = {start: 0}, deque([start])
+    while queue:
+        state = queue.popleft()
+        if state[1] == warehouse.targets:
+            return pushes[state]
+        for name in DIRECTIONS:
+            after = warehouse.after(*state, name)
+            if after is not None:
+                n_pushes = pushes[state] + (after[1] != state[1])
+                if n_pushes < pushes.get(after, 1_000):
+                    pushes[after] = n_pushes
+                    (queue.append if after[1] != state[1] else queue.appendleft)(after)
+    return None
+
+
+def test_rooms_that_cannot_be_solved_have_no_way():
+    for rows in (
+        ["#####", "#B_P#", "#__T#", "#####"],  # in a corner
+        ["######", "#_B__#", "#__PT#", "######"],  # at a wall without a target
+        ["#####", "#P#T#", "#_#B#", "#_#_#", "#####"],  # out of reach
+    ):
+        warehouse, player, boxes = read_warehouse(rows)
+        assert warehouse.solve(player, boxes) is None
+        with pytest.raises(InvalidConfigError, match="cannot be solved"):
+            make("llm/Sokoban-v0").reset(options={"problem": {"rows": rows, "moves": 50}})
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_rooms_of_sokoban_are_what_the_level_says(level):
+    env = make("llm/Sokoban-v0", level)
+    for seed in range(10):
+        env.reset(seed=seed)
+        env.check_problem(env.problem)  # can be solved in time
+        text = "".join(env.problem["rows"])
+        assert text.count("B") + text.count("X") == {"easy": 1, "medium": 2, "hard": 3}[level]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_moving_at_random_wins_sokoban_at_most_at_the_chance_rate(level):
+    def choose(env, rng):
+        moves = [name for name in DIRECTIONS if env._warehouse.after(env._player, env._boxes, name)]
+        return rng.choice(moves) if moves else "restart"
+
+    n = {"easy": 150, "medium": 60, "hard": 30}[level]
+    env = make("llm/Sokoban-v0", level, max_turns=150)  # one move a reply
+    assert is_at_most(share_of_wins(env, choose, n), env.chance_rate, n)
+
+
+@pytest.mark.parametrize(
+    ("problem", "complaint"),
+    [
+        ({"rows": ["#####", "#PBT#", "#####"], "moves": 0}, "not in so many moves"),
+        ({"rows": ["#####", "#PB_#", "#####"], "moves": 5}, "as many targets"),
+        ({"rows": ["#####", "#PX_#", "#####"], "moves": 5}, "not all on targets"),
+        ({"rows": ["#####", "#_BT#", "#####"], "moves": 5}, "with one P or Q"),
+        ({"rows": ["#####", "#PBT_", "#####"], "moves": 5}, "walls must stand all around"),
+    ],
+)
+def test_sokoban_refuses_what_cannot_be_played(problem, complaint):
+    with pytest.raises(InvalidConfigError, match=complaint):
+        make("llm/Sokoban-v0").reset(options={"problem": problem})
+
+
+# Minesweeper.
+
+# The field, its numbers, and what is open after A1:
+#   A B C D      A B C D      A B C D
+# 1 . . . .    1 0 0 1 1    1 0 0 1 ?
+# 2 . . . *    2 0 1 2 *    2 0 1 2 ?
+# 3 . . * .    3 0 1 * 2    3 0 1 ? ?
+FIELD = {"rows": ["....", "...*", "..*."], "first": "A1"}
+
+
+def test_minesweeper():
+    env = gym.make("llm/Minesweeper-v0")
+    observation, _ = env.reset(options={"problem": FIELD})
+    assert observation.endswith("You have 15 replies.\n  A B C D\n1 0 0 1 ?\n2 0 1 2 ?\n3 0 1 ? ?")
+    assert "2 cells of it have one." in observation
+    observation, reward, terminated, _, _ = env.step("<answer>D1</answer>")
+    assert observation == "  A B C D\n1 0 0 1 1\n2 0 1 2 ?\n3 0 1 ? ?\n14 replies left."
+    assert (reward, terminated) == (0.0, False)
+    observation, reward, terminated, _, _ = env.step("<answer>open d3</answer>")
+    assert observation == "  A B C D\n1 0 0 1 1\n2 0 1 2 ?\n3 0 1 ? 2\nAll cells without a mine are open."
+    assert (reward, terminated) == (1.0, True)
+
+
+def test_a_mine_loses_even_in_a_list_with_all_cells():
+    for answer in ("D2", "D1 C3 D3", "D1 D2 D3 C3"):
+        ((observation, reward, terminated, _),) = play("llm/Minesweeper-v0", FIELD, answer)
+        assert observation.endswith("has a mine. You lose.")
+        assert (reward, terminated) == (0.0, True)
+
+
+@pytest.mark.parametrize(
+    ("answer", "complaint"),
+    [
+        ("A1", "A1 is open already"),
+        ("D1 B2", "B2 is open already"),
+        ("E1", "'E1' is no cell of the board; cells are A1 to D3"),
+        ("D4", "'D4' is no cell"),
+        ("D0", "'D0' is no cell"),
+        ("4,1", "'4' is no cell"),
+        ("D1 " * 13, "the answer names no cell, or more than there are"),
+    ],
+)
+def test_what_cannot_be_opened_changes_nothing(answer, complaint):
+    outcomes = play("llm/Minesweeper-v0", FIELD, answer, "D1 D3")
+    assert complaint in outcomes[0][0]
+    assert outcomes[0][1:] == (pytest.approx(-0.1), False, False)
+    assert outcomes[1][1] == 1.0
+
+
+def bits(field, *names):
+    columns = len(field[0])
+    return sum(1 << (int(name[1:]) - 1) * columns + "ABCDEFGH".index(name[0]) for name in names)
+
+
+def test_the_rules_of_the_solver_by_hand():
+    # B2 = 1 touches only the closed C3 (a mine); so C1 = 1 and C2 = 2 leave: one of D1, D2; one of D1, D2, D3.
+    rows = FIELD["rows"]
+    field = Field(3, 4, bits(rows, "D2", "C3"))
+    opened = field.opened_with(0, 0)
+    assert opened == bits(rows, "A1", "B1", "C1", "A2", "B2", "C2", "A3", "B3")
+    assert safe_cells(field, opened) == bits(rows, "D3")  # by the difference of the two
+    assert field.numbers[4 * 2 + 3] == 2
+    assert field.is_solvable(opened | bits(rows, "D3")) == field.is_solvable(opened)
+
+
+def test_what_the_solver_calls_safe_is_safe_in_every_field_that_looks_the_same():
+    rng = random.Random(0)
+    compared = 0
+    for _ in range(150):
+        mines = sum(1 << cell for cell in rng.sample(range(12), 3))
+        field = Field(3, 4, mines)
+        opened = 0
+        for cell in rng.sample([cell for cell in range(12) if not mines >> cell & 1], 4):
+            opened = field.opened_with(cell, opened)
+        safe = safe_cells(field, opened)
+        for n_mines in range(8):
+            for cells in combinations([cell for cell in range(12) if not opened >> cell & 1], n_mines):
+                other = Field(3, 4, sum(1 << cell for cell in cells))
+                if all(other.numbers[cell] == field.numbers[cell] for cell in range(12) if opened >> cell & 1):
+                    assert other.mines & safe == 0
+                    compared += safe != 0
+    assert compared > 100
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_fields_are_opened_without_guessing(level):
+    env = make("llm/Minesweeper-v0", level)
+    for seed in range(15):
+        env.reset(seed=seed)
+        assert "".join(env.problem["rows"]).count("*") == env.settings["mines"]
+        assert (env._field.safe & ~env._opened).bit_count() >= env.settings["closed"]
+        while not (outcome := env.step(format_answer(cells_shown_safe(env))))[2]:
+            pass
+        assert outcome[1] == 1.0
+
+
+def cells_shown_safe(env):
+    safe = safe_cells(env._field, env._opened)
+    assert safe
+    return " ".join(cell_name(*divmod(cell, env._n_columns)) for cell in range(64) if safe >> cell & 1)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_opening_at_random_wins_minesweeper_at_most_at_the_chance_rate(level):
+    def choose(env, rng):
+        closed = [cell for cell in range(env._n_rows * env._n_columns) if not env._opened >> cell & 1]
+        return cell_name(*divmod(rng.choice(closed), env._n_columns))
+
+    env = make("llm/Minesweeper-v0", level)
+    assert is_at_most(share_of_wins(env, choose, 150), env.chance_rate, 150)
+
+
+def test_where_only_guessing_helps_the_oracle_knows():
+    env = make("llm/Minesweeper-v0")
+    env.reset(options={"problem": {"rows": ["..*.", "..*."], "first": "A1"}})  # D1 and D2 touch no open cell
+    assert env.oracle() == "<answer>D1</answer>"
+    env.step(env.oracle())
+    assert env.step(env.oracle())[1] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("problem", "complaint"),
+    [
+        ({"rows": ["..", ".*"], "first": "B2"}, "must have no mine"),
+        ({"rows": ["...", "..."], "first": "A1"}, "leave something to open"),
+        ({"rows": ["..", ".*"], "first": "C1"}, "no cell of the board"),
+        ({"rows": ["..", ".x"], "first": "A1"}, "1 to 26 of"),
+        ({"rows": ["..", "."], "first": "A1"}, "of one length"),
+    ],
+)
+def test_minesweeper_refuses_what_cannot_be_played(problem, complaint):
+    with pytest.raises(InvalidConfigError, match=complaint):
+        make("llm/Minesweeper-v0").reset(options={"problem": problem})
