@@ -94,7 +94,8 @@ _LAST_NAMES = (
 _TITLES = ("Budget review", "Call with the bank", "Contract check", "Design talk", "Doctor", "Fire drill", "Handover",
            "Interview", "Lunch with Sam", "Newsletter", "Office tour", "Payroll", "Phone slot", "Planning",
            "Press call", "Reading hour", "Report", "Retrospective", "Safety talk", "School run", "Site visit",
-           "Standup", "Taxes", "Training", "Travel booking", "Vendor call", "Wiki clean-up", "Workshop prep")  # fmt: skip
+           "Standup", "Taxes", "Training", "Travel booking", "Vendor call", "Wiki clean-up",
+           "Workshop prep")  # fmt: skip
 _SUBJECTS = ("Aurora launch", "Beta feedback", "Cost overview", "Delta migration", "Event in May", "Fair stand",
              "Grant proposal", "Hiring plan", "Intranet", "Journal article", "Key figures", "Logo options")  # fmt: skip
 _NEWS = ("Canteen", "Lift repairs", "New printers", "Parking", "Photo contest", "Welcome")

@@ -1,0 +1,333 @@
+"""`llm/CustomerService-v0`: serve a customer of a shop, within its policy."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from llm_envs.env import Difficulty, Outcome, ToolEnv
+from llm_envs.errors import InvalidActionError
+from llm_envs.parsers import ParsedReply, format_answer, format_tool_call
+from llm_envs.spaces import MAX_TEXT_LENGTH
+from llm_envs.tasks.tools.shop import POLICY, SIZES, Customer, allowed, apply, check_case, decisions, draw_case
+from llm_envs.toolset import Toolset, tool
+from llm_envs.types import ToolResult
+
+__all__ = ["CustomerServiceEnv"]
+
+_RETURNS = ("refund", "exchange")
+
+
+class Desk(Toolset):
+    """The shop's system. It does what it is told; whether the policy allows that is the agent's business."""
+
+    def reset(self, problem: Mapping[str, Any], rng: np.random.Generator) -> None:
+        """Open the day with the case's orders and stock."""
+        self.case: dict[str, Any] = {name: copy.deepcopy(problem[name]) for name in ("orders", "stock")}
+        self.tried: set[tuple[str, str]] = set()
+        """Numbers and addresses given to `verify`."""
+        self.log: list[tuple[str, dict[str, Any]]] = []
+        """What was changed or refused."""
+        self.looked_up: set[str] = set()
+        self.n_violations = 0
+
+    @tool
+    def verify(self, order: str, email: str) -> str:
+        """Check that an e-mail address belongs to an order.
+
+        Args:
+            order: The order's number.
+            email: The address.
+        """
+        number, address = order.strip(), email.strip().casefold()
+        if number not in self.case["orders"]:
+            raise InvalidActionError(f"there is no order {number[:20]!r}")
+        self.tried.add((number, address))
+        return "verified" if self._is_verified(number) else "not verified: the address does not belong to that order"
+
+    @tool
+    def look_up(self, order: str) -> str:
+        """Show an order: its state and items.
+
+        Args:
+            order: The order's number.
+        """
+        entry = self.case["orders"].get(order.strip())
+        if entry is None:
+            raise InvalidActionError(f"there is no order {order.strip()[:20]!r}")
+        self.looked_up.add(order.strip())
+        when = f" {entry['days']} days ago" if entry["status"] == "delivered" else ""
+        lines = [f"Order {order.strip()}: {entry['status']}{when}; to {entry['address']}"]
+        for name, thing in sorted(entry["items"].items()):
+            sale = ", final sale" if thing["final_sale"] else ""
+            lines.append(f"- {name}, size {thing['size']}, {thing['price']} EUR{sale}, {thing['state']}")
+        return "\n".join(lines)
+
+    @tool
+    def stock(self, product: str) -> str:
+        """Show how many of a product are in stock, by size.
+
+        Args:
+            product: Its name.
+        """
+        name = self._product(product)
+        self.looked_up.add(name)
+        counts = self.case["stock"][name]
+        return ", ".join(f"{size}: {counts[size]}" for size in SIZES if size in counts)
+
+    @tool
+    def refund(self, order: str, item: str) -> str:
+        """Give the money for an item back.
+
+        Args:
+            order: The order's number.
+            item: The product's name.
+        """
+        return self._change("refund", {"order": order.strip(), "item": self._product(item)})
+
+    @tool
+    def exchange(self, order: str, item: str, size: str) -> str:
+        """Exchange an item for another size.
+
+        Args:
+            order: The order's number.
+            item: The product's name.
+            size: The new size: S, M, L or XL.
+        """
+        wanted = size.strip().upper()
+        if wanted not in SIZES:
+            raise InvalidActionError(f"the size {size[:10]!r} is none of {', '.join(SIZES)}")
+        return self._change("exchange", {"order": order.strip(), "item": self._product(item), "size": wanted})
+
+    @tool
+    def cancel_order(self, order: str) -> str:
+        """Cancel an order.
+
+        Args:
+            order: The order's number.
+        """
+        return self._change("cancel", {"order": order.strip()})
+
+    @tool
+    def change_address(self, order: str, address: str) -> str:
+        """Change the address that an order is sent to.
+
+        Args:
+            order: The order's number.
+            address: The new address.
+        """
+        return self._change("address", {"order": order.strip(), "address": " ".join(address.split())})
+
+    @tool
+    def refuse(self, order: str, rule: int) -> str:
+        """Record that a request was refused.
+
+        Args:
+            order: The order's number.
+            rule: The number of the rule that forbids it; of several the lowest.
+        """
+        if order.strip() not in self.case["orders"] or not 1 <= rule <= 6:
+            raise InvalidActionError("a refusal needs the number of an order and a rule from 1 to 6")
+        self.log.append(("refuse", {"order": order.strip(), "rule": rule}))
+        return "recorded"
+
+    def _is_verified(self, order: str) -> bool:
+        return (order, self.case["orders"][order]["email"]) in self.tried
+
+    def _product(self, name: str) -> str:
+        for product in self.case["stock"]:
+            if product.casefold() == name.strip().casefold():
+                return str(product)
+        raise InvalidActionError(
+            f"there is no product {name[:40]!r}; there are {', '.join(sorted(self.case['stock']))}"
+        )
+
+    def _change(self, kind: str, arguments: dict[str, Any]) -> str:
+        """Change something; count it if the policy forbids it."""
+        order = arguments["order"]
+        entry = self.case["orders"].get(order)
+        is_forbidden = False
+        if entry is not None and (kind not in _RETURNS or arguments["item"] in entry["items"]):
+            rule = allowed(self.case, order, kind, arguments.get("item", ""), arguments.get("size", ""))
+            is_forbidden = bool(rule) or not self._is_verified(order)
+        apply(self.case, kind=kind, **arguments)
+        self.n_violations += is_forbidden
+        self.log.append(({"cancel": "cancel_order", "address": "change_address"}.get(kind, kind), arguments))
+        return "done"
+
+
+class CustomerServiceEnv(ToolEnv):
+    """Serve a customer of a shop: find out what they want, check what the policy says, and do that or refuse it.
+
+    ## Description
+    A customer (scripted) writes what they want: money back, another size, an order cancelled, another address. The
+    agent asks for what it needs to know, checks who they are, looks the order up, and does what the shop's policy
+    allows or records which rule forbids it. The system does whatever it is told; obeying the policy is up to the
+    agent. Some customers ask for exceptions, some are not who they say. What counts is the state at the end: orders,
+    stock, checks and refusals, compared exactly. Teaches to follow rules under pressure, and to ask before acting.
+
+    ## Observation
+    First the customer's message. Words to the customer are answered by the customer, calls by the system. After a
+    malformed reply a readable error.
+
+    ## Action
+    Plain text is said to the customer; calls of the tools go to the system; `<answer>done</answer>` ends the
+    conversation. The system prompt has the policy.
+
+    ## Reward
+    `correct` (weight 1): 1 for "done" if everything that was asked for was done or refused as the policy says,
+    nothing else was changed, and no rule was broken on the way. `violation` (weight -0.5): 1 for the first turn that
+    changes something which the policy forbids, or for somebody who was not verified. `malformed` (weight -0.1): 1 for
+    an empty or broken reply, a call that does not exist, or an answer other than "done".
+
+    ## Episode End
+    Terminates with "done". Truncated after `max_turns` replies.
+
+    ## Arguments
+    - `split`: "train" or "test".
+    - `difficulty`: "easy" (default): one refund or cancellation; "medium": also exchanges and addresses, and customers
+      who are not who they say; "hard": two requests, the second of which comes up when the customer is asked for
+      more, and exchanges that become refunds.
+    - `max_turns`: 14 by default.
+    - `reset(options={"problem": {"orders": ..., "stock": ..., "customer": ...}})`: a case as
+      `tasks/tools/shop.py` has it.
+
+    ## Version History
+    - v0: first version.
+    """
+
+    # Who verifies the customer, refuses those who are somebody else, and decides about the others by the kind of
+    # their request alone, as is most often right for it, is right in 33%, 41% and 39% (of 3,000 cases a level).
+    difficulties = {
+        "easy": Difficulty(
+            "one refund or cancellation",
+            chance_rate=0.35,
+            settings={"kinds": ("refund", "refund", "refund", "cancel"), "n_requests": 1, "impostors": 0.0},
+        ),
+        "medium": Difficulty(
+            "also exchanges and addresses; impostors",
+            chance_rate=0.45,
+            settings={
+                "kinds": ("refund", "exchange", "exchange", "exchange", "cancel", "address"),
+                "n_requests": 1,
+                "impostors": 0.1,
+            },
+        ),
+        "hard": Difficulty(
+            "two requests; exchanges that become refunds",
+            chance_rate=0.45,
+            settings={
+                "kinds": ("refund", "exchange", "exchange or refund", "exchange or refund", "address"),
+                "n_requests": 2,
+                "impostors": 0.1,
+            },
+        ),
+    }
+    default_difficulty = "easy"
+    default_max_turns = 14
+    problem_fields = {"orders": dict, "stock": dict, "customer": dict}
+    reward_weights = {"correct": 1.0, "violation": -0.5, "malformed": -0.1}
+    instructions = (
+        "You serve the customers of a shop. What you write as plain text is said to the customer; your tools work "
+        f"the shop's system. The policy:\n{POLICY}\n"
+        "Do what the customer wants where the policy allows it, and nothing else. Where it does not, change nothing "
+        "and record the refusal with `refuse`, once for each request, with the number of the rule that forbids it "
+        "(of several the lowest); make no exceptions. Check every customer with `verify`, also one whose request "
+        "will be refused. Ask the customer for what you need to know, and at the end whether there is anything else. "
+        "When all is settled, answer <answer>done</answer>."
+    )
+
+    def make_tools(self) -> Toolset:
+        """Return the shop's system."""
+        self.desk = Desk()
+        return self.desk
+
+    def generate(self) -> dict[str, Any]:
+        """Draw a case of the level."""
+        settings = self.settings
+        return draw_case(self.np_random, settings["kinds"], settings["n_requests"], settings["impostors"])
+
+    def check_problem(self, problem: Mapping[str, Any]) -> None:
+        """Refuse a case that does not hang together."""
+        try:
+            check_case(problem)
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+            if isinstance(error, InvalidActionError):
+                raise
+            raise InvalidActionError(f"its orders, stock or customer are wrong: {error!r}") from error
+
+    def begin(self) -> None:
+        """Send the customer in, and work out what should be done."""
+        self.customer = Customer(self.problem["customer"])
+        self._calls = decisions(self.problem)
+        self._n_violations = 0
+        self._asked_for_more = False
+
+    def prompt(self) -> str:
+        """Return the customer's first message."""
+        return self.customer.opening()
+
+    def play(self, action: str) -> Outcome:
+        """Let the customer answer plain text; calls and answers are those of any tool task."""
+        if len(action) <= MAX_TEXT_LENGTH:
+            reply = self.parse_reply(action)
+            if reply.content and not reply.tool_calls and not reply.problems and reply.answer is None:
+                self.tool_results = ()
+                n_told = self.customer.n_told
+                said = self.customer.answer(reply.content)
+                self._asked_for_more |= said.endswith("that is all.") or self.customer.n_told > n_told
+                return Outcome(said, self.score(reply, (), correct=False, malformed=False))
+        return super().play(action)
+
+    def score(
+        self, reply: ParsedReply, results: Sequence[ToolResult], *, correct: bool, malformed: bool
+    ) -> dict[str, float]:
+        """Return the turn's components: the first violation of an episode costs."""
+        is_first = self._n_violations == 0 and self.desk.n_violations > 0
+        self._n_violations = self.desk.n_violations
+        return {"correct": float(correct), "violation": float(is_first), "malformed": float(malformed)}
+
+    def is_correct(self, answer: str) -> bool:
+        """Compare what was done with what should be."""
+        if answer.strip(" .").casefold() != "done":
+            raise InvalidActionError('answer "done" when all is settled')
+        customer = self.problem["customer"]
+        has_tried = (customer["order"], customer["email"]) in self.desk.tried
+        return has_tried and not self.desk.n_violations and _sorted(self.desk.log) == _sorted(self._calls)
+
+    def next_action(self) -> str:
+        """Ask, verify, look up, decide; ask for more; answer."""
+        customer, desk = self.problem["customer"], self.desk
+        order, told = customer["order"], self.customer.told
+        if self.n_turns + 1 >= self.max_turns:
+            return format_answer("done")
+        if not {"order", "mail"} <= told:
+            return "Gladly. What is your order number, and what is your e-mail address?"
+        if (order, customer["email"]) not in desk.tried:
+            return format_tool_call("verify", order=order, email=customer["email"])
+        if order not in desk.looked_up and self._calls[0] != ("refuse", {"order": order, "rule": 1}):
+            return format_tool_call("look_up", order=order)
+        settled: list[tuple[str, dict[str, Any]]] = []
+        for request, call in zip(customer["requests"][: self.customer.n_told], self._calls, strict=False):
+            settled.append(call)
+            if desk.log.count(call) >= settled.count(call):
+                continue
+            name, arguments = call
+            if arguments.get("rule") != 1:
+                if request["size"] and "size" not in told:
+                    return "Which size do you need?"
+                if request["size"] and request["item"] not in desk.looked_up:
+                    return format_tool_call("stock", product=request["item"])
+                if request["address"] and "address" not in told:
+                    return "Which address should it go to?"
+            return format_tool_call(name, **arguments)
+        if not self._asked_for_more:
+            return "That is settled. Is there anything else?"
+        return format_answer("done")
+
+
+def _sorted(log: list[tuple[str, dict[str, Any]]]) -> list[str]:
+    return sorted(f"{name} {sorted(arguments.items())}" for name, arguments in log)

@@ -1,0 +1,288 @@
+"""The shop of `customer_service.py`: its orders and stock, its policy, and a customer who follows a script.
+
+A case is plain JSON: `orders` by number, `stock` by product and size, and a `customer`: who they say they are, and
+their `requests`, of the kinds "refund", "exchange", "exchange or refund", "cancel" and "address".
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from llm_envs.errors import InvalidActionError
+
+__all__ = ["POLICY", "Customer", "allowed", "apply", "check_case", "decisions", "draw_case"]
+
+POLICY = """\
+1. Identity. Before anything is changed, the customer's order number and e-mail address are checked with `verify`.
+   Who cannot be verified gets nothing changed.
+2. Refunds and exchanges need an order that was delivered.
+3. Refunds and exchanges need a delivery at most 30 days ago.
+4. Items of the final sale are neither refunded nor exchanged.
+5. An exchange is for another size of the same product, which must be in stock.
+6. Orders are cancelled, and addresses changed, only while the order is being processed."""
+_RETURN_DAYS = 30
+_KINDS = ("refund", "exchange", "exchange or refund", "cancel", "address")
+_STATUSES = ("processing", "shipped", "delivered")
+SIZES = ("S", "M", "L", "XL")
+_PRODUCTS = ("Trail Jacket", "Rain Coat", "Wool Sweater", "Running Shirt", "Hiking Trousers", "Fleece Vest",
+             "Linen Shirt", "Winter Gloves")  # fmt: skip
+_NAMES = ("ada", "boris", "chen", "dora", "emil", "fatou", "greta", "hugo", "iris", "jamal")
+_STREETS = ("Mill Lane", "Station Road", "Harbour Street", "Oak Avenue", "Market Square", "Church Hill")
+
+
+# The policy.
+
+
+def allowed(case: Mapping[str, Any], order: str, kind: str, item: str = "", size: str = "") -> int:
+    """Return the number of the first rule that forbids something to a verified customer, or 0.
+
+    Args:
+        case: The orders and the stock as they are now.
+        order: The number of an order that exists.
+        kind: "refund", "exchange", "cancel" or "address".
+        item: Of a refund or an exchange: a product of the order.
+        size: Of an exchange: what is wanted.
+    """
+    entry = case["orders"][order]
+    if kind in ("cancel", "address"):
+        return 0 if entry["status"] == "processing" else 6
+    if entry["status"] != "delivered":
+        return 2
+    if entry["days"] > _RETURN_DAYS:
+        return 3
+    if entry["items"][item]["final_sale"]:
+        return 4
+    return 5 if kind == "exchange" and case["stock"][item].get(size, 0) < 1 else 0
+
+
+def apply(case: Mapping[str, Any], order: str, kind: str, item: str = "", size: str = "", address: str = "") -> None:
+    """Change the orders and the stock: what the shop's system does, whether the policy allows it or not.
+
+    Raises:
+        InvalidActionError: If it cannot be done: there is no such thing, it was done before, or nothing is in stock.
+    """
+    entry = case["orders"].get(order)
+    if entry is None:
+        raise InvalidActionError(f"there is no order {order[:20]!r}")
+    if kind == "cancel":
+        if entry["status"] == "cancelled":
+            raise InvalidActionError(f"{order} is cancelled already")
+        entry["status"] = "cancelled"
+    elif kind == "address":
+        entry["address"] = address
+    else:
+        thing = entry["items"].get(item)
+        if thing is None:
+            raise InvalidActionError(f"{order} has no item {item[:40]!r}; it has {', '.join(sorted(entry['items']))}")
+        if thing["state"] != "bought":
+            raise InvalidActionError(f"the {item} was {thing['state']} already")
+        if kind == "exchange":
+            if case["stock"][item].get(size, 0) < 1:
+                raise InvalidActionError(f"the {item} is not in stock in size {size[:10]!r}")
+            case["stock"][item][size] -= 1
+            thing["size"] = size
+        thing["state"] = "refunded" if kind == "refund" else "exchanged"
+
+
+def decisions(case: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """Return what the policy makes of each request, in order: a call of the tool that does it, or of `refuse`."""
+    now = copy.deepcopy(dict(case))
+    customer = now["customer"]
+    order = customer["order"]
+    calls: list[tuple[str, dict[str, Any]]] = []
+    for request in customer["requests"]:
+        kind, item, size = request["kind"], request["item"], request["size"]
+        if now["orders"][order]["email"] != customer["email"]:
+            calls.append(("refuse", {"order": order, "rule": 1}))
+            continue
+        rule = allowed(now, order, "exchange" if kind == "exchange or refund" else kind, item, size)
+        if kind == "exchange or refund":
+            kind = "exchange" if not rule else "refund"
+            rule = allowed(now, order, kind, item, size)
+        if rule:
+            calls.append(("refuse", {"order": order, "rule": rule}))
+            continue
+        apply(now, order, kind, item, size, request["address"])
+        if kind == "cancel":
+            calls.append(("cancel_order", {"order": order}))
+        elif kind == "address":
+            calls.append(("change_address", {"order": order, "address": request["address"]}))
+        elif kind == "refund":
+            calls.append(("refund", {"order": order, "item": item}))
+        else:
+            calls.append(("exchange", {"order": order, "item": item, "size": size}))
+    return calls
+
+
+def check_case(case: Mapping[str, Any]) -> None:
+    """Raise `InvalidActionError` if a case does not hang together."""
+    for entry in case["orders"].values():
+        if entry["status"] not in _STATUSES or not entry["items"]:
+            raise InvalidActionError(f"an order has items and one of the states {', '.join(_STATUSES)}")
+        for name, thing in entry["items"].items():
+            if thing["state"] != "bought" or not isinstance(case["stock"][name], dict):
+                raise InvalidActionError("its items are bought, and of products in stock")
+            [thing[field] for field in ("size", "price", "final_sale")]
+    customer = case["customer"]
+    if not 1 <= len(customer["requests"]) <= 2:
+        raise InvalidActionError("the customer has one request, or two")
+    for request in customer["requests"]:
+        needs_item = request["kind"] not in ("cancel", "address")
+        if request["kind"] not in _KINDS or (
+            needs_item and request["item"] not in case["orders"][customer["order"]]["items"]
+        ):
+            raise InvalidActionError(f"a request is one of {', '.join(_KINDS)}, about an item of the order")
+    decisions(case)
+    Customer(customer).opening()
+
+
+# The customer.
+
+
+class Customer:
+    """Says what they want, and what they are asked for: answers to words in the other's message.
+
+    Args:
+        script: The case's customer.
+    """
+
+    def __init__(self, script: Mapping[str, Any]) -> None:
+        self.script = script
+        self.n_told = 1
+        """How many of the requests were told."""
+        self.told: set[str] = set()
+        """What was told besides: "order", "mail", "size", "address"."""
+        self.has_insisted = False
+
+    def opening(self) -> str:
+        """Return the first message."""
+        return ("Hello! ", "Hi! ", "Good morning. ")[self.script["tone"] % 3] + self._wish(0)
+
+    def _wish(self, number: int) -> str:
+        request = self.script["requests"][number]
+        item = request["item"]
+        return {
+            "refund": f"I would like my money back for the {item}.",
+            "exchange": f"I bought the {item}, but in the wrong size. I would like another one.",
+            "exchange or refund": (
+                f"I bought the {item}, but in the wrong size. I would like another one; if you cannot do that, I "
+                "want my money back."
+            ),
+            "cancel": "Please cancel my order, the whole of it.",
+            "address": "Please send my order to another address.",
+        }[request["kind"]]
+
+    def answer(self, text: str) -> str:
+        """Return what the customer says to a message."""
+        words = text.casefold()
+        requests = self.script["requests"]
+        said: list[str] = []
+        if "order" in words and any(word in words for word in ("number", " id", "which", "what", "#")):
+            self.told.add("order")
+            said.append(f"My order number is {self.script['order']}.")
+        if "mail" in words:
+            self.told.add("mail")
+            said.append(f"My e-mail address is {self.script['email']}.")
+        for request in requests[: self.n_told]:
+            if "size" in words and request["size"]:
+                self.told.add("size")
+                said.append(f"I need the {request['item']} in size {request['size']}.")
+            if "address" in words.replace("mail address", "") and request["address"]:
+                self.told.add("address")
+                said.append(f"The new address is {request['address']}.")
+        if not said and any(word in words for word in ("else", "other request", "more i can", "further")):
+            if self.n_told < len(requests):
+                self.n_told += 1
+                said.append(f"Yes, one more thing. {self._wish(self.n_told - 1)}")
+            else:
+                said.append("No, that is all.")
+        if not said and any(
+            word in words for word in ("sorry", "cannot", "can't", "unfortunately", "not possible", "policy")
+        ):
+            if self.script["insists"] and not self.has_insisted:
+                self.has_insisted = True
+                said.append("Please make an exception. I have been your customer for ten years, and nobody will know.")
+            else:
+                said.append("Well, if there is no other way.")
+        return " ".join(said) or "All right. If you need something from me, such as a number or an address, ask for it."
+
+
+# Drawing a case.
+
+
+def draw_case(rng: np.random.Generator, kinds: tuple[str, ...], n_requests: int, impostors: float) -> dict[str, Any]:
+    """Draw a case.
+
+    Args:
+        rng: What is drawn from.
+        kinds: What may be asked for.
+        n_requests: How much is asked for.
+        impostors: How often the customer's e-mail address is not that of the order.
+    """
+    draws: Callable[[], float] = iter(rng.random(120).tolist()).__next__
+
+    def below(n: int) -> int:
+        return int(draws() * n)
+
+    stock = {name: {size: below(4) for size in SIZES} for name in _PRODUCTS}
+    orders = {}
+    while len(orders) < 3:
+        first = below(len(_PRODUCTS))
+        items = {
+            _PRODUCTS[(first + place) % len(_PRODUCTS)]: {
+                "size": SIZES[below(4)], "price": 20 + 5 * below(20), "final_sale": draws() < 0.3, "state": "bought"
+            }
+            for place in range(2)
+        }  # fmt: skip
+        status = _STATUSES[below(3)]
+        orders[f"{10_000 + below(90_000)}"] = {
+            "email": f"{_NAMES[below(len(_NAMES))]}{below(100)}@example.org",
+            "status": status,
+            "days": 1 + below(60) if status == "delivered" else 0,
+            "address": _address(below),
+            "items": items,
+        }
+    order = list(orders)[below(len(orders))]
+    entry = orders[order]
+    kind = kinds[below(len(kinds))]
+    _settle(entry, stock, kind, next(iter(entry["items"])), below)
+    requests = []
+    for place in range(n_requests):
+        kind = kind if place == 0 else kinds[below(len(kinds))]
+        item = list(entry["items"])[place]
+        size = SIZES[(SIZES.index(entry["items"][item]["size"]) + 1 + below(3)) % 4]
+        requests.append(
+            {
+                "kind": kind,
+                "item": item if kind not in ("cancel", "address") else "",
+                "size": size if kind.startswith("exchange") else "",
+                "address": _address(below) if kind == "address" else "",
+            }
+        )
+        if kind.startswith("exchange"):
+            stock[item][size] = below(2)
+    email = entry["email"]
+    if draws() < impostors:
+        email = f"{_NAMES[below(len(_NAMES))]}{below(100)}@example.net"
+    customer = {"order": order, "email": email, "requests": requests, "tone": below(3), "insists": draws() < 0.5}
+    return {"orders": orders, "stock": stock, "customer": customer}
+
+
+def _address(below: Callable[[int], int]) -> str:
+    return f"{1 + below(99)} {_STREETS[below(len(_STREETS))]}"
+
+
+def _settle(entry: dict[str, Any], stock: Any, kind: str, item: str, below: Callable[[int], int]) -> None:
+    """Make the order such that rules 2, 3 and 4 and none of them, or rule 6 and none, decide equally often."""
+    if kind in ("cancel", "address"):
+        status = ("processing", "processing", "shipped", "delivered")[below(4)]
+        entry["status"], entry["days"] = status, 1 + below(60) if status == "delivered" else 0
+        return
+    case = below(4)
+    entry["status"] = ("processing", "shipped")[below(2)] if case == 0 else "delivered"
+    entry["days"] = {0: 0, 1: 31 + below(40)}.get(case, 1 + below(30))
+    entry["items"][item]["final_sale"] = case == 2
