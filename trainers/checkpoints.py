@@ -53,7 +53,7 @@ def check_checkpoint(checkpoint: str | Path, algorithm: str) -> None:
     if found is not None and found != algorithm:
         raise InvalidConfigError(
             f"{checkpoint} is a checkpoint of {found}, and this is {algorithm}: begin a new run with its weights "
-            f"(--model_name_or_path {checkpoint}, without --resume_from_checkpoint, another --output_dir)."
+            f"(as --model_name_or_path, or the trainer's model, without resume_from_checkpoint; another output_dir)."
         )
 
 

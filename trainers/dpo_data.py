@@ -39,7 +39,7 @@ except ImportError as error:
 
 from llm_envs.trainers.dpo_config import EnvDPOConfig
 from llm_envs.trainers.functional.pairs import PairSelector
-from llm_envs.trainers.sft_source import in_tokens_of, load_source
+from llm_envs.trainers.sft_source import first_record, in_tokens_of, load_source
 
 __all__ = [
     "MASKS",
@@ -341,8 +341,7 @@ def _pair_table(source: Any) -> list[Row] | None:
         if (path / "dataset_info.json").exists():
             source = load_from_disk(str(path))
         elif path.is_file() and path.suffix not in (".parquet", ".arrow"):
-            with path.open(encoding="utf-8") as file:
-                first = json.loads(file.readline() or "{}")
+            first = first_record(path)
             if not (isinstance(first, dict) and _has_pairs(first)):
                 return None
             return [dict(row) for _, row in read_jsonl(path)]

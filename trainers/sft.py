@@ -24,6 +24,7 @@ try:
 except ImportError as error:
     raise MissingExtraError(f"training needs {error.name}: pip install 'llm-envs[train]'.") from error
 
+from llm_envs.trainers.checkpoints import check_checkpoint
 from llm_envs.trainers.sft_source import load_source, rows_of
 
 if TYPE_CHECKING:
@@ -142,6 +143,12 @@ class EnvSFTTrainer(SFTTrainer):
         )
         for name, count in self.overlong_rows.items():
             self._metrics["train"][f"rows/{name}"].append(float(count))
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        """Load what TRL loads, of a checkpoint of supervised learning."""
+        if checkpoint is not None:
+            check_checkpoint(checkpoint, "SFT")
+        super()._load_optimizer_and_scheduler(checkpoint)
 
 
 def _rows(

@@ -13,6 +13,7 @@ from llm_envs.chat import ChatCodec
 from llm_envs.data import best_of, from_dataset, sft_rows, to_groups
 from llm_envs.errors import InvalidConfigError, MissingExtraError
 from llm_envs.rollout import from_messages, read_messages_jsonl, read_trajectories
+from llm_envs.rollout.prompts import read_jsonl
 from llm_envs.rollout.tape import History
 from llm_envs.types import Trajectory
 
@@ -21,7 +22,7 @@ try:
 except ImportError as error:
     raise MissingExtraError(f"training needs {error.name}: pip install 'llm-envs[train]'.") from error
 
-__all__ = ["in_tokens_of", "load_source", "rows_of"]
+__all__ = ["first_record", "in_tokens_of", "load_source", "rows_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -53,15 +54,28 @@ def load_source(source: str | Path | Dataset, codec: ChatCodec, *, history: Hist
         return read_trajectories(path)
     if not path.is_file():
         raise InvalidConfigError(f"there is neither a file nor a folder {str(path)!r} to learn from.")
-    with path.open(encoding="utf-8") as file:
-        first = json.loads(file.readline() or "{}")
+    first = first_record(path)
     keys = set(first) if isinstance(first, dict) else {"messages"}
     if "input_ids" in keys:
-        with path.open(encoding="utf-8") as file:
-            return _token_rows([json.loads(line) for line in file if line.strip()])
+        return _token_rows([row for _, row in read_jsonl(path)], codec)
     if {"rows", "turns", "group_id"} <= keys:
         return read_trajectories(path)
     return [_conversation(record, n, codec, history) for n, record in enumerate(read_messages_jsonl(path))]
+
+
+def first_record(path: Path) -> Any:
+    """Return what the first line of a JSONL file holds; an empty object of an empty file.
+
+    Raises:
+        InvalidConfigError: If it is no JSON.
+    """
+    try:
+        with path.open(encoding="utf-8-sig") as file:
+            return json.loads(file.readline() or "{}")
+    except ValueError as error:  # neither JSON nor UTF-8
+        raise InvalidConfigError(
+            f"line 1 of {path} is not JSON ({error}): a file to learn from has one object a line (JSONL)."
+        ) from error
 
 
 def rows_of(
@@ -150,7 +164,7 @@ def _conversation(record: Mapping[str, Any], number: int, codec: ChatCodec, hist
 def _from_table(table: Any, codec: ChatCodec, history: History) -> Source:
     columns = set(getattr(table, "column_names", ()) or ())
     if "input_ids" in columns:
-        return _token_rows(list(table))
+        return _token_rows(list(table), codec)
     if {"rows", "turns", "group_id"} <= columns:
         return from_dataset(table)
     if "messages" in columns:
@@ -161,8 +175,15 @@ def _from_table(table: Any, codec: ChatCodec, history: History) -> Source:
     )
 
 
-def _token_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _token_rows(rows: Sequence[Mapping[str, Any]], codec: ChatCodec) -> list[dict[str, Any]]:
+    n_known = len(codec.tokenizer)
     for number, row in enumerate(rows):
-        if len(row.get("labels", ())) != len(row["input_ids"]):
+        if len(row.get("labels") or ()) != len(row["input_ids"]):
             raise InvalidConfigError(f"token row {number} has no label for each of its {len(row['input_ids'])} tokens.")
+        if (highest := max(row["input_ids"], default=0)) >= n_known:
+            raise InvalidConfigError(
+                f"token row {number} is not this model's: its tokenizer has {n_known} ids, the highest here is "
+                f"{highest}. Give what the rows were made of (the folder of the run, or conversations), which is "
+                "encoded by the model that is to learn."
+            )
     return [{"input_ids": list(row["input_ids"]), "labels": list(row["labels"])} for row in rows]
