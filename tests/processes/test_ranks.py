@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 PARTS = [
     *("sft", "dpo_offline", "dpo", "grpo", "resumed", "ppo", "ppo_separate"),
-    *("forks", "failing", "failing_dpo", "errors"),
+    *("reference", "reference_lora", "forks", "failing", "failing_dpo", "errors"),
 ]
 
 
@@ -22,7 +22,7 @@ PARTS = [
 def ranks(tmp_path_factory, model_folder, episodes):
     """Return a function from a part to what the two processes had of it, all from one launch; and the folder."""
     out = tmp_path_factory.mktemp("ranks")
-    launch(SUPPORT / "ranks.py", model_folder, str(out), episodes, *PARTS, limit_s=240).check()
+    launch(SUPPORT / "ranks.py", model_folder, str(out), episodes, *PARTS, limit_s=400).check()
 
     def both(part):
         return [torch.load(out / f"{part}-{rank}.pt", weights_only=False) for rank in (0, 1)]
@@ -38,16 +38,18 @@ def assert_same(one, other, atol=0.0):
 
 
 def moved(weights, model_folder):
+    """How far the weights are from those of the start; an adapter's second matrix begins at 0."""
     from llm_envs.policies.inference import load_model
 
     start = load_model(model_folder, dtype=torch.float32).state_dict()
-    return max((value - start[name]).abs().max().item() for name, value in weights.items())
+    places = {name: start.get(name, 0) for name in weights if name in start or "lora_B.default" in name}
+    return max((weights[name] - place).abs().max().item() for name, place in places.items())
 
 
 @pytest.mark.parametrize("part", [part for part in PARTS if part != "errors"])
 def test_the_weights_stay_alike(ranks, model_folder, part):
     one, other = ranks(part)
-    assert one["step"] == other["step"] == 2
+    assert one["step"] == other["step"] == (3 if "reference" in part else 2)
     assert_same(one["weights"], other["weights"])
     assert moved(one["weights"], model_folder) > 1e-4
     if "critic" in one:
@@ -105,6 +107,18 @@ def test_dpo_trains_on_one_list_of_pairs(ranks):
     assert len(one["local"]) == len(other["local"]) == 4
     assert set(used) == set(one["pairs"])  # trained on both: none twice before each was used
     assert one["evaluated"] == other["evaluated"] and one["evaluated"]["eval_env/episodes"] == 64
+
+
+def test_references_move_alike(ranks):
+    one, other = ranks("reference")
+    assert_same(one["ref"], other["ref"])
+    assert one["updates"] == other["updates"] >= 1  # triggered by a KL that is measured over both
+    one, other = ranks("reference_lora")
+    assert one["ref"] is None and one["updates"] == other["updates"] == 3
+    references = [name for name in one["weights"] if "lora_B.ref" in name]
+    assert references and all(one["weights"][name].abs().max() > 0 for name in references)
+    for name in references:  # an average of where the adapter has been since it was 0
+        assert not torch.equal(one["weights"][name], one["weights"][name.replace(".ref.", ".default.")])
 
 
 def test_a_data_set_that_differs_is_refused_on_both(ranks):

@@ -25,6 +25,7 @@ from llm_envs.errors import InvalidConfigError, ModelError, ProcessFailedError
 from llm_envs.policies.inference import token_logps
 from llm_envs.rollout import EnvChoice, read_trajectories
 from llm_envs.trainers.dpo import EnvDPOConfig, EnvDPOTrainer
+from llm_envs.trainers.functional.references import KLTriggeredUpdate, ReferenceUpdateFn, create_ema_update
 from llm_envs.trainers.grpo import EnvGRPOConfig, EnvGRPOTrainer
 from llm_envs.trainers.ppo import EnvPPOConfig, EnvPPOTrainer
 from llm_envs.trainers.sft import EnvSFTConfig, EnvSFTTrainer
@@ -123,6 +124,10 @@ class LaterEnv(DenseEnv):
 
 
 ENV = EnvChoice("later", factory=LaterEnv)
+
+
+def adapter() -> LoraConfig:
+    return LoraConfig(r=4, lora_alpha=64, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
 
 
 def weights_of(module: Any) -> dict[str, torch.Tensor]:
@@ -310,6 +315,26 @@ class Parts:
     def ppo_separate(self) -> dict[str, Any]:
         return self.ppo(self.model)
 
+    # References that move.
+
+    def reference(self, update: ReferenceUpdateFn | None = None, **kwargs: Any) -> dict[str, Any]:
+        """A reference that is the policy of a while ago, under a penalty for leaving it."""
+        self.begin()
+        args = self.settings(EnvGRPOConfig, GROUPS, beta=0.1, max_steps=3)
+        update = update or KLTriggeredUpdate(1e-4)
+        trainer = EnvGRPOTrainer(self.model, ENV, args, reference_update_fn=update, **kwargs)
+        batches = batches_of(self.follow(trainer))
+        trainer.train()
+        trainer.close()
+        reference = (
+            None if trainer.ref_model is None else weights_of(trainer.accelerator.unwrap_model(trainer.ref_model))
+        )
+        updates = [entry["reference/updates"] for entry in trainer.state.log_history if "reference/updates" in entry]
+        return numbers_of(trainer, batches=batches, updates=updates[-1], ref=reference)
+
+    def reference_lora(self) -> dict[str, Any]:
+        return self.reference(create_ema_update(0.5), peft_config=adapter())
+
     # What differs between the processes, and what fails on one.
 
     def forks(self) -> dict[str, Any]:
@@ -385,10 +410,9 @@ class Parts:
     def engines(self) -> dict[str, Any]:
         """Each trainer that plays, and what its engine's log-probabilities differ by from those of its weights."""
         said: dict[str, Any] = {}
-        adapter = LoraConfig(r=4, lora_alpha=64, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
         makers: dict[str, Callable[[], Any]] = {
             "grpo": lambda: EnvGRPOTrainer(
-                self.model, ENV, self.settings(EnvGRPOConfig, GROUPS, ENGINE), peft_config=adapter
+                self.model, ENV, self.settings(EnvGRPOConfig, GROUPS, ENGINE), peft_config=adapter()
             ),
             "ppo": lambda: EnvPPOTrainer(self.model, ENV, self.settings(EnvPPOConfig, VALUES, ENGINE)),
             "dpo": lambda: EnvDPOTrainer(self.model, ENV, self.settings(EnvDPOConfig, ROUNDS, ENGINE)),

@@ -15,8 +15,7 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import DistributedType
 from launched import speak_when_asked
-from peft import LoraConfig
-from ranks import ENGINE, ENV, GROUPS, RANK, ROUNDS, Parts, error_of
+from ranks import ENGINE, ENV, GROUPS, RANK, ROUNDS, Parts, adapter, error_of
 from torch.distributed.tensor import DTensor
 
 from llm_envs.errors import InvalidConfigError
@@ -62,8 +61,7 @@ class Sharded(Parts):
 
     def dpo_offline(self) -> dict[str, Any]:
         args = self.settings(EnvDPOConfig)
-        adapter = LoraConfig(r=4, lora_alpha=64, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
-        trainer = EnvDPOTrainer(self.model, args=args, source=self.episodes, peft_config=adapter)
+        trainer = EnvDPOTrainer(self.model, args=args, source=self.episodes, peft_config=adapter())
         trainer.train()
         return self.said(trainer)
 
@@ -75,13 +73,16 @@ class Sharded(Parts):
         dpo = error_of(lambda: EnvDPOTrainer(self.model, ENV, self.settings(EnvDPOConfig, ROUNDS)), InvalidConfigError)
         return {"grpo": grpo, "dpo": dpo}
 
-    def grpo_engine(self) -> dict[str, Any]:
+    def engine(self, **kwargs: Any) -> dict[str, Any]:
         """GRPO with a vLLM engine on each process, which is handed the gathered weights."""
-        trainer = EnvGRPOTrainer(self.model, ENV, self.settings(EnvGRPOConfig, GROUPS, ENGINE))
+        trainer = EnvGRPOTrainer(self.model, ENV, self.settings(EnvGRPOConfig, GROUPS, ENGINE), **kwargs)
         trainer.train()
         trainer.close()
         gaps = [e["sampling/sampling_logp_difference/max"] for e in trainer.state.log_history if "reward" in e]
         return self.said(trainer, gaps=gaps)
+
+    def engine_lora(self) -> dict[str, Any]:
+        return self.engine(peft_config=adapter())
 
 
 def main() -> None:
