@@ -1,0 +1,256 @@
+"""`llm/JsonRecord-v0`: say in JSON, by a schema, what a text says."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from llm_envs.env import Difficulty, SingleTurnEnv
+from llm_envs.errors import InvalidActionError
+from llm_envs.tasks.draws import Random, between, pick, sample, shuffled
+from llm_envs.tasks.people import PEOPLE
+
+__all__ = ["JsonRecordEnv", "same_json"]
+
+
+class JsonRecordEnv(SingleTurnEnv):
+    """Say in JSON, by a schema, what a text says.
+
+    ## Description
+    A JSON Schema and a short text are given; the answer is the one object that fits the schema and says what the text
+    says. Numbers are written out, dates and durations are to be converted, some properties are not mentioned, and some
+    sentences belong to no property. Teaches to follow a schema exactly, and to invent nothing.
+
+    ## Observation
+    The schema, the rules, and the text. After the reply "Correct.", "Incorrect." or what was malformed.
+
+    ## Action
+    The object in the final answer, `<answer>{"name": "Ada"}</answer>`, perhaps in a fence of three backticks. The order
+    of properties and white space do not matter. Thinking in `<think>...</think>` is allowed before it.
+
+    ## Reward
+    `correct` (weight 1): 1 for the right object. `malformed` (weight -0.1): 1 for a reply without an answer, with
+    broken tags, or whose answer is no JSON object (a property twice included).
+
+    ## Episode End
+    Terminates after one reply.
+
+    ## Arguments
+    - `split`: "train" or "test".
+    - `difficulty`: "easy" (default): three plain properties; "medium": five, some of them not mentioned, and sentences
+      that belong to none; "hard": six and a list of two to four objects.
+    - `reset(options={"problem": {"schema": {...}, "text": "...", "expected": {...}}})` gives all three.
+
+    ## Version History
+    - v0: first version.
+    """
+
+    # Another record has other values: three of them are right together in less than one of a thousand.
+    difficulties = {
+        "easy": Difficulty("three plain properties", chance_rate=0.001, settings={"n": 3}),
+        "medium": Difficulty("five, asides and gaps", chance_rate=1e-4, settings={"n": 5}),
+        "hard": Difficulty("six and a list of objects", chance_rate=1e-5, settings={"n": 6}),
+    }
+    default_difficulty = "easy"
+    problem_fields = {"schema": dict, "text": str, "expected": dict}
+    instructions = "Reply with one JSON object that fits the schema, as <answer>{...}</answer>."
+
+    def generate(self) -> dict[str, Any]:
+        """Draw properties with their values, and say them."""
+        random = self.np_random.random
+        fields = sample(random, _FIELDS, self.settings["n"] + 2)
+        wanted, asides = fields[: self.settings["n"]], fields[self.settings["n"] :]
+        person = pick(random, PEOPLE)
+        properties: dict[str, Any] = {}
+        expected: dict[str, Any] = {}
+        sentences = []
+        for i, field in enumerate(wanted):
+            key = pick(random, field.keys)
+            properties[key] = field.schema
+            if i == 0 and self.difficulty != "easy":
+                continue  # the text does not mention it
+            value, said = field.draw(random, person)
+            expected[key] = value
+            sentences.append(said)
+        if self.difficulty != "easy":
+            sentences += [field.draw(random, person)[1] for field in asides]
+        sentences = shuffled(random, sentences)
+        if self.difficulty == "hard":
+            key, schema, values, said = _draw_list(random, person)
+            properties[key], expected[key] = schema, values
+            sentences.append(said)
+        schema = {"type": "object", "properties": properties, "additionalProperties": False}
+        return {"schema": schema, "text": f"This is about {person}. {' '.join(sentences)}", "expected": expected}
+
+    def check_problem(self, problem: Mapping[str, Any]) -> None:
+        """Refuse an expected object with a property that the schema does not have."""
+        if not isinstance(properties := problem["schema"].get("properties"), dict):
+            raise InvalidActionError("the schema must have properties")
+        if extra := sorted(problem["expected"].keys() - properties.keys()):
+            raise InvalidActionError(f"the schema has no property {extra[0]!r}")
+
+    def prompt(self) -> str:
+        """Return the schema, the rules and the text."""
+        return (
+            f"Schema:\n{json.dumps(self.problem['schema'], sort_keys=True)}\n\n"
+            "Leave out every property of which the text says nothing. Dates are written as YYYY-MM-DD, durations as "
+            "whole minutes, amounts of money as numbers, lists in the order of the text.\n\n"
+            f"Text:\n{self.problem['text']}"
+        )
+
+    def solution(self) -> str:
+        """Return the expected object."""
+        return json.dumps(self.problem["expected"], ensure_ascii=False)
+
+    def is_correct(self, answer: str) -> bool:
+        """Compare as JSON."""
+        fenced = _FENCE.fullmatch(answer)
+        try:
+            given = json.loads(fenced[1] if fenced else answer, object_pairs_hook=_once, parse_constant=_refuse)
+        except (ValueError, RecursionError) as error:
+            raise InvalidActionError(f"the answer is no JSON ({error})") from error
+        if not isinstance(given, dict):
+            raise InvalidActionError("the answer is JSON, but no object")
+        return same_json(given, self.problem["expected"])
+
+
+def same_json(first: Any, second: Any) -> bool:
+    """Return whether two values are the same JSON: 1 and 1.0 are one number, and no number is true or false."""
+    if isinstance(first, bool) or isinstance(second, bool):
+        return first is second
+    if isinstance(first, dict) and isinstance(second, dict):
+        return first.keys() == second.keys() and all(same_json(first[key], second[key]) for key in first)
+    if isinstance(first, list) and isinstance(second, list):
+        return len(first) == len(second) and all(map(same_json, first, second))
+    if isinstance(first, int | float) and isinstance(second, int | float):
+        return first == second
+    return type(first) is type(second) and bool(first == second)
+
+
+_FENCE = re.compile(r"\s*```(?:json)?\s*\n(.*)\n\s*```\s*", re.DOTALL)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a property twice")
+    return found
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(f"{constant} is no JSON")
+
+
+class _Field(NamedTuple):
+    keys: Sequence[str]
+    """What it may be called."""
+    schema: dict[str, Any]
+    draw: Callable[[Random, str], tuple[Any, str]]
+    """Random numbers and the person's name -> a value, and a sentence that says it."""
+
+
+_MONTHS = (
+    *("January", "February", "March", "April", "May", "June"),
+    *("July", "August", "September", "October", "November", "December"),
+)
+_CITIES = ("Lisbon", "Oslo", "Quito", "Riga", "Accra", "Hanoi", "Lima", "Turin", "Perth", "Bergen", "Cork", "Dakar")
+_TRADES = ("carpenter", "nurse", "pilot", "baker", "translator", "surveyor", "teacher", "welder", "botanist")
+_LANGUAGES = ("Dutch", "Greek", "Hindi", "Korean", "Polish", "Swahili", "Turkish", "Welsh", "Yoruba")
+_ITEMS = ("lamp", "kettle", "ladder", "tent", "drill", "clock", "stool", "mirror", "rake", "scale", "fan", "rug")
+_TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
+_ONES = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+
+
+def _number_in_words(n: int) -> str:
+    """Return a number from 21 to 99 in words."""
+    tens, ones = divmod(n, 10)
+    return _TENS[tens - 2] + (f"-{_ONES[ones - 1]}" if ones else "")
+
+
+def _age(random: Random, who: str) -> tuple[Any, str]:
+    age = between(random, 21, 89)
+    said = _number_in_words(age) if random() < 0.5 else str(age)
+    return age, pick(random, (f"{who} is {said} years old.", f"At {said}, {who} is not the oldest in the street."))
+
+
+def _city(random: Random, who: str) -> tuple[Any, str]:
+    city, other = sample(random, _CITIES, 2)
+    return city, pick(random, (f"{who} left {other} and now lives in {city}.", f"{who}'s home is in {city}."))
+
+
+def _trade(random: Random, who: str) -> tuple[Any, str]:
+    trade, other = sample(random, _TRADES, 2)
+    return trade, pick(random, (f"{who} works as a {trade}.", f"{who} was a {other} once and is a {trade} today."))
+
+
+def _birthday(random: Random, who: str) -> tuple[Any, str]:
+    day, month, year = between(random, 1, 28), between(random, 1, 12), between(random, 1935, 2004)
+    name = _MONTHS[month - 1]
+    said = pick(random, (f"on {day} {name} {year}", f"on {name} {day}, {year}"))
+    return f"{year}-{month:02}-{day:02}", f"{who} was born {said}."
+
+
+def _salary(random: Random, who: str) -> tuple[Any, str]:
+    hundreds = between(random, 180, 890)
+    said = f"{hundreds * 100:,}" if random() < 0.6 else f"{hundreds / 10:g} thousand"
+    return hundreds * 100, f"{who} earns {said} a year."
+
+
+def _commute(random: Random, who: str) -> tuple[Any, str]:
+    minutes = between(random, 61, 149)
+    hours, rest = divmod(minutes, 60)
+    said = f"{'an hour' if hours == 1 else 'two hours'}{f' and {rest} minutes' if rest else ''}"
+    return minutes, f"The way to work takes {said}."
+
+
+def _married(random: Random, who: str) -> tuple[Any, str]:
+    married = random() < 0.5
+    return married, f"{who} is {'married' if married else 'not married'}."
+
+
+def _languages(random: Random, who: str) -> tuple[Any, str]:
+    spoken = sample(random, _LANGUAGES, between(random, 2, 3))
+    return spoken, f"{who} speaks {', '.join(spoken[:-1])} and {spoken[-1]}."
+
+
+def _member(random: Random, who: str) -> tuple[Any, str]:
+    code = f"{pick(random, 'ABCDEFGHJK')}{between(random, 100, 999)}"
+    return code, f"The number on {who}'s card is {code}."
+
+
+def _pet(random: Random, who: str) -> tuple[Any, str]:
+    name, kind = pick(random, ("Pixel", "Moss", "Toffee", "Biscuit", "Comet")), pick(random, ("cat", "dog", "parrot"))
+    return {"name": name, "kind": kind}, f"{who} has a {kind} called {name}."
+
+
+_STRING, _INTEGER, _NUMBER = {"type": "string"}, {"type": "integer"}, {"type": "number"}
+_FIELDS = (
+    _Field(("age", "age_in_years"), _INTEGER, _age),
+    _Field(("city", "residence"), _STRING, _city),
+    _Field(("profession", "job", "occupation"), _STRING, _trade),
+    _Field(("birth_date", "born"), {"type": "string", "format": "date"}, _birthday),
+    _Field(("salary", "yearly_income"), _NUMBER, _salary),
+    _Field(("commute_minutes", "travel_time"), _INTEGER, _commute),
+    _Field(("married", "is_married"), {"type": "boolean"}, _married),
+    _Field(("languages", "speaks"), {"type": "array", "items": _STRING}, _languages),
+    _Field(("member_id", "card_number"), _STRING, _member),
+    _Field(("pet", "animal"), {"type": "object", "properties": {"kind": _STRING, "name": _STRING}}, _pet),
+)
+
+
+def _draw_list(random: Random, who: str) -> tuple[str, dict[str, Any], list[dict[str, Any]], str]:
+    """Return (key, schema, values, sentence) of a list of objects."""
+    items = sample(random, _ITEMS, between(random, 2, 4))
+    values: list[dict[str, Any]] = []
+    said = []
+    for item in items:
+        amount, cents = between(random, 2, 9), between(random, 2, 60) * 25
+        values.append({"item": item, "quantity": amount, "price": cents / 100})
+        said.append(f"{_ONES[amount - 1]} of the article {item} at {cents / 100:.2f} each")
+    schema = {
+        "type": "array",
+        "items": {"type": "object", "properties": {"item": _STRING, "price": _NUMBER, "quantity": _INTEGER}},
+    }
+    return pick(random, ("orders", "purchases")), schema, values, f"{who} ordered {'; '.join(said)}."

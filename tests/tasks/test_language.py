@@ -1,0 +1,242 @@
+"""Language and format: hand-worked texts, what a hurried player tries, and the regular expressions against Python's."""
+
+import random
+import re
+
+import gymnasium as gym
+import pytest
+
+from llm_envs.errors import InvalidActionError, InvalidConfigError
+from llm_envs.tasks.language.json_record import same_json
+from llm_envs.tasks.language.patterns import Pattern
+
+
+def reward(id, problem, answer):
+    """Answer a given problem; return the reward."""
+    env = gym.make(id)
+    env.reset(options={"problem": problem})
+    return env.step(f"<answer>{answer}</answer>")[1]
+
+
+# Acrostic.
+
+POEM = {"first": "moo", "last": "kle", "words": 2, "given": ["milk"], "example": "morning milk\nold owl\nopen rose"}
+
+
+@pytest.mark.parametrize(
+    ("answer", "paid"),
+    [
+        ("morning milk\nold owl\nopen rose", 1),
+        ("Morning milk,\n\n  Old owl!\nOpen rose.", 1),
+        ("morning milk\nold owl", 0),
+        ("milk morning\nold owl\nopen rose", 0),  # the last letters
+        ("tender milk\nold owl\nopen rose", 0),  # the first letters
+        ("morning dark\nold owl\nopen rose", 0),  # a given word is missing
+        ("morning milk\nold milk owl\nopen rose", 0),  # three words
+        ("open milk\nold owl\nopen rose", 0),
+        ("milk milk\nold owl\nopen rose", 0),  # a word twice
+        ("m milk\nold owl\nopen rose", -0.1),
+        ("morning m1lk\nold owl\nopen rose", -0.1),
+    ],
+)
+def test_acrostic(answer, paid):
+    assert reward("llm/Acrostic-v0", POEM, answer) == pytest.approx(paid)
+
+
+def test_an_acrostic_says_its_conditions():
+    env = gym.make("llm/Acrostic-v0")
+    observation, _ = env.reset(options={"problem": POEM})
+    assert observation.splitlines() == [
+        "Write 3 lines:",
+        "- The first letters of the lines, from top to bottom, spell MOO.",
+        "- The last letters of the lines spell KLE.",
+        "- Each line has exactly 2 words.",
+        "- These words occur: milk.",
+        "- Every word has at least three letters, and no word occurs twice.",
+    ]
+    with pytest.raises(InvalidConfigError, match="does not meet the conditions: stone does not occur"):
+        env.reset(options={"problem": {**POEM, "given": ["stone"]}})
+
+
+# Instructions: each rule, met and missed.
+
+
+@pytest.mark.parametrize(
+    ("rule", "follows", "does_not"),
+    [
+        (["words", 3, 4], "One two three.", "One two."),
+        (["sentences", 2], "One. Two!", "One. Two"),
+        (["lines", 2], "One\ntwo", "One\n\ntwo"),
+        (["bullets", 2], "- One\n- two", "- One\ntwo"),
+        (["uses", "owl", 2], "Owl, old owl.", "Owl, old owls."),
+        (["nth", 2, "old"], "An old owl", "Old, an owl"),
+        (["first", "owl"], "- Owl here", "An owl"),
+        (["last", "owl"], "The old owl!", "Owl old"),
+        (["without", "e"], "An owl", "An Eel"),
+        (["case", "capital"], "OLD OWL!", "OLD OWl"),
+        (["case", "small"], "old owl", "Old owl"),
+        (["commas", 1], "Old, owl", "Old, grey, owl"),
+        (["longest", 4], "Old well-", "Older"),
+        (["marks", "!"], "Old! Owl!", "Old! Owl."),
+    ],
+)
+def test_instructions(rule, follows, does_not):
+    problem = {"rules": [rule], "example": follows}
+    assert reward("llm/Instructions-v0", problem, follows) == 1
+    assert reward("llm/Instructions-v0", problem, does_not) == 0
+
+
+def test_a_text_cannot_be_padded():
+    problem = {"rules": [["words", 20, 22]], "example": "a b c d e f g h i j k l m n o p q r s t"}
+    assert reward("llm/Instructions-v0", problem, "word " * 20) == 0
+    assert reward("llm/Instructions-v0", problem, problem["example"]) == 1
+    assert reward("llm/Instructions-v0", {"rules": [["without", "e"]], "example": "owl"}, "...") == 0
+    for wrong, message in [
+        (["rhymes"], "is none of"),
+        (["words", "x"], "wrong arguments"),
+        (["first", "b"], "not follow"),
+    ]:
+        with pytest.raises(InvalidConfigError, match=message):
+            reward("llm/Instructions-v0", {**problem, "rules": [wrong]}, "x")
+
+
+# JsonRecord.
+
+RECORD = {
+    "schema": {"type": "object", "properties": {"age": {"type": "integer"}, "married": {"type": "boolean"}, "pet": {}}},
+    "text": "Ada is 1 year old and not married.",
+    "expected": {"age": 1, "married": False},
+}
+
+
+@pytest.mark.parametrize(
+    ("answer", "paid"),
+    [
+        ('{"married": false, "age": 1}', 1),
+        ('```json\n{"age": 1.0, "married": false}\n```', 1),
+        ('{"age": "1", "married": false}', 0),
+        ('{"age": true, "married": false}', 0),
+        ('{"age": 1, "married": 0}', 0),
+        ('{"age": 1, "married": false, "pet": null}', 0),  # invented
+        ('{"age": 1}', 0),
+        ('{"age": 2, "age": 1, "married": false}', -0.1),
+        ("{'age': 1, 'married': False}", -0.1),
+        ('{"age": NaN}', -0.1),
+        ("[1]", -0.1),
+        ("[" * 100_000, -0.1),
+    ],
+)
+def test_json_record(answer, paid):
+    assert reward("llm/JsonRecord-v0", RECORD, answer) == pytest.approx(paid)
+
+
+def test_lists_of_json_have_an_order_and_objects_none():
+    assert same_json([{"a": 1, "b": [2.0]}], [{"b": [2], "a": 1}])
+    assert not same_json([1, 2], [2, 1])
+    assert not same_json(None, False) and not same_json("1", 1)
+
+
+# Extraction.
+
+DELIVERIES = {
+    "document": "K27 and M81.",
+    "entries": [
+        {"code": "K27", "person": "Ada", "city": "Oslo", "weight": 10, "arrived": True},
+        {"code": "M81", "person": "Ben", "city": "Oslo", "weight": 40, "arrived": False},
+        {"code": "P55", "person": "Ben", "city": "Riga", "weight": 41, "arrived": False},
+    ],
+    "conditions": [["city", "is", "Oslo"]],
+}
+
+
+@pytest.mark.parametrize(
+    ("conditions", "right"),
+    [
+        ([["city", "is", "Oslo"]], "K27, M81"),
+        ([["weight", "over", 40]], "P55"),
+        ([["weight", "under", 40]], "K27"),
+        ([["arrived", "is", False], ["person", "is", "Ben"], ["city", "is", "Riga"]], "p55."),
+    ],
+)
+def test_extraction(conditions, right):
+    problem = {**DELIVERIES, "conditions": conditions}
+    assert reward("llm/Extraction-v0", problem, right) == 1
+    assert reward("llm/Extraction-v0", problem, "K27, M81, P55") == 0
+    for malformed in ("K28", "none", f"{right}, {right}"):
+        assert reward("llm/Extraction-v0", problem, malformed) == pytest.approx(-0.1)
+
+
+def test_a_correction_matters():
+    env = gym.make("llm/Extraction-v0", difficulty="hard")
+    for seed in range(20):
+        env.reset(seed=seed)
+        first = env.unwrapped.problem["document"].rsplit("\n\n", 1)[0]
+        said = {entry["code"]: entry for entry in env.unwrapped.problem["entries"]}
+        changed = [code for code in said if code in env.unwrapped.problem["document"].rsplit("\n\n", 1)[1]]
+        assert len(changed) == 4 and all(code in first for code in said)
+
+
+# Regex.
+
+
+@pytest.mark.parametrize(
+    ("answer", "paid"),
+    [
+        ("a+b", 1),
+        ("[a]+b", 1),
+        ("a{1,2}b", 1),
+        ("a*b", 0),  # matches "b"
+        ("ab", 0),
+        ("ab|aab|aaab", -0.1),  # longer than 7 characters
+        ("(a+", -0.1),
+        ("a++b", -0.1),
+    ],
+)
+def test_regex(answer, paid):
+    problem = {"pattern": "a+b", "match": ["ab", "aab"], "reject": ["b", "abb"]}
+    assert reward("llm/Regex-v0", problem, answer) == pytest.approx(paid)
+
+
+def test_a_list_of_the_texts_is_too_long():
+    for level in ("easy", "medium", "hard"):
+        env = gym.make("llm/Regex-v0", difficulty=level)
+        for seed in range(30):
+            env.reset(seed=seed)
+            assert env.step(f"<answer>{'|'.join(env.unwrapped.problem['match'])}</answer>")[1] <= 0
+
+
+def random_pattern(rng, depth=0):
+    kind = rng.randrange(7 if depth < 3 else 4)
+    if kind < 2:
+        return rng.choice(["a", "b", r"\."])
+    if kind == 2:
+        return rng.choice(["[ab]", "[^a]", ".", r"\d", "[a-b1]", r"\w", r"[\d-]"])
+    if kind == 3:
+        return rng.choice("ab") + rng.choice(["?", "*", "+", "{2}", "{1,2}", "{0}", "{0,2}", "{1,}", "{0,}"])
+    if kind == 4:
+        return f"({random_pattern(rng, depth + 1)}){rng.choice(['', '?', '*', '+', '{2}', '{0,1}', '{2,}'])}"
+    if kind == 5:
+        return random_pattern(rng, depth + 1) + random_pattern(rng, depth + 1)
+    return f"({random_pattern(rng, depth + 1)}|{random_pattern(rng, depth + 1)})"
+
+
+def test_patterns_match_what_pythons_do():
+    rng = random.Random(0)
+    for _ in range(2_000):
+        source = random_pattern(rng)
+        ours, theirs = Pattern(source), re.compile(source)
+        for _ in range(6):
+            text = "".join(rng.choice("ab1.-") for _ in range(rng.randrange(7)))
+            assert ours.matches(text) == bool(theirs.fullmatch(text)), (source, text)
+
+
+def test_patterns_take_time_in_proportion():
+    assert not Pattern("(a+)+b").matches("a" * 5_000)  # 2 ** 5000 ways, one after another
+
+
+@pytest.mark.parametrize(
+    "source", ["(", "a)", "[", "a**", "{2}", "a{", "a{3,2}", r"\q", "(?:a)", "^a", "((a{99}){99}){99}", "a\\", "[z-a]"]
+)
+def test_broken_patterns_are_refused(source):
+    with pytest.raises(InvalidActionError, match="the pattern"):
+        Pattern(source)
