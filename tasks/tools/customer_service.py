@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ from llm_envs.env import Difficulty, Outcome, ToolEnv
 from llm_envs.errors import InvalidActionError
 from llm_envs.parsers import ParsedReply, format_answer, format_tool_call
 from llm_envs.spaces import MAX_TEXT_LENGTH
-from llm_envs.tasks.tools.shop import POLICY, SIZES, Customer, allowed, apply, check_case, decisions, draw_case
+from llm_envs.tasks.tools.shop import POLICY, SIZES, Customer, allowed, apply, check_case, copied, decisions, draw_case
 from llm_envs.toolset import Toolset, tool
 from llm_envs.types import ToolResult
 
@@ -26,7 +25,7 @@ class Desk(Toolset):
 
     def reset(self, problem: Mapping[str, Any], rng: np.random.Generator) -> None:
         """Open the day with the case's orders and stock."""
-        self.case: dict[str, Any] = {name: copy.deepcopy(problem[name]) for name in ("orders", "stock")}
+        self.case: dict[str, Any] = copied(problem)
         self.tried: set[tuple[str, str]] = set()
         """Numbers and addresses given to `verify`."""
         self.log: list[tuple[str, dict[str, Any]]] = []
@@ -274,7 +273,9 @@ class CustomerServiceEnv(ToolEnv):
         """Let the customer answer plain text; calls and answers are those of any tool task."""
         if len(action) <= MAX_TEXT_LENGTH:
             reply = self.parse_reply(action)
-            if reply.content and not reply.tool_calls and not reply.problems and reply.answer is None:
+            if reply.tool_calls:
+                return self._play_calls(reply)
+            if reply.content and not reply.problems and reply.answer is None:
                 self.tool_results = ()
                 n_told = self.customer.n_told
                 said = self.customer.answer(reply.content)

@@ -6,7 +6,6 @@ their `requests`, of the kinds "refund", "exchange", "exchange or refund", "canc
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,7 +13,7 @@ import numpy as np
 
 from llm_envs.errors import InvalidActionError
 
-__all__ = ["POLICY", "Customer", "allowed", "apply", "check_case", "decisions", "draw_case"]
+__all__ = ["POLICY", "Customer", "allowed", "apply", "check_case", "copied", "decisions", "draw_case"]
 
 POLICY = """\
 1. Identity. Before anything is changed, the customer's order number and e-mail address are checked with `verify`.
@@ -88,10 +87,18 @@ def apply(case: Mapping[str, Any], order: str, kind: str, item: str = "", size: 
         thing["state"] = "refunded" if kind == "refund" else "exchanged"
 
 
+def copied(case: Mapping[str, Any]) -> dict[str, Any]:
+    """Return orders and stock of a case, to be changed."""
+    orders = {
+        number: {**entry, "items": {name: dict(thing) for name, thing in entry["items"].items()}}
+        for number, entry in case["orders"].items()
+    }
+    return {"orders": orders, "stock": {name: dict(counts) for name, counts in case["stock"].items()}}
+
+
 def decisions(case: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     """Return what the policy makes of each request, in order: a call of the tool that does it, or of `refuse`."""
-    now = copy.deepcopy(dict(case))
-    customer = now["customer"]
+    now, customer = copied(case), case["customer"]
     order = customer["order"]
     calls: list[tuple[str, dict[str, Any]]] = []
     for request in customer["requests"]:
