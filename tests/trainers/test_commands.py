@@ -1,22 +1,224 @@
-"""`llm-envs train grpo`: recipes, mixtures, dry runs; and every recipe takes a step."""
+"""`llm-envs train NAME`: one grammar, YAML and overrides, adapters, dry runs, recipes; every recipe takes a step."""
+
+from __future__ import annotations
 
 import json
+import os
+import runpy
+import subprocess
+import sys
 
+import gymnasium as gym
 import pytest
+import yaml
 from dense_env import DenseEnv
 
 from llm_envs.cli import main
 from llm_envs.errors import InvalidConfigError
 from llm_envs.rollout import EnvChoice
-from llm_envs.trainers.commands import grpo
+from llm_envs.trainers.command_line import parse
+from llm_envs.trainers.commands import TRAININGS, GRPOArguments, grpo
 from llm_envs.trainers.commands import main as run
-from llm_envs.trainers.grpo import EnvGRPOTrainer
+from llm_envs.trainers.grpo import EnvGRPOConfig, EnvGRPOTrainer
 from llm_envs.trainers.recipes import RECIPES, make_recipe
 
-SMALL = """
-    --per_device_train_batch_size 8 --num_generations 4 --max_completion_length 64 --max_turn_tokens 8 --max_steps 1
-    --gradient_checkpointing false --report_to none --num_train_seeds 32 --save_strategy no --disable_tqdm true
-""".split()  # noqa: SIM905
+gym.register("test/Dense-v0", DenseEnv)
+
+GUESS = "llm/GuessNumber-v0"
+COMMON = {
+    "per_device_train_batch_size": 4,
+    "max_steps": 1,
+    "gradient_checkpointing": False,
+    "report_to": "none",
+    "save_strategy": "no",
+    "disable_tqdm": True,
+}
+PLAYS = {"max_completion_length": 64, "max_turn_tokens": 8, "num_train_seeds": 32, "save_trajectories": False}
+OF = {
+    "sft": {"environment": GUESS, "num_episodes": 4, "max_length": 190, "overlong": "cut"},
+    "grpo": {"environment": "test/Dense-v0", **PLAYS, "num_generations": 4},
+    "ppo": {"environment": "test/Dense-v0", **PLAYS},
+    "dpo": {"environment": "test/Dense-v0", **PLAYS, "num_generations": 4, "groups_per_round": 4},
+}
+"""Training -> what it needs beside `COMMON`, as a YAML file says it."""
+
+
+def options(**settings):
+    """Return settings as options of a command line."""
+    return [part for key, value in settings.items() for part in (f"--{key}", str(value))]
+
+
+SMALL = options(**COMMON | {"per_device_train_batch_size": 8}, max_completion_length=64, max_turn_tokens=8) + options(
+    num_generations=4, num_train_seeds=32
+)
+
+
+@pytest.fixture
+def write(tmp_path, tiny_folder):
+    """Return a function that writes a training's YAML file, and returns the command line that reads it."""
+
+    def write_file(name, **changes):
+        settings = {**COMMON, **OF[name], "model_name_or_path": tiny_folder, "output_dir": str(tmp_path / "out")}
+        path = tmp_path / f"{name}.yaml"
+        path.write_text(yaml.safe_dump({k: v for k, v in (settings | changes).items() if v is not None}))
+        return ["train", name, "--config", str(path)]
+
+    return write_file
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory):
+    """A file of four pairs of messages."""
+    path = tmp_path_factory.mktemp("pairs") / "pairs.jsonl"
+    rows = [
+        {
+            "prompt": [{"role": "user", "content": f"{n} + 1?"}],
+            "chosen": [{"role": "assistant", "content": str(n + 1)}],
+            "rejected": [{"role": "assistant", "content": "no"}],
+        }
+        for n in range(4)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+# One grammar.
+
+
+@pytest.mark.parametrize("name", OF)
+def test_a_file_is_read_options_win_and_an_adapter_is_trained(name, write, tmp_path, capsys):
+    arguments = write(name, max_steps=7, use_peft=True, lora_r=8, env={"LLM_ENVS_TEST_SEEN": name})
+    assert main([*arguments, "--max_steps", "1", "--lora_r", "2", "--save_strategy", "steps"]) == 0
+    out = tmp_path / "out"
+    assert f"the model is in {out}" in capsys.readouterr().out
+    assert json.loads((out / "adapter_config.json").read_text())["r"] == 2
+    assert json.loads((out / "checkpoint-1" / "trainer_state.json").read_text())["global_step"] == 1
+    assert os.environ.pop("LLM_ENVS_TEST_SEEN") == name  # `env` is the process's, as in TRL
+    assert (out / "critic" / "critic.json").exists() == (name == "ppo")
+
+
+def test_both_after_another_train_adapters_and_the_second_begins_with_the_first_merged(tmp_path, tiny_folder, capsys):
+    sections = {"sft": {**COMMON, "num_episodes": 4, "max_length": 190, "overlong": "cut", "max_steps": 5}}
+    sections["rl"] = {**COMMON, **PLAYS, "num_generations": 4}
+    above = {"mode": "sft+rl", "model_name_or_path": tiny_folder, "environment": GUESS, "use_peft": True}
+    above |= {"output_dir": str(tmp_path / "out"), "env": {"LLM_ENVS_TEST_SEEN": "both"}}
+    path = tmp_path / "both.yaml"
+    path.write_text(yaml.safe_dump(above | sections))
+    command = ["train", "sft-rl", "--config", str(path)]
+    assert main([*command, "--dry_run"]) == 0
+    shown = capsys.readouterr().out
+    assert "sft\ndata              4 rows" in shown and "steps             5;" in shown and "rl\nenvironments" in shown
+    assert not (tmp_path / "out" / "sft" / "adapter_config.json").exists()
+    assert main([*command, "--lora_r", "2", "--sft.max_steps", "1", "--rl.num_generations=2"]) == 0
+    assert os.environ.pop("LLM_ENVS_TEST_SEEN") == "both"
+    for part in ("sft", "rl"):
+        assert json.loads((tmp_path / "out" / part / "adapter_config.json").read_text())["r"] == 2
+    assert (tmp_path / "out" / "merged" / "model.safetensors").exists()
+    assert json.loads((tmp_path / "out" / "rl" / "adapter_config.json").read_text())["base_model_name_or_path"] == str(
+        tmp_path / "out" / "merged"
+    )
+
+
+def test_a_critic_of_its_own(write, tmp_path, tiny_folder):
+    assert main([*write("ppo"), "--critic", tiny_folder]) == 0
+    critic = tmp_path / "out" / "critic"
+    assert json.loads((critic / "critic.json").read_text())["trunk"] == "LlamaModel"
+    assert (critic / "model.safetensors").exists()
+
+
+def test_preferences_from_a_file(write, tmp_path, pairs, capsys):
+    settings = dict.fromkeys(OF["dpo"])
+    command = write("dpo", **settings, source=pairs)
+    assert main([*command, "--dry_run", "--precompute_ref_log_probs"]) == 0
+    shown = capsys.readouterr().out
+    assert "data              4 pairs" in shown and "4 pairs in micro-batches of 4" in shown
+    assert "chosen, reward 1: " in shown and "⟦1<|im_end|>⟧" in shown and "⟦no<|im_end|>⟧" in shown
+    assert not list((tmp_path / "out").glob("pairs-*"))
+    assert main([*command, "--eval_source", pairs, "--eval_strategy", "steps", "--eval_steps", "1"]) == 0
+    assert (tmp_path / "out" / "model.safetensors").exists()
+
+
+def test_a_run_goes_on_where_it_is_told_to(write, tmp_path, capsys):
+    command = [*write("sft"), "--save_strategy", "steps", "--save_steps", "1"]
+    assert main(command) == 0
+    assert main([*command, "--max_steps", "3", "--resume_from_checkpoint", "true"]) == 0
+    saved = {path.name for path in (tmp_path / "out").glob("checkpoint-*")}
+    assert saved == {"checkpoint-1", "checkpoint-2", "checkpoint-3"}
+    capsys.readouterr()
+    assert main(command) == 2
+    assert "holds a run already (checkpoint-1, checkpoint-2, checkpoint-3): go on" in capsys.readouterr().err
+
+
+def test_the_module_is_the_command(write, monkeypatch, capsys):
+    """As `accelerate launch -m` runs it."""
+    monkeypatch.setattr(sys, "argv", ["commands.py", *write("ppo")[1:], "--dry_run"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("llm_envs.trainers.commands", run_name="__main__")
+    assert ended.value.code == 0
+    assert "critic            a head on the policy's trunk, 65 parameters" in capsys.readouterr().out
+
+
+@pytest.mark.processes
+def test_accelerate_launches_it(write, tmp_path):
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2"]
+    command += ["-m", "llm_envs.trainers.commands", *write("sft")[1:], "--per_device_train_batch_size", "2"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.count("the model is in") == 1 and (tmp_path / "out" / "model.safetensors").exists()
+
+
+def test_every_training_is_installed_and_says_what_it_takes(capsys):
+    assert main(["train"]) == 0
+    assert set(capsys.readouterr().out.split()) >= set(TRAININGS) == {"sft", "grpo", "ppo", "dpo", "sft-rl"}
+    for name, option in (("sft", "--best_of"), ("ppo", "--critic"), ("dpo", "--source"), ("sft-rl", "--mode")):
+        with pytest.raises(SystemExit) as ended:
+            run([name, "--help"])
+        shown = capsys.readouterr().out
+        assert ended.value.code == 0 and option in shown and "--config" in shown and "--use_peft" in shown
+
+
+# Dry runs.
+
+
+def test_a_dry_run_says_what_would_be_done_and_trains_nothing(tiny_folder, tmp_path, capsys):
+    mixture = json.dumps({"llm/GuessNumber-v0": 1, "llm/Countdown-v0": 3})
+    out = tmp_path / "out"
+    command = ["train", "grpo", "--env", mixture, "--model_name_or_path", tiny_folder, "--output_dir", str(out), *SMALL]
+    assert (
+        main([*command, "--dry_run", "--recipe", "dapo", "--epsilon_high", "0.5", "--max_completion_length", "32"]) == 0
+    )
+    shown = capsys.readouterr().out
+    assert "environments      llm/GuessNumber-v0, llm/Countdown-v0" in shown
+    assert "2 groups of 4 = 8 episodes on 1 process" in shown
+    assert "8 rows in micro-batches of 8; a generation lasts 1 steps" in shown
+    assert "32 items: an epoch is 16 generations" in shown
+    assert "loss              dapo" in shown and "192 of context; 32 behind the first prompt" in shown
+    assert "forks             none" in shown
+    assert shown.count("of them sampled, ") == 4
+    assert "⟦" in shown and "<|im_start|>user" in shown
+    assert not (out / "trajectories").exists() and not (out / "model.safetensors").exists()
+
+
+def test_dry_runs_of_the_others(write, tmp_path, capsys, tiny_folder):
+    assert main([*write("sft"), "--dry_run", "--num_train_epochs", "3", "--max_steps", "-1"]) == 0
+    shown = capsys.readouterr().out
+    assert "data              4 rows" in shown and "steps             3; an epoch is 1" in shown
+    assert "⟦<answer>5</answer><|im_end|>⟧" in shown  # the oracle's first guess, from 1 to 10
+    assert main([*write("ppo"), "--dry_run", "--critic", tiny_folder, "--lam", "0.9"]) == 0
+    shown = capsys.readouterr().out
+    assert "4 groups of 1 = 4 episodes" in shown and "critic            a LlamaModel of its own" in shown
+    assert "gamma 1 and lambda 0.9 a token, final states of truncated episodes valued" in shown
+    assert main([*write("dpo"), "--dry_run", "--max_steps", "5"]) == 0
+    shown = capsys.readouterr().out
+    assert "4 groups of 4 = 16 episodes, pairs by best_worst above a margin of 0; 1 steps on them" in shown
+    assert "steps             5, so 5 rounds" in shown and "pairs of it       1" in shown
+    assert shown.count("⟦") == 4  # two turns of each of the pair
+    assert not list((tmp_path / "out").glob("*"))
+
+
+# Recipes.
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -40,25 +242,6 @@ def test_dapo_is_all_of_dapo():
         make_recipe("gdpo")
 
 
-def test_a_dry_run_says_what_would_be_done_and_trains_nothing(tiny_folder, tmp_path, capsys):
-    mixture = json.dumps({"llm/GuessNumber-v0": 1, "llm/Countdown-v0": 3})
-    out = tmp_path / "out"
-    command = ["train", "grpo", "--env", mixture, "--model_name_or_path", tiny_folder, "--output_dir", str(out), *SMALL]
-    assert (
-        main([*command, "--dry_run", "--recipe", "dapo", "--epsilon_high", "0.5", "--max_completion_length", "32"]) == 0
-    )
-    shown = capsys.readouterr().out
-    assert "environments      llm/GuessNumber-v0, llm/Countdown-v0" in shown
-    assert "2 groups of 4 = 8 episodes on 1 process" in shown
-    assert "8 rows in micro-batches of 8; a generation lasts 1 steps" in shown
-    assert "32 items: an epoch is 16 generations" in shown
-    assert "loss              dapo" in shown and "192 of context; 32 behind the first prompt" in shown
-    assert "forks             none" in shown
-    assert shown.count("of them sampled, ") == 4
-    assert "⟦" in shown and "<|im_start|>user" in shown
-    assert not (out / "trajectories").exists() and not (out / "model.safetensors").exists()
-
-
 def test_a_recipe_sets_defaults_that_arguments_override(tiny_folder, tmp_path, monkeypatch):
     seen = {}
 
@@ -69,12 +252,15 @@ def test_a_recipe_sets_defaults_that_arguments_override(tiny_folder, tmp_path, m
     monkeypatch.setattr(EnvGRPOTrainer, "__init__", instead)
     path = tmp_path / "run.yaml"
     path.write_text("recipe: dapo\nepsilon: 0.1\nenvironment: llm/Countdown-v0\n")
-    command = ["--config", str(path), "--model_name_or_path", tiny_folder, "--output_dir", str(tmp_path), *SMALL]
+    command = [f"--config={path}", "--model_name_or_path", tiny_folder, "--output_dir", str(tmp_path), *SMALL]
     with pytest.raises(InvalidConfigError, match="enough"):
         grpo([*command, "--epsilon_high", "0.5"])
     config = seen["args"][2]
     assert (config.loss_type, config.epsilon, config.epsilon_high) == ("dapo", 0.1, 0.5)
     assert {"group_filter", "reward_fns"} <= seen["hooks"].keys()
+
+
+# What is wrong.
 
 
 def test_what_is_wrong_is_said_in_a_line(tiny_folder, tmp_path, capsys):
@@ -86,8 +272,36 @@ def test_what_is_wrong_is_said_in_a_line(tiny_folder, tmp_path, capsys):
             ["grpo", "--env", "llm/Countdown-v0", "--output_dir", str(tmp_path), *SMALL],
             "--model_name_or_path is missing",
         ),
+        (command, "the following arguments are required: --environment/--env. `llm-envs train grpo --help`"),
         ([*command, "--env", "llm/Countdown-v0", "--recipe", "gdpo"], "no recipe 'gdpo'"),
+        (
+            [*command, "--env", "x", "--num_generation", "4"],
+            "--num_generation: there is no such option. Is num_generations",
+        ),
+        ([*command, "--env", "x", "--beta", "much"], "argument --beta: invalid float value: 'much'"),
+        ([*command, "--env", "x", "here"], "here: there is no such option"),
+        ([*command, "--config"], "--config: the YAML file behind it is missing"),
     ):
         assert run(arguments) == 2
-        assert said in capsys.readouterr().err
+        error = capsys.readouterr().err
+        assert said in error and [line for line in error.splitlines() if line.startswith("llm-envs: error: ")]
     assert run(["ppx"]) == 2 and "there is no training 'ppx'; there are dpo, grpo" in capsys.readouterr().err
+    assert run([]) == 2 and "name one of sft, grpo, ppo, dpo, sft-rl" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("environment: x\nnum_generation: 4\n", "num_generation: there is no such option. Is num_generations meant"),
+        ("env: llm/Countdown-v0\n", "env is 'llm/Countdown-v0': there it is a mapping of the process's environment"),
+        ("environment: x\nbeta: much\n", "argument --beta: invalid float value: 'much'"),
+        ("environment: x\ntemperature: 0\n", "temperature=0.*set it above 0"),
+        ("- a list\n", "must be a mapping"),
+        ("a: [", "cannot be read: while parsing"),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_said(text, said, tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text(text)
+    with pytest.raises(InvalidConfigError, match=said):
+        parse("grpo", (GRPOArguments, EnvGRPOConfig), ["--config", str(path), "--output_dir", str(tmp_path)])
