@@ -1,8 +1,8 @@
 """What processes that train together agree on, and how long they wait for one another.
 
-A process that does not come to a collective lets the others wait until the process group's timeout (`ddp_timeout`,
-1,800 s) ends the run with an error that says nothing. So what can fail on one process alone is told to all before the
-next collective, and a rollout, in which nothing is gathered, must be over before that timeout.
+A process that does not come to a collective lets the others wait until the process group's timeout (1,800 s, if
+`ddp_timeout` says nothing else) ends the run with an error that says nothing. So what can fail on one process alone is
+told to all before the next collective, and a rollout, in which nothing is gathered, must be over before that timeout.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ try:
     import torch
     from accelerate import PartialState
     from accelerate.utils import gather_object
+    from torch.distributed.constants import default_pg_timeout
 except ImportError as error:
     raise MissingExtraError(f"training needs {error.name}: pip install 'llm-envs[train]'.") from error
 
@@ -81,9 +82,9 @@ def check_same_rows(rows: Sequence[Mapping[str, Any]], what: str) -> None:
 def episode_limit(args: Any, n_episodes: int) -> float | None:
     """Return the seconds that an episode may take: in one process what the settings say, else never None.
 
-    Who has played his share waits for the others, and the process group's timeout (`args.ddp_timeout`) must not end
-    that. Without a limit in the settings an episode may take half of it, shared by as many episodes as a process plays
-    one after the other.
+    Who has played his share waits for the others, and the process group's timeout must not end that. It is
+    `args.ddp_timeout`, and on CPUs, where transformers does not hand that on, torch's 1,800 s. Without a limit in the
+    settings an episode may take half of it, shared by as many episodes as a process plays one after the other.
 
     Args:
         args: A trainer's settings.
@@ -95,15 +96,16 @@ def episode_limit(args: Any, n_episodes: int) -> float | None:
     limit: float | None = args.max_episode_s
     if args.world_size == 1:
         return limit
+    timeout_s = default_pg_timeout.total_seconds() if args.use_cpu else float(args.ddp_timeout)
     n_turns = max(1, -(-n_episodes // args.max_concurrency))
     if limit is None:
-        return float(args.ddp_timeout) / (2 * n_turns)
+        return timeout_s / (2 * n_turns)
     longest = n_turns * (limit + (args.max_step_s or 0.0))
-    if longest >= args.ddp_timeout:
+    if longest >= timeout_s:
+        instead = "" if args.use_cpu else ", or raise ddp_timeout"
         raise InvalidConfigError(
             f"a rollout may take {longest:g} s ({n_turns} times max_episode_s={limit:g}, and max_step_s for a step "
-            f"under way), and a process that waits for it gives up after ddp_timeout={args.ddp_timeout} s: raise "
-            "ddp_timeout, or lower max_episode_s."
+            f"under way), and a process that waits for it gives up after {timeout_s:g} s: lower max_episode_s{instead}."
         )
     return limit
 

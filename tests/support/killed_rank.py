@@ -1,6 +1,6 @@
-"""A GRPO run on several processes, of which number 1 ends without a word: `accelerate launch killed_rank.py MODEL OUT`.
+"""A GRPO run on several processes, of which number 1 ends: `accelerate launch killed_rank.py MODEL OUT killed|raises`.
 
-It ends in its second generation, while the others wait for it in a collective.
+It ends at its second step, without a word or by an error of its own, while the others wait for it in a collective.
 """
 
 from __future__ import annotations
@@ -8,12 +8,25 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from typing import Any
 
 from dense_env import DenseEnv
 from launched import speak_when_asked
+from transformers import TrainerCallback
 
 from llm_envs.rollout import EnvChoice
 from llm_envs.trainers.grpo import EnvGRPOConfig, EnvGRPOTrainer
+
+
+class End(TrainerCallback):
+    """Leaves at the beginning of the second step."""
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == 1 and args.process_index == 1:
+            print("process 1 ends", flush=True)
+            if sys.argv[3] == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise ArithmeticError("what nobody expected")
 
 
 def main() -> None:
@@ -31,16 +44,7 @@ def main() -> None:
         save_strategy="no",
         disable_tqdm=True,
     )
-    trainer = EnvGRPOTrainer(sys.argv[1], EnvChoice("dense", factory=DenseEnv), args)
-    play = trainer.collector.play
-
-    def play_or_die(*arguments, **kwargs):  # type: ignore[no-untyped-def]
-        if trainer.state.global_step == 1 and trainer.accelerator.process_index == 1:
-            print("process 1 dies", flush=True)
-            os.kill(os.getpid(), signal.SIGKILL)
-        return play(*arguments, **kwargs)
-
-    trainer.collector.play = play_or_die  # type: ignore[method-assign]
+    trainer = EnvGRPOTrainer(sys.argv[1], EnvChoice("dense", factory=DenseEnv), args, callbacks=[End()])
     trainer.train()
     print("training has ended", flush=True)
 

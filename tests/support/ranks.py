@@ -45,7 +45,6 @@ SMALL: dict[str, Any] = {
     "save_strategy": "no",
     "report_to": "none",
     "disable_tqdm": True,
-    "ddp_timeout": 300,
 }
 PLAYED: dict[str, Any] = {"max_completion_length": 80, "max_turn_tokens": 6, "num_train_seeds": 64}
 GROUPS: dict[str, Any] = {
@@ -66,7 +65,7 @@ VALUES: dict[str, Any] = {
 ENGINE: dict[str, Any] = {
     "use_vllm": True,
     "vllm_max_model_length": 192,
-    "vllm_gpu_memory_utilization": 0.2,
+    "vllm_gpu_memory_utilization": 0.1,
     "max_steps": 3,
 }
 ROUNDS: dict[str, Any] = {**PLAYED, "groups_per_round": 8, "num_generations": 2, "steps_per_round": 1}
@@ -397,7 +396,7 @@ class Parts:
         said["filter"] = error_of(trainer.train, (ProcessFailedError, KeyError))
         trainer.close()
         said["too_long"] = error_of(
-            lambda: EnvGRPOTrainer(self.model, ENV, self.settings(EnvGRPOConfig, GROUPS, max_episode_s=300.0)),
+            lambda: EnvGRPOTrainer(self.model, ENV, self.settings(EnvGRPOConfig, GROUPS, max_episode_s=1800.0)),
             InvalidConfigError,
         )
         trainer = EnvGRPOTrainer(self.model, ENV, self.settings(EnvGRPOConfig, GROUPS, max_concurrency=4))

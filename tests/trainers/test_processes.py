@@ -113,20 +113,30 @@ def test_a_model_in_pieces_is_no_policy():
 
 
 def limit_of(n_episodes, **changes):
-    settings = {"world_size": 2, "ddp_timeout": 1800, "max_concurrency": 128, "max_episode_s": None, "max_step_s": None}
-    return episode_limit(SimpleNamespace(**(settings | changes)), n_episodes)
+    settings = {"world_size": 2, "use_cpu": False, "ddp_timeout": 3600, "max_concurrency": 128}
+    settings |= {"max_episode_s": None, "max_step_s": None, **changes}
+    return episode_limit(SimpleNamespace(**settings), n_episodes)
 
 
 def test_a_rollout_is_shorter_than_the_process_groups_timeout():
     assert limit_of(64, world_size=1) is None  # nobody waits
     assert limit_of(64, world_size=1, max_episode_s=9000.0) == 9000.0
-    assert limit_of(64) == limit_of(128) == 900.0  # all at once: half of the time
-    assert limit_of(129) == limit_of(256) == 450.0  # two, one after the other
-    assert limit_of(64, max_episode_s=1700.0) == 1700.0
-    with pytest.raises(InvalidConfigError, match=r"may take 1820 s \(1 times max_episode_s=1700, and max_step_s"):
-        limit_of(64, max_episode_s=1700.0, max_step_s=120.0)
-    with pytest.raises(InvalidConfigError, match=r"2 times max_episode_s=900.*ddp_timeout=1800 s: raise ddp_timeout"):
-        limit_of(200, max_episode_s=900.0)
+    assert limit_of(64) == limit_of(128) == 1800.0  # all at once: half of the time
+    assert limit_of(129) == limit_of(256) == 900.0  # two, one after the other
+    assert limit_of(64, max_episode_s=3500.0) == 3500.0
+    with pytest.raises(InvalidConfigError, match=r"may take 3620 s \(1 times max_episode_s=3500, and max_step_s"):
+        limit_of(64, max_episode_s=3500.0, max_step_s=120.0)
+    with pytest.raises(
+        InvalidConfigError, match=r"2 times max_episode_s=1800.*gives up after 3600 s.*raise ddp_timeout"
+    ):
+        limit_of(200, max_episode_s=1800.0)
+
+
+def test_on_cpus_the_timeout_is_torchs():
+    """As transformers has it: `ddp_timeout` does not reach the process group there."""
+    assert limit_of(64, use_cpu=True) == 900.0
+    with pytest.raises(InvalidConfigError, match=r"gives up after 1800 s: lower max_episode_s\."):
+        limit_of(64, use_cpu=True, max_episode_s=1800.0)
 
 
 def test_without_an_accelerator_the_processes_are_told_to_be_on_cpus(tmp_path):
