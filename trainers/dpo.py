@@ -55,7 +55,7 @@ from llm_envs.trainers.dpo_data import (
 )
 from llm_envs.trainers.functional.references import ReferenceUpdateFn, RefModelFn
 from llm_envs.trainers.generation import STATE_FILE, GenerationPlayer, make_collector, own_policy
-from llm_envs.trainers.grpo_setup import lent, make_splits
+from llm_envs.trainers.grpo_setup import as_engine, lent, make_splits
 from llm_envs.trainers.items import Items, index_dataset
 from llm_envs.trainers.processes import check_same_rows, together
 from llm_envs.trainers.reference import Reference, StepEnd, captured_log_probs, drop_reference_adapter
@@ -275,22 +275,7 @@ class EnvDPOTrainer(DPOTrainer):
         )
 
     def _start_vllm(self) -> Any:
-        from llm_envs.trainers.weight_sync import ColocatedEngine
-
-        args = self.args
-        model: Any = self.model
-        self._engine = ColocatedEngine(
-            model,
-            self.accelerator,
-            self._tokenizer,
-            seed=args.seed,
-            version=lambda: self.state.global_step,
-            gpu_memory_utilization=args.vllm_gpu_memory_utilization,
-            max_model_length=args.vllm_max_model_length,
-            max_num_seqs=args.max_concurrency,
-            model_impl=args.vllm_model_impl,
-            trust_remote_code=args.trust_remote_code,
-        )
+        self._engine = as_engine(self)
         return self._engine.policy
 
     def get_train_dataloader(self) -> Any:

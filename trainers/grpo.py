@@ -46,6 +46,7 @@ except ImportError as error:
 from llm_envs.trainers.bridge import create_column_reader, fork_owners, reward_from_field, rollout_output
 from llm_envs.trainers.credit import Aggregate, Credit, CreditSettings, declared_weights, pay
 from llm_envs.trainers.functional.advantages import AdvantageFn
+from llm_envs.trainers.functional.algorithm import AlgorithmConfig
 from llm_envs.trainers.functional.kl import KLFn, k3
 from llm_envs.trainers.functional.losses import LossFn
 from llm_envs.trainers.functional.masking import trim_padding
@@ -54,6 +55,7 @@ from llm_envs.trainers.generation import STATE_FILE, GenerationPlayer, make_coll
 from llm_envs.trainers.grpo_config import EnvGRPOConfig
 from llm_envs.trainers.grpo_loss import (
     LossHooks,
+    Scored,
     hooked_advantages,
     hooked_kl,
     hooked_policy_loss,
@@ -61,13 +63,20 @@ from llm_envs.trainers.grpo_loss import (
     rows_of,
     sampling_gap,
 )
-from llm_envs.trainers.grpo_setup import check_arguments, check_origin, lent, make_kl_controller, make_splits
+from llm_envs.trainers.grpo_setup import (
+    as_engine,
+    check_arguments,
+    check_origin,
+    lent,
+    make_splits,
+)
+from llm_envs.trainers.in_force import InForce
 from llm_envs.trainers.items import index_dataset
 from llm_envs.trainers.processes import together
-from llm_envs.trainers.reference import Reference, StepEnd, drop_reference_adapter
+from llm_envs.trainers.reference import StepEnd, drop_reference_adapter
 from llm_envs.trainers.schedules import KLSchedule
 from llm_envs.trainers.settings import check_forks, load_training_tokenizer, training_template
-from llm_envs.trainers.weight_sync import ColocatedEngine
+from llm_envs.trainers.switching import Algorithms, PairedRows, arranged, switched_loss
 from llm_envs.types import Trajectory
 
 if TYPE_CHECKING:
@@ -107,6 +116,11 @@ class EnvGRPOTrainer(GRPOTrainer):
             `args.loss_type` says (`llm_envs.trainers.functional.losses`).
         group_filter: Which groups are worth training on (`llm_envs.rollout.filters`); the others are replaced by
             further ones, at most `args.max_refills` for each.
+        algorithm: All of advantages, loss, KL and pairs as one value (`functional.algorithm`), or its name: "grpo",
+            "dr_grpo", "dapo", "rloo", "reinforce", "gspo", "cispo", "pairwise". In place of the three hooks above and
+            of what TRL's settings say of the loss.
+        algorithm_schedule: `(generation) -> algorithm`, or `{0: "grpo", 100: "pairwise"}`: from which generation on
+            each holds.
         kl_schedule: `(step, n_steps, kl) -> coefficient` of the KL, in place of `args.beta` (`trainers.schedules`);
             asked before each generation.
         ref_model_fn: `(policy) -> reference`, in place of the weights that the run began with: a copy
@@ -145,6 +159,8 @@ class EnvGRPOTrainer(GRPOTrainer):
         kl_fn: KLFn | None = None,
         loss_fn: LossFn | None = None,
         group_filter: GroupFilter | None = None,
+        algorithm: AlgorithmConfig | str | None = None,
+        algorithm_schedule: Algorithms | None = None,
         kl_schedule: KLSchedule | None = None,
         ref_model_fn: RefModelFn | None = None,
         reference_update_fn: ReferenceUpdateFn | None = None,
@@ -157,11 +173,18 @@ class EnvGRPOTrainer(GRPOTrainer):
         )
         self._pays_for = CreditSettings(reward_fns, shaping_fns, args.reward_components, aggregate, reward_weights)
         self._hooks = LossHooks(advantage_fn, kl_fn, loss_fn, args.kl_in)
-        self._kl = make_kl_controller(args, kl_schedule)
-        self._reference = Reference(ref_model_fn, reference_update_fn)
-        self._scores_reference = bool(args.beta) or self._kl.schedule is not None
-        self._hooks.check(args, has_reference=self._scores_reference)
-        self._reference.check(args, is_used=self._scores_reference, how="set beta above 0, or give kl_schedule")
+        self._in_force = InForce(
+            args,
+            self._hooks,
+            algorithm=algorithm,
+            algorithm_schedule=algorithm_schedule,
+            kl_schedule=kl_schedule,
+            ref_model_fn=ref_model_fn,
+            reference_update_fn=reference_update_fn,
+            may_fork=args.history == "template" or context_fn is not None,
+        )
+        self._hooks = self._in_force.hooks
+        self._paired: dict[str, PairedRows] = {}
         self._context_fn = context_fn
         self.items = make_splits(env, eval_env, args, curriculum)
         if context_fn is not None:
@@ -172,7 +195,7 @@ class EnvGRPOTrainer(GRPOTrainer):
         self._inputs: list[dict[str, Any]] = []
         self._guarded = args.logps_tolerance is None
         self._start_trl(model, args, processing_class, kwargs)
-        self._reference.start(self)
+        self._in_force.reference.start(self)
         self._credit = Credit({}, {}, (), ())
         self.fresh_logps: torch.Tensor | None = None
         """Of the latest forward pass, for a KL of the user's."""
@@ -186,7 +209,7 @@ class EnvGRPOTrainer(GRPOTrainer):
             process_index=self.accelerator.process_index,
             folder=folder if args.save_trajectories else None,
             settings={"envs": self.env_ids, "seed": args.seed},
-            group_filter=group_filter,
+            group_filter=self._in_force.switch.group_filter(group_filter) if self._in_force.switch else group_filter,
             max_refills=args.max_refills,
             seed=args.seed,
         )
@@ -195,11 +218,10 @@ class EnvGRPOTrainer(GRPOTrainer):
     def _start_trl(self, model: Any, args: EnvGRPOConfig, tokenizer: Any, kwargs: dict[str, Any]) -> None:
         """Let TRL make its trainer.
 
-        It makes a reference where beta is not 0, whatever a schedule says later; and none where ours is made
-        afterwards. Its own engine has neither our dtype and seed nor CPUs.
+        It makes a reference where beta is not 0, whatever a schedule says later. Its own engine has neither our dtype
+        and seed nor CPUs.
         """
-        beta = 0.0 if self._reference.ref_model_fn is not None else args.beta or float(self._scores_reference)
-        with lent(args, use_vllm=False, beta=beta), warnings.catch_warnings():
+        with lent(args, use_vllm=False, beta=self._in_force.beta_for_trl), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*rollout_func.*experimental")
             super().__init__(
                 model,
@@ -211,24 +233,11 @@ class EnvGRPOTrainer(GRPOTrainer):
                 rollout_func=lambda prompts, trainer: self._rows(len(prompts)),
                 **kwargs,
             )
-        self.beta = self._kl.coefficient
-        self.add_callback(StepEnd(self._end_step))
+        self.beta = self._in_force.kl.coefficient
+        self.add_callback(StepEnd(lambda: self._in_force.end_step(self)))
 
     def _start_vllm(self) -> Any:
-        args = self.args
-        model: Any = self.model
-        self.vllm_generation = ColocatedEngine(
-            model,
-            self.accelerator,
-            self._tokenizer,
-            seed=args.seed,
-            version=lambda: self.state.global_step,
-            gpu_memory_utilization=args.vllm_gpu_memory_utilization,
-            max_model_length=args.vllm_max_model_length,
-            max_num_seqs=args.max_concurrency,
-            model_impl=args.vllm_model_impl,
-            trust_remote_code=args.trust_remote_code,
-        )
+        self.vllm_generation = as_engine(self)
         self.use_vllm = True
         self._last_loaded_step = -1
         return self.vllm_generation.policy
@@ -251,7 +260,7 @@ class EnvGRPOTrainer(GRPOTrainer):
         """Play, score (TRL's own way), guard, and log what the environment said."""
         self._inputs = inputs
         if self._mode == "train":
-            self._begin_generation()
+            self._in_force.begin_generation(self)
         if self.use_vllm and self.state.global_step != self._last_loaded_step:  # TRL will find it done
             self.vllm_generation.sync_weights()
             self._last_loaded_step = self.state.global_step
@@ -259,13 +268,13 @@ class EnvGRPOTrainer(GRPOTrainer):
         owners = fork_owners(self.last_trajectories)
         further_rows = [dict(inputs[0]) for _ in range(self._n_further_rows(len(owners)))]
         # TRL scores the reference where beta is not 0: a schedule may pass through it.
-        with quiet(bool(further_rows)), lent(self, beta=self.beta or float(self._scores_reference)):
+        with quiet(bool(further_rows)), lent(self, beta=self.beta or float(self._in_force.has_reference)):
             output: dict[str, Any] = super()._generate_and_score_completions([*inputs, *further_rows])
         if further_rows:  # they have no reward: TRL counts their groups as if theirs differed
             mean = self._metrics[self._mode]["frac_reward_zero_std"]
             mean[-1] *= (len(inputs) + len(further_rows)) / len(inputs)
         if self._hooks.make_advantages:
-            output["advantages"], kl = hooked_advantages(
+            scored = hooked_advantages(
                 self._hooks,
                 self._credit,
                 output,
@@ -273,8 +282,10 @@ class EnvGRPOTrainer(GRPOTrainer):
                 scale_rewards=str(self.scale_rewards),
                 process_index=self.accelerator.process_index,
             )
-            if kl is not None:
-                self._metrics[self._mode]["kl"].append(kl)
+            output["advantages"] = scored.advantages
+            if scored.kl is not None:
+                self._metrics[self._mode]["kl"].append(scored.kl)
+            self._pair_rows(scored, output)
         elif owners:  # a fork shares its trajectory's credit
             first = len(inputs)
             output["advantages"][first : first + len(owners)] = output["advantages"][owners]
@@ -282,6 +293,31 @@ class EnvGRPOTrainer(GRPOTrainer):
             self._guarded = self._guard(output)
         self._log_episodes()
         return output
+
+    def _pair_rows(self, scored: Scored, output: dict[str, Any]) -> None:
+        """Choose the pairs of a generation, where the algorithm in force learns from any, and number its rows."""
+        mode, algorithm = self._mode, self._hooks.algorithm
+        self._paired.pop(mode, None)
+        if algorithm is None or algorithm.pair_loss_fn is None:
+            return
+        n_rows, device = len(output["prompt_ids"]), output["prompt_ids"].device
+        self._paired[mode] = PairedRows(algorithm, scored, n_rows)
+        output["row"] = torch.arange(n_rows, device=device)
+        self._metrics[mode]["pairs/count"].append(float(self._paired[mode].n_pairs))
+
+    def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
+        """Return TRL's micro-batch; of a generation with pairs, each group's rows are kept together."""
+        inputs: dict[str, Any] = super()._prepare_inputs(generation_batch)
+        if self._mode != "train" or (paired := self._paired.get("train")) is None:
+            return inputs
+        buffer: Any = self._buffered_inputs
+        if not paired.is_arranged:
+            buffer = arranged(buffer, int(self.num_generations or 1))
+            self._buffered_inputs, paired.is_arranged = buffer, True
+        place = self._step % len(buffer)
+        paired.score(self, place)
+        ready: dict[str, Any] = buffer[place]
+        return ready
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
         """Return the loss of a micro-batch; one that forks made larger is taken in parts of the configured size.
@@ -311,16 +347,16 @@ class EnvGRPOTrainer(GRPOTrainer):
         inputs = trim_padding(inputs)
         try:
             loss = self._hooked_loss(model, inputs) if self._hooks.make_loss else super()._compute_loss(model, inputs)
-            if self._measures_kl and self._mode == "train" and self.fresh_logps is not None:
-                mask_BT = inputs["completion_mask"] * inputs["tool_mask"]
-                reference_BT = inputs["ref_per_token_logps"]
-                self._reference.meter.add(self.fresh_logps, reference_BT, mask_BT, self._hooks.kl_fn)
+            if self._mode == "train":
+                self._in_force.measure(self, self.fresh_logps, inputs)
         finally:
             self.fresh_logps = None
         return loss
 
     def _hooked_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
-        """Return TRL's loss, but for what the hooks replace."""
+        """Return TRL's loss, but for what the hooks replace: a part, or with an algorithm all of it."""
+        if self._hooks.algorithm is not None:
+            return switched_loss(self, model, inputs, self._hooks.algorithm, self._paired.get(self._mode))
         beta = self.beta
         with lent(self, beta=0.0):  # TRL's KL is left out
             if self._hooks.loss_fn is None:
@@ -330,26 +366,6 @@ class EnvGRPOTrainer(GRPOTrainer):
         if beta and self._hooks.kl_in == "loss":
             loss = loss + beta * hooked_kl(self, inputs, self._hooks.kl_fn or k3)
         return loss
-
-    @property
-    def _measures_kl(self) -> bool:
-        return self._kl.schedule is not None or self._reference.update_fn is not None
-
-    def _begin_generation(self) -> None:
-        """Put in force what the schedules say; nothing changes inside a generation."""
-        self._kl.begin_generation(self.state.global_step, self.state.max_steps)
-        self.beta = self._kl.coefficient
-
-    def _end_step(self) -> None:
-        """Log what was in force in an optimizer step, and let the reference follow."""
-        kl = self._reference.meter.take(self.accelerator)
-        metrics = self._metrics["train"]
-        if kl is not None:
-            metrics["reference/kl"].append(kl)
-        if self._scores_reference:
-            metrics["kl_coef"].append(self.beta)
-        self._kl.end_step(kl)
-        self._reference.end_step(self, kl)
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
         """Return TRL's, and keep the log-probabilities for a KL of ours."""
@@ -444,8 +460,7 @@ class EnvGRPOTrainer(GRPOTrainer):
         super()._save_checkpoint(model, trial)
         if self.args.should_save:
             folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
-            state = self._player.state_dict() | {"trainer": self._kind, "kl": self._kl.state_dict()}
-            state["reference"] = self._reference.save(self, folder)
+            state = self._player.state_dict() | self._in_force.save(self, folder)
             (folder / STATE_FILE).write_text(json.dumps(state) + "\n")
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
@@ -454,11 +469,11 @@ class EnvGRPOTrainer(GRPOTrainer):
         state = json.loads(path.read_text()) if checkpoint is not None and path.exists() else None
         if checkpoint is not None:
             check_origin(checkpoint, state, self._kind)
+            self._in_force.check_state(checkpoint, state or {})
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is not None and state is not None:
             self._player.load_state_dict(state)
-            self._kl.load_state_dict(state.get("kl") or self._kl.state_dict())
-            self._reference.load(self, Path(checkpoint), state.get("reference"))
+            self._in_force.load(self, Path(checkpoint), state)
 
     @property
     def collector(self) -> Collector:

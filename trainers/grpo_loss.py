@@ -23,20 +23,28 @@ from llm_envs.trainers.functional.advantages import (
     group_centred,
     group_normalised,
 )
+from llm_envs.trainers.functional.algorithm import AlgorithmConfig
 from llm_envs.trainers.functional.kl import KLFn, k1, mean_kl
 from llm_envs.trainers.functional.losses import LossFn, log_ratios
 from llm_envs.trainers.functional.masking import Normalisation, aggregate_loss, masked_mean
 
 __all__ = [
     "LossHooks",
+    "Scored",
+    "accumulated",
     "default_advantages",
     "denominator",
+    "denominator_of",
     "hooked_advantages",
     "hooked_kl",
     "hooked_policy_loss",
+    "log_mean",
     "quiet",
     "rows_of",
     "sampling_gap",
+    "scores",
+    "trained_mask",
+    "weighted_aux_loss",
 ]
 
 _NORMALISATIONS: dict[str, Normalisation] = {
@@ -59,6 +67,8 @@ class LossHooks:
     kl_fn: KLFn | None = None
     loss_fn: LossFn | None = None
     kl_in: str = "loss"
+    algorithm: AlgorithmConfig | None = None
+    """What the whole loss is made by; None: by TRL and the functions above."""
 
     @property
     def make_advantages(self) -> bool:
@@ -68,7 +78,8 @@ class LossHooks:
     @property
     def make_loss(self) -> bool:
         """Whether a part of the loss is made by a hook."""
-        return self.kl_fn is not None or self.loss_fn is not None or self.kl_in == "reward"
+        replaced = (self.kl_fn, self.loss_fn, self.algorithm)
+        return any(part is not None for part in replaced) or self.kl_in == "reward"
 
     def check(self, args: Any, *, has_reference: bool) -> None:
         """Refuse hooks that would change nothing, or that another setting rules out.
@@ -104,6 +115,22 @@ def default_advantages(scale_rewards: str) -> AdvantageFn:
     return group_normalised if scale_rewards == "group" else group_centred
 
 
+@dataclass(frozen=True, eq=False)
+class Scored:
+    """What the episodes of all processes are paid, and the advantages of this one's rows."""
+
+    advantages: torch.Tensor
+    """Shape (rows,) or (rows, T), of this process."""
+    kl: float | None
+    """Mean KL a token, where it counts in the reward."""
+    rewards_E: torch.Tensor
+    """Of all processes, NaN where there is none."""
+    group_ids_E: torch.Tensor
+    is_mine_E: torch.Tensor
+    learns_E: torch.Tensor
+    """Whether an episode's row has a token to learn from."""
+
+
 def hooked_advantages(
     hooks: LossHooks,
     credit: Credit,
@@ -112,7 +139,7 @@ def hooked_advantages(
     beta: float,
     scale_rewards: str,
     process_index: int,
-) -> tuple[torch.Tensor, float | None]:
+) -> Scored:
     """Return the advantages of all rows of this process by a hook, from the groups of all processes.
 
     Args:
@@ -122,33 +149,43 @@ def hooked_advantages(
         beta: The KL's coefficient.
         scale_rewards: TRL's, where there is no advantage function.
         process_index: Which process this is.
-
-    Returns:
-        Shape (rows,) or (rows, T); and the mean KL a token, where it counts in the reward.
     """
     rewards, turns, kl = credit.rewards.tolist(), [part.tolist() for part in credit.turn_rewards], None
+    mask_BT = trained_mask(output)
     if hooks.kl_in == "reward":
         logps_BT = output.get("old_per_token_logps")
         logps_BT = output["sampling_per_token_logps"] if logps_BT is None else logps_BT
-        mask_BT = _mask(output)
         kl_BT = (hooks.kl_fn or k1)(logps_BT, output["ref_per_token_logps"], mask_BT)
         penalties = turn_penalties(beta * kl_BT, mask_BT, credit.trajectories)
         rewards = [reward - sum(penalty) for reward, penalty in zip(rewards, penalties, strict=True)]
         turns = [[r - p for r, p in zip(*pair, strict=False)] for pair in zip(turns, penalties, strict=True)]
         kl = mean_kl(kl_BT, mask_BT).item()
     mine = [(process_index, trajectory.group_id) for trajectory in credit.trajectories]
-    everything = gather_object(list(zip(mine, rewards, turns, strict=True)))
+    learns = mask_BT[: len(mine)].bool().any(1).tolist()
+    everything = gather_object(list(zip(mine, rewards, turns, learns, strict=True)))
     numbers: dict[tuple[int, str], int] = {}
-    groups = [numbers.setdefault(group, len(numbers)) for group, _, _ in everything]
+    groups_E = torch.tensor([numbers.setdefault(group, len(numbers)) for group, *_ in everything])
+    rewards_E = torch.tensor([reward for _, reward, *_ in everything], dtype=torch.float32)
     advantages = (hooks.advantage_fn or default_advantages(scale_rewards))(
-        torch.tensor([reward for _, reward, _ in everything], dtype=torch.float32),
-        torch.tensor(groups),
-        turn_matrix([turn for _, _, turn in everything]),
+        rewards_E, groups_E, turn_matrix([turn for _, _, turn, _ in everything])
     )
-    is_mine = torch.tensor([group[0] == process_index for group, _, _ in everything])
+    is_mine_E = torch.tensor([group[0] == process_index for group, *_ in everything])
     n_rows, n_tokens = output["completion_ids"].shape
-    own = advantages[is_mine].to(device=output["completion_ids"].device, dtype=torch.float32)
-    return token_advantages(own, credit.trajectories, n_rows=n_rows, n_tokens=n_tokens), kl
+    own = advantages[is_mine_E].to(device=output["completion_ids"].device, dtype=torch.float32)
+    own = token_advantages(own, credit.trajectories, n_rows=n_rows, n_tokens=n_tokens)
+    return Scored(own, kl, rewards_E, groups_E, is_mine_E, torch.tensor([learns for *_, learns in everything]))
+
+
+def scores(trainer: Any, model: Any, inputs: Mapping[str, Any], **asked: Any) -> tuple[torch.Tensor, Any, Any]:
+    """Return log-probabilities of a batch's completions, and what else is asked for, as TRL computes them."""
+    result: tuple[torch.Tensor, Any, Any] = trainer._get_per_token_logps_and_entropies(
+        model,
+        torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1),
+        torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1),
+        inputs["completion_ids"].size(1),
+        **asked,
+    )
+    return result
 
 
 @torch.no_grad()
@@ -160,15 +197,9 @@ def sampling_gap(trainer: Any, output: Mapping[str, Any], n_rows: int) -> float 
         output: Its batch.
         n_rows: How many of the first rows are looked at.
     """
-    rows = min(len(output["prompt_ids"]), n_rows)
-    prompts, completions = output["prompt_ids"][:rows], output["completion_ids"][:rows]
-    recomputed, *_ = trainer._get_per_token_logps_and_entropies(
-        trainer.model,
-        torch.cat([prompts, completions], dim=1),
-        torch.cat([output["prompt_mask"][:rows], output["completion_mask"][:rows]], dim=1),
-        completions.size(1),
-    )
-    gaps = (recomputed - output["sampling_per_token_logps"][:rows]).abs()[_mask(output)[:rows].bool()]
+    batch = {name: rows_of(value, 0, n_rows) for name, value in output.items()}
+    recomputed, *_ = scores(trainer, trainer.model, batch)
+    gaps = (recomputed - batch["sampling_per_token_logps"]).abs()[trained_mask(batch).bool()]
     return gaps.mean().item() if gaps.numel() else None
 
 
@@ -181,13 +212,9 @@ def hooked_policy_loss(trainer: Any, model: Any, inputs: dict[str, Any], loss_fn
         inputs: A micro-batch.
         loss_fn: The loss per token.
     """
-    mask_BT = _mask(inputs)
-    logps_BT, entropies_BT, _ = trainer._get_per_token_logps_and_entropies(
-        model,
-        torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1),
-        torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1),
-        inputs["completion_ids"].size(1),
-        compute_entropy=True,
+    mask_BT = trained_mask(inputs)
+    logps_BT, entropies_BT, aux_loss = scores(
+        trainer, model, inputs, compute_entropy=True, compute_aux_loss=trainer.aux_loss_enabled
     )
     old_BT = inputs.get("old_per_token_logps")
     old_BT = logps_BT.detach() if old_BT is None else old_BT
@@ -196,12 +223,11 @@ def hooked_policy_loss(trainer: Any, model: Any, inputs: dict[str, Any], loss_fn
         loss_BT = loss_BT * weights
     mode = "train" if trainer.model.training else "eval"
     entropy = masked_mean(entropies_BT, mask_BT)
-    _log(trainer, mode, "entropy", entropy)
+    log_mean(trainer, mode, "entropy", entropy)
     loss = _normalised(trainer, loss_BT, mask_BT, inputs)
     if trainer._entropy_bonus_enabled:
-        steps = trainer.current_gradient_accumulation_steps if mode == "train" else 1.0
-        loss = loss - trainer.entropy_coef * entropy / steps
-    return loss
+        loss = loss - trainer.entropy_coef * entropy / accumulated(trainer)
+    return loss + weighted_aux_loss(trainer, aux_loss)
 
 
 def hooked_kl(trainer: Any, inputs: dict[str, Any], kl_fn: KLFn) -> torch.Tensor:
@@ -209,29 +235,60 @@ def hooked_kl(trainer: Any, inputs: dict[str, Any], kl_fn: KLFn) -> torch.Tensor
 
     With TRL's `use_bias_correction_kl` each token is weighted by its importance ratio, as TRL weighs its own.
     """
-    mask_BT, logps_BT = _mask(inputs), trainer.fresh_logps
+    mask_BT, logps_BT = trained_mask(inputs), trainer.fresh_logps
     kl_BT = kl_fn(logps_BT, inputs["ref_per_token_logps"], mask_BT)
     old_BT = inputs.get("old_per_token_logps")
     if trainer.args.use_bias_correction_kl:
         old_BT = logps_BT.detach() if old_BT is None else old_BT
         kl_BT = kl_BT * log_ratios(logps_BT, old_BT, mask_BT, level=trainer.importance_sampling_level).exp()
-    _log(trainer, "train" if trainer.model.training else "eval", "kl", mean_kl(kl_BT, mask_BT))
+    log_mean(trainer, "train" if trainer.model.training else "eval", "kl", mean_kl(kl_BT, mask_BT))
     return _normalised(trainer, kl_BT, mask_BT, inputs)
+
+
+def accumulated(trainer: Any) -> int:
+    """Return how many micro-batches an optimizer step has; an evaluation is one."""
+    return int(trainer.current_gradient_accumulation_steps) if trainer.model.training else 1
+
+
+def weighted_aux_loss(trainer: Any, aux_loss: torch.Tensor | None) -> torch.Tensor | float:
+    """Return the load-balancing loss of a mixture of experts as TRL adds it, 0 for other models."""
+    if aux_loss is None:
+        return 0.0
+    weighted: torch.Tensor = trainer.router_aux_loss_coef * aux_loss / accumulated(trainer)
+    return weighted
 
 
 def denominator(trainer: Any, mask_BT: torch.Tensor, inputs: dict[str, Any]) -> float | torch.Tensor:
     """Return what TRL divides the sum of a micro-batch by, under its `loss_type`."""
-    is_training, kind = trainer.model.training, trainer.loss_type
-    steps = trainer.current_gradient_accumulation_steps if is_training else 1
-    if kind in ("dapo", "cispo", "vespo"):  # by the tokens of the whole generation, on all processes
-        n_tokens = inputs["num_items_in_batch"].clamp(min=1.0) / trainer.accelerator.num_processes
-        return n_tokens * steps / trainer.args.steps_per_generation if is_training else n_tokens
-    n_rows = mask_BT.shape[0]
-    parts: dict[str, float | torch.Tensor] = {
-        "bnpo": mask_BT.sum().clamp(min=1.0),
-        "dr_grpo": n_rows * trainer.max_completion_length,
-    }
-    return parts.get(kind, n_rows) * steps
+    if trainer.loss_type == "bnpo":
+        return mask_BT.sum().clamp(min=1.0) * accumulated(trainer)
+    constant = trainer.max_completion_length if trainer.loss_type == "dr_grpo" else 1.0
+    return denominator_of(trainer, _NORMALISATIONS[trainer.loss_type], mask_BT, inputs, constant=constant)
+
+
+def denominator_of(
+    trainer: Any,
+    normalisation: Normalisation,
+    mask_BT: torch.Tensor,
+    inputs: Mapping[str, Any],
+    *,
+    constant: float = 1.0,
+) -> float | torch.Tensor:
+    """Return what makes of a micro-batch's sum its part of an optimizer step that is normalised so.
+
+    Args:
+        trainer: TRL's.
+        normalisation: "token" divides by the tokens of the whole generation, on all processes.
+        mask_BT: The micro-batch's.
+        inputs: The micro-batch.
+        constant: Of "constant".
+    """
+    if normalisation == "token":
+        n_tokens: torch.Tensor = inputs["num_items_in_batch"].clamp(min=1.0) / trainer.accelerator.num_processes
+        return (
+            n_tokens * accumulated(trainer) / trainer.args.steps_per_generation if trainer.model.training else n_tokens
+        )
+    return mask_BT.shape[0] * accumulated(trainer) * (constant if normalisation == "constant" else 1.0)
 
 
 def rows_of(value: Any, start: int, stop: int) -> Any:
@@ -261,10 +318,12 @@ def _normalised(trainer: Any, values_BT: torch.Tensor, mask_BT: torch.Tensor, in
     return aggregate_loss(values_BT, mask_BT, normalisation, denominator=denominator(trainer, mask_BT, inputs))
 
 
-def _mask(inputs: Mapping[str, Any]) -> torch.Tensor:
+def trained_mask(inputs: Mapping[str, Any]) -> torch.Tensor:
+    """Return which tokens of a batch are trained on, shape (B, T)."""
     mask_BT: torch.Tensor = inputs["completion_mask"] * inputs["tool_mask"]
     return mask_BT
 
 
-def _log(trainer: Any, mode: str, name: str, value: torch.Tensor) -> None:
+def log_mean(trainer: Any, mode: str, name: str, value: torch.Tensor) -> None:
+    """Log the mean over the processes of a scalar; NaN where one has nothing to say."""
     trainer._metrics[mode][name].append(trainer.accelerator.gather(value.detach()).nanmean().item())

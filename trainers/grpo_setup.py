@@ -19,10 +19,10 @@ except ImportError as error:
 
 from llm_envs.trainers.grpo_config import EnvGRPOConfig
 from llm_envs.trainers.items import Items, make_items
-from llm_envs.trainers.schedules import KLController, KLSchedule, parse_kl_schedule
 from llm_envs.trainers.settings import check_env_kwargs
+from llm_envs.trainers.weight_sync import ColocatedEngine
 
-__all__ = ["check_arguments", "check_origin", "lent", "make_kl_controller", "make_splits"]
+__all__ = ["as_engine", "check_arguments", "check_origin", "lent", "make_splits"]
 
 
 def check_arguments(env: Any, args: Any, kwargs: Mapping[str, Any]) -> None:
@@ -60,22 +60,21 @@ def make_splits(
     return items
 
 
-def make_kl_controller(args: EnvGRPOConfig, kl_schedule: KLSchedule | None) -> KLController:
-    """Return what says the KL's coefficient: `beta`, or a schedule, given as a function or in the settings.
-
-    Raises:
-        InvalidConfigError: If there are several.
-    """
-    given = {
-        "beta": args.beta or None,
-        "kl_schedule in the settings": args.kl_schedule,
-        "kl_schedule": kl_schedule,
-    }
-    if len(several := [name for name, value in given.items() if value is not None]) > 1:
-        raise InvalidConfigError(f"{' and '.join(several)} both say the KL's coefficient: leave one out.")
-    if args.kl_schedule is not None:
-        kl_schedule = parse_kl_schedule(args.kl_schedule)
-    return KLController(kl_schedule, args.beta)
+def as_engine(trainer: Any) -> ColocatedEngine:
+    """Return the vLLM engine of a trainer, in this process."""
+    args = trainer.args
+    return ColocatedEngine(
+        trainer.model,
+        trainer.accelerator,
+        trainer._tokenizer,
+        seed=args.seed,
+        version=lambda: trainer.state.global_step,
+        gpu_memory_utilization=args.vllm_gpu_memory_utilization,
+        max_model_length=args.vllm_max_model_length,
+        max_num_seqs=args.max_concurrency,
+        model_impl=args.vllm_model_impl,
+        trust_remote_code=args.trust_remote_code,
+    )
 
 
 @contextmanager

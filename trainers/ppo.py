@@ -55,7 +55,8 @@ class EnvPPOTrainer(EnvGRPOTrainer):
         args: Settings; None takes the defaults.
         critic: None: a value head on the policy's trunk. A folder, a name or a loaded model: a critic with a trunk of
             its own, whose vocabulary must be the policy's. A folder `critic` that a run saved: that critic.
-        **kwargs: The others of `EnvGRPOTrainer`, but for `advantage_fn`: advantages are the critic's. Rewards may come
+        **kwargs: The others of `EnvGRPOTrainer`, but for `advantage_fn`, `algorithm` and `algorithm_schedule`:
+            advantages are the critic's. Rewards may come
             from `reward_fns`, `shaping_fns` and `aggregate`; `kl_fn` estimates the KL, in the loss or the reward.
 
     The critic is `critic`; checkpoints and `save_model` write it to a folder of that name.
@@ -78,8 +79,9 @@ class EnvPPOTrainer(EnvGRPOTrainer):
         critic: str | Path | PreTrainedModel | None = None,
         **kwargs: Any,
     ) -> None:
-        if kwargs.get("advantage_fn") is not None:
-            raise InvalidConfigError("advantage_fn: the critic makes PPO's advantages; EnvGRPOTrainer takes one.")
+        for name in ("advantage_fn", "algorithm", "algorithm_schedule"):
+            if kwargs.get(name) is not None:
+                raise InvalidConfigError(f"{name}: the critic makes PPO's advantages; EnvGRPOTrainer takes one.")
         if args is not None and not isinstance(args, EnvPPOConfig):
             raise InvalidConfigError(f"args is a {type(args).__name__}; use EnvPPOConfig, which has the critic's.")
         args = args or EnvPPOConfig(output_dir=f"{env.split('/')[-1] if isinstance(env, str) else 'llm-envs'}-PPO")

@@ -125,8 +125,8 @@ def test_an_ema_is_the_average_by_hand(make, kind):
 def test_a_periodic_reference_is_counted_when_it_moves(make):
     trainer = make({"max_steps": 3}, reference_update_fn=create_periodic_update(2))
     seen = []
-    update = trainer._reference.update_fn
-    trainer._reference.update_fn = lambda *given, **more: seen.append(copied(given[1])) or update(*given, **more)
+    update = trainer._in_force.reference.update_fn
+    trainer._in_force.reference.update_fn = lambda *given, **more: seen.append(copied(given[1])) or update(*given, **more)
     trainer.train()
     assert logged(trainer, "reference/updates") == [0.0, 1.0, 1.0]
     assert_same(copied(trainer.ref_model), seen[1], atol=0.0)

@@ -37,6 +37,7 @@ from llm_envs.trainers.functional.pairs import (
     best_worst_pairs,
     create_dpo_loss,
     pair_log_ratios,
+    sequence_log_ratios,
 )
 
 __all__ = [
@@ -128,6 +129,10 @@ class LossBatch:
     """NaN where there is no score. Needed to select pairs."""
     group_ids_B: torch.Tensor | None = None
     """Ints. Needed to select pairs."""
+    pair_losses_B: torch.Tensor | None = None
+    """With `pair_slopes_B`, in place of selecting pairs: each row's part of the pairs' mean loss, shape (B,)."""
+    pair_slopes_B: torch.Tensor | None = None
+    """Derivative of that mean by each row's log-ratio (`pairs.pair_slopes`): for pairs that reach beyond this batch."""
     denominator: float | torch.Tensor | None = None
     """What `masking.aggregate_loss` divides by, where this batch is a part of one; None: the batch's own."""
     max_length: float | None = None
@@ -148,7 +153,7 @@ def algorithm_loss(algorithm: AlgorithmConfig, batch: LossBatch) -> tuple[torch.
     Returns:
         A scalar; and detached scalars: `loss`, `ratio` (mean of pi / pi_old per token), and where there is such a
         term `kl`, `entropy`, `pairs` (how many) and `pair_accuracy` (share whose chosen one has the greater
-        log-ratio).
+        log-ratio; both not with `pair_slopes_B`).
 
     Raises:
         ValueError: If the batch lacks what the algorithm needs.
@@ -188,6 +193,10 @@ def _pair_term(
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Return the mean loss of the batch's pairs, 0 without any, and its statistics."""
     assert algorithm.pair_selector is not None and algorithm.pair_loss_fn is not None
+    if batch.pair_slopes_B is not None:
+        ratios_B = sequence_log_ratios(batch.logps_BT, reference_BT, batch.mask_BT, average=algorithm.pair_average)
+        losses_B = _needed(batch.pair_losses_B, "pair_losses_B", algorithm)
+        return (losses_B + batch.pair_slopes_B * (ratios_B - ratios_B.detach())).sum(), {}
     rewards_B = _needed(batch.rewards_B, "rewards_B", algorithm)
     pairs_P2 = algorithm.pair_selector(rewards_B, _needed(batch.group_ids_B, "group_ids_B", algorithm))
     chosen_P, rejected_P = pair_log_ratios(

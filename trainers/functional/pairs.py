@@ -28,6 +28,7 @@ __all__ = [
     "hinge_loss",
     "ipo_loss",
     "pair_log_ratios",
+    "pair_slopes",
     "random_pairs",
     "sequence_log_ratios",
 ]
@@ -151,6 +152,33 @@ def pair_log_ratios(
     """
     ratios_B = sequence_log_ratios(logps_BT, ref_logps_BT, mask_BT, average=average)
     return ratios_B[pairs_P2[:, 0]], ratios_B[pairs_P2[:, 1]]
+
+
+def pair_slopes(
+    log_ratios_B: torch.Tensor, pairs_P2: torch.Tensor, pair_loss_fn: PairLossFn
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return each row's half of the losses of its pairs, and the derivative of all pairs' sum by its log-ratio.
+
+    `sum_b slopes_b r_b(theta)` has the gradient of `sum_p loss_p(theta)` at the present weights, row by row: so the
+    rows of a pair may go through the model in different micro-batches.
+
+    Args:
+        log_ratios_B: Shape (B,), at the present weights, from `sequence_log_ratios`; no gradient is needed.
+        pairs_P2: Shape (P, 2), from a `PairSelector`.
+        pair_loss_fn: The loss.
+
+    Returns:
+        Two tensors of shape (B,), without gradient.
+    """
+    leaf_B = log_ratios_B.detach().clone().requires_grad_()
+    losses_B = torch.zeros_like(leaf_B.detach())
+    if not len(pairs_P2):
+        return losses_B, losses_B.clone()
+    with torch.enable_grad():
+        losses_P = pair_loss_fn(leaf_B[pairs_P2[:, 0]], leaf_B[pairs_P2[:, 1]])
+        (slopes_B,) = torch.autograd.grad(losses_P.sum(), leaf_B)
+    halves_P = 0.5 * losses_P.detach().to(losses_B.dtype)
+    return losses_B.index_add(0, pairs_P2[:, 0], halves_P).index_add(0, pairs_P2[:, 1], halves_P), slopes_B
 
 
 def dpo_loss(
