@@ -1,0 +1,132 @@
+"""`llm/BaseConversion-v0`: write numbers in other bases, and add in them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from llm_envs.env import Difficulty, SingleTurnEnv
+from llm_envs.errors import InvalidActionError
+from llm_envs.tasks.draws import between, pick
+
+__all__ = ["BaseConversionEnv", "to_base"]
+
+_DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
+_MOST_DIGITS = 100
+
+
+class BaseConversionEnv(SingleTurnEnv):
+    """Convert a number from one base to another; at the top level the sum of two numbers.
+
+    ## Description
+    The number is written in a base from 2 to 36, with the letters a to z as digits from 10 to 35, and asked for in
+    another base. Teaches place value, and carrying in any base.
+
+    ## Observation
+    The question. After the reply "Correct.", "Incorrect." or what was malformed.
+
+    ## Action
+    The digits as the final answer, `<answer>1f4</answer>`; capitals, spaces and zeros in front do not matter.
+    Thinking in `<think>...</think>` is allowed before it.
+
+    ## Reward
+    `correct` (weight 1): 1 for the right digits. `malformed` (weight -0.1): 1 for a reply without an answer, with
+    broken tags, or whose answer has characters that are no digits of the target's base.
+
+    ## Episode End
+    Terminates after one reply.
+
+    ## Arguments
+    - `split`: "train" or "test".
+    - `difficulty`: "easy" (default): 16 to 999 between the bases 2, 8, 10 and 16; "medium": 1000 to 20000 between the
+      bases 2 to 16; "hard": the sum of two numbers up to 60000 between the bases 3 to 36.
+    - `reset(options={"problem": {"numbers": ["ff"], "source": 16, "target": 10}})` asks for a given conversion; of
+      several numbers, for their sum.
+
+    ## Version History
+    - v0: first version.
+    """
+
+    # The chance rates bound the share of the commonest string of digits: 0.4%, 0.02%, 0.01%.
+    difficulties = {
+        "easy": Difficulty(
+            "bases 2, 8, 10, 16",
+            chance_rate=0.005,
+            n_problems=11_808,
+            settings={"bases": (2, 8, 10, 16), "values": (16, 999), "count": 1},
+        ),
+        "medium": Difficulty(
+            "bases 2 to 16",
+            chance_rate=0.001,
+            n_problems=3_990_210,
+            settings={"bases": tuple(range(2, 17)), "values": (1_000, 20_000), "count": 1},
+        ),
+        "hard": Difficulty(
+            "sums, bases 3 to 36",
+            chance_rate=0.001,
+            settings={"bases": tuple(range(3, 37)), "values": (1_000, 60_000), "count": 2},
+        ),
+    }
+    default_difficulty = "easy"
+    problem_fields = {"numbers": list, "source": int, "target": int}
+    instructions = (
+        "Digits from 10 on are letters: a is 10, b is 11, ..., z is 35. Reply with the digits as <answer>...</answer>."
+    )
+
+    def generate(self) -> dict[str, Any]:
+        """Draw two bases and the numbers."""
+        random, bases = self.np_random.random, self.settings["bases"]
+        source, target = pick(random, bases), pick(random, bases)
+        while target == source:
+            target = pick(random, bases)
+        numbers = [to_base(between(random, *self.settings["values"]), source) for _ in range(self.settings["count"])]
+        return {"numbers": numbers, "source": source, "target": target}
+
+    def check_problem(self, problem: Mapping[str, Any]) -> None:
+        """Refuse bases that have no digits, and numbers that are none."""
+        if not all(2 <= problem[key] <= 36 for key in ("source", "target")) or not problem["numbers"]:
+            raise InvalidActionError("bases must be from 2 to 36, and there must be a number")
+        for number in problem["numbers"]:
+            if not isinstance(number, str) or not 0 < len(number) <= _MOST_DIGITS:
+                raise InvalidActionError(f"numbers must be texts of 1 to {_MOST_DIGITS} digits")
+            if not set(number) <= set(_DIGITS[: problem["source"]]):
+                raise InvalidActionError(f"{number!r} has a digit that base {problem['source']} does not have")
+
+    def split_key(self, problem: Mapping[str, Any]) -> list[Any]:
+        """Return the values and the bases, whichever is the source: there and back is one problem."""
+        values = sorted(int(number, problem["source"]) for number in problem["numbers"])
+        return [values, sorted((problem["source"], problem["target"]))]
+
+    def begin(self) -> None:
+        """Add and convert."""
+        value = sum(int(number, self.problem["source"]) for number in self.problem["numbers"])
+        self._answer = to_base(value, self.problem["target"])
+
+    def prompt(self) -> str:
+        """Return the question."""
+        numbers, source, target = self.problem["numbers"], self.problem["source"], self.problem["target"]
+        if len(numbers) == 1:
+            return f"The number {numbers[0]} is written in base {source}. Write it in base {target}."
+        listed = f"{', '.join(numbers[:-1])} and {numbers[-1]}"
+        return f"The numbers {listed} are written in base {source}. Write their sum in base {target}."
+
+    def solution(self) -> str:
+        """Return the digits."""
+        return self._answer
+
+    def is_correct(self, answer: str) -> bool:
+        """Compare the digits."""
+        digits = re.sub(r"\s", "", answer).lower()
+        if not digits or not set(digits) <= set(_DIGITS[: self.problem["target"]]):
+            raise InvalidActionError(f"the answer must be digits of base {self.problem['target']} alone")
+        return (digits.lstrip("0") or "0") == self._answer
+
+
+def to_base(value: int, base: int) -> str:
+    """Return the digits of a number from 0 in a base from 2 to 36."""
+    digits = ""
+    while value:
+        value, digit = divmod(value, base)
+        digits = _DIGITS[digit] + digits
+    return digits or "0"

@@ -1,0 +1,244 @@
+"""`llm/SortRecords-v0`: combine tables of records and sort them by several keys."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from llm_envs.env import Difficulty, SingleTurnEnv
+from llm_envs.errors import InvalidActionError
+from llm_envs.tasks.draws import Random, between, pick, sample, shuffled
+from llm_envs.tasks.people import PEOPLE
+
+__all__ = ["SortRecordsEnv", "select"]
+
+_CODES = tuple(f"{letter}{number}" for letter in "BDFHKMPRTX" for number in range(2, 10))
+_DOMAINS: Mapping[str, tuple[tuple[str, ...], tuple[tuple[str, Any], ...]]] = {
+    "people": (
+        PEOPLE,
+        (
+            ("age", (21, 29)),
+            ("score", (1, 6)),
+            ("city", ("Bonn", "Lima", "Oslo", "Rome", "Turin")),
+            ("team", ("red", "blue", "green")),
+        ),
+    ),
+    "parcels": (
+        _CODES,
+        (
+            ("weight", (2, 9)),
+            ("price", (11, 17)),
+            ("zone", ("north", "south", "east", "west")),
+            ("kind", ("box", "letter", "tube")),
+        ),
+    ),
+    "books": (
+        (
+            *("Amber", "Atlas", "Birch", "Canyon", "Comet", "Delta", "Ember", "Fable", "Garnet", "Harbor", "Iris"),
+            *("Jasper", "Lagoon", "Meadow", "Nectar", "Opal", "Prism", "Quartz", "Raven", "Sierra", "Tundra", "Umber"),
+        ),
+        (
+            ("year", (1991, 1999)),
+            ("pages", (110, 116)),
+            ("genre", ("crime", "drama", "poetry", "travel")),
+            ("shelf", ("top", "middle", "bottom")),
+        ),
+    ),
+}
+"""Names of records, and columns: a range of numbers or a choice of words. Both are small, so that there are ties."""
+_DIRECTIONS = ("ascending", "descending")
+_OPERATIONS: Mapping[str, str] = {
+    "first": "Take the records of table A.",
+    "union": "Take the records that are in table A or in table B, each once.",
+    "both": "Take the records that are in both tables.",
+    "only first": "Take the records of table A that are not in table B.",
+    "one": "Take the records that are in exactly one of the two tables.",
+}
+_FEWEST = 4
+"""Records that must be left, so that a guessed order is rarely right."""
+
+
+class SortRecordsEnv(SingleTurnEnv):
+    """Combine tables, filter them, and list the records in the order of several keys.
+
+    ## Description
+    One table of records or two are given. The records of one, of their union, intersection or difference are to be
+    listed by one key or several, each ascending or descending; records that are equal in all of them keep the order
+    in which they stand (those of table A first). Teaches to apply a long specification exactly, ties included.
+
+    ## Observation
+    The tables and what to do. After the reply "Correct.", "Incorrect." or what was malformed.
+
+    ## Action
+    The names in order as the final answer, `<answer>Ada, Ben, Cleo</answer>`. Thinking in `<think>...</think>` is
+    allowed before it.
+
+    ## Reward
+    `correct` (weight 1): 1 for the right names in the right order. `malformed` (weight -0.1): 1 for a reply without
+    an answer, with broken tags, or whose answer has a name that is in no table, or a name twice.
+
+    ## Episode End
+    Terminates after one reply.
+
+    ## Arguments
+    - `split`: "train" or "test".
+    - `difficulty`: "easy" (default): one table of 6 records, one key with ties; "medium": two tables of 7, an
+      operation and two keys; "hard": two tables of 10, an operation, a condition and three keys.
+    - `reset(options={"problem": {"columns": ["age"], "a": [["Ada", 30], ["Ben", 25]], "b": [], "operation": "first",
+      "condition": [], "keys": [["age", "ascending"]]}})` plays a given problem. Operations are "first", "union",
+      "both", "only first" and "one"; a condition is `["age", "at least", 25]` or `["city", "is not", "Rome"]`.
+
+    ## Version History
+    - v0: first version.
+    """
+
+    # The chance rates bound how often a random order of the right records is right: 1 of 6!, and on average over their
+    # number 1.7% and 1.3%; and how often the order by name is: 0.2%, 1.3%, 1.6%.
+    difficulties = {
+        "easy": Difficulty("one table, one key", chance_rate=0.005, settings={"rows": 6, "keys": 1}),
+        "medium": Difficulty("two tables, two keys", chance_rate=0.03, settings={"rows": 7, "keys": 2}),
+        "hard": Difficulty("two tables, a condition, three keys", chance_rate=0.03, settings={"rows": 10, "keys": 3}),
+    }
+    default_difficulty = "easy"
+    problem_fields = {"columns": list, "a": list, "b": list, "operation": str, "condition": list, "keys": list}
+    instructions = "Reply with the names of the records in the right order as <answer>name, name, ...</answer>."
+
+    def generate(self) -> dict[str, Any]:
+        """Draw tables and what to do, until enough records are left and nothing that is asked for is needless."""
+        random, n, n_keys = self.np_random.random, self.settings["rows"], self.settings["keys"]
+        while True:
+            names, columns = pick(random, tuple(_DOMAINS.values()))
+            columns = tuple(sample(random, columns, 2 if n_keys == 1 else 3))
+            one = n_keys == 1
+            chosen = sample(random, names, n if one else n + n // 2)
+            rows = [[name, *(_draw_value(random, values) for _, values in columns)] for name in chosen]
+            first, second = rows[:n], [] if one else shuffled(random, rows[n // 2 :])
+            keys = [[column, pick(random, _DIRECTIONS)] for column, _ in sample(random, columns, n_keys)]
+            problem = {
+                "columns": [column for column, _ in columns],
+                "a": first,
+                "b": [list(row) for row in second],
+                "operation": "first" if one else pick(random, ("union", "both", "only first", "one")),
+                "condition": _draw_condition(random, columns) if n_keys == 3 else [],
+                "keys": keys,
+            }
+            answer = select(problem)
+            shorter = [problem | {"keys": []}, problem | {"keys": keys[:-1]}, problem | {"condition": []}]
+            needless = [select(each) == answer for each in shorter if each != problem]
+            if len(answer) >= _FEWEST and not any(needless):
+                return problem
+
+    def check_problem(self, problem: Mapping[str, Any]) -> None:
+        """Refuse what are no tables, or cannot be asked of them."""
+        columns, rows = problem["columns"], [*problem["a"], *problem["b"]]
+        if not all(isinstance(row, list) and len(row) == len(columns) + 1 for row in rows):
+            raise InvalidActionError("each record must be [name, value of each column]")
+        if not all(isinstance(row[0], str) and re.fullmatch(r"\w+", row[0]) for row in rows):
+            raise InvalidActionError("a record's name must be a single word")
+        for i, column in enumerate(columns, 1):
+            kinds = {type(row[i]) for row in rows}
+            if not isinstance(column, str) or not (kinds <= {int} or kinds <= {str}):
+                raise InvalidActionError("the values of a column must all be whole numbers or all texts")
+        for table in (problem["a"], problem["b"]):
+            if len({row[0].lower() for row in table}) < len(table):
+                raise InvalidActionError("a name is twice in a table")
+        same = {row[0].lower(): row for row in problem["a"]}
+        if any(same.get(row[0].lower(), row) != row for row in problem["b"]):
+            raise InvalidActionError("a record that is in both tables must be the same in both")
+        if problem["operation"] not in _OPERATIONS:
+            raise InvalidActionError(f"the operation must be one of {', '.join(_OPERATIONS)}")
+        for key in problem["keys"]:
+            if not isinstance(key, list) or len(key) != 2 or key[0] not in columns or key[1] not in _DIRECTIONS:
+                raise InvalidActionError('a key must be [column, "ascending" or "descending"]')
+        condition = problem["condition"]
+        if condition and (len(condition) != 3 or condition[0] not in columns or condition[1] not in _CONDITIONS):
+            raise InvalidActionError(f"a condition must be [column, one of {', '.join(_CONDITIONS)}, value]")
+        if condition and any(type(row[columns.index(condition[0]) + 1]) is not type(condition[2]) for row in rows):
+            raise InvalidActionError("the condition's value must be of the column's type")
+        if not select(problem):
+            raise InvalidActionError("no record is left")
+
+    def split_key(self, problem: Mapping[str, Any]) -> Any:
+        """Return the tables and the operation: they are one problem, by whatever keys they are sorted."""
+        return [sorted(map(repr, problem["a"])), sorted(map(repr, problem["b"])), problem["operation"]]
+
+    def begin(self) -> None:
+        """Select and sort."""
+        self._answer = select(self.problem)
+        self._known = {row[0].lower(): row[0] for row in [*self.problem["a"], *self.problem["b"]]}
+
+    def prompt(self) -> str:
+        """Return the tables and what to do."""
+        problem, lines = self.problem, []
+        for title, table in (("Table A", problem["a"]), ("Table B", problem["b"])):
+            if table:
+                lines.append(f"{title}: name, {', '.join(problem['columns'])}")
+                lines += [", ".join(map(str, row)) for row in table]
+        lines.append(_OPERATIONS[problem["operation"]])
+        if problem["condition"]:
+            column, how, value = problem["condition"]
+            lines.append(f"Keep only those whose {column} {_CONDITIONS[how][0].format(value)}.")
+        orders = ", then by ".join(f"{column} ({direction})" for column, direction in problem["keys"])
+        if orders:
+            lines.append(f"Sort them by {orders}; words go by the alphabet.")
+        end = ", first those of table A, then the others of table B" if problem["b"] else ""
+        lines.append(f"Records that are equal in all of this stay in the order in which they stand above{end}.")
+        return "\n".join(lines)
+
+    def solution(self) -> str:
+        """Return the names."""
+        return ", ".join(self._answer)
+
+    def is_correct(self, answer: str) -> bool:
+        """Compare the names in order."""
+        names = [name.lower() for name in re.split(r"[,;\s]+", answer.strip(" \n.,;"))]
+        unknown = next((name for name in names if name not in self._known), None)
+        if unknown is not None:
+            raise InvalidActionError(f"{unknown[:40]!r} is in no table")
+        if len(set(names)) < len(names):
+            raise InvalidActionError("the answer has a name twice")
+        return [self._known[name] for name in names] == self._answer
+
+
+_CONDITIONS: Mapping[str, tuple[str, Any]] = {
+    "at least": ("is at least {}", lambda value, limit: value >= limit),
+    "at most": ("is at most {}", lambda value, limit: value <= limit),
+    "is": ("is {}", lambda value, limit: value == limit),
+    "is not": ("is not {}", lambda value, limit: value != limit),
+}
+
+
+def select(problem: Mapping[str, Any]) -> list[str]:
+    """Return the names of the records that are asked for, in order."""
+    first, second, operation = problem["a"], problem["b"], problem["operation"]
+    in_first, in_second = {row[0] for row in first}, {row[0] for row in second}
+    others = [row for row in second if row[0] not in in_first]
+    if operation == "first":
+        rows = list(first)
+    elif operation == "union":
+        rows = [*first, *others]
+    elif operation == "both":
+        rows = [row for row in first if row[0] in in_second]
+    else:
+        rows = [row for row in first if row[0] not in in_second] + (others if operation == "one" else [])
+    columns = problem["columns"]
+    if problem["condition"]:
+        column, how, value = problem["condition"]
+        place, fits = columns.index(column) + 1, _CONDITIONS[how][1]
+        rows = [row for row in rows if fits(row[place], value)]
+    for column, direction in reversed(problem["keys"]):
+        place = columns.index(column) + 1
+        rows.sort(key=lambda row: row[place], reverse=direction == "descending")
+    return [row[0] for row in rows]
+
+
+def _draw_value(random: Random, values: Any) -> Any:
+    return between(random, *values) if isinstance(values[0], int) else pick(random, values)
+
+
+def _draw_condition(random: Random, columns: Any) -> list[Any]:
+    column, values = pick(random, columns)
+    if isinstance(values[0], int):
+        return [column, pick(random, ("at least", "at most")), between(random, values[0] + 2, values[1] - 2)]
+    return [column, "is not", pick(random, values)]

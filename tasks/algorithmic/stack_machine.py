@@ -1,0 +1,221 @@
+"""`llm/StackMachine-v0`: run a program of a stack machine in the head."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from llm_envs.env import Difficulty, SingleTurnEnv
+from llm_envs.errors import InvalidActionError
+from llm_envs.rewards import parse_integer
+from llm_envs.tasks.draws import Random, between, pick
+
+__all__ = ["StackMachineEnv", "run_program"]
+
+_MEANINGS: Mapping[str, tuple[int, str]] = {
+    "add": (2, "replaces the top two numbers by their sum"),
+    "sub": (2, "replaces the top two by the second minus the top"),
+    "mul": (2, "replaces the top two by their product"),
+    "max": (2, "replaces the top two by the larger one"),
+    "neg": (1, "changes the sign of the top number"),
+    "dup": (1, "pushes a copy of the top number"),
+    "drop": (1, "removes the top number"),
+    "swap": (2, "exchanges the top two"),
+    "over": (2, "pushes a copy of the second number"),
+    "rot": (3, "moves the third number to the top"),
+}
+"""Of each instruction how many numbers it needs, and what it does."""
+_LARGEST, _MOST_STEPS, _MOST_LINES = 10**12, 2_000, 300
+_FAR = 999
+
+
+class StackMachineEnv(SingleTurnEnv):
+    """Tell the final stack of a program.
+
+    ## Description
+    A program of a small stack machine pushes numbers, calculates with the top ones and moves them about; at the top
+    level with loops. Teaches to simulate a machine step by step and to keep its whole state.
+
+    ## Observation
+    What the instructions that occur do, and the program. After the reply "Correct.", "Incorrect." or what was
+    malformed.
+
+    ## Action
+    The final stack from bottom to top as the final answer, `<answer>3, -1, 4</answer>`, with brackets or without.
+    Thinking in `<think>...</think>` is allowed before it.
+
+    ## Reward
+    `correct` (weight 1): 1 if all numbers are right, in order. `malformed` (weight -0.1): 1 for a reply without an
+    answer, with broken tags, or whose answer is no list of whole numbers.
+
+    ## Episode End
+    Terminates after one reply.
+
+    ## Arguments
+    - `split`: "train" or "test".
+    - `difficulty`: "easy" (default): 8 instructions; "medium": 14; "hard": 16 with one or two loops, nested at times.
+    - `reset(options={"problem": {"program": ["push 3", "repeat 2", "dup", "add", "end"]}})` plays a given program
+      that leaves at least one number.
+
+    ## Version History
+    - v0: first version.
+    """
+
+    # The chance rates bound the share of the commonest final stack: 0.3%, 0.2%, 0.2%.
+    difficulties = {
+        "easy": Difficulty("8 instructions", chance_rate=0.01, settings={"size": 8, "loops": 0}),
+        "medium": Difficulty("14 instructions", chance_rate=0.01, settings={"size": 14, "loops": 0}),
+        "hard": Difficulty("16 instructions with loops", chance_rate=0.01, settings={"size": 16, "loops": 2}),
+    }
+    default_difficulty = "easy"
+    problem_fields = {"program": list}
+    instructions = "Run the program. Reply with the final stack from bottom to top as <answer>1, 2, 3</answer>."
+
+    def generate(self) -> dict[str, Any]:
+        """Draw a program that leaves two to six numbers, none of them large, and not only what was pushed."""
+        random = self.np_random.random
+        while True:
+            program = _draw_program(random, self.settings["size"], self.settings["loops"])
+            try:
+                stack = run_program(program)
+            except InvalidActionError:
+                continue
+            pushed = [int(line[5:]) for line in program if line.startswith("push")]
+            if 2 <= len(stack) <= 6 and max(map(abs, stack)) <= _FAR and stack != pushed:
+                return {"program": program}
+
+    def check_problem(self, problem: Mapping[str, Any]) -> None:
+        """Refuse what is no program, fails, or leaves nothing."""
+        if not all(isinstance(line, str) for line in problem["program"]) or len(problem["program"]) > _MOST_LINES:
+            raise InvalidActionError(f"the program must be a list of at most {_MOST_LINES} texts")
+        if not run_program(problem["program"]):
+            raise InvalidActionError("the program leaves an empty stack")
+
+    def begin(self) -> None:
+        """Run the program."""
+        self._stack = run_program(self.problem["program"])
+
+    def prompt(self) -> str:
+        """Return what the instructions do, and the program."""
+        used = {line.split()[0] for line in self.problem["program"]}
+        lines = ["A machine works on a stack of numbers, empty at first. push n puts n on top."]
+        lines += [f"{name} {meaning}." for name, (_, meaning) in _MEANINGS.items() if name in used]
+        if "repeat" in used:
+            lines.append("repeat n ... end runs what is between n times.")
+        indent = 0
+        lines.append("Program:")
+        for line in self.problem["program"]:
+            indent -= line == "end"
+            lines.append("  " * indent + line)
+            indent += line.startswith("repeat")
+        return "\n".join(lines)
+
+    def solution(self) -> str:
+        """Return the final stack."""
+        return ", ".join(map(str, self._stack))
+
+    def is_correct(self, answer: str) -> bool:
+        """Compare number by number."""
+        text = answer.strip()
+        if text[:1] == "[" and text[-1:] == "]":
+            text = text[1:-1].strip()
+        numbers = [parse_integer(part) for part in re.split(r"\s*,\s*|\s+", text)]
+        if None in numbers:
+            raise InvalidActionError("the answer must be whole numbers between commas, from bottom to top")
+        return numbers == self._stack
+
+
+def run_program(program: Sequence[str]) -> list[int]:
+    """Return the final stack, bottom first.
+
+    Raises:
+        InvalidActionError: If a line is no instruction, needs more numbers than there are, a loop is not closed, or
+            numbers or steps become too many.
+    """
+    stack: list[int] = []
+    loops: list[list[int]] = []
+    place = steps = 0
+    while place < len(program):
+        name, _, argument = program[place].partition(" ")
+        place, steps = place + 1, steps + 1
+        if steps > _MOST_STEPS or len(stack) > _MOST_STEPS:
+            raise InvalidActionError(f"the program takes over {_MOST_STEPS} steps")
+        if name in ("push", "repeat"):
+            number = parse_integer(argument)
+            if number is None or abs(number) > _LARGEST or (name == "repeat" and not 1 <= number <= _MOST_STEPS):
+                raise InvalidActionError(f"{program[place - 1][:40]!r} needs a whole number")
+            if name == "push":
+                stack.append(number)
+            else:
+                loops.append([place, number - 1])
+        elif name == "end" and not argument and loops:
+            start, left = loops[-1]
+            if left:
+                loops[-1][1], place = left - 1, start
+            else:
+                loops.pop()
+        elif name in _MEANINGS and not argument:
+            if len(stack) < _MEANINGS[name][0]:
+                raise InvalidActionError(f"{name} needs {_MEANINGS[name][0]} numbers; the stack has {len(stack)}")
+            _apply(name, stack)
+            if stack and abs(stack[-1]) > _LARGEST:
+                raise InvalidActionError(f"a number becomes larger than {_LARGEST}")
+        else:
+            raise InvalidActionError(f"{program[place - 1][:40]!r} is no instruction that can stand here")
+    if loops:
+        raise InvalidActionError("a loop has no end")
+    return stack
+
+
+def _apply(name: str, stack: list[int]) -> None:
+    if name in ("add", "sub", "mul", "max"):
+        top = stack.pop()
+        second = stack.pop()
+        results = {"add": second + top, "sub": second - top, "mul": second * top, "max": max(second, top)}
+        stack.append(results[name])
+    elif name == "neg":
+        stack[-1] = -stack[-1]
+    elif name == "dup":
+        stack.append(stack[-1])
+    elif name == "drop":
+        stack.pop()
+    elif name == "swap":
+        stack[-1], stack[-2] = stack[-2], stack[-1]
+    elif name == "over":
+        stack.append(stack[-2])
+    else:
+        stack.append(stack.pop(-3))
+
+
+_CHANGES = {"add": -1, "sub": -1, "mul": -1, "max": -1, "drop": -1, "dup": 1, "over": 1}
+_DRAWN = ("add", "add", "sub", "sub", "mul", "max", "neg", "dup", "drop", "swap", "over", "rot")
+
+
+def _draw_program(random: Random, size: int, n_loops: int) -> list[str]:
+    """Draw instructions, each with enough numbers on the stack; loops keep the stack's height or add to it."""
+    program = [f"push {_draw_number(random)}" for _ in range(3)]
+    height = 3
+    loops: list[tuple[int, int]] = []
+    opened = 0
+    while len(program) < size:
+        if opened < n_loops and random() < 0.15:
+            program.append(f"repeat {between(random, 2, 4)}")
+            loops.append((len(program), height))
+            opened += 1
+        elif loops and len(program) >= loops[-1][0] + 2 and height >= loops[-1][1] and random() < 0.4:
+            program.append("end")
+            loops.pop()
+        elif height < 3 or random() < 0.25:
+            program.append(f"push {_draw_number(random)}")
+            height += 1
+        else:
+            name = pick(random, _DRAWN)
+            program.append(name)
+            height += _CHANGES.get(name, 0)
+    return program + ["end"] * len(loops)
+
+
+def _draw_number(random: Random) -> int:
+    number = between(random, 1, 12)
+    return -number if random() < 0.2 else number

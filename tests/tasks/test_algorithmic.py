@@ -1,0 +1,523 @@
+"""The tasks of tasks/algorithmic: records, paths, rewriting, spelling, bases, dates, stacks."""
+
+import random
+import re
+from collections import Counter
+from datetime import date, timedelta
+from itertools import pairwise, permutations
+
+import gymnasium as gym
+import pytest
+
+from llm_envs.errors import InvalidActionError, InvalidConfigError
+from llm_envs.parsers import format_answer
+from llm_envs.tasks.algorithmic.base_conversion import to_base
+from llm_envs.tasks.algorithmic.calendar import answer_to
+from llm_envs.tasks.algorithmic.shortest_path import shortest
+from llm_envs.tasks.algorithmic.sort_records import select
+from llm_envs.tasks.algorithmic.stack_machine import run_program
+from llm_envs.tasks.algorithmic.string_rewriting import rewrite
+
+LEVELS = ("easy", "medium", "hard")
+
+
+def reward(id, problem, answer):
+    env = gym.make(f"llm/{id}-v0")
+    env.reset(seed=0, options={"problem": problem})
+    return env.step(format_answer(answer))[1]
+
+
+def text_of(id, problem):
+    return gym.make(f"llm/{id}-v0").reset(options={"problem": problem})[0]
+
+
+def is_refused(id, problem, complaint):
+    with pytest.raises(InvalidConfigError, match=complaint):
+        gym.make(f"llm/{id}-v0").reset(options={"problem": problem})
+    return True
+
+
+def drawn(id, level, n):
+    """Yield the task of n drawn problems."""
+    task = gym.make(f"llm/{id}-v0", difficulty=level).unwrapped
+    task.reset(seed=0)
+    for _ in range(n):
+        task.reset()
+        yield task
+
+
+def is_bound(chance_rate, wins, n):
+    """Whether wins of n are explained by the declared chance rate."""
+    return wins / n <= chance_rate + 3 * (chance_rate / n) ** 0.5
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("id", ["StringRewriting", "SpellNth", "BaseConversion", "Calendar", "StackMachine"])
+def test_no_answer_is_common(id, level):
+    n = 600
+    found = Counter(task.solution() for task in drawn(id, level, n))
+    assert is_bound(gym.make(f"llm/{id}-v0", difficulty=level).unwrapped.chance_rate, max(found.values()), n)
+
+
+# SortRecords.
+
+RECORDS = {
+    "columns": ["age", "city"],
+    "a": [["Ada", 30, "Rome"], ["Ben", 25, "Oslo"], ["Cleo", 30, "Lima"], ["Dan", 25, "Oslo"]],
+    "b": [["Eva", 30, "Bonn"], ["Ben", 25, "Oslo"], ["Finn", 25, "Rome"]],
+    "operation": "first",
+    "condition": [],
+    "keys": [["age", "descending"]],
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "names"),
+    [
+        ({}, "Ada Cleo Ben Dan"),  # ties stay as they stand, though it is descending
+        ({"keys": [["age", "ascending"]]}, "Ben Dan Ada Cleo"),
+        ({"keys": [["age", "ascending"], ["city", "descending"]]}, "Ben Dan Ada Cleo"),
+        ({"keys": [["age", "ascending"], ["city", "ascending"]]}, "Ben Dan Cleo Ada"),
+        ({"keys": []}, "Ada Ben Cleo Dan"),
+        ({"operation": "union"}, "Ada Cleo Eva Ben Dan Finn"),
+        ({"operation": "both"}, "Ben"),
+        ({"operation": "only first"}, "Ada Cleo Dan"),
+        ({"operation": "one"}, "Ada Cleo Eva Dan Finn"),
+        ({"operation": "one", "condition": ["city", "is not", "Rome"]}, "Cleo Eva Dan"),
+        ({"operation": "union", "condition": ["age", "at most", 25]}, "Ben Dan Finn"),
+    ],
+)
+def test_sort_records(change, names):
+    problem = RECORDS | change
+    assert select(problem) == names.split()
+    assert reward("SortRecords", problem, names.lower().replace(" ", ", ")) == 1
+    assert reward("SortRecords", problem, "\n".join(names.split())) == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "paid"),
+    [
+        ("Ada, Cleo, Dan, Ben", 0),
+        ("Ada, Cleo, Ben", 0),
+        ("Ada, Cleo, Ben, Dan, Eva", 0),
+        ("Ada, Cleo, Ben, Dan, Ada", -0.1),
+        ("Ada, Cleo, Ben, Zeno", -0.1),
+        ("Ada 30, Cleo 30, Ben 25, Dan 25", -0.1),
+    ],
+)
+def test_wrong_orders_of_records(answer, paid):
+    assert reward("SortRecords", RECORDS, answer) == pytest.approx(paid)
+
+
+def test_sort_records_says_all_it_wants():
+    text = text_of("SortRecords", RECORDS | {"operation": "one", "condition": ["age", "at least", 26]})
+    assert text.splitlines()[0] == "Table A: name, age, city"
+    assert text.splitlines()[5] == "Table B: name, age, city"
+    assert text.splitlines()[-4:] == [
+        "Take the records that are in exactly one of the two tables.",
+        "Keep only those whose age is at least 26.",
+        "Sort them by age (descending); words go by the alphabet.",
+        "Records that are equal in all of this stay in the order in which they stand above, first those of table A, "
+        "then the others of table B.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"operation": "minus"}, "operation must be"),
+        ({"keys": [["name", "ascending"]]}, "a key must be"),
+        ({"b": [["Ben", 26, "Oslo"]]}, "the same in both"),
+        ({"a": [["Ada", 30, "Rome"], ["Ben", "25", "Oslo"]]}, "all be whole numbers or all texts"),
+        ({"a": [["Ada", 30]]}, "each record must be"),
+        ({"condition": ["age", "at least", 99]}, "no record is left"),
+        ({"condition": ["age", "at least", "x"]}, "of the column's type"),
+    ],
+)
+def test_sort_records_refuses(change, complaint):
+    assert is_refused("SortRecords", RECORDS | change, complaint)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_orders_of_records_are_not_guessed(level):
+    rng, n, wins = random.Random(0), 500, Counter()
+    for task in drawn("SortRecords", level, n):
+        names = select(task.problem)
+        assert select(task.problem | {"keys": []}) != names
+        assert len(task.problem["keys"]) == 1 or select(task.problem | {"keys": task.problem["keys"][:-1]}) != names
+        wins["at random"] += rng.sample(names, len(names)) == names
+        wins["by name"] += sorted(names) == names
+    assert is_bound(task.chance_rate, max(wins.values()), n)
+
+
+# ShortestPath.
+
+#      1      1      1
+#  A ---- B ---- C ---- D      and A - D of 4, A - E of 2, E - D of 1: two paths of length 3
+PATHS = {
+    "story": 1,
+    "directed": False,
+    "edges": [["A", "B", 1], ["B", "C", 1], ["C", "D", 1], ["A", "D", 4], ["A", "E", 2], ["D", "E", 1]],
+    "start": "A",
+    "goal": "D",
+}
+
+
+@pytest.mark.parametrize(
+    ("answer", "paid"),
+    [
+        ("A -> B -> C -> D", 1),
+        ("A, E, D", 1),
+        ("a-e-d", 1),
+        ("A E D", 1),
+        ("A → E → D", 1),
+        ("A -> D", 0),
+        ("D -> E -> A", 0),
+        ("A -> C -> D", 0),  # no such edge
+        ("A -> E", 0),
+        ("A -> E -> D -> E -> D", 0),
+        ("A", 0),
+        ("A -> F -> D", -0.1),
+        ("3", -0.1),
+    ],
+)
+def test_shortest_path(answer, paid):
+    assert reward("ShortestPath", PATHS, answer) == pytest.approx(paid)
+
+
+def test_directed_edges_go_one_way():
+    problem = PATHS | {"directed": True}
+    assert reward("ShortestPath", problem, "A, E, D") == 0
+    assert reward("ShortestPath", problem, "A, B, C, D") == 1
+    assert is_refused("ShortestPath", problem | {"start": "D", "goal": "A"}, "no path from D to A")
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"goal": "A"}, "no path"),
+        ({"goal": "Z"}, "no path"),
+        ({"edges": [["A", "D", 0]]}, "whole weight from 1"),
+        ({"edges": [["A", "A", 1], ["A", "D", 1]]}, "two different nodes"),
+        ({"edges": [["A", "D", 1], ["D", "A", 2]]}, "is there twice"),
+        ({"edges": [["A", "D", 1], ["a", "D", 2]]}, "upper and lower case"),
+        ({"story": 2}, "the story"),
+    ],
+)
+def test_shortest_path_refuses(change, complaint):
+    assert is_refused("ShortestPath", PATHS | change, complaint)
+
+
+def test_shortest_paths_are_those_found_by_trying_all():
+    rng = random.Random(0)
+    for _ in range(60):
+        directed = rng.random() < 0.5
+        pairs = [(a, b) for a in "ABCDE" for b in "ABCDE" if (a != b if directed else a < b)]
+        edges = [[a, b, rng.randint(1, 9)] for a, b in rng.sample(pairs, 6)]
+        weights = {(a, b): w for a, b, w in edges} | ({} if directed else {(b, a): w for a, b, w in edges})
+        lengths = []
+        for count in range(4):
+            for middle in permutations("BCD", count):
+                steps = list(pairwise(["A", *middle, "E"]))
+                if all(step in weights for step in steps):
+                    lengths.append(sum(weights[step] for step in steps))
+        path = shortest({"edges": edges, "directed": directed, "start": "A", "goal": "E"})
+        assert bool(path) == bool(lengths)
+        assert not path or sum(weights[step] for step in pairwise(path)) == min(lengths)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_walks_at_random_are_no_shortest_paths(level):
+    rng, n, wins = random.Random(0), 500, 0
+    for task in drawn("ShortestPath", level, n):
+        goal, path = task.problem["goal"].lower(), [task.problem["start"].lower()]
+        assert (path[0], goal) not in task._weights or task._weights[path[0], goal] > task._length
+        while path[-1] != goal:
+            ahead = [b for a, b in task._weights if a == path[-1] and b not in path]
+            if not ahead:
+                break
+            path.append(goal if goal in ahead else rng.choice(ahead))
+        wins += task.is_correct(",".join(path))
+    assert is_bound(task.chance_rate, wins, n)
+
+
+# StringRewriting.
+
+
+def test_rewriting_by_hand():
+    # b(ba)a -> (ba)ba -> ab(ba) -> a(ba)b -> aabb: there rule 1 finds nothing, and rule 2 makes "aa" a "c".
+    rules = [["ba", "ab"], ["aa", "c"]]
+    assert rewrite(rules, "bbaa", 100) == ("cbb", [0, 0, 0, 0, 1])
+    problem = {"rules": rules, "string": "bbaa"}
+    for answer, paid in (("cbb", 1), ("c b b", 1), ("CBB", 1), ("aabb", 0), ("bbaa", 0), ("cb", 0), ("cbd", -0.1)):
+        assert reward("StringRewriting", problem, answer) == pytest.approx(paid)
+    assert rewrite([["a", "b"], ["b", "a"]], "a", 7) == ("b", [0, 1, 0, 1, 0, 1, 0])
+    assert "1. ba -> (nothing)\nString: bba" in text_of("StringRewriting", {"rules": [["ba", ""]], "string": "bba"})
+
+
+@pytest.mark.parametrize(
+    ("rules", "string", "complaint"),
+    [
+        ([["a", "b"], ["b", "a"]], "a", "must end within"),
+        ([["a", "aa"]], "a", "must end within"),
+        ([["a", ""]], "aa", "must end within"),
+        ([["", "a"]], "a", "may not be empty"),
+        ([["a"]], "a", "pairs of texts"),
+        ([["a", "B"]], "a", "small letters"),
+        ([["a", "b"]], "", "1 to 200 letters"),
+    ],
+)
+def test_string_rewriting_refuses_what_does_not_end(rules, string, complaint):
+    assert is_refused("StringRewriting", {"rules": rules, "string": string}, complaint)
+
+
+def test_rewriting_with_other_letters_is_the_same_problem():
+    key = gym.make("llm/StringRewriting-v0").unwrapped.split_key
+    first = key({"rules": [["ba", "ab"], ["aa", "c"]], "string": "bbaa"})
+    assert first == key({"rules": [["yx", "xy"], ["xx", "z"]], "string": "yyxx"})
+    assert first != key({"rules": [["ab", "ba"], ["aa", "c"]], "string": "bbaa"})
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_rewriting_takes_the_steps_of_its_level_and_is_not_sorting(level):
+    n, wins = 300, 0
+    for task in drawn("StringRewriting", level, n):
+        final, used = rewrite(task.problem["rules"], task.problem["string"], 1_000)
+        assert task.settings["steps"][0] <= len(used) <= task.settings["steps"][1]
+        assert not any(left in final for left, _ in task.problem["rules"])
+        wins += "".join(sorted(task.problem["string"])) == final
+    assert is_bound(task.chance_rate, wins, n)
+
+
+# SpellNth.
+
+WORDS = ["kite", "sun", "apple", "tree"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "numbers", "letters", "right", "wrong"),
+    [
+        ("spell", [2, 1], "", "s-u-n-k-i-t-e", "k-i-t-e-s-u-n"),
+        ("backwards", [1, 3], "", "e-e-r-t-n-u-s", "t-r-e-e-s-u-n"),
+        ("column", [3], "", "t-n-p-e", "t-n-p"),
+        ("ends", [2], "", "n-e", "e-n"),
+        ("count", [2, 4], "pe", "2, 3", "2, 4"),
+    ],
+)
+def test_spelling(kind, numbers, letters, right, wrong):
+    problem = {"kind": kind, "words": WORDS, "numbers": numbers, "letters": letters}
+    assert reward("SpellNth", problem, right) == 1
+    assert reward("SpellNth", problem, wrong) == 0
+    assert reward("SpellNth", problem, right.replace("-", " ").upper()) == 1
+    assert reward("SpellNth", problem, right.replace("-", "").replace(",", "")) == pytest.approx(
+        1 if kind == "count" else -0.1
+    )
+    assert reward("SpellNth", problem, "suntree") == pytest.approx(-0.1)
+
+
+def test_counts_must_be_as_many_as_were_asked_for():
+    problem = {"kind": "count", "words": WORDS, "numbers": [1, 4], "letters": "pe"}
+    assert reward("SpellNth", problem, "2, 4") == 1
+    assert reward("SpellNth", problem, "2") == pytest.approx(-0.1)
+    assert reward("SpellNth", problem, "p=2, e=4") == pytest.approx(-0.1)
+    assert text_of("SpellNth", problem).endswith(
+        "How often does each of the letters p, e occur in the words from the 1st to the 4th, both included, taken "
+        "together? Give the numbers in this order."
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "words", "numbers", "letters", "complaint"),
+    [
+        ("shout", WORDS, [1], "", "kinds and how many"),
+        ("spell", WORDS, [1], "", "kinds and how many"),
+        ("spell", WORDS, [1, 5], "", "go beyond 4"),
+        ("column", WORDS, [4], "", "go beyond 3"),
+        ("count", WORDS, [3, 2], "p", "not in order"),
+        ("count", WORDS, [1, 2], "", 'needed for "count"'),
+        ("spell", ["Kite", "sun"], [1, 2], "", "small letters"),
+    ],
+)
+def test_spell_nth_refuses(kind, words, numbers, letters, complaint):
+    assert is_refused("SpellNth", {"kind": kind, "words": words, "numbers": numbers, "letters": letters}, complaint)
+
+
+# BaseConversion.
+
+
+@pytest.mark.parametrize(
+    ("numbers", "source", "target", "right"),
+    [
+        (["ff"], 16, 10, "255"),
+        (["255"], 10, 2, "11111111"),
+        (["11111111"], 2, 16, "ff"),
+        (["z"], 36, 35, "10"),
+        (["12", "21"], 3, 4, "30"),  # 5 + 7
+        (["0"], 10, 2, "0"),
+    ],
+)
+def test_base_conversion(numbers, source, target, right):
+    problem = {"numbers": numbers, "source": source, "target": target}
+    assert reward("BaseConversion", problem, right) == 1
+    assert reward("BaseConversion", problem, f" 00{right.upper()} ") == 1
+    assert reward("BaseConversion", problem, f"{right}0" if right != "0" else "1") == 0
+    assert reward("BaseConversion", problem, f"0x{right}") == pytest.approx(0 if target > 33 else -0.1)
+    assert reward("BaseConversion", problem, "int('ff', 16)") == pytest.approx(-0.1)
+
+
+def test_to_base_is_undone_by_int():
+    for base in range(2, 37):
+        for value in (0, 1, base, base**3 - 1, 123_456_789):
+            assert int(to_base(value, base), base) == value
+
+
+@pytest.mark.parametrize(
+    ("numbers", "source", "target", "complaint"),
+    [
+        (["12"], 2, 10, "does not have"),
+        (["12"], 10, 37, "from 2 to 36"),
+        ([], 10, 2, "must be a number"),
+        (["-5"], 10, 2, "does not have"),
+        ([5], 10, 2, "must be texts"),
+    ],
+)
+def test_base_conversion_refuses(numbers, source, target, complaint):
+    assert is_refused("BaseConversion", {"numbers": numbers, "source": source, "target": target}, complaint)
+
+
+def test_there_and_back_is_one_problem():
+    key = gym.make("llm/BaseConversion-v0").unwrapped.split_key
+    there, back = ({"numbers": [n], "source": s, "target": t} for n, s, t in (("ff", 16, 10), ("255", 10, 16)))
+    assert key(there) == key(back) != key(there | {"target": 8})
+
+
+# Calendar.
+
+
+@pytest.mark.parametrize(
+    ("question", "answer"),
+    [
+        ({"kind": "weekday", "date": "2000-01-01"}, "Saturday"),
+        ({"kind": "weekday", "date": "1900-03-01"}, "Thursday"),
+        ({"kind": "between", "from": "2023-12-31", "to": "2024-03-01"}, "61"),  # 31 + 29 + 1
+        ({"kind": "between", "from": "1899-12-31", "to": "1900-03-01"}, "60"),  # 1900 had no 29 February
+        ({"kind": "shift", "date": "2024-02-28", "days": 2}, "2024-03-01"),
+        ({"kind": "shift", "date": "2023-03-01", "days": -1}, "2023-02-28"),
+        ({"kind": "nth", "n": 3, "weekday": 4, "month": 3, "year": 2024}, "2024-03-15"),
+        ({"kind": "nth", "n": -1, "weekday": 3, "month": 2, "year": 2024}, "2024-02-29"),
+        ({"kind": "nth", "n": 1, "weekday": 4, "month": 3, "year": 2024}, "2024-03-01"),
+        ({"kind": "shifted nth", "n": 1, "weekday": 4, "month": 3, "year": 2024, "days": 30}, "2024-03-31"),
+    ],
+)
+def test_dates(question, answer):
+    assert answer_to(question) == answer
+    assert reward("Calendar", {"questions": [question]}, answer) == 1
+
+
+def test_nth_weekdays_are_those_counted_day_by_day():
+    for year, month in ((2023, 2), (2024, 2), (1999, 12), (2100, 7)):
+        days = [day for i in range(31) if (day := date(year, month, 1) + timedelta(i)).month == month]
+        for weekday in range(7):
+            listed = [day.isoformat() for day in days if day.weekday() == weekday]
+            for n in (1, 2, 3, 4, -1):
+                question = {"kind": "nth", "n": n, "weekday": weekday, "month": month, "year": year}
+                assert answer_to(question) == listed[n - 1 if n > 0 else -1]
+
+
+TWO_DATES = {
+    "questions": [
+        {"kind": "weekday", "date": "2024-03-15"},
+        {"kind": "shift", "date": "2024-03-15", "days": -20},
+        {"kind": "between", "from": "2020-01-01", "to": "2024-01-01"},
+    ]
+}
+
+
+@pytest.mark.parametrize(
+    ("answer", "paid"),
+    [
+        ("Friday; 2024-02-24; 1461", 1),
+        ("fri; 2024-2-24; 1,461", 1),
+        ("Friday\n2024-02-24\n1461", 1),
+        ("Friday; 2024-02-24; 1460", 0),
+        ("Thursday; 2024-02-24; 1461", 0),
+        ("1461; 2024-02-24; Friday", 0),
+        ("Friday; 2024-02-24", -0.1),
+        ("Friday; 24 February 2024; 1461", -0.1),
+        ("Friday or Saturday; 2024-02-24; 1461", -0.1),
+    ],
+)
+def test_several_questions_about_dates(answer, paid):
+    assert reward("Calendar", TWO_DATES, answer) == pytest.approx(paid)
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        {"kind": "weekday", "date": "2023-02-29"},
+        {"kind": "weekday", "date": 5},
+        {"kind": "weekday"},
+        {"kind": "shift", "date": "9999-12-31", "days": 1},
+        {"kind": "shift", "date": "2000-01-01", "days": 10**30},
+        {"kind": "nth", "n": 5, "weekday": 1, "month": 1, "year": 2000},
+        {"kind": "nth", "n": 1, "weekday": 1, "month": 13, "year": 2000},
+        {"kind": "moon", "date": "2023-02-28"},
+    ],
+)
+def test_calendar_refuses_dates_that_are_none(question):
+    assert is_refused("Calendar", {"questions": [question]}, "about no date|must have a kind")
+
+
+# StackMachine.
+
+
+@pytest.mark.parametrize(
+    ("program", "stack"),
+    [
+        ("push 3, push 10, sub", [-7]),
+        ("push 3, dup, add, push 4, mul", [24]),
+        ("push 1, push 2, push 3, rot", [2, 3, 1]),
+        ("push 1, push 2, over, swap", [1, 1, 2]),
+        ("push 5, neg, push 2, max, push 9, drop", [2]),
+        ("push 1, repeat 3, dup, add, end", [8]),
+        ("push 0, repeat 2, repeat 3, push 1, add, end, push 10, add, end", [26]),
+    ],
+)
+def test_stack_machine(program, stack):
+    lines = program.split(", ")
+    assert run_program(lines) == stack
+    assert reward("StackMachine", {"program": lines}, ", ".join(map(str, stack))) == 1
+    assert reward("StackMachine", {"program": lines}, str(stack)) == 1
+    assert reward("StackMachine", {"program": lines}, " ".join(map(str, stack))) == 1
+    assert reward("StackMachine", {"program": lines}, str([*stack, 1])) == 0
+    assert reward("StackMachine", {"program": lines}, str(stack[::-1])) == (stack == stack[::-1])
+    assert reward("StackMachine", {"program": lines}, "the stack") == pytest.approx(-0.1)
+    assert reward("StackMachine", {"program": lines}, "[]") == pytest.approx(-0.1)
+
+
+@pytest.mark.parametrize(
+    ("program", "complaint"),
+    [
+        ("push 1, add", "add needs 2 numbers; the stack has 1"),
+        ("push 1, drop", "leaves an empty stack"),
+        ("push 1, repeat 2, dup", "has no end"),
+        ("push 1, end", "is no instruction that can stand here"),
+        ("push x", "needs a whole number"),
+        ("push 1, repeat 0, dup, end", "needs a whole number"),
+        ("push 9, repeat 50, dup, mul, end", "becomes larger"),
+        ("push 1, repeat 2000, repeat 2000, neg, end, end", "over 2000 steps"),
+        ("push 1, jump 0", "is no instruction"),
+    ],
+)
+def test_stack_machine_refuses_programs_that_fail(program, complaint):
+    assert is_refused("StackMachine", {"program": program.split(", ")}, complaint)
+    if complaint != "leaves an empty stack":
+        with pytest.raises(InvalidActionError, match=complaint):
+            run_program(program.split(", "))
+
+
+def test_every_instruction_that_occurs_is_explained():
+    for task in drawn("StackMachine", "hard", 30):
+        explained = task.prompt().partition("Program:")[0]
+        for line in task.problem["program"]:
+            assert re.search(rf"\b{line.split()[0]}\b", explained)
