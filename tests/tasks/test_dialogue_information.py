@@ -1,0 +1,177 @@
+"""InformationSeeking."""
+
+from collections import Counter
+
+import gymnasium as gym
+import pytest
+
+import llm_envs
+from llm_envs.errors import InvalidConfigError
+from llm_envs.parsers import format_answer, format_tool_call
+from llm_envs.tasks.dialogue.information_seeking import THEMES, price_of, topics_in
+
+assert llm_envs  # registers
+ID = "llm/InformationSeeking-v0"
+TARIFF = [
+    "destination",
+    {
+        "domestic": ["price", 20, [["weight", 3], ["insurance", 15]]],
+        "overseas": ["speed", {"express": ["price", 90, [["pieces", 10]]], "standard": ["price", 40, [["length", 2]]]}],
+    },
+]
+FACTS = {
+    "destination": "domestic",
+    "weight": [4, 3],
+    "insurance": True,
+    "speed": "express",
+    "pieces": 5,
+    "length": 9,
+}
+PROBLEM = {"theme": "parcel", "facts": FACTS, "tariff": TARIFF}
+
+
+def make(**changes):
+    env = gym.make(ID, difficulty="hard")
+    observation, _ = env.reset(options={"problem": {**PROBLEM, **changes}})
+    return env, observation
+
+
+def test_the_first_message():
+    assert make()[1] == (
+        "Tariff (in euros):\n"
+        "- If the destination is domestic:\n"
+        "  - 20, plus 3 times the number of kilograms (weight), plus 15 with insurance\n"
+        "- If the destination is overseas:\n"
+        "  - If the speed is express:\n"
+        "    - 90, plus 10 times the number of pieces\n"
+        "  - If the speed is standard:\n"
+        "    - 40, plus 2 times the number of decimetres (length)\n"
+        "You have 7 messages, the price included.\n\n"
+        "Customer: Hello, I want to send something. What do I have to pay?"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("Where does it go?", "That would be domestic."),
+        ("What is the destination?", "That would be domestic."),
+        ("<think>first the weight</think>Which destination?", "That would be domestic."),
+        ("How heavy is it?", "I counted 4 kilograms, and then 3 more."),
+        ("How many pieces?", "5 pieces."),
+        ("Do you want insurance?", "Yes, please."),
+        ("What is the speed, and is insurance wanted?", "One thing at a time, please."),
+        ("Tell me everything.", "I do not know what you mean."),
+        ("How many stairs?", "I do not know what you mean."),  # not in this tariff
+        ("Which country should it be sent to? The destination matters.", "That would be domestic."),
+    ],
+)
+def test_the_customer_answers_one_question(text, answer):
+    observation, reward, terminated, truncated, _ = make()[0].step(text)
+    assert observation == f"Customer: {answer}"
+    assert (reward, terminated, truncated) == (0.0, False, False)
+
+
+@pytest.mark.parametrize(
+    ("facts", "price"),
+    [
+        ({}, 20 + 3 * 7 + 15),
+        ({"insurance": False}, 41),
+        ({"destination": "overseas"}, 140),
+        ({"destination": "overseas", "speed": "standard"}, 58),
+    ],
+)
+def test_prices_worked_by_hand(facts, price):
+    assert price_of(TARIFF, FACTS | facts) == price
+    env, _ = make(facts=FACTS | facts)
+    assert env.step(format_answer(f"{price}"))[:4] == ("Correct.", 1.0, True, False)
+    env, _ = make(facts=FACTS | facts)
+    assert env.step(format_answer(price + 1))[:3] == ("Incorrect.", 0.0, True)
+
+
+@pytest.mark.parametrize(
+    ("action", "complaint"),
+    [
+        (format_answer("56 euros"), "the price is not a whole number"),
+        (format_answer("56 or 41"), "the price is not a whole number"),
+        ("<answer>56", "<answer>"),
+        ("", "says nothing"),
+        ("<think>hm</think>", "says nothing"),
+        (format_tool_call("ask", topic="weight"), "there are no tools"),
+        ("x" * 300_000, "over 262144 characters"),
+    ],
+)
+def test_what_is_malformed_costs_and_goes_on(action, complaint):
+    observation, reward, terminated, *_ = make()[0].step(action)
+    assert observation.startswith("Error: ")
+    assert complaint in observation
+    assert reward == pytest.approx(-0.1)
+    assert not terminated
+
+
+@pytest.mark.parametrize(("level", "n_topics", "n_needed"), [("easy", 4, 2), ("medium", 7, 3), ("hard", 11, 4)])
+def test_asking_for_everything_takes_too_many_messages(level, n_topics, n_needed):
+    env = gym.make(ID, difficulty=level).unwrapped
+    for seed in range(60):
+        env.reset(seed=seed)
+        topics = env._known
+        assert len(topics) == n_topics > env.max_turns - 1 >= n_needed
+        answers = set()
+        for topic in topics:
+            observation, _, terminated, truncated, info = env.step(f"And the {topic}?")
+            answers.add(observation)
+            if terminated or truncated:
+                break
+        assert truncated
+        assert not info["is_success"]
+        assert "Customer: One thing at a time, please." not in answers
+        assert "Customer: I do not know what you mean." not in answers
+
+
+@pytest.mark.parametrize("level", ["easy", "medium", "hard"])
+def test_the_oracle_asks_for_what_is_needed_only(level):
+    env = gym.make(ID, difficulty=level).unwrapped
+    for seed in range(60):
+        env.reset(seed=seed)
+        over = False
+        while not over:
+            _, reward, over, truncated, _ = env.step(env.oracle())
+            assert not truncated
+        assert reward == 1.0
+        assert env.n_turns == {"easy": 3, "medium": 4, "hard": 5}[level]
+
+
+def test_the_words_of_a_theme_mean_one_thing_each():
+    for theme in THEMES.values():
+        words = Counter(word for name, topic in theme.topics.items() for word in (name, *topic.words))
+        assert max(words.values()) == 1
+        assert all(topics_in(f"the {name}?", theme, list(theme.topics)) == [name] for name in theme.topics)
+        counts = {kind: len(theme.of_kind(kind)) for kind in ("choice", "number", "wish")}
+        assert counts == {"choice": 4, "number": 5, "wish": 5}
+
+
+@pytest.mark.parametrize("level", ["easy", "medium", "hard"])
+def test_the_best_constant_price_wins_no_more_than_the_chance_rate(level):
+    env = gym.make(ID, difficulty=level).unwrapped
+    env.reset(seed=0)
+    drawn = [env.generate() for _ in range(2_000)]
+    prices = Counter(price_of(problem["tariff"], problem["facts"]) for problem in drawn)
+    assert prices.most_common(1)[0][1] / 2_000 <= env.chance_rate
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"theme": "zoo"},
+        {"facts": {**FACTS, "destination": "Mars"}},
+        {"facts": {**FACTS, "pieces": "many"}},
+        {"facts": {name: value for name, value in FACTS.items() if name != "length"}},
+        {"tariff": ["price", 10, [["mass", 1]]]},
+        {"tariff": ["price", "ten", []]},
+        {"tariff": ["destination", {}]},
+        {"tariff": []},
+    ],
+)
+def test_what_cannot_be_played_is_refused(change):
+    with pytest.raises(InvalidConfigError, match="cannot be played"):
+        make(**change)
