@@ -102,7 +102,8 @@ _ALL = (
     Run("per-turn-guess", "guess", "algorithms", recipe="per_turn", settings=_GENTLE),
     *_on_both_engines("ppo-shared", "ppo", ("calculator", "guess"), _SHARED),
     *_on_both_engines("ppo-separate", "ppo", ("calculator", "arithmetic"), _SEPARATE),
-    *_on_both_engines("dpo-offline", "dpo", ("calculator", "guess"), _OFFLINE),
+    *_on_both_engines("dpo-offline", "dpo", ("calculator",), _OFFLINE),
+    *_on_both_engines("dpo-offline", "dpo", ("guess",), {**_OFFLINE, "ld_alpha": 0.0}),  # see docs/learning.md
     *_on_both_engines("dpo-online", "dpo", ("calculator", "guess"), _ONLINE),
     Run(CREDIT[0], "letters", "credit", seeds=_FIVE, settings=_LETTERS),
     Run(CREDIT[1], "letters", "credit", seeds=_FIVE, settings={**_LETTERS, "learning_rate": 3e-4}),
