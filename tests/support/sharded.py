@@ -15,12 +15,13 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import DistributedType
 from launched import speak_when_asked
-from ranks import ENGINE, ENV, GROUPS, RANK, ROUNDS, Parts, adapter, error_of
+from ranks import ENGINE, ENV, GROUPS, RANK, ROUNDS, VALUES, Parts, adapter, error_of, weights_of
 from torch.distributed.tensor import DTensor
 
 from llm_envs.errors import InvalidConfigError
 from llm_envs.trainers.dpo import EnvDPOConfig, EnvDPOTrainer
 from llm_envs.trainers.grpo import EnvGRPOConfig, EnvGRPOTrainer
+from llm_envs.trainers.ppo import EnvPPOConfig, EnvPPOTrainer
 from llm_envs.trainers.sft import EnvSFTConfig, EnvSFTTrainer
 
 
@@ -73,16 +74,21 @@ class Sharded(Parts):
         dpo = error_of(lambda: EnvDPOTrainer(self.model, ENV, self.settings(EnvDPOConfig, ROUNDS)), InvalidConfigError)
         return {"grpo": grpo, "dpo": dpo}
 
-    def engine(self, **kwargs: Any) -> dict[str, Any]:
-        """GRPO with a vLLM engine on each process, which is handed the gathered weights."""
-        trainer = EnvGRPOTrainer(self.model, ENV, self.settings(EnvGRPOConfig, GROUPS, ENGINE), **kwargs)
+    # With a vLLM engine on each process, which is handed the gathered weights.
+
+    def engine(self, trainer: Any) -> dict[str, Any]:
         trainer.train()
         trainer.close()
         gaps = [e["sampling/sampling_logp_difference/max"] for e in trainer.state.log_history if "reward" in e]
         return self.said(trainer, gaps=gaps)
 
     def engine_lora(self) -> dict[str, Any]:
-        return self.engine(peft_config=adapter())
+        args = self.settings(EnvGRPOConfig, GROUPS, ENGINE)
+        return self.engine(EnvGRPOTrainer(self.model, ENV, args, peft_config=adapter()))
+
+    def engine_ppo(self) -> dict[str, Any]:
+        trainer = EnvPPOTrainer(self.model, ENV, self.settings(EnvPPOConfig, VALUES, ENGINE))
+        return self.engine(trainer) | {"critic": weights_of(trainer.critic)}
 
 
 def main() -> None:
