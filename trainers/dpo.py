@@ -39,6 +39,7 @@ try:
 except ImportError as error:
     raise MissingExtraError(f"training needs {error.name}: pip install 'llm-envs[train]'.") from error
 
+from llm_envs.trainers.checkpoints import check_checkpoint
 from llm_envs.trainers.dpo_config import EnvDPOConfig
 from llm_envs.trainers.dpo_data import (
     MASKS,
@@ -427,6 +428,9 @@ class EnvDPOTrainer(DPOTrainer):
         state = json.loads(path.read_text()) if path.exists() else {}
         self._reference.load(self, Path(checkpoint), state.get("reference"))
         if not self._is_online:
+            check_checkpoint(checkpoint, "DPO")
+            if state.get("online", bool(state)):
+                raise InvalidConfigError(f"{checkpoint} is one of online DPO: start from its weights as a model.")
             return
         if state.get("algorithm") != "dpo" or not state.get("online", True):
             raise InvalidConfigError(f"{checkpoint} is no checkpoint of online DPO: start from its weights as a model.")

@@ -12,7 +12,8 @@
 | ids from another tokenizer | `test_ids_of_another_tokenizer`; episodes and messages are encoded anew for SFT: |
 | | test_sft.py::test_episodes_of_another_tokenizer_or_none_are_encoded_from_their_messages |
 | a checkpoint of another algorithm | `test_checkpoints_of_another_algorithm`, `test_..._from_python` |
-| ... of offline DPO, online | test_dpo.py::test_checkpoints_of_another_algorithm_are_refused |
+| ... of online DPO, offline | `test_checkpoints_of_online_preferences` |
+| ... of another algorithm, by online DPO | test_dpo.py::test_checkpoints_of_another_algorithm_are_refused |
 | a checkpoint that is not there, not whole, or another's adapter | `test_nothing_to_go_on_from` |
 | a folder with the checkpoints of another run, or a file | `test_an_output_folder_that_is_taken` |
 | an environment and a data set, or neither | `test_what_is_learned_must_be_said_once` |
@@ -39,6 +40,7 @@ from llm_envs.cli import main
 from llm_envs.errors import LLMEnvsError
 from llm_envs.tiny_model import tiny_model, tiny_tokenizer
 from llm_envs.trainers.checkpoints import algorithm_of
+from llm_envs.trainers.dpo import EnvDPOConfig, EnvDPOTrainer
 from llm_envs.trainers.grpo import EnvGRPOConfig, EnvGRPOTrainer
 from llm_envs.trainers.ppo import EnvPPOConfig, EnvPPOTrainer
 from llm_envs.trainers.sft import EnvSFTConfig, EnvSFTTrainer
@@ -156,13 +158,15 @@ def test_checkpoints_of_another_algorithm(
         assert f"is a checkpoint of {other.upper()}, and this is {name.upper()}: begin a new run" in said(capsys, place)
 
 
-@pytest.mark.parametrize("name", ["sft", "grpo", "ppo"])
+@pytest.mark.parametrize("name", ALGORITHMS)
 def test_checkpoints_of_another_algorithm_from_python(name: str, place: Path, tiny_folder: str, tmp_path: Path) -> None:
     settings = {**COMMON, "output_dir": str(tmp_path), "save_strategy": "no"}
     trainer: Any
     if name == "sft":
         args = EnvSFTConfig(**settings)
         trainer = EnvSFTTrainer(tiny_folder, args=args, source=place / "talk.jsonl")
+    elif name == "dpo":
+        trainer = EnvDPOTrainer(tiny_folder, args=EnvDPOConfig(**settings), source=place / "pairs.jsonl")
     elif name == "grpo":
         trainer = EnvGRPOTrainer(tiny_folder, ENV, EnvGRPOConfig(**settings, **PLAYS, num_generations=4))
     else:
@@ -172,6 +176,17 @@ def test_checkpoints_of_another_algorithm_from_python(name: str, place: Path, ti
             trainer.train(resume_from_checkpoint=str(place / other / "checkpoint-1"))
     if name != "sft":
         trainer.close()
+
+
+def test_checkpoints_of_online_preferences(place: Path, tiny_folder: str, tmp_path: Path) -> None:
+    settings = {**COMMON, "output_dir": str(tmp_path), "save_steps": 1}
+    played = EnvDPOConfig(**settings, **PLAYS, num_generations=4, groups_per_round=4)
+    online = EnvDPOTrainer(tiny_folder, ENV, played)
+    online.train()
+    online.close()
+    offline = EnvDPOTrainer(tiny_folder, args=EnvDPOConfig(**settings), source=place / "pairs.jsonl")
+    with pytest.raises(LLMEnvsError, match="is one of online DPO: start from its weights as a model"):
+        offline.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
 
 
 def test_nothing_to_go_on_from(
