@@ -94,6 +94,10 @@ def _make_grpo(run: Run, task: Task, warm: Path, settings: dict[str, Any]) -> En
     return EnvGRPOTrainer(str(warm), task.env, EnvGRPOConfig(**settings), **hooks)
 
 
+def _make_switching(run: Run, task: Task, warm: Path, settings: dict[str, Any]) -> EnvGRPOTrainer:
+    return EnvGRPOTrainer(str(warm), task.env, EnvGRPOConfig(**settings), algorithm_schedule=run.algorithms)
+
+
 def _make_ppo_shared(run: Run, task: Task, warm: Path, settings: dict[str, Any]) -> EnvPPOTrainer:
     return EnvPPOTrainer(str(warm), task.env, EnvPPOConfig(**settings))
 
@@ -118,6 +122,7 @@ def _make_dpo_online(run: Run, task: Task, warm: Path, settings: dict[str, Any])
 KINDS: Mapping[str, Kind] = MappingProxyType(
     {
         "grpo": Kind(_make_grpo, defaults=lambda run, task: _recipe(run, task).settings),
+        "switching": Kind(_make_switching),
         "ppo-shared": Kind(_make_ppo_shared),
         "ppo-separate": Kind(_make_ppo_separate),
         "dpo-offline": Kind(_make_dpo_offline, reward=None, shown=("loss", "rewards/accuracies")),

@@ -87,6 +87,8 @@ def describe_run(run: Run, task: Task) -> dict[str, Any]:
     described: dict[str, Any] = {"kind": run.kind, "data_seed": DATA_SEED}
     if run.kind == "grpo":
         described = {"recipe": run.recipe, "per_turn_gamma": run.per_turn_gamma}
+    if run.algorithms:
+        described["algorithms"] = {str(start): name for start, name in run.algorithms.items()}
     described |= {"engine": run.engine, "settings": dict(run.settings), "task": describe_task(task)}
     return json.loads(json.dumps(described))
 

@@ -19,12 +19,14 @@ class Run:
     """Of `proof.tasks.TASKS`."""
     table: Literal["grpo", "algorithms", "ppo", "dpo", "credit"]
     """Of the document."""
-    kind: Literal["grpo", "ppo-shared", "ppo-separate", "dpo-offline", "dpo-online"] = "grpo"
+    kind: Literal["grpo", "ppo-shared", "ppo-separate", "dpo-offline", "dpo-online", "switching"] = "grpo"
     """Of `proof.kinds.KINDS`: which trainer."""
     recipe: str = "grpo"
     """Of `llm_envs.trainers.recipes.RECIPES`, for GRPO's trainer."""
     per_turn_gamma: float | None = None
     """Discount of per-turn credit, in place of the recipe's advantages."""
+    algorithms: Mapping[int, str] = field(default_factory=dict)
+    """Which algorithm holds from which generation on, where a run switches."""
     engine: Literal["transformers", "vllm"] = "transformers"
     """What samples in training. Measuring is done with transformers always."""
     seeds: tuple[int, ...] = (0,)
@@ -35,6 +37,8 @@ class Run:
     @property
     def algorithm(self) -> str:
         """What it is called in the tables."""
+        if self.algorithms:
+            return ", ".join(f"{name} from step {start + 1}" for start, name in self.algorithms.items())
         if self.kind != "grpo":
             return self.kind
         if self.table == "credit" and self.per_turn_gamma is None:
@@ -100,6 +104,14 @@ _ALL = (
     Run("rloo-arithmetic", "arithmetic", "algorithms", recipe="rloo", settings=_GENTLE),
     Run("reinforce-guess", "guess", "algorithms", recipe="reinforce", settings=_GENTLE),
     Run("per-turn-guess", "guess", "algorithms", recipe="per_turn", settings=_GENTLE),
+    Run(
+        "switching-calculator",
+        "calculator",
+        "algorithms",
+        kind="switching",
+        algorithms={0: "grpo", 15: "pairwise", 30: "grpo"},
+        settings={**_GENTLE, "max_steps": 45},
+    ),
     *_on_both_engines("ppo-shared", "ppo", ("calculator", "guess"), _SHARED),
     *_on_both_engines("ppo-separate", "ppo", ("calculator", "arithmetic"), _SEPARATE),
     *_on_both_engines("dpo-offline", "dpo", ("calculator",), _OFFLINE),

@@ -111,7 +111,12 @@ def test_what_a_run_is_decides_its_results_and_nothing_else_does():
     described = describe_run(run, TASKS["guess"])
     assert (described["kind"], described["engine"]) == ("ppo-shared", "transformers")
     assert describe_run(replace(run, name="b", seeds=(1, 2)), TASKS["guess"]) == described
-    for changes in ({"kind": "ppo-separate"}, {"engine": "vllm"}, {"settings": {"max_steps": 1}}):
+    for changes in (
+        {"kind": "dpo-online"},
+        {"algorithms": {0: "dapo"}},
+        {"engine": "vllm"},
+        {"settings": {"max_steps": 1}},
+    ):
         assert describe_run(replace(run, **changes), TASKS["guess"]) != described
 
 
@@ -207,15 +212,17 @@ def test_a_run_trains_measures_and_goes_on_where_it_was(small):
     assert train(hotter, task, (), path, fresh=False, work=work)["seeds"] == {}
 
 
-@pytest.mark.parametrize("kind", ["ppo-shared", "ppo-separate", "dpo-offline", "dpo-online"])
+@pytest.mark.parametrize("kind", ["ppo-shared", "ppo-separate", "dpo-offline", "dpo-online", "switching"])
 def test_every_kind_of_run_trains_and_is_measured(small, kind):
     from proof.run import train
     from proof.runs import Run
 
     task, work = small
     settings = {"max_steps": 1, "per_device_train_batch_size": 4}
-    settings |= {"groups_per_round": 4, "num_generations": 2} if kind.startswith("dpo") else {}
-    run = Run(kind, "letters", "ppo", kind=kind, settings=settings)
+    settings |= {"groups_per_round": 4} if kind.startswith("dpo") else {}
+    settings |= {} if kind.startswith("ppo") else {"num_generations": 2}
+    algorithms = {0: "pairwise"} if kind == "switching" else {}
+    run = Run(kind, "letters", "ppo", kind=kind, algorithms=algorithms, settings=settings)
     trained = train(run, task, (3,), work / "results" / f"{kind}.json", fresh=False, work=work)["seeds"]["3"]
     assert trained["steps"] == 1
     assert len(trained["outcomes"]["rewards"]) == 4
