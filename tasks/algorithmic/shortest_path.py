@@ -103,7 +103,8 @@ class ShortestPathEnv(SingleTurnEnv):
         nodes = sample(random, _STORIES[directed][story][0], n)
         pairs = [(a, b) for a in nodes for b in nodes if (a != b if directed else a < b)]
         while True:
-            edges = [[a, b, between(random, 2, 30)] for a, b in sample(random, pairs, self.settings["edges"])]
+            chosen = sample(random, pairs, self.settings["edges"])
+            edges: list[list[Any]] = [[a, b, between(random, 2, 30)] for a, b in chosen]
             start = pick(random, nodes)
             lengths, before = _from(start, _outgoing(edges, directed))
             goals = [node for node in lengths if _steps(node, before) >= self.settings["steps"]]

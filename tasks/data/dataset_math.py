@@ -1,0 +1,198 @@
+"""`llm/DatasetMath-v0`: mathematics from any data set of questions and answers."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from llm_envs.env import Difficulty, SingleTurnEnv, split_of
+from llm_envs.errors import InvalidActionError, InvalidConfigError, MissingExtraError
+from llm_envs.parsers import extract_boxed
+from llm_envs.rewards import math_match
+from llm_envs.rollout.prompts import PROMPT, load_prompts
+from llm_envs.tasks.data.problems import make_problems
+from llm_envs.tasks.draws import pick
+
+__all__ = ["DatasetMathEnv", "final_answer"]
+
+_MARKER = "####"
+_LONGEST = 500
+"""Characters of an answer: longer ones are wrong, and are not compared."""
+_FILES = (".jsonl", ".csv", ".parquet")
+
+
+class DatasetMathEnv(SingleTurnEnv):
+    r"""Solve a mathematics problem from a data set; answers are compared by value.
+
+    ## Description
+    Each episode asks one question of the data. The default data are problems made from 24 templates, with exact
+    answers: fractions, equations, divisors; roots, intervals, derivatives, series; integrals, remainders, logarithms.
+    With `data` it is any JSONL, CSV or Parquet file, or any data set of the library `datasets`, that has a column of
+    questions and one of answers. Teaches mathematics as far as the data do.
+
+    ## Observation
+    The question. After the reply "Correct.", "Incorrect." or what was malformed.
+
+    ## Action
+    The result alone as the final answer, in LaTeX or plain: `<answer>\frac{3}{4}</answer>`, `<answer>3/4</answer>`.
+    Thinking in `<think>...</think>` is allowed before it.
+
+    ## Reward
+    `correct` (weight 1): 1 if the answer has the value of the right one (`llm_envs.rewards.math_match`): "0.75" is
+    "3/4", "x=5" is "5", a list may be in any order. An answer that leaves operations to be carried out which the right
+    one does not have is wrong, so the question's own expression is. `malformed` (weight -0.1): 1 for a reply without an
+    answer or with broken tags.
+
+    ## Episode End
+    Terminates after one reply.
+
+    ## Arguments
+    - `split`: "train" or "test", by a hash of the question: one in five is in the test.
+    - `difficulty`: of the default data "easy" (default), "medium" or "hard". With `data` there is no choice.
+    - `data`: path of a file, or of a folder that `datasets` saved, or the name of a data set that `datasets` loads; or
+      rows. None: the default data.
+    - `subset`, `data_split`: of a data set: its configuration, and which of its splits is read ("train" by default).
+    - `question`, `answer`: names of the columns. Of the answer's text the part that counts is what follows the last
+      "####", or the last `\boxed{...}`; without either, all of it.
+    - `divide`: False to have all rows in both splits, where the data are for a test only.
+    - `reset(options={"problem": {"question": "What is 1+2?", "answer": "3"}})` asks a given question.
+
+    ## Version History
+    - v0: first version.
+    """
+
+    # The chance rates bound the share of the commonest answer in either split: 1.7%, 1%, 2.8%. Of other data it is
+    # counted.
+    difficulties = {
+        "easy": Difficulty("fractions, equations, divisors, means", chance_rate=0.02, n_problems=1_411),
+        "medium": Difficulty("roots, intervals, derivatives, series", chance_rate=0.012, n_problems=1_092),
+        "hard": Difficulty("integrals, remainders, logarithms", chance_rate=0.03, n_problems=1_437),
+    }
+    default_difficulty = "easy"
+    problem_fields = {"question": str, "answer": str}
+    blocking = True  # formulas are compared in a worker process
+    instructions = (
+        "Solve the problem. Reply with the result alone, worked out and in lowest terms, in LaTeX or plain, "
+        "as <answer>...</answer>."
+    )
+
+    def __init__(
+        self,
+        split: str = "train",
+        difficulty: str | None = None,
+        render_mode: str | None = None,
+        data: str | Iterable[Mapping[str, Any]] | None = None,
+        subset: str | None = None,
+        data_split: str = "train",
+        question: str = "question",
+        answer: str = "answer",
+        divide: bool = True,
+    ) -> None:
+        super().__init__(split, difficulty, render_mode)
+        if importlib.util.find_spec("math_verify") is None:
+            raise MissingExtraError("DatasetMathEnv compares by math-verify: pip install 'llm-envs[tools]'.")
+        if data is None:
+            rows = make_problems(self.difficulty)
+        else:
+            if difficulty is not None:
+                raise InvalidConfigError(
+                    f"DatasetMathEnv: difficulty={difficulty!r} is of the default data, not of others."
+                )
+            rows = _load(data, subset, data_split, question, answer)
+            self.difficulty = "data"
+            self.n_problems = len({asked for asked, _ in rows})
+        self.disjoint_splits = divide
+        self._rows = [row for row in rows if not divide or split_of(_key(row[0])) == split]
+        if not self._rows:
+            raise InvalidConfigError(
+                f"DatasetMathEnv: of {len(rows)} questions none is in the split {split!r}; "
+                "divide=False has all of them in both."
+            )
+        if data is not None:
+            self.chance_rate = max(Counter(right for _, right in self._rows).values()) / len(self._rows)
+
+    def generate(self) -> dict[str, Any]:
+        """Draw a row of the split."""
+        question, answer = pick(self.np_random.random, self._rows)
+        return {"question": question, "answer": answer}
+
+    def check_problem(self, problem: Mapping[str, Any]) -> None:
+        """Refuse what asks nothing, or has no answer that could be given."""
+        if not problem["question"].strip() or not 0 < len(problem["answer"].strip()) <= _LONGEST:
+            raise InvalidActionError(f"there must be a question, and an answer of 1 to {_LONGEST} characters")
+
+    def split_key(self, problem: Mapping[str, Any]) -> str:
+        """Return the question, white space aside."""
+        return _key(problem["question"])
+
+    def prompt(self) -> str:
+        """Return the question."""
+        return str(self.problem["question"])
+
+    def solution(self) -> str:
+        """Return the answer."""
+        return str(self.problem["answer"])
+
+    def is_correct(self, answer: str) -> bool:
+        """Compare the values."""
+        return len(answer) <= _LONGEST and math_match(answer, self.problem["answer"]) == 1.0
+
+
+def final_answer(text: str) -> str:
+    r"""Return what counts of a worked answer: what follows the last "####", or the last `\boxed{...}`, or all of it."""
+    _, marker, after = text.rpartition(_MARKER)
+    if marker:
+        return after.strip()
+    boxed = extract_boxed(text)
+    return text.strip() if boxed is None else boxed
+
+
+def _key(question: str) -> str:
+    return " ".join(question.split())
+
+
+def _load(data: Any, subset: str | None, data_split: str, question: str, answer: str) -> tuple[tuple[str, str], ...]:
+    """Return the questions of some data with their answers; those of a name or path are kept for the next instance."""
+    if isinstance(data, (str, Path)):
+        path = Path(data)
+        changed = path.stat().st_mtime_ns if path.is_file() else 0
+        return _load_named(str(data), subset, data_split, question, answer, changed)
+    return _rows_of(data, question, answer)
+
+
+@lru_cache(maxsize=8)
+def _load_named(
+    name: str, subset: str | None, data_split: str, question: str, answer: str, changed: int
+) -> tuple[tuple[str, str], ...]:
+    if name.endswith(_FILES):
+        return _rows_of(name, question, answer)
+    try:
+        import datasets
+    except ImportError as error:
+        raise MissingExtraError(f"the data set {name!r} needs `datasets`: pip install 'llm-envs[train]'.") from error
+    if (Path(name) / "dataset_info.json").is_file() or (Path(name) / "dataset_dict.json").is_file():
+        loaded = datasets.load_from_disk(name)
+        loaded = loaded[data_split] if isinstance(loaded, dict) else loaded
+    else:
+        loaded = datasets.load_dataset(name, subset, split=data_split)
+    return _rows_of(loaded, question, answer)
+
+
+def _rows_of(data: Any, question: str, answer: str) -> tuple[tuple[str, str], ...]:
+    found = []
+    for number, row in enumerate(load_prompts(data, prompt_field=question, fields=[answer])):
+        asked, right = row[PROMPT], row[answer]
+        right = final_answer(right) if isinstance(right, str) else right
+        if isinstance(right, bool) or not isinstance(right, (str, int, float)) or not isinstance(asked, str):
+            raise InvalidConfigError(f"row {number} has the answer {right!r:.60}; question and answer must be texts.")
+        right = str(right)
+        if not 0 < len(right) <= _LONGEST:
+            raise InvalidConfigError(
+                f"row {number} has an answer of {len(right)} characters; it must have 1 to {_LONGEST}."
+            )
+        found.append((asked, right))
+    return tuple(found)
