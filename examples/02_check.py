@@ -2,8 +2,8 @@
 
 Command:   python examples/02_check.py            (from the command line: llm-envs check llm/Countdown-v0)
 Time:      two seconds. Needs no torch.
-Expect:    24 of 24 clauses hold for llm/Countdown-v0; the task that forgets its seed breaks 4, is_deterministic one
-           of them.
+Expect:    all 25 clauses hold for llm/Countdown-v0; the task that forgets its seed breaks 4, is_deterministic one of
+           them.
 """
 
 import sys

@@ -1,6 +1,6 @@
 """A reward model: a classifier that learned from labelled episodes which end well pays in the place of the task.
 
-Command:   python examples/20_reward_model.py            (--model NAME --groups 400 --fit 60 --steps 20 --episodes 200)
+Command:   python examples/20_reward_model.py            (--model NAME --groups 400 --fit 60 --steps 20)
 Time:      25 seconds on one CPU core, and 20 once for the warm model.
 Expect:    the judge is right about 1.000 of 100 episodes that it has not seen; success on the test split 0.490 ->
            0.815 (seed 0).

@@ -1,4 +1,4 @@
-"""The examples run as their headers say, on settings that take seconds."""
+"""The demo, its model, and training by hand, on settings that take seconds; the numbered examples: examples/."""
 
 import json
 import os
@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from llm_envs.rollout import read_trajectories
+
+pytestmark = pytest.mark.examples
 
 ROOT = Path(__file__).parent.parent
 
