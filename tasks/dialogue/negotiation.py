@@ -114,8 +114,8 @@ class NegotiationEnv(TextEnv):
     """
 
     # Who offers prices drawn evenly from what is taken seriously up to its own worth is a success in under 1% of
-    # 1,000 problems a level; in 12%, 11% and 5% if they are offered in order, lowest first. Taking the first price never
-    # is.
+    # 1,000 problems a level; in 12%, 11% and 5% if they are offered in order, lowest first. Taking the first price
+    # never is.
     difficulties = {
         "easy": Difficulty(
             "a counterpart that comes down further",

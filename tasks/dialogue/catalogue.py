@@ -1,0 +1,145 @@
+"""The catalogues of `played_user.py`, what a customer wants of them, and a customer who follows a script.
+
+A problem is plain JSON: a `theme`, `items` as name and properties, and `wishes`, properties that the customer wants;
+the others do not matter to them. Exactly one item has all that is wished for.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+__all__ = ["CATALOGUES", "Catalogue", "draw_problem", "fitting", "properties_in", "questions", "scripted_answer"]
+
+_WORD = re.compile(r"[a-z]+")
+
+
+class Catalogue(NamedTuple):
+    """What is on offer."""
+
+    noun: str
+    properties: dict[str, tuple[str, ...]]
+    """Values of each property, by its name, which is one word."""
+    names: tuple[str, ...]
+
+
+CATALOGUES: dict[str, Catalogue] = {
+    "flats": Catalogue(
+        "a flat",
+        {
+            "district": ("north", "south", "harbour", "centre"),
+            "rooms": ("two", "three", "four"),
+            "floor": ("ground", "middle", "top"),
+            "heating": ("gas", "wood", "electric"),
+            "outside": ("balcony", "garden", "terrace"),
+            "furniture": ("full", "kitchen only", "none"),
+        },
+        ("Acorn", "Birch", "Clover", "Dahlia", "Elder", "Fern", "Ginkgo", "Hazel", "Iris", "Juniper", "Kale", "Lilac",
+         "Maple", "Nettle", "Olive", "Poplar"),
+    ),
+    "trips": Catalogue(
+        "a holiday trip",
+        {
+            "region": ("sea", "mountains", "city", "forest"),
+            "lodging": ("hotel", "cabin", "tent"),
+            "meals": ("none", "breakfast", "all"),
+            "travel": ("train", "bus", "boat"),
+            "length": ("weekend", "week", "fortnight"),
+            "activity": ("hiking", "swimming", "museums"),
+        },
+        ("Albatross", "Badger", "Curlew", "Dolphin", "Egret", "Falcon", "Gannet", "Heron", "Ibis", "Jackdaw", "Kestrel",
+         "Lapwing", "Marten", "Nightjar", "Osprey", "Puffin"),
+    ),
+    "bicycles": Catalogue(
+        "a bicycle",
+        {
+            "purpose": ("commuting", "racing", "touring", "cargo"),
+            "frame": ("steel", "carbon", "aluminium"),
+            "gears": ("one", "seven", "twenty"),
+            "brakes": ("rim", "disc", "drum"),
+            "colour": ("green", "black", "orange"),
+            "motor": ("none", "front", "rear"),
+        },
+        ("Aurora", "Breeze", "Comet", "Drift", "Ember", "Flint", "Glide", "Halo", "Icarus", "Jolt", "Kite", "Loop",
+         "Mistral", "Nova", "Orbit", "Pulse"),
+    ),
+}  # fmt: skip
+
+
+def fitting(items: Mapping[str, Mapping[str, str]], wishes: Mapping[str, str]) -> list[str]:
+    """Return the names of the items that have all of these properties."""
+    return [name for name, item in sorted(items.items()) if all(item[key] == value for key, value in wishes.items())]
+
+
+def questions(items: Mapping[str, Mapping[str, str]], wishes: Mapping[str, str]) -> list[str]:
+    """Return the properties to ask about, one after the other, until one item is left.
+
+    Next comes the one that is sure to leave fewest items, should the customer care for it: asked without knowing what
+    the customer wants.
+    """
+    asked: list[str] = []
+    while True:
+        left = fitting(items, {key: wishes[key] for key in asked if key in wishes})
+        properties = [key for key in sorted(next(iter(items.values()))) if key not in asked]
+        if len(left) == 1 or not properties:
+            return asked
+
+        def largest(key: str, left: Sequence[str] = left) -> int:
+            values = [items[name][key] for name in left]
+            return max(map(values.count, values))
+
+        asked.append(min(properties, key=largest))
+
+
+def properties_in(text: str, items: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """Return which properties a text names."""
+    words = set(_WORD.findall(text.casefold()))
+    return [key for key in sorted(next(iter(items.values()))) if key in words or key.rstrip("s") in words]
+
+
+def scripted_answer(text: str, items: Mapping[str, Mapping[str, str]], wishes: Mapping[str, str]) -> str:
+    """Return what a customer says who is asked about a property, or offered an item, and tells one wish at a time."""
+    words = set(_WORD.findall(text.casefold()))
+    offered = [name for name in sorted(items) if name.casefold() in words]
+    if len(offered) == 1:
+        wrong = [key for key in sorted(wishes) if items[offered[0]][key] != wishes[key]]
+        if not wrong:
+            return "That sounds right."
+        return f"No, the {wrong[0]} is not what I want."
+    named = properties_in(text, items)
+    if len(named) != 1 or offered:
+        return "Could you ask me about one thing?"
+    value = wishes.get(named[0])
+    return f"The {named[0]} does not matter to me." if value is None else f"I would like {value}."
+
+
+def draw_problem(rng: np.random.Generator, n_items: int, n_properties: int, n_wishes: int, most: int) -> dict[str, Any]:
+    """Draw a catalogue and a customer.
+
+    Args:
+        rng: What is drawn from.
+        n_items: How many items there are.
+        n_properties: How many properties they have.
+        n_wishes: How many of these matter.
+        most: Questions that it may take at most, if they are asked well.
+    """
+    while True:
+        draws = iter(rng.random(2 * n_items + n_items * n_properties + 20).tolist()).__next__
+        theme = list(CATALOGUES)[int(draws() * len(CATALOGUES))]
+        catalogue = CATALOGUES[theme]
+        left = list(catalogue.properties)
+        keys = [left.pop(int(draws() * len(left))) for _ in range(n_properties)]
+        names = list(catalogue.names)
+        items = {
+            names.pop(int(draws() * len(names))): {
+                key: catalogue.properties[key][int(draws() * len(catalogue.properties[key]))] for key in keys
+            }
+            for _ in range(n_items)
+        }
+        wanted = items[list(items)[int(draws() * n_items)]]
+        wishes = {key: wanted[key] for key in keys[:n_wishes]}
+        if len(fitting(items, wishes)) == 1 and len(questions(items, wishes)) <= most:
+            return {"theme": theme, "items": items, "wishes": wishes}
