@@ -27,10 +27,7 @@ EVEN_SUM = {"program": [["even", 0], ["sum", 0]], "inputs": [[], [4], [1, 2, 4],
     ("code", "paid"),
     [
         ("def f(xs):\n    return sum(x for x in xs if x % 2 == 0)", 1),
-        (
-            "```python\ndef f(xs):\n    total = 0\n    for x in xs:\n        if x % 2 == 0:\n            total += x\n    return total\n```",
-            1,
-        ),
+        ("```python\ndef f(xs):\n    n = 0\n    for x in xs:\n        n += x * (x % 2 == 0)\n    return n\n```", 1),
         ("f = lambda xs: sum([x for x in xs if x % 2 == 0])", 1),
         ("def f(xs):\n    return 2 if xs == [1, 2] else 4", 0),  # the two that are shown
         ("def f(xs):\n    return sum(xs)", 0),
@@ -163,17 +160,29 @@ def test_programs_end_and_print_what_is_said(level):
 
 # SQLQuery.
 
+
+def table(name, columns, *rows):
+    typed = [["id", "INTEGER PRIMARY KEY"]]
+    typed += [[column.lstrip("#"), "INTEGER" if column[0] == "#" else "TEXT"] for column in columns]
+    return {"name": name, "columns": typed, "rows": [list(row) for row in rows]}
+
+
+CUSTOMERS = [(1, "Ada", "Oslo", 30), (2, "Ben", "Riga", 40), (3, "Cleo", "Oslo", 50)]
+PRODUCTS = [(1, "Lamp", "home", 10), (2, "Kite", "toys", 20), (3, "Rug", "home", 30)]
+ORDERS = [
+    (1, 1, 1, 5, "2025-01-02"),
+    (2, 1, 2, 7, "2025-01-30"),
+    (3, 3, 2, 9, "2025-02-01"),
+    (4, 3, 1, 1, "2025-02-02"),
+]
 WORLD = {
     "theme": "shop",
     "tables": [
-        {"name": "customers", "columns": [["id", "INTEGER PRIMARY KEY"], ["name", "TEXT"], ["city", "TEXT"], ["age", "INTEGER"]],
-         "rows": [[1, "Ada", "Oslo", 30], [2, "Ben", "Riga", 40], [3, "Cleo", "Oslo", 50]]},
-        {"name": "products", "columns": [["id", "INTEGER PRIMARY KEY"], ["title", "TEXT"], ["category", "TEXT"], ["price", "INTEGER"]],
-         "rows": [[1, "Lamp", "home", 10], [2, "Kite", "toys", 20], [3, "Rug", "home", 30]]},
-        {"name": "orders", "columns": [["id", "INTEGER PRIMARY KEY"], ["customer_id", "INTEGER"], ["product_id", "INTEGER"], ["quantity", "INTEGER"], ["date", "TEXT"]],
-         "rows": [[1, 1, 1, 5, "2025-01-02"], [2, 1, 2, 7, "2025-01-30"], [3, 3, 2, 9, "2025-02-01"], [4, 3, 1, 1, "2025-02-02"]]},
+        table("customers", ["name", "city", "#age"], *CUSTOMERS),
+        table("products", ["title", "category", "#price"], *PRODUCTS),
+        table("orders", ["#customer_id", "#product_id", "#quantity", "date"], *ORDERS),
     ],
-}  # fmt: skip
+}
 OSLO = {"world": WORLD, "kind": "of_group", "values": ["Oslo"]}
 
 
