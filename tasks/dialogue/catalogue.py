@@ -7,7 +7,7 @@ the others do not matter to them. Exactly one item has all that is wished for.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -81,17 +81,19 @@ def questions(items: Mapping[str, Mapping[str, str]], wishes: Mapping[str, str])
     the customer wants.
     """
     asked: list[str] = []
-    while True:
-        left = fitting(items, {key: wishes[key] for key in asked if key in wishes})
-        properties = [key for key in sorted(next(iter(items.values()))) if key not in asked]
-        if len(left) == 1 or not properties:
-            return asked
-
-        def largest(key: str, left: Sequence[str] = left) -> int:
-            values = [items[name][key] for name in left]
-            return max(map(values.count, values))
-
-        asked.append(min(properties, key=largest))
+    left = list(items.values())
+    properties = sorted(left[0])
+    while len(left) > 1 and properties:
+        counts: dict[str, int] = {}
+        for key in properties:
+            values = [item[key] for item in left]
+            counts[key] = max(map(values.count, set(values)))
+        key = min(properties, key=counts.__getitem__)
+        properties.remove(key)
+        asked.append(key)
+        if key in wishes:
+            left = [item for item in left if item[key] == wishes[key]]
+    return asked
 
 
 def properties_in(text: str, items: Mapping[str, Mapping[str, str]]) -> list[str]:

@@ -236,7 +236,7 @@ def draw_case(rng: np.random.Generator, kinds: tuple[str, ...], n_requests: int,
         return int(draws() * n)
 
     stock = {name: {size: below(4) for size in SIZES} for name in _PRODUCTS}
-    orders = {}
+    orders: dict[str, dict[str, Any]] = {}
     while len(orders) < 3:
         first = below(len(_PRODUCTS))
         items = {
