@@ -55,7 +55,7 @@ def shopping(random: Random, size: int) -> Story:
         f"The market has {between(random, 11, 60)} stalls.",
         f"{other} buys {between(random, 2, 12)} {goods[0]}s there and pays for them alone.",
         f"{name} walked {between(random, 5, 45)} minutes to get there.",
-        f"Last year {_a(goods[-1])} cost {between(random, 1, 9)} coins.",
+        f"Last year {_a(goods[-1])} cost {between(random, 2, 9)} coins.",
     ]
     spent = "+".join(terms)
     if random() < 0.5:
@@ -76,21 +76,21 @@ def stock(random: Random, size: int) -> Story:
         who, kind = pick(random, (name, other)), random()
         if kind < 0.25:
             bags, each = between(random, 2, 6), between(random, 3, 12)
-            lines.append(f"{who} puts {bags} bags of {each} {thing} each into it.")
+            lines.append(f"{who} puts {bags} bags of {each} {thing} each into the blue box.")
             expression, value = f"{expression}+{bags}*{each}", value + bags * each
         elif kind < 0.5 and value > 12:
             count = between(random, 5, min(40, value - 5))
-            lines.append(f"{who} takes {count} out of it.")
+            lines.append(f"{who} takes {count} {thing} out of the blue box.")
             expression, value = f"{expression}-{count}", value - count
         elif kind < 0.65 and value % 2 == 0:
-            lines.append(f"Then half of the {thing} in it are given away.")
+            lines.append(f"Then half of the {thing} in the blue box are given away.")
             expression, value = f"({expression})/2", value // 2
         elif kind < 0.75 and value < 200:
-            lines.append(f"Then {who} puts in enough to double their number.")
+            lines.append(f"Then {who} puts in enough {thing} to double the number in the blue box.")
             expression, value = f"({expression})*2", value * 2
         else:
             count = between(random, 5, 40)
-            lines.append(f"{who} {'then ' if i else ''}adds {count} more.")
+            lines.append(f"{who} {'then ' if i else ''}adds {count} {thing} to the blue box.")
             expression, value = f"{expression}+{count}", value + count
     asides = [
         f"The red box next to it holds {between(random, 10, 90)} {thing}.",
@@ -145,7 +145,7 @@ def production(random: Random, size: int) -> Story:
         terms.append(f"{rate}*{hours}")
         total += rate * hours
     lost, box = between(random, 2, min(20, total - 1)), between(random, 4, 15)
-    lines.append(f"Of all these {product}s, {lost} turn out to be broken and are thrown away.")
+    lines.append(f"Of the {product}s made in these hours, {lost} turn out to be broken and are thrown away.")
     good = f"({'+'.join(terms)}-{lost})"
     asides = [
         f"The {place} employs {between(random, 12, 90)} people.",
@@ -168,7 +168,7 @@ def sharing(random: Random, size: int) -> Story:
     names = sample(random, PEOPLE, 3)
     thing, foreign = sample(random, _THINGS, 2)
     low, more = between(random, 8, 60), between(random, 2, 30)
-    total, lines = 2 * low + more, [f"{names[1]} has {more} more than {names[0]}."]
+    total, lines = 2 * low + more, [f"{names[1]} has {more} {thing} more than {names[0]}."]
     first = f"{names[0]} and {names[1]} have {2 * low + more} {thing} together."
     whose = int(random() * 2)
     expression, value = (f"({total}-{more})/2", low) if whose == 0 else (f"({total}+{more})/2", low + more)
@@ -176,10 +176,10 @@ def sharing(random: Random, size: int) -> Story:
     for _ in range(size - 2):
         count = between(random, 2, 25)
         if random() < 0.5 and value > count + 2:
-            lines.append(f"Then {name} gives {count} of these {thing} to a museum.")
+            lines.append(f"Then {name} gives {count} {thing} to a museum.")
             expression, value = f"{expression}-{count}", value - count
         else:
-            lines.append(f"Then {name} finds {count} more.")
+            lines.append(f"Then {name} finds {count} more {thing}.")
             expression, value = f"{expression}+{count}", value + count
     asides = [
         f"{names[2]} has {between(random, 5, 60)} {thing}, which are not counted here.",
