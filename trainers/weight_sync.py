@@ -111,8 +111,10 @@ def merged_layers(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
     """
     from peft.tuners.tuners_utils import BaseTunerLayer
 
-    adapted = {name: module for name, module in model.named_modules() if isinstance(module, BaseTunerLayer)}
-    outer = [name for name in adapted if not any(name.startswith(f"{other}.") for other in adapted)]
+    adapted: dict[str, Any] = {
+        name: module for name, module in model.named_modules() if isinstance(module, BaseTunerLayer)
+    }
+    outer = [name for name in adapted if not any(name[:at] in adapted for at, sign in enumerate(name) if sign == ".")]
     # Of a weight that two layers share, the first is the owner, as it is for `named_parameters`.
     owner = {id(parameter): name for name in reversed(outer) for parameter in adapted[name].parameters()}
     merged: dict[str, dict[str, torch.Tensor]] = {}
@@ -132,7 +134,7 @@ def _base_name(name: str) -> str:
     return name.removeprefix("base_model.model.").replace(".base_layer", "")
 
 
-def _merged(layer: torch.nn.Module, prefix: str) -> dict[str, torch.Tensor]:
+def _merged(layer: Any, prefix: str) -> dict[str, torch.Tensor]:
     """Return copies of an adapted layer's weights with the adapter in them; the layer stays as it is."""
     from peft.tuners.tuners_utils import BaseTunerLayer
 
@@ -152,7 +154,7 @@ def _kept(module: Any, prefix: str | None = None) -> Iterator[None]:
     from peft.tuners.tuners_utils import BaseTunerLayer
 
     prefix = prefix or module.prefix
-    layers = [part for part in module.modules() if isinstance(part, BaseTunerLayer)]
+    layers: list[Any] = [part for part in module.modules() if isinstance(part, BaseTunerLayer)]
     base = {id(p): p for layer in layers for name, p in layer.named_parameters() if prefix not in name}
     before = {key: parameter.detach().clone() for key, parameter in base.items()}
     try:
