@@ -17,7 +17,7 @@ _NAMES = ("xyzw", "abcd", "pqrs", "uvwx", "klmn")
 _MOST_UNKNOWNS = 6
 _LARGEST = 10**6
 _PART = re.compile(r"([A-Za-z])\s*=\s*(\S+)")
-_BETWEEN_PARTS = re.compile(r"\s*(?:[,;\n]|\band\b)\s*")
+_BETWEEN_PARTS = re.compile(r"\s*(?:[,;\n]|\band\b)\s*|\s+(?=[A-Za-z]\s*=)")
 
 
 class LinearSystemsEnv(SingleTurnEnv):
