@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import replace
@@ -85,9 +86,10 @@ class PlayedUserEnv(TextEnv):
       matter; "hard": 16 with 6, of which 4 matter.
     - `max_turns`: messages of the agent, the recommendation included: 4, 5 and 6 by default.
     - `user_policy`: who plays the customer: a chat policy, a token policy, or an env policy, whose `act` is given this
-      environment and the agent's words; `ScriptedUser()` by default. It is called on the process's background event
-      loop, so it should not be the object that plays the agent. If it fails three times, `step` raises `BridgeError`:
-      the episode then has failed, it is not a bad one.
+      environment and the agent's words; `ScriptedUser()` by default. Where arguments must be JSON (the collector's,
+      the command line's), "module:name" of a policy or of a function that makes one. It is called on the process's
+      background event loop, so it should not be the object that plays the agent. If it fails three times, `step`
+      raises `BridgeError`: the episode then has failed, it is not a bad one.
     - `user_codec`: messages to token ids, for a token policy.
     - `user_sampling`: how it is sampled; 128 tokens at temperature 0.7 by default. The seed is drawn with the episode.
     - `user_timeout_s`: seconds that one attempt may take; 60 by default.
@@ -130,7 +132,7 @@ class PlayedUserEnv(TextEnv):
         difficulty: str | None = None,
         max_turns: int | None = None,
         render_mode: str | None = None,
-        user_policy: Policy | None = None,
+        user_policy: Policy | str | None = None,
         user_codec: Codec | None = None,
         user_sampling: SamplingParams | None = None,
         user_timeout_s: float = 60.0,
@@ -140,7 +142,8 @@ class PlayedUserEnv(TextEnv):
             self.max_turns = self.settings["turns"]
         if not user_timeout_s > 0:
             raise InvalidConfigError(f"PlayedUserEnv: user_timeout_s is {user_timeout_s!r}; it must be above 0.")
-        self.user_policy: Policy = ScriptedUser() if user_policy is None else user_policy
+        given = _named(user_policy) if isinstance(user_policy, str) else user_policy
+        self.user_policy: Policy = ScriptedUser() if given is None else given
         self._kind = policy_kind(self.user_policy, user_codec)
         self._codec, self._timeout_s = user_codec, user_timeout_s
         self._sampling = user_sampling or SamplingParams(max_new_tokens=128, temperature=0.7)
@@ -268,6 +271,20 @@ class PlayedUserEnv(TextEnv):
             return self._codec.decode_reply(sampled.token_ids)
 
         return ask()
+
+
+def _named(text: str) -> Policy:
+    """Return the policy that "module:name" names, or that the function of this name makes."""
+    module, _, name = text.partition(":")
+    try:
+        found: Any = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InvalidConfigError(
+            f"PlayedUserEnv: user_policy is {text!r}; a text must be module:name of a policy, or of what makes one: "
+            f"{error}."
+        ) from error
+    is_policy = any(hasattr(found, method) for method in ("sample", "reply", "act")) and not isinstance(found, type)
+    return cast("Policy", found if is_policy else found())
 
 
 def user_messages(problem: Mapping[str, Any], talk: Sequence[Message]) -> tuple[Message, ...]:

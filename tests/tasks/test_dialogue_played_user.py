@@ -9,9 +9,10 @@ import pytest
 import llm_envs
 from llm_envs.errors import BridgeError, InvalidConfigError
 from llm_envs.parsers import format_answer, format_tool_call
-from llm_envs.policies.scripted import ConstantPolicy
+from llm_envs.policies.scripted import ConstantPolicy, OraclePolicy
+from llm_envs.rollout.collector import Collector
 from llm_envs.tasks.dialogue.catalogue import CATALOGUES, fitting, questions, scripted_answer
-from llm_envs.tasks.dialogue.played_user import user_messages
+from llm_envs.tasks.dialogue.played_user import PlayedUserEnv, user_messages
 from llm_envs.testing import ByteCodec, HashingTokenPolicy
 from llm_envs.types import Message
 
@@ -232,4 +233,28 @@ def test_settings_are_checked():
     with pytest.raises(InvalidConfigError, match="user_timeout_s"):
         gym.make(ID, user_timeout_s=0.0)
     with pytest.raises(InvalidConfigError, match="is no policy"):
+        gym.make(ID, user_policy=3)
+    with pytest.raises(InvalidConfigError, match="module:name"):
         gym.make(ID, user_policy="gpt")
+
+
+def constant_customer():
+    return ConstantPolicy("I do not know.")
+
+
+def test_a_collector_plays_with_a_named_customer():
+    name = f"{__name__}:constant_customer"
+    collector = Collector(ID, OraclePolicy(), env_kwargs={"user_policy": name}, progress=False)
+    trajectories = [trajectory for group in collector.collect(4) for trajectory in group.trajectories]
+    assert {trajectory.status for trajectory in trajectories} == {"ok"}
+    said = [message.content for message in trajectories[0].messages if message.role == "user"]
+    assert said[1] == "Customer: I do not know."
+
+
+def test_a_customer_that_fails_makes_no_bad_episode():
+    failing = Parrot(n_failures=1_000)
+    collector = Collector(lambda: PlayedUserEnv(user_policy=failing), OraclePolicy(), max_retries=0, progress=False)
+    (group,) = collector.collect(1)
+    (trajectory,) = group.trajectories
+    assert trajectory.status == "errored"
+    assert "no connection" in str(trajectory.error)
