@@ -134,7 +134,7 @@ class Desk(Toolset):
         return "recorded"
 
     def _is_verified(self, order: str) -> bool:
-        return (order, self.case["orders"][order]["email"]) in self.tried
+        return (order, self.case["orders"][order]["email"].casefold()) in self.tried
 
     def _product(self, name: str) -> str:
         for product in self.case["stock"]:
@@ -296,7 +296,7 @@ class CustomerServiceEnv(ToolEnv):
         if answer.strip(" .").casefold() != "done":
             raise InvalidActionError('answer "done" when all is settled')
         customer = self.problem["customer"]
-        has_tried = (customer["order"], customer["email"]) in self.desk.tried
+        has_tried = (customer["order"], customer["email"].casefold()) in self.desk.tried
         return has_tried and not self.desk.n_violations and _sorted(self.desk.log) == _sorted(self._calls)
 
     def next_action(self) -> str:
@@ -307,7 +307,7 @@ class CustomerServiceEnv(ToolEnv):
             return format_answer("done")
         if not {"order", "mail"} <= told:
             return "Gladly. What is your order number, and what is your e-mail address?"
-        if (order, customer["email"]) not in desk.tried:
+        if (order, customer["email"].casefold()) not in desk.tried:
             return format_tool_call("verify", order=order, email=customer["email"])
         if order not in desk.looked_up and self._calls[0] != ("refuse", {"order": order, "rule": 1}):
             return format_tool_call("look_up", order=order)

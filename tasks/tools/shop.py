@@ -103,7 +103,7 @@ def decisions(case: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     calls: list[tuple[str, dict[str, Any]]] = []
     for request in customer["requests"]:
         kind, item, size = request["kind"], request["item"], request["size"]
-        if now["orders"][order]["email"] != customer["email"]:
+        if now["orders"][order]["email"].casefold() != customer["email"].casefold():
             calls.append(("refuse", {"order": order, "rule": 1}))
             continue
         rule = allowed(now, order, "exchange" if kind == "exchange or refund" else kind, item, size)

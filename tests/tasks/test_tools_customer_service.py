@@ -60,6 +60,7 @@ DONE = format_answer("done")
         (case(item="Linen Shirt"), ("refuse", {"rule": 4})),
         (case(item="Linen Shirt", days=31), ("refuse", {"rule": 3})),  # the lowest
         (case(email="eve@example.net"), ("refuse", {"rule": 1})),
+        (case(email="Ada1@Example.org"), ("refund", {"item": "Rain Coat"})),
         (case("exchange", size="S"), ("exchange", {"item": "Rain Coat", "size": "S"})),
         (case("exchange", size="L"), ("refuse", {"rule": 5})),
         (case("exchange or refund", size="L"), ("refund", {"item": "Rain Coat"})),
