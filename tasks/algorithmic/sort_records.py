@@ -152,7 +152,7 @@ class SortRecordsEnv(SingleTurnEnv):
             if not isinstance(key, list) or len(key) != 2 or key[0] not in columns or key[1] not in _DIRECTIONS:
                 raise InvalidActionError('a key must be [column, "ascending" or "descending"]')
         condition = problem["condition"]
-        if condition and (len(condition) != 3 or condition[0] not in columns or condition[1] not in _CONDITIONS):
+        if condition and (len(condition) != 3 or condition[0] not in columns or condition[1] not in list(_CONDITIONS)):
             raise InvalidActionError(f"a condition must be [column, one of {', '.join(_CONDITIONS)}, value]")
         if condition and any(type(row[columns.index(condition[0]) + 1]) is not type(condition[2]) for row in rows):
             raise InvalidActionError("the condition's value must be of the column's type")

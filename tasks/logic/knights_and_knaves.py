@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -81,8 +82,8 @@ class KnightsAndKnavesEnv(SingleTurnEnv):
     def check_problem(self, problem: Mapping[str, Any]) -> None:
         """Refuse what is no such puzzle, or has not exactly one solution."""
         people, kinds, statements = problem["people"], problem["kinds"], problem["statements"]
-        if len(kinds) != 2 or not all(isinstance(word, str) and word.strip() for word in [*people, *kinds]):
-            raise InvalidActionError("people and the two kinds must be texts")
+        if len(kinds) != 2 or not all(isinstance(x, str) and re.fullmatch(r"[\w-]+", x) for x in [*people, *kinds]):
+            raise InvalidActionError("people and the two kinds must be single words")
         if not 1 <= len(people) <= _MOST_PEOPLE or len(set(people)) < len(people) or len(statements) != len(people):
             raise InvalidActionError(f"there must be 1 to {_MOST_PEOPLE} different people, with a statement each")
         if not all(_is_statement(statement, len(people)) for statement in statements):
@@ -201,7 +202,7 @@ _SHAPES: dict[str, tuple[str, ...]] = {
 
 
 def _is_statement(statement: Any, n: int) -> bool:
-    if not isinstance(statement, list) or not statement or statement[0] not in _SHAPES:
+    if not isinstance(statement, list) or not statement or statement[0] not in list(_SHAPES):
         return False
     shape = _SHAPES[statement[0]]
     if len(statement) != len(shape) + 1:

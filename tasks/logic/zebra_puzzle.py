@@ -248,9 +248,9 @@ def _check_attributes(attributes: Any) -> int:
 def _is_clue(clue: Any, m: int, n: int) -> bool:
     if not isinstance(clue, list) or len(clue) != 3 or not _is_value(clue[1], m, n):
         return False
-    if clue[0] in OF_A_HOUSE:
+    if clue[0] in list(OF_A_HOUSE):
         return type(clue[2]) is int and 0 <= clue[2] < n
-    return clue[0] in BETWEEN_VALUES and _is_value(clue[2], m, n)
+    return clue[0] in list(BETWEEN_VALUES) and _is_value(clue[2], m, n)
 
 
 def _is_value(value: Any, m: int, n: int) -> bool:

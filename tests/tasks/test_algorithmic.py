@@ -131,6 +131,7 @@ def test_sort_records_says_all_it_wants():
         ({"a": [["Ada", 30, "Rome"], ["Ben", "25", "Oslo"]]}, "all be whole numbers or all texts"),
         ({"a": [["Ada", 30]]}, "each record must be"),
         ({"condition": ["age", "at least", 99]}, "no record is left"),
+        ({"condition": ["age", ["at least"], 25]}, "a condition must be"),
         ({"condition": ["age", "at least", "x"]}, "of the column's type"),
     ],
 )

@@ -111,6 +111,8 @@ def test_what_knights_and_knaves_say():
         ({"statements": [["is", 1, True]]}, "with a statement each"),
         ({"people": ["Ada", "Ada", "Ben"]}, "different people"),
         ({"kinds": ["knight"]}, "two kinds"),
+        ({"people": ["Ada", "Ben, the smith", "Cleo"]}, "single words"),
+        ({"statements": [[["is"], 1, True]] * 3}, "none of the documented"),
     ],
 )
 def test_knights_and_knaves_refuse_what_has_not_one_solution(change, complaint):

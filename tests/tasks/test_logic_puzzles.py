@@ -168,6 +168,7 @@ def test_zebra_puzzle_is_written_as_documented():
         ({"clues": [["at", [0, 0], 0]]}, "not exactly one assignment"),
         ({"clues": [*ZEBRA["clues"], ["at", [0, 1], 0]]}, "not exactly one assignment"),
         ({"clues": [["above", [0, 0], [0, 1]]]}, "a clue is"),
+        ({"clues": [[["at"], [0, 0], 0]]}, "a clue is"),
         ({"clues": [["same", [0, 0], [1, 3]]]}, "a clue is"),
         ({"attributes": [["name", ["Ada", "Ben"]], ["pet", ["cat"]]]}, "as many values"),
         ({"attributes": [["name", ["Ada", "Ben"]], ["pet", ["cat", "ben"]]]}, "there twice"),
