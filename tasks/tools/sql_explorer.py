@@ -355,7 +355,7 @@ KINDS: dict[str, Kind] = {
         ),
     ),
     "both_sum": Kind(
-        lambda t, r: [_of(t.left, r, 1), _of(t.right, r, 1), _of(t.left, r, 2) // 2],
+        lambda t, r: [_of(t.left, r, 1), _of(t.right, r, 1), _of(t.left, r, 2)],
         _sum_of_both,
         lambda w, left, right, limit: (
             f"What is the sum of {w.measure_word} over all {w.link} in which the {w.left.noun}'s "
