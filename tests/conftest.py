@@ -34,6 +34,7 @@ SETTINGS = {
     "VLLM_LOGGING_LEVEL": "WARNING",
 }
 LONGEST_FIRST = [
+    "test_numbered.py",
     "test_examples.py",
     "test_vllm_server.py",
     "test_grpo_vllm.py",
