@@ -37,10 +37,9 @@ class GameEnv(TextEnv):
     A reply that cannot be read or is against the rules is answered by an error, costs `malformed` and one of the
     episode's turns, and changes nothing else. The number of turns is the level's setting "turns".
 
-    A game writes `generate`, `prompt`, `move`, `next_action`, and `instructions`.
+    A game writes `generate`, `prompt`, `move`, `next_action`, and `instructions`; and `refuse`, where it has other
+    reward components than `correct` and `malformed`.
     """
-
-    reward_weights: Mapping[str, float] = {"correct": 1.0, "malformed": -0.1}  # type: ignore[misc]
 
     def __init__(
         self,

@@ -1,0 +1,241 @@
+"""`llm/TicTacToe-v0`: three in a row, against an opponent of the level's strength."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from llm_envs.env import Difficulty, Outcome
+from llm_envs.errors import InvalidActionError
+from llm_envs.parsers import format_answer
+from llm_envs.tasks.games.game import GameEnv, cell_name, draw_board, read_cell
+
+__all__ = ["TicTacToeEnv"]
+
+_LINES = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6))
+_OTHER = {"X": "O", "O": "X"}
+_MAX_SEED = 2**31
+
+
+class TicTacToeEnv(GameEnv):
+    """Play tic-tac-toe against a scripted opponent.
+
+    ## Description
+    Teaches to see what the other side threatens, to make two threats at once, and, at the hard level, not to lose
+    against one who makes no mistake. The agent has X or O; games begin on the empty board or after up to three random
+    marks, in positions in which the best play earns at least 0.9, 0.7 and 1 on average at the three levels.
+
+    ## Observation
+    First the rules and the board. After each mark the opponent's answer, the board, and the replies that are left.
+
+    ## Action
+    `<answer>B2</answer>`: a free cell, column and row. Thinking in `<think>...</think>` is allowed before it.
+
+    ## Reward
+    `correct` (weight 1): 1 for a win; at the hard level, where the opponent cannot be beaten by force, for a draw, too.
+    `draw` (weight 0.5): 1 for a draw at the other levels, which is no success. `malformed` (weight -0.1): 1 for a reply
+    without a readable free cell; nothing is marked then.
+
+    ## Episode End
+    Terminates with three in a row or a full board. Truncated after `max_turns` replies (10).
+
+    ## Arguments
+    - `split`: "train" or "test": no position to begin from is in both.
+    - `difficulty`: strength of the opponent. "easy" (default): marks at random; "medium": completes its own three if it
+      can, else prevents the agent's, else marks at random; "hard": makes no mistake. The oracle knows the opponent's
+      way and plays the best there is against it: it earns 0.98, 0.94 and 1 on average.
+    - `max_turns`: the number of replies, if it is to be another than 10.
+    - `reset(options={"problem": {"board": "X...O....", "agent": "X", "seed": 1}})` begins with a given board, row by
+      row; `seed` decides what the opponent does at random.
+
+    ## Version History
+    - v0: first version.
+    """
+
+    # Measured on 1,000 games each: marking free cells at random wins 0.47, 0.05, 0.16; marking the first free cell of a
+    # fixed order (center, corners, sides) 0.72, 0.22, 0.15.
+    difficulties = {
+        "easy": Difficulty(
+            "the opponent marks at random",
+            chance_rate=0.76,
+            settings={"opponent": "random", "worth": 0.9, "turns": 10},
+        ),
+        "medium": Difficulty(
+            "the opponent looks one mark ahead",
+            chance_rate=0.27,
+            settings={"opponent": "look-ahead", "worth": 0.7, "turns": 10},
+        ),
+        "hard": Difficulty(
+            "the opponent makes no mistake; a draw is enough",
+            chance_rate=0.25,
+            settings={"opponent": "perfect", "worth": 1.0, "turns": 10},
+        ),
+    }
+    default_difficulty = "easy"
+    default_max_turns = 10
+    oracle_is_exact = False
+    reward_weights = {"correct": 1.0, "draw": 0.5, "malformed": -0.1}
+    max_return = 1.0
+    problem_fields = {"board": str, "agent": str, "seed": int}
+    instructions = "Play tic-tac-toe. Reply with the cell of your next mark as <answer>...</answer>."
+
+    def generate(self) -> dict[str, Any]:
+        """Draw a position with up to three marks in which the best play earns enough."""
+        draw, opponent = self.np_random.random, self.settings["opponent"]
+        while True:
+            board = "........."
+            for number in range(int(draw() * 4)):
+                free = _free(board)
+                board = _marked(board, free[int(draw() * len(free))], "XO"[number % 2])
+            agent = "XO"[(9 - board.count(".")) % 2]
+            if _best(board, agent, opponent)[0] >= self.settings["worth"]:
+                return {"board": board, "agent": agent, "seed": int(draw() * _MAX_SEED)}
+
+    def check_problem(self, problem: Mapping[str, Any]) -> None:
+        """Refuse a board that is none, is over, or where it is not the agent's turn."""
+        board, agent = problem["board"], problem["agent"]
+        if len(board) != 9 or set(board) - set("XO.") or agent not in _OTHER:
+            raise InvalidActionError("its board must be 9 of X, O and ., its agent X or O")
+        if board.count("X") - board.count("O") != (agent == "O") or _winner(board) or "." not in board:
+            raise InvalidActionError("it must be the agent's turn (X begins), and the game not over")
+
+    def split_key(self, problem: Mapping[str, Any]) -> Any:
+        """Return the board."""
+        return problem["board"]
+
+    def begin(self) -> None:
+        """Put the marks where they are at first."""
+        self._board: str = self.problem["board"]
+        self._agent: str = self.problem["agent"]
+        self._random = random.Random(self.problem["seed"])
+
+    def prompt(self) -> str:
+        """Return the rules and the board."""
+        aim = "Do not lose: a draw is enough." if self._draw_is_enough() else "Win: a draw is only half as good."
+        return (
+            f"Play tic-tac-toe. You are {self._agent}, I am {_OTHER[self._agent]}; . is a free cell. We mark free "
+            f"cells in turn; three of a mark in a row, column or diagonal win. {aim} Name a free cell a reply by its "
+            f'column and row, such as "B3"; I answer at once. You have {self.max_turns} replies.\n'
+            f"{self._shown()}\nIt is your turn."
+        )
+
+    def _draw_is_enough(self) -> bool:
+        return bool(self.settings["opponent"] == "perfect")
+
+    def _shown(self) -> str:
+        return draw_board([self._board[start : start + 3] for start in (0, 3, 6)])
+
+    def refuse(self, problem: str) -> Outcome:
+        """Return the answer to a reply that could not be played."""
+        return _with_draw(super().refuse(problem), 0.0)
+
+    def move(self, answer: str) -> Outcome:
+        """Mark the cell, and answer with a mark of the opponent's."""
+        row, column = read_cell(answer, 3, 3)
+        if self._board[3 * row + column] != ".":
+            raise InvalidActionError(f"{cell_name(row, column)} is not free")
+        self._board = _marked(self._board, 3 * row + column, self._agent)
+        if (outcome := self._end("")) is not None:
+            return outcome
+        choices = _choices(self._board, _OTHER[self._agent], self.settings["opponent"])
+        reply = choices[int(self._random.random() * len(choices))]
+        self._board = _marked(self._board, reply, _OTHER[self._agent])
+        note = f"I mark {cell_name(*divmod(reply, 3))}.\n"
+        return self._end(note) or _with_draw(self.go_on(note + self._shown()), 0.0)
+
+    def _end(self, note: str) -> Outcome | None:
+        """Return the outcome if the game is over."""
+        winner = _winner(self._board)
+        if winner == self._agent:
+            return _with_draw(self.win(f"{note}{self._shown()}\nYou win."), 0.0)
+        if winner is not None:
+            return _with_draw(self.lose(f"{note}{self._shown()}\nI win."), 0.0)
+        if "." in self._board:
+            return None
+        text = f"{note}{self._shown()}\nA draw."
+        return _with_draw(self.win(text), 0.0) if self._draw_is_enough() else _with_draw(self.lose(text), 1.0)
+
+    def next_action(self) -> str:
+        """Mark what earns the most on average against this opponent."""
+        cell = _best(self._board, self._agent, self.settings["opponent"])[1]
+        return format_answer(cell_name(*divmod(cell, 3)))
+
+
+def _with_draw(outcome: Outcome, draw: float) -> Outcome:
+    return outcome._replace(components=outcome.components | {"draw": draw})
+
+
+def _free(board: str) -> list[int]:
+    return [cell for cell, mark in enumerate(board) if mark == "."]
+
+
+def _marked(board: str, cell: int, mark: str) -> str:
+    return board[:cell] + mark + board[cell + 1 :]
+
+
+@cache
+def _winner(board: str) -> str | None:
+    """Return whose three in a row stand on the board."""
+    for first, second, third in _LINES:
+        if board[first] == board[second] == board[third] != ".":
+            return board[first]
+    return None
+
+
+@cache
+def _value(board: str, mark: str) -> int:
+    """Return what perfect play on both sides comes to for the one to move: more is better, quick wins are better.
+
+    0 is a draw; a win is 1 and the number of cells left free; a loss is minus that.
+    """
+    if _winner(board) is not None:
+        return -1 - board.count(".")
+    if "." not in board:
+        return 0
+    return max(-_value(_marked(board, cell, mark), _OTHER[mark]) for cell in _free(board))
+
+
+@cache
+def _choices(board: str, mark: str, opponent: str) -> Sequence[int]:
+    """Return the cells of which the opponent marks one at random."""
+    free = _free(board)
+    if opponent == "perfect":
+        values = [-_value(_marked(board, cell, mark), _OTHER[mark]) for cell in free]
+        return [cell for cell, value in zip(free, values, strict=True) if value == max(values)]
+    if opponent == "look-ahead":
+        for who in (mark, _OTHER[mark]):
+            completing = [cell for cell in free if _winner(_marked(board, cell, who)) == who]
+            if completing:
+                return completing
+    return free
+
+
+@cache
+def _best(board: str, agent: str, opponent: str) -> tuple[float, int]:
+    """Return what the agent, whose turn it is, earns on average by the best play, and the cell to mark for it."""
+    return max((_expected(_marked(board, cell, agent), agent, opponent), -cell, cell) for cell in _free(board))[::2]
+
+
+def _expected(board: str, agent: str, opponent: str) -> float:
+    """Return what the agent earns on average once it has marked."""
+    pay = _pay(board, agent, opponent)
+    if pay is not None:
+        return pay
+    total, cells = 0.0, _choices(board, _OTHER[agent], opponent)
+    for cell in cells:
+        answered = _marked(board, cell, _OTHER[agent])
+        pay = _pay(answered, agent, opponent)
+        total += _best(answered, agent, opponent)[0] if pay is None else pay
+    return total / len(cells)
+
+
+def _pay(board: str, agent: str, opponent: str) -> float | None:
+    """Return what a board earns on which the game is over, else None."""
+    winner = _winner(board)
+    if winner is not None:
+        return 1.0 if winner == agent else 0.0
+    if "." in board:
+        return None
+    return 1.0 if opponent == "perfect" else 0.5
