@@ -19,8 +19,9 @@ class GuessNumberEnv(TextEnv):
     """Find a hidden whole number; each wrong guess is answered by "higher" or "lower".
 
     ## Description
-    The number lies in a range that the first observation names. There are a few more guesses than halving the range
-    needs (exactly as many at the easy level), and too few to try every number.
+    Teaches to halve what is possible with every question. The number lies in a range that the first observation names.
+    There are a few more guesses than halving the range needs (exactly as many at the easy level), and too few to try
+    every number.
 
     ## Observation
     First the range and the number of guesses. After a guess "Higher." or "Lower." (of the hidden number against the

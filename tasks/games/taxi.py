@@ -23,7 +23,7 @@ class TaxiEnv(ToyTextEnv):
     """Drive a taxi around walls to a passenger, take the passenger in, and let them out where they want to go.
 
     ## Description
-    Teaches a task of several parts in their order, on a map with walls; in the rain the taxi drifts, and a fickle
+    Teaches to do the parts of a task in their order, on a map with walls; in the rain the taxi drifts, and a fickle
     passenger may change the destination under way. The dynamics are those of Gymnasium's Taxi, on its one map.
 
     ## Observation
