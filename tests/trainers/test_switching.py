@@ -227,6 +227,13 @@ def test_a_generation_of_several_steps_has_each_pair_in_one_step(make):
         assert all(rows.count(4 * group + member) == 1 for group in {row // 4 for row in rows} for member in range(4))
 
 
+class LevelEnv(DenseEnv):
+    """With levels that a curriculum may choose; they differ in nothing."""
+
+    def __init__(self, split="train", level=1):
+        super().__init__(split)
+
+
 SWITCH = {0: "grpo", 2: "pairwise", 4: GRPO}
 
 
@@ -235,9 +242,9 @@ def test_grpo_then_pairwise_then_grpo_resumes_as_if_nothing_had_been(make, tmp_p
     settings = {"max_steps": 6, "save_strategy": "steps", "save_steps": 3, **TORN}
 
     def run(folder, resume=None, schedule=SWITCH):
-        levels = Curriculum({"one": {}, "two": {}}, band=(0.0, 1e-9), window=16, min_episodes=4)
+        levels = Curriculum({"one": {"level": 1}, "two": {"level": 2}}, band=(0.0, 1e-9), window=16, min_episodes=4)
         settings["output_dir"] = str(tmp_path / folder)
-        trainer = make(settings, algorithm_schedule=schedule, curriculum=levels)
+        trainer = make(settings, EnvChoice("level", factory=LevelEnv), algorithm_schedule=schedule, curriculum=levels)
         trainer.train(resume_from_checkpoint=resume)
         return trainer
 
