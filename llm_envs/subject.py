@@ -140,7 +140,7 @@ class Subject:
         self.env.reset(seed=0)
         hostile = [act for name, act in hostile_actions(self.task.tools).items() if "long" not in name]
         episodes: list[list[Step] | FailedEpisode] = []
-        n_spoilt = 0
+        n_spoilt, latest = 0, ""
 
         def act(task: TextEnv, observation: str) -> str:
             nonlocal n_spoilt, latest
