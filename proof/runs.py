@@ -17,7 +17,7 @@ class Run:
     name: str
     task: str
     """Of `proof.tasks.TASKS`."""
-    table: Literal["grpo", "algorithms", "ppo", "dpo", "credit"]
+    table: Literal["grpo", "suite", "algorithms", "ppo", "dpo", "credit"]
     """Of the document."""
     kind: Literal["grpo", "ppo-shared", "ppo-separate", "dpo-offline", "dpo-online", "switching"] = "grpo"
     """Of `proof.kinds.KINDS`: which trainer."""
@@ -48,6 +48,7 @@ class Run:
 
 _SHORT = {"max_steps": 30, "per_device_train_batch_size": 128, "num_generations": 8, "learning_rate": 6e-4}
 _GENTLE = {**_SHORT, "max_steps": 60, "learning_rate": 3e-4, "warmup_steps": 5}
+_FAMILY = {**_GENTLE, "max_steps": 40}
 # PPO: one episode of each seed. A limit of turns is part of these tasks, so an episode that it ends is bootstrapped by
 # nothing: with gamma 1 and the value of what might follow, running out of turns would cost nothing.
 _PPO = {
@@ -101,6 +102,12 @@ _ALL = (
     Run("grpo-arithmetic-vllm", "arithmetic", "grpo", engine="vllm", settings=_GENTLE),
     Run("grpo-calculator-vllm", "calculator", "grpo", engine="vllm", settings=_GENTLE),
     Run("grpo-guess-vllm", "guess", "grpo", engine="vllm", settings=_SHORT),
+    Run("grpo-function", "function", "suite", settings=_FAMILY),
+    Run("grpo-base", "base", "suite", settings=_FAMILY),
+    Run("grpo-negotiation", "negotiation", "suite", settings=_FAMILY),
+    Run("grpo-knights", "knights", "suite", settings=_FAMILY),
+    Run("grpo-acrostic", "acrostic", "suite", settings=_FAMILY),
+    Run("grpo-mathematics", "mathematics", "suite", settings=_FAMILY),
     Run("dapo-guess", "guess", "algorithms", recipe="dapo", settings=_SHORT),
     Run("rloo-arithmetic", "arithmetic", "algorithms", recipe="rloo", settings=_GENTLE),
     Run("reinforce-guess", "guess", "algorithms", recipe="reinforce", settings=_GENTLE),

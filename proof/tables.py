@@ -13,8 +13,10 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.measuring import Column, markdown_table
+from llm_envs.catalogue import family_of
 from llm_envs.statistics import Interval, mean_interval
 from proof.runs import CREDIT, RUNS
+from proof.tasks import TASKS
 
 __all__ = ["RESULTS", "compare", "put_into", "read_result", "render"]
 
@@ -45,6 +47,7 @@ def render(results: Results) -> dict[str, str]:
     """Return the tables by their names."""
     tables = {
         "grpo": _render_rises(results, "grpo", ["engine"]),
+        "suite": _render_suite(results),
         "algorithms": _render_rises(results, "algorithms", ["algorithm"]),
         "ppo": _render_rises(results, "ppo", ["algorithm", "engine"]),
         "dpo": _render_rises(results, "dpo", ["algorithm", "engine"]),
@@ -111,6 +114,51 @@ def _render_rises(results: Results, table: str, told_by: Sequence[str]) -> str:
         Column("command", "command"),
     ]
     return markdown_table(columns, rows) if rows else "(not run)"
+
+
+def _render_suite(results: Results) -> str:
+    """Return a row for each task that plain GRPO is trained on with transformers: rewards and successes, by family."""
+    rows = []
+    for run in RUNS.values():
+        if run.table not in ("grpo", "suite") or run.engine != "transformers" or run.name not in results:
+            continue
+        result = results[run.name]
+        before = result["warm"]["outcomes"]
+        for seed, trained in result["seeds"].items():
+            after = trained["outcomes"]
+            gain, gain_interval = compare(before, after, "rewards")
+            difference, interval = compare(before, after, "successes")
+            rows.append(
+                {
+                    "family": family_of(result["env"]),
+                    "env": result["env"],
+                    "level": TASKS[run.task].env_kwargs["difficulty"],
+                    "seed": seed,
+                    "reward": f"{_mean(before)} → {_mean(after)}",
+                    "gain": f"{gain:+.3f} ({gain_interval.low:+.3f} to {gain_interval.high:+.3f})",
+                    "success": f"{fmean(before['successes']):.1%} → {fmean(after['successes']):.1%}",
+                    "difference": _points(difference, interval),
+                    "clear": "yes" if min(gain_interval.low, interval.low) > 0 else "no",
+                    "parameters": f"{result['warm']['parameters']:,}",
+                    "seconds": trained["cpu_seconds"],
+                    "command": f"`python -m proof.run {run.name}`",
+                }
+            )
+    columns = [
+        Column("family", "family"),
+        Column("env", "task"),
+        Column("level", "level"),
+        Column("seed", "seed"),
+        Column("reward", "reward"),
+        Column("gain", "difference (95%)"),
+        Column("success", "success"),
+        Column("difference", "difference (95%)"),
+        Column("clear", "both clear of 0"),
+        Column("parameters", "parameters"),
+        Column("seconds", "CPU s", ".0f"),
+        Column("command", "command"),
+    ]
+    return markdown_table(columns, sorted(rows, key=lambda row: row["family"])) if rows else "(not run)"
 
 
 def _render_credit(results: Results) -> str:

@@ -19,6 +19,17 @@ from llm_envs.parsers import format_answer
 from llm_envs.policies.scripted import OraclePolicy
 from proof.letters import ENV as LETTERS_ENV
 from proof.letters import LETTERS
+from proof.plays import (
+    convert_by_bits,
+    leave_one_out,
+    put_the_word_first,
+    return_the_list,
+    say_a_digit,
+    say_three_bits,
+    spell_only,
+    take_the_price,
+    write_down_what_is_said,
+)
 
 __all__ = ["DATA_SEED", "TASKS", "TEST_SEED", "WARM_SEED", "CoinPolicy", "Task", "add_in_writing", "describe_task"]
 
@@ -121,6 +132,8 @@ def _answer_half(env: gym.Env[str, str], random: random.Random) -> str:
 
 
 EASY = {"difficulty": "easy"}
+# Of a task that stands for its family: the same for all.
+_FAMILY: dict[str, Any] = {"n_traces": 6000, "sft_steps": 300, "sft_learning_rate": 3e-3}
 
 TASKS: Mapping[str, Task] = {
     "arithmetic": Task(
@@ -159,5 +172,58 @@ TASKS: Mapping[str, Task] = {
         max_turn_tokens=4,
         max_completion_length=192,
         n_test=100,
+    ),
+    "base": Task(
+        "llm/BaseConversion-v0",
+        "single turn",
+        (convert_by_bits, say_three_bits),
+        EASY,
+        **_FAMILY,
+        max_turn_tokens=64,
+        max_completion_length=72,
+    ),
+    "knights": Task(
+        "llm/KnightsAndKnaves-v0",
+        "single turn",
+        (write_down_what_is_said, leave_one_out),
+        EASY,
+        **_FAMILY,
+        max_turn_tokens=72,
+        max_completion_length=80,
+    ),
+    "acrostic": Task(
+        "llm/Acrostic-v0",
+        "single turn",
+        (put_the_word_first, spell_only),
+        EASY,
+        **_FAMILY,
+        max_turn_tokens=64,
+        max_completion_length=72,
+    ),
+    "function": Task(
+        "llm/WriteFunction-v0",
+        "single turn",
+        (_oracle, return_the_list),
+        EASY,
+        **_FAMILY,
+        max_turn_tokens=64,
+        max_completion_length=72,
+    ),
+    "mathematics": Task(
+        "llm/DatasetMath-v0",
+        "single turn",
+        (_oracle, say_a_digit),
+        {"difficulty": "medium"},
+        **_FAMILY,
+        max_turn_tokens=40,
+        max_completion_length=48,
+    ),
+    "negotiation": Task(
+        "llm/Negotiation-v0",
+        "conversation",
+        (_oracle, take_the_price),
+        EASY,
+        **_FAMILY,
+        max_completion_length=256,
     ),
 }

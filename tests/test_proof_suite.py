@@ -1,0 +1,80 @@
+"""The proof on a task of each family: how they are played well and badly, and the table of what came of it."""
+
+import random
+from pathlib import Path
+
+import gymnasium as gym
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch):
+    """From the repository's root, as `python -m proof.run` finds it."""
+    monkeypatch.syspath_prepend(str(ROOT))
+
+
+@pytest.mark.parametrize(
+    ("number", "source", "target", "written"),
+    [
+        ("1b0", 16, 8, "0001 1011 0000; 000 110 110 000"),
+        ("152", 8, 16, "000 001 101 010; 0000 0110 1010"),
+        ("11010", 2, 8, "0 0 0 0 0 0 0 1 1 0 1 0; 000 000 011 010"),
+    ],
+)
+def test_numbers_go_from_base_to_base_by_way_of_twelve_bits(number, source, target, written):
+    from proof.plays import write_bits
+
+    assert write_bits(number, source, target) == written
+
+
+def test_what_three_people_say_is_written_by_their_places():
+    from proof.plays import describe_statements
+
+    said = [["is", 2, False], ["same", 2, 0], ["any", 1, 0, True]]
+    assert describe_statements(said) == "1:3- 2:13= 3:12y"
+    assert describe_statements([["is", 1, True], ["different", 0, 1], ["any", 2, 0, False]]) == "1:2+ 2:12/ 3:13n"
+
+
+@pytest.mark.parametrize("name", ["base", "knights", "acrostic", "function", "mathematics", "negotiation"])
+def test_one_play_is_right_and_the_other_is_not(name):
+    """Whoever plays badly may be lucky now and then."""
+    from proof.tasks import TASKS
+
+    task = TASKS[name]
+    env = gym.make(task.env, **task.env_kwargs)
+    n_right = [0, 0]
+    for i, play in enumerate(task.plays):
+        for seed in range(20):
+            env.reset(seed=seed)
+            ended, coin = False, random.Random(seed)
+            while not ended:
+                *_, terminated, truncated, info = env.step(play(env, coin))
+                ended = terminated or truncated
+            n_right[i] += info["is_success"]
+    assert n_right[0] == 20
+    assert n_right[1] <= 3
+
+
+def test_the_table_has_reward_and_success_by_family():
+    """The rewards differ by 1, 0, 1, 0.8: mean 0.7, standard deviation 0.4761, half a width of 1.96 * 0.4761 / 2."""
+    from proof.tables import render
+
+    before = {"seeds": [5, 6, 7, 8], "successes": [0, 1, 0, 0], "rewards": [-0.1, 1, 0, 0.1]}
+    after = {"seeds": [5, 6, 7, 8], "successes": [1, 1, 1, 1], "rewards": [0.9, 1, 1, 0.9]}
+    seed = {"outcomes": after, "cpu_seconds": 61.4, "steps": 40, "versions": {}, "hardware": {"cpu": "a", "cpus": 2}}
+    warm = {"outcomes": before, "parameters": 340_736}
+    known = {"algorithm": "grpo", "engine": "transformers", "warm": warm, "seeds": {"0": seed}}
+    results = {
+        "grpo-guess": {**known, "env": "llm/GuessNumber-v0"},
+        "grpo-base": {**known, "env": "llm/BaseConversion-v0"},
+    }
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in render(results)["suite"].splitlines()[2:4]]
+    assert [row[:3] for row in rows] == [
+        ["algorithmic", "llm/BaseConversion-v0", "easy"],
+        ["games", "llm/GuessNumber-v0", "easy"],
+    ]
+    assert rows[0][4] == "0.250 → 0.950"
+    assert rows[0][5].startswith("+0.700 (+0.233 to +1.167)")
+    assert rows[0][6:10] == ["25.0% → 100.0%", "+75.0 points (+26.0 to +124.0)", "yes", "340,736"]
