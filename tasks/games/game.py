@@ -19,7 +19,6 @@ __all__ = [
     "in_words",
     "read_cell",
     "read_moves",
-    "shuffled",
 ]
 
 COLUMNS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -90,17 +89,11 @@ class GameEnv(TextEnv):
 
     def shuffled(self, items: Sequence[str]) -> list[str]:
         """Return the items in random order."""
-        return shuffled(items, self.np_random.random)
-
-
-def shuffled(items: Sequence[str], random: object) -> list[str]:
-    """Return the items in an order drawn with `random`, which gives a float in [0, 1)."""
-    assert callable(random)
-    result = list(items)
-    for last in range(len(result) - 1, 0, -1):
-        other = int(random() * (last + 1))
-        result[last], result[other] = result[other], result[last]
-    return result
+        random, result = self.np_random.random, list(items)
+        for last in range(len(result) - 1, 0, -1):
+            other = int(random() * (last + 1))
+            result[last], result[other] = result[other], result[last]
+        return result
 
 
 def read_moves(answer: str, names: Mapping[str, tuple[int, int]] = DIRECTIONS, *, limit: int) -> list[str]:

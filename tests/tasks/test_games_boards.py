@@ -164,7 +164,7 @@ def test_walking_at_random_wins_the_maze_at_most_at_the_chance_rate(level):
         return " ".join(names)
 
     env = make("llm/Maze-v0", level)
-    assert is_at_most(share_of_wins(env, choose, 60), env.chance_rate, 60)
+    assert is_at_most(share_of_wins(env, choose, 40), env.chance_rate, 40)
 
 
 @pytest.mark.parametrize(
@@ -395,7 +395,7 @@ def test_moving_at_random_wins_sokoban_at_most_at_the_chance_rate(level):
         moves = [name for name in DIRECTIONS if env._warehouse.after(env._player, env._boxes, name)]
         return rng.choice(moves) if moves else "restart"
 
-    n = {"easy": 150, "medium": 60, "hard": 30}[level]
+    n = {"easy": 80, "medium": 25, "hard": 12}[level]
     env = make("llm/Sokoban-v0", level, max_turns=150)  # one move a reply
     assert is_at_most(share_of_wins(env, choose, n), env.chance_rate, n)
 
@@ -524,7 +524,7 @@ def test_opening_at_random_wins_minesweeper_at_most_at_the_chance_rate(level):
         return cell_name(*divmod(rng.choice(closed), env._n_columns))
 
     env = make("llm/Minesweeper-v0", level)
-    assert is_at_most(share_of_wins(env, choose, 150), env.chance_rate, 150)
+    assert is_at_most(share_of_wins(env, choose, 100), env.chance_rate, 100)
 
 
 def test_where_only_guessing_helps_the_oracle_knows():

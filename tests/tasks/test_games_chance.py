@@ -110,7 +110,7 @@ def test_the_lake_is_gymnasiums(level):
             over = terminated or truncated
 
 
-@pytest.mark.parametrize(("level", "n"), [("easy", 100), ("medium", 80), ("hard", 30)])
+@pytest.mark.parametrize(("level", "n"), [("easy", 40), ("medium", 50), ("hard", 20)])
 def test_the_oracle_crosses_the_lake_as_often_as_its_plan_says(level, n):
     env, expected = make("llm/FrozenLake-v0", level), 0.0
     for seed in range(n):
@@ -124,8 +124,8 @@ def test_the_oracle_crosses_the_lake_as_often_as_its_plan_says(level, n):
 @pytest.mark.parametrize("level", LEVELS)
 def test_going_down_and_right_at_random_crosses_the_lake_at_most_at_the_chance_rate(level):
     env = make("llm/FrozenLake-v0", level)
-    _, rate = results(env, lambda env, rng: format_answer(rng.choice(("down", "right"))), 100)
-    assert is_at_most(rate, env.chance_rate, 100)
+    _, rate = results(env, lambda env, rng: format_answer(rng.choice(("down", "right"))), 50)
+    assert is_at_most(rate, env.chance_rate, 50)
 
 
 @pytest.mark.parametrize(
@@ -229,8 +229,8 @@ def test_a_fixed_way_along_the_cliff_wins_at_most_at_the_chance_rate():
 def test_a_blind_walk_along_the_slippery_cliff_wins_at_most_at_the_chance_rate(level):
     env = make("llm/CliffWalking-v0", level)
     for moves in (["right", "right", "right", "down"], ["up", "right", "down", "left"]):
-        _, rate = results(env, lambda env, rng, moves=moves: format_answer(rng.choice(moves)), 60)
-        assert is_at_most(rate, env.chance_rate, 60)
+        _, rate = results(env, lambda env, rng, moves=moves: format_answer(rng.choice(moves)), 40)
+        assert is_at_most(rate, env.chance_rate, 40)
 
 
 @pytest.mark.parametrize(
@@ -441,7 +441,7 @@ def test_the_expected_result_of_the_best_play():
     ("level", "net", "success"), [("easy", 0.034, 0.55), ("medium", -0.047, 0.5), ("hard", -0.047, 0.43)]
 )
 def test_the_oracle_of_blackjack_earns_what_is_declared(level, net, success):
-    n, env = 80, make("llm/Blackjack-v0", level)
+    n, env = 50, make("llm/Blackjack-v0", level)
     earned, rate = results(env, oracle, n)
     hands = env.settings["hands"]
     assert abs(earned - net) < 3 * 0.95 / (n * hands) ** 0.5
@@ -452,5 +452,5 @@ def test_the_oracle_of_blackjack_earns_what_is_declared(level, net, success):
 @pytest.mark.parametrize("answer", ["stick", "hit"])
 def test_one_answer_to_every_hand_succeeds_at_most_at_the_chance_rate(level, answer):
     env = make("llm/Blackjack-v0", level)
-    _, rate = results(env, lambda env, rng: format_answer(answer), 80)
-    assert is_at_most(rate, env.chance_rate, 80)
+    _, rate = results(env, lambda env, rng: format_answer(answer), 50)
+    assert is_at_most(rate, env.chance_rate, 50)
