@@ -28,6 +28,7 @@ from trl import GRPOConfig, GRPOTrainer
 from llm_envs.tiny_model import tiny_model, tiny_tokenizer
 from llm_envs.trainers.bridge import reward_from_field, rollout_output
 from llm_envs.trainers.grpo import EnvGRPOConfig, EnvGRPOTrainer
+from llm_envs.trainers.items import index_dataset, make_items
 from llm_envs.types import Row, StopReason, Trajectory, Turn
 
 MOST_RATIO = 1.03
@@ -90,15 +91,18 @@ class Clock(TrainerCallback):
 
 def make_generation(random: np.random.Generator, vocabulary_size: int, step: int) -> list[Trajectory]:
     """Make up the episodes of one generation: two turns of the policy with the environment's words between."""
-    played = []
+    played, prompt_ids = [], np.zeros(0, dtype=np.int32)
     for number in range(N_ROWS):
-        prompt, heard = random.integers(20, 40), random.integers(12, 30)
+        if number % GROUP_SIZE == 0:
+            prompt_ids = random.integers(3, vocabulary_size, size=random.integers(20, 40)).astype(np.int32)
+        prompt, heard = len(prompt_ids), random.integers(12, 30)
         first, second = random.integers(24, 40, size=2)
         lengths = [int(prompt), int(first), int(heard), int(second), 8]
         starts = np.cumsum([0, *lengths]).tolist()
         mask = np.zeros(starts[-1], dtype=bool)
         mask[starts[1] : starts[2]] = mask[starts[3] : starts[4]] = True
         ids = random.integers(3, vocabulary_size, size=starts[-1]).astype(np.int32)
+        ids[:prompt] = prompt_ids
         logps = np.where(mask, -random.random(starts[-1]), 0).astype(np.float32)
         row = Row(ids, mask, logps, ((starts[1], starts[2]), (starts[3], starts[4])))
         rewards = random.random(2).tolist()
@@ -130,12 +134,22 @@ def settings(folder: str, n_steps: int) -> dict[str, Any]:
     }
 
 
+def tiny_models(tokenizer: PreTrainedTokenizerBase, hidden_size: int = 512) -> tuple[PreTrainedModel, PreTrainedModel]:
+    """Return a model, and another of the same shape."""
+    shape = {"hidden_size": hidden_size, "n_layers": 10, "n_heads": 8, "max_length": 512}
+    return tiny_model(tokenizer, **shape, seed=0), tiny_model(tokenizer, **shape, seed=1)
+
+
 def our_trainer(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: str, generations: list[list[Trajectory]]
 ) -> EnvGRPOTrainer:
     """Return our trainer, which is given what it would have played."""
     args = EnvGRPOConfig(**settings(folder, len(generations)), save_trajectories=False, logps_tolerance=None)
-    trainer = EnvGRPOTrainer(model, "llm/Countdown-v0", args, processing_class=tokenizer)
+    return give(EnvGRPOTrainer(model, "llm/Countdown-v0", args, processing_class=tokenizer), generations)
+
+
+def give(trainer: EnvGRPOTrainer, generations: list[list[Trajectory]]) -> EnvGRPOTrainer:
+    """Let a trainer take made-up generations for what its environment played."""
     waiting, player = iter(generations), trainer._player
 
     def play(*arguments: Any, **others: Any) -> list[Trajectory]:
@@ -147,21 +161,18 @@ def our_trainer(
 
 
 def trls_trainer(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    folder: str,
-    generations: list[list[Trajectory]],
-    like: Any,
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: str, generations: list[list[Trajectory]]
 ) -> GRPOTrainer:
     """Return TRL's trainer, which is given the same."""
     waiting, pad_id = iter(generations), int(tokenizer.pad_token_id)
+    items = make_items("llm/Countdown-v0", "train", 10_000, seed=1, env_kwargs={})
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*rollout_func.*experimental")
         return GRPOTrainer(
             model,
             reward_funcs=[reward_from_field],
             args=GRPOConfig(**settings(folder, len(generations))),
-            train_dataset=like.train_dataset,
+            train_dataset=index_dataset(items, "train"),
             processing_class=tokenizer,
             rollout_func=lambda prompts, trainer: rollout_output(next(waiting), pad_id=pad_id),
         )
@@ -170,12 +181,11 @@ def trls_trainer(
 def measure(n_steps: int) -> tuple[list[list[float]], float]:
     """Return the seconds of each step of both trainers, ours first, and the greatest difference of parameters."""
     tokenizer = tiny_tokenizer()
-    shape = {"hidden_size": 512, "n_layers": 10, "n_heads": 8, "max_length": 512, "seed": 0}
     random = np.random.default_rng(0)
     generations = [make_generation(random, len(tokenizer), step) for step in range(WARM_UP + n_steps)]
     with tempfile.TemporaryDirectory() as folder:
-        ours = our_trainer(tiny_model(tokenizer, **shape), tokenizer, f"{folder}/ours", generations)
-        theirs = trls_trainer(tiny_model(tokenizer, **shape), tokenizer, f"{folder}/trl", generations, ours)
+        ours = our_trainer(tiny_models(tokenizer)[0], tokenizer, f"{folder}/ours", generations)
+        theirs = trls_trainer(tiny_models(tokenizer)[0], tokenizer, f"{folder}/trl", generations)
         turns = Turns()
         clocks = [Clock(turns, who) for who in (0, 1)]
         failures: list[BaseException] = []
