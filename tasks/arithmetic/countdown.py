@@ -23,7 +23,8 @@ class CountdownEnv(SingleTurnEnv):
 
     ## Description
     Each episode gives a few numbers and a target. Each number may be used at most once, with + - * / and parentheses.
-    Every problem has a solution; usually it has several, and each of them is right.
+    Every problem has a solution; usually it has several, and each of them is right. Teaches to search: to try, to
+    reject and to come back to what is left.
 
     ## Observation
     "Numbers: 25, 4, 7. Target: 93." After the reply "Correct.", "Incorrect." or what was malformed.

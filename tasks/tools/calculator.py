@@ -25,7 +25,8 @@ class CalculatorEnv(ToolEnv):
 
     ## Description
     Each episode asks for the value of one expression. The numbers are too large to guess the value; the tool
-    `calculator(expression)` computes it exactly. The agent may also answer at once, without the tool.
+    `calculator(expression)` computes it exactly. The agent may also answer at once, without the tool. Teaches to reach
+    for a tool where guessing does not do, and to copy its result.
 
     ## Observation
     First the question, such as "What is 37*24?". After a tool call its result alone, "888", as a message of the role
