@@ -45,7 +45,15 @@ ENVIRONMENT: dict[str, Any] = {
 
 
 class Parser(TrlParser):
-    """TRL's, which raises where argparse would print the hundreds of options that there are."""
+    """TRL's, which raises where argparse would print the hundreds of options that there are.
+
+    Args:
+        kinds: Dataclasses, whose fields are the options.
+        **kwargs: For argparse.
+    """
+
+    def __init__(self, kinds: Any, **kwargs: Any) -> None:
+        super().__init__(kinds, **kwargs)
 
     def error(self, message: str) -> NoReturn:
         """Raise what is wrong."""
