@@ -223,7 +223,7 @@ TASKS: Mapping[str, Task] = {
         "conversation",
         (_oracle, take_the_price),
         EASY,
-        **_FAMILY,
+        **{**_FAMILY, "sft_steps": 200},  # of long episodes
         max_completion_length=256,
     ),
 }
