@@ -18,8 +18,8 @@ class ArithmeticEnv(SingleTurnEnv):
     """Work out an arithmetic expression without tools.
 
     ## Description
-    Each episode asks for the value of one expression of whole numbers; so is the value. Teaches to calculate in the head,
-    carries and signs included.
+    Each episode asks for the value of one expression of whole numbers; so is the value. Teaches to calculate in the
+    head, carries and signs included.
 
     ## Observation
     The question, such as "What is 47+85?". After the reply "Correct.", "Incorrect." or what was malformed.
