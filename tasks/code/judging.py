@@ -24,11 +24,12 @@ def without_fence(answer: str) -> str:
 def passes(code: str, calls: Sequence[str], expected: Sequence[Any]) -> bool:
     """Return whether each call, after the code, has the value that is expected, by its `repr`.
 
-    What is expected never enters the sandbox, and all calls run in one session, one after the other.
+    What is expected never enters the sandbox. All calls are one expression, so that they share one limit of time: code
+    that does not end costs it once, not once for each call.
 
     Args:
         code: What a model wrote.
         calls: Expressions.
         expected: Their values.
     """
-    return passed_share(code, list(zip(calls, expected, strict=True)), limits=LIMITS) == 1.0
+    return passed_share(code, [(f"[{', '.join(calls)}]", list(expected))], limits=LIMITS) == 1.0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import builtins
+import keyword
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -13,7 +15,12 @@ from llm_envs.tasks.code.judging import passes
 from llm_envs.tasks.code.programs import NAMES, PROGRAMS
 from llm_envs.tasks.draws import between, pick, sample
 
-__all__ = ["RepairFunctionEnv"]
+__all__ = ["MOST_CHANGES", "RepairFunctionEnv", "changes"]
+
+MOST_CHANGES = 3
+"""Words, numbers and signs by which the new line may differ: else a line that does all at once, and comes before the
+wrong one or in its place, would be right for every mistake of a function."""
+_SIGN = re.compile(r"\"[^\"]*\"|\w+|//=|//|[-+*/%=!<>]=|[^\w\s]")
 
 
 class RepairFunctionEnv(SingleTurnEnv):
@@ -23,7 +30,8 @@ class RepairFunctionEnv(SingleTurnEnv):
     A short, well-known function (a search, a parser, arithmetic) has one line that is wrong, and what it should return
     is said in words; at the upper levels variables have names that do not help. The answer names the line and its new
     text; the function with that line is run in a sandbox on inputs that are not shown. Every line that makes it right
-    is right. Teaches to read code against its purpose, and to change no more than is needed.
+    is right, if at most three words, numbers and signs are changed: to write the function anew in one line is no
+    repair. Teaches to read code against its purpose, and to change no more than is needed.
 
     ## Observation
     The purpose, the function with numbered lines, and at the easy level a call that goes wrong. After the reply
@@ -35,7 +43,7 @@ class RepairFunctionEnv(SingleTurnEnv):
 
     ## Reward
     `correct` (weight 1): 1 if the function passes every test. `malformed` (weight -0.1): 1 for a reply without an
-    answer, with broken tags, or whose answer does not name a line.
+    answer, with broken tags, or whose answer does not name a line or changes too much of it.
 
     ## Episode End
     Terminates after one reply.
@@ -61,7 +69,10 @@ class RepairFunctionEnv(SingleTurnEnv):
     }
     default_difficulty = "easy"
     problem_fields = {"program": str, "mistake": int, "names": list, "shown": int}
-    instructions = "One line is wrong. Reply with its number and what it should be, as <answer>number: line</answer>."
+    instructions = (
+        "One line is wrong. Reply with its number and what it should be, as <answer>number: line</answer>. Change no "
+        f"more than {MOST_CHANGES} words, numbers and signs of it."
+    )
     blocking = True
 
     def generate(self) -> dict[str, Any]:
@@ -85,8 +96,10 @@ class RepairFunctionEnv(SingleTurnEnv):
         if not 0 <= problem["mistake"] < len(program.mistakes) or not -1 <= problem["shown"] < len(program.inputs):
             raise InvalidActionError("there is no such mistake, or no such input")
         names = problem["names"]
-        if len(set(names)) < 5 or not all(isinstance(n, str) and n.isidentifier() for n in names):
+        if not all(isinstance(n, str) and n.isidentifier() for n in names) or len(set(names)) < 5:
             raise InvalidActionError("it must have five different names of variables")
+        if any(keyword.iskeyword(name) or hasattr(builtins, name) for name in names):
+            raise InvalidActionError("its names must not be Python's own")
 
     def split_key(self, problem: Mapping[str, Any]) -> Any:
         """Return function and mistake: other names do not make another problem."""
@@ -119,11 +132,27 @@ class RepairFunctionEnv(SingleTurnEnv):
         place = int(found[1]) - 1
         if not 0 <= place < len(lines):
             raise InvalidActionError(f"the function has {len(lines)} lines, and no line {found[1]}")
+        line = found[2].partition("#")[0].strip()
+        if (n := changes(lines[place], line)) > MOST_CHANGES:
+            raise InvalidActionError(f"line {found[1]} changes {n} words, numbers and signs, over {MOST_CHANGES}")
         indentation = lines[place][: len(lines[place]) - len(lines[place].lstrip())]
-        lines[place] = indentation + found[2].strip()
+        lines[place] = indentation + line
         calls = [_call(arguments) for arguments in PROGRAMS[name].inputs]
         expected = [_expected(name)[call] for call in calls]
         return passes("\n".join(lines), calls, expected)
+
+
+def changes(old: str, new: str) -> int:
+    """Return how many words, numbers, signs and texts must be put in, left out or replaced to come from old to new."""
+    before, after = (_SIGN.findall(line.replace("'", '"')) for line in (old, new))
+    if abs(len(before) - len(after)) > MOST_CHANGES:
+        return abs(len(before) - len(after))  # a bound from below, for a long answer
+    row = list(range(len(after) + 1))
+    for i, sign in enumerate(before, 1):
+        diagonal, row[0] = row[0], i
+        for j, other in enumerate(after, 1):
+            diagonal, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, diagonal + (sign != other))
+    return row[-1]
 
 
 def _call(arguments: Sequence[Any]) -> str:

@@ -7,6 +7,7 @@ from llm_envs.errors import InvalidConfigError
 from llm_envs.tasks.code.pipelines import RESULTS, STEPS, compute, source
 from llm_envs.tasks.code.predict_output import run_program
 from llm_envs.tasks.code.programs import PROGRAMS
+from llm_envs.tasks.code.repair_function import MOST_CHANGES, changes
 
 pytest.importorskip("pydantic_monty")
 
@@ -91,11 +92,13 @@ GCD = {"program": "gcd", "mistake": 1, "names": ["a", "b", "c", "d", "e"], "show
     ("answer", "paid"),
     [
         ("3: c = a % b", 1),
-        ("line 3:         c = a - b * (a // b)", 1),  # as right
+        ("line 3:         c = (a % b)  # the rest", 1),  # as right
         ("3: c = a // b", 0),
         ("2: while b > 1:", 0),
         ("3: c = (", 0),
-        ("3: while True: pass", 0),
+        ("3: c = a - b * (a // b)", -0.1),  # right, but not a repair
+        ("2: return max([n for n in range(1, a + 1) if a % n == 0 and b % n == 0])", -0.1),
+        ("3: while True: pass", -0.1),
         ("c = a % b", -0.1),
         ("9: c = a % b", -0.1),
         ("0: c = a % b", -0.1),
@@ -106,9 +109,23 @@ def test_repair_function(answer, paid):
     assert reward("llm/RepairFunction-v0", GCD, answer) == pytest.approx(paid)
 
 
-def test_a_function_that_gives_the_answers_away_is_still_one_line():
-    """No line can return every expected value: inputs differ, and what is expected is not in the sandbox."""
-    assert reward("llm/RepairFunction-v0", GCD, "2: return 6") == 0
+def test_a_line_that_does_all_at_once_repairs_no_mistake_of_a_function():
+    names = ["a", "b", "c", "d", "e"]
+    for name, line in {
+        "largest": "return max(a)",
+        "digits": "return sum(map(int, str(a)))",
+        "merge": "return sorted(a + b)",
+    }.items():
+        for mistake in range(len(PROGRAMS[name].mistakes)):
+            problem = {"program": name, "mistake": mistake, "names": names, "shown": -1}
+            for place in range(2, PROGRAMS[name].source.count("\n") + 2):
+                assert reward("llm/RepairFunction-v0", problem, f"{place}: {line}") == pytest.approx(-0.1)
+
+
+def test_names_of_python_are_refused():
+    for name in ("for", "len", "a b", 3):
+        with pytest.raises(InvalidConfigError):
+            gym.make("llm/RepairFunction-v0").reset(options={"problem": GCD | {"names": [name, "b", "c", "d", "e"]}})
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -133,6 +150,7 @@ def test_every_mistake_is_one(name):
     for mistake in program.mistakes:
         was, now = lines[mistake[0] - 1], mistake[1]
         assert was != now and len(was) - len(was.lstrip()) == len(now) - len(now.lstrip()), mistake
+        assert changes(now.format(*"abcde"), was.format(*"abcde")) <= MOST_CHANGES, mistake
         assert values(mistake) != right, mistake
     assert len({repr(value) for value in right}) > 1
 
