@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from io import StringIO
 from typing import Any
 
 from llm_envs.env import Difficulty, SingleTurnEnv
@@ -100,9 +100,8 @@ class PredictOutputEnv(SingleTurnEnv):
 
 def run_program(program: str) -> str:
     """Return what a program prints. Only for programs that were drawn here: nothing closes them in."""
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        exec(compile(program, "<program>", "exec"), {})
+    printed = StringIO()  # of its own: other threads may print meanwhile
+    exec(compile(program, "<program>", "exec"), {"print": partial(print, file=printed)})
     return printed.getvalue().rstrip("\n")
 
 

@@ -58,11 +58,12 @@ class WriteFunctionEnv(SingleTurnEnv):
     blocking = True
 
     def generate(self) -> dict[str, Any]:
-        """Draw steps and inputs; the two that are shown must not have the same value."""
+        """Draw steps and inputs; what the longer inputs come to must differ: no constant is right."""
         random = self.np_random.random
         program = draw_steps(random, self.settings["n_steps"])
         inputs = draw_inputs(random, 8)
-        if len({repr(compute(program, xs)) for xs in inputs[2:]}) < 3 or compute(program, inputs[-1]) == inputs[-1]:
+        least = 2 if program[-1][0] == "differs" else 3  # there are no more truth values
+        if len({repr(compute(program, xs)) for xs in inputs[2:]}) < least or compute(program, inputs[-1]) == inputs[-1]:
             return self.generate()
         return {"program": program, "inputs": inputs}
 

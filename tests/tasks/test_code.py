@@ -43,6 +43,12 @@ def test_write_function(code, paid):
     assert reward("llm/WriteFunction-v0", EVEN_SUM, code) == pytest.approx(paid)
 
 
+def test_every_step_and_every_result_is_drawn():
+    env = gym.make("llm/WriteFunction-v0", difficulty="medium").unwrapped
+    drawn = {name for seed in range(300) for _ in [env.reset(seed=seed)] for name, _ in env.problem["program"]}
+    assert drawn == {*STEPS, *RESULTS}
+
+
 def test_a_function_is_described_with_two_examples():
     observation, _ = gym.make("llm/WriteFunction-v0").reset(options={"problem": EVEN_SUM})
     assert observation.splitlines()[1:] == [
@@ -156,6 +162,12 @@ def test_every_mistake_is_one(name):
 
 
 # PredictOutput.
+
+
+def test_a_program_prints_to_itself(capsys):
+    """Nothing of the process's own output is touched: other threads may be printing."""
+    assert run_program("print(3, [1])\nprint('a', end='b')") == "3 [1]\nab"
+    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize(
