@@ -62,6 +62,8 @@ class InstructionsEnv(SingleTurnEnv):
         """Draw a text, and then instructions that it follows."""
         random = self.np_random.random
         text = _draw_text(random, between(random, 2, self.settings["n_sentences"]))
+        while not _is_varied(text):
+            text = _draw_text(random, between(random, 2, self.settings["n_sentences"]))
         rules: list[list[Any]] = []
         for name in ["words", *shuffled(random, _OTHERS)]:
             arguments = RULES[name].draw(random, text)
@@ -94,7 +96,9 @@ class InstructionsEnv(SingleTurnEnv):
     def prompt(self) -> str:
         """Return the instructions."""
         said = [RULES[name].say(*arguments) for name, *arguments in self.problem["rules"]]
-        said.append(f"Use no word more than {_MOST_USES} times.")
+        said.append(
+            f"Use no word more than {_MOST_USES} times. (A word is letters, with - or ' between letters or not.)"
+        )
         return "\n".join(["Write a text.", *(f"{i}. {line}" for i, line in enumerate(said, 1))])
 
     def solution(self) -> str:
@@ -130,6 +134,12 @@ def _words(text: str) -> list[str]:
 
 def _sentences(text: str) -> int:
     return len(_END.findall(text))
+
+
+def _is_in_sentences(text: str) -> bool:
+    """Return whether every sentence has words and an end."""
+    *sentences, rest = _END.split(text)
+    return bool(sentences) and not rest.strip() and all(map(_WORD.search, sentences))
 
 
 def _lines(text: str) -> list[str]:
@@ -204,12 +214,16 @@ def _draw_lines(random: Random, text: str) -> list[Any] | None:
 
 
 def _draw_longest(random: Random, text: str) -> list[Any] | None:
-    longest = max(map(len, _words(text)))
+    longest = _most_letters(text)
     return [longest] if longest <= 6 else None
 
 
+def _most_letters(text: str) -> int:
+    return max((sum(map(str.isalpha, word)) for word in _words(text)), default=0)
+
+
 def _ends(text: str, mark: str) -> bool:
-    return all(found == mark for found in _END.findall(text)) and _sentences(text) > 0
+    return _is_in_sentences(text) and all(set(found) == {mark} for found in _END.findall(text))
 
 
 def _draw_marks(random: Random, text: str) -> list[Any] | None:
@@ -231,7 +245,7 @@ RULES: Mapping[str, Rule] = {
     ),
     "sentences": Rule(
         lambda n: f"It has exactly {_s(n, 'sentence')}, each ending with a full stop, ! or ?",
-        lambda text, n: _sentences(text) == n and text.rstrip()[-1:] in ".!?",
+        lambda text, n: _sentences(text) == n and _is_in_sentences(text),
         lambda random, text: [_sentences(text)],
     ),
     "lines": Rule(
@@ -277,7 +291,7 @@ RULES: Mapping[str, Rule] = {
     ),
     "longest": Rule(
         lambda n: f"No word has more than {n} letters.",
-        lambda text, n: max(map(len, _words(text)), default=0) <= n,
+        lambda text, n: _most_letters(text) <= n,
         _draw_longest,
     ),
     "marks": Rule(

@@ -66,6 +66,7 @@ def test_an_acrostic_says_its_conditions():
     [
         (["words", 3, 4], "One two three.", "One two."),
         (["sentences", 2], "One. Two!", "One. Two"),
+        (["sentences", 3], "One... Two! A third?", "One two. . ."),  # a full stop alone is no sentence
         (["lines", 2], "One\ntwo", "One\n\ntwo"),
         (["bullets", 2], "- One\n- two", "- One\ntwo"),
         (["uses", "owl", 2], "Owl, old owl.", "Owl, old owls."),
@@ -77,13 +78,22 @@ def test_an_acrostic_says_its_conditions():
         (["case", "small"], "old owl", "Old owl"),
         (["commas", 1], "Old, owl", "Old, grey, owl"),
         (["longest", 4], "Old well-", "Older"),
-        (["marks", "!"], "Old! Owl!", "Old! Owl."),
+        (["longest", 7], "A half-way house", "A halfwayy house"),  # the hyphen is no letter
+        (["marks", "!"], "Old! Owl!!", "Old! Owl."),
+        (["marks", "."], "Old. Owl.", "Old. Owl"),
     ],
 )
 def test_instructions(rule, follows, does_not):
     problem = {"rules": [rule], "example": follows}
     assert reward("llm/Instructions-v0", problem, follows) == 1
     assert reward("llm/Instructions-v0", problem, does_not) == 0
+
+
+def test_no_example_overuses_a_word():
+    env = gym.make("llm/Instructions-v0", difficulty="hard").unwrapped
+    for seed in (1199, 1636, 3048, 3819, 4170):  # of which the first text drawn does
+        env.reset(seed=seed)
+        assert env.step(env.oracle())[1] == 1
 
 
 def test_a_text_cannot_be_padded():
