@@ -143,7 +143,7 @@ def tiny_models(task_id: str) -> Iterator[str]:
             continue
         before = fmean(result["warm"]["outcomes"]["successes"])
         after = fmean(fmean(seed["outcomes"]["successes"]) for seed in result["seeds"].values())
-        level = result["run"]["task"]["env_kwargs"].get("difficulty", "")
+        level = result["run"]["task"]["env_kwargs"].get("difficulty", "with data of its own")
         yield f"A tiny model, {level}: {before:.2f} before training, {after:.2f} after.\n"
 
 

@@ -21,6 +21,7 @@ __all__ = [
     "put_the_word_first",
     "return_the_list",
     "say_a_digit",
+    "say_that_all_follows",
     "say_three_bits",
     "spell_only",
     "take_the_price",
@@ -58,19 +59,26 @@ def write_bits(number: str, source: int, target: int) -> str:
 
 
 def convert_by_bits(env: Env, random: random.Random) -> str:
-    """Convert by way of bits, where both bases are powers of two; else say the answer."""
+    """Repeat the number, and convert it by way of bits where both bases are powers of two; else say the answer."""
     problem = _problem(env)
-    source, target = problem["source"], problem["target"]
+    number, source, target = problem["numbers"][0], problem["source"], problem["target"]
     if 10 in (source, target):
-        return _answer_of(env)
-    written = write_bits(problem["numbers"][0], source, target)
+        return f"<think>{number}</think>{_answer_of(env)}"
+    written = write_bits(number, source, target)
     groups = written.split("; ")[1].split()
-    return f"<think>{written}</think>{format_answer(''.join(_DIGITS[int(group, 2)] for group in groups))}"
+    return f"<think>{number}; {written}</think>{format_answer(''.join(_DIGITS[int(group, 2)] for group in groups))}"
 
 
 def say_three_bits(env: Env, random: random.Random) -> str:
-    """Say three binary digits: a number in any base, and never the right one, which is at least 16."""
-    return format_answer("".join(random.choice("01") for _ in range(3)))
+    """Repeat the number, and say three binary digits: a number in any base, and never the right one, at least 16."""
+    bits = "".join(random.choice("01") for _ in range(3))
+    return f"<think>{_problem(env)['numbers'][0]}</think>{format_answer(bits)}"
+
+
+def say_that_all_follows(env: Env, random: random.Random) -> str:
+    """Say of each conclusion that it follows, which is never so."""
+    n = _answer_of(env).count(":")
+    return format_answer("; ".join(f"{i}: follows" for i in range(1, n + 1)))
 
 
 def describe_statements(statements: list[list[Any]]) -> str:

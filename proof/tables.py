@@ -132,7 +132,7 @@ def _render_suite(results: Results) -> str:
                 {
                     "family": family_of(result["env"]),
                     "env": result["env"],
-                    "level": TASKS[run.task].env_kwargs["difficulty"],
+                    "level": TASKS[run.task].env_kwargs.get("difficulty", "own data"),
                     "seed": seed,
                     "reward": f"{_mean(before)} → {_mean(after)}",
                     "gain": f"{gain:+.3f} ({gain_interval.low:+.3f} to {gain_interval.high:+.3f})",
