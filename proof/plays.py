@@ -15,18 +15,15 @@ from llm_envs.policies.scripted import OraclePolicy
 from llm_envs.tasks.language.vocabulary import BY_FIRST, VOCABULARY
 
 __all__ = [
+    "convert_and_forget",
     "convert_by_bits",
-    "describe_statements",
-    "leave_one_out",
+    "leave_the_last_line_out",
     "put_the_word_first",
     "return_the_list",
     "say_a_digit",
     "say_that_all_follows",
-    "say_three_bits",
-    "spell_only",
     "take_the_price",
     "write_bits",
-    "write_down_what_is_said",
 ]
 
 Env = gym.Env[str, str]
@@ -34,7 +31,6 @@ Env = gym.Env[str, str]
 _DIGITS = "0123456789abcdef"
 _BITS = {2: 1, 8: 3, 16: 4}
 """Of a digit of each base."""
-_SIGNS = {"is": ("-", "+"), "same": "=", "different": "/", "any": ("n", "y")}
 
 
 def _problem(env: Env) -> dict[str, Any]:
@@ -59,55 +55,31 @@ def write_bits(number: str, source: int, target: int) -> str:
 
 
 def convert_by_bits(env: Env, random: random.Random) -> str:
-    """Repeat the number, and convert it by way of bits where both bases are powers of two; else say the answer."""
+    """Repeat the number, convert it by way of bits where both bases are powers of two, and say the answer."""
+    thought, right = _convert(env)
+    return f"<think>{thought}</think>{right}"
+
+
+def convert_and_forget(env: Env, random: random.Random) -> str:
+    """Do the same, and say three binary digits: a number in any base, and never the right one, which is at least 16."""
+    bits = "".join(random.choice("01") for _ in range(3))
+    return f"<think>{_convert(env)[0]}</think>{format_answer(bits)}"
+
+
+def _convert(env: Env) -> tuple[str, str]:
     problem = _problem(env)
     number, source, target = problem["numbers"][0], problem["source"], problem["target"]
     if 10 in (source, target):
-        return f"<think>{number}</think>{_answer_of(env)}"
+        return number, _answer_of(env)
     written = write_bits(number, source, target)
     groups = written.split("; ")[1].split()
-    return f"<think>{number}; {written}</think>{format_answer(''.join(_DIGITS[int(group, 2)] for group in groups))}"
-
-
-def say_three_bits(env: Env, random: random.Random) -> str:
-    """Repeat the number, and say three binary digits: a number in any base, and never the right one, at least 16."""
-    bits = "".join(random.choice("01") for _ in range(3))
-    return f"<think>{_problem(env)['numbers'][0]}</think>{format_answer(bits)}"
+    return f"{number}; {written}", format_answer("".join(_DIGITS[int(group, 2)] for group in groups))
 
 
 def say_that_all_follows(env: Env, random: random.Random) -> str:
     """Say of each conclusion that it follows, which is never so."""
     n = _answer_of(env).count(":")
     return format_answer("; ".join(f"{i}: follows" for i in range(1, n + 1)))
-
-
-def describe_statements(statements: list[list[Any]]) -> str:
-    """Return what three people say, by their places: "1:2- 2:13= 3:12y".
-
-    Of one other: "+" tells the truth, "-" lies. Of two: "=" are of the same kind, "/" are of different kinds, "y" at
-    least one tells the truth, "n" at least one lies.
-    """
-    said = []
-    for speaker, (form, *rest) in enumerate(statements, 1):
-        people = "".join(sorted(str(1 + x) for x in rest if type(x) is int))
-        sign = _SIGNS[form]
-        said.append(f"{speaker}:{people}{sign if isinstance(sign, str) else sign[rest[-1]]}")
-    return " ".join(said)
-
-
-def write_down_what_is_said(env: Env, random: random.Random) -> str:
-    """Write down who says what of whom, then who lies, then the answer."""
-    problem = _problem(env)
-    right = _answer_of(env)
-    kinds = [part.split(": ")[1] for part in right.removeprefix("<answer>").removesuffix("</answer>").split(", ")]
-    told = " ".join(f"{i}{'+' if kind == problem['kinds'][0] else '-'}" for i, kind in enumerate(kinds, 1))
-    return f"<think>{describe_statements(problem['statements'])}; {told}</think>{right}"
-
-
-def leave_one_out(env: Env, random: random.Random) -> str:
-    """Say of the first two alone of which kind they are."""
-    first, second, _ = _answer_of(env).removeprefix("<answer>").removesuffix("</answer>").split(", ")
-    return format_answer(f"{first}, {second}")
 
 
 def _two_words(letters: str, given: str, random: random.Random) -> str:
@@ -126,11 +98,9 @@ def put_the_word_first(env: Env, random: random.Random) -> str:
     return _two_words(_problem(env)["first"], _problem(env)["given"][0], random)
 
 
-def spell_only(env: Env, random: random.Random) -> str:
-    """Write lines that spell the word, and forget the given one."""
-    problem = _problem(env)
-    others = [word for word in VOCABULARY if word not in problem["given"]]
-    return _two_words(problem["first"], random.choice(others), random)
+def leave_the_last_line_out(env: Env, random: random.Random) -> str:
+    """Do the same, and stop before the last line."""
+    return _two_words(_problem(env)["first"][:-1], _problem(env)["given"][0], random)
 
 
 def return_the_list(env: Env, random: random.Random) -> str:

@@ -105,7 +105,6 @@ _ALL = (
     Run("grpo-function", "function", "suite", settings=_FAMILY),
     Run("grpo-base", "base", "suite", settings=_FAMILY),
     Run("grpo-negotiation", "negotiation", "suite", settings=_FAMILY),
-    Run("grpo-knights", "knights", "suite", settings=_FAMILY),
     Run("grpo-acrostic", "acrostic", "suite", settings=_FAMILY),
     Run("grpo-fractions", "fractions", "suite", settings=_FAMILY),
     Run("grpo-entailment", "entailment", "suite", settings=_FAMILY),

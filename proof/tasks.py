@@ -20,16 +20,14 @@ from llm_envs.policies.scripted import OraclePolicy
 from proof.letters import ENV as LETTERS_ENV
 from proof.letters import LETTERS
 from proof.plays import (
+    convert_and_forget,
     convert_by_bits,
-    leave_one_out,
+    leave_the_last_line_out,
     put_the_word_first,
     return_the_list,
     say_a_digit,
     say_that_all_follows,
-    say_three_bits,
-    spell_only,
     take_the_price,
-    write_down_what_is_said,
 )
 
 __all__ = ["DATA_SEED", "TASKS", "TEST_SEED", "WARM_SEED", "CoinPolicy", "Task", "add_in_writing", "describe_task"]
@@ -177,27 +175,18 @@ TASKS: Mapping[str, Task] = {
     "base": Task(
         "llm/BaseConversion-v0",
         "single turn",
-        (convert_by_bits, say_three_bits),
+        (convert_by_bits, convert_and_forget),
         EASY,
         **{**_FAMILY, "sft_steps": 600},
         max_turn_tokens=64,
         max_completion_length=72,
     ),
-    "knights": Task(
-        "llm/KnightsAndKnaves-v0",
-        "single turn",
-        (write_down_what_is_said, leave_one_out),
-        EASY,
-        **_FAMILY,
-        max_turn_tokens=72,
-        max_completion_length=80,
-    ),
     "acrostic": Task(
         "llm/Acrostic-v0",
         "single turn",
-        (put_the_word_first, spell_only),
+        (put_the_word_first, leave_the_last_line_out),
         EASY,
-        **_FAMILY,
+        **{**_FAMILY, "sft_steps": 600},
         max_turn_tokens=64,
         max_completion_length=72,
     ),
@@ -234,7 +223,7 @@ TASKS: Mapping[str, Task] = {
         "conversation",
         (_oracle, take_the_price),
         EASY,
-        **{**_FAMILY, "sft_steps": 200},  # of long episodes
+        **{**_FAMILY, "sft_steps": 200},
         max_completion_length=256,
     ),
 }
