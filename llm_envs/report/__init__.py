@@ -1,6 +1,7 @@
-"""What a person looks at: plots of a run, and pages of episodes. Needs the extra `report`, but only when used."""
+"""What a person looks at: reports of runs; plots and sample pages, which need the extra `report` when they are used."""
 
 from llm_envs.report.html import write_episode_page
 from llm_envs.report.plots import plot_training_curves
+from llm_envs.report.site import write_report
 
-__all__ = ["plot_training_curves", "write_episode_page"]
+__all__ = ["plot_training_curves", "write_episode_page", "write_report"]

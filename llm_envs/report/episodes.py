@@ -1,0 +1,164 @@
+"""One episode as the report's page takes it: a line of the table, and the details that are drawn when it is opened.
+
+Everything that a model, a tool or an environment wrote goes through `visible_text`: control characters, marks that
+reorder text and lone surrogates are shown as symbols. That it never becomes markup is the page's doing (`page/`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from llm_envs.reporting import visible_text
+from llm_envs.types import Message, Row, Trajectory, Turn
+
+__all__ = ["COLUMNS", "Details", "Names", "table_line"]
+
+COLUMNS = (
+    "run", "env", "seed", "member", "group", "problem", "settings", "outcome", "reward", "turns", "tokens", "stop",
+    "seconds", "chunk",
+)  # fmt: skip
+"""Of the table of episodes. `env`, `group`, `problem`, `settings` and `stop` are numbers of `Names`."""
+
+OUTCOMES = ("success", "failure", "errored", "unscored")
+EXACT = 2**53
+"""JavaScript's numbers are exact below this; a larger seed is kept as text."""
+
+
+@dataclass(slots=True)
+class Names:
+    """Texts that many episodes share, each kept once: kind -> text -> its number."""
+
+    of: dict[str, dict[str, int]] = field(default_factory=dict)
+
+    def number(self, kind: str, text: str) -> int:
+        """Return the number of a text, a new one where it is new."""
+        known = self.of.setdefault(kind, {})
+        return known.setdefault(text, len(known))
+
+    def texts(self) -> dict[str, list[str]]:
+        """Return all texts by kind, each at the place of its number."""
+        return {kind: [visible_text(text) for text in known] for kind, known in self.of.items()}
+
+
+def table_line(trajectory: Trajectory, run: int, part: int, names: Names) -> list[Any]:
+    """Return an episode's values of `COLUMNS`, but the last, `chunk`."""
+    settings = json.dumps(dict(trajectory.env_kwargs), sort_keys=True, ensure_ascii=False, default=str)
+    seed = trajectory.seed if abs(trajectory.seed) < EXACT else str(trajectory.seed)
+    is_scored = trajectory.status == "ok"
+    outcome = ("success" if trajectory.is_success else "failure") if is_scored else trajectory.status
+    return [
+        run,
+        names.number("env", trajectory.env_id),
+        seed,
+        trajectory.member,
+        names.number("group", f"{run}/{part}/{trajectory.env_id}/{trajectory.seed}/{trajectory.group_id}"),
+        names.number("problem", f"{trajectory.env_id}/{trajectory.seed}/{settings}"),
+        names.number("settings", settings),
+        OUTCOMES.index(outcome),
+        _rounded(trajectory.reward) if is_scored else None,
+        len(trajectory.turns),
+        trajectory.n_sampled_tokens,
+        names.number("stop", trajectory.stop_reason.value),
+        _rounded(trajectory.timings.get("total")),
+    ]
+
+
+class Details:
+    """Makes the details of episodes, within what one page can hold.
+
+    Args:
+        names: Where system prompts and tools are kept once.
+        max_tokens: Tokens that all episodes together may bring; rows of an episode that goes beyond are left out.
+        max_characters: Characters of all conversations; an episode that goes beyond keeps its numbers only.
+    """
+
+    def __init__(self, names: Names, *, max_tokens: int, max_characters: int) -> None:
+        self.token_ids: Counter[int] = Counter()
+        """How often each token id is on the page."""
+        self.without_tokens = 0
+        """Episodes whose rows were left out."""
+        self.without_text = 0
+        """Episodes whose conversations were left out."""
+        self._names, self._tokens_left, self._characters_left = names, max_tokens, max_characters
+
+    def of(self, trajectory: Trajectory) -> dict[str, Any]:
+        """Return what the page shows of one episode, as JSON types.
+
+        `m` messages [role, text or the number of a shared one, calls?], `t` turns, `r` rows, `e` error, `tools` the
+        number of the tools' text, `group` the group's id, `meta` the metadata.
+        """
+        error = trajectory.error
+        out: dict[str, Any] = {
+            "group": visible_text(trajectory.group_id),
+            "t": [_turn(turn, trajectory.rows) for turn in trajectory.turns],
+        }
+        if error is not None:
+            out["e"] = [visible_text(text) for text in (error.where, error.kind, error.message)]
+        if trajectory.metadata:
+            out["meta"] = visible_text(_json(trajectory.metadata))
+        if trajectory.tools:
+            out["tools"] = self._names.number("tools", _json([dict(tool) for tool in trajectory.tools]))
+        size = sum(len(message.content) for message in trajectory.messages)
+        if size <= self._characters_left:
+            self._characters_left -= size
+            out["m"] = [self._message(message) for message in trajectory.messages]
+        else:
+            self.without_text += 1
+        if trajectory.n_tokens and trajectory.n_tokens <= self._tokens_left:
+            self._tokens_left -= trajectory.n_tokens
+            out["r"] = [self._row(row) for row in trajectory.rows]
+        elif trajectory.n_tokens:
+            self.without_tokens += 1
+            out["r"] = None
+        return out
+
+    def _message(self, message: Message) -> list[Any]:
+        content: int | str = visible_text(message.content)
+        if message.role == "system":
+            content = self._names.number("system", message.content)
+        calls = [[visible_text(call.name), visible_text(_json(call.arguments))] for call in message.tool_calls]
+        return [message.role, content, *([calls] if calls else [])]
+
+    def _row(self, row: Row) -> list[Any]:
+        """Return [ids, [start, stop, ...] of the mask's runs, log-probabilities of the masked]."""
+        self.token_ids.update(row.ids.tolist())
+        padded = np.concatenate([[False], row.mask, [False]])
+        logps = [None if value != value else round(value, 2) for value in row.logps[row.mask].tolist()]
+        return [row.ids.tolist(), np.flatnonzero(padded[1:] != padded[:-1]).tolist(), logps]
+
+
+def _turn(turn: Turn, rows: Sequence[Row]) -> list[Any]:
+    """Return [reward, components, finish reason, row, span, seconds of the policy, results, tokens]."""
+    results = [
+        [
+            visible_text(result.name),
+            visible_text(_json(result.arguments)),
+            visible_text(result.output),
+            int(result.success),
+            None if result.error is None else visible_text(result.error),
+            _rounded(result.seconds),
+        ]
+        for result in turn.tool_results
+    ]
+    components = {visible_text(name): _rounded(value) for name, value in turn.components.items()}
+    seconds = _rounded(turn.seconds.get("policy"))
+    start, stop = rows[turn.row].spans[turn.span] if turn.row >= 0 else (0, 0)
+    tokens = stop - start if turn.row >= 0 else None
+    return [_rounded(turn.reward), components, turn.finish_reason.value, turn.row, turn.span, seconds, results, tokens]
+
+
+def _rounded(value: float | None) -> float | None:
+    """Return at most six digits; None for what is no finite number."""
+    return None if value is None or not np.isfinite(value) else float(f"{value:.6g}")
+
+
+def _json(value: Mapping[str, Any] | Sequence[Any]) -> str:
+    plain = dict(value) if isinstance(value, Mapping) else list(value)
+    text = json.dumps(plain, ensure_ascii=False, default=str)
+    return text if len(text) <= 80 else json.dumps(plain, indent=1, ensure_ascii=False, default=str)

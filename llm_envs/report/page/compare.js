@@ -1,0 +1,109 @@
+// Members of a group side by side, and two runs on the same problems.
+
+const MOST_BESIDE = 24;  // conversations drawn beside each other
+
+const membersOf = (episode) => everyEpisode.filter((other) => columns.group[other] === columns.group[episode]);
+const sameProblem = (episode) => everyEpisode.filter((other) => columns.problem[other] === columns.problem[episode]);
+
+function groupStrip(episode) {
+  const members = membersOf(episode), all = index.runs.length > 1 ? sameProblem(episode) : members;
+  const isElsewhere = all.some((other) => columns.run[other] !== columns.run[episode]);
+  if (members.length < 2 && !isElsewhere) return null;
+  return el('nav', {class: 'group', 'aria-label': 'Group'},
+    members.length > 1 && [el('span', {}, `Group of ${members.length}:`), members.map((member) =>
+      link('episode/' + member, `${columns.member[member]} ${outcomeMark(member)} ${number(columns.reward[member])}`,
+        {'aria-current': member === episode ? 'true' : null, 'aria-label': `member ${columns.member[member]}, ${outcomeName(member)}, reward ${number(columns.reward[member])}`})),
+    link('group/' + episode, 'Side by side')],
+    isElsewhere && link('problem/' + episode, 'Same problem in all runs'));
+}
+
+const outcomeMark = (episode) => ['✓', '✗', '!', '?'][columns.outcome[episode]];
+
+function besideView(episode, members, title) {
+  current = episode;
+  const drawn = members.slice(0, MOST_BESIDE);
+  const scored = members.map((member) => columns.reward[member]).filter((reward) => reward !== null);
+  return [
+    el('nav', {class: 'steps', 'aria-label': 'Episodes'}, link('episodes', '← All episodes'), link('episode/' + episode, 'The episode')),
+    el('h2', {}, title),
+    el('p', {class: 'soft'}, `${envName(episode)} · seed ${columns.seed[episode]} · ${count(members.length, 'episode')}` +
+      (scored.length ? ` · mean reward ${number(mean(scored))}` : '') + (drawn.length < members.length ? ` · the first ${MOST_BESIDE} are drawn` : '')),
+    el('div', {class: 'beside'}, drawn.map((member) => el('article', {'aria-label': `${runName(member)}, member ${columns.member[member]}`},
+      episodeHead(member, 'h3', (index.runs.length > 1 ? runName(member) + ' · ' : '') + 'member ' + columns.member[member]), link('episode/' + member, 'Open'), chat(member)))),
+  ];
+}
+
+const pair = [0, 1];  // runs that are compared
+
+function compareView() {
+  const choice = (side) => el('label', {}, side ? 'with' : 'Compare', el('select', {
+    onchange: (event) => { pair[side] = Number(event.target.value); route(); }},
+    index.runs.map((run, place) => el('option', {value: place, selected: pair[side] === place}, run.name))));
+  return [el('h2', {}, 'Compare'), el('form', {class: 'filters', onsubmit: (event) => event.preventDefault()}, choice(0), choice(1)),
+    pair[0] === pair[1] ? el('p', {class: 'notes'}, 'Choose two different runs.') : comparison(pair[0], pair[1])];
+}
+
+// Problem -> [episodes of one run, of the other], where both have scored ones.
+function pairs(one, other) {
+  const out = [];
+  for (const members of groupBy(everyEpisode.filter((episode) => columns.reward[episode] !== null), (episode) => columns.problem[episode]).values()) {
+    const sides = [one, other].map((run) => members.filter((episode) => columns.run[episode] === run));
+    if (sides[0].length && sides[1].length) out.push(sides);
+  }
+  return out;
+}
+
+const successOf = (episodes) => mean(episodes.map((episode) => columns.outcome[episode] === 0 ? 1 : 0));
+const rewardOf = (episodes) => mean(episodes.map((episode) => columns.reward[episode]));
+
+// The mean of differences, a problem each, with its normal interval: m ± 1.96 s/√n.
+function difference(values) {
+  const m = mean(values);
+  if (values.length < 2) return [m, null];
+  const s = Math.sqrt(sum(values.map((value) => (value - m) ** 2)) / (values.length - 1));
+  return [m, 1.959964 * s / Math.sqrt(values.length)];
+}
+
+function comparison(one, other) {
+  const both = pairs(one, other);
+  const [nameA, nameB] = [index.runs[one].name, index.runs[other].name];
+  if (!both.length) return el('p', {class: 'notes'}, `${nameA} and ${nameB} have no problem in common: play the same seeds to compare.`);
+  const rows = both.map(([a, b]) => ({a, b, success: successOf(b) - successOf(a), reward: rewardOf(b) - rewardOf(a)}));
+  const cell = (test) => rows.filter(test).length;
+  const says = (values, format) => { const [m, half] = difference(values); return format(m) + (!half ? ', the same for each problem' : ` (${format(m - half)} to ${format(m + half)})`); };
+  const points = (value) => (value > 0 ? '+' : '') + (100 * value).toFixed(1);
+  rows.sort((x, y) => x.success - y.success || x.reward - y.reward);
+  const listed = rows.filter((row) => row.success || row.reward);
+  return [
+    el('p', {}, `${count(rows.length, 'problem')} in common, each counted once. Success of ${nameB} less that of ${nameA}: `,
+      el('b', {id: 'difference'}, says(rows.map((row) => row.success), points)), ' points; reward: ', el('b', {}, says(rows.map((row) => row.reward), signed)), '. Intervals: 95%.'),
+    el('table', {class: 'wins'}, el('caption', {class: 'soft'}, 'Problems by the two runs’ success rates'),
+      el('thead', {}, el('tr', {}, [`${nameB} better`, 'equal', `${nameA} better`].map((name) => el('th', {scope: 'col'}, name)))),
+      el('tbody', {}, el('tr', {}, [cell((row) => row.success > 0), cell((row) => row.success === 0), cell((row) => row.success < 0)].map((n) => el('td', {}, n))))),
+    successAgainst(rows, nameA, nameB),
+    el('h3', {}, `Where they differ: ${count(listed.length, 'problem')}`),
+    el('table', {class: 'episodes'}, el('caption', {class: 'soft'}, listed.length > PAGE ? `The ${PAGE} with the largest differences` : 'Those that got worse first'),
+      el('thead', {}, el('tr', {}, ['Problem', nameA, nameB].map((name) => el('th', {scope: 'col'}, name)))),
+      el('tbody', {}, (listed.length > PAGE ? [...listed.slice(0, PAGE / 2), ...listed.slice(-PAGE / 2)] : listed).map(({a, b}) => el('tr', {},
+        el('th', {scope: 'row'}, link('problem/' + a[0], `${envName(a[0])} · ${columns.seed[a[0]]}`)),
+        [a, b].map((side) => el('td', {}, `${percent(successOf(side))}, reward ${number(rewardOf(side))}`)))))),
+  ];
+}
+
+// Success against success, a circle for each pair of rates; its area is the number of problems.
+function successAgainst(rows, nameA, nameB) {
+  const width = 460, left = 130, top = 22, side = 230;
+  const spots = groupBy(rows, ({a, b}) => successOf(a) + '/' + successOf(b));
+  const most = Math.max(...[...spots.values()].map((spot) => spot.length));
+  const at = (value) => [left + value * side, top + (1 - value) * side];
+  return plot('Success against success', [...spots.values()].map((spot) =>
+    `${percent(successOf(spot[0].a))} against ${percent(successOf(spot[0].b))}: ${count(spot.length, 'problem')}`).slice(0, 12).join('; '), width, top + side + 46,
+    svg('rect', {x: left, y: top, width: side, height: side, class: 'track'}),
+    svg('path', {class: 'grid', d: `M${left} ${top + side}L${left + side} ${top}`}),
+    [...spots.values()].map((spot) => svg('circle', {cx: at(successOf(spot[0].a))[0], cy: at(successOf(spot[0].b))[1],
+      r: 3 + 15 * Math.sqrt(spot.length / most), class: 'series s0 see-through'}, svg('title', {}, count(spot.length, 'problem')))),
+    [0, 0.5, 1].map((tick) => [svg('text', {x: at(tick)[0], y: top + side + 24, class: 'tick middle'}, percent(tick)),
+      svg('text', {x: left - 18, y: at(tick)[1] + 4, class: 'tick end'}, percent(tick))]),
+    svg('text', {x: left + side / 2, y: top + side + 41, class: 'tick middle'}, nameA),
+    svg('text', {x: 62, y: top + side / 2, class: 'tick middle', transform: `rotate(-90 62 ${top + side / 2})`}, nameB));
+}

@@ -1,0 +1,141 @@
+// One episode: its head, the conversation as a chat, rewards by turn, tokens.
+
+// Thinking and calls, by the markers of the common formats; a part that is not closed goes on to the end.
+const PARTS = new RegExp([
+  '<think(?:ing)?>[^]*?(?:</think(?:ing)?>|$)', '\\[THINK\\][^]*?(?:\\[/THINK\\]|$)',
+  '<\\|START_THINKING\\|>[^]*?(?:<\\|END_THINKING\\|>|$)', '<\\|channel\\|>analysis<\\|message\\|>[^]*?(?:<\\|end\\|>|$)',
+  '<tool_call>[^]*?(?:</tool_call>|$)', '\\[TOOL_CALLS\\][^]*$', '<\\|python_tag\\|>[^]*$',
+  '<\\|START_ACTION\\|>[^]*?(?:<\\|END_ACTION\\|>|$)', '<\\|tool_call_start\\|>[^]*?(?:<\\|tool_call_end\\|>|$)',
+  '<answer>[^]*?(?:</answer>|$)',
+].join('|'), 'g');
+
+function kindOf(text) {
+  if (/^(<think|\[THINK|<\|START_THINKING|<\|channel\|>analysis)/.test(text)) return 'thinking';
+  return text.startsWith('<answer>') ? 'answer' : 'call';
+}
+
+// Text -> [[kind, text], ...]: put together they are the text again.
+function partsOf(text) {
+  const parts = [];
+  let place = 0;
+  const close = text.search(/<\/think>|\[\/THINK\]/), open = text.search(/<think>|\[THINK\]/);
+  if (close >= 0 && (open < 0 || close < open)) {  // the opening tag stands in the prompt
+    place = text.indexOf(text[close] === '<' ? '>' : ']', close) + 1;
+    parts.push(['thinking', text.slice(0, place)]);
+  }
+  const base = place;
+  for (const match of text.slice(base).matchAll(PARTS)) {
+    const start = base + match.index;
+    if (start > place) parts.push(['text', text.slice(place, start)]);
+    parts.push([kindOf(match[0]), match[0]]);
+    place = start + match[0].length;
+  }
+  if (place < text.length || !parts.length) parts.push(['text', text.slice(place)]);
+  return parts;
+}
+
+const shownPart = ([kind, text]) => kind === 'thinking'
+  ? el('details', {class: 'thinking'}, el('summary', {}, `Thinking (${count(text.length, 'character')})`), el('div', {class: 'said'}, text))
+  : el('div', {class: 'said ' + kind}, kind === 'text' ? text.replace(/^\n+|\n+$/g, '') : text);
+
+function bubble(role, label, ...content) {
+  return el('li', {class: 'bubble ' + role}, el('div', {class: 'role'}, label), content);
+}
+
+// A call and its result are one card; `told` is the message that gave the result to the model.
+function callCard([name, given, output, isGood, error, seconds], told) {
+  return el('section', {class: 'call-card', 'aria-label': `Call of ${name}`},
+    el('div', {class: 'call-head'}, el('b', {}, name), el('span', {class: 'badge ' + (isGood ? 'success' : 'failure')}, isGood ? 'ok' : error || 'failed'),
+      seconds >= 0.001 && el('span', {class: 'soft'}, number(seconds) + ' s')),
+    el('pre', {class: 'given-arguments'}, given), el('div', {class: 'role'}, 'result'), el('pre', {}, told === undefined ? output : told));
+}
+
+function chat(episode) {
+  const {m, t} = details(episode);
+  if (!m) return el('p', {class: 'notes'}, 'This conversation was left out of the page: see the notes of the summary.');
+  const nAssistant = m.filter(([role]) => role === 'assistant').length;
+  let turn = t.length - nAssistant;  // an environment may have spoken as an assistant before
+  let waiting = [];
+  const out = [];
+  for (let place = 0; place < m.length; place += 1) {
+    const [role, content, calls] = m[place];
+    const text = typeof content === 'number' ? block('shared').system[content] : content;
+    if (role !== 'assistant') {
+      if (role === 'system' && text.length > 600) {
+        out.push(bubble(role, role, el('details', {}, el('summary', {}, text.slice(0, 120) + '…'), el('div', {class: 'said'}, text))));
+      } else out.push(bubble(role, role, el('div', {class: 'said'}, text)));
+      continue;
+    }
+    const told = t[turn];
+    const results = told ? told[6] : [];
+    waiting = [];
+    while (waiting.length < results.length && m[place + 1 + waiting.length]?.[0] === 'tool') waiting.push(m[place + 1 + waiting.length][1]);
+    const asked = calls && !results.length ? calls.map(([name, given]) => el('pre', {class: 'call'}, `${name} ${given}`)) : null;
+    out.push(bubble(role, turn >= 0 && told ? `assistant · turn ${turn + 1}` : role, partsOf(text).map(shownPart), asked,
+      results.map((result, nth) => callCard(result, waiting[nth])), told && turnLine(told)));
+    place += waiting.length;
+    turn += 1;
+  }
+  return el('ol', {class: 'chat', 'aria-label': 'Conversation'}, out);
+}
+
+function turnLine([reward, parts, finish]) {
+  const named = Object.entries(parts).filter(([, value]) => value).map(([name, value]) => ` · ${name} ${signed(value)}`);
+  return el('div', {class: 'turn'}, el('b', {class: reward > 0 ? 'good' : reward < 0 ? 'bad' : null}, 'reward ' + signed(reward)), named, ' · ', finish);
+}
+
+function turnsTable(episode) {
+  const {t, r} = details(episode);
+  if (!t.length) return null;
+  const names = [...new Set(t.flatMap((turn) => Object.keys(turn[1])))];
+  const most = Math.max(...t.map(([reward]) => Math.abs(reward))) || 1;
+  const bar = (value) => svg('svg', {class: 'bar', viewBox: '-50 0 100 10', 'aria-hidden': 'true'},
+    svg('path', {class: 'grid', d: 'M0 0V10'}),
+    svg('rect', {class: value < 0 ? 'charged' : 'paid', y: 1, height: 8, x: Math.min(0, value / most * 50), width: Math.abs(value / most * 50)}));
+  return [el('h3', {}, 'Reward by turn'), el('div', {class: 'wide', tabindex: 0, role: 'region', 'aria-label': 'Reward by turn'}, el('table', {class: 'turns'},
+    el('thead', {}, el('tr', {}, ['turn', 'reward', '', ...names, 'tokens', 'ended', 'seconds'].map((name) =>
+      name ? el('th', {scope: 'col', class: 'right'}, name) : el('td', {})))),
+    el('tbody', {}, t.map((turn, place) => el('tr', {}, el('th', {scope: 'row', class: 'right'}, place + 1),
+      el('td', {class: 'right'}, signed(turn[0])), el('td', {}, bar(turn[0])),
+      names.map((name) => el('td', {class: 'right'}, name in turn[1] ? signed(turn[1][name]) : '')),
+      el('td', {class: 'right'}, turn[7]), el('td', {class: 'right'}, turn[2]), el('td', {class: 'right'}, number(turn[5])))))))];
+}
+
+function tokenSection(episode) {
+  const {r} = details(episode);
+  if (r === null) return [el('h3', {}, 'Tokens'), el('p', {class: 'notes'}, 'These tokens were left out of the page: see the notes of the summary.')];
+  if (!r) return [el('h3', {}, 'Tokens'), el('p', {class: 'soft'}, 'Played without tokens: the policy spoke in text.')];
+  return [el('h3', {}, 'Tokens'), r.map((row, place) => tokenView(row, place, r.length))];
+}
+
+function episodeHead(episode, level = 'h2', name = envName(episode)) {
+  const {e} = details(episode);
+  const facts = [level === 'h2' && index.runs.length > 1 && runName(episode), level === 'h2' && `seed ${columns.seed[episode]}`, level === 'h2' && `member ${columns.member[episode]}`,
+    count(columns.turns[episode], 'turn'), `${columns.tokens[episode].toLocaleString('en')} sampled tokens`, 'ended: ' + stopName(episode),
+    settingsOf(episode) !== '{}' && settingsOf(episode)];
+  return el('header', {class: 'episode-head'}, el(level, {}, name, ' ', badge(episode),
+    columns.reward[episode] !== null && el('span', {class: 'soft'}, ` reward ${number(columns.reward[episode])}`)),
+    el('p', {class: 'soft'}, facts.filter(Boolean).join(' · ')),
+    e && el('p', {class: 'notes'}, `${e[0]}: ${e[1]}: ${e[2]}`));
+}
+
+function neighbours(episode) {
+  const place = shown.indexOf(episode);
+  return place < 0 ? [null, null] : [shown[place - 1] ?? null, shown[place + 1] ?? null];
+}
+
+function episodeView(episode) {
+  const {tools, meta} = details(episode);
+  const [before, after] = neighbours(episode);
+  current = episode;
+  const place = shown.indexOf(episode);
+  if (place >= 0) view.page = Math.floor(place / PAGE);
+  const step = (to, text) => to === null ? el('span', {class: 'soft'}, text) : link('episode/' + to, text);
+  return [
+    el('nav', {class: 'steps', 'aria-label': 'Episodes'}, link('episodes', '← All episodes'), step(before, 'Previous'), step(after, 'Next'),
+      el('span', {class: 'soft'}, place < 0 ? '' : `${(place + 1).toLocaleString('en')} of ${shown.length.toLocaleString('en')}`)),
+    episodeHead(episode), groupStrip(episode), chat(episode), turnsTable(episode), tokenSection(episode),
+    tools !== undefined && el('details', {}, el('summary', {}, 'Tools that the model was shown'), el('pre', {}, block('shared').tools[tools])),
+    meta && el('details', {}, el('summary', {}, 'Metadata'), el('pre', {}, meta)),
+  ];
+}

@@ -1,0 +1,75 @@
+// Which view is shown, and the keyboard. The part of the address after # says where one is, so that Back works.
+
+const VIEWS = [['summary', 'Summary'], ['episodes', 'Episodes'], ...(index.runs.length > 1 ? [['compare', 'Compare']] : [])];
+
+function where() {
+  const [name, given] = location.hash.slice(1).split('/');
+  const episode = /^\d+$/.test(given || '') ? Number(given) : -1;
+  if (['episode', 'group', 'problem'].includes(name) && episode < nEpisodes && episode >= 0) return [name, episode];
+  return [VIEWS.some(([key]) => key === name) ? name : 'summary', null];
+}
+
+function draw([name, episode]) {
+  if (name === 'summary') return summaryView();
+  if (name === 'episodes') return tableView();
+  if (name === 'compare') return compareView();
+  if (name === 'episode') return episodeView(episode);
+  if (name === 'group') return besideView(episode, membersOf(episode), 'Group');
+  return besideView(episode, sameProblem(episode), 'The same problem in all runs');
+}
+
+let isFirst = true;
+function route() {
+  const place = where(), main = document.getElementById('main');
+  const back = current;
+  const drawn = draw(place);
+  main.replaceChildren();
+  append(main, drawn);
+  document.querySelectorAll('#views a').forEach((a) =>
+    a.getAttribute('href') === '#' + (place[1] === null ? place[0] : 'episodes') ? a.setAttribute('aria-current', 'page') : a.removeAttribute('aria-current'));
+  if (isFirst) { isFirst = false; return; }
+  announce(main.querySelector('h2').textContent);
+  if (place[0] === 'episodes' && back !== null) {
+    requestAnimationFrame(() => document.querySelector(`tr[data-episode="${back}"] a`)?.focus());
+    return;
+  }
+  window.scrollTo(0, 0);
+  main.focus({preventScroll: true});
+}
+
+const go = (hash) => { location.hash = hash; };
+
+function onKey(event) {
+  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  const [name, episode] = where(), key = event.key, target = event.target;
+  const isWriting = target.matches('input[type=search], textarea');
+  if (key === 'Escape') {
+    if (isWriting) { target.value = ''; view.search = ''; view.page = 0; redraw(); target.blur(); }
+    else if (episode !== null) go('episodes');
+    else return;
+  } else if (isWriting || target.matches('select, input')) return;
+  else if (key === '/') {
+    if (name !== 'episodes') go('episodes');
+    requestAnimationFrame(() => setTimeout(() => document.getElementById('search')?.focus(), 0));
+  } else if (name === 'episodes') {
+    const isArrow = key === 'ArrowDown' || key === 'ArrowUp';
+    if (isArrow && !(target.closest('#table') || target === document.body || target.id === 'main')) return;
+    if (key === 'j' || key === 'ArrowDown') moveInTable(1);
+    else if (key === 'k' || key === 'ArrowUp') moveInTable(-1);
+    else return;
+  } else if (name === 'episode') {
+    const [before, after] = neighbours(episode);
+    if (key === 'j' || key === 'ArrowRight') { if (after !== null) go('episode/' + after); }
+    else if (key === 'k' || key === 'ArrowLeft') { if (before !== null) go('episode/' + before); }
+    else if (key === 'g') go('group/' + episode);
+    else return;
+  } else return;
+  event.preventDefault();
+}
+
+document.getElementById('title').textContent = index.title;
+append(document.getElementById('views'), VIEWS.map(([key, label]) => el('li', {}, link(key, label))));
+document.querySelector('.skip').addEventListener('click', (event) => { event.preventDefault(); document.getElementById('main').focus(); });
+window.addEventListener('hashchange', route);
+document.addEventListener('keydown', onKey);
+route();

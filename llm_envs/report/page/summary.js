@@ -1,0 +1,95 @@
+// The first view: what was played, how it went, and the plots.
+
+const MOST_CURVES = 24;  // further metrics of a training are folded away
+
+function summaryView() {
+  const names = index.runs.map((run) => run.name);
+  return [
+    el('h2', {}, 'Summary'),
+    index.notes.length ? el('section', {class: 'notes', 'aria-label': 'Notes'},
+      el('ul', {}, index.notes.map((note) => el('li', {}, note)))) : null,
+    nEpisodes ? numbersTable() : null,
+    legend(names),
+    el('div', {class: 'plots'}, nEpisodes ? [successPlot(), stopPlot(), componentPlot(),
+      distribution('Reward', columns.reward), distribution('Turns', columns.turns),
+      distribution('Sampled tokens', columns.tokens)] : null),
+    curves(),
+    el('h3', {}, 'Settings'),
+    index.runs.map((run) => el('details', {}, el('summary', {}, run.name), el('p', {class: 'soft'}, run.path),
+      el('pre', {}, run.settings))),
+  ];
+}
+
+function numbersTable() {
+  const head = ['run', 'environment', 'episodes', 'without a score', 'success (95%)', 'mean reward'];
+  const parts = [...index.summary].sort((a, b) => a.env - b.env || a.run - b.run);
+  const lines = parts.map((part) => [
+    index.runs[part.run].name, index.names.env[part.env], part.episodes.toLocaleString('en'),
+    (part.episodes - part.scored).toLocaleString('en'),
+    part.scored ? `${percent(part.success)} (${percent(part.low)} to ${percent(part.high)})` : '–',
+    part.scored ? number(part.reward) : '–']);
+  return el('div', {class: 'wide', tabindex: 0, role: 'region', 'aria-label': 'Numbers'}, el('table', {},
+    el('caption', {class: 'soft'}, 'Episodes of one problem are not independent: the intervals count with that.'),
+    el('thead', {}, el('tr', {}, head.map((name, place) => el('th', {scope: 'col', class: place > 1 && 'right'}, name)))),
+    el('tbody', {}, lines.map(([run, ...rest]) => el('tr', {}, el('th', {scope: 'row'}, run),
+      rest.map((value, place) => el('td', {class: place > 0 && 'right'}, value)))))));
+}
+
+const labelOf = (part, text) => (index.runs.length > 1 ? index.runs[part.run].name + ' · ' : '') + text;
+
+function successPlot() {
+  const rows = index.summary.filter((part) => part.scored)
+    .sort((a, b) => a.env - b.env || a.run - b.run)
+    .map((part) => ({label: labelOf(part, index.names.env[part.env]), run: part.run, value: part.success, low: part.low,
+      high: part.high, about: `${index.runs[part.run].name}, ${index.names.env[part.env]}: ${percent(part.success)} ` +
+        `(${percent(part.low)} to ${percent(part.high)}) of ${count(part.scored, 'episode')} of ${count(part.problems, 'problem')}`}));
+  return rows.length ? barPlot('Success by environment', rows) : null;
+}
+
+function stopPlot() {
+  const rows = [];
+  for (const [stop, name] of index.names.stop.entries()) {
+    for (const [run, {name: runText}] of index.runs.entries()) {
+      const mine = everyEpisode.filter((episode) => columns.run[episode] === run);
+      const n = mine.filter((episode) => columns.stop[episode] === stop).length;
+      if (n) rows.push({label: labelOf({run}, name), run, value: n / mine.length,
+        about: `${runText}: ${name} in ${count(n, 'episode')} of ${mine.length.toLocaleString('en')}`});
+    }
+  }
+  return rows.length ? barPlot('Why episodes ended', rows) : null;
+}
+
+function componentPlot() {
+  const rows = index.summary.flatMap((part) => Object.entries(part.components || {}).map(([name, value]) => ({
+    label: labelOf(part, index.names.env.length > 1 ? `${index.names.env[part.env]} · ${name}` : name), run: part.run, value,
+    about: `${index.runs[part.run].name}, ${index.names.env[part.env]}: ${name} ${number(value)} an episode`})));
+  if (!rows.length) return null;
+  const values = rows.map((row) => row.value);
+  return barPlot('Reward components, mean of an episode', rows,
+    {low: Math.min(0, ...values), high: Math.max(0, ...values) || 1, format: signed});
+}
+
+function distribution(title, column) {
+  const samples = index.runs.map((_, run) => ({run, values: everyEpisode
+    .filter((episode) => columns.run[episode] === run && column[episode] !== null).map((episode) => column[episode])}));
+  if (title === 'Sampled tokens' && samples.every(({values}) => values.every((value) => value === 0))) return null;
+  return histogram(title, samples.filter(({values}) => values.length));
+}
+
+function curves() {
+  const keys = [...new Set(index.runs.flatMap((run) => Object.keys(run.curves)))];
+  if (!keys.length) return null;
+  // One curve of each kind first: the one with the shortest name.
+  const found = ['reward', 'success', 'loss', 'kl', 'entropy', 'length'].map((word) =>
+    keys.filter((key) => key.includes(word)).sort((a, b) => a.length - b.length)[0]).filter(Boolean);
+  const order = [...new Set([...found, ...keys])];
+  const draw = (key) => linePlot(key, index.runs.map((run, place) => ({run: place, points: run.curves[key] || []}))
+    .filter(({points}) => points.length));
+  const rest = order.slice(6);
+  const more = el('details', {ontoggle: (event) => {
+    const target = event.target.querySelector('.plots');
+    if (event.target.open && !target.children.length) append(target, rest.slice(0, MOST_CURVES).map(draw));
+    if (rest.length > MOST_CURVES) target.nextElementSibling.textContent = 'Not drawn: ' + rest.slice(MOST_CURVES).join(', ');
+  }}, el('summary', {}, count(rest.length, 'more metric')), el('div', {class: 'plots'}), el('p', {class: 'soft'}));
+  return [el('h3', {}, 'Training'), el('div', {class: 'plots'}, order.slice(0, 6).map(draw)), rest.length ? more : null];
+}

@@ -1,0 +1,147 @@
+// The table of episodes: filters, order and search decide `shown`; a page of it is in the document.
+
+const PAGE = 100;
+const view = {search: '', run: '', env: '', outcome: '', stop: '', settings: '', sort: '', descending: false, page: 0};
+let shown = everyEpisode;
+let current = null;  // the episode that the keyboard is at
+
+const HEADS = [
+  ['env', 'Environment', envName], ['run', 'Run', runName], ['seed', 'Seed'], ['member', 'Member'],
+  ['outcome', 'Outcome', outcomeName], ['reward', 'Reward'], ['turns', 'Turns'], ['tokens', 'Tokens'],
+  ['stop', 'Ended', stopName], ['seconds', 'Seconds'],
+];
+const heads = () => HEADS.filter(([key]) => key !== 'run' || index.runs.length > 1);
+const MINOR = new Set(['seed', 'member', 'tokens', 'stop', 'seconds', 'run']);  // left out on a phone
+
+const FILTERS = [
+  ['run', 'Run', index.runs.map((run) => run.name)], ['env', 'Environment', index.names.env],
+  ['outcome', 'Outcome', outcomes], ['stop', 'Ended', index.names.stop], ['settings', 'Settings', index.names.settings],
+];
+
+// What an episode is found by. Conversations are parsed at the first search, not before.
+const haystacks = [];
+function haystack(episode) {
+  if (haystacks[episode] === undefined) {
+    const {m = [], group, e = []} = details(episode);
+    const said = m.map(([, text]) => typeof text === 'number' ? block('shared').system[text] : text);
+    haystacks[episode] = [envName(episode), runName(episode), 'seed:' + columns.seed[episode], 'group:' + group,
+      outcomeName(episode), stopName(episode), settingsOf(episode), ...said, ...e].join('\n').toLowerCase();
+  }
+  return haystacks[episode];
+}
+
+function refilter() {
+  const words = view.search.toLowerCase().split(/\s+/).filter(Boolean);
+  const chosen = FILTERS.map(([key]) => key).filter((key) => view[key] !== '');
+  shown = everyEpisode.filter((episode) =>
+    chosen.every((key) => columns[key][episode] === Number(view[key])) && words.every((word) => haystack(episode).includes(word)));
+  if (view.sort) {
+    const name = HEADS.find(([key]) => key === view.sort)[2];
+    const value = name || ((episode) => columns[view.sort][episode]);
+    const compare = (a, b) => {
+      const [x, y] = [value(a), value(b)];
+      if (x === y) return a - b;
+      if (x === null || y === null) return x === null ? 1 : -1;  // without a value: last, either way
+      const order = typeof x === 'string' || typeof y === 'string' ? String(x).localeCompare(String(y)) : x - y;
+      return view.descending ? -order : order;
+    };
+    shown.sort(compare);
+  }
+  view.page = Math.min(view.page, Math.max(0, Math.ceil(shown.length / PAGE) - 1));
+}
+
+function tableView() {
+  const search = el('input', {id: 'search', type: 'search', autocomplete: 'off', spellcheck: 'false', value: view.search,
+    placeholder: 'words, seed:12, group:…', oninput: later(() => { view.search = search.value; view.page = 0; redraw(); })});
+  const filters = FILTERS.filter(([, , options]) => options.length > 1).map(([key, label, options]) =>
+    el('label', {}, label, el('select', {id: 'filter-' + key,
+      onchange: (event) => { view[key] = event.target.value; view.page = 0; redraw(); }},
+      el('option', {value: ''}, 'all'),
+      options.map((text, place) => el('option', {value: place, selected: view[key] === String(place)}, text || '(empty)')))));
+  const found = [el('h2', {}, 'Episodes'),
+    el('form', {class: 'filters', role: 'search', 'aria-label': 'Filter episodes', onsubmit: (event) => event.preventDefault()},
+      el('label', {class: 'search'}, 'Search', search), filters),
+    el('p', {id: 'found', role: 'status', class: 'soft'}), el('div', {id: 'table'})];
+  requestAnimationFrame(() => redraw());
+  return found;
+}
+
+let timer = 0;
+function later(act) {
+  return () => { clearTimeout(timer); timer = setTimeout(act, 120); };
+}
+
+function redraw() {
+  const place = document.getElementById('table');
+  if (!place) return;
+  refilter();
+  drawPage(place);
+}
+
+function drawPage(place) {
+  const pages = Math.max(1, Math.ceil(shown.length / PAGE)), start = view.page * PAGE;
+  const rows = shown.slice(start, start + PAGE);
+  document.getElementById('found').textContent = count(shown.length, 'episode') +
+    (shown.length < nEpisodes ? ` of ${nEpisodes.toLocaleString('en')}` : '');
+  if (!rows.includes(current)) current = rows.length ? rows[0] : null;
+  place.replaceChildren(
+    el('table', {class: 'episodes'}, el('caption', {class: 'hidden'}, 'Episodes; a heading sorts by its column'),
+      el('thead', {}, el('tr', {}, heads().map(([key, label]) => el('th', {scope: 'col', class: MINOR.has(key) && 'minor',
+        'aria-sort': view.sort === key ? (view.descending ? 'descending' : 'ascending') : null},
+        el('button', {type: 'button', 'data-sort': key, onclick: () => sortBy(key)},
+          label, el('span', {'aria-hidden': 'true'}, view.sort === key ? (view.descending ? ' ▼' : ' ▲') : '')))))),
+      el('tbody', {}, rows.map(tableRow))),
+    ...(pages < 2 ? [] : [el('div', {class: 'pages'},
+      el('button', {type: 'button', disabled: view.page === 0, onclick: () => turnPage(-1)}, 'Previous'),
+      el('span', {}, `page ${view.page + 1} of ${pages}`),
+      el('button', {type: 'button', disabled: view.page === pages - 1, onclick: () => turnPage(1)}, 'Next'))]));
+}
+
+const RIGHT = new Set(['reward', 'turns', 'tokens', 'seconds', 'member', 'seed']);
+function tableRow(episode) {
+  const cells = heads().map(([key, , name]) => {
+    const kind = [MINOR.has(key) && 'minor', RIGHT.has(key) && 'right'].filter(Boolean).join(' ') || null;
+    if (key === 'env') {
+      const more = `${index.runs.length > 1 ? runName(episode) + ' · ' : ''}seed ${columns.seed[episode]} · ${columns.member[episode]}`;
+      return el('th', {scope: 'row'}, link('episode/' + episode, envName(episode)), el('span', {class: 'on-a-phone soft'}, more));
+    }
+    if (key === 'outcome') return el('td', {class: kind}, badge(episode));
+    const value = columns[key][episode];
+    return el('td', {class: kind}, name ? name(episode) : key === 'seed' ? String(value) : number(value, key === 'tokens' ? 12 : 3));
+  });
+  return el('tr', {'data-episode': episode, class: episode === current ? 'current' : null,
+    onclick: (event) => { if (!event.target.closest('a')) location.hash = 'episode/' + episode; }}, cells);
+}
+
+function sortBy(key) {
+  const numeric = RIGHT.has(key) && key !== 'seed' && key !== 'member';
+  if (view.sort !== key) [view.sort, view.descending] = [key, numeric];
+  else view.descending = !view.descending;
+  view.page = 0;
+  redraw();
+  document.querySelector(`[data-sort="${key}"]`).focus();
+}
+
+function turnPage(by) {
+  view.page += by;
+  current = null;
+  drawPage(document.getElementById('table'));
+  document.getElementById('table').scrollIntoView();
+}
+
+// j and k: the line below or above, over the page's end too.
+function moveInTable(by) {
+  const rows = shown.slice(view.page * PAGE, (view.page + 1) * PAGE);
+  const focused = document.activeElement.closest && document.activeElement.closest('tr[data-episode]');
+  let place = shown.indexOf(current);
+  if (focused || by < 0) place += by;
+  place = Math.max(0, Math.min(shown.length - 1, place));
+  if (place < 0 || !shown.length) return;
+  current = shown[place];
+  const page = Math.floor(place / PAGE);
+  if (page !== view.page || !rows.includes(current)) { view.page = page; drawPage(document.getElementById('table')); }
+  document.querySelectorAll('tr.current').forEach((row) => row.classList.remove('current'));
+  const row = document.querySelector(`tr[data-episode="${current}"]`);
+  row.classList.add('current');
+  row.querySelector('a').focus();
+}
