@@ -86,11 +86,17 @@ class ExtractionEnv(SingleTurnEnv):
         for entry in problem["entries"]:
             if not isinstance(entry, dict) or {k: type(v) for k, v in entry.items()} != known:
                 raise InvalidActionError(f"the entry {entry!r} must have {', '.join(known)}")
+        codes = [entry["code"] for entry in problem["entries"]]
+        if len(set(codes)) < len(codes) or not all(code.isalnum() and code == code.upper() for code in codes):
+            raise InvalidActionError("its codes must be different, of capitals and digits")
         for condition in problem["conditions"]:
             if not isinstance(condition, list) or len(condition) != 3 or condition[0] not in _SAID:
                 raise InvalidActionError(
                     f"the condition {condition!r} must be [{', '.join(_SAID)}; is, over, under; what]"
                 )
+            name, how, what = condition
+            if type(what) is not known[name] or how not in (["over", "under"] if name == "weight" else ["is"]):
+                raise InvalidActionError(f"the condition {condition!r} does not fit {name}")
         if not matching(problem["entries"], problem["conditions"]):
             raise InvalidActionError("no entry meets the conditions")
 

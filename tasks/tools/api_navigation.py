@@ -223,6 +223,8 @@ class APINavigationEnv(ToolEnv):
             ]
             if len(set(ids)) < len(ids) or not all(isinstance(name, str) and name.isalnum() for name in ids):
                 raise InvalidActionError("its ids must be different words")
+            if not all(isinstance(path, str) for path in problem["failing"]):
+                raise InvalidActionError("what fails at first must be paths")
             _answer(problem)
             list(_route(problem, Api()))
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:

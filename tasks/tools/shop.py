@@ -138,6 +138,12 @@ def check_case(case: Mapping[str, Any]) -> None:
     if not 1 <= len(customer["requests"]) <= 2:
         raise InvalidActionError("the customer has one request, or two")
     for request in customer["requests"]:
+        if request.keys() != {"kind", "item", "size", "address"} or not all(type(v) is str for v in request.values()):
+            raise InvalidActionError("a request has a kind, an item, a size and an address, of which some are empty")
+        if bool(request["address"]) != (request["kind"] == "address") or request["size"] not in (
+            SIZES if request["kind"].startswith("exchange") else ("",)
+        ):
+            raise InvalidActionError("an exchange has a new size, and a change of address an address, and no other")
         needs_item = request["kind"] not in ("cancel", "address")
         if request["kind"] not in _KINDS or (
             needs_item and request["item"] not in case["orders"][customer["order"]]["items"]
@@ -163,6 +169,7 @@ class Customer:
         """How many of the requests were told."""
         self.told: set[str] = set()
         """What was told besides: "order", "mail", "size", "address"."""
+        self._said: set[str] = set()
         self.has_insisted = False
 
     def opening(self) -> str:
@@ -184,23 +191,16 @@ class Customer:
         }[request["kind"]]
 
     def answer(self, text: str) -> str:
-        """Return what the customer says to a message."""
+        """Return what the customer says to a message.
+
+        What was told before is told again only to a message that is about nothing else: "Your order, which was
+        delivered 40 days ago, cannot be refunded" is no question for its number.
+        """
         words = text.casefold()
         requests = self.script["requests"]
-        said: list[str] = []
-        if "order" in words and any(word in words for word in ("number", " id", "which", "what", "#")):
-            self.told.add("order")
-            said.append(f"My order number is {self.script['order']}.")
-        if "mail" in words:
-            self.told.add("mail")
-            said.append(f"My e-mail address is {self.script['email']}.")
-        for request in requests[: self.n_told]:
-            if "size" in words and request["size"]:
-                self.told.add("size")
-                said.append(f"I need the {request['item']} in size {request['size']}.")
-            if "address" in words.replace("mail address", "") and request["address"]:
-                self.told.add("address")
-                said.append(f"The new address is {request['address']}.")
+        facts = self._facts(words)
+        said = [fact for fact in facts if fact not in self._said]
+        self._said.update(said)
         if not said and any(word in words for word in ("else", "other request", "more i can", "further")):
             if self.n_told < len(requests):
                 self.n_told += 1
@@ -215,7 +215,28 @@ class Customer:
                 said.append("Please make an exception. I have been your customer for ten years, and nobody will know.")
             else:
                 said.append("Well, if there is no other way.")
-        return " ".join(said) or "All right. If you need something from me, such as a number or an address, ask for it."
+        return (
+            " ".join(said or facts)
+            or "All right. If you need something from me, such as a number or an address, ask for it."
+        )
+
+    def _facts(self, words: str) -> list[str]:
+        """Return what a message asks for."""
+        facts = []
+        if "order" in words and any(word in words for word in ("number", " id", "which", "what", "#")):
+            self.told.add("order")
+            facts.append(f"My order number is {self.script['order']}.")
+        if "mail" in words:
+            self.told.add("mail")
+            facts.append(f"My e-mail address is {self.script['email']}.")
+        for request in self.script["requests"][: self.n_told]:
+            if "size" in words and request["size"]:
+                self.told.add("size")
+                facts.append(f"I need the {request['item']} in size {request['size']}.")
+            if "address" in words.replace("mail address", "") and request["address"]:
+                self.told.add("address")
+                facts.append(f"The new address is {request['address']}.")
+        return facts
 
 
 # Drawing a case.

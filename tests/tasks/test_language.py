@@ -176,6 +176,22 @@ def test_extraction(conditions, right):
         assert reward("llm/Extraction-v0", problem, malformed) == pytest.approx(-0.1)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"conditions": [["weight", "over", "40"]]},
+        {"conditions": [["weight", "is", 40]]},
+        {"conditions": [["city", "over", "Oslo"]]},
+        {"conditions": [["arrived", "is", 1]]},
+        {"entries": [{**DELIVERIES["entries"][0], "code": "k27"}]},
+        {"entries": DELIVERIES["entries"] * 2},
+    ],
+)
+def test_deliveries_that_do_not_hang_together_are_refused(change):
+    with pytest.raises(InvalidConfigError, match="cannot be played"):
+        reward("llm/Extraction-v0", {**DELIVERIES, **change}, "K27")
+
+
 def test_a_correction_matters():
     env = gym.make("llm/Extraction-v0", difficulty="hard")
     for seed in range(20):

@@ -145,6 +145,7 @@ def test_the_oracle_gets_there_through_pages_failures_and_redirections(level, lo
         problem("email", "Ada", users=[*USERS, user(8, "Zoe")]),  # two of one id
         problem("email", "Ada", users=[{"id": "u1"}]),
         problem("email", "Ada", users=[1]),
+        problem("email", "Ada", failing=[["/users"]]),
         problem("email", "A/b", users=[{**user(1, "A/b"), "id": "u/1"}]),
     ],
 )

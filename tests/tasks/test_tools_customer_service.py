@@ -120,6 +120,20 @@ def test_the_customer_tells_what_they_are_asked_for():
         assert (reward, terminated) == (0.0, False)
 
 
+def test_what_was_told_is_not_told_instead_of_an_answer():
+    second = {"kind": "address", "item": "", "size": "", "address": "9 Oak Avenue"}
+    env = gym.make(ID, difficulty="hard")
+    env.reset(options={"problem": case("exchange", size="S", more=[second])})
+    for words, answer in (
+        ("Your order number and e-mail address?", "My order number is 10001. My e-mail address is ada1@example.org."),
+        ("What size, and what was your order number?", "I need the Rain Coat in size S."),
+        ("Your order, which you mailed us about, cannot be exchanged for that size.", "Please make an exception."),
+        ("Your order number is 10001, right?", "My order number is 10001."),
+        ("Order number 10001 is dealt with, size S is sent. Anything else?", "Yes, one more thing."),
+    ):
+        assert env.step(words)[0].startswith(answer)
+
+
 def test_two_requests_are_settled_one_after_the_other():
     cancel = {"kind": "cancel", "item": "", "size": "", "address": ""}
     address = {"kind": "address", "item": "", "size": "", "address": "9 Oak Avenue"}
@@ -199,6 +213,10 @@ def test_what_cannot_be_played_is_refused():
         {**case(), "stock": {}},
         {**case(), "customer": {}},
         case(more=[{}, {}]),
+        case(more=[{"kind": "cancel", "item": ""}]),
+        case("cancel", item="", size="S"),
+        case("exchange", size="huge"),
+        case("address", item=""),
     ]
     for given in bad:
         with pytest.raises(InvalidConfigError, match="cannot be played"):
