@@ -265,7 +265,7 @@ def topics_in(text: str, theme: Theme, known: list[str]) -> list[str]:
     """
     words = set(_WORD.findall(text.casefold()))
     own = [topic for topic in known if topic in words]
-    return own or [topic for topic in known if words & set(theme.topics[topic].words)]
+    return own or [topic for topic in known if words & {*theme.topics[topic].words, theme.topics[topic].unit}]
 
 
 # Tariffs.

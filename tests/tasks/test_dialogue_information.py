@@ -146,6 +146,8 @@ def test_the_words_of_a_theme_mean_one_thing_each():
         words = Counter(word for name, topic in theme.topics.items() for word in (name, *topic.words))
         assert max(words.values()) == 1
         assert all(topics_in(f"the {name}?", theme, list(theme.topics)) == [name] for name in theme.topics)
+        for name, topic in theme.topics.items():  # the tariff says "number of kilograms (weight)"
+            assert not topic.unit or topics_in(f"How many {topic.unit}?", theme, list(theme.topics)) == [name]
         counts = {kind: len(theme.of_kind(kind)) for kind in ("choice", "number", "wish")}
         assert counts == {"choice": 4, "number": 5, "wish": 5}
 

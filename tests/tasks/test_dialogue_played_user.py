@@ -129,6 +129,21 @@ def test_every_customer_can_be_advised_in_time(level):
     assert rng_wins / 100 <= env.chance_rate + 3 * (env.chance_rate / 100) ** 0.5
 
 
+@pytest.mark.parametrize("level", ["easy", "medium", "hard"])
+def test_the_item_that_is_least_like_another_is_right_no_more_often_than_chance(level):
+    env, wins, n = gym.make(ID, difficulty=level).unwrapped, 0, 300
+    for seed in range(n):
+        env.reset(seed=seed)
+        items = env.problem["items"]
+
+        def distance(name, items=items):
+            others = (items[other] for other in items if other != name)
+            return min(sum(value != other[key] for key, value in items[name].items()) for other in others)
+
+        wins += max(sorted(items), key=distance) == env._target
+    assert wins / n <= env.chance_rate + 2 * (env.chance_rate / n) ** 0.5
+
+
 def test_catalogues_have_enough_of_everything():
     for catalogue in CATALOGUES.values():
         assert len(catalogue.properties) == 6
