@@ -18,6 +18,7 @@ __all__ = ["KnightsAndKnavesEnv", "possible_kinds"]
 Statement = list[Any]
 
 _KINDS = (("knight", "knave"), ("truth-teller", "liar"), ("owl", "magpie"))
+_IF = '"If X, then Y" is false when X is true and Y is false, and else true.'
 _MOST_PEOPLE = 10
 _SIMPLE = ("is", "is", "same", "different", "any")
 _ALL = ("is", "same", "different", "any", "both", "if", "count")
@@ -108,6 +109,8 @@ class KnightsAndKnavesEnv(SingleTurnEnv):
             f"Each of {', '.join(people)} is either {_a(truthful)} or {_a(lying)}. "
             f"Whatever {_a(truthful)} says is true, whatever {_a(lying)} says is false. They say:"
         ]
+        if any(statement[0] == "if" for statement in self.problem["statements"]):
+            lines[0] = lines[0].replace(" They say:", f" {_IF} They say:")
         for i, statement in enumerate(self.problem["statements"]):
             lines.append(f'{people[i]}: "{_say(statement, i, people, self.problem["kinds"])}"')
         return "\n".join([*lines, "Of which kind is each of them?"])

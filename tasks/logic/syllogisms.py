@@ -68,11 +68,12 @@ class SyllogismsEnv(SingleTurnEnv):
     - v0: first version.
     """
 
-    # Each argument is valid or not with probability 1/2, whatever the others are: a guess is right in 1 of 2**n.
+    # Each argument is valid or not with probability 1/2, whatever the others are: a blind guess is right in 1 of 2**n.
+    # The rates bound who looks at "all", "no" and "some" alone, and goes by what is likelier: 24%, 12%, 10% of 1,000.
     difficulties = {
-        "easy": Difficulty("five of two premises", chance_rate=1 / 32, settings={"arguments": 5, "premises": 2}),
-        "medium": Difficulty("seven of two premises", chance_rate=1 / 128, settings={"arguments": 7, "premises": 2}),
-        "hard": Difficulty("seven of three premises", chance_rate=1 / 128, settings={"arguments": 7, "premises": 3}),
+        "easy": Difficulty("five of two premises", chance_rate=0.28, settings={"arguments": 5, "premises": 2}),
+        "medium": Difficulty("seven of two premises", chance_rate=0.15, settings={"arguments": 7, "premises": 2}),
+        "hard": Difficulty("seven of three premises", chance_rate=0.13, settings={"arguments": 7, "premises": 3}),
     }
     default_difficulty = "easy"
     problem_fields = {"arguments": list}

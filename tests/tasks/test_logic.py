@@ -92,9 +92,12 @@ def test_what_knights_and_knaves_say():
         'Cleo: "Of Ada and me, at least one is a knave."',
         "Of which kind is each of them?",
     ]
+    convention = '"If X, then Y" is false when X is true and Y is false, and else true.'
+    assert convention not in env.reset(options={"problem": KNIGHTS})[0]
     others = [["if", 0, True, 1, False], ["count", 1], ["both", 2, 0, True]]
     problem = KNIGHTS | {"statements": others}
     assert possible_kinds(3, others) == 1 << 0b101  # all but Ben, who says that there is one
+    assert convention in env.reset(options={"problem": problem})[0].splitlines()[0]
     assert env.reset(options={"problem": problem})[0].splitlines()[1:4] == [
         'Ada: "If I am a knight, then Ben is a knave."',
         'Ben: "Exactly 1 of the 3 of us is a knight."',
@@ -338,6 +341,21 @@ def test_counterexamples_are_those_of_the_truth_table(level):
                     wanted |= 1 << number
             assert refuting == wanted
         assert any(task._refuting)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_who_looks_at_all_no_and_some_alone_is_right_no_more_often_than_chance(level):
+    n, wins = 300, 0
+    for task in drawn("llm/Syllogisms-v0", level, n):
+        verdicts = []
+        for number, argument in enumerate(task.problem["arguments"], 1):
+            hows, end = [how for how, *_ in argument["premises"]], argument["conclusion"][0]
+            negative = sum(how in ("no", "some not") for how in hows) == (end in ("no", "some not"))
+            particular = sum(how.startswith("some") for how in hows) <= end.startswith("some")
+            verdicts.append(f"{number}: {'valid' if negative and particular else 'invalid'}")
+        wins += task.step(f"<answer>{', '.join(verdicts)}</answer>")[1] == 1
+    assert wins / n > 1 / 128
+    assert is_bound(task.chance_rate, wins, n)
 
 
 @pytest.mark.parametrize("level", LEVELS)
