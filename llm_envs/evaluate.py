@@ -1,23 +1,34 @@
-"""Measure a policy on an environment: success with its interval, reward, how episodes ended, and every trajectory."""
+"""Measure a policy: success with its interval, reward, how episodes ended.
+
+`evaluate` plays one environment or a mixture and keeps every trajectory; `evaluate_suite` plays tasks apart and keeps
+a few numbers an episode, in a folder if asked to; `replay` scores a folder's episodes again, without a policy.
+"""
 
 from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from llm_envs.collect import Show, collect_run, run_settings
 from llm_envs.errors import InvalidConfigError
 from llm_envs.policies.base import Policy
+from llm_envs.replay import replay, results_of
+from llm_envs.results import Results
 from llm_envs.rollout.collector import Collector
 from llm_envs.rollout.context import Codec
-from llm_envs.rollout.source import Envs
-from llm_envs.statistics import Interval, mean_interval, wilson_interval
+from llm_envs.rollout.source import Envs, group_specs
+from llm_envs.scores import Key, Scoreboard, key_of
+from llm_envs.statistics import Interval, clustered_interval, clustered_rate_interval, pass_at_k, pass_hat_k
+from llm_envs.suite import Suite, SuiteSource
 from llm_envs.types import Trajectory, TrajectoryGroup
 
-__all__ = ["Evaluation", "aevaluate", "evaluate", "summarize"]
+__all__ = ["Evaluation", "aevaluate", "evaluate", "evaluate_suite", "replay", "suite_settings", "summarize"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +43,7 @@ class Evaluation:
     success_rate: float
     """`successes / n`; NaN if nothing was scored."""
     interval: Interval
-    """Wilson interval of the success rate."""
+    """Of the success rate, by problem; with one sample a problem, Wilson's."""
     mean_reward: float
     """NaN if nothing was scored."""
     reward_interval: Interval
@@ -45,6 +56,10 @@ class Evaluation:
     mean_turns: float
     confidence: float
     """Of both intervals."""
+    pass_at: Mapping[int, float]
+    """k -> unbiased estimate that at least one of k samples of a problem succeeds, for 1, 2, 4, ... and all samples."""
+    pass_hat: Mapping[int, float]
+    """k -> unbiased estimate that all of k samples do."""
     trajectories: tuple[Trajectory, ...] = field(repr=False)
 
     def __str__(self) -> str:
@@ -55,15 +70,25 @@ class Evaluation:
             f"{self.name}: success {self.success_rate:.1%} ({low:.1%} to {high:.1%}, n={self.n}), "
             f"reward {self.mean_reward:.3g}, {self.mean_turns:.1f} turns, {reasons}"
         )
+        if (k := max(self.pass_at, default=1)) > 1:
+            line += f", pass@{k} {self.pass_at[k]:.1%}, pass^{k} {self.pass_hat[k]:.1%}"
         if self.errors:
             line += ", errors " + ", ".join(f"{kind} x{count}" for kind, count in self.errors.items())
         return line + (f", {self.unscored} unscored" if self.unscored else "")
 
 
 def summarize(trajectories: Sequence[Trajectory], *, name: str = "", confidence: float = 0.95) -> Evaluation:
-    """Return the evaluation that these trajectories amount to."""
+    """Return the evaluation that these trajectories amount to.
+
+    Episodes of one environment, arguments and seed are samples of one problem; problems are taken as independent.
+    """
     scored = [t for t in trajectories if t.status == "ok"]
-    rewards = [t.reward for t in scored]
+    problems: dict[tuple[Key, int], list[Trajectory]] = {}
+    for trajectory in scored:
+        key = key_of(trajectory.env_id, trajectory.env_kwargs), trajectory.seed
+        problems.setdefault(key, []).append(trajectory)
+    won = [[float(t.is_success is True) for t in samples] for samples in problems.values()]
+    rewards = [[t.reward for t in samples] for samples in problems.values()]
     successes = sum(t.is_success is True for t in scored)
     errors = Counter(f"{t.error.where}: {t.error.kind}" for t in trajectories if t.error is not None)
     n = len(scored)
@@ -72,14 +97,16 @@ def summarize(trajectories: Sequence[Trajectory], *, name: str = "", confidence:
         n=n,
         successes=successes,
         success_rate=successes / n if n else float("nan"),
-        interval=wilson_interval(successes, n, confidence),
-        mean_reward=fmean(rewards) if n else float("nan"),
-        reward_interval=mean_interval(rewards, confidence),
+        interval=clustered_rate_interval(won, confidence),
+        mean_reward=fmean(t.reward for t in scored) if n else float("nan"),
+        reward_interval=clustered_interval(rewards, confidence),
         stop_reasons=dict(Counter(t.stop_reason.value for t in trajectories).most_common()),
         errors=dict(errors.most_common()),
         unscored=sum(t.status == "unscored" for t in trajectories),
         mean_turns=fmean(len(t.turns) for t in scored) if n else float("nan"),
         confidence=confidence,
+        pass_at=_passes(pass_at_k, won),
+        pass_hat=_passes(pass_hat_k, won),
         trajectories=tuple(trajectories),
     )
 
@@ -89,6 +116,7 @@ def evaluate(
     policy: Policy,
     *,
     n: int = 200,
+    k: int = 1,
     codec: Codec | None = None,
     split: str | None = "test",
     seed: int = 0,
@@ -101,7 +129,8 @@ def evaluate(
     Args:
         envs: An environment id, a mixture, or a function that makes an environment.
         policy: Any policy.
-        n: Episodes to play, each of its own seed.
+        n: Problems to play, each of its own seed.
+        k: Samples of each problem.
         codec: Messages to token ids, for a token policy.
         split: Passed to the environment; None for one without splits, or where `env_kwargs` has it.
         seed: Decides which problems are played: equal seeds compare policies on equal problems.
@@ -117,7 +146,7 @@ def evaluate(
     """
     settings |= {"codec": codec, "seed": seed, "env_kwargs": _with_split(env_kwargs, split)}
     with _collector(envs, policy, split, settings) as collector:
-        return _evaluation(collector, collector.collect(n), split, confidence)
+        return _evaluation(collector, collector.collect(n, k), split, confidence)
 
 
 async def aevaluate(
@@ -125,6 +154,7 @@ async def aevaluate(
     policy: Policy,
     *,
     n: int = 200,
+    k: int = 1,
     codec: Codec | None = None,
     split: str | None = "test",
     seed: int = 0,
@@ -135,7 +165,78 @@ async def aevaluate(
     """Do what `evaluate` does, from asynchronous code."""
     settings |= {"codec": codec, "seed": seed, "env_kwargs": _with_split(env_kwargs, split)}
     with _collector(envs, policy, split, settings) as collector:
-        return _evaluation(collector, await collector.acollect(n), split, confidence)
+        return _evaluation(collector, await collector.acollect(n, k), split, confidence)
+
+
+def evaluate_suite(
+    suite: Suite,
+    policy: Policy,
+    *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    codec: Codec | None = None,
+    confidence: float = 0.95,
+    settings: Mapping[str, Any] | None = None,
+    show: Show | None = None,
+    **collector: Any,
+) -> Results:
+    """Measure a policy on each task of a suite, apart; no episode is held in memory.
+
+    Args:
+        suite: Tasks, problems and samples.
+        policy: Any policy.
+        out: A folder for the trajectories, as `collect_run` writes it, and `results.json`; None keeps neither.
+        resume: Go on with the evaluation in the folder.
+        codec: Messages to token ids, for a token policy.
+        confidence: Of all intervals.
+        settings: What else decides what is played, such as a model's name, as JSON types: kept in the results.
+        show: Shows progress, for example `reporting.live_progress`.
+        **collector: Everything else that `Collector` takes: `sampling`, `limits`, `max_concurrency`, ...
+
+    Raises:
+        InvalidConfigError: If a setting is wrong.
+        StoreError: If the folder holds another run, or cannot be written to.
+    """
+    source, own = SuiteSource(suite), suite_settings(suite, **dict(settings or {}))
+    collector = {"progress": False, "codec": codec} | collector | {"seed": suite.seed}
+    if out is not None:
+        collect_run(
+            source,
+            policy,
+            out=out,
+            n_groups=len(source),
+            group_size=suite.samples,
+            resume=resume,
+            settings=own,
+            show=show,
+            **collector,
+        )
+        results = replay(out, suite=suite, confidence=confidence)
+        results = replace(results, played_with=results.versions)
+        results.save(out)
+        return results
+    board = Scoreboard(suite.names)
+    groups = (group_specs(source.spec(index), suite.samples) for index in range(len(source)))
+    with Collector(source, policy, on_trajectory=board.add, **collector) as player:
+        display = nullcontext() if show is None else show(player.stats, suite.n_episodes, 0)
+        with display:
+            player.play_each(groups, n_episodes=suite.n_episodes)
+    record = run_settings(source, group_size=suite.samples, **collector) | {"policy": type(policy).__name__} | own
+    results = results_of(board, record, {entry.label: entry.k for entry in suite.entries}, confidence)
+    return replace(results, played_with=results.versions)
+
+
+def suite_settings(suite: Suite, **settings: Any) -> dict[str, Any]:
+    """Return what of a suite is kept in a run's manifest: `eval`, beside what else decides what is played."""
+    entries = [[e.label, e.env_id, dict(e.kwargs), e.n, e.k] for e in suite.entries]
+    return settings | {"eval": entries}
+
+
+def _passes(estimate: Callable[[int, int, int], float], won: Sequence[Sequence[float]]) -> dict[int, float]:
+    """Return the mean estimate of each k, over the problems with k samples."""
+    most = max(map(len, won), default=0)
+    ks = sorted({2**power for power in range(most.bit_length())} | {most} - {0}) if most else []
+    return {k: fmean(estimate(len(s), round(sum(s)), k) for s in won if len(s) >= k) for k in ks}
 
 
 def _with_split(env_kwargs: Mapping[str, Any] | None, split: str | None) -> dict[str, Any]:

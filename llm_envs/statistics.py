@@ -19,6 +19,7 @@ import numpy.typing as npt
 from llm_envs.errors import InvalidConfigError
 
 __all__ = [
+    "NOTHING_KNOWN",
     "Interval",
     "bootstrap_interval",
     "bootstrap_means",
@@ -26,6 +27,7 @@ __all__ = [
     "clustered_interval",
     "clustered_rate_interval",
     "mean_interval",
+    "normal_quantile",
     "paired_interval",
     "pass_at_k",
     "pass_hat_k",
@@ -47,6 +49,7 @@ class Interval(NamedTuple):
 
 
 NOTHING_KNOWN = Interval(-math.inf, math.inf)
+"""The interval of what too little was seen of."""
 
 
 # --- independent values -----------------------------------------------------------------------------------------------
@@ -62,7 +65,7 @@ def wilson_interval(successes: int, n: int, confidence: float = 0.95) -> Interva
     """
     if not 0 <= successes <= n:
         raise InvalidConfigError(f"{successes} successes of {n}: expected 0 <= successes <= n.")
-    return rate_interval(successes / n if n else 0.5, n, _quantile(confidence))
+    return rate_interval(successes / n if n else 0.5, n, normal_quantile(confidence))
 
 
 def rate_interval(rate: float, n: float, quantile: float) -> Interval:
@@ -89,7 +92,7 @@ def mean_interval(values: Sequence[float], confidence: float = 0.95) -> Interval
     """
     if len(values) < 2:
         return NOTHING_KNOWN
-    mean, half = fmean(values), _quantile(confidence) * stdev(values) / math.sqrt(len(values))
+    mean, half = fmean(values), normal_quantile(confidence) * stdev(values) / math.sqrt(len(values))
     return Interval(mean - half, mean + half)
 
 
@@ -101,7 +104,7 @@ def student_quantile(confidence: float, degrees: int) -> float:
     """
     if degrees < 1:
         raise InvalidConfigError(f"{degrees} degrees of freedom: expected at least 1.")
-    z = _quantile(confidence)
+    z = normal_quantile(confidence)
     return _student(confidence, degrees) if degrees <= 200 else _expanded(z, degrees)
 
 
@@ -221,7 +224,7 @@ def clustered_rate_interval(problems: Problems, confidence: float = 0.95) -> Int
     else:
         effective = min(float(n), n * independent / (n - 1) / error**2 if error else float(n))
     if n == n_problems or n_problems == 1:
-        return rate_interval(mean, effective, _quantile(confidence))
+        return rate_interval(mean, effective, normal_quantile(confidence))
     return rate_interval(mean, effective, student_quantile(confidence, n_problems - 1))
 
 
@@ -234,13 +237,19 @@ def bootstrap_means(problems: Problems, n_resamples: int = 2000, seed: int = 0) 
     n = len(sums)
     if n == 0:
         return np.empty(0)
-    generator = np.random.default_rng(seed)
-    shares = np.full(n, 1 / n)
+    step = max(1, 4_000_000 // n)  # pieces of 32 MB, whatever the number of problems
     parts = []
-    for size in _pieces(n_resamples, max(1, 4_000_000 // n)):  # of 32 MB, whatever the number of problems
-        times = generator.multinomial(n, shares, size=size)
+    for piece, start in enumerate(range(0, n_resamples, step)):
+        times = _times_drawn(n, min(step, n_resamples - start), seed, piece)
         parts.append((times @ sums) / (times @ counts))
     return np.concatenate(parts)
+
+
+@lru_cache(maxsize=2)  # the measures of one task, one after another, resample the same problems
+def _times_drawn(n: int, n_resamples: int, seed: int, piece: int) -> npt.NDArray[np.float64]:
+    """Return how often each of n problems is in each resample: shape (n_resamples, n)."""
+    generator = np.random.default_rng((seed, piece))
+    return generator.multinomial(n, np.full(n, 1 / n), size=n_resamples).astype(np.float64)
 
 
 def bootstrap_interval(
@@ -254,7 +263,7 @@ def bootstrap_interval(
 
 def percentile_interval(draws: npt.NDArray[np.float64], confidence: float = 0.95) -> Interval:
     """Return the middle part of some draws; (−inf, inf) without any."""
-    _quantile(confidence)
+    normal_quantile(confidence)
     if len(draws) == 0:
         return NOTHING_KNOWN
     low, high = np.quantile(draws, [(1 - confidence) / 2, (1 + confidence) / 2])
@@ -312,11 +321,8 @@ def _sums(problems: Problems) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.f
     return np.array([float(sum(v)) for v in there]), np.array([float(len(v)) for v in there])
 
 
-def _pieces(total: int, most: int) -> list[int]:
-    return [min(most, total - start) for start in range(0, total, most)]
-
-
-def _quantile(confidence: float) -> float:
+def normal_quantile(confidence: float) -> float:
+    """Return z with P(|Z| <= z) = confidence, Z standard normal."""
     if not 0 < confidence < 1:
         raise InvalidConfigError(f"confidence is {confidence!r}; it must be in (0, 1).")
     return NormalDist().inv_cdf((1 + confidence) / 2)

@@ -1,0 +1,201 @@
+"""Two players on the same problems: the difference with an interval, and who solves what the other does not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from llm_envs.errors import InvalidConfigError
+from llm_envs.results import Problem, Results, TaskResult
+from llm_envs.scores import key_of
+from llm_envs.statistics import (
+    NOTHING_KNOWN,
+    Interval,
+    bootstrap_interval,
+    bootstrap_means,
+    paired_interval,
+    percentile_interval,
+    sign_test,
+)
+
+__all__ = ["Comparison", "Difference", "TaskComparison", "compare"]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A mean over problems, of one player and of the other, and how they differ."""
+
+    this: float
+    that: float
+    value: float
+    """this - that; above 0 this one is better. Of each problem first, then their mean."""
+    error: float
+    """Standard error of the paired difference."""
+    interval: Interval
+    """Analytic; of success with Bonett and Price's adjustment (`statistics.paired_interval`): one problem more is taken
+    to differ by the least that the samples can show, and one by its opposite; by 1 where no problem differs."""
+    bootstrap: Interval
+    """Over problems."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskComparison:
+    """Two players on one task."""
+
+    name: str
+    n_problems: int
+    """Problems with scored samples of both."""
+    left_out: int
+    """Problems that one of them has no scored sample of."""
+    success: Difference
+    reward: Difference
+    wins: int
+    """Problems of which this one solves a larger share of its samples."""
+    losses: int
+    ties: int
+    both: int
+    """Problems that both solve, with at least one sample."""
+    only_this: int
+    only_that: int
+    neither: int
+    p_value: float
+    """Of the sign test on wins and losses; with one sample a problem, McNemar's exact test."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two evaluations, task by task."""
+
+    this: str
+    that: str
+    tasks: tuple[TaskComparison, ...]
+    success: Difference
+    """Mean over the tasks, each with the same weight; its intervals are about the problems."""
+    confidence: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON types; what is not finite is None."""
+        taken: dict[str, Any] = _plain(self)
+        return taken
+
+
+def compare(
+    this: Results, that: Results, *, names: tuple[str, str] = ("this", "that"), confidence: float = 0.95
+) -> Comparison:
+    """Compare two evaluations of the same tasks on the same problems.
+
+    Args:
+        this: The one in question.
+        that: What it is compared with.
+        names: What they are called.
+        confidence: Of the intervals.
+
+    Raises:
+        InvalidConfigError: If they have other tasks, other arguments of a task, or other problems.
+    """
+    ours, theirs = ({key_of(task.env_id, task.env_kwargs): task for task in results} for results in (this, that))
+    if ours.keys() != theirs.keys():
+        only = [
+            sorted(one[key].name for key in one.keys() - two.keys()) for one, two in ((ours, theirs), (theirs, ours))
+        ]
+        said = [
+            f"only {name} has {', '.join(found[:4])}{_arguments(found, one)}"
+            for name, found, one in zip(names, only, (this, that), strict=True)
+            if found
+        ]
+        raise InvalidConfigError(
+            f"they are not of the same tasks with the same arguments: {'; '.join(said)}. Evaluate both on the same."
+        )
+    tasks, differences = [], []
+    for key, task in ours.items():
+        found, by_problem = _compare_task(task, theirs[key], names, confidence)
+        tasks.append(found)
+        differences.append(by_problem)
+    return Comparison(*names, tuple(tasks), _average(tasks, differences, confidence), confidence)
+
+
+def _compare_task(
+    this: TaskResult, that: TaskResult, names: tuple[str, str], confidence: float
+) -> tuple[TaskComparison, list[float]]:
+    ours, theirs = ({problem.seed: problem for problem in task.problems} for task in (this, that))
+    if ours.keys() != theirs.keys():
+        shared = len(ours.keys() & theirs.keys())
+        raise InvalidConfigError(
+            f"{this.name}: the seeds do not match: {names[0]} has {len(ours)} problems, {names[1]} {len(theirs)}, and "
+            f"{shared} are the same. A paired comparison needs the same problems: the same --seed and -n."
+        )
+    pairs = [(ours[s], theirs[s]) for s in ours if ours[s].successes and theirs[s].successes]
+    by_problem = [_share(a) - _share(b) for a, b in pairs]
+    # Where nothing differs, the data do not tell what the least difference is.
+    least = 1 / max((min(len(a.successes), len(b.successes)) for a, b in pairs), default=1) if any(by_problem) else 1.0
+    success = _difference([(_share(a), _share(b)) for a, b in pairs], confidence, least)
+    reward = _difference([(fmean(a.rewards), fmean(b.rewards)) for a, b in pairs], confidence)
+    wins, losses = sum(d > 1e-12 for d in by_problem), sum(d < -1e-12 for d in by_problem)
+    solved = [(any(a.successes), any(b.successes)) for a, b in pairs]
+    found = TaskComparison(
+        name=this.name,
+        n_problems=len(pairs),
+        left_out=len(ours) - len(pairs),
+        success=success,
+        reward=reward,
+        wins=wins,
+        losses=losses,
+        ties=len(pairs) - wins - losses,
+        both=solved.count((True, True)),
+        only_this=solved.count((True, False)),
+        only_that=solved.count((False, True)),
+        neither=solved.count((False, False)),
+        p_value=sign_test(wins, losses),
+    )
+    return found, by_problem
+
+
+def _difference(pairs: Sequence[tuple[float, float]], confidence: float, smallest: float = 0.0) -> Difference:
+    differences = [one - other for one, other in pairs]
+    mean, error, interval = paired_interval(differences, confidence, smallest=smallest)
+    this, that = (fmean(column) if column else math.nan for column in ([p[i] for p in pairs] for i in (0, 1)))
+    return Difference(this, that, mean, error, interval, bootstrap_interval([[d] for d in differences], confidence))
+
+
+def _average(tasks: Sequence[TaskComparison], differences: Sequence[Sequence[float]], confidence: float) -> Difference:
+    """Average over the tasks; one task's is its own."""
+    known = [(task.success, by_problem) for task, by_problem in zip(tasks, differences, strict=True) if by_problem]
+    if len(known) == 1:
+        return known[0][0]
+    if not known:
+        return Difference(math.nan, math.nan, math.nan, math.inf, NOTHING_KNOWN, NOTHING_KNOWN)
+    parts = [part for part, _ in known]
+    this, that, value = (fmean(getattr(part, name) for part in parts) for name in ("this", "that", "value"))
+    error = math.sqrt(sum(part.error**2 for part in parts)) / len(parts)
+    if not math.isfinite(error):
+        return Difference(this, that, value, error, NOTHING_KNOWN, NOTHING_KNOWN)
+    # The tasks are independent: the halves of their intervals add up as errors do.
+    centre = fmean((part.interval.low + part.interval.high) / 2 for part in parts)
+    half = math.sqrt(sum(((part.interval.high - part.interval.low) / 2) ** 2 for part in parts)) / len(parts)
+    draws = [bootstrap_means([[d] for d in by_problem], seed=seed) for seed, (_, by_problem) in enumerate(known)]
+    bootstrap = percentile_interval(np.mean(draws, axis=0), confidence)
+    return Difference(this, that, value, error, Interval(centre - half, centre + half), bootstrap)
+
+
+def _share(problem: Problem) -> float:
+    return sum(problem.successes) / len(problem.successes)
+
+
+def _arguments(names: Sequence[str], results: Results) -> str:
+    task = next(task for task in results if task.name == names[0])
+    return f" (arguments {dict(task.env_kwargs)})" if task.env_kwargs else ""
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Comparison | TaskComparison | Difference):
+        return {item.name: _plain(getattr(value, item.name)) for item in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(name): _plain(item) for name, item in value.items()}
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,257 @@
+"""`llm-envs eval`: measure a player on tasks, or score again what was played, compare, and fail below a threshold.
+
+Exit codes: 0 every threshold is reached, 1 one is not (or it did not work), 2 it was asked wrongly.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llm_envs.arguments import add_sampling_arguments, json_object, positive, require_text, seconds
+from llm_envs.collect_command import _terminated_as_interrupted as terminated_as_interrupted
+from llm_envs.collect_command import parse_mixture
+from llm_envs.errors import InvalidConfigError
+from llm_envs.players import add_player_arguments, check_player, open_player, player_settings
+from llm_envs.reporting import visible_text
+
+if TYPE_CHECKING:
+    from llm_envs.comparison import Comparison
+    from llm_envs.results import Results
+    from llm_envs.suite import Suite
+
+__all__ = ["add_arguments", "run"]
+
+THRESHOLDS = ("min_success", "min_reward", "min_pass_at_k", "min_pass_hat_k", "max_errors")
+
+EXAMPLES = """
+examples:
+  llm-envs eval llm/Calculator-v0 --model runs/demo/model -n 200 -k 4 --out runs/eval
+  llm-envs eval 'llm/*' --model DIR --engine vllm --difficulty easy,hard --out runs/all
+  llm-envs eval llm/Calculator-v0 --model NAME --engine api --url https://host/v1 --min-success 0.8
+  llm-envs eval --suite suite.yaml --model DIR --json
+  llm-envs eval llm/Calculator-v0 --model AFTER --out runs/after --compare runs/before
+  llm-envs eval --replay runs/eval
+  llm-envs eval --replay runs/after --compare runs/before
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("envs", nargs="*", metavar="ENV", help="a task's id or a pattern ('llm/*')")
+    parser.add_argument("--exclude", action="append", metavar="PATTERN", help="tasks that a pattern is not to mean")
+    parser.add_argument("--suite", metavar="FILE", help="tasks, arguments, n, k and thresholds from a YAML file")
+    parser.add_argument("--replay", metavar="DIR", help="score the episodes of a run's folder again; nothing is played")
+    parser.add_argument("--partial", action="store_true", help="with --replay: also those of a run that lacks some")
+    parser.add_argument("-n", type=positive, metavar="N", help="problems of each task, default 200")
+    parser.add_argument("-k", type=positive, metavar="K", help="up to which k for pass@k and pass^k, default 1")
+    parser.add_argument("--samples", type=positive, metavar="S", help="episodes of each problem, default k")
+    parser.add_argument("--seed", type=int, help="decides the problems: equal seeds compare; default 0")
+    parser.add_argument("--split", help="train or test, default test; none for a task without splits")
+    parser.add_argument(
+        "--difficulty", metavar="LEVELS", help="of the task's levels; several (easy,hard) are told apart"
+    )
+    parser.add_argument(
+        "--env-kwargs", type=json_object, metavar="JSON", help="further arguments of the tasks, as a JSON object"
+    )
+    add_sampling_arguments(parser)
+    parser.add_argument("--max-turns", type=positive, help="of an episode; default: the task's own limit")
+    parser.add_argument("--max-step-s", type=seconds, help="seconds that one step of the task may take")
+    parser.add_argument("--concurrency", type=positive, default=64, help="episodes at once; default 64")
+    parser.add_argument("--workers", type=positive, metavar="N", help="run tasks in N processes")
+    _add_output_arguments(parser)
+    parser.epilog = EXAMPLES
+    add_player_arguments(parser, ["oracle", "random"])
+
+
+def _add_output_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("what comes of it")
+    group.add_argument("--out", metavar="DIR", help="keep the trajectories and results.json in this folder")
+    group.add_argument("--resume", action="store_true", help="go on with the evaluation in --out, if there is one")
+    group.add_argument("--json", action="store_true", help="print the results as JSON, not as a table")
+    group.add_argument("--confidence", type=_confidence, default=0.95, metavar="C", help="of intervals, default 0.95")
+    group.add_argument("--compare", metavar="RESULTS", help="compare with an earlier run's folder or results.json")
+    group.add_argument("--min-success", type=_finite, metavar="P", help="exit with 1 if a task's success is below P")
+    group.add_argument("--min-reward", type=_finite, metavar="R", help="the same of its mean reward")
+    group.add_argument("--min-pass-at-k", type=_finite, metavar="P", help="the same of its pass@k")
+    group.add_argument("--min-pass-hat-k", type=_finite, metavar="P", help="the same of its pass^k")
+    group.add_argument("--max-errors", type=_finite, metavar="P", help="share of episodes that may error; default 0")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Evaluate, and return the exit code."""
+    from llm_envs.comparison import compare
+    from llm_envs.eval_table import show_comparison, show_results
+    from llm_envs.replay import load_results
+    from llm_envs.suite import failed_thresholds
+
+    _check(arguments)
+    other = None if arguments.compare is None else load_results(arguments.compare, confidence=arguments.confidence)
+    suite = None if arguments.replay and not arguments.suite else _suite(arguments)
+    try:
+        results = _replay(arguments, suite) if arguments.replay else _play(arguments, suite or _suite(arguments))
+    except KeyboardInterrupt:
+        kept = "" if arguments.out is None else ": what was finished is saved; the same command with --resume goes on"
+        print(f"llm-envs: interrupted{kept}.", file=sys.stderr)
+        return 130
+    found = None
+    if other is not None:
+        names = arguments.replay or arguments.out or _player_name(arguments), arguments.compare
+        found = compare(results, other, names=names, confidence=arguments.confidence)
+    if arguments.json:
+        print(_json(results, found))
+    else:
+        print(show_results(results))
+        if found is not None:
+            print("\n" + show_comparison(found))
+        if arguments.out is not None:
+            print(visible_text(f"\n{arguments.out}: results.json{'' if arguments.replay else ' and the trajectories'}"))
+    failed = failed_thresholds(results, suite or _thresholds(results, arguments))
+    for line in failed:
+        print(f"llm-envs: {visible_text(line)}", file=sys.stderr)
+    return 1 if failed or any(task.n_scored == 0 for task in results) else 0
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    """Refuse what goes together with nothing."""
+    if arguments.replay is not None:
+        given = ["--model"] * (arguments.model is not None) + ["--resume"] * arguments.resume + arguments.envs[:1]
+        if given:
+            raise InvalidConfigError(f"--replay plays nothing: leave out {given[0]}; the run says which tasks it had.")
+    elif arguments.partial:
+        raise InvalidConfigError("--partial is for --replay: a run that is played is whole.")
+    elif arguments.suite is None and not arguments.envs:
+        raise InvalidConfigError("give at least one environment, --suite FILE, or --replay DIR.")
+    if arguments.suite is not None and (arguments.envs or arguments.env_kwargs or arguments.exclude):
+        raise InvalidConfigError("--suite says what is played: leave out ENV, --env-kwargs and --exclude.")
+    if arguments.resume and arguments.out is None:
+        raise InvalidConfigError("--resume needs --out, the folder of the evaluation to go on with.")
+    if arguments.k and arguments.samples and arguments.k > arguments.samples:
+        raise InvalidConfigError(
+            f"-k {arguments.k} is above --samples {arguments.samples}: pass@k needs at least k samples of each problem."
+        )
+
+
+def _suite(arguments: argparse.Namespace) -> Suite:
+    from llm_envs.suite import Suite, SuiteEntry, Thresholds, load_suite
+
+    if arguments.suite is not None:
+        given: dict[str, Any] = {name: getattr(arguments, name) for name in ("n", "k", "samples", "seed", "split")}
+        given["difficulty"] = None if arguments.difficulty is None else arguments.difficulty.split(",")
+        return load_suite(arguments.suite, **given, **{name: getattr(arguments, name) for name in THRESHOLDS})
+    n, k, kwargs = arguments.n or 200, arguments.k or 1, dict(arguments.env_kwargs or {})
+    split = arguments.split or kwargs.get("split", "test")
+    if kwargs.get("split", split) != split:
+        raise InvalidConfigError(f"--split says {split!r} but --env-kwargs {kwargs['split']!r}: give one of them.")
+    kwargs |= {} if split == "none" else {"split": split}
+    if arguments.difficulty is not None and "difficulty" in kwargs:
+        raise InvalidConfigError("--difficulty and --env-kwargs both give a difficulty: give one of them.")
+    levels: list[str | None] = [None] if arguments.difficulty is None else arguments.difficulty.split(",")
+    entries = [
+        SuiteEntry(
+            choice.env_id,
+            kwargs if level is None else {**kwargs, "difficulty": level},
+            n=n,
+            k=k,
+            thresholds=Thresholds(**{name: getattr(arguments, name) for name in THRESHOLDS}),
+        )
+        for choice in parse_mixture(arguments.envs, arguments.exclude or ())
+        for level in levels
+    ]
+    return Suite(tuple(entries), arguments.samples or k, arguments.seed or 0)
+
+
+def _thresholds(results: Results, arguments: argparse.Namespace) -> Suite:
+    """Return what is asked of each task of a run that was played before."""
+    from llm_envs.suite import Suite, SuiteEntry, Thresholds
+
+    asked = Thresholds(**{name: getattr(arguments, name) for name in THRESHOLDS})
+    entries = (SuiteEntry(t.env_id, t.env_kwargs, t.name, k=t.k, thresholds=asked) for t in results)
+    return Suite(tuple(entries), max(task.k for task in results))
+
+
+def _replay(arguments: argparse.Namespace, suite: Suite | None) -> Results:
+    from llm_envs.replay import replay
+
+    results = replay(
+        arguments.replay,
+        suite=suite,
+        k=arguments.k,
+        confidence=arguments.confidence,
+        allow_partial=arguments.partial,
+    )
+    if arguments.out is not None:
+        results.save(arguments.out)
+    return results
+
+
+def _play(arguments: argparse.Namespace, suite: Suite) -> Results:
+    from llm_envs.collect import run_settings
+    from llm_envs.evaluate import evaluate_suite, suite_settings
+    from llm_envs.policies.scripted import OraclePolicy, RandomPolicy
+    from llm_envs.registration import task_spec
+    from llm_envs.reporting import live_progress
+    from llm_envs.rollout import RolloutLimits
+    from llm_envs.rollout.store import check_folder, finished
+    from llm_envs.rollout.store_folder import MANIFEST_NAME
+    from llm_envs.suite import SuiteSource
+    from llm_envs.types import SamplingParams
+
+    check_player(arguments)
+    for entry in suite.entries:
+        task_spec(entry.env_id)
+        require_text(entry.env_id, dict(entry.kwargs))
+    collector: dict[str, Any] = {
+        "sampling": SamplingParams(temperature=arguments.temperature, max_new_tokens=arguments.max_new_tokens),
+        "limits": RolloutLimits(max_turns=arguments.max_turns, max_step_s=arguments.max_step_s),
+    }
+    settings = player_settings(arguments)
+    if arguments.out is not None:  # a model may take minutes to load: say before that what can be said
+        own = run_settings(SuiteSource(suite), group_size=suite.samples, seed=suite.seed, **collector)
+        check_folder(arguments.out, own | suite_settings(suite, **settings), resume=arguments.resume)
+        if (Path(arguments.out) / MANIFEST_NAME).exists():
+            finished(arguments.out)
+    with (
+        terminated_as_interrupted(),
+        open_player(arguments, {"oracle": OraclePolicy, "random": RandomPolicy}) as (policy, codec),
+    ):
+        return evaluate_suite(
+            suite,
+            policy,
+            out=arguments.out,
+            resume=arguments.resume,
+            codec=codec,
+            confidence=arguments.confidence,
+            settings=settings,
+            show=live_progress,
+            max_concurrency=arguments.concurrency,
+            workers=arguments.workers or 0,
+            **collector,
+        )
+
+
+def _player_name(arguments: argparse.Namespace) -> str:
+    return str(arguments.model or arguments.policy)
+
+
+def _json(results: Results, comparison: Comparison | None) -> str:
+    data = results.to_dict() | ({} if comparison is None else {"comparison": comparison.to_dict()})
+    return json.dumps(data, indent=1, allow_nan=False)
+
+
+def _confidence(text: str) -> float:
+    value = float(text)
+    if not 0 < value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 1")
+    return value
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise argparse.ArgumentTypeError(f"{text} is not a finite number")
+    return value

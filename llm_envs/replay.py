@@ -1,0 +1,126 @@
+"""Scoring what was played before: a run's folder -> results, without a policy and without an environment."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from llm_envs.errors import InvalidConfigError, StoreError
+from llm_envs.results import RESULTS_NAME, Results, installed_versions
+from llm_envs.rollout.store import iter_trajectories
+from llm_envs.rollout.store_folder import find_parts, read_manifest
+from llm_envs.rollout.store_log import torn_line
+from llm_envs.scores import Scoreboard, average_rate, key_of
+from llm_envs.suite import Suite, SuiteEntry
+
+__all__ = ["load_results", "played_entries", "replay", "results_of"]
+
+
+def replay(
+    path: str | Path,
+    *,
+    suite: Suite | None = None,
+    k: int | None = None,
+    confidence: float = 0.95,
+    allow_partial: bool = False,
+) -> Results:
+    """Score the episodes of a run again, by what the environment said then: nothing is played.
+
+    Args:
+        path: The folder of an evaluation, or of any collected run.
+        suite: Names the tasks and says each one's k; None: as the run's own evaluation had it.
+        k: Largest k of pass@k and pass^k of every task; None: the evaluation's, or all samples there are.
+        confidence: Of all intervals.
+        allow_partial: Whether a run that lacks episodes is scored by those that it has.
+
+    Raises:
+        InvalidConfigError: If there is no run, it is empty, damaged or half-written, or k is above its samples.
+    """
+    folder = Path(path)
+    try:
+        settings = dict(read_manifest(folder).settings)
+        entries = played_entries(settings) if suite is None else suite.entries
+        board = Scoreboard({entry.key: entry.label for entry in entries})
+        n_groups = _count(folder, board, is_strict=not allow_partial)
+    except StoreError as error:
+        raise InvalidConfigError(f"{error}") from error
+    if not board.n_episodes:
+        raise InvalidConfigError(f"{folder} is empty: there is no finished episode in it.")
+    samples = settings.get("group_size", 1)
+    wanted = (sum(entry.n for entry in played_entries(settings)) or n_groups) * samples
+    if board.n_episodes < wanted and not allow_partial:
+        raise InvalidConfigError(_half_written(folder, f"it has {board.n_episodes} of {wanted} episodes"))
+    ks = {entry.label: entry.k for entry in entries}
+    results = results_of(board, settings, (ks or None) if k is None else k, confidence)
+    return replace(results, played_with=_played_with(folder))
+
+
+def load_results(path: str | Path, *, confidence: float = 0.95) -> Results:
+    """Return the results in a file or folder; of a run without them, those that its episodes come to.
+
+    Raises:
+        InvalidConfigError: If there are neither.
+    """
+    where = Path(path)
+    if not where.exists():
+        raise InvalidConfigError(f"{where} does not exist: give the folder of a run, or its {RESULTS_NAME}.")
+    if where.is_dir() and not (where / RESULTS_NAME).exists():
+        return replay(where, confidence=confidence)
+    return Results.load(where)
+
+
+def played_entries(settings: Mapping[str, Any]) -> tuple[SuiteEntry, ...]:
+    """Return what an evaluation played, from its run's settings; nothing for another run."""
+    try:
+        return tuple(SuiteEntry(env_id, kwargs, name, n, k) for name, env_id, kwargs, n, k in settings.get("eval", ()))
+    except (TypeError, ValueError) as error:
+        raise InvalidConfigError(f"the run's settings have an `eval` that cannot be read ({error}).") from error
+
+
+def results_of(
+    board: Scoreboard, settings: Mapping[str, Any], k: Mapping[str, int] | int | None, confidence: float
+) -> Results:
+    """Return the results that a scoreboard comes to; see `Scoreboard.results`."""
+    tasks = board.results(k=k, confidence=confidence)
+    average = functools.partial(average_rate, confidence=confidence)
+    levels = dict.fromkeys(task.difficulty or "default" for task in tasks)
+    by_level = {level: [task for task in tasks if (task.difficulty or "default") == level] for level in levels}
+    return Results(
+        tasks=tasks,
+        success=average(tasks),
+        by_difficulty={level: average(found) for level, found in by_level.items()},
+        settings=dict(settings),
+        versions=installed_versions(),
+        confidence=confidence,
+    )
+
+
+def _count(folder: Path, board: Scoreboard, *, is_strict: bool) -> int:
+    """Show a run's episodes to the board, and return how many groups they are of."""
+    for part in find_parts(folder, read_manifest(folder)):
+        is_log = part.counts is None and part.path.exists()
+        if is_strict and is_log and torn_line(part.path) is not None:
+            raise InvalidConfigError(_half_written(folder, f"the last line of {part.path.name} is cut off"))
+    groups = set()
+    for trajectory in iter_trajectories(folder):
+        board.add(trajectory)
+        groups.add((key_of(trajectory.env_id, trajectory.env_kwargs), trajectory.group_id))
+    return len(groups)
+
+
+def _played_with(folder: Path) -> Mapping[str, str]:
+    """Return the versions that the folder's own results name; none where there are no results that can be read."""
+    try:
+        return Results.load(folder).played_with
+    except InvalidConfigError:
+        return {}
+
+
+def _half_written(folder: Path, why: str) -> str:
+    return (
+        f"{folder} is half-written: {why}. Finish it with --resume, or score what is there with --partial "
+        "(allow_partial=True)."
+    )

@@ -1,0 +1,279 @@
+"""What an evaluation plays: tasks with their arguments and thresholds, from the command line or a YAML file.
+
+n: 200
+k: 4
+min_success: 0.5
+environments:
+  - llm/Calculator-v0
+  - env: llm/GuessNumber-v0
+    difficulty: [easy, hard]
+    kwargs: {max_turns: 12}
+    n: 100
+    min_success: 0.9
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from llm_envs.errors import InvalidConfigError, MissingExtraError
+from llm_envs.results import Results
+from llm_envs.rollout.source import EnvChoice, EpisodeSpec, SeedSource
+from llm_envs.scores import Key, key_of
+
+__all__ = ["Suite", "SuiteEntry", "SuiteSource", "Thresholds", "failed_thresholds", "load_suite"]
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """What a task must reach; None asks for nothing. Compared with what was measured, not with an interval's end."""
+
+    min_success: float | None = None
+    min_reward: float | None = None
+    min_pass_at_k: float | None = None
+    min_pass_hat_k: float | None = None
+    max_errors: float | None = None
+    """Share of the episodes that may error; None: none may."""
+
+
+@dataclass(frozen=True, slots=True)
+class SuiteEntry:
+    """One task of a suite."""
+
+    env_id: str
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    name: str = ""
+    """In the results; empty: the id, and the difficulty where one is given."""
+    n: int = 200
+    """Problems."""
+    k: int = 1
+    """Largest k of pass@k and pass^k."""
+    thresholds: Thresholds = Thresholds()
+
+    @property
+    def key(self) -> Key:
+        """What tells it from others."""
+        return key_of(self.env_id, self.kwargs)
+
+    @property
+    def label(self) -> str:
+        """Its name, or what it is called without one."""
+        level = self.kwargs.get("difficulty")
+        return self.name or (self.env_id if level is None else f"{self.env_id} {level}")
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """What is played, and how often.
+
+    Raises:
+        InvalidConfigError: If there is nothing to play, two entries are the same or share a name, or k is above the
+            samples.
+    """
+
+    entries: tuple[SuiteEntry, ...]
+    samples: int
+    """Episodes of each problem."""
+    seed: int = 0
+    """Decides the problems."""
+
+    def __post_init__(self) -> None:
+        """Check the entries against one another."""
+        if not self.entries:
+            raise InvalidConfigError("there is nothing to evaluate: give at least one environment.")
+        for count, what in ((lambda e: e.key, "with the same arguments"), (lambda e: e.label, "under one name")):
+            seen: set[Any] = set()
+            for entry in self.entries:
+                if count(entry) in seen:
+                    raise InvalidConfigError(
+                        f"{entry.label} is there twice {what}: leave one out, or give them names (name: in a suite)."
+                    )
+                seen.add(count(entry))
+        for entry in self.entries:
+            if entry.k > self.samples:
+                raise InvalidConfigError(
+                    f"{entry.label}: k is {entry.k} but each problem has {self.samples} samples: k must be at most "
+                    "that, or --samples at least k."
+                )
+
+    @property
+    def names(self) -> dict[Key, str]:
+        """What a `Scoreboard` calls the tasks."""
+        return {entry.key: entry.label for entry in self.entries}
+
+    @property
+    def n_episodes(self) -> int:
+        """Episodes in all."""
+        return self.samples * sum(entry.n for entry in self.entries)
+
+
+class SuiteSource(SeedSource):
+    """The groups of a suite, task after task: of each, its first `n` problems under the seed.
+
+    Problem `i` of a task depends on the seed and `i` alone, so two suites with a task in common play equal problems.
+    """
+
+    def __init__(self, suite: Suite) -> None:
+        choices = [EnvChoice(entry.env_id, 1.0, entry.kwargs) for entry in suite.entries]
+        super().__init__(choices, seed=suite.seed)
+        self._entries = suite.entries
+        self._sources = [SeedSource(choice, seed=suite.seed) for choice in choices]
+        self._n = [entry.n for entry in suite.entries]
+
+    def __len__(self) -> int:
+        """Return the number of groups."""
+        return sum(self._n)
+
+    def spec(self, index: int) -> EpisodeSpec:
+        """Return group `index`, whose id names the task and the problem."""
+        place = index
+        for entry, source, n in zip(self._entries, self._sources, self._n, strict=True):
+            if place < n:
+                return replace(source.spec(place), group_id=f"{entry.label}-{place:06d}")
+            place -= n
+        raise InvalidConfigError(f"group {index}: the suite has {len(self)} groups.")
+
+
+def load_suite(path: str | Path, **given: Any) -> Suite:
+    """Read a suite.
+
+    Args:
+        path: A YAML file; of JSON, which is YAML, with a name that ends with .json, PyYAML is not needed.
+        **given: What stands over the file: `n`, `k`, `samples`, `seed`, `split`, and thresholds; None does not.
+
+    Raises:
+        InvalidConfigError: If the file cannot be read, or says something that is not known or fits no other.
+        MissingExtraError: If PyYAML is not installed.
+    """
+    data = _read(Path(path))
+    top = {name: value for name, value in given.items() if value is not None}
+    defaults = _take(data, f"{path}", {"environments", "samples", "seed", "split", "difficulty", *_SHARED}) | top
+    rows = defaults.get("environments")
+    if not isinstance(rows, list) or not rows:
+        raise InvalidConfigError(f"{path}: `environments` must be a list of ids, or of mappings with `env`.")
+    entries = [entry for row in rows for entry in _entries(row, defaults, top, str(path))]
+    samples = defaults.get("samples") or max((entry.k for entry in entries), default=1)
+    seed = defaults.get("seed", 0)
+    _check_whole(f"{path}: samples", samples, 1)
+    _check_whole(f"{path}: seed", seed, None)
+    return Suite(tuple(entries), samples, seed)
+
+
+def failed_thresholds(results: Results, suite: Suite) -> list[str]:
+    """Return a line for each threshold that a task does not reach. What was not measured reaches none."""
+    entries, lines = {entry.key: entry for entry in suite.entries}, []
+    for task in results:
+        entry = entries.get(key_of(task.env_id, task.env_kwargs))
+        asked = Thresholds() if entry is None else entry.thresholds
+        found = {
+            "min_success": ("success", task.success.value),
+            "min_reward": ("reward", task.reward.value),
+            "min_pass_at_k": (f"pass@{task.k}", task.pass_at[task.k].value),
+            "min_pass_hat_k": (f"pass^{task.k}", task.pass_hat[task.k].value),
+        }
+        for name, (what, value) in found.items():
+            least = getattr(asked, name)
+            if least is not None and not value >= least:
+                lines.append(f"{task.name}: {what} is {value:.4g}, below {least:g}")
+        if task.error_rate > (asked.max_errors or 0.0):
+            kinds = ", ".join(f"{kind} x{count}" for kind, count in list(task.errors.items())[:3])
+            share = f"{task.n_errored} of {task.n_episodes} episodes errored ({kinds})"
+            lines.append(f"{task.name}: {share}, more than {asked.max_errors or 0:.3g} of them (--max-errors)")
+    return lines
+
+
+_THRESHOLDS = tuple(f.name for f in fields(Thresholds))
+_SHARED = ("n", "k", *_THRESHOLDS)
+
+
+def _entries(row: Any, defaults: Mapping[str, Any], top: Mapping[str, Any], path: str) -> list[SuiteEntry]:
+    from llm_envs.collect_command import parse_mixture
+
+    row = {"env": row} if isinstance(row, str) else row
+    if not isinstance(row, Mapping) or not isinstance(row.get("env"), str):
+        raise InvalidConfigError(f"{path}: {row!r} is no environment: give an id, or a mapping with `env`.")
+    where = f"{path}, {row['env']}"
+    own = _take(row, where, {"env", "name", "kwargs", "split", "difficulty", *_SHARED})
+    merged = {**defaults, **own, **{name: value for name, value in top.items() if name not in ("samples", "seed")}}
+    kwargs = own.get("kwargs") or {}
+    if not isinstance(kwargs, Mapping):
+        raise InvalidConfigError(f"{where}: kwargs is {kwargs!r}; it must be a mapping.")
+    split = merged.get("split", "test")
+    kwargs = ({} if split in (None, "none") else {"split": split}) | dict(kwargs)
+    n, k = merged.get("n", 200), merged.get("k", 1)
+    for name, value in (("n", n), ("k", k)):
+        _check_whole(f"{where}: {name}", value, 1)
+    thresholds = Thresholds(**{name: _number(f"{where}: {name}", merged.get(name)) for name in _THRESHOLDS})
+    levels = merged.get("difficulty")
+    env_ids = [choice.env_id for choice in parse_mixture([row["env"]])]
+    several = len(env_ids) > 1 or isinstance(levels, list)
+    if own.get("name") and several:
+        raise InvalidConfigError(f"{where}: one name for several tasks; leave it out.")
+    return [
+        SuiteEntry(
+            env_id,
+            kwargs if level is None else {**kwargs, "difficulty": level},
+            str(own.get("name") or ""),
+            n,
+            k,
+            thresholds,
+        )
+        for env_id in env_ids
+        for level in (levels if isinstance(levels, list) else [levels])
+    ]
+
+
+def _take(data: Mapping[str, Any], where: str, known: set[str]) -> dict[str, Any]:
+    for name in data:
+        if name not in known:
+            near = difflib.get_close_matches(str(name), known, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(known))}."
+            raise InvalidConfigError(f"{where}: there is no setting {name!r}; {hint}")
+    return dict(data)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidConfigError(f"--suite {path}: it cannot be read ({error}).") from error
+    try:
+        data = json.loads(text) if path.suffix == ".json" else _yaml(text)
+    except ValueError as error:
+        raise InvalidConfigError(f"--suite {path}: {' '.join(str(error).split())}") from error
+    if not isinstance(data, dict):
+        raise InvalidConfigError(f"--suite {path}: it must be a mapping with `environments`.")
+    return data
+
+
+def _yaml(text: str) -> Any:
+    try:
+        yaml: Any = importlib.import_module("yaml")
+    except ImportError as error:
+        raise MissingExtraError("A suite in YAML needs PyYAML: pip install 'llm-envs[train]'; or use JSON.") from error
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(f"it is no YAML ({error})") from error
+
+
+def _check_whole(what: str, value: Any, least: int | None) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or (least is not None and value < least):
+        raise InvalidConfigError(
+            f"{what} is {value!r}; it must be a whole number{'' if least is None else f' from {least}'}."
+        )
+
+
+def _number(what: str, value: Any) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise InvalidConfigError(f"{what} is {value!r}; it must be a number.")
+    return float(value)
