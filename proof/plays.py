@@ -17,11 +17,11 @@ from llm_envs.tasks.language.vocabulary import BY_FIRST, VOCABULARY
 __all__ = [
     "convert_and_forget",
     "convert_by_bits",
+    "leave_one_out",
     "leave_the_last_line_out",
     "put_the_word_first",
     "return_the_list",
     "say_a_digit",
-    "say_that_all_follows",
     "take_the_price",
     "write_bits",
 ]
@@ -76,10 +76,10 @@ def _convert(env: Env) -> tuple[str, str]:
     return f"{number}; {written}", format_answer("".join(_DIGITS[int(group, 2)] for group in groups))
 
 
-def say_that_all_follows(env: Env, random: random.Random) -> str:
-    """Say of each conclusion that it follows, which is never so."""
-    n = _answer_of(env).count(":")
-    return format_answer("; ".join(f"{i}: follows" for i in range(1, n + 1)))
+def leave_one_out(env: Env, random: random.Random) -> str:
+    """Say rightly of the first two of three people of which kind they are, and nothing of the third."""
+    first, second, _ = _answer_of(env).removeprefix("<answer>").removesuffix("</answer>").split(", ")
+    return format_answer(f"{first}, {second}")
 
 
 def _two_words(letters: str, given: str, random: random.Random) -> str:

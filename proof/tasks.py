@@ -22,11 +22,11 @@ from proof.letters import LETTERS
 from proof.plays import (
     convert_and_forget,
     convert_by_bits,
+    leave_one_out,
     leave_the_last_line_out,
     put_the_word_first,
     return_the_list,
     say_a_digit,
-    say_that_all_follows,
     take_the_price,
 )
 
@@ -181,12 +181,22 @@ TASKS: Mapping[str, Task] = {
         max_turn_tokens=64,
         max_completion_length=72,
     ),
+    "knights": Task(
+        "llm/KnightsAndKnaves-v0",
+        "single turn",
+        (_oracle, leave_one_out),
+        EASY,
+        **{**_FAMILY, "sft_steps": 600},
+        max_turn_tokens=40,
+        max_completion_length=48,
+        n_test=400,
+    ),
     "acrostic": Task(
         "llm/Acrostic-v0",
         "single turn",
         (put_the_word_first, leave_the_last_line_out),
         EASY,
-        **{**_FAMILY, "sft_steps": 600},
+        **{**_FAMILY, "sft_steps": 800},
         max_turn_tokens=64,
         max_completion_length=72,
     ),
@@ -207,16 +217,6 @@ TASKS: Mapping[str, Task] = {
         **_FAMILY,
         max_turn_tokens=16,
         max_completion_length=24,
-    ),
-    "entailment": Task(
-        "llm/Entailment-v0",
-        "single turn",
-        (_oracle, say_that_all_follows),
-        EASY,
-        **_FAMILY,
-        max_turn_tokens=48,
-        max_completion_length=56,
-        n_test=400,
     ),
     "negotiation": Task(
         "llm/Negotiation-v0",
