@@ -18,7 +18,7 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llm_envs import collect_command, export_command, new_task, report_command, task_commands
+from llm_envs import collect_command, eval_command, export_command, new_task, report_command, task_commands
 from llm_envs.arguments import (
     add_env_arguments,
     add_sampling_arguments,
@@ -97,6 +97,7 @@ def _parser() -> argparse.ArgumentParser:
     new_task.add_arguments(add("new-task", new_task.run, "Write a task that works, with its test, to start from."))
     _add_play_arguments(add("play", _play, "Play a task and print the conversation with its rewards."))
     collect_command.add_arguments(add("collect", collect_command.run, "Play tasks into a folder, or go on with a run."))
+    eval_command.add_arguments(add("eval", eval_command.run, "Measure a player on tasks: success, reward, intervals."))
     export_command.add_arguments(add("export", export_command.run, "Write a collected run in a form that others read."))
     report_command.add_arguments(add("report", report_command.run, "Write a page of runs to look at in a browser."))
     _add_doctor_arguments(add("doctor", _doctor, "Say what to know about a model before training it."))
