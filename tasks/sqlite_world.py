@@ -158,6 +158,8 @@ def check_world(world: Any) -> None:
         try:
             for table in world["tables"]:
                 connection.execute(_create(table))
+                if type(table["rows"]) is not list:
+                    raise InvalidActionError("the rows of a table must be a list")
                 marks = ", ".join("?" * len(table["columns"]))
                 connection.executemany(f'INSERT INTO "{table["name"]}" VALUES ({marks})', table["rows"])
         finally:
@@ -167,6 +169,10 @@ def check_world(world: Any) -> None:
 
 
 def _create(table: Mapping[str, Any]) -> str:
+    if not all(
+        type(word) is str for word in [table["name"], *(word for column in table["columns"] for word in column)]
+    ):
+        raise InvalidActionError("names of tables, of columns and of their types must be texts")
     for name, kind in table["columns"]:
         if not name.isidentifier() or not set(kind) <= set("ABCDEFGHIJKLMNOPQRSTUVWXYZ abcdefghijklmnopqrstuvwxyz_()"):
             raise InvalidActionError(f"{name!r} {kind!r} is no column")

@@ -81,7 +81,7 @@ class SQLQueryEnv(SingleTurnEnv):
             words = _Words(problem["world"])
             KINDS[problem["kind"]].text(words, *problem["values"])
             rows = _run(problem["world"], KINDS[problem["kind"]].sql(words, *problem["values"]))
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
             raise InvalidActionError(f"its world or values do not fit its kind: {error!r}") from error
         if not rows:
             raise InvalidActionError("its answer has no rows")

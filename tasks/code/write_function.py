@@ -70,7 +70,7 @@ class WriteFunctionEnv(SingleTurnEnv):
     def check_problem(self, problem: Mapping[str, Any]) -> None:
         """Refuse unknown steps and inputs that are no lists of whole numbers."""
         program, inputs = problem["program"], problem["inputs"]
-        if not program or not all(isinstance(s, list) and len(s) == 2 and type(s[1]) is int for s in program):
+        if not program or not all(isinstance(s, list) and list(map(type, s)) == [str, int] for s in program):
             raise InvalidActionError("the program must consist of [name, number]")
         if any(name not in STEPS for name, _ in program[:-1]) or program[-1][0] not in RESULTS:
             raise InvalidActionError(f"its steps are {', '.join(STEPS)}, then one of {', '.join(RESULTS)}")

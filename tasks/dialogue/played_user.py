@@ -167,7 +167,7 @@ class PlayedUserEnv(TextEnv):
             are_good = all(
                 set(item) == keys and all(item[key] in known[key] for key in keys) for item in items.values()
             )
-        except (StopIteration, KeyError, TypeError, AttributeError):
+        except (StopIteration, KeyError, IndexError, TypeError, AttributeError):
             are_good = False
         if not are_good or not all(name.isalpha() for name in items):
             raise InvalidActionError(f"its items must all have the same of the properties {', '.join(known)}")

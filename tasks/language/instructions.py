@@ -77,7 +77,7 @@ class InstructionsEnv(SingleTurnEnv):
         """Refuse unknown instructions, and those that the example does not follow."""
         for given in problem["rules"]:
             name, *arguments = given if isinstance(given, list) and given else [None]
-            if name not in RULES:
+            if not isinstance(name, str) or name not in RULES:
                 raise InvalidActionError(f"{given!r} is none of {', '.join(RULES)}")
             try:
                 RULES[name].say(*arguments)

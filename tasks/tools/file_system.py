@@ -110,7 +110,7 @@ class FileSystemEnv(ToolEnv):
         """Refuse what is no tree, an unknown goal, and one that is reached already."""
         files, folders = problem["files"], problem["folders"]
         paths = [*files, *folders]
-        if not all(isinstance(path, str) and path == posixpath.normpath(path) and path[:1] == "/" for path in paths):
+        if not all(map(_is_path, paths)):
             raise InvalidActionError("its paths must be absolute, such as /a/b.txt")
         if not all(isinstance(text, str) for text in files.values()):
             raise InvalidActionError("the contents of its files must be texts")
@@ -164,7 +164,14 @@ class FileSystemEnv(ToolEnv):
 def _is_playable(files: Files, folders: list[str], kind: str, values: list[Any]) -> bool:
     """Return whether there is a single answer, or a tree that differs, from which no file got lost by the way."""
     result = GOALS[kind].result(files, *values)
-    return bool(result) if isinstance(result, str) else result != files and len(result) >= 3
+    if isinstance(result, str):
+        return bool(result)
+    return result != files and len(result) >= 3 and all(map(_is_path, result))
+
+
+def _is_path(path: object) -> bool:
+    """Return whether this is an absolute path, written in the one way."""
+    return isinstance(path, str) and path == posixpath.normpath(path) and path[:1] == "/" != path[1:2]
 
 
 def _repair(machine: Shell, wanted: Files, folders: set[str]) -> list[str]:

@@ -169,6 +169,8 @@ class SearchEnv(ToolEnv):
             steps = _steps(problem)
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise InvalidActionError(f"its world, start or path is wrong: {error!r}") from error
+        if not all(isinstance(title, str) for title in titles):
+            raise InvalidActionError("the titles of its articles must be texts")
         n_articles = sum(len(problem["world"][kind]) for kind in _KINDS)
         if len({_normal(title) for title in titles}) < n_articles:
             raise InvalidActionError("two articles of its world have one title")

@@ -123,7 +123,7 @@ class SQLExplorerEnv(ToolEnv):
         try:
             KINDS[problem["kind"]].text(_Words(problem["world"]), *problem["values"])
             answer = KINDS[problem["kind"]].answer(_Tables(problem["world"]), *problem["values"])
-        except (TypeError, KeyError, ValueError, IndexError) as error:
+        except (TypeError, KeyError, ValueError, IndexError, AttributeError) as error:
             raise InvalidActionError(f"its world or values do not fit its kind: {error!r}") from error
         if answer is None:
             raise InvalidActionError("its question has no answer, or several")

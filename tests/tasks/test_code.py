@@ -61,6 +61,7 @@ def test_a_function_is_described_with_two_examples():
     for wrong in (
         {"program": []},
         {"program": [["fly", 0], ["sum", 0]]},
+        {"program": [[["even"], 0], ["sum", 0]]},
         {"inputs": [[1]]},
         {"program": [["remainder", 0], ["sum", 0]]},
     ):

@@ -103,6 +103,7 @@ def test_a_text_cannot_be_padded():
     assert reward("llm/Instructions-v0", {"rules": [["without", "e"]], "example": "owl"}, "...") == 0
     for wrong, message in [
         (["rhymes"], "is none of"),
+        ([["words"], 1], "is none of"),
         (["words", "x"], "wrong arguments"),
         (["first", "b"], "not follow"),
     ]:

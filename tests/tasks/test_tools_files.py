@@ -237,6 +237,8 @@ def test_what_cannot_be_done_is_refused():
         {"problem": {"files": {"/a/../b": ""}, "folders": [], "kind": "purge", "values": ["open"]}},
         {"problem": {"files": {"/a": "", "/a/b": ""}, "folders": [], "kind": "purge", "values": ["open"]}},
         {"problem": {"files": {"/a": 1}, "folders": [], "kind": "purge", "values": ["open"]}},
+        {"problem": {"files": {"//a": ""}, "folders": [], "kind": "purge", "values": ["open"]}},
+        problem("rename", ".md", "/../.."),
     ]
     for given in bad:
         with pytest.raises(InvalidConfigError, match="cannot be played"):

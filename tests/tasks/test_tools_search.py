@@ -162,6 +162,7 @@ def test_a_search_backwards_finds_the_article():
         problem(["book", 0], [], "year", {**WORLD, "book": [["Barford", 0, 0, 1900]]}),  # two of one title
         problem(["book", 0], [], "year", {"book": []}),
         problem(["book"], [], "year"),
+        problem(["book", 0], [], "year", {**WORLD, "book": [[5, 0, 0, 1900]]}),
     ],
 )
 def test_what_cannot_be_asked_is_refused(given):

@@ -256,6 +256,16 @@ def test_what_cannot_be_asked_is_refused():
         (tied, "no answer, or several"),
         (problem("number", "Ben Dahl") | {"world": {"theme": "shop", "tables": [{"name": "x; y"}]}}, "database"),
         (problem("number", "Ben Dahl") | {"world": {"theme": "zoo", "tables": []}}, "do not fit"),
+        (
+            problem("number", "Ben Dahl")
+            | {"world": {**WORLD, "tables": [{**WORLD["tables"][0], "rows": {}}, *WORLD["tables"][1:]]}},
+            "must be a list",
+        ),
+        (
+            problem("number", "Ben Dahl")
+            | {"world": {**WORLD, "tables": [{**WORLD["tables"][0], "name": ["x"]}, *WORLD["tables"][1:]]}},
+            "must be texts",
+        ),
     ):
         with pytest.raises(InvalidConfigError, match=complaint):
             env.reset(options={"problem": given})
