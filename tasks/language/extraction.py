@@ -73,7 +73,8 @@ class ExtractionEnv(SingleTurnEnv):
         conditions = _draw_conditions(random, entries, 1 if self.difficulty == "easy" else 2, self.settings["most"])
         if conditions is None:
             return self.generate()
-        said, corrections = entries, []
+        said = entries
+        corrections: list[str] = []
         if self.difficulty == "hard":
             said, corrections = _corrected(random, entries, conditions, cities)
         sentences = [_say(random, entry) for entry in said]
