@@ -10,7 +10,7 @@ from llm_envs.errors import InvalidActionError
 __all__ = ["read_assignment"]
 
 _BETWEEN = re.compile(r"\s*[,;\n]\s*")
-_PAIR = re.compile(r"(.+?)\s*(?::|=|->|\bis\b)\s*(.+)")
+_PAIR = re.compile(r"(.+?)\s*(?::|=|->|\bis\b)\s*(?:an?\s+)?(.+)")
 
 
 def read_assignment(answer: str, keys: Sequence[str], values: Sequence[str]) -> dict[str, str]:

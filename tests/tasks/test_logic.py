@@ -73,6 +73,7 @@ KNIGHTS = {
     [
         ("Ada: knave, Ben: knight, Cleo: knight", 1),
         ("cleo: knight\nBEN: Knight\nada: knave", 1),
+        ("Ada is a knave, Ben is a knight, Cleo is a knight", 1),
         ("Ada: knight, Ben: knave, Cleo: knight", 0),
         ("Ada: knave, Ben: knight, Cleo: knave", 0),
         ("Ada: knave, Ben: knight", -0.1),
