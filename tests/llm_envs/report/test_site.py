@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+import base64
+import hashlib
+import html.parser
+import json
+import re
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import pytest
+from report_runs import ATTACKS, make_episode, make_row, write_run
+
+from llm_envs.errors import InvalidConfigError, StoreError
+from llm_envs.report.site import script_json, write_report
+
+
+class Page(html.parser.HTMLParser):
+    """Tags, attributes, and the scripts' texts, as a browser would see them."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[dict[str, str | None]] = []
+        self.contents: dict[str, str] = {}
+        self._inside = ""
+        self.source = path.read_text(encoding="utf-8")
+        self.feed(self.source)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes.append(dict(attrs))
+        self._inside = dict(attrs).get("id") or tag
+
+    def handle_data(self, data: str) -> None:
+        self.contents[self._inside] = self.contents.get(self._inside, "") + data
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = ""
+
+    def data(self, name: str) -> Any:
+        return json.loads(self.contents[name])
+
+
+def report(tmp_path: Path, *runs: Path, **options: Any) -> tuple[Page, list[str]]:
+    out = tmp_path / "out" / "report.html"
+    notes = write_report(runs, out, **options)
+    assert [path.name for path in out.parent.iterdir()] == ["report.html"]
+    return Page(out), notes
+
+
+def test_the_data_are_what_was_played(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "one", [make_episode(1), make_episode(2, is_success=False)])
+    page, notes = report(tmp_path, run)
+    index, details = page.data("index"), page.data("chunk-0")
+    columns = index["columns"]
+    assert (columns["seed"], columns["reward"], columns["turns"], columns["tokens"]) == (
+        [1, 2], [0.75, -0.25], [2, 2], [3, 3],
+    )  # fmt: skip
+    assert [index["outcomes"][code] for code in columns["outcome"]] == ["success", "failure"]
+    assert details[0]["r"] == [[[100, 101, 102, 103, 104, 105], [2, 4, 5, 6], [-0.01, -1.5, -5.0]]]
+    assert details[0]["m"][0] == ["system", 0] and page.data("shared")["system"] == ["Use the calculator."]
+    assert [turn[0] for turn in details[0]["t"]] == [-0.25, 1.0]
+    (part,) = index["summary"]
+    assert (part["success"], part["reward"], part["components"]) == (0.5, 0.25, {"correct": 0.5, "cost": -0.25})
+    assert notes == ["Tokens are shown as ids: there is no tokenizer in the run; --tokenizer DIR gives them texts."]
+
+
+@pytest.mark.filterwarnings("ignore:.*could not be compacted")  # half a pair in a setting's name stays in the log
+def test_no_text_becomes_markup(tmp_path: Path) -> None:
+    plain = report(tmp_path, write_run(tmp_path / "a", [make_episode(n) for n in range(len(ATTACKS))]), title="a")[0]
+    hostile = [
+        make_episode(n, text=text, env_id=f"llm/{text}", group_id=ascii(text), env_kwargs={text: text})
+        for n, text in enumerate(ATTACKS)
+    ]
+    (tmp_path / "out" / "report.html").unlink()
+    page, _ = report(tmp_path, write_run(tmp_path / "b", hostile, note=ATTACKS[1]), title=ATTACKS[1])
+    assert page.tags == plain.tags
+    assert page.data("index")["title"] == ATTACKS[1]
+    assert page.data("chunk-0")[0]["m"][1] == ["user", f"What is {ATTACKS[0]}?"]
+    assert page.data("chunk-0")[9]["m"][3][1] == "half \\ud800 a pair, [U+202E]right to left, ␛[31mred␀"
+
+
+def test_json_stays_inside_its_element() -> None:
+    value = ["</script><!--", "&", "\u2028\u2029", "\ud800", "\U0001f600"]
+    text = script_json(value)
+    assert not re.search("[<>&\u2028\u2029\ud800]", text)
+    assert json.loads(text) == value
+    with pytest.raises(ValueError):
+        script_json(float("nan"))
+
+
+def test_the_policy_allows_this_script_and_style_and_no_request(tmp_path: Path) -> None:
+    page, _ = report(tmp_path, write_run(tmp_path / "one", [make_episode()]))
+    metas = [one for one in page.attributes if one.get("http-equiv") == "Content-Security-Policy"]
+    policy = dict(part.strip().split(" ", 1) for part in str(metas[0]["content"]).split(";"))
+    assert policy["default-src"] == policy["base-uri"] == policy["form-action"] == "'none'"
+    for directive, tag in (("script-src", "script"), ("style-src", "style")):
+        digest = hashlib.sha256(page.contents[tag].encode()).digest()
+        assert policy[directive] == f"'sha256-{base64.b64encode(digest).decode()}'"
+    assert not [
+        one for one in page.attributes if "src" in one or "style" in one or any(k.startswith("on") for k in one)
+    ]
+    assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", page.source)
+
+
+def test_the_script_never_parses_text() -> None:
+    folder = resources.files("llm_envs.report").joinpath("page")
+    scripts = [file for file in folder.iterdir() if file.name.endswith(".js")]
+    assert len(scripts) == 8
+    for file in scripts:
+        source = file.read_text(encoding="utf-8")
+        assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|\beval\(|new Function|srcdoc", source)
+
+
+def test_beyond_the_limits_episodes_keep_their_numbers_and_the_page_says_so(tmp_path: Path) -> None:
+    rows = (make_row(60),)
+    run = write_run(tmp_path / "one", [make_episode(n, rows=rows, turns=()) for n in range(4)])
+    size = sum(len(message.content) for message in make_episode().messages)
+    page, notes = report(tmp_path, run, max_tokens=130, max_characters=3 * size)
+    details = page.data("chunk-0")
+    assert [detail["r"] is not None for detail in details] == [True, True, False, False]
+    assert ["m" in detail for detail in details] == [True, True, True, False]
+    assert page.data("index")["columns"]["tokens"] == [30] * 4
+    assert notes[1:] == page.data("index")["notes"][1:] == [
+        "2 of 4 episodes are without their token view: a page keeps 130 tokens (--max-tokens).",
+        f"1 of 4 episodes are without their conversation: a page keeps {3 * size} characters.",
+    ]  # fmt: skip
+
+
+def test_details_are_in_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llm_envs.report.site.CHUNK_CHARACTERS", 2000)
+    page, _ = report(tmp_path, write_run(tmp_path / "one", [make_episode(n) for n in range(6)]))
+    chunks = page.data("index")["columns"]["chunk"]
+    assert chunks == sorted(chunks) and chunks[-1] > 0
+    assert [len(page.data(f"chunk-{n}")) for n in range(chunks[-1] + 1)] == [
+        chunks.count(n) for n in range(chunks[-1] + 1)
+    ]
+
+
+def test_groups_and_problems(tmp_path: Path) -> None:
+    one = write_run(tmp_path / "x" / "run", [make_episode(1, 0), make_episode(1, 1), make_episode(2)])
+    other = write_run(tmp_path / "y" / "run", [make_episode(1, 0), make_episode(3), make_episode(1, env_kwargs={})])
+    index = report(tmp_path, one, other)[0].data("index")
+    assert [run["name"] for run in index["runs"]] == ["x/run", "y/run"]
+    assert index["columns"]["group"] == [0, 0, 1, 2, 3, 2]
+    assert index["columns"]["problem"] == [0, 0, 1, 0, 2, 3]
+
+
+def test_seeds_that_javascript_cannot_hold_are_texts(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "one", [make_episode(2**53 - 1), make_episode(2**60 + 1)])
+    assert report(tmp_path, run)[0].data("index")["columns"]["seed"] == [2**53 - 1, str(2**60 + 1)]
+
+
+def test_what_is_no_report_is_not_replaced(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "one", [make_episode()])
+    (tmp_path / "mine.html").write_text("mine")
+    with pytest.raises(InvalidConfigError, match=r"mine\.html is there already and is no report"):
+        write_report([run], tmp_path / "mine.html")
+    write_report([run], tmp_path / "a.html", title="first")
+    write_report([run], tmp_path / "a.html", title="second")
+    assert "<title>second</title>" in (tmp_path / "a.html").read_text()
+    with pytest.raises(StoreError, match="cannot be written"):
+        write_report([run], tmp_path / "mine.html" / "a.html")
+    with pytest.raises(InvalidConfigError, match="is a folder"):
+        write_report([run], tmp_path)
+    with pytest.raises(InvalidConfigError, match="given twice"):
+        write_report([run, run / ".." / "one"], tmp_path / "b.html")
+    with pytest.raises(InvalidConfigError, match=r"--tokenizer .*: there is no such folder"):
+        write_report([run], tmp_path / "b.html", tokenizer=tmp_path / "none")
