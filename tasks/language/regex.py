@@ -86,7 +86,8 @@ class RegexEnv(SingleTurnEnv):
     def prompt(self) -> str:
         """Return the two lists and the rules."""
         return (
-            f"These texts must match, each as a whole (there is no need for ^ and $, which are not known):\n{_listed(self.problem['match'])}\n"
+            "These texts must match, each as a whole (there is no need for ^ and $, which are not known):\n"
+            f"{_listed(self.problem['match'])}\n"
             f"These must not:\n{_listed(self.problem['reject'])}\n"
             f"The pattern may have at most {self._most()} characters. It may use literal characters, . [a-z] [^a-z] "
             "\\d \\w ( ) | ? * + {m} {m,n}, and a backslash before a sign that is meant literally."
