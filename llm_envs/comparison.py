@@ -12,7 +12,7 @@ import numpy as np
 
 from llm_envs.errors import InvalidConfigError
 from llm_envs.results import Problem, Results, TaskResult
-from llm_envs.scores import key_of
+from llm_envs.scores import Key, key_of
 from llm_envs.statistics import (
     NOTHING_KNOWN,
     Interval,
@@ -22,8 +22,9 @@ from llm_envs.statistics import (
     percentile_interval,
     sign_test,
 )
+from llm_envs.suite import Suite, SuiteSource
 
-__all__ = ["Comparison", "Difference", "TaskComparison", "compare"]
+__all__ = ["Comparison", "Difference", "TaskComparison", "check_comparable", "compare"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,8 @@ class Comparison:
     tasks: tuple[TaskComparison, ...]
     success: Difference
     """Mean over the tasks, each with the same weight; its intervals are about the problems."""
+    settings: Mapping[str, tuple[Any, Any]]
+    """What was set otherwise: name -> (this, that); None where one has it not set."""
     confidence: float
 
     def to_dict(self) -> dict[str, Any]:
@@ -98,37 +101,32 @@ def compare(
     Raises:
         InvalidConfigError: If they have other tasks, other arguments of a task, or other problems.
     """
+    _check_same(_seeds(this), _seeds(that), names)
     ours, theirs = ({key_of(task.env_id, task.env_kwargs): task for task in results} for results in (this, that))
-    if ours.keys() != theirs.keys():
-        only = [
-            sorted(one[key].name for key in one.keys() - two.keys()) for one, two in ((ours, theirs), (theirs, ours))
-        ]
-        said = [
-            f"only {name} has {', '.join(found[:4])}{_arguments(found, one)}"
-            for name, found, one in zip(names, only, (this, that), strict=True)
-            if found
-        ]
-        raise InvalidConfigError(
-            f"they are not of the same tasks with the same arguments: {'; '.join(said)}. Evaluate both on the same."
-        )
     tasks, differences = [], []
     for key, task in ours.items():
-        found, by_problem = _compare_task(task, theirs[key], names, confidence)
+        found, by_problem = _compare_task(task, theirs[key], confidence)
         tasks.append(found)
         differences.append(by_problem)
-    return Comparison(*names, tuple(tasks), _average(tasks, differences, confidence), confidence)
+    average = _average(tasks, differences, confidence)
+    return Comparison(*names, tuple(tasks), average, _differing(this.settings, that.settings), confidence)
 
 
-def _compare_task(
-    this: TaskResult, that: TaskResult, names: tuple[str, str], confidence: float
-) -> tuple[TaskComparison, list[float]]:
+def check_comparable(suite: Suite, that: Results, *, names: tuple[str, str] = ("this", "that")) -> None:
+    """Refuse to compare a suite that is still to be played with results of other tasks or problems.
+
+    Raises:
+        InvalidConfigError: As `compare` would afterwards.
+    """
+    source, seeds, place = SuiteSource(suite), {}, 0
+    for entry in suite.entries:
+        seeds[entry.key] = entry.label, frozenset(source.spec(place + index).seed for index in range(entry.n))
+        place += entry.n
+    _check_same(seeds, _seeds(that), names)
+
+
+def _compare_task(this: TaskResult, that: TaskResult, confidence: float) -> tuple[TaskComparison, list[float]]:
     ours, theirs = ({problem.seed: problem for problem in task.problems} for task in (this, that))
-    if ours.keys() != theirs.keys():
-        shared = len(ours.keys() & theirs.keys())
-        raise InvalidConfigError(
-            f"{this.name}: the seeds do not match: {names[0]} has {len(ours)} problems, {names[1]} {len(theirs)}, and "
-            f"{shared} are the same. A paired comparison needs the same problems: the same --seed and -n."
-        )
     pairs = [(ours[s], theirs[s]) for s in ours if ours[s].successes and theirs[s].successes]
     by_problem = [_share(a) - _share(b) for a, b in pairs]
     # Where nothing differs, the data do not tell what the least difference is.
@@ -186,9 +184,42 @@ def _share(problem: Problem) -> float:
     return sum(problem.successes) / len(problem.successes)
 
 
-def _arguments(names: Sequence[str], results: Results) -> str:
-    task = next(task for task in results if task.name == names[0])
-    return f" (arguments {dict(task.env_kwargs)})" if task.env_kwargs else ""
+Seeds = Mapping[Key, tuple[str, frozenset[int]]]
+"""What tells a task from others -> its name, and the seeds of its problems."""
+
+
+def _seeds(results: Results) -> Seeds:
+    return {
+        key_of(task.env_id, task.env_kwargs): (task.name, frozenset(problem.seed for problem in task.problems))
+        for task in results
+    }
+
+
+def _check_same(ours: Seeds, theirs: Seeds, names: tuple[str, str]) -> None:
+    only = [[key for key in one if key not in other] for one, other in ((ours, theirs), (theirs, ours))]
+    if any(only):
+        said = [
+            f"only {name} has {', '.join(f'{key[0]} {key[1]}' for key in keys[:3])}{', ...' if keys[3:] else ''}"
+            for name, keys in zip(names, only, strict=True)
+            if keys
+        ]
+        raise InvalidConfigError(
+            f"they are not of the same tasks with the same arguments: {'; '.join(said)}. Evaluate both on the same."
+        )
+    for key, (label, seeds) in ours.items():
+        others = theirs[key][1]
+        if seeds != others:
+            raise InvalidConfigError(
+                f"{label}: the seeds do not match: {names[0]} has {len(seeds)} problems, {names[1]} {len(others)}, and "
+                f"{len(seeds & others)} are the same. A paired comparison needs the same problems: the same --seed "
+                "and -n."
+            )
+
+
+def _differing(this: Mapping[str, Any], that: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Return the settings that differ, None where one is not set; not what names the suite's tasks."""
+    names = [name for name in {**this, **that} if name not in ("eval", "envs") and this.get(name) != that.get(name)]
+    return {name: (this.get(name), that.get(name)) for name in names}
 
 
 def _plain(value: Any) -> Any:

@@ -84,23 +84,28 @@ def _add_output_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Evaluate, and return the exit code."""
-    from llm_envs.comparison import compare
+    from llm_envs.comparison import check_comparable, compare
     from llm_envs.eval_table import show_comparison, show_results
     from llm_envs.replay import load_results
     from llm_envs.suite import failed_thresholds
 
     _check(arguments)
     other = None if arguments.compare is None else load_results(arguments.compare, confidence=arguments.confidence)
+    names = arguments.replay or arguments.out or _player_name(arguments), arguments.compare
     suite = None if arguments.replay and not arguments.suite else _suite(arguments)
     try:
-        results = _replay(arguments, suite) if arguments.replay else _play(arguments, suite or _suite(arguments))
+        if suite is None or arguments.replay:
+            results = _replay(arguments, suite)
+        else:
+            if other is not None:  # before anything is played
+                check_comparable(suite, other, names=names)
+            results = _play(arguments, suite)
     except KeyboardInterrupt:
         kept = "" if arguments.out is None else ": what was finished is saved; the same command with --resume goes on"
         print(f"llm-envs: interrupted{kept}.", file=sys.stderr)
         return 130
     found = None
     if other is not None:
-        names = arguments.replay or arguments.out or _player_name(arguments), arguments.compare
         found = compare(results, other, names=names, confidence=arguments.confidence)
     if arguments.json:
         print(_json(results, found))

@@ -16,7 +16,7 @@ def show_results(results: Results) -> str:
     """Return the tables of an evaluation: scores, conduct, reward components, and how episodes ended."""
     tasks = results.tasks
     ks = sorted({task.k for task in tasks if task.k > 1})
-    head = ["task", "problems", "samples", "success", f"{results.confidence:.0%} interval"]
+    head = ["task", "problems", "samples", "success", f"{results.confidence:.0%} interval", "bootstrap"]
     head += [f"{name}{k}" for k in ks for name in ("pass@", "pass^")] + ["reward", f"{results.confidence:.0%} interval"]
     rows = [head, *(_scores(task, ks) for task in tasks)]
     if len(tasks) > 1:
@@ -48,7 +48,8 @@ def show_comparison(comparison: Comparison) -> str:
     for task in comparison.tasks:
         counts = (task.wins, task.losses, task.ties, task.both, task.only_this, task.only_that, task.neither)
         wins.append([task.name, *map(str, counts)])
-    lines = [f"this: {comparison.this}", f"that: {comparison.that}", "", _table(rows), "", _table(wins)]
+    settings = [f"{name}: {ours} against {theirs}" for name, (ours, theirs) in comparison.settings.items()]
+    lines = [f"this: {comparison.this}", f"that: {comparison.that}", *settings, "", _table(rows), "", _table(wins)]
     lines += [
         f"{task.name}: {task.left_out} problems have no scored sample of both and are left out"
         for task in comparison.tasks
@@ -80,7 +81,7 @@ def _conduct(task: TaskResult) -> list[str]:
 
 
 def _rate(found: Measure) -> list[str]:
-    return [_percent(found.value), _span(found.interval, "{:.1%}")]
+    return [_percent(found.value), _span(found.interval, "{:.1%}"), _span(found.bootstrap, "{:.1%}")]
 
 
 def _value(found: Measure) -> list[str]:

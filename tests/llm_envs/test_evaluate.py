@@ -116,3 +116,18 @@ def test_another_split_in_the_arguments_is_refused() -> None:
 def test_an_environment_argument_in_the_wrong_place() -> None:
     with pytest.raises(InvalidConfigError, match=r"env_kwargs=\{'difficulty': 'hard'\}"):
         evaluate(NumbersEnv, OraclePolicy(), n=1, difficulty="hard")
+
+
+def test_samples_of_a_problem_count_once() -> None:
+    result = evaluate(NumbersEnv, ConstantPolicy("7"), n=50, k=4)
+    solved = sum("Say 7" in t.messages[1].content for t in result.trajectories) // 4
+    assert (result.n, result.successes, len({t.seed for t in result.trajectories})) == (200, 4 * solved, 50)
+    rate = solved / 50
+    assert result.pass_at == result.pass_hat == pytest.approx({1: rate, 2: rate, 4: rate})  # a constant has no luck
+    assert f"pass@4 {rate:.1%}, pass^4 {rate:.1%}" in str(result)
+    low, high = wilson_interval(solved, 50)
+    assert result.interval.low < low < high < result.interval.high  # Student's quantile in place of the normal one
+    assert result.interval == pytest.approx((low, high), abs=0.01)
+    again = summarize(result.trajectories[::4])  # one sample of each
+    assert again.interval == (low, high)
+    assert again.reward_interval == pytest.approx(result.reward_interval)
