@@ -142,7 +142,7 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _suite(arguments: argparse.Namespace) -> Suite:
-    from llm_envs.suite import Suite, SuiteEntry, Thresholds, load_suite
+    from llm_envs.suite import Suite, SuiteEntry, Thresholds, load_suite, unweighted
 
     if arguments.suite is not None:
         given: dict[str, Any] = {name: getattr(arguments, name) for name in ("n", "k", "samples", "seed", "split")}
@@ -158,13 +158,13 @@ def _suite(arguments: argparse.Namespace) -> Suite:
     levels: list[str | None] = [None] if arguments.difficulty is None else arguments.difficulty.split(",")
     entries = [
         SuiteEntry(
-            choice.env_id,
+            env_id,
             kwargs if level is None else {**kwargs, "difficulty": level},
             n=n,
             k=k,
             thresholds=Thresholds(**{name: getattr(arguments, name) for name in THRESHOLDS}),
         )
-        for choice in parse_mixture(arguments.envs, arguments.exclude or ())
+        for env_id in unweighted(parse_mixture(arguments.envs, arguments.exclude or ()))
         for level in levels
     ]
     return Suite(tuple(entries), arguments.samples or k, arguments.seed or 0)

@@ -18,7 +18,7 @@ import difflib
 import importlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from llm_envs.results import Results
 from llm_envs.rollout.source import EnvChoice, EpisodeSpec, SeedSource
 from llm_envs.scores import Key, key_of
 
-__all__ = ["Suite", "SuiteEntry", "SuiteSource", "Thresholds", "failed_thresholds", "load_suite"]
+__all__ = ["Suite", "SuiteEntry", "SuiteSource", "Thresholds", "failed_thresholds", "load_suite", "unweighted"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +166,20 @@ def load_suite(path: str | Path, **given: Any) -> Suite:
     return Suite(tuple(entries), samples, seed)
 
 
+def unweighted(choices: Sequence[EnvChoice]) -> list[str]:
+    """Return the ids of tasks that are each played as often as `n` says.
+
+    Raises:
+        InvalidConfigError: If one has a weight, which would say nothing here.
+    """
+    for choice in choices:
+        if choice.weight != 1:
+            raise InvalidConfigError(
+                f"{choice.env_id}:{choice.weight:g}: an evaluation plays n problems of each task; leave the weight out."
+            )
+    return [choice.env_id for choice in choices]
+
+
 def failed_thresholds(results: Results, suite: Suite) -> list[str]:
     """Return a line for each threshold that a task does not reach. What was not measured reaches none."""
     entries, lines = {entry.key: entry for entry in suite.entries}, []
@@ -212,7 +226,7 @@ def _entries(row: Any, defaults: Mapping[str, Any], top: Mapping[str, Any], path
         _check_whole(f"{where}: {name}", value, 1)
     thresholds = Thresholds(**{name: _number(f"{where}: {name}", merged.get(name)) for name in _THRESHOLDS})
     levels = merged.get("difficulty")
-    env_ids = [choice.env_id for choice in parse_mixture([row["env"]])]
+    env_ids = unweighted(parse_mixture([row["env"]]))
     several = len(env_ids) > 1 or isinstance(levels, list)
     if own.get("name") and several:
         raise InvalidConfigError(f"{where}: one name for several tasks; leave it out.")

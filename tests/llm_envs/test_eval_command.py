@@ -120,6 +120,7 @@ class TestBadInput:
             ([CALCULATOR, "-k", "4", "--samples", "2"], "-k 4 is above --samples 2: pass@k needs at least k samples"),
             (["llm/Calculater-v0"], CALCULATOR),
             (["llm/Nothing*"], "no task matches"),
+            ([f"{CALCULATOR}:2"], "plays n problems of each task; leave the weight out"),
             (["CartPole-v1", "--split", "none"], "CartPole-v1 is no text environment"),
             ([CALCULATOR, "--difficulty", "easy,harrd"], "harrd"),
             ([CALCULATOR, "--difficulty", "easy,easy"], "is there twice"),

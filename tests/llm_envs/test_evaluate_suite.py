@@ -281,6 +281,18 @@ class TestSuiteFile:
         assert {e.thresholds.min_success for e in suite.entries} == {0.1}
         assert {e.kwargs["split"] for e in suite.entries} == {"train"}
 
+    def test_the_example_of_the_document(self, tmp_path: Path) -> None:
+        document = (Path(__file__).parents[2] / "docs" / "evaluation.md").read_text(encoding="utf-8")
+        suite = self.load(tmp_path, document.split("```yaml\n")[1].split("```")[0])
+        said = [(e.label, e.n, e.k, e.thresholds.min_success) for e in suite.entries]
+        assert said == [
+            (CALCULATOR, 200, 4, 0.3),
+            (f"{NUMBER} easy", 200, 4, 0.8),
+            (f"{NUMBER} hard", 200, 4, 0.8),
+            ("calculator in a hurry", 100, 1, 0.3),
+        ]
+        assert (suite.samples, suite.entries[3].kwargs) == (4, {"split": "test", "max_turns": 2})
+
     def test_json_and_patterns(self, tmp_path: Path) -> None:
         (tmp_path / "suite.json").write_text(json.dumps({"environments": [{"env": "llm/G*-v0", "split": "none"}]}))
         entries = load_suite(tmp_path / "suite.json").entries
