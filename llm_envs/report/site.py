@@ -25,7 +25,7 @@ from typing import Any
 from llm_envs.errors import InvalidConfigError, MissingExtraError, StoreError
 from llm_envs.report.episodes import COLUMNS, OUTCOMES, Details, Names, table_line
 from llm_envs.report.runs import ReportRun, open_run
-from llm_envs.report.summary import EnvSummary
+from llm_envs.report.summary import EnvSummary, compare_runs
 from llm_envs.reporting import visible_text
 
 __all__ = ["MAX_CHARACTERS", "MAX_TOKENS", "write_report"]
@@ -101,6 +101,7 @@ def write_report(
         "outcomes": OUTCOMES,
         "names": {kind: shared.get(kind, []) for kind in ("env", "settings", "stop")},
         "summary": [{"run": run, "env": env} | part.numbers() for (run, env), part in parts.items()],
+        "comparisons": compare_runs(parts),
     }
     blocks = {"index": index, "shared": {kind: shared.get(kind, []) for kind in ("system", "tools")}, "tokens": texts}
     _write(target, title, blocks, chunks)

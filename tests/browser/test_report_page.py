@@ -235,8 +235,8 @@ def test_long_rows_are_drawn_in_parts_with_texts_where_there_are_any(chromium: B
 def test_groups_and_runs_are_compared(chromium: Browser, page: Path) -> None:
     chromium.open(page, hash="#compare")
     assert chromium.texts(".wins tbody td") == ["4", "6", "2"]
-    # 2, 4, 8 and 10 won, 3 and 9 lost: the mean of 12 is 2/12; s = sqrt((6 - 12/36) / 11), 1.96 s / sqrt(12) = 0.4061.
-    assert chromium.text("#difference") == "+16.7 (-23.9 to +57.3)"
+    # 2, 4, 8 and 10 won, 3 and 9 lost: 2/12. With one more of each 1/7, and t = 2.160 times sqrt((8 - 2/7) / 14²).
+    assert chromium.text("#difference") == "+16.7 (-28.6 to +57.1)"
     assert len(chromium.texts(".episodes tbody tr")) == 6
     chromium.click(".episodes tbody a")
     chromium.wait("location.hash.startsWith('#problem/') && document.querySelectorAll('.beside article').length === 3")

@@ -56,12 +56,11 @@ function pairs(one, other) {
 const successOf = (episodes) => mean(episodes.map((episode) => columns.outcome[episode] === 0 ? 1 : 0));
 const rewardOf = (episodes) => mean(episodes.map((episode) => columns.reward[episode]));
 
-// The mean of differences, a problem each, with its normal interval: m ± 1.96 s/√n.
-function difference(values) {
-  const m = mean(values);
-  if (values.length < 2) return [m, null];
-  const s = Math.sqrt(sum(values.map((value) => (value - m) ** 2)) / (values.length - 1));
-  return [m, 1.959964 * s / Math.sqrt(values.length)];
+// [mean, low, high] of the second run less the first, whichever way round they were compared.
+function differenceOf(one, other, what) {
+  const found = index.comparisons.find(({runs}) => runs.includes(one) && runs.includes(other));
+  const [mean, low, high] = found[what];
+  return found.runs[0] === one ? [mean, low, high] : [-mean, high === null ? null : -high, low === null ? null : -low];
 }
 
 function comparison(one, other) {
@@ -70,13 +69,17 @@ function comparison(one, other) {
   if (!both.length) return el('p', {class: 'notes'}, `${nameA} and ${nameB} have no problem in common: play the same seeds to compare.`);
   const rows = both.map(([a, b]) => ({a, b, success: successOf(b) - successOf(a), reward: rewardOf(b) - rewardOf(a)}));
   const cell = (test) => rows.filter(test).length;
-  const says = (values, format) => { const [m, half] = difference(values); return format(m) + (!half ? ', the same for each problem' : ` (${format(m - half)} to ${format(m + half)})`); };
+  const says = (what, format) => {
+    const [mean, low, high] = differenceOf(one, other, what);
+    return format(mean) + (low === null ? '' : ` (${format(low)} to ${format(high)})`);
+  };
+  const {p} = index.comparisons.find(({runs}) => runs.includes(one) && runs.includes(other));
   const points = (value) => (value > 0 ? '+' : '') + (100 * value).toFixed(1);
   rows.sort((x, y) => x.success - y.success || x.reward - y.reward);
   const listed = rows.filter((row) => row.success || row.reward);
   return [
     el('p', {}, `${count(rows.length, 'problem')} in common, each counted once. Success of ${nameB} less that of ${nameA}: `,
-      el('b', {id: 'difference'}, says(rows.map((row) => row.success), points)), ' points; reward: ', el('b', {}, says(rows.map((row) => row.reward), signed)), '. Intervals: 95%.'),
+      el('b', {id: 'difference'}, says('success', points)), ' points; reward: ', el('b', {}, says('reward', signed)), `. Intervals: 95%; sign test of success: p = ${number(p, 2)}.`),
     el('table', {class: 'wins'}, el('caption', {class: 'soft'}, 'Problems by the two runs’ success rates'),
       el('thead', {}, el('tr', {}, [`${nameB} better`, 'equal', `${nameA} better`].map((name) => el('th', {scope: 'col'}, name)))),
       el('tbody', {}, el('tr', {}, [cell((row) => row.success > 0), cell((row) => row.success === 0), cell((row) => row.success < 0)].map((n) => el('td', {}, n))))),

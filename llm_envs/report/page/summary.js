@@ -28,11 +28,11 @@ function numbersTable() {
     (part.episodes - part.scored).toLocaleString('en'),
     part.scored ? `${percent(part.success)} (${percent(part.low)} to ${percent(part.high)})` : '–',
     part.scored ? number(part.reward) : '–']);
-  return el('div', {class: 'wide', tabindex: 0, role: 'region', 'aria-label': 'Numbers'}, el('table', {},
-    el('caption', {class: 'soft'}, 'Episodes of one problem are not independent: the intervals count with that.'),
+  return [el('p', {class: 'soft'}, 'Episodes of one problem are alike: the intervals are by problem.'),
+    el('div', {class: 'wide', tabindex: 0, role: 'region', 'aria-label': 'Numbers'}, el('table', {},
     el('thead', {}, el('tr', {}, head.map((name, place) => el('th', {scope: 'col', class: place > 1 && 'right'}, name)))),
     el('tbody', {}, lines.map(([run, ...rest]) => el('tr', {}, el('th', {scope: 'row'}, run),
-      rest.map((value, place) => el('td', {class: place > 0 && 'right'}, value)))))));
+      rest.map((value, place) => el('td', {class: place > 0 && 'right'}, value)))))))];
 }
 
 const labelOf = (part, text) => (index.runs.length > 1 ? index.runs[part.run].name + ' · ' : '') + text;

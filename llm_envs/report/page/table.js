@@ -11,6 +11,7 @@ const HEADS = [
   ['stop', 'Ended', stopName], ['seconds', 'Seconds'],
 ];
 const heads = () => HEADS.filter(([key]) => key !== 'run' || index.runs.length > 1);
+const RIGHT = new Set(['reward', 'turns', 'tokens', 'seconds', 'member', 'seed']);
 const MINOR = new Set(['seed', 'member', 'tokens', 'stop', 'seconds', 'run']);  // left out on a phone
 
 const FILTERS = [
@@ -86,7 +87,7 @@ function drawPage(place) {
   if (!rows.includes(current)) current = rows.length ? rows[0] : null;
   place.replaceChildren(
     el('table', {class: 'episodes'}, el('caption', {class: 'hidden'}, 'Episodes; a heading sorts by its column'),
-      el('thead', {}, el('tr', {}, heads().map(([key, label]) => el('th', {scope: 'col', class: MINOR.has(key) && 'minor',
+      el('thead', {}, el('tr', {}, heads().map(([key, label]) => el('th', {scope: 'col', class: `${MINOR.has(key) ? 'minor' : ''} ${RIGHT.has(key) ? 'right' : ''}`,
         'aria-sort': view.sort === key ? (view.descending ? 'descending' : 'ascending') : null},
         el('button', {type: 'button', 'data-sort': key, onclick: () => sortBy(key)},
           label, el('span', {'aria-hidden': 'true'}, view.sort === key ? (view.descending ? ' ▼' : ' ▲') : '')))))),
@@ -97,7 +98,6 @@ function drawPage(place) {
       el('button', {type: 'button', disabled: view.page === pages - 1, onclick: () => turnPage(1)}, 'Next'))]));
 }
 
-const RIGHT = new Set(['reward', 'turns', 'tokens', 'seconds', 'member', 'seed']);
 function tableRow(episode) {
   const cells = heads().map(([key, , name]) => {
     const kind = [MINOR.has(key) && 'minor', RIGHT.has(key) && 'right'].filter(Boolean).join(' ') || null;

@@ -9,8 +9,6 @@ from report_runs import make_episode, write_run
 from llm_envs.errors import StoreError
 from llm_envs.report.runs import open_run, read_curves
 from llm_envs.report.site import write_report
-from llm_envs.report.summary import success_interval
-from llm_envs.statistics import wilson_interval
 
 
 def write_state(folder: Path, *history: dict[str, object]) -> Path:
@@ -89,14 +87,3 @@ def test_a_torn_last_line_is_left_out_and_said(tmp_path: Path) -> None:
     (run / "log-00000.jsonl").write_text("{}\n" + make_episode(2).to_json() + "\n")
     with pytest.raises(StoreError, match=r"log-00000\.jsonl"):
         write_report([run], tmp_path / "report.html")
-
-
-def test_intervals_count_episodes_of_one_problem_once_where_they_are_alike() -> None:
-    alike = {seed: [4 * (seed % 2), 4] for seed in range(10)}
-    # p = 1/2, v = 10/9 · 10 · 2² / 40² = 1/36, so m = 1/4 · 36 = 9, kept at the 10 problems.
-    assert success_interval(alike) == wilson_interval(5, 10)
-    mixed = {seed: [2, 4] for seed in range(10)}
-    assert success_interval(mixed) == wilson_interval(20, 40)
-    assert success_interval({1: [1, 1], 2: [0, 1], 3: [1, 1]}) == wilson_interval(2, 3)
-    assert success_interval({seed: [4, 4] for seed in range(8)}) == wilson_interval(8, 8)
-    assert success_interval({}) == (0, 1)
