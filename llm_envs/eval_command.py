@@ -118,7 +118,7 @@ def run(arguments: argparse.Namespace) -> int:
     failed = failed_thresholds(results, suite or _thresholds(results, arguments))
     for line in failed:
         print(f"llm-envs: {visible_text(line)}", file=sys.stderr)
-    return 1 if failed or any(task.n_scored == 0 for task in results) else 0
+    return 1 if failed else 0
 
 
 def _check(arguments: argparse.Namespace) -> None:

@@ -156,8 +156,9 @@ def summarize_task(
     settings: dict[str, Any] = {"confidence": confidence, "n_resamples": n_resamples}
 
     def passes(estimate: Any, k: int) -> Measure:
-        known = [[estimate(len(s), round(sum(s)), k)] for s in successes if len(s) >= k]
-        return measure(known, is_rate=True, **settings)
+        known = [s for s in successes if len(s) >= k]
+        estimates = [[estimate(len(s), round(sum(s)), k)] for s in known]
+        return measure(estimates, is_rate=True, n_trials=sum(map(len, known)), **settings)
 
     ks = _ks(k, max(map(len, problems.values()), default=1), name)
     names = sorted({component for score in flat for component in score.components})
@@ -201,13 +202,20 @@ def summarize_task(
 
 
 def measure(
-    problems: Sequence[Sequence[float]], *, is_rate: bool = False, confidence: float = 0.95, n_resamples: int = 2000
+    problems: Sequence[Sequence[float]],
+    *,
+    is_rate: bool = False,
+    n_trials: int | None = None,
+    confidence: float = 0.95,
+    n_resamples: int = 2000,
 ) -> Measure:
     """Return a mean with its intervals by problem: analytic (Wilson's of a rate, else Student's) and bootstrap."""
     mean, error, n = clustered_error(problems)
-    analytic = clustered_rate_interval if is_rate else clustered_interval
-    bootstrap = bootstrap_interval(problems, confidence, n_resamples=n_resamples)
-    return Measure(mean, error, analytic(problems, confidence), bootstrap, n)
+    if is_rate:
+        analytic = clustered_rate_interval(problems, confidence, n_trials=n_trials)
+    else:
+        analytic = clustered_interval(problems, confidence)
+    return Measure(mean, error, analytic, bootstrap_interval(problems, confidence, n_resamples=n_resamples), n)
 
 
 def average_rate(tasks: Iterable[TaskResult], *, confidence: float = 0.95, n_resamples: int = 2000) -> Measure:

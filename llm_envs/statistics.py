@@ -204,26 +204,33 @@ def clustered_interval(problems: Problems, confidence: float = 0.95) -> Interval
     return Interval(mean - half, mean + half)
 
 
-def clustered_rate_interval(problems: Problems, confidence: float = 0.95) -> Interval:
+def clustered_rate_interval(problems: Problems, confidence: float = 0.95, *, n_trials: int | None = None) -> Interval:
     """Return Wilson's interval of a mean of values in [0, 1], by problem.
 
     The number of trials is the effective one: N divided by the design effect, the clustered variance over that of
-    independent trials, m(1−m)/(N−1); at most N. Where the design effect cannot be told, at a mean of 0 or 1, it is the
-    number of problems: samples of one problem then count once. With one sample a problem this is `wilson_interval`;
-    with more, the quantile is Student's with G − 1 degrees, since the variance is estimated from G problems.
-    Korn and Graubard, "Confidence intervals for proportions with small expected number of positive counts estimated
-    from survey data" (1998).
+    independent trials, m(1−m)/(N−1); at most `n_trials`. Where the design effect cannot be told, at a mean of 0 or 1,
+    it is the number of problems: samples of one problem then count once. With one trial a problem this is
+    `wilson_interval`; with more, the quantile is Student's with G − 1 degrees, since the variance is estimated from G
+    problems. Korn and Graubard, "Confidence intervals for proportions with small expected number of positive counts
+    estimated from survey data" (1998).
+
+    Args:
+        problems: Each one's values.
+        confidence: Of the interval.
+        n_trials: How many trials are behind the values, where these are estimates from several (`pass_at_k`); None: as
+            many as values.
     """
     mean, error, n_problems = clustered_error(problems)
     if n_problems == 0:
         return Interval(0.0, 1.0)
     n = sum(map(len, problems))
+    most = float(n if n_trials is None else max(n, n_trials))
     independent = mean * (1 - mean)
     if n_problems == 1 or independent <= 1e-12:
         effective = float(n_problems)
     else:
-        effective = min(float(n), n * independent / (n - 1) / error**2 if error else float(n))
-    if n == n_problems or n_problems == 1:
+        effective = min(most, n * independent / (n - 1) / error**2 if error else most)
+    if most == n_problems or n_problems == 1:
         return rate_interval(mean, effective, normal_quantile(confidence))
     return rate_interval(mean, effective, student_quantile(confidence, n_problems - 1))
 

@@ -181,11 +181,13 @@ def unweighted(choices: Sequence[EnvChoice]) -> list[str]:
 
 
 def failed_thresholds(results: Results, suite: Suite) -> list[str]:
-    """Return a line for each threshold that a task does not reach. What was not measured reaches none."""
+    """Return a line for each threshold that a task does not reach, and for each task of which nothing was scored."""
     entries, lines = {entry.key: entry for entry in suite.entries}, []
     for task in results:
         entry = entries.get(key_of(task.env_id, task.env_kwargs))
         asked = Thresholds() if entry is None else entry.thresholds
+        if task.n_scored == 0:
+            lines.append(f"{task.name}: none of {task.n_episodes} episodes was scored")
         found = {
             "min_success": ("success", task.success.value),
             "min_reward": ("reward", task.reward.value),
@@ -194,7 +196,7 @@ def failed_thresholds(results: Results, suite: Suite) -> list[str]:
         }
         for name, (what, value) in found.items():
             least = getattr(asked, name)
-            if least is not None and not value >= least:
+            if least is not None and value < least:
                 lines.append(f"{task.name}: {what} is {value:.4g}, below {least:g}")
         if task.error_rate > (asked.max_errors or 0.0):
             kinds = ", ".join(f"{kind} x{count}" for kind, count in list(task.errors.items())[:3])

@@ -76,8 +76,8 @@ class TestPlaying:
             said = "3 of 3 episodes errored (env.step: RuntimeError x3), more than 0 of them (--max-errors)"
             shown = capsys.readouterr()
             assert said in shown.err and "test/Faulty-v0: env.step: RuntimeError x3" in shown.out
-            assert evaluate(*command, "--max-errors", "1") == 1  # nothing was measured
-            assert capsys.readouterr().err == ""
+            assert evaluate(*command, "--max-errors", "1") == 1
+            assert capsys.readouterr().err == "llm-envs: test/Faulty-v0: none of 3 episodes was scored\n"
         finally:
             del gym.registry["test/Faulty-v0"]
 

@@ -89,7 +89,7 @@ class TestScores:
         # pass@1 is a mean of problems: (1 + 1/2 + 0)/3; pass@2 of the two problems with two samples.
         values = [(m.value, m.n_problems) for m in (*found.pass_at.values(), *found.pass_hat.values())]
         assert values == [(0.5, 3), (1.0, 2), (0.5, 3), (0.5, 2)]
-        assert found.pass_at[2].interval == wilson_interval(2, 2)
+        assert found.pass_at[2].interval == rate_interval(1.0, 2, student_quantile(0.95, 1))
         assert {name: m.value for name, m in found.components.items()} == {
             "correct": pytest.approx(0.7),
             "malformed": pytest.approx(3 / 5),
@@ -112,7 +112,7 @@ class TestScores:
         assert found.success.interval == (0.0, 1.0) and found.error_rate == 1.0 and math.isnan(found.malformed_turns)
         suite = Suite((SuiteEntry("E-v0", thresholds=Thresholds(min_success=0.0, max_errors=1.0)),), 1)
         results = Results((found,), found.success, {}, {}, {})
-        assert failed_thresholds(results, suite) == ["t: success is nan, below 0"]
+        assert failed_thresholds(results, suite) == ["t: none of 1 episodes was scored"]
 
     def test_the_mean_of_tasks_by_hand(self) -> None:
         def task(name: str, won: list[int]) -> Any:

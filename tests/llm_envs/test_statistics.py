@@ -171,6 +171,17 @@ def test_95_percent_intervals_cover_95_percent(name: str, n_runs: int) -> None:
     assert 0.93 <= sum(low <= 0.6 <= high for low, high in found) / n_runs <= 0.97
 
 
+@pytest.mark.parametrize(("estimate", "truth"), [(pass_at_k, 0.72), (pass_hat_k, 0.48)])
+def test_intervals_of_pass_estimates_cover(estimate: Callable[[int, int, int], float], truth: float) -> None:
+    # Rates as Beta(0.6, 0.4): 1 - E(1-p)² = 1 - 0.4 · 1.4 / 2, and E p² = 0.6 · 1.6 / 2.
+    generator, covered = np.random.default_rng(12), 0
+    for _ in range(1000):
+        won = generator.binomial(4, generator.beta(0.6, 0.4, size=100))
+        low, high = clustered_rate_interval([[estimate(4, int(c), 2)] for c in won], n_trials=400)
+        covered += low <= truth <= high
+    assert 0.93 <= covered / 1000 <= 0.97
+
+
 def test_taking_samples_for_independent_would_not_cover() -> None:
     generator = np.random.default_rng(11)
     drawn = [_draw(generator, 100, 4) for _ in range(400)]
