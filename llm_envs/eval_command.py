@@ -63,6 +63,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-step-s", type=seconds, help="seconds that one step of the task may take")
     parser.add_argument("--concurrency", type=positive, default=64, help="episodes at once; default 64")
     parser.add_argument("--workers", type=positive, metavar="N", help="run tasks in N processes")
+    parser.add_argument(
+        "--history",
+        choices=["append", "template"],
+        default="append",
+        help="what the model sees of its earlier turns: its own words, or what the chat template makes of them",
+    )
+    parser.add_argument("--window", type=positive, metavar="TURNS", help="show the model only its last turns")
     _add_output_arguments(parser)
     parser.epilog = EXAMPLES
     add_player_arguments(parser, ["oracle", "random"])
@@ -200,7 +207,7 @@ def _play(arguments: argparse.Namespace, suite: Suite) -> Results:
     from llm_envs.policies.scripted import OraclePolicy, RandomPolicy
     from llm_envs.registration import task_spec
     from llm_envs.reporting import live_progress
-    from llm_envs.rollout import RolloutLimits
+    from llm_envs.rollout import RolloutLimits, create_window
     from llm_envs.rollout.store import check_folder, finished
     from llm_envs.rollout.store_folder import MANIFEST_NAME
     from llm_envs.suite import SuiteSource
@@ -213,8 +220,9 @@ def _play(arguments: argparse.Namespace, suite: Suite) -> Results:
     collector: dict[str, Any] = {
         "sampling": SamplingParams(temperature=arguments.temperature, max_new_tokens=arguments.max_new_tokens),
         "limits": RolloutLimits(max_turns=arguments.max_turns, max_step_s=arguments.max_step_s),
+        "history": arguments.history,
     }
-    settings = player_settings(arguments)
+    settings = player_settings(arguments) | ({} if arguments.window is None else {"window": arguments.window})
     if arguments.out is not None:  # a model may take minutes to load: say before that what can be said
         own = run_settings(SuiteSource(suite), group_size=suite.samples, seed=suite.seed, **collector)
         check_folder(arguments.out, own | suite_settings(suite, **settings), resume=arguments.resume)
@@ -235,6 +243,7 @@ def _play(arguments: argparse.Namespace, suite: Suite) -> Results:
             show=live_progress,
             max_concurrency=arguments.concurrency,
             workers=arguments.workers or 0,
+            context_fn=None if arguments.window is None else create_window(arguments.window),
             **collector,
         )
 

@@ -196,7 +196,7 @@ def failed_thresholds(results: Results, suite: Suite) -> list[str]:
         }
         for name, (what, value) in found.items():
             least = getattr(asked, name)
-            if least is not None and value < least:
+            if least is not None and task.n_scored and not value >= least:  # NaN reaches nothing
                 lines.append(f"{task.name}: {what} is {value:.4g}, below {least:g}")
         if task.error_rate > (asked.max_errors or 0.0):
             kinds = ", ".join(f"{kind} x{count}" for kind, count in list(task.errors.items())[:3])

@@ -35,6 +35,7 @@ class TestPlaying:
     def test_tables_and_a_folder(self, tmp_path: Path, capsys: Capture) -> None:
         out = tmp_path / "run"
         command = [CALCULATOR, NUMBER, "-n", "3", "-k", "2", "--difficulty", "easy,hard", "--seed", "4"]
+        command += ["--window", "2", "--history", "template", "--max-turns", "2"]
         assert evaluate(*command, "--policy", "random", "--out", out) == 0
         shown = capsys.readouterr().out
         names = [f"{env_id} {level}" for env_id in (CALCULATOR, NUMBER) for level in ("easy", "hard")]
@@ -43,7 +44,10 @@ class TestPlaying:
         results = Results.load(out)
         assert [task.name for task in results] == names and list(results.by_difficulty) == ["easy", "hard"]
         assert results.settings["seed"] == 4 and results.settings["policy"] == "random"
+        limits = {"window": 2, "history": "template", "limits.max_turns": 2}
+        assert limits.items() <= dict(results.settings).items()
         episodes = read_trajectories(out)
+        assert max(len(t.turns) for t in episodes) == 2
         assert len(episodes) == 4 * 3 * 2 and {t.env_kwargs["split"] for t in episodes} == {"test"}
 
     def test_the_same_again_is_refused_unless_resumed(self, run: Path, capsys: Capture) -> None:

@@ -114,6 +114,15 @@ class TestScores:
         results = Results((found,), found.success, {}, {}, {})
         assert failed_thresholds(results, suite) == ["t: none of 1 episodes was scored"]
 
+    def test_a_threshold_on_what_was_not_measured(self) -> None:
+        scores = [score_episode(episode(1, m, True, 1.0, status="ok" if m == 0 else "errored")) for m in range(2)]
+        found = summarize_task("t", "E-v0", {}, scores, k=2)
+        asked = Thresholds(min_success=1.0, min_pass_at_k=0.5, max_errors=0.5)
+        results = Results((found,), found.success, {}, {}, {})
+        assert failed_thresholds(results, Suite((SuiteEntry("E-v0", k=2, thresholds=asked),), 2)) == [
+            "t: pass@2 is nan, below 0.5"
+        ]
+
     def test_the_mean_of_tasks_by_hand(self) -> None:
         def task(name: str, won: list[int]) -> Any:
             scores = [score_episode(episode(i, 0, bool(w), float(w))) for i, w in enumerate(won)]
