@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from io import StringIO
@@ -13,6 +14,7 @@ from llm_envs.tasks.draws import Random, between, pick, sample
 
 __all__ = ["PredictOutputEnv", "run_program"]
 
+_NAME = re.compile(r"\b[a-z]\b")
 Draw = Callable[[Random, Sequence[str]], list[str]]
 
 
@@ -84,6 +86,11 @@ class PredictOutputEnv(SingleTurnEnv):
         """Refuse a program without output."""
         if not problem["program"].strip() or not problem["output"].strip():
             raise InvalidActionError("the program and its output must not be empty")
+
+    def split_key(self, problem: Mapping[str, Any]) -> Any:
+        """Return the program with its variables numbered: other names do not make another problem."""
+        names: dict[str, str] = {}
+        return _NAME.sub(lambda found: names.setdefault(found[0], str(len(names))), problem["program"])
 
     def prompt(self) -> str:
         """Return the program."""

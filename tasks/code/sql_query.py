@@ -39,7 +39,7 @@ class SQLQueryEnv(SingleTurnEnv):
     Terminates after one reply.
 
     ## Arguments
-    - `split`: "train" or "test".
+    - `split`: "train" or "test". A query is in one split, whatever the rows.
     - `difficulty`: "easy" (default): one table; "medium": two or three tables joined; "hard": what is missing,
       subqueries, counts of groups.
     - `reset(options={"problem": {"world": ..., "kind": "of_group", "values": ["Oslo"]}})`: a world as
@@ -85,6 +85,10 @@ class SQLQueryEnv(SingleTurnEnv):
             raise InvalidActionError(f"its world or values do not fit its kind: {error!r}") from error
         if not rows:
             raise InvalidActionError("its answer has no rows")
+
+    def split_key(self, problem: Mapping[str, Any]) -> Any:
+        """Return the query: other rows do not make another problem."""
+        return KINDS[problem["kind"]].sql(_Words(problem["world"]), *problem["values"])
 
     def prompt(self) -> str:
         """Return the schema, some rows, and the question."""

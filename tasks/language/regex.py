@@ -83,6 +83,10 @@ class RegexEnv(SingleTurnEnv):
         if not _fits(Pattern(problem["pattern"]), problem):
             raise InvalidActionError("its pattern does not fit its texts")
 
+    def split_key(self, problem: Mapping[str, Any]) -> Any:
+        """Return the pattern: other texts do not make another problem."""
+        return problem["pattern"]
+
     def prompt(self) -> str:
         """Return the two lists and the rules."""
         return (

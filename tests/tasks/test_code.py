@@ -165,6 +165,21 @@ def test_every_mistake_is_one(name):
 # PredictOutput.
 
 
+def test_what_is_one_problem_in_substance_is_in_one_split():
+    env = gym.make("llm/PredictOutput-v0").unwrapped
+    first, second = ({"program": program, "output": "6"} for program in ("a = 2\nprint(a * 3)", "q = 2\nprint(q * 3)"))
+    assert env.split_key(first) == env.split_key(second)
+    assert env.split_key(first) != env.split_key({"program": "a = 2\nprint(a * 4)", "output": "8"})
+    for level in ("easy", "hard"):
+        queries = {"train": set(), "test": set()}
+        for split, found in queries.items():
+            env = gym.make("llm/SQLQuery-v0", split=split, difficulty=level).unwrapped
+            for seed in range(60):
+                env.reset(seed=seed)
+                found.add(env.solution())
+        assert not queries["train"] & queries["test"]
+
+
 def test_a_program_prints_to_itself(capsys):
     """Nothing of the process's own output is touched: other threads may be printing."""
     assert run_program("print(3, [1])\nprint('a', end='b')") == "3 [1]\nab"

@@ -193,6 +193,14 @@ def test_deliveries_that_do_not_hang_together_are_refused(change):
         reward("llm/Extraction-v0", {**DELIVERIES, **change}, "K27")
 
 
+def test_a_pattern_is_in_one_split():
+    env = gym.make("llm/Regex-v0").unwrapped
+    first = {"pattern": "a+b", "match": ["ab"], "reject": ["b"]}
+    assert (
+        env.split_key(first) == env.split_key({**first, "match": ["aab"]}) != env.split_key({**first, "pattern": "ab+"})
+    )
+
+
 def test_a_correction_matters():
     env = gym.make("llm/Extraction-v0", difficulty="hard")
     for seed in range(20):
