@@ -28,10 +28,10 @@ class Terminal(Toolset):
 
     @tool
     def shell(self, command: str) -> str:
-        """Run one command: ls, cd, pwd, cat, grep, find, mkdir, mv, cp, rm or rmdir. No pipes, no redirections.
+        """Run one of ls, cd, pwd, cat, grep (plain text, no regular expressions), find, mkdir, mv, cp, rm, rmdir.
 
         Args:
-            command: The command, such as: grep -r "status: open" /docs
+            command: One command, without pipes and redirections, such as: grep -r "status: open" /docs
         """
         return self.machine.run(command) or "(done)"
 

@@ -32,7 +32,7 @@ class PythonInterpreterEnv(ToolEnv):
     malformed reply a readable error.
 
     ## Action
-    A call of the tool `python`, or the final answer, `<answer>1234</answer>`.
+    A call of the tool `python`, at most four in a reply, or the final answer, `<answer>1234</answer>`.
 
     ## Reward
     `correct` (weight 1): 1 for the right number. `malformed` (weight -0.1): 1 for a reply that is neither a call nor an
@@ -66,7 +66,10 @@ class PythonInterpreterEnv(ToolEnv):
     default_difficulty = "easy"
     default_max_turns = 5
     problem_fields = {"kind": str, "numbers": list}
-    instructions = "Use Python to find the number, then answer as <answer>...</answer>."
+    instructions = (
+        "Use Python to find the number, then answer as <answer>...</answer>. One reply may call it four times at most."
+    )
+    max_calls_per_turn = 4  # each may take its two seconds
 
     def __init__(
         self,

@@ -243,3 +243,9 @@ def test_what_cannot_be_done_is_refused():
     for given in bad:
         with pytest.raises(InvalidConfigError, match="cannot be played"):
             gym.make(ID).unwrapped.reset(options=given)
+
+
+def test_the_tool_says_that_grep_takes_its_text_as_it_stands():
+    env = gym.make(ID)
+    env.reset(seed=0)
+    assert "no regular expressions" in env.unwrapped.tools[0]["function"]["description"]

@@ -119,3 +119,11 @@ def test_the_best_constant_answer_wins_no_more_than_the_chance_rate(kind):
     assert all(KINDS[kind].fits(*numbers) for numbers in drawn)
     # Three standard deviations, and room for having picked the most frequent of many.
     assert Counter(KINDS[kind].answer(*numbers) for numbers in drawn).most_common(1)[0][1] / n <= 0.02 + 0.025
+
+
+def test_a_reply_cannot_take_its_time_sixteen_times():
+    env = gym.make("llm/PythonInterpreter-v0")
+    env.reset(seed=0)
+    observation, reward, *_ = env.step("\n".join([format_tool_call("python", code="1 + 1")] * 5))
+    assert observation == "2\n2\n2\n2\nError: 5 tool calls in one reply; only the first 4 were run."
+    assert reward == pytest.approx(-0.1)
