@@ -9,11 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import pytest
 from report_runs import ATTACKS, make_episode, make_row, write_run
 
+from llm_envs.errors import ModelError
 from llm_envs.report.site import write_report
-from llm_envs.types import Message, RolloutError, StopReason, Trajectory, Turn
+from llm_envs.tiny_model import tiny_tokenizer
+from llm_envs.types import Message, RolloutError, Row, StopReason, Trajectory, Turn
 
 pytestmark = pytest.mark.browser
 
@@ -76,9 +79,10 @@ def report_of(folder: Path, episodes: Sequence[Trajectory], **options: Any) -> P
 
 def go(chromium: Browser, hash: str) -> None:
     """Go to a view and wait until it is there."""
-    chromium.js(f"document.getElementById('main').dataset.old = 1, location.hash = {json.dumps(hash)}, 0")
-    chromium.wait(f"location.hash === {json.dumps(hash)} && document.querySelector('main h2') !== null")
-    chromium.js("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done(0))))")
+    if chromium.js("location.hash") == hash:
+        return
+    chromium.js(f"document.querySelector('main h2').dataset.old = 1, location.hash = {json.dumps(hash)}, 0")
+    chromium.wait("document.querySelector('main h2:not([data-old])') !== null")
 
 
 def rows(chromium: Browser) -> list[int]:
@@ -138,7 +142,10 @@ def test_episodes_are_filtered_sorted_and_searched(chromium: Browser, page: Path
 
 
 def test_the_keyboard_reaches_everything(chromium: Browser, page: Path) -> None:
-    chromium.open(page, hash="#episodes")
+    chromium.open(page)
+    chromium.press("/")
+    chromium.wait("location.hash === '#episodes' && document.activeElement.id === 'search'")
+    chromium.press("Escape")
     focused = "Number(document.activeElement.closest('tr')?.dataset.episode ?? -1)"
     chromium.press("j")
     assert chromium.js(focused) == 0
@@ -154,6 +161,9 @@ def test_the_keyboard_reaches_everything(chromium: Browser, page: Path) -> None:
     chromium.wait("location.hash === '#group/1' && document.querySelectorAll('.beside article').length === 2")
     chromium.press("Escape")
     chromium.wait(f"location.hash === '#episodes' && {focused} === 1")
+    chromium.press("/")
+    chromium.wait("document.activeElement.id === 'search'")
+    chromium.press("Escape")
     chromium.js("history.back()")
     chromium.wait("location.hash === '#group/1' && document.querySelectorAll('.beside article').length === 2")
 
@@ -230,6 +240,22 @@ def test_long_rows_are_drawn_in_parts_with_texts_where_there_are_any(chromium: B
         assert chromium.js("document.querySelectorAll('.tokens i').length") == n
     assert chromium.js("document.querySelector('.token-view button').hidden")
     assert chromium.js("document.querySelectorAll('.tokens .sampled i').length") == 4500
+
+
+def test_a_tokenizer_in_the_run_gives_tokens_their_texts(chromium: Browser, tmp_path: Path) -> None:
+    tokenizer = tiny_tokenizer(["What is 12+30? <b>42</b>"], vocab_size=300)
+    ids = np.array(tokenizer.encode("1\n<b>42")[:6], np.int32)
+    n = len(ids)
+    row = Row(ids, np.ones(n, np.bool_), np.full(n, -0.5, np.float32), ((0, n),))
+    run = write_run(tmp_path / "trajectories", [make_episode(rows=(row,), turns=(Turn(1.0, {}, row=0, span=0),))])
+    tokenizer.save_pretrained(run.parent)
+    assert write_report([tmp_path], tmp_path / "report.html") == []
+    chromium.open(tmp_path / "report.html", hash="#episode/0")
+    chromium.click(".token-view summary")
+    chromium.wait(f"document.querySelectorAll('.tokens i').length === {n}")
+    assert "".join(chromium.texts(".tokens i")).replace("\n", "") == "1\N{RETURN SYMBOL}<b>42"
+    with pytest.raises(ModelError):
+        write_report([tmp_path], tmp_path / "report.html", tokenizer=run)
 
 
 def test_groups_and_runs_are_compared(chromium: Browser, page: Path) -> None:
@@ -351,8 +377,6 @@ def test_a_screen_reader_finds_its_way(chromium: Browser, page: Path) -> None:
         headless = "[...document.querySelectorAll('table')].filter((one) => !one.querySelector('th[scope=col]')).length"
         assert chromium.js(headless) == 0
     go(chromium, "#summary")
-    chromium.js("document.activeElement.blur()")
-    chromium.js("document.body.focus(), window.getSelection().removeAllRanges()")
     assert chromium.js("document.documentElement.lang") == "en"
     assert chromium.js("document.querySelector('body a') === document.querySelector('.skip')")
     assert chromium.js("[...document.querySelectorAll('[tabindex]')].every((one) => one.tabIndex <= 0)")

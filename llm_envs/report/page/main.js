@@ -18,7 +18,8 @@ function draw([name, episode]) {
   return besideView(episode, sameProblem(episode), 'The same problem in all runs');
 }
 
-let isFirst = true;
+let isFirst = true, wantsSearch = false;
+const focusSearch = () => document.getElementById('search').focus();
 function route() {
   const place = where(), main = document.getElementById('main');
   const back = current;
@@ -29,8 +30,9 @@ function route() {
     a.getAttribute('href') === '#' + (place[1] === null ? place[0] : 'episodes') ? a.setAttribute('aria-current', 'page') : a.removeAttribute('aria-current'));
   if (isFirst) { isFirst = false; return; }
   announce(main.querySelector('h2').textContent);
+  if (wantsSearch) { wantsSearch = false; focusSearch(); return; }
   if (place[0] === 'episodes' && back !== null) {
-    requestAnimationFrame(() => document.querySelector(`tr[data-episode="${back}"] a`)?.focus());
+    queueMicrotask(() => document.querySelector(`tr[data-episode="${back}"] a`)?.focus());
     return;
   }
   window.scrollTo(0, 0);
@@ -49,8 +51,8 @@ function onKey(event) {
     else return;
   } else if (isWriting || target.matches('select, input')) return;
   else if (key === '/') {
-    if (name !== 'episodes') go('episodes');
-    requestAnimationFrame(() => setTimeout(() => document.getElementById('search')?.focus(), 0));
+    if (name === 'episodes') focusSearch();
+    else { wantsSearch = true; go('episodes'); }
   } else if (name === 'episodes') {
     const isArrow = key === 'ArrowDown' || key === 'ArrowUp';
     if (isArrow && !(target.closest('#table') || target === document.body || target.id === 'main')) return;

@@ -63,7 +63,7 @@ function tableView() {
     el('form', {class: 'filters', role: 'search', 'aria-label': 'Filter episodes', onsubmit: (event) => event.preventDefault()},
       el('label', {class: 'search'}, 'Search', search), filters),
     el('p', {id: 'found', role: 'status', class: 'soft'}), el('div', {id: 'table'})];
-  requestAnimationFrame(() => redraw());
+  queueMicrotask(redraw);  // once it is in the document
   return found;
 }
 
