@@ -188,7 +188,11 @@ def _thresholds(results: Results, arguments: argparse.Namespace) -> Suite:
 
 def _replay(arguments: argparse.Namespace, suite: Suite | None) -> Results:
     from llm_envs.replay import replay
+    from llm_envs.rollout.store_folder import MANIFEST_NAME
 
+    out = None if arguments.out is None else Path(arguments.out)
+    if out is not None and (out / MANIFEST_NAME).exists() and out.resolve() != Path(arguments.replay).resolve():
+        raise InvalidConfigError(f"--out {out} holds another run: results of this one would be taken for its own.")
     results = replay(
         arguments.replay,
         suite=suite,
@@ -196,8 +200,8 @@ def _replay(arguments: argparse.Namespace, suite: Suite | None) -> Results:
         confidence=arguments.confidence,
         allow_partial=arguments.partial,
     )
-    if arguments.out is not None:
-        results.save(arguments.out)
+    if out is not None:
+        results.save(out)
     return results
 
 

@@ -142,12 +142,21 @@ class Results:
         return json.dumps(self.to_dict(), indent=1, allow_nan=False, ensure_ascii=False)
 
     def save(self, folder: str | Path) -> Path:
-        """Write `results.json` into a folder, whole or not at all, and return its path."""
+        """Write `results.json` into a folder, whole or not at all, and return its path.
+
+        Raises:
+            InvalidConfigError: If the folder cannot be written to.
+        """
         target = Path(folder) / RESULTS_NAME
-        target.parent.mkdir(parents=True, exist_ok=True)
         temporary = target.with_name(target.name + ".tmp")
-        temporary.write_text(self.to_json() + "\n", encoding="utf-8", errors="backslashreplace")
-        temporary.replace(target)
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            temporary.write_text(self.to_json() + "\n", encoding="utf-8", errors="backslashreplace")
+            temporary.replace(target)
+        except OSError as error:
+            raise InvalidConfigError(
+                f"{target} cannot be written ({error.strerror}): choose another folder."
+            ) from error
         return target
 
     @classmethod

@@ -158,6 +158,8 @@ class TestBadInput:
             ("--replay", tmp_path / "empty"): "is empty",
             ("--replay", tmp_path / "half"): "is half-written: it has 1 of 2 episodes",
             ("--replay", run, "-k", "3"): "k is 3, but no problem",
+            ("--replay", run, "--out", tmp_path / "half"): "holds another run",
+            ("--replay", run, "--out", tmp_path / "other.json"): "cannot be written (File exists)",
             ("--replay", run, "--compare", tmp_path / "empty"): "is empty",
             ("--replay", run, "--compare", tmp_path / "half"): "is half-written",
             ("--replay", run, "--compare", tmp_path / "other.json"): "is of version 99; this one reads 1",
