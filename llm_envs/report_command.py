@@ -77,7 +77,7 @@ def _open(target: Path) -> None:
 
 
 def _count(text: str) -> int:
-    value = int(text.replace(",", ""))
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"{text} is not a number of at least 0")
-    return value
+    digits = text.replace(",", "")
+    if not (digits.isascii() and digits.isdigit()):
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number of at least 0")
+    return int(digits)

@@ -60,8 +60,8 @@ def compare_runs(parts: Mapping[tuple[int, int], EnvSummary]) -> list[dict[str, 
         parts: (run, environment) -> its counts.
 
     Returns:
-        For each pair `runs`, `problems` in common, `success` and `reward` as [mean difference, low, high] (two nulls
-        with fewer than two problems), and the sign test's `p` for success.
+        For each pair `runs`, `problems` in common, `success` (cut to [-1, 1]) and `reward` as [mean difference, low,
+        high] (two nulls with fewer than two problems), and the sign test's `p` for success.
     """
     out = []
     for one, other in combinations(sorted({run for run, _ in parts}), 2):
@@ -82,7 +82,7 @@ def compare_runs(parts: Mapping[tuple[int, int], EnvSummary]) -> list[dict[str, 
                 {
                     "runs": [one, other],
                     "problems": len(success),
-                    "success": _difference(by_success),
+                    "success": [None if v is None else max(-1.0, min(1.0, v)) for v in _difference(by_success)],
                     "reward": _difference(paired_interval(reward)),
                     "p": sign_test(*changed),
                 }

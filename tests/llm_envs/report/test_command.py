@@ -32,6 +32,9 @@ def test_errors_are_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     told = capsys.readouterr().err
     assert told.startswith("llm-envs: error: ") and told.count("\n") == 1
     assert "holds no run" in told
+    with pytest.raises(SystemExit, match="2"):
+        main(["report", str(tmp_path), "--max-tokens", "-1"])
+    assert "-1 is not a whole number of at least 0" in capsys.readouterr().err
 
 
 def run_open(tmp_path: Path, **variables: str) -> subprocess.CompletedProcess[str]:
