@@ -5,9 +5,10 @@
 #   make test-vllm  the tests that need vLLM, and the quick ones again, in an environment that has its CPU build
 #   make test-processes  the tests in which several processes train together, with transformers and with vLLM
 #   make test-examples   the examples, each with small settings
+#   make test-browser    the report page in headless Chromium, which must be installed
 #   make check-tasks     every task at every level against the whole contract, and docs/GALLERY.md against the tasks
 #   make lint       ruff, and mypy on the installed wheel
-#   make check      what CI runs: all of the above
+#   make check      what CI runs: all of the above but test-browser
 #   make bench      the benchmarks, against the numbers that we hold; rewrites the tables of docs/performance.md
 #   make proof      the proof that training learns: what has no result yet (PROOF_ARGS=--fresh: all of it)
 #   make docs       checks links and runs the snippets of the documents
@@ -26,7 +27,7 @@ SHELL := bash
 VENV := .venv
 VENV_VLLM := .venv-vllm
 TYPES := build/types
-SOURCES := $(shell find llm_envs tasks trainers -name '*.py' -o -name '*.html' -o -name py.typed)
+SOURCES := $(shell find llm_envs tasks trainers -name '*.py' -o -name '*.html' -o -name '*.js' -o -name '*.css' -o -name py.typed)
 
 # Installed first and alone: the pinned torch must never be replaced by one that a later resolution prefers.
 TORCH := $(shell grep '^torch==' constraints.txt)
@@ -34,7 +35,7 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 # The tests of one file share what they make, so a file stays with one process; tests/conftest.py says which go first.
 PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo test test-vllm test-processes test-examples check-tasks lint check bench proof docs gallery clean
+.PHONY: help demo test test-vllm test-processes test-examples test-browser check-tasks lint check bench proof docs gallery clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -43,10 +44,10 @@ demo: $(VENV)/.stamp
 	$(VENV)/bin/python examples/demo.py --out runs/demo
 
 test: $(VENV)/.stamp
-	$(VENV)/bin/python -m pytest -m "not processes and not examples" $(PARALLEL) $(PYTEST_ARGS)
+	$(VENV)/bin/python -m pytest -m "not processes and not examples and not browser" $(PARALLEL) $(PYTEST_ARGS)
 
 test-vllm: $(VENV_VLLM)/.stamp
-	LLM_ENVS_REQUIRE_VLLM=1 $(VENV_VLLM)/bin/python -m pytest -m "(vllm or not slow) and not processes and not examples" \
+	LLM_ENVS_REQUIRE_VLLM=1 $(VENV_VLLM)/bin/python -m pytest -m "(vllm or not slow) and not processes and not examples and not browser" \
 		$(PARALLEL) $(PYTEST_ARGS)
 
 test-processes: $(VENV)/.stamp $(VENV_VLLM)/.stamp
@@ -55,6 +56,10 @@ test-processes: $(VENV)/.stamp $(VENV_VLLM)/.stamp
 
 test-examples: $(VENV)/.stamp
 	$(VENV)/bin/python -m pytest -m examples $(PARALLEL) $(PYTEST_ARGS)
+
+# Debian's package of Chromium is enough; without a browser this fails and says so.
+test-browser: $(VENV)/.stamp
+	LLM_ENVS_REQUIRE_BROWSER=1 $(VENV)/bin/python -m pytest -m browser $(PYTEST_ARGS)
 
 check-tasks: $(VENV)/.stamp
 	$(VENV)/bin/llm-envs check --all --namespace llm --all-levels --thorough --jobs $(WORKERS)
