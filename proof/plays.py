@@ -1,6 +1,6 @@
 """How tasks of further families are played in their warm starts, well and badly.
 
-Well: with the steps written out where a tiny model needs them. Badly: in the right form, and for nothing.
+Of both plays as much as can be is the same where a tiny model has to learn to copy: then every episode teaches that.
 """
 
 from __future__ import annotations
@@ -15,22 +15,15 @@ from llm_envs.policies.scripted import OraclePolicy
 from llm_envs.tasks.language.vocabulary import BY_FIRST, VOCABULARY
 
 __all__ = [
-    "convert_and_forget",
-    "convert_by_bits",
     "leave_one_out",
     "leave_the_last_line_out",
     "put_the_word_first",
     "return_the_list",
     "say_a_digit",
     "take_the_price",
-    "write_bits",
 ]
 
 Env = gym.Env[str, str]
-
-_DIGITS = "0123456789abcdef"
-_BITS = {2: 1, 8: 3, 16: 4}
-"""Of a digit of each base."""
 
 
 def _problem(env: Env) -> dict[str, Any]:
@@ -40,40 +33,6 @@ def _problem(env: Env) -> dict[str, Any]:
 
 def _answer_of(env: Env) -> str:
     return OraclePolicy().act(env, "")
-
-
-def write_bits(number: str, source: int, target: int) -> str:
-    """Return how a number goes from base 2, 8 or 16 to another of them: twelve bits, in groups of either base's size.
-
-    "1b0" from 16 to 8 gives "0001 1011 0000; 000 110 110 000".
-    """
-    n_bits = _BITS[source]
-    bits = "".join(f"{int(digit, source):0{n_bits}b}" for digit in number).zfill(12)
-    return "; ".join(
-        " ".join(bits[start : start + size] for start in range(0, 12, size)) for size in (n_bits, _BITS[target])
-    )
-
-
-def convert_by_bits(env: Env, random: random.Random) -> str:
-    """Repeat the number, convert it by way of bits where both bases are powers of two, and say the answer."""
-    thought, right = _convert(env)
-    return f"<think>{thought}</think>{right}"
-
-
-def convert_and_forget(env: Env, random: random.Random) -> str:
-    """Do the same, and say three binary digits: a number in any base, and never the right one, which is at least 16."""
-    bits = "".join(random.choice("01") for _ in range(3))
-    return f"<think>{_convert(env)[0]}</think>{format_answer(bits)}"
-
-
-def _convert(env: Env) -> tuple[str, str]:
-    problem = _problem(env)
-    number, source, target = problem["numbers"][0], problem["source"], problem["target"]
-    if 10 in (source, target):
-        return number, _answer_of(env)
-    written = write_bits(number, source, target)
-    groups = written.split("; ")[1].split()
-    return f"{number}; {written}", format_answer("".join(_DIGITS[int(group, 2)] for group in groups))
 
 
 def leave_one_out(env: Env, random: random.Random) -> str:

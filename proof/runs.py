@@ -103,7 +103,6 @@ _ALL = (
     Run("grpo-calculator-vllm", "calculator", "grpo", engine="vllm", settings=_GENTLE),
     Run("grpo-guess-vllm", "guess", "grpo", engine="vllm", settings=_SHORT),
     Run("grpo-function", "function", "suite", settings=_FAMILY),
-    Run("grpo-base", "base", "suite", settings=_FAMILY),
     Run("grpo-negotiation", "negotiation", "suite", settings=_FAMILY),
     Run("grpo-knights", "knights", "suite", settings=_FAMILY),
     Run("grpo-acrostic", "acrostic", "suite", settings=_FAMILY),

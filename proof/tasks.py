@@ -20,8 +20,6 @@ from llm_envs.policies.scripted import OraclePolicy
 from proof.letters import ENV as LETTERS_ENV
 from proof.letters import LETTERS
 from proof.plays import (
-    convert_and_forget,
-    convert_by_bits,
     leave_one_out,
     leave_the_last_line_out,
     put_the_word_first,
@@ -171,15 +169,6 @@ TASKS: Mapping[str, Task] = {
         max_turn_tokens=4,
         max_completion_length=192,
         n_test=100,
-    ),
-    "base": Task(
-        "llm/BaseConversion-v0",
-        "single turn",
-        (convert_by_bits, convert_and_forget),
-        EASY,
-        **{**_FAMILY, "sft_steps": 600},
-        max_turn_tokens=64,
-        max_completion_length=72,
     ),
     "knights": Task(
         "llm/KnightsAndKnaves-v0",

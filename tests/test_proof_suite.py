@@ -16,21 +16,7 @@ def importable(monkeypatch):
     monkeypatch.chdir(ROOT)
 
 
-@pytest.mark.parametrize(
-    ("number", "source", "target", "written"),
-    [
-        ("1b0", 16, 8, "0001 1011 0000; 000 110 110 000"),
-        ("152", 8, 16, "000 001 101 010; 0000 0110 1010"),
-        ("11010", 2, 8, "0 0 0 0 0 0 0 1 1 0 1 0; 000 000 011 010"),
-    ],
-)
-def test_numbers_go_from_base_to_base_by_way_of_twelve_bits(number, source, target, written):
-    from proof.plays import write_bits
-
-    assert write_bits(number, source, target) == written
-
-
-@pytest.mark.parametrize("name", ["acrostic", "base", "fractions", "function", "knights", "negotiation"])
+@pytest.mark.parametrize("name", ["acrostic", "fractions", "function", "knights", "negotiation"])
 def test_one_play_is_right_and_the_other_is_not(name):
     """Whoever plays badly may be lucky now and then."""
     from proof.tasks import TASKS
@@ -61,12 +47,12 @@ def test_the_table_has_reward_and_success_by_family():
     known = {"algorithm": "grpo", "engine": "transformers", "warm": warm, "seeds": {"0": seed}}
     results = {
         "grpo-guess": {**known, "env": "llm/GuessNumber-v0"},
-        "grpo-base": {**known, "env": "llm/BaseConversion-v0"},
+        "grpo-knights": {**known, "env": "llm/KnightsAndKnaves-v0"},
     }
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in render(results)["suite"].splitlines()[2:4]]
     assert [row[:3] for row in rows] == [
-        ["algorithmic", "llm/BaseConversion-v0", "easy"],
         ["games", "llm/GuessNumber-v0", "easy"],
+        ["logic", "llm/KnightsAndKnaves-v0", "easy"],
     ]
     assert rows[0][4] == "0.250 → 0.950"
     assert rows[0][5].startswith("+0.700 (+0.233 to +1.167)")
