@@ -161,6 +161,8 @@ def main() -> None:
                 send(outgoing, {"ready": os.getpid(), "ended_by": ended_by})
                 serve(incoming, outgoing)
                 status = 0
+            except BrokenPipeError:  # nobody listens any more: a further child would not be heard either
+                status = 0
             finally:
                 os._exit(status)
         _, status = os.waitpid(child, 0)

@@ -1,11 +1,13 @@
 """Mathematical equality: right on mathematics, bounded and inert on everything else."""
 
 import os
+import signal
 import subprocess
 import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -466,3 +468,36 @@ def test_number_of_workers(n_workers):
 def test_an_answer_that_is_no_text_is_undecided(checker):
     comparison = checker.compare(5, "5")  # type: ignore[arg-type]
     assert (comparison.verdict, comparison.reason) == ("undecided", "the answer is a int, not text")
+
+
+def test_a_worker_ends_with_the_process_that_asked_it(tmp_path):
+    """Killed with a question under way, its process leaves nothing behind that works on."""
+    code = (
+        "import json, os, signal\n"
+        "from llm_envs.mathematics import _Worker\n"
+        "worker = _Worker()\n"
+        "request = {'id': 1, 'answer': '1', 'target': '2', 'timeout_s': 1.0}\n"
+        "os.killpg(worker._process.pid, signal.SIGSTOP)\n"  # so that the answer comes when nobody is there any more
+        "worker._process.stdin.write(json.dumps(request).encode() + b'\\n')\n"
+        "print(worker._process.pid, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, stdout=subprocess.PIPE, text=True, timeout=120)
+    pid = int(done.stdout)
+    os.killpg(pid, signal.SIGCONT)
+    deadline = time.monotonic() + 60
+    try:
+        while is_running(pid):
+            assert time.monotonic() < deadline, "the worker works on"
+            time.sleep(0.05)
+    finally:
+        if is_running(pid):
+            os.killpg(pid, signal.SIGKILL)  # it leads a session of its own
+
+
+def is_running(pid):
+    """Whether there is such a process, and it has not ended unseen."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
