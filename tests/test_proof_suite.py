@@ -1,5 +1,6 @@
 """The proof on a task of each family: how they are played well and badly, and the table of what came of it."""
 
+import json
 import random
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import gymnasium as gym
 import pytest
 
 ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "proof" / "results"
 
 
 @pytest.fixture(autouse=True)
@@ -57,3 +59,20 @@ def test_the_table_has_reward_and_success_by_family():
     assert rows[0][4] == "0.250 → 0.950"
     assert rows[0][5].startswith("+0.700 (+0.233 to +1.167)")
     assert rows[0][6:10] == ["25.0% → 100.0%", "+75.0 points (+26.0 to +124.0)", "yes", "340,736"]
+
+
+def test_the_reward_rises_on_tasks_of_different_families():
+    """Eight at least, each interval clear of zero."""
+    from llm_envs.catalogue import family_of
+    from proof.runs import RUNS
+    from proof.tables import compare
+
+    risen = set()
+    for path in RESULTS.glob("*.json"):
+        if RUNS[path.stem].table in ("grpo", "suite"):
+            data = json.loads(path.read_text())
+            for trained in data["seeds"].values():
+                _, interval = compare(data["warm"]["outcomes"], trained["outcomes"], "rewards")
+                assert interval.low > 0, path.stem
+            risen.add(family_of(data["env"]))
+    assert len(risen) >= 8
