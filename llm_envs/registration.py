@@ -178,12 +178,19 @@ _CLOSE = 0.7
 """Ids share "/" and "-v0", often the namespace too: below this they have little else in common."""
 
 
+_FEW = 6
+"""Ids that a message lists."""
+
+
 def _hint(name: str, known: Iterable[str]) -> str:
     by_lower = {id.lower(): id for id in known}
     close = [by_lower[match] for match in difflib.get_close_matches(name.lower(), by_lower, n=3, cutoff=_CLOSE)]
     if close:
         return f"; did you mean {' or '.join(close)}?"
-    return f"; known are {', '.join(sorted(by_lower.values())) or 'none'}."
+    names = sorted(by_lower.values())
+    if len(names) <= _FEW:
+        return f"; known are {', '.join(names) or 'none'}."
+    return f"; `llm-envs list` names all {len(names)}, such as {', '.join(names[:_FEW])}."
 
 
 def _distribution(entry_point: EntryPoint) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 
@@ -48,7 +49,9 @@ def check_text(trajectory: Trajectory, codec: ChatCodec) -> None:
 def test_an_oracle_wins_and_leaves_rows_to_train_on(env_id: str, codec: ChatCodec) -> None:
     trajectories = collect(env_id, OraclePolicy(), codec)
     assert validate_batch(trajectories) == []
-    assert all(t.is_success and t.status == "ok" and t.stop_reason is StopReason.TERMINATED for t in trajectories)
+    assert {t.status for t in trajectories} == {"ok"}
+    if gym.make(env_id).unwrapped.oracle_is_exact:
+        assert all(t.is_success and t.stop_reason is StopReason.TERMINATED for t in trajectories)
     assert len(sft_rows(trajectories)) == 10
     assert from_dataset(to_dataset(trajectories)) == trajectories
     for trajectory in trajectories:
@@ -61,7 +64,7 @@ def test_an_oracle_wins_and_leaves_rows_to_train_on(env_id: str, codec: ChatCode
 def test_sampled_turns_of_any_kind_make_valid_rows_at_any_concurrency(env_id: str, codec: ChatCodec) -> None:
     def played(concurrency: int) -> list[str]:
         policy = HashingTokenPolicy(codec, REPLIES)
-        limits = RolloutLimits(max_turn_tokens=12, max_episode_tokens=900, max_turns=3)
+        limits = RolloutLimits(max_turn_tokens=12, max_episode_tokens=8_000, max_turns=3)
         trajectories = collect(env_id, policy, codec, limits=limits, max_concurrency=concurrency)
         assert validate_batch(trajectories) == []
         assert {t.status for t in trajectories} == {"ok"}
