@@ -116,7 +116,7 @@ def test_an_unknown_task_names_close_ones():
         task_spec("llm/Calculater-v0")
     with pytest.raises(UnknownTaskError, match=r"did you mean .*llm/GuessNumber-v0"):
         task_spec("llm/guessnumber-v0")
-    for name in ("zzz", "llm/Nothing-v0"):
+    for name in ("zzz", "q/QQQQQQQQQQQQQ-v9"):
         with pytest.raises(UnknownTaskError, match=r"`llm-envs list` names all \d+, such as llm/.*, .*[^?]\.$"):
             task_spec(name)
     with pytest.raises(UnknownTaskError, match="cannot be imported"):
