@@ -114,8 +114,8 @@ class NegotiationEnv(TextEnv):
     """
 
     # A plan that looks at nothing but the first observation (equal steps from the lowest serious offer halfway to one's
-    # own worth, `accept` in the last message) does well: 100%, 93% and 25%; to 80% of the way 90%, 81% and 77%. It is no
-    # guess, and the steps are what is to be learned; what the counterpart answers matters for the rest.
+    # own worth, `accept` in the last message) does well: 100%, 93% and 25%; to 80% of the way 90%, 81% and 77%. It is
+    # no guess, and the steps are what is to be learned; what the counterpart answers matters for the rest.
     # Who offers prices drawn evenly from what is taken seriously up to its own worth is a success in under 1% of
     # 1,000 problems a level; in 12%, 11% and 5% if they are offered in order, lowest first. Taking the first price
     # never is.

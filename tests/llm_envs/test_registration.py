@@ -112,7 +112,9 @@ def test_keyword_arguments_must_be_json(value):
 
 
 def test_an_unknown_task_names_close_ones():
-    with pytest.raises(UnknownTaskError, match=r"'llm/Calculater-v0'; did you mean llm/Calculator-v0 or llm/Calendar-v0\?$"):
+    with pytest.raises(
+        UnknownTaskError, match=r"'llm/Calculater-v0'; did you mean llm/Calculator-v0 or llm/Calendar-v0\?$"
+    ):
         task_spec("llm/Calculater-v0")
     with pytest.raises(UnknownTaskError, match=r"did you mean .*llm/GuessNumber-v0"):
         task_spec("llm/guessnumber-v0")
