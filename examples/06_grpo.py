@@ -9,7 +9,7 @@ from warm_model import GUESS, OUT, QUIET, SHORT, options, success, train, warm_m
 
 from llm_envs.trainers.grpo import EnvGRPOConfig, EnvGRPOTrainer
 
-given = options(__doc__, steps=10, episodes=200)
+given = options(__doc__, steps=20, episodes=200)
 args = EnvGRPOConfig(
     output_dir=str(OUT / "grpo"),
     env_kwargs={"difficulty": "easy"},

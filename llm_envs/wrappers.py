@@ -54,6 +54,8 @@ class _TextWrapper(gym.Wrapper[str, str, str, str], gym.utils.RecordConstructorA
 class TurnLimit(_TextWrapper):
     """Truncates an episode after a number of turns, and says in the end that it was no success.
 
+    The agent is not told: the task's prompt may name a higher number of its own. `FormatObservation` can tell it.
+
     Args:
         env: What is limited.
         max_turns: At least 1. A limit of the task's own that is lower stays.
