@@ -4,7 +4,7 @@
 #   make test       the tests, on the CPU, offline
 #   make test-vllm  the tests that need vLLM, and the quick ones again, in an environment that has its CPU build
 #   make test-processes  the tests in which several processes train together, with transformers and with vLLM
-#   make test-examples   the examples, each with small settings
+#   make test-examples   the examples, each with small settings, and the snippets and commands of the documents
 #   make test-browser    the report page in headless Chromium, which must be installed
 #   make check-tasks     every task at every level against the whole contract, and docs/GALLERY.md against the tasks
 #   make lint       ruff, and mypy on the installed wheel

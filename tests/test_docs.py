@@ -76,6 +76,7 @@ def test_a_broken_link_is_seen(tmp_path: Path) -> None:
     assert broken_links(document) == ["b.md", "#there"]
 
 
+@pytest.mark.examples
 @pytest.mark.parametrize(("where", "code"), snippets(), ids=lambda value: value if ".md:" in value else "")
 def test_every_snippet_runs(where: str, code: str, tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)

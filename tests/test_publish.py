@@ -63,7 +63,7 @@ def says(line, printed):
     return re.search(pattern, printed) is not None
 
 
-@pytest.mark.slow
+@pytest.mark.examples
 def test_a_stranger_publishes_a_task(tmp_path, environment):
     folder, replaced, started = tmp_path, "", time.monotonic()
     n_commands = 0
