@@ -40,7 +40,7 @@ def test_the_oracle_wins_in_the_test_split_too(id, level):
     if not task.oracle_is_exact:
         pytest.skip("right in expectation: the family's own tests measure how often")
     positive = sum(weight for weight in task.reward_weights.values() if weight > 0)
-    for seed in range(10):
+    for seed in range(50):
         env.reset(seed=seed)
         total, over = 0.0, False
         while not over:
