@@ -1,21 +1,52 @@
-"""The documents: every link leads somewhere, and every Python snippet runs.
+"""The documents: every link leads somewhere, and every block is run, or says what else is done with it.
 
-A snippet that cannot run here is preceded by a comment that says why: `<!-- not run: needs a GPU -->`.
+What the comments above a block mean, and how each kind of block is run, is in `support/documents.py`.
 """
 
 from __future__ import annotations
 
+import importlib
+import json
+import os
 import re
+import shutil
 import subprocess
 import sys
+import tomllib
+from collections import Counter
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
+import yaml
+from documents import DATA, EDITS, Block, Page, commands_of, is_said, misspelt, problems, read_page
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+GENERATED = {"docs/GALLERY.md"}  # by docs/gallery.py, from episodes that it plays
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
-SNIPPET = re.compile(r"(?:<!-- not run: (?P<reason>[^\n]+) -->\n+)?```python\n(?P<code>.*?)```", re.DOTALL)
+LIMIT_S = 300
+
+NOT_RUN = {
+    "README.md": ["pip install -e ."],
+}
+"""What nothing here can run: by page, the first command of each block that says so. Keep it short.
+
+`pip install`: fetches packages from a registry (the fresh clones of `.ci/run` do)."""
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+PAGES: dict[str, Page] = {
+    name_of(path): read_page(path.read_text(encoding="utf-8"), name_of(path))
+    for path in DOCUMENTS
+    if name_of(path) not in GENERATED
+}
+BLOCKS = [block for page in PAGES.values() for block in page.blocks]
+RUN = [name for name, page in PAGES.items() if any(block.is_run for block in page.blocks)]
 
 
 def slug(heading: str) -> str:
@@ -41,24 +72,14 @@ def broken_links(document: Path) -> list[str]:
     return broken
 
 
-def snippets() -> list[tuple[str, str]]:
-    found = []
-    for document in DOCUMENTS:
-        for match in SNIPPET.finditer(document.read_text(encoding="utf-8")):
-            if match["reason"] is None:
-                line = document.read_text(encoding="utf-8")[: match.start()].count("\n") + 1
-                found.append((f"{document.relative_to(ROOT)}:{line}", match["code"]))
-    return found
-
-
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
 def test_every_link_leads_somewhere(document: Path) -> None:
     assert broken_links(document) == []
 
 
 def test_the_file_map_names_every_module() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    (file_map,) = re.findall(r"```\n(llm_envs/ .*?)```", text, flags=re.DOTALL)
+    (file_map,) = re.findall(r"```text\n(llm_envs/ .*?)```", text, flags=re.DOTALL)
     rooms = [
         ROOT / "llm_envs",
         *(ROOT / "llm_envs" / name for name in ("bridges", "policies", "report", "rollout")),
@@ -76,8 +97,304 @@ def test_a_broken_link_is_seen(tmp_path: Path) -> None:
     assert broken_links(document) == ["b.md", "#there"]
 
 
+# What each block is.
+
+
+def test_every_block_says_what_it_is() -> None:
+    assert {block.where: found for block in BLOCKS if (found := problems(block))} == {}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_comment_is_understood(name: str) -> None:
+    assert misspelt((ROOT / name).read_text(encoding="utf-8")) == []
+
+
+def test_few_blocks_are_not_run_and_all_of_them_are_known() -> None:
+    found = Counter((block.page, block.code.strip().splitlines()[0]) for block in BLOCKS if "not run" in block.said)
+    known = Counter((page, first) for page, blocks in NOT_RUN.items() for first in blocks)
+    unknown = [
+        f"{page}: {first}" for page, first in found if not any(first.startswith(k) for p, k in known if p == page)
+    ]
+    assert unknown == []
+    assert found.total() == known.total(), "NOT_RUN lists what is not there any more"
+
+
+def referred() -> list[tuple[str, str]]:
+    return sorted(
+        {(block.page, one) for block in BLOCKS if "run by" in block.said for one in block.said["run by"].split(", ")}
+    )
+
+
+@pytest.mark.parametrize(("page", "test"), referred())
+def test_what_is_said_to_run_a_block_exists(page: str, test: str) -> None:
+    path, _, name = test.partition("::")
+    assert (ROOT / path).is_file(), f"{page} names {test}"
+    if name or path.endswith(".py"):
+        text = (ROOT / path).read_text(encoding="utf-8")
+        *classes, function = name.split("::")
+        wanted = [*(rf"^class {one}\b" for one in classes), rf"^{'    ' * len(classes)}(async )?def {function}\("]
+        assert all(re.search(one, text, flags=re.MULTILINE) for one in wanted), f"{page} names {test}"
+
+
+@pytest.mark.parametrize("block", [b for b in BLOCKS if b.language in DATA], ids=lambda block: block.where)
+def test_data_is_what_its_language_says(block: Block) -> None:
+    {"yaml": yaml.safe_load, "toml": tomllib.loads, "json": json.loads}[block.language](block.code)
+
+
 @pytest.mark.examples
-@pytest.mark.parametrize(("where", "code"), snippets(), ids=lambda value: value if ".md:" in value else "")
-def test_every_snippet_runs(where: str, code: str, tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"{where}\n{done.stderr}"
+@pytest.mark.parametrize("block", [b for b in BLOCKS if "checked by" in b.said], ids=lambda block: block.where)
+def test_a_configuration_is_read_by_what_reads_it(block: Block, tmp_path: Path) -> None:
+    module, _, function = block.said["checked by"].partition(":")
+    path = tmp_path / f"it.{block.language}"
+    path.write_text(block.code, encoding="utf-8")
+    getattr(importlib.import_module(module), function)(path)
+
+
+def test_files_are_used() -> None:
+    for page in PAGES.values():
+        for n, block in enumerate(page.blocks):
+            name = block.said.get("file")
+            if name is None or "run by" in block.said:
+                continue
+            assert page.shares_a_folder, f"{block.where}: say <!-- blocks share a folder --> above everything else"
+            assert any(name in later.code for later in page.blocks[n + 1 :]), f"{block.where}: nothing uses {name}"
+
+
+def test_extras_and_targets_of_make_exist() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    for block in BLOCKS:
+        for names in re.findall(r"(?:llm-envs|\.)\[([\w,-]+)\]", block.code):
+            assert set(names.split(",")) <= extras.keys(), block.where
+        if block.language in ("bash", "console"):
+            assert set(re.findall(r"^(?:\$ )?make (\w[\w-]*)", block.code, flags=re.MULTILINE)) <= set(targets), (
+                block.where
+            )
+
+
+# What is written wrongly is seen.
+
+MINIATURE = """\
+<!-- blocks share a folder -->
+<!-- needs: the checkout -->
+
+# A page
+
+<!-- file: a.yaml -->
+
+```yaml
+a: 1
+```
+
+<!-- needs: a model in m -->
+<!-- exits: 3 -->
+
+```bash
+cat a.yaml  # reads it
+exit \\
+  3
+```
+
+- In a list:
+
+  ```console
+  $ cd x
+  $ echo a  b
+  a ...
+  ```
+
+<!-- not run: needs a GPU -->
+Some words.
+
+```
+x
+```
+"""
+
+
+def test_a_page_is_taken_apart() -> None:
+    page = read_page(MINIATURE, "a.md")
+    assert page.shares_a_folder
+    assert [(block.line, block.language, block.is_run) for block in page.blocks] == [
+        (8, "yaml", False), (15, "bash", True), (23, "console", True), (32, "", False),
+    ]  # fmt: skip
+    data, bash, console, untagged = page.blocks
+    assert data.said == {"needs": "the checkout", "file": "a.yaml"} and data.code == "a: 1\n"
+    assert bash.said == {"needs": "the checkout; a model in m", "exits": "3"}
+    assert commands_of(bash) == [("cat a.yaml  # reads it", []), ("exit 3", [])]
+    assert commands_of(console) == [("cd x", []), ("echo a  b", ["a ..."])]
+    assert untagged.said == {"needs": "the checkout"}, "what is said stands directly above the block"
+    assert [len(problems(block)) for block in page.blocks] == [0, 0, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("```sh\nls\n```\n", "the language is 'sh'"),
+        ("```yaml\na: 1\n```\n", "nothing reads it"),
+        ("```console\nls\n```\n", "begins with a command after '$ '"),
+        ("<!-- not run: x -->\n<!-- run by: y -->\n```bash\nls\n```\n", "run and not to be run"),
+        ("<!-- not run: x -->\n<!-- exits: 1 -->\n```bash\nls\n```\n", "has no exit code"),
+    ],
+)
+def test_what_is_written_wrongly_is_told(text: str, message: str) -> None:
+    (block,) = read_page(text, "a.md").blocks
+    assert any(message in problem for problem in problems(block))
+
+
+def test_a_misspelt_comment_is_told() -> None:
+    text = (
+        "<!-- run by tests/x.py -->\n<!-- needs: a model in m -->\n<!-- runs: begin -->\n<!-- blocks share folder -->"
+    )
+    assert misspelt(text) == ["<!-- run by tests/x.py -->", "<!-- blocks share folder -->"]
+
+
+def test_dots_stand_for_anything() -> None:
+    assert is_said("a ... c", "x\na b  c\n") and is_said("a b", "a    b") and not is_said("a ... c", "a\nc")
+
+
+# Running them.
+
+ENV = "llm/Calculator-v0"
+MAKE_MODEL = f"from warm_model import warm_model; warm_model({ENV!r}, name='made', steps=100)"
+
+
+@cache
+def environment() -> dict[str, str]:
+    """Return the variables of what is run: this environment's programs, the CPU, no network, no window, no colours."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    return kept | {"PATH": path, "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", "BROWSER": "true", "NO_COLOR": "1"}
+
+
+def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run a command; its output and errors come together, as a terminal shows them."""
+    return subprocess.run(
+        command, cwd=folder, env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True, timeout=LIMIT_S, check=False,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Return a function that makes, once, what blocks may need: a "model", a "run", a "training"."""
+    folder = tmp_path_factory.mktemp("made")
+
+    @cache
+    def make(what: str) -> Path:
+        if what == "model":
+            (folder / "examples").symlink_to(ROOT / "examples")
+            program = f"import sys; sys.path.insert(0, 'examples'); {MAKE_MODEL}"
+            done = run([sys.executable, "-c", program], folder)
+        elif what == "run":
+            given = ["--tokenizer", str(make("model")), "-n", "8", "--group-size", "4", "--out", "run"]
+            done = run(["llm-envs", "collect", ENV, "--policy", "oracle", *given], folder)
+        else:
+            given = ["--model_name_or_path", str(make("model")), "--max_steps", "2", "--output_dir", "training"]
+            done = run(["llm-envs", "train", "grpo", "--env", ENV, *given], folder)
+        assert done.returncode == 0, done.stdout[-4000:]
+        return folder / ("runs/examples/warm-made" if what == "model" else what)
+
+    return make
+
+
+def provide(block: Block, folder: Path, made: Callable[[str], Path]) -> None:
+    """Put what a block needs into its folder, where it is not there yet."""
+    for need in filter(None, block.said.get("needs", "").split("; ")):
+        if need == "the checkout":
+            for name, target in {
+                "examples": ROOT / "examples",
+                "tests": ROOT / "tests",
+                ".venv": Path(sys.prefix),
+            }.items():
+                if not (folder / name).exists():
+                    (folder / name).symlink_to(target)
+            continue
+        wanted = re.fullmatch(r"a (model|run|training) in (\S+)", need)
+        assert wanted, f"{block.where} needs {need!r}; there are: the checkout, a model|run|training in DIR"
+        if not (folder / wanted[2]).exists():
+            shutil.copytree(made(wanted[1]), folder / wanted[2])
+
+
+def write_block(block: Block, folder: Path, replaced: str) -> str:
+    """Write what a block says to write; return what the next block of this kind replaces."""
+    keys = block.said.keys() & set(EDITS)
+    path = folder / block.said[keys.pop()] if keys else folder
+    if "file" in block.said:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(block.code, encoding="utf-8")
+    elif "replace" in block.said:
+        assert path.read_text(encoding="utf-8").count(block.code) == 1, (
+            f"{block.where}: this is not once in {path.name}"
+        )
+    elif "with" in block.said:
+        path.write_text(path.read_text(encoding="utf-8").replace(replaced, block.code), encoding="utf-8")
+    return block.code if "replace" in block.said else ""
+
+
+def run_block(block: Block, folder: Path) -> None:
+    """Run a block, and fail where it does."""
+    expected = int(block.said.get("exits", 0))
+    if block.language != "console":
+        program = [sys.executable, "-c"] if block.language == "python" else ["bash", "-euo", "pipefail", "-c"]
+        done = run([*program, block.code], folder)
+        assert done.returncode == expected, f"{block.where}: exit code {done.returncode}\n{done.stdout[-6000:]}"
+        return
+    commands = commands_of(block)
+    for n, (command, printed) in enumerate(commands):
+        if command.startswith("cd "):
+            folder = folder / command.removeprefix("cd ")
+            continue
+        done = run(["bash", "-euo", "pipefail", "-c", command], folder)
+        said = f"{block.where}: $ {command}\n{done.stdout[-6000:]}"
+        assert done.returncode == (expected if n == len(commands) - 1 else 0), f"{said}\nexit code {done.returncode}"
+        assert [line for line in printed if not is_said(line, done.stdout)] == [], said
+
+
+@pytest.mark.examples
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RUN)
+def test_every_block_runs(name: str, tmp_path: Path, made: Callable[[str], Path]) -> None:
+    page, replaced = PAGES[name], ""
+    for block in page.blocks:
+        folder = tmp_path if page.shares_a_folder else tmp_path / str(block.line)
+        folder.mkdir(exist_ok=True)
+        if block.is_run:
+            provide(block, folder, made)
+            run_block(block, folder)
+        elif not block.said.keys() & {"run by", "not run"}:
+            replaced = write_block(block, folder, replaced)
+
+
+def options_of(command: str) -> tuple[tuple[str, ...], list[str]] | None:
+    """Return the program behind a command, as words that `--help` may follow, and the options that are passed to it."""
+    words = command.split(" # ")[0].split()
+    if "llm-envs" in words:
+        words = words[words.index("llm-envs") :]
+        n = next((n for n, word in enumerate(words) if n and not re.fullmatch("[a-z-]+", word)), len(words))
+        program = tuple(words[: min(n, 3 if words[1:2] == ["train"] else 2)])
+    elif scripts := [word for word in words if re.fullmatch(r"examples/\w+\.py", word)]:
+        words = words[words.index(scripts[0]) :]
+        program = ("python", str(ROOT / scripts[0]))
+    else:
+        return None
+    return program, [word.partition("=")[0] for word in words if re.match("--[a-z]", word)]
+
+
+@cache
+def help_of(program: tuple[str, ...]) -> str:
+    """Return what a program says for --help."""
+    done = run([*program, "--help"], ROOT)
+    assert done.returncode == 0, done.stdout[-2000:]
+    return done.stdout
+
+
+@pytest.mark.examples
+def test_options_that_are_not_tried_exist() -> None:
+    for block in BLOCKS:
+        if block.language not in ("bash", "console") or block.is_run:
+            continue
+        for command, _ in commands_of(block):
+            program, options = options_of(command) or ((), [])
+            unknown = [option for option in options if not re.search(rf"{option}\b", help_of(program))]
+            assert unknown == [], f"{block.where}: {command}"

@@ -18,7 +18,7 @@ from llm_envs.cli import main
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "publish.md").read_text(encoding="utf-8")
-BLOCK = re.compile(r"^```(\w+)(?: (\w+)=(\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"(?:^<!-- (\w+): (\S+) -->\n\n)?^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def environment(tmp_path):
 
 
 def blocks(page):
-    """Yield (language, key, value, body) of each block."""
+    """Yield (key, value, language, body) of each block; the key is what the comment above it says."""
     for found in BLOCK.finditer(page):
         yield found.groups()
 
@@ -67,7 +67,7 @@ def says(line, printed):
 def test_a_stranger_publishes_a_task(tmp_path, environment):
     folder, replaced, started = tmp_path, "", time.monotonic()
     n_commands = 0
-    for language, key, name, body in blocks(PAGE):
+    for key, name, language, body in blocks(PAGE):
         if key == "file":
             (folder / name).write_text(body)
         elif key == "replace":
