@@ -80,7 +80,7 @@ def collect_run(
         resume: Go on with the run in the folder, if there is one. Everything that decides what is played must be the
             same as when it was begun.
         settings: What else decides it, such as a model's name, as JSON types: kept in the manifest and compared.
-        show: Shows progress, for example `reporting.live_progress`.
+        show: Shows progress, for example `progress.live_progress`.
         max_log_bytes: See `TrajectoryWriter`.
         max_errors_in_a_row: After so many failed episodes with none between them that did not fail, the run stops.
         **collector: Everything else that `Collector` takes, but what chooses among finished groups: all are kept.

@@ -210,7 +210,7 @@ def _play(arguments: argparse.Namespace, suite: Suite) -> Results:
     from llm_envs.evaluate import evaluate_suite, suite_settings
     from llm_envs.policies.scripted import OraclePolicy, RandomPolicy
     from llm_envs.registration import task_spec
-    from llm_envs.reporting import live_progress
+    from llm_envs.progress import live_progress
     from llm_envs.rollout import RolloutLimits, create_window
     from llm_envs.rollout.store import check_folder, finished
     from llm_envs.rollout.store_folder import MANIFEST_NAME

@@ -190,7 +190,7 @@ def evaluate_suite(
         codec: Messages to token ids, for a token policy.
         confidence: Of all intervals.
         settings: What else decides what is played, such as a model's name, as JSON types: kept in the results.
-        show: Shows progress, for example `reporting.live_progress`.
+        show: Shows progress, for example `progress.live_progress`.
         **collector: Everything else that `Collector` takes: `sampling`, `limits`, `max_concurrency`, ...
 
     Raises:

@@ -6,19 +6,14 @@ import csv
 import importlib
 import json
 import math
-import shutil
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from llm_envs.errors import MissingExtraError, StoreError
 
 if TYPE_CHECKING:
-    from llm_envs.rollout.stats import CollectorStats
     from llm_envs.types import Trajectory
 
 __all__ = [
@@ -26,9 +21,7 @@ __all__ = [
     "console_logger",
     "csv_logger",
     "jsonl_logger",
-    "live_progress",
     "multi_logger",
-    "progress_line",
     "read_metrics",
     "tensorboard_logger",
     "trackio_logger",
@@ -234,66 +227,3 @@ def trajectory_table(trajectories: Iterable[Trajectory], *, width: int = 40) -> 
         lines.append([*line, t.stop_reason.value, *([words] if width else [])])
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
     return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
-
-
-@contextmanager
-def live_progress(
-    stats: CollectorStats,
-    total: int,
-    done: int = 0,
-    *,
-    stream: TextIO | None = None,
-    every_s: float | None = None,
-) -> Iterator[None]:
-    """Show how a collection goes on, also while no episode ends: one live line on a terminal, else a line at times.
-
-    Args:
-        stats: Of the collector that is playing; read from a thread.
-        total: Episodes in all.
-        done: Episodes that were there before.
-        stream: Where to; None is standard error.
-        every_s: Seconds between two showings; None is 0.2 on a terminal, else 5.
-    """
-    out = stream or sys.stderr
-    is_terminal = out.isatty()
-    pause = (0.2 if is_terminal else 5.0) if every_s is None else every_s
-    ended = threading.Event()
-    start = time.perf_counter()
-
-    def show() -> None:
-        while not ended.wait(pause):
-            line = progress_line(stats, total, done, time.perf_counter() - start)
-            if is_terminal:
-                line = "\r" + line[: shutil.get_terminal_size().columns - 1] + "\x1b[K"
-            out.write(line if is_terminal else line + "\n")
-            out.flush()
-
-    thread = threading.Thread(target=show, name="llm-envs-progress", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
-        if is_terminal:
-            out.write("\r\x1b[K")
-            out.flush()
-
-
-def progress_line(stats: CollectorStats, total: int, done: int, elapsed_s: float) -> str:
-    """Return one line about a collection that is going on; `live_progress` shows it."""
-    now = done + stats.accepted
-    parts = [f"{now}/{total} episodes"]
-    rate = stats.accepted / elapsed_s if elapsed_s > 0 else 0.0
-    if rate > 0:
-        left = round((total - now) / rate)
-        parts += [f"{rate:.3g}/s", f"{left // 3600}:{left // 60 % 60:02}:{left % 60:02} left"]
-    if stats.scored > 0:
-        parts += [f"success {stats.successes / stats.scored:.0%}", f"reward {stats.reward / stats.scored:.3g}"]
-    if stats.sampled_tokens and elapsed_s > 0:
-        parts.append(f"{stats.sampled_tokens / elapsed_s:.0f} tokens/s")
-    parts.append(f"{stats.running} running")
-    if stats.errored:
-        kind, count = stats.error_kinds.most_common(1)[0]
-        parts.append(f"{stats.errored} errors ({kind} x{count})")
-    return visible_text(", ".join(parts)).replace("\n", " ")

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from llm_envs.progress import live_progress
 from llm_envs.rollout.stats import CollectorStats
 
 __all__ = ["Progress", "show_progress"]
@@ -26,27 +27,8 @@ def show_progress(progress: bool | Progress, stats: CollectorStats, total: int) 
     if callable(progress):
         yield lambda: progress(stats, total)
     elif progress and sys.stderr.isatty():
-        with _bar(stats, total) as show:
-            yield show
+        with live_progress(stats, total):
+            yield lambda: None
         print(stats.summary(), file=sys.stderr)
     else:
         yield lambda: None
-
-
-@contextmanager
-def _bar(stats: CollectorStats, total: int) -> Iterator[Callable[[], None]]:
-    try:
-        from tqdm import tqdm
-    except ImportError:  # it comes with the extra `train`; without it the summary line has to do
-        yield lambda: None
-        return
-    with tqdm(total=total, unit="episode", desc="rollout", dynamic_ncols=True, leave=False) as bar:
-
-        def show() -> None:
-            scored = max(stats.scored, 1)
-            errors = f", {stats.errored} errors" if stats.errored else ""
-            text = f"success {stats.successes / scored:.0%}, reward {stats.reward / scored:.3g}{errors}"
-            bar.set_postfix_str(text, refresh=False)
-            bar.update()
-
-        yield show

@@ -4,7 +4,6 @@ import io
 import json
 import math
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,16 +15,14 @@ from llm_envs.reporting import (
     console_logger,
     csv_logger,
     jsonl_logger,
-    live_progress,
     multi_logger,
-    progress_line,
     read_metrics,
     tensorboard_logger,
     trackio_logger,
     trajectory_table,
     wandb_logger,
 )
-from llm_envs.rollout import Collector, CollectorStats
+from llm_envs.rollout import Collector
 from llm_envs.testing import NumbersEnv
 from llm_envs.types import StopReason
 
@@ -140,51 +137,3 @@ def test_a_table_of_trajectories() -> None:
     assert first.split()[1:] == [*cells, "two", "lines"]
     assert second.split()[2:] == ["1", "errored", "-", "0", "0", "error"]
     assert trajectory_table([played], width=5).endswith("two…") and "two" not in trajectory_table([played], width=0)
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def wait_for(stream: io.StringIO, text: str) -> None:
-    deadline = time.monotonic() + 30
-    while text not in stream.getvalue():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
-class TestProgress:
-    def test_a_line(self) -> None:
-        stats = CollectorStats(submitted=60, running=8, accepted=50, errored=10, successes=30, reward=32.0)
-        stats.sampled_tokens = 5000
-        stats.error_kinds["env.step: Key\x1bError"] += 10
-        assert progress_line(stats, 8000, 100, 10.0) == (
-            "150/8000 episodes, 5/s, 0:26:10 left, success 75%, reward 0.8, 500 tokens/s, 8 running, "
-            "10 errors (env.step: Key␛Error x10)"
-        )
-        assert progress_line(CollectorStats(), 5, 0, 0.0) == "0/5 episodes, 0 running"
-
-    def test_lines_at_times_where_there_is_no_terminal(self) -> None:
-        stream, stats = io.StringIO(), CollectorStats()
-        with live_progress(stats, 10, 4, stream=stream, every_s=0.01):
-            wait_for(stream, "4/10 episodes, 0 running\n")  # also while nothing ends
-            stats.accepted = 3
-            wait_for(stream, "7/10 episodes")
-        shown = stream.getvalue()
-        assert "\r" not in shown and "\x1b" not in shown and shown.endswith("\n")
-        time.sleep(0.05)
-        assert stream.getvalue() == shown
-
-    def test_one_live_line_on_a_terminal_which_is_gone_at_the_end(self) -> None:
-        stream = Terminal()
-        with pytest.raises(KeyboardInterrupt), live_progress(CollectorStats(), 10, stream=stream, every_s=0.01):
-            wait_for(stream, "\r0/10 episodes")
-            raise KeyboardInterrupt
-        assert "\n" not in stream.getvalue() and stream.getvalue().endswith("\r\x1b[K")
-
-    def test_what_is_over_at_once_says_nothing(self) -> None:
-        stream = io.StringIO()
-        with live_progress(CollectorStats(), 10, stream=stream):
-            pass
-        assert stream.getvalue() == ""
