@@ -1,0 +1,95 @@
+"""What every logged number is called and means: a table, of which `docs/reference/metrics.md` is made.
+
+The names that trainers log are in `llm_envs.trainers.metric_names`, with these in one table.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from llm_envs.types import StopReason
+
+__all__ = ["EPISODE_METRICS", "PLACEHOLDERS", "MetricName", "matching_names"]
+
+PLACEHOLDERS: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "component": (r".+", "a part of the task's reward, as the task calls it: `correct`, `malformed`"),
+        "reason": ("|".join(StopReason), f"why an episode ended: {', '.join(f'`{reason}`' for reason in StopReason)}"),
+        "id": (
+            r"(?!(?:reward|stop|curriculum)/).+",
+            "the id of an environment, `llm/Calculator-v0`, or an id with a difficulty, `llm/Calculator-v0/easy`",
+        ),
+        "level": (r".+", "a level of the curriculum: `easy`"),
+        "column": (r".+", "a column of rewards: `reward`, a component, a reward function, `shaping/cost`, `aggregate`"),
+        "algorithm": (r".+", "the name of an algorithm of the schedule: `grpo`"),
+        "measure": (r".+", "a key of what the function `eval_fn` returns"),
+    }
+)
+"""What stands between `<` and `>` in a name: a regular expression, and a sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class MetricName:
+    """A name that is logged, or a family of them."""
+
+    pattern: str
+    """The name; `<placeholder>` stands for any text that `PLACEHOLDERS` allows there."""
+    unit: str
+    """Of the number: share (from 0 to 1), tokens, nats, s, ..."""
+    meaning: str
+    """What it is, in a sentence."""
+    logged_by: tuple[str, ...]
+    """Who logs it: keys of `llm_envs.trainers.metric_names.LOGGERS`."""
+    when: str = ""
+    """Under which condition it is there; empty: always."""
+    maker: str = "llm-envs"
+    """Whose name it is: what TRL and transformers log is passed on as it is."""
+    is_evaluated: bool = False
+    """Whether an evaluation of a trainer logs the same with `eval_` in front."""
+
+    def matches(self, key: str) -> bool:
+        """Say whether a logged key is this name, or `eval_` and this name."""
+        parts = re.split(r"<(\w+)>", self.pattern)
+        expression = "".join(
+            f"(?:{PLACEHOLDERS[part][0]})" if place % 2 else re.escape(part) for place, part in enumerate(parts)
+        )
+        return re.fullmatch(("(?:eval_)?" if self.is_evaluated else "") + expression, key) is not None
+
+
+def matching_names(key: str, names: Iterable[MetricName]) -> list[MetricName]:
+    """Return the rows of a table that a logged key belongs to: one, if it is known."""
+    return [name for name in names if name.matches(key)]
+
+
+def _episodes(*rows: tuple[str, str, str] | tuple[str, str, str, str]) -> tuple[MetricName, ...]:
+    """Return names of `trajectory_metrics`; who logs them under which prefix says the table that takes them."""
+    return tuple(MetricName(row[0], row[1], row[2], (), *row[3:]) for row in rows)
+
+
+EPISODE_METRICS: tuple[MetricName, ...] = _episodes(
+    ("episodes", "episodes", "How many were played, failed and unscored ones too."),
+    ("errored", "episodes", "How many of them failed or could not be scored; they are in no mean."),
+    ("success", "share", "Episodes that the task calls solved.", "an episode has a score"),
+    ("reward", "reward", "Mean over episodes of what the task paid, all turns added up.", "an episode has a score"),
+    (
+        "reward/<component>",
+        "reward",
+        "Mean of a component of the task's reward, unweighted, over the episodes that have it.",
+        "an episode has a score, and the component",
+    ),
+    ("turns", "turns", "Mean number of turns an episode.", "an episode has a score"),
+    (
+        "sampled_tokens",
+        "tokens",
+        "Mean number of tokens that the policy wrote in an episode.",
+        "an episode has a score",
+    ),
+    ("forks", "rows", "Mean number of rows an episode has beyond its first.", "an episode forked"),
+    ("tool_calls", "calls", "Mean number of tool calls an episode.", "an episode has a score"),
+    ("tool_success", "share", "Tool calls that did not fail.", "a tool was called"),
+    ("stop/<reason>", "share", "Episodes that ended for this reason.", "an episode ended so"),
+)
+"""The names of `llm_envs.metrics.trajectory_metrics`, without the prefix under which they are logged."""

@@ -1,0 +1,121 @@
+"""The reference: every number that is logged has its row, every hook its entry, every module its page; none drifts."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from llm_envs.metric_names import EPISODE_METRICS, PLACEHOLDERS, MetricName, matching_names
+from llm_envs.trainers.metric_names import ALL_METRICS, LOGGERS
+
+ROOT = Path(__file__).resolve().parents[2]
+GENERATORS = ["docs/metrics_page.py"]
+
+NOT_RUN_HERE = {
+    "sampling/sampling_logp_difference/": "vLLM samples",
+    "sampling/importance_sampling_ratio/": "vLLM samples",
+}
+"""Beginnings of names that no run of `logged_runs` logs -> what is missing; `test_names_with_vllm` has them."""
+
+
+@pytest.mark.parametrize("generator", GENERATORS)
+def test_a_generated_page_is_what_its_generator_writes(generator: str) -> None:
+    done = subprocess.run([sys.executable, generator, "--check"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"python {generator} writes it anew:\n{done.stdout}\n{done.stderr}"
+
+
+# Metrics.
+
+
+def who(run: str) -> set[str]:
+    """Return who logs in a run, by the run's name."""
+    special = {"dpo_online": {"dpo-online", "dpo"}, "dpo_offline": {"dpo"}}
+    return special.get(run, {run.split("_")[0]})
+
+
+def test_patterns() -> None:
+    row = MetricName("env/stop/<reason>", "share", "", (), is_evaluated=True)
+    assert row.matches("env/stop/max_turns") and row.matches("eval_env/stop/error")
+    assert not row.matches("env/stop/boredom") and not row.matches("env/stop/") and not row.matches("x/env/stop/error")
+    row = MetricName("env/<id>/success", "share", "", ())
+    assert row.matches("env/llm/Sudoku-v0/hard/success") and not row.matches("eval_env/llm/Sudoku-v0/success")
+    assert not row.matches("env/reward/success")  # a component of that name
+    assert not MetricName("a.b", "", "", ()).matches("axb")
+
+
+def test_rows_are_whole_and_no_two_have_one_name() -> None:
+    patterns = [name.pattern for name in ALL_METRICS]
+    assert len(patterns) == len(set(patterns))
+    for name in ALL_METRICS:
+        assert name.unit and name.meaning.endswith(".") and name.logged_by, name
+        assert set(name.logged_by) <= set(LOGGERS), name
+        assert matching_names(name.pattern.replace("<reason>", "error"), ALL_METRICS) == [name]
+    used = {part.split(">")[0] for name in ALL_METRICS for part in name.pattern.split("<")[1:]}
+    assert used == set(PLACEHOLDERS)
+
+
+def test_what_a_summary_of_episodes_says_is_known() -> None:
+    from llm_envs.metrics import trajectory_metrics
+    from llm_envs.policies.scripted import OraclePolicy
+    from llm_envs.rollout import Collector
+
+    with Collector("llm/Calculator-v0", OraclePolicy(), progress=False) as collector:
+        keys = trajectory_metrics(t for group in collector.collect(2) for t in group)
+    assert {"tool_success", "reward/correct", "stop/terminated"} <= keys.keys()
+    assert all(len(matching_names(key, EPISODE_METRICS)) == 1 for key in keys), keys
+
+
+@pytest.fixture(scope="module")
+def logged(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
+    """What each small run logged."""
+    pytest.importorskip("trl")
+    from logged_runs import RUNS, make_model
+
+    model = make_model(tmp_path_factory.mktemp("model"))
+    return {name: run(model, tmp_path_factory.mktemp(name)) for name, run in RUNS.items()}
+
+
+@pytest.mark.examples
+@pytest.mark.slow
+class TestLogged:
+    def test_every_key_is_one_row_of_who_logs_it(self, logged: dict[str, set[str]]) -> None:
+        faults = []
+        for run, keys in logged.items():
+            for key in sorted(keys):
+                rows = matching_names(key, ALL_METRICS)
+                if len(rows) != 1:
+                    faults.append(f"{run} logs {key!r}, which is {len(rows)} rows: {[row.pattern for row in rows]}")
+                elif not who(run) & set(rows[0].logged_by):
+                    faults.append(f"{run} logs {key!r}, and its row names {rows[0].logged_by}")
+        assert faults == []
+
+    def test_every_row_is_logged(self, logged: dict[str, set[str]]) -> None:
+        keys = set().union(*logged.values())
+        in_training = {key for key in keys if not key.startswith("eval_")}
+        in_evaluation = keys - in_training
+        missing = [
+            row.pattern
+            for row in ALL_METRICS
+            if not any(map(row.matches, keys if row.pattern.startswith("eval_") else in_training))
+            or (row.is_evaluated and not any(map(row.matches, in_evaluation)))
+        ]
+        assert [pattern for pattern in missing if not pattern.startswith(tuple(NOT_RUN_HERE))] == []
+        assert all(any(pattern.startswith(start) for pattern in missing) for start in NOT_RUN_HERE)
+
+
+@pytest.mark.vllm
+@pytest.mark.slow
+def test_names_with_vllm(tmp_path: Path) -> None:
+    pytest.importorskip("vllm", reason="vLLM is not installed (make test-vllm has it)")
+    from logged_runs import MEASURED, make_model, train_grpo
+
+    settings = {"use_vllm": True, "vllm_max_model_length": 192, "vllm_gpu_memory_utilization": 0.3, **MEASURED}
+    keys = train_grpo(make_model(tmp_path / "model", hidden_size=64), tmp_path / "out", settings)
+    assert [key for key in sorted(keys) if len(matching_names(key, ALL_METRICS)) != 1] == []
+    missing = [row for row in ALL_METRICS if row.pattern.startswith(tuple(NOT_RUN_HERE))]
+    assert len(missing) == 5
+    for row in missing:
+        assert any(row.matches(key) for key in keys), row.pattern
