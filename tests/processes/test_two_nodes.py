@@ -1,0 +1,83 @@
+"""Two launches that join one training, as on two machines: examples/accelerate/two_nodes.yaml, over 127.0.0.1.
+
+Each launch stands for a machine, with one process on its CPU. They share the disk where a test does not say otherwise.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from launched import CONFIGS, ROOT, SUPPORT, Launched, launch
+
+from llm_envs.policies.inference import load_model
+from llm_envs.rollout import read_trajectories
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
+
+SCRIPT = ROOT / "examples" / "train_grpo.py"
+SMALL = [
+    *("--env", "llm/Arithmetic-v0", "--per_device_train_batch_size", "4", "--num_generations", "4"),
+    *("--max_completion_length", "48", "--max_turn_tokens", "8", "--gradient_checkpointing", "false"),
+    *("--save_steps", "1", "--report_to", "none", "--disable_tqdm", "true"),
+]
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+def on_two_nodes(program: Path, *arguments: Sequence[str], limit_s: float = 300.0) -> list[Launched]:
+    """Start a program on both machines at once; `arguments` are those of each, or the same for both."""
+    port = free_port()
+
+    def start(rank: int) -> Launched:
+        where = ["--machine_rank", str(rank), "--main_process_ip", "127.0.0.1", "--main_process_port", str(port)]
+        here = ["--mixed_precision", "no"]  # with --cpu each launch would be a run of its own
+        mine = arguments[rank] if len(arguments) > 1 else arguments[0]
+        config = CONFIGS / "two_nodes.yaml"
+        return launch(program, *mine, config=config, n_processes=2, limit_s=limit_s, options=[*where, *here])
+
+    with ThreadPoolExecutor(2) as threads:
+        return list(threads.map(start, (0, 1)))
+
+
+def test_weights_are_equal_and_episodes_divided(tmp_path: Path, model_folder: str, episodes: str) -> None:
+    for done in on_two_nodes(SUPPORT / "ranks.py", [model_folder, str(tmp_path), episodes, "grpo"]):
+        done.check()
+    one, other = (torch.load(tmp_path / f"grpo-{rank}.pt", weights_only=False) for rank in (0, 1))
+    assert one["step"] == other["step"] == 2
+    assert all(torch.equal(value, other["weights"][name]) for name, value in one["weights"].items())
+    start = load_model(model_folder, dtype=torch.float32).state_dict()
+    assert max((value - one["weights"][name]).abs().max().item() for name, value in start.items()) > 1e-4
+    for mine, theirs in zip(one["batches"], other["batches"], strict=True):
+        assert mine["items"] == theirs["items"] == mine["n_tokens"] + theirs["n_tokens"]
+        assert not set(mine["groups"]) & set(theirs["groups"])
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory, model_folder: str) -> Path:
+    """The output folder of a run of one step, on a disk that both machines have."""
+    out = tmp_path_factory.mktemp("shared") / "out"
+    given = ["--model_name_or_path", model_folder, "--output_dir", str(out), *SMALL, "--max_steps", "1"]
+    for done in on_two_nodes(SCRIPT, given):
+        done.check()
+    return out
+
+
+def test_on_a_shared_disk_one_folder_has_all_and_a_run_goes_on(shared: Path, model_folder: str) -> None:
+    played = [{t.seed for t in read_trajectories(shared / "trajectories" / f"process-{rank}")} for rank in (0, 1)]
+    assert [len(seeds) for seeds in played] == [1, 1] and not played[0] & played[1]
+    checkpoint = shared / "checkpoint-1"
+    assert (checkpoint / "model.safetensors").exists() and (checkpoint / "trainer_state.json").exists()
+    assert {path.name for path in checkpoint.glob("rng_state*")} == {"rng_state_0.pth", "rng_state_1.pth"}
+    given = ["--model_name_or_path", model_folder, "--output_dir", str(shared), *SMALL, "--max_steps", "2"]
+    for done in on_two_nodes(SCRIPT, [*given, "--resume_from_checkpoint", "true"]):
+        done.check()
+    assert (shared / "checkpoint-2" / "model.safetensors").exists()
