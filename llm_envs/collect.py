@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,14 +12,16 @@ from typing import Any
 
 from llm_envs.errors import InvalidConfigError, RolloutFailedError
 from llm_envs.policies.base import Policy
+from llm_envs.reporting import Logger
 from llm_envs.rollout.collector import Collector
 from llm_envs.rollout.limits import RolloutLimits
 from llm_envs.rollout.source import Envs, EpisodeSpec, SeedSource, as_source, group_specs
 from llm_envs.rollout.stats import CollectorStats
 from llm_envs.rollout.store import MAX_LOG_BYTES, Key, TrajectoryWriter, finished, remaining
+from llm_envs.tracking import EpisodeSample, log_collection
 from llm_envs.types import RolloutError, SamplingParams, Trajectory
 
-__all__ = ["CollectedRun", "collect_run", "run_settings"]
+__all__ = ["CollectedRun", "collect_run", "run_settings", "watched"]
 
 Show = Callable[[CollectorStats, int, int], AbstractContextManager[None]]
 """(statistics, episodes in all, episodes that were there before) -> shows progress while the block lasts."""
@@ -60,6 +62,8 @@ def collect_run(
     resume: bool = False,
     settings: Mapping[str, Any] | None = None,
     show: Show | None = None,
+    logger: Logger | None = None,
+    log_every_s: float = 10.0,
     max_log_bytes: int = MAX_LOG_BYTES,
     max_errors_in_a_row: int = 100,
     **collector: Any,
@@ -81,6 +85,9 @@ def collect_run(
             same as when it was begun.
         settings: What else decides it, such as a model's name, as JSON types: kept in the manifest and compared.
         show: Shows progress, for example `progress.live_progress`.
+        logger: Gets `tracking.collection_metrics` while it goes on and at the end, with the number of finished
+            episodes as the step; one of `tracking.tracker_logger`'s gets a sample of the episodes as a table, too.
+        log_every_s: Seconds between two of its steps.
         max_log_bytes: See `TrajectoryWriter`.
         max_errors_in_a_row: After so many failed episodes with none between them that did not fail, the run stops.
         **collector: Everything else that `Collector` takes, but what chooses among finished groups: all are kept.
@@ -107,12 +114,41 @@ def collect_run(
             n_left = sum(map(len, left())) if done else n_episodes
             keeper = _Keeper(writer, max_errors_in_a_row, player.on_trajectory)
             player.on_trajectory = keeper.keep
-            display = nullcontext() if show is None else show(player.stats, n_episodes, n_episodes - n_left)
-            with display:
+            with watched(player, n_episodes, n_episodes - n_left, show, logger, log_every_s):
                 player.play_each(left(), n_episodes=n_left)
     n_before = n_episodes - n_left
     errors = keeper.n_failed, keeper.first_error
     return CollectedRun(writer.path, n_episodes, n_before, player.stats, writer.removed, *errors)
+
+
+@contextmanager
+def watched(
+    player: Collector, total: int, done: int, show: Show | None, logger: Logger | None, log_every_s: float
+) -> Iterator[None]:
+    """Show and log how a collector goes on while the block lasts.
+
+    Args:
+        player: The collector; with a logger its `on_trajectory` keeps a sample of the episodes, too.
+        total: Episodes in all.
+        done: Episodes that were there before.
+        show: Shows progress; None does not.
+        logger: Gets the numbers; None is none.
+        log_every_s: Seconds between two of its steps.
+    """
+    with ExitStack() as stack:
+        if show is not None:
+            stack.enter_context(show(player.stats, total, done))
+        if logger is not None:
+            sample, also = EpisodeSample(), player.on_trajectory
+
+            def see(trajectory: Trajectory) -> None:
+                if also is not None:
+                    also(trajectory)
+                sample.add(trajectory)
+
+            player.on_trajectory = see
+            stack.enter_context(log_collection(logger, player.stats, done, every_s=log_every_s, sample=sample))
+        yield
 
 
 def run_settings(

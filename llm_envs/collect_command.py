@@ -28,12 +28,13 @@ from llm_envs.arguments import (
 from llm_envs.errors import InvalidConfigError, LLMEnvsError, StoreError
 from llm_envs.players import add_player_arguments, check_player, open_player, player_settings
 from llm_envs.reporting import visible_text
+from llm_envs.tracking import add_tracking_arguments, check_tracking, tracker_of
 
 if TYPE_CHECKING:
     from llm_envs.collect import CollectedRun
     from llm_envs.rollout.source import EnvChoice
 
-__all__ = ["add_arguments", "parse_mixture", "run"]
+__all__ = ["add_arguments", "parse_mixture", "run", "terminated_as_interrupted"]
 
 EXAMPLES = """
 examples:
@@ -41,7 +42,8 @@ examples:
   llm-envs collect 'llm/*' --exclude llm/Countdown-v0 --model DIR -n 100 --out runs/all
   llm-envs collect llm/Calculator-v0 --model DIR --serve 2 -n 1000 --out runs/served --resume
   llm-envs collect llm/Calculator-v0 --model DIR --url http://a:8000 --url http://b:8000 -n 1000 --out runs/servers
-  llm-envs collect llm/Calculator-v0 --model NAME --engine api --url https://host/v1 -n 50 --out runs/api
+  llm-envs collect llm/Calculator-v0 --model https://host/v1 --model-name NAME -n 50 --out runs/api
+  llm-envs collect llm/Calculator-v0 --model DIR --policy vllm -n 50 --out runs/logged --report-to tensorboard jsonl
 
 Ctrl-C ends it in order; the same command with --resume goes on. llm-envs export writes what was collected for others.
 """
@@ -76,6 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what the model sees of its earlier turns: its own words, or what the chat template makes of them",
     )
     parser.add_argument("--window", type=positive, metavar="TURNS", help="show the model only its last turns")
+    add_tracking_arguments(parser)
     parser.epilog = EXAMPLES
     add_player_arguments(parser, ["oracle", "random"])
 
@@ -84,14 +87,15 @@ def run(arguments: argparse.Namespace) -> int:
     """Collect, and return the exit code."""
     from llm_envs.collect import collect_run, run_settings
     from llm_envs.policies.scripted import OraclePolicy, RandomPolicy
-    from llm_envs.registration import task_spec
     from llm_envs.progress import live_progress
+    from llm_envs.registration import task_spec
     from llm_envs.rollout import RolloutLimits, create_window
     from llm_envs.rollout.store import check_folder, finished
     from llm_envs.rollout.store_folder import MANIFEST_NAME
     from llm_envs.types import SamplingParams
 
     envs = parse_mixture(arguments.envs, arguments.exclude or ())
+    check_tracking(arguments)
     check_player(arguments)
     collector: dict[str, Any] = {
         "seed": arguments.seed,
@@ -111,7 +115,8 @@ def run(arguments: argparse.Namespace) -> int:
         finished(arguments.out)
     try:
         with (
-            _terminated_as_interrupted(),
+            terminated_as_interrupted(),
+            tracker_of(arguments, own) as logger,
             open_player(arguments, {"oracle": OraclePolicy, "random": RandomPolicy}) as (policy, codec),
         ):
             done = collect_run(
@@ -123,6 +128,8 @@ def run(arguments: argparse.Namespace) -> int:
                 resume=arguments.resume,
                 settings=settings,
                 show=live_progress,
+                logger=logger,
+                log_every_s=arguments.log_every_s,
                 codec=codec,
                 max_concurrency=arguments.concurrency,
                 workers=arguments.workers or 0,
@@ -197,7 +204,7 @@ def _matching(pattern: str) -> list[str]:
 
 
 @contextmanager
-def _terminated_as_interrupted() -> Iterator[None]:
+def terminated_as_interrupted() -> Iterator[None]:
     """Let SIGTERM, which schedulers send before they kill, end a run as Ctrl-C does, in the background too.
 
     What a shell script starts in the background ignores SIGINT from the start, and asyncio then does not watch for it.

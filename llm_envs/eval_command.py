@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llm_envs.arguments import add_sampling_arguments, json_object, positive, require_text, seconds
-from llm_envs.collect_command import _terminated_as_interrupted as terminated_as_interrupted
-from llm_envs.collect_command import parse_mixture
+from llm_envs.collect_command import parse_mixture, terminated_as_interrupted
 from llm_envs.errors import InvalidConfigError
 from llm_envs.players import add_player_arguments, check_player, open_player, player_settings
 from llm_envs.reporting import visible_text
+from llm_envs.tracking import add_tracking_arguments, check_tracking, evaluation_metrics, tracker_of
 
 if TYPE_CHECKING:
     from llm_envs.comparison import Comparison
@@ -31,8 +31,9 @@ THRESHOLDS = ("min_success", "min_reward", "min_pass_at_k", "min_pass_hat_k", "m
 EXAMPLES = """
 examples:
   llm-envs eval llm/Calculator-v0 --model runs/demo/model -n 200 -k 4 --out runs/eval
-  llm-envs eval 'llm/*' --model DIR --engine vllm --difficulty easy,hard --out runs/all
-  llm-envs eval llm/Calculator-v0 --model NAME --engine api --url https://host/v1 --min-success 0.8
+  llm-envs eval 'llm/*' --model DIR --policy vllm --difficulty easy,hard --out runs/all
+  llm-envs eval llm/Calculator-v0 --model https://host/v1 --model-name NAME --min-success 0.8
+  llm-envs eval llm/Calculator-v0 --model DIR -n 500 --out runs/eval --resume --report-to wandb csv
   llm-envs eval --suite suite.yaml --model DIR --json
   llm-envs eval llm/Calculator-v0 --model AFTER --out runs/after --compare runs/before
   llm-envs eval --replay runs/eval
@@ -71,6 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--window", type=positive, metavar="TURNS", help="show the model only its last turns")
     _add_output_arguments(parser)
+    add_tracking_arguments(parser)
     parser.epilog = EXAMPLES
     add_player_arguments(parser, ["oracle", "random"])
 
@@ -78,7 +80,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_output_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("what comes of it")
     group.add_argument("--out", metavar="DIR", help="keep the trajectories and results.json in this folder")
-    group.add_argument("--resume", action="store_true", help="go on with the evaluation in --out, if there is one")
+    group.add_argument(
+        "--resume", action="store_true", help="go on with the evaluation in --out; with a larger -n, further"
+    )
     group.add_argument("--json", action="store_true", help="print the results as JSON, not as a table")
     group.add_argument("--confidence", type=_confidence, default=0.95, metavar="C", help="of intervals, default 0.95")
     group.add_argument("--compare", metavar="RESULTS", help="compare with an earlier run's folder or results.json")
@@ -130,8 +134,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _check(arguments: argparse.Namespace) -> None:
     """Refuse what goes together with nothing."""
+    check_tracking(arguments)
     if arguments.replay is not None:
-        given = ["--model"] * (arguments.model is not None) + ["--resume"] * arguments.resume + arguments.envs[:1]
+        given = ["--model"] * (arguments.model is not None) + ["--policy"] * (arguments.policy is not None)
+        given += ["--resume"] * arguments.resume + arguments.envs[:1]
         if given:
             raise InvalidConfigError(f"--replay plays nothing: leave out {given[0]}; the run says which tasks it had.")
     elif arguments.partial:
@@ -202,15 +208,18 @@ def _replay(arguments: argparse.Namespace, suite: Suite | None) -> Results:
     )
     if out is not None:
         results.save(out)
+    with tracker_of(arguments, results.settings) as logger:
+        if logger is not None:
+            logger(sum(task.n_episodes for task in results), evaluation_metrics(results))
     return results
 
 
 def _play(arguments: argparse.Namespace, suite: Suite) -> Results:
     from llm_envs.collect import run_settings
-    from llm_envs.evaluate import evaluate_suite, suite_settings
+    from llm_envs.evaluate import evaluate_suite, resumable_settings, suite_settings
     from llm_envs.policies.scripted import OraclePolicy, RandomPolicy
-    from llm_envs.registration import task_spec
     from llm_envs.progress import live_progress
+    from llm_envs.registration import task_spec
     from llm_envs.rollout import RolloutLimits, create_window
     from llm_envs.rollout.store import check_folder, finished
     from llm_envs.rollout.store_folder import MANIFEST_NAME
@@ -227,13 +236,16 @@ def _play(arguments: argparse.Namespace, suite: Suite) -> Results:
         "history": arguments.history,
     }
     settings = player_settings(arguments) | ({} if arguments.window is None else {"window": arguments.window})
+    own = run_settings(SuiteSource(suite), group_size=suite.samples, seed=suite.seed, **collector)
+    own |= suite_settings(suite, **settings)
     if arguments.out is not None:  # a model may take minutes to load: say before that what can be said
-        own = run_settings(SuiteSource(suite), group_size=suite.samples, seed=suite.seed, **collector)
-        check_folder(arguments.out, own | suite_settings(suite, **settings), resume=arguments.resume)
+        kept = resumable_settings(arguments.out, suite) if arguments.resume else {}
+        check_folder(arguments.out, own | kept, resume=arguments.resume)
         if (Path(arguments.out) / MANIFEST_NAME).exists():
             finished(arguments.out)
     with (
         terminated_as_interrupted(),
+        tracker_of(arguments, own) as logger,
         open_player(arguments, {"oracle": OraclePolicy, "random": RandomPolicy}) as (policy, codec),
     ):
         return evaluate_suite(
@@ -245,6 +257,8 @@ def _play(arguments: argparse.Namespace, suite: Suite) -> Results:
             confidence=arguments.confidence,
             settings=settings,
             show=live_progress,
+            logger=logger,
+            log_every_s=arguments.log_every_s,
             max_concurrency=arguments.concurrency,
             workers=arguments.workers or 0,
             context_fn=None if arguments.window is None else create_window(arguments.window),

@@ -7,28 +7,43 @@ a few numbers an episode, in a folder if asked to; `replay` scores a folder's ep
 from __future__ import annotations
 
 import inspect
+import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from llm_envs.collect import Show, collect_run, run_settings
+from llm_envs.collect import Show, collect_run, run_settings, watched
 from llm_envs.errors import InvalidConfigError
 from llm_envs.policies.base import Policy
 from llm_envs.replay import replay, results_of
+from llm_envs.reporting import Logger
 from llm_envs.results import Results
 from llm_envs.rollout.collector import Collector
 from llm_envs.rollout.context import Codec
 from llm_envs.rollout.source import Envs, group_specs
+from llm_envs.rollout.store import check_folder
+from llm_envs.rollout.store_folder import MANIFEST_NAME, read_manifest, write_manifest
+from llm_envs.rollout.store_lock import FolderLock
 from llm_envs.scores import Key, Scoreboard, key_of
 from llm_envs.statistics import Interval, clustered_interval, clustered_rate_interval, pass_at_k, pass_hat_k
 from llm_envs.suite import Suite, SuiteSource
+from llm_envs.tracking import evaluation_metrics
 from llm_envs.types import Trajectory, TrajectoryGroup
 
-__all__ = ["Evaluation", "aevaluate", "evaluate", "evaluate_suite", "replay", "suite_settings", "summarize"]
+__all__ = [
+    "Evaluation",
+    "aevaluate",
+    "evaluate",
+    "evaluate_suite",
+    "extend_run",
+    "replay",
+    "resumable_settings",
+    "suite_settings",
+    "summarize",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +193,8 @@ def evaluate_suite(
     confidence: float = 0.95,
     settings: Mapping[str, Any] | None = None,
     show: Show | None = None,
+    logger: Logger | None = None,
+    log_every_s: float = 10.0,
     **collector: Any,
 ) -> Results:
     """Measure a policy on each task of a suite, apart; no episode is held in memory.
@@ -186,20 +203,27 @@ def evaluate_suite(
         suite: Tasks, problems and samples.
         policy: Any policy.
         out: A folder for the trajectories, as `collect_run` writes it, and `results.json`; None keeps neither.
-        resume: Go on with the evaluation in the folder.
+        resume: Go on with the evaluation in the folder: play what is missing, and what failed anew. A task may have got
+            more problems since (`n`), and another k within its samples.
         codec: Messages to token ids, for a token policy.
         confidence: Of all intervals.
         settings: What else decides what is played, such as a model's name, as JSON types: kept in the results.
         show: Shows progress, for example `progress.live_progress`.
+        logger: Gets `tracking.collection_metrics` while it goes on, with the number of finished episodes as the step,
+            and `tracking.evaluation_metrics` at the end.
+        log_every_s: Seconds between two of its steps.
         **collector: Everything else that `Collector` takes: `sampling`, `limits`, `max_concurrency`, ...
 
     Raises:
-        InvalidConfigError: If a setting is wrong.
+        InvalidConfigError: If a setting is wrong, or the evaluation in the folder had more problems.
         StoreError: If the folder holds another run, or cannot be written to.
     """
     source, own = SuiteSource(suite), suite_settings(suite, **dict(settings or {}))
     collector = {"progress": False, "codec": codec} | collector | {"seed": suite.seed}
+    player = {"policy": type(policy).__name__}
     if out is not None:
+        if resume:
+            extend_run(out, suite, run_settings(source, group_size=suite.samples, **collector) | player | own)
         collect_run(
             source,
             policy,
@@ -209,27 +233,93 @@ def evaluate_suite(
             resume=resume,
             settings=own,
             show=show,
+            logger=logger,
+            log_every_s=log_every_s,
             **collector,
         )
         results = replay(out, suite=suite, confidence=confidence)
         results = replace(results, played_with=results.versions)
         results.save(out)
-        return results
-    board = Scoreboard(suite.names)
-    groups = (group_specs(source.spec(index), suite.samples) for index in range(len(source)))
-    with Collector(source, policy, on_trajectory=board.add, **collector) as player:
-        display = nullcontext() if show is None else show(player.stats, suite.n_episodes, 0)
-        with display:
-            player.play_each(groups, n_episodes=suite.n_episodes)
-    record = run_settings(source, group_size=suite.samples, **collector) | {"policy": type(policy).__name__} | own
-    results = results_of(board, record, {entry.label: entry.k for entry in suite.entries}, confidence)
-    return replace(results, played_with=results.versions)
+    else:
+        board = Scoreboard(suite.names)
+        groups = (group_specs(source.spec(index), suite.samples) for index in range(len(source)))
+        with (
+            Collector(source, policy, on_trajectory=board.add, **collector) as playing,
+            watched(playing, suite.n_episodes, 0, show, logger, log_every_s),
+        ):
+            playing.play_each(groups, n_episodes=suite.n_episodes)
+        record = run_settings(source, group_size=suite.samples, **collector) | player | own
+        results = results_of(board, record, {entry.label: entry.k for entry in suite.entries}, confidence)
+        results = replace(results, played_with=results.versions)
+    if logger is not None:
+        logger(sum(task.n_episodes for task in results), evaluation_metrics(results))
+    return results
 
 
 def suite_settings(suite: Suite, **settings: Any) -> dict[str, Any]:
     """Return what of a suite is kept in a run's manifest: `eval`, beside what else decides what is played."""
+    return settings | {"eval": _entries(suite)}
+
+
+def resumable_settings(path: str | Path, suite: Suite) -> dict[str, Any]:
+    """Return the `eval` with which an evaluation can be gone on with: the stored one, where the suite only adds to it.
+
+    Args:
+        path: The folder; of one that holds no evaluation of these tasks, the suite's own `eval` is returned.
+        suite: What is to be played now.
+
+    Raises:
+        InvalidConfigError: If a task has fewer problems now.
+        StoreError: If the manifest is damaged.
+    """
+    own, folder = _entries(suite), Path(path)
+    stored = read_manifest(folder).settings.get("eval") if (folder / MANIFEST_NAME).exists() else None
+    if not isinstance(stored, list) or [_identity(entry) for entry in stored] != [_identity(entry) for entry in own]:
+        return {"eval": own}
+    for before, now in zip(stored, own, strict=True):
+        if now[3] < before[3]:
+            raise InvalidConfigError(
+                f"{folder} is an evaluation of {before[3]} problems of {before[0]}, and {now[3]} are asked for now: an "
+                f"evaluation can grow, not shrink. Give -n {before[3]} or more, or another folder."
+            )
+    return {"eval": stored}
+
+
+def extend_run(path: str | Path, suite: Suite, settings: Mapping[str, Any]) -> None:
+    """Have the manifest of an evaluation's folder say what is played now; see `resumable_settings`.
+
+    Args:
+        path: The folder; one that holds no run is left alone.
+        suite: What is to be played.
+        settings: All of the run's, of which nothing but the numbers of problems, and k, may differ.
+
+    Raises:
+        InvalidConfigError: If a task has fewer problems now.
+        StoreError: If the folder holds another run, or another writer has it.
+    """
+    folder = Path(path)
+    kept = resumable_settings(folder, suite)
+    if kept["eval"] == _entries(suite):
+        return
+    check_folder(folder, {**settings, **kept}, resume=True)
+    lock = FolderLock(folder)
+    try:
+        manifest = read_manifest(folder)
+        write_manifest(folder, replace(manifest, settings={**manifest.settings, "eval": _entries(suite)}))
+    finally:
+        lock.release()
+
+
+def _entries(suite: Suite) -> list[list[Any]]:
+    """Return the tasks as JSON types: name, id, arguments, n, k."""
     entries = [[e.label, e.env_id, dict(e.kwargs), e.n, e.k] for e in suite.entries]
-    return settings | {"eval": entries}
+    taken: list[list[Any]] = json.loads(json.dumps(entries))
+    return taken
+
+
+def _identity(entry: Any) -> Any:
+    """Return what a stored task is known by: all but n and k."""
+    return entry[:3] if isinstance(entry, list) and len(entry) == 5 else None
 
 
 def _passes(estimate: Callable[[int, int, int], float], won: Sequence[Sequence[float]]) -> dict[int, float]:

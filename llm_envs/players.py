@@ -1,10 +1,11 @@
-"""Who plays, as `play` and `collect` are asked for it: a script, or a model on one of the engines.
+"""Who plays, as `play`, `collect` and `eval` are asked for it: a script, or a model on one of the engines.
 
 --policy oracle
---model DIR [--engine transformers | vllm]
+--model DIR [--engine transformers | vllm]       --policy vllm says the same as --engine vllm
 --model DIR --url URL [--url URL ...]            vllm serve processes that run already (--engine server)
 --model DIR --serve N [--server-args ARGS]       vllm serve processes of our own
 --model NAME --engine api --url URL              any chat API
+--model URL [--model-name NAME]                  the same; the name may be left out where the server has one model only
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llm_envs.arguments import positive, require_model
-from llm_envs.errors import InvalidConfigError
-from llm_envs.policies.http import API_KEY
+from llm_envs.errors import BridgeError, InvalidConfigError
+from llm_envs.policies.http import API_KEY, bearer, check_url, import_httpx, is_local, said_by
 
 if TYPE_CHECKING:
     from llm_envs.chat import ChatCodec
@@ -38,9 +39,15 @@ _TAKES = {
     "vllm": set[str](),
     "server": {"url", "tokenizer"},
     "serve": {"serve", "server_args", "devices", "tokenizer"},
-    "api": {"url", "tokenizer", "max_concurrent", "requests_per_minute", "max_tokens_name"},
+    "api": {"url", "model_name", "tokenizer", "max_concurrent", "requests_per_minute", "max_tokens_name"},
     "script": {"tokenizer"},
 }
+MODEL_ENGINES = ["transformers", "vllm", "server", "api"]
+"""What `--engine` takes, and `--policy` beside the scripts."""
+
+LIST_TIMEOUT_S = 20.0
+"""For a server to say which models it has."""
+
 _OPTIONS = sorted(set().union(*_TAKES.values()))
 
 
@@ -49,15 +56,25 @@ def add_player_arguments(parser: argparse.ArgumentParser, policies: Sequence[str
 
     Args:
         parser: Of the command.
-        policies: Names that `--policy` takes, the default first.
+        policies: Names of scripts that `--policy` takes, the default first.
     """
+    parser.set_defaults(default_policy=policies[0])
     group = parser.add_argument_group("who plays")
-    who = group.add_mutually_exclusive_group()
-    who.add_argument("--policy", choices=policies, default=policies[0], help=f"a script; default: {policies[0]}")
-    who.add_argument("--model", metavar="MODEL", help="a model: a folder, a name on a model hub, or its name at an API")
+    group.add_argument(
+        "--policy",
+        choices=[*policies, *MODEL_ENGINES],
+        help=f"a script ({', '.join(policies)}), or what --model runs on, as with --engine; default: the model, or "
+        f"{policies[0]} without one",
+    )
+    group.add_argument(
+        "--model",
+        metavar="MODEL",
+        help="a model: a folder, a name on a model hub, its name at an API, or the API's address (https://host/v1)",
+    )
+    group.add_argument("--model-name", metavar="NAME", help="its name at --model URL; default: the only one there")
     group.add_argument(
         "--engine",
-        choices=["transformers", "vllm", "server", "api"],
+        choices=MODEL_ENGINES,
         help="what the model runs on: in this process, on `vllm serve` at --url, or any chat API at --url; default: "
         "transformers, or server with --url or --serve",
     )
@@ -91,9 +108,13 @@ def add_player_arguments(parser: argparse.ArgumentParser, policies: Sequence[str
 def check_player(arguments: argparse.Namespace) -> None:
     """Check that the options fit one another, and that folders are there; nothing is loaded.
 
+    Of `--model URL` without a name, the server is asked which models it has.
+
     Raises:
         InvalidConfigError: If not.
+        BridgeError: If that server cannot be reached.
     """
+    _settle(arguments)
     kind, given = _kind(arguments), [name for name in _OPTIONS if getattr(arguments, name) is not None]
     if kind == "script" and (arguments.engine is not None or set(given) - _TAKES[kind]):
         names = ["engine"] * (arguments.engine is not None) + [name for name in given if name not in _TAKES[kind]]
@@ -117,6 +138,7 @@ def check_player(arguments: argparse.Namespace) -> None:
 
 def player_settings(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return what of it decides what is played, as JSON types: not where a server is, nor who started it."""
+    _settle(arguments)
     kind = _kind(arguments)
     if kind == "script":
         record: dict[str, Any] = {"policy": arguments.policy}
@@ -141,6 +163,69 @@ def open_player(
     """
     check_player(arguments)
     return _opened(arguments, scripts)
+
+
+def _settle(arguments: argparse.Namespace) -> None:
+    """Say what was asked for in one way: a script in `policy`, or else `model`, `engine` and `url`.
+
+    Raises:
+        InvalidConfigError: If it contradicts itself.
+    """
+    policy, model = arguments.policy, arguments.model
+    if policy in MODEL_ENGINES:
+        if arguments.engine not in (None, policy):
+            raise InvalidConfigError(f"--policy {policy} and --engine {arguments.engine} contradict: give one of them.")
+        if model is None:
+            raise InvalidConfigError(f"--policy {policy} plays a model: give --model.")
+        arguments.policy, arguments.engine = None, policy
+    elif policy is not None and model is not None:
+        raise InvalidConfigError(
+            f"--policy {policy} is a script, which plays without a model: leave out --model, or say with --policy what "
+            f"the model runs on ({', '.join(MODEL_ENGINES)})."
+        )
+    elif policy is None and model is None:
+        arguments.policy = arguments.default_policy
+    if model is not None and model.startswith(("http://", "https://")):
+        _settle_address(arguments, model)
+    elif arguments.model_name is not None and not arguments.url:
+        raise InvalidConfigError("--model-name is for --model URL; otherwise --model is the name.")
+
+
+def _settle_address(arguments: argparse.Namespace, url: str) -> None:
+    """Put an address given as the model where an address belongs."""
+    if arguments.url:
+        raise InvalidConfigError("--model is an address, and --url another one: give one, and the name as --model.")
+    if arguments.serve is not None or arguments.engine not in (None, "api"):
+        what = "--serve" if arguments.serve is not None else f"--engine {arguments.engine}"
+        raise InvalidConfigError(
+            f"--model {url} is the address of a chat API (--engine api): {what} needs a folder, or a name on a hub."
+        )
+    check_url(url, "--model")
+    arguments.model = arguments.model_name or _only_model(url)
+    arguments.engine, arguments.url, arguments.model_name = "api", [url], None
+
+
+def _only_model(url: str) -> str:
+    """Ask a server which models it has, and return the only one's name."""
+    httpx = import_httpx()
+    root = url.rstrip("/")
+    address = f"{root if root.endswith('/v1') else root + '/v1'}/models"
+    headers = bearer(os.environ.get(API_KEY))
+    try:
+        answer = httpx.get(address, headers=headers, timeout=LIST_TIMEOUT_S, trust_env=not is_local(url))
+    except httpx.HTTPError as error:
+        raise BridgeError(f"--model {url}: there is no answer ({type(error).__name__}: {error}).") from error
+    try:
+        names = [str(found["id"]) for found in answer.json()["data"]] if answer.status_code == 200 else []
+    except (ValueError, KeyError, TypeError):
+        names = []
+    if not names:
+        said = f"{address} answers {answer.status_code}" + ("" if answer.status_code == 200 else said_by(answer.text))
+        raise InvalidConfigError(f"--model {url}: it names no models ({said:.300}): give --model-name NAME.")
+    if len(names) > 1:
+        some = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+        raise InvalidConfigError(f"--model {url}: there are several models, say which with --model-name: {some}.")
+    return names[0]
 
 
 @contextmanager

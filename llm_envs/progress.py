@@ -113,8 +113,11 @@ def since(stats: CollectorStats, before: CollectorStats | None) -> CollectorStat
     return copy
 
 
-_SUMS = ("accepted", "errored", "unscored", "retries", "successes", "reward", "turns", "sampled_tokens", "tokens")
-_SUMS += ("forks", "rejected_groups", "dropped")
+_SUMS = (
+    *("accepted", "errored", "unscored", "retries", "successes", "reward"),
+    *("turns", "sampled_tokens", "tokens", "forks", "rejected_groups", "dropped"),
+)
+"""What `since` takes differences of."""
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import csv
 import importlib
 import json
 import math
+import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -149,6 +150,8 @@ def wandb_logger(project: str, **settings: Any) -> Logger:
     Raises:
         MissingExtraError: If wandb is not installed.
     """
+    if (settings.get("mode") or os.environ.get("WANDB_MODE")) == "offline":
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # offline alone does not keep it off the network
     try:
         wandb: Any = importlib.import_module("wandb")
     except ImportError as error:

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from llm_envs.errors import InvalidConfigError, MissingExtraError
+from llm_envs.errors import InvalidConfigError
 from llm_envs.results import Results
 from llm_envs.rollout.source import EnvChoice, EpisodeSpec, SeedSource
 from llm_envs.scores import Key, key_of
@@ -145,12 +145,11 @@ def load_suite(path: str | Path, **given: Any) -> Suite:
     """Read a suite.
 
     Args:
-        path: A YAML file; of JSON, which is YAML, with a name that ends with .json, PyYAML is not needed.
+        path: A YAML file, or one in JSON with a name that ends with .json.
         **given: What stands over the file: `n`, `k`, `samples`, `seed`, `split`, and thresholds; None does not.
 
     Raises:
         InvalidConfigError: If the file cannot be read, or says something that is not known or fits no other.
-        MissingExtraError: If PyYAML is not installed.
     """
     data = _read(Path(path))
     top = {name: value for name, value in given.items() if value is not None}
@@ -256,28 +255,19 @@ def _take(data: Mapping[str, Any], where: str, known: set[str]) -> dict[str, Any
 
 
 def _read(path: Path) -> dict[str, Any]:
+    yaml: Any = importlib.import_module("yaml")
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidConfigError(f"--suite {path}: it cannot be read ({error}).") from error
     try:
-        data = json.loads(text) if path.suffix == ".json" else _yaml(text)
-    except ValueError as error:
-        raise InvalidConfigError(f"--suite {path}: {' '.join(str(error).split())}") from error
+        data = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)  # YAML refuses some JSON: tabs
+    except (ValueError, yaml.YAMLError) as error:
+        form = "JSON" if path.suffix == ".json" else "YAML"
+        raise InvalidConfigError(f"--suite {path}: it is no {form} ({' '.join(str(error).split())}).") from error
     if not isinstance(data, dict):
         raise InvalidConfigError(f"--suite {path}: it must be a mapping with `environments`.")
     return data
-
-
-def _yaml(text: str) -> Any:
-    try:
-        yaml: Any = importlib.import_module("yaml")
-    except ImportError as error:
-        raise MissingExtraError("A suite in YAML needs PyYAML: pip install 'llm-envs[train]'; or use JSON.") from error
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ValueError(f"it is no YAML ({error})") from error
 
 
 def _check_whole(what: str, value: Any, least: int | None) -> None:

@@ -295,10 +295,10 @@ class TestSuiteFile:
         suite = self.load(tmp_path, document.split("```yaml\n")[1].split("```")[0])
         said = [(e.label, e.n, e.k, e.thresholds.min_success) for e in suite.entries]
         assert said == [
-            (CALCULATOR, 200, 4, 0.3),
-            (f"{NUMBER} easy", 200, 4, 0.8),
-            (f"{NUMBER} hard", 200, 4, 0.8),
-            ("calculator in a hurry", 100, 1, 0.3),
+            (CALCULATOR, 20, 4, 0.3),
+            (f"{NUMBER} easy", 20, 4, 0.8),
+            (f"{NUMBER} hard", 20, 4, 0.8),
+            ("calculator in a hurry", 10, 1, 0.3),
         ]
         assert (suite.samples, suite.entries[3].kwargs) == (4, {"split": "test", "max_turns": 2})
 
