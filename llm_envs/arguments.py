@@ -27,7 +27,10 @@ HUB_NAME = re.compile(r"\w[\w.-]*/[\w.-]+")
 
 def positive(text: str) -> int:
     """Read a whole number of at least 1."""
-    value = int(text)
+    try:
+        value = int(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1") from error
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value} is not at least 1")
     return value

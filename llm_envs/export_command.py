@@ -24,10 +24,18 @@ FORMS = {
     "dataset": "everything, as a folder that datasets.load_from_disk reads",
 }
 
+EXAMPLES = """
+examples:
+  llm-envs export runs/oracle conversations.jsonl --to messages
+  llm-envs export runs/oracle rows.jsonl --to sft --keep successes
+  llm-envs export runs/grouped pairs.jsonl --to pairs --margin 0.1
+  llm-envs export runs/oracle table --to dataset
+"""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("run_folder", metavar="DIR", help="the folder of a run")
+    parser.add_argument("run_folder", metavar="RUN", help="the folder of a run")
     parser.add_argument("target", metavar="OUT", help="the file to write; a folder for a dataset")
     parser.add_argument(
         "--to", choices=FORMS, required=True, help="; ".join(f"{name}: {about}" for name, about in FORMS.items())
@@ -38,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="which episodes; default: all for a dataset, else those that were scored",
     )
     parser.add_argument("--margin", type=_margin, default=0.0, help="pairs: rewards differ by more; default 0")
+    parser.epilog = EXAMPLES
 
 
 def run(arguments: argparse.Namespace) -> int:

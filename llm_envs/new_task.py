@@ -26,9 +26,9 @@ _GROUP = '[project.entry-points."llm_envs.tasks"]'
 
 EXAMPLES = """
 examples:
-  llm-envs new-task word_ladder --game                  in a checkout of the suite: tasks/games/word_ladder.py
-  llm-envs new-task word_ladder --game --package        anywhere: a package word-ladder, id my/WordLadder-v0
-  llm-envs new-task rhymes --package --namespace poets  id poets/Rhymes-v0
+  llm-envs new-task word_ladder --game                  # in a checkout of the suite: tasks/games/word_ladder.py
+  llm-envs new-task word_ladder --game --package        # anywhere: a package word-ladder, id my/WordLadder-v0
+  llm-envs new-task rhymes --package --namespace poets  # id poets/Rhymes-v0
 """
 
 _PYPROJECT = """\
@@ -117,7 +117,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--namespace", help="before the / of the id; default: llm in the suite, else my")
     parser.add_argument("--family", help="in the suite: folder of tasks/; default: by kind")
     parser.add_argument("--dir", type=Path, default=Path(), metavar="DIR", help="where to write; default: here")
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EXAMPLES
 
 

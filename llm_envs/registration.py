@@ -182,9 +182,16 @@ _FEW = 6
 """Ids that a message lists."""
 
 
+def _bare(id: str) -> str:
+    """Return "wordle" of "llm/Wordle-v0"."""
+    return re.sub(r".*/|-v[0-9]+$", "", id).lower()
+
+
 def _hint(name: str, known: Iterable[str]) -> str:
     by_lower = {id.lower(): id for id in known}
-    close = [by_lower[match] for match in difflib.get_close_matches(name.lower(), by_lower, n=3, cutoff=_CLOSE)]
+    spelled = by_lower if "/" in name else {_bare(id): id for id in by_lower.values()}
+    typed = name.lower() if "/" in name else _bare(name)
+    close = [spelled[match] for match in difflib.get_close_matches(typed, spelled, n=3, cutoff=_CLOSE)]
     if close:
         return f"; did you mean {' or '.join(close)}?"
     names = sorted(by_lower.values())

@@ -42,7 +42,6 @@ def add_list_arguments(parser: argparse.ArgumentParser) -> None:
     turns.add_argument("--multi-turn", action="store_true", help="tasks of several turns")
     parser.add_argument("--tools", action="store_true", help="tasks in which the agent has tools")
     parser.add_argument("--json", action="store_true", help="everything that is known of each, as JSON")
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = LIST_EXAMPLES
 
 
@@ -96,7 +95,7 @@ def _is_wanted(card: TaskCard, arguments: argparse.Namespace) -> bool:
 
 def add_check_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what `check` takes."""
-    parser.add_argument("ids", nargs="*", metavar="ID")
+    parser.add_argument("envs", nargs="*", metavar="ENV", help="a task's id")
     parser.add_argument("--all", action="store_true", help="every registered task")
     parser.add_argument("--namespace", metavar="NAME", help="with --all: only NAME/...")
     parser.add_argument("--difficulty", metavar="LEVEL", help="of the tasks that are checked; default: each one's own")
@@ -107,7 +106,6 @@ def add_check_arguments(parser: argparse.ArgumentParser) -> None:
         help="200 episodes of the oracle, 1,000 spoilt actions, 10,000 pairs of neighbouring seeds",
     )
     parser.add_argument("--jobs", type=positive, default=1, metavar="N", help="tasks checked at once, default 1")
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = CHECK_EXAMPLES
 
 
@@ -141,7 +139,7 @@ def _work(arguments: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any], 
     from llm_envs.catalogue import describe
     from llm_envs.registration import task_ids, task_spec
 
-    ids: Sequence[str] = arguments.ids
+    ids: Sequence[str] = arguments.envs
     if bool(ids) == arguments.all:
         raise InvalidConfigError("name the tasks to check, or say --all.")
     if arguments.namespace and not arguments.all:

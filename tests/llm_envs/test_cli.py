@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from llm_envs.cli import main
-from llm_envs.errors import InvalidConfigError
 
 TRAIN_MODULE = """
 import sys
@@ -17,6 +16,24 @@ def grpo(arguments):
     return 3 if "--fail" in arguments else None
 def broken(arguments):
     raise ValueError("first line\\nsecond line")
+"""
+
+SAYS = """
+import gymnasium as gym
+from llm_envs.spaces import TextSpace
+
+class Says(gym.Env):
+    observation_space = action_space = TextSpace()
+    system_prompt, tools = None, []
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return "Guess.", {}
+
+    def step(self, action):
+        return "It was 7.", 1.0, True, False, {"is_success": True}
+
+gym.register("test/Says-v0", Says)
 """
 
 
@@ -147,7 +164,8 @@ def test_wrong_usage_is_exit_code_2(arguments: list[str], capsys: pytest.Capture
     with pytest.raises(SystemExit) as caught:
         main(arguments)
     assert caught.value.code == 2
-    assert "usage: llm-envs" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert error.startswith("llm-envs: error: ") and error.count("\n") == 1
 
 
 def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:
@@ -194,11 +212,25 @@ def test_help_loads_nothing_heavy(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("model", ["missing", "/missing", "./missing", "a/b/missing", "../missing", "~/missing"])
-def test_a_missing_folder_is_not_looked_for_on_a_hub(model: str) -> None:
-    from llm_envs.cli import _parser, _policy
+def test_a_missing_folder_is_not_looked_for_on_a_hub(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["play", "llm/Arithmetic-v0", "--model", model]) == 2
+    assert "no such folder" in capsys.readouterr().err
 
-    with pytest.raises(InvalidConfigError, match="no such folder"):
-        _policy(_parser().parse_args(["play", "X", "--model", model]))
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("Wordle", "llm/Wordle-v0"), ("wordle-v1", "llm/Wordle-v0"), ("guess_number", "llm/GuessNumber-v0")],
+)
+def test_a_task_by_its_bare_name_is_told_its_id(name: str, meant: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["play", name]) == 2
+    assert capsys.readouterr().err == f"llm-envs: error: there is no task {name!r}; did you mean {meant}?\n"
+
+
+def test_a_person_sees_what_the_task_said_last(tmp_path: Path) -> None:
+    (tmp_path / "says.py").write_text(SAYS)
+    done = command("play", "says:test/Says-v0", "--policy", "human", cwd=tmp_path, stdin="7\n", path=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "It was 7.\n[terminated, success=True, reward 1]" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,55 @@
+"""`llm-envs train NAME`: the way to the trainings, which other packages, ours among them, put under it."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from importlib.metadata import EntryPoint
+
+from llm_envs.errors import InvalidConfigError
+from llm_envs.grammar import nearest
+
+__all__ = ["TRAIN_COMMANDS", "add_arguments", "run"]
+
+TRAIN_COMMANDS = "llm_envs.train_commands"
+"""Entry-point group of `llm-envs train NAME`: each loads to a function that takes the arguments after NAME, a list of
+strings, and returns an exit code or None."""
+
+EXAMPLES = """
+examples:
+  llm-envs train
+  llm-envs train grpo --help
+  llm-envs train grpo --env llm/Calculator-v0 --model DIR --output_dir runs/grpo --max_steps 20
+  llm-envs train sft --config run.yaml --learning_rate 1e-5
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("name", nargs="?", metavar="NAME", help="the training, for example grpo")
+    parser.add_argument(
+        "arguments", nargs=argparse.REMAINDER, help="what the training itself takes: try --help after NAME"
+    )
+    parser.epilog = EXAMPLES
+
+
+def run(arguments: argparse.Namespace) -> int | None:
+    """Hand the arguments to the training, or print the names of all."""
+    from llm_envs.registration import installed_entry_points
+
+    commands: dict[str, EntryPoint] = {found.name: found for found in installed_entry_points(TRAIN_COMMANDS)}
+    if not commands:
+        raise InvalidConfigError(
+            f"no training is installed: no package fills the entry-point group {TRAIN_COMMANDS!r}. "
+            "From Python: llm_envs.trainers."
+        )
+    if arguments.name is None:
+        print("\n".join(sorted(commands)))
+        return 0
+    if arguments.name not in commands:
+        near = nearest(arguments.name, sorted(commands))
+        raise InvalidConfigError(
+            f"there is no training {arguments.name!r}; there are {', '.join(sorted(commands))}.{near}"
+        )
+    command: Callable[[list[str]], int | None] = commands[arguments.name].load()
+    return command(list(arguments.arguments))
