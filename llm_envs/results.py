@@ -126,6 +126,8 @@ class Results:
     played_with: Mapping[str, str] = field(default_factory=dict)
     """The same where the episodes were played; empty where that is not known."""
     confidence: float = 0.95
+    thresholds: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """A task's name -> what was asked of it, by the names of `suite.Thresholds`; empty where nothing was."""
 
     def __iter__(self) -> Iterator[TaskResult]:
         """Iterate over the tasks."""
@@ -176,10 +178,14 @@ class Results:
             raise InvalidConfigError(f"{file} is damaged: it is no JSON ({error}).") from error
         if not isinstance(data, dict) or data.get("format") != _FORMAT:
             raise InvalidConfigError(f"{file} holds no results: it was not written by `llm-envs eval --out`.")
-        if data.get("version") != RESULTS_VERSION:
+        if (found := data.get("version")) != RESULTS_VERSION:
+            is_newer = isinstance(found, int | float) and found > RESULTS_VERSION
+            again = "its episodes again: llm-envs eval --replay DIR --out DIR"
             raise InvalidConfigError(
-                f"{file} is of version {data.get('version')!r}; this one reads {RESULTS_VERSION}. Score its episodes "
-                "again with this version: llm-envs eval --replay DIR --out DIR."
+                f"{file} is of version {found}, which is newer: this llm-envs reads {RESULTS_VERSION}. Use the version "
+                f"that wrote it ({data.get('versions', {}).get('llm-envs', 'unknown')}), or score {again}."
+                if is_newer
+                else f"{file} is of version {found!r}; this llm-envs reads {RESULTS_VERSION}. Score {again}."
             )
         try:
             return cls._from_dict(data)
@@ -196,6 +202,7 @@ class Results:
             versions=data["versions"],
             played_with=data["played_with"],
             confidence=float(data["confidence"]),
+            thresholds=data.get("thresholds", {}),
         )
 
 

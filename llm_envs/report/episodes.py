@@ -7,7 +7,6 @@ reorder text and lone surrogates are shown as symbols. That it never becomes mar
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,11 +20,13 @@ __all__ = ["COLUMNS", "Details", "Names", "table_line"]
 
 COLUMNS = (
     "run", "env", "seed", "member", "group", "problem", "settings", "outcome", "reward", "turns", "tokens", "stop",
-    "seconds", "chunk",
+    "seconds", "begins", "chunk",
 )  # fmt: skip
-"""Of the table of episodes. `env`, `group`, `problem`, `settings` and `stop` are numbers of `Names`."""
+"""Of the table of episodes. `env`, `group`, `problem`, `settings`, `stop` and `begins` are numbers of `Names`."""
 
 OUTCOMES = ("success", "failure", "errored", "unscored")
+BEGINS = 90
+"""Characters of the first observation that the table shows."""
 EXACT = 2**53
 """JavaScript's numbers are exact below this; a larger seed is kept as text."""
 
@@ -66,7 +67,15 @@ def table_line(trajectory: Trajectory, run: int, part: int, names: Names) -> lis
         trajectory.n_sampled_tokens,
         names.number("stop", trajectory.stop_reason.value),
         _rounded(trajectory.timings.get("total")),
+        names.number("begins", _begins(trajectory)),
     ]
+
+
+def _begins(trajectory: Trajectory) -> str:
+    """Return how the first observation begins, in one line."""
+    said = next((message.content for message in trajectory.messages if message.role == "user"), "")
+    words = " ".join(said[: 4 * BEGINS].split())
+    return words if len(words) <= BEGINS else words[: BEGINS - 1].rstrip() + "…"
 
 
 class Details:
@@ -79,15 +88,15 @@ class Details:
     """
 
     def __init__(self, names: Names, *, max_tokens: int, max_characters: int) -> None:
-        self.token_ids: Counter[int] = Counter()
-        """How often each token id is on the page."""
+        self.token_ids: dict[int, set[int]] = {}
+        """Run -> token ids of it that are on the page."""
         self.without_tokens = 0
         """Episodes whose rows were left out."""
         self.without_text = 0
         """Episodes whose conversations were left out."""
         self._names, self._tokens_left, self._characters_left = names, max_tokens, max_characters
 
-    def of(self, trajectory: Trajectory) -> dict[str, Any]:
+    def of(self, trajectory: Trajectory, run: int) -> dict[str, Any]:
         """Return what the page shows of one episode, as JSON types.
 
         `m` messages [role, text or the number of a shared one, calls?], `t` turns, `r` rows, `e` error, `tools` the
@@ -112,7 +121,7 @@ class Details:
             self.without_text += 1
         if trajectory.n_tokens and trajectory.n_tokens <= self._tokens_left:
             self._tokens_left -= trajectory.n_tokens
-            out["r"] = [self._row(row) for row in trajectory.rows]
+            out["r"] = [self._row(row, run) for row in trajectory.rows]
         elif trajectory.n_tokens:
             self.without_tokens += 1
             out["r"] = None
@@ -125,16 +134,16 @@ class Details:
         calls = [[visible_text(call.name), visible_text(_json(call.arguments))] for call in message.tool_calls]
         return [message.role, content, *([calls] if calls else [])]
 
-    def _row(self, row: Row) -> list[Any]:
+    def _row(self, row: Row, run: int) -> list[Any]:
         """Return [ids, [start, stop, ...] of the mask's runs, log-probabilities of the masked]."""
-        self.token_ids.update(row.ids.tolist())
+        self.token_ids.setdefault(run, set()).update(row.ids.tolist())
         padded = np.concatenate([[False], row.mask, [False]])
         logps = [None if value != value else round(value, 2) for value in row.logps[row.mask].tolist()]
         return [row.ids.tolist(), np.flatnonzero(padded[1:] != padded[:-1]).tolist(), logps]
 
 
 def _turn(turn: Turn, rows: Sequence[Row]) -> list[Any]:
-    """Return [reward, components, finish reason, row, span, seconds of the policy, results, tokens]."""
+    """Return [reward, components, finish reason, row, first token, seconds of the policy, results, tokens]."""
     results = [
         [
             visible_text(result.name),
@@ -150,7 +159,7 @@ def _turn(turn: Turn, rows: Sequence[Row]) -> list[Any]:
     seconds = _rounded(turn.seconds.get("policy"))
     start, stop = rows[turn.row].spans[turn.span] if turn.row >= 0 else (0, 0)
     tokens = stop - start if turn.row >= 0 else None
-    return [_rounded(turn.reward), components, turn.finish_reason.value, turn.row, turn.span, seconds, results, tokens]
+    return [_rounded(turn.reward), components, turn.finish_reason.value, turn.row, start, seconds, results, tokens]
 
 
 def _rounded(value: float | None) -> float | None:

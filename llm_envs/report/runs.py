@@ -1,14 +1,13 @@
-"""The folders that a report is made of: where a run's trajectories and metrics lie, whoever wrote it.
+"""The folders that a report is made of: where a run's trajectories, metrics and results lie, whoever wrote it.
 
-A run is the folder of a `TrajectoryWriter` (`llm-envs collect`), a trainer's `output_dir` with `trajectories/`, an
-evaluation's folder, or a single file of trajectories. What a kill left half-written is read as far as it goes, and
-said.
+A run is the folder of a `TrajectoryWriter` (`llm-envs collect`), an evaluation's folder with `results.json`, a
+trainer's `output_dir` with `trajectories/process-*`, a folder whose `trajectories/` holds named runs
+(`examples/demo.py`), or a single file of trajectories or results. What a kill left half-written is read as far as it
+goes, and said.
 """
 
 from __future__ import annotations
 
-import json
-import math
 import re
 import warnings
 from collections.abc import Iterator, Mapping
@@ -16,18 +15,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from llm_envs.errors import StoreError
-from llm_envs.reporting import read_metrics, visible_text
+from llm_envs.errors import InvalidConfigError, StoreError
+from llm_envs.replay import played_entries
+from llm_envs.report.curves import Curves, checkpoints, read_curves
+from llm_envs.reporting import visible_text
+from llm_envs.results import RESULTS_NAME, Results
 from llm_envs.rollout.store import iter_trajectories
 from llm_envs.rollout.store_folder import MANIFEST_NAME, read_manifest
 from llm_envs.types import Trajectory
 
-__all__ = ["ReportRun", "open_run", "read_curves"]
+__all__ = ["ReportRun", "open_runs"]
 
-STATE_NAME, METRICS_NAME = "trainer_state.json", "metrics.jsonl"
-
-MAX_CURVE_POINTS = 2000
-"""Points of one curve that the page keeps, evenly spaced: a screen has no more columns."""
+_PROCESS = re.compile(r"process-\d+")
+"""What a trainer calls the folder of each of its processes: all of them are one run."""
+_TOKENIZER_NAME = "tokenizer_config.json"
 
 
 @dataclass(slots=True)
@@ -37,113 +38,162 @@ class ReportRun:
     path: Path
     name: str
     """Short, and different from those of the report's other runs."""
-    parts: tuple[Path, ...]
+    folder_name: str = ""
+    """The name of what was given, of which this may be one of several runs."""
+    parts: tuple[Path, ...] = ()
     """Folders of trajectories, or one file, in order."""
-    settings: Mapping[str, Any]
+    settings: Mapping[str, Any] = field(default_factory=dict)
     """Of the first part's manifest."""
-    curves: Mapping[str, list[tuple[float, float]]]
-    """Metric -> (step, value), ascending; empty where nothing was logged."""
-    tokenizer: Path | None
-    """A folder of the run that has a tokenizer."""
+    curves: Curves = field(default_factory=dict)
+    """What was logged; empty where nothing was."""
+    results: Results | None = None
+    """What an evaluation found."""
+    tokenizer: Path | None = None
+    """A folder with the tokenizer of the run's model."""
     notes: list[str] = field(default_factory=list)
     """What was missing or damaged, a line each. Reading adds to it."""
 
     def trajectories(self) -> Iterator[tuple[int, Trajectory]]:
         """Yield (index of the part, trajectory) in the order of finishing; a torn line is left out and noted."""
+        n_read = 0
         for index, part in enumerate(self.parts):
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
                 for trajectory in iter_trajectories(part):
+                    n_read += 1
                     yield index, trajectory
             self.notes += [visible_text(str(warning.message)) for warning in caught]
+        wanted = _episodes_of_evaluation(self.settings)
+        if n_read < wanted:
+            self.notes.append(f"{self.path} is half-written: it has {n_read} of {wanted} episodes; --resume goes on.")
 
 
-def open_run(path: str | Path, name: str | None = None) -> ReportRun:
+def open_runs(path: str | Path, name: str | None = None) -> list[ReportRun]:
     """Find out what there is of a run; its trajectories are read later.
 
     Args:
-        path: A folder, or a file of trajectories.
+        path: A folder, or a file of trajectories or results.
         name: How the report calls it; None is the folder's name.
+
+    Returns:
+        One run; where `trajectories/` holds several that are no processes of one training, the training's curves under
+        the folder's own name, then each of them in the order of writing.
 
     Raises:
         StoreError: If there is nothing that a report could show.
+        InvalidConfigError: If there are results only, and they cannot be read.
     """
     run = Path(path)
     if not run.exists():
         raise StoreError(f"{run} does not exist: give the folder of a run.")
-    notes: list[str] = []
-    parts = _parts(run)
-    curves = read_curves(run, notes) if run.is_dir() else {}
-    if not parts and not curves:
-        read_manifest(run)  # says what is missing, and which folders below hold runs
-    if not parts:
-        notes.append(f"{run} has metrics and no trajectories: a trainer keeps them with save_trajectories.")
-    folders = [part for part in parts if part.is_dir()]
-    settings = read_manifest(folders[0]).settings if folders else {}
-    return ReportRun(run, name or run.resolve().name, tuple(parts), settings, curves, _tokenizer(run), notes)
+    name = name or run.resolve().name
+    whole = ReportRun(run, name, name, tokenizer=_tokenizer(run))
+    if run.is_file():
+        return [_open_file(whole)]
+    whole.parts = tuple(_parts(run, whole.notes))
+    whole.curves = read_curves(run, whole.notes)
+    whole.results = _results(whole, is_all=not whole.parts and not whole.curves)
+    if not whole.parts and not whole.curves and whole.results is None:
+        _refuse(run)
+    if any(part.parent.name == "trajectories" and not _PROCESS.fullmatch(part.name) for part in whole.parts):
+        return _apart(whole)
+    if not whole.parts:
+        kept = "a trainer keeps them with save_trajectories" if whole.curves else "they were kept in its folder"
+        had = "metrics" if whole.curves else "results"
+        whole.notes.append(f"{run} has {had} and no trajectories: {kept}.")
+    return [_with_settings(whole)]
 
 
-def read_curves(run: Path, notes: list[str]) -> dict[str, list[tuple[float, float]]]:
-    """Return what a training logged: metric -> (step, value), ascending; empty if nothing is there.
-
-    Args:
-        run: A trainer's `output_dir`: `trainer_state.json` there, else of the last checkpoint that can be read, and
-            `metrics.jsonl`, which `reporting.jsonl_logger` writes. Of a step that was logged twice the
-            later counts.
-        notes: What cannot be read is added here.
-    """
-    checkpoints = sorted(run.glob("checkpoint-*"), key=lambda folder: _numbers(folder.name), reverse=True)
-    records: list[Mapping[str, Any]] = []
-    for state in (folder / STATE_NAME for folder in (run, *checkpoints)):
-        if not state.is_file():
-            continue
-        try:
-            history = json.loads(state.read_text(encoding="utf-8"))["log_history"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            notes.append(f"{state} cannot be read ({type(error).__name__}: {error}); an earlier one is taken, if any.")
-            continue
-        if history:
-            records += [record for record in history if isinstance(record, dict)]
-            break
-    if (run / METRICS_NAME).is_file():
-        try:
-            records += read_metrics(run / METRICS_NAME)
-        except (StoreError, OSError, ValueError, AttributeError) as error:
-            notes.append(f"{run / METRICS_NAME} cannot be read: {error}")
-    curves: dict[str, dict[float, float]] = {}
-    for record in records:
-        step: Any = record.get("step")
-        for key, value in record.items() if _is_number(step) else ():
-            if key not in ("step", "epoch") and _is_number(value):
-                curves.setdefault(key, {})[step] = value
-    return {key: _thinned(sorted(points.items())) for key, points in curves.items()}
+def _open_file(run: ReportRun) -> ReportRun:
+    """Open a file of results with the run beside it, or one of trajectories."""
+    folder = run.path.parent
+    if run.path.suffix != ".json":
+        run.parts = (run.path,)
+        return run
+    run.results = Results.load(run.path)
+    run.parts = (folder,) if (folder / MANIFEST_NAME).exists() else ()
+    return _with_settings(run)
 
 
-def _parts(run: Path) -> list[Path]:
+def _with_settings(run: ReportRun) -> ReportRun:
+    """Read the manifest; it, or the results, may say where the model lay, and so its tokenizer."""
+    if run.parts and run.parts[0].is_dir():
+        run.settings = read_manifest(run.parts[0]).settings
+    elif run.results is not None:
+        run.settings = run.results.settings
+    model = run.settings.get("model")
+    if run.tokenizer is None and isinstance(model, str) and (Path(model) / _TOKENIZER_NAME).is_file():
+        run.tokenizer = Path(model)
+    return run
+
+
+def _apart(whole: ReportRun) -> list[ReportRun]:
+    """Return the named runs of a folder, each as one, after the curves, which belong to none of them alone."""
+    runs = [
+        ReportRun(part, f"{whole.name}/{part.name}", whole.name, (part,), tokenizer=_tokenizer(part) or whole.tokenizer)
+        for part in sorted(whole.parts, key=_written_at)
+    ]
+    runs = [_with_settings(run) for run in runs]
+    if not whole.curves and whole.results is None:
+        runs[0].notes[:0] = whole.notes
+        return runs
+    whole.parts = ()
+    return [whole, *runs]
+
+
+def _parts(run: Path, notes: list[str]) -> list[Path]:
     """Return where the trajectories lie: here, in `trajectories/`, or in its folders, one for each process."""
-    if run.is_file() or (run / MANIFEST_NAME).exists():
+    if (run / MANIFEST_NAME).exists():
         return [run]
     below = run / "trajectories"
     if (below / MANIFEST_NAME).exists():
         return [below]
-    return sorted((path.parent for path in below.glob(f"*/{MANIFEST_NAME}")), key=lambda path: _numbers(path.name))
+    folders = sorted((path for path in below.glob("*") if path.is_dir()), key=lambda path: _numbers(path.name))
+    without = [folder for folder in folders if not (folder / MANIFEST_NAME).exists()]
+    notes += [f"{folder} is left out: there is no {MANIFEST_NAME} in it." for folder in without]
+    return [folder for folder in folders if folder not in without]
+
+
+def _results(run: ReportRun, *, is_all: bool) -> Results | None:
+    """Return the results that lie in the folder; those that cannot be read are noted, unless there is nothing else."""
+    if not (run.path / RESULTS_NAME).exists():
+        return None
+    try:
+        return Results.load(run.path)
+    except InvalidConfigError as error:
+        if is_all:
+            raise
+        run.notes.append(f"{error} The numbers here are counted from the trajectories.")
+        return None
+
+
+def _refuse(run: Path) -> None:
+    """Say what is missing, which folders below hold runs, and what of a folder without a manifest can be read."""
+    single = next((path for pattern in ("*.jsonl", "*.parquet") for path in sorted(run.glob(pattern))), None)
+    try:
+        read_manifest(run)
+    except StoreError as error:
+        hint = f" A file of trajectories can be read alone: llm-envs report {single}" if single is not None else ""
+        raise StoreError(f"{error}{hint}") from error
 
 
 def _tokenizer(run: Path) -> Path | None:
-    """Return the run's own folder, or its last checkpoint's, if it has a tokenizer."""
-    checkpoints = sorted(run.glob("checkpoint-*"), key=lambda folder: _numbers(folder.name), reverse=True)
-    return next((folder for folder in (run, *checkpoints) if (folder / "tokenizer_config.json").is_file()), None)
+    """Return the run's own folder, the model in it, or its last checkpoint, if it has a tokenizer."""
+    places = (run, run / "model", *checkpoints(run))
+    return next((folder for folder in places if (folder / _TOKENIZER_NAME).is_file()), None)
+
+
+def _episodes_of_evaluation(settings: Mapping[str, Any]) -> int:
+    """Return how many episodes an evaluation has when it is finished; 0 for another run."""
+    try:
+        return sum(entry.n for entry in played_entries(settings)) * int(settings.get("group_size", 1))
+    except (InvalidConfigError, TypeError, ValueError):
+        return 0
 
 
 def _numbers(name: str) -> tuple[list[int], str]:
     return [int(number) for number in re.findall(r"\d+", name)], name
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _thinned(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Keep at most `MAX_CURVE_POINTS`, evenly spaced, the last among them."""
-    stride = math.ceil(len(points) / MAX_CURVE_POINTS)
-    return points if stride <= 1 else points[::-1][::stride][::-1]
+def _written_at(part: Path) -> tuple[int, str]:
+    return (part / MANIFEST_NAME).stat().st_mtime_ns, part.name

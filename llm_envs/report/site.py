@@ -17,15 +17,17 @@ import html
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from llm_envs.errors import InvalidConfigError, MissingExtraError, StoreError
+from llm_envs.errors import InvalidConfigError, StoreError
 from llm_envs.report.episodes import COLUMNS, OUTCOMES, Details, Names, table_line
-from llm_envs.report.runs import ReportRun, open_run
-from llm_envs.report.summary import EnvSummary, compare_runs
+from llm_envs.report.evaluation import compare_results, results_block, visible
+from llm_envs.report.runs import ReportRun, open_runs
+from llm_envs.report.summary import TaskSummary, by_task, compare_runs, settings_text
+from llm_envs.report.token_texts import token_texts
 from llm_envs.reporting import visible_text
 
 __all__ = ["MAX_CHARACTERS", "MAX_TOKENS", "write_report"]
@@ -37,7 +39,10 @@ MAX_CHARACTERS = 100_000_000
 CHUNK_CHARACTERS = 500_000
 """Details are parsed in chunks of this size when one of their episodes is opened: a few milliseconds."""
 
-SCRIPTS = ("core.js", "plots.js", "summary.js", "table.js", "tokens.js", "episode.js", "compare.js", "main.js")
+SCRIPTS = (
+    "core.js", "plots.js", "evaluation.js", "summary.js", "table.js", "tokens.js", "episode.js", "compare.js",
+    "main.js",
+)  # fmt: skip
 GENERATOR = '<meta name="generator" content="llm-envs report">'
 LEAVES_SCRIPT = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 UNSAFE = re.compile(r"[<>&\u2028\u2029\ud800-\udfff]")
@@ -79,29 +84,34 @@ def write_report(
     names, chunks = Names(), _Chunks()
     lines: list[list[Any]] = []
     details = Details(names, max_tokens=max_tokens, max_characters=max_characters)
-    parts: dict[tuple[int, int], EnvSummary] = {}
+    parts: dict[tuple[int, int, int], TaskSummary] = {}
     for number, run in enumerate(opened):
         before = len(lines)
         for part, trajectory in run.trajectories():
-            line = table_line(trajectory, number, part, names)
-            parts.setdefault((number, line[1]), EnvSummary()).add(trajectory, line[5])
-            lines.append([*line, chunks.add(details.of(trajectory))])
-        if len(lines) == before and not run.curves:
+            line = dict(zip(COLUMNS, table_line(trajectory, number, part, names), strict=False))
+            where = (number, line["env"], line["settings"])
+            parts.setdefault(where, TaskSummary()).add(trajectory, line["problem"])
+            lines.append([*line.values(), chunks.add(details.of(trajectory, number))])
+        if len(lines) == before and not run.curves and run.results is None:
             raise StoreError(f"{run.path} holds no finished episode yet: there is nothing to report.")
     notes = [note for run in opened for note in run.notes]
-    texts = _token_texts(details, tokenizer, opened, notes)
+    texts, texts_of = token_texts(details.token_ids, tokenizer, opened, notes)
     notes += _left_out(details, len(lines), max_tokens, max_characters)
-    title = title or "Report: " + ", ".join(run.name for run in opened)
+    title = title or "Report: " + ", ".join(dict.fromkeys(run.folder_name for run in opened))
+    tasks, task_names = by_task(parts, list(names.of.get("env", ())), list(names.of.get("settings", ())))
     shared = names.texts()
     index = {
         "title": visible_text(title),
-        "runs": [_run(run) for run in opened],
+        "runs": [_run(run, table) for run, table in zip(opened, texts_of, strict=True)],
         "notes": [visible_text(note) for note in notes],
         "columns": {name: [line[place] for line in lines] for place, name in enumerate(COLUMNS)},
         "outcomes": OUTCOMES,
-        "names": {kind: shared.get(kind, []) for kind in ("env", "settings", "stop")},
-        "summary": [{"run": run, "env": env} | part.numbers() for (run, env), part in parts.items()],
-        "comparisons": compare_runs(parts),
+        "names": {kind: shared.get(kind, []) for kind in ("env", "stop", "begins")}
+        | {"settings": [visible_text(settings_text(json.loads(text))) for text in names.of.get("settings", ())]},
+        "tasks": [visible_text(name) for name in task_names],
+        "summary": [{"run": run, "task": task} | visible(part.numbers()) for (run, task), part in tasks.items()],
+        "comparisons": compare_runs(tasks),
+        "evaluations": compare_results(opened),
     }
     blocks = {"index": index, "shared": {kind: shared.get(kind, []) for kind in ("system", "tools")}, "tokens": texts}
     _write(target, title, blocks, chunks)
@@ -150,10 +160,10 @@ def _open(paths: Sequence[str | Path]) -> list[ReportRun]:
         while depth < len(path.parts) and any(o != path and o.parts[-depth:] == path.parts[-depth:] for o in resolved):
             depth += 1
         names.append("/".join(path.parts[-depth:]))
-    return [open_run(path, name) for path, name in zip(paths, names, strict=True)]
+    return [run for path, name in zip(paths, names, strict=True) for run in open_runs(path, name)]
 
 
-def _run(run: ReportRun) -> dict[str, Any]:
+def _run(run: ReportRun, table: int | None) -> dict[str, Any]:
     settings = json.dumps(dict(run.settings), indent=1, ensure_ascii=False, default=str)
     curves = {visible_text(key): points for key, points in run.curves.items()}
     return {
@@ -161,44 +171,9 @@ def _run(run: ReportRun) -> dict[str, Any]:
         "path": visible_text(str(run.path)),
         "settings": visible_text(settings),
         "curves": curves,
+        "results": None if run.results is None else results_block(run.results),
+        "tokens": table,
     }
-
-
-def _token_texts(
-    details: Details, tokenizer: str | Path | None, runs: Sequence[ReportRun], notes: list[str]
-) -> dict[str, str]:
-    """Return token id -> text for the ids that the page has; empty where there is no tokenizer."""
-    if not details.token_ids:
-        return {}
-    own = {run.tokenizer for run in runs if run.parts}
-    source = tokenizer if tokenizer is not None else next(iter(own)) if len(own) == 1 else None
-    if source is None:
-        many = "the runs have several tokenizers" if len(own) > 1 else "there is no tokenizer in the run"
-        notes.append(f"Tokens are shown as ids: {many}; --tokenizer DIR gives them texts.")
-        return {}
-    try:
-        decode = _decoder(source)
-    except Exception as error:
-        if tokenizer is not None:
-            raise
-        notes.append(f"Tokens are shown as ids: the tokenizer in {source} cannot be loaded ({error}).")
-        return {}
-    return {str(token): visible_text(decode(token)) for token in sorted(details.token_ids)}
-
-
-def _decoder(source: str | Path) -> Callable[[int], str]:
-    try:
-        from llm_envs.policies.loading import load_tokenizer
-
-        tokenizer = load_tokenizer(source)
-    except ModuleNotFoundError as error:
-        raise MissingExtraError("token texts need transformers: pip install 'llm-envs[train]'.") from error
-    size = len(tokenizer)
-
-    def decode(token: int) -> str:
-        return str(tokenizer.decode([token])) if 0 <= token < size else f"[{token}]"
-
-    return decode
 
 
 def _left_out(details: Details, n: int, max_tokens: int, max_characters: int) -> list[str]:

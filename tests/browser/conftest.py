@@ -1,197 +1,21 @@
-"""Headless Chromium, spoken to over its own pipe: no driver, no package, no port.
+"""The browser that the tests look at pages with, and the page that most of them look at.
 
-The browser is the one of the variable LLM_ENVS_BROWSER, else `chromium` or a relative of it on the path. Without one
-the tests are skipped; LLM_ENVS_REQUIRE_BROWSER, which `make test-browser` sets, makes that an error.
+Without a browser the tests are skipped; LLM_ENVS_REQUIRE_BROWSER, which `make test-browser` sets, makes that an error.
 """
 
 from __future__ import annotations
 
-import base64
-import contextlib
-import fcntl
 import json
 import os
-import select
-import shutil
-import signal
-import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from chromium import NAMES, Chromium, find_browser
+from report_runs import episodes_after, episodes_before, write_run
 
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-LIMIT_S = 60.0
-"""Long enough for a browser on a machine that does much else; nothing is ever waited for so long when all is well."""
-KEYS = {"Enter": 13, "Escape": 27, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40, "Tab": 9}
-
-
-def find_browser() -> str | None:
-    given = os.environ.get("LLM_ENVS_BROWSER")
-    return given or next((found for name in NAMES if (found := shutil.which(name))), None)
-
-
-class Chromium:
-    """One browser with one page at a time. Messages are JSON, ended by a zero byte, on descriptors 3 and 4."""
-
-    def __init__(self, executable: str, profile: str) -> None:
-        to_read, self._write = os.pipe()
-        self._read, to_write = os.pipe()
-        high = [fcntl.fcntl(end, fcntl.F_DUPFD, 20) for end in (to_read, to_write)]
-
-        def take_pipes() -> None:
-            os.dup2(high[0], 3)
-            os.dup2(high[1], 4)
-
-        flags = [
-            "--headless=new",
-            "--remote-debugging-pipe",
-            "--disable-gpu",
-            "--no-first-run",
-            "--disable-dev-shm-usage",
-        ]
-        flags += [
-            "--disable-extensions",
-            "--disable-background-networking",
-            "--disable-component-update",
-            "--mute-audio",
-        ]
-        flags += ["--no-sandbox"] if os.geteuid() == 0 else []  # root has none; the pages are our own, and offline
-        self.process = subprocess.Popen(
-            [executable, *flags, f"--user-data-dir={profile}", "about:blank"],
-            preexec_fn=take_pipes,
-            close_fds=False,
-            start_new_session=True,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        for end in (to_read, to_write, *high):
-            os.close(end)
-        self._buffer, self._number, self._session = b"", 0, ""
-        self.events: list[dict[str, Any]] = []
-        """What the page reported since it was opened: console messages, errors, requests."""
-
-    def open(self, path: Path, *, width: int = 1200, height: int = 900, dark: bool = False, hash: str = "") -> None:
-        """Open a file in a new page and wait until it is drawn."""
-        self._session = ""
-        target = self.call("Target.createTarget", url="about:blank")["targetId"]
-        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-        self.events.clear()
-        for domain in ("Page", "Runtime", "Log", "Network"):
-            self.call(f"{domain}.enable")
-        self.resize(width, height)
-        features = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
-        self.call("Emulation.setEmulatedMedia", features=features)
-        self.call("Page.navigate", url=path.resolve().as_uri() + hash)
-        self.wait("document.readyState === 'complete' && document.querySelector('main h2') !== null")
-
-    def resize(self, width: int, height: int) -> None:
-        self.call(
-            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
-        )
-
-    def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """Call a method of the DevTools protocol and return its result."""
-        self._number += 1
-        message: dict[str, Any] = {"id": self._number, "method": method, "params": parameters}
-        if self._session:
-            message["sessionId"] = self._session
-        os.write(self._write, json.dumps(message).encode() + b"\0")
-        deadline = time.monotonic() + LIMIT_S
-        while True:
-            answer = self._receive(deadline)
-            if answer.get("id") == self._number:
-                assert "error" not in answer, f"{method}: {answer['error']}"
-                result: dict[str, Any] = answer["result"]
-                return result
-            if "method" in answer:
-                self.events.append(answer)
-
-    def js(self, expression: str) -> Any:
-        """Return the value of an expression in the page; a promise is waited for."""
-        answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
-        assert "exceptionDetails" not in answer, answer["exceptionDetails"]
-        return answer["result"].get("value")
-
-    def wait(self, expression: str) -> None:
-        """Wait until an expression is true in the page."""
-        deadline = time.monotonic() + LIMIT_S
-        while not self.js(f"Boolean({expression})"):
-            assert time.monotonic() < deadline, f"never true: {expression}; {self.problems()}"
-            time.sleep(0.02)
-
-    def text(self, selector: str = "main") -> str:
-        """Return what an element shows."""
-        return str(self.js(f"document.querySelector({json.dumps(selector)}).innerText"))
-
-    def texts(self, selector: str) -> list[str]:
-        return list(self.js(f"[...document.querySelectorAll({json.dumps(selector)})].map((one) => one.innerText)"))
-
-    def click(self, selector: str) -> None:
-        self.js(f"document.querySelector({json.dumps(selector)}).click()")
-
-    def press(self, key: str) -> None:
-        """Press a key as a person would: it goes to what has the focus."""
-        named = {"key": key, "code": key if key in KEYS else "", "windowsVirtualKeyCode": KEYS.get(key, 0)}
-        typed = {"text": "\r"} if key == "Enter" else {} if key in KEYS else {"text": key}
-        self.call("Input.dispatchKeyEvent", type="keyDown", **named, **typed)
-        self.call("Input.dispatchKeyEvent", type="keyUp", **named)
-
-    def type(self, text: str) -> None:
-        for letter in text:
-            self.press(letter)
-
-    def choose(self, selector: str, option: str) -> None:
-        """Choose an option by its text."""
-        self.js(
-            f"(() => {{ const box = document.querySelector({json.dumps(selector)});"
-            f" box.value = [...box.options].find((one) => one.text === {json.dumps(option)}).value;"
-            " box.dispatchEvent(new Event('change')); })()"
-        )
-
-    def screenshot(self, path: Path, *, whole: bool = False) -> None:
-        picture = self.call("Page.captureScreenshot", captureBeyondViewport=whole)["data"]
-        path.write_bytes(base64.b64decode(picture))
-
-    def problems(self) -> list[str]:
-        """Return errors and warnings that the page reported."""
-        found = []
-        for event in self.events:
-            told = event["params"]
-            if event["method"] == "Runtime.exceptionThrown":
-                found.append(str(told["exceptionDetails"]))
-            if event["method"] == "Log.entryAdded" and told["entry"]["level"] in ("error", "warning"):
-                found.append(told["entry"]["text"])
-        return found
-
-    def requests(self) -> list[str]:
-        """Return the addresses that the page asked for, itself included."""
-        sent = [event for event in self.events if event["method"] == "Network.requestWillBeSent"]
-        return [event["params"]["request"]["url"] for event in sent]
-
-    def close(self) -> None:
-        for end in (self._write, self._read):
-            os.close(end)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(10)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)  # its own session: children that outlived it
-        self.process.wait()
-
-    def _receive(self, deadline: float) -> dict[str, Any]:
-        while b"\0" not in self._buffer:
-            ready, _, _ = select.select([self._read], [], [], max(0.0, deadline - time.monotonic()))
-            assert ready, f"the browser said nothing for {LIMIT_S} s"
-            data = os.read(self._read, 1 << 16)
-            assert data, "the browser ended"
-            self._buffer += data
-        line, self._buffer = self._buffer.split(b"\0", 1)
-        message: dict[str, Any] = json.loads(line)
-        return message
+from llm_envs.report.site import write_report
 
 
 @pytest.fixture(scope="session")
@@ -209,3 +33,15 @@ def chromium() -> Iterator[Chromium]:
             yield browser
         finally:
             browser.close()
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a report of two runs, of which one was a training."""
+    folder = tmp_path_factory.mktemp("report")
+    history = [{"step": step, "reward": step / 10, "loss": 1 / step} for step in range(1, 21)]
+    one = write_run(folder / "before", episodes_before())
+    other = write_run(folder / "after", episodes_after())
+    (one / "trainer_state.json").write_text(json.dumps({"log_history": history}))
+    write_report([one, other], folder / "report.html")
+    return folder / "report.html"

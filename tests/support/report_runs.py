@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from llm_envs.replay import replay
+from llm_envs.report.site import write_report
 from llm_envs.rollout import TrajectoryWriter
-from llm_envs.types import Message, Row, StopReason, ToolCall, ToolResult, Trajectory, Turn
+from llm_envs.types import Message, RolloutError, Row, StopReason, ToolCall, ToolResult, Trajectory, Turn
 
-__all__ = ["ATTACKS", "make_episode", "make_row", "write_run"]
+__all__ = [
+    "ATTACKS",
+    "episodes_after",
+    "episodes_before",
+    "make_episode",
+    "make_row",
+    "report_of",
+    "write_evaluation",
+    "write_run",
+]
 
 ATTACKS = (
     "<script>window.attacked = 1</script>",
@@ -25,6 +37,9 @@ ATTACKS = (
     "line\u2028separator\u2029paragraph",
     "half \ud800 a pair, \u202eright to left, \x1b[31mred\x00",
     "__proto__",
+    "]]> --> <!-- <![CDATA[ </script",
+    "[x](javascript:window.attacked=1) <https://example.org/> \\u003cimg\\u003e",
+    "\u2067isolated\u2069 \u200e\u200f\u061c marks, \ufeff\u2029",
 )
 """What a model might write; none of it may do anything but be read."""
 
@@ -65,9 +80,41 @@ def make_episode(seed: int = 1, member: int = 0, *, text: str = "37*24", **chang
     return Trajectory(**(values | changes))
 
 
+def write_evaluation(folder: Path, episodes: Iterable[Trajectory], *, k: int = 2, **settings: Any) -> Path:
+    """Write episodes and the `results.json` that they come to, as `llm-envs eval --out` does; return the folder."""
+    results = replay(write_run(folder, episodes, **settings), k=k)
+    replace(results, played_with=results.versions).save(folder)
+    return folder
+
+
 def write_run(folder: Path, episodes: Iterable[Trajectory], **settings: Any) -> Path:
     """Write episodes as `llm-envs collect` does, and return the folder."""
     with TrajectoryWriter(folder, settings=settings) as writer:
         for episode in episodes:
             writer.write(episode)
     return folder
+
+
+def report_of(folder: Path, episodes: Sequence[Trajectory], **options: Any) -> Path:
+    """Write a report of one run with these episodes, and return it."""
+    write_report([write_run(folder / "run", episodes)], folder / "report.html", **options)
+    return folder / "report.html"
+
+
+def episodes_before() -> list[Trajectory]:
+    """Return 12 problems of two members, every third success; one has an error, one goes on to a limit."""
+    episodes = [
+        make_episode(seed, member, is_success=seed % 3 == 0, text=f"{seed}+{member}")
+        for seed in range(12)
+        for member in range(2)
+    ]
+    error = RolloutError("TimeoutError", "the tool hung", "env.step")
+    values: dict[str, Any] = {"status": "errored", "error": error, "is_success": None, "stop_reason": StopReason.ERROR}
+    episodes[3] = make_episode(1, 1, env_id="llm/Broken-v0", text="7+7", **values)
+    episodes[5] = make_episode(2, 1, stop_reason=StopReason.MAX_TOKENS, is_success=False, text="5+5")
+    return episodes
+
+
+def episodes_after() -> list[Trajectory]:
+    """Return the same problems, every second success, once each."""
+    return [make_episode(seed, is_success=seed % 2 == 0, text=f"{seed}+0") for seed in range(12)]

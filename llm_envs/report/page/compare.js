@@ -1,12 +1,13 @@
 // Members of a group side by side, and two runs on the same problems.
 
+const MOST_LISTED = 60;  // problems in which two runs differ
 const MOST_BESIDE = 24;  // conversations drawn beside each other
 
 const membersOf = (episode) => everyEpisode.filter((other) => columns.group[other] === columns.group[episode]);
 const sameProblem = (episode) => everyEpisode.filter((other) => columns.problem[other] === columns.problem[episode]);
 
 function groupStrip(episode) {
-  const members = membersOf(episode), all = index.runs.length > 1 ? sameProblem(episode) : members;
+  const members = membersOf(episode).sort((a, b) => columns.member[a] - columns.member[b]), all = isOfMany ? sameProblem(episode) : members;
   const isElsewhere = all.some((other) => columns.run[other] !== columns.run[episode]);
   if (members.length < 2 && !isElsewhere) return null;
   return el('nav', {class: 'group', 'aria-label': 'Group'},
@@ -19,26 +20,41 @@ function groupStrip(episode) {
 
 const outcomeMark = (episode) => ['✓', '✗', '!', '?'][columns.outcome[episode]];
 
-function besideView(episode, members, title) {
+// How many messages, up to the first that the model wrote, are the same in all conversations.
+function sharedBeginning(members) {
+  const all = members.map((member) => details(member).m);
+  if (all.length < 2 || all.some((m) => !m)) return 0;
+  let n = 0;
+  const same = (message) => message && message[0] !== 'assistant' && JSON.stringify(message) === JSON.stringify(all[0][n]);
+  while (all.every((m) => same(m[n]))) n += 1;
+  return n;
+}
+
+function besideView(episode, found, title) {
   current = episode;
-  const drawn = members.slice(0, MOST_BESIDE);
+  const members = [...found].sort((a, b) => columns.run[a] - columns.run[b] || columns.member[a] - columns.member[b] || a - b);
+  const drawn = members.slice(0, MOST_BESIDE), isMixed = new Set(members.map((member) => columns.run[member])).size > 1;
   const scored = members.map((member) => columns.reward[member]).filter((reward) => reward !== null);
+  const skip = sharedBeginning(drawn);
   return [
     el('nav', {class: 'steps', 'aria-label': 'Episodes'}, link('episodes', '← All episodes'), link('episode/' + episode, 'The episode')),
     el('h2', {}, title),
-    el('p', {class: 'soft'}, `${envName(episode)} · seed ${columns.seed[episode]} · ${count(members.length, 'episode')}` +
-      (scored.length ? ` · mean reward ${number(mean(scored))}` : '') + (drawn.length < members.length ? ` · the first ${MOST_BESIDE} are drawn` : '')),
-    el('div', {class: 'beside'}, drawn.map((member) => el('article', {'aria-label': `${runName(member)}, member ${columns.member[member]}`},
-      episodeHead(member, 'h3', (index.runs.length > 1 ? runName(member) + ' · ' : '') + 'member ' + columns.member[member]), link('episode/' + member, 'Open'), chat(member)))),
+    el('p', {class: 'soft'}, [envName(episode), settingsOf(episode), `seed ${columns.seed[episode]}`, count(members.length, 'episode'),
+      scored.length && `mean reward ${number(mean(scored))}`, drawn.length < members.length && `the first ${MOST_BESIDE} are drawn`].filter(Boolean).join(' · ')),
+    skip ? el('section', {'aria-label': 'The beginning that all share'}, chat(episode, {stop: skip, label: 'The beginning that all share'})) : null,
+    el('div', {class: 'beside'}, drawn.map((member) => {
+      const name = (isMixed ? runName(member) + ' · ' : '') + 'member ' + columns.member[member];
+      return el('article', {'aria-label': name}, episodeHead(member, 'h3', name), link('episode/' + member, 'Open', {'aria-label': 'Open ' + name}), chat(member, {start: skip, label: 'Conversation of ' + name}));
+    })),
   ];
 }
 
-const pair = [0, 1];  // runs that are compared
+const pair = playedRuns.length > 1 ? playedRuns.slice(0, 2) : evaluated.slice(0, 2);  // runs that are compared
 
 function compareView() {
   const choice = (side) => el('label', {}, side ? 'with' : 'Compare', el('select', {
     onchange: (event) => { pair[side] = Number(event.target.value); route(); }},
-    index.runs.map((run, place) => el('option', {value: place, selected: pair[side] === place}, run.name))));
+    [...new Set([...playedRuns, ...evaluated])].map((place) => el('option', {value: place, selected: pair[side] === place}, index.runs[place].name))));
   return [el('h2', {}, 'Compare'), el('form', {class: 'filters', onsubmit: (event) => event.preventDefault()}, choice(0), choice(1)),
     pair[0] === pair[1] ? el('p', {class: 'notes'}, 'Choose two different runs.') : comparison(pair[0], pair[1])];
 }
@@ -66,9 +82,9 @@ function differenceOf(one, other, what) {
 function comparison(one, other) {
   const both = pairs(one, other);
   const [nameA, nameB] = [index.runs[one].name, index.runs[other].name];
-  if (!both.length) return el('p', {class: 'notes'}, `${nameA} and ${nameB} have no problem in common: play the same seeds to compare.`);
+  if (!both.length) return [el('p', {class: 'notes'}, `${nameA} and ${nameB} have no problem in common: play the same seeds to compare.`), evaluationComparison(one, other)];
   const rows = both.map(([a, b]) => ({a, b, success: successOf(b) - successOf(a), reward: rewardOf(b) - rewardOf(a)}));
-  const cell = (test) => rows.filter(test).length;
+  const howMany = (test) => rows.filter(test).length;
   const says = (what, format) => {
     const [mean, low, high] = differenceOf(one, other, what);
     return format(mean) + (low === null ? '' : ` (${format(low)} to ${format(high)})`);
@@ -77,25 +93,31 @@ function comparison(one, other) {
   const points = (value) => (value > 0 ? '+' : '') + (100 * value).toFixed(1);
   rows.sort((x, y) => x.success - y.success || x.reward - y.reward);
   const listed = rows.filter((row) => row.success || row.reward);
+  const shift = (value, format) => el('td', {class: 'right ' + (value > 0 ? 'good' : value < 0 ? 'bad' : '')}, value ? format(value) : '0');
   return [
     el('p', {}, `${count(rows.length, 'problem')} in common, each counted once. Success of ${nameB} less that of ${nameA}: `,
       el('b', {id: 'difference'}, says('success', points)), ' points; reward: ', el('b', {}, says('reward', signed)), `. Intervals: 95%; sign test of success: p = ${number(p, 2)}.`),
-    el('table', {class: 'wins'}, el('caption', {class: 'soft'}, 'Problems by the two runs’ success rates'),
-      el('thead', {}, el('tr', {}, [`${nameB} better`, 'equal', `${nameA} better`].map((name) => el('th', {scope: 'col'}, name)))),
-      el('tbody', {}, el('tr', {}, [cell((row) => row.success > 0), cell((row) => row.success === 0), cell((row) => row.success < 0)].map((n) => el('td', {}, n))))),
-    successAgainst(rows, nameA, nameB),
+    el('div', {class: 'plots'}, successAgainst(rows, nameA, nameB),
+      el('figure', {class: 'plot'}, el('figcaption', {}, 'Who does better on a problem'), el('table', {class: 'wins'}, el('caption', {class: 'hidden'}, 'Problems by the two runs’ success rates'),
+        el('thead', {}, el('tr', {}, [`${nameB} better`, 'equal', `${nameA} better`].map((name) => el('th', {scope: 'col'}, name)))),
+        el('tbody', {}, el('tr', {}, [howMany((row) => row.success > 0), howMany((row) => row.success === 0), howMany((row) => row.success < 0)].map((n) => el('td', {}, n.toLocaleString('en')))))))),
+    evaluationComparison(one, other),
     el('h3', {}, `Where they differ: ${count(listed.length, 'problem')}`),
-    el('table', {class: 'episodes'}, el('caption', {class: 'soft'}, listed.length > PAGE ? `The ${PAGE} with the largest differences` : 'Those that got worse first'),
-      el('thead', {}, el('tr', {}, ['Problem', nameA, nameB].map((name) => el('th', {scope: 'col'}, name)))),
-      el('tbody', {}, (listed.length > PAGE ? [...listed.slice(0, PAGE / 2), ...listed.slice(-PAGE / 2)] : listed).map(({a, b}) => el('tr', {},
-        el('th', {scope: 'row'}, link('problem/' + a[0], `${envName(a[0])} · ${columns.seed[a[0]]}`)),
-        [a, b].map((side) => el('td', {}, `${percent(successOf(side))}, reward ${number(rewardOf(side))}`)))))),
+    listed.length ? el('div', {class: 'wide', tabindex: 0, role: 'region', 'aria-label': 'Where they differ'}, el('table', {class: 'episodes'},
+      el('caption', {class: 'soft'}, listed.length > MOST_LISTED ? `The ${MOST_LISTED} with the largest differences` : 'Those that got worse first'),
+      el('thead', {}, el('tr', {}, [['Problem'], ['Begins with'], [nameA, 1], ['reward', 1], [nameB, 1], ['reward', 1], ['success', 1], ['reward', 1]].map(([name, isRight], place) =>
+        el('th', {scope: 'col', class: isRight && 'right'}, place > 5 ? 'change of ' + name : name)))),
+      el('tbody', {}, (listed.length > MOST_LISTED ? [...listed.slice(0, MOST_LISTED / 2), ...listed.slice(-MOST_LISTED / 2)] : listed).map(({a, b, success, reward}) => el('tr', {
+        onclick: (event) => { if (!event.target.closest('a')) location.hash = 'problem/' + a[0]; }},
+        el('th', {scope: 'row'}, link('problem/' + a[0], `${envName(a[0])} · ${columns.seed[a[0]]}`)), el('td', {}, el('span', {class: 'begins'}, beginsWith(a[0]))),
+        [a, b].map((side) => [el('td', {class: 'right'}, percent(successOf(side))), el('td', {class: 'right'}, number(rewardOf(side)))]),
+        shift(success, points), shift(reward, signed)))))) : null,
   ];
 }
 
 // Success against success, a circle for each pair of rates; its area is the number of problems.
 function successAgainst(rows, nameA, nameB) {
-  const width = 460, left = 130, top = 22, side = 230;
+  const width = WIDTH, left = 92, top = 20, side = 210;
   const spots = groupBy(rows, ({a, b}) => successOf(a) + '/' + successOf(b));
   const most = Math.max(...[...spots.values()].map((spot) => spot.length));
   const at = (value) => [left + value * side, top + (1 - value) * side];
@@ -106,7 +128,7 @@ function successAgainst(rows, nameA, nameB) {
     [...spots.values()].map((spot) => svg('circle', {cx: at(successOf(spot[0].a))[0], cy: at(successOf(spot[0].b))[1],
       r: 3 + 15 * Math.sqrt(spot.length / most), class: 'series s0 see-through'}, svg('title', {}, count(spot.length, 'problem')))),
     [0, 0.5, 1].map((tick) => [svg('text', {x: at(tick)[0], y: top + side + 24, class: 'tick middle'}, percent(tick)),
-      svg('text', {x: left - 18, y: at(tick)[1] + 4, class: 'tick end'}, percent(tick))]),
-    svg('text', {x: left + side / 2, y: top + side + 41, class: 'tick middle'}, nameA),
-    svg('text', {x: 62, y: top + side / 2, class: 'tick middle', transform: `rotate(-90 62 ${top + side / 2})`}, nameB));
+      svg('text', {x: left - 22, y: at(tick)[1] + 4, class: 'tick end'}, percent(tick))]),
+    svg('text', {x: left + side / 2, y: top + side + 41, class: 'tick middle'}, shortened(nameA)),
+    svg('text', {x: 20, y: top + side / 2, class: 'tick middle', transform: `rotate(-90 20 ${top + side / 2})`}, shortened(nameB)));
 }

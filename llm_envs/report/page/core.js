@@ -26,6 +26,9 @@ const envName = (episode) => index.names.env[columns.env[episode]];
 const stopName = (episode) => index.names.stop[columns.stop[episode]];
 const outcomeName = (episode) => outcomes[columns.outcome[episode]];
 const settingsOf = (episode) => index.names.settings[columns.settings[episode]];
+const beginsWith = (episode) => index.names.begins[columns.begins[episode]];
+const playedRuns = index.runs.map((_, run) => run).filter((run) => columns.run.includes(run));
+const isOfMany = playedRuns.length > 1;  // then an episode's run is said
 
 function append(node, children) {
   for (const child of children.flat(Infinity)) {
@@ -53,7 +56,7 @@ const svg = (tag, attributes = {}, ...children) =>
 const number = (value, digits = 3) =>
   value === null || value === undefined ? '–' : String(Number(Number(value).toPrecision(digits)));
 const signed = (value) => (value > 0 ? '+' : '') + number(value);
-const percent = (value) => (100 * value).toFixed(value > 0 && value < 0.0995 ? 1 : 0) + '%';
+const percent = (value) => value === null || value === undefined ? '–' : (100 * value).toFixed(value > 0 && value < 0.0995 || value > 0.9905 && value < 1 ? 1 : 0) + '%';
 const count = (n, noun) => n.toLocaleString('en') + ' ' + noun + (n === 1 ? '' : 's');
 const sum = (values) => values.reduce((total, value) => total + value, 0);
 const mean = (values) => sum(values) / values.length;

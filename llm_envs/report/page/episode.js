@@ -34,9 +34,15 @@ function partsOf(text) {
   return parts;
 }
 
-const shownPart = ([kind, text]) => kind === 'thinking'
-  ? el('details', {class: 'thinking'}, el('summary', {}, `Thinking (${count(text.length, 'character')})`), el('div', {class: 'said'}, text))
-  : el('div', {class: 'said ' + kind}, kind === 'text' ? text.replace(/^\n+|\n+$/g, '') : text);
+const folded = (label, kind, text) => el('details', {class: kind}, el('summary', {}, label), el('div', {class: 'said ' + kind}, text));
+
+// What the model wrote; thinking is folded, and so is the text of a call that its card shows again.
+function shownPart([kind, text], hasCards) {
+  if (kind === 'thinking') return folded(`Thinking (${count(text.length, 'character')})`, kind, text);
+  if (kind === 'call' && hasCards) return folded('The call as it was written', kind, text);
+  const said = kind === 'text' ? text.replace(/^\n+|\n+$/g, '') : text;
+  return said ? el('div', {class: 'said ' + kind}, said) : null;
+}
 
 function bubble(role, label, ...content) {
   return el('li', {class: 'bubble ' + role}, el('div', {class: 'role'}, label), content);
@@ -50,14 +56,15 @@ function callCard([name, given, output, isGood, error, seconds], told) {
     el('pre', {class: 'given-arguments'}, given), el('div', {class: 'role'}, 'result'), el('pre', {}, told === undefined ? output : told));
 }
 
-function chat(episode) {
+// A conversation, or its messages from `start` to `stop`.
+function chat(episode, {start = 0, stop = Infinity, label = 'Conversation'} = {}) {
   const {m, t} = details(episode);
   if (!m) return el('p', {class: 'notes'}, 'This conversation was left out of the page: see the notes of the summary.');
   const nAssistant = m.filter(([role]) => role === 'assistant').length;
   let turn = t.length - nAssistant;  // an environment may have spoken as an assistant before
   let waiting = [];
   const out = [];
-  for (let place = 0; place < m.length; place += 1) {
+  for (let place = start; place < Math.min(stop, m.length); place += 1) {
     const [role, content, calls] = m[place];
     const text = typeof content === 'number' ? block('shared').system[content] : content;
     if (role !== 'assistant') {
@@ -71,12 +78,14 @@ function chat(episode) {
     waiting = [];
     while (waiting.length < results.length && m[place + 1 + waiting.length]?.[0] === 'tool') waiting.push(m[place + 1 + waiting.length][1]);
     const asked = calls && !results.length ? calls.map(([name, given]) => el('pre', {class: 'call'}, `${name} ${given}`)) : null;
-    out.push(bubble(role, turn >= 0 && told ? `assistant · turn ${turn + 1}` : role, partsOf(text).map(shownPart), asked,
+    const parts = partsOf(text), hasCards = results.length >= parts.filter(([kind]) => kind === 'call').length;
+    const said = parts.map((part) => shownPart(part, hasCards && results.length)).filter(Boolean);
+    out.push(bubble(role, turn >= 0 && told ? `assistant · turn ${turn + 1}` : role, said.length || asked || results.length ? said : el('div', {class: 'said soft'}, '(nothing)'), asked,
       results.map((result, nth) => callCard(result, waiting[nth])), told && turnLine(told)));
     place += waiting.length;
     turn += 1;
   }
-  return el('ol', {class: 'chat', 'aria-label': 'Conversation'}, out);
+  return el('ol', {class: 'chat', 'aria-label': label}, out);
 }
 
 function turnLine([reward, parts, finish]) {
@@ -101,18 +110,21 @@ function turnsTable(episode) {
       el('td', {class: 'right'}, turn[7]), el('td', {class: 'right'}, turn[2]), el('td', {class: 'right'}, number(turn[5])))))))];
 }
 
+// First token of a turn in a row -> the turn's number.
+const turnsOf = (turns, row) => new Map(turns.map((turn, place) => [turn, place]).filter(([turn]) => turn[3] === row).map(([turn, place]) => [turn[4], place + 1]));
+
 function tokenSection(episode) {
-  const {r} = details(episode);
+  const {r, t} = details(episode);
   if (r === null) return [el('h3', {}, 'Tokens'), el('p', {class: 'notes'}, 'These tokens were left out of the page: see the notes of the summary.')];
   if (!r) return [el('h3', {}, 'Tokens'), el('p', {class: 'soft'}, 'Played without tokens: the policy spoke in text.')];
-  return [el('h3', {}, 'Tokens'), r.map((row, place) => tokenView(row, place, r.length))];
+  return [el('h3', {}, 'Tokens'), r.map((row, place) => tokenView(episode, row, place, r.length, turnsOf(t, place)))];
 }
 
 function episodeHead(episode, level = 'h2', name = envName(episode)) {
   const {e} = details(episode);
-  const facts = [level === 'h2' && index.runs.length > 1 && runName(episode), level === 'h2' && `seed ${columns.seed[episode]}`, level === 'h2' && `member ${columns.member[episode]}`,
+  const facts = [level === 'h2' && isOfMany && runName(episode), level === 'h2' && `seed ${columns.seed[episode]}`, level === 'h2' && `member ${columns.member[episode]}`,
     count(columns.turns[episode], 'turn'), `${columns.tokens[episode].toLocaleString('en')} sampled tokens`, 'ended: ' + stopName(episode),
-    settingsOf(episode) !== '{}' && settingsOf(episode)];
+    level === 'h2' && settingsOf(episode)];
   return el('header', {class: 'episode-head'}, el(level, {}, name, ' ', badge(episode),
     columns.reward[episode] !== null && el('span', {class: 'soft'}, ` reward ${number(columns.reward[episode])}`)),
     el('p', {class: 'soft'}, facts.filter(Boolean).join(' · ')),

@@ -1,6 +1,6 @@
 // Which view is shown, and the keyboard. The part of the address after # says where one is, so that Back works.
 
-const VIEWS = [['summary', 'Summary'], ['episodes', 'Episodes'], ...(index.runs.length > 1 ? [['compare', 'Compare']] : [])];
+const VIEWS = [['summary', 'Summary'], ['episodes', 'Episodes'], ...(playedRuns.length > 1 || evaluated.length > 1 ? [['compare', 'Compare']] : [])];
 
 function where() {
   const [name, given] = location.hash.slice(1).split('/');
@@ -50,7 +50,11 @@ function onKey(event) {
     else if (episode !== null) go('episodes');
     else return;
   } else if (isWriting || target.matches('select, input')) return;
-  else if (key === '/') {
+  else if (key === '?') {
+    const keys = document.getElementById('keys');
+    keys.open = true;
+    keys.querySelector('summary').focus();
+  } else if (key === '/') {
     if (name === 'episodes') focusSearch();
     else { wantsSearch = true; go('episodes'); }
   } else if (name === 'episodes') {

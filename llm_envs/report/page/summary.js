@@ -2,18 +2,26 @@
 
 const MOST_CURVES = 24;  // further metrics of a training are folded away
 
+// Drawn before all others; of each line the first that was logged.
+const FIRST_CURVES = [['reward', 'rewards/margins', 'eval_reward'], ['env/success', 'success', 'rewards/accuracies', 'mean_token_accuracy'],
+  ['loss'], ['entropy'], ['kl', 'policy/kl', 'objective/kl'], ['completions/mean_length', 'tokens/sampled'], ['env/turns', 'env/tool_calls'],
+  ['grad_norm'], ['eval_loss']];
+const CURVES_SHOWN = 6;
+
 function summaryView() {
   const names = index.runs.map((run) => run.name);
   return [
     el('h2', {}, 'Summary'),
     index.notes.length ? el('section', {class: 'notes', 'aria-label': 'Notes'},
       el('ul', {}, index.notes.map((note) => el('li', {}, note)))) : null,
-    nEpisodes ? numbersTable() : null,
+    nEpisodes && !playedRuns.every((run) => index.runs[run].results) ? numbersTable() : null,
     legend(names),
-    el('div', {class: 'plots'}, nEpisodes ? [successPlot(), stopPlot(), componentPlot(),
-      distribution('Reward', columns.reward), distribution('Turns', columns.turns),
-      distribution('Sampled tokens', columns.tokens)] : null),
+    evaluationSection(),
     curves(),
+    nEpisodes || evaluated.length ? el('h3', {}, 'Episodes') : null,
+    el('div', {class: 'plots'}, nEpisodes ? [successPlot(), passPlots(), stopPlot(), componentPlot(),
+      distribution('Reward', columns.reward), distribution('Turns', columns.turns),
+      distribution('Sampled tokens', columns.tokens)] : passPlots()),
     el('h3', {}, 'Settings'),
     index.runs.map((run) => el('details', {}, el('summary', {}, run.name), el('p', {class: 'soft'}, run.path),
       el('pre', {}, run.settings))),
@@ -21,13 +29,13 @@ function summaryView() {
 }
 
 function numbersTable() {
-  const head = ['run', 'environment', 'episodes', 'without a score', 'success (95%)', 'mean reward'];
-  const parts = [...index.summary].sort((a, b) => a.env - b.env || a.run - b.run);
+  const head = ['run', 'task', 'success (95%)', 'mean reward', 'episodes', 'problems', 'without a score'];
+  const parts = [...index.summary].sort((a, b) => a.task - b.task || a.run - b.run);
   const lines = parts.map((part) => [
-    index.runs[part.run].name, index.names.env[part.env], part.episodes.toLocaleString('en'),
-    (part.episodes - part.scored).toLocaleString('en'),
+    index.runs[part.run].name, index.tasks[part.task],
     part.scored ? `${percent(part.success)} (${percent(part.low)} to ${percent(part.high)})` : '–',
-    part.scored ? number(part.reward) : '–']);
+    part.scored ? number(part.reward) : '–',
+    ...[part.episodes, part.problems, part.episodes - part.scored].map((n) => n.toLocaleString('en'))]);
   return [el('p', {class: 'soft'}, 'Episodes of one problem are alike: the intervals are by problem.'),
     el('div', {class: 'wide', tabindex: 0, role: 'region', 'aria-label': 'Numbers'}, el('table', {},
     el('thead', {}, el('tr', {}, head.map((name, place) => el('th', {scope: 'col', class: place > 1 && 'right'}, name)))),
@@ -35,13 +43,13 @@ function numbersTable() {
       rest.map((value, place) => el('td', {class: place > 0 && 'right'}, value)))))))];
 }
 
-const labelOf = (part, text) => (index.runs.length > 1 ? index.runs[part.run].name + ' · ' : '') + text;
+const labelOf = (part, text) => (isOfMany ? index.runs[part.run].name + ' · ' : '') + text;
 
 function successPlot() {
   const rows = index.summary.filter((part) => part.scored)
-    .sort((a, b) => a.env - b.env || a.run - b.run)
-    .map((part) => ({label: labelOf(part, index.names.env[part.env]), run: part.run, value: part.success, low: part.low,
-      high: part.high, about: `${index.runs[part.run].name}, ${index.names.env[part.env]}: ${percent(part.success)} ` +
+    .sort((a, b) => a.task - b.task || a.run - b.run)
+    .map((part) => ({label: labelOf(part, index.tasks[part.task]), run: part.run, value: part.success, low: part.low,
+      high: part.high, about: `${index.runs[part.run].name}, ${index.tasks[part.task]}: ${percent(part.success)} ` +
         `(${percent(part.low)} to ${percent(part.high)}) of ${count(part.scored, 'episode')} of ${count(part.problems, 'problem')}`}));
   return rows.length ? barPlot('Success by environment', rows) : null;
 }
@@ -61,11 +69,11 @@ function stopPlot() {
 
 function componentPlot() {
   const rows = index.summary.flatMap((part) => Object.entries(part.components || {}).map(([name, value]) => ({
-    label: labelOf(part, index.names.env.length > 1 ? `${index.names.env[part.env]} · ${name}` : name), run: part.run, value,
-    about: `${index.runs[part.run].name}, ${index.names.env[part.env]}: ${name} ${number(value)} an episode`})));
+    label: labelOf(part, index.tasks.length > 1 ? `${index.tasks[part.task]} · ${name}` : name), run: part.run, value,
+    about: `${index.runs[part.run].name}, ${index.tasks[part.task]}: ${name} ${number(value)} an episode`})));
   if (!rows.length) return null;
   const values = rows.map((row) => row.value);
-  return barPlot('Reward components, mean of an episode', rows,
+  return barPlot('Reward components, mean of an episode, before weights', rows,
     {low: Math.min(0, ...values), high: Math.max(0, ...values) || 1, format: signed});
 }
 
@@ -79,17 +87,15 @@ function distribution(title, column) {
 function curves() {
   const keys = [...new Set(index.runs.flatMap((run) => Object.keys(run.curves)))];
   if (!keys.length) return null;
-  // One curve of each kind first: the one with the shortest name.
-  const found = ['reward', 'success', 'loss', 'kl', 'entropy', 'length'].map((word) =>
-    keys.filter((key) => key.includes(word)).sort((a, b) => a.length - b.length)[0]).filter(Boolean);
+  const found = FIRST_CURVES.map((names) => names.find((name) => keys.includes(name))).filter(Boolean);
   const order = [...new Set([...found, ...keys])];
   const draw = (key) => linePlot(key, index.runs.map((run, place) => ({run: place, points: run.curves[key] || []}))
     .filter(({points}) => points.length));
-  const rest = order.slice(6);
+  const rest = order.slice(CURVES_SHOWN);
   const more = el('details', {ontoggle: (event) => {
     const target = event.target.querySelector('.plots');
     if (event.target.open && !target.children.length) append(target, rest.slice(0, MOST_CURVES).map(draw));
     if (rest.length > MOST_CURVES) target.nextElementSibling.textContent = 'Not drawn: ' + rest.slice(MOST_CURVES).join(', ');
   }}, el('summary', {}, count(rest.length, 'more metric')), el('div', {class: 'plots'}), el('p', {class: 'soft'}));
-  return [el('h3', {}, 'Training'), el('div', {class: 'plots'}, order.slice(0, 6).map(draw)), rest.length ? more : null];
+  return [el('h3', {}, 'Training'), el('div', {class: 'plots'}, order.slice(0, CURVES_SHOWN).map(draw)), rest.length ? more : null];
 }

@@ -6,16 +6,16 @@ let shown = everyEpisode;
 let current = null;  // the episode that the keyboard is at
 
 const HEADS = [
-  ['env', 'Environment', envName], ['run', 'Run', runName], ['seed', 'Seed'], ['member', 'Member'],
+  ['env', 'Environment', envName], ['begins', 'Begins with', beginsWith], ['run', 'Run', runName], ['seed', 'Seed'], ['member', 'Member'],
   ['outcome', 'Outcome', outcomeName], ['reward', 'Reward'], ['turns', 'Turns'], ['tokens', 'Tokens'],
   ['stop', 'Ended', stopName], ['seconds', 'Seconds'],
 ];
-const heads = () => HEADS.filter(([key]) => key !== 'run' || index.runs.length > 1);
+const heads = () => HEADS.filter(([key]) => key !== 'run' || isOfMany);
 const RIGHT = new Set(['reward', 'turns', 'tokens', 'seconds', 'member', 'seed']);
-const MINOR = new Set(['seed', 'member', 'tokens', 'stop', 'seconds', 'run']);  // left out on a phone
+const MINOR = new Set(['begins', 'seed', 'member', 'tokens', 'stop', 'seconds', 'run']);  // on a phone below the environment, or left out
 
 const FILTERS = [
-  ['run', 'Run', index.runs.map((run) => run.name)], ['env', 'Environment', index.names.env],
+  ['run', 'Run', index.runs.map((run) => run.name), playedRuns], ['env', 'Environment', index.names.env],
   ['outcome', 'Outcome', outcomes], ['stop', 'Ended', index.names.stop], ['settings', 'Settings', index.names.settings],
 ];
 
@@ -54,11 +54,12 @@ function refilter() {
 function tableView() {
   const search = el('input', {id: 'search', type: 'search', autocomplete: 'off', spellcheck: 'false', value: view.search,
     placeholder: 'words, seed:12, group:…', oninput: later(() => { view.search = search.value; view.page = 0; redraw(); })});
-  const filters = FILTERS.filter(([, , options]) => options.length > 1).map(([key, label, options]) =>
+  const filters = FILTERS.map(([key, label, options, places]) => [key, label, options, places || [...options.keys()]])
+    .filter(([, , , places]) => places.length > 1).map(([key, label, options, places]) =>
     el('label', {}, label, el('select', {id: 'filter-' + key,
       onchange: (event) => { view[key] = event.target.value; view.page = 0; redraw(); }},
       el('option', {value: ''}, 'all'),
-      options.map((text, place) => el('option', {value: place, selected: view[key] === String(place)}, text || '(empty)')))));
+      places.map((place) => el('option', {value: place, selected: view[key] === String(place)}, options[place] || '(none)')))));
   const found = [el('h2', {}, 'Episodes'),
     el('form', {class: 'filters', role: 'search', 'aria-label': 'Filter episodes', onsubmit: (event) => event.preventDefault()},
       el('label', {class: 'search'}, 'Search', search), filters),
@@ -102,10 +103,11 @@ function tableRow(episode) {
   const cells = heads().map(([key, , name]) => {
     const kind = [MINOR.has(key) && 'minor', RIGHT.has(key) && 'right'].filter(Boolean).join(' ') || null;
     if (key === 'env') {
-      const more = `${index.runs.length > 1 ? runName(episode) + ' · ' : ''}seed ${columns.seed[episode]} · ${columns.member[episode]}`;
-      return el('th', {scope: 'row'}, link('episode/' + episode, envName(episode)), el('span', {class: 'on-a-phone soft'}, more));
+      const more = `${isOfMany ? runName(episode) + ' · ' : ''}seed ${columns.seed[episode]} · member ${columns.member[episode]}`;
+      return el('th', {scope: 'row'}, link('episode/' + episode, envName(episode)), el('span', {class: 'on-a-phone'}, beginsWith(episode)), el('span', {class: 'on-a-phone soft'}, more));
     }
     if (key === 'outcome') return el('td', {class: kind}, badge(episode));
+    if (key === 'begins') return el('td', {class: kind}, el('span', {class: 'begins'}, beginsWith(episode)));
     const value = columns[key][episode];
     return el('td', {class: kind}, name ? name(episode) : key === 'seed' ? String(value) : number(value, key === 'tokens' ? 12 : 3));
   });
@@ -120,6 +122,7 @@ function sortBy(key) {
   view.page = 0;
   redraw();
   document.querySelector(`[data-sort="${key}"]`).focus();
+  announce(`sorted by ${HEADS.find(([name]) => name === key)[1]}, ${view.descending ? 'descending' : 'ascending'}`);
 }
 
 function turnPage(by) {

@@ -1,14 +1,24 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
-from report_runs import make_episode, write_run
+from report_runs import make_episode, write_evaluation, write_run
 
-from llm_envs.errors import StoreError
-from llm_envs.report.runs import open_run, read_curves
+from llm_envs.errors import InvalidConfigError, StoreError
+from llm_envs.report.curves import read_curves
+from llm_envs.report.runs import ReportRun, open_runs
 from llm_envs.report.site import write_report
+from llm_envs.reporting import csv_logger, jsonl_logger
+
+
+def open_run(path: Path) -> ReportRun:
+    """Return the one run that is there."""
+    (run,) = open_runs(path)
+    return run
 
 
 def write_state(folder: Path, *history: dict[str, object]) -> Path:
@@ -52,6 +62,113 @@ def test_a_half_written_state_is_said_and_the_one_before_taken(tmp_path: Path) -
 def test_our_own_metrics_are_read_too(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 2, "reward": 1}\n{"step": 1, "reward": 3, "b": null}\n{"ste')
     assert read_curves(tmp_path, []) == {"reward": [(1, 3), (2, 1)]}
+
+
+def test_tables_and_the_files_of_several_stages(tmp_path: Path) -> None:
+    log = csv_logger(tmp_path / "metrics.csv")
+    log(1, {"reward": 0.5})
+    log(2, {"reward": float("nan"), "loss": 2})
+    log(3, {"reward": 0.75, "loss": 1})
+    with (tmp_path / "metrics.csv").open("a") as file:
+        file.write("4,0.9")  # a kill
+    jsonl_logger(tmp_path / "sft_metrics.jsonl")(20, {"loss": 5.0})
+    (tmp_path / "other.csv").write_text("step,reward\n9,9\n")
+    notes: list[str] = []
+    curves = read_curves(tmp_path, notes)
+    assert curves == {"reward": [(1, 0.5), (3, 0.75)], "loss": [(2, 2), (3, 1)], "sft/loss": [(20, 5)]}
+    assert notes == []
+    (tmp_path / "metrics.csv").write_bytes(b"step,reward\n\xff\n")
+    assert "loss" not in read_curves(tmp_path, notes) and len(notes) == 1 and "metrics.csv cannot be read" in notes[0]
+
+
+def test_named_runs_of_one_folder_are_told_apart(tmp_path: Path) -> None:
+    demo = tmp_path / "demo"
+    for age, name in enumerate(("untrained", "after-warm-up", "after-GRPO")):
+        folder = write_run(demo / "trajectories" / name, [make_episode(is_success=age == 2)])
+        os.utime(folder / "manifest.json", (age, age))
+    jsonl_logger(demo / "metrics.jsonl")(1, {"reward": 0.5})
+    (demo / "model").mkdir()
+    (demo / "model" / "tokenizer_config.json").write_text("{}")
+    runs = open_runs(demo)
+    assert [run.name for run in runs] == ["demo", "demo/untrained", "demo/after-warm-up", "demo/after-GRPO"]
+    assert [(len(run.parts), sorted(run.curves)) for run in runs] == [(0, ["reward"]), (1, []), (1, []), (1, [])]
+    assert all(run.tokenizer == demo / "model" and run.notes == [] for run in runs)
+    (demo / "metrics.jsonl").unlink()
+    assert [run.name for run in open_runs(demo)] == ["demo/untrained", "demo/after-warm-up", "demo/after-GRPO"]
+
+
+def test_a_process_without_a_manifest_is_said(tmp_path: Path) -> None:
+    write_run(tmp_path / "trajectories" / "process-0", [make_episode()])
+    lost = tmp_path / "trajectories" / "process-1"
+    lost.mkdir()
+    run = open_run(tmp_path)
+    assert len(run.parts) == 1 and run.notes == [f"{lost} is left out: there is no manifest.json in it."]
+
+
+def evaluation_settings(n: int) -> dict[str, Any]:
+    task = ["sums", "llm/Sums-v0", {"difficulty": "easy"}, n, 2]
+    return {"eval": [task], "group_size": 2}
+
+
+def test_an_evaluation_with_its_results(tmp_path: Path) -> None:
+    episodes = [make_episode(1, member) for member in range(2)]
+    folder = write_evaluation(tmp_path / "eval", episodes, **evaluation_settings(1), model=str(tmp_path / "model"))
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "tokenizer_config.json").write_text("{}")
+    for path in (folder, folder / "results.json"):
+        run = open_run(path)
+        assert run.results is not None and [task.name for task in run.results] == ["sums"]
+        assert (run.parts, run.tokenizer) == ((folder,), tmp_path / "model")
+        assert len(list(run.trajectories())) == 2 and run.notes == []
+
+
+def test_results_alone_are_still_a_report(tmp_path: Path) -> None:
+    folder = write_evaluation(tmp_path / "eval", [make_episode(1, member) for member in range(2)])
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    (folder / "results.json").rename(alone / "results.json")
+    notes = write_report([alone], tmp_path / "report.html")
+    assert notes == [f"{alone} has results and no trajectories: they were kept in its folder."]
+    write_report([alone / "results.json"], tmp_path / "report.html")
+
+
+def test_results_of_another_version_are_said_and_the_episodes_counted(tmp_path: Path) -> None:
+    folder = write_evaluation(tmp_path / "eval", [make_episode(1, member) for member in range(2)])
+    results = folder / "results.json"
+    results.write_text(results.read_text().replace('"version": 1', '"version": 9', 1))
+    run = open_run(folder)
+    assert run.results is None and len(run.notes) == 1
+    assert "is of version 9; this one reads 1" in run.notes[0] and "counted from the trajectories" in run.notes[0]
+    results.write_text("{")
+    assert "is damaged" in open_run(folder).notes[0]
+    with pytest.raises(InvalidConfigError, match=r"results\.json is damaged: it is no JSON"):
+        open_runs(results)
+    (folder / "manifest.json").unlink()
+    with pytest.raises(InvalidConfigError, match=r"results\.json is damaged"):
+        open_runs(folder)
+
+
+def test_a_half_written_evaluation_is_said(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "eval", [make_episode(1, 0)], **evaluation_settings(3))
+    notes = write_report([run], tmp_path / "report.html")
+    assert notes[0] == f"{run} is half-written: it has 1 of 6 episodes; --resume goes on."
+
+
+def test_a_run_of_another_version_or_without_its_manifest(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [make_episode()])
+    manifest = run / "manifest.json"
+    text = manifest.read_text()
+    manifest.write_text(text.replace('"format": 2', '"format": 7'))
+    with pytest.raises(StoreError, match="has format 7; this version reads 1 and 2"):
+        open_runs(run)
+    manifest.write_text(text[:20])
+    with pytest.raises(StoreError, match=r"manifest\.json is damaged"):
+        open_runs(run)
+    manifest.unlink()
+    (file,) = [path for path in run.iterdir() if path.suffix in (".parquet", ".jsonl")]
+    with pytest.raises(StoreError, match=rf"no manifest\.json in it\. .* can be read alone: llm-envs report {file}"):
+        open_runs(run)
+    assert len(list(open_run(file).trajectories())) == 1
 
 
 def test_a_long_curve_is_thinned_to_its_end(tmp_path: Path) -> None:

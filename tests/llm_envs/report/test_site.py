@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report_runs import ATTACKS, make_episode, make_row, write_run
+from report_runs import ATTACKS, make_episode, make_row, write_evaluation, write_run
 
+from llm_envs.comparison import compare
 from llm_envs.errors import InvalidConfigError, StoreError
-from llm_envs.report.site import script_json, write_report
+from llm_envs.report.site import SCRIPTS, script_json, write_report
+from llm_envs.results import Results
+from llm_envs.tiny_model import tiny_tokenizer
 
 
 class Page(html.parser.HTMLParser):
@@ -109,7 +112,7 @@ def test_the_policy_allows_this_script_and_style_and_no_request(tmp_path: Path) 
 def test_the_script_never_parses_text() -> None:
     folder = resources.files("llm_envs.report").joinpath("page")
     scripts = [file for file in folder.iterdir() if file.name.endswith(".js")]
-    assert len(scripts) == 8
+    assert sorted(file.name for file in scripts) == sorted(SCRIPTS)
     for file in scripts:
         source = file.read_text(encoding="utf-8")
         assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|\beval\(|new Function|srcdoc", source)
@@ -147,6 +150,54 @@ def test_groups_and_problems(tmp_path: Path) -> None:
     assert [run["name"] for run in index["runs"]] == ["x/run", "y/run"]
     assert index["columns"]["group"] == [0, 0, 1, 2, 3, 2]
     assert index["columns"]["problem"] == [0, 0, 1, 0, 2, 3]
+
+
+def test_the_table_says_how_an_episode_begins(tmp_path: Path) -> None:
+    long = make_episode(2, text="word " * 30)
+    index = report(tmp_path, write_run(tmp_path / "one", [make_episode(1, 0), make_episode(1, 1), long]))[0].data(
+        "index"
+    )
+    assert index["columns"]["begins"] == [0, 0, 1]
+    first, other = index["names"]["begins"]
+    assert first == "What is 37*24?" and other.startswith("What is word word") and other.endswith("…")
+    assert len(other) <= 90
+
+
+def test_results_of_two_evaluations_are_on_the_page_and_compared(tmp_path: Path) -> None:
+    before = [make_episode(seed, member, is_success=seed == 1) for seed in range(4) for member in range(2)]
+    after = [make_episode(seed, member, is_success=seed != 2) for seed in range(4) for member in range(2)]
+    one, other = write_evaluation(tmp_path / "before", before), write_evaluation(tmp_path / "after", after)
+    index = report(tmp_path, one, other)[0].data("index")
+    (task,) = index["runs"][1]["results"]["tasks"]
+    assert (task["success"]["value"], task["pass_at"]["2"]["value"], task["pass_hat"]["2"]["value"]) == (0.75,) * 3
+    assert "problems" not in task and task["n_problems"] == 4
+    (pair,) = index["evaluations"]
+    expected = compare(Results.load(other), Results.load(one), names=("after", "before")).to_dict()
+    assert pair == {"runs": [0, 1], "found": expected}
+    assert (expected["tasks"][0]["wins"], expected["tasks"][0]["losses"], expected["tasks"][0]["ties"]) == (2, 0, 2)
+    (tmp_path / "out" / "report.html").unlink()
+    another = write_evaluation(
+        tmp_path / "another", [make_episode(seed, member) for seed in (7, 8) for member in range(2)]
+    )
+    (pair,) = report(tmp_path, one, another)[0].data("index")["evaluations"]
+    assert pair["runs"] == [0, 1] and "the seeds do not match" in pair["refused"]
+
+
+def test_each_run_has_the_texts_of_its_own_tokenizer(tmp_path: Path) -> None:
+    folders = []
+    for name, words in (("a", "What is 12+30?"), ("b", "<b>42</b> is what"), ("c", "What is 12+30?")):
+        folder = tmp_path / name
+        write_run(folder / "trajectories", [make_episode()])
+        tiny_tokenizer([words], vocab_size=300).save_pretrained(folder)
+        folders.append(folder)
+    bare = write_run(tmp_path / "bare", [make_episode()])
+    page, notes = report(tmp_path, *folders, bare)
+    assert [run["tokens"] for run in page.data("index")["runs"]] == [0, 1, 0, None]
+    tables = page.data("tokens")
+    assert len(tables) == 2 and all(sorted(table) == [str(n) for n in range(100, 106)] for table in tables)
+    assert notes == [
+        "bare: tokens are shown as ids: there is no tokenizer in the run; --tokenizer DIR gives them texts."
+    ]
 
 
 def test_seeds_that_javascript_cannot_hold_are_texts(tmp_path: Path) -> None:

@@ -1,0 +1,104 @@
+"""What a training logged: its metrics over the steps, from the trainer's state and from files of ours."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from llm_envs.errors import StoreError
+from llm_envs.reporting import read_metrics
+
+__all__ = ["Curves", "checkpoints", "read_curves"]
+
+Curves = Mapping[str, list[tuple[float, float]]]
+"""Metric -> (step, value), ascending."""
+
+STATE_NAME = "trainer_state.json"
+METRICS = re.compile(r"(?:(?P<stage>.+?)[_.-]?)?metrics\.(?P<kind>jsonl|csv)")
+"""`metrics.jsonl`, `metrics.csv`, and of one stage of several `sft_metrics.jsonl`."""
+
+MAX_POINTS = 2000
+"""Points of one curve that the page keeps, evenly spaced: a screen has no more columns."""
+
+
+def read_curves(run: Path, notes: list[str]) -> dict[str, list[tuple[float, float]]]:
+    """Return what a training logged: metric -> (step, value), ascending; empty if nothing is there.
+
+    Args:
+        run: A trainer's `output_dir`: `trainer_state.json` there, else of the last checkpoint that can be read, and the
+            files of `reporting.jsonl_logger` and `csv_logger` whose names end with `metrics`. What stands before that
+            names a stage: `loss` in `sft_metrics.jsonl` is `sft/loss`. Of a step that was logged twice the later
+            counts.
+        notes: What cannot be read is added here.
+    """
+    curves: dict[str, dict[float, float]] = {}
+    _add(curves, _state(run, notes))
+    for path in sorted(run.glob("*metrics.*")):
+        found = METRICS.fullmatch(path.name)
+        if found is None or not path.is_file():
+            continue
+        try:
+            records = read_metrics(path) if found["kind"] == "jsonl" else _table(path)
+            _add(curves, records, f"{found['stage']}/" if found["stage"] else "")
+        except (StoreError, OSError, ValueError, AttributeError, csv.Error) as error:
+            notes.append(f"{path} cannot be read: {error}")
+    return {key: _thinned(sorted(points.items())) for key, points in curves.items()}
+
+
+def checkpoints(run: Path) -> list[Path]:
+    """Return the folders of checkpoints, the newest first."""
+    found = [path for path in run.glob("checkpoint-*") if path.is_dir()]
+    return sorted(found, key=lambda path: [int(number) for number in re.findall(r"\d+", path.name)], reverse=True)
+
+
+def _state(run: Path, notes: list[str]) -> list[Mapping[str, Any]]:
+    for state in (folder / STATE_NAME for folder in (run, *checkpoints(run))):
+        if not state.is_file():
+            continue
+        try:
+            history = json.loads(state.read_text(encoding="utf-8"))["log_history"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            notes.append(f"{state} cannot be read ({type(error).__name__}: {error}); an earlier one is taken, if any.")
+            continue
+        if history:
+            return [record for record in history if isinstance(record, dict)]
+    return []
+
+
+def _table(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of a table; a cell that is no number, and a last row that a kill cut short, are left out."""
+    text = path.read_text(encoding="utf-8")
+    rows = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1], newline=""))
+    return [{key: float(cell) for key, cell in row.items() if key and _is_text_of_number(cell)} for row in rows]
+
+
+def _add(curves: dict[str, dict[float, float]], records: Iterable[Mapping[str, Any]], stage: str = "") -> None:
+    for record in records:
+        step: Any = record.get("step")
+        for key, value in record.items() if _is_number(step) else ():
+            if key not in ("step", "epoch") and _is_number(value):
+                curves.setdefault(f"{stage}{key}", {})[step] = value
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_text_of_number(cell: str | None) -> bool:
+    try:
+        float(cell or "")
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _thinned(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Keep at most `MAX_POINTS`, evenly spaced, the last among them."""
+    stride = math.ceil(len(points) / MAX_POINTS)
+    return points if stride <= 1 else points[::-1][::stride][::-1]

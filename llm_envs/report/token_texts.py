@@ -1,0 +1,85 @@
+"""What tokens say: of each tokenizer that a report's runs have, the texts of the ids that are on the page."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+
+from llm_envs.errors import MissingExtraError
+from llm_envs.report.runs import ReportRun
+from llm_envs.reporting import visible_text
+
+__all__ = ["token_texts"]
+
+Texts = dict[str, str]
+"""Token id -> text."""
+
+
+def token_texts(
+    ids: Mapping[int, Collection[int]], tokenizer: str | Path | None, runs: Sequence[ReportRun], notes: list[str]
+) -> tuple[list[Texts], list[int | None]]:
+    """Return the texts of the page's tokens, and for each run which of them are its own.
+
+    Args:
+        ids: Run -> the token ids of it that the page has.
+        tokenizer: A folder for all runs; None takes each run's own.
+        runs: In the page's order.
+        notes: Why tokens of a run are shown as ids is added here.
+
+    Raises:
+        ModelError: If there is no tokenizer in `tokenizer`.
+        MissingExtraError: If it is asked for and transformers is not installed.
+    """
+    tables: list[Texts] = []
+    numbers: dict[bytes, int] = {}
+    places: dict[bytes, Path] = {}
+    of_runs: list[int | None] = [None] * len(runs)
+    shared: dict[bytes, set[int]] = {}
+    for number, run in enumerate(runs):
+        own = Path(tokenizer) if tokenizer is not None else run.tokenizer
+        if not ids.get(number):
+            continue
+        if own is None:
+            notes.append(_as_ids(run, runs, "there is no tokenizer in the run; --tokenizer DIR gives them texts"))
+            continue
+        key = _content(own)
+        places.setdefault(key, own)
+        shared.setdefault(key, set()).update(ids[number])
+        of_runs[number] = numbers.setdefault(key, len(numbers))
+    for key, place in places.items():
+        try:
+            decode = _decoder(place)
+        except Exception as error:
+            if tokenizer is not None:
+                raise
+            notes.append(f"Tokens are shown as ids: the tokenizer in {place} cannot be loaded ({error}).")
+            tables.append({})
+            continue
+        tables.append({str(token): visible_text(decode(token)) for token in sorted(shared[key])})
+    return tables, of_runs
+
+
+def _as_ids(run: ReportRun, runs: Sequence[ReportRun], why: str) -> str:
+    return f"{run.name + ': t' if len(runs) > 1 else 'T'}okens are shown as ids: {why}."
+
+
+def _content(folder: Path) -> bytes:
+    """Return what two folders with the same tokenizer share: a training's checkpoints have it again and again."""
+    file = folder / "tokenizer.json"
+    return hashlib.sha256(file.read_bytes()).digest() if file.is_file() else str(folder.resolve()).encode()
+
+
+def _decoder(source: str | Path) -> Callable[[int], str]:
+    try:
+        from llm_envs.policies.loading import load_tokenizer
+
+        tokenizer = load_tokenizer(source)
+    except ModuleNotFoundError as error:
+        raise MissingExtraError("token texts need transformers: pip install 'llm-envs[train]'.") from error
+    size = len(tokenizer)
+
+    def decode(token: int) -> str:
+        return str(tokenizer.decode([token])) if 0 <= token < size else f"[{token}]"
+
+    return decode
