@@ -7,20 +7,16 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 import re
-import shutil
-import subprocess
-import sys
 import tomllib
 from collections import Counter
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
 import pytest
 import yaml
-from documents import DATA, EDITS, Block, Page, commands_of, is_said, misspelt, problems, read_page
+from document_runs import Made, run, run_page
+from documents import DATA, Block, Page, commands_of, is_said, misspelt, problems, read_page
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -255,115 +251,17 @@ def test_dots_stand_for_anything() -> None:
 
 # Running them.
 
-ENV = "llm/Calculator-v0"
-MAKE_MODEL = f"from warm_model import warm_model; warm_model({ENV!r}, name='made', steps=100)"
-
-
-@cache
-def environment() -> dict[str, str]:
-    """Return the variables of what is run: this environment's programs, the CPU, no network, no window, no colours."""
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
-    return kept | {"PATH": path, "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", "BROWSER": "true", "NO_COLOR": "1"}
-
-
-def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run a command; its output and errors come together, as a terminal shows them."""
-    return subprocess.run(
-        command, cwd=folder, env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, text=True, timeout=LIMIT_S, check=False,
-    )  # fmt: skip
-
 
 @pytest.fixture(scope="session")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Return a function that makes, once, what blocks may need: a "model", a "run", a "training"."""
-    folder = tmp_path_factory.mktemp("made")
-
-    @cache
-    def make(what: str) -> Path:
-        if what == "model":
-            (folder / "examples").symlink_to(ROOT / "examples")
-            program = f"import sys; sys.path.insert(0, 'examples'); {MAKE_MODEL}"
-            done = run([sys.executable, "-c", program], folder)
-        elif what == "run":
-            given = ["--tokenizer", str(make("model")), "-n", "8", "--group-size", "4", "--out", "run"]
-            done = run(["llm-envs", "collect", ENV, "--policy", "oracle", *given], folder)
-        else:
-            given = ["--model_name_or_path", str(make("model")), "--max_steps", "2", "--output_dir", "training"]
-            done = run(["llm-envs", "train", "grpo", "--env", ENV, *given], folder)
-        assert done.returncode == 0, done.stdout[-4000:]
-        return folder / ("runs/examples/warm-made" if what == "model" else what)
-
-    return make
-
-
-def provide(block: Block, folder: Path, made: Callable[[str], Path]) -> None:
-    """Put what a block needs into its folder, where it is not there yet."""
-    for need in filter(None, block.said.get("needs", "").split("; ")):
-        if need == "the checkout":
-            for name, target in {
-                "examples": ROOT / "examples",
-                "tests": ROOT / "tests",
-                ".venv": Path(sys.prefix),
-            }.items():
-                if not (folder / name).exists():
-                    (folder / name).symlink_to(target)
-            continue
-        wanted = re.fullmatch(r"a (model|run|training) in (\S+)", need)
-        assert wanted, f"{block.where} needs {need!r}; there are: the checkout, a model|run|training in DIR"
-        if not (folder / wanted[2]).exists():
-            shutil.copytree(made(wanted[1]), folder / wanted[2])
-
-
-def write_block(block: Block, folder: Path, replaced: str) -> str:
-    """Write what a block says to write; return what the next block of this kind replaces."""
-    keys = block.said.keys() & set(EDITS)
-    path = folder / block.said[keys.pop()] if keys else folder
-    if "file" in block.said:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(block.code, encoding="utf-8")
-    elif "replace" in block.said:
-        assert path.read_text(encoding="utf-8").count(block.code) == 1, (
-            f"{block.where}: this is not once in {path.name}"
-        )
-    elif "with" in block.said:
-        path.write_text(path.read_text(encoding="utf-8").replace(replaced, block.code), encoding="utf-8")
-    return block.code if "replace" in block.said else ""
-
-
-def run_block(block: Block, folder: Path) -> None:
-    """Run a block, and fail where it does."""
-    expected = int(block.said.get("exits", 0))
-    if block.language != "console":
-        program = [sys.executable, "-c"] if block.language == "python" else ["bash", "-euo", "pipefail", "-c"]
-        done = run([*program, block.code], folder)
-        assert done.returncode == expected, f"{block.where}: exit code {done.returncode}\n{done.stdout[-6000:]}"
-        return
-    commands = commands_of(block)
-    for n, (command, printed) in enumerate(commands):
-        if command.startswith("cd "):
-            folder = folder / command.removeprefix("cd ")
-            continue
-        done = run(["bash", "-euo", "pipefail", "-c", command], folder)
-        said = f"{block.where}: $ {command}\n{done.stdout[-6000:]}"
-        assert done.returncode == (expected if n == len(commands) - 1 else 0), f"{said}\nexit code {done.returncode}"
-        assert [line for line in printed if not is_said(line, done.stdout)] == [], said
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    return Made(tmp_path_factory.mktemp("made"))
 
 
 @pytest.mark.examples
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RUN)
-def test_every_block_runs(name: str, tmp_path: Path, made: Callable[[str], Path]) -> None:
-    page, replaced = PAGES[name], ""
-    for block in page.blocks:
-        folder = tmp_path if page.shares_a_folder else tmp_path / str(block.line)
-        folder.mkdir(exist_ok=True)
-        if block.is_run:
-            provide(block, folder, made)
-            run_block(block, folder)
-        elif not block.said.keys() & {"run by", "not run"}:
-            replaced = write_block(block, folder, replaced)
+def test_every_block_runs(name: str, tmp_path: Path, made: Made) -> None:
+    run_page(PAGES[name], tmp_path, made)
 
 
 def options_of(command: str) -> tuple[tuple[str, ...], list[str]] | None:

@@ -40,8 +40,13 @@ def check_arguments(env: Any, args: Any, kwargs: Mapping[str, Any]) -> None:
         raise InvalidConfigError(
             f"{', '.join(taken)}: EnvGRPOTrainer takes these from the environment; leave them out."
         )
-    if args is not None and args.use_vllm and args.vllm_mode != "colocate":
-        raise InvalidConfigError(f"vllm_mode={args.vllm_mode!r} is not supported here: use vllm_mode='colocate'.")
+    wanted = {"vllm_mode": "colocate", "vllm_tensor_parallel_size": 1, "vllm_enable_sleep_mode": False}
+    for name, value in wanted.items() if args is not None and args.use_vllm else ():
+        if getattr(args, name) != value:
+            raise InvalidConfigError(
+                f"{name}={getattr(args, name)!r} is not supported here: each process has an engine of its own, awake, on "
+                f"its own device. Use {name}={value!r}."
+            )
 
 
 def make_splits(

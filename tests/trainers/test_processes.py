@@ -19,6 +19,7 @@ from llm_envs.trainers.processes import check_same_rows, episode_limit, together
 KINDS = {
     "multi_cpu": DistributedType.MULTI_GPU,  # see the file
     "multi_gpu": DistributedType.MULTI_GPU,
+    "two_nodes": DistributedType.MULTI_GPU,
     "fsdp2": DistributedType.FSDP,
     "fsdp2_offload": DistributedType.FSDP,
     "deepspeed_zero2": DistributedType.DEEPSPEED,
