@@ -101,13 +101,12 @@ function drawPage(place) {
 
 function tableRow(episode) {
   const cells = heads().map(([key, , name]) => {
-    const kind = [MINOR.has(key) && 'minor', RIGHT.has(key) && 'right'].filter(Boolean).join(' ') || null;
+    const kind = [MINOR.has(key) && 'minor', RIGHT.has(key) && 'right', key === 'begins' && key].filter(Boolean).join(' ') || null;
     if (key === 'env') {
       const more = `${isOfMany ? runName(episode) + ' · ' : ''}seed ${columns.seed[episode]} · member ${columns.member[episode]}`;
       return el('th', {scope: 'row'}, link('episode/' + episode, envName(episode)), el('span', {class: 'on-a-phone'}, beginsWith(episode)), el('span', {class: 'on-a-phone soft'}, more));
     }
     if (key === 'outcome') return el('td', {class: kind}, badge(episode));
-    if (key === 'begins') return el('td', {class: kind}, el('span', {class: 'begins'}, beginsWith(episode)));
     const value = columns[key][episode];
     return el('td', {class: kind}, name ? name(episode) : key === 'seed' ? String(value) : number(value, key === 'tokens' ? 12 : 3));
   });
