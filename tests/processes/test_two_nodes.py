@@ -5,11 +5,14 @@ Each launch stands for a machine, with one process on its CPU. They share the di
 
 from __future__ import annotations
 
+import shutil
 import socket
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from launched import CONFIGS, ROOT, SUPPORT, Launched, launch
@@ -81,3 +84,31 @@ def test_on_a_shared_disk_one_folder_has_all_and_a_run_goes_on(shared: Path, mod
     for done in on_two_nodes(SCRIPT, [*given, "--resume_from_checkpoint", "true"]):
         done.check()
     assert (shared / "checkpoint-2" / "model.safetensors").exists()
+
+
+def test_without_the_checkpoint_on_both_nothing_goes_on(shared: Path, tmp_path: Path, model_folder: str) -> None:
+    """The second machine has what it wrote itself: its episodes, and its random numbers in a folder of their own."""
+    alone = tmp_path / "out"
+    (alone / "checkpoint-1").mkdir(parents=True)
+    shutil.copy(shared / "checkpoint-1" / "rng_state_1.pth", alone / "checkpoint-1")
+    shutil.copytree(shared / "trajectories" / "process-1", alone / "trajectories" / "process-1")
+    common = ["--model_name_or_path", model_folder, *SMALL, "--max_steps", "3", "--resume_from_checkpoint", "true"]
+    first, second = on_two_nodes(SCRIPT, *([*common, "--output_dir", str(out)] for out in (shared, alone)))
+    assert first.code not in (0, None) and second.code not in (0, None)
+    assert "has no checkpoint that was written to its end" in second.output, second.output[-3000:]
+
+
+def test_when_one_machine_is_gone_the_other_ends(tmp_path: Path, model_folder: str) -> None:
+    given = ["--model_name_or_path", model_folder, "--output_dir", str(tmp_path), *SMALL, "--max_steps", "100000"]
+    with ThreadPoolExecutor(1) as threads:
+        both = threads.submit(on_two_nodes, SCRIPT, given, limit_s=240.0)
+        while not (tmp_path / "checkpoint-2").exists() and not both.done():
+            time.sleep(0.2)
+        killed = time.monotonic()
+        for child in [c for c in psutil.Process().children() if "--machine_rank 1" in " ".join(c.cmdline())]:
+            for one in [*child.children(recursive=True), child]:
+                one.kill()
+        first, second = both.result()
+    assert second.code not in (0, None)
+    assert first.code not in (0, None), first.output[-3000:]
+    assert time.monotonic() - killed < 120
