@@ -220,7 +220,7 @@ def _only_model(url: str) -> str:
     except (ValueError, KeyError, TypeError):
         names = []
     if not names:
-        said = f"{address} answers {answer.status_code}" + ("" if answer.status_code == 200 else said_by(answer.text))
+        said = f"{address} answers {answer.status_code}: {said_by(answer.text)}"
         raise InvalidConfigError(f"--model {url}: it names no models ({said:.300}): give --model-name NAME.")
     if len(names) > 1:
         some = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")

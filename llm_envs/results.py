@@ -180,10 +180,12 @@ class Results:
             raise InvalidConfigError(f"{file} holds no results: it was not written by `llm-envs eval --out`.")
         if (found := data.get("version")) != RESULTS_VERSION:
             is_newer = isinstance(found, int | float) and found > RESULTS_VERSION
+            versions = data.get("versions")
+            writer = versions.get("llm-envs", "unknown") if isinstance(versions, dict) else "unknown"
             again = "its episodes again: llm-envs eval --replay DIR --out DIR"
             raise InvalidConfigError(
                 f"{file} is of version {found}, which is newer: this llm-envs reads {RESULTS_VERSION}. Use the version "
-                f"that wrote it ({data.get('versions', {}).get('llm-envs', 'unknown')}), or score {again}."
+                f"that wrote it ({writer}), or score {again}."
                 if is_newer
                 else f"{file} is of version {found!r}; this llm-envs reads {RESULTS_VERSION}. Score {again}."
             )

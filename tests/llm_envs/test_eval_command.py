@@ -12,8 +12,11 @@ import gymnasium as gym
 import pytest
 
 from llm_envs.cli import main
+from llm_envs.evaluate import extend_run
 from llm_envs.results import Results
 from llm_envs.rollout.store import TrajectoryWriter, read_trajectories
+from llm_envs.rollout.store_folder import read_manifest
+from llm_envs.suite import Suite, SuiteEntry
 
 CALCULATOR, NUMBER = "llm/Calculator-v0", "llm/GuessNumber-v0"
 Capture = pytest.CaptureFixture[str]
@@ -57,6 +60,57 @@ class TestPlaying:
         before = read_trajectories(run)
         assert evaluate(*command, "--resume") == 0
         assert read_trajectories(run) == before
+
+    def test_more_problems_later(self, tmp_path: Path, capsys: Capture) -> None:
+        out, command = tmp_path / "run", ["--policy", "random", "-k", "2", "--seed", "3"]
+        assert evaluate(CALCULATOR, NUMBER, *command, "-n", "3", "--out", out) == 0
+        first = {(t.group_id, t.member): t for t in read_trajectories(out)}
+        assert evaluate(CALCULATOR, NUMBER, *command, "-n", "5", "--out", out, "--resume") == 0
+        assert evaluate(CALCULATOR, NUMBER, *command, "-n", "5", "--out", tmp_path / "whole") == 0
+        grown = {(t.group_id, t.member): t for t in read_trajectories(out)}
+        assert len(grown) == 2 * 5 * 2 and first.items() <= grown.items()  # nothing was played twice
+        ours, whole = Results.load(out), Results.load(tmp_path / "whole")
+        assert [task.problems for task in ours] == [task.problems for task in whole]
+        assert [task.success for task in ours] == [task.success for task in whole]
+        assert dict(ours.settings) == dict(whole.settings)
+        capsys.readouterr()
+        # What makes it another run is said as before, and changes nothing.
+        assert evaluate(CALCULATOR, NUMBER, *command, "-n", "9", "--out", out, "--resume", "--max-turns", "1") == 1
+        assert "limits.max_turns: not set there, 1 here): choose" in capsys.readouterr().err
+        assert evaluate(CALCULATOR, NUMBER, *command, "-n", "4", "--out", out, "--resume") == 2
+        said = f"{out} is an evaluation of 5 problems of {CALCULATOR}, and 4 are asked for now: an evaluation can grow"
+        assert said in capsys.readouterr().err
+        assert evaluate(CALCULATOR, *command, "-n", "5", "--out", out, "--resume") == 1
+        assert "holds another run" in capsys.readouterr().err
+        assert evaluate("--replay", out) == 0
+
+    def test_one_that_was_to_grow_and_was_killed_is_half_written(self, tmp_path: Path, capsys: Capture) -> None:
+        out = tmp_path / "run"
+        assert evaluate(CALCULATOR, "-n", "3", "--samples", "2", "--out", out) == 0
+        suite = Suite((SuiteEntry(CALCULATOR, {"split": "test"}, n=4, k=2),), samples=2)
+        extend_run(out, suite, read_manifest(out).settings)
+        assert evaluate("--replay", out) == 2
+        assert "is half-written: it has 6 of 8 episodes. Finish it with --resume" in capsys.readouterr().err
+        # Another k, within the samples, is no other run: nothing else is played by it.
+        assert evaluate(CALCULATOR, "-n", "4", "-k", "2", "--samples", "2", "--out", out, "--resume") == 0
+        assert Results.load(out).tasks[0].k == 2
+
+    @pytest.mark.vllm
+    def test_a_model_on_vllm(self, tmp_path: Path) -> None:
+        from llm_envs.tiny_model import tiny_model, tiny_tokenizer
+
+        tokenizer = tiny_tokenizer()
+        tokenizer.save_pretrained(tmp_path / "model")
+        tiny_model(tokenizer, n_layers=1).save_pretrained(tmp_path / "model")
+        command = [CALCULATOR, "-n", "3", "-k", "2", "--policy", "vllm", "--model", tmp_path / "model"]
+        out = ["--out", tmp_path / "run", "--max-new-tokens", "4", "--max-turns", "2"]
+        assert evaluate(*command, *out) == 0
+        (task,) = Results.load(tmp_path / "run")
+        assert (task.n_episodes, task.n_scored, task.error_rate) == (6, 6, 0)
+        assert 1 <= task.sampled_tokens <= 8 and task.tokens > task.sampled_tokens and task.seconds > 0
+        settings = Results.load(tmp_path / "run").settings
+        assert (settings["engine"], settings["model"]) == ("vllm", str(tmp_path / "model"))
+        assert "vllm" in Results.load(tmp_path / "run").versions
 
     def test_json(self, capsys: Capture) -> None:
         assert evaluate(CALCULATOR, "-n", "2", "--json", "--confidence", "0.9") == 0
@@ -136,6 +190,7 @@ class TestBadInput:
             ([CALCULATOR, "--suite", "s.yaml"], "--suite says what is played"),
             ([CALCULATOR, "--replay", "x"], "--replay plays nothing: leave out llm/Calculator-v0"),
             (["--replay", "x", "--model", "m"], "--replay plays nothing: leave out --model"),
+            (["--replay", "x", "--policy", "random"], "--replay plays nothing: leave out --policy"),
             (["--replay", "no-such-run"], "holds no run"),
             (["--suite", "no-such.yaml"], "cannot be read"),
             ([CALCULATOR, "--compare", "no-such-run"], "does not exist: give the folder of a run"),
@@ -152,8 +207,13 @@ class TestBadInput:
             pass
         with TrajectoryWriter(tmp_path / "half", settings=settings) as writer:
             writer.write(read_trajectories(run)[0])
-        other = json.loads((run / "results.json").read_text()) | {"version": 99}
-        (tmp_path / "other.json").write_text(json.dumps(other))
+        ours = json.loads((run / "results.json").read_text())
+        (tmp_path / "other.json").write_text(json.dumps(ours | {"version": 99}))
+        (tmp_path / "older.json").write_text(json.dumps(ours | {"version": 0}))
+        (tmp_path / "foreign.json").write_text(json.dumps({"results": {"success": 0.5}}))
+        (tmp_path / "cut.json").write_text(json.dumps(ours)[:200])
+        (tmp_path / "holed.json").write_text(json.dumps({**ours, "tasks": [{"name": "x"}]}))
+        (tmp_path / "nothing").mkdir()
         said = {
             ("--replay", tmp_path / "empty"): "is empty",
             ("--replay", tmp_path / "half"): "is half-written: it has 1 of 2 episodes",
@@ -162,7 +222,19 @@ class TestBadInput:
             ("--replay", run, "--out", tmp_path / "other.json"): "cannot be written (File exists)",
             ("--replay", run, "--compare", tmp_path / "empty"): "is empty",
             ("--replay", run, "--compare", tmp_path / "half"): "is half-written",
-            ("--replay", run, "--compare", tmp_path / "other.json"): "is of version 99; this one reads 1",
+            ("--replay", run, "--compare", tmp_path / "other.json"): "is of version 99, which is newer: this llm-envs",
+            (
+                "--replay",
+                run,
+                "--compare",
+                tmp_path / "older.json",
+            ): "is of version 0; this llm-envs reads 1. Score its",
+            ("--replay", run, "--compare", tmp_path / "foreign.json"): "was not written by `llm-envs eval --out`",
+            ("--replay", run, "--compare", tmp_path / "cut.json"): "is damaged: it is no JSON",
+            ("--replay", run, "--compare", tmp_path / "holed.json"): "is damaged (KeyError: ",
+            ("--replay", run, "--compare", tmp_path / "nothing"): "holds no run: there is no manifest.json in it",
+            ("--replay", tmp_path / "nothing"): "holds no run: there is no manifest.json in it",
+            ("--replay", run, "-k", "2", "--compare", run, "--partial", "--resume"): "leave out --resume",
             (CALCULATOR, "-n", "4", "--seed", "1", "--compare", run): "the seeds do not match",
             (NUMBER, "-n", "4", "--compare", run): "not of the same tasks",
         }

@@ -234,7 +234,10 @@ class TestResultsFile:
     @pytest.mark.parametrize(
         ("change", "expected"),
         [
-            ({"version": 7}, r"is of version 7; this one reads 1. Score its episodes again"),
+            ({"version": 7}, r"is of version 7, which is newer: .* \(unknown\), or score its episodes again"),
+            ({"version": 7, "versions": {"llm-envs": "9.1"}}, r"Use the version that wrote it \(9.1\)"),
+            ({"version": 0, "versions": 3}, r"is of version 0; this llm-envs reads 1. Score its episodes again"),
+            ({"version": None}, r"is of version None; this llm-envs reads 1"),
             ({"format": "other"}, "holds no results"),
             ({"tasks": [{}]}, r"is damaged \(KeyError"),
             ({"tasks": 3}, "is damaged"),

@@ -11,6 +11,7 @@ from fake_server import Answer, completion, fake_server, vllm_answers
 from llm_envs.cli import main
 from llm_envs.errors import InvalidConfigError
 from llm_envs.players import add_player_arguments, player_settings
+from llm_envs.results import Results
 from llm_envs.rollout import read_run
 
 CALCULATOR = "llm/Calculator-v0"
@@ -73,6 +74,110 @@ def test_a_chat_api(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
     assert all(t.n_sampled_tokens > 0 for t in stored.trajectories)  # the tokenizer's, for a warm start
     chosen = {"policy": "model", "model": "some-model", "engine": "api", "tokenizer": str(model)}
     assert chosen.items() <= stored.settings.items() and server.url not in str(stored.settings)
+
+
+def lists(*names: str, status: int = 200) -> Answer:
+    return Answer(status, {"data": [{"id": name} for name in names]} if status == 200 else {"error": "who are you?"})
+
+
+class TestAModelByItsAddress:
+    """`--model URL`, as `--engine api --url URL --model NAME`."""
+
+    def test_the_only_one_there_is_taken(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("LLM_ENVS_API_KEY", "secret")
+        run = tmp_path / "run"
+        command = ["eval", "llm/Arithmetic-v0", "-n", "4", "-k", "2", "--out", str(run), "--policy", "api"]
+        with fake_server(
+            lambda asked, n: lists("the-model") if asked.path == "/v1/models" else says("<answer>7</answer>")
+        ) as server:
+            assert main([*command, "--model", server.url]) == 0
+            (listed,) = server.paths("/v1/models")
+            asked = server.paths("/v1/chat/completions")
+            assert main(["collect", "llm/Arithmetic-v0", "-n", "1", "--out", str(run), "--model", server.url]) == 1
+        assert len(asked) == 8 and {request.body["model"] for request in asked} == {"the-model"}
+        assert {request.headers["Authorization"] for request in (listed, *asked)} == {"Bearer secret"}
+        results = Results.load(run)
+        chosen = {"policy": "model", "model": "the-model", "engine": "api"}
+        assert chosen.items() <= dict(results.settings).items() and server.url not in str(results.settings)
+        assert (results.tasks[0].n_scored, results.tasks[0].k) == (8, 2)
+
+    def test_its_name_may_be_given(self, capsys: pytest.CaptureFixture[str]) -> None:
+        with fake_server(lambda asked, n: says("<answer>7</answer>")) as server:
+            arguments = ["play", "llm/Arithmetic-v0", "--model", server.url + "/v1", "--model-name", "mine"]
+            assert main(arguments) == 0
+        (asked,) = server.asked
+        assert (asked.path, asked.body["model"]) == ("/v1/chat/completions", "mine")
+
+    @pytest.mark.parametrize(
+        ("answer", "expected"),
+        [
+            (lists("a", "b"), "there are several models, say which with --model-name: a, b."),
+            (lists(*map(str, range(10))), "0, 1, 2, 3, 4, 5, 6, 7 and 2 more."),
+            (lists(), "it names no models ("),
+            (lists(status=401), "/v1/models answers 401: who are you?): give --model-name NAME."),
+            (Answer(body="no JSON"), "it names no models"),
+        ],
+    )
+    def test_else_it_must_be(self, answer: Answer, expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+        with fake_server(lambda asked, n: answer) as server:
+            assert main(["eval", "llm/Arithmetic-v0", "--model", server.url]) == 2
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1 and expected in error
+
+    def test_nobody_there(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["eval", "llm/Arithmetic-v0", "--model", "http://127.0.0.1:1"]) == 1
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1 and "--model http://127.0.0.1:1: there is no answer (ConnectError" in error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--policy", "oracle", "--model", "a/b"], "--policy oracle is a script, which plays without a model: leave"),
+        (["--policy", "vllm", "--engine", "api", "--model", "a/b"], "--policy vllm and --engine api contradict"),
+        (["--policy", "vllm"], "--policy vllm plays a model: give --model"),
+        (["--policy", "transformers", "--model", "./nowhere"], "no such folder"),
+        (
+            ["--policy", "vllm", "--model", "http://127.0.0.1:1"],
+            "is the address of a chat API (--engine api): --engine",
+        ),
+        (
+            ["--serve", "1", "--model", "http://127.0.0.1:1"],
+            "is the address of a chat API (--engine api): --serve needs",
+        ),
+        (["--model", "http://h", "--url", "http://i"], "--model is an address, and --url another one"),
+        (["--model", "http://", "--model-name", "m"], "--model"),
+        (["--model", "a/b", "--model-name", "m"], "--model-name is for --model URL; otherwise --model is the name"),
+        (["--model-name", "m"], "--model-name is for --model URL"),
+    ],
+)
+@pytest.mark.parametrize("command", ["eval", "collect", "play"])
+def test_contradictions_are_one_line(
+    command: str, arguments: list[str], expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = ["-n", "1", "--out", str(tmp_path / "run")] if command == "collect" else []
+    assert main([command, CALCULATOR, *out, *arguments]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("llm-envs: error: ") and error.count("\n") == 1 and expected in error
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_policy_and_an_engine_say_the_same() -> None:
+    parser = argparse.ArgumentParser()
+    add_player_arguments(parser, ["oracle", "random"])
+
+    def settings(*given: str) -> dict[str, object]:
+        return player_settings(parser.parse_args(given))
+
+    for engine in ("transformers", "vllm", "server"):
+        expected = {"policy": "model", "model": "a/b", "engine": engine}
+        where = ["--url", "http://h"] if engine == "server" else []
+        for option in ("--policy", "--engine"):
+            assert settings("--model", "a/b", option, engine, *where) == expected
+    assert settings("--model", "a/b") == {"policy": "model", "model": "a/b", "engine": "transformers"}
+    assert (settings(), settings("--policy", "random")) == ({"policy": "oracle"}, {"policy": "random"})
+    by_address = settings("--model", "https://h/v1", "--model-name", "m")
+    assert by_address == settings("--model", "m", "--engine", "api", "--url", "https://h/v1")
 
 
 def test_play_takes_the_same(capsys: pytest.CaptureFixture[str]) -> None:
