@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from llm_envs.errors import InvalidConfigError, MissingExtraError
+from llm_envs.reporting import read_metrics
 
 __all__ = ["plot_training_curves"]
 
@@ -16,7 +17,7 @@ PANEL_INCHES = (4.4, 2.8)
 
 
 def plot_training_curves(
-    records: Sequence[Mapping[str, Any]],
+    records: Sequence[Mapping[str, Any]] | str | Path,
     path: str | Path,
     *,
     keys: Sequence[str] | None = None,
@@ -26,8 +27,8 @@ def plot_training_curves(
     """Draw one panel for each metric over the steps: the values faint, their running mean on top.
 
     Args:
-        records: One mapping a step, with a number under `step`: what `reporting.read_metrics` returns. A metric may be
-            missing or NaN in some.
+        records: One mapping a step, with a number under `step`: what `reporting.read_metrics` returns, or the file
+            that it reads (`metrics.jsonl`, `metrics.csv`, `trainer_state.json`). A metric may be missing or NaN in some.
         path: The picture to write; its suffix says the format (`.png`, `.svg`, `.pdf`).
         keys: Which metrics, in order; None draws every numeric one.
         title: Written above the panels.
@@ -39,7 +40,10 @@ def plot_training_curves(
     Raises:
         MissingExtraError: If matplotlib is not installed.
         InvalidConfigError: If there is nothing to draw, or a key is in no record.
+        StoreError: If the file cannot be read as one of these.
     """
+    if isinstance(records, str | Path):
+        records = read_metrics(records)
     if not 0 <= smoothing < 1:
         raise InvalidConfigError(f"smoothing is {smoothing!r}; it must be in [0, 1).")
     curves = {key: _points(records, key) for key in _chosen(records, keys)}

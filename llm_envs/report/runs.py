@@ -173,7 +173,9 @@ def _refuse(run: Path) -> None:
     try:
         read_manifest(run)
     except StoreError as error:
-        hint = f" A file of trajectories can be read alone: llm-envs report {single}" if single is not None else ""
+        hint = " A run is the folder of llm-envs collect, of llm-envs eval --out, or a trainer's output_dir."
+        if single is not None:
+            hint = f" A file of trajectories can be read alone: llm-envs report {single}"
         raise StoreError(f"{error}{hint}") from error
 
 

@@ -93,7 +93,8 @@ def write_report(
             parts.setdefault(where, TaskSummary()).add(trajectory, line["problem"])
             lines.append([*line.values(), chunks.add(details.of(trajectory, number))])
         if len(lines) == before and not run.curves and run.results is None:
-            raise StoreError(f"{run.path} holds no finished episode yet: there is nothing to report.")
+            nothing = f"{run.path} holds no finished episode yet: there is nothing to report."
+            raise StoreError(" ".join([nothing, *run.notes]))
     notes = [note for run in opened for note in run.notes]
     texts, texts_of = token_texts(details.token_ids, tokenizer, opened, notes)
     notes += _left_out(details, len(lines), max_tokens, max_characters)
@@ -195,6 +196,11 @@ def _check_target(target: Path) -> None:
     """Refuse to replace what is no report."""
     if target.is_dir():
         raise InvalidConfigError(f"{target} is a folder: give --out a file's name.")
+    above = next((parent for parent in target.parents if parent.exists()), None)
+    if above is not None and not above.is_dir():
+        raise InvalidConfigError(
+            f"{target} cannot be written: {above} is a file and no folder. Give --out another name."
+        )
     try:
         if target.exists() and GENERATOR not in target.read_bytes()[:4096].decode(errors="replace"):
             raise InvalidConfigError(f"{target} is there already and is no report: give --out another name.")

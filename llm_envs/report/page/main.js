@@ -23,7 +23,13 @@ const focusSearch = () => document.getElementById('search').focus();
 function route() {
   const place = where(), main = document.getElementById('main');
   const back = current;
-  const drawn = draw(place);
+  let drawn;
+  try {
+    drawn = draw(place);
+  } catch (error) {  // damaged numbers must not take the rest of the page with them
+    reportError(error);
+    drawn = [el('h2', {}, 'Report'), el('p', {class: 'notes'}, `This view cannot be drawn: ${error}`)];
+  }
   main.replaceChildren();
   append(main, drawn);
   document.querySelectorAll('#views a').forEach((a) =>

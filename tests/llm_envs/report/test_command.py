@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from report_runs import make_episode, write_run
+from report_runs import make_episode, write_evaluation, write_run
 
 from llm_envs.cli import main
 
@@ -27,14 +28,110 @@ def test_a_report_lies_in_its_run_or_where_it_is_asked_for(
     assert (tmp_path / "new" / "x.html").exists()
 
 
-def test_errors_are_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["report", str(tmp_path)]) == 1
+def half_written(folder: Path) -> Path:
+    """Return a run whose log has a line that is none, and another after it."""
+    run = write_run(folder, [])
+    (run / "log-00000.jsonl").write_text(make_episode(1).to_json()[:100] + "\n" + make_episode(2).to_json() + "\n")
+    return run
+
+
+def of_another_version(folder: Path) -> Path:
+    run = write_run(folder, [make_episode()])
+    manifest = json.loads((run / "manifest.json").read_text())
+    (run / "manifest.json").write_text(json.dumps(manifest | {"format": 99}))
+    return run
+
+
+def results_of_another_version(folder: Path) -> Path:
+    run = write_evaluation(folder, [make_episode(1, member) for member in range(2)])
+    results = json.loads((run / "results.json").read_text())
+    (run / "results.json").write_text(json.dumps(results | {"version": 99}))
+    return run / "results.json"
+
+
+def one_cut_line(folder: Path) -> Path:
+    run = write_run(folder, [])
+    (run / "log-00000.jsonl").write_text(make_episode(1).to_json()[:100])
+    return run
+
+
+def a_text(folder: Path) -> Path:
+    folder.with_suffix(".txt").write_text("no run\nat all\n")
+    return folder.with_suffix(".txt")
+
+
+def an_empty_folder(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
+BAD = {
+    "nothing": (lambda folder: folder, "run does not exist: give the folder of a run."),
+    "an empty folder": (
+        an_empty_folder,
+        "holds no run: there is no manifest.json in it. A run is the folder of llm-envs",
+    ),
+    "an empty run": (lambda folder: write_run(folder, []), "holds no finished episode yet: there is nothing to report"),
+    "half-written": (half_written, "log-00000.jsonl, line 1: "),
+    "of another version": (of_another_version, "has format 99; this version reads 1 and 2"),
+    "results of another version": (results_of_another_version, "results.json is of version 99"),
+    "one cut line": (one_cut_line, "the last line is torn ('{\"env_id"),
+    "no run": (a_text, "run.txt, line 1: no trajectory"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_one_line(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make, expected = BAD[name]
+    run = make(tmp_path / "run")
+    assert main(["report", str(run), "--out", str(tmp_path / "report.html")]) in (1, 2)
+    told = capsys.readouterr()
+    assert told.err.startswith("llm-envs: error: ") and told.err.count("\n") == 1 and told.out == ""
+    assert expected in told.err
+    assert not (tmp_path / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--out", "."], "is a folder: give --out a file's name."),
+        (["--out", "mine.txt"], "mine.txt is there already and is no report: give --out another name."),
+        (
+            ["--out", "mine.txt/report.html"],
+            "mine.txt/report.html cannot be written: mine.txt is a file and no folder.",
+        ),
+        (["--tokenizer", "none"], "--tokenizer none: there is no such folder."),
+        (["--tokenizer", "run"], "no tokenizer could be loaded from 'run'"),
+        (["run"], "given twice; give each run once."),
+    ],
+)
+def test_a_bad_option_is_one_line(
+    options: list[str],
+    expected: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_run(tmp_path / "run", [make_episode()])
+    (tmp_path / "mine.txt").write_text("mine")
+    assert main(["report", "run", *options]) in (1, 2)
     told = capsys.readouterr().err
-    assert told.startswith("llm-envs: error: ") and told.count("\n") == 1
-    assert "holds no run" in told
+    assert told.startswith("llm-envs: error: ") and told.count("\n") == 1 and expected in told
+    assert (tmp_path / "mine.txt").read_text() == "mine" and not (tmp_path / "run" / "report.html").exists()
+
+
+def test_a_wrong_number_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["report", str(tmp_path), "--max-tokens", "-1"])
     assert "-1 is not a whole number of at least 0" in capsys.readouterr().err
+
+
+def test_a_torn_last_line_is_a_note(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = write_run(tmp_path / "run", [])
+    (run / "log-00000.jsonl").write_text(make_episode(1).to_json() + "\n" + make_episode(2).to_json()[:200])
+    assert main(["report", str(run), "--max-tokens", "0"]) == 0
+    assert "note: " in (told := capsys.readouterr().out) and "the last line is torn" in told
 
 
 def run_open(tmp_path: Path, **variables: str) -> subprocess.CompletedProcess[str]:

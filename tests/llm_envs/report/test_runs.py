@@ -138,7 +138,7 @@ def test_results_of_another_version_are_said_and_the_episodes_counted(tmp_path: 
     results.write_text(results.read_text().replace('"version": 1', '"version": 9', 1))
     run = open_run(folder)
     assert run.results is None and len(run.notes) == 1
-    assert "is of version 9; this one reads 1" in run.notes[0] and "counted from the trajectories" in run.notes[0]
+    assert "results.json is of version 9" in run.notes[0] and "counted from the trajectories" in run.notes[0]
     results.write_text("{")
     assert "is damaged" in open_run(folder).notes[0]
     with pytest.raises(InvalidConfigError, match=r"results\.json is damaged: it is no JSON"):

@@ -13,7 +13,7 @@ import pytest
 from report_runs import ATTACKS, make_episode, make_row, write_evaluation, write_run
 
 from llm_envs.comparison import compare
-from llm_envs.errors import InvalidConfigError, StoreError
+from llm_envs.errors import InvalidConfigError
 from llm_envs.report.site import SCRIPTS, script_json, write_report
 from llm_envs.results import Results
 from llm_envs.tiny_model import tiny_tokenizer
@@ -213,7 +213,7 @@ def test_what_is_no_report_is_not_replaced(tmp_path: Path) -> None:
     write_report([run], tmp_path / "a.html", title="first")
     write_report([run], tmp_path / "a.html", title="second")
     assert "<title>second</title>" in (tmp_path / "a.html").read_text()
-    with pytest.raises(StoreError, match="cannot be written"):
+    with pytest.raises(InvalidConfigError, match=r"cannot be written: .*mine\.html is a file and no folder"):
         write_report([run], tmp_path / "mine.html" / "a.html")
     with pytest.raises(InvalidConfigError, match="is a folder"):
         write_report([run], tmp_path)
