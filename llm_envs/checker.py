@@ -63,7 +63,7 @@ def check_task(env_id: str, *, effort: Effort = QUICK, raise_on_failure: bool = 
         effort: How many seeds, problems and spoilt actions are looked at: `QUICK`, `THOROUGH` or your own.
         raise_on_failure: Whether to raise if a clause does not hold.
         **kwargs: Keyword arguments of the task, such as `difficulty`. A split given here is replaced where both are
-        looked at.
+            looked at.
 
     Returns:
         The report of all clauses.

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import logging
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +19,7 @@ from llm_envs.metric_names import EPISODE_METRICS, PLACEHOLDERS, MetricName, mat
 from llm_envs.trainers.metric_names import ALL_METRICS, LOGGERS
 
 ROOT = Path(__file__).resolve().parents[2]
-GENERATORS = ["docs/metrics_page.py", "docs/extension_points.py"]
+GENERATORS = ["docs/metrics_page.py", "docs/extension_points.py", "docs/api_pages.py"]
 
 NOT_RUN_HERE = {
     "sampling/sampling_logp_difference/": "vLLM samples",
@@ -213,3 +215,59 @@ def test_no_public_argument_that_takes_a_function_is_missing(points: ModuleType)
     types = {kind for argument in found.values() for kind in argument.kinds}
     unused = [path for point in points.points() for path in point.types if path not in types]
     assert unused == [], "types that no public argument has"
+
+
+# API.
+
+
+def test_every_public_module_is_on_one_page() -> None:
+    """What a module exports is on the page of its room: mkdocstrings takes all that `__all__` names."""
+    listed = [
+        line.removeprefix("::: ")
+        for page in sorted((ROOT / "docs" / "reference" / "api").glob("*.md"))
+        for line in page.read_text(encoding="utf-8").splitlines()
+        if line.startswith("::: ")
+    ]
+    folders = {"llm_envs": ROOT / "llm_envs", "llm_envs.trainers": ROOT / "trainers"}
+    public = [
+        ".".join([package, *path.relative_to(folder).with_suffix("").parts])
+        for package, folder in folders.items()
+        for path in folder.rglob("*.py")
+        if path.name != "__init__.py" and "\n__all__ = [" in path.read_text(encoding="utf-8")
+    ]
+    empty = [name for name in public if name not in listed]
+    assert sorted(listed) == sorted(set(listed)), "a module is on two pages"
+    assert empty == [], "python docs/api_pages.py puts these on a page"
+    assert sorted(set(listed) - set(public)) == [], "these are there no more"
+    assert len(listed) > 150
+
+
+@pytest.mark.examples
+def test_docstrings_are_clean(tmp_path: Path) -> None:
+    """The site is built with warnings as errors: no docstring has a section that cannot be read."""
+    griffe = pytest.importorskip("griffe", reason="the reference needs the extra `docs`")
+    package = tmp_path / "llm_envs"
+    hidden = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "llm_envs", package, ignore=hidden)
+    for folder in ("tasks", "trainers"):
+        shutil.copytree(ROOT / folder, package / folder, ignore=hidden)
+    records: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: records.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("griffe").addHandler(handler)
+    try:
+        loader = griffe.GriffeLoader(search_paths=[str(tmp_path)], docstring_parser="google")
+        parse_all(loader.load("llm_envs"))
+    finally:
+        logging.getLogger("griffe").removeHandler(handler)
+    assert [record.replace(str(tmp_path), "") for record in records] == []
+
+
+def parse_all(member: Any) -> None:
+    """Parse the docstrings of a module or class and of all that is in it."""
+    if member.is_alias:
+        return
+    if member.docstring is not None:
+        _ = member.docstring.parsed
+    for inner in getattr(member, "members", {}).values():
+        parse_all(inner)

@@ -1,0 +1,267 @@
+"""Writes `docs/reference/api/`: a page for each room of the package, with its modules, for mkdocstrings to fill.
+
+    python docs/api_pages.py            writes the pages
+    python docs/api_pages.py --check    says what would change, and exits with 1 if anything would
+
+The sources are read and not imported. A module is public if it has `__all__`; one that no room takes is an error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import difflib
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = ROOT / "docs" / "reference" / "api"
+FOLDERS = {"llm_envs": ROOT / "llm_envs", "llm_envs.trainers": ROOT / "trainers"}
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """A page."""
+
+    name: str
+    title: str
+    about: str
+    modules: tuple[str, ...]
+    """Patterns below `llm_envs`, in the order of the page; a module is on the first page that has it."""
+
+
+ROOMS = (
+    Room(
+        "environments",
+        "Environments",
+        "Tasks, what is around them, the registry, and the check of the contract.",
+        (
+            "env",
+            "spaces",
+            "wrappers",
+            "composed",
+            "registration",
+            "catalogue",
+            "checker",
+            "clauses",
+            "*_clauses",
+            "subject",
+            "hostile",
+        ),
+    ),
+    Room(
+        "tools",
+        "Tools",
+        "Tools from functions, tools that share state, sandboxes, and evaluating what a model wrote.",
+        ("tools", "toolset", "toolbox", "budget", "schema", "background", "sandbox.*", "arithmetic", "mathematics"),
+    ),
+    Room(
+        "chat",
+        "Chat and tokens",
+        "Messages to token ids and back; what a chat template can do; replies taken apart.",
+        (
+            "chat",
+            "chat_template",
+            "turn_shapes",
+            "tokenization",
+            "doctor",
+            "parsers.reply",
+            "parsers.formats",
+            "parsers.*",
+        ),
+    ),
+    Room(
+        "policies",
+        "Policies",
+        "Who plays: the protocols, the backends, and inference by hand below them.",
+        (
+            "policies.base",
+            "policies.scripted",
+            "policies.transformers",
+            "policies.vllm_engine",
+            "policies.vllm_server",
+            "policies.chat_api",
+            "policies.*",
+            "players",
+        ),
+    ),
+    Room(
+        "data",
+        "Data and store",
+        "What an episode is, on disk, as tables, and as rows to train on; the errors.",
+        ("types", "data", "records", "rollout.store", "rollout.store_*", "rollout.logs", "errors"),
+    ),
+    Room(
+        "rollout",
+        "Rollout",
+        "Which episodes are played, how one is played, and how many at once.",
+        (
+            "rollout.collector",
+            "rollout.source",
+            "rollout.limits",
+            "rollout.converse",
+            "rollout.prompts",
+            "rollout.prompt_env",
+            "rollout.curriculum",
+            "rollout.filters",
+            "rollout.*",
+            "collect",
+        ),
+    ),
+    Room(
+        "rewards",
+        "Rewards",
+        "What an episode is paid: functions of texts and trajectories, shaping, judges.",
+        ("rewards.base", "rewards.builders", "rewards.*", "shaping", "judges", "reward_model"),
+    ),
+    Room(
+        "evaluation",
+        "Evaluation",
+        "Measuring a policy, comparing two, and the statistics.",
+        ("evaluate", "suite", "scores", "results", "replay", "comparison", "statistics", "eval_table"),
+    ),
+    Room(
+        "logging",
+        "Report and logging",
+        "Numbers from trajectories, where they go, and what a person looks at.",
+        ("metrics", "metric_names", "reporting", "tracking", "trackers", "progress", "report.*"),
+    ),
+    Room(
+        "functional",
+        "Equations",
+        "Pure functions of tensors: advantages, losses, KL, and an algorithm as a value. torch is all they need.",
+        ("trainers.functional.algorithm", "trainers.functional.*"),
+    ),
+    Room(
+        "trainers",
+        "Trainers",
+        "The subclasses of TRL's trainers, the loop without TRL, and their parts.",
+        (
+            "trainers.grpo",
+            "trainers.grpo_config",
+            "trainers.ppo",
+            "trainers.ppo_config",
+            "trainers.dpo",
+            "trainers.dpo_config",
+            "trainers.sft",
+            "trainers.loop",
+            "trainers.quickstart",
+            "trainers.recipes",
+            "trainers.schedules",
+            "trainers.seams",
+            "trainers.callbacks",
+            "trainers.*",
+        ),
+    ),
+    Room(
+        "testing",
+        "Bridges and testing",
+        "Tools from an MCP server, and what tests need, yours too.",
+        ("bridges.*", "testing", "tiny_model"),
+    ),
+    Room(
+        "commands",
+        "Command line",
+        "The parts of the command `llm-envs`, for those who add one.",
+        ("cli", "grammar", "config_file", "arguments", "completion", "*_commands", "*_command", "new_task"),
+    ),
+)
+
+
+def public_modules() -> dict[str, str]:
+    """Return the modules that export something of their own: name below `llm_envs` -> first line of its docstring."""
+    found = {}
+    for package, folder in FOLDERS.items():
+        for path in sorted(folder.rglob("*.py")):
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+            if path.name != "__init__.py" and exported(tree):
+                inner = ".".join(path.relative_to(folder).with_suffix("").parts)
+                name = f"{package}.{inner}".removeprefix("llm_envs.")
+                found[name] = first_sentence(ast.get_docstring(tree) or "")
+    return found
+
+
+def exported(tree: ast.Module) -> list[str]:
+    """Return the names in `__all__`."""
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            return list(ast.literal_eval(node.value))
+    return []
+
+
+def first_sentence(docstring: str) -> str:
+    """Return the first paragraph of a docstring on one line."""
+    return " ".join(docstring.split("\n\n")[0].split()).replace("|", "\\|")
+
+
+def rooms() -> dict[str, list[str]]:
+    """Return the modules of each page, in its order.
+
+    Raises:
+        ValueError: If a public module is in no room.
+    """
+    left, found = dict.fromkeys(public_modules()), {}
+    for room in ROOMS:
+        found[room.name] = [
+            name
+            for pattern in room.modules
+            for name in sorted(left)
+            if fnmatchcase(name, pattern) and pattern.count(".") == name.count(".")
+        ]
+        found[room.name] = list(dict.fromkeys(found[room.name]))
+        for name in found[room.name]:
+            del left[name]
+    if left:
+        raise ValueError(f"in no room of {Path(__file__).name}: {', '.join(left)}. Add a pattern.")
+    return found
+
+
+def pages() -> dict[str, str]:
+    """Return the text of each page, the index among them."""
+    listed, described = rooms(), public_modules()
+    out = {}
+    for room in ROOMS:
+        lines = [f"# {room.title}\n", f"{room.about}\n", "| module | |", "|---|---|"]
+        lines += [f"| `llm_envs.{name}` | {described[name]} |" for name in listed[room.name]]
+        lines += ["", *(f"::: llm_envs.{name}\n" for name in listed[room.name])]
+        out[f"{room.name}.md"] = "\n".join(lines)
+    out["index.md"] = "\n".join(index())
+    return out
+
+
+def index() -> Iterator[str]:
+    """Yield the page that leads to the others."""
+    yield "# API\n"
+    yield "Every public module, from its docstrings. `python docs/api_pages.py` writes the lists.\n"
+    yield "| | |"
+    yield "|---|---|"
+    for room in ROOMS:
+        yield f"| [{room.title}]({room.name}.md) | {room.about} |"
+    yield ""
+
+
+def main() -> int:
+    """Write the pages, or compare them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing; 1 if a page would change")
+    options = parser.parse_args()
+    PAGES.mkdir(parents=True, exist_ok=True)
+    changes: list[str] = []
+    for name, text in pages().items():
+        path = PAGES / name
+        old = path.read_text(encoding="utf-8") if path.exists() else ""
+        changes += difflib.unified_diff(old.splitlines(), text.splitlines(), name, "what would be written", n=0)
+        if not options.check:
+            path.write_text(text, encoding="utf-8")
+    if options.check:
+        print("\n".join(changes[:60]) if changes else "docs/reference/api is what the modules say.")
+        return 1 if changes else 0
+    print(f"docs/reference/api: {'written' if changes else 'as it was'}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
