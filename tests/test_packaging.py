@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -32,6 +33,9 @@ assert info["is_success"], info
 assert sys.modules["llm_envs.tasks"].__file__ != tasks.__file__
 print("reward", total)
 """
+
+
+PAGE = {".html", ".css", ".js"}
 
 
 def run(*command: str | Path, cwd: Path) -> str:
@@ -109,7 +113,15 @@ def test_the_wheel_holds_every_module_the_licence_and_the_entry_points(wheel: Pa
         for path in (ROOT / folder).rglob("*.py")
     }
     assert packaged == present
-    assert {"llm_envs/py.typed", "llm_envs/report/episodes.html"} <= set(names)
+    pages = {str(path.relative_to(ROOT)) for path in (ROOT / "llm_envs" / "report").rglob("*") if path.suffix in PAGE}
+    assert (
+        {"llm_envs/py.typed", "llm_envs/report/episodes.html", "llm_envs/report/page/main.js"}
+        <= {
+            "llm_envs/py.typed",
+            *pages,
+        }
+        <= set(names)
+    )
     assert any(name.endswith("/LICENSE") for name in names)
     assert "llm-envs = llm_envs.cli:main" in entry_points
     assert "llm/Calculator-v0 = llm_envs.tasks.tools.calculator:CalculatorEnv" in entry_points
@@ -127,9 +139,26 @@ def test_the_command_plays_there_too(fresh_python: Path, users_folder: Path) -> 
     assert "success 100.0%" in played
 
 
-def test_core_needs_gymnasium_and_numpy_only(fresh_python: Path, users_folder: Path) -> None:
+def test_a_report_is_written_there_too(fresh_python: Path, users_folder: Path) -> None:
+    """With what the core brings and nothing else: no torch, no jinja2, no pyarrow."""
+    command = fresh_python.parent / "llm-envs"
+    run(command, "eval", "llm/Calculator-v0", "-n", "3", "-k", "2", "--out", "runs/oracle", cwd=users_folder)
+    told = run(command, "report", "runs/oracle", cwd=users_folder)
+    assert "the report is in runs/oracle/report.html" in told
+    page = (users_folder / "runs" / "oracle" / "report.html").read_text(encoding="utf-8")
+    source = ROOT / "llm_envs" / "report" / "page"
+    for file in source.iterdir():
+        if file.suffix in {".css", ".js"}:
+            assert file.read_text(encoding="utf-8") in page, file.name
+    index = json.loads(page.split('<script type="application/json" id="index">')[1].split("</script>")[0])
+    assert len(index["columns"]["run"]) == 6 and index["runs"][0]["results"]["tasks"][0]["success"]["value"] == 1.0
+
+
+def test_core_needs_little(fresh_python: Path, users_folder: Path) -> None:
     listed = pip(fresh_python, "list", "--format=freeze", cwd=users_folder)
     installed = {line.split("==")[0].lower().replace("_", "-") for line in listed.splitlines()}
+    own = {"llm-envs", "gymnasium", "numpy", "pyyaml", "rich", "argcomplete"}
     brought_by_gymnasium = {"cloudpickle", "farama-notifications", "typing-extensions"}
-    assert installed == {"llm-envs", "gymnasium", "numpy"} | brought_by_gymnasium
+    brought_by_rich = {"markdown-it-py", "mdurl", "pygments"}
+    assert installed == own | brought_by_gymnasium | brought_by_rich
     pip(fresh_python, "check", cwd=users_folder)
