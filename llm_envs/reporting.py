@@ -189,12 +189,22 @@ def multi_logger(*loggers: Logger) -> Logger:
 
 
 def read_metrics(path: str | Path) -> list[dict[str, Any]]:
-    """Read what `jsonl_logger` wrote; null comes back as NaN. A last line that a kill cut short is left out.
+    """Read what was logged, a mapping a step: a file of `jsonl_logger` or `csv_logger`, or a `trainer_state.json`.
+
+    Null in JSON and an empty cell are NaN. A last line that a kill cut short is left out.
+
+    Args:
+        path: Of the file; its suffix (`.csv`, `.json`, any other) says which it is.
 
     Raises:
-        StoreError: If a line before the last is not JSON.
+        StoreError: If a line before the last cannot be read, or a `.json` has no `log_history`.
     """
-    lines = Path(path).read_text(encoding="utf-8").split("\n")
+    file = Path(path)
+    if file.suffix == ".csv":
+        return _read_csv(file)
+    if file.suffix == ".json":
+        return _read_trainer_state(file)
+    lines = file.read_text(encoding="utf-8").split("\n")
     records: list[dict[str, Any]] = []
     for number, line in enumerate(lines, start=1):
         if not line:
@@ -209,6 +219,28 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
             ) from error
         records.append({name: math.nan if value is None else value for name, value in record.items()})
     return records
+
+
+def _read_csv(path: Path) -> list[dict[str, Any]]:
+    text = path.read_text(encoding="utf-8")
+    rows = csv.DictReader(text[: text.rfind("\n") + 1].splitlines())
+    try:
+        return [
+            {name: float(cell) if cell else math.nan for name, cell in row.items()} | {"step": int(row["step"])}
+            for row in rows
+        ]
+    except (KeyError, TypeError, ValueError) as error:
+        raise StoreError(
+            f"{path}, line {rows.line_num} is no row of numbers with a column `step` ({type(error).__name__}: {error})."
+        ) from error
+
+
+def _read_trainer_state(path: Path) -> list[dict[str, Any]]:
+    try:
+        history = json.loads(path.read_text(encoding="utf-8"))["log_history"]
+        return [{name: math.nan if value is None else value for name, value in record.items()} for record in history]
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise StoreError(f"{path} has no `log_history`: it is no trainer_state.json of transformers.") from error
 
 
 def trajectory_table(trajectories: Iterable[Trajectory], *, width: int = 40) -> str:

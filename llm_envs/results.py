@@ -7,7 +7,8 @@ import math
 import platform
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, packages_distributions, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -209,13 +210,18 @@ class Results:
 
 
 def installed_versions(packages: Sequence[str] = _PACKAGES) -> dict[str, str]:
-    """Return the versions of Python and of these packages, those that are installed; none is imported."""
+    """Return the versions of Python and of these packages, those that are installed; none is imported.
+
+    A package that is installed under another name (vLLM's builds for the CPU) has the version of that.
+    """
     found = {"python": platform.python_version()}
     for package in packages:
         try:
             found[package] = version(package)
         except PackageNotFoundError:
-            continue
+            if find_spec(package.replace("-", "_")) is not None:
+                for other in packages_distributions().get(package.replace("-", "_"), [])[:1]:
+                    found[package] = version(other)
     return found
 
 

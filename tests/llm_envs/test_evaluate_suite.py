@@ -14,7 +14,7 @@ from llm_envs.errors import InvalidConfigError, StoreError
 from llm_envs.evaluate import evaluate, evaluate_suite
 from llm_envs.policies.scripted import OraclePolicy, RandomPolicy
 from llm_envs.replay import load_results, replay
-from llm_envs.results import RESULTS_NAME, Results
+from llm_envs.results import RESULTS_NAME, Results, installed_versions
 from llm_envs.rollout import read_run
 from llm_envs.rollout.store import TrajectoryWriter, read_trajectories
 from llm_envs.scores import Scoreboard, average_rate, score_episode, summarize_task
@@ -253,6 +253,14 @@ class TestResultsFile:
         path.write_text(path.read_text()[:-5])
         with pytest.raises(InvalidConfigError, match="is damaged: it is no JSON"):
             Results.load(path)
+
+
+def test_versions_of_what_is_installed_under_another_name() -> None:
+    import importlib.metadata
+
+    found = installed_versions(["numpy", "yaml", "no-such-package"])  # PyYAML's module
+    expected = {"numpy": importlib.metadata.version("numpy"), "yaml": importlib.metadata.version("PyYAML")}
+    assert {name: value for name, value in found.items() if name != "python"} == expected
 
 
 class TestSuiteFile:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -137,3 +138,45 @@ def test_a_table_of_trajectories() -> None:
     assert first.split()[1:] == [*cells, "two", "lines"]
     assert second.split()[2:] == ["1", "errored", "-", "0", "0", "error"]
     assert trajectory_table([played], width=5).endswith("two…") and "two" not in trajectory_table([played], width=0)
+
+
+class TestReadingBack:
+    """The three forms in which steps are kept, as `read_metrics` and `plot_training_curves` take them."""
+
+    STEPS = ((1, {"reward": 0.25, "loss": math.nan}), (2, {"reward": 0.5, "eval/success": 1.0}))
+
+    def test_csv(self, tmp_path: Path) -> None:
+        log = csv_logger(tmp_path / "metrics.csv")
+        for step, metrics in self.STEPS:
+            log(step, metrics)
+        with (tmp_path / "metrics.csv").open("a") as file:
+            file.write("3,0.7")  # cut short
+        first, second = read_metrics(tmp_path / "metrics.csv")
+        assert (first["step"], first["reward"], second["step"], second["eval/success"]) == (1, 0.25, 2, 1.0)
+        assert math.isnan(first["loss"]) and math.isnan(first["eval/success"]) and isinstance(first["step"], int)
+        (tmp_path / "other.csv").write_text("name,step\nx,1\n")
+        with pytest.raises(StoreError, match=r"line 2 is no row of numbers with a column `step` \(ValueError"):
+            read_metrics(tmp_path / "other.csv")
+
+    def test_the_state_of_a_trainer(self, tmp_path: Path) -> None:
+        history = [{"step": step, "epoch": step / 10, **metrics} for step, metrics in self.STEPS]
+        state = {"global_step": 2, "log_history": history}  # a real one: tests/trainers/test_report_to.py
+        (tmp_path / "trainer_state.json").write_text(json.dumps(state))
+        assert [r["reward"] for r in read_metrics(tmp_path / "trainer_state.json")] == [0.25, 0.5]
+        (tmp_path / "other.json").write_text("[1]")
+        with pytest.raises(StoreError, match="has no `log_history`"):
+            read_metrics(tmp_path / "other.json")
+
+    def test_a_plot_of_each(self, tmp_path: Path) -> None:
+        pytest.importorskip("matplotlib")
+        from llm_envs.report import plot_training_curves
+
+        for step, metrics in self.STEPS:
+            multi_logger(csv_logger(tmp_path / "m.csv"), jsonl_logger(tmp_path / "m.jsonl"))(step, metrics)
+        state = {"log_history": [{"step": step, **metrics} for step, metrics in self.STEPS]}
+        (tmp_path / "trainer_state.json").write_text(json.dumps(state))
+        pictures = []
+        for name in ("m.csv", "m.jsonl", "trainer_state.json"):
+            picture = plot_training_curves(tmp_path / name, tmp_path / f"{name}.svg", keys=["reward", "eval/success"])
+            pictures.append(re.findall(r' d="([^"]*)"', picture.read_text()))
+        assert pictures[0] == pictures[1] == pictures[2] and pictures[0]

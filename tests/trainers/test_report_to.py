@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from llm_envs.report import plot_training_curves
 from llm_envs.reporting import read_metrics
 
 pytestmark = pytest.mark.examples
@@ -37,6 +38,7 @@ config = EnvGRPOConfig(
 files = multi_logger(jsonl_logger("out/metrics.jsonl"), csv_logger("out/metrics.csv"))
 trainer = EnvGRPOTrainer(sys.argv[1], "llm/GuessNumber-v0", config, callbacks=[LoggerCallback(files)])
 trainer.train()
+trainer.save_state()
 trainer.close()
 """
 
@@ -91,6 +93,16 @@ def test_ours_has_each_step(trained: tuple[Path, list[bytes]], ours: dict[int, d
     assert sorted(ours) == [1, 2] and {"loss", "reward", "env/success"} <= ours[1].keys()
     lines = (trained[0] / "out" / "metrics.csv").read_text().splitlines()
     assert "env/success" in lines[0].split(",") and lines[1].split(",")[0] == "1"
+
+
+def test_the_state_of_the_trainer_is_read_and_drawn(
+    trained: tuple[Path, list[bytes]], ours: dict[int, dict[str, float]], tmp_path: Path
+) -> None:
+    pytest.importorskip("matplotlib")
+    state = trained[0] / "out" / "trainer_state.json"
+    for record in read_metrics(state)[:2]:
+        assert record["env/success"] == ours[record["step"]]["env/success"]
+    assert plot_training_curves(state, tmp_path / "x.svg", keys=["loss", "reward"]).read_text().count('id="axes_') == 2
 
 
 def test_nothing_goes_to_the_network(trained: tuple[Path, list[bytes]]) -> None:
