@@ -9,6 +9,7 @@ import argparse
 import json
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -195,6 +196,7 @@ def _thresholds(results: Results, arguments: argparse.Namespace) -> Suite:
 def _replay(arguments: argparse.Namespace, suite: Suite | None) -> Results:
     from llm_envs.replay import replay
     from llm_envs.rollout.store_folder import MANIFEST_NAME
+    from llm_envs.suite import asked_thresholds
 
     out = None if arguments.out is None else Path(arguments.out)
     if out is not None and (out / MANIFEST_NAME).exists() and out.resolve() != Path(arguments.replay).resolve():
@@ -206,6 +208,8 @@ def _replay(arguments: argparse.Namespace, suite: Suite | None) -> Results:
         confidence=arguments.confidence,
         allow_partial=arguments.partial,
     )
+    if suite is None and (asked := asked_thresholds(_thresholds(results, arguments))):
+        results = replace(results, thresholds=asked)
     if out is not None:
         results.save(out)
     with tracker_of(arguments, results.settings) as logger:

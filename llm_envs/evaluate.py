@@ -29,7 +29,7 @@ from llm_envs.rollout.store_folder import MANIFEST_NAME, read_manifest, write_ma
 from llm_envs.rollout.store_lock import FolderLock
 from llm_envs.scores import Key, Scoreboard, key_of
 from llm_envs.statistics import Interval, clustered_interval, clustered_rate_interval, pass_at_k, pass_hat_k
-from llm_envs.suite import Suite, SuiteSource
+from llm_envs.suite import Suite, SuiteSource, asked_thresholds
 from llm_envs.tracking import evaluation_metrics
 from llm_envs.types import Trajectory, TrajectoryGroup
 
@@ -250,7 +250,7 @@ def evaluate_suite(
             playing.play_each(groups, n_episodes=suite.n_episodes)
         record = run_settings(source, group_size=suite.samples, **collector) | player | own
         results = results_of(board, record, {entry.label: entry.k for entry in suite.entries}, confidence)
-        results = replace(results, played_with=results.versions)
+        results = replace(results, played_with=results.versions, thresholds=asked_thresholds(suite))
     if logger is not None:
         logger(sum(task.n_episodes for task in results), evaluation_metrics(results))
     return results

@@ -14,7 +14,7 @@ from llm_envs.rollout.store import iter_trajectories
 from llm_envs.rollout.store_folder import find_parts, read_manifest
 from llm_envs.rollout.store_log import torn_line
 from llm_envs.scores import Scoreboard, average_rate, key_of
-from llm_envs.suite import Suite, SuiteEntry
+from llm_envs.suite import Suite, SuiteEntry, asked_thresholds
 
 __all__ = ["load_results", "played_entries", "replay", "results_of"]
 
@@ -55,7 +55,9 @@ def replay(
         raise InvalidConfigError(_half_written(folder, f"it has {board.n_episodes} of {wanted} episodes"))
     ks = {entry.label: entry.k for entry in entries}
     results = results_of(board, settings, (ks or None) if k is None else k, confidence)
-    return replace(results, played_with=_played_with(folder))
+    before = _stored(folder)
+    asked = asked_thresholds(suite) if suite is not None else {} if before is None else before.thresholds
+    return replace(results, played_with={} if before is None else before.played_with, thresholds=asked)
 
 
 def load_results(path: str | Path, *, confidence: float = 0.95) -> Results:
@@ -111,12 +113,12 @@ def _count(folder: Path, board: Scoreboard, *, is_strict: bool) -> int:
     return len(groups)
 
 
-def _played_with(folder: Path) -> Mapping[str, str]:
-    """Return the versions that the folder's own results name; none where there are no results that can be read."""
+def _stored(folder: Path) -> Results | None:
+    """Return the folder's own results; None where there are none that can be read."""
     try:
-        return Results.load(folder).played_with
+        return Results.load(folder)
     except InvalidConfigError:
-        return {}
+        return None
 
 
 def _half_written(folder: Path, why: str) -> str:

@@ -28,7 +28,16 @@ from llm_envs.results import Results
 from llm_envs.rollout.source import EnvChoice, EpisodeSpec, SeedSource
 from llm_envs.scores import Key, key_of
 
-__all__ = ["Suite", "SuiteEntry", "SuiteSource", "Thresholds", "failed_thresholds", "load_suite", "unweighted"]
+__all__ = [
+    "Suite",
+    "SuiteEntry",
+    "SuiteSource",
+    "Thresholds",
+    "asked_thresholds",
+    "failed_thresholds",
+    "load_suite",
+    "unweighted",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +186,15 @@ def unweighted(choices: Sequence[EnvChoice]) -> list[str]:
                 f"{choice.env_id}:{choice.weight:g}: an evaluation plays n problems of each task; leave the weight out."
             )
     return [choice.env_id for choice in choices]
+
+
+def asked_thresholds(suite: Suite) -> dict[str, dict[str, float]]:
+    """Return what is asked of each task, as results keep it: a task's name -> threshold -> number."""
+    asked = {
+        entry.label: {name: value for name in _THRESHOLDS if (value := getattr(entry.thresholds, name)) is not None}
+        for entry in suite.entries
+    }
+    return {label: found for label, found in asked.items() if found}
 
 
 def failed_thresholds(results: Results, suite: Suite) -> list[str]:

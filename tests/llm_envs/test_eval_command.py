@@ -148,6 +148,12 @@ class TestPlaying:
         assert [line.split()[0] for line in shown.out.splitlines()[1:3]] == [CALCULATOR, "guessing"]
         assert evaluate("--suite", tmp_path / "suite.json", "--replay", tmp_path / "run") == 1
         assert capsys.readouterr().err == shown.err
+        asked = {CALCULATOR: {"min_success": 1.0}, "guessing": {"min_success": 1.01}}
+        assert Results.load(tmp_path / "run").thresholds == asked  # the report shows them
+        assert evaluate("--replay", tmp_path / "run", "--out", tmp_path / "run") == 0
+        assert Results.load(tmp_path / "run").thresholds == asked
+        assert evaluate("--replay", tmp_path / "run", "--out", tmp_path / "run", "--max-errors", "0.5") == 0
+        assert Results.load(tmp_path / "run").thresholds == {name: {"max_errors": 0.5} for name in asked}
 
 
 class TestReplayAndCompare:
