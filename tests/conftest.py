@@ -36,6 +36,8 @@ SETTINGS = {
 }
 LONGEST_FIRST = [
     "test_numbered.py",
+    "test_docs.py",
+    "test_guides.py",
     "test_examples.py",
     "test_vllm_server.py",
     "test_grpo_vllm.py",
@@ -48,7 +50,6 @@ LONGEST_FIRST = [
     "test_workers.py",
     "test_chat_families.py",
     "test_attacks.py",
-    "test_docs.py",
     "test_packaging.py",
     "test_store_kills.py",
     "test_server_failures.py",

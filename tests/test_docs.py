@@ -16,13 +16,11 @@ from pathlib import Path
 import pytest
 import yaml
 from document_runs import Made, run, run_page
-from documents import DATA, Block, Page, commands_of, is_said, misspelt, problems, read_page
+from documents import DATA, Block, commands_of, is_guide, is_said, misspelt, problems, read_page, read_pages
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
-GENERATED = {"docs/GALLERY.md"}  # by docs/gallery.py, from episodes that it plays
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
-LIMIT_S = 300
 
 NOT_RUN = {
     "README.md": ["pip install -e ."],
@@ -36,13 +34,10 @@ def name_of(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
-PAGES: dict[str, Page] = {
-    name_of(path): read_page(path.read_text(encoding="utf-8"), name_of(path))
-    for path in DOCUMENTS
-    if name_of(path) not in GENERATED
-}
+PAGES = read_pages()
 BLOCKS = [block for page in PAGES.values() for block in page.blocks]
-RUN = [name for name, page in PAGES.items() if any(block.is_run for block in page.blocks)]
+RUN = [name for name, page in PAGES.items() if any(block.is_run for block in page.blocks) and not is_guide(name)]
+"""The others are run by docs/test_guides.py, by another process where there are two."""
 
 
 def slug(heading: str) -> str:
@@ -153,7 +148,9 @@ def test_files_are_used() -> None:
             if name is None or "run by" in block.said:
                 continue
             assert page.shares_a_folder, f"{block.where}: say <!-- blocks share a folder --> above everything else"
-            assert any(name in later.code for later in page.blocks[n + 1 :]), f"{block.where}: nothing uses {name}"
+            assert any(Path(name).stem in later.code for later in page.blocks[n + 1 :]), (
+                f"{block.where}: nothing uses {name}"
+            )
 
 
 def test_extras_and_targets_of_make_exist() -> None:

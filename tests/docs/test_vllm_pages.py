@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from document_runs import ROOT, Made, run_page
-from documents import read_page
+from document_runs import Made, run_page
+from documents import ROOT, read_page
 
 pytest.importorskip("vllm", reason="vLLM is not installed (make test-vllm has it)")
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]

@@ -10,9 +10,8 @@ import sys
 from functools import cache
 from pathlib import Path
 
-from documents import EDITS, Block, Page, commands_of, is_said
+from documents import EDITS, ROOT, Block, Page, commands_of, is_said
 
-ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 600
 """Of a block, on a machine that does much else."""
 ENV = "llm/Calculator-v0"

@@ -24,6 +24,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
 
 EDITS = ("file", "replace", "with")
 KEYS = ("not run", "run by", *EDITS, "checked by", "needs", "exits")
@@ -70,6 +73,13 @@ class Page:
     shares_a_folder: bool = False
 
 
+def read_pages() -> dict[str, Page]:
+    """Return the documents by their paths in the repository; what is generated from played episodes is left out."""
+    paths = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+    names = [name for path in paths if (name := path.relative_to(ROOT).as_posix()) != "docs/GALLERY.md"]
+    return {name: read_page((ROOT / name).read_text(encoding="utf-8"), name) for name in names}
+
+
 def read_page(text: str, path: str) -> Page:
     """Take a document apart.
 
@@ -96,6 +106,11 @@ def read_page(text: str, path: str) -> Page:
             above = dict(top)
         n += 1
     return Page(path, tuple(blocks), shares)
+
+
+def is_guide(name: str) -> bool:
+    """Whether a page is one of those that a reader follows from its beginning to its end."""
+    return name in ("README.md", "docs/tutorial.md") or name.startswith("docs/howto/")
 
 
 def misspelt(text: str) -> list[str]:
