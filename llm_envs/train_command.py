@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import warnings
 from collections.abc import Callable
 from importlib.metadata import EntryPoint
 
@@ -14,6 +15,9 @@ __all__ = ["TRAIN_COMMANDS", "add_arguments", "run"]
 TRAIN_COMMANDS = "llm_envs.train_commands"
 """Entry-point group of `llm-envs train NAME`: each loads to a function that takes the arguments after NAME, a list of
 strings, and returns an exit code or None."""
+
+OLD_NAME = r"`(is_)?gradient_checkpointing\w*` is deprecated"
+"""What transformers says of a name that TRL and PEFT use, whatever a user asks for: nothing that they could change."""
 
 EXAMPLES = """
 examples:
@@ -52,4 +56,6 @@ def run(arguments: argparse.Namespace) -> int | None:
             f"there is no training {arguments.name!r}; there are {', '.join(sorted(commands))}.{near}"
         )
     command: Callable[[list[str]], int | None] = commands[arguments.name].load()
-    return command(list(arguments.arguments))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", OLD_NAME, FutureWarning)
+        return command(list(arguments.arguments))

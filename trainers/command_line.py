@@ -6,28 +6,34 @@ file `env:` has environment variables of the process (as in TRL), `environment:`
 
 from __future__ import annotations
 
-import difflib
+import argparse
 import json
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
+from llm_envs.config_file import read_yaml, set_process_environment, take_config
 from llm_envs.errors import InvalidConfigError, LLMEnvsError, MissingExtraError, ModelError
+from llm_envs.grammar import Grammar
+from llm_envs.grammar import nearest as nearest_name
 
 try:
-    import yaml  # type: ignore[import-untyped]
     from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
 except ImportError as error:
     raise MissingExtraError(f"training needs {error.name}: pip install 'llm-envs[train]'.") from error
 
 __all__ = [
     "ENVIRONMENT",
+    "EXAMPLES",
     "Parser",
     "check_model",
     "loading",
     "make",
+    "make_parser",
     "model_arguments",
     "nearest",
     "parse",
@@ -43,9 +49,49 @@ ENVIRONMENT: dict[str, Any] = {
 }
 """Metadata of the field `environment`."""
 
+_ALIASES = {"model_name_or_path": "--model", "output_dir": "--out"}
+"""Fields that the other commands call otherwise."""
 
-class Parser(TrlParser):
-    """TRL's, which raises where argparse would print the hundreds of options that there are.
+_SAYS_NO = ("eval_strategy", "logging_strategy", "save_strategy")
+"""Options with a value "no", which YAML reads as a truth value."""
+
+_ONLY_WITH_PEFT = ("use_rslora", "use_dora")
+
+EXAMPLES = {
+    "sft": """
+  llm-envs train sft --env llm/Calculator-v0 --model DIR --output_dir runs/sft --max_steps 100
+  llm-envs train sft --source runs/oracle --model DIR --output_dir runs/sft --use_peft --lora_r 8
+  llm-envs train sft --config sft.yaml --learning_rate 1e-5
+""",
+    "grpo": """
+  llm-envs train grpo --env llm/Calculator-v0 --model DIR --output_dir runs/grpo --max_steps 20 --recipe dapo
+  llm-envs train grpo --env '{"llm/Calculator-v0": 2, "llm/Countdown-v0": 1}' --model DIR --output_dir runs/both
+  llm-envs train grpo --config grpo.yaml --learning_rate 1e-6 --dry_run
+""",
+    "ppo": """
+  llm-envs train ppo --env llm/Calculator-v0 --model DIR --output_dir runs/ppo --max_steps 20
+  llm-envs train ppo --env llm/Calculator-v0 --model DIR --critic DIR --output_dir runs/ppo --lam 0.95
+  llm-envs train ppo --config ppo.yaml --dry_run
+""",
+    "dpo": """
+  llm-envs train dpo --env llm/Calculator-v0 --model DIR --output_dir runs/online --num_generations 8
+  llm-envs train dpo --source pairs.jsonl --model DIR --output_dir runs/offline --loss_type ipo
+  llm-envs train dpo --config dpo.yaml --beta 0.05
+""",
+    "sft-rl": """
+  llm-envs train sft-rl --config run.yaml --dry_run
+  llm-envs train sft-rl --config run.yaml --mode rl --rl.max_steps 5
+""",
+}
+"""Training -> lines that end its help."""
+
+
+class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Options with their defaults, and examples as they are."""
+
+
+class Parser(Grammar, TrlParser):
+    """TRL's, with our grammar: what is wrong is raised, where argparse would print the hundreds of options.
 
     Args:
         kinds: Dataclasses, whose fields are the options.
@@ -53,11 +99,46 @@ class Parser(TrlParser):
     """
 
     def __init__(self, kinds: Any, **kwargs: Any) -> None:
-        super().__init__(kinds, **kwargs)
+        examples = EXAMPLES.get(str(kwargs.get("prog", "")).rpartition(" ")[2])
+        epilog = None if examples is None else f"examples:{examples}"
+        super().__init__(kinds, **{"formatter_class": _Help, "epilog": epilog} | kwargs)
 
-    def error(self, message: str) -> NoReturn:
-        """Raise what is wrong."""
-        raise InvalidConfigError(f"{message}. `{self.prog} --help` lists every option.")
+    def _known_as(self, argument: str) -> str | None:
+        """Return it with its option as the parser has it; what begins with a section's name is that section's."""
+        section = re.match(r"--(sft|rl)\.", argument)
+        return super()._known_as(argument) if section is None else argument
+
+    def set_values(self, values: Mapping[str, Any], path: str) -> None:
+        """Make what a file says the defaults, each converted and checked as on the command line.
+
+        Raises:
+            InvalidConfigError: If a key is unknown, or its value none that can be meant; names the file.
+        """
+        actions = {action.dest: action for action in self._actions}
+        by_key = {name.lstrip("-"): action for name, action in self._option_string_actions.items()} | actions
+        for key, value in values.items():
+            action = by_key.get(key) or by_key.get(key.replace("-", "_"))
+            if action is None or key in ("config", "help", "h"):
+                raise InvalidConfigError(f"{path}: {key}: there is no such option.{nearest(key, actions)}")
+            try:
+                converted = self._converted(action, value)
+            except argparse.ArgumentError as error:
+                raise InvalidConfigError(f"{path}: {error}") from error
+            self.set_defaults_with_config(**{action.dest: converted})
+
+    def _converted(self, action: argparse.Action, value: Any) -> Any:
+        """Return a value of YAML as the option takes it; a text or a mapping for an option of texts stays as it is."""
+        if value is False and action.dest in _SAYS_NO:
+            return "no"
+        if isinstance(value, list) and action.nargs in ("+", "*"):
+            return [self._converted_one(action, item) for item in value]
+        return value if value is None else self._converted_one(action, value)
+
+    def _converted_one(self, action: argparse.Action, value: Any) -> Any:
+        if action.type in (int, float) or (isinstance(value, str) and action.type is not None):
+            value = self._get_value(action, str(value))
+        self._check_value(action, value)
+        return value
 
 
 def parse(
@@ -78,38 +159,29 @@ def parse(
     Raises:
         InvalidConfigError: If a field is unknown, or a value is none that can be meant.
     """
-    parser = Parser(kinds, prog=f"llm-envs train {name}", allow_abbrev=False)
-    parser.add_argument("--config", metavar="FILE", help="YAML file with values of the options; those given here win.")
-    path, rest = _take_config(arguments)
+    parser = make_parser(name, kinds)
+    path, rest = take_config(arguments)
     in_file = {} if path is None else read_yaml(path)
     set_process_environment(in_file.pop("env", None), path)
-    known = {action.dest for action in parser._actions}
-    for key in in_file.keys() - known:
-        raise InvalidConfigError(f"{path}: {key}: there is no such option.{nearest(key, known)}")
-    parser.set_defaults_with_config(**in_file)
+    parser.set_values(in_file, str(path))
     if defaults is not None:
         given = parser.parse_known_args(rest)[0]
         parser.set_defaults(**{key: value for key, value in defaults(given).items() if key not in in_file})
     namespace, unknown = parser.parse_known_args(rest)
     if unknown:
-        raise InvalidConfigError(f"{unknown[0]}: there is no such option.{nearest(unknown[0], known)}")
+        raise InvalidConfigError(f"{unknown[0]}: there is no such option.{nearest(unknown[0], vars(namespace))}")
     return tuple(make(kind, vars(namespace)) for kind in kinds)
 
 
-def read_yaml(path: str | Path) -> dict[str, Any]:
-    """Return the mapping that a YAML file holds.
-
-    Raises:
-        InvalidConfigError: If there is none.
-    """
-    try:
-        with open(path, encoding="utf-8") as file:
-            content = yaml.safe_load(file)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise InvalidConfigError(f"--config {path} cannot be read: {' '.join(str(error).split())}") from error
-    if not isinstance(content, dict):
-        raise InvalidConfigError(f"--config {path} has {content!r:.80}; it must be a mapping, `option: value` a line.")
-    return {str(key): value for key, value in content.items()}
+def make_parser(name: str, kinds: Sequence[type]) -> Parser:
+    """Return the parser of a training, whose options are the fields of dataclasses."""
+    parser = Parser(kinds, prog=f"llm-envs train {name}")
+    parser.add_argument("--config", metavar="FILE", help="YAML file with values of the options; those given here win.")
+    for action in parser._actions:
+        if alias := _ALIASES.get(action.dest):
+            action.option_strings = [*action.option_strings, alias]
+            parser._option_string_actions[alias] = action
+    return parser
 
 
 def read_environment(text: str | None) -> Any:
@@ -192,7 +264,7 @@ def model_arguments(model: ModelConfig, args: Any) -> dict[str, Any]:
         `peft_config`, and `quantization_config` where one is asked for.
 
     Raises:
-        InvalidConfigError: If the two contradict one another.
+        InvalidConfigError: If the two contradict one another, or an adapter is described and none is asked for.
     """
     wanted = {
         "revision": model.model_revision,
@@ -200,6 +272,8 @@ def model_arguments(model: ModelConfig, args: Any) -> dict[str, Any]:
         "attn_implementation": model.attn_implementation,
         "trust_remote_code": getattr(args, "trust_remote_code", None) or None,
     }
+    if not model.use_peft:
+        _refuse_adapter_settings(model)
     given = args.model_init_kwargs or {}
     args.model_init_kwargs = {key: value for key, value in wanted.items() if value is not None} | given
     try:
@@ -210,44 +284,43 @@ def model_arguments(model: ModelConfig, args: Any) -> dict[str, Any]:
         raise InvalidConfigError(str(error)) from error
 
 
-def _take_config(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
-    """Return the file that `--config` names, and the other arguments."""
-    rest, path = list(arguments), None
-    for place, argument in enumerate(rest):
-        if argument == "--config":
-            if place + 1 == len(rest):
-                raise InvalidConfigError("--config: the YAML file behind it is missing.")
-            path = rest[place + 1]
-            return path, rest[:place] + rest[place + 2 :]
-        if argument.startswith("--config="):
-            return argument.partition("=")[2], rest[:place] + rest[place + 1 :]
-    return path, rest
-
-
-def set_process_environment(variables: Any, path: str | None) -> None:
-    """Set the variables of the process that a YAML file has under `env`, as TRL does."""
-    if variables is not None and not isinstance(variables, Mapping):
-        raise InvalidConfigError(
-            f"{path}: env is {variables!r:.80}: there it is a mapping of the process's environment variables, as in "
-            "TRL. What is played is `environment:`."
-        )
-    for key, value in (variables or {}).items():
-        os.environ[str(key)] = str(value)
+def _refuse_adapter_settings(model: ModelConfig) -> None:
+    """Refuse what would be silently without effect."""
+    for field in fields(model):
+        value = getattr(model, field.name)
+        if (field.name.startswith("lora_") or field.name in _ONLY_WITH_PEFT) and value != field.default:
+            said = " ".join(map(str, value)) if isinstance(value, list) else "" if value is True else str(value)
+            raise InvalidConfigError(f"{f'--{field.name} {said}'.strip()} needs --use_peft: no adapter is trained.")
 
 
 def make(kind: type, values: Mapping[str, Any]) -> Any:
     """Return a dataclass; what it does not accept is said as our own errors are."""
-    fields: Any = getattr(kind, "__dataclass_fields__", {})
+    of_kind: Any = getattr(kind, "__dataclass_fields__", {})
     try:
-        return kind(**{key: values[key] for key, field in fields.items() if field.init})
+        return kind(**{key: values[key] for key, field in of_kind.items() if field.init})
     except LLMEnvsError:
         raise
     except (ValueError, TypeError, ImportError) as error:
-        raise InvalidConfigError(f"{' '.join(str(error).split())}") from error
+        raise InvalidConfigError(_explained(" ".join(str(error).split()), values)) from error
 
 
-def nearest(option: str, known: set[str]) -> str:
+def _explained(message: str, values: Mapping[str, Any]) -> str:
+    """Return TRL's message; one about a batch that nobody gave says of which settings it is made."""
+    found = re.match(r"generation_batch_size \((\d+)\) must be divisible by num_generations \((\d+)\)", message)
+    if found is None or values.get("generation_batch_size") is not None:
+        return message
+    total, group = map(int, found.groups())
+    name = "gradient_accumulation_steps" if values["steps_per_generation"] is None else "steps_per_generation"
+    rows, steps = values["per_device_train_batch_size"], values[name]
+    whole = group // math.gcd(group, steps)  # rows of one process, of which groups can be made
+    n_processes = total // (rows * steps)
+    return (
+        f"per_device_train_batch_size {rows} * {name} {steps} * {n_processes} process{'es' * (n_processes > 1)} = "
+        f"{total} episodes a generation, which do not make whole groups of num_generations {group}: set for example "
+        f"--per_device_train_batch_size {-(-rows // whole) * whole}."
+    )
+
+
+def nearest(option: str, known: Iterable[str]) -> str:
     """Return a sentence with the known option that is spelled most like an unknown one."""
-    name = option.lstrip("-").partition("=")[0].replace("-", "_")
-    near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.6)
-    return f" Is {near[0]} meant?" if near else " --help lists them."
+    return nearest_name(option, sorted(known)) or " --help lists them."

@@ -14,6 +14,7 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from llm_envs.cli import main as cli
@@ -228,12 +229,24 @@ def _run(trainer: Any, checkpoint: str | None, chosen: Any) -> int:
         raise
     except Exception:
         if trainer.state.global_step:
-            traceback.print_exc()  # after hours of training where it happened is worth more lines than one
+            _keep_traceback(trainer)
         raise
     finally:
         if hasattr(trainer, "close"):
             trainer.close()
     return 0
+
+
+def _keep_traceback(trainer: Any) -> None:
+    """Write where a training failed into its folder: after hours of it, nobody runs it again with --debug."""
+    path = Path(trainer.args.output_dir) / f"traceback-{trainer.accelerator.process_index}.txt"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(traceback.format_exc(), encoding="utf-8")
+    except OSError:  # a full disk, often what it failed by
+        traceback.print_exc()
+        return
+    print(f"llm-envs: it failed after {trainer.state.global_step} steps; {path} says where", file=sys.stderr)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -15,7 +15,7 @@ except ImportError as error:
     raise MissingExtraError(f"training needs {error.name}: pip install 'llm-envs[train]'.") from error
 
 from llm_envs.trainers.processes import set_for_cpu
-from llm_envs.trainers.settings import check_env_kwargs
+from llm_envs.trainers.settings import check_env_kwargs, check_loss_types
 
 __all__ = ["PAIR_SELECTORS", "EnvDPOConfig"]
 
@@ -138,6 +138,7 @@ class EnvDPOConfig(DPOConfig):
         for name, holds, expected in checks:
             if not holds:
                 raise InvalidConfigError(f"{name}={getattr(self, name)!r}; it must be {expected}.")
+        check_loss_types(self.loss_type, "DPO")
 
     @property
     def n_steps_per_round(self) -> int:

@@ -40,7 +40,7 @@ def describe_training(trainer: EnvGRPOTrainer | EnvDPOTrainer | EnvSFTTrainer, *
     if isinstance(trainer, EnvDPOTrainer):
         return "\n".join(_online_pairs(trainer, colour) if trainer.items else _pairs(trainer, colour))
     group = trainer.play_sample()
-    lines = [*_geometry(trainer), *_critic(trainer), *_budgets(trainer), *_forks(trainer)]
+    lines = [*_geometry(trainer), *_trained(trainer), *_critic(trainer), *_budgets(trainer), *_forks(trainer)]
     codec = cast("ChatCodec", trainer.collector.codec)
     return "\n".join([*lines, *_episodes(group), *_first_rows(group, codec, colour)])
 
@@ -78,6 +78,7 @@ def _supervised(trainer: EnvSFTTrainer, colour: bool) -> list[str]:
         f"too long          {dropped['dropped']} left out, {dropped['cut']} cut (max_length {args.max_length})",
         *_steps(args, len(rows), "rows"),
         f"learning rate     {args.learning_rate:g}",
+        *_trained(trainer),
         "",
         "the first row; what is trained is marked:",
         *_row("row 0", _marked(rows[0]["input_ids"], [label != -100 for label in rows[0]["labels"]]), codec, colour),
@@ -118,6 +119,7 @@ def _pairs(trainer: EnvDPOTrainer, colour: bool) -> list[str]:
         f"too long          {dropped['dropped']} left out, {dropped['cut']} cut (max_length {args.max_length})",
         *_steps(args, len(trainer.pairs), "pairs"),
         _of_dpo(args),
+        *_trained(trainer),
         *_first_pair(trainer.pairs, codec, colour),
     ]
 
@@ -139,6 +141,7 @@ def _online_pairs(trainer: EnvDPOTrainer, colour: bool) -> list[str]:
         f"optimizer step    {batch} pairs in micro-batches of {args.per_device_train_batch_size}",
         f"steps             {n_steps}, so {math.ceil(n_steps / args.n_steps_per_round)} rounds",
         _of_dpo(args),
+        *_trained(trainer),
         *_budgets(trainer),
         *_forks(trainer),
         *_episodes(group),
@@ -163,6 +166,23 @@ def _first_pair(pairs: Sequence[Mapping[str, Any]], codec: ChatCodec, colour: bo
         said = "" if reward is None else f", reward {reward:g}"
         lines += _row(f"{side}{said}", _marked(ids, mask), codec, colour)
     return lines
+
+
+def _trained(trainer: Any) -> list[str]:
+    """Return which of the model's parameters are trained: all, or those of an adapter."""
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    n_all = sum(parameter.numel() for parameter in model.parameters())
+    n_own = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    adapters = getattr(model, "peft_config", None)
+    if not adapters:
+        return [f"parameters        {n_own:,} of {n_all:,} are trained"]
+    adapter = next(iter(adapters.values()))
+    targets = adapter.target_modules
+    where = targets if isinstance(targets, str) else ", ".join(sorted(targets or ()))
+    return [
+        f"parameters        {n_own:,} of {n_all:,} are trained: LoRA of rank {adapter.r}, "
+        f"alpha {adapter.lora_alpha:g}, dropout {adapter.lora_dropout:g}, on {where or 'no modules'}"
+    ]
 
 
 def _critic(trainer: EnvGRPOTrainer) -> list[str]:

@@ -15,7 +15,7 @@ except ImportError as error:
 
 from llm_envs.trainers.processes import set_for_cpu
 from llm_envs.trainers.schedules import parse_kl_schedule
-from llm_envs.trainers.settings import check_env_kwargs, check_forks
+from llm_envs.trainers.settings import check_env_kwargs, check_forks, check_loss_types
 
 __all__ = ["EnvGRPOConfig"]
 
@@ -109,6 +109,7 @@ class EnvGRPOConfig(GRPOConfig):
         set_for_cpu(self)
         self.env_kwargs = check_env_kwargs(self.env_kwargs)
         super().__post_init__()
+        check_loss_types(self.loss_type, "GRPO")
         if not self.temperature > 0:
             raise InvalidConfigError(f"temperature={self.temperature}; GRPO needs samples that differ: set it above 0.")
         local_rows = self.per_device_train_batch_size * int(self.steps_per_generation or 1)  # set by TRL just now

@@ -27,7 +27,17 @@ TRAININGS: Mapping[str, tuple[str, ...]] = {
 """Training -> the dataclasses of its options, by the names that `commands` has for them."""
 
 _ALIASES = {"environment": "--env", "model_name_or_path": "--model", "output_dir": "--out"}
-_OF_SFT_RL = ("--mode", "--model", "--environment", "--env", "--output_dir", "--seed", "--env_kwargs", "--dry_run")
+_OF_SFT_RL = (
+    "--mode",
+    "--model",
+    "--environment",
+    "--env",
+    "--output_dir",
+    "--out",
+    "--seed",
+    "--env_kwargs",
+    "--dry_run",
+)
 
 
 def options(name: str) -> dict[str, tuple[str, ...] | None]:

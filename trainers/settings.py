@@ -3,13 +3,32 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from llm_envs.chat import ChatCodec
 from llm_envs.errors import InvalidConfigError, ModelError
+from llm_envs.grammar import nearest
 
-__all__ = ["check_env_kwargs", "check_forks", "load_training_tokenizer", "training_template", "with_split"]
+__all__ = [
+    "LOSS_TYPES",
+    "check_env_kwargs",
+    "check_forks",
+    "check_loss_types",
+    "load_training_tokenizer",
+    "training_template",
+    "with_split",
+]
+
+LOSS_TYPES = {
+    "SFT": ("nll", "dft"),
+    "GRPO": ("grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo"),
+    "DPO": (
+        *("sigmoid", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard", "aot", "aot_unpaired"),
+        *("apo_zero", "apo_down", "discopop", "sft", "sigmoid_norm"),
+    ),
+}
+"""Algorithm -> the values of `loss_type` that TRL knows. It has no list of them: a test compares what it documents."""
 
 
 def check_env_kwargs(value: Any) -> dict[str, Any]:
@@ -80,6 +99,22 @@ def training_template(tokenizer: Any) -> str:
             "out; llm-envs doctor says what the template itself does with earlier turns."
         ) from error
     return str(template or tokenizer.chat_template)
+
+
+def check_loss_types(given: str | Sequence[str], algorithm: str) -> None:
+    """Check losses by name before training; TRL finds a wrong one in the first step.
+
+    Args:
+        given: One, or several that are summed.
+        algorithm: Of `LOSS_TYPES`.
+
+    Raises:
+        InvalidConfigError: If TRL knows none of that name.
+    """
+    known = LOSS_TYPES[algorithm]
+    for name in [given] if isinstance(given, str) else given:
+        if name not in known:
+            raise InvalidConfigError(f"loss_type={name!r}; it must be one of {', '.join(known)}.{nearest(name, known)}")
 
 
 def check_forks(loss_type: str) -> None:

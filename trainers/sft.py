@@ -15,7 +15,7 @@ from llm_envs.policies.scripted import OraclePolicy
 from llm_envs.rollout import Collector
 from llm_envs.rollout.tape import History
 from llm_envs.trainers.processes import check_same_rows, set_for_cpu, together
-from llm_envs.trainers.settings import check_env_kwargs, load_training_tokenizer, with_split
+from llm_envs.trainers.settings import check_env_kwargs, check_loss_types, load_training_tokenizer, with_split
 from llm_envs.types import Trajectory
 
 try:
@@ -78,6 +78,7 @@ class EnvSFTConfig(SFTConfig):
             raise InvalidConfigError(f"overlong={self.overlong!r}; it must be one of {', '.join(OVERLONG)}.")
         if self.history not in ("append", "template"):
             raise InvalidConfigError(f"history={self.history!r}; it must be append or template.")
+        check_loss_types(self.loss_type, "SFT")
         if self.best_of is not None and self.best_of < 1:
             raise InvalidConfigError(f"best_of={self.best_of}; it must be at least 1.")
 

@@ -284,7 +284,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--mode", choices=MODES)
     parser.add_argument("--model", dest="model_name_or_path", help="another name of --model_name_or_path")
     parser.add_argument("--environment", "--env", help="what is played")
-    parser.add_argument("--output_dir", "--output-dir")
+    parser.add_argument("--output_dir", "--output-dir", "--out")
     parser.add_argument("--seed", type=int)
     parser.add_argument("--env_kwargs", "--env-kwargs", type=check_env_kwargs, metavar="JSON")
     parser.add_argument("--dry_run", "--dry-run", action="store_true", help="say what would be done, and do not train")

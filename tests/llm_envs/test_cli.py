@@ -64,10 +64,11 @@ def with_trainings(tmp_path: Path) -> Path:
     return tmp_path / "site"
 
 
-def test_list_prints_every_task_with_a_line_and_imports_none(tmp_path: Path) -> None:
+def test_list_prints_every_task_with_a_line_and_imports_none_and_nothing_heavy(tmp_path: Path) -> None:
     code = (
         "import sys; from llm_envs.cli import main; main(['list']); "
-        "print(sorted(m for m in sys.modules if m.startswith('llm_envs.tasks.') and m.count('.') > 2))"
+        "print(sorted(m for m in sys.modules if m.startswith('llm_envs.tasks.') and m.count('.') > 2 "
+        "or m in ('torch', 'transformers', 'trl', 'vllm', 'datasets', 'rich', 'yaml', 'matplotlib', 'argcomplete')))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
     *lines, imported = done.stdout.splitlines()
@@ -199,16 +200,6 @@ def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
     line = f"{sys.executable} -m llm_envs.cli play llm/Arithmetic-v0 -n 200 | head -1; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_help_loads_nothing_heavy(tmp_path: Path) -> None:
-    code = (
-        "import sys\nfrom llm_envs.cli import main\n"
-        "try:\n    main(['--help'])\nexcept SystemExit as end:\n    assert end.code == 0\n"
-        "assert not {'torch', 'transformers', 'trl', 'vllm', 'datasets', 'matplotlib'} & set(sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("model", ["missing", "/missing", "./missing", "a/b/missing", "../missing", "~/missing"])

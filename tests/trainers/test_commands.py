@@ -4,23 +4,35 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import runpy
+import shlex
 import subprocess
 import sys
+import warnings
+from importlib.metadata import entry_points
 
 import gymnasium as gym
 import pytest
 import yaml
 from dense_env import DenseEnv
+from trl import ModelConfig
 
 from llm_envs.cli import main
+from llm_envs.completion import TRAIN_OPTIONS
 from llm_envs.errors import InvalidConfigError
 from llm_envs.rollout import EnvChoice
-from llm_envs.trainers.command_line import parse
-from llm_envs.trainers.commands import TRAININGS, GRPOArguments, grpo
+from llm_envs.trainers import option_names
+from llm_envs.trainers.command_line import EXAMPLES, make_parser, parse
+from llm_envs.trainers.commands import TRAININGS, DPOArguments, GRPOArguments, PPOArguments, SFTArguments, grpo
 from llm_envs.trainers.commands import main as run
+from llm_envs.trainers.dpo import EnvDPOConfig
 from llm_envs.trainers.grpo import EnvGRPOConfig, EnvGRPOTrainer
+from llm_envs.trainers.ppo import EnvPPOConfig
 from llm_envs.trainers.recipes import RECIPES, make_recipe
+from llm_envs.trainers.settings import LOSS_TYPES
+from llm_envs.trainers.sft import EnvSFTConfig
+from llm_envs.trainers.sft_rl import main as sft_rl
 
 gym.register("test/Dense-v0", DenseEnv)
 
@@ -169,6 +181,57 @@ def test_accelerate_launches_it(write, tmp_path):
     assert done.stdout.count("the model is in") == 1 and (tmp_path / "out" / "model.safetensors").exists()
 
 
+def test_names_in_a_file_are_those_of_options_too(tmp_path):
+    path = tmp_path / "run.yaml"
+    text = "environment: x\nmax-steps: 3\nmodel: here\nout: there\nsave_strategy: no\ngradient_checkpointing: off\n"
+    path.write_text(text)
+    chosen, args, model = parse("grpo", (GRPOArguments, EnvGRPOConfig, ModelConfig), ["--config", str(path)])
+    assert (chosen.environment, args.max_steps, model.model_name_or_path) == ("x", 3, "here")
+    assert (args.output_dir, args.save_strategy, args.gradient_checkpointing) == ("there", "no", False)
+    given = ["--config", str(path), "--max-steps", "4", "--model", "other", "--save_strategy", "steps"]
+    _, args, model = parse("grpo", (GRPOArguments, EnvGRPOConfig, ModelConfig), given)
+    assert (args.max_steps, model.model_name_or_path, args.save_strategy) == (4, "other", "steps")
+
+
+def test_options_are_known_without_their_trainings():
+    """What shells complete with is read from the sources; here it is what the parsers take."""
+    kinds = {
+        "sft": (SFTArguments, EnvSFTConfig, ModelConfig),
+        "grpo": (GRPOArguments, EnvGRPOConfig, ModelConfig),
+        "ppo": (PPOArguments, EnvPPOConfig, ModelConfig),
+        "dpo": (DPOArguments, EnvDPOConfig, ModelConfig),
+    }
+    for name, classes in kinds.items():
+        actions = make_parser(name, classes)._option_string_actions
+        taken = {option for option in actions if option.startswith("--") and "-" not in option[2:]}
+        found = option_names.options(name)
+        assert found.keys() == {option for option in taken if not option.startswith("--no_")}
+        for option, values in found.items():
+            if values not in (None, (), ("true", "false")):
+                assert list(values) == list(actions[option].choices)
+    assert {"--mode", "--rl.num_generations", "--sft.num_episodes", "--lora_r"} <= option_names.sft_rl().keys()
+    points = {found.name: found.load()() for found in entry_points(group=TRAIN_OPTIONS) if found.name in TRAININGS}
+    assert points == {name: option_names.options(name) for name in TRAININGS}
+
+
+def test_the_examples_of_each_training_parse(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("sft", "grpo", "ppo", "dpo"):
+        (tmp_path / f"{name}.yaml").write_text("environment: x\noutput_dir: out\n")
+    kinds = {"sft": EnvSFTConfig, "grpo": EnvGRPOConfig, "ppo": EnvPPOConfig, "dpo": EnvDPOConfig}
+    of = {"sft": SFTArguments, "grpo": GRPOArguments, "ppo": PPOArguments, "dpo": DPOArguments}
+    assert EXAMPLES.keys() == TRAININGS.keys()
+    for name, text in EXAMPLES.items():
+        lines = [shlex.split(line) for line in text.strip().splitlines()]
+        assert len(lines) >= 2 and all(words[:3] == ["llm-envs", "train", name] for words in lines)
+        for words in lines:
+            if name == "sft-rl":  # it reads the file, so only the file is missing
+                with pytest.raises(InvalidConfigError, match=r"run\.yaml cannot be read"):
+                    sft_rl(words[3:])
+            else:
+                assert len(parse(name, (of[name], kinds[name], ModelConfig), words[3:])) == 3
+
+
 def test_every_training_is_installed_and_says_what_it_takes(capsys):
     assert main(["train"]) == 0
     assert set(capsys.readouterr().out.split()) >= set(TRAININGS) == {"sft", "grpo", "ppo", "dpo", "sft-rl"}
@@ -177,6 +240,7 @@ def test_every_training_is_installed_and_says_what_it_takes(capsys):
             run([name, "--help"])
         shown = capsys.readouterr().out
         assert ended.value.code == 0 and option in shown and "--config" in shown and "--use_peft" in shown
+        assert shown.rstrip().endswith(EXAMPLES[name].rstrip())
 
 
 # Dry runs.
@@ -198,7 +262,18 @@ def test_a_dry_run_says_what_would_be_done_and_trains_nothing(tiny_folder, tmp_p
     assert "forks             none" in shown
     assert shown.count("of them sampled, ") == 4
     assert "⟦" in shown and "<|im_start|>user" in shown
+    assert "are trained\n" in shown
     assert not (out / "trajectories").exists() and not (out / "model.safetensors").exists()
+
+
+def test_a_dry_run_says_which_parameters_an_adapter_has(write, capsys):
+    wanted = ["--use_peft", "--lora_r", "2", "--lora_alpha", "4", "--lora_target_modules", "q_proj", "v_proj"]
+    for name in ("sft", "grpo"):
+        assert main([*write(name), "--dry_run", *wanted]) == 0
+        assert re.search(
+            r"parameters        896 of [\d,]+ are trained: LoRA of rank 2, alpha 4, dropout 0.05, on q_proj, v_proj\n",
+            capsys.readouterr().out,
+        )
 
 
 def test_dry_runs_of_the_others(write, tmp_path, capsys, tiny_folder):
@@ -276,7 +351,7 @@ def test_what_is_wrong_is_said_in_a_line(tiny_folder, tmp_path, capsys):
         ([*command, "--env", "llm/Countdown-v0", "--recipe", "gdpo"], "no recipe 'gdpo'"),
         (
             [*command, "--env", "x", "--num_generation", "4"],
-            "--num_generation: there is no such option. Is num_generations",
+            "--num_generation: there is no such option. Is --num_generations meant?",
         ),
         ([*command, "--env", "x", "--beta", "much"], "argument --beta: invalid float value: 'much'"),
         ([*command, "--env", "x", "here"], "here: there is no such option"),
@@ -294,7 +369,13 @@ def test_what_is_wrong_is_said_in_a_line(tiny_folder, tmp_path, capsys):
     [
         ("environment: x\nnum_generation: 4\n", "num_generation: there is no such option. Is num_generations meant"),
         ("env: llm/Countdown-v0\n", "env is 'llm/Countdown-v0': there it is a mapping of the process's environment"),
-        ("environment: x\nbeta: much\n", "argument --beta: invalid float value: 'much'"),
+        ("environment: x\nbeta: much\n", "run.yaml: argument --beta: invalid float value: 'much'"),
+        ("environment: x\nbeta: [1]\n", r"run.yaml: argument --beta: invalid float value: '\[1\]'"),
+        ("environment: x\nmax_steps: 1.5\n", "run.yaml: argument --max_steps/--max-steps: invalid int value: '1.5'"),
+        (
+            "environment: x\ntrain_sampling_strategy: rnd\n",
+            r"run.yaml: argument --train_sampling_strategy.*'rnd'; there are",
+        ),
         ("environment: x\ntemperature: 0\n", "temperature=0.*set it above 0"),
         ("- a list\n", "must be a mapping"),
         ("a: [", "cannot be read: while parsing"),
@@ -305,3 +386,61 @@ def test_what_is_wrong_in_a_file_is_said(text, said, tmp_path):
     path.write_text(text)
     with pytest.raises(InvalidConfigError, match=said):
         parse("grpo", (GRPOArguments, EnvGRPOConfig), ["--config", str(path), "--output_dir", str(tmp_path)])
+
+
+def test_settings_of_an_adapter_want_one(write, tmp_path, tiny_folder, capsys):
+    for name in OF:
+        for given, said in ((["--lora_r", "8"], "--lora_r 8"), (["--use_dora"], "--use_dora")):
+            assert main([*write(name), *given]) == 2
+            assert f"error: {said} needs --use_peft: no adapter is trained.\n" in capsys.readouterr().err
+    both = {"mode": "sft", "model_name_or_path": tiny_folder, "environment": GUESS, "lora_target_modules": ["q_proj"]}
+    path = tmp_path / "both.yaml"
+    path.write_text(yaml.safe_dump(both | {"output_dir": str(tmp_path / "out"), "sft": {**COMMON, "max_length": 190}}))
+    assert main(["train", "sft-rl", "--config", str(path)]) == 2
+    assert "--lora_target_modules q_proj needs --use_peft" in capsys.readouterr().err
+
+
+def test_a_loss_that_there_is_none_of_is_found_before_training(write, capsys):
+    for name, wrong, near in (("grpo", "dapoo", "dapo"), ("ppo", "dapoo", "dapo"), ("dpo", "sigmoyd", "sigmoid")):
+        assert main([*write(name), "--dry_run", "--loss_type", wrong]) == 2
+        assert re.search(
+            rf"loss_type='{wrong}'; it must be one of .*{near}.* Is {near} meant\?", capsys.readouterr().err
+        )
+    assert main([*write("sft"), "--dry_run", "--loss_type", "nnl"]) == 2
+    assert "invalid choice: 'nnl'; there are nll, dft" in capsys.readouterr().err
+    with pytest.raises(InvalidConfigError, match="loss_type='dapoo'"):
+        EnvGRPOConfig(loss_type="dapoo")
+    for algorithm, kind in (("SFT", EnvSFTConfig), ("GRPO", EnvGRPOConfig), ("DPO", EnvDPOConfig)):
+        text = kind.__dataclass_fields__["loss_type"].metadata["help"]
+        (listed,) = re.findall(r"(?:Supported|Possible) values are:? (.*?)\.(?: [A-Z']|$)", text)
+        assert set(re.findall(r"'(\w+)'", listed)) == set(LOSS_TYPES[algorithm])
+
+
+def test_a_batch_that_makes_no_whole_groups_is_explained(write, capsys):
+    for given, said in (
+        ([], "per_device_train_batch_size 4 * gradient_accumulation_steps 1 * 1 process = 4 episodes a generation, "),
+        (["--steps_per_generation", "2"], "per_device_train_batch_size 4 * steps_per_generation 2 * 1 process = 8 "),
+        (["--generation_batch_size", "4"], "generation_batch_size (4) must be divisible by num_generations (3)."),
+    ):
+        assert main([*write("grpo"), "--num_generations", "3", *given]) == 2
+        error = capsys.readouterr().err
+        assert said in error and ("set for example --per_device_train_batch_size 6." in error) == ("4)" not in said)
+    assert main([*write("grpo"), "--num_generations", "3", "--per_device_train_batch_size", "6", "--dry_run"]) == 0
+
+
+def test_where_a_training_failed_is_kept(write, tmp_path, capsys):
+    """After hours nobody runs it again with --debug: the traceback is in the folder, and on the terminal a line."""
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "checkpoint-1").write_text("in the way of the folder")
+    assert main([*write("sft"), "--save_strategy", "steps", "--save_steps", "1"]) == 1
+    error = capsys.readouterr().err
+    kept = tmp_path / "out" / "traceback-0.txt"
+    assert re.search(rf"llm-envs: it failed after 1 steps; {kept} says where\nllm-envs: error: FileExists", error)
+    assert "Traceback" not in error and "Traceback (most recent call last)" in kept.read_text()
+
+
+def test_warnings_about_names_that_nobody_gave_are_left_out(write):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert main([*write("grpo", gradient_checkpointing=None), "--dry_run", "--use_peft"]) == 0
+    assert [str(warning.message) for warning in caught if "gradient_checkpointing" in str(warning.message)] == []
