@@ -66,7 +66,7 @@ def evaluated(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", ["page", "evaluated"])
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("width", [320, 375, 1200])
+@pytest.mark.parametrize("width", [320, 375, 768, 1200])
 def test_no_sideways_scrolling_and_enough_contrast(
     chromium: Chromium, request: pytest.FixtureRequest, name: str, dark: bool, width: int
 ) -> None:

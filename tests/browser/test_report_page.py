@@ -192,10 +192,12 @@ def test_groups_and_runs_are_compared(chromium: Chromium, page: Path) -> None:
     assert len(chromium.texts(".episodes tbody tr")) == 6
     chromium.click(".episodes tbody a")
     chromium.wait("location.hash.startsWith('#problem/') && document.querySelectorAll('.beside article').length === 3")
-    assert chromium.texts(".beside h3") == [
-        "before · member 0 success reward 0.75", "before · member 1 success reward 0.75",
-        "after · member 0 failure reward -0.25",
+    assert chromium.texts("main > h3") == ["before", "after"]
+    assert chromium.texts(".beside h4") == [
+        "member 0 success reward 0.75", "member 1 success reward 0.75", "member 0 failure reward -0.25",
     ]  # fmt: skip
+    labels = chromium.js("[...document.querySelectorAll('article')].map((one) => one.getAttribute('aria-label'))")
+    assert labels == ["before · member 0", "before · member 1", "after · member 0"]
 
 
 def test_a_group_shows_its_common_beginning_once_and_then_its_members(chromium: Chromium, tmp_path: Path) -> None:

@@ -36,16 +36,22 @@ function besideView(episode, found, title) {
   const drawn = members.slice(0, MOST_BESIDE), isMixed = new Set(members.map((member) => columns.run[member])).size > 1;
   const scored = members.map((member) => columns.reward[member]).filter((reward) => reward !== null);
   const skip = sharedBeginning(drawn);
+  const isStacked = isMixed && new Set(members.map((member) => columns.run[member])).size < members.length;  // a run has several
+  const card = (member, level) => {
+    const whole = (isMixed ? runName(member) + ' · ' : '') + 'member ' + columns.member[member];
+    const name = isStacked ? 'member ' + columns.member[member] : whole;
+    return el('article', {'aria-label': whole}, episodeHead(member, level, name), link('episode/' + member, 'Open', {'aria-label': 'Open ' + whole}),
+      chat(member, {start: skip, label: 'Conversation of ' + whole}));
+  };
   return [
     el('nav', {class: 'steps', 'aria-label': 'Episodes'}, link('episodes', '← All episodes'), link('episode/' + episode, 'The episode')),
     el('h2', {}, title),
     el('p', {class: 'soft'}, [envName(episode), settingsOf(episode), `seed ${columns.seed[episode]}`, count(members.length, 'episode'),
       scored.length && `mean reward ${number(mean(scored))}`, drawn.length < members.length && `the first ${MOST_BESIDE} are drawn`].filter(Boolean).join(' · ')),
     skip ? el('section', {'aria-label': 'The beginning that all share'}, chat(episode, {stop: skip, label: 'The beginning that all share'})) : null,
-    el('div', {class: 'beside'}, drawn.map((member) => {
-      const name = (isMixed ? runName(member) + ' · ' : '') + 'member ' + columns.member[member];
-      return el('article', {'aria-label': name}, episodeHead(member, 'h3', name), link('episode/' + member, 'Open', {'aria-label': 'Open ' + name}), chat(member, {start: skip, label: 'Conversation of ' + name}));
-    })),
+    isStacked ? [...groupBy(drawn, (member) => columns.run[member])].map(([run, mine]) => [
+      el('h3', {}, index.runs[run].name), el('div', {class: 'beside'}, mine.map((member) => card(member, 'h4')))])
+      : el('div', {class: 'beside'}, drawn.map((member) => card(member, 'h3'))),
   ];
 }
 

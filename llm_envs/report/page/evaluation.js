@@ -15,14 +15,16 @@ function measured(found, format) {
     format(found.value), el('span', {class: 'interval soft'}, span(found.interval, format)));
 }
 
-function wideTable(label, head, lines, firstRight = 2) {
+// Heads from `right[0]` to before `right[1]` stand to the right, as the numbers below them.
+function wideTable(label, head, lines, right = [2, 99]) {
   return el('div', {class: 'wide', tabindex: 0, role: 'region', 'aria-label': label}, el('table', {},
     el('caption', {class: 'hidden'}, label),
-    el('thead', {}, el('tr', {}, head.map((name, place) => el('th', {scope: 'col', class: place >= firstRight && 'right'}, name)))),
+    el('thead', {}, el('tr', {}, head.map((name, place) => el('th', {scope: 'col', class: place >= right[0] && place < right[1] && 'right'}, name)))),
     el('tbody', {}, lines.map(([first, ...rest]) => el('tr', {}, el('th', {scope: 'row'}, first), rest)))));
 }
 
 const cell = (value, isRight = true) => el('td', {class: isRight && 'right'}, value);
+const longCell = (value) => el('td', {class: 'wrap'}, value);
 
 function evaluationSection() {
   if (!evaluated.length) return null;
@@ -35,12 +37,12 @@ function evaluationSection() {
     thresholdsTable(),
     el('details', {}, el('summary', {}, 'Reward components of the evaluation'), wideTable('Reward components of the evaluation', ['run', 'task', 'component', 'mean'],
       all.flatMap(({run, task}) => Object.entries(task.components).map(([name, found]) =>
-        [index.runs[run].name, cell(task.name, false), cell(name, false), measured(found, number)])), 3)),
+        [index.runs[run].name, cell(task.name, false), cell(name, false), measured(found, number)])), [3, 4])),
     el('details', {}, el('summary', {}, 'Versions'), wideTable('Versions', ['run', 'scored with', 'played with'], evaluated.map((run) => {
       const {versions, played_with: played} = index.runs[run].results;
       const told = (found) => Object.entries(found).map(([name, version]) => `${name} ${version}`).join(', ') || 'not known';
-      return [index.runs[run].name, cell(told(versions), false), cell(told(played), false)];
-    }), 9)),
+      return [index.runs[run].name, longCell(told(versions)), longCell(told(played))];
+    }), [9, 9])),
   ];
 }
 
@@ -70,7 +72,7 @@ function conductTable(all) {
   return wideTable('Conduct', head, all.map(({run, task}) => [index.runs[run].name, cell(task.name, false), cell(number(task.turns)),
     cell(task.tokens ? number(task.sampled_tokens) : '–'), cell(number(task.seconds, 2)), cell(percent(task.malformed_turns)), cell(percent(task.truncated)),
     cell(percent(task.n_episodes ? task.n_errored / task.n_episodes : null)), cell(percent(task.n_episodes ? task.n_unscored / task.n_episodes : null)),
-    cell([...Object.entries(task.stop_reasons), ...Object.entries(task.errors)].map(([name, n]) => `${name} ${n.toLocaleString('en')}`).join(', '))]));
+    longCell([...Object.entries(task.stop_reasons), ...Object.entries(task.errors)].map(([name, n]) => `${name} ${n.toLocaleString('en')}`).join(', '))]), [2, 9]);
 }
 
 const LIMITS = [['min_success', 'success', (task) => task.success.value, percent], ['min_reward', 'reward', (task) => task.reward.value, number],
@@ -87,7 +89,7 @@ function thresholdsTable() {
         cell(el('span', {class: 'badge ' + (isGood ? 'success' : 'failure')}, isGood ? 'reached' : 'missed'), false)];
     }));
   });
-  return lines.length ? [el('h4', {}, 'Thresholds'), wideTable('Thresholds', ['run', 'task', 'asked', 'measured', ''], lines, 9)] : null;
+  return lines.length ? [el('h4', {}, 'Thresholds'), wideTable('Thresholds', ['run', 'task', 'asked', 'measured', ''], lines, [3, 4])] : null;
 }
 
 // One plot a task: pass@k drawn through, pass^k dashed, over k.
@@ -140,7 +142,7 @@ function evaluationComparison(one, other) {
   const differing = Object.entries(settings);
   return [head,
     el('p', {class: 'soft'}, `As llm-envs eval --compare tells it: ${names[1]} less ${names[0]}, paired by problem, ${percent(confidence)} intervals; p is the sign test’s.`),
-    wideTable('Evaluations compared', ['task', ...names, 'change of success', 'p', 'change of reward', 'better / equal / worse', 'solved by both / second only / first only / neither', 'problems', 'left out'], lines, 1),
+    wideTable('Evaluations compared', ['task', ...names, 'change of success', 'p', 'change of reward', 'better / equal / worse', 'solved by both / second only / first only / neither', 'problems', 'left out'], lines, [1, 99]),
     differing.length ? el('details', {}, el('summary', {}, `Set otherwise: ${differing.map(([name]) => name).join(', ')}`), wideTable('Settings that differ', ['setting', ...names],
-      differing.map(([name, [mine, that]]) => [name, ...swap(that, mine).map((value) => cell(value === null ? 'not set' : JSON.stringify(value), false))]), 9)) : null];
+      differing.map(([name, [mine, that]]) => [name, ...swap(that, mine).map((value) => cell(value === null ? 'not set' : JSON.stringify(value), false))]), [9, 9])) : null];
 }

@@ -16,6 +16,12 @@ function ticks(low, high, most = 5) {
   return out;
 }
 
+// A tick's whole number: rounded more, ticks that lie close would read the same.
+function tickText(tick) {
+  const text = String(tick);
+  return text.length <= 7 ? text : tick.toExponential(Math.abs(tick) >= 1e-3 ? 3 : 1);
+}
+
 function plot(title, about, width, height, ...drawn) {
   const picture = svg('svg', {viewBox: `0 0 ${width} ${height}`, role: 'img', 'aria-label': title + ': ' + about}, drawn);
   return el('figure', {class: 'plot'}, el('figcaption', {}, title), picture);
@@ -63,7 +69,7 @@ function linePlot(title, series, xLabel = 'step') {
   return plot(title, said.join('; '), width, height,
     ticks(lowY, highY).map((tick) => svg('g', {},
       svg('path', {class: 'grid', d: `M${left} ${y(tick)}H${width - right}`}),
-      svg('text', {x: left - 6, y: y(tick) + 4, class: 'tick end'}, number(tick)))),
+      svg('text', {x: left - 6, y: y(tick) + 4, class: 'tick end'}, tickText(tick)))),
     ticks(lowX, highX).filter(Number.isInteger).map((tick) =>
       svg('text', {x: x(tick), y: height - 19, class: 'tick middle'}, tick.toLocaleString('en'))),
     svg('text', {x: (left + width - right) / 2, y: height - 3, class: 'tick middle'}, xLabel),

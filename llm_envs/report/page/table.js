@@ -10,8 +10,10 @@ const HEADS = [
   ['outcome', 'Outcome', outcomeName], ['reward', 'Reward'], ['turns', 'Turns'], ['tokens', 'Tokens'],
   ['stop', 'Ended', stopName], ['seconds', 'Seconds'],
 ];
-const heads = () => HEADS.filter(([key]) => key !== 'run' || isOfMany);
+const isGrouped = columns.member.some((member) => member !== 0);
+const heads = () => HEADS.filter(([key]) => key === 'run' ? isOfMany : key === 'member' ? isGrouped : true);
 const RIGHT = new Set(['reward', 'turns', 'tokens', 'seconds', 'member', 'seed']);
+const TEXTS = new Set(['env', 'run', 'stop']);
 const MINOR = new Set(['begins', 'seed', 'member', 'tokens', 'stop', 'seconds', 'run']);  // on a phone below the environment, or left out
 
 const FILTERS = [
@@ -88,7 +90,7 @@ function drawPage(place) {
   if (!rows.includes(current)) current = rows.length ? rows[0] : null;
   place.replaceChildren(
     el('table', {class: 'episodes'}, el('caption', {class: 'hidden'}, 'Episodes; a heading sorts by its column'),
-      el('thead', {}, el('tr', {}, heads().map(([key, label]) => el('th', {scope: 'col', class: `${MINOR.has(key) ? 'minor' : ''} ${RIGHT.has(key) ? 'right' : ''}`,
+      el('thead', {}, el('tr', {}, heads().map(([key, label]) => el('th', {scope: 'col', class: classOf(key),
         'aria-sort': view.sort === key ? (view.descending ? 'descending' : 'ascending') : null},
         el('button', {type: 'button', 'data-sort': key, onclick: () => sortBy(key)},
           label, el('span', {'aria-hidden': 'true'}, view.sort === key ? (view.descending ? ' ▼' : ' ▲') : '')))))),
@@ -99,16 +101,18 @@ function drawPage(place) {
       el('button', {type: 'button', disabled: view.page === pages - 1, onclick: () => turnPage(1)}, 'Next'))]));
 }
 
+const classOf = (key, text = '') => ['col-' + key, key === 'begins' && key, MINOR.has(key) && 'minor', RIGHT.has(key) && 'right', TEXTS.has(key) && (text.length > 22 ? 'long' : 'short')].filter(Boolean).join(' ');
+
 function tableRow(episode) {
   const cells = heads().map(([key, , name]) => {
-    const kind = [MINOR.has(key) && 'minor', RIGHT.has(key) && 'right', key === 'begins' && key].filter(Boolean).join(' ') || null;
     if (key === 'env') {
       const more = `${isOfMany ? runName(episode) + ' · ' : ''}seed ${columns.seed[episode]} · member ${columns.member[episode]}`;
-      return el('th', {scope: 'row'}, link('episode/' + episode, envName(episode)), el('span', {class: 'on-a-phone'}, beginsWith(episode)), el('span', {class: 'on-a-phone soft'}, more));
+      return el('th', {scope: 'row', class: classOf(key, envName(episode))}, link('episode/' + episode, envName(episode)),
+        el('span', {class: 'on-a-phone'}, beginsWith(episode)), el('span', {class: 'on-a-phone soft'}, more));
     }
-    if (key === 'outcome') return el('td', {class: kind}, badge(episode));
-    const value = columns[key][episode];
-    return el('td', {class: kind}, name ? name(episode) : key === 'seed' ? String(value) : number(value, key === 'tokens' ? 12 : 3));
+    if (key === 'outcome') return el('td', {class: classOf(key)}, badge(episode));
+    const value = columns[key][episode], text = name ? name(episode) : key === 'seed' ? String(value) : number(value, key === 'tokens' ? 12 : 3);
+    return el('td', {class: classOf(key, text)}, text);
   });
   return el('tr', {'data-episode': episode, class: episode === current ? 'current' : null,
     onclick: (event) => { if (!event.target.closest('a')) location.hash = 'episode/' + episode; }}, cells);
