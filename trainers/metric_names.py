@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from llm_envs.metric_names import EPISODE_METRICS, MetricName
+from llm_envs.metric_names import COLLECTION_METRICS, EPISODE_METRICS, EVALUATION_METRICS, MetricName
 
 __all__ = ["ALL_METRICS", "LOGGERS", "METRICS"]
 
@@ -22,6 +22,8 @@ LOGGERS: Mapping[str, str] = MappingProxyType(
         "dpo-online": "`EnvDPOTrainer` that plays its pairs",
         "loop": "`llm_envs.trainers.loop.train`, and `quick_start_training`, which calls it",
         "seams": "TRL's own `GRPOTrainer` with `env_reward`",
+        "collect": "`llm-envs collect` and `llm-envs eval` while they play, with `--report-to`; `collect_run(logger=)`",
+        "eval": "`llm-envs eval` at its end, with `--report-to`; `evaluate_suite(logger=)`",
     }
 )
 """Who logs, by a short name."""
@@ -33,6 +35,7 @@ _TRAINERS = ("sft", "grpo", "ppo", "dpo")
 _ALL_TRL = (*_TRAINERS, "seams")
 _ALL = (*_ALL_TRL, "loop")
 _HAS_ROWS = "in an evaluation, but not where DPO plays it"
+_AT_EVALUATIONS = "every `eval_every` iterations and at the end"
 _LEARNS_FROM_PAIRS = "the algorithm in force learns from pairs"
 _VLLM = "vLLM samples, with `vllm_importance_sampling_correction`"
 
@@ -428,14 +431,15 @@ _LOOP = (
         _row(f"ema/env/{name}", unit, f"Moving average of `env/{name}`.", ("loop",), "once it was measured")
         for name, unit in (("reward", "reward"), ("success", "share"))
     ),
-    _row(
-        "eval/<measure>",
-        "of the measure",
-        "What `eval_fn` returned. `create_eval_fn`: the means `success`, `reward` and `turns` "
-        "on held-out training problems, and `n`, how many were scored.",
-        ("loop",),
-        "with `eval_fn`, every `eval_every` iterations and at the end",
+    *(
+        _row(f"eval/{name}", unit, meaning, ("loop",), "with `create_eval_fn`, " + _AT_EVALUATIONS)
+        for name, unit, meaning in (
+            ("reward", "reward", "Mean reward on held-out training problems."),
+            ("turns", "turns", "Mean number of turns on them."),
+            ("n", "episodes", "How many of them were scored."),
+        )
     ),
+    _row("eval/<measure>", "its own", "What `eval_fn` returned.", ("loop",), "with an `eval_fn` that returns it"),
     _row("time/collect_s", "s", "Playing, of this iteration.", ("loop",)),
     _row("time/learn_s", "s", "Learning, of this iteration.", ("loop",)),
 )
@@ -468,6 +472,8 @@ METRICS: Mapping[str, tuple[MetricName, ...]] = MappingProxyType(
         "Pairs": _PAIRS,
         "The functional loop": _LOOP,
         "Time, and the ends of runs": _TIME,
+        "Collections": COLLECTION_METRICS,
+        "Evaluations": EVALUATION_METRICS,
     }
 )
 """Every name that is logged, by what it is about."""

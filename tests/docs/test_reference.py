@@ -6,6 +6,7 @@ import ast
 import importlib
 import inspect
 import logging
+import re
 import shutil
 import subprocess
 import sys
@@ -37,10 +38,12 @@ def test_a_generated_page_is_what_its_generator_writes(generator: str) -> None:
 
 # Metrics.
 
+EXAMPLES = {"reason": "error", "k": "8", "end": "low", "task": "llm/Calculator-v0_easy", "id": "llm/Calculator-v0"}
+
 
 def who(run: str) -> set[str]:
     """Return who logs in a run, by the run's name."""
-    special = {"dpo_online": {"dpo-online", "dpo"}, "dpo_offline": {"dpo"}}
+    special = {"dpo_online": {"dpo-online", "dpo"}, "dpo_offline": {"dpo"}, "eval_command": {"eval", "collect"}}
     return special.get(run, {run.split("_")[0]})
 
 
@@ -60,7 +63,8 @@ def test_rows_are_whole_and_no_two_have_one_name() -> None:
     for name in ALL_METRICS:
         assert name.unit and name.meaning.endswith(".") and name.logged_by, name
         assert set(name.logged_by) <= set(LOGGERS), name
-        assert matching_names(name.pattern.replace("<reason>", "error"), ALL_METRICS) == [name]
+        example = re.sub(r"<(\w+)>", lambda match: EXAMPLES.get(match[1], "x"), name.pattern)
+        assert matching_names(example, ALL_METRICS) == [name], example
     used = {part.split(">")[0] for name in ALL_METRICS for part in name.pattern.split("<")[1:]}
     assert used == set(PLACEHOLDERS)
 

@@ -234,6 +234,7 @@ def loop(model: str, out: Path) -> set[str]:
     played, kept = hold_out(EVENTFUL, share=0.2)
     own = replace(GRPO, kl_coef=0.02, entropy_coef=0.01)
     found: set[str] = set()
+    measure = create_eval_fn(kept, policy, n=4, **settings)
     with Collector(played, policy, context_fn=_last_only, **settings) as collector:
         state = create_training_state(policy.model, learning_rate=1e-3, ref_model_fn=frozen_copy)
         train(
@@ -243,7 +244,7 @@ def loop(model: str, out: Path) -> set[str]:
             n_groups=4,
             group_size=4,
             algorithm=replace(own, normalisation="token"),
-            eval_fn=create_eval_fn(kept, policy, n=4, **settings),
+            eval_fn=lambda state: measure(state) | {"own": 1.0},
             eval_every=1,
             logger=lambda step, metrics: found.update(metrics),
         )
@@ -311,6 +312,27 @@ def grpo_of_experts(model: str, out: Path) -> set[str]:
     settings = {**SMALL, **PLAYED, **MEASURED, "max_steps": 1, "num_generations": 4, "output_dir": str(out)}
     made = Qwen2MoeForCausalLM(config)
     return logged(EnvGRPOTrainer(made, DENSE, EnvGRPOConfig(**settings), processing_class=tokenizer))
+
+
+def played_by_command(command: str, out: Path) -> set[str]:
+    """Have the oracle play two tasks, with a file as tracker; return what is in the file."""
+    from llm_envs.cli import main
+    from llm_envs.reporting import read_metrics
+
+    arguments = [command, "llm/Calculator-v0", "llm/GuessNumber-v0", "--policy", "oracle", "-n", "4", "--out", str(out)]
+    further = ["--difficulty", "easy,hard", "-k", "2"] if command == "eval" else []
+    assert main([*arguments, *further, "--report-to", "jsonl"]) in (0, None)
+    return {name for record in read_metrics(out / "metrics.jsonl") for name in record} - {"step"}
+
+
+@register
+def collect_command(model: str, out: Path) -> set[str]:
+    return played_by_command("collect", out)
+
+
+@register
+def eval_command(model: str, out: Path) -> set[str]:
+    return played_by_command("eval", out)
 
 
 def _last_only(messages: Any) -> Any:
