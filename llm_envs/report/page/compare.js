@@ -115,7 +115,7 @@ function comparison(one, other) {
         el('th', {scope: 'col', class: isRight && 'right'}, place > 5 ? 'change of ' + name : name)))),
       el('tbody', {}, (listed.length > MOST_LISTED ? [...listed.slice(0, MOST_LISTED / 2), ...listed.slice(-MOST_LISTED / 2)] : listed).map(({a, b, success, reward}) => el('tr', {
         onclick: (event) => { if (!event.target.closest('a')) location.hash = 'problem/' + a[0]; }},
-        el('th', {scope: 'row'}, link('problem/' + a[0], `${envName(a[0])} · ${columns.seed[a[0]]}`)), el('td', {class: 'begins'}, beginsWith(a[0])),
+        el('th', {scope: 'row', class: envName(a[0]).length > 28 ? 'long' : 'short'}, link('problem/' + a[0], `${envName(a[0])} · ${columns.seed[a[0]]}`)), el('td', {class: 'begins'}, beginsWith(a[0])),
         [a, b].map((side) => [el('td', {class: 'right'}, percent(successOf(side))), el('td', {class: 'right'}, number(rewardOf(side)))]),
         shift(success, points), shift(reward, signed)))))) : null,
   ];

@@ -20,7 +20,7 @@ function wideTable(label, head, lines, right = [2, 99]) {
   return el('div', {class: 'wide', tabindex: 0, role: 'region', 'aria-label': label}, el('table', {},
     el('caption', {class: 'hidden'}, label),
     el('thead', {}, el('tr', {}, head.map((name, place) => el('th', {scope: 'col', class: place >= right[0] && place < right[1] && 'right'}, name)))),
-    el('tbody', {}, lines.map(([first, ...rest]) => el('tr', {}, el('th', {scope: 'row'}, first), rest)))));
+    el('tbody', {}, lines.map(([first, ...rest]) => el('tr', {}, el('th', {scope: 'row', class: String(first).length > 28 ? 'long' : 'short'}, first), rest)))));
 }
 
 const cell = (value, isRight = true) => el('td', {class: isRight && 'right'}, value);
