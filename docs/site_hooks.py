@@ -1,4 +1,4 @@
-"""What the site needs beside Markdown: pages for files of the repository that are linked to, and one package for the API.
+"""What the site needs beside Markdown: pages for files of the repository that are linked to, and the whole package.
 
 The documents link to sources, tests and examples as files, so that the links also work in a checkout. On the site each
 such file becomes a page of its own, outside the navigation and the search.
@@ -40,6 +40,11 @@ _repository_pages: dict[str, str] = {}
 def slug(heading: str, separator: str = "-") -> str:
     """Return the anchor that a heading gets in a checkout's viewers too."""
     return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", separator)
+
+
+def on_startup(command: str, dirty: bool) -> None:
+    """Make the folder of the package: mkdocstrings leaves out a path that is not there when it is configured."""
+    (ROOT / "build" / "api").mkdir(parents=True, exist_ok=True)
 
 
 def on_pre_build(config: MkDocsConfig) -> None:
