@@ -225,6 +225,7 @@ def test_a_page_is_taken_apart() -> None:
     [
         ("```sh\nls\n```\n", "the language is 'sh'"),
         ("```yaml\na: 1\n```\n", "nothing reads it"),
+        ("```bash\npip install -e .\n```\n", "would change the environment"),
         ("```console\nls\n```\n", "begins with a command after '$ '"),
         ("<!-- not run: x -->\n<!-- run by: y -->\n```bash\nls\n```\n", "run and not to be run"),
         ("<!-- not run: x -->\n<!-- exits: 1 -->\n```bash\nls\n```\n", "has no exit code"),

@@ -146,6 +146,8 @@ def problems(block: Block) -> list[str]:
         )
     if block.language == "console" and block.is_run and not block.code.startswith("$ "):
         found.append("a console's block begins with a command after '$ '")
+    if block.is_run and re.search(r"\b(pip3?|uv|conda)\b.* install\b", block.code):
+        found.append("it would change the environment that runs it: say <!-- run by: ... --> or <!-- not run: ... -->")
     if "exits" in block.said and not block.is_run:
         found.append("what is not run has no exit code")
     return found
