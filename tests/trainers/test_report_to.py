@@ -62,11 +62,13 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, li
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("WANDB", "TRACKIO"))}
+        environment = {name: value for name, value in environment.items() if "OFFLINE" not in name}
+        environment.pop("DO_NOT_TRACK", None)
         proxy = f"http://127.0.0.1:{server.server_address[1]}"
         environment |= dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"), proxy)
         # What docs/logging.md tells to set.
         environment |= {"WANDB_MODE": "offline", "WANDB_ERROR_REPORTING": "false", "WANDB_PROJECT": "ours"}
-        environment |= {"TRACKIO_DIR": str(folder / "trackio")}
+        environment |= {"HF_HUB_DISABLE_TELEMETRY": "1", "TRACKIO_DIR": str(folder / "trackio")}
         done = subprocess.run(
             [sys.executable, "-c", TRAINING, str(folder / "model")],
             cwd=folder,
