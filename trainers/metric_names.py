@@ -36,6 +36,7 @@ _ALL_TRL = (*_TRAINERS, "seams")
 _ALL = (*_ALL_TRL, "loop")
 _HAS_ROWS = "in an evaluation, but not where DPO plays it"
 _AT_EVALUATIONS = "every `eval_every` iterations and at the end"
+_HAS_TOKENS = "there was a token to learn from"
 _LEARNS_FROM_PAIRS = "the algorithm in force learns from pairs"
 _VLLM = "vLLM samples, with `vllm_importance_sampling_correction`"
 
@@ -144,13 +145,13 @@ _REWARDS = (
 
 _STEP = (
     _transformers(
-        "loss", "nats", "The loss. Of algorithms with centred advantages it says nothing about progress.", "", _ALL
+        "loss", "1", "The loss. Of algorithms with centred advantages it says nothing about progress.", "", _ALL
     ),
     _transformers(
         "grad_norm", "1", "Norm of the gradient before it is clipped. 0 in the warm-up of PPO's critic.", "", _ALL
     ),
     _transformers("learning_rate", "1", "Of the last step; in PPO the policy's, not the critic's.", "", _ALL),
-    _transformers("epoch", "epochs", "How often the data set was gone through; of our items, mostly a formality."),
+    _transformers("epoch", "epochs", "How often TRL's rows were gone through: with environments, numbers of episodes."),
     _trl(
         "entropy",
         "nats a token",
@@ -163,11 +164,11 @@ _STEP = (
         "1",
         "Load-balancing loss.",
         _ALL_TRL,
-        "the model is a mixture of experts that returns router logits",
+        "the model is a mixture of experts, and `router_aux_loss_coef` is not 0; TRL's own loss",
     ),
     _trl(
         "policy_loss",
-        "nats",
+        "1",
         "The loss without the entropy bonus.",
         _TRL_GRPO,
         "`entropy_coef` is not 0, TRL's own loss",
@@ -358,8 +359,8 @@ _PAIRS = (
     *(
         _trl(f"{name}/{which}", unit, f"{meaning} of {the} episode.", ("dpo",))
         for name, unit, meaning in (
-            ("logps", "nats", "Mean log-probability of the agent's tokens"),
-            ("logits", "1", "Mean logit at the agent's tokens"),
+            ("logps", "nats", "Log-probability of the agent's tokens together"),
+            ("logits", "1", "Mean over the vocabulary of the logits at the agent's tokens"),
         )
         for which, the in (("chosen", "the chosen"), ("rejected", "the rejected"))
     ),
@@ -409,13 +410,14 @@ _PAIRS = (
 )
 
 _LOOP = (
-    _row("ratio", "1", "Mean ratio of the trained policy to the one that sampled, per token.", ("loop",)),
+    _row("ratio", "1", "Mean ratio of the trained policy to the one that sampled, per token.", ("loop",), _HAS_TOKENS),
     _row(
         "sampling_gap",
         "nats a token",
         "Mean difference between the log-probabilities at sampling and the trained "
         "model's own; at the first step the guard looks at it.",
         ("loop",),
+        _HAS_TOKENS,
     ),
     _row("pairs", "pairs", "Pairs of a batch.", ("loop",), _LEARNS_FROM_PAIRS),
     _row(
@@ -449,11 +451,11 @@ _TIME = (
     _transformers("train_runtime", "s", "The whole training.", "in the last entry"),
     _transformers("train_samples_per_second", "1/s", "Rows a second.", "in the last entry"),
     _transformers("train_steps_per_second", "1/s", "Optimizer steps a second.", "in the last entry"),
-    _transformers("train_loss", "nats", "Mean of `loss` over the training.", "in the last entry"),
+    _transformers("train_loss", "1", "Mean of `loss` over the training.", "in the last entry"),
     _transformers("total_flos", "FLOP", "Estimate by transformers; 0 where it cannot tell.", "in the last entry"),
     _transformers("num_input_tokens_seen", "tokens", "Tokens so far.", "with `include_num_input_tokens_seen`"),
     _transformers("train_tokens_per_second", "1/s", "Tokens a second.", "with `include_num_input_tokens_seen`"),
-    _transformers("eval_loss", "nats", "The loss on the evaluation's rows.", _HAS_ROWS),
+    _transformers("eval_loss", "1", "The loss on the evaluation's rows.", _HAS_ROWS),
     _transformers("eval_runtime", "s", "The evaluation.", _HAS_ROWS),
     _transformers("eval_samples_per_second", "1/s", "Rows of the evaluation a second.", _HAS_ROWS),
     _transformers("eval_steps_per_second", "1/s", "Batches of the evaluation a second.", _HAS_ROWS),
