@@ -13,6 +13,7 @@
 #   make proof      the proof that training learns: what has no result yet (PROOF_ARGS=--fresh: all of it)
 #   make docs       the site of the documents, in build/site; every warning is an error
 #   make gallery    writes docs/GALLERY.md from the tasks
+#   make reference  writes docs/reference/ from the code: metrics, extension points, the pages of the API
 #   make clean      removes what the above built, environments included
 
 PYTHON ?= python3
@@ -35,7 +36,7 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 # The tests of one file share what they make, so a file stays with one process; tests/conftest.py says which go first.
 PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo test test-vllm test-processes test-examples test-browser check-tasks lint check bench proof docs gallery clean
+.PHONY: help demo test test-vllm test-processes test-examples test-browser check-tasks lint check bench proof docs gallery reference clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -67,6 +68,11 @@ check-tasks: $(VENV)/.stamp
 
 gallery: $(VENV)/.stamp
 	$(VENV)/bin/python docs/gallery.py
+
+reference: $(VENV)/.stamp
+	$(VENV)/bin/python docs/metrics_page.py
+	$(VENV)/bin/python docs/extension_points.py
+	$(VENV)/bin/python docs/api_pages.py
 
 lint: $(VENV)/.stamp $(TYPES)/.stamp
 	$(VENV)/bin/ruff format --check .

@@ -78,10 +78,24 @@ def test_what_leads_nowhere_fails_the_build(checkout: Path, tmp_path: Path) -> N
         "[x](nowhere.md)": "nowhere.md",
         "[x](training.md#no-such-heading)": "no-such-heading",
         "[x](../examples/none.py)": "examples/none.py",
-        "::: llm_envs.none": "llm_envs.none",
     }
-    page = checkout / "docs" / "index.md"
-    page.write_text("\n\n".join([page.read_text(encoding="utf-8"), *wrong]), encoding="utf-8")
-    done = build(checkout, tmp_path)
+    done = build_with(checkout, tmp_path, list(wrong))
     assert done.returncode != 0
     assert [said for said in wrong.values() if said not in done.stderr] == []
+
+
+def test_an_unknown_object_fails_the_build(checkout: Path, tmp_path: Path) -> None:
+    done = build_with(checkout, tmp_path, ["::: llm_envs.none"])
+    assert done.returncode != 0
+    assert "llm_envs.none" in done.stderr
+
+
+def build_with(checkout: Path, site: Path, lines: list[str]) -> subprocess.CompletedProcess[str]:
+    """Build the site with further lines on its first page."""
+    page = checkout / "docs" / "index.md"
+    before = page.read_text(encoding="utf-8")
+    page.write_text("\n\n".join([before, *lines]), encoding="utf-8")
+    try:
+        return build(checkout, site)
+    finally:
+        page.write_text(before, encoding="utf-8")
