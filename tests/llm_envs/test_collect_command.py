@@ -23,6 +23,7 @@ from llm_envs.collect import collect_run, run_settings
 from llm_envs.collect_command import parse_mixture
 from llm_envs.errors import InvalidConfigError, JudgeError, RolloutFailedError, StoreError
 from llm_envs.policies.scripted import OraclePolicy
+from llm_envs.reporting import read_metrics
 from llm_envs.rollout import (
     Collector,
     EnvChoice,
@@ -73,6 +74,16 @@ class TestCollect:
             "group_size": 2,
             "policy": "oracle",
         }
+
+    def test_numbers_while_it_goes_on(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        run = tmp_path / "run"
+        command = [CALCULATOR, "--out", run, "--resume", "--report-to", "csv", "jsonl"]
+        for n in ("2", "5"):
+            assert collect(*command, "-n", n, "--group-size", "2") == 0
+        records = read_metrics(run / "metrics.jsonl")
+        assert [(r["step"], r["collect/success"], r["collect/episodes"]) for r in records] == [(4, 1, 4), (10, 1, 10)]
+        assert read_metrics(run / "metrics.csv") == records
+        assert len(read_trajectories(run)) == 10 and capsys.readouterr().err == ""
 
     def test_what_is_handed_to_the_task(self, tmp_path: Path) -> None:
         settings = ["--split", "test", "--env-kwargs", '{"difficulty": "easy", "max_turns": 3}', "--policy", "random"]

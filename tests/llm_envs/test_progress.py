@@ -13,6 +13,7 @@ import struct
 import subprocess
 import sys
 import termios
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -87,27 +88,62 @@ class TestElsewhere:
 
 
 @contextmanager
-def on_a_terminal(code: str, columns: int = 100, **variables: str) -> Iterator[tuple[subprocess.Popen[str], Screen]]:
-    """Run Python with a terminal as its standard error, and a pipe as its standard output."""
+def a_terminal(columns: int) -> Iterator[tuple[int, Screen]]:
+    """Give the far end of a terminal, to be handed on, and what it was sent."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    hidden = ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "TERM")
-    environment = {name: value for name, value in os.environ.items() if name not in hidden}
-    child = subprocess.Popen(
-        [sys.executable, "-c", code],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=theirs,
-        text=True,
-        env=environment | {"TERM": "xterm-256color"} | variables,
-    )
-    os.close(theirs)
     try:
-        yield child, Screen(ours)
+        yield theirs, Screen(ours)
     finally:
-        child.kill()
-        child.communicate()
         os.close(ours)
+
+
+@contextmanager
+def in_a_process(code: str) -> Iterator[tuple[subprocess.Popen[str], Screen]]:
+    """Run Python with a terminal as its standard error, and a pipe as its standard output."""
+    hidden = ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR")
+    environment = {name: value for name, value in os.environ.items() if name not in hidden} | {"TERM": "xterm"}
+    with a_terminal(100) as (theirs, screen):
+        child = subprocess.Popen(
+            [sys.executable, "-c", code],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=theirs,
+            text=True,
+            env=environment,
+        )
+        os.close(theirs)
+        try:
+            yield child, screen
+        finally:
+            child.kill()
+            child.communicate()
+
+
+@pytest.fixture
+def draw(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Screen]:
+    """Return what draws a collection's progress on a terminal as standard error."""
+
+    def run(columns: int = 100, then: Callable[[], object] = lambda: None, term: str = "xterm") -> Screen:
+        for name in ("LINES", "FORCE_COLOR"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("TERM", term)
+        monkeypatch.setenv("COLUMNS", str(columns))  # the width of this process's own terminal would be taken
+        with a_terminal(columns) as (theirs, screen):
+            reader = threading.Thread(target=screen.read_until, args=(lambda text: False,))
+            reader.start()
+            with os.fdopen(theirs, "w", encoding="utf-8") as terminal, monkeypatch.context() as patch:
+                patch.setattr(sys, "stderr", terminal)
+                stats = CollectorStats(running=3)
+                with live_progress(stats, 20, every_s=0.02):
+                    stats.accepted, stats.successes, stats.reward, stats.errored = 5, 3, 2.5, 1
+                    stats.error_kinds["env.step: [bold red]x[/] \x1b[31m :smile:"] += 1
+                    then()
+                    screen.wait_for("5/20 episodes"[: columns - 2])
+            reader.join(DEADLINE_S)
+        return screen
+
+    return run
 
 
 class Screen:
@@ -123,10 +159,17 @@ class Screen:
             if select.select([self.descriptor], [], [], 0.1)[0]:
                 try:
                     data = os.read(self.descriptor, 65536)
-                except OSError:  # the other end is closed
+                except OSError:  # the other end is closed, or this one
                     return self.sent
                 self.sent += data.decode()
         return self.sent
+
+    def wait_for(self, text: str) -> None:
+        """Wait until another thread has read something."""
+        deadline = time.monotonic() + DEADLINE_S
+        while text not in self.sent:
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
 
     def frames(self) -> list[str]:
         """Return what was drawn, without colours and movements."""
@@ -135,59 +178,56 @@ class Screen:
 
 
 LIVE = """
-import sys, time
+import time
 from llm_envs.progress import live_progress
 from llm_envs.rollout.stats import CollectorStats
-stats = CollectorStats(accepted=0, running=3)
-with live_progress(stats, 20, every_s=0.02):
-    stats.accepted, stats.successes, stats.reward, stats.errored = 5, 3, 2.5, 1
-    stats.error_kinds["env.step: [bold red]x[/] \\x1b[31m :smile:"] += 1
+with live_progress(CollectorStats(accepted=5), 20, every_s=0.02):
     {then}
 print("the output")
 """
 
 
 class TestOnATerminal:
-    def test_a_bar_of_one_line_that_is_gone_at_the_end(self) -> None:
-        with on_a_terminal(LIVE.format(then="time.sleep(0.3)"), 160) as (child, screen):
-            sent = screen.read_until(lambda text: False)
-            assert child.stdout is not None and child.stdout.read() == "the output\n" and child.wait(60) == 0
+    def test_a_bar_of_one_line_that_is_gone_at_the_end(self, draw: Callable[..., Screen]) -> None:
+        sent = draw(160).sent
         assert "━" in sent and "\x1b[31m :" not in sent  # the bar; and what would colour is visible, not obeyed
-        assert "1 errors (env.step: [bold red]x[/] ␛[31m :smile: x1)" in sent and "5/20 episodes" in sent
+        assert "1 errors (env.step: [bold red]x[/] ␛[31m :smile: x1)" in sent
         assert sent.count(HIDE) == 1 and sent.index(HIDE) < sent.index(SHOW) and sent.count(SHOW) == 1
         # Each drawing begins by clearing one line, never a second one; at the end that line is cleared, and left.
         assert sent.rindex("\x1b[2K") > sent.rindex("episodes") and "\x1b[2A" not in sent
 
+    def test_standard_output_is_left_alone(self) -> None:
+        with in_a_process(LIVE.format(then="print('said meanwhile')")) as (child, screen):
+            screen.read_until(lambda text: False)
+            assert child.stdout is not None and child.stdout.read() == "said meanwhile\nthe output\n"
+            assert child.wait(60) == 0 and "said" not in screen.sent
+
     def test_ctrl_c_leaves_the_cursor_visible(self) -> None:
-        with on_a_terminal(LIVE.format(then="time.sleep(600)")) as (child, screen):
-            screen.read_until(lambda text: "5/20 episodes" in text)
+        with in_a_process(LIVE.format(then="time.sleep(600)")) as (child, screen):
+            screen.read_until(lambda text: "0/20 episodes" in text)
             child.send_signal(signal.SIGINT)
             sent = screen.read_until(lambda text: False)
             assert child.wait(60) in (130, -signal.SIGINT)
         assert sent.rindex(SHOW) > sent.rindex(HIDE) and "KeyboardInterrupt" in sent[sent.rindex(SHOW) :]
 
     @pytest.mark.parametrize("columns", [71, 40, 12])
-    def test_a_narrow_one_gets_what_fits_in_a_line(self, columns: int) -> None:
-        with on_a_terminal(LIVE.format(then="time.sleep(0.2)"), columns) as (_, screen):
-            screen.read_until(lambda text: False)
-        drawn = screen.frames()
+    def test_a_narrow_one_gets_what_fits_in_a_line(self, columns: int, draw: Callable[..., Screen]) -> None:
+        drawn = draw(columns).frames()
         assert drawn and max(map(len, drawn)) <= columns and "━" not in "".join(drawn)
         assert any(frame.startswith("5/20 episodes"[: columns - 2]) and frame.endswith("…") for frame in drawn)
 
-    def test_without_colour(self) -> None:
-        with on_a_terminal(LIVE.format(then="time.sleep(0.1)"), 100, NO_COLOR="1") as (_, screen):
-            sent = screen.read_until(lambda text: False)
-        assert "5/20 episodes" in sent and not re.search(r"\x1b\[[0-9;]*3[0-9](;[0-9;]*)?m", sent)
+    def test_without_colour(self, draw: Callable[..., Screen], monkeypatch: pytest.MonkeyPatch) -> None:
+        colour = re.compile(r"\x1b\[(3[0-7]|9[0-7]|38;[0-9;]*)m")
+        assert colour.search(draw().sent)
+        monkeypatch.setenv("NO_COLOR", "1")
+        assert not colour.search(draw().sent)
 
-    def test_a_dumb_one_gets_lines(self) -> None:
-        with on_a_terminal(LIVE.format(then="time.sleep(0.2)"), 100, TERM="dumb") as (_, screen):
-            sent = screen.read_until(lambda text: False)
+    def test_a_dumb_one_gets_lines(self, draw: Callable[..., Screen]) -> None:
+        sent = draw(term="dumb").sent
         assert "5/20 episodes, " in sent and "\x1b" not in sent and "\r\n" in sent
 
-    def test_warnings_appear_above_it(self) -> None:
-        then = "sys.stderr.write('[red]a warning\\n'); time.sleep(0.2)"
-        with on_a_terminal(LIVE.format(then=then)) as (_, screen):
-            sent = screen.read_until(lambda text: False)
+    def test_warnings_appear_above_it(self, draw: Callable[..., Screen]) -> None:
+        sent = draw(then=lambda: print("[red]a warning", file=sys.stderr)).sent
         assert "[red]a warning\r\n" in sent and sent.rindex("episodes") > sent.index("a warning")
 
     def test_a_collector_ends_with_a_summary(self) -> None:
@@ -196,6 +236,6 @@ class TestOnATerminal:
             "from llm_envs.testing import NumbersEnv\n"
             "with Collector(NumbersEnv, OraclePolicy()) as c: c.collect(3)"
         )
-        with on_a_terminal(code) as (_, screen):
+        with in_a_process(code) as (_, screen):
             sent = screen.read_until(lambda text: False)
         assert re.search(r"3 episodes in [\d.]+ s .*success 100", sent[sent.rindex(SHOW) :])
