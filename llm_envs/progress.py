@@ -26,9 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = ["can_draw", "live_progress", "progress_line", "since"]
 
-BAR_WIDTH = 24
-MIN_WIDTH_WITH_BAR = 72
-"""Columns of a terminal below which the words get all the room."""
+BAR_WIDTHS = {110: 24, 72: 12, 0: 0}
+"""Columns of a terminal, at least -> of the bar: the words come first."""
 
 
 def can_draw(stream: TextIO) -> bool:
@@ -152,15 +151,16 @@ def _bar(
 
     class Bar(ProgressColumn):
         def render(self, task: Task) -> ProgressBar:
-            return ProgressBar(max(total, 1), min(position(), total), width=BAR_WIDTH)
+            return ProgressBar(max(total, 1), min(position(), total), width=width)
 
     class Words(ProgressColumn):
         def render(self, task: Task) -> Text:
             return Text(line())  # not from markup: an error's name may be anything
 
     console = Console(file=out, force_terminal=True, force_jupyter=False, highlight=False)
+    width = next(bar for least, bar in BAR_WIDTHS.items() if console.width >= least)
     words = Words(Column(no_wrap=True, overflow="ellipsis", ratio=1))
-    columns = [Bar(Column(no_wrap=True)), words] if console.width >= MIN_WIDTH_WITH_BAR else [words]
+    columns = [Bar(Column(no_wrap=True)), words] if width else [words]
     with Progress(
         *columns,
         console=console,
