@@ -241,19 +241,34 @@ def evaluate_suite(
         results = replace(results, played_with=results.versions)
         results.save(out)
     else:
-        board = Scoreboard(suite.names)
-        groups = (group_specs(source.spec(index), suite.samples) for index in range(len(source)))
-        with (
-            Collector(source, policy, on_trajectory=board.add, **collector) as playing,
-            watched(playing, suite.n_episodes, 0, show, logger, log_every_s),
-        ):
-            playing.play_each(groups, n_episodes=suite.n_episodes)
-        record = run_settings(source, group_size=suite.samples, **collector) | player | own
-        results = results_of(board, record, {entry.label: entry.k for entry in suite.entries}, confidence)
-        results = replace(results, played_with=results.versions, thresholds=asked_thresholds(suite))
+        results = _played_in_memory(source, suite, policy, own, confidence, show, logger, log_every_s, collector)
     if logger is not None:
         logger(sum(task.n_episodes for task in results), evaluation_metrics(results))
     return results
+
+
+def _played_in_memory(
+    source: SuiteSource,
+    suite: Suite,
+    policy: Policy,
+    own: Mapping[str, Any],
+    confidence: float,
+    show: Show | None,
+    logger: Logger | None,
+    log_every_s: float,
+    collector: Mapping[str, Any],
+) -> Results:
+    """Play a suite and keep its scores alone."""
+    board = Scoreboard(suite.names)
+    groups = (group_specs(source.spec(index), suite.samples) for index in range(len(source)))
+    with (
+        Collector(source, policy, on_trajectory=board.add, **collector) as player,
+        watched(player, suite.n_episodes, 0, show, logger, log_every_s),
+    ):
+        player.play_each(groups, n_episodes=suite.n_episodes)
+    record = run_settings(source, group_size=suite.samples, **collector) | {"policy": type(policy).__name__} | dict(own)
+    results = results_of(board, record, {entry.label: entry.k for entry in suite.entries}, confidence)
+    return replace(results, played_with=results.versions, thresholds=asked_thresholds(suite))
 
 
 def suite_settings(suite: Suite, **settings: Any) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from llm_envs.errors import InvalidConfigError, StoreError
 from llm_envs.evaluate import evaluate, evaluate_suite
@@ -303,15 +304,18 @@ class TestSuiteFile:
 
     def test_the_example_of_the_document(self, tmp_path: Path) -> None:
         document = (Path(__file__).parents[2] / "docs" / "evaluation.md").read_text(encoding="utf-8")
-        suite = self.load(tmp_path, document.split("```yaml\n")[1].split("```")[0])
+        text = document.split("```yaml\n")[1].split("```")[0]
+        suite, written = self.load(tmp_path, text), yaml.safe_load(text)
+        n, k, last = written["n"], written["k"], written["environments"][2]
         said = [(e.label, e.n, e.k, e.thresholds.min_success) for e in suite.entries]
         assert said == [
-            (CALCULATOR, 20, 4, 0.3),
-            (f"{NUMBER} easy", 20, 4, 0.8),
-            (f"{NUMBER} hard", 20, 4, 0.8),
-            ("calculator in a hurry", 10, 1, 0.3),
+            (CALCULATOR, n, k, 0.3),
+            (f"{NUMBER} easy", n, k, 0.8),
+            (f"{NUMBER} hard", n, k, 0.8),
+            ("calculator in a hurry", last["n"], last["k"], 0.3),
         ]
-        assert (suite.samples, suite.entries[3].kwargs) == (4, {"split": "test", "max_turns": 2})
+        assert (suite.samples, suite.entries[3].kwargs) == (k, {"split": "test", "max_turns": 2})
+        assert n != last["n"] and k != last["k"]
 
     def test_json_and_patterns(self, tmp_path: Path) -> None:
         (tmp_path / "suite.json").write_text(json.dumps({"environments": [{"env": "llm/G*-v0", "split": "none"}]}))
