@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
 import json
 import math
 import re
@@ -20,7 +19,7 @@ Curves = Mapping[str, list[tuple[float, float]]]
 """Metric -> (step, value), ascending."""
 
 STATE_NAME = "trainer_state.json"
-METRICS = re.compile(r"(?:(?P<stage>.+?)[_.-]?)?metrics\.(?P<kind>jsonl|csv)")
+METRICS = re.compile(r"(?:(?P<stage>.+?)[_.-]?)?metrics\.(?:jsonl|csv)")
 """`metrics.jsonl`, `metrics.csv`, and of one stage of several `sft_metrics.jsonl`."""
 
 MAX_POINTS = 2000
@@ -44,8 +43,7 @@ def read_curves(run: Path, notes: list[str]) -> dict[str, list[tuple[float, floa
         if found is None or not path.is_file():
             continue
         try:
-            records = read_metrics(path) if found["kind"] == "jsonl" else _table(path)
-            _add(curves, records, f"{found['stage']}/" if found["stage"] else "")
+            _add(curves, read_metrics(path), f"{found['stage']}/" if found["stage"] else "")
         except (StoreError, OSError, ValueError, AttributeError, csv.Error) as error:
             notes.append(f"{path} cannot be read: {error}")
     return {key: _thinned(sorted(points.items())) for key, points in curves.items()}
@@ -71,13 +69,6 @@ def _state(run: Path, notes: list[str]) -> list[Mapping[str, Any]]:
     return []
 
 
-def _table(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of a table; a cell that is no number, and a last row that a kill cut short, are left out."""
-    text = path.read_text(encoding="utf-8")
-    rows = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1], newline=""))
-    return [{key: float(cell) for key, cell in row.items() if key and _is_text_of_number(cell)} for row in rows]
-
-
 def _add(curves: dict[str, dict[float, float]], records: Iterable[Mapping[str, Any]], stage: str = "") -> None:
     for record in records:
         step: Any = record.get("step")
@@ -88,14 +79,6 @@ def _add(curves: dict[str, dict[float, float]], records: Iterable[Mapping[str, A
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _is_text_of_number(cell: str | None) -> bool:
-    try:
-        float(cell or "")
-    except (TypeError, ValueError):
-        return False
-    return True
 
 
 def _thinned(points: list[tuple[float, float]]) -> list[tuple[float, float]]:

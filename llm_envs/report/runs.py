@@ -98,7 +98,9 @@ def open_runs(path: str | Path, name: str | None = None) -> list[ReportRun]:
     if any(part.parent.name == "trajectories" and not _PROCESS.fullmatch(part.name) for part in whole.parts):
         return _apart(whole)
     if not whole.parts:
-        kept = "a trainer that plays keeps them with save_trajectories" if whole.curves else "they were kept in its folder"
+        kept = (
+            "a trainer that plays keeps them with save_trajectories" if whole.curves else "they were kept in its folder"
+        )
         had = "metrics" if whole.curves else "results"
         whole.notes.append(f"{run} has {had} and no trajectories: {kept}.")
     return [_with_settings(whole)]

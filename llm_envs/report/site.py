@@ -82,19 +82,8 @@ def write_report(
     if tokenizer is not None and not Path(tokenizer).is_dir():
         raise InvalidConfigError(f"--tokenizer {tokenizer}: there is no such folder.")
     names, chunks = Names(), _Chunks()
-    lines: list[list[Any]] = []
     details = Details(names, max_tokens=max_tokens, max_characters=max_characters)
-    parts: dict[tuple[int, int, int], TaskSummary] = {}
-    for number, run in enumerate(opened):
-        before = len(lines)
-        for part, trajectory in run.trajectories():
-            line = dict(zip(COLUMNS, table_line(trajectory, number, part, names), strict=False))
-            where = (number, line["env"], line["settings"])
-            parts.setdefault(where, TaskSummary()).add(trajectory, line["problem"])
-            lines.append([*line.values(), chunks.add(details.of(trajectory, number))])
-        if len(lines) == before and not run.curves and run.results is None:
-            nothing = f"{run.path} holds no finished episode yet: there is nothing to report."
-            raise StoreError(" ".join([nothing, *run.notes]))
+    lines, parts = _read(opened, names, details, chunks)
     notes = [note for run in opened for note in run.notes]
     texts, texts_of = token_texts(details.token_ids, tokenizer, opened, notes)
     notes += _left_out(details, len(lines), max_tokens, max_characters)
@@ -117,6 +106,25 @@ def write_report(
     blocks = {"index": index, "shared": {kind: shared.get(kind, []) for kind in ("system", "tools")}, "tokens": texts}
     _write(target, title, blocks, chunks)
     return notes
+
+
+def _read(
+    runs: Sequence[ReportRun], names: Names, details: Details, chunks: _Chunks
+) -> tuple[list[list[Any]], dict[tuple[int, int, int], TaskSummary]]:
+    """Read all episodes once; return the table's lines, and (run, environment, settings) -> counts."""
+    lines: list[list[Any]] = []
+    parts: dict[tuple[int, int, int], TaskSummary] = {}
+    for number, run in enumerate(runs):
+        before = len(lines)
+        for part, trajectory in run.trajectories():
+            line = dict(zip(COLUMNS, table_line(trajectory, number, part, names), strict=False))
+            where = (number, line["env"], line["settings"])
+            parts.setdefault(where, TaskSummary()).add(trajectory, line["problem"])
+            lines.append([*line.values(), chunks.add(details.of(trajectory, number))])
+        if len(lines) == before and not run.curves and run.results is None:
+            nothing = f"{run.path} holds no finished episode yet: there is nothing to report."
+            raise StoreError(" ".join([nothing, *run.notes]))
+    return lines, parts
 
 
 class _Chunks:

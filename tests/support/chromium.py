@@ -115,9 +115,10 @@ class Chromium:
         return answer["result"].get("value")
 
     def wait(self, expression: str) -> None:
-        """Wait until an expression is true in the page."""
+        """Wait until an expression is true in the page; an error in its script ends the wait."""
         deadline = time.monotonic() + LIMIT_S
         while not self.js(f"Boolean({expression})"):
+            assert not any(event["method"] == "Runtime.exceptionThrown" for event in self.events), self.problems()
             assert time.monotonic() < deadline, f"never true: {expression}; {self.problems()}"
             time.sleep(0.02)
 

@@ -28,6 +28,19 @@ def test_a_report_lies_in_its_run_or_where_it_is_asked_for(
     assert (tmp_path / "new" / "x.html").exists()
 
 
+def test_an_evaluation_brings_its_thresholds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = str(tmp_path / "eval")
+    asked = ["--min-success", "0.5", "--max-errors", "0"]
+    assert main(["eval", "llm/Calculator-v0", "-n", "2", "-k", "2", "--out", out, *asked]) == 0
+    assert main(["report", out]) == 0
+    page = (tmp_path / "eval" / "report.html").read_text(encoding="utf-8")
+    index = json.loads(page.split('id="index">')[1].split("</script>")[0])
+    results = index["runs"][0]["results"]
+    assert results["thresholds"] == {"llm/Calculator-v0": {"min_success": 0.5, "max_errors": 0.0}}
+    assert [task["name"] for task in results["tasks"]] == ["llm/Calculator-v0"]
+    assert results["tasks"][0]["pass_hat"]["2"]["value"] == 1.0
+
+
 def half_written(folder: Path) -> Path:
     """Return a run whose log has a line that is none, and another after it."""
     run = write_run(folder, [])

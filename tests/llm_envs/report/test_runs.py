@@ -180,7 +180,9 @@ def test_a_long_curve_is_thinned_to_its_end(tmp_path: Path) -> None:
 def test_metrics_without_trajectories_are_still_a_report(tmp_path: Path) -> None:
     write_state(tmp_path, {"step": 1, "reward": 0.5})
     notes = write_report([tmp_path], tmp_path / "report.html")
-    assert notes == [f"{tmp_path} has metrics and no trajectories: a trainer that plays keeps them with save_trajectories."]
+    assert notes == [
+        f"{tmp_path} has metrics and no trajectories: a trainer that plays keeps them with save_trajectories."
+    ]
 
 
 def test_what_has_nothing_to_show_is_refused_in_a_line(tmp_path: Path) -> None:
