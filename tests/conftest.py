@@ -30,6 +30,7 @@ SETTINGS = {
     "OMP_NUM_THREADS": "1",  # the models are tiny, and the tests run in as many processes as there are cores
     "MPLBACKEND": "Agg",
     "WANDB_MODE": "offline",
+    "WANDB_ERROR_REPORTING": "false",
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
