@@ -74,7 +74,7 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     try:
         with open(path, encoding="utf-8") as file:
             content = yaml.safe_load(file)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:  # a date that is none is a ValueError
         raise InvalidConfigError(f"--config {path} cannot be read: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict):
         raise InvalidConfigError(f"--config {path} has {content!r:.80}; it must be a mapping, `option: value` a line.")
@@ -98,7 +98,10 @@ def set_process_environment(variables: Any, path: str | Path | None, played: str
             f"TRL. What is played is `{played}:`."
         )
     for key, value in (variables or {}).items():
-        os.environ[str(key)] = str(value)
+        try:
+            os.environ[str(key)] = str(value)
+        except (OSError, ValueError) as error:
+            raise InvalidConfigError(f"{path}: env: {str(key)!r} is no variable that can be set ({error}).") from error
 
 
 def apply_config(parser: CommandParser, arguments: Sequence[str], off: Collection[str] = ()) -> list[str]:

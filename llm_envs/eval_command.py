@@ -139,6 +139,13 @@ def _check(arguments: argparse.Namespace) -> None:
     if arguments.replay is not None:
         given = ["--model"] * (arguments.model is not None) + ["--policy"] * (arguments.policy is not None)
         given += ["--resume"] * arguments.resume + arguments.envs[:1]
+        settled = ["n", "samples", "seed", "env_kwargs", "max_turns", "max_step_s", "workers", "window"]
+        settled += [] if arguments.suite else ["split", "difficulty", "exclude"]  # a suite's tasks have theirs from it
+        given += [
+            f"-{'-' * (len(name) > 1)}{name.replace('_', '-')}"
+            for name in settled
+            if getattr(arguments, name) is not None
+        ]
         if given:
             raise InvalidConfigError(f"--replay plays nothing: leave out {given[0]}; the run says which tasks it had.")
     elif arguments.partial:

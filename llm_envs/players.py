@@ -126,6 +126,10 @@ def check_player(arguments: argparse.Namespace) -> None:
             right = " and ".join(_said(other) for other, names in _TAKES.items() if name in names)
             own = ", where a model has its own" if name == "tokenizer" else ""
             raise InvalidConfigError(f"{_option(name)} is for {right}, not for {_said(kind)}{own}.")
+    if any(word.partition("=")[0].replace("_", "-") == "--api-key" for word in (arguments.server_args or "").split()):
+        raise InvalidConfigError(
+            "--server-args has --api-key, and is kept with the run: set VLLM_API_KEY instead, which the servers heed."
+        )
     if kind in ("server", "api") and not arguments.url:
         raise InvalidConfigError(f"--engine {kind} needs --url, where it answers.")
     if kind == "api" and len(arguments.url) > 1:

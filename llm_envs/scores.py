@@ -223,11 +223,13 @@ def average_rate(tasks: Iterable[TaskResult], *, confidence: float = 0.95, n_res
 
     Tasks are no sample of anything: the intervals are about the problems only. error = √(Σ error²) / tasks; the
     analytic interval is Wilson's with the number of trials that gives this error, and the bootstrap draws the problems
-    of each task apart.
+    of each task apart. One task's is its own.
     """
-    known = [
-        [[float(won) for won in problem.successes] for problem in task.problems] for task in tasks if task.n_scored
-    ]
+    there = [task for task in tasks if task.n_scored]
+    if len(there) == 1:
+        rate = [[float(won) for won in problem.successes] for problem in there[0].problems]
+        return measure(rate, is_rate=True, confidence=confidence, n_resamples=n_resamples)
+    known = [[[float(won) for won in problem.successes] for problem in task.problems] for task in there]
     parts = [clustered_error(problems) for problems in known]
     if not parts:
         return Measure(math.nan, math.inf, Interval(0.0, 1.0), NOTHING_KNOWN, 0)

@@ -198,8 +198,14 @@ def asked_thresholds(suite: Suite) -> dict[str, dict[str, float]]:
 
 
 def failed_thresholds(results: Results, suite: Suite) -> list[str]:
-    """Return a line for each threshold that a task does not reach, and for each task of which nothing was scored."""
-    entries, lines = {entry.key: entry for entry in suite.entries}, []
+    """Return a line for each threshold that a task does not reach, and for each task of which nothing was scored.
+
+    A task of the suite without a result reaches nothing: a run of other tasks is scored by the suite (`--replay`).
+    """
+    entries, there = {entry.key: entry for entry in suite.entries}, {key_of(t.env_id, t.env_kwargs) for t in results}
+    lines = [
+        f"{entry.label}: the suite has it, and the results do not" for entry in suite.entries if entry.key not in there
+    ]
     for task in results:
         entry = entries.get(key_of(task.env_id, task.env_kwargs))
         asked = Thresholds() if entry is None else entry.thresholds

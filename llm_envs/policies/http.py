@@ -80,6 +80,11 @@ def check_url(url: str, name: str) -> None:
         is_whole = False
     if not is_whole:
         raise InvalidConfigError(f"{name} is {url!r}; it has no host, or a port that is none.")
+    if "@" in parts.netloc:
+        raise InvalidConfigError(
+            f"{name} has a user or a password before its host {parts.hostname}: addresses stand in errors, which are "
+            f"kept with episodes. Leave it out; a key is taken from {API_KEY}, or api_key=."
+        )
 
 
 def bearer(api_key: str | None) -> dict[str, str]:

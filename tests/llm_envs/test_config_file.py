@@ -127,6 +127,8 @@ def test_what_is_required_may_stand_in_the_file_and_one_part_elsewhere(parsed) -
         ("- n", "must be a mapping, `option: value` a line."),
         ("", "has None; it must be a mapping"),
         ("n: [", "cannot be read: while parsing a flow node"),
+        ("seed: 2026-13-45", "cannot be read: month must be in 1..12"),
+        ("env: {A=B: 1}", "run.yaml: env: 'A=B' is no variable that can be set (illegal"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_in_a_file_names_it(

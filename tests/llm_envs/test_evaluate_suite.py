@@ -138,6 +138,18 @@ class TestScores:
             10, 10
         )
 
+    def test_the_mean_of_one_task_is_its_own(self) -> None:
+        won = {1: (True, False), 2: (True, True), 3: (False, False)}
+        scores = [score_episode(episode(seed, m, w, 0.0)) for seed, ws in won.items() for m, w in enumerate(ws)]
+        found = summarize_task("t", "E-v0", {}, scores)
+        assert average_rate([found]) == found.success and found.success.n_problems == 3
+
+    def test_a_task_of_the_suite_that_was_not_played_reaches_nothing(self) -> None:
+        found = summarize_task("t", "E-v0", {}, [score_episode(episode(1, 0, True, 1.0))])
+        suite = Suite((SuiteEntry("E-v0"), SuiteEntry("F-v0", thresholds=Thresholds(min_success=0.5))), 1)
+        results = Results((found,), found.success, {}, {}, {})
+        assert failed_thresholds(results, suite) == ["F-v0: the suite has it, and the results do not"]
+
     def test_tasks_are_told_apart_by_their_arguments(self) -> None:
         board = Scoreboard()
         arguments = [{}, {"difficulty": "easy"}, {"difficulty": "hard"}, {"difficulty": "hard", "max_turns": 3}]

@@ -149,6 +149,12 @@ class TestAModelByItsAddress:
         (["--model", "http://", "--model-name", "m"], "--model"),
         (["--model", "a/b", "--model-name", "m"], "--model-name is for --model URL; otherwise --model is the name"),
         (["--model-name", "m"], "--model-name is for --model URL"),
+        (
+            ["--model", "http://me:hunter2@h/v1", "--model-name", "m"],
+            "--model has a user or a password before its host h:",
+        ),
+        (["--model", "a/b", "--serve", "1", "--server-args=--api-key hunter2"], "set VLLM_API_KEY instead"),
+        (["--model", "a/b", "--serve", "1", "--server-args=--api_key=hunter2"], "set VLLM_API_KEY instead"),
     ],
 )
 @pytest.mark.parametrize("command", ["eval", "collect", "play"])
@@ -159,7 +165,7 @@ def test_contradictions_are_one_line(
     assert main([command, CALCULATOR, *out, *arguments]) == 2
     error = capsys.readouterr().err
     assert error.startswith("llm-envs: error: ") and error.count("\n") == 1 and expected in error
-    assert not (tmp_path / "run").exists()
+    assert "hunter2" not in error and not (tmp_path / "run").exists()
 
 
 def test_a_policy_and_an_engine_say_the_same() -> None:
