@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from llm_envs.arguments import positive, require_model
 from llm_envs.errors import BridgeError, InvalidConfigError
-from llm_envs.policies.http import API_KEY, bearer, check_url, import_httpx, is_local, said_by
+from llm_envs.policies.http import API_KEY, bearer, check_url, import_httpx, is_local, said_by, without_key
 
 if TYPE_CHECKING:
     from llm_envs.chat import ChatCodec
@@ -224,7 +224,8 @@ def _only_model(url: str) -> str:
     except (ValueError, KeyError, TypeError):
         names = []
     if not names:
-        said = f"{address} answers {answer.status_code}: {said_by(answer.text)}"
+        text = without_key(answer.text, answer.status_code, headers)
+        said = f"{address} answers {answer.status_code}: {said_by(text)}"
         raise InvalidConfigError(f"--model {url}: it names no models ({said:.300}): give --model-name NAME.")
     if len(names) > 1:
         some = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")

@@ -23,6 +23,7 @@ __all__ = [
     "is_local",
     "read_answer",
     "said_by",
+    "without_key",
 ]
 
 API_KEY = "LLM_ENVS_API_KEY"
@@ -103,6 +104,12 @@ def bearer(api_key: str | None) -> dict[str, str]:
     return {"Authorization": f"Bearer {api_key}"}
 
 
+def without_key(text: str, status: int, headers: Mapping[str, str]) -> str:
+    """Return an answer's text; that of an error without the key that was sent, which some servers say in it."""
+    key = headers.get("Authorization", "").removeprefix("Bearer ")
+    return text if status == 200 or len(key) < 8 else text.replace(key, "***")  # shorter ones are words, and no secret
+
+
 class AsyncClients:
     """One asynchronous client for each event loop that asks, since its connections belong to the loop.
 
@@ -136,7 +143,9 @@ class AsyncClients:
             response = await client.post(url, json=body, extensions=extensions)
         except (self._httpx.HTTPError, self._httpx.StreamError) as error:
             raise RetryableError(f"{url}: {type(error).__name__}: {error}") from error
-        return read_answer(url, response.status_code, response.headers, response.text)
+        return read_answer(
+            url, response.status_code, response.headers, without_key(response.text, response.status_code, self._headers)
+        )
 
     async def is_alive(self, url: str, timeout_s: float) -> bool:
         """Say whether a GET is answered in time, and not by an error."""

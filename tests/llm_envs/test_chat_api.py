@@ -271,6 +271,15 @@ def test_a_key_that_no_header_may_have_is_refused_and_not_shown(key):
     assert "cret" not in str(refusal.value)
 
 
+def test_a_key_that_a_server_says_back_is_not_kept():
+    with fake_server(lambda asked, n: Answer(400, {"message": f"no: {asked.headers['Authorization']}"})) as server:
+        policy = ChatAPIPolicy(server.url, "m", api_key="sk-hunter2-hunter2")
+        with Collector("llm/Calculator-v0", policy, progress=False) as collector:
+            ((trajectory,),) = collector.collect(1)
+    assert trajectory.error is not None and trajectory.error.message.endswith("answered 400: no: Bearer ***")
+    assert "hunter2" not in repr(trajectory)
+
+
 @pytest.mark.parametrize("url", ["http://", "http://[::1", "http://x:99999", "https://x:port"])
 def test_a_url_that_cannot_be_asked_is_refused(url):
     with pytest.raises(InvalidConfigError, match="no host, or a port"):

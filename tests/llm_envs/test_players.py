@@ -124,6 +124,14 @@ class TestAModelByItsAddress:
         error = capsys.readouterr().err
         assert error.count("\n") == 1 and expected in error
 
+    def test_a_key_that_the_server_says_back_is_not_shown(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setenv("LLM_ENVS_API_KEY", "sk-hunter2-hunter2")
+        with fake_server(lambda asked, n: Answer(401, {"message": asked.headers["Authorization"]})) as server:
+            assert main(["eval", "llm/Arithmetic-v0", "--model", server.url]) == 2
+        assert "answers 401: Bearer ***)" in capsys.readouterr().err
+
     def test_nobody_there(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["eval", "llm/Arithmetic-v0", "--model", "http://127.0.0.1:1"]) == 1
         error = capsys.readouterr().err
