@@ -93,7 +93,7 @@ def _episodes(*rows: tuple[str, str, str] | tuple[str, str, str, str]) -> tuple[
 
 EPISODE_METRICS: tuple[MetricName, ...] = _episodes(
     ("episodes", "episodes", "How many were played, failed and unscored ones too."),
-    ("errored", "episodes", "How many of them failed or could not be scored; they are in no mean."),
+    ("errored", "episodes", "How many of them failed or got no score from the task; they are in no mean."),
     ("success", "share", "Episodes that the task calls solved.", "an episode has a score"),
     ("reward", "reward", "Mean over episodes of what the task paid, all turns added up.", "an episode has a score"),
     (

@@ -223,6 +223,7 @@ def _run(trainer: Any, checkpoint: str | None, chosen: Any) -> int:
             return 0
         trainer.train(resume_from_checkpoint=checkpoint)
         trainer.save_model()
+        trainer.save_state()  # the metrics of a run that was too short for a checkpoint, too
         if trainer.accelerator.is_main_process:
             print(f"the model is in {trainer.args.output_dir}")
     except LLMEnvsError:

@@ -220,7 +220,7 @@ class GenerationPlayer:
             self._n_failed = 0
             return
         kinds = Counter(_what_failed(trajectory) for trajectory in failed)
-        commonest = kinds.most_common(1)[0][0] if kinds else "on another process"
+        commonest = kinds.most_common(1)[0][0].rstrip(".") if kinds else "on another process"
         message = f"{n_failed} of {n_episodes} episodes failed and are not trained on; most often {commonest}"
         logger.warning(message)
         self._n_failed = self._n_failed + 1 if n_failed == n_episodes else 0
