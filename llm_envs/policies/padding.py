@@ -95,6 +95,7 @@ class PaddedBatch:
             past_key_values=self._cache,
             use_cache=True,
             logits_to_keep=1,
+            **_without_router_loss(model),
         )
         self._cache = getattr(output, "past_key_values", None)
         return output.logits[:, -1].float()
@@ -107,6 +108,7 @@ class PaddedBatch:
             position_ids=self.position_ids,
             use_cache=False,
             logits_to_keep=n_last,
+            **_without_router_loss(model),
         ).logits
         return logits[:, -n_last:]  # for model types that do not know `logits_to_keep`
 
@@ -134,3 +136,8 @@ class PaddedBatch:
         if self._cache is not None:
             # Not `batch_select_indices`: layers with a recurrent state (Qwen3.5, Qwen3-Next) have only this one.
             self._cache.reorder_cache(index)
+
+
+def _without_router_loss(model: PreTrainedModel) -> dict[str, Any]:
+    """Return what keeps a mixture of experts from a loss that nobody asks for, and that one token of many breaks."""
+    return {"output_router_logits": False} if getattr(model.config, "output_router_logits", False) else {}

@@ -7,6 +7,7 @@ import threading
 import numpy as np
 import pytest
 import torch
+from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM
 
 from llm_envs.errors import ContextFullError, InvalidConfigError, ModelError
 from llm_envs.policies.base import InterruptiblePolicy, TokenPolicy, UpdatablePolicy
@@ -332,3 +333,25 @@ def test_each_piece_of_a_turn_has_the_log_probabilities_of_its_own_weights(long_
         assert np.abs(scored[piece] - row.logps[piece]).max() < 1e-4
         (other,) = token_logps(models[(span.version + 1) % 3], [row.ids[:stop]], temperature=0.7)
         assert span.version == 2 or np.abs(other[piece] - row.logps[piece]).max() > 0.1  # the last has one token only
+
+
+def test_experts_that_balance_their_load_are_sampled_as_others_are():
+    config = Qwen2MoeConfig(
+        vocab_size=len(TOKENIZER),
+        hidden_size=32,
+        intermediate_size=32,
+        moe_intermediate_size=16,
+        shared_expert_intermediate_size=16,
+        num_experts=4,
+        num_experts_per_tok=2,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        eos_token_id=TOKENIZER.eos_token_id,
+    )
+    torch.manual_seed(0)
+    model = Qwen2MoeForCausalLM(config)
+    plain = sample(TransformersPolicy(model, TOKENIZER), 3)
+    model.config.output_router_logits = True  # the model then adds a loss, which needs masks of the whole sequence
+    balanced = sample(TransformersPolicy(model, TOKENIZER), 3)
+    assert [s.token_ids.tolist() for s in balanced] == [s.token_ids.tolist() for s in plain]
