@@ -17,7 +17,6 @@ from __future__ import annotations
 import difflib
 import importlib
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -167,7 +166,8 @@ def load_suite(path: str | Path, **given: Any) -> Suite:
     if not isinstance(rows, list) or not rows:
         raise InvalidConfigError(f"{path}: `environments` must be a list of ids, or of mappings with `env`.")
     entries = [entry for row in rows for entry in _entries(row, defaults, top, str(path))]
-    samples = defaults.get("samples") or max((entry.k for entry in entries), default=1)
+    samples = defaults.get("samples")
+    samples = max((entry.k for entry in entries), default=1) if samples is None else samples
     seed = defaults.get("seed", 0)
     _check_whole(f"{path}: samples", samples, 1)
     _check_whole(f"{path}: seed", seed, None)
@@ -244,6 +244,7 @@ def _entries(row: Any, defaults: Mapping[str, Any], top: Mapping[str, Any], path
     kwargs = own.get("kwargs") or {}
     if not isinstance(kwargs, Mapping):
         raise InvalidConfigError(f"{where}: kwargs is {kwargs!r}; it must be a mapping.")
+    _check_plain(f"{where}: kwargs", kwargs)
     split = merged.get("split", "test")
     kwargs = ({} if split in (None, "none") else {"split": split}) | dict(kwargs)
     n, k = merged.get("n", 200), merged.get("k", 1)
@@ -301,9 +302,23 @@ def _check_whole(what: str, value: Any, least: int | None) -> None:
         )
 
 
+def _check_plain(what: str, value: Any) -> None:
+    """Refuse what JSON does not have, and names that are no text: arguments are kept as JSON. YAML has dates."""
+    if isinstance(value, Mapping):
+        for name, item in value.items():
+            if not isinstance(name, str):
+                raise InvalidConfigError(f"{what}: the name {name!r} is no text: put it in quotes.")
+            _check_plain(f"{what}, {name}", item)
+    elif isinstance(value, list):
+        for item in value:
+            _check_plain(what, item)
+    elif value is not None and not isinstance(value, str | int | float):
+        raise InvalidConfigError(f"{what} is {value!r}, which JSON does not have: put it in quotes.")
+
+
 def _number(what: str, value: Any) -> float | None:
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e300:
         raise InvalidConfigError(f"{what} is {value!r}; it must be a number.")
     return float(value)
