@@ -6,7 +6,7 @@ import argparse
 import webbrowser
 from pathlib import Path
 
-from llm_envs.errors import LLMEnvsError
+from llm_envs.errors import InvalidConfigError, LLMEnvsError
 from llm_envs.reporting import visible_text
 
 __all__ = ["add_arguments", "run"]
@@ -48,6 +48,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Write the page, say what it lacks, and show it if asked to."""
     from llm_envs.report.site import MAX_TOKENS, write_report
 
+    for path in arguments.runs:
+        if not Path(path).exists():
+            raise InvalidConfigError(f"{path} does not exist: give the folder of a run.")
     first = Path(arguments.runs[0])
     folder = first if len(arguments.runs) == 1 and first.is_dir() else Path()
     target = Path(arguments.out) if arguments.out else folder / FILE_NAME

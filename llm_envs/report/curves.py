@@ -60,7 +60,7 @@ def _state(run: Path, notes: list[str]) -> list[Mapping[str, Any]]:
         if not state.is_file():
             continue
         try:
-            history = json.loads(state.read_text(encoding="utf-8"))["log_history"]
+            history = list(json.loads(state.read_text(encoding="utf-8"))["log_history"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             notes.append(f"{state} cannot be read ({type(error).__name__}: {error}); an earlier one is taken, if any.")
             continue

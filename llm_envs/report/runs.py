@@ -63,7 +63,7 @@ class ReportRun:
                     n_read += 1
                     yield index, trajectory
             self.notes += [visible_text(str(warning.message)) for warning in caught]
-        wanted = _episodes_of_evaluation(self.settings)
+        wanted = _episodes_of_evaluation(self.settings) if self.parts else 0  # results alone are no half-written run
         if n_read < wanted:
             self.notes.append(f"{self.path} is half-written: it has {n_read} of {wanted} episodes; --resume goes on.")
 

@@ -104,6 +104,11 @@ def test_bad_input_is_one_line(name: str, tmp_path: Path, capsys: pytest.Capture
     assert not (tmp_path / "report.html").exists()
 
 
+def test_a_run_that_is_not_there_was_asked_wrongly(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", str(write_run(tmp_path / "run", [make_episode()])), str(tmp_path / "other")]) == 2
+    assert "other does not exist: give the folder of a run." in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("options", "expected"),
     [

@@ -154,6 +154,20 @@ def test_a_half_written_evaluation_is_said(tmp_path: Path) -> None:
     assert notes[0] == f"{run} is half-written: it has 1 of 6 episodes; --resume goes on."
 
 
+def test_results_alone_are_no_half_written_run(tmp_path: Path) -> None:
+    episodes = [make_episode(seed, member) for seed in range(3) for member in range(2)]
+    run = write_evaluation(tmp_path / "eval", episodes, **evaluation_settings(3))
+    alone = tmp_path / "alone.json"
+    alone.write_text((run / "results.json").read_text())
+    assert write_report([alone], tmp_path / "report.html") == []
+
+
+def test_a_state_whose_history_is_none_is_noted(tmp_path: Path) -> None:
+    (tmp_path / "trainer_state.json").write_text('{"log_history": 3}')
+    notes: list[str] = []
+    assert read_curves(tmp_path, notes) == {} and "trainer_state.json cannot be read (TypeError: " in notes[0]
+
+
 def test_a_run_of_another_version_or_without_its_manifest(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", [make_episode()])
     manifest = run / "manifest.json"
