@@ -75,6 +75,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises:
         SystemExit: Of `--help`, with 0; of a command line that cannot be read, with 2.
     """
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by whoever started us (`2>&-`): there is nobody to tell
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     given, is_debug = take_debug(sys.argv[1:] if argv is None else argv)
     if "_ARGCOMPLETE" in os.environ:
         from llm_envs.completion import complete

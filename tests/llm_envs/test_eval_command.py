@@ -156,6 +156,12 @@ class TestPlaying:
         assert Results.load(tmp_path / "run").thresholds == {name: {"max_errors": 0.5} for name in asked}
 
 
+def test_a_closed_standard_error_is_no_failure() -> None:
+    command = f"exec {sys.executable} -m llm_envs.cli eval {CALCULATOR} -n 2 2>&-"
+    ended = subprocess.run(["sh", "-c", command], stdout=subprocess.PIPE, text=True, timeout=120, check=False)
+    assert ended.returncode == 0 and "100.0%" in ended.stdout and "error" not in ended.stdout.splitlines()[0]
+
+
 class TestReplayAndCompare:
     def test_replay_is_what_was_measured(self, run: Path, tmp_path: Path, capsys: Capture) -> None:
         assert evaluate("--replay", run, "--json", "--out", tmp_path) == 0
