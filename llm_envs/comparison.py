@@ -156,6 +156,8 @@ def _compare_task(this: TaskResult, that: TaskResult, confidence: float) -> tupl
 def _difference(pairs: Sequence[tuple[float, float]], confidence: float, smallest: float = 0.0) -> Difference:
     differences = [one - other for one, other in pairs]
     mean, error, interval = paired_interval(differences, confidence, smallest=smallest)
+    if abs(mean) <= 1e-12 * max(map(abs, differences), default=0.0):
+        mean = 0.0  # differences that cancel: what rounding leaves of them is no difference
     this, that = (fmean(column) if column else math.nan for column in ([p[i] for p in pairs] for i in (0, 1)))
     return Difference(this, that, mean, error, interval, bootstrap_interval([[d] for d in differences], confidence))
 

@@ -88,6 +88,13 @@ def test_where_nothing_differs_the_interval_is_not_a_point() -> None:
     assert same.success.interval.high > 0.1
 
 
+def test_differences_that_cancel_are_none() -> None:
+    thirds = [-1.0, -2 / 3, 2 / 3, 1.0]
+    assert paired_interval(thirds)[0] != 0, "summed one by one they leave a rounding error"
+    task = compare(results("000", "000", "110", "111"), results("111", "110", "000", "000")).tasks[0]
+    assert str(task.success.value) == "0.0"
+
+
 def test_the_mean_of_tasks_by_hand() -> None:
     this = joined(results(*"1100"), results(*"10", env_id="F-v0"))
     that = joined(results(*"0100"), results(*"01", env_id="F-v0"))
