@@ -124,4 +124,6 @@ def test_the_command_asked_wrongly(capsys, tmp_path):
     assert main(["doctor", str(tmp_path), "--chat-template", str(tmp_path / "none.jinja")]) == 2
     assert "cannot be read" in capsys.readouterr().err
     assert main(["doctor", str(tmp_path)]) == 1
-    assert "no tokenizer could be loaded" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "no tokenizer could be loaded" in said
+    assert ": Give a folder" not in said and ".." not in said, "the sentence before it is whole"
