@@ -8,14 +8,14 @@ The sources are read and not imported. A module is public if it has `__all__`; o
 
 from __future__ import annotations
 
-import argparse
 import ast
-import difflib
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
+
+import written
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / "docs" / "reference" / "api"
@@ -243,25 +243,7 @@ def index() -> Iterator[str]:
     yield ""
 
 
-def main() -> int:
-    """Write the pages, or compare them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing; 1 if a page would change")
-    options = parser.parse_args()
-    PAGES.mkdir(parents=True, exist_ok=True)
-    changes: list[str] = []
-    for name, text in pages().items():
-        path = PAGES / name
-        old = path.read_text(encoding="utf-8") if path.exists() else ""
-        changes += difflib.unified_diff(old.splitlines(), text.splitlines(), name, "what would be written", n=0)
-        if not options.check:
-            path.write_text(text, encoding="utf-8")
-    if options.check:
-        print("\n".join(changes[:60]) if changes else "docs/reference/api is what the modules say.")
-        return 1 if changes else 0
-    print(f"docs/reference/api: {'written' if changes else 'as it was'}")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(
+        written.main(__doc__, lambda: {PAGES / name: text for name, text in pages().items()}, source="the modules say")
+    )

@@ -10,9 +10,7 @@ is found by `tests/docs/test_reference.py`.
 
 from __future__ import annotations
 
-import argparse
 import ast
-import difflib
 import sys
 import textwrap
 from collections import defaultdict
@@ -23,6 +21,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import written
 import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -408,22 +407,5 @@ def uncovered() -> dict[str, list[str]]:
     return dict(found)
 
 
-def main() -> int:
-    """Write the page, or compare it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing; 1 if the page would change")
-    options = parser.parse_args()
-    text = page()
-    old = PAGE.read_text(encoding="utf-8") if PAGE.exists() else ""
-    if not options.check:
-        PAGE.parent.mkdir(parents=True, exist_ok=True)
-        PAGE.write_text(text, encoding="utf-8")
-        print(f"{PAGE.relative_to(ROOT)}: {'as it was' if text == old else 'written'}")
-        return 0
-    changes = list(difflib.unified_diff(old.splitlines(), text.splitlines(), PAGE.name, "what would be written", n=1))
-    print("\n".join(changes[:60]) if changes else f"{PAGE.relative_to(ROOT)} is what the code says.")
-    return 1 if changes else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(written.main(__doc__, lambda: {PAGE: page()}, source="the code says"))

@@ -8,9 +8,7 @@ Everything on the page follows from the tasks and from fixed seeds, so two runs 
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import difflib
 import inspect
 import json
 import re
@@ -20,6 +18,8 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
+
+import written
 
 from llm_envs.catalogue import TaskCard, describe
 from llm_envs.policies.scripted import OraclePolicy
@@ -161,23 +161,5 @@ def episode_lines(episode: Trajectory) -> Iterator[str]:
     yield f"{'':9} [{episode.stop_reason.value}, reward {episode.reward:g}]"
 
 
-def main() -> int:
-    """Write the page, or compare it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing; 1 if the page would change")
-    options = parser.parse_args()
-    text = page()
-    old = PAGE.read_text(encoding="utf-8") if PAGE.exists() else ""
-    if not options.check:
-        PAGE.write_text(text, encoding="utf-8")
-        print(f"{PAGE.relative_to(ROOT)}: {'as it was' if text == old else 'written'}")
-        return 0
-    changes = list(
-        difflib.unified_diff(old.splitlines(), text.splitlines(), "GALLERY.md", "what would be written", n=1)
-    )
-    print("\n".join(changes[:60]) if changes else "docs/GALLERY.md is what the tasks say.")
-    return 1 if changes else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(written.main(__doc__, lambda: {PAGE: page()}, source="the tasks say"))

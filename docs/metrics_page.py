@@ -6,11 +6,11 @@ python docs/metrics_page.py --check    says what would change, and exits with 1 
 
 from __future__ import annotations
 
-import argparse
-import difflib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+
+import written
 
 from llm_envs.metric_names import PLACEHOLDERS, MetricName
 from llm_envs.trainers.metric_names import LOGGERS, METRICS
@@ -83,22 +83,5 @@ def cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
-def main() -> int:
-    """Write the page, or compare it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing; 1 if the page would change")
-    options = parser.parse_args()
-    text = page()
-    old = PAGE.read_text(encoding="utf-8") if PAGE.exists() else ""
-    if not options.check:
-        PAGE.parent.mkdir(parents=True, exist_ok=True)
-        PAGE.write_text(text, encoding="utf-8")
-        print(f"{PAGE.relative_to(ROOT)}: {'as it was' if text == old else 'written'}")
-        return 0
-    changes = list(difflib.unified_diff(old.splitlines(), text.splitlines(), PAGE.name, "what would be written", n=1))
-    print("\n".join(changes[:60]) if changes else f"{PAGE.relative_to(ROOT)} is what the tables say.")
-    return 1 if changes else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(written.main(__doc__, lambda: {PAGE: page()}, source="the tables say"))
