@@ -273,7 +273,8 @@ class GenerationPlayer:
 
 def _what_failed(trajectory: Trajectory) -> str:
     if trajectory.error is None:
-        return str(trajectory.metadata.get("unscored_because", "the first prompt does not fit"))
+        because = trajectory.metadata.get("unscored_because")
+        return "the first prompt does not fit" if because is None else f"no score from {because}"
     return f"{trajectory.error.where}: {trajectory.error.kind}: {trajectory.error.message}"
 
 

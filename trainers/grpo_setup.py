@@ -44,8 +44,8 @@ def check_arguments(env: Any, args: Any, kwargs: Mapping[str, Any]) -> None:
     for name, value in wanted.items() if args is not None and args.use_vllm else ():
         if getattr(args, name) != value:
             raise InvalidConfigError(
-                f"{name}={getattr(args, name)!r} is not supported here: each process has an engine of its own, awake, on "
-                f"its own device. Use {name}={value!r}."
+                f"{name}={getattr(args, name)!r} is not supported here: each process has an engine of its own, awake, "
+                f"on its own device. Use {name}={value!r}."
             )
 
 
