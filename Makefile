@@ -2,6 +2,7 @@
 #
 #   make demo       train a tool-using model from nothing, in runs/demo
 #   make test       the tests, on the CPU, offline
+#   make test-trainings  the tests that train for some seconds each: PPO, DPO, switching, references, resuming
 #   make test-vllm  the tests that need vLLM, and the quick ones again, in an environment that has its CPU build
 #   make test-processes  the tests in which several processes train together, with transformers and with vLLM
 #   make test-examples   the examples, each with small settings, and the snippets and commands of the documents
@@ -36,7 +37,7 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 # The tests of one file share what they make, so a file stays with one process; tests/conftest.py says which go first.
 PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo test test-vllm test-processes test-examples test-browser check-tasks lint check bench proof docs gallery reference clean
+.PHONY: help demo test test-trainings test-vllm test-processes test-examples test-browser check-tasks lint check bench proof docs gallery reference clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -45,10 +46,13 @@ demo: $(VENV)/.stamp
 	$(VENV)/bin/python examples/demo.py --out runs/demo
 
 test: $(VENV)/.stamp
-	$(VENV)/bin/python -m pytest -m "not processes and not examples and not browser" $(PARALLEL) $(PYTEST_ARGS)
+	$(VENV)/bin/python -m pytest -m "not trainings and not processes and not examples and not browser" $(PARALLEL) $(PYTEST_ARGS)
+
+test-trainings: $(VENV)/.stamp
+	$(VENV)/bin/python -m pytest -m "trainings and not vllm" $(PARALLEL) $(PYTEST_ARGS)
 
 test-vllm: $(VENV_VLLM)/.stamp
-	LLM_ENVS_REQUIRE_VLLM=1 $(VENV_VLLM)/bin/python -m pytest -m "(vllm or not slow) and not processes and not examples and not browser" \
+	LLM_ENVS_REQUIRE_VLLM=1 $(VENV_VLLM)/bin/python -m pytest -m "(vllm or not (slow or trainings)) and not processes and not examples and not browser" \
 		$(PARALLEL) $(PYTEST_ARGS)
 
 test-processes: $(VENV)/.stamp $(VENV_VLLM)/.stamp
@@ -100,17 +104,18 @@ define CREATE
 @test -x $(1)/bin/pip || { rm -rf $(1) && $(PYTHON) -m venv $(1); }
 endef
 
+# Python compiles what it imports, a small part of what is installed: --no-compile leaves it at that.
 $(VENV)/.stamp: pyproject.toml constraints.txt
 	$(call CREATE,$(VENV))
-	$(VENV)/bin/pip install -q $(TORCH) setuptools -c constraints.txt
-	$(VENV)/bin/pip install -q --no-build-isolation -e '.[dev]' -c constraints.txt
+	$(VENV)/bin/pip install -q --no-compile $(TORCH) setuptools -c constraints.txt
+	$(VENV)/bin/pip install -q --no-compile --no-build-isolation -e '.[dev]' -c constraints.txt
 	@touch $@
 
 # The list is complete, so that nothing is resolved; the second command then checks pyproject.toml against it.
 $(VENV_VLLM)/.stamp: pyproject.toml constraints-vllm.txt
 	$(call CREATE,$(VENV_VLLM))
-	$(VENV_VLLM)/bin/pip install -q --no-deps -r constraints-vllm.txt
-	$(VENV_VLLM)/bin/pip install -q --no-build-isolation -e '.[train,report,tools,bridges]' pytest pytest-xdist hypothesis -c constraints-vllm.txt
+	$(VENV_VLLM)/bin/pip install -q --no-compile --no-deps -r constraints-vllm.txt
+	$(VENV_VLLM)/bin/pip install -q --no-compile --no-build-isolation -e '.[train,report,tools,bridges]' pytest pytest-xdist hypothesis -c constraints-vllm.txt
 	@touch $@
 
 # An environment whose own site-packages hold our wheel and nothing else; everything else is seen in $(VENV).

@@ -41,6 +41,8 @@ from llm_envs.trainers.functional.pairs import all_pairs as all_pairs_of_rewards
 from llm_envs.trainers.functional.pairs import dpo_loss, hinge_loss, ipo_loss, pair_log_ratios
 from llm_envs.types import SamplingParams, TrajectoryGroup
 
+pytestmark = pytest.mark.trainings
+
 ENV = "test/Say-v0"
 DENSE = EnvChoice("dense", factory=DenseEnv)
 TRL_LOSSES = [

@@ -13,6 +13,8 @@ from safetensors.torch import load_file
 from llm_envs.errors import InvalidConfigError
 from llm_envs.rollout import read_trajectories
 
+pytestmark = pytest.mark.trainings
+
 ROOT = Path(__file__).parents[2]
 
 

@@ -20,6 +20,8 @@ from llm_envs.trainers.ppo import EnvPPOConfig, EnvPPOTrainer
 from llm_envs.trainers.sft import EnvSFTConfig, EnvSFTTrainer
 from llm_envs.trainers.weight_sync import merged_layers
 
+pytestmark = pytest.mark.trainings
+
 DENSE = EnvChoice("dense", factory=DenseEnv)
 TRAINERS = {
     "sft": (EnvSFTTrainer, EnvSFTConfig, "llm/Arithmetic-v0", {"num_episodes": 16}),

@@ -19,6 +19,8 @@ from llm_envs.tiny_model import tiny_model, tiny_tokenizer
 from llm_envs.trainers.grpo import EnvGRPOTrainer
 from llm_envs.trainers.ppo import EnvPPOConfig, EnvPPOTrainer
 
+pytestmark = pytest.mark.trainings
+
 
 class StayEnv(gym.Env):
     """Stay for 0.2 and be asked again, or leave for 0.5. What stays is decided by the parity of what is said.

@@ -28,6 +28,8 @@ from llm_envs.trainers.grpo import EnvGRPOTrainer
 from llm_envs.trainers.ppo import EnvPPOConfig, EnvPPOTrainer
 from llm_envs.trainers.reference import adapter_weights
 
+pytestmark = pytest.mark.trainings
+
 DENSE = EnvChoice("dense", factory=DenseEnv)
 SMALL = {
     "optim": "sgd",

@@ -18,6 +18,8 @@ from llm_envs.trainers.schedules import (
     parse_kl_schedule,
 )
 
+pytestmark = pytest.mark.trainings
+
 DENSE = EnvChoice("dense", factory=DenseEnv)
 LEARNING = {"optim": "sgd", "learning_rate": 0.5, "max_steps": 3, "seed": 5, "per_device_train_batch_size": 8}
 

@@ -33,6 +33,8 @@ from llm_envs.trainers.ppo import EnvPPOConfig, EnvPPOTrainer
 from llm_envs.trainers.schedules import create_constant
 from llm_envs.trainers.switching import arranged
 
+pytestmark = pytest.mark.trainings
+
 DENSE = EnvChoice("dense", factory=DenseEnv)
 LEARNING = {"optim": "sgd", "learning_rate": 0.5, "max_steps": 2, "seed": 5, "max_grad_norm": 0.0}
 SPLIT = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4}
