@@ -36,9 +36,10 @@ SETTINGS = {
     "VLLM_LOGGING_LEVEL": "WARNING",
 }
 LONGEST_FIRST = [
-    "test_numbered.py",
-    "test_docs.py",
+    "test_tutorial.py",
     "test_guides.py",
+    "test_docs.py",
+    "test_numbered.py",
     "test_examples.py",
     "test_vllm_server.py",
     "test_grpo_vllm.py",
