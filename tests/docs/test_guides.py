@@ -1,4 +1,4 @@
-"""The README and the how-to guides, followed block by block. The tutorial and all other documents have their own files."""
+"""The README and the how-to guides, followed block by block. The tutorial and other documents have their own files."""
 
 from __future__ import annotations
 
