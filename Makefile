@@ -2,13 +2,15 @@
 #
 #   make demo       train a tool-using model from nothing, in runs/demo
 #   make test       the tests, on the CPU, offline
-#   make test-trainings  the tests that train for some seconds each: PPO, DPO, switching, references, resuming
-#   make test-vllm  the tests that need vLLM, and the quick ones again, in an environment that has its CPU build
+#   make test-trainings  the tests that train for some seconds each: SFT, GRPO, PPO, DPO, switching, resuming
+#   make test-vllm  the tests that need vLLM, in an environment that has its CPU build, and again those that depend on
+#                   the version of transformers, which is older there
 #   make test-processes  the tests in which several processes train together, with transformers and with vLLM
 #   make test-examples   the examples, each with small settings, and the snippets and commands of the documents
 #   make test-browser    the report page in headless Chromium, which must be installed
 #   make check-tasks     every task at every level against the whole contract, and docs/GALLERY.md against the tasks
-#   make lint       ruff, and mypy on the installed wheel
+#   make check-tasks-thorough  the same with more seeds and replies; takes over an hour
+#   make lint       ruff, mypy, and a count of constructions that are hard to read
 #   make check      what CI runs: all of the above, and make docs
 #   make bench      the benchmarks, against the numbers that we hold; rewrites the tables of docs/performance.md
 #   make proof      the proof that training learns: what has no result yet (PROOF_ARGS=--fresh: all of it)
@@ -28,8 +30,6 @@ SHELL := bash
 
 VENV := .venv
 VENV_VLLM := .venv-vllm
-TYPES := build/types
-SOURCES := $(shell find llm_envs tasks trainers -name '*.py' -o -name '*.html' -o -name '*.js' -o -name '*.css' -o -name py.typed)
 
 # Installed first and alone: the pinned torch must never be replaced by one that a later resolution prefers.
 TORCH := $(shell grep '^torch==' constraints.txt)
@@ -37,7 +37,7 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 # The tests of one file share what they make, so a file stays with one process; tests/conftest.py says which go first.
 PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo test test-trainings test-vllm test-processes test-examples test-browser check-tasks lint check bench proof docs gallery reference clean
+.PHONY: help demo test test-trainings test-vllm test-processes test-examples test-browser check-tasks check-tasks-thorough lint check bench proof docs gallery reference clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -52,7 +52,7 @@ test-trainings: $(VENV)/.stamp
 	$(VENV)/bin/python -m pytest -m "trainings and not vllm" $(PARALLEL) $(PYTEST_ARGS)
 
 test-vllm: $(VENV_VLLM)/.stamp
-	LLM_ENVS_REQUIRE_VLLM=1 $(VENV_VLLM)/bin/python -m pytest -m "(vllm or not (slow or trainings)) and not processes and not examples and not browser" \
+	LLM_ENVS_REQUIRE_VLLM=1 $(VENV_VLLM)/bin/python -m pytest -m "(vllm or transformers) and not processes and not examples and not browser" \
 		$(PARALLEL) $(PYTEST_ARGS)
 
 test-processes: $(VENV)/.stamp $(VENV_VLLM)/.stamp
@@ -67,8 +67,11 @@ test-browser: $(VENV)/.stamp
 	LLM_ENVS_REQUIRE_BROWSER=1 $(VENV)/bin/python -m pytest -m browser $(PYTEST_ARGS)
 
 check-tasks: $(VENV)/.stamp
-	$(VENV)/bin/llm-envs check --all --namespace llm --all-levels --thorough --jobs $(WORKERS)
+	$(VENV)/bin/llm-envs check --all --namespace llm --all-levels --jobs $(WORKERS)
 	$(VENV)/bin/python docs/gallery.py --check
+
+check-tasks-thorough: $(VENV)/.stamp
+	$(VENV)/bin/llm-envs check --all --namespace llm --all-levels --thorough --jobs $(WORKERS)
 
 gallery: $(VENV)/.stamp
 	$(VENV)/bin/python docs/gallery.py
@@ -77,11 +80,13 @@ reference: $(VENV)/.stamp
 	$(VENV)/bin/python docs/metrics_page.py
 	$(VENV)/bin/python docs/extension_points.py
 	$(VENV)/bin/python docs/api_pages.py
+	$(VENV)/bin/python docs/file_map.py
 
-lint: $(VENV)/.stamp $(TYPES)/.stamp
+lint: $(VENV)/.stamp
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
-	cd $(TYPES) && $(CURDIR)/$(VENV)/bin/mypy --python-executable bin/python --config-file $(CURDIR)/pyproject.toml -p llm_envs
+	$(VENV)/bin/mypy -p llm_envs
+	$(VENV)/bin/python docs/english.py --check
 
 check:
 	.ci/run
@@ -116,13 +121,4 @@ $(VENV_VLLM)/.stamp: pyproject.toml constraints-vllm.txt
 	$(call CREATE,$(VENV_VLLM))
 	$(VENV_VLLM)/bin/pip install -q --no-compile --no-deps -r constraints-vllm.txt
 	$(VENV_VLLM)/bin/pip install -q --no-compile --no-build-isolation -e '.[train,report,tools,bridges]' pytest pytest-xdist hypothesis -c constraints-vllm.txt
-	@touch $@
-
-# An environment whose own site-packages hold our wheel and nothing else; everything else is seen in $(VENV).
-$(TYPES)/.stamp: $(VENV)/.stamp $(SOURCES)
-	@rm -rf build/lib build/bdist.* $(TYPES)/dist
-	@test -x $(TYPES)/bin/python || $(VENV)/bin/python -m venv --without-pip $(TYPES)
-	$(VENV)/bin/python -m build --wheel --no-isolation --outdir $(TYPES)/dist . >$(TYPES)/build.log || { cat $(TYPES)/build.log; exit 1; }
-	$(VENV)/bin/pip --python $(TYPES)/bin/python install -q --no-deps --no-index --force-reinstall $(TYPES)/dist/*.whl
-	@$(VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' >$$(echo $(TYPES)/lib/python3*/site-packages)/third-party.pth
 	@touch $@

@@ -21,7 +21,7 @@ from typing import Any
 
 from measuring import Column, Figure, Report, finish, make_parser
 
-from llm_envs.policies.scripted import OraclePolicy, with_latency
+from llm_envs.policies import OraclePolicy, with_latency
 from llm_envs.rollout import Collector, TrajectoryWriter
 from llm_envs.testing import ByteCodec
 

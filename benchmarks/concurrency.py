@@ -29,7 +29,7 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 from measuring import Column, Figure, Report, finish, make_parser
 from pages import MAX_LENGTH, Book, draw_latencies, forced_replies, make_pages_env, pages_tokenizer, save_model
 
-from llm_envs.policies.scripted import OraclePolicy
+from llm_envs.policies import OraclePolicy
 from llm_envs.rollout import Collector
 from llm_envs.testing import ByteCodec
 
@@ -91,7 +91,7 @@ def measure_scripted(widths: list[int]) -> list[dict[str, Any]]:
 
 
 def measure_vllm(widths: list[int]) -> list[dict[str, Any]]:
-    from llm_envs.policies.vllm_engine import VLLMEnginePolicy, load_engine
+    from llm_envs.policies import VLLMEnginePolicy, load_engine
 
     tokenizer = pages_tokenizer()
     forced = forced_replies(tokenizer)

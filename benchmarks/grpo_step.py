@@ -26,9 +26,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallba
 from trl import GRPOConfig, GRPOTrainer
 
 from llm_envs.tiny_model import tiny_model, tiny_tokenizer
-from llm_envs.trainers.bridge import reward_from_field, rollout_output
-from llm_envs.trainers.grpo import EnvGRPOConfig, EnvGRPOTrainer
-from llm_envs.trainers.items import index_dataset, make_items
+from llm_envs.trainers import EnvGRPOConfig, EnvGRPOTrainer
+from llm_envs.trainers.bridge.items import index_dataset, make_items
+from llm_envs.trainers.bridge.trl_rows import reward_from_field, rollout_output
 from llm_envs.types import Row, StopReason, Trajectory, Turn
 
 MOST_RATIO = 1.03

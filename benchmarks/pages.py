@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedTokenizerBase
 
+    from llm_envs.policies import VLLMEnginePolicy
+    from llm_envs.types import Trajectory
+
 QUESTION = "Fetch the pages one after another, and say at the end that you are done."
 INSTRUCTIONS = "You are a careful reader who uses the tool."
 ANSWER = "<answer>done</answer>"
@@ -66,12 +69,17 @@ def read_page(latencies: Iterator[float], page: int) -> str:
     return f"{page}: {PAGE}"
 
 
+MAX_TURNS = 10_000
+SYSTEM_PROMPT = f"{INSTRUCTIONS} You have {MAX_TURNS} replies."
+"""What the environment shows; TRL's side is given the same."""
+
+
 class PagesEnv(ToolEnv):
     """Fetch as many pages as the book says, then answer."""
 
     difficulties: ClassVar = {"only": Difficulty("one level", chance_rate=1.0, disjoint_splits=False)}
     default_difficulty = "only"
-    default_max_turns = 10_000
+    default_max_turns = MAX_TURNS
     problem_fields: ClassVar = {}
     instructions = INSTRUCTIONS
 
@@ -116,6 +124,22 @@ class make_pages_env:
 
     def __call__(self, **kwargs: Any) -> PagesEnv:
         return PagesEnv(self.book)
+
+
+def collect_pages(policy: VLLMEnginePolicy, book: Book, n_rollouts: int) -> tuple[float, list[Trajectory]]:
+    """Collect rollouts of a book, all at once; return the seconds that it took, and the episodes."""
+    from llm_envs.rollout import Collector
+
+    make = make_pages_env(book)
+    with Collector(make, policy, codec=policy.codec, max_concurrency=n_rollouts, progress=False) as collector:
+        started = time.perf_counter()
+        groups = collector.collect(n_rollouts)
+        seconds = time.perf_counter() - started
+    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+    for trajectory in trajectories:
+        if not trajectory.is_success:
+            raise SystemExit(f"a rollout failed: {trajectory.error or trajectory.stop_reason}")
+    return seconds, trajectories
 
 
 def reply_text(turn: int, n_turns: int) -> str:

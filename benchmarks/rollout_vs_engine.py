@@ -36,7 +36,8 @@ import numpy.typing as npt
 from measuring import Column, Figure, Report, finish, make_parser
 from pages import MAX_LENGTH, pages_tokenizer, save_model
 
-from llm_envs.policies.vllm_engine import VLLMEnginePolicy, _to_vllm, load_engine
+from llm_envs.policies import VLLMEnginePolicy, load_engine
+from llm_envs.policies.vllm.engine import _to_vllm
 from llm_envs.rollout import Collector, TrajectoryWriter
 from llm_envs.types import Sampled, SamplingParams
 

@@ -17,6 +17,9 @@ next one's. `--async-tools` measures that: on TRL's side alone the tool is then 
 Ours is `Collector.collect`, with everything that it does: environments made, reset and closed, a thread for each while
 the tool waits, seeds per request, parsing, trajectories. All rollouts of a cell run at once on both sides, and the
 prefix cache is emptied before each. The sides alternate, and a ratio is the median of the ratios of the pairs.
+
+The ratio at 50 ms depends on the engine: TRL's waits are a fixed sum, so the slower the engine, the smaller is their
+share. `latency.py` measures what does not depend on it: how much of the waits our collector hides.
 """
 
 from __future__ import annotations
@@ -40,13 +43,13 @@ import torch
 from datasets import Dataset
 from measuring import Column, Figure, Report, finish, make_parser
 from pages import (
-    INSTRUCTIONS,
     MAX_LENGTH,
     QUESTION,
+    SYSTEM_PROMPT,
     Book,
+    collect_pages,
     draw_latencies,
     forced_replies,
-    make_pages_env,
     pages_tokenizer,
     read_page,
     save_model,
@@ -54,8 +57,7 @@ from pages import (
 from trl import GRPOConfig, GRPOTrainer
 from trl.generation.vllm_generation import VLLMGeneration
 
-from llm_envs.policies.vllm_engine import VLLMEnginePolicy, load_engine
-from llm_envs.rollout import Collector
+from llm_envs.policies import VLLMEnginePolicy, load_engine
 
 
 class Cell(NamedTuple):
@@ -206,25 +208,18 @@ class Sides:
 
     def _run_ours(self, book: Book, n: int) -> tuple[float, list[tuple[list[int], list[int]]]]:
         self._begin(book)
-        make = make_pages_env(book)
-        with Collector(make, self._policy, codec=self._policy.codec, max_concurrency=n, progress=False) as collector:
-            started = time.perf_counter()
-            groups = collector.collect(n)
-            seconds = time.perf_counter() - started
+        seconds, trajectories = collect_pages(self._policy, book, n)
         rows = []
-        for group in groups:
-            for trajectory in group.trajectories:
-                if not trajectory.is_success:
-                    raise SystemExit(f"a rollout failed: {trajectory.error or trajectory.stop_reason}")
-                (row,) = trajectory.rows
-                ids = row.ids.tolist()
-                rows.append((ids[: row.prompt_length], ids[row.prompt_length :]))
-        self._n_sampled = sum(int(t.rows[0].mask.sum()) for group in groups for t in group.trajectories)
+        for trajectory in trajectories:
+            (row,) = trajectory.rows
+            ids = row.ids.tolist()
+            rows.append((ids[: row.prompt_length], ids[row.prompt_length :]))
+        self._n_sampled = sum(int(trajectory.rows[0].mask.sum()) for trajectory in trajectories)
         return seconds, rows
 
     def _run_trl(self, book: Book, n: int) -> tuple[float, list[tuple[list[int], list[int]]]]:
         self._begin(book)
-        messages = [{"role": "system", "content": INSTRUCTIONS}, {"role": "user", "content": QUESTION}]
+        messages = [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": QUESTION}]
         self._trainer._generate_and_score_completions([{"prompt": messages} for _ in range(n)])
         return self._trainer.seconds, self._trainer.rows
 
@@ -248,7 +243,7 @@ def make_trainer(folder: Path, llm: Any, tokenizer: Any, environment: type[Plain
         disable_tqdm=True,
         vllm_importance_sampling_correction=False,
     )
-    prompt = [{"role": "system", "content": INSTRUCTIONS}, {"role": "user", "content": QUESTION}]
+    prompt = [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": QUESTION}]
     environment.book = Book(draw_latencies(1, 1, 0.0))
     trainer = TimedTrainer(
         str(folder),

@@ -26,7 +26,7 @@ from measuring import RESULTS, Column, ReportError, figures_of, markdown_table, 
 
 HERE = Path(__file__).parent
 PLAIN = ("import_time", "memory", "env_steps", "codec_turns", "collector_scripted", "grpo_step", "training_steps")
-WITH_VLLM = ("concurrency", "rollout_vs_engine", "rollout_vs_trl")
+WITH_VLLM = ("concurrency", "rollout_vs_engine", "latency", "rollout_vs_trl")
 
 
 def run(name: str, python: str, out: Path, *, check: bool) -> int:

@@ -154,7 +154,7 @@ def ppo_trainer(model: Any, tokenizer: Any, folder: str, played: list[list[Any]]
     """Return ours, with a value head where there is no critic."""
     from grpo_step import give, settings
 
-    from llm_envs.trainers.ppo import EnvPPOConfig, EnvPPOTrainer
+    from llm_envs.trainers import EnvPPOConfig, EnvPPOTrainer
 
     args = EnvPPOConfig(**settings(folder, len(played)), save_trajectories=False, logps_tolerance=None)
     return give(EnvPPOTrainer(model, "llm/Countdown-v0", args, critic=critic, processing_class=tokenizer), played)
@@ -165,7 +165,7 @@ def dpo_trainer(name: str, model: Any, tokenizer: Any, common: dict[str, Any], p
     from datasets import Dataset
     from trl import DPOConfig, DPOTrainer
 
-    from llm_envs.trainers.dpo import EnvDPOConfig, EnvDPOTrainer
+    from llm_envs.trainers import EnvDPOConfig, EnvDPOTrainer
 
     common |= {"per_device_train_batch_size": MICRO_BATCH // 2}
     others = {"ref_model": common.pop("ref_model"), "processing_class": tokenizer}
@@ -188,7 +188,7 @@ def sft_trainer(name: str, model: Any, tokenizer: Any, common: dict[str, Any], r
     from datasets import Dataset
     from trl import SFTConfig, SFTTrainer
 
-    from llm_envs.trainers.sft import EnvSFTConfig, EnvSFTTrainer
+    from llm_envs.trainers import EnvSFTConfig, EnvSFTTrainer
 
     data = Dataset.from_list(rows)
     if name == "EnvSFTTrainer":

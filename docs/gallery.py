@@ -21,18 +21,20 @@ from statistics import fmean
 
 import written
 
-from llm_envs.catalogue import TaskCard, describe
-from llm_envs.policies.scripted import OraclePolicy
+from llm_envs.checker.catalogue import TaskCard, describe
+from llm_envs.checker.subject import QUICK, Step, Subject, play, repeat
+from llm_envs.policies import OraclePolicy
 from llm_envs.registration import task_ids
-from llm_envs.reporting import visible_text
 from llm_envs.rollout import Collector, EpisodeSpec
-from llm_envs.subject import QUICK, Step, Subject, play, repeat
+from llm_envs.tracking import visible_text
 from llm_envs.types import Trajectory
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "GALLERY.md"
 PROOF = ROOT / "proof" / "results"
 N_EPISODES = 100
+HARD = "★"
+"""Marks a level that is expected to be hard for frontier models."""
 LONGEST_TEXT = 1_500
 """Characters of one message on the page."""
 
@@ -47,6 +49,10 @@ Baselines are success rates over {n} episodes at each level. *Oracle*: the task'
 with the right form and no idea, that says what the oracle said to another problem. *Silence*: an empty reply, again and
 again. *Chance* is the upper bound that the task declares for guessing. *A tiny model* is the one of `make proof`,
 success on the test split before and after training ([learning](learning.md)), where there is such a run.
+
+★ marks a level that is *expected to be hard for frontier models*: by the argument given with the task, a model without
+tools beyond the task's own fails about half of its episodes. These are estimates, not measurements; `llm-envs list
+--hard` lists the tasks that have such a level.
 """
 
 
@@ -105,7 +111,7 @@ def overview(measured: list[Measured]) -> Iterator[str]:
         card = task.card
         yield (
             f"| {card.family} | [`{card.id}`](#{anchor(card.id)}) | {card.max_turns} | {len(card.tools) or ''} | "
-            f"{', '.join(card.levels)} |"
+            f"{', '.join(f'{name}{HARD}' if level.expected_hard else name for name, level in card.levels.items())} |"
         )
     yield ""
 
@@ -126,13 +132,21 @@ def entry(task: Measured) -> str:
         oracle, borrowed, silent = task.rates[name]
         number = "" if level.n_problems is None else f" ({level.n_problems:,})"
         description = level.description.replace("|", "\\|")
+        name = f"{name}{HARD}" if level.expected_hard else name
         lines.append(
             f"| {name} | {description}{number} | {level.chance_rate:.2g} | {oracle:.2f} | {borrowed:.2f} "
             f"| {silent:.2f} |"
         )
-    lines += ["", *tiny_models(card.id)]
+    lines += ["", *expected_hard(card), *tiny_models(card.id)]
     lines += ["```text", *episode_lines(task.episode), "```", ""]
     return "\n".join(lines)
+
+
+def expected_hard(card: TaskCard) -> Iterator[str]:
+    """Yield a line about each level that is expected to be hard, with the reason."""
+    for name, level in card.levels.items():
+        if level.expected_hard:
+            yield f"{HARD} *{name}* is expected to be hard for frontier models: {level.expected_hard}\n"
 
 
 def tiny_models(task_id: str) -> Iterator[str]:

@@ -6,14 +6,15 @@ python docs/metrics_page.py --check    says what would change, and exits with 1 
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import written
-
-from llm_envs.metric_names import PLACEHOLDERS, MetricName
-from llm_envs.trainers.metric_names import LOGGERS, METRICS
+import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "reference" / "metrics.md"
@@ -22,7 +23,7 @@ HEAD = """\
 # Metrics
 
 Every name that is logged by trainers, by the loop, by collections and evaluations. `python docs/metrics_page.py` writes
-this page from `llm_envs/metric_names.py` and `trainers/metric_names.py`, and
+this page from `docs/metrics.yaml`, and
 [a test](../../tests/docs/test_reference.py) runs everything that logs: each key that comes out is one row here, and
 each row comes out.
 
@@ -39,6 +40,62 @@ each row comes out.
 - A share is from 0 to 1.
 - Where the numbers go, and which file or tracker has them: [logging](../logging.md).
 """
+
+
+@dataclass(frozen=True, slots=True)
+class MetricName:
+    """A name that is logged, or a family of names."""
+
+    pattern: str
+    """The name; `<placeholder>` stands for any text that `PLACEHOLDERS` allows there."""
+    unit: str
+    """Unit of the number: share (from 0 to 1), tokens, nats, s, ..."""
+    meaning: str
+    """The meaning of the number, in a sentence."""
+    logged_by: tuple[str, ...] = ()
+    """Keys of `LOGGERS`."""
+    when: str = ""
+    """The condition under which it is logged; empty: always."""
+    maker: str = "llm-envs"
+    """The library that names it: names of TRL and transformers are passed on unchanged."""
+    is_evaluated: bool = False
+    """Whether an evaluation of a trainer logs the same with `eval_` in front."""
+
+    def matches(self, key: str) -> bool:
+        """Return whether a logged key is this name, or `eval_` and this name."""
+        parts = re.split(r"<(\w+)>", self.pattern)
+        expression = "".join(
+            f"(?:{PLACEHOLDERS[part][0]})" if place % 2 else re.escape(part) for place, part in enumerate(parts)
+        )
+        return re.fullmatch(("(?:eval_)?" if self.is_evaluated else "") + expression, key) is not None
+
+
+def matching_names(key: str, names: Iterable[MetricName]) -> list[MetricName]:
+    """Return the rows that a logged key belongs to: exactly one, if the key is known."""
+    return [name for name in names if name.matches(key)]
+
+
+def _row(data: Mapping[str, Any]) -> MetricName:
+    """Return a row of `docs/metrics.yaml`."""
+    return MetricName(
+        data["name"],
+        data["unit"],
+        data["meaning"],
+        tuple(data.get("logged_by", "").split()),
+        data.get("when", ""),
+        data.get("maker", "llm-envs"),
+        data.get("evaluated", False),
+    )
+
+
+_DATA = yaml.safe_load((ROOT / "docs" / "metrics.yaml").read_text(encoding="utf-8"))
+PLACEHOLDERS: Mapping[str, tuple[str, str]] = {
+    name: (entry["pattern"], entry["meaning"]) for name, entry in _DATA["placeholders"].items()
+}
+LOGGERS: Mapping[str, str] = _DATA["loggers"]
+EPISODE_METRICS = tuple(map(_row, _DATA["episode"]))
+METRICS = {heading: tuple(map(_row, rows)) for heading, rows in _DATA["metrics"].items()}
+ALL_METRICS = tuple(name for names in METRICS.values() for name in names)
 
 
 def page() -> str:

@@ -1,4 +1,4 @@
-"""What the site needs beside Markdown: pages for files of the repository that are linked to, and the whole package.
+"""Pages of the site for files of the repository that the documents link to.
 
 The documents link to sources, tests and examples as files, so that the links also work in a checkout. On the site each
 such file becomes a page of its own, outside the navigation and the search.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import posixpath
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -40,21 +39,6 @@ _repository_pages: dict[str, str] = {}
 def slug(heading: str, separator: str = "-") -> str:
     """Return the anchor that a heading gets in a checkout's viewers too."""
     return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", separator)
-
-
-def on_startup(command: str, dirty: bool) -> None:
-    """Make the folder of the package: mkdocstrings leaves out a path that is not there when it is configured."""
-    (ROOT / "build" / "api").mkdir(parents=True, exist_ok=True)
-
-
-def on_pre_build(config: MkDocsConfig) -> None:
-    """Put the three folders of the package together as the wheel has them."""
-    package = ROOT / "build" / "api" / "llm_envs"
-    shutil.rmtree(package.parent, ignore_errors=True)
-    package.mkdir(parents=True)
-    for source in [*(ROOT / "llm_envs").iterdir(), ROOT / "tasks", ROOT / "trainers"]:
-        if source.name != "__pycache__":
-            (package / source.name).symlink_to(source)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

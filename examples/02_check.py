@@ -2,7 +2,7 @@
 
 Command:   python examples/02_check.py            (from the command line: llm-envs check llm/Countdown-v0)
 Time:      two seconds. Needs no torch.
-Expect:    all 25 clauses hold for llm/Countdown-v0; the task that forgets its seed breaks 4, is_deterministic one of
+Expect:    all 34 clauses hold for llm/Countdown-v0; the task that forgets its seed breaks 4, is_deterministic one of
            them.
 """
 
@@ -10,7 +10,7 @@ import sys
 
 import numpy as np
 
-from llm_envs.checker import check_task
+from llm_envs import check_task
 from llm_envs.registration import register_task
 from llm_envs.tasks.arithmetic.countdown import CountdownEnv
 

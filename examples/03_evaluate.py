@@ -9,9 +9,8 @@ import asyncio
 
 from warm_model import GUESS, options, warm_model
 
-from llm_envs.evaluate import evaluate
-from llm_envs.policies.scripted import ConstantPolicy, OraclePolicy
-from llm_envs.policies.transformers import TransformersPolicy
+from llm_envs import evaluate
+from llm_envs.policies import ConstantPolicy, OraclePolicy, TransformersPolicy
 from llm_envs.types import SamplingParams
 
 given = options(__doc__, episodes=200)

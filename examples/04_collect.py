@@ -10,7 +10,7 @@ import shutil
 from warm_model import GUESS, OUT, options, warm_model
 
 from llm_envs.data import preference_pairs, to_dataset, to_groups
-from llm_envs.policies.transformers import TransformersPolicy
+from llm_envs.policies import TransformersPolicy
 from llm_envs.rollout import Collector, TrajectoryWriter, read_trajectories
 from llm_envs.types import SamplingParams
 

@@ -7,7 +7,7 @@ Expect:    success on the test split 0.490 -> 0.970 (seed 0).
 
 from warm_model import GUESS, OUT, QUIET, options, success, train, warm_model
 
-from llm_envs.trainers.sft import EnvSFTConfig, EnvSFTTrainer
+from llm_envs.trainers import EnvSFTConfig, EnvSFTTrainer
 
 given = options(__doc__, steps=60, episodes=200)
 args = EnvSFTConfig(

@@ -7,7 +7,7 @@ Expect:    success on the test split 0.490 -> 0.805 (seed 0; seed 2 and 30 steps
 
 from warm_model import GUESS, OUT, QUIET, SHORT, options, success, train, warm_model
 
-from llm_envs.trainers.grpo import EnvGRPOConfig, EnvGRPOTrainer
+from llm_envs.trainers import EnvGRPOConfig, EnvGRPOTrainer
 
 given = options(__doc__, steps=20, episodes=200)
 args = EnvGRPOConfig(

@@ -9,9 +9,9 @@ import shutil
 
 from warm_model import GUESS, OUT, QUIET, options, success, train, warm_model
 
-from llm_envs.policies.transformers import TransformersPolicy
+from llm_envs.policies import TransformersPolicy
 from llm_envs.rollout import Collector, TrajectoryWriter
-from llm_envs.trainers.dpo import EnvDPOConfig, EnvDPOTrainer
+from llm_envs.trainers import EnvDPOConfig, EnvDPOTrainer
 from llm_envs.types import SamplingParams
 
 given = options(__doc__, groups=200, steps=40, episodes=200)

@@ -9,7 +9,7 @@ Expect:    success on the test split 0.490 -> 0.785 (seed 0); the reward rises f
 from warm_model import GUESS, OUT, QUIET, SHORT, options, success, train, warm_model
 
 from llm_envs.rollout.filters import create_spread_filter
-from llm_envs.trainers.dpo import EnvDPOConfig, EnvDPOTrainer
+from llm_envs.trainers import EnvDPOConfig, EnvDPOTrainer
 
 given = options(__doc__, rounds=8, episodes=200)
 args = EnvDPOConfig(

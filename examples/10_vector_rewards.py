@@ -11,7 +11,7 @@ from warm_model import GRPO, GUESS, OUT, options, success, train, warm_model
 
 from llm_envs.parsers import parse_reply
 from llm_envs.rewards import create_gated, total
-from llm_envs.trainers.grpo import EnvGRPOConfig, EnvGRPOTrainer
+from llm_envs.trainers import EnvGRPOConfig, EnvGRPOTrainer
 from llm_envs.types import Trajectory
 
 

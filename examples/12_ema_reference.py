@@ -8,8 +8,8 @@ Expect:    success of 0.490 becomes 0.575 with a frozen reference and 0.780 with
 
 from warm_model import GRPO, GUESS, OUT, options, success, train, warm_model
 
+from llm_envs.trainers import EnvGRPOConfig, EnvGRPOTrainer
 from llm_envs.trainers.functional.references import create_ema_update
-from llm_envs.trainers.grpo import EnvGRPOConfig, EnvGRPOTrainer
 
 given = options(__doc__, steps=20, episodes=200)
 model = given.model or warm_model()

@@ -11,7 +11,7 @@ import random
 from warm_model import options
 
 from llm_envs.parsers import format_answer, format_tool_call
-from llm_envs.policies.scripted import OraclePolicy
+from llm_envs.policies import OraclePolicy
 from llm_envs.rollout import Collector, ToolTracker
 
 

@@ -10,12 +10,12 @@ from statistics import fmean
 
 from warm_model import GRPO, OUT, options, train, warm_model
 
-from llm_envs.budget import Budget, budgeted
 from llm_envs.env import Difficulty, ToolEnv
 from llm_envs.parsers import format_answer, format_tool_call
 from llm_envs.registration import register_task
 from llm_envs.rewards import create_self_verification
-from llm_envs.trainers.grpo import EnvGRPOConfig, EnvGRPOTrainer
+from llm_envs.tools import Budget, budgeted
+from llm_envs.trainers import EnvGRPOConfig, EnvGRPOTrainer
 
 
 class Lamp(ToolEnv):

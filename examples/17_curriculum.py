@@ -11,8 +11,8 @@ from warm_model import GRPO, OUT, options, train, warm_model
 from llm_envs.env import Difficulty, SingleTurnEnv
 from llm_envs.parsers import format_answer
 from llm_envs.registration import register_task
-from llm_envs.rollout.curriculum import Curriculum
-from llm_envs.trainers.grpo import EnvGRPOConfig, EnvGRPOTrainer
+from llm_envs.rollout import Curriculum
+from llm_envs.trainers import EnvGRPOConfig, EnvGRPOTrainer
 
 
 class LastDigit(SingleTurnEnv):

@@ -8,7 +8,7 @@ Expect:    15.2% of the parameters trained; success on the test split 0.490 -> 0
 from peft import LoraConfig
 from warm_model import GRPO, GUESS, OUT, options, success, train, warm_model
 
-from llm_envs.trainers.grpo import EnvGRPOConfig, EnvGRPOTrainer
+from llm_envs.trainers import EnvGRPOConfig, EnvGRPOTrainer
 
 given = options(__doc__, steps=20, episodes=200)
 settings = GRPO | {"learning_rate": 5e-3}  # an adapter wants about ten times the rate

@@ -15,7 +15,7 @@ from pathlib import Path
 from accelerate.utils import gather_object
 from warm_model import GRPO, GUESS, OUT, options, success, train, warm_model
 
-from llm_envs.trainers.grpo import EnvGRPOConfig, EnvGRPOTrainer
+from llm_envs.trainers import EnvGRPOConfig, EnvGRPOTrainer
 
 given = options(__doc__, steps=20, episodes=200)
 if "LOCAL_RANK" not in os.environ:  # started by hand: the model is made once, then both processes begin

@@ -10,10 +10,10 @@ import torch
 from transformers import AutoModelForSequenceClassification
 from warm_model import GRPO, GUESS, OUT, options, success, train, warm_model
 
-from llm_envs.policies.transformers import TransformersPolicy
-from llm_envs.reward_model import RewardModel, torch_scorer
+from llm_envs.judges.reward_model import RewardModel, torch_scorer
+from llm_envs.policies import TransformersPolicy
 from llm_envs.rollout import Collector
-from llm_envs.trainers.grpo import EnvGRPOConfig, EnvGRPOTrainer
+from llm_envs.trainers import EnvGRPOConfig, EnvGRPOTrainer
 from llm_envs.types import SamplingParams
 
 given = options(__doc__, groups=400, fit=60, steps=20, episodes=200)

@@ -11,7 +11,7 @@ from typing import Any
 
 from warm_model import GUESS, options
 
-from llm_envs.evaluate import evaluate
+from llm_envs import evaluate
 from llm_envs.parsers import format_answer, parse_reply
 from llm_envs.types import Message, SamplingParams
 

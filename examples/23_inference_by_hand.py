@@ -14,8 +14,8 @@ import torch
 from warm_model import options
 
 from llm_envs.chat import ChatCodec
+from llm_envs.policies import TransformersPolicy
 from llm_envs.policies import inference as inf
-from llm_envs.policies.transformers import TransformersPolicy
 from llm_envs.tiny_model import tiny_model, tiny_tokenizer
 from llm_envs.trainers.functional.kl import exact_kl
 from llm_envs.types import Message, SamplingParams

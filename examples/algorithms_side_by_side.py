@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from llm_envs.report import plot_training_curves
-from llm_envs.reporting import Logger, csv_logger, multi_logger, tensorboard_logger, trackio_logger, wandb_logger
+from llm_envs.tracking import Logger, csv_logger, multi_logger, tensorboard_logger, trackio_logger, wandb_logger
 from llm_envs.trainers.functional import advantages as adv
 from llm_envs.trainers.functional import kl as kls
 from llm_envs.trainers.functional import losses, pairs, returns, turns
@@ -30,7 +30,7 @@ from llm_envs.trainers.functional.algorithm import (
     PAIRWISE,
     REINFORCE,
     RLOO,
-    AlgorithmConfig,
+    Algorithm,
     AlgorithmSchedule,
     LossBatch,
     algorithm_loss,
@@ -85,9 +85,7 @@ def sample(policy: Policy) -> Words:
     return Words(ids_BT, policy.logps(ids_BT), mask_BT, letters_BT, regular_group_ids(N_GROUPS, GROUP_SIZE))
 
 
-def loss_of(
-    policy: Policy, reference: Policy, words: Words, algorithm: AlgorithmConfig
-) -> tuple[torch.Tensor, float, float]:
+def loss_of(policy: Policy, reference: Policy, words: Words, algorithm: Algorithm) -> tuple[torch.Tensor, float, float]:
     """Return an algorithm's loss on what was sampled, the KL to the reference per token, and the share out of bounds.
 
     Out of bounds is what a clip of 0.2 holds back: a ratio that has gone further than that the way it is rewarded for.
@@ -95,7 +93,7 @@ def loss_of(
     logps_BT, ref_logps_BT = policy.logps(words.ids_BT), reference.logps(words.ids_BT)
     rewards_B = words.letter_rewards_BT.sum(1)
     if algorithm.kl_in == "reward":
-        kl_BT = algorithm.kl_fn(words.old_logps_BT, ref_logps_BT, words.mask_BT)
+        kl_BT = algorithm.kl_estimator(words.old_logps_BT, ref_logps_BT, words.mask_BT)
         rewards_B = kls.kl_in_reward(rewards_B, kl_BT, words.mask_BT, algorithm.kl_coef)
     mask_BT = words.mask_BT
     if algorithm.dynamic_sampling:
@@ -120,9 +118,7 @@ def loss_of(
 def actor_critic_loss(policy: Policy, words: Words, old_values_BT: torch.Tensor) -> torch.Tensor:
     """Return PPO's loss: generalised advantages of a critic that learns beside the policy."""
     values_BT = policy.values_T.expand_as(words.old_logps_BT)
-    advantages_BT, returns_BT = returns.generalised_advantages(
-        old_values_BT, words.letter_rewards_BT, words.mask_BT, gamma=1.0, lam=0.95
-    )
+    advantages_BT, returns_BT = returns.gae(old_values_BT, words.letter_rewards_BT, words.mask_BT, gamma=1.0, lam=0.95)
     actor_BT = losses.clipped_surrogate(
         policy.logps(words.ids_BT), words.old_logps_BT, advantages_BT, words.mask_BT, dual_clip=3.0
     )
@@ -142,7 +138,7 @@ def discounted_loss(policy: Policy, words: Words) -> torch.Tensor:
 class Row:
     """One line of the table."""
 
-    algorithm: AlgorithmConfig | AlgorithmSchedule | str
+    algorithm: Algorithm | AlgorithmSchedule | str
     reference_update_fn: refs.ReferenceUpdateFn = refs.keep_reference
 
 
@@ -162,7 +158,7 @@ def rows() -> dict[str, Row]:
         "pairs: random": replace(PAIRWISE, pair_selector=pairs.create_random_pairs(0)),
         "pairs: IPO": replace(PAIRWISE, pair_loss_fn=pairs.create_ipo_loss(beta=1.0), pair_average=True),
         "pairs: hinge": replace(PAIRWISE, pair_loss_fn=pairs.create_hinge_loss(beta=1.0)),
-        "KL in the reward: k1": replace(GRPO, kl_coef=0.2, kl_in="reward", kl_fn=kls.k1),
+        "KL in the reward": replace(GRPO, kl_coef=0.2, kl_in="reward"),
     }
     kl_fns: dict[str, kls.KLFn] = {
         "k1 (no gradient)": kls.k1,
@@ -213,7 +209,7 @@ def learn(row: Row, n_steps: int, seed: int) -> tuple[Policy, torch.nn.Module, l
                 loss = discounted_loss(policy, words)
             else:
                 assert not isinstance(row.algorithm, str)
-                now = row.algorithm if isinstance(row.algorithm, AlgorithmConfig) else row.algorithm(step)
+                now = row.algorithm if isinstance(row.algorithm, Algorithm) else row.algorithm(step)
                 loss, kl, clipped = loss_of(policy, reference, words, now)
             optimizer.zero_grad()
             loss.backward()

@@ -29,19 +29,17 @@ import gymnasium as gym
 import transformers
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from llm_envs import evaluate
 from llm_envs.chat import ChatCodec
-from llm_envs.evaluate import Evaluation, evaluate
+from llm_envs.evaluation import Evaluation
 from llm_envs.parsers import format_answer
-from llm_envs.policies.scripted import OraclePolicy
-from llm_envs.policies.transformers import TransformersPolicy
-from llm_envs.report.html import write_episode_page
-from llm_envs.report.plots import plot_training_curves
-from llm_envs.reporting import jsonl_logger, read_metrics
+from llm_envs.policies import OraclePolicy, TransformersPolicy
+from llm_envs.report import plot_training_curves, write_episode_page
 from llm_envs.rollout import Collector, TrajectoryWriter
 from llm_envs.tiny_model import tiny_model, tiny_tokenizer
+from llm_envs.tracking import jsonl_logger, read_metrics
+from llm_envs.trainers import EnvGRPOConfig, EnvGRPOTrainer, EnvSFTConfig, EnvSFTTrainer
 from llm_envs.trainers.callbacks import LoggerCallback, ProgressLineCallback
-from llm_envs.trainers.grpo import EnvGRPOConfig, EnvGRPOTrainer
-from llm_envs.trainers.sft import EnvSFTConfig, EnvSFTTrainer
 from llm_envs.types import SamplingParams, Trajectory
 
 ENV = "llm/Calculator-v0"
@@ -128,7 +126,7 @@ def reinforce(folder: Path, out: Path, use_vllm: bool, args: argparse.Namespace)
         lr_scheduler_type="linear",
         gradient_checkpointing=False,
         use_vllm=use_vllm,
-        vllm_max_model_length=256,
+        vllm_max_model_length=256 if use_vllm else None,
         logging_steps=1,
         save_strategy="no",
         report_to="none",

@@ -16,12 +16,11 @@ from typing import Any
 
 import torch
 
+from llm_envs import evaluate
 from llm_envs.chat import ChatCodec
-from llm_envs.env import SingleTurnEnv
-from llm_envs.evaluate import evaluate
 from llm_envs.parsers import format_answer
-from llm_envs.policies.transformers import TransformersPolicy
-from llm_envs.rollout import Collector, PromptSource
+from llm_envs.policies import TransformersPolicy
+from llm_envs.rollout import Collector, PromptSource, PromptTask
 from llm_envs.tiny_model import tiny_model, tiny_tokenizer
 from llm_envs.trainers.functional.advantages import group_normalised
 from llm_envs.trainers.functional.logits import logps_from_logits
@@ -30,7 +29,7 @@ from llm_envs.trainers.functional.masking import aggregate_loss
 from llm_envs.types import Row, SamplingParams, TrajectoryGroup
 
 NUMBERS = [{"prompt": str(n), "answer": str(n % 10)} for n in range(100, 1000)]
-TASK = SingleTurnEnv.from_prompts(NUMBERS, lambda row, reply: float(reply.answer == row["answer"]))
+TASK = PromptTask(NUMBERS, lambda row, reply: float(reply.answer == row["answer"]))
 
 
 class FirstOrLast:

@@ -19,14 +19,14 @@ import numpy as np
 import numpy.typing as npt
 
 from llm_envs import rewards as rw
-from llm_envs import shaping as sh
 from llm_envs.judges import LLMJudge
+from llm_envs.judges.reward_model import RewardModel
 from llm_envs.parsers import format_answer, format_tool_call
-from llm_envs.policies.chat_api import ChatAPIPolicy
-from llm_envs.reporting import trajectory_table
-from llm_envs.reward_model import RewardModel
+from llm_envs.policies import ChatAPIPolicy
+from llm_envs.rewards import shaping as sh
 from llm_envs.rollout import ToolTracker, aconverse_batch, converse, filters
 from llm_envs.testing import ByteCodec, HashingTokenPolicy
+from llm_envs.tracking import trajectory_table
 from llm_envs.types import Message, Trajectory, TrajectoryGroup, validate_batch
 
 QUESTION = "What is 6 times 7? You may call multiply. Give the number as <answer>number</answer>."
@@ -165,10 +165,11 @@ def show_shaping(trajectory: Trajectory) -> None:
     def has_result(messages: Sequence[Message]) -> float:
         return float(any(message.role == "tool" for message in messages))
 
+    def policy(of: Trajectory) -> list[npt.NDArray[np.float64]]:
+        return [row.logps.astype(np.float64) for row in of.rows]  # sampled without filters: the policy's own
+
     def reference(of: Trajectory) -> list[npt.NDArray[np.float64]]:
-        return [
-            row.logps.astype(np.float64) - 0.1 for row in of.rows
-        ]  # a reference that finds all a little less likely
+        return [logps - 0.1 for logps in policy(of)]  # it finds every token a little less likely
 
     shaped = sh.shape(
         trajectory,
@@ -177,7 +178,7 @@ def show_shaping(trajectory: Trajectory) -> None:
             sh.create_success_bonus(0.5),
             sh.create_length_bonus(0.1, 100),
             sh.create_potential_shaping(has_result),
-            sh.create_kl_penalty(0.01, reference),
+            sh.create_kl_penalty(0.01, policy, reference),
             sh.create_entropy_bonus(0.01),
             sh.create_clipping(-1.0, 0.9),
         ],
@@ -200,6 +201,8 @@ def show_filters(group: TrajectoryGroup) -> None:
     table(["all", "right"], {name: [float(keeps(group)), float(keeps(right))] for name, keeps in kept.items()})
     (best,) = filters.create_selection(filters.reward_spread)([right, group], 1)
     print(f"of the two the group with {len(best)} replies has the greater spread")
+    n_whole = len(group.filter(filters.create_void_turn_filter()))
+    print(f"{n_whole} of {len(group)} replies have a tool call or an answer in each turn")
 
 
 async def play() -> list[Trajectory]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from trl import GRPOConfig, GRPOTrainer, ModelConfig, TrlParser
 
-from llm_envs.trainers.seams import env_reward, environment_factory, episode_dataset, prompt_dataset, rollout_func
+from llm_envs.trainers.stock_trl import env_reward, environment_factory, episode_dataset, prompt_dataset, rollout_func
 
 
 @dataclass

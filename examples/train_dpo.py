@@ -12,7 +12,7 @@ Expect:    a loss of 0.693 (log 2) at the first step, and less later; the model 
 
 import sys
 
-from llm_envs.trainers.commands import main
+from llm_envs.trainers.cli.commands import main
 
 if __name__ == "__main__" and (code := main(["dpo", *sys.argv[1:]])):
     sys.exit(code)

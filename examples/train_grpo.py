@@ -3,13 +3,13 @@
 Command:   accelerate launch --num_processes 1 examples/train_grpo.py --env llm/Calculator-v0 --model_name_or_path DIR \
                --output_dir runs/grpo --env_kwargs '{"difficulty": "easy"}' --max_steps 20
 Hardware:  anything that runs the model; `--use_vllm` samples with vLLM in the same process; `--use_peft` trains a LoRA
-           adapter. `--recipe dapo` takes a published algorithm's settings and functions; `--dry_run` says what would be
+           adapter. `--algorithm dapo` takes a published algorithm; `--dry_run` says what would be
            done. `--help` lists every field of `EnvGRPOConfig` (TRL's `GRPOConfig` and ours) and TRL's `ModelConfig`.
 """
 
 import sys
 
-from llm_envs.trainers.commands import main
+from llm_envs.trainers.cli.commands import main
 
 if __name__ == "__main__":
     sys.exit(main(["grpo", *sys.argv[1:]]))

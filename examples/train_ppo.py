@@ -10,7 +10,7 @@ Expect:    `reward` and `value/explained_variance` rise; the policy in OUTPUT_DI
 
 import sys
 
-from llm_envs.trainers.commands import main
+from llm_envs.trainers.cli.commands import main
 
 if __name__ == "__main__" and (code := main(["ppo", *sys.argv[1:]])):
     sys.exit(code)

@@ -10,7 +10,7 @@ Expect:    the model in OUTPUT_DIR; rows over `--max_length` are dropped or cut 
 
 import sys
 
-from llm_envs.trainers.commands import main
+from llm_envs.trainers.cli.commands import main
 
 if __name__ == "__main__" and (code := main(["sft", *sys.argv[1:]])):
     sys.exit(code)

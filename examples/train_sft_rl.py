@@ -5,7 +5,7 @@ Command:   python examples/train_sft_rl.py --config run.yaml          (accelerat
 Hardware:  anything that runs the model.
 Expect:    the models in OUTPUT_DIR/sft and OUTPUT_DIR/rl, the episodes of GRPO in OUTPUT_DIR/rl/trajectories.
 
-The file (all of it is explained in llm_envs.trainers.sft_rl):
+The file (all of it is explained in llm_envs.trainers.cli.sft_rl):
 
     mode: sft+rl
     model_name_or_path: runs/demo/warm
@@ -18,7 +18,7 @@ The file (all of it is explained in llm_envs.trainers.sft_rl):
 
 import sys
 
-from llm_envs.trainers.commands import main
+from llm_envs.trainers.cli.commands import main
 
 if __name__ == "__main__":
     sys.exit(main(["sft-rl", *sys.argv[1:]]))

@@ -16,14 +16,13 @@ from typing import Any
 import gymnasium as gym
 import transformers
 
+from llm_envs import evaluate
 from llm_envs.chat import ChatCodec
-from llm_envs.evaluate import evaluate
 from llm_envs.parsers import format_answer
-from llm_envs.policies.scripted import OraclePolicy
-from llm_envs.policies.transformers import TransformersPolicy
+from llm_envs.policies import OraclePolicy, TransformersPolicy
 from llm_envs.rollout import Collector
 from llm_envs.tiny_model import tiny_model, tiny_tokenizer
-from llm_envs.trainers.sft import EnvSFTConfig, EnvSFTTrainer
+from llm_envs.trainers import EnvSFTConfig, EnvSFTTrainer
 from llm_envs.types import SamplingParams
 
 GUESS = "llm/GuessNumber-v0"

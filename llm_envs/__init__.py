@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 from llm_envs.env import Difficulty, Outcome, SingleTurnEnv, TextEnv, ToolEnv
 from llm_envs.registration import discover, register_task, task_ids, task_spec
 from llm_envs.spaces import TextSpace
-from llm_envs.tools import Tool
+from llm_envs.tools.base import Tool
 
 if TYPE_CHECKING:
     from llm_envs.checker import check_task
+    from llm_envs.evaluation import evaluate
 
 __all__ = [
     "Difficulty",
@@ -31,6 +32,7 @@ __all__ = [
     "__version__",
     "check_task",
     "discover",
+    "evaluate",
     "register_task",
     "task_ids",
     "task_spec",
@@ -39,7 +41,7 @@ __all__ = [
 __version__ = version("llm-envs")
 
 # Loaded when first asked for: none of it is needed to play.
-_LAZY = {"check_task": "llm_envs.checker"}
+_LAZY = {"check_task": "llm_envs.checker", "evaluate": "llm_envs.evaluation"}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""What to know about a model before training it: its chat template, its tokens, and one episode as it is trained on."""
+"""Checks of a model before training: its chat template, its tokens, and one episode as it is trained on."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from llm_envs.chat import ChatCodec
-from llm_envs.chat_template import structured_reply
+from llm_envs.chat.codec import ChatCodec
+from llm_envs.chat.template import structured_reply
+from llm_envs.chat.tokenization import common_length
 from llm_envs.parsers import detect_format, parse_reply
-from llm_envs.reporting import visible_text
-from llm_envs.rollout.tape import Tape
-from llm_envs.tokenization import common_length
+from llm_envs.rollout.token_transcript import TokenTranscript
+from llm_envs.tracking.loggers import visible_text
 from llm_envs.types import Message, Row, Trajectory
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "diagnose",
     "episode_problems",
     "fork_cases",
+    "model_problems",
     "play_oracle",
     "show_diagnosis",
     "show_row",
@@ -52,9 +53,9 @@ class ForkCase:
     """Whether the template still shows a turn as the model wrote it, once something follows it."""
 
     after: str
-    """What the turn was: "an answer", "thinking and an answer", "a call", "thinking and a call"."""
+    """The kind of turn: "an answer", "thinking and an answer", "a call", "thinking and a call"."""
     role: str
-    """Who speaks next: "user" or "tool"."""
+    """Role of the next message: "user" or "tool"."""
     forks: bool
     """Whether the template now writes something else than the row has: with `history="template"` a new row begins."""
     why: str = ""
@@ -63,7 +64,7 @@ class ForkCase:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What was found out about a tokenizer and its chat template."""
+    """The findings about a tokenizer and its chat template."""
 
     roles: tuple[str, ...]
     """The roles that the template has a place for."""
@@ -79,9 +80,9 @@ class Diagnosis:
     """Tokens at which a turn ends."""
     cases: tuple[ForkCase, ...]
     problems: tuple[str, ...]
-    """Why the model cannot be trained on as it is."""
+    """Reasons why the model cannot be trained on."""
     notes: tuple[str, ...]
-    """What to know besides."""
+    """Further findings."""
 
     @property
     def forks(self) -> bool:
@@ -100,7 +101,7 @@ def fork_cases(codec: ChatCodec) -> tuple[ForkCase, ...]:
 
 
 def diagnose(codec: ChatCodec, *, vocabulary_size: int | None = None) -> Diagnosis:
-    """Find out what to know about a model from its tokenizer and chat template.
+    """Examine a model's tokenizer and chat template.
 
     Args:
         codec: Made with the settings that training will have.
@@ -130,7 +131,7 @@ def play_oracle(codec: ChatCodec, env_id: str, env_kwargs: Mapping[str, Any] | N
     from llm_envs.policies.scripted import OraclePolicy
     from llm_envs.registration import task_spec
     from llm_envs.rollout.episode import play_episode
-    from llm_envs.rollout.source import EpisodeSpec
+    from llm_envs.sources.source import EpisodeSpec
 
     task_spec(env_id)
     make: Any = partial(gym.make, env_id, disable_env_checker=True, **(env_kwargs or {}))
@@ -149,8 +150,21 @@ def episode_problems(codec: ChatCodec, trajectory: Trajectory, context_length: i
     return problems
 
 
+def model_problems(config: Any) -> Sequence[str]:
+    """Return why a model of this configuration (None: unknown) cannot be trained on."""
+    from transformers import AutoModelForCausalLM
+
+    from llm_envs.policies.inference.positions import position_problem
+
+    if type(config) not in AutoModelForCausalLM._model_mapping:
+        return []
+    model_class: Any = AutoModelForCausalLM._model_mapping[type(config)]
+    problem = position_problem(model_class, config.get_text_config().model_type)
+    return [] if problem is None else [problem]
+
+
 def show_row(codec: ChatCodec, row: Row, *, colour: bool) -> str:
-    """Return a row as text: what is trained in green, or between ⟦ and ⟧ without colour; the rest as it is."""
+    """Return a row as text: trained tokens in green, or between ⟦ and ⟧ without colour; the rest unchanged."""
     begin, end = ("\x1b[32m", "\x1b[0m") if colour else ("⟦", "⟧")
     parts, position = [], 0
     for start, stop in row.spans:
@@ -161,7 +175,7 @@ def show_row(codec: ChatCodec, row: Row, *, colour: bool) -> str:
 
 
 def show_diagnosis(diagnosis: Diagnosis) -> str:
-    """Return what was found out, a line each."""
+    """Return the findings, a line each."""
     tools = "in the template" if diagnosis.tools else "not in the template: written into the system prompt"
     lines = [
         f"roles             {', '.join(diagnosis.roles)}",
@@ -220,17 +234,17 @@ def _can_say(codec: ChatCodec, words: str) -> bool:
 
 
 def _fork_case(codec: ChatCodec, after: str, words: str, role: str) -> ForkCase:
-    tape = Tape(codec, "template")
+    transcript = TokenTranscript(codec, "template")
     tools = [TOOL] if role == "tool" else []
-    tape.begin([_ASK], tools)
+    transcript.begin([_ASK], tools)
     ids = codec.encode_reply(words)
     reply = Message("assistant", codec.decode_reply(ids))
-    tape.say(reply, ids, None)
-    written = codec.decode(tape.row.ids)
-    tape.hear(_HEARD[role])
-    if not tape.is_forked:
+    transcript.append_reply(reply, ids, None)
+    written = codec.decode(transcript.row.ids)
+    transcript.append_observation(_HEARD[role])
+    if not transcript.is_forked:
         return ForkCase(after, role, False)
-    return ForkCase(after, role, True, _parting(written, codec.decode(tape.row.ids)))
+    return ForkCase(after, role, True, _parting(written, codec.decode(transcript.row.ids)))
 
 
 def _parting(written: str, shown: str) -> str:

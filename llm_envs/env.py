@@ -1,16 +1,16 @@
-"""Text environments: the base class and its two shapes.
+"""Text environments: the base class and its two common shapes.
 
 A task is a class with a few declarations and a few short methods:
 
-- declarations: `difficulties`, `default_difficulty`, `problem_fields`, `reward_weights`, `instructions`; `parse_reply`
-  and `answer_form` where replies have another form than `<answer>` tags;
-- every task: `generate` (a problem from `self.np_random`) and `prompt` (the first observation); `split_key` where two
-  problems can be the same one written differently;
-- a `SingleTurnEnv`: `solution`, and `is_correct` where there are several right answers;
-- a `ToolEnv`: `make_tools`, `is_correct` and `next_action` (what the oracle does);
+- declarations: `difficulties`, `default_difficulty`, `problem_fields`, `reward_weights`, `instructions`; also
+  `parse_reply` and `answer_form` if replies use another form than `<answer>` tags;
+- every task: `generate` (a problem from `self.np_random`) and `prompt` (the first observation); also `split_key` if the
+  same problem can be written in different ways;
+- a `SingleTurnEnv`: `solution`, and `is_correct` if there are several right answers;
+- a `ToolEnv`: `make_tools`, `is_correct` and `next_action` (the oracle);
 - any other multi-turn task is a `TextEnv` with `play` and `next_action`.
 
-The base class does the rest: splits, seeds, given problems, turn limits, rewards from components, `info`, rendering,
+The base class does the rest: splits, seeds, given problems, turn limits, rewards from components, `info`, rendering
 and errors.
 """
 
@@ -30,13 +30,12 @@ from llm_envs.errors import EnvContractError, InvalidActionError, InvalidConfigE
 from llm_envs.parsers import ParsedReply, parse_reply
 from llm_envs.rewards import exact_match, weighted_sum
 from llm_envs.spaces import MAX_TEXT_LENGTH, TextSpace, encodable
-from llm_envs.toolbox import Toolbox, run_calls
-from llm_envs.tools import INVALID_ARGUMENTS, UNKNOWN_TOOL, Tool
-from llm_envs.toolset import Toolset
+from llm_envs.tools.base import INVALID_ARGUMENTS, UNKNOWN_TOOL, Tool
+from llm_envs.tools.executor import Toolbox, run_calls
+from llm_envs.tools.toolset import Toolset
 from llm_envs.types import ToolCall, ToolResult
 
 if TYPE_CHECKING:
-    from llm_envs.rollout.prompt_env import PromptsLike, PromptTask, RewardFn
     from llm_envs.sandbox import PythonTool
 
 __all__ = ["SPLITS", "Difficulty", "Outcome", "SingleTurnEnv", "TextEnv", "ToolEnv", "canonical_json", "split_of"]
@@ -44,7 +43,7 @@ __all__ = ["SPLITS", "Difficulty", "Outcome", "SingleTurnEnv", "TextEnv", "ToolE
 SPLITS = ("train", "test")
 _TEST_ONE_IN = 5
 _MAX_DRAWS = 1_000
-"""Draws until a problem lands in the split. At one in five, missing this often has probability 1e-97."""
+"""Draws until a problem falls into the split. At one in five, missing this often has probability 1e-97."""
 
 _encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False).encode
 
@@ -54,35 +53,41 @@ class Difficulty:
     """One level of a task."""
 
     description: str
-    """What the problems look like."""
+    """A short description of the problems."""
     chance_rate: float
-    """Upper bound on how often a player that only guesses wins an episode."""
+    """Upper bound on the success rate of a player that only guesses."""
     n_problems: int | None = None
-    """How many different problems there are; None if practically endless."""
+    """Number of different problems; None if practically endless."""
     disjoint_splits: bool = True
-    """False if the space is too small to be divided: then both splits draw from all of it."""
+    """False if both splits draw from all problems: there are too few to divide, or they all begin with the same
+    observation, so that knowing the split would reveal something hidden."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Whatever the task's `generate` wants to know; read as `self.settings`."""
+    """Parameters for the task's `generate`, available as `self.settings`."""
     max_return: float | None = None
-    """What a perfect episode of this level earns, where that is not the class's `max_return`."""
+    """The return of a perfect episode of this level; None means the class's `max_return`."""
+    min_return: float | None = None
+    """The lowest return of an episode of this level; None means the class's `min_return`."""
+    expected_hard: str | None = None
+    """Why a frontier model is expected to fail about half of the episodes: an estimate, in one sentence. None if such a
+    model is expected to solve the level, or if nobody has estimated it."""
 
 
 class Outcome(NamedTuple):
-    """What one turn came to: the return value of `TextEnv.play`."""
+    """The result of one turn, returned by `TextEnv.play`."""
 
     observation: str
-    """What the agent reads next."""
+    """The text that the agent reads next."""
     components: dict[str, float]
     """A fresh dict with exactly the keys of `reward_weights`."""
     terminated: bool = False
     is_success: bool = False
-    """Whether the task is solved. Only looked at when the episode ends."""
+    """Whether the task is solved. Used only when the episode ends."""
     messages: list[dict[str, Any]] | None = None
-    """The observation as messages, where it is not one plain user message. A fresh list."""
+    """The observation as messages, if it is not a single user message. A fresh list."""
 
 
 def canonical_json(value: Any) -> str:
-    """Return the one JSON text of a problem, or of its split key: sorted keys, no spaces, ASCII."""
+    """Return the canonical JSON text of a problem or split key: sorted keys, no spaces, ASCII."""
     return _encode(value)
 
 
@@ -96,10 +101,10 @@ class TextEnv(gym.Env[str, str], ABC):
     """Base of all text environments.
 
     Args:
-        split: "train" or "test". Their problems are disjoint, unless the level declares its space too small.
+        split: "train" or "test". Their problems are disjoint, unless the level declares too few problems for that.
         difficulty: A key of `difficulties`; `default_difficulty` if None.
         max_turns: Turns after which an unfinished episode is truncated; `default_max_turns` if None.
-        render_mode: None, or "ansi" to have `render` return the state as text.
+        render_mode: None, or "ansi": `render` returns the state as text.
 
     Raises:
         InvalidConfigError: If an argument has an unknown name or value. The message names the known ones.
@@ -112,29 +117,39 @@ class TextEnv(gym.Env[str, str], ABC):
     default_max_turns: ClassVar[int] = 1
     problem_fields: ClassVar[Mapping[str, type]] = {}
     """Keys of a problem, and the type of each: str, int, float, bool, list or dict."""
+    luck_fields: ClassVar[Sequence[str]] = ()
+    """Keys of a problem that decide only luck, such as an opponent's seed. Problems that differ only in these keys
+    count as one in `n_problems`."""
     reward_weights: ClassVar[Mapping[str, float]] = {"correct": 1.0, "malformed": -0.1}
     max_return: float | None = None
-    """What a perfect episode earns; None for the sum of the positive weights. Say it where costs are a component, too:
-    an oracle that pays for its tools earns less than the sum."""
+    """The return of a perfect episode; None means the sum of the positive weights. Declare it if a component is a cost,
+    because an oracle that pays for its tools gets less than that sum."""
+    min_return: float | None = None
+    """The lowest return of an episode; None means the sum of the negative weights, each times the component's limit or,
+    without one, `max_turns`. Declare it if a component can be negative, or above 1 in one turn."""
+    component_limits: ClassVar[Mapping[str, float]] = {"malformed": 5.0}
+    """The most that a component can add up to in one episode. Each turn counts at most half of the remainder: the first
+    four malformed replies count 1, the next ones 1/2, 1/4, ... So a long episode costs no more than a short one, and
+    every malformed turn still has a cost."""
     oracle_is_exact: ClassVar[bool] = True
-    """False where chance or an opponent decides, so that the oracle is right in expectation only."""
+    """False if chance or an opponent matters, so that the oracle is right only in expectation."""
     blocking: bool = False
-    """True for one that waits (network, subprocess; a `ToolEnv` sees to it): the collector steps it in a thread."""
+    """True if the environment waits (network, subprocess): the collector steps it in a thread. A `ToolEnv` sets it."""
     slow_reset_reason: ClassVar[str | None] = None
-    """Why the task resets less than 1,000 times a second; None if it does not."""
+    """Why the task cannot reset 1,000 times a second; None if it can."""
     instructions: ClassVar[str | None] = None
     """The system prompt."""
     answer_form: ClassVar[str] = "<answer>...</answer>"
-    """How an answer is written, with "..." in its place: what the agent is told, and how `solution` is written. It goes
-    with `parse_reply`."""
+    """How to write an answer, with "..." in its place. The agent is told this form, and `next_action` writes
+    `solution` in it. It must match `parse_reply`."""
 
     chance_rate: float = 0.0
     """Of the instance's level; on the class, of the default level."""
     n_problems: int | None = None
-    """Likewise."""
+    """Of the instance's level; on the class, of the default level."""
 
     disjoint_splits: bool
-    """Whether the two splits of the instance's level have no problem in common."""
+    """Whether the two splits of the instance's level share no problem."""
     system_prompt: str | None
     tools: list[dict[str, Any]]
     tool_results: tuple[ToolResult, ...]
@@ -144,17 +159,17 @@ class TextEnv(gym.Env[str, str], ABC):
     """Turns taken in this episode."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Take the class's own `chance_rate` and `n_problems` from its default level."""
+        """Copy `chance_rate` and `n_problems` from the default level to the class."""
         super().__init_subclass__(**kwargs)
         level = cls.difficulties.get(cls.default_difficulty)
         if level is not None:
             cls.chance_rate, cls.n_problems = level.chance_rate, level.n_problems
         parser = vars(cls).get("parse_reply")
         if inspect.isfunction(parser) and len(inspect.signature(parser).parameters) == 1:
-            cls.parse_reply = staticmethod(parser)  # type: ignore[method-assign]  # a parser, no method
+            cls.parse_reply = staticmethod(parser)  # type: ignore[method-assign]  # a plain parser without `self`
 
     def __new__(cls, *args: Any, **kwargs: Any) -> TextEnv:
-        """Refuse unknown arguments with a message that names the known ones."""
+        """Reject unknown arguments with a message that names the known ones."""
         parameters = inspect.signature(cls.__init__).parameters
         takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
         known = [name for name in parameters if name != "self"]
@@ -189,6 +204,8 @@ class TextEnv(gym.Env[str, str], ABC):
         self.n_problems = level.n_problems
         if level.max_return is not None:
             self.max_return = level.max_return
+        if level.min_return is not None:
+            self.min_return = level.min_return
         self.observation_space = TextSpace()
         self.action_space = TextSpace()
         self.system_prompt = self.instructions
@@ -197,15 +214,28 @@ class TextEnv(gym.Env[str, str], ABC):
         self.n_turns = 0
         self.disjoint_splits = level.disjoint_splits
         self._component_names = frozenset(self.reward_weights)
+        self._declared_limits = {
+            name: limit for name, limit in self.component_limits.items() if name in self.reward_weights
+        }
+        self._unused_limits: dict[str, float] = {}
         self._is_playing = False
         self._last_action: str | None = None
         self._last_observation: str | None = None
 
-    # What a task writes.
+    @property
+    def return_range(self) -> tuple[float, float]:
+        """The lowest and highest return of an episode. A lucky one may get more than the oracle."""
+        weights, low = self.reward_weights, self.min_return
+        if low is None:
+            limits = {name: min(self._declared_limits.get(name, self.max_turns), self.max_turns) for name in weights}
+            low = sum(weight * limits[name] for name, weight in weights.items() if weight < 0)
+        return low, max(sum(weight for weight in weights.values() if weight > 0), self.max_return or 0.0)
+
+    # Methods that a task writes.
 
     @abstractmethod
     def generate(self) -> dict[str, Any]:
-        """Return a new problem of this level, drawn with `self.np_random` alone. JSON types only."""
+        """Return a new problem of this level, drawn only with `self.np_random`. JSON types only."""
 
     @abstractmethod
     def prompt(self) -> str:
@@ -213,42 +243,51 @@ class TextEnv(gym.Env[str, str], ABC):
 
     @abstractmethod
     def play(self, action: str) -> Outcome:
-        """Answer one action. Whatever the agent wrote, this does not raise."""
+        """Answer one action. Must not raise, whatever the agent wrote."""
 
     @abstractmethod
     def next_action(self) -> str:
-        """Return the next right action from the present state, in canonical form: what `oracle` returns."""
+        """Return the next right action in the current state, in canonical form. `oracle` calls this."""
 
     def check_problem(self, problem: Mapping[str, Any]) -> None:
-        """Raise `InvalidActionError` if a problem given to `reset`, of the right keys and types, cannot be played."""
+        """Raise `InvalidActionError` if a given problem with the right keys and types cannot be played."""
 
     def split_key(self, problem: Mapping[str, Any]) -> Any:
-        """Return what decides the problem's split, of JSON types: the same for problems that are one in substance.
+        """Return a key that decides the problem's split, as JSON types: equal for equivalent problems.
 
-        The problem itself, unless overridden. Where 47+85 and 85+47 can both be drawn, return one key for both: else
-        half of what is tested may have been trained on. Called for every draw, so it should be cheap.
+        By default the problem itself. If 47+85 and 85+47 can both be drawn, return one key for both; otherwise half of
+        the test problems may have been trained on. Called for every draw, so it should be cheap.
         """
         return problem
 
-    def parse_reply(self, text: str) -> ParsedReply:
-        r"""Take a reply apart, for `SingleTurnEnv` and `ToolEnv`: by `llm_envs.parsers.parse_reply`, unless overridden.
+    def shortcuts(self) -> Mapping[str, str]:
+        """Return typical wrong replies in the current state, by name: a common mistake, or a step left out.
 
-        For another form, assign a parser (`parse_reply = PARSERS["boxed"]`) and say how the answer is written in it
+        For example a query without its tie-break, a program without one of its steps, or rules applied in any order.
+        One may be right by luck; `check_task` requires that none is right more often than `chance_rate`. It calls this
+        only before the oracle's last action. `llm_envs.checker.mutations` makes mutants of queries and programs.
+        """
+        return {}
+
+    def parse_reply(self, text: str) -> ParsedReply:
+        r"""Parse a reply, for `SingleTurnEnv` and `ToolEnv`; by default with `llm_envs.parsers.parse_reply`.
+
+        For another form, assign a parser (`parse_reply = PARSERS["boxed"]`) and declare how an answer is written in it
         (`answer_form = r"\boxed{...}"`).
         """
         return parse_reply(text)
 
     def begin(self) -> None:
-        """Set up what an episode of `self.problem` needs. Called by `reset` before `prompt`."""
+        """Set up an episode of `self.problem`. `reset` calls this before `prompt`."""
 
-    # What Gymnasium calls.
+    # Methods that Gymnasium calls.
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         """Start an episode.
 
         Args:
-            seed: Seed of everything random in it.
-            options: `{"problem": {...}}` plays that problem, whatever its split.
+            seed: Seed of all randomness in the episode.
+            options: `{"problem": {...}}` plays that problem, regardless of its split.
 
         Returns:
             The first observation, and an empty info.
@@ -259,6 +298,7 @@ class TextEnv(gym.Env[str, str], ABC):
         self.tools = []
         self.tool_results = ()
         self.n_turns = 0
+        self._unused_limits = dict(self._declared_limits)
         self._last_action = None
         self._is_playing = True
         self._reset_tools()
@@ -267,7 +307,7 @@ class TextEnv(gym.Env[str, str], ABC):
         return observation, {}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Answer what the assistant wrote; see Gymnasium's `Env.step`."""
+        """Answer the assistant's reply; see Gymnasium's `Env.step`."""
         if not self._is_playing:
             raise ResetNeededError(
                 f"{type(self).__name__}.step was called {'after the end of' if self.n_turns else 'before'} an episode: "
@@ -285,6 +325,7 @@ class TextEnv(gym.Env[str, str], ABC):
                 f"{type(self).__name__}.play returned the components {sorted(components)}; reward_weights declares "
                 f"{sorted(self.reward_weights)}."
             )
+        self.limit(components)
         if not observation.isascii():
             observation = encodable(observation)
         self._last_observation = observation
@@ -312,15 +353,22 @@ class TextEnv(gym.Env[str, str], ABC):
         return "\n".join(lines)
 
     def oracle(self) -> str:
-        """Return the next right action from the present state, in canonical form."""
+        """Return the next right action in the current state, in canonical form."""
         if not self._is_playing:
             raise ResetNeededError(f"{type(self).__name__}.oracle was called outside an episode: call reset() first.")
         return self.next_action()
 
-    # How it is done.
+    def limit(self, components: dict[str, float]) -> None:
+        """Cap a turn's components, in place, by the remainder of their `component_limits` in this episode."""
+        for name, left in self._unused_limits.items():
+            if components[name] > 0:
+                components[name] = min(components[name], left / 2)
+                self._unused_limits[name] = left - components[name]
+
+    # Implementation.
 
     def _reset_tools(self) -> None:
-        """Start the episode of whatever the tools keep."""
+        """Reset the tools' state for a new episode."""
 
     def _draw_problem(self) -> dict[str, Any]:
         for _ in range(_MAX_DRAWS):
@@ -328,12 +376,12 @@ class TextEnv(gym.Env[str, str], ABC):
             if not self.disjoint_splits or split_of(self.split_key(problem)) == self.split:
                 return problem
         raise EnvContractError(
-            f"{type(self).__name__}: {_MAX_DRAWS} problems of level {self.difficulty!r} were drawn and none belongs to "
-            f"the split {self.split!r}: the space is too small. Declare Difficulty(..., disjoint_splits=False)."
+            f"{type(self).__name__}: {_MAX_DRAWS} problems of level {self.difficulty!r} were drawn, but none is in the "
+            f"split {self.split!r}: there are too few problems. Declare Difficulty(..., disjoint_splits=False)."
         )
 
     def _given_problem(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a checked copy of `options["problem"]`, or a drawn one if there is none."""
+        """Return a checked copy of `options["problem"]`, or draw a problem if it is missing."""
         name = type(self).__name__
         for key in options:
             _check_choice(name, "option", key, ("problem",))
@@ -372,23 +420,16 @@ class SingleTurnEnv(TextEnv):
     def __init__(self, split: str = "train", difficulty: str | None = None, render_mode: str | None = None) -> None:
         super().__init__(split, difficulty, 1, render_mode)
 
-    @staticmethod
-    def from_prompts(prompts: PromptsLike, reward_fn: RewardFn, **settings: Any) -> PromptTask:
-        """Make environments of prompts and a reward function: the `PromptTask` of these arguments."""
-        from llm_envs.rollout.prompt_env import PromptTask  # what is built on this module
-
-        return PromptTask(prompts, reward_fn, **settings)
-
     @abstractmethod
     def solution(self) -> str:
         """Return a right answer to `self.problem`."""
 
     def is_correct(self, answer: str) -> bool:
-        """Return whether the answer is right; raise `InvalidActionError`, readably, if it has no such form."""
+        """Return whether the answer is right; raise a readable `InvalidActionError` if it has the wrong form."""
         return exact_match(answer, self.solution()) == 1.0
 
     def score(self, reply: ParsedReply, *, correct: bool, malformed: bool) -> dict[str, float]:
-        """Return the reward components. Override for components of your own."""
+        """Return the reward components. Override this to add components."""
         return {"correct": 1.0 if correct else 0.0, "malformed": 1.0 if malformed else 0.0}
 
     def play(self, action: str) -> Outcome:
@@ -405,29 +446,31 @@ class SingleTurnEnv(TextEnv):
 
 
 class ToolEnv(TextEnv):
-    """Several turns, in which the agent calls tools until it answers.
+    """An environment of several turns in which the agent calls tools until it answers.
 
-    What a reply comes to, the first that applies:
+    The first rule that applies decides about a reply:
 
-    1. something in it is broken (`ParsedReply.problems`): an error observation, malformed;
-    2. it calls tools: they are run, side by side where they may be (`llm_envs.toolbox`), and their results in the order
-       of the calls are the observation. An answer in the same reply is not taken: it was written before the results
-       were known. Calling a tool that does not exist, or with wrong arguments, is malformed; a call that fails, takes
-       too long or is not covered by its budget is not;
-    3. it answers: the answer is judged and the episode terminates. An answer of the wrong form is malformed, and play
-       goes on;
-    4. neither: an error observation, malformed.
+    1. A part of it is broken (`ParsedReply.problems`): an error observation, malformed.
+    2. It calls tools: they run, in parallel where possible (`llm_envs.tools.executor`). Their results, in the order of
+       the calls, are the observation. An answer in the same reply is ignored, because it was written before the results
+       were known. Calling an unknown tool, or with wrong arguments, is malformed; a call that fails, times out or
+       exceeds its budget is not.
+    3. It answers: the answer is judged and the episode terminates. If the answer has the wrong form, the reply is
+       malformed and the episode continues.
+    4. Neither: an error observation, malformed.
+
+    The system prompt ends with the number of replies that an episode has.
 
     A task writes `make_tools`, `generate`, `prompt`, `is_correct` and `next_action`.
     """
 
     default_max_turns = 4
     max_calls_per_turn: ClassVar[int] = 16
-    """Calls beyond these are not run, and the reply is malformed."""
+    """Calls beyond this number are not run, and the reply is malformed."""
     max_parallel_calls: ClassVar[int] = 16
-    """Calls of one turn that run at once; which may is said in `llm_envs.toolbox`."""
+    """Calls of one turn that may run at once; see `llm_envs.tools.executor` for which calls can."""
     tool_timeout_s: ClassVar[float | None] = None
-    """Limit in seconds of each call whose tool has none of its own; None is no limit."""
+    """Limit in seconds of each call, for tools without their own limit; None means no limit."""
 
     def __init__(
         self,
@@ -443,34 +486,36 @@ class ToolEnv(TextEnv):
 
     @abstractmethod
     def make_tools(self) -> Toolset | Sequence[Tool | Toolset | PythonTool | Callable[..., Any]]:
-        """Return the tools: typed functions (bound methods where they need the episode's state), `Tool`s, `Toolset`s.
+        """Return the tools: typed functions (bound methods to use the episode's state), `Tool`s, `Toolset`s.
 
-        One toolset may be returned alone. Toolsets, budgets and `PythonTool`s are reset with each episode, before
-        `begin`, and closed with the environment. Make them here: environments share no state.
+        It may also be a single toolset. Toolsets, budgets and `PythonTool`s are reset in each episode, before `begin`,
+        and closed with the environment. Create them here: environments share no state.
         """
 
     @abstractmethod
     def is_correct(self, answer: str) -> bool:
-        """Return whether the answer is right; raise `InvalidActionError`, readably, if it has no such form."""
+        """Return whether the answer is right; raise a readable `InvalidActionError` if it has the wrong form."""
 
     def score(
         self, reply: ParsedReply, results: Sequence[ToolResult], *, correct: bool, malformed: bool
     ) -> dict[str, float]:
-        """Return the turn's reward components. Override for components of your own."""
+        """Return the turn's reward components. Override this to add components."""
         return {"correct": 1.0 if correct else 0.0, "malformed": 1.0 if malformed else 0.0}
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         """Start an episode; see `TextEnv.reset`."""
         result = super().reset(seed=seed, options=options)
+        limit = f"You have {self.max_turns} {'reply' if self.max_turns == 1 else 'replies'}."
+        self.system_prompt = limit if self.instructions is None else f"{self.instructions} {limit}"
         self.tools = list(self._schemas)
         return result
 
     def run_calls(self, calls: Sequence[ToolCall]) -> tuple[ToolResult, ...]:
-        """Return what came of each of a turn's calls, in their order. Override to run them in another way."""
+        """Return the results of a turn's calls, in their order. Override this to run them in another way."""
         return run_calls(self.toolbox, calls, timeout_s=self.tool_timeout_s, max_parallel=self.max_parallel_calls)
 
     def close(self) -> None:
-        """Close the toolsets, but for those that are shared."""
+        """Close the toolsets, except shared ones."""
         self.toolbox.close()
         super().close()
 
@@ -518,7 +563,7 @@ def _read(env: TextEnv, action: str) -> ParsedReply:
 def _judge(
     env: TextEnv, is_correct: Callable[[str], bool], reply: ParsedReply, other_form: str = ""
 ) -> tuple[bool, str | None]:
-    """Return whether the reply's answer is right, and what to tell the agent if the reply is malformed."""
+    """Return whether the reply's answer is right, and the error for the agent if the reply is malformed."""
     if reply.problems:
         return False, f"Error: the reply cannot be read: {'; '.join(reply.problems)}."
     if reply.answer is None:

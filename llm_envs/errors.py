@@ -1,11 +1,14 @@
 """The one exception tree of the suite.
 
-Every class also inherits the standard exception that fits, so `except ValueError` keeps working, and every one pickles:
-errors cross process boundaries. Inside a rollout errors become data (`types.RolloutError`); everywhere else they are
-raised.
+Every class also inherits the standard exception that fits, so `except ValueError` keeps working. Every one pickles,
+because errors cross process boundaries. Inside a rollout, errors become data (`types.RolloutError`); everywhere else
+they are raised.
 """
 
 from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
 
 __all__ = [
     "BridgeError",
@@ -26,6 +29,7 @@ __all__ = [
     "TaskCheckError",
     "UnknownTaskError",
     "WorkerDiedError",
+    "did_you_mean",
 ]
 
 
@@ -34,7 +38,7 @@ class LLMEnvsError(Exception):
 
 
 class InvalidConfigError(LLMEnvsError, ValueError):
-    """An argument or setting has a value outside what was documented. The message names both."""
+    """An argument or setting has a value outside the documented range. The message names both."""
 
 
 class EnvContractError(LLMEnvsError, TypeError):
@@ -46,19 +50,19 @@ class ResetNeededError(LLMEnvsError, RuntimeError):
 
 
 class InvalidActionError(LLMEnvsError, ValueError):
-    """A tool or a task refuses what the agent wrote. Caught by the environment and answered with its message."""
+    """A tool or a task rejects the agent's input. The environment catches it and answers with its message."""
 
 
 class UnknownTaskError(LLMEnvsError, LookupError):
-    """No environment is registered under the id that was asked for."""
+    """No environment is registered under the requested id."""
 
 
 class DuplicateTaskError(LLMEnvsError, ValueError):
-    """A second task was registered under an id that is taken."""
+    """A second task was registered under an id that is already in use."""
 
 
 class TaskCheckError(LLMEnvsError, AssertionError):
-    """A task fails one or more clauses of `llm_envs.checker.check_task`."""
+    """A task fails one or more clauses of `llm_envs.check_task`."""
 
 
 class MissingExtraError(LLMEnvsError, ImportError):
@@ -70,11 +74,11 @@ class ModelError(LLMEnvsError, ValueError):
 
 
 class ProcessFailedError(LLMEnvsError, RuntimeError):
-    """Another of the processes that train together failed. The message says which and why."""
+    """Another of the training processes failed. The message names it and the cause."""
 
 
 class RolloutFailedError(LLMEnvsError, RuntimeError):
-    """Rollouts fail so often that going on makes no sense. The message has the commonest failure."""
+    """Rollouts fail too often to continue. The message has the most common failure."""
 
 
 class ContextFullError(LLMEnvsError, RuntimeError):
@@ -82,20 +86,36 @@ class ContextFullError(LLMEnvsError, RuntimeError):
 
 
 class SandboxError(LLMEnvsError, RuntimeError):
-    """A sandbox is closed, cannot be started, or cannot keep code in as it was asked to."""
+    """A sandbox is closed, cannot be started, or cannot confine code as requested."""
 
 
 class JudgeError(LLMEnvsError, RuntimeError):
-    """What was asked to judge (a reward model, a chat model) gave no judgement: the episode is unscored, not bad."""
+    """A judge (a reward model, a chat model) gave no judgement. The episode is unscored; it does not count as bad."""
 
 
 class BridgeError(LLMEnvsError, ConnectionError):
-    """Another system that something here relies on (an MCP server) cannot be reached, or has gone away."""
+    """An external system (an MCP server) cannot be reached, or has gone away."""
 
 
 class StoreError(LLMEnvsError, OSError):
-    """A trajectory store cannot be read or written as asked."""
+    """A trajectory store cannot be read or written as requested."""
 
 
 class WorkerDiedError(LLMEnvsError, RuntimeError):
-    """The worker process of an environment ended in the middle of a call (a fault, `os._exit`, out of memory)."""
+    """The worker process of an environment died during a call (a fault, `os._exit`, out of memory)."""
+
+
+def did_you_mean(given: str, known: Iterable[str]) -> str:
+    """Return " Did you mean NAME?" with the known name closest to the given one, or "" if none is close.
+
+    Dashes and underscores are equal, and so are `NAME` and `--NAME=VALUE`.
+    """
+    names: dict[str, str] = {}
+    for name in known:  # the first of two spellings is shown
+        names.setdefault(_plain(name), name)
+    found = difflib.get_close_matches(_plain(given), names, n=1, cutoff=0.6)
+    return f" Did you mean {names[found[0]]}?" if found else ""
+
+
+def _plain(name: str) -> str:
+    return name.partition("=")[0].lstrip("-").replace("_", "-").lower()

@@ -1,14 +1,13 @@
-"""The registry: which tasks there are, ours and other people's.
+"""The registry of all tasks, ours and those of other packages.
 
 Tasks come from the entry-point group `llm_envs.tasks` of any installed distribution:
 
 - an entry point whose *name* is an environment id, `"my/Task-v0" = "my_package.task:TaskEnv"`, is registered as a
-  string: nothing of it is imported before `gymnasium.make`;
-- any other is a module or a function: it is loaded at discovery, a function is called, and it calls `register_task`
-  itself.
+  string: nothing is imported before `gymnasium.make`;
+- any other entry point is a module or a function that calls `register_task` itself. It is loaded at discovery, and a
+  function is called.
 
-A distribution that fails, or whose entry points cannot be read, is reported by one warning and leaves the others as
-they are.
+A distribution that fails, or whose entry points cannot be read, causes one warning and does not affect the others.
 """
 
 from __future__ import annotations
@@ -44,9 +43,9 @@ ENTRY_POINT_GROUP = "llm_envs.tasks"
 _ID = re.compile(r"[\w-]+/[\w:.-]+-v(?:0|[1-9][0-9]*)")
 _task_ids: set[str] = set()
 _loaded: set[tuple[str, str, str]] = set()
-"""Entry points that discovery is done with: (distribution, name, value)."""
+"""Entry points that discovery has handled: (distribution, name, value)."""
 _unreadable: set[str] = set()
-"""Distributions whose entry points could not be read, which was said once."""
+"""Distributions with unreadable entry points, for which a warning was already given."""
 
 
 class TaskPackageWarning(UserWarning):
@@ -58,21 +57,21 @@ def register_task(id: str, entry_point: str | Callable[..., gym.Env[str, str]], 
 
     Args:
         id: `namespace/Name-vN`.
-        entry_point: The class, or "module:Class", which is imported only when the task is made.
-        **kwargs: Defaults of the task's keyword arguments. JSON types, so that the spec can be written down.
+        entry_point: The class, or "module:Class". The module is imported only when the task is made.
+        **kwargs: Defaults of the task's keyword arguments, as JSON types, so that the spec can be saved.
 
     Raises:
-        DuplicateTaskError: If the id is taken.
+        DuplicateTaskError: If the id is already in use.
         InvalidConfigError: If the id or the entry point has the wrong form, or `kwargs` are not JSON.
     """
     if not isinstance(id, str) or _ID.fullmatch(id) is None:
         raise InvalidConfigError(
-            f'{id!r} is no task id: it must read "namespace/Name-v0", the version without leading zeros.'
+            f'{id!r} is not a task id: it must read "namespace/Name-v0", the version without leading zeros.'
         )
     if id in gym.registry:
         taken = gym.registry[id].entry_point
         raise DuplicateTaskError(
-            f"{id} is registered already, as {taken}: choose another name or version (or take the old one out with "
+            f"{id} is already registered, as {taken}: choose another name or version (or remove the old one with "
             f"gymnasium.registry.pop({id!r}))."
         )
     try:
@@ -86,9 +85,9 @@ def register_task(id: str, entry_point: str | Callable[..., gym.Env[str, str]], 
 
 
 def discover() -> list[str]:
-    """Register the tasks of all installed distributions; return the ids that are new.
+    """Register the tasks of all installed distributions; return the new ids.
 
-    Called by `import llm_envs`. Calling it again finds what was installed since.
+    `import llm_envs` calls it. Call it again to find distributions that were installed since.
     """
     before = set(_task_ids)
     # Ours first: another distribution cannot take our ids.
@@ -103,7 +102,7 @@ def discover() -> list[str]:
             _register_entry_point(entry_point)
         except (Exception, SystemExit) as error:
             warnings.warn(
-                f"the task entry point {entry_point.name!r} of the distribution {key[0]!r} was left out: "
+                f"the task entry point {entry_point.name!r} of the distribution {key[0]!r} was skipped: "
                 f"{type(error).__name__}: {error}",
                 TaskPackageWarning,
                 stacklevel=2,
@@ -112,10 +111,10 @@ def discover() -> list[str]:
 
 
 def installed_entry_points(group: str) -> list[EntryPoint]:
-    """Return the group's entry points of all distributions; those that cannot be read are left out with a warning."""
+    """Return the group's entry points of all distributions, skipping unreadable ones with a warning."""
     try:
         return list(entry_points(group=group))
-    except Exception:  # one broken file stops the whole search: look at each distribution by itself
+    except Exception:  # one broken file stops the whole search: look at each distribution separately
         return _entry_points_one_by_one(group)
 
 
@@ -133,7 +132,7 @@ def _entry_points_one_by_one(group: str) -> list[EntryPoint]:
             if name not in _unreadable:
                 _unreadable.add(name)
                 warnings.warn(
-                    f"the entry points of the distribution {name!r} were left out, entry_points.txt cannot be read: "
+                    f"the entry points of the distribution {name!r} were skipped, entry_points.txt cannot be read: "
                     f"{type(error).__name__}: {error}",
                     TaskPackageWarning,
                     stacklevel=4,
@@ -157,10 +156,10 @@ def task_spec(id: str) -> EnvSpec:
     """Return the Gymnasium spec of a task.
 
     Args:
-        id: A registered id, or "module:id" to import a module first that registers it.
+        id: A registered id, or "module:id" to first import a module that registers it.
 
     Raises:
-        UnknownTaskError: If there is none; names the ids that are close.
+        UnknownTaskError: If the id is unknown. The message suggests similar ids.
     """
     module, colon, name = id.rpartition(":")
     if colon:
@@ -175,15 +174,15 @@ def task_spec(id: str) -> EnvSpec:
 
 
 _CLOSE = 0.7
-"""Ids share "/" and "-v0", often the namespace too: below this they have little else in common."""
+"""Least similarity of a suggestion: ids share "/" and "-v0", often the namespace too."""
 
 
 _FEW = 6
-"""Ids that a message lists."""
+"""Number of ids in a message."""
 
 
 def _bare(id: str) -> str:
-    """Return "wordle" of "llm/Wordle-v0"."""
+    """Return the bare lowercase name of an id: "wordle" of "llm/Wordle-v0"."""
     return re.sub(r".*/|-v[0-9]+$", "", id).lower()
 
 
@@ -218,7 +217,7 @@ def _register_entry_point(entry_point: EntryPoint) -> None:
 
 
 def _as_string(id: str, entry_point: str | Callable[..., Any]) -> str | Callable[..., Any]:
-    """Return "module:Class" for whatever can be found again under that name; else the callable itself."""
+    """Return "module:Class" for a class that can be imported under that name, else the callable itself."""
     if isinstance(entry_point, str):
         module, _, attribute = entry_point.partition(":")
         if not module or not attribute.isidentifier():

@@ -1,8 +1,8 @@
-"""The space of texts, and how Gymnasium's vector environments carry it through shared memory.
+"""The space of texts, and its support in the shared memory of Gymnasium's vector environments.
 
-`gymnasium.spaces.Text` builds its alphabet and looks every character up in it; over all of Unicode that is a second and
-160 MB. `TextSpace` has the same interface with a virtual alphabet. Importing this module registers the space with the
-three functions of `gymnasium.vector.utils.shared_memory`, which otherwise hand back zeros for a text.
+`gymnasium.spaces.Text` builds a lookup table of its alphabet; for all of Unicode that takes a second and 160 MB.
+`TextSpace` has the same interface with a virtual alphabet. Importing this module registers the space with the three
+functions of `gymnasium.vector.utils.shared_memory`, which otherwise return zeros for a text.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from llm_envs.errors import InvalidConfigError
 
 __all__ = ["MAX_TEXT_LENGTH", "TextSpace", "encodable"]
 
-MAX_TEXT_LENGTH = 2**18
-"""Characters of the longest text, the same for every task: environments with unequal spaces cannot share a vector
-environment. About 60,000 tokens; one environment's share of an `AsyncVectorEnv`'s memory is four bytes for each (1
-MiB)."""
+MAX_TEXT_LENGTH = 2**20
+"""Length of the longest text in characters. It is the same for every task, because environments with different spaces
+cannot share a vector environment. About 250,000 tokens. In an `AsyncVectorEnv`'s memory each environment reserves four
+bytes per character (4 MiB, of which the system allocates only the written part)."""
 
 _ALPHABET_SIZE = sys.maxunicode + 1
 _SAMPLE_ALPHABET = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 \n.,:;!?+-*/=<>()[]{}\"'äßñ中🙂"
@@ -38,7 +38,7 @@ _MAX_CHARACTER_BYTES = 4
 
 
 class _Alphabet(Sequence[str], Set[str]):
-    """Every code point in order, lone surrogates included, without holding any."""
+    """Every code point in order, including lone surrogates, without storing them."""
 
     def __len__(self) -> int:
         return _ALPHABET_SIZE
@@ -83,7 +83,7 @@ class TextSpace(Text):
         Space.__init__(self, dtype=str, seed=seed)
 
     def contains(self, x: Any) -> bool:
-        """Return whether `x` is a string that is not too long."""
+        """Return whether `x` is a string of allowed length."""
         return isinstance(x, str) and len(x) <= self.max_length
 
     def sample(self, mask: Any = None, probability: Any = None) -> str:
@@ -108,7 +108,7 @@ class TextSpace(Text):
 
     @property
     def characters(self) -> Any:
-        """The same virtual sequence; `Text` has a string here."""
+        """The same virtual sequence; in `Text` this is a string."""
         return _EVERY_CHARACTER
 
     def character_index(self, char: str) -> np.int32:
@@ -120,19 +120,19 @@ class TextSpace(Text):
         return isinstance(other, TextSpace) and self.max_length == other.max_length
 
     def __repr__(self) -> str:
-        """Return how to make the space again."""
+        """Return the expression that makes the space."""
         return f"TextSpace({self.max_length})"
 
 
 def encodable(text: str) -> str:
-    """Return the text with each lone surrogate, which no tokenizer takes, replaced by U+FFFD."""
+    """Return the text with lone surrogates, which tokenizers reject, replaced by U+FFFD."""
     if text.isascii():
         return text
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 class _SharedTexts(Sequence[str]):
-    """The texts in a shared buffer, decoded when they are looked at; `copy.deepcopy` gives a plain tuple of them."""
+    """The texts in a shared buffer, decoded on access; `copy.deepcopy` gives a plain tuple."""
 
     def __init__(self, buffer: Any, slot_bytes: int, n: int) -> None:
         self._buffer = buffer
@@ -162,7 +162,7 @@ class _SharedTexts(Sequence[str]):
 
 
 def _slot_bytes(space: TextSpace) -> int:
-    """Bytes that hold any text of the space: its length, then UTF-8 of at most four bytes a character."""
+    """Return the bytes that any text of the space needs: its length, then UTF-8 of at most four bytes a character."""
     return _LENGTH_PREFIX.size + _MAX_CHARACTER_BYTES * space.max_length
 
 

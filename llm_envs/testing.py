@@ -18,10 +18,10 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
+from llm_envs.chat.context import Codec
 from llm_envs.errors import ContextFullError
 from llm_envs.policies.base import Policy
 from llm_envs.policies.scripted import before_turn
-from llm_envs.rollout.context import Codec
 from llm_envs.types import FinishReason, Message, Sampled, SamplingParams
 
 __all__ = ["ByteCodec", "HashingTokenPolicy", "NumbersEnv", "with_failures", "with_hangs"]
@@ -42,12 +42,12 @@ class ByteCodec:
         return self._encode([*shown, *messages], generation_prompt=True)
 
     def start_of(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> None:
-        """Return nothing: what stands between turns does not depend on the start."""
+        """Return None: the text between turns does not depend on the start."""
 
     def encode_delta(
         self, messages: Sequence[Message], *, reply_ids: IdArray, generation_prompt: bool = True, start: Any = None
     ) -> IdArray:
-        """Encode what stands between an assistant turn and the next."""
+        """Encode the text between an assistant turn and the next."""
         head = [] if len(reply_ids) and reply_ids[-1] == self.end_of_turn_id else [self.end_of_turn_id]
         return np.array([*head, *self._encode(messages, generation_prompt).tolist()], dtype=np.int32)
 
@@ -62,7 +62,7 @@ class ByteCodec:
     def encode_anew(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], row_ids: IdArray
     ) -> IdArray | None:
-        """Encode a conversation from its start; None if the row says the same."""
+        """Encode a conversation from its start; None if the row already has the same text."""
         ids = self.encode_prompt(messages, tools)
         return None if np.array_equal(ids, row_ids) else ids
 
@@ -74,17 +74,17 @@ class ByteCodec:
 
 
 class HashingTokenPolicy:
-    """A token policy without a model: what it says is chosen by a hash of the prompt and the turn's seed.
+    """A token policy without a model: it chooses its replies by a hash of the prompt and the turn's seed.
 
     Its log-probabilities are made up, deterministic, and below minus the version of its weights. It honours budgets,
-    cancellation and interrupts as an engine does. Interrupted, it gives a beginning of what it was about to say, of a
-    length that the hash chooses; asked to go on from there, it says the rest.
+    cancellation and interrupts like an engine. When interrupted, it returns a beginning of its reply, with a length
+    chosen by the hash; asked to continue from there, it returns the rest.
 
     Args:
-        codec: Encodes what it says.
-        texts: What to choose from, or a function of the prompt's ids and a random stream.
+        codec: Encodes its replies.
+        texts: The replies to choose from, or a function of the prompt's ids and a random stream.
         latency_s: How long a turn takes.
-        context_length: Tokens of prompt and turn together; None is no limit.
+        context_length: Tokens of prompt and turn together; None means no limit.
     """
 
     def __init__(
@@ -107,8 +107,8 @@ class HashingTokenPolicy:
         """Pieces that were interrupted."""
         self.calls: list[tuple[str, int, int]] = []
         """(session, seed, max_new_tokens) of each turn, or piece of one."""
-        self._interrupts: dict[str, set[asyncio.Event]] = {}  # of each session under way
-        self._unsaid: dict[str, tuple[bytes, IdArray]] = {}  # session -> where its turn was interrupted, and its rest
+        self._interrupts: dict[str, set[asyncio.Event]] = {}  # of each session with a running turn
+        self._unsaid: dict[str, tuple[bytes, IdArray]] = {}  # session -> where its turn was interrupted, and the rest
 
     async def sample(self, prompt_ids: IdArray, params: SamplingParams, *, seed: int, session: str) -> Sampled:
         """Say something."""
@@ -136,12 +136,12 @@ class HashingTokenPolicy:
         return self.latency_s
 
     def interrupt(self, session: str) -> None:
-        """Have a session's turn end with what it has."""
+        """End a session's turn with the tokens so far."""
         for interrupt in self._interrupts.get(session, ()):
             interrupt.set()
 
     def update_weights(self, named_parameters: Iterable[tuple[str, Any]], version: int) -> None:
-        """Take a version; there are no weights."""
+        """Set the version; there are no weights."""
         self.version = version
 
     async def _wait(self, seconds: float, interrupt: asyncio.Event) -> None:

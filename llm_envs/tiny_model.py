@@ -68,7 +68,7 @@ def tiny_tokenizer(
     """Make a byte-level BPE tokenizer with a Qwen-style chat template.
 
     Args:
-        texts: What the merges are learned from. Without any, every byte is one token.
+        texts: Texts to learn the merges from. Without any, every byte is one token.
         vocab_size: Size to stop at, special tokens included; at least 265.
         max_token_length: Longest token in bytes; None sets no limit.
 

@@ -1,7 +1,7 @@
 """The data that moves between environments, policies, the collector and the trainers.
 
 Everything here is frozen and imports nothing of ours. Token data are NumPy arrays, never lists of Python floats: a
-token costs 9 bytes in memory (id 4, mask 1, log-probability 4).
+token takes 9 bytes of memory (id 4, mask 1, log-probability 4).
 
 Axis legend, used as suffixes everywhere: `_G` group member, `_B` row of a batch, `_T` token, `_V` vocabulary.
 """
@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 __all__ = [
     "FinishReason",
+    "KeptTokens",
     "Message",
     "Role",
     "RolloutError",
@@ -47,9 +48,9 @@ class FinishReason(StrEnum):
     STOP = "stop"
     """The model wrote its end-of-turn token, which is the last of the sampled ids."""
     STOP_STRING = "stop_string"
-    """A stop string or an extra stop token was reached; the turn has no end-of-turn token of its own."""
+    """A stop string or an extra stop token was reached; the sampled ids have no end-of-turn token."""
     LENGTH = "length"
-    """The limit on the turn's tokens cut it."""
+    """The turn's token limit cut it."""
     CONTEXT_FULL = "context_full"
     """The prompt left no room for a token: nothing was sampled."""
     ABORT = "abort"
@@ -62,7 +63,7 @@ class StopReason(StrEnum):
     TERMINATED = "terminated"
     """The task ended: the environment returned `terminated`."""
     ENV_TRUNCATED = "env_truncated"
-    """A limit of the environment's own: it returned `truncated`."""
+    """A limit of the environment: it returned `truncated`."""
     MAX_TURNS = "max_turns"
     """`RolloutLimits.max_turns` was reached."""
     MAX_TOKENS = "max_tokens"
@@ -70,37 +71,40 @@ class StopReason(StrEnum):
     CONTEXT_FULL = "context_full"
     """The model's context has no room for another turn."""
     PROMPT_TOO_LONG = "prompt_too_long"
-    """The first prompt alone fills the model's context: no turn was played."""
+    """The first prompt already fills the model's context: no turn was played."""
     TIMEOUT = "timeout"
-    """`RolloutLimits.max_episode_s` was reached; a turn that was under way is left out."""
+    """`RolloutLimits.max_episode_s` was reached; the unfinished turn is left out."""
     ERROR = "error"
-    """The environment, a tool, the policy or a judge failed; `Trajectory.error` says how. Never scored."""
+    """The environment, a tool, the policy or a judge failed; see `Trajectory.error`. Never scored."""
+
+
+_TOKEN_LIMITS = (StopReason.MAX_TOKENS, StopReason.CONTEXT_FULL, StopReason.PROMPT_TOO_LONG)
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """One call of a tool, as the model asked for it."""
+    """One tool call by the model."""
 
     name: str
     arguments: Mapping[str, Any]
     """Decoded JSON object. Values have JSON types."""
     id: str | None = None
-    """The caller's own id for the call, where its format has one."""
+    """The caller's id for the call, if the format has one."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What came of one tool call. Written by the environment."""
+    """The result of one tool call, as the environment reports it."""
 
     name: str
     arguments: Mapping[str, Any]
     output: str
-    """What the model is shown: the tool's result, or a readable error."""
+    """The text that the model sees: the tool's result, or a readable error."""
     success: bool
     error: str | None = None
-    """Class name of what went wrong, or None."""
+    """Class name of the error, or None."""
     seconds: float = field(default=0.0, compare=False)
-    """Wall time of the call. Not part of what makes two results equal."""
+    """Wall time of the call. Ignored when results are compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +113,9 @@ class Message:
 
     role: Role
     content: str
-    """For an assistant: exactly what it wrote, tool-call markup included."""
+    """For an assistant: exactly what it wrote, including tool-call markup."""
     tool_calls: tuple[ToolCall, ...] = ()
-    """Structured calls, only where the policy speaks in them (a chat API)."""
+    """Structured calls, if the policy uses them (a chat API)."""
     tool_call_id: str | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
@@ -132,7 +136,7 @@ class Message:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Message:
-        """Rebuild what `to_dict` wrote."""
+        """Rebuild a message from `to_dict`."""
         calls = tuple(
             ToolCall(call["function"]["name"], call["function"]["arguments"], call.get("id"))
             for call in data.get("tool_calls", ())
@@ -145,7 +149,7 @@ class SamplingParams:
     """How a policy samples one turn. Validated on construction."""
 
     max_new_tokens: int = 512
-    """Tokens a turn may have, at least 1. The collector lowers it to what its budgets leave."""
+    """Tokens a turn may have, at least 1. The collector lowers it to the remaining budget."""
     temperature: float = 1.0
     """0 is greedy."""
     top_p: float = 1.0
@@ -157,11 +161,14 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     """In addition to the template's end-of-turn tokens."""
     thinking: bool | None = None
-    """For the record: what the codec was built with (`ChatCodec(thinking=...)`), which is what reaches the template."""
+    """For the record only: `ChatCodec(thinking=...)` is what reaches the template."""
+    keep_mask: bool = False
+    """Whether to record, for each sampled token, the tokens that the filters kept (`KeptTokens`). Transformers only;
+    other policies refuse it."""
     seed: int | None = None
     """Run seed of the sampling; None takes the collector's."""
     extra: Mapping[str, Any] = field(default_factory=dict)
-    """Handed to the backend as it is."""
+    """Passed to the backend unchanged."""
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -180,6 +187,11 @@ class SamplingParams:
         for name, holds, expected in checks:
             if not holds:
                 raise ValueError(f"SamplingParams.{name} is {getattr(self, name)!r}; it must be {expected}.")
+        if self.keep_mask and self.repetition_penalty != 1:
+            raise ValueError(
+                f"SamplingParams.keep_mask with repetition_penalty={self.repetition_penalty!r}: a mask cannot record "
+                "how a penalty changed the kept tokens. Set repetition_penalty to 1."
+            )
         for name in ("stop_strings", "stop_token_ids"):
             if isinstance(getattr(self, name), str):
                 raise ValueError(f"SamplingParams.{name} is {getattr(self, name)!r}; it must be a tuple.")
@@ -198,18 +210,51 @@ class VersionSpan:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class KeptTokens:
+    """The tokens that the sampling filters kept at each of T sampled tokens."""
+
+    ids: npt.NDArray[np.int32]
+    """Shape (N,): the kept tokens of all positions, concatenated."""
+    stops: npt.NDArray[np.int64]
+    """Shape (T,): where the kept tokens of each position end in `ids`."""
+
+    def __len__(self) -> int:
+        """Return the number of sampled tokens."""
+        return len(self.stops)
+
+    def first(self, n_tokens: int) -> KeptTokens:
+        """Return the kept tokens of the first `n_tokens` positions."""
+        stops = self.stops[:n_tokens]
+        return KeptTokens(self.ids[: int(stops[-1]) if len(stops) else 0], stops)
+
+    @classmethod
+    def join(cls, parts: Sequence[KeptTokens]) -> KeptTokens:
+        """Return the kept tokens of several pieces, concatenated."""
+        starts = np.cumsum([0, *(len(part.ids) for part in parts)])
+        return cls(
+            np.concatenate([np.zeros(0, np.int32), *(part.ids for part in parts)]),
+            np.concatenate(
+                [np.zeros(0, np.int64), *(part.stops + start for part, start in zip(parts, starts, strict=False))]
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Sampled:
-    """What a token policy returns for one turn."""
+    """One sampled turn of a token policy."""
 
     token_ids: npt.NDArray[np.int32]
-    """Shape (T,): exactly the sampled ids, the end-of-turn token included where the model wrote one."""
+    """Shape (T,): exactly the sampled ids, including the end-of-turn token if the model wrote one."""
     logps: npt.NDArray[np.float32]
-    """Shape (T,): log-probability of each id under what it was drawn from, after temperature and filters."""
+    """Shape (T,): log-probability of each id under the distribution it was drawn from, after temperature and filters,
+    on every backend (docs/concepts/tokens.md, Filters)."""
     finish_reason: FinishReason
     weight_version: int = 0
+    kept: KeptTokens | None = None
+    """The tokens that the filters kept for each id, if `SamplingParams.keep_mask` asks for them."""
 
     def __post_init__(self) -> None:
-        """Check that the two arrays belong together."""
+        """Check that the two arrays have the same shape."""
         if self.token_ids.shape != self.logps.shape or self.token_ids.ndim != 1:
             raise ValueError(f"Sampled: {self.token_ids.shape} token ids but {self.logps.shape} log-probabilities.")
 
@@ -222,9 +267,12 @@ class Row:
     mask: npt.NDArray[np.bool_]
     """True exactly where the policy wrote the token."""
     logps: npt.NDArray[np.float32]
-    """0 where the mask is False; NaN where it is True but nothing was sampled (an oracle's words)."""
+    """0 where the mask is False; NaN where it is True but nothing was sampled (an oracle's reply)."""
     spans: tuple[tuple[int, int], ...]
-    """`[start, stop)` of what the policy wrote in each turn; the mask is True exactly inside them."""
+    """`[start, stop)` of each turn's reply; the mask is True exactly inside the spans."""
+    kept: KeptTokens | None = None
+    """The tokens that the sampling filters kept, for each masked token in order (`SamplingParams.keep_mask`). In memory
+    only: it is not written to disk and is ignored when trajectories are compared."""
 
     def __post_init__(self) -> None:
         """Check that shapes, dtypes, mask and spans agree."""
@@ -248,18 +296,18 @@ class Row:
 
     @property
     def prompt_length(self) -> int:
-        """Number of tokens before the first that the policy wrote (all of them, if it wrote none)."""
+        """Number of tokens before the policy's first token, or of all tokens if it wrote none."""
         return self.spans[0][0] if self.spans else len(self.ids)
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the token arrays take."""
+        """Size of the token arrays in bytes."""
         return self.ids.nbytes + self.mask.nbytes + self.logps.nbytes
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One action of the policy and what the environment paid for it."""
+    """One action of the policy and its reward."""
 
     reward: float
     components: Mapping[str, float]
@@ -272,7 +320,7 @@ class Turn:
     weight_versions: tuple[VersionSpan, ...] = ()
     tool_results: tuple[ToolResult, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict, compare=False)
-    """Wall time by part: `policy`, `env`. Outside what makes two turns equal."""
+    """Wall time by part: `policy`, `env`. Ignored when turns are compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,7 +336,7 @@ class RolloutError:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trajectory:
-    """One episode, whole. Two are equal when all but their wall times is equal."""
+    """One complete episode. Two are equal if everything except their wall times is equal."""
 
     env_id: str
     env_kwargs: Mapping[str, Any]
@@ -298,9 +346,9 @@ class Trajectory:
     member: int
     """Index in the group, from 0."""
     messages: tuple[Message, ...]
-    """The conversation, the system prompt first where there is one."""
+    """The conversation, beginning with the system prompt if there is one."""
     tools: tuple[Mapping[str, Any], ...]
-    """JSON Schemas of the tools that the model was shown."""
+    """JSON Schemas of the tools that the model saw."""
     rows: tuple[Row, ...]
     turns: tuple[Turn, ...]
     terminated: bool
@@ -308,11 +356,11 @@ class Trajectory:
     stop_reason: StopReason
     status: Status
     is_success: bool | None
-    """The environment's `info["is_success"]`; False where a limit cut the episode before that or there is no such key;
-    None only where the status is not `ok`."""
+    """The environment's `info["is_success"]`. False if a limit cut the episode before that, or if the key is missing.
+    None if the status is not `ok`."""
     error: RolloutError | None = None
     timings: Mapping[str, float] = field(default_factory=dict)
-    """Wall times in seconds: `total`, `policy`, `env`. Outside equality."""
+    """Wall times in seconds: `total`, `policy`, `env`. Ignored when trajectories are compared."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -340,8 +388,19 @@ class Trajectory:
         return int(sum(int(row.mask.sum()) for row in self.rows))
 
     @property
+    def n_completion_tokens(self) -> int:
+        """Tokens after the longest row's prompt, including observations; `max_completion_tokens` limits this."""
+        return max((len(row) - row.prompt_length for row in self.rows), default=0)
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether a token limit ended the episode or cut its last turn. Limits of turns and time do not count."""
+        was_last_turn_cut = bool(self.turns) and self.turns[-1].finish_reason is FinishReason.LENGTH
+        return was_last_turn_cut or self.stop_reason in _TOKEN_LIMITS
+
+    @property
     def n_forks(self) -> int:
-        """How often a new row began because the model was to see something else than what it saw."""
+        """How often a new row began because the model had to see a changed history."""
         return max(len(self.rows) - 1, 0)
 
     @property
@@ -350,7 +409,7 @@ class Trajectory:
         return tuple(result for turn in self.turns for result in turn.tool_results)
 
     def to_dict(self, *, timings: bool = True) -> dict[str, Any]:
-        """Return the trajectory as JSON types, losslessly; NaN becomes None. `timings=False` leaves out wall times."""
+        """Return the trajectory as JSON types, losslessly; NaN becomes None. `timings=False` drops wall times."""
         out = {f.name: getattr(self, f.name) for f in fields(self)}
         out["messages"] = [message.to_dict() for message in self.messages]
         out["tools"] = [dict(tool) for tool in self.tools]
@@ -370,7 +429,7 @@ class Trajectory:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Trajectory:
-        """Rebuild what `to_dict` wrote."""
+        """Rebuild a trajectory from `to_dict`."""
         values = dict(data)
         values["messages"] = tuple(Message.from_dict(message) for message in data["messages"])
         values["tools"] = tuple(data["tools"])
@@ -382,11 +441,11 @@ class Trajectory:
 
     @classmethod
     def from_json(cls, line: str) -> Trajectory:
-        """Rebuild what `to_json` wrote."""
+        """Rebuild a trajectory from `to_json`."""
         return cls.from_dict(json.loads(line))
 
     def __eq__(self, other: object) -> bool:
-        """Compare everything but wall times."""
+        """Compare everything except wall times."""
         return isinstance(other, Trajectory) and self.to_json(timings=False) == other.to_json(timings=False)
 
     def __hash__(self) -> int:
@@ -413,7 +472,7 @@ class TrajectoryGroup:
 
     @property
     def scored(self) -> tuple[Trajectory, ...]:
-        """Those with a reward: neither errored nor unscored."""
+        """The trajectories with a reward: neither errored nor unscored."""
         return tuple(t for t in self.trajectories if t.status == "ok")
 
     def filter(self, keep: Any) -> TrajectoryGroup:
@@ -468,7 +527,7 @@ def _turn_from_dict(data: Mapping[str, Any]) -> Turn:
 
 
 def inspect_trajectory(trajectory: Trajectory) -> str:
-    """Return a readable account of one trajectory: the conversation, each turn's reward, and how it ended."""
+    """Return a readable summary of one trajectory: the conversation, each turn's reward, and how it ended."""
     lines = [
         f"{trajectory.env_id} seed={trajectory.seed} group={trajectory.group_id} member={trajectory.member}",
         f"{trajectory.stop_reason.value}, status={trajectory.status}, success={trajectory.is_success}, "
@@ -489,13 +548,13 @@ def inspect_trajectory(trajectory: Trajectory) -> str:
 
 
 def validate_batch(trajectories: Sequence[Trajectory]) -> list[tuple[int, str]]:
-    """Return what is wrong with each trajectory as (index, complaint); an empty list means a sound batch."""
+    """Return the problems of the trajectories as (index, complaint); an empty list means a sound batch."""
     problems: list[tuple[int, str]] = []
     for index, trajectory in enumerate(trajectories):
         n_assistant = sum(message.role == "assistant" for message in trajectory.messages)
-        if n_assistant < len(trajectory.turns) and trajectory.status == "ok":  # an environment may speak as one too
+        if n_assistant < len(trajectory.turns) and trajectory.status == "ok":  # environments may write as one too
             problems.append((index, f"{len(trajectory.turns)} turns but {n_assistant} assistant messages"))
-        is_errored = trajectory.status == "errored"  # an unscored one may have an error: its judge's
+        is_errored = trajectory.status == "errored"  # an unscored one may have its judge's error
         if trajectory.status != "unscored" and is_errored != (trajectory.error is not None):
             problems.append((index, f"status is {trajectory.status!r} but error is {trajectory.error!r}"))
         spans = [(turn.row, turn.span) for turn in trajectory.turns if turn.row >= 0]

@@ -5,19 +5,18 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from llm_envs.collect import collect_run
-from llm_envs.policies.transformers import TransformersPolicy
-from llm_envs.rollout import RolloutLimits
-from llm_envs.trainers.dpo import EnvDPOConfig, EnvDPOTrainer
+from llm_envs.policies import TransformersPolicy
+from llm_envs.rollout import RolloutLimits, collect_run
+from llm_envs.trainers import EnvDPOConfig, EnvDPOTrainer, EnvGRPOConfig, EnvGRPOTrainer, EnvPPOConfig, EnvPPOTrainer
+from llm_envs.trainers.bridge.unused_settings import ONLINE_DPO
+from llm_envs.trainers.functional.algorithm import ALGORITHMS
 from llm_envs.trainers.functional.turn_advantages import create_per_turn
-from llm_envs.trainers.grpo import EnvGRPOConfig, EnvGRPOTrainer
-from llm_envs.trainers.ppo import EnvPPOConfig, EnvPPOTrainer
-from llm_envs.trainers.recipes import Recipe, make_recipe
+from llm_envs.trainers.grpo.algorithms import with_settings
 from llm_envs.types import SamplingParams
 from proof.runs import Run
 from proof.tasks import DATA_SEED, Task
@@ -34,8 +33,6 @@ class Kind:
 
     make: Callable[[Run, Task, Path, dict[str, Any]], Any]
     """(run, task, folder of the warm model, fields of the configuration) -> a trainer."""
-    defaults: Callable[[Run, Task], Mapping[str, Any]] = lambda run, task: {}
-    """Fields that the run's own settings may replace."""
     reward: str | None = "reward"
     """What the mean reward of a step is logged as; None where training plays nothing."""
     shown: tuple[str, ...] = ("reward", "env/success")
@@ -76,26 +73,22 @@ def play_data(run: Run, task: Task, warm: Path, folder: Path, *, n_groups: int, 
 def _open_policy(engine: str, warm: Path) -> Any:
     if engine == "transformers":
         return TransformersPolicy.from_pretrained(warm)
-    from llm_envs.policies.vllm_engine import VLLMEnginePolicy
+    from llm_envs.policies import VLLMEnginePolicy
 
     return VLLMEnginePolicy.from_pretrained(
         warm, seed=DATA_SEED, dtype="float32", max_model_len=MAX_MODEL_LENGTH, max_num_seqs=128
     )
 
 
-def _recipe(run: Run, task: Task) -> Recipe:
-    return make_recipe(run.recipe, max_completion_length=task.max_completion_length)
-
-
 def _make_grpo(run: Run, task: Task, warm: Path, settings: dict[str, Any]) -> EnvGRPOTrainer:
-    hooks = dict(_recipe(run, task).hooks)
+    algorithm = with_settings(ALGORITHMS[run.named], run.changes)
     if run.per_turn_gamma is not None:
-        hooks["advantage_fn"] = create_per_turn(gamma=run.per_turn_gamma, scale=True)
-    return EnvGRPOTrainer(str(warm), task.env, EnvGRPOConfig(**settings), **hooks)
+        algorithm = replace(algorithm, advantage_fn=create_per_turn(gamma=run.per_turn_gamma, scale=True))
+    return EnvGRPOTrainer(str(warm), task.env, EnvGRPOConfig(**settings), algorithm=algorithm)
 
 
 def _make_switching(run: Run, task: Task, warm: Path, settings: dict[str, Any]) -> EnvGRPOTrainer:
-    return EnvGRPOTrainer(str(warm), task.env, EnvGRPOConfig(**settings), algorithm_schedule=run.algorithms)
+    return EnvGRPOTrainer(str(warm), task.env, EnvGRPOConfig(**settings), algorithm=run.algorithms)
 
 
 def _make_ppo_shared(run: Run, task: Task, warm: Path, settings: dict[str, Any]) -> EnvPPOTrainer:
@@ -112,7 +105,8 @@ def _make_dpo_offline(run: Run, task: Task, warm: Path, settings: dict[str, Any]
     config = EnvDPOConfig(**settings)
     folder = Path(settings["output_dir"]) / "play"
     sizes = {"n_groups": config.groups_per_round, "group_size": config.num_generations}
-    return EnvDPOTrainer(str(warm), args=config, source=play_data(run, task, warm, folder, **sizes))
+    trained = EnvDPOConfig(**{name: value for name, value in settings.items() if name not in ONLINE_DPO})
+    return EnvDPOTrainer(str(warm), args=trained, source=play_data(run, task, warm, folder, **sizes))
 
 
 def _make_dpo_online(run: Run, task: Task, warm: Path, settings: dict[str, Any]) -> EnvDPOTrainer:
@@ -121,7 +115,7 @@ def _make_dpo_online(run: Run, task: Task, warm: Path, settings: dict[str, Any])
 
 KINDS: Mapping[str, Kind] = MappingProxyType(
     {
-        "grpo": Kind(_make_grpo, defaults=lambda run, task: _recipe(run, task).settings),
+        "grpo": Kind(_make_grpo),
         "switching": Kind(_make_switching),
         "ppo-shared": Kind(_make_ppo_shared),
         "ppo-separate": Kind(_make_ppo_separate),

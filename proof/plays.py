@@ -11,16 +11,21 @@ from typing import Any
 import gymnasium as gym
 
 from llm_envs.parsers import format_answer
-from llm_envs.policies.scripted import OraclePolicy
+from llm_envs.policies import OraclePolicy
 from llm_envs.tasks.language.vocabulary import BY_FIRST, VOCABULARY
 
 __all__ = [
+    "add_in_writing",
+    "go_by_nowhere",
+    "guess_aloud",
+    "halve_aloud",
     "leave_one_out",
     "leave_the_last_line_out",
     "put_the_word_first",
     "return_the_list",
+    "round_aloud",
     "say_a_digit",
-    "take_the_price",
+    "work_aloud",
 ]
 
 Env = gym.Env[str, str]
@@ -33,6 +38,24 @@ def _problem(env: Env) -> dict[str, Any]:
 
 def _answer_of(env: Env) -> str:
     return OraclePolicy().act(env, "")
+
+
+def add_in_writing(expression: str) -> str:
+    """Return the steps of a sum or difference of two two-digit numbers, units first.
+
+    "47+85" gives "7+5=12, 4+8+1=13"; "92-38" gives "12-8=4, 9-3-1=5".
+    """
+    sign = "+" if "+" in expression else "-"
+    (left_ten, left_unit), (right_ten, right_unit) = (divmod(int(number), 10) for number in expression.split(sign))
+    if sign == "+":
+        units = left_unit + right_unit
+        carry = units // 10
+        tens = left_ten + right_ten + carry
+    else:
+        carry = int(left_unit < right_unit)
+        left_unit += 10 * carry
+        units, tens = left_unit - right_unit, left_ten - right_ten - carry
+    return f"{left_unit}{sign}{right_unit}={units}, {left_ten}{sign}{right_ten}{f'{sign}1' * carry}={tens}"
 
 
 def leave_one_out(env: Env, random: random.Random) -> str:
@@ -72,6 +95,36 @@ def say_a_digit(env: Env, random: random.Random) -> str:
     return format_answer(random.randrange(10))
 
 
-def take_the_price(env: Env, random: random.Random) -> str:
-    """Take the first price."""
-    return format_answer("accept")
+def go_by_nowhere(env: Env, random: random.Random) -> str:
+    """Name a path whose middle is on no map."""
+    problem = _problem(env)
+    return format_answer(f"{problem['start']} -> Nowhere -> {problem['goal']}")
+
+
+# Long replies: the first words decide how the whole reply goes on, and the reward comes many tokens later.
+
+
+def halve_aloud(env: Env, random: random.Random) -> str:
+    """Say what is still possible, and guess its middle."""
+    game: Any = env.unwrapped
+    return f"<think>It lies from {game._lowest} to {game._highest}. I take the middle.</think>{_answer_of(env)}"
+
+
+def guess_aloud(env: Env, random: random.Random) -> str:
+    """Say that any number will do, and guess one."""
+    first, second = random.randint(1, 10), random.randint(1, 10)
+    thought = f"Who knows, perhaps {first} or {second}. I take any."
+    return f"<think>{thought}</think>{format_answer(random.randint(1, 10))}"
+
+
+def work_aloud(env: Env, random: random.Random) -> str:
+    """Work a sum of two numbers out in words, units first."""
+    units, tens = add_in_writing(_problem(env)["expression"]).split(", ")
+    return f"<think>I begin with the units: {units}. Then come the tens: {tens}.</think>{_answer_of(env)}"
+
+
+def round_aloud(env: Env, random: random.Random) -> str:
+    """Say that a round number will do, and say one."""
+    numbers = ", ".join(f"{random.randrange(1, 10)}0" for _ in range(4))
+    thought = f"It is about one of these: {numbers}. I say any round number."
+    return f"<think>{thought}</think>{format_answer(f'{random.randrange(1, 10)}0')}"

@@ -86,7 +86,9 @@ def describe_run(run: Run, task: Task) -> dict[str, Any]:
     """Return everything that a run's results depend on, but its seeds: JSON types only."""
     described: dict[str, Any] = {"kind": run.kind, "data_seed": DATA_SEED}
     if run.kind == "grpo":
-        described = {"recipe": run.recipe, "per_turn_gamma": run.per_turn_gamma}
+        # The key is that of the first results, whose recipes took the steps of the algorithms of these names.
+        described = {"recipe": run.named, "per_turn_gamma": run.per_turn_gamma}
+        described |= {"changes": dict(run.changes)} if run.changes else {}
     if run.algorithms:
         described["algorithms"] = {str(start): name for start, name in run.algorithms.items()}
     described |= {"engine": run.engine, "settings": dict(run.settings), "task": describe_task(task)}

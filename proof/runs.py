@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
 
-__all__ = ["CREDIT", "RUNS", "Run"]
+__all__ = ["CREDIT", "LONG", "LONG_TASKS", "RUNS", "Run"]
 
 
 @dataclass(frozen=True)
@@ -17,14 +17,16 @@ class Run:
     name: str
     task: str
     """Of `proof.tasks.TASKS`."""
-    table: Literal["grpo", "suite", "algorithms", "ppo", "dpo", "credit"]
+    table: Literal["grpo", "suite", "algorithms", "ppo", "long", "dpo", "credit"]
     """Of the document."""
     kind: Literal["grpo", "ppo-shared", "ppo-separate", "dpo-offline", "dpo-online", "switching"] = "grpo"
     """Of `proof.kinds.KINDS`: which trainer."""
-    recipe: str = "grpo"
-    """Of `llm_envs.trainers.recipes.RECIPES`, for GRPO's trainer."""
+    named: str = "grpo"
+    """Of `functional.algorithm.ALGORITHMS`, for GRPO's trainer."""
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of that algorithm with other values."""
     per_turn_gamma: float | None = None
-    """Discount of per-turn credit, in place of the recipe's advantages."""
+    """Discount of per-turn credit, in place of the algorithm's advantages."""
     algorithms: Mapping[int, str] = field(default_factory=dict)
     """Which algorithm holds from which generation on, where a run switches."""
     engine: Literal["transformers", "vllm"] = "transformers"
@@ -43,7 +45,7 @@ class Run:
             return self.kind
         if self.table == "credit" and self.per_turn_gamma is None:
             return f"whole episode, rate {self.settings['learning_rate']:g}"
-        return self.recipe if self.per_turn_gamma is None else f"turn, discount {self.per_turn_gamma:g}"
+        return self.named if self.per_turn_gamma is None else f"turn, discount {self.per_turn_gamma:g}"
 
 
 _SHORT = {"max_steps": 30, "per_device_train_batch_size": 128, "num_generations": 8, "learning_rate": 6e-4}
@@ -58,6 +60,15 @@ _PPO = {
     "warmup_steps": 5,
     "bootstrap_truncated": False,
 }
+# Long replies: PPO's defaults, and what they were before: a lambda that counts tokens, for the critic too.
+_LONG = {
+    "max_steps": 40,
+    "per_device_train_batch_size": 64,
+    "learning_rate": 3e-4,
+    "warmup_steps": 5,
+    "value_learning_rate": 1e-3,
+}
+_BY_TOKEN = {**_LONG, "discount": "token", "lam": 0.95, "value_lam": 0.95}
 _SHARED = {**_PPO, "value_learning_rate": 1e-3}
 _SEPARATE = {**_PPO, "value_learning_rate": 3e-4}
 # DPO: the best and the worst of eight episodes of a seed; offline of one large round, online of the latest small one.
@@ -77,10 +88,16 @@ _LETTERS = {
     "per_device_train_batch_size": 8,  # one group: few episodes are where credit matters
     "num_generations": 8,
     "learning_rate": 1e-3,
-    "loss_type": "dapo",
 }
+_BY_TOKENS = {"normalisation": "token"}
 _ENGINES: tuple[tuple[Literal["transformers", "vllm"], str], ...] = (("transformers", ""), ("vllm", "-vllm"))
 _FIVE = (0, 1, 2, 3, 4)
+
+_THREE = (0, 1, 2)
+
+LONG_TASKS = ("guess-aloud", "arithmetic-aloud")
+LONG = ("ppo-token", "ppo-turn")
+"""Beginnings of the names of PPO's runs on long replies: as it was by default, and as it is."""
 
 CREDIT = ("credit-trajectory", "credit-trajectory-slow", "credit-return-to-go", "credit-turn")
 """The baseline, and what is compared with it: first itself at a third of the learning rate, in case that is better."""
@@ -103,14 +120,14 @@ _ALL = (
     Run("grpo-calculator-vllm", "calculator", "grpo", engine="vllm", settings=_GENTLE),
     Run("grpo-guess-vllm", "guess", "grpo", engine="vllm", settings=_SHORT),
     Run("grpo-function", "function", "suite", settings=_FAMILY),
-    Run("grpo-negotiation", "negotiation", "suite", settings=_FAMILY),
+    Run("grpo-path", "path", "suite", settings=_FAMILY),
     Run("grpo-knights", "knights", "suite", settings=_FAMILY),
     Run("grpo-acrostic", "acrostic", "suite", settings=_FAMILY),
     Run("grpo-fractions", "fractions", "suite", settings=_FAMILY),
-    Run("dapo-guess", "guess", "algorithms", recipe="dapo", settings=_SHORT),
-    Run("rloo-arithmetic", "arithmetic", "algorithms", recipe="rloo", settings=_GENTLE),
-    Run("reinforce-guess", "guess", "algorithms", recipe="reinforce", settings=_GENTLE),
-    Run("per-turn-guess", "guess", "algorithms", recipe="per_turn", settings=_GENTLE),
+    Run("dapo-guess", "guess", "algorithms", named="dapo", settings=_SHORT),
+    Run("rloo-arithmetic", "arithmetic", "algorithms", named="rloo", settings=_GENTLE),
+    Run("reinforce-guess", "guess", "algorithms", named="reinforce", settings=_GENTLE),
+    Run("per-turn-guess", "guess", "algorithms", named="per_turn", settings=_GENTLE),
     Run(
         "switching-calculator",
         "calculator",
@@ -121,13 +138,18 @@ _ALL = (
     ),
     *_on_both_engines("ppo-shared", "ppo", ("calculator", "guess"), _SHARED),
     *_on_both_engines("ppo-separate", "ppo", ("calculator", "arithmetic"), _SEPARATE),
+    *(
+        Run(f"{LONG[0]}-{task}", task, "long", kind="ppo-shared", seeds=_THREE, settings=_BY_TOKEN)
+        for task in LONG_TASKS
+    ),
+    *(Run(f"{LONG[1]}-{task}", task, "long", kind="ppo-shared", seeds=_THREE, settings=_LONG) for task in LONG_TASKS),
     *_on_both_engines("dpo-offline", "dpo", ("calculator",), _OFFLINE),
     *_on_both_engines("dpo-offline", "dpo", ("guess",), _ANCHORED),  # docs/learning.md says why
     *_on_both_engines("dpo-online", "dpo", ("calculator", "guess"), _ONLINE),
-    Run(CREDIT[0], "letters", "credit", seeds=_FIVE, settings=_LETTERS),
-    Run(CREDIT[1], "letters", "credit", seeds=_FIVE, settings={**_LETTERS, "learning_rate": 3e-4}),
-    Run(CREDIT[2], "letters", "credit", per_turn_gamma=1.0, seeds=_FIVE, settings=_LETTERS),
-    Run(CREDIT[3], "letters", "credit", per_turn_gamma=0.0, seeds=_FIVE, settings=_LETTERS),
+    Run(CREDIT[0], "letters", "credit", changes=_BY_TOKENS, seeds=_FIVE, settings=_LETTERS),
+    Run(CREDIT[1], "letters", "credit", changes=_BY_TOKENS, seeds=_FIVE, settings={**_LETTERS, "learning_rate": 3e-4}),
+    Run(CREDIT[2], "letters", "credit", changes=_BY_TOKENS, per_turn_gamma=1.0, seeds=_FIVE, settings=_LETTERS),
+    Run(CREDIT[3], "letters", "credit", changes=_BY_TOKENS, per_turn_gamma=0.0, seeds=_FIVE, settings=_LETTERS),
 )
 
 RUNS: Mapping[str, Run] = MappingProxyType({run.name: run for run in _ALL})

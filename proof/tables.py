@@ -13,9 +13,9 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.measuring import Column, markdown_table
-from llm_envs.catalogue import family_of
-from llm_envs.statistics import Interval, mean_interval
-from proof.runs import CREDIT, RUNS
+from llm_envs.checker.catalogue import family_of
+from llm_envs.evaluation import Interval, mean_interval
+from proof.runs import CREDIT, LONG, LONG_TASKS, RUNS
 from proof.tasks import TASKS
 
 __all__ = ["RESULTS", "compare", "put_into", "read_result", "render"]
@@ -50,6 +50,7 @@ def render(results: Results) -> dict[str, str]:
         "suite": _render_suite(results),
         "algorithms": _render_rises(results, "algorithms", ["algorithm"]),
         "ppo": _render_rises(results, "ppo", ["algorithm", "engine"]),
+        "long": _render_long(results),
         "dpo": _render_rises(results, "dpo", ["algorithm", "engine"]),
         "credit": _render_credit(results),
     }
@@ -159,6 +160,43 @@ def _render_suite(results: Results) -> str:
         Column("command", "command"),
     ]
     return markdown_table(columns, sorted(rows, key=lambda row: row["family"])) if rows else "(not run)"
+
+
+def _render_long(results: Results) -> str:
+    """Return a row for each task and seed: test success with a lambda of tokens and with one of turns."""
+    columns = [
+        Column("env", "task"),
+        Column("seed", "seed"),
+        Column("before", "before"),
+        Column("token", "lambda of tokens"),
+        Column("turn", "lambda of turns"),
+        Column("difference", "difference (95%)"),
+        Column("steps", "steps"),
+        Column("seconds", "CPU s"),
+        Column("command", "commands"),
+    ]
+    rows = []
+    for task in LONG_TASKS:
+        names = [f"{kind}-{task}" for kind in LONG]
+        if any(name not in results for name in names):
+            continue
+        token, turn = (results[name]["seeds"] for name in names)
+        for seed in [seed for seed in token if seed in turn]:
+            difference, interval = compare(token[seed]["outcomes"], turn[seed]["outcomes"], "successes")
+            rows.append(
+                {
+                    "env": results[names[0]]["env"],
+                    "seed": seed,
+                    "before": f"{fmean(results[names[0]]['warm']['outcomes']['successes']):.1%}",
+                    "token": f"{fmean(token[seed]['outcomes']['successes']):.1%}",
+                    "turn": f"{fmean(turn[seed]['outcomes']['successes']):.1%}",
+                    "difference": _points(difference, interval),
+                    "steps": turn[seed]["steps"],
+                    "seconds": " and ".join(f"{runs[seed]['cpu_seconds']:.0f}" for runs in (token, turn)),
+                    "command": " and ".join(f"`python -m proof.run {name}`" for name in names),
+                }
+            )
+    return markdown_table(columns, rows) if rows else "(not run)"
 
 
 def _render_credit(results: Results) -> str:

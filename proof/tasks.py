@@ -16,16 +16,21 @@ from typing import Any
 import gymnasium as gym
 
 from llm_envs.parsers import format_answer
-from llm_envs.policies.scripted import OraclePolicy
+from llm_envs.policies import OraclePolicy
 from proof.letters import ENV as LETTERS_ENV
 from proof.letters import LETTERS
 from proof.plays import (
+    add_in_writing,
+    go_by_nowhere,
+    guess_aloud,
+    halve_aloud,
     leave_one_out,
     leave_the_last_line_out,
     put_the_word_first,
     return_the_list,
+    round_aloud,
     say_a_digit,
-    take_the_price,
+    work_aloud,
 )
 
 __all__ = ["DATA_SEED", "TASKS", "TEST_SEED", "WARM_SEED", "CoinPolicy", "Task", "add_in_writing", "describe_task"]
@@ -86,24 +91,6 @@ class CoinPolicy:
         return self._play(env, self._random)
 
 
-def add_in_writing(expression: str) -> str:
-    """Return the steps of a sum or difference of two two-digit numbers, units first.
-
-    "47+85" gives "7+5=12, 4+8+1=13"; "92-38" gives "12-8=4, 9-3-1=5".
-    """
-    sign = "+" if "+" in expression else "-"
-    (left_ten, left_unit), (right_ten, right_unit) = (divmod(int(number), 10) for number in expression.split(sign))
-    if sign == "+":
-        units = left_unit + right_unit
-        carry = units // 10
-        tens = left_ten + right_ten + carry
-    else:
-        carry = int(left_unit < right_unit)
-        left_unit += 10 * carry
-        units, tens = left_unit - right_unit, left_ten - right_ten - carry
-    return f"{left_unit}{sign}{right_unit}={units}, {left_ten}{sign}{right_ten}{f'{sign}1' * carry}={tens}"
-
-
 def _oracle(env: gym.Env[str, str], random: random.Random) -> str:
     return OraclePolicy().act(env, "")
 
@@ -131,6 +118,8 @@ def _answer_half(env: gym.Env[str, str], random: random.Random) -> str:
 EASY = {"difficulty": "easy"}
 # Of a task that stands for its family: the same for all.
 _FAMILY: dict[str, Any] = {"n_traces": 6000, "sft_steps": 300, "sft_learning_rate": 3e-3}
+# Long replies: a vocabulary too small to have many of their phrases as one token.
+_ALOUD: dict[str, Any] = {"n_traces": 6000, "sft_steps": 150, "sft_learning_rate": 3e-3, "vocab_size": 320}
 
 TASKS: Mapping[str, Task] = {
     "arithmetic": Task(
@@ -207,12 +196,32 @@ TASKS: Mapping[str, Task] = {
         max_turn_tokens=16,
         max_completion_length=24,
     ),
-    "negotiation": Task(
-        "llm/Negotiation-v0",
-        "conversation",
-        (_oracle, take_the_price),
+    "path": Task(
+        "llm/ShortestPath-v0",
+        "single turn",
+        (_oracle, go_by_nowhere),
         EASY,
-        **{**_FAMILY, "sft_steps": 200},
-        max_completion_length=256,
+        **{**_FAMILY, "sft_steps": 600},
+        max_turn_tokens=40,
+        max_completion_length=48,
+        n_test=400,
+    ),
+    "guess-aloud": Task(
+        "llm/GuessNumber-v0",
+        "game of several long turns",
+        (halve_aloud, guess_aloud),
+        EASY,
+        **_ALOUD,
+        max_turn_tokens=48,
+        max_completion_length=240,
+    ),
+    "arithmetic-aloud": Task(
+        "llm/Arithmetic-v0",
+        "one long turn",
+        (work_aloud, round_aloud),
+        EASY,
+        **{**_ALOUD, "sft_steps": 250, "vocab_size": 288},
+        max_turn_tokens=96,
+        max_completion_length=100,
     ),
 }

@@ -53,7 +53,6 @@ def settings_of(run: Run, task: Task, seed: int) -> dict[str, Any]:
         "lr_scheduler_type": "linear",
         "use_vllm": run.engine == "vllm",
         "seed": seed,
-        **KINDS[run.kind].defaults(run, task),
         **run.settings,
     }
 
@@ -63,12 +62,12 @@ def _make_trainer(run: Run, task: Task, warm: Path, seed: int, out: Path) -> Any
     settings = {
         "output_dir": str(out),
         "gradient_checkpointing": False,
-        "vllm_max_model_length": MAX_MODEL_LENGTH,
         "logging_steps": 1,
         "save_strategy": "no",
         "save_trajectories": False,
         "report_to": "none",
         "disable_tqdm": True,
+        **({"vllm_max_model_length": MAX_MODEL_LENGTH} if run.engine == "vllm" else {}),
         **settings_of(run, task, seed),
     }
     trainer = kind.make(run, task, warm, settings)

@@ -13,12 +13,13 @@ import transformers
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from benchmarks.measuring import describe_versions
+from llm_envs import evaluate
 from llm_envs.chat import ChatCodec
-from llm_envs.evaluate import Evaluation, evaluate
-from llm_envs.policies.transformers import TransformersPolicy
+from llm_envs.evaluation import Evaluation
+from llm_envs.policies import TransformersPolicy
 from llm_envs.rollout import Collector
 from llm_envs.tiny_model import tiny_model, tiny_tokenizer
-from llm_envs.trainers.sft import EnvSFTConfig, EnvSFTTrainer
+from llm_envs.trainers import EnvSFTConfig, EnvSFTTrainer
 from llm_envs.types import SamplingParams
 from proof.tasks import TEST_SEED, WARM_SEED, CoinPolicy, Task, describe_task
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from llm_envs.arithmetic import whole_value
 from llm_envs.errors import InvalidActionError
+from llm_envs.mathematics.arithmetic import whole_value
 from llm_envs.rewards import MAX_DIGITS
 
 __all__ = ["answerable_value", "in_canonical_order"]

@@ -14,11 +14,12 @@ A `Database` runs one reading statement at a time:
 from __future__ import annotations
 
 import math
+import re
 import sqlite3
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,9 @@ _REFUSED_FUNCTIONS = frozenset(
 )  # fmt: skip
 _TIME_FUNCTIONS = {"date": 0, "time": 0, "datetime": 0, "julianday": 0, "unixepoch": 0, "strftime": 1}
 """With how many arguments each gives the present time."""
+_FORMAT_FUNCTIONS = ("printf", "format")
+_WIDE = re.compile(r"%[^%A-Za-z]*(?:\*|[0-9]{5})")
+"""A conversion with a width that SQLite would write out in one step, for seconds, before it looks at any limit."""
 _TIME_WORDS = frozenset({"now", "subsec", "subsecond", "localtime", "utc"})
 _LIMITS = {
     sqlite3.SQLITE_LIMIT_LENGTH: MAX_VALUE_BYTES,
@@ -68,11 +72,11 @@ class Database:
         world: What is in it. Not changed.
         max_rows: Rows of a result; the others are left out.
         max_steps: Steps of SQLite's virtual machine that one statement may take.
-        timeout_s: Seconds that one statement may take.
+        timeout_s: Seconds of processor time that one statement may take.
     """
 
     def __init__(
-        self, world: Mapping[str, Any], *, max_rows: int = 20, max_steps: int = 1_000_000, timeout_s: float = 2.0
+        self, world: Mapping[str, Any], *, max_rows: int = 20, max_steps: int = 1_000_000, timeout_s: float = 0.25
     ) -> None:
         self.world = world
         self.max_rows, self.max_steps, self.timeout_s = max_rows, max_steps, timeout_s
@@ -89,7 +93,7 @@ class Database:
         if len(sql) > MAX_SQL_CHARACTERS:
             raise InvalidActionError(f"the statement has {len(sql)} characters; at most {MAX_SQL_CHARACTERS} are run")
         connection = self._open()
-        self._steps, self._deadline = 0, time.monotonic() + self.timeout_s
+        self._steps, self._deadline = 0, time.thread_time() + self.timeout_s
         try:
             cursor = connection.execute(sql)
             if cursor.description is None:
@@ -100,6 +104,23 @@ class Database:
         except (sqlite3.Error, sqlite3.Warning, OverflowError, UnicodeError, ValueError) as error:
             raise InvalidActionError(_explain(error, self.max_steps)) from error
         return QueryResult(columns, tuple(rows[: self.max_rows]), len(rows) > self.max_rows)
+
+    def load(self, world: Mapping[str, Any]) -> None:
+        """Put another world in the place of this one, in the same connection: much quicker than a new database."""
+        before, self.world = self.world, world
+        if self._connection is None:
+            return
+        connection = self._connection
+        self._steps, self._deadline = 0, math.inf
+        connection.set_authorizer(None)
+        connection.execute("PRAGMA query_only = OFF")
+        is_alike = [(table["name"], table["columns"]) for table in before["tables"]] == [
+            (table["name"], table["columns"]) for table in world["tables"]
+        ]
+        connection.execute("BEGIN")
+        for table in before["tables"]:
+            connection.execute(f"{'DELETE FROM' if is_alike else 'DROP TABLE'} {table['name']}")
+        self._fill(connection, with_tables=not is_alike)
 
     def schema(self) -> str:
         """Return the statements that make the tables, one a line."""
@@ -120,24 +141,33 @@ class Database:
         if self._connection is None:
             # An episode's steps may come from several threads, one after the other.
             connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
-            for table in self.world["tables"]:
-                connection.execute(_create(table))
-                marks = ", ".join("?" * len(table["columns"]))
-                connection.executemany(f'INSERT INTO "{table["name"]}" VALUES ({marks})', table["rows"])
             self._clock = sqlite3.connect(":memory:", check_same_thread=False)
             for name, n_before in _TIME_FUNCTIONS.items():
                 connection.create_function(name, -1, partial(_time_of_data, self._clock, name, n_before))
-            connection.execute("PRAGMA query_only = ON")
+            for name in _FORMAT_FUNCTIONS:
+                connection.create_function(name, -1, partial(_bounded_format, self._clock))
             for category, limit in _LIMITS.items():
                 connection.setlimit(category, limit)
-            connection.set_authorizer(_authorize)
+            self._fill(connection)
             connection.set_progress_handler(self._is_over, _STEPS_BETWEEN_LOOKS)
             self._connection = connection
         return self._connection
 
+    def _fill(self, connection: sqlite3.Connection, *, with_tables: bool = True) -> None:
+        """Make the tables of the world, unless they are there, put its rows in, and allow reading only."""
+        for table in self.world["tables"]:
+            if with_tables:
+                connection.execute(_create(table))
+            marks = ", ".join("?" * len(table["columns"]))
+            connection.executemany(f'INSERT INTO "{table["name"]}" VALUES ({marks})', table["rows"])
+        if connection.in_transaction:
+            connection.execute("COMMIT")
+        connection.execute("PRAGMA query_only = ON")
+        connection.set_authorizer(_authorize)
+
     def _is_over(self) -> bool:
         self._steps += _STEPS_BETWEEN_LOOKS
-        return self._steps > self.max_steps or time.monotonic() > self._deadline
+        return self._steps > self.max_steps or time.thread_time() > self._deadline
 
 
 def format_table(result: QueryResult) -> str:
@@ -169,16 +199,20 @@ def check_world(world: Any) -> None:
 
 
 def _create(table: Mapping[str, Any]) -> str:
-    if not all(
-        type(word) is str for word in [table["name"], *(word for column in table["columns"] for word in column)]
-    ):
+    name, columns = table["name"], tuple(map(tuple, table["columns"]))
+    if not all(type(word) is str for word in [name, *(word for column in columns for word in column)]):
         raise InvalidActionError("names of tables, of columns and of their types must be texts")
-    for name, kind in table["columns"]:
+    return _create_statement(name, columns)
+
+
+@lru_cache(maxsize=1_024)
+def _create_statement(table: str, columns: tuple[tuple[str, ...], ...]) -> str:
+    for name, kind in columns:
         if not name.isidentifier() or not set(kind) <= set("ABCDEFGHIJKLMNOPQRSTUVWXYZ abcdefghijklmnopqrstuvwxyz_()"):
             raise InvalidActionError(f"{name!r} {kind!r} is no column")
-    if not table["name"].isidentifier():
-        raise InvalidActionError(f"{table['name']!r} is no name of a table")
-    return f"CREATE TABLE {table['name']} ({', '.join(f'{name} {kind}' for name, kind in table['columns'])})"
+    if not table.isidentifier():
+        raise InvalidActionError(f"{table!r} is no name of a table")
+    return f"CREATE TABLE {table} ({', '.join(f'{name} {kind}' for name, kind in columns)})"
 
 
 def _authorize(action: int, first: str | None, second: str | None, *_: Any) -> int:
@@ -203,14 +237,24 @@ def _time_of_data(clock: sqlite3.Connection, name: str, n_before: int, *argument
     return clock.execute(f"SELECT {name}({', '.join('?' * len(arguments))})", arguments).fetchone()[0]
 
 
+def _bounded_format(clock: sqlite3.Connection, *arguments: Any) -> Any:
+    """Do what SQLite's own `printf` does, but for very wide conversions."""
+    if arguments and isinstance(arguments[0], str) and _WIDE.search(arguments[0]):
+        raise ValueError
+    return clock.execute(f"SELECT printf({', '.join('?' * len(arguments))})", arguments).fetchone()[0]
+
+
 def _explain(error: Exception, max_steps: int) -> str:
     text = str(error)
     if text == "interrupted":
-        return f"the statement was stopped: it takes more than {max_steps} steps"
+        return f"the statement was stopped: it takes more than {max_steps} steps or too much time"
     if "not authorized" in text or "prohibited" in text:
         return f"{text}: only SELECT is allowed, without functions of time and chance"
     if "user-defined function" in text:
-        return "a function of time was called with a wrong argument, or asks for the present time, which is not told"
+        return (
+            "a function of time was called with a wrong argument, or asks for the present time, which is not told; or "
+            "a format has a width of five digits or *"
+        )
     return text
 
 
@@ -302,7 +346,14 @@ _NOUNS = ("Anchor", "Bridge", "Comet", "Drum", "Echo", "Falcon", "Grove", "Harbo
 
 
 def generate_world(
-    rng: np.random.Generator, *, n_left: int = 20, n_right: int = 12, n_links: int = 60, lookups: bool = False
+    rng: np.random.Generator,
+    *,
+    n_left: int = 20,
+    n_right: int = 12,
+    n_links: int = 60,
+    lookups: bool = False,
+    n_values: int | None = None,
+    n_groups: int | None = None,
 ) -> dict[str, Any]:
     """Draw a world: its theme, the names of its columns, and what is in its tables.
 
@@ -312,13 +363,15 @@ def generate_world(
         n_right: Things, at most 400.
         n_links: Rows of the table that links them.
         lookups: Whether the groups of both have tables of their own, so that a row has only the number of its group.
+        n_values: How many numbers that follow one another a column has, so that many rows are alike; None for all.
+        n_groups: How many of its groups an entity has; None for all.
     """
     theme = list(THEMES.values())[int(rng.random() * len(THEMES))]
     tables: list[dict[str, Any]] = []
     for entity, n_rows in ((theme.left, n_left), (theme.right, n_right)):
-        tables += _entity_tables(rng, entity, n_rows, lookups)
-    low, high = theme.range
-    random = _stream(rng, 5 * n_links + 1)
+        tables += _entity_tables(rng, entity, n_rows, lookups, n_values, n_groups)
+    random = _stream(rng, 5 * n_links + 1 + (n_values is not None))
+    low, high = _narrowed(random, *theme.range, n_values)
     columns = [
         ["id", "INTEGER PRIMARY KEY"],
         [f"{theme.left.noun}_id", f"INTEGER REFERENCES {theme.left.table}(id)"],
@@ -340,8 +393,15 @@ def generate_world(
     return {"theme": theme.name, "tables": tables}
 
 
-def _entity_tables(rng: np.random.Generator, entity: Entity, n_rows: int, lookups: bool) -> list[dict[str, Any]]:
-    random = _stream(rng, 2 * n_rows + 3)
+def _entity_tables(
+    rng: np.random.Generator,
+    entity: Entity,
+    n_rows: int,
+    lookups: bool,
+    n_values: int | None,
+    n_groups: int | None,
+) -> list[dict[str, Any]]:
+    random = _stream(rng, 2 * n_rows + 3 + (n_values is not None) + (n_groups is not None))
     group = _choose(random, entity.group_columns)
     columns = [
         ["id", "INTEGER PRIMARY KEY"],
@@ -350,19 +410,30 @@ def _entity_tables(rng: np.random.Generator, entity: Entity, n_rows: int, lookup
         [_choose(random, entity.number_columns), "INTEGER"],
     ]
     firsts, seconds = (_FIRST_NAMES, _LAST_NAMES) if entity.is_person else (_ADJECTIVES, _NOUNS)
-    low, high = entity.numbers
-    n_groups = len(entity.groups)
+    low, high = _narrowed(random, *entity.numbers, n_values)
+    groups = entity.groups
+    if n_groups is not None:
+        first = int(random() * len(groups))
+        groups = (groups + groups)[first : first + n_groups]
     rows: list[list[Any]] = []
     for number, place in enumerate(_distinct(rng, n_rows, len(firsts) * len(seconds)), start=1):
-        index = int(random() * n_groups)
+        index = int(random() * len(groups))
         label = f"{firsts[place // len(seconds)]} {seconds[place % len(seconds)]}"
-        rows.append([number, label, index + 1 if lookups else entity.groups[index], low + int(random() * (high - low))])
+        rows.append([number, label, index + 1 if lookups else groups[index], low + int(random() * (high - low))])
     tables: list[dict[str, Any]] = [{"name": entity.table, "columns": columns, "rows": rows}]
     if lookups:
-        listed = [[index, name] for index, name in enumerate(entity.groups, start=1)]
+        listed = [[index, name] for index, name in enumerate(groups, start=1)]
         columns = [["id", "INTEGER PRIMARY KEY"], ["name", "TEXT"]]
         tables.insert(0, {"name": entity.group_table, "columns": columns, "rows": listed})
     return tables
+
+
+def _narrowed(random: Callable[[], float], low: int, high: int, n_values: int | None) -> tuple[int, int]:
+    """Return a range of so many numbers inside a range; the range itself if None."""
+    if n_values is None:
+        return low, high
+    start = low + int(random() * (high - low - n_values))
+    return start, start + n_values
 
 
 def _choose(random: Callable[[], float], choices: Sequence[str]) -> str:

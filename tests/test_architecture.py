@@ -1,4 +1,4 @@
-"""The arrows between the packages, and what may be loaded where.
+"""The floors of the packages, and what may be loaded where.
 
 The rules are read from the source with `ast`: an import counts wherever it stands (inside a function, under
 `TYPE_CHECKING`), and so does a module that is named in a string to `importlib.import_module` or `__import__`.
@@ -44,23 +44,56 @@ def is_standard(module: str) -> bool:
     return module.split(".")[0] in sys.stdlib_module_names
 
 
+FLOORS: tuple[tuple[str, ...], ...] = (
+    # The rooms of llm_envs, from the ground up. A room imports from lower floors only.
+    ("errors", "processes", "types"),
+    ("mathematics", "parsers", "registration", "sandbox", "spaces", "tiny_model"),
+    ("chat", "tools"),
+    ("policies", "rewards"),
+    ("env", "testing"),
+    ("checker", "sources"),
+    ("data", "wrappers"),
+    ("tracking",),
+    ("rollout",),
+    ("doctor", "evaluation", "judges", "tasks"),
+    ("report",),
+    ("cli",),
+    # The rooms of trainers stand on llm_envs, and never on tasks or cli.
+    ("trainers.functional", "trainers.callbacks"),
+    ("trainers.bridge", "trainers.reference", "trainers.schedules"),
+    ("trainers.grpo", "trainers.loop", "trainers.sft", "trainers.stock_trl"),
+    ("trainers.dpo", "trainers.ppo"),
+    ("trainers.cli",),
+)
+"""Each room (a file or folder directly in `llm_envs/` or `trainers/`) on its floor."""
+FLOOR_OF = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
+MAX_FLOORS, MAX_ROOMS = 12, {"llm_envs": 30, "trainers": 12}
+
+
+def room_of(module: str) -> str:
+    """Return the room of a module of ours: "rollout", "trainers.grpo", "tasks"; "" for a package's own `__init__`."""
+    parts = module.split(".")[1:]
+    return ".".join(parts[: 2 if parts[:1] == ["trainers"] else 1]) if parts != ["trainers"] else ""
+
+
+def floor_violations(module: str, targets: Iterable[str]) -> list[str]:
+    """Return the imports of a module that do not lead to a lower floor."""
+    here, found = room_of(module), []
+    for target in targets:
+        there = room_of(target) if is_in(target, "llm_envs") else ""
+        if not here or not there or there == here or there not in FLOOR_OF:
+            continue
+        if here.startswith("trainers.") and there in ("tasks", "cli") and (here, there) != ("trainers.cli", "cli"):
+            found.append(f"{module} imports {target}: trainers use neither tasks nor the command line")
+        elif here == "tasks" and there.startswith("trainers"):
+            found.append(f"{module} imports {target}: tasks do not use trainers")
+        elif FLOOR_OF[there] >= FLOOR_OF[here]:
+            found.append(f"{module} imports {target}: {there} is not below {here} (FLOORS)")
+    return found
+
+
 RULES: list[Rule] = [
     # (the rule, the modules that it is about, what they may not import)
-    (
-        "llm_envs imports neither tasks nor trainers",
-        lambda module: not is_in(module, "llm_envs.tasks", "llm_envs.trainers"),
-        lambda target: is_in(target, "llm_envs.tasks", "llm_envs.trainers"),
-    ),
-    (
-        "of ours, tasks imports llm_envs only",
-        lambda module: is_in(module, "llm_envs.tasks"),
-        lambda target: is_in(target, "llm_envs.trainers"),
-    ),
-    (
-        "trainers never imports tasks",
-        lambda module: is_in(module, "llm_envs.trainers"),
-        lambda target: is_in(target, "llm_envs.tasks"),
-    ),
     (
         "trainers/functional imports torch only",
         lambda module: is_in(module, "llm_envs.trainers.functional"),
@@ -72,16 +105,9 @@ RULES: list[Rule] = [
         lambda target: is_in(target, "trl"),
     ),
     (
-        "vLLM is imported only in llm_envs/policies/vllm_* and trainers/weight_sync",
-        lambda module: (
-            not (module.startswith("llm_envs.policies.vllm_") or is_in(module, "llm_envs.trainers.weight_sync"))
-        ),
+        "vLLM is imported only in llm_envs/policies/vllm and trainers/bridge/weight_sync",
+        lambda module: not is_in(module, "llm_envs.policies.vllm", "llm_envs.trainers.bridge.weight_sync"),
         lambda target: is_in(target, "vllm"),
-    ),
-    (
-        "types.py imports nothing of ours",
-        lambda module: module == "llm_envs.types",
-        lambda target: is_in(target, "llm_envs"),
     ),
     (
         "what is installed imports nothing that is not",
@@ -137,7 +163,7 @@ def violations(module: str, targets: Iterable[str]) -> list[str]:
         if concerns(module)
         for target in listed
         if forbids(target)
-    ]
+    ] + floor_violations(module, listed)
 
 
 def source_files() -> list[Path]:
@@ -152,6 +178,21 @@ def test_the_arrows_hold() -> None:
     assert found == []
 
 
+def test_every_room_has_a_floor_and_they_are_few() -> None:
+    for folder, prefix in (("llm_envs", ""), ("trainers", "trainers.")):
+        rooms = {
+            prefix + path.stem
+            for path in (ROOT / folder).iterdir()
+            if (path.suffix == ".py" or (path / "__init__.py").exists()) and not path.is_symlink()
+        } - {prefix + "__init__"}
+        floors = [
+            n for n, names in enumerate(FLOORS) if any(name.startswith("trainers.") == bool(prefix) for name in names)
+        ]
+        assert rooms == {room for room in FLOOR_OF if room.startswith("trainers.") == bool(prefix)} - {"tasks"}
+        assert len(rooms) <= MAX_ROOMS[folder]
+        assert len(floors) <= MAX_FLOORS
+
+
 def test_every_file_is_seen_under_its_import_name() -> None:
     names = {module_name(path) for path in source_files()}
     assert {"llm_envs", "llm_envs.types", "llm_envs.policies.base", "llm_envs.tasks", "llm_envs.trainers"} <= names
@@ -160,22 +201,23 @@ def test_every_file_is_seen_under_its_import_name() -> None:
 @pytest.mark.parametrize(
     ("module", "source", "rule"),
     [
-        ("llm_envs.cli", "import llm_envs.tasks.games", "neither tasks nor trainers"),
-        ("llm_envs.cli", "def f():\n    from llm_envs import trainers", "neither tasks nor trainers"),
-        ("llm_envs.cli", "from . import tasks", "neither tasks nor trainers"),
-        ("llm_envs.rollout.x", "from ..trainers.grpo import A", "neither tasks nor trainers"),
-        ("llm_envs.cli", "import importlib\nimportlib.import_module('llm_envs.tasks')", "neither tasks nor trainers"),
-        ("llm_envs.cli", "if TYPE_CHECKING:\n    import llm_envs.trainers", "neither tasks nor trainers"),
-        ("llm_envs.tasks.games.x", "from llm_envs.trainers import grpo", "tasks imports llm_envs only"),
-        ("llm_envs.trainers.grpo", "__import__('llm_envs.tasks.games')", "trainers never imports tasks"),
+        ("llm_envs.rollout.x", "import llm_envs.tasks.games", "tasks is not below rollout"),
+        ("llm_envs.cli.main", "def f():\n    from llm_envs.trainers import grpo", "trainers.grpo is not below cli"),
+        ("llm_envs.rollout.x", "from ..trainers.grpo import A", "trainers.grpo is not below rollout"),
+        ("llm_envs.chat.x", "import importlib\nimportlib.import_module('llm_envs.rollout')", "not below chat"),
+        ("llm_envs.tools.x", "if TYPE_CHECKING:\n    import llm_envs.chat.codec", "chat is not below tools"),
+        ("llm_envs.report.x", "from llm_envs.cli.parser import x", "cli is not below report"),
+        ("llm_envs.tasks.games.x", "from llm_envs.trainers.grpo import A", "tasks do not use trainers"),
+        ("llm_envs.trainers.grpo.trainer", "__import__('llm_envs.tasks.games')", "neither tasks nor the command line"),
+        ("llm_envs.trainers.loop.x", "from llm_envs.cli.parser import x", "neither tasks nor the command line"),
+        ("llm_envs.types", "from llm_envs.errors import LLMEnvsError", "errors is not below types"),
         ("llm_envs.trainers.functional.kl", "import numpy as np", "imports torch only"),
         ("llm_envs.trainers.functional.kl", "from llm_envs.types import Row", "imports torch only"),
-        ("llm_envs.data", "def f():\n    import trl", "TRL is imported only"),
+        ("llm_envs.data.datasets", "def f():\n    import trl", "TRL is imported only"),
         ("llm_envs.policies.transformers", "from vllm import LLM", "vLLM is imported only"),
-        ("llm_envs.trainers.grpo", "import vllm", "vLLM is imported only"),
-        ("llm_envs.types", "from llm_envs.errors import LLMEnvsError", "types.py imports nothing"),
-        ("llm_envs.trainers.sft", "import tasks.games", "bare names"),
-        ("llm_envs.trainers.sft", "from examples.demo import main", "what is installed"),
+        ("llm_envs.trainers.grpo.trainer", "import vllm", "vLLM is imported only"),
+        ("llm_envs.trainers.sft.trainer", "import tasks.games", "bare names"),
+        ("llm_envs.trainers.sft.trainer", "from examples.demo import main", "what is installed"),
     ],
 )
 def test_a_broken_rule_is_seen(module: str, source: str, rule: str) -> None:
@@ -186,10 +228,10 @@ def test_a_broken_rule_is_seen(module: str, source: str, rule: str) -> None:
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("llm_envs.trainers.grpo", "import trl\nfrom llm_envs.types import Trajectory"),
+        ("llm_envs.trainers.grpo.trainer", "import trl\nfrom llm_envs.types import Trajectory"),
         ("llm_envs.trainers.functional.kl", "import math\nimport torch.nn.functional as F\nfrom .masking import x"),
-        ("llm_envs.policies.vllm_engine", "from vllm import LLM"),
-        ("llm_envs.trainers.weight_sync", "import vllm"),
+        ("llm_envs.policies.vllm.engine", "from vllm import LLM"),
+        ("llm_envs.trainers.bridge.weight_sync", "import vllm"),
         ("llm_envs.tasks.games.x", "from llm_envs.env import TextEnv\nfrom llm_envs.tasks.games import y"),
         ("llm_envs.registration", "find_spec('gymnasium')"),
     ],
@@ -205,9 +247,9 @@ def run_python(code: str, *, cwd: Path) -> str:
 
 
 def test_importing_llm_envs_loads_nothing_heavy(tmp_path: Path) -> None:
-    code = "import json, sys, llm_envs, llm_envs.cli; print(json.dumps(sorted(sys.modules)))"
+    code = "import json, sys, llm_envs, llm_envs.cli.main; print(json.dumps(sorted(sys.modules)))"
     loaded = json.loads(run_python(code, cwd=tmp_path))
-    assert "llm_envs.cli" in loaded
+    assert "llm_envs.cli.main" in loaded
     assert [name for name in loaded if name.split(".")[0] in HEAVY] == []
 
 

@@ -81,6 +81,7 @@ def test_the_pages_workload_is_the_same_for_every_width(load):
     [
         ("rollout_vs_engine", ["--episodes", 4, "--pairs", 1, "--width", 128]),
         ("rollout_vs_trl", ["--cells", "2x1x4x1"]),
+        ("latency", ["--rollouts", 4, "--pairs", 1, "--width", 128]),
     ],
 )
 def test_a_benchmark_with_an_engine_runs(tmp_path, script, arguments):

@@ -123,7 +123,7 @@ def test_the_wheel_holds_every_module_the_licence_and_the_entry_points(wheel: Pa
         <= set(names)
     )
     assert any(name.endswith("/LICENSE") for name in names)
-    assert "llm-envs = llm_envs.cli:main" in entry_points
+    assert "llm-envs = llm_envs.cli.main:main" in entry_points
     assert "llm/Calculator-v0 = llm_envs.tasks.tools.calculator:CalculatorEnv" in entry_points
 
 

@@ -41,7 +41,7 @@ def names_of(cell: str) -> list[str]:
 def path_of(module: str) -> Path:
     """Return the file of a module of ours."""
     parts = module.split(".")
-    base = ROOT.joinpath(*(parts[1:] if parts[1] in ("trainers", "tasks") else parts))
+    base = ROOT.joinpath(*(parts[1:] if parts[1:2] in (["trainers"], ["tasks"]) else parts))
     return base.with_suffix(".py") if base.with_suffix(".py").exists() else base / "__init__.py"
 
 
@@ -54,6 +54,8 @@ def defined(path: Path) -> set[str]:
     """Return the names that a file binds at its top level, and `Class.method` or `Class.test` inside."""
     found: set[str] = set()
     for node in parsed(path).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            found |= set(ast.literal_eval(node.value))
         if isinstance(node, ast.ClassDef):
             found |= {f"{node.name}.{part.name}" for part in node.body if isinstance(part, ast.FunctionDef)}
             found |= {f"{node.name}.{part.name}" for part in node.body if isinstance(part, ast.AsyncFunctionDef)}
@@ -150,15 +152,15 @@ def test_the_page_has_the_sections_of_the_paper_in_its_order() -> None:
 @pytest.mark.parametrize(
     ("row", "complaint"),
     [
-        ("| a | `llm_envs.types.Nothing` | `{test}` | `llm_envs/cli.py` |", "cannot be imported"),
-        ("| a | `llm_envs.trainers.grpo.Nothing` | `{test}` | `llm_envs/cli.py` |", "cannot be imported"),
-        ("| a | `llm_envs.types.Row` | `tests/llm_envs/test_types.py::test_x` | `trainers/bridge.py` |", "no test"),
-        ("| a | `llm_envs.types.Row` | `{other}` | `trainers/bridge.py` |", "has none"),
+        ("| a | `llm_envs.types.Nothing` | `{test}` | `llm_envs/cli/main.py` |", "cannot be imported"),
+        ("| a | `llm_envs.trainers.grpo.trainer.Nothing` | `{test}` | `llm_envs/cli/main.py` |", "cannot be imported"),
+        ("| a | `llm_envs.types.Row` | `tests/llm_envs/test_types.py::test_x` | `trainers/grpo/loss.py` |", "no test"),
+        ("| a | `llm_envs.types.Row` | `{other}` | `trainers/bridge/trl_rows.py` |", "has none"),
         ("| a | `llm_envs.types.Row` | `{test}` | `trainers/nothing.py` |", "there is no trainers"),
-        ("| a | `llm_envs.types.Row` | `{test}` | `llm_envs/budget.py` |", "uses none"),
+        ("| a | `llm_envs.types.Row` | `{test}` | `llm_envs/tools/budget.py` |", "uses none"),
         ("| a | `llm_envs.types.Row` | `{test}` | `llm_envs/types.py` |", "its own module"),
         ("| a | `llm_envs.types.Row` | `{test}` | `tests/llm_envs/test_doctor.py` |", "there is no tests"),
-        ("| a | `llm_envs.types.Row` | | `trainers/bridge.py` |", "an empty cell"),
+        ("| a | `llm_envs.types.Row` | | `trainers/bridge/trl_rows.py` |", "an empty cell"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_seen(row: str, complaint: str) -> None:
@@ -169,6 +171,6 @@ def test_what_is_wrong_is_seen(row: str, complaint: str) -> None:
 
 def test_what_is_right_is_nothing_wrong() -> None:
     test = "tests/llm_envs/test_types.py::test_a_row_that_disagrees_with_itself_is_refused"
-    page = f"| a | `llm_envs.types.Row`, `Turn` | `{test}` | `trainers/bridge.py` |\n{FOR_TESTS}\n"
+    page = f"| a | `llm_envs.types.Row`, `Turn` | `{test}` | `trainers/bridge/trl_rows.py` |\n{FOR_TESTS}\n"
     page += f"| a | `llm_envs.types.Row` | `{test}` | `tests/llm_envs/test_doctor.py` |"
     assert problems(page) == []

@@ -18,7 +18,7 @@ def importable(monkeypatch):
     monkeypatch.chdir(ROOT)
 
 
-@pytest.mark.parametrize("name", ["acrostic", "fractions", "function", "knights", "negotiation"])
+@pytest.mark.parametrize("name", ["acrostic", "fractions", "function", "knights", "path"])
 def test_one_play_is_right_and_the_other_is_not(name):
     """Whoever plays badly may be lucky now and then."""
     from proof.tasks import TASKS
@@ -63,7 +63,7 @@ def test_the_table_has_reward_and_success_by_family():
 
 def test_the_reward_rises_on_tasks_of_different_families():
     """Eight at least, each interval clear of zero."""
-    from llm_envs.catalogue import family_of
+    from llm_envs.checker.catalogue import family_of
     from proof.runs import RUNS
     from proof.tables import compare
 

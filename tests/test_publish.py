@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from llm_envs.cli import main
+from llm_envs.cli.main import main
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "publish.md").read_text(encoding="utf-8")
@@ -33,7 +33,7 @@ def environment(tmp_path):
     (site / "installed_here.pth").write_text(
         f"{sysconfig.get_path('purelib')}\nimport site; site.addsitedir({sysconfig.get_path('purelib')!r})\n"
     )
-    for name, module in (("pip", "pip"), ("pytest", "pytest"), ("llm-envs", "llm_envs.cli")):
+    for name, module in (("pip", "pip"), ("pytest", "pytest"), ("llm-envs", "llm_envs.cli.main")):
         script = folder / "bin" / name
         script.write_text(f'#!/bin/sh\nexec "{folder}/bin/python" -m {module} "$@"\n')
         script.chmod(0o755)
@@ -140,7 +140,7 @@ def test_a_package_has_the_files_that_were_named(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["word_ladder"], "is no checkout of llm-envs: say --package"),
+        (["word_ladder"], "is not a checkout of llm-envs: give --package"),
         (["2words", "--package"], "the name is '2words'; it must be words in lower case with underscores"),
         (["class", "--package"], "the name is 'class'"),
         (["guess_number", "--package", "--namespace", "llm"], "llm/GuessNumber-v0 is registered already"),
@@ -158,7 +158,7 @@ def test_what_is_there_is_not_overwritten(checkout, capsys):
     assert main(["new-task", "zz_ladder", "--dir", str(checkout)]) == 0
     text = (checkout / "pyproject.toml").read_text()
     assert main(["new-task", "zz_ladder", "--dir", str(checkout)]) == 2
-    assert "zz_ladder.py is there already" in capsys.readouterr().err
+    assert "zz_ladder.py exists already" in capsys.readouterr().err
     assert (checkout / "pyproject.toml").read_text() == text
     assert main(["new-task", "yy", "--family", "no_such", "--dir", str(checkout)]) == 2
     assert "tasks/ has no folder 'no_such'; there are algorithmic, games, tools" in capsys.readouterr().err

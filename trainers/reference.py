@@ -27,6 +27,7 @@ try:
 except ImportError as error:
     raise MissingExtraError(f"training needs {error.name}: pip install 'llm-envs[train]'.") from error
 
+from llm_envs.policies.inference.positions import check_positions
 from llm_envs.trainers.functional.kl import KLFn, k3
 from llm_envs.trainers.functional.masking import masked_sum
 from llm_envs.trainers.functional.references import ReferenceUpdateFn, RefModelFn, freeze
@@ -262,6 +263,7 @@ class Reference:
                 f"{self._names} returned weights that are trained: the reference would always be the policy. Return "
                 "a copy (functional.references.frozen_copy) or another model."
             )
+        check_positions(made)
         check_vocabulary(made, policy, trainer._tokenizer)
 
 

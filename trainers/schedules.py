@@ -1,8 +1,9 @@
 """The coefficient of the KL over a run: constant, along a line or a cosine, or steered towards a target.
 
-A schedule is any function `(step, n_steps, kl) -> coefficient`. `EnvGRPOTrainer` and `EnvPPOTrainer` ask it before each
-generation, and the coefficient holds for all steps of that generation, in the loss as in the reward. One with
-`state_dict` and `load_state_dict` has them called at checkpoints.
+A schedule is any function `(step, n_steps, kl) -> coefficient`, given as the `kl_coef` of an algorithm.
+`EnvGRPOTrainer` and `EnvPPOTrainer` ask it before each generation, and the coefficient holds for all steps of that
+generation, in the loss and in the reward. If a schedule has `state_dict` and `load_state_dict`, checkpoints save and
+load it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from llm_envs.errors import InvalidConfigError
+from llm_envs.trainers.functional.kl import KLSchedule
 
 __all__ = [
     "AdaptiveKL",
@@ -23,10 +25,6 @@ __all__ = [
     "create_linear",
     "parse_kl_schedule",
 ]
-
-KLSchedule = Callable[[int, int, float | None], float]
-"""`(step, n_steps, kl) -> coefficient`: optimizer steps done, those of the whole run, and the mean KL per token in nats
-of the steps since it was last asked (None before the first)."""
 
 
 def create_constant(coefficient: float) -> KLSchedule:
@@ -132,7 +130,7 @@ def parse_kl_schedule(text: str) -> KLSchedule:
     create, (least, most), _ = _KINDS.get(kind.strip(), (None, (1, 0), ""))
     if create is None or not least <= len(numbers) <= most:
         forms = ", ".join(form for _, _, form in _KINDS.values())
-        raise InvalidConfigError(f"kl_schedule={text!r}; it must be one of {forms}, such as 'linear:0.1:0.0'.")
+        raise InvalidConfigError(f"the KL schedule {text!r} must be one of {forms}, such as 'linear:0.1:0.0'.")
     return create(*numbers)
 
 
@@ -162,7 +160,7 @@ class KLController:
         self.coefficient = float(self.schedule(step, n_steps, kl))
         if not (self.coefficient >= 0.0 and math.isfinite(self.coefficient)):
             raise InvalidConfigError(
-                f"kl_schedule said {self.coefficient} at step {step}; a coefficient is a number of at least 0."
+                f"the KL schedule returned {self.coefficient} at step {step}; it must return a number of at least 0."
             )
 
     def end_step(self, kl: float | None) -> None:

@@ -1,26 +1,26 @@
-r"""What an assistant wrote, taken apart: thinking, content, tool calls, final answer.
+r"""Parses an assistant's reply: thinking, content, tool calls, final answer.
 
 `parse_reply` takes any string in linear time and never raises. It finds the format by its markers. `PARSERS` has a
-parser of each format alone, and of the ambiguous forms, which are never guessed: ReAct, generic XML tags, fenced code,
+parser for each format, and for the ambiguous forms, which are never guessed: ReAct, generic XML tags, fenced code,
 `\boxed{}`, the last number. `create_response_parser` goes through transformers.
 
 All are strict: a reply with anything broken in it has its problems named, and then neither tool calls nor an answer, so
-that no broken form can be paid for (`format_reward` pays 0). What counts:
+that no broken form can be paid for (`format_reward` pays 0). The rules:
 
 | form | result |
 |---|---|
 | `<think>...</think>`, anywhere, or the family's own tags | thinking; several are joined by line breaks |
 | `...</think>` before any `<think>` | thinking whose opening tag stands in the prompt |
 | `<think>` inside `<think>`, or without `</think>` | a problem; in the latter case the rest is thinking |
-| a complete call inside thinking | a problem; a tag that is only mentioned there is none |
-| an answer inside thinking | thinking, no answer |
+| a complete call inside thinking | a problem; a tag that is only mentioned does not count |
+| an answer inside thinking | thinking; it does not count as an answer |
 | a call in the format's form; several are several calls, in order | calls, taken out of the content |
 | text before, between or after calls in tags | content |
 | text after calls that have no closing tag (Mistral, Llama 3) | a problem |
 | markers of two formats in one reply | a problem |
 | a call without its closing tag, cut short, or with other text in its tags | a problem |
 | a closing tag without its opening one, so also tags that cross | a problem |
-| a call that is no JSON object, has no name, or arguments that are no object | a problem |
+| a call that is not a JSON object, has no name, or arguments that are not an object | a problem |
 | `{"name": "f"}`, without arguments at all | a call with `{}` |
 | a key or an argument twice in one object or call | a problem |
 | a call with NaN, Infinity, 1e999, over 4,300 digits in a row, or nested more than 32 deep | a problem |

@@ -7,27 +7,27 @@ from collections.abc import Callable
 from functools import partial
 
 from llm_envs.parsers.reply import Draft, ParsedReply, Parser, printable
-from llm_envs.parsers.tagged import Grammar, read_tagged, without_end_of_turn
+from llm_envs.parsers.tagged import ReplyGrammar, read_tagged, without_end_of_turn
 
 __all__ = ["answer_tags", "create_answer_parser", "extract_boxed", "last_number", "parse_boxed", "split_thinking"]
 
 _NUMBER = re.compile(r"[-+]?[0-9][0-9,]*(?:\.[0-9]+)?")
 _ANSWER_TAG = re.compile(r"</?answer>")
 _BRACE = re.compile(r"\\(?:boxed|fbox)[ \t]*\{|\\.|[{}]", re.DOTALL)
-_THINKING_ALONE = Grammar(answer_tag=None)
+_THINKING_ALONE = ReplyGrammar(answer_tag=None)
 
 
 def last_number(text: str) -> str | None:
     """Return the last number written in `text` (sign and decimals kept, thousands separators dropped), or None.
 
-    Numbers alone, no expressions: of "-3/4" it is "4", of "1e3" it is "3".
+    Only numbers, not expressions: of "-3/4" it is "4", of "1e3" it is "3".
     """
     found = _NUMBER.findall(text)
     return found[-1].replace(",", "") if found else None
 
 
 def answer_tags(text: str) -> tuple[str, ...]:
-    """Return the text of every `<answer>` block, stripped; what is not closed, or opened anew, is none."""
+    """Return the text of every `<answer>` block, stripped; unclosed and reopened blocks do not count."""
     found: list[str] = []
     start: int | None = None
     for match in _ANSWER_TAG.finditer(text):
@@ -40,7 +40,7 @@ def answer_tags(text: str) -> tuple[str, ...]:
 
 
 def extract_boxed(text: str) -> str | None:
-    r"""Return what stands in the last complete `\boxed{...}` or `\fbox{...}`, stripped, or None.
+    r"""Return the content of the last complete `\boxed{...}` or `\fbox{...}`, stripped, or None.
 
     Braces are balanced; escaped ones, `\{` and `\}`, do not count.
     """
@@ -54,7 +54,7 @@ def extract_boxed(text: str) -> str | None:
 def _boxes(text: str) -> tuple[list[tuple[int, int]], bool]:
     """Return the spans of the outermost complete boxes, and whether any box is left open."""
     boxes: list[tuple[int, int]] = []
-    opened: list[int | None] = []  # of each open brace: where its box starts, or None for a brace alone
+    opened: list[int | None] = []  # of each open brace: where its box starts, or None for a plain brace
     for match in _BRACE.finditer(text):
         token = match.group()
         if token == "}":
@@ -78,15 +78,15 @@ def split_thinking(text: str) -> ParsedReply:
 
 
 def create_answer_parser(extract: Callable[[str], str | None], *, base: Parser = split_thinking) -> Parser:
-    """Make a parser whose answer is what a function finds in the content.
+    """Make a parser that takes the answer from the content by a function.
 
     `create_answer_parser(last_number)` takes the last number, and `create_answer_parser(extract_boxed,
     base=parse_reply)` reads calls too; with `str.strip` and `PARSERS["harmony"]` all of GPT-OSS's final message counts.
 
     Args:
-        extract: From the content, which has neither thinking nor calls, to the answer, or None if there is none. What
-            it raises is a problem of the reply.
-        base: What reads all else; thinking alone by default. An answer of its own is passed over.
+        extract: From the content, which has neither thinking nor calls, to the answer, or None. An exception becomes a
+            problem of the reply.
+        base: Parses the rest; by default only thinking. An answer that it finds is ignored.
     """
     return partial(_parse_with_extract, extract, base)
 
@@ -106,7 +106,7 @@ def _parse_with_extract(extract: Callable[[str], str | None], base: Parser, text
 
 
 def parse_boxed(text: str) -> ParsedReply:
-    r"""Take a reply apart whose answer stands in the one `\boxed{...}` outside thinking."""
+    r"""Parse a reply whose answer is in the only `\boxed{...}` outside thinking."""
     reply = split_thinking(text)
     if reply.problems:
         return reply

@@ -22,7 +22,7 @@ from llm_envs.parsers.json_calls import (
 from llm_envs.parsers.python_calls import read_lfm2, read_python_start, read_python_tag, read_whole_list
 from llm_envs.parsers.reply import Draft, ParsedReply, Parser
 from llm_envs.parsers.tag_calls import ATEM, read_glm, read_invokes, read_qwen3_coder
-from llm_envs.parsers.tagged import THINK, Block, Grammar, Thinking, Whole, read_tagged, without_end_of_turn
+from llm_envs.parsers.tagged import THINK, Block, ReplyGrammar, Thinking, Whole, read_tagged, without_end_of_turn
 from llm_envs.types import ToolCall
 
 __all__ = ["FAMILIES", "FORMATTERS", "detect_format", "parse_reply"]
@@ -33,7 +33,7 @@ _GLM = Block(
     "<tool_call>",
     "</tool_call>",
     read_glm,
-    # Spaces around a name alone are prose: "between <tool_call> and </tool_call>".
+    # Only spaces around a name are prose: "between <tool_call> and </tool_call>".
     re.compile(r"(?!(?:null|true|false|NaN|Infinity)\b)[A-Za-z_][\w.\-]{0,199}(?:\s*<arg_key>|\n?</tool_call>)"),
 )
 _HERMES = Block("hermes", "<tool_call>", "</tool_call>", read_hermes)
@@ -59,38 +59,38 @@ _WHOLE_LIST = Whole("pythonic", re.compile(r"\[\s*[A-Za-z_]"), read_whole_list)
 
 _TOOL_CALL = (_QWEN, _GLM, _HERMES)
 _PYTHON = (_PYTHON_TAG_JSON, _PYTHON_TAG, _PYTHON_START)
-_AUTO = Grammar(
+_AUTO = ReplyGrammar(
     [*_TOOL_CALL, *_PYTHON, _MISTRAL, _DEEPSEEK, _DSML, _COHERE, _LFM2, _GEMMA, _ATEM],
     thinking=(THINK, _MISTRAL_THINK, _COHERE_THINK, _GEMMA_THINK),
     whole=(_WHOLE_JSON, _WHOLE_LIST),
     wrappers=_COHERE_RESPONSE,
     strays={"<|channel|>": "harmony", "<|message|>": "harmony"},
 )
-_IN_MESSAGES = Grammar(thinking=())
+_IN_MESSAGES = ReplyGrammar(thinking=())
 
 _GRAMMARS = {
-    "hermes": Grammar([_HERMES]),
-    "qwen3_coder": Grammar([_QWEN]),
-    "glm": Grammar([_GLM]),
-    "llama3_json": Grammar([_PYTHON_TAG_JSON], whole=(_WHOLE_JSON,)),
-    "llama3_python": Grammar([_PYTHON_TAG]),
-    "pythonic": Grammar([_PYTHON_START], whole=(_WHOLE_LIST,)),
-    "mistral": Grammar([_MISTRAL], thinking=(_MISTRAL_THINK, THINK)),
-    "deepseek": Grammar([_DEEPSEEK, _DSML]),
-    "cohere": Grammar([_COHERE], thinking=(_COHERE_THINK,), wrappers=_COHERE_RESPONSE),
-    "lfm2": Grammar([_LFM2]),
-    "gemma4": Grammar([_GEMMA], thinking=(_GEMMA_THINK,)),
+    "hermes": ReplyGrammar([_HERMES]),
+    "qwen3_coder": ReplyGrammar([_QWEN]),
+    "glm": ReplyGrammar([_GLM]),
+    "llama3_json": ReplyGrammar([_PYTHON_TAG_JSON], whole=(_WHOLE_JSON,)),
+    "llama3_python": ReplyGrammar([_PYTHON_TAG]),
+    "pythonic": ReplyGrammar([_PYTHON_START], whole=(_WHOLE_LIST,)),
+    "mistral": ReplyGrammar([_MISTRAL], thinking=(_MISTRAL_THINK, THINK)),
+    "deepseek": ReplyGrammar([_DEEPSEEK, _DSML]),
+    "cohere": ReplyGrammar([_COHERE], thinking=(_COHERE_THINK,), wrappers=_COHERE_RESPONSE),
+    "lfm2": ReplyGrammar([_LFM2]),
+    "gemma4": ReplyGrammar([_GEMMA], thinking=(_GEMMA_THINK,)),
 }
 
 
 def parse_reply(text: str) -> ParsedReply:
-    """Take an assistant's reply apart, whichever format it is in; see the package's table for what each form gives.
+    """Parse an assistant's reply in any format; see the package's table for the result of each form.
 
     Args:
         text: The reply exactly as written, special tokens included; one end-of-turn marker at its end is dropped. Any
             string.
     """
-    # The forms of nearly every step, one answer or one call alone, by a few passes in C.
+    # Fast path for nearly every step: a single answer or a single call, by a few passes in C.
     tags = text.count("<")
     if tags == 2 and "[T" not in text and "[/T" not in text:
         start, end = text.find("<answer>"), text.find("</answer>")
@@ -122,7 +122,7 @@ def _read_any(text: str) -> Draft:
     return draft
 
 
-def _parse_with(grammar: Grammar, text: str) -> ParsedReply:
+def _parse_with(grammar: ReplyGrammar, text: str) -> ParsedReply:
     draft = Draft()
     read_tagged(without_end_of_turn(text), grammar, draft)
     return draft.finish()

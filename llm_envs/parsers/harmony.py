@@ -1,6 +1,6 @@
 """Replies made of messages: GPT-OSS's harmony channels, and Muse Glimmer's recipients.
 
-A reply goes on after `<|start|>assistant`, which stands in the prompt:
+A reply continues after `<|start|>assistant`, which is in the prompt:
 
     <|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>final<|message|>...<|return|>
     to=functions.f<|channel|>commentary json<|message|>{...}<|call|>
@@ -17,7 +17,7 @@ from typing import NamedTuple
 from llm_envs.parsers.json_calls import Document, call_with, scan_json, skip_space
 from llm_envs.parsers.reply import BrokenCallError, Draft
 from llm_envs.parsers.tag_calls import ATEM, read_invokes
-from llm_envs.parsers.tagged import Grammar, has_call, read_tagged
+from llm_envs.parsers.tagged import ReplyGrammar, has_call, read_tagged
 
 __all__ = ["HEADER", "read_messages"]
 
@@ -41,7 +41,7 @@ class _Header(NamedTuple):
     tool: str = ""
 
 
-def read_messages(text: str, draft: Draft, grammar: Grammar) -> None:
+def read_messages(text: str, draft: Draft, grammar: ReplyGrammar) -> None:
     """Read a reply of messages into the draft.
 
     Args:
@@ -69,7 +69,7 @@ def read_messages(text: str, draft: Draft, grammar: Grammar) -> None:
 
 
 def _read_header(header: str, is_muse: bool) -> _Header | None:
-    """Return what a message is, or None if its header is broken."""
+    """Return the header of a message, or None if it is broken."""
     match = (_MUSE_HEADER if is_muse else _HARMONY_HEADER).fullmatch(header)
     if match is None:
         return None
@@ -86,7 +86,7 @@ def _read_header(header: str, is_muse: bool) -> _Header | None:
     return None if kind is None or recipient is not None else _Header(kind)
 
 
-def _read_body(text: str, start: int, header: _Header, draft: Draft, grammar: Grammar) -> int:
+def _read_body(text: str, start: int, header: _Header, draft: Draft, grammar: ReplyGrammar) -> int:
     """Read one message's body and closing token; return the position of the next message."""
     if header.kind == "call":
         try:

@@ -56,7 +56,7 @@ class Document(str):
 
 
 def skip_space(text: str, position: int) -> int:
-    """Return the position of the next character that is no white space."""
+    """Return the position of the next character that is not white space."""
     return _SPACE.match(text, position).end()  # type: ignore[union-attr] # matches everywhere
 
 
@@ -77,8 +77,8 @@ def scan_json(text: str, position: int, wrapping: int = 0) -> tuple[Any, int]:
         wrapping: How many levels of it stand around the arguments of a call.
 
     Raises:
-        BrokenCallError: If there is none; for a key that stands twice in one object, NaN, Infinity, a number that is
-            too large, and what is nested too deeply.
+        BrokenCallError: If there is none; for a duplicate key in an object, NaN, Infinity, a number that is too large,
+            and too deep nesting.
     """
     start = skip_space(text, position)
     try:
@@ -120,7 +120,7 @@ def call_from(data: Any, name_key: str = "name", id_key: str = "id") -> ToolCall
 
 
 def call_with(name: str, arguments: Any, call_id: str | None = None) -> ToolCall:
-    """Return a call whose name stands outside the JSON."""
+    """Return a call whose name is outside the JSON."""
     return call_from({"name": name, "arguments": arguments, "id": call_id})
 
 
@@ -134,7 +134,7 @@ def calls_from(data: Any, name_key: str = "name", id_key: str = "id") -> Calls:
 
 
 def decode_value(text: str) -> Any:
-    """Return what a tag's text stands for, where strings are written bare: any other JSON value, else the text."""
+    """Return the value of a tag's text, where strings are written bare: any other JSON value, else the text."""
     stripped = text.strip()
     if not stripped or stripped[0] not in '-0123456789{["tfn':
         return text
@@ -160,7 +160,7 @@ def parse_sole_call(text: str) -> ToolCall | None:
     name, arguments = data.get("name"), data.get("arguments")
     if type(name) is not str or not name or type(arguments) is not dict:
         return None
-    # As many colons as keys: then no key stands twice, and nothing is nested in the arguments but lists.
+    # As many colons as keys: then no key is duplicated, and arguments contain no nested values except lists.
     if text.count(":") != 2 + len(arguments) or text.count("[") >= MAX_DEPTH:
         return None
     return ToolCall(name, arguments)

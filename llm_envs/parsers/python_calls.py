@@ -1,6 +1,6 @@
 """Calls written as Python: `[f(a=1, b='x'), g()]`, and Llama's `f.call(query="x")`.
 
-Only literals are read, by a scanner of our own: nothing is compiled or evaluated. Strings may run over several lines,
+Only literals are read, by our own scanner: nothing is compiled or evaluated. Strings may run over several lines,
 and JSON's `true`, `false` and `null` are read too, since models write them.
 """
 

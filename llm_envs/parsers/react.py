@@ -27,7 +27,7 @@ def create_react_parser(*, input_argument: str | None = None) -> Parser:
     input that is no JSON object, an observation (the environment writes those), two final answers, an empty one.
 
     Args:
-        input_argument: Name of the argument that an input which is no JSON object goes to, as text.
+        input_argument: Name of the argument for an input that is not a JSON object; it gets the text.
     """
     return partial(_parse_react, input_argument)
 

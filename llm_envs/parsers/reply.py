@@ -1,4 +1,4 @@
-"""What a parser returns, and what it collects on the way there."""
+"""The result of a parser, and its intermediate state."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from llm_envs.types import ToolCall
 __all__ = ["BrokenCallError", "Draft", "ParsedReply", "Parser", "format_answer", "format_reward", "format_tool_call"]
 
 MAX_PROBLEMS = 8  # A reply of a thousand broken tags is answered with the first few.
-MAX_DEPTH = 32  # Whoever walks or writes the arguments later does so by recursion.
+MAX_DEPTH = 32  # Code that walks or writes the arguments later is recursive.
 QUOTE_LENGTH = 60
 
 
@@ -20,7 +20,7 @@ class ParsedReply(NamedTuple):
     """An assistant's reply, taken apart by a parser."""
 
     thinking: str | None
-    """What stood in `<think>` blocks or the family's own; None if there was none."""
+    """The content of `<think>` blocks or the family's own; None without any."""
     content: str
     """The reply without thinking and without tool calls, stripped; answer tags stay in it."""
     tool_calls: tuple[ToolCall, ...]
@@ -28,7 +28,7 @@ class ParsedReply(NamedTuple):
     answer: str | None
     """Text of the one `<answer>` block, stripped. None without one, or if there is any problem."""
     problems: tuple[str, ...]
-    """What is broken, as sentences the model can be shown. Printable ASCII, 8 at most."""
+    """The problems, as sentences for the model. Printable ASCII, 8 at most."""
 
 
 Parser = Callable[[str], ParsedReply]
@@ -36,11 +36,11 @@ Parser = Callable[[str], ParsedReply]
 
 
 class BrokenCallError(Exception):
-    """A call cannot be read; the message says why. Never leaves this package: it becomes a problem."""
+    """A call cannot be read, for the reason in the message. Handled inside this package: it becomes a problem."""
 
 
 class Draft:
-    """A reply while it is being read: what was found so far."""
+    """The parts of a reply that have been found so far."""
 
     __slots__ = ("answers", "content", "format", "problems", "thoughts", "tool_calls", "wrappers")
 
@@ -89,7 +89,7 @@ def printable(text: str) -> str:
 
 
 def broken(problem: str) -> ParsedReply:
-    """Return what a reply gives that is not read at all."""
+    """Return the result for a reply that is not read at all."""
     return ParsedReply(None, "", (), None, (printable(problem),))
 
 
@@ -108,8 +108,8 @@ def format_reward(reply: ParsedReply, *, require: Collection[str] = ("answer",))
     are required.
 
     Args:
-        reply: What a parser returned.
-        require: Of "thinking", "content", "tool_calls", "answer"; what is empty is not there.
+        reply: The result of a parser.
+        require: Some of "thinking", "content", "tool_calls", "answer"; empty ones count as missing.
 
     Raises:
         InvalidConfigError: If `require` names anything else.

@@ -10,7 +10,7 @@ from llm_envs.errors import InvalidConfigError
 from llm_envs.parsers.formats import parse_reply
 from llm_envs.parsers.json_calls import call_from
 from llm_envs.parsers.reply import BrokenCallError, Draft, ParsedReply, Parser, broken
-from llm_envs.parsers.tagged import Grammar, read_tagged
+from llm_envs.parsers.tagged import ReplyGrammar, read_tagged
 from llm_envs.types import ToolCall
 
 __all__ = ["create_response_parser"]
@@ -18,7 +18,7 @@ __all__ = ["create_response_parser"]
 MAX_LENGTH = 100_000
 """Longer replies are not given to transformers, whose time can grow with the square of the length."""
 
-_ANSWER_ALONE = Grammar(thinking=())
+_ANSWER_ALONE = ReplyGrammar(thinking=())
 _THINKING_KEYS = ("reasoning_content", "thinking", "reasoning")
 
 

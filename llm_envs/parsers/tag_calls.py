@@ -29,7 +29,7 @@ class TagStyle:
     """Opening tag of a function; its group 1 is the name."""
     function_end: str
     parameter: re.Pattern[str]
-    """Opening tag of a parameter; its group 1 is the key. A group 2 of "true" says that the value is a string."""
+    """Opening tag of a parameter; its group 1 is the key. A group 2 of "true" means that the value is a string."""
     parameter_end: str
     tag: re.Pattern[str]
     """Any tag of the family, for finding where a value ends."""

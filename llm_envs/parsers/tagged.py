@@ -1,4 +1,4 @@
-"""One pass over a reply with tags, for every format whose calls stand between tags of their own."""
+"""One pass over a reply with tags, for every format that encloses its calls in tags."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from llm_envs.parsers.deepseek import END_OF_SENTENCE
 from llm_envs.parsers.json_calls import Calls, Document, skip_space
 from llm_envs.parsers.reply import MAX_PROBLEMS, BrokenCallError, Draft
 
-__all__ = ["THINK", "Block", "Grammar", "Thinking", "Whole", "has_call", "read_tagged", "without_end_of_turn"]
+__all__ = ["THINK", "Block", "ReplyGrammar", "Thinking", "Whole", "has_call", "read_tagged", "without_end_of_turn"]
 
 _END_OF_TURN = (
     *("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|endoftext|>", "</s>", "<|END_OF_TURN_TOKEN|>"),
     *(END_OF_SENTENCE, "<end_of_turn>", "<turn|>", "<eos>", "<|tool_response>", "<|observation|>", "<|user|>"),
     *("<|call|>", "<|return|>", "<|end|>", "<|eot|>", "<|eom|>"),
 )
-"""What ends a turn in one family or another; some servers leave it in the text."""
+"""End-of-turn markers of all families; some servers leave them in the text."""
 
 
 class Thinking(NamedTuple):
@@ -39,11 +39,11 @@ class Block(NamedTuple):
     read: Callable[[str, int], tuple[Calls, int]]
     """From the text and the position after the opening tag to the calls and the position after the block."""
     begins: re.Pattern[str] | None = None
-    """What follows the opening tag; of several blocks with one opening tag the first that fits is meant."""
+    """The text after the opening tag; among several blocks with one opening tag the first match counts."""
 
 
 class Whole(NamedTuple):
-    """Calls without tags, that are the whole reply but for thinking."""
+    """Calls without tags that are the whole reply except for thinking."""
 
     format: str
     begins: re.Pattern[str]
@@ -56,8 +56,8 @@ _BETWEEN_CALLS = re.compile(r"[\s;]*")
 THINK = Thinking("<think>", "</think>", None)
 
 
-class Grammar:
-    """What one parser looks for.
+class ReplyGrammar:
+    """The elements that a parser looks for.
 
     Args:
         blocks: Blocks of calls. Of several with one opening tag, the last needs no `begins`.
@@ -126,7 +126,7 @@ def without_end_of_turn(text: str) -> str:
     return text
 
 
-def read_tagged(text: str, grammar: Grammar, draft: Draft) -> None:
+def read_tagged(text: str, grammar: ReplyGrammar, draft: Draft) -> None:
     """Read a reply, or a part of one, into the draft: from left to right, each block skipped whole."""
     text = Document(text)
     position = _read_thinking_begun_in_the_prompt(text, grammar, draft)
@@ -161,8 +161,8 @@ def read_tagged(text: str, grammar: Grammar, draft: Draft) -> None:
             draft.complain(f"{opening} is not closed by {closing}")
 
 
-def has_call(text: str, grammar: Grammar) -> bool:
-    """Return whether a complete call of the grammar's formats stands anywhere in the text."""
+def has_call(text: str, grammar: ReplyGrammar) -> bool:
+    """Return whether the text contains a complete call in one of the grammar's formats."""
     text = Document(text)
     for match in grammar.block_tags.finditer(text):
         try:
@@ -173,7 +173,7 @@ def has_call(text: str, grammar: Grammar) -> bool:
     return False
 
 
-def _read_thinking_begun_in_the_prompt(text: str, grammar: Grammar, draft: Draft) -> int:
+def _read_thinking_begun_in_the_prompt(text: str, grammar: ReplyGrammar, draft: Draft) -> int:
     """Take what stands before the first tag of thinking as thinking if that tag is a closing one.
 
     Unless that tag stands inside a sound call, the first thing in the reply, or all of it.
@@ -196,7 +196,7 @@ def _read_thinking_begun_in_the_prompt(text: str, grammar: Grammar, draft: Draft
     return closing.end()
 
 
-def _read_thinking(text: str, start: int, grammar: Grammar, draft: Draft, pair: Thinking) -> int:
+def _read_thinking(text: str, start: int, grammar: ReplyGrammar, draft: Draft, pair: Thinking) -> int:
     end = text.find(pair.closing, start)
     if end < 0:
         draft.complain(f"{pair.opening} is not closed by {pair.closing}")
@@ -209,7 +209,7 @@ def _read_thinking(text: str, start: int, grammar: Grammar, draft: Draft, pair: 
     return end + len(pair.closing)
 
 
-def _add_thought(thought: str, grammar: Grammar, draft: Draft, pair: Thinking) -> None:
+def _add_thought(thought: str, grammar: ReplyGrammar, draft: Draft, pair: Thinking) -> None:
     if pair.format is not None:
         draft.use(pair.format)
     draft.thoughts.append(thought.strip())
@@ -217,7 +217,7 @@ def _add_thought(thought: str, grammar: Grammar, draft: Draft, pair: Thinking) -
         draft.complain(f"a tool call stands inside {pair.opening}: close {pair.closing} before calling")
 
 
-def _read_whole(text: str, position: int, grammar: Grammar, draft: Draft) -> bool:
+def _read_whole(text: str, position: int, grammar: ReplyGrammar, draft: Draft) -> bool:
     """Read calls that are all of the rest, if they are; return whether they were, or were meant to be."""
     start = skip_space(text, position)
     for whole in grammar.whole:
@@ -245,11 +245,11 @@ def _choose(blocks: Sequence[Block], text: str, position: int) -> Block:
     return blocks[-1]
 
 
-def _read_block(text: str, start: int, grammar: Grammar, draft: Draft, opening: str) -> int:
+def _read_block(text: str, start: int, grammar: ReplyGrammar, draft: Draft, opening: str) -> int:
     block = _choose(grammar.blocks[opening], text, start)
     draft.use(block.format)
     problem = "a tool call is broken"
-    if len(draft.problems) < MAX_PROBLEMS:  # What follows the last problem that is named cannot change anything.
+    if len(draft.problems) < MAX_PROBLEMS:  # Text after the last reported problem cannot change the result.
         try:
             calls, end = block.read(text, start)
         except BrokenCallError as error:
@@ -273,7 +273,7 @@ def _read_block(text: str, start: int, grammar: Grammar, draft: Draft, opening: 
     return end + len(block.closing or "")
 
 
-def _read_answer(text: str, start: int, grammar: Grammar, draft: Draft) -> int:
+def _read_answer(text: str, start: int, grammar: ReplyGrammar, draft: Draft) -> int:
     opening, closing = grammar.answer
     end = text.find(closing, start)
     if end < 0:
@@ -291,8 +291,8 @@ def _read_answer(text: str, start: int, grammar: Grammar, draft: Draft) -> int:
     return end + len(closing)
 
 
-def _read_wrapper(after: int, grammar: Grammar, draft: Draft, tag: str) -> int:
-    """Note a tag that wraps content: one pair, or the closing one alone where the prompt holds the opening one."""
+def _read_wrapper(after: int, grammar: ReplyGrammar, draft: Draft, tag: str) -> int:
+    """Record a tag that wraps content: a pair, or only the closing tag if the prompt has the opening one."""
     draft.wrappers[tag] = draft.wrappers.get(tag, 0) + 1
     name = (grammar.wrappers.get(tag) or grammar.wrapper_ends[tag])[0]
     draft.use(name)

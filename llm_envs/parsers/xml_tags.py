@@ -10,7 +10,7 @@ from llm_envs.errors import InvalidConfigError
 from llm_envs.parsers.json_calls import Calls, call_from, expect, scan_json, skip_space
 from llm_envs.parsers.reply import Draft, ParsedReply, Parser
 from llm_envs.parsers.tag_calls import XML_INVOKE, read_invokes
-from llm_envs.parsers.tagged import Block, Grammar, Thinking, any_of, read_tagged, without_end_of_turn
+from llm_envs.parsers.tagged import Block, ReplyGrammar, Thinking, any_of, read_tagged, without_end_of_turn
 
 __all__ = ["create_xml_parser", "xml_fields"]
 
@@ -18,9 +18,9 @@ _TAG_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]*")
 
 
 def xml_fields(text: str, names: Iterable[str]) -> dict[str, str]:
-    """Return the text of each field `<name>...</name>` that stands once, closed, beside the others; stripped.
+    """Return the text of each field `<name>...</name>` that occurs once, closed and not nested; stripped.
 
-    A field that is missing, stands twice, is not closed, or holds a tag of another of the names is left out.
+    A field that is missing, duplicated, not closed, or contains a tag of another of the names is left out.
 
     Args:
         text: Any text.
@@ -30,7 +30,7 @@ def xml_fields(text: str, names: Iterable[str]) -> dict[str, str]:
 
 
 def _fields(text: str, names: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Return the sound fields, and what is wrong with the others."""
+    """Return the sound fields, and the problems of the others."""
     fields: dict[str, str] = {}
     problems: list[str] = []
     spoiled: set[str] = set()
@@ -79,7 +79,7 @@ def create_xml_parser(
         answer_tag: Name of the tag around the answer; None to read none.
 
     Raises:
-        InvalidConfigError: If a name is no tag's name, or two are the same.
+        InvalidConfigError: If a name is not a valid tag name, or two are the same.
     """
     names = [name for name in (thinking_tag, call_tag, answer_tag, *fields) if name is not None]
     for name in names:
@@ -95,12 +95,12 @@ def create_xml_parser(
             Block("xml", f"<{call_tag}>", closing, partial(_read_json, closing)),
         ]
     thinking = (Thinking(f"<{thinking_tag}>", f"</{thinking_tag}>", None),)
-    grammar = Grammar(blocks, thinking=thinking, answer_tag=answer_tag)
+    grammar = ReplyGrammar(blocks, thinking=thinking, answer_tag=answer_tag)
     apart = (*fields, answer_tag) if fields and answer_tag is not None else tuple(fields)
     return partial(_parse_xml, grammar, apart)
 
 
-def _parse_xml(grammar: Grammar, fields: Sequence[str], text: str) -> ParsedReply:
+def _parse_xml(grammar: ReplyGrammar, fields: Sequence[str], text: str) -> ParsedReply:
     draft = Draft()
     read_tagged(without_end_of_turn(text), grammar, draft)
     if fields:

@@ -1,4 +1,4 @@
-"""What a policy is: three small protocols, told apart in `rollout/episode.py` alone."""
+"""The kinds of policy: three small protocols, distinguished only in `rollout/episode.py`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
+from llm_envs.errors import InvalidConfigError
 from llm_envs.types import Message, Sampled, SamplingParams
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "Policy",
     "TokenPolicy",
     "UpdatablePolicy",
+    "refuse_keep_mask",
 ]
 
 
@@ -26,8 +28,8 @@ __all__ = [
 class TokenPolicy(Protocol):
     """Token ids in, sampled token ids out. The only kind that can be trained on.
 
-    One that has an attribute `max_model_len`, its context in tokens, gets rows that fit it: a last observation that
-    nobody answers is cut there.
+    If it has an attribute `max_model_len`, its context in tokens, its rows never exceed it: a final observation, which
+    gets no reply, is cut there.
     """
 
     async def sample(
@@ -41,10 +43,10 @@ class TokenPolicy(Protocol):
         """Sample one turn.
 
         Args:
-            prompt_ids: Shape (T,), everything the model has seen so far, exactly.
-            params: How to sample; `max_new_tokens` is already what the budgets leave.
-            seed: Seed of this turn alone: the same seed and prompt give the same turn.
-            session: One string for all turns of an episode, for routing and prefix caches.
+            prompt_ids: Shape (T,), exactly what the model has seen so far.
+            params: How to sample; `max_new_tokens` is already the remaining budget.
+            seed: Seed of this turn only: the same seed and prompt give the same turn.
+            session: The same string for all turns of an episode, for routing and prefix caches.
 
         Raises:
             ContextFullError: If the prompt leaves no room for a new token.
@@ -54,18 +56,18 @@ class TokenPolicy(Protocol):
 
 @runtime_checkable
 class ChatPolicy(Protocol):
-    """Messages in, a message out: any chat API. Plays; cannot be trained on."""
+    """Messages in, a message out: any chat API. It can play but cannot be trained on."""
 
     async def reply(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], params: SamplingParams
     ) -> Message:
-        """Return the assistant's next message. `params.seed` is the seed of this turn alone."""
+        """Return the assistant's next message. `params.seed` is the seed of this turn only."""
         ...
 
 
 @runtime_checkable
 class EnvPolicy(Protocol):
-    """Sees the environment itself: an oracle, a random agent, a script, a person."""
+    """Acts on the environment itself: an oracle, a random agent, a script, a person."""
 
     def act(self, env: gym.Env[str, str], observation: str) -> str | Awaitable[str]:
         """Return the next action, or an awaitable of it. Must not step the environment."""
@@ -77,26 +79,26 @@ Policy = TokenPolicy | ChatPolicy | EnvPolicy
 
 @runtime_checkable
 class EpisodicPolicy(Protocol):
-    """A policy that keeps something from turn to turn: a position in a script, a random stream."""
+    """A policy with state from turn to turn: a position in a script, a random stream."""
 
     def for_episode(self, seed: int) -> Policy:
-        """Return the policy that plays one episode; the same seed gives the same play."""
+        """Return the policy for one episode; the same seed gives the same play."""
         ...
 
 
 @runtime_checkable
 class InterruptiblePolicy(Protocol):
-    """A token policy that can be asked for what it has of a turn, which then goes on later, under other weights maybe.
+    """A token policy that can stop in the middle of a turn and continue it later, perhaps with other weights.
 
-    The turn's next piece is a new call of `sample`, whose prompt ends with the tokens of the pieces before. What a
-    policy bases on the turn's own tokens alone (a penalty for their frequency, a least number of them) begins anew
-    with each piece; stop strings are looked for across the seam by the collector.
+    The next piece of the turn is a new call of `sample`, whose prompt ends with the tokens of the earlier pieces. If a
+    policy uses only the turn's own tokens for something (a frequency penalty, a minimum length), that starts anew with
+    each piece. The collector searches for stop strings across pieces.
     """
 
     def interrupt(self, session: str) -> None:
-        """Have the turns of a session that are under way end soon, with the tokens they have and `FinishReason.ABORT`.
+        """End a session's running turns soon, with the tokens so far and `FinishReason.ABORT`.
 
-        One that ends by itself first is whole. Harmless when nothing is under way, and when repeated. Called in the
+        A turn that ends by itself first is complete. Harmless if nothing is running, and when repeated. Called in the
         event loop that called `sample`.
         """
         ...
@@ -104,8 +106,21 @@ class InterruptiblePolicy(Protocol):
 
 @runtime_checkable
 class UpdatablePolicy(Protocol):
-    """A policy whose weights we own."""
+    """A policy with weights that we can replace."""
 
     def update_weights(self, named_parameters: Iterable[tuple[str, Any]], version: int) -> None:
-        """Replace the weights by `named_parameters` (name, tensor); what is sampled afterwards carries `version`."""
+        """Replace the weights by `named_parameters` (name, tensor); later samples carry `version`."""
         ...
+
+
+def refuse_keep_mask(params: SamplingParams, backend: str) -> None:
+    """Raise if a mask of kept tokens is requested from a backend that does not report it.
+
+    Raises:
+        InvalidConfigError: If `params.keep_mask` is set.
+    """
+    if params.keep_mask:
+        raise InvalidConfigError(
+            f"keep_mask=True: {backend} does not report which tokens its filters kept. Sample with the transformers "
+            "policy (use_vllm=False), or leave keep_mask (the trainers' keep_sampling_mask) out."
+        )

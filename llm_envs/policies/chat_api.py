@@ -1,4 +1,4 @@
-"""A chat policy on any server that speaks OpenAI's chat completions: for playing and evaluating, not for training."""
+"""A chat policy for any server with OpenAI's chat completions API. For playing and evaluating, not for training."""
 
 from __future__ import annotations
 
@@ -12,37 +12,39 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from llm_envs.errors import BridgeError, InvalidConfigError, ModelError
-from llm_envs.policies.http import AsyncClients, RetryableError, bearer, check_url, is_local
-from llm_envs.policies.routing import Backoff, RateLimit
+from llm_envs.policies.base import refuse_keep_mask
+from llm_envs.policies.vllm.http import AsyncClients, RetryableError, bearer, check_url, is_local
+from llm_envs.policies.vllm.routing import Backoff, RateLimit
 from llm_envs.spaces import encodable
 from llm_envs.types import Message, SamplingParams, ToolCall
 
 __all__ = ["ChatAPIPolicy", "chat_message", "chat_request"]
 
-# Hosted APIs know these alone; what vLLM and others know besides is sent only where it is not at its default.
+# Hosted APIs do not know these parameters, so they are sent only if they differ from their defaults.
 _OURS_BY_DEFAULT = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
 
 
 class ChatAPIPolicy:
     """Messages in, a message out, through `/v1/chat/completions`.
 
-    It sees text alone, so nothing that it plays can be trained on. The limits hold within one event loop.
+    It sees only text, so its episodes cannot be trained on. The limits hold within one event loop.
 
     Args:
-        base_url: Where the API is: `"http://127.0.0.1:8000"` or `"https://host/v1"`.
+        base_url: Address of the API: `"http://127.0.0.1:8000"` or `"https://host/v1"`.
         model: The model's name there.
         api_key: Sent as a bearer token.
-        max_concurrency: Requests under way at once; more wait.
-        requests_per_minute: Requests that may begin in any minute, retries among them; None is no limit.
+        max_concurrency: Maximum number of concurrent requests.
+        requests_per_minute: Maximum number of requests that begin in any minute, including retries; None means no
+            limit.
         timeout_s: Seconds that one attempt may take.
-        max_retries: Attempts after the first, where another may help: no connection, 429, 5xx.
-        backoff: Waits between attempts; what the server asks for (`Retry-After`) comes first, for all requests.
-        max_tokens_name: What the API calls the limit on a turn's tokens: `"max_completion_tokens"` for some.
+        max_retries: Attempts after the first, for errors that may pass: no connection, 429, 5xx.
+        backoff: Waits between attempts. A server's `Retry-After` takes precedence, and holds all requests.
+        max_tokens_name: The API's name for the token limit of a turn: `"max_completion_tokens"` for some.
         extra: Sent with every request (`reasoning_effort`, ...).
 
     Raises:
         InvalidConfigError: If a setting is wrong.
-        MissingExtraError: If there is no HTTP client.
+        MissingExtraError: If no HTTP client is installed.
     """
 
     def __init__(
@@ -77,7 +79,7 @@ class ChatAPIPolicy:
     async def reply(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], params: SamplingParams
     ) -> Message:
-        """Return the assistant's next message, its calls in `tool_calls`.
+        """Return the assistant's next message, with its calls in `tool_calls`.
 
         Raises:
             ContextFullError: If the conversation does not fit the model's context.
@@ -127,13 +129,14 @@ def chat_request(
         model: The model's name.
         messages: The conversation.
         tools: JSON Schemas, bare (`{"name": ..., "parameters": ...}`) or as `{"type": "function", ...}`.
-        params: How to sample. Stop tokens are ids of a tokenizer that an API does not share, and are refused. What
-            `extra` has as None is left out of the request: `{"seed": None}` for an API that refuses a seed.
-        max_tokens_name: What the API calls the limit on tokens.
+        params: How to sample. Stop tokens are refused, because they are ids of a tokenizer that the API does not share.
+            A None in `extra` removes a parameter from the request: `{"seed": None}` for an API that refuses a seed.
+        max_tokens_name: The API's name for the token limit.
 
     Raises:
         InvalidConfigError: If the parameters have stop tokens.
     """
+    refuse_keep_mask(params, "a chat API")
     if params.stop_token_ids:
         raise InvalidConfigError(
             f"a chat API takes no token ids: stop_token_ids is {params.stop_token_ids!r}; use stop_strings."
@@ -159,15 +162,14 @@ def chat_request(
 def chat_message(answer: Any) -> Message:
     """Return the message in an API's answer.
 
-    Reasoning that the API tells apart goes into `metadata["reasoning"]`; it is not part of what the model says. A call
-    whose arguments are no JSON object stays in the content as the text that it is, and so fails in the environment,
-    with its reason, instead of here.
+    Separate reasoning goes into `metadata["reasoning"]`; it is not part of the reply. A call whose arguments are not a
+    JSON object stays in the content as text. So it fails in the environment, which tells the model the reason.
 
     Args:
         answer: The answer's JSON.
 
     Raises:
-        ModelError: If there is no message in it.
+        ModelError: If the answer has no message.
     """
     choices = answer.get("choices") if isinstance(answer, Mapping) else None
     choice = choices[0] if isinstance(choices, list) and choices else None
@@ -193,7 +195,7 @@ def chat_message(answer: Any) -> Message:
 
 
 def _to_api(message: Message) -> dict[str, Any]:
-    # Half a surrogate pair, which an API may have answered with, cannot be sent.
+    # A lone surrogate, which an API may have answered with, cannot be sent.
     out: dict[str, Any] = {"role": message.role, "content": encodable(message.content)}
     if message.tool_calls:
         out["tool_calls"] = [
@@ -209,7 +211,7 @@ def _to_api(message: Message) -> dict[str, Any]:
         ]
         out["content"] = out["content"] or None
     if message.role == "tool":
-        if message.tool_call_id is None:  # the result of a call that was text: an API has no call to match it to
+        if message.tool_call_id is None:  # the result of a call that was written as text: the API knows no such call
             out["role"] = "user"
         else:
             out["tool_call_id"] = message.tool_call_id
@@ -217,15 +219,15 @@ def _to_api(message: Message) -> dict[str, Any]:
 
 
 def _functions(tool_calls: Any) -> Iterator[tuple[Mapping[str, Any], str | None]]:
-    """Yield the function, and its id, of each call in an answer.
+    """Yield the function and the id of each call in an answer.
 
     Raises:
-        ModelError: If one is no call.
+        ModelError: If one is not a valid call.
     """
     for item in tool_calls if isinstance(tool_calls, list) else [tool_calls] * bool(tool_calls):
         function = (item.get("function") or {}) if isinstance(item, Mapping) else None
         if not isinstance(function, Mapping):
-            raise ModelError(f"the API's answer has a tool call that is none: {item!r:.80}")
+            raise ModelError(f"the API's answer has an invalid tool call: {item!r:.80}")
         call_id = item.get("id")
         yield function, None if call_id is None else str(call_id)
 
@@ -249,7 +251,7 @@ def _json_object(written: Any) -> dict[str, Any] | None:
 
 
 def _finite(written: str) -> float:
-    """Return a number; refuse one such as 1e999, which would be infinite."""
+    """Return a number; raise for one like 1e999, which would be infinite."""
     value = float(written)
     return value if math.isfinite(value) else _refuse(written)
 

@@ -1,4 +1,4 @@
-"""Policies that follow a script: an oracle, a random agent, a constant, a replay; and latency around any policy."""
+"""Scripted policies: an oracle, a random agent, a constant, a replay; and added latency for any policy."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
+from llm_envs.chat.context import render_reply
 from llm_envs.errors import EnvContractError, InvalidConfigError
 from llm_envs.policies.base import ChatPolicy, EnvPolicy, EpisodicPolicy, InterruptiblePolicy, Policy, TokenPolicy
-from llm_envs.rollout.context import render_reply
 from llm_envs.types import FinishReason, Message, Sampled, SamplingParams, Trajectory
 
 __all__ = ["ConstantPolicy", "OraclePolicy", "RandomPolicy", "ReplayPolicy", "before_turn", "with_latency"]
@@ -23,7 +23,7 @@ Env = gym.Env[str, str]
 
 
 class OraclePolicy:
-    """Plays what the environment's own oracle says."""
+    """Plays the actions of the environment's oracle."""
 
     def act(self, env: Env, observation: str) -> str:
         """Return the oracle's next action."""
@@ -34,10 +34,10 @@ class OraclePolicy:
 
 
 class ConstantPolicy:
-    """Always says the same.
+    """Always plays the same action.
 
     Args:
-        action: What it says.
+        action: The action.
     """
 
     def __init__(self, action: str) -> None:
@@ -49,11 +49,11 @@ class ConstantPolicy:
 
 
 class RandomPolicy:
-    """Says something random; each episode has a random stream of its own, so that the order of play does not matter.
+    """Plays random actions. Each episode has its own random stream, so the order of play does not matter.
 
     Args:
-        choices: What to choose from; None: up to 20 printable characters.
-        seed: Seed of the stream, where nobody asks for an episode's own.
+        choices: The actions to choose from; None: up to 20 printable characters.
+        seed: Seed of the stream, if the policy is not asked for one per episode.
     """
 
     def __init__(self, choices: Sequence[str] | None = None, *, seed: int = 0) -> None:
@@ -63,7 +63,7 @@ class RandomPolicy:
         self._random = Random(seed)
 
     def for_episode(self, seed: int) -> RandomPolicy:
-        """Return a policy with a stream of its own."""
+        """Return a policy with its own stream."""
         return RandomPolicy(self.choices, seed=seed)
 
     def act(self, env: Env, observation: str) -> str:
@@ -74,10 +74,10 @@ class RandomPolicy:
 
 
 class ReplayPolicy:
-    """Says given actions one after another, from the first in every episode; asking for more is an error.
+    """Plays given actions in order, from the first in every episode. Asking for more is an error.
 
     Args:
-        actions: What it says.
+        actions: The actions.
     """
 
     def __init__(self, actions: Iterable[str]) -> None:
@@ -86,7 +86,7 @@ class ReplayPolicy:
 
     @classmethod
     def of(cls, trajectory: Trajectory) -> ReplayPolicy:
-        """Return the policy that says what the agent of a trajectory said."""
+        """Return the policy that repeats the agent's actions in a trajectory."""
         return cls(render_reply(message) for message in trajectory.messages if message.role == "assistant")
 
     def for_episode(self, seed: int) -> ReplayPolicy:
@@ -102,7 +102,7 @@ class ReplayPolicy:
 
 
 Hook = Callable[[Random], Awaitable[None]]
-"""Awaited before a turn, with a random stream that depends on the episode and turn alone. May sleep; may raise."""
+"""Awaited before a turn, with a random stream that depends only on the episode and the turn. May sleep; may raise."""
 
 
 def before_turn(policy: Policy, hook: Hook) -> Policy:
@@ -120,7 +120,7 @@ def with_latency(policy: Policy, seconds: float, *, jitter: float = 0.0) -> Poli
     Args:
         policy: Any policy.
         seconds: Added to each turn.
-        jitter: Share by which this varies: 0.5 draws evenly from half to one and a half of it.
+        jitter: Relative variation: 0.5 draws uniformly from half to one and a half of `seconds`.
     """
 
     async def sleep(random: Random) -> None:
@@ -141,7 +141,7 @@ class _HookedTokenPolicy:
 
 
 class _HookedInterruptible(_HookedTokenPolicy):
-    """Its turns can be interrupted while the hook is awaited, too: they have no token yet."""
+    """Its turns can also be interrupted while the hook is awaited; they have no tokens yet."""
 
     def __init__(self, policy: TokenPolicy, hook: Hook) -> None:
         super().__init__(policy, hook)
@@ -149,7 +149,7 @@ class _HookedInterruptible(_HookedTokenPolicy):
         self._interrupted: set[asyncio.Future[None]] = set()
 
     def interrupt(self, session: str) -> None:
-        """Have a session's turn end with what it has."""
+        """End a session's turn with the tokens so far."""
         for hook in self._hooks.get(session, ()):
             self._interrupted.add(hook)
             hook.cancel()

@@ -1,12 +1,12 @@
 """The embedded default: a transformers model in this process, on any machine, sampling concurrent requests in batches.
 
 Invariants:
-1. A request is answered exactly once: with its turn (or what there is of it, if it was interrupted), with an error, or
-   not at all if its caller was cancelled.
-2. One batch runs at a time, in the policy's own thread; the event loops are never blocked. Each event loop has a
-   queue and a pump of its own, which end with that loop.
-3. A batch holds requests of equal sampling parameters only; requests keep their order of arrival.
-4. A failing batch fails its own requests and nothing else.
+1. A request gets exactly one answer: its turn (or a part, if it was interrupted) or an error. A cancelled caller gets
+   none.
+2. One batch runs at a time, in the policy's own thread; the event loops are never blocked. Each event loop has its own
+   queue and pump, which end with that loop.
+3. All requests of a batch have equal sampling parameters; requests keep their order of arrival.
+4. If a batch fails, only its own requests fail.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from llm_envs.chat import ChatCodec
+from llm_envs.chat.codec import ChatCodec
 from llm_envs.errors import ContextFullError, InvalidConfigError, ModelError
-from llm_envs.policies.loading import context_length, load_model, load_tokenizer
-from llm_envs.policies.padding import check_token_ids
-from llm_envs.policies.sampling import batch_generate
+from llm_envs.policies.inference.loading import context_length, load_model, load_tokenizer
+from llm_envs.policies.inference.padding import check_token_ids
+from llm_envs.policies.inference.positions import check_positions
+from llm_envs.policies.inference.sampling import batch_generate
 from llm_envs.types import FinishReason, Sampled, SamplingParams
 
 if TYPE_CHECKING:
@@ -47,13 +48,13 @@ class _Request:
 
     @property
     def batch_key(self) -> SamplingParams:
-        """What all requests of a batch share. The limits and seeds are each request's own."""
+        """The parameters that all requests of a batch share. Limits and seeds belong to each request."""
         return replace(self.params, max_new_tokens=1, seed=None)
 
 
 @dataclass(eq=False)
 class _Queue:
-    """What one event loop waits for, and the task that sees to it."""
+    """The requests of one event loop, and the task that serves them."""
 
     pending: list[_Request] = field(default_factory=list)
     running: list[_Request] = field(default_factory=list)
@@ -61,7 +62,7 @@ class _Queue:
     pump: asyncio.Task[None] | None = None
 
     def take(self, limit: int) -> list[_Request]:
-        """Remove and return the next batch: the first request and those behind it with equal parameters."""
+        """Remove and return the next batch: the first request and later ones with equal parameters."""
         self.pending = [request for request in self.pending if not request.answer.done()]
         if not self.pending:
             return []
@@ -76,12 +77,14 @@ class TransformersPolicy:
     """A token policy on a transformers model.
 
     Args:
-        model: A causal language model. It may be the one that is being trained: it is put into eval mode while
-            sampling.
+        model: A causal language model. It may be the model in training: it is put into eval mode while sampling.
         tokenizer: Its tokenizer, with a chat template.
         max_batch_size: Requests sampled together.
         gather_s: Seconds to wait for more requests before a batch starts.
         weight_version: Version of the weights as loaded.
+
+    Raises:
+        ModelError: If its log-probabilities depend on the padding of a batch.
     """
 
     def __init__(
@@ -93,6 +96,7 @@ class TransformersPolicy:
         gather_s: float = 0.002,
         weight_version: int = 0,
     ) -> None:
+        check_positions(model)
         self.model = model
         self.tokenizer = tokenizer
         self.codec = ChatCodec(tokenizer)
@@ -123,9 +127,9 @@ class TransformersPolicy:
             dtype: As for `load_model`.
             device: As for `load_model`.
             loader: As for `load_model`.
-            trust_remote_code: Whether code that comes with model or tokenizer may run.
+            trust_remote_code: Whether code from the model's or tokenizer's repository may run.
             load_settings: Further settings of `load_model` (`adapter`, `device_map`, `attention`, ...).
-            **kwargs: Go to the constructor.
+            **kwargs: Passed to the constructor.
         """
         tokenizer = load_tokenizer(name_or_path, trust_remote_code=trust_remote_code)
         settings = {"dtype": dtype, "device": device, "trust_remote_code": trust_remote_code} | dict(
@@ -136,7 +140,7 @@ class TransformersPolicy:
     async def sample(
         self, prompt_ids: npt.NDArray[np.int32], params: SamplingParams, *, seed: int, session: str
     ) -> Sampled:
-        """Sample one turn; see `policies.base.TokenPolicy`. `session` only says whom an interrupt is for.
+        """Sample one turn; see `policies.base.TokenPolicy`. `session` only identifies the target of an interrupt.
 
         Raises:
             ContextFullError: If the prompt leaves no room for a token.
@@ -144,7 +148,7 @@ class TransformersPolicy:
         """
         prompt_ids = check_token_ids(self.model, prompt_ids, "the prompt")
         if not len(prompt_ids):
-            raise InvalidConfigError("the prompt is empty: a model needs at least one token to go on from.")
+            raise InvalidConfigError("the prompt is empty: a model needs at least one token to continue from.")
         if len(prompt_ids) >= self.max_model_len:
             raise ContextFullError(f"a prompt of {len(prompt_ids)} tokens fills the context of {self.max_model_len}.")
         if self._closed:
@@ -158,9 +162,9 @@ class TransformersPolicy:
         return await request.answer
 
     def interrupt(self, session: str) -> None:
-        """Have a session's turns end with what they have; see `policies.base.InterruptiblePolicy`.
+        """End a session's turns with the tokens so far; see `policies.base.InterruptiblePolicy`.
 
-        They end at their next token; the answer comes when the whole batch has ended, so interrupt all that is in it.
+        They end at their next token. The answer comes when the whole batch has ended, so interrupt all of its turns.
         """
         queue = self._queues.get(asyncio.get_running_loop())
         if queue is None:
@@ -175,7 +179,7 @@ class TransformersPolicy:
         """Copy `named_parameters` (name, tensor) into the model.
 
         Raises:
-            ModelError: If a name or a shape does not fit; nothing is changed then.
+            ModelError: If a name or a shape does not fit; then nothing is changed.
         """
         own = dict(self.model.named_parameters())
         new = dict(named_parameters)
@@ -191,7 +195,7 @@ class TransformersPolicy:
         self.weight_version = version
 
     async def aclose(self) -> None:
-        """Drop what has not started, wait for the running batch, and end the thread."""
+        """Drop requests that have not started, wait for the running batch, and end the thread."""
         self._closed = True
         queue = self._queues.get(asyncio.get_running_loop())
         if queue is not None and queue.pump is not None:
@@ -200,7 +204,7 @@ class TransformersPolicy:
         await asyncio.to_thread(self._thread.shutdown, wait=True)
 
     async def _serve(self, queue: _Queue) -> None:
-        """Answer the pending requests of one loop until there are none."""
+        """Answer the pending requests of one loop until none are left."""
         try:
             while queue.pending:
                 await asyncio.sleep(self.gather_s)
@@ -221,7 +225,7 @@ class TransformersPolicy:
             results = await asyncio.shield(running)
         except asyncio.CancelledError:
             for request in batch:
-                request.answer.cancel()  # stops the rows at their next token
+                request.answer.cancel()  # its row stops at the next token
             if running is not None:
                 await asyncio.gather(running, return_exceptions=True)
             raise
@@ -255,5 +259,5 @@ class TransformersPolicy:
 
 
 def _nothing(weight_version: int) -> Sampled:
-    """Return what there is of a turn that has not begun."""
+    """Return the empty result of a turn that has not begun."""
     return Sampled(np.zeros(0, np.int32), np.zeros(0, np.float32), FinishReason.ABORT, weight_version)

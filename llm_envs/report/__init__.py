@@ -1,4 +1,4 @@
-"""What a person looks at: reports of runs; plots and sample pages, which need the extra `report` when they are used."""
+"""Reports of runs for people, and plots and sample pages, which need the extra `report` when they are used."""
 
 from llm_envs.report.html import write_episode_page
 from llm_envs.report.plots import plot_training_curves

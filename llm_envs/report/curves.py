@@ -1,4 +1,4 @@
-"""What a training logged: its metrics over the steps, from the trainer's state and from files of ours."""
+"""The metrics that a training logged over its steps, from the trainer's state and from our log files."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from llm_envs.data.json_files import NO_JSON
 from llm_envs.errors import StoreError
-from llm_envs.reporting import read_metrics
+from llm_envs.tracking.loggers import read_metrics
 
 __all__ = ["Curves", "checkpoints", "read_curves"]
 
@@ -27,14 +28,14 @@ MAX_POINTS = 2000
 
 
 def read_curves(run: Path, notes: list[str]) -> dict[str, list[tuple[float, float]]]:
-    """Return what a training logged: metric -> (step, value), ascending; empty if nothing is there.
+    """Return the logged metrics: metric -> (step, value), ascending; empty if nothing was logged.
 
     Args:
-        run: A trainer's `output_dir`: `trainer_state.json` there, else of the last checkpoint that can be read, and the
-            files of `reporting.jsonl_logger` and `csv_logger` whose names end with `metrics`. What stands before that
-            names a stage: `loss` in `sft_metrics.jsonl` is `sft/loss`. Of a step that was logged twice the later
+        run: A trainer's `output_dir`: its `trainer_state.json`, or else that of the last readable checkpoint, and the
+            files of `reporting.jsonl_logger` and `csv_logger` whose names end with `metrics`. The text before that
+            names a stage: `loss` in `sft_metrics.jsonl` is `sft/loss`. If a step was logged twice, the later record
             counts.
-        notes: What cannot be read is added here.
+        notes: Gets a line for each file that cannot be read.
     """
     curves: dict[str, dict[float, float]] = {}
     _add(curves, _state(run, notes))
@@ -61,7 +62,7 @@ def _state(run: Path, notes: list[str]) -> list[Mapping[str, Any]]:
             continue
         try:
             history = list(json.loads(state.read_text(encoding="utf-8"))["log_history"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, *NO_JSON, KeyError, TypeError) as error:
             notes.append(f"{state} cannot be read ({type(error).__name__}: {error}); an earlier one is taken, if any.")
             continue
         if history:
@@ -78,7 +79,12 @@ def _add(curves: dict[str, dict[float, float]], records: Iterable[Mapping[str, A
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number of hundreds of digits
+        return False
 
 
 def _thinned(points: list[tuple[float, float]]) -> list[tuple[float, float]]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from llm_envs.reporting import visible_text
+from llm_envs.tracking.loggers import visible_text
 from llm_envs.types import Message, Row, Trajectory, Turn
 
 __all__ = ["COLUMNS", "Details", "Names", "table_line"]
@@ -163,7 +163,7 @@ def _turn(turn: Turn, rows: Sequence[Row]) -> list[Any]:
 
 
 def _rounded(value: float | None) -> float | None:
-    """Return at most six digits; None for what is no finite number."""
+    """Return the number with at most six digits; None if it is not finite."""
     return None if value is None or not np.isfinite(value) else float(f"{value:.6g}")
 
 

@@ -1,4 +1,4 @@
-"""What evaluations found, as a report's page takes it: their results, and those of two runs compared."""
+"""Evaluation results in the form of a report's page, and the comparison of two runs."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from itertools import combinations
 from typing import Any
 
-from llm_envs.comparison import compare
 from llm_envs.errors import InvalidConfigError
+from llm_envs.evaluation.comparison import compare
+from llm_envs.evaluation.results import Results
 from llm_envs.report.runs import ReportRun
-from llm_envs.reporting import visible_text
-from llm_envs.results import Results
+from llm_envs.tracking.loggers import visible_text
 
 __all__ = ["compare_results", "results_block", "visible"]
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from llm_envs.errors import MissingExtraError
-from llm_envs.metrics import trajectory_metrics
-from llm_envs.reporting import visible_text
+from llm_envs.tracking.loggers import visible_text
+from llm_envs.tracking.metrics import trajectory_metrics
 from llm_envs.types import Message, Row, Trajectory, Turn
 
 __all__ = ["write_episode_page"]
@@ -36,7 +36,7 @@ class Bubble:
     parts: tuple[tuple[str, str], ...]
     """(class, text): `text`, `think`, `tool_call` or `answer`."""
     turn: Turn | None
-    """What was paid for it; None for all but the policy's own messages."""
+    """The message's turn with its reward; None for messages that are not the policy's."""
 
 
 @dataclass(frozen=True)

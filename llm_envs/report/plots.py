@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from llm_envs.errors import InvalidConfigError, MissingExtraError
-from llm_envs.reporting import read_metrics
+from llm_envs.tracking.loggers import read_metrics
 
 __all__ = ["plot_training_curves"]
 
@@ -27,12 +27,12 @@ def plot_training_curves(
     """Draw one panel for each metric over the steps: the values faint, their running mean on top.
 
     Args:
-        records: One mapping a step, with a number under `step`: what `reporting.read_metrics` returns, or the file that
-            it reads (`metrics.jsonl`, `metrics.csv`, `trainer_state.json`). A metric may be missing or NaN in some.
-        path: The picture to write; its suffix says the format (`.png`, `.svg`, `.pdf`).
+        records: One mapping per step, with a number under `step`: the result of `reporting.read_metrics`, or the file
+            for it (`metrics.jsonl`, `metrics.csv`, `trainer_state.json`). A metric may be missing or NaN in some.
+        path: The picture to write; its suffix decides the format (`.png`, `.svg`, `.pdf`).
         keys: Which metrics, in order; None draws every numeric one.
         title: Written above the panels.
-        smoothing: Weight of the past in the running mean, in [0, 1); 0 draws the values alone.
+        smoothing: Weight of the past in the running mean, in [0, 1); 0 draws only the values.
 
     Returns:
         The path.
@@ -73,7 +73,7 @@ def running_mean(values: Sequence[float], smoothing: float) -> list[float]:
 
 
 def _matplotlib() -> tuple[Any, Any]:
-    """Import the figure and the Agg canvas: no window system, and pyplot's global state is left alone."""
+    """Import the figure and the Agg canvas, without a window system and without pyplot's global state."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure

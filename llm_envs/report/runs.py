@@ -1,4 +1,4 @@
-"""The folders that a report is made of: where a run's trajectories, metrics and results lie, whoever wrote it.
+"""The folders of a report: where a run's trajectories, metrics and results are, for every kind of run.
 
 A run is the folder of a `TrajectoryWriter` (`llm-envs collect`), an evaluation's folder with `results.json`, a
 trainer's `output_dir` with `trajectories/process-*`, a folder whose `trajectories/` holds named runs
@@ -15,19 +15,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from llm_envs.data.folder import MANIFEST_NAME, read_manifest
+from llm_envs.data.writer import iter_trajectories
 from llm_envs.errors import InvalidConfigError, StoreError
-from llm_envs.replay import played_entries
+from llm_envs.evaluation.replayed import played_entries
+from llm_envs.evaluation.results import RESULTS_NAME, Results
 from llm_envs.report.curves import Curves, checkpoints, read_curves
-from llm_envs.reporting import visible_text
-from llm_envs.results import RESULTS_NAME, Results
-from llm_envs.rollout.store import iter_trajectories
-from llm_envs.rollout.store_folder import MANIFEST_NAME, read_manifest
+from llm_envs.tracking.loggers import visible_text
 from llm_envs.types import Trajectory
 
 __all__ = ["ReportRun", "open_runs"]
 
 _PROCESS = re.compile(r"process-\d+")
-"""What a trainer calls the folder of each of its processes: all of them are one run."""
+"""The name of a trainer's folder for each of its processes; together they are one run."""
 _TOKENIZER_NAME = "tokenizer_config.json"
 
 
@@ -39,19 +39,19 @@ class ReportRun:
     name: str
     """Short, and different from those of the report's other runs."""
     folder_name: str = ""
-    """The name of what was given, of which this may be one of several runs."""
+    """The name of the given folder, which may have several runs."""
     parts: tuple[Path, ...] = ()
     """Folders of trajectories, or one file, in order."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Of the first part's manifest."""
     curves: Curves = field(default_factory=dict)
-    """What was logged; empty where nothing was."""
+    """The logged metrics, if any."""
     results: Results | None = None
-    """What an evaluation found."""
+    """The results of an evaluation, if any."""
     tokenizer: Path | None = None
     """A folder with the tokenizer of the run's model."""
     notes: list[str] = field(default_factory=list)
-    """What was missing or damaged, a line each. Reading adds to it."""
+    """Missing or damaged files, a line each. Reading adds to it."""
 
     def trajectories(self) -> Iterator[tuple[int, Trajectory]]:
         """Yield (index of the part, trajectory) in the order of finishing; a torn line is left out and noted."""
@@ -63,13 +63,13 @@ class ReportRun:
                     n_read += 1
                     yield index, trajectory
             self.notes += [visible_text(str(warning.message)) for warning in caught]
-        wanted = _episodes_of_evaluation(self.settings) if self.parts else 0  # results alone are no half-written run
+        wanted = _episodes_of_evaluation(self.settings) if self.parts else 0  # a run with only results is complete
         if n_read < wanted:
             self.notes.append(f"{self.path} is half-written: it has {n_read} of {wanted} episodes; --resume goes on.")
 
 
 def open_runs(path: str | Path, name: str | None = None) -> list[ReportRun]:
-    """Find out what there is of a run; its trajectories are read later.
+    """Find the parts of a run; its trajectories are read later.
 
     Args:
         path: A folder, or a file of trajectories or results.
@@ -130,7 +130,7 @@ def _with_settings(run: ReportRun) -> ReportRun:
 
 
 def _apart(whole: ReportRun) -> list[ReportRun]:
-    """Return the named runs of a folder, each as one, after the curves, which belong to none of them alone."""
+    """Return the named runs of a folder separately, after the curves, which belong to all of them."""
     runs = [
         ReportRun(part, f"{whole.name}/{part.name}", whole.name, (part,), tokenizer=_tokenizer(part) or whole.tokenizer)
         for part in sorted(whole.parts, key=_written_at)

@@ -28,7 +28,7 @@ from llm_envs.report.evaluation import compare_results, results_block, visible
 from llm_envs.report.runs import ReportRun, open_runs
 from llm_envs.report.summary import TaskSummary, by_task, compare_runs, settings_text
 from llm_envs.report.token_texts import token_texts
-from llm_envs.reporting import visible_text
+from llm_envs.tracking.loggers import visible_text
 
 __all__ = ["MAX_CHARACTERS", "MAX_TOKENS", "write_report"]
 
@@ -62,19 +62,19 @@ def write_report(
     Args:
         runs: Folders of `llm-envs collect`, of trainers or evaluations, or files of trajectories.
         out: The file. One that exists is replaced if it is a report.
-        tokenizer: A folder whose tokenizer gives the token view its texts; None takes one that lies in a run, and shows
-            ids where there is none.
+        tokenizer: A folder with a tokenizer for the texts in the token view; None takes one from a run, and shows ids
+            if the runs have none.
         title: The page's title; None names the runs.
-        max_tokens: Tokens the page keeps. Episodes beyond have no token view, which the page says.
+        max_tokens: Tokens the page keeps. Later episodes have no token view, and a note.
         max_characters: Characters of conversations the page keeps; likewise.
 
     Returns:
-        Notes: what was missing, damaged or left out, a line each. They are on the page too.
+        Notes: missing, damaged or skipped files, a line each. They are on the page too.
 
     Raises:
-        InvalidConfigError: If a run is given twice, or the file is there and is no report.
+        InvalidConfigError: If a run is given twice, or the file exists and is not a report.
         StoreError: If a run cannot be read or has nothing to show, or the file cannot be written.
-        ModelError: If there is no tokenizer in `tokenizer`.
+        ModelError: If `tokenizer` holds no tokenizer.
     """
     target = Path(out)
     _check_target(target)
@@ -159,7 +159,7 @@ def script_json(value: Any) -> str:
 
 
 def _open(paths: Sequence[str | Path]) -> list[ReportRun]:
-    """Open the runs; those of one name are told apart by the folders above them."""
+    """Open the runs; runs with the same name are distinguished by their parent folders."""
     resolved = [Path(path).resolve() for path in paths]
     if twice := sorted({str(path) for path in resolved if resolved.count(path) > 1}):
         raise InvalidConfigError(f"{', '.join(twice)}: given twice; give each run once.")
@@ -201,7 +201,7 @@ def _left_out(details: Details, n: int, max_tokens: int, max_characters: int) ->
 
 
 def _check_target(target: Path) -> None:
-    """Refuse to replace what is no report."""
+    """Raise if this would replace a file that is not a report."""
     if target.is_dir():
         raise InvalidConfigError(f"{target} is a folder: give --out a file's name.")
     above = next((parent for parent in target.parents if parent.exists()), None)

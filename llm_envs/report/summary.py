@@ -14,7 +14,7 @@ from itertools import chain, combinations
 from statistics import fmean
 from typing import Any
 
-from llm_envs.statistics import Interval, clustered_rate_interval, paired_interval, sign_test
+from llm_envs.evaluation.statistics import Interval, clustered_rate_interval, paired_interval, sign_test
 from llm_envs.types import Trajectory
 
 __all__ = ["TaskSummary", "by_task", "compare_runs", "settings_text"]
@@ -58,7 +58,7 @@ class TaskSummary:
             self.components.setdefault(name, []).extend(values)
 
     def numbers(self) -> dict[str, Any]:
-        """Return what the page shows, as JSON types; without a scored episode there is no rate and no mean."""
+        """Return the numbers of the page, as JSON types; without a scored episode, rates and means are missing."""
         won, rewards = list(chain(*self.won.values())), list(chain(*self.rewards.values()))
         out: dict[str, Any] = {"episodes": self.episodes, "scored": len(won), "problems": len(self.won)}
         if won:
@@ -99,7 +99,7 @@ def by_task(
 
 
 def _told_apart(settings: Sequence[Mapping[str, Any]]) -> list[str] | None:
-    """Return what each has of the settings in which they differ; None for a single one, and for too many."""
+    """Return the settings of each in which they differ; None for a single one, and for too many."""
     if not 1 < len(settings) <= MOST_SETTINGS:
         return None
     names = dict.fromkeys(chain(*settings))
@@ -116,7 +116,7 @@ def settings_text(settings: Mapping[str, Any]) -> str:
 
 
 def compare_runs(parts: Mapping[tuple[int, int], TaskSummary]) -> list[dict[str, Any]]:
-    """Return, for each two runs with problems in common, what the second has more than the first.
+    """Return, for each two runs with common problems, the second's advantage over the first.
 
     Args:
         parts: (run, task) -> its counts.
@@ -138,7 +138,7 @@ def compare_runs(parts: Mapping[tuple[int, int], TaskSummary]) -> list[dict[str,
                 samples = max(samples, min(len(here.won[problem]), len(there.won[problem])))
         if success:
             changed = sum(value > 0 for value in success), sum(value < 0 for value in success)
-            # Where nothing differs, the data do not tell what the least difference is.
+            # Without any difference, the data do not show the smallest possible one.
             by_success = paired_interval(success, smallest=1 / samples if any(changed) else 1.0)
             out.append(
                 {

@@ -1,4 +1,4 @@
-"""What tokens say: of each tokenizer that a report's runs have, the texts of the ids that are on the page."""
+"""The texts of tokens: for each tokenizer of a report's runs, the texts of the ids on the page."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from llm_envs.errors import MissingExtraError
 from llm_envs.report.runs import ReportRun
-from llm_envs.reporting import visible_text
+from llm_envs.tracking.loggers import visible_text
 
 __all__ = ["token_texts"]
 
@@ -28,7 +28,7 @@ def token_texts(
         notes: Why tokens of a run are shown as ids is added here.
 
     Raises:
-        ModelError: If there is no tokenizer in `tokenizer`.
+        ModelError: If `tokenizer` holds no tokenizer.
         MissingExtraError: If it is asked for and transformers is not installed.
     """
     tables: list[Texts] = []
@@ -65,14 +65,14 @@ def _as_ids(run: ReportRun, runs: Sequence[ReportRun], why: str) -> str:
 
 
 def _content(folder: Path) -> bytes:
-    """Return what two folders with the same tokenizer share: a training's checkpoints have it again and again."""
+    """Return a key that is equal for folders with the same tokenizer: all checkpoints of a training have the same."""
     file = folder / "tokenizer.json"
     return hashlib.sha256(file.read_bytes()).digest() if file.is_file() else str(folder.resolve()).encode()
 
 
 def _decoder(source: str | Path) -> Callable[[int], str]:
     try:
-        from llm_envs.policies.loading import load_tokenizer
+        from llm_envs.policies.inference.loading import load_tokenizer
 
         tokenizer = load_tokenizer(source)
     except ModuleNotFoundError as error:

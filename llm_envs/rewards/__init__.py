@@ -1,9 +1,13 @@
 """Rewards as plain functions.
 
-`answers` scores texts, `(text, target) -> float`; `base` says what a reward function is, `(Trajectory) -> score`, and
-makes one of the other (`lift`); `builders` and `conduct` have the usual ones, `create_...`; `aggregates` makes one
-number of named parts; `normalize` compares the members of a group; `rescoring` rewards stored trajectories anew. What
-is added to the task's reward is in `llm_envs.shaping`, what asks a model in `llm_envs.judges`.
+- `answers`: scores of texts, `(text, target) -> float`.
+- `base`: the reward function, `(Trajectory) -> score`; `lift` makes one from a text score.
+- `builders`, `conduct`: common reward functions, `create_...`.
+- `aggregates`: one number from named parts. `normalize`: comparisons between the members of a group.
+- `rescoring`: new rewards for stored trajectories.
+
+See also `llm_envs.rewards.shaping` for additions to the task's reward, and `llm_envs.judges.llm_judge` for rewards that
+ask a model.
 """
 
 from __future__ import annotations
@@ -94,6 +98,24 @@ from llm_envs.rewards.rescoring import (
     rescore,
     with_reward,
 )
+from llm_envs.rewards.shaping import (
+    Potential,
+    Shaped,
+    ShapingFn,
+    ShapingFns,
+    create_clipping,
+    create_entropy_bonus,
+    create_kl_penalty,
+    create_length_bonus,
+    create_potential_shaping,
+    create_step_cost,
+    create_success_bonus,
+    k1,
+    named_shaping,
+    shape,
+    turn_lengths,
+    turn_sums,
+)
 from llm_envs.rewards.words import (
     copied_words,
     final_reply,
@@ -112,11 +134,15 @@ __all__ = [
     "CombinedReward",
     "Method",
     "Normalizer",
+    "Potential",
     "RewardFn",
     "RewardFns",
     "RunningMoments",
     "Score",
     "Scored",
+    "Shaped",
+    "ShapingFn",
+    "ShapingFns",
     "Tests",
     "TextFn",
     "centered",
@@ -125,23 +151,30 @@ __all__ = [
     "copied_words",
     "cost_of_checks",
     "create_batch_reward",
+    "create_clipping",
     "create_code_tests",
     "create_contains",
+    "create_entropy_bonus",
     "create_exact_match",
     "create_forbidden",
     "create_format",
     "create_gated",
     "create_keywords",
+    "create_kl_penalty",
+    "create_length_bonus",
     "create_length_penalty",
     "create_lexicographic",
     "create_math_match",
     "create_numeric_match",
     "create_overlong_penalty",
+    "create_potential_shaping",
     "create_regex_format",
     "create_repetition_penalty",
     "create_safety_penalty",
     "create_schema_match",
     "create_self_verification",
+    "create_step_cost",
+    "create_success_bonus",
     "create_tool_count_penalty",
     "create_tool_success",
     "create_turn_efficiency",
@@ -150,6 +183,7 @@ __all__ = [
     "final_reply",
     "final_words",
     "has_any",
+    "k1",
     "keyword_share",
     "length_of",
     "lift",
@@ -160,6 +194,7 @@ __all__ = [
     "minimum",
     "multi_objective_advantages",
     "named_rewards",
+    "named_shaping",
     "numeric_match",
     "own_messages",
     "own_words",
@@ -178,8 +213,11 @@ __all__ = [
     "rescore",
     "schema_match",
     "score_trajectories",
+    "shape",
     "split_words",
     "total",
+    "turn_lengths",
+    "turn_sums",
     "weighted_sum",
     "with_name",
     "with_reward",

@@ -1,7 +1,7 @@
-"""Scores of a text against what it should be: `(text, target) -> float`, for tasks and for `lift`.
+"""Scores of a text against a target: `(text, target) -> float`, for tasks and for `lift`.
 
-Each is 0 for an empty text and 1 at most. Texts are hostile: they are cut to `MAX_CHARACTERS` where time would grow
-with them, and nothing that is written is executed here.
+Each is 0 for an empty text and at most 1. Texts may be hostile: they are limited to `MAX_CHARACTERS` where the time
+grows with their length, and nothing in them is executed.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ __all__ = [
 ]
 
 MAX_DIGITS = 400
-"""Digits that a whole number in an answer may have."""
+"""Most digits of a whole number in an answer."""
 MAX_CHARACTERS = 100_000
 """Longer texts match nothing."""
 MAX_WORDS = 100
-"""Words that a text may have in which words are looked for: a list of everything would have them all."""
+"""Most words of a text in which keywords are searched: a list of all words would contain every keyword."""
 
 _INTEGER = re.compile(rf"[-+]?(?:[0-9]{{1,{MAX_DIGITS}}}|[0-9]{{1,3}}(?:,[0-9]{{3}}){{1,130}})(?:\.0{{1,20}})?")
 _NUMBER = re.compile(
@@ -47,12 +47,12 @@ _NUMBER = re.compile(
 
 
 def exact_match(answer: str, target: str) -> float:
-    """Return 1.0 if the two texts are the same but for white space around and runs of it inside, else 0.0."""
+    """Return 1.0 if the two texts are equal up to white space, else 0.0."""
     return float(answer == target or answer.split() == target.split())
 
 
 def parse_integer(text: str) -> int | None:
-    """Read a whole number: an optional sign, digits (with or without thousands separators), perhaps `.0`; else None.
+    """Read a whole number, or return None: an optional sign, digits (perhaps with thousands separators), perhaps `.0`.
 
     Only ASCII digits count, at most `MAX_DIGITS` of them.
     """
@@ -65,9 +65,9 @@ def parse_integer(text: str) -> int | None:
 
 
 def parse_number(text: str) -> Fraction | None:
-    """Read one number exactly: a sign, digits (with or without thousands separators), decimals, an exponent; else None.
+    """Read one number exactly, or return None: a sign, digits (perhaps with thousands separators), decimals, exponent.
 
-    Nothing else may stand in the text: "5 km", "1/2" and "3 or 4" are no numbers.
+    The text must have nothing else: "5 km", "1/2" and "3 or 4" give None.
     """
     text = text.strip()
     if len(text) > 3 * MAX_DIGITS or _NUMBER.fullmatch(text) is None:
@@ -78,11 +78,10 @@ def parse_number(text: str) -> Fraction | None:
 def numeric_match(answer: str, target: float | str, *, rel_tol: float = 0.0, abs_tol: float = 0.0) -> float:
     """Return 1.0 if the answer is one number with |answer − target| ≤ max(abs_tol, rel_tol |target|), else 0.0.
 
-    The comparison is exact: "0.1" is 0.1 as it is written, and a target that is a float is the shortest number that is
-    written so.
+    The comparison is exact: "0.1" means exactly 0.1, and a float target means the shortest decimal that denotes it.
 
     Raises:
-        InvalidConfigError: If the target is no number.
+        InvalidConfigError: If the target is not a number.
     """
     wanted = parse_number(str(target))
     if wanted is None:
@@ -99,8 +98,11 @@ _OPERATORS = {
     "a product": r"(?<!\*)\*(?!\*)|\u00d7|\u00b7|\\(?:times|cdot|prod|ast|star)\b",
     "a power": r"\^|\*\*",
     "a root": r"√|sqrt",
-    "a quotient": r"(?<=[\w)}\]])\s*(?:/|÷|\\div\b)|\\[dtc]?frac",
-    "a function": r"\\?(?:log|ln|exp|sin|cos|tan|arc\w+|int|lim|binom|mod|bmod|gcd|max|min)(?![A-Za-z])",
+    "a quotient": r"(?<=[\w)}\]])\s*(?:/|÷|\\div\b)|\\[dtc]?frac|(?<=\d)\s*:\s*(?=\d)|\\over(?![A-Za-z])",
+    "a function": r"\\?(?:log|ln|exp|sin|cos|tan|arc\w+|int|lim|[dt]?binom|choose|mod|bmod|gcd|lcm|max|min|det|Gamma)"
+    r"(?![A-Za-z])|\\operatorname|matrix\}",
+    "an absolute value": r"\|[^|]+\||\\[lr]?[vV]ert",
+    "rounding": r"\\[lr](?:floor|ceil)",
     "a factorial": r"!",
 }
 _SCIENTIFIC = re.compile(r"(?:\\times|\\cdot|\u00d7|\*)\s*10\s*(?:\^|\*\*)\s*(?:\{\s*[-+]?\d+\s*\}|[-+]?\d+)")
@@ -112,20 +114,21 @@ _FRACTION = re.compile(
 def math_match(answer: str, target: str, *, final_form: bool = True, timeout_s: float = 2.0) -> float:
     r"""Return 1.0 if two mathematical answers are equal (`llm_envs.mathematics.math_equal`), else 0.0.
 
-    Equality is that of values, so "37*24" equals "888": an answer that repeats its question would be right. With
-    `final_form` an answer may only have the operations that the target has: sums, products, powers, roots, quotients,
-    functions, factorials. A fraction in lowest terms and a number in scientific notation are no operations.
+    Values are compared, so "37*24" equals "888", and an answer that repeats its question would be right. With
+    `final_form` an answer may contain only the kinds of operations that the target contains: sums, products, powers,
+    roots, quotients, functions, absolute values, rounding, factorials. A fraction in lowest terms and a number in
+    scientific notation do not count as operations.
 
     Args:
-        answer: What is judged.
-        target: What is right.
-        final_form: Whether an answer that still leaves something to be worked out is wrong.
-        timeout_s: Limit of the comparison; what is not decided by then is not equal.
+        answer: The answer to judge.
+        target: The right answer.
+        final_form: Reject an answer that is not fully evaluated.
+        timeout_s: Time limit; on a timeout the answers count as different.
 
     Raises:
         MissingExtraError: If math-verify is needed and not installed.
     """
-    from llm_envs.mathematics import math_equal
+    from llm_envs.mathematics.equality import math_equal
 
     if final_form and not _operations(answer) <= _operations(target):
         return 0.0
@@ -144,9 +147,9 @@ def _lowest_terms(match: re.Match[str]) -> str:
 
 
 def regex_match(text: str, pattern: str | re.Pattern[str]) -> float:
-    """Return 1.0 if the pattern matches the whole text, white space around it aside, else 0.0.
+    """Return 1.0 if the pattern matches the whole text, ignoring white space around it, else 0.0.
 
-    A pattern with nested repetition can take a time that grows exponentially with the text: write none.
+    Avoid nested repetition in the pattern: its time can grow exponentially with the text.
     """
     if not text.strip() or len(text) > MAX_CHARACTERS:
         return 0.0
@@ -154,13 +157,13 @@ def regex_match(text: str, pattern: str | re.Pattern[str]) -> float:
 
 
 def schema_match(text: str, schema: Mapping[str, Any]) -> float:
-    """Return 1.0 if the text is one JSON document that the JSON Schema allows, else 0.0.
+    """Return 1.0 if the text is one JSON document that is valid under the JSON Schema, else 0.0.
 
-    Strict JSON: no NaN, no key twice in one object. Nothing is converted, and no reference to another document fetched.
+    Strict JSON: no NaN, no duplicate keys. Nothing is converted, and references to other documents are not fetched.
 
     Raises:
         MissingExtraError: If `jsonschema` is not installed.
-        InvalidConfigError: If it is no valid JSON Schema.
+        InvalidConfigError: If the schema is not a valid JSON Schema.
     """
     validator = _validator(json.dumps(schema, sort_keys=True))
     if not text.strip() or len(text) > MAX_CHARACTERS:
@@ -184,7 +187,7 @@ def _validator(schema_json: str) -> Any:
     try:
         validator_class.check_schema(schema)
     except jsonschema.SchemaError as error:
-        raise InvalidConfigError(f"this is no JSON Schema: {error.message[:200]}.") from error
+        raise InvalidConfigError(f"this is not a JSON Schema: {error.message[:200]}.") from error
     return validator_class(schema, registry=Registry())
 
 
@@ -195,7 +198,7 @@ def _refuse_constant(constant: str) -> float:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise ValueError("a key twice in one object")
+        raise ValueError("a duplicate key in an object")
     return found
 
 
@@ -205,7 +208,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def keyword_share(text: str, keywords: Sequence[str], *, max_words: int = MAX_WORDS) -> float:
-    """Return the share of the keywords that stand in the text as whole words, however often; 0 over `max_words`."""
+    """Return the share of the keywords that the text contains as whole words; 0 if it has over `max_words` words."""
     if not keywords:
         raise InvalidConfigError("keyword_share: keywords is empty; give at least one.")
     words = split_words(text[:MAX_CHARACTERS])
@@ -215,12 +218,12 @@ def keyword_share(text: str, keywords: Sequence[str], *, max_words: int = MAX_WO
 
 
 def contains_all(text: str, parts: str | Sequence[str], *, max_words: int = MAX_WORDS) -> float:
-    """Return 1.0 if every part stands in the text as whole words, and the text has at most `max_words`, else 0.0."""
+    """Return 1.0 if the text contains every part as whole words and has at most `max_words` words, else 0.0."""
     return float(keyword_share(text, [parts] if isinstance(parts, str) else parts, max_words=max_words) == 1.0)
 
 
 def has_any(text: str, parts: str | Sequence[str]) -> float:
-    """Return 1.0 if any of the parts stands in the text as whole words, else 0.0. For what is forbidden."""
+    """Return 1.0 if the text contains any of the parts as whole words, else 0.0. For forbidden words."""
     listed = [parts] if isinstance(parts, str) else parts
     words = split_words(text)
     return float(any(_stands_in(part, words) for part in listed))
@@ -229,14 +232,14 @@ def has_any(text: str, parts: str | Sequence[str]) -> float:
 def _stands_in(part: str, words: Sequence[str]) -> bool:
     wanted = split_words(part)
     if not wanted:
-        raise InvalidConfigError(f"{normal(part)!r} has no word in it.")
+        raise InvalidConfigError(f"{normal(part)!r} contains no word.")
     if len(wanted) == 1:
         return wanted[0] in words
     return any(list(words[i : i + len(wanted)]) == wanted for i in range(len(words) - len(wanted) + 1))
 
 
 def repeated_share(text: str, n: int = 3) -> float:
-    """Return the share of the text's n-grams of words that were written before: 1 − distinct / all; 0 without any."""
+    """Return the share of word n-grams that are repetitions: 1 − distinct / all; 0 without any n-gram."""
     words = split_words(text)
     grams = [tuple(words[i : i + n]) for i in range(len(words) - n + 1)]
     return 1.0 - len(set(grams)) / len(grams) if grams else 0.0

@@ -1,12 +1,12 @@
-"""What a reward function is, how a text's score becomes one, and how several become one.
+"""Reward functions: their form, how to make one from a text score, and how to combine several.
 
-A reward function looks at a whole trajectory and returns a number, or several with a name each, or None: unscored.
+A reward function takes a whole trajectory and returns a number, several named numbers, or None for "unscored":
 
     RewardFn = (Trajectory) -> float | Mapping[str, float] | None
     TextFn   = (text, target) -> float
 
-`lift` makes the first of the second. What asks a model, and so is better asked for many at once, has a method
-`score_batch` besides (`BatchRewardFn`); whoever rewards a batch calls `score_trajectories`, which uses it.
+`lift` makes a reward function from a text score. A function that asks a model is more efficient in batches, so it also
+has a method `score_batch` (`BatchRewardFn`). To reward a batch, call `score_trajectories`, which uses it.
 """
 
 from __future__ import annotations
@@ -41,44 +41,44 @@ __all__ = [
 ]
 
 Score = float | Mapping[str, float] | None
-"""A reward, or its named parts, or None: there is none, which is not 0."""
+"""A reward, or its named parts, or None for unscored (which is not 0)."""
 RewardFn = Callable[[Trajectory], Score]
-"""A whole trajectory -> its score. Raising one of `UNSCORED` leaves it unscored too."""
+"""A whole trajectory -> its score. If it raises one of `UNSCORED`, the trajectory is unscored too."""
 RewardFns = RewardFn | Mapping[str, RewardFn] | Sequence[RewardFn]
-"""One, or several by name. In a list each has its own name (`with_name`, or that of the function)."""
+"""One function, or several by name. In a list, each function has its own name (`with_name`, or `__name__`)."""
 TextFn = Callable[[str, Any], float]
-"""(what the agent wrote, what it is held against) -> score."""
+"""(text by the agent, target) -> score."""
 Part = Literal["answer", "content", "text"]
 Copies = Literal["count", "refuse", "drop"]
 
 UNSCORED = (JudgeError, SandboxError, BridgeError)
-"""What failed was the judging, and not what was judged."""
+"""Errors of the judging, not of the episode."""
 
 
 @runtime_checkable
 class BatchRewardFn(Protocol):
-    """A reward function that is better asked for many at once."""
+    """A reward function that scores many trajectories at once."""
 
     def __call__(self, trajectory: Trajectory) -> Score:
-        """Score one."""
+        """Score one trajectory."""
         ...
 
     def score_batch(self, trajectories: Sequence[Trajectory]) -> Sequence[Score]:
-        """Score all, in their order; None is unscored."""
+        """Score all trajectories, in order; None means unscored."""
         ...
 
 
 class Scored(NamedTuple):
-    """What the reward functions made of one trajectory."""
+    """The result of the reward functions for one trajectory."""
 
     components: dict[str, float] | None
-    """Every part by its name; None if it could not be scored."""
+    """Every part by its name; None if the trajectory could not be scored."""
     why: str | None = None
-    """Why it could not."""
+    """Why it could not be scored."""
 
 
 def with_name(name: str, reward_fn: RewardFn) -> RewardFn:
-    """Return the same function under a name, which its part has in logs and columns."""
+    """Return the same function under another name, which logs and columns use for its part."""
     named = functools.partial(reward_fn)
     named.__dict__["__name__"] = name
     if isinstance(reward_fn, BatchRewardFn):
@@ -90,7 +90,7 @@ def named_rewards(reward_fns: RewardFns) -> dict[str, RewardFn]:
     """Return reward functions by name.
 
     Raises:
-        InvalidConfigError: If there is none, one has no name, or two have the same.
+        InvalidConfigError: If the list is empty, or two functions have the same name.
     """
     if isinstance(reward_fns, Mapping):
         named = dict(reward_fns)
@@ -100,7 +100,7 @@ def named_rewards(reward_fns: RewardFns) -> dict[str, RewardFn]:
         for function in listed:
             name = name_of(function)
             if name in named:
-                raise InvalidConfigError(f"two reward functions are called {name!r}: give a mapping of names to them.")
+                raise InvalidConfigError(f"two reward functions are called {name!r}: pass a mapping of names to them.")
             named[name] = function
     if not named:
         raise InvalidConfigError("reward_fns is empty; give at least one reward function.")
@@ -111,7 +111,7 @@ def named_rewards(reward_fns: RewardFns) -> dict[str, RewardFn]:
 
 
 def name_of(function: Any) -> str:
-    """Return the name under which a function has its part: what it is called, or what its partial is made of."""
+    """Return the name of a function's part: its `__name__`, or that of the function inside a partial."""
     while (name := getattr(function, "__name__", None)) is None and isinstance(function, functools.partial):
         function = function.func
     if name == "<lambda>":
@@ -135,21 +135,20 @@ def lift(
     missing: float = 0.0,
     name: str | None = None,
 ) -> RewardFn:
-    """Make a reward function of what scores a text. It sees the agent's own last message and nothing else.
+    """Make a reward function from a text score. It sees only the agent's last message.
 
     Args:
         text_fn: (text, target) -> score.
-        target: What the text is held against; or a function of the trajectory that returns it (`problem_field`).
-        of: "answer": the final answer, which a message with tool calls has not. "content": the message without thinking
-            and calls. "text": the message as it was written. One with a problem (`ParsedReply.problems`) has none of
-            them.
-        parser: Takes the message apart.
-        copies: What becomes of passages of the prompt that are written again (`copied_words`). "count": they count like
-            any others. "refuse": an answer (without one: content) that is nothing but a copy of at least half of a
-            message of the prompt counts as missing, and so does an answer that was copied with what stands around it
-            (the example of one). "drop": they are taken out first.
-        max_words: An answer (without one: content) of more words counts as missing; None is no limit.
-        missing: The score where there is no such text, or an empty one.
+        target: The value to compare with, or a function of the trajectory that returns it (`problem_field`).
+        of: "answer": the final answer; a message with tool calls has none. "content": the message without thinking and
+            calls. "text": the message as it was written. A message with a problem (`ParsedReply.problems`) has none of
+            these.
+        parser: Parses the message.
+        copies: How to treat passages copied from the prompt (`copied_words`). "count": like any other text. "refuse":
+            an answer (or else content) that is only a copy of at least half of a prompt message counts as missing, and
+            so does an answer copied together with the words around it (from an example). "drop": remove them first.
+        max_words: An answer (or else content) with more words counts as missing; None means no limit.
+        missing: The score if this text is missing or empty.
         name: Name of the part; None takes that of `text_fn`.
     """
     if of not in ("answer", "content", "text") or copies not in ("count", "refuse", "drop"):
@@ -195,7 +194,7 @@ def _is_copied(reply: ParsedReply, prompts: Sequence[str]) -> bool:
 
 
 def _is_echo(text: str, prompts: Sequence[str]) -> bool:
-    """Say whether a text is nothing but a copy of at least half of a message."""
+    """Return whether a text is only a copy of at least half of a message."""
     words = split_words(text)
     return any(
         2 * len(words) >= len(split_words(prompt)) and all(copied_words(words, [prompt])) for prompt in prompts if words
@@ -203,7 +202,7 @@ def _is_echo(text: str, prompts: Sequence[str]) -> bool:
 
 
 def _stands_in_copy(answer: str, content: str, prompts: Sequence[str]) -> bool:
-    """Say whether an answer is part of a longer copy: the words before and behind it, its tags, are copied too."""
+    """Return whether an answer is part of a longer copy: the words before and after it, its tags, are copied too."""
     words, inner = split_words(content), split_words(answer)
     starts = [i for i in range(len(words) - len(inner) + 1) if words[i : i + len(inner)] == inner]
     if not inner or not starts or len(inner) == len(words):
@@ -213,9 +212,9 @@ def _stands_in_copy(answer: str, content: str, prompts: Sequence[str]) -> bool:
 
 
 def problem_field(name: str) -> Callable[[Trajectory], Any]:
-    """Return a function that reads a field of the problem that was given: the target for `lift`.
+    """Return a function that reads a field of the given problem, as the target for `lift`.
 
-    A problem is recorded where it was given (`PromptSource`, `options={"problem": ...}`), not where a seed drew it.
+    A problem is recorded if it was given (`PromptSource`, `options={"problem": ...}`), but not if a seed drew it.
     """
     return functools.partial(_problem_field, name)
 
@@ -225,7 +224,7 @@ def _problem_field(name: str, trajectory: Trajectory) -> Any:
     if name not in problem:
         raise InvalidConfigError(
             f"{trajectory.env_id}, seed {trajectory.seed}: its problem has no field {name!r}; known: "
-            f"{', '.join(map(str, problem)) or 'none, since it was not given but drawn'}."
+            f"{', '.join(map(str, problem)) or 'none, because it was drawn and not given'}."
         )
     return problem[name]
 
@@ -238,21 +237,21 @@ def _problem_field(name: str, trajectory: Trajectory) -> Any:
 def score_trajectories(
     trajectories: Sequence[Trajectory], reward_fns: RewardFns, *, on_error: Literal["raise", "unscored"] = "raise"
 ) -> list[Scored]:
-    """Score trajectories by every reward function.
+    """Score trajectories with every reward function.
 
-    A number is a part under the name of its function; named parts keep their own names. A trajectory that one function
-    leaves unscored (None, `JudgeError`, a sandbox or server that is gone) has no score at all.
+    A number becomes a part under the name of its function; named parts keep their names. If one function leaves a
+    trajectory unscored (None, `JudgeError`, a lost sandbox or server), the trajectory has no score at all.
 
     Args:
-        trajectories: Any; of those that are not `ok` nothing is asked, and they stay unscored.
+        trajectories: Any. Those that are not `ok` stay unscored; no function sees them.
         reward_fns: One or several.
-        on_error: What becomes of other exceptions: raised, or the trajectory is unscored.
+        on_error: For other exceptions: raise them, or leave the trajectory unscored.
 
     Returns:
         A result for each, in order.
 
     Raises:
-        InvalidConfigError: If a score is not finite, or two functions return a part of the same name.
+        InvalidConfigError: If a score is not finite, or two functions return a part with the same name.
     """
     asked = [index for index, trajectory in enumerate(trajectories) if trajectory.status == "ok"]
     results = [Scored({}) if t.status == "ok" else Scored(None, f"the episode is {t.status}") for t in trajectories]
@@ -307,6 +306,7 @@ def _add(scored: Scored, name: str, score: Score, why: str | None) -> Scored:
 class CombinedReward:
     """Several reward functions as one vector reward: every part times its weight. Made by `combine_rewards`."""
 
+    """Several reward functions as one vector reward, each part times its weight. Made by `combine_rewards`."""
     reward_fns: Mapping[str, RewardFn]
     weights: Mapping[str, float]
 
@@ -314,7 +314,7 @@ class CombinedReward:
         """Return the weighted parts, whose sum is the reward.
 
         Raises:
-            JudgeError: If it cannot be scored.
+            JudgeError: If the trajectory cannot be scored.
         """
         scored = score_trajectories([trajectory], self.reward_fns)[0]
         if scored.components is None:
@@ -322,7 +322,7 @@ class CombinedReward:
         return self._weighted(scored.components)
 
     def score_batch(self, trajectories: Sequence[Trajectory]) -> list[dict[str, float] | None]:
-        """Return the weighted parts of each; None is unscored."""
+        """Return the weighted parts of each trajectory; None means unscored."""
         scored = score_trajectories(trajectories, self.reward_fns)
         return [None if components is None else self._weighted(components) for components, _ in scored]
 
@@ -333,14 +333,14 @@ class CombinedReward:
 
 
 def combine_rewards(reward_fns: RewardFns, *, weights: Mapping[str, float] | None = None) -> CombinedReward:
-    """Make one vector reward of several reward functions: R = Σ w_k r_k, with each w_k r_k under its name.
+    """Combine several reward functions into one vector reward: R = Σ w_k r_k, with each w_k r_k under its name.
 
-    Another way to make one number of the parts is an aggregator (`llm_envs.rewards.create_gated`, ...), which `rescore`
-    takes as `aggregate`.
+    An aggregator (`llm_envs.rewards.create_gated`, ...) is another way to combine the parts; pass it to `rescore` as
+    `aggregate`.
 
     Args:
         reward_fns: The functions; parts of vector rewards keep their names.
-        weights: By the names of the parts; a part without one has 1.
+        weights: Weights by the names of the parts; the default is 1.
 
     Raises:
         InvalidConfigError: If names clash, or a weight is not finite.
@@ -366,7 +366,7 @@ class _BatchReward:
 def create_batch_reward(
     function: Callable[[Sequence[Trajectory]], Sequence[Score]], *, name: str | None = None
 ) -> BatchRewardFn:
-    """Make a reward function of one that scores many trajectories at once.
+    """Make a reward function from a function that scores many trajectories at once.
 
     Args:
         function: Trajectories -> a score for each, in order.

@@ -1,7 +1,7 @@
-"""Reward functions of what the agent answered: each a text's score (`answers`), lifted (`base.lift`).
+"""Reward functions for the agent's answer: text scores (`answers`), lifted (`base.lift`).
 
-All look at the agent's own last message alone, and pay nothing for an answer with something broken in its message. They
-pickle where their arguments do.
+All look only at the agent's last message, and pay nothing for an answer in a broken message. They pickle if their
+arguments do.
 """
 
 from __future__ import annotations
@@ -48,22 +48,22 @@ __all__ = [
 ]
 
 FLOOD_WORDS = 1_000
-"""Words of an answer that is one, by its form: whoever writes more writes everything."""
+"""Limit on the words of an answer when only its form is scored: longer ones list everything."""
 Target = str | Callable[[Trajectory], Any]
-"""What is right; or a function of the trajectory that says it (`problem_field("answer")`)."""
+"""The right answer, or a function of the trajectory that returns it (`problem_field("answer")`)."""
 Tests = Sequence[tuple[str, Any]]
-"""(expression, what it must come to): `[("add(1, 2)", 3)]`."""
+"""(expression, expected value): `[("add(1, 2)", 3)]`."""
 
 
 def create_exact_match(target: Target, *, parser: Parser = parse_reply) -> RewardFn:
-    """Pay 1 for the right answer, runs of white space aside."""
+    """Pay 1 for the right answer, ignoring differences in white space."""
     return lift(exact_match, target, parser=parser, name="exact_match")
 
 
 def create_numeric_match(
     target: float | Target, *, rel_tol: float = 0.0, abs_tol: float = 0.0, parser: Parser = parse_reply
 ) -> RewardFn:
-    """Pay 1 for an answer that is one number, and near enough: see `numeric_match`."""
+    """Pay 1 for an answer that is a single number close enough to the target; see `numeric_match`."""
     match = functools.partial(numeric_match, rel_tol=rel_tol, abs_tol=abs_tol)
     return lift(match, target, parser=parser, name="numeric_match")
 
@@ -71,7 +71,7 @@ def create_numeric_match(
 def create_math_match(
     target: Target, *, final_form: bool = True, timeout_s: float = 2.0, parser: Parser = parse_reply
 ) -> RewardFn:
-    """Pay 1 for an answer that is mathematically equal to the right one: see `math_match`."""
+    """Pay 1 for an answer that is mathematically equal to the target; see `math_match`."""
     match = functools.partial(math_match, final_form=final_form, timeout_s=timeout_s)
     return lift(match, target, parser=parser, name="math_match")
 
@@ -83,15 +83,15 @@ def create_regex_format(
     max_words: int | None = FLOOD_WORDS,
     parser: Parser = parse_reply,
 ) -> RewardFn:
-    r"""Pay 1 for a message that matches a pattern whole, has nothing broken in it, and does not repeat the prompt.
+    r"""Pay 1 for an unbroken message that matches a pattern completely and does not repeat the prompt.
 
-    Pay for form only together with what it is the form of (`create_gated`): whatever is well formed earns it.
+    Combine it with a reward for the content (`create_gated`): any well-formed text earns it.
 
     Args:
         pattern: Such as `r"(?s)<think>.+?</think>\s*<answer>.+?</answer>"`.
-        of: What must match: the message as it was written, its content, or the answer.
-        max_words: An answer (without one: content) of more words is no answer; None is no limit.
-        parser: Says what is broken.
+        of: The text that must match: the message as it was written, its content, or the answer.
+        max_words: An answer (or else content) with more words does not count; None means no limit.
+        parser: Finds broken messages.
     """
     compiled = re.compile(pattern)
     return lift(regex_match, compiled, of=of, parser=parser, copies="refuse", max_words=max_words, name="regex_format")
@@ -100,14 +100,14 @@ def create_regex_format(
 def create_format(
     require: Sequence[str] = ("answer",), *, max_words: int | None = FLOOD_WORDS, parser: Parser = parse_reply
 ) -> RewardFn:
-    """Pay 1 for a message with nothing broken in it that has all these parts: see `llm_envs.parsers.format_reward`.
+    """Pay 1 for an unbroken message that has all these parts; see `llm_envs.parsers.format_reward`.
 
-    An answer that only repeats the prompt is none.
+    An answer that only repeats the prompt does not count.
 
     Args:
-        require: Of "thinking", "content", "tool_calls", "answer".
+        require: Some of "thinking", "content", "tool_calls", "answer".
         max_words: As for `create_regex_format`.
-        parser: Takes the message apart.
+        parser: Parses the message.
     """
     score = functools.partial(_is_formed, tuple(require), parser)
     return lift(score, _whole, of="text", parser=parser, copies="refuse", max_words=max_words, name="format")
@@ -124,17 +124,17 @@ def _is_formed(require: Sequence[str], parser: Parser, text: str, trajectory: Tr
 def create_schema_match(
     schema: Mapping[str, Any], *, of: Literal["answer", "content"] = "answer", parser: Parser = parse_reply
 ) -> RewardFn:
-    """Pay 1 for an answer that is one JSON document which the schema allows, and not a copy of the prompt."""
-    schema_match("", schema)  # a wrong schema is refused now
+    """Pay 1 for an answer that is one JSON document valid under the schema, and not a copy of the prompt."""
+    schema_match("", schema)  # raises now if the schema is invalid
     return lift(schema_match, schema, of=of, parser=parser, copies="refuse", name="schema_match")
 
 
 def create_keywords(
     keywords: Sequence[str], *, of: Part = "content", max_words: int = MAX_WORDS, parser: Parser = parse_reply
 ) -> RewardFn:
-    """Pay the share of the keywords that the agent wrote, as whole words; nothing over `max_words`.
+    """Pay the share of the keywords that the agent wrote, as whole words; 0 above `max_words`.
 
-    Passages of the prompt that are written again do not count (five words in a row, or a whole message).
+    Passages copied from the prompt do not count (five consecutive words, or a whole message).
     """
     share = functools.partial(_keyword_share, tuple(keywords), max_words)
     share("", None)
@@ -152,13 +152,13 @@ def create_contains(
     max_words: int = MAX_WORDS,
     parser: Parser = parse_reply,
 ) -> RewardFn:
-    """Pay 1 for an answer of at most `max_words` in which every part stands, not counting copies of the prompt."""
+    """Pay 1 for an answer of at most `max_words` that contains every part; copies of the prompt do not count."""
     match = functools.partial(contains_all, max_words=max_words)
     return lift(match, parts, of=of, parser=parser, copies="drop", name="contains")
 
 
 def create_forbidden(parts: str | Sequence[str], *, of: Literal["content", "text"] = "text") -> RewardFn:
-    """Return −1 if any of the parts stands in the agent's last message, else 0. See `create_safety_penalty`, too."""
+    """Return −1 if the agent's last message contains any of the parts, else 0. See also `create_safety_penalty`."""
     listed = (parts,) if isinstance(parts, str) else tuple(parts)
     if not listed:
         raise InvalidConfigError("create_forbidden: parts is empty; give at least one.")
@@ -169,7 +169,7 @@ def create_forbidden(parts: str | Sequence[str], *, of: Literal["content", "text
 def _forbidden(parts: Sequence[str], of: str, trajectory: Trajectory) -> float:
     from llm_envs.rewards.words import final_words
 
-    # What is broken is still said: problems do not make it unsaid.
+    # A broken message counts too: the words were written.
     text = final_words(trajectory) if of == "text" else final_reply(trajectory).content
     return -has_any(text, parts)
 
@@ -189,15 +189,15 @@ def create_code_tests(
 ) -> RewardFn:
     """Pay for code that passes tests, run in a sandbox.
 
-    What an expression must come to never enters the sandbox: its `repr` there is compared here. So code that redefines
+    The expected values never enter the sandbox: the `repr` of each expression is compared here. So code that redefines
     equality, raises `SystemExit` or prints "passed" gains nothing.
 
     Args:
         tests: Expressions and their values; or a function of the trajectory that returns them.
-        sandbox: Where it runs; None takes `shared_sandbox()`.
-        limits: In place of the sandbox's own.
-        partial_credit: Whether the share of passed tests is paid; else 1 for all of them and 0 otherwise.
-        parser: Finds the code as the answer; None: the one fenced block of Python.
+        sandbox: The sandbox; None takes `shared_sandbox()`.
+        limits: Replace the sandbox's limits.
+        partial_credit: Pay the share of passed tests; otherwise 1 for all of them and 0 for fewer.
+        parser: Finds the code as the answer; None takes the only fenced block of Python.
 
     Raises:
         InvalidConfigError: If there are no tests.
@@ -206,7 +206,7 @@ def create_code_tests(
         raise InvalidConfigError("create_code_tests: tests is empty; give at least one.")
     run = functools.partial(passed_share, sandbox=sandbox, limits=limits)
     score = functools.partial(_score_code, run, partial_credit)
-    # A constant sequence of tests stands for itself; `lift` calls what is callable.
+    # `lift` calls a callable target; a constant sequence of tests is passed on unchanged.
     return lift(score, tests, parser=parser or create_fenced_parser("python"), copies="refuse", name="code_tests")
 
 
@@ -218,19 +218,19 @@ def _score_code(run: Callable[[str, Tests], float], partial_credit: bool, code: 
 def passed_share(
     code: str, tests: Tests, *, sandbox: Sandbox | None = None, limits: SandboxLimits | None = None
 ) -> float:
-    """Return the share of tests that code passes, in a sandbox.
+    """Return the share of tests that code passes in a sandbox.
 
     Args:
-        code: What a model wrote. If it fails by itself, no test is passed.
+        code: The model's code. If it raises an error by itself, no test passes.
         tests: (expression, value): passed if the expression's `repr` is that of the value, or, for a float, a number
             within a relative 1e-9 of it.
-        sandbox: Where it runs; None takes `shared_sandbox()`.
-        limits: In place of the sandbox's own.
+        sandbox: The sandbox; None takes `shared_sandbox()`.
+        limits: Replace the sandbox's limits.
 
     Raises:
         InvalidConfigError: If there are no tests.
         SandboxError: If the sandbox cannot run anything.
-        MissingExtraError: If there is no sandbox.
+        MissingExtraError: If no sandbox is installed.
     """
     from llm_envs.sandbox import shared_sandbox
 

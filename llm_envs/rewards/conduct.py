@@ -1,7 +1,7 @@
-"""Rewards for how an episode went: lengths, tools, turns, checks. Functions of a trajectory and factories of them.
+"""Rewards for an agent's conduct: lengths, tools, turns, checks. Functions of a trajectory and their factories.
 
-Conduct alone earns nothing: what is wanted of it costs where it is missing (0 at best), or pays together with the
-task's success. So saying little, much, or nothing is never worth more than solving the task.
+Conduct earns nothing by itself: good conduct either avoids a cost (0 at best), or pays only together with the task's
+success. So writing little, much, or nothing is never worth more than solving the task.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from llm_envs.errors import InvalidConfigError
 from llm_envs.rewards.answers import has_any, repeated_share
 from llm_envs.rewards.base import RewardFn, Score, with_name
 from llm_envs.rewards.words import final_words, own_messages, own_words, split_words
-from llm_envs.tools import BUDGET_EXCEEDED, INVALID_ARGUMENTS, UNKNOWN_TOOL
-from llm_envs.types import ToolResult, Trajectory
+from llm_envs.tools.base import BUDGET_EXCEEDED, INVALID_ARGUMENTS, UNKNOWN_TOOL
+from llm_envs.types import StopReason, ToolResult, Trajectory
 
 __all__ = [
     "cost_of_checks",
@@ -30,21 +30,27 @@ __all__ = [
     "length_of",
 ]
 
-Unit = Literal["tokens", "words", "characters"]
+Unit = Literal["tokens", "completion_tokens", "words", "characters"]
+_UNITS = ("tokens", "completion_tokens", "words", "characters")
 
 
 def length_of(trajectory: Trajectory, unit: Unit = "tokens") -> int:
     """Return how much the agent wrote, in all its turns.
 
+    Args:
+        trajectory: The episode.
+        unit: "tokens" (sampled), "words" or "characters" of the agent; or "completion_tokens": all tokens after the
+            prompt, including observations, as a trainer's `max_completion_length` counts them.
+
     Raises:
-        InvalidConfigError: If the unit is tokens and the trajectory has none (a policy that speaks text alone).
+        InvalidConfigError: If the unit is tokens and the trajectory has none (a text-only policy).
     """
-    if unit == "tokens":
+    if unit in ("tokens", "completion_tokens"):
         if not trajectory.rows and trajectory.turns:
-            raise InvalidConfigError("the trajectory has no tokens: a policy of text alone; take words or characters.")
-        return trajectory.n_sampled_tokens
-    if unit not in ("words", "characters"):
-        raise InvalidConfigError(f"unit is {unit!r}; known are tokens, words, characters.")
+            raise InvalidConfigError("the trajectory has no tokens (a text-only policy): use words or characters.")
+        return trajectory.n_sampled_tokens if unit == "tokens" else trajectory.n_completion_tokens
+    if unit not in _UNITS:
+        raise InvalidConfigError(f"unit is {unit!r}; known are {', '.join(_UNITS)}.")
     text = own_words(trajectory)
     return len(split_words(text)) if unit == "words" else len(text)
 
@@ -53,9 +59,9 @@ def create_length_penalty(*, low: int = 0, high: int | None = None, unit: Unit =
     """Return 0 for a length n within [low, high], −(low − n)/low below, −min(1, (n − high)/high) above.
 
     Args:
-        low: Floor; 0 is none.
-        high: Ceiling; None is none.
-        unit: "tokens" (sampled), "words" or "characters" of all turns.
+        low: Lower bound; 0 means none.
+        high: Upper bound; None means none.
+        unit: As for `length_of`.
     """
     if low < 0 or (high is not None and not max(low, 1) <= high):
         raise InvalidConfigError(
@@ -73,16 +79,17 @@ def _length_penalty(low: int, high: int | None, unit: Unit, trajectory: Trajecto
     return 0.0
 
 
-def create_overlong_penalty(max_length: int, buffer: int, *, unit: Unit = "tokens") -> RewardFn:
+def create_overlong_penalty(max_length: int, buffer: int, *, unit: Unit = "completion_tokens") -> RewardFn:
     """Return DAPO's soft overlong punishment of a length n.
 
-    0 for n ≤ L − C; ((L − C) − n)/C for L − C < n ≤ L; −1 for n > L. Yu et al., "DAPO: An Open-Source LLM Reinforcement
-    Learning System at Scale" (arXiv 2503.14476), equation 13.
+    0 for n ≤ L − C; ((L − C) − n)/C for L − C < n ≤ L; −1 for n > L, and for an episode that a token limit ended after
+    L − C, because its next turn had no room. Yu et al., "DAPO: An Open-Source LLM Reinforcement Learning System at
+    Scale" (arXiv 2503.14476), equation 13.
 
     Args:
-        max_length: L, the longest length.
-        buffer: C, over which the punishment grows.
-        unit: As for `create_length_penalty`.
+        max_length: L, the maximum length: in training, `max_completion_length`.
+        buffer: C, the range over which the penalty grows.
+        unit: As for `length_of`. The default counts the tokens that `max_completion_length` limits.
     """
     if not 0 < buffer <= max_length:
         raise InvalidConfigError(
@@ -93,18 +100,20 @@ def create_overlong_penalty(max_length: int, buffer: int, *, unit: Unit = "token
 
 def _overlong_penalty(max_length: int, buffer: int, unit: Unit, trajectory: Trajectory) -> float:
     free = max_length - buffer
+    if unit == "completion_tokens" and trajectory.stop_reason is StopReason.MAX_TOKENS:
+        return -float(length_of(trajectory, unit) > free)
     return -min(1.0, max(0.0, (length_of(trajectory, unit) - free) / buffer))
 
 
 def create_repetition_penalty(n: int = 3, *, of: Literal["all", "last"] = "all") -> RewardFn:
-    """Return −(share of the n-grams of words that the agent had written before), from −1 to 0.
+    """Return −(share of word n-grams that repeat earlier ones), from −1 to 0.
 
     The measure of Yeo et al., "Demystifying Long Chain-of-Thought Reasoning in LLMs" (arXiv 2502.03373), with a weight
     of 1.
 
     Args:
         n: Words in a gram.
-        of: All turns together, or the last message alone.
+        of: All turns together, or only the last message.
     """
     if n < 1:
         raise InvalidConfigError(f"create_repetition_penalty: n is {n!r}; it must be at least 1.")
@@ -116,13 +125,13 @@ def _repetition_penalty(n: int, words: Callable[[Trajectory], str], trajectory: 
 
 
 def create_safety_penalty(words: Collection[str]) -> RewardFn:
-    """Return −1 if the agent wrote any of the words or phrases, in any turn, its thinking and calls included; else 0.
+    """Return −1 if the agent wrote any of the words or phrases in any turn, including thinking and calls; else 0.
 
-    Whole words, upper and lower case alike, also with invisible characters in them or in full-width letters. Words that
-    are spelled in other ways ("b.a.d") are not found: a list of words is no judge.
+    Whole words, ignoring case, invisible characters and full-width letters. Other spellings ("b.a.d") are not found: a
+    word list is not a judge.
     """
     listed = [words] if isinstance(words, str) else list(words)
-    has_any("", listed)  # a phrase without a word in it is refused now
+    has_any("", listed)  # raises now if a phrase contains no word
     if not listed:
         raise InvalidConfigError("create_safety_penalty: words is empty; give at least one.")
     return with_name("safety", functools.partial(_safety_penalty, tuple(listed)))
@@ -140,12 +149,12 @@ def create_tool_count_penalty(
 ) -> RewardFn:
     """Return 0 for a number of tool calls within [low, high], −(low − n)/low below, −min(1, (n − high)/high) above.
 
-    Every call counts that was run or answered with an error. With `high=0` any call gives −1.
+    Every call counts, whether it ran or got an error. With `high=0` any call gives −1.
 
     Args:
-        low: Calls wanted; 0 is none.
-        high: Calls that are not too many; None is no limit.
-        tools: Names of the tools that count; None for all.
+        low: Fewest calls without a penalty.
+        high: Most calls without a penalty; None means no limit.
+        tools: Names of the tools that count; None means all.
     """
     if low < 0 or (high is not None and not low <= high):
         raise InvalidConfigError(f"create_tool_count_penalty: {low=}, {high=}; expected 0 <= low <= high.")
@@ -163,9 +172,9 @@ def _tool_count_penalty(low: int, high: int | None, tools: frozenset[str] | None
 
 
 def create_tool_success() -> RewardFn:
-    """Return the share of the tool calls that succeeded, if the episode did; else 0, and 0 without calls.
+    """Return the share of tool calls that succeeded if the episode succeeded; otherwise 0, and 0 without calls.
 
-    A call that succeeds is easily made: without the task's success it earns nothing.
+    Successful calls are easy to make, so without the task's success they earn nothing.
     """
     return with_name("tool_success", _tool_success)
 
@@ -178,7 +187,7 @@ def _tool_success(trajectory: Trajectory) -> float:
 
 
 def create_turn_efficiency(max_turns: int) -> RewardFn:
-    """Return 1 − (n − 1)/max_turns for a success in n turns (0 at least), and 0 without success."""
+    """Return 1 − (n − 1)/max_turns for a success in n turns (at least 0), and 0 without success."""
     if max_turns < 1:
         raise InvalidConfigError(f"create_turn_efficiency: max_turns is {max_turns!r}; it must be at least 1.")
     return with_name("turn_efficiency", functools.partial(_turn_efficiency, max_turns))
@@ -196,13 +205,13 @@ def _turn_efficiency(max_turns: int, trajectory: Trajectory) -> float:
 
 
 def cost_of_checks(trajectory: Trajectory, costs: Mapping[str, float], total: float) -> float:
-    """Return what the agent's checks cost, as `llm_envs.budget.Budget` charges them: in order, until `total` is spent.
+    """Return the cost of the agent's checks as `llm_envs.tools.Budget` charges them: in order, up to `total`.
 
-    A call that was not run costs nothing: of an unknown tool, with wrong arguments, or one that was not covered.
+    A call that did not run costs nothing: an unknown tool, wrong arguments, or not covered by the budget.
 
     Args:
         trajectory: The episode.
-        costs: Cost of a call of each tool that checks; other tools cost nothing.
+        costs: Cost of one call of each checking tool; other tools cost nothing.
         total: The budget.
     """
     spent = sum(costs.get(result.name, 0.0) for result in trajectory.tool_results if _was_run(result))
@@ -216,18 +225,18 @@ def _was_run(result: ToolResult) -> bool:
 def create_self_verification(
     quality_fn: RewardFn, costs: Mapping[str, float], total: float, *, cost_weight: float = 0.5
 ) -> RewardFn:
-    """Weigh the quality of the answer against the cost of the checks made under a budget: r = q − λ c / B.
+    """Weigh the quality of the answer against the cost of checks under a budget: r = q − λ c / B.
 
-    `q` alone can be earned, so checks are worth making exactly where they raise it by more than they cost.
+    `q` can be earned without checks, so a check is worth making exactly if it raises `q` by more than its cost.
 
     Args:
-        quality_fn: q: what the answer is worth, a number.
-        costs: Cost of a call of each tool that checks.
-        total: B, the budget of an episode (`llm_envs.budget.Budget.total`), above 0.
-        cost_weight: λ: what spending the whole budget costs.
+        quality_fn: q: the quality of the answer, a number.
+        costs: Cost of one call of each checking tool.
+        total: B, the budget of an episode (`llm_envs.tools.budget.Budget.total`), above 0.
+        cost_weight: λ: the cost of spending the whole budget.
 
     Returns:
-        A reward function of the parts "quality" and "cost".
+        A reward function with the parts "quality" and "cost".
     """
     if not total > 0 or cost_weight < 0 or any(cost < 0 for cost in costs.values()):
         raise InvalidConfigError(f"create_self_verification: {total=}, {cost_weight=}, {dict(costs)=}; expected "

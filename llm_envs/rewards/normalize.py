@@ -1,8 +1,8 @@
-"""Rewards on a common scale, and between the members of a group. Arrays in, arrays out.
+"""Rewards on a common scale, and relative to the members of a group. Arrays in, arrays out.
 
-Rewards are float arrays, one entry a trajectory; `_B` is the row and `_K` the part. NaN stands for a trajectory without
-a score: it stays NaN and counts nowhere. `groups` names the group of each row (any hashable); None makes the whole
-batch one group.
+Rewards are float arrays with one entry per trajectory; `_B` is the row and `_K` the part. NaN means that a trajectory
+has no score: it stays NaN and is ignored elsewhere. `groups` has the group of each row (any hashable); None makes the
+whole batch one group.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ __all__ = [
 FloatArray = npt.NDArray[np.float64]
 Groups = Sequence[Hashable] | None
 Normalizer = Callable[[npt.ArrayLike, Groups], FloatArray]
-"""(rewards (B,), groups) -> rewards (B,). `functools.partial` sets what a normaliser has besides."""
+"""(rewards (B,), groups) -> rewards (B,). Use `functools.partial` to set further arguments."""
 
 TRL_EPSILON = 1e-4
-"""What TRL adds to a standard deviation."""
+"""The epsilon that TRL adds to a standard deviation."""
 
 
 def _members(rewards_B: FloatArray, groups: Groups) -> Iterator[npt.NDArray[np.intp]]:
-    """Yield the places of each group's scored members."""
+    """Yield the indices of each group's scored members."""
     if groups is None:
         groups = [None] * len(rewards_B)
     if len(groups) != len(rewards_B):
-        raise InvalidConfigError(f"{len(rewards_B)} rewards but {len(groups)} groups; give the group of each.")
+        raise InvalidConfigError(f"{len(rewards_B)} rewards but {len(groups)} groups; pass the group of each reward.")
     places: dict[Hashable, list[int]] = {}
     for place, group in enumerate(groups):
         if not math.isnan(rewards_B[place]):
@@ -69,7 +69,7 @@ def centered(rewards_B: npt.ArrayLike, groups: Groups = None) -> FloatArray:
 
 
 def z_score(rewards_B: npt.ArrayLike, groups: Groups = None, *, epsilon: float = TRL_EPSILON) -> FloatArray:
-    """Return (r − mean) / (std + ε), the standard deviation with n − 1; 0 for a group of one."""
+    """Return (r − mean) / (std + ε), with the standard deviation of a sample (n − 1); 0 for a group of one."""
 
     def normalize(rewards: FloatArray) -> FloatArray:
         if len(rewards) < 2:
@@ -80,7 +80,7 @@ def z_score(rewards_B: npt.ArrayLike, groups: Groups = None, *, epsilon: float =
 
 
 def min_max(rewards_B: npt.ArrayLike, groups: Groups = None) -> FloatArray:
-    """Return (r − min) / (max − min), in [0, 1]; 0.5 where all are equal."""
+    """Return (r − min) / (max − min), in [0, 1]; 0.5 if all are equal."""
 
     def normalize(rewards: FloatArray) -> FloatArray:
         low, high = rewards.min(), rewards.max()
@@ -90,7 +90,7 @@ def min_max(rewards_B: npt.ArrayLike, groups: Groups = None) -> FloatArray:
 
 
 def ranks(rewards_B: npt.ArrayLike, groups: Groups = None) -> FloatArray:
-    """Return the rank as the share of the others that are worse, in [0, 1]; equal ones share theirs.
+    """Return the rank as the share of the other members that are worse, in [0, 1]; equal rewards share a rank.
 
     (number below + ½ number equal, without itself) / (n − 1); 0.5 for a group of one.
     """
@@ -108,7 +108,7 @@ def ranks(rewards_B: npt.ArrayLike, groups: Groups = None) -> FloatArray:
 
 @dataclass(frozen=True, slots=True)
 class RunningMoments:
-    """Mean and spread of all rewards so far, to normalise by. Immutable: `updated` returns the next."""
+    """Running mean and spread of all rewards, for normalisation. Immutable: `updated` returns a new object."""
 
     count: int = 0
     mean: float = 0.0
@@ -117,11 +117,11 @@ class RunningMoments:
 
     @property
     def std(self) -> float:
-        """Standard deviation with n − 1; 1 before there are two rewards."""
+        """Standard deviation with n − 1; 1 with fewer than two rewards."""
         return math.sqrt(self.m2 / (self.count - 1)) if self.count > 1 else 1.0
 
     def updated(self, rewards_B: npt.ArrayLike) -> RunningMoments:
-        """Return the moments with these rewards added (Chan et al.'s merge of two samples); NaN is left out."""
+        """Return the moments with these rewards added (Chan et al.'s merge of two samples), ignoring NaN."""
         rewards = np.asarray(rewards_B, dtype=np.float64).ravel()
         rewards = rewards[~np.isnan(rewards)]
         if not len(rewards):
@@ -132,7 +132,7 @@ class RunningMoments:
         return RunningMoments(count, self.mean + delta * n / count, m2)
 
     def normalize(self, rewards_B: npt.ArrayLike, *, center: bool = True, epsilon: float = 1e-8) -> FloatArray:
-        """Return (r − mean) / (std + ε), or r / (std + ε) without centring, by the moments so far."""
+        """Return (r − mean) / (std + ε) by the current moments, or r / (std + ε) without centring."""
         rewards = np.asarray(rewards_B, dtype=np.float64)
         result: FloatArray = (rewards - self.mean * center) / (self.std + epsilon)
         return result
@@ -151,9 +151,9 @@ def _objectives(values_BK: npt.ArrayLike) -> FloatArray:
 
 
 def relative_rewards(values_BK: npt.ArrayLike, groups: Groups = None) -> FloatArray:
-    """Return each objective's rank in the group (`ranks`), so that objectives of any scales compare.
+    """Return each objective's rank in the group (`ranks`), so that objectives of different scales compare.
 
-    A row that lacks an objective (NaN) is left out of that objective's ranks alone.
+    A row without an objective (NaN) is left out only of that objective's ranks.
 
     Args:
         values_BK: Shape (B, K), higher is better.
@@ -167,11 +167,11 @@ def relative_rewards(values_BK: npt.ArrayLike, groups: Groups = None) -> FloatAr
 
 
 def pareto_fronts(values_BK: npt.ArrayLike, groups: Groups = None) -> npt.NDArray[np.int64]:
-    """Return the number of each row's Pareto front in its group: 0 for those that no other dominates.
+    """Return the index of each row's Pareto front in its group: 0 if no other row dominates it.
 
-    One dominates another if it is as good in all objectives and better in one. Front f + 1 is what is left undominated
-    when the fronts up to f are taken away (non-dominated sorting: Deb et al., "A fast and elitist multiobjective
-    genetic algorithm: NSGA-II", 2002).
+    A row dominates another if it is at least as good in all objectives and better in one. Front f + 1 contains the rows
+    that are not dominated after the fronts up to f are removed (non-dominated sorting: Deb et al., "A fast and elitist
+    multiobjective genetic algorithm: NSGA-II", 2002).
 
     Args:
         values_BK: Shape (B, K), higher is better.
@@ -195,7 +195,7 @@ def pareto_fronts(values_BK: npt.ArrayLike, groups: Groups = None) -> npt.NDArra
 
 
 def pareto_rewards(values_BK: npt.ArrayLike, groups: Groups = None) -> FloatArray:
-    """Return 1 − front / (n − 1), n the members of the group: 1 on the first front, and 0 on the last of n.
+    """Return 1 − front / (n − 1) for a group of n members: 1 on the first front, 0 on the last of n fronts.
 
     With one objective and no ties these are the ranks. NaN for a row without a front; 1 for a group of one.
     """
@@ -213,18 +213,18 @@ def multi_objective_advantages(
     scale_rewards: Literal["group", "batch", "none"] = "group",
     epsilon: float = TRL_EPSILON,
 ) -> FloatArray:
-    """Return the advantages of TRL's two ways to make one number of several parts.
+    """Return the advantages by either of TRL's two ways to combine several parts.
 
-    "sum_then_normalize": R = Σ w_k r_k, A = (R − mean_group R) / (std R + ε), the deviation of the group, of the batch,
-    or none. "normalize_then_sum" (GDPO, arXiv 2601.05242): Σ w_k (r_k − mean_group r_k) / (std_group r_k + ε), which is
-    then normalised over the batch; so a part of small range is not drowned by another.
+    "sum_then_normalize": R = Σ w_k r_k, A = (R − mean_group R) / (std R + ε), with the deviation of the group, of the
+    batch, or none. "normalize_then_sum" (GDPO, arXiv 2601.05242): Σ w_k (r_k − mean_group r_k) / (std_group r_k + ε),
+    then normalised over the batch, so that a part with a small range keeps its influence.
 
     Args:
-        values_BK: Shape (B, K). NaN: this part does not apply to the row; a row of nothing but NaN is unscored.
+        values_BK: Shape (B, K). NaN: this part does not apply to the row; a row of only NaN is unscored.
         weights_K: Shape (K,).
         groups: The group of each row.
         aggregation: Which way.
-        scale_rewards: For the first way alone.
+        scale_rewards: Used only by "sum_then_normalize".
         epsilon: Added to deviations.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Rewards for stored trajectories, without playing them again."""
+"""New rewards for stored trajectories, without playing them again."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ def rescore(
     success_at: float | None = None,
     on_error: Literal["raise", "unscored"] = "raise",
 ) -> list[Trajectory]:
-    """Reward stored trajectories anew. Returns new ones; errored and unscored ones are left as they are.
+    """Reward stored trajectories anew. Returns new ones; errored and unscored ones are unchanged.
 
-    The new reward stands on the last turn, with its components; the other turns have 0. What it was before is kept as
+    The new reward is on the last turn, with its components; the other turns have 0. The old values are kept as
     `metadata["task_reward"]` and `metadata["task_components"]`. A trajectory that a reward function leaves unscored
-    becomes `unscored`, with the reason as `metadata["unscored_because"]`: it is not one that scored 0.
+    becomes `unscored` (it does not get reward 0), with the reason as `metadata["unscored_because"]`.
 
     Args:
         trajectories: Any.
         reward_fns: One, or several by name; see `score_trajectories`.
-        method: "absolute": the components as they are. "relative": of each component its rank in the group, in [0, 1].
+        method: "absolute": the components themselves. "relative": each component's rank in the group, in [0, 1].
             "pareto": one component, `pareto`: 1 on the first Pareto front of the group and less on later ones
-            (`pareto_rewards`). For the last two the components as they were are `metadata["absolute_components"]`.
-        weights: By the names of the components, 1 where there is none; each component is multiplied by it. Not for
-            "pareto", where components have no common scale.
-        aggregate: Makes the reward of the weighted components; None takes their sum.
-        success_at: Reward from which on an episode is a success; None leaves `is_success` as the task had it.
-        on_error: What becomes of an exception in a reward function.
+            (`pareto_rewards`). The last two keep the original components as `metadata["absolute_components"]`.
+        weights: Weights by the names of the components, default 1. Not for "pareto", where components have no common
+            scale.
+        aggregate: Combines the weighted components into the reward; None takes their sum.
+        success_at: Lowest reward of a success; None keeps the task's `is_success`.
+        on_error: For an exception in a reward function: raise it, or leave the trajectory unscored.
 
     Raises:
         InvalidConfigError: If a setting is wrong, or under "relative" or "pareto" the members of a group have different
@@ -55,7 +55,7 @@ def rescore(
         raise InvalidConfigError(f"rescore: method is {method!r}; known are absolute, relative, pareto.")
     if method == "pareto" and weights:
         raise InvalidConfigError(
-            "rescore: method='pareto' takes no weights: a front is the same at any scale of its objectives."
+            "rescore: method='pareto' takes no weights: a Pareto front does not depend on the scale of its objectives."
         )
     scored = score_trajectories(trajectories, reward_fns, on_error=on_error)
     absolute = [components for components, _ in scored]
@@ -80,7 +80,7 @@ def rescore(
 def with_reward(
     trajectory: Trajectory, reward: float, components: Mapping[str, float], *, success_at: float | None = None
 ) -> Trajectory:
-    """Return the trajectory with another reward, on its last turn; the task's own is kept in the metadata."""
+    """Return the trajectory with another reward on its last turn; the metadata keeps the task's reward."""
     if not trajectory.turns:
         raise InvalidConfigError(f"{trajectory.env_id}, seed {trajectory.seed}: there is no turn to reward.")
     turns = [replace(turn, reward=0.0, components=dict.fromkeys(components, 0.0)) for turn in trajectory.turns]
@@ -103,14 +103,14 @@ def _weigh(components: Mapping[str, float], weights: Mapping[str, float]) -> dic
 def _compare(
     trajectories: Sequence[Trajectory], components: Sequence[Mapping[str, float] | None], method: Method
 ) -> list[dict[str, float] | None]:
-    """Return the components of each in comparison with its group."""
-    # A group is one of an environment's: stored runs may use one id for groups of several.
+    """Return each trajectory's components relative to its group."""
+    # The key includes the environment: stored runs may reuse a group id for different environments.
     groups = [(trajectory.env_id, trajectory.group_id) for trajectory in trajectories]
     names_of: dict[tuple[str, str], tuple[str, ...]] = {}
     for group, parts in zip(groups, components, strict=True):
         if parts is not None and names_of.setdefault(group, tuple(sorted(parts))) != tuple(sorted(parts)):
             raise InvalidConfigError(
-                f"the members of group {group[1]!r} have different components: they do not compare."
+                f"the members of group {group[1]!r} have different components, so they cannot be compared."
             )
     out: list[dict[str, float] | None] = [None] * len(trajectories)
     for group, names in names_of.items():

@@ -1,4 +1,4 @@
-"""What in a trajectory the agent wrote itself, and what of it is copied from the prompt."""
+"""Which text of a trajectory the agent wrote itself, and which parts of it are copied from the prompt."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from llm_envs.types import Trajectory
 __all__ = ["copied_words", "final_reply", "final_words", "own_messages", "own_words", "prompt_texts", "split_words"]
 
 COPY_LENGTH = 5
-"""Words in a row that make a copy. Fewer are found in any two texts on one subject."""
+"""Number of consecutive words that count as a copy. Shorter ones occur in any two texts on one subject."""
 
 _WORD = re.compile(r"\w+")
 _INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2064\ufeff]")
 
 
 def own_messages(trajectory: Trajectory) -> tuple[int, ...]:
-    """Return the places in `messages` of what the agent wrote, in order.
+    """Return the indices in `messages` of the agent's own messages, in order.
 
-    An environment may speak as an assistant too. Where there are more of an assistant's messages than turns, those
-    before the first turns (examples in the prompt) are the environment's. In such an episode that did not terminate,
-    the last words cannot be told from an observation: then nothing counts as the agent's.
+    An environment may write assistant messages too. If there are more of them than turns, those before the first turns
+    (examples in the prompt) are the environment's. If such an episode did not terminate, the last one could also be an
+    observation: then no message counts as the agent's.
     """
     said = [place for place, message in enumerate(trajectory.messages) if message.role == "assistant"]
     n_turns = len(trajectory.turns)
@@ -35,18 +35,18 @@ def own_messages(trajectory: Trajectory) -> tuple[int, ...]:
 
 
 def own_words(trajectory: Trajectory) -> str:
-    """Return all that the agent wrote, its turns in lines."""
+    """Return everything that the agent wrote, its turns joined by line breaks."""
     return "\n".join(trajectory.messages[place].content for place in own_messages(trajectory))
 
 
 def final_words(trajectory: Trajectory) -> str:
-    """Return the agent's own last message as it wrote it; empty if it wrote none."""
+    """Return the agent's last message as it wrote it; empty if it wrote none."""
     own = own_messages(trajectory)
     return trajectory.messages[own[-1]].content if own else ""
 
 
 def final_reply(trajectory: Trajectory, parser: Parser = parse_reply) -> ParsedReply:
-    """Return the agent's own last message taken apart: never a tool's output, the prompt, or an earlier turn."""
+    """Return the agent's last message, parsed: never a tool's output, the prompt, or an earlier turn."""
     own = own_messages(trajectory)
     if not own:
         return ParsedReply(None, "", (), None, ("the agent wrote nothing",))
@@ -58,7 +58,7 @@ def final_reply(trajectory: Trajectory, parser: Parser = parse_reply) -> ParsedR
 
 
 def prompt_texts(trajectory: Trajectory) -> tuple[str, ...]:
-    """Return what the agent was shown before its first turn, and what users said later: each message's text."""
+    """Return the texts that the agent saw before its first turn, and the user messages after it."""
     own = own_messages(trajectory)
     first = own[0] if own else len(trajectory.messages)
     return tuple(
@@ -69,26 +69,26 @@ def prompt_texts(trajectory: Trajectory) -> tuple[str, ...]:
 
 
 def split_words(text: str) -> list[str]:
-    """Return the words of a text in one form: compatible characters, upper and lower case alike, nothing invisible."""
+    """Return the words of a text in normal form: compatible characters unified, lower case, no invisible ones."""
     return _WORD.findall(normal(text))
 
 
 def normal(text: str) -> str:
-    """Return a text in one form, so that a letter of another alphabet's width or an invisible one hides nothing."""
+    """Return a text in normal form, so that full-width letters or invisible characters hide nothing."""
     return _INVISIBLE.sub("", unicodedata.normalize("NFKC", text)).casefold()
 
 
 def copied_words(words: Sequence[str], sources: Sequence[str]) -> list[bool]:
-    """Say of each word whether it stands in a copy: five words in a row of a source, or all of a shorter one.
+    """Return, for each word, whether it is part of a copy: five consecutive words of a source, or all of a shorter one.
 
-    A source of a single word is none: whoever answers with it has not copied.
+    A source of a single word does not count: answering with that word is not copying.
 
     Args:
-        words: What was written, from `split_words`.
+        words: The words of the text, from `split_words`.
         sources: The texts that may have been copied.
 
     Returns:
-        One truth value for each word. Linear time.
+        One bool per word. Linear time.
     """
     copied = [False] * len(words)
     for source in sources:

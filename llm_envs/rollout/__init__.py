@@ -3,20 +3,21 @@
 Nothing here imports torch, transformers or datasets.
 """
 
+from llm_envs.chat.context import Codec, ContextFn, create_window
+from llm_envs.data.writer import TrajectoryWriter, finished, iter_trajectories, read_run, read_trajectories, remaining
+from llm_envs.rollout.chat_logs import from_messages, read_messages_jsonl
+from llm_envs.rollout.collect_run import collect_run
 from llm_envs.rollout.collector import Collector
-from llm_envs.rollout.context import Codec, ContextFn, create_window
 from llm_envs.rollout.converse import ToolTracker, aconverse, aconverse_batch, converse, converse_batch
-from llm_envs.rollout.curriculum import Curriculum
 from llm_envs.rollout.episode import play_episode
 from llm_envs.rollout.group import play_group, play_member
 from llm_envs.rollout.limits import RolloutLimits
-from llm_envs.rollout.logs import from_messages, read_messages_jsonl
-from llm_envs.rollout.prompt_env import PromptSource, PromptTask
-from llm_envs.rollout.prompts import PromptBuffer, load_prompts
 from llm_envs.rollout.rows import RowBuilder
-from llm_envs.rollout.source import EnvChoice, EpisodeSpec, SeedSource, derive_seed, group_specs
-from llm_envs.rollout.stats import CollectorStats
-from llm_envs.rollout.store import TrajectoryWriter, finished, iter_trajectories, read_run, read_trajectories, remaining
+from llm_envs.sources.curriculum import Curriculum
+from llm_envs.sources.prompt_task import PromptSource, PromptTask
+from llm_envs.sources.prompts import PromptBuffer, load_prompts
+from llm_envs.sources.source import EnvChoice, EpisodeSpec, SeedSource, derive_seed, group_specs
+from llm_envs.tracking.stats import CollectorStats
 
 __all__ = [
     "Codec",
@@ -36,6 +37,7 @@ __all__ = [
     "TrajectoryWriter",
     "aconverse",
     "aconverse_batch",
+    "collect_run",
     "converse",
     "converse_batch",
     "create_window",

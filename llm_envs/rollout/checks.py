@@ -1,4 +1,4 @@
-"""What an environment says beside its observation, checked: whatever a trajectory could not record is its fault.
+"""Checks of an environment's `info`, tools and tool results. Values that a trajectory cannot record are an error.
 
 All of them raise an `EnvContractError`.
 """
@@ -17,7 +17,7 @@ __all__ = ["check_components", "check_results", "check_success", "check_tools"]
 
 
 def check_components(info: Mapping[str, Any], reward: float) -> dict[str, float]:
-    """Return the turn's reward components; an environment that declares none has one, the reward."""
+    """Return the turn's reward components. Without declared components, the reward is the only one."""
     components = info.get("reward_components")
     if components is None:
         return {"reward": reward}
@@ -33,7 +33,7 @@ def check_components(info: Mapping[str, Any], reward: float) -> dict[str, float]
 
 
 def check_success(info: Mapping[str, Any]) -> bool:
-    """Return whether the environment says that the task was solved; one that says nothing was not."""
+    """Return whether the environment reports that the task was solved; the default is False."""
     value = info.get("is_success", False)
     try:
         return bool(value)
@@ -42,7 +42,7 @@ def check_success(info: Mapping[str, Any]) -> bool:
 
 
 def check_tools(tools: Any) -> tuple[Mapping[str, Any], ...]:
-    """Return the tools' schemas; what the trajectory could not record is the environment's fault."""
+    """Return the tools' schemas, checked to be JSON."""
     try:
         checked = tuple(tools)
         json.dumps([dict(tool) for tool in checked], allow_nan=False)
@@ -52,7 +52,7 @@ def check_tools(tools: Any) -> tuple[Mapping[str, Any], ...]:
 
 
 def check_results(results: Any) -> tuple[ToolResult, ...]:
-    """Return the turn's tool results; what the trajectory could not record is the environment's fault."""
+    """Return the turn's tool results, checked to be JSON."""
     checked = tuple(result for result in results if isinstance(result, ToolResult))
     for r in checked:
         try:

@@ -2,19 +2,19 @@
 
 Invariants, tested under random latency, failure and cancellation:
 
-1. Every admitted episode is emitted exactly once (as a trajectory, to `on_trajectory` and into its group) or dropped by
-   a cancellation.
+1. Every admitted episode is either emitted exactly once (as a trajectory, to `on_trajectory` and into its group) or
+   dropped by a cancellation.
 2. `running + partials + accepted + dropped == submitted`, always; after a call, `running == 0`.
-3. Nothing is left running when a call ends, however it ends. With over-sampling, episodes that were not finished wait
-   at a closed gate with their environments and tokens, until the next call or `close`.
-4. Episodes are admitted in the order of submission, at most `max_concurrency` at once; groups are returned in that
-   order, members in member order. A group that the filter drops gives its place back at once.
-5. No two groups of a call share an id; a source's groups have ids of their own across calls.
-6. With a deterministic policy the same specs give the same trajectories at any concurrency, and the same groups pass
-   the filter; only over-sampling, which takes whatever is finished first, gives this up.
-7. The source learns (a curriculum) from every finished group of its own, also from those that were dropped, in the
-   order of submission: at the end of a call of `collect`, and in a stream when a group's turn comes. So what a call of
-   `collect` plays does not depend on what it finds, and what a stream plays only on how many groups it may hold.
+3. When a call ends, even with an error, nothing is still running. With over-sampling, unfinished episodes wait at a
+   closed gate, with their environments and tokens, until the next call or `close`.
+4. Episodes are admitted in the order of submission, at most `max_concurrency` at once. Groups are returned in that
+   order, members in member order. A group that the filter drops frees its slot at once.
+5. No two groups of a call share an id; a source never repeats a group id across calls.
+6. With a deterministic policy, the same specs give the same trajectories at any concurrency, and the same groups pass
+   the filter. Over-sampling is the exception: it takes the groups that finish first.
+7. The source's curriculum learns from every finished group of the source, dropped ones included, in the order of
+   submission: at the end of a call of `collect`, or when a stream reaches the group. So the episodes that a call of
+   `collect` plays do not depend on its own results, and those of a stream depend only on how many groups may be open.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ from functools import partial
 from itertools import chain
 from typing import Any, TypeVar
 
+from llm_envs.chat.context import Codec, ContextFn
 from llm_envs.errors import InvalidConfigError
 from llm_envs.policies.base import Policy
 from llm_envs.registration import task_spec
-from llm_envs.rollout.book import GroupBook, Ticket, groups_to_admit
-from llm_envs.rollout.context import Codec, ContextFn
-from llm_envs.rollout.crew import Crew, Surplus
 from llm_envs.rollout.episode import play_episode, policy_kind
+from llm_envs.rollout.episode_pool import CarryOver, EpisodePool
 from llm_envs.rollout.filters import GroupFilter, SelectFn, select
-from llm_envs.rollout.gate import Gate
 from llm_envs.rollout.group import check_group, play_member
+from llm_envs.rollout.group_tracker import GroupTracker, Ticket, groups_to_admit
 from llm_envs.rollout.limits import RolloutLimits
-from llm_envs.rollout.progress import Progress, show_progress
-from llm_envs.rollout.runner import EnvMaker
-from llm_envs.rollout.source import Envs, EpisodeSpec, SeedSource, as_source, group_specs
+from llm_envs.rollout.pause_gate import PauseGate
 from llm_envs.rollout.staleness import DISPATCH_VERSION
-from llm_envs.rollout.stats import CollectorStats, nothing_passes
 from llm_envs.rollout.sync import SyncRunner
-from llm_envs.rollout.tape import History, Tape
-from llm_envs.rollout.workers import WorkerPool
+from llm_envs.rollout.token_transcript import History, TokenTranscript
+from llm_envs.rollout.workers.pool import WorkerPool
+from llm_envs.rollout.workers.runner import EnvMaker
+from llm_envs.sources.source import Envs, EpisodeSpec, SeedSource, as_source, group_specs
+from llm_envs.tracking.rollout_progress import Progress, show_progress
+from llm_envs.tracking.stats import CollectorStats, nothing_passes
 from llm_envs.types import SamplingParams, Trajectory, TrajectoryGroup
 
 __all__ = ["Collector"]
@@ -62,38 +62,38 @@ class Collector:
 
     Args:
         envs: An environment id, `{id: weight}`, a sequence of ids, a function that makes an environment, or a source
-            (`SeedSource`, `PromptSource`) that says itself what is played; `seed` and `env_kwargs` are then its own.
+            (`SeedSource`, `PromptSource`). A source brings its own `seed` and `env_kwargs`.
         policy: A token, chat or env policy.
         codec: Messages to token ids; a token policy needs one.
         env_kwargs: Keyword arguments of every environment (`split`, `difficulty`, ...).
         sampling: How the policy samples.
         limits: Budgets of an episode.
-        history: "append", the model sees its own earlier words exactly as it wrote them, in one row; "template", it
-            sees what the chat template makes of them, in further rows where that differs.
-        context_fn: Chooses which messages the model sees; what differs from what it saw begins a new row.
+        history: "append": the model sees its earlier replies exactly as it wrote them, in one row. "template": it sees
+            them as the chat template renders them, in a new row where that differs.
+        context_fn: Chooses which messages the model sees. A new row begins where the model sees a changed history.
         seed: Run seed: decides environments, their seeds and the seeds of sampling.
         max_concurrency: Episodes at once, over all calls that run in one event loop.
-        workers: Run environments in so many processes, one episode each at a time: one that hangs longer than
-            `limits.max_step_s` is killed and replaced, one that crashes costs its own episode. 0 runs them here.
-        max_retries: How often an errored episode is played anew. One whose judge failed (`JudgeError`) is not: it is
-            unscored, and its group is treated as with an errored member.
-        fail_fast: Whether a group is dropped and replaced as soon as one of its members could not be scored; else it
-            is returned with that member errored. (`create_min_scored_filter` is the way between.)
-        group_filter: Which groups are returned (`rollout.filters`, or yours); those that it drops are replaced.
-        max_refills: How many groups may be played for each one that is wanted, before the call stops and says so.
-        over_sampling: At 1.5, half as many groups again are begun as are wanted, and the call ends with the first that
-            are finished; what is left waits for the next call, unfinished episodes with the tokens that they have.
+        workers: Number of worker processes for environments, each with one episode at a time. A worker that hangs
+            longer than `limits.max_step_s` is killed and replaced; a crash fails only its episode. 0: no processes.
+        max_retries: How often an errored episode is replayed. An episode whose judge failed (`JudgeError`) is not
+            replayed: it is unscored, and its group counts as one with an errored member.
+        fail_fast: Drop and replace a group as soon as one of its members cannot be scored. Otherwise the group is
+            returned with that member errored. (`create_min_scored_filter` is a middle way.)
+        group_filter: Which groups are returned (see `rollout.filters`, or your own). Dropped groups are replaced.
+        max_refills: How many groups may be played for each wanted one before the call fails.
+        over_sampling: At 1.5, the call starts 50% more groups than it needs and ends when enough are finished. The
+            rest waits for the next call; unfinished episodes keep their tokens.
         select_fn: Which of the groups that passed the filter `collect` returns (`filters.create_selection`, or yours).
             Keeping the best of more biases the data, and every figure measured on it; see `rollout.filters`.
-        select_from: With `select_fn`, how many groups it is given for each that is wanted. All of them are played to
-            their end and go to `on_trajectory`.
+        select_from: With `select_fn`, how many candidate groups per wanted group. All of them are played to the end
+            and go to `on_trajectory`.
         progress: True shows a bar on a terminal (nothing elsewhere), False nothing; or a function (see `Progress`).
-        on_trajectory: Called with each finished trajectory at once, in the order of finishing:
-            `TrajectoryWriter.write`. What it raises ends the call.
+        on_trajectory: Called with each trajectory as soon as it is finished, for example `TrajectoryWriter.write`. An
+            exception that it raises ends the call.
 
     Raises:
         InvalidConfigError: If a setting is wrong, or the policy needs a codec.
-        UnknownTaskError: If no environment has the id; names close ones.
+        UnknownTaskError: If no environment has the id. The message suggests similar ids.
     """
 
     def __init__(
@@ -129,9 +129,9 @@ class Collector:
         if not (1 <= over_sampling < math.inf and max_refills >= 1 and 1 <= select_from < math.inf):
             raise InvalidConfigError(f"{over_sampling=}, {max_refills=}, {select_from=}: finite, and at least 1.")
         policy_kind(policy, codec)
-        Tape(codec, history)
+        TokenTranscript(codec, history)
         self.source = as_source(envs, seed=seed, env_kwargs=env_kwargs)
-        for choice in self.source.choices:  # a wrong id, split or difficulty is said here, not in every episode
+        for choice in self.source.choices:  # report a wrong id, split or difficulty once, not in every episode
             if choice.factory is None:
                 task_spec(choice.env_id)
         self.workers = workers
@@ -144,16 +144,17 @@ class Collector:
         self.group_filter, self.fail_fast = group_filter, fail_fast
         self.max_refills, self.over_sampling = max_refills, over_sampling
         self.select_fn, self.select_from = select_fn, select_from
-        # An episode holds its worker: more of them would only wait.
+        # Each episode occupies a worker, so episodes beyond `workers` would only wait for one.
         self.max_concurrency = min(max_concurrency, workers) if workers else max_concurrency
         self.max_retries = max_retries
         self.progress, self.on_trajectory = progress, on_trajectory
         self.stats = CollectorStats()
+        self.stats.open_tokens = lambda: getattr(policy, "n_open_tokens", 0)
         self._slots: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
             weakref.WeakKeyDictionary()
         )
         self._sync: SyncRunner | None = None
-        self._surplus: Surplus | None = None
+        self._carry_over: CarryOver | None = None
         self._show_now: Callable[[], None] = lambda: None
 
     def collect(self, n_groups: int, group_size: int = 1) -> list[TrajectoryGroup]:
@@ -184,7 +185,7 @@ class Collector:
     ) -> Iterator[TrajectoryGroup]:
         """Yield groups as they are finished, in the order of submission; see `astream`.
 
-        Episodes go on only while the next group is waited for.
+        Episodes make progress only while you wait for the next group.
         """
         groups = self.astream(group_size, n_groups=n_groups, max_open=max_open, capacity_fn=capacity_fn)
 
@@ -208,47 +209,51 @@ class Collector:
         max_open: int | None = None,
         capacity_fn: Callable[[int, int, int], int] | None = None,
     ) -> AsyncGenerator[TrajectoryGroup, None]:
-        """Yield groups as they are finished, in the order of submission, while others go on.
+        """Yield groups as they are finished, in the order of submission, while others are still running.
 
-        Raises `RolloutFailedError` once `max_refills` times as many groups in a row as are open at once were dropped.
+        Raises `RolloutFailedError` after `max_refills` × (number of open groups) dropped groups in a row.
 
         Args:
             group_size: Members a group.
-            n_groups: How many groups; None goes on for ever. Leaving the loop cancels what is under way.
-            max_open: Groups under way or waiting to be taken; None fills `max_concurrency` twice.
-            capacity_fn: (groups taken, groups waiting, groups under way) -> how many may begin now, in place of
-                `max_open`: `staleness.admission_capacity` bound to the present version of the weights.
+            n_groups: How many groups; None is endless. Leaving the loop cancels the running episodes.
+            max_open: Groups that are running or waiting to be taken; None is twice what fills `max_concurrency`.
+            capacity_fn: (groups taken, groups waiting, groups running) -> how many may begin now. Replaces `max_open`,
+                for example with `staleness.admission_capacity` bound to the current version of the weights.
         """
         if group_size < 1 or (n_groups is not None and n_groups < 0) or (max_open is not None and max_open < 1):
             raise InvalidConfigError(f"{group_size=}, {n_groups=}, {max_open=}: at least 1, 0 and 1.")
         if self.select_fn is not None:
-            raise InvalidConfigError("select_fn chooses among the groups of a call; a stream has no last one.")
+            raise InvalidConfigError("select_fn needs all groups of a call; it does not work with a stream.")
         most = max_open or 2 * -(-self.max_concurrency // group_size)
         capacity = capacity_fn or (lambda taken, waiting, under_way: most - waiting - under_way)
-        drawn: deque[EpisodeSpec] = deque()  # when they are admitted: a curriculum chooses then
+        # Specs are drawn only when they are admitted: a curriculum chooses with what it has learned until then.
+        drawn: deque[EpisodeSpec] = deque()
         supply = iter(lambda: group_specs(drawn.popleft(), group_size), ())
-        crew = self._crew(GroupBook(supply), lambda: None)
-        waiting: dict[int, tuple[TrajectoryGroup, bool]] = {}  # group and whether it stays
+        pool = self._episode_pool(GroupTracker(supply), lambda: None)
+        waiting: dict[int, tuple[TrajectoryGroup, bool]] = {}  # index -> (group, whether it passed the filter)
         n_taken, n_dropped, index = 0, 0, 0
         with self.stats.clock():
             try:
                 while n_groups is None or n_taken < n_groups:
-                    n_waiting = sum(stays for _, stays in waiting.values()) + crew.n_waiting
-                    n_open = crew.book.n_open
+                    n_waiting = sum(stays for _, stays in waiting.values()) + pool.n_waiting
+                    n_open = pool.tracker.n_open
                     room = capacity(n_taken, n_waiting, n_open)
                     still = room if n_groups is None else n_groups - n_taken - n_waiting - n_open
                     drawn.extend(self.source.take(max(min(room, still), 0)))
-                    crew.admit(min(room, still), group_size)
+                    pool.admit(min(room, still), group_size)
                     if index not in waiting:
-                        found = await crew.next_group()
+                        found = await pool.next_group()
                         if found is None:
                             raise InvalidConfigError(
-                                f"the stream may begin no group: capacity_fn says {room} with {n_taken} taken and none "
-                                "under way. Let it allow more, or update the version of the weights that it knows."
+                                f"the stream cannot start a group: capacity_fn returned {room}, with {n_taken} taken "
+                                "and 0 running. Let it allow more, or update the version of the weights that it uses."
                             )
                         waiting[found[0]] = found[1], self._keeps(found[1], self.group_filter)
+                        # `next_group` gives groups in the order of finishing. Loop until number `index` is there, so
+                        # that the caller gets them in the order of submission.
                         continue
                     (group, stays), index = waiting.pop(index), index + 1
+                    # Before the yield, and also for a dropped group: the curriculum must see every group, in order.
                     self.source.update(group)
                     n_dropped = 0 if stays else n_dropped + 1
                     if n_dropped >= self.max_refills * most:
@@ -258,7 +263,7 @@ class Collector:
                         n_taken += 1
                         yield group
             finally:
-                await crew.stop()
+                await pool.stop()
 
     def play(
         self,
@@ -267,12 +272,12 @@ class Collector:
         group_filter: GroupFilter | None = None,
         refills: Iterable[Sequence[EpisodeSpec]] = (),
     ) -> list[TrajectoryGroup]:
-        """Play these groups, each given as the specs of its members; waits for all, returns them in order.
+        """Play these groups, each given as the specs of its members; wait for all and return them in order.
 
         Args:
-            groups: What is played.
-            group_filter: Which of them stay; each that does not is replaced by the next of the refills.
-            refills: In place of those, in their order. Where they end before enough groups stayed, fewer are returned.
+            groups: The groups to play.
+            group_filter: Which of them to keep. Each dropped group is replaced by the next one from `refills`.
+            refills: Replacement groups, used in order. If they run out, fewer groups are returned.
         """
         return self._run(partial(self.aplay, groups, group_filter=group_filter, refills=refills))
 
@@ -283,7 +288,7 @@ class Collector:
         group_filter: GroupFilter | None = None,
         refills: Iterable[Sequence[EpisodeSpec]] = (),
     ) -> list[TrajectoryGroup]:
-        """Do what `play` does, from asynchronous code."""
+        """Play these groups: `play` for asynchronous code."""
         for specs in groups:
             check_group(specs)
         ids = [specs[0].group_id for specs in groups]
@@ -294,16 +299,16 @@ class Collector:
         return await self._gather(supply, len(groups), largest, group_filter, n_episodes, is_own=False)
 
     def play_each(self, groups: Iterable[Sequence[EpisodeSpec]], *, n_episodes: int = 0) -> None:
-        """Play these groups and keep none: each trajectory goes to `on_trajectory` when it is finished, and is let go.
+        """Play these groups without keeping them: each finished trajectory goes to `on_trajectory` and is released.
 
         Args:
-            groups: Each as the specs of its members, with an id of its own; taken one by one, when there is room.
-            n_episodes: How many there are in all, for the progress display.
+            groups: Each as the specs of its members, with a unique id. The next is taken when there is room for it.
+            n_episodes: Total number of episodes, for the progress display.
         """
         self._run(partial(self.aplay_each, groups, n_episodes=n_episodes))
 
     async def aplay_each(self, groups: Iterable[Sequence[EpisodeSpec]], *, n_episodes: int = 0) -> None:
-        """Do what `play_each` does, from asynchronous code."""
+        """Play these groups without keeping them: `play_each` for asynchronous code."""
 
         def supply() -> Iterator[Sequence[EpisodeSpec]]:
             for specs in groups:
@@ -311,30 +316,30 @@ class Collector:
                 yield specs
 
         with self.stats.clock(), show_progress(self.progress, self.stats, n_episodes) as show:
-            crew = self._crew(GroupBook(supply()), show)
+            pool = self._episode_pool(GroupTracker(supply()), show)
             try:
-                crew.admit(sys.maxsize, 1)  # as many as there are: nothing is worked out before it begins
-                while await crew.next_group() is not None:
+                pool.admit(sys.maxsize, 1)  # all of them: the tracker draws a group only when it can begin
+                while await pool.next_group() is not None:
                     pass
             finally:
-                await crew.stop()
+                await pool.stop()
 
     def close(self) -> None:
-        """Drop what over-sampling left, and close the event loop of the synchronous calls. The policy is yours."""
-        if self._surplus is not None and self._sync is not None:
+        """Drop what over-sampling left, and close the event loop of the synchronous calls. The policy stays open."""
+        if self._carry_over is not None and self._sync is not None:
             self._sync.run(self.aclose)
         if self._sync is not None:
             self._sync.close()
             self._sync = None
         if self._pool is not None:
             self._pool.close()
-            self._pool = WorkerPool(self.workers)  # a collector may go on; no process begins before it is needed
+            self._pool = WorkerPool(self.workers)  # the collector stays usable; processes start when first needed
 
     async def aclose(self) -> None:
-        """Drop what over-sampling left; `close` does it too, for synchronous calls."""
-        surplus, self._surplus = self._surplus, None
-        if surplus is not None:
-            await surplus.crew.stop()
+        """Drop what over-sampling left; `close` does it for synchronous calls."""
+        carry_over, self._carry_over = self._carry_over, None
+        if carry_over is not None:
+            await carry_over.pool.stop()
             self.stats.is_paused = False
 
     def __enter__(self) -> Collector:
@@ -354,15 +359,17 @@ class Collector:
         while True:
             yield from (group_specs(spec, group_size) for spec in self.source.take(1))
 
-    def _crew(self, book: GroupBook, show: Callable[[], None], gate: Gate | None = None) -> Crew:
+    def _episode_pool(
+        self, tracker: GroupTracker, show: Callable[[], None], gate: PauseGate | None = None
+    ) -> EpisodePool:
         async def play(ticket: Ticket) -> Trajectory:
             slots = self._slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self.max_concurrency))
-            async with slots:  # first come, first served, among the calls that run side by side
-                trajectory = await self._episode(ticket.spec, book.version_of(ticket), gate)
+            async with slots:  # shared, first come first served, by all calls that run in this event loop
+                trajectory = await self._episode(ticket.spec, tracker.version_of(ticket), gate)
                 show()
                 return trajectory
 
-        return Crew(book, play, width=self.max_concurrency, version=self._version, fail_fast=self.fail_fast)
+        return EpisodePool(tracker, play, width=self.max_concurrency, version=self._version, fail_fast=self.fail_fast)
 
     def _version(self) -> int | None:
         version = getattr(self.policy, "weight_version", None)
@@ -378,18 +385,18 @@ class Collector:
         *,
         is_own: bool = True,
     ) -> list[TrajectoryGroup]:
-        """Play until `n_groups` have passed the filter, or the supply ends; return them in the order of submission."""
+        """Play until `n_groups` have passed the filter or the supply ends; return them in the order of submission."""
         total = n_groups * group_size if n_episodes is None else n_episodes
         with self.stats.clock(), show_progress(self.progress, self.stats, total) as show:
-            crew = self._crew(GroupBook(supply), show)
+            pool = self._episode_pool(GroupTracker(supply), show)
             try:
-                return await self._take(crew, n_groups, group_size, group_filter, is_own=is_own)
+                return await self._take(pool, n_groups, group_size, group_filter, is_own=is_own)
             finally:
-                await crew.stop()
+                await pool.stop()
 
     async def _take(
         self,
-        crew: Crew,
+        pool: EpisodePool,
         n_groups: int,
         group_size: int,
         group_filter: GroupFilter | None,
@@ -397,22 +404,26 @@ class Collector:
         *,
         is_own: bool = True,
     ) -> list[TrajectoryGroup]:
-        """Take groups until enough have passed the filter. The source learns from its own; given ones may run out."""
+        """Take groups until enough have passed the filter. If they are the source's (`is_own`), it learns from them."""
         accepted: dict[int, TrajectoryGroup] = {}
         played: dict[int, Sequence[Trajectory]] = {}
+        # The filter can drop any group, so admission is repeated after each finished group: `groups_to_admit` counts
+        # the dropped one as missing and begins its replacement.
         while len(accepted) < n_groups:
-            n_open = crew.book.n_open + crew.n_waiting
-            crew.admit(groups_to_admit(n_groups, len(accepted), n_open, over_sampling), group_size)
-            found = await crew.next_group()
+            n_open = pool.tracker.n_open + pool.n_waiting
+            pool.admit(groups_to_admit(n_groups, len(accepted), n_open, over_sampling), group_size)
+            found = await pool.next_group()
             if found is None:
                 break
             index, group = found
-            played[index] = group.trajectories if self.source.curricula else ()  # nobody else needs what was dropped
+            played[index] = group.trajectories if self.source.curricula else ()  # dropped ones too
             if self._keeps(group, group_filter):
                 accepted[index] = group
             elif is_own and len(played) >= self.max_refills * n_groups:
                 few = f"{len(played)} groups were played and {len(accepted)} of the {n_groups} wanted"
                 raise nothing_passes(few, f"max_refills={self.max_refills}", group, self.stats)
+        # Only after the last group, in the order of submission: a curriculum that learned in between would make the
+        # episodes of a call depend on which of them finished first.
         if is_own:
             self.source.update(trajectory for index in sorted(played) for trajectory in played[index])
         return [accepted[index] for index in sorted(accepted)]
@@ -424,19 +435,23 @@ class Collector:
         return keeps
 
     async def _over_sample(self, n_groups: int, group_size: int) -> list[TrajectoryGroup]:
-        """Return the first groups that are finished; keep the others for the next call."""
-        surplus = self._surplus
-        if surplus is None:
-            gate = Gate()
-            surplus = Surplus(self._crew(GroupBook(self._supply(group_size)), self._show, gate), gate, group_size)
-            self._surplus = surplus
-        surplus.check(group_size)
+        """Return the first finished groups; keep the others for the next call."""
+        carry_over = self._carry_over
+        # A call ends by closing the gate: this waits until no policy call is running, then the episodes stay parked in
+        # their tasks. The next call opens the gate, and they continue with their tokens under the new weights.
+        if carry_over is None:
+            gate = PauseGate()
+            carry_over = CarryOver(
+                self._episode_pool(GroupTracker(self._supply(group_size)), self._show, gate), gate, group_size
+            )
+            self._carry_over = carry_over
+        carry_over.check(group_size)
         self.stats.pause(False)
-        surplus.gate.open()
+        carry_over.gate.open()
         with self.stats.clock(), show_progress(self.progress, self.stats, n_groups * group_size) as self._show_now:
             try:
-                taken = await self._take(surplus.crew, n_groups, group_size, self.group_filter, self.over_sampling)
-                await surplus.gate.close()
+                taken = await self._take(carry_over.pool, n_groups, group_size, self.group_filter, self.over_sampling)
+                await carry_over.gate.close()
             except BaseException:
                 await self.aclose()
                 raise
@@ -448,8 +463,8 @@ class Collector:
     def _show(self) -> None:
         self._show_now()
 
-    async def _episode(self, spec: EpisodeSpec, version: int | None, gate: Gate | None) -> Trajectory:
-        """Admit one episode, play and emit it; nothing is awaited between emission and account."""
+    async def _episode(self, spec: EpisodeSpec, version: int | None, gate: PauseGate | None) -> Trajectory:
+        """Admit one episode, play it and emit it."""
         self.stats.submitted += 1
         self.stats.count(1)
         is_emitted = False
@@ -457,6 +472,7 @@ class Collector:
             trajectory = await play_member(spec, partial(self._play, gate=gate), max_retries=self.max_retries)
             if version is not None:
                 trajectory = replace(trajectory, metadata={**trajectory.metadata, DISPATCH_VERSION: version})
+            # No `await` from here to `stats.add`: a cancellation in between would leave an emitted episode uncounted.
             if self.on_trajectory is not None:
                 self.on_trajectory(trajectory)
             is_emitted = True
@@ -465,9 +481,10 @@ class Collector:
             if not is_emitted:
                 self.stats.dropped += 1
         self.stats.add(trajectory)
+        self.stats.neutralised = getattr(self.codec, "n_neutralised", 0)
         return trajectory
 
-    async def _play(self, spec: EpisodeSpec, gate: Gate | None = None) -> Trajectory:
+    async def _play(self, spec: EpisodeSpec, gate: PauseGate | None = None) -> Trajectory:
         return await play_episode(
             self._maker(spec),
             spec,
@@ -480,7 +497,11 @@ class Collector:
             run_seed=self.seed,
             gate=gate,
             workers=self._pool,
+            on_tokens=self._count_tokens,
         )
+
+    def _count_tokens(self, n_tokens: int) -> None:
+        self.stats.written_tokens += n_tokens
 
     def _maker(self, spec: EpisodeSpec) -> EnvMaker:
         return EnvMaker(spec.env_id, spec.env_kwargs, self.source.factories.get(spec.env_id))
@@ -488,7 +509,7 @@ class Collector:
     def _check_made(self, make: EnvMaker) -> None:
         if self._pool is None:
             env = make()
-            with suppress(Exception):  # closing is no part of what is checked; in an episode it costs nothing either
+            with suppress(Exception):  # this checks only construction; an error in `close` costs an episode nothing
                 env.close()
         else:
             self._pool.check(make)

@@ -1,14 +1,15 @@
-"""A conversation with tools from functions alone: a parser, an executor, a condition to stop. No environment to write.
+"""A conversation with tools made of functions: a parser, an executor, a stop condition. No environment class needed.
 
     trajectory = converse(policy, "What is 3 * 4?", codec=codec, tools=[multiply])
 
-It is played by the loop that plays every episode, so tokens, forks, limits and failures are the same.
+`play_episode` plays it like any other episode, so tokens, forks, limits and failures work the same way.
 
-1. The policy speaks. If `stop_condition(messages, reply)` holds, the conversation is over; its calls are not run then.
-2. Else, what it hears: the results of its calls; or what is wrong with its reply; or what `user` says to it.
-3. An executor, a user or a reward that is asynchronous runs in the event loop of the caller. An executor or a user
-   that blocks does so in a thread of the conversation's own.
-4. When a conversation ends, however it ends, nothing of it is left running.
+1. The policy replies. If `stop_condition(messages, reply)` holds, the conversation ends and the reply's calls do not
+   run.
+2. Otherwise the policy gets an answer: the results of its calls, an error if the reply is broken, or a text of `user`.
+3. An asynchronous executor, user or reward runs in the caller's event loop. A synchronous executor or user runs in a
+   thread that belongs to the conversation.
+4. However a conversation ends, nothing of it is left running.
 """
 
 from __future__ import annotations
@@ -26,18 +27,18 @@ from typing import Any, ClassVar
 
 import gymnasium as gym
 
+from llm_envs.chat.context import Codec, ContextFn
 from llm_envs.errors import EnvContractError, InvalidConfigError, ResetNeededError
 from llm_envs.parsers import ParsedReply, Parser, parse_reply
 from llm_envs.policies.base import Policy
-from llm_envs.rollout.context import Codec, ContextFn
+from llm_envs.rollout.chat_logs import as_messages, context_turns
 from llm_envs.rollout.episode import play_episode, policy_kind
 from llm_envs.rollout.limits import RolloutLimits
-from llm_envs.rollout.logs import as_messages, context_turns
-from llm_envs.rollout.source import EpisodeSpec
 from llm_envs.rollout.sync import SyncRunner
-from llm_envs.rollout.tape import History
+from llm_envs.rollout.token_transcript import History
+from llm_envs.sources.source import EpisodeSpec
 from llm_envs.spaces import TextSpace, encodable
-from llm_envs.toolbox import Toolbox, run_calls
+from llm_envs.tools.executor import Toolbox, run_calls
 from llm_envs.types import Message, SamplingParams, ToolCall, ToolResult, Trajectory
 
 __all__ = [
@@ -56,40 +57,40 @@ __all__ = [
 
 Results = Sequence[ToolResult | str]
 Executor = Callable[[Sequence[ToolCall]], Results | Awaitable[Results]]
-"""The calls of one turn -> what came of each, in their order; a text is the result of a call that succeeded."""
+"""The calls of one turn -> their results, in the same order. A str is the result of a call that succeeded."""
 StopCondition = Callable[[Sequence[Message], ParsedReply], bool]
-"""(messages so far, the reply last) -> whether the conversation is over."""
+"""(messages so far, with the reply last) -> whether the conversation is over."""
 User = Callable[[Sequence[Message], ParsedReply], str | Awaitable[str]]
-"""The same -> what a user says to a reply that calls nothing."""
+"""(messages so far, with the reply last) -> the user's answer to a reply without tool calls."""
 Tracker = Callable[[int, Sequence[ToolResult]], None]
-"""Is told the results of each turn, from 0."""
+"""Called with the number of each turn, from 0, and its results."""
 Score = float | Mapping[str, float] | None
 Reward = Callable[[Trajectory], Score | Awaitable[Score]]
-"""A finished conversation -> its reward, or its components, which are summed; None leaves it unscored."""
+"""A finished conversation -> its reward, or a dict of components to sum. None leaves it unscored."""
 
 DEFAULT_MAX_TURNS = 16
-"""Turns of a conversation without limits of its own: nobody wants one that never ends."""
+"""Limit on turns for a conversation without its own limits."""
 GO_ON = "Go on."
-"""What is said to a reply that calls nothing and is not the last, where there is no user."""
+"""The answer to a reply without tool calls, if there is no `user` and the conversation continues."""
 
 _CLOSE_S = 2.0
-"""How long closing the toolsets is waited for."""
+"""Longest wait for the toolsets to close."""
 
 
 def calls_nothing(messages: Sequence[Message], reply: ParsedReply) -> bool:
-    """Say whether a reply calls no tool and has nothing broken in it: the usual last one."""
+    """Return whether a reply has no tool calls and no parse errors: usually the final reply."""
     return not reply.tool_calls and not reply.problems
 
 
 class ToolTracker:
-    """Keeps account of tool calls, turn by turn: of one conversation, or of several at once."""
+    """Counts tool calls turn by turn, for one conversation or for several at once."""
 
     def __init__(self) -> None:
         self._told: list[tuple[int, tuple[ToolResult, ...]]] = []
 
     @classmethod
     def of(cls, trajectories: Iterable[Trajectory]) -> ToolTracker:
-        """Return a tracker that was told what happened in finished episodes."""
+        """Return a tracker with the results of finished episodes."""
         tracker = cls()
         for trajectory in trajectories:
             for number, turn in enumerate(trajectory.turns):
@@ -97,32 +98,32 @@ class ToolTracker:
         return tracker
 
     def __call__(self, turn: int, results: Sequence[ToolResult]) -> None:
-        """Take the results of a turn; there may be none. Threads may do so at once."""
+        """Record the results of a turn, if any. Thread-safe."""
         self._told.append((turn, tuple(results)))
 
     @property
     def results(self) -> tuple[ToolResult, ...]:
-        """All results, in the order in which they were told."""
+        """All results, in the order in which they were recorded."""
         return tuple(result for _, results in self._told for result in results)
 
     @property
     def n_calls(self) -> int:
-        """How many calls there were."""
+        """Number of calls."""
         return len(self.results)
 
     @property
     def kinds(self) -> dict[str, int]:
-        """How often each tool was called."""
+        """Number of calls of each tool."""
         return dict(Counter(result.name for result in self.results))
 
     @property
     def errors(self) -> dict[str, int]:
-        """How often each kind of error came of a call."""
+        """Number of failed calls by kind of error."""
         return dict(Counter(result.error or "unknown" for result in self.results if not result.success))
 
     @property
     def success_rate(self) -> float | None:
-        """Share of the calls that succeeded; None without calls."""
+        """Share of calls that succeeded; None without calls."""
         return _success_rate(self.results)
 
     def table(self) -> list[dict[str, Any]]:
@@ -147,21 +148,21 @@ def _success_rate(results: Sequence[ToolResult]) -> float | None:
 
 
 class Conversation:
-    """What toolsets belong to, from the beginning of a conversation until they are closed."""
+    """The owner of toolsets, from the beginning of a conversation until they are closed."""
 
 
 class ConversationEnv(gym.Env[str, str]):
-    """A conversation as an environment: what `converse` plays. Rewards nothing.
+    """A conversation as an environment, for `converse`. Its rewards are 0.
 
     Args:
         messages: The conversation so far; the policy speaks next.
-        parser: Takes a reply apart.
-        executor: Runs the calls of a turn; None runs the tools that were given as functions.
+        parser: Parses a reply.
+        executor: Runs the calls of a turn. None runs the tools that were given as functions.
         stop_condition: Whether the conversation is over.
-        user: What a user says to a reply that calls nothing.
+        user: Answers a reply without tool calls.
         tools: Typed functions, `Tool`s and `Toolset`s; or, with an executor, JSON Schemas.
-        tool_tracker: Is told the results of each turn.
-        loop: The event loop in which what is asynchronous runs.
+        tool_tracker: Called with the results of each turn.
+        loop: The event loop for asynchronous functions.
 
     Raises:
         InvalidConfigError: If the conversation or the tools are wrong.
@@ -184,8 +185,8 @@ class ConversationEnv(gym.Env[str, str]):
     ) -> None:
         self.first = as_messages(messages)
         if not self.first or self.first[-1].role == "assistant":
-            last = "there is none" if not self.first else "it is an assistant's"
-            raise InvalidConfigError(f"converse: the policy answers the last message, and {last}.")
+            last = "the conversation is empty" if not self.first else "the last one is the assistant's"
+            raise InvalidConfigError(f"converse: the policy needs a message to answer, but {last}.")
         schemas = [tool for tool in tools if isinstance(tool, Mapping)]
         if schemas and (executor is None or len(schemas) < len(tools)):
             raise InvalidConfigError(
@@ -197,7 +198,7 @@ class ConversationEnv(gym.Env[str, str]):
         self.system_prompt: str | None = None
         self.tool_results: tuple[ToolResult, ...] = ()
         self.observation_space = self.action_space = TextSpace()
-        # Whose function may wait is not known, so all have a thread, which takes 0.1 ms.
+        # Any of these functions may block, so the environment gets its own thread (about 0.1 ms).
         self.blocking = executor is not None or user is not None or bool(self._toolbox)
         self._executor: Executor = executor or partial(run_calls, self._toolbox)
         self._parser, self._stop, self._user, self._tracker = parser, stop_condition, user, tool_tracker
@@ -215,7 +216,7 @@ class ConversationEnv(gym.Env[str, str]):
         return _observed(self.first)
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Take a reply; return what is said to it."""
+        """Take a reply; return the answer to it."""
         if self._said is None:
             raise ResetNeededError("ConversationEnv.step was called before reset().")
         reply = self._parser(action)
@@ -233,12 +234,12 @@ class ConversationEnv(gym.Env[str, str]):
         return observation, 0.0, is_over, False, {**info, "reward_components": {}}
 
     def cancel(self) -> None:
-        """Cancel what the conversation waits for; from any thread."""
+        """Cancel the pending asynchronous call. Thread-safe."""
         self._is_over = True
         self._waits_for.cancel()
 
     def close(self) -> None:
-        """Close the toolsets, and let the next conversation have them."""
+        """Close the toolsets, and release them for the next conversation."""
         try:
             self._toolbox.close()
         finally:
@@ -247,7 +248,7 @@ class ConversationEnv(gym.Env[str, str]):
                 self._closed.set_result(None)
 
     async def wait_closed(self) -> None:
-        """Wait until the toolsets are closed, which happens in the conversation's thread; a hung one is left alone."""
+        """Wait until the conversation's thread has closed the toolsets, or give up on a hung one."""
         if self._toolbox.toolsets:
             closed = asyncio.wrap_future(self._closed)
             await asyncio.wait([closed], timeout=_CLOSE_S)
@@ -267,18 +268,20 @@ class ConversationEnv(gym.Env[str, str]):
         return (Message("user", encodable(said)),)
 
     def _settle(self, value: Any) -> Any:
-        """Return a value, or what it comes to in the caller's event loop, if it is awaitable."""
+        """Return a value; if it is awaitable, run it in the caller's event loop and return its result."""
         if not inspect.isawaitable(value):
             return value
         if self._loop is None:
-            raise InvalidConfigError("ConversationEnv: something asynchronous needs loop=..., as `aconverse` gives it.")
+            raise InvalidConfigError("ConversationEnv: an asynchronous function needs loop=...; `aconverse` passes it.")
+        # This runs in the environment's thread: `play_episode` called `step` there, because `blocking` is set. The
+        # caller's loop is free, so the coroutine can run in it while this thread waits.
         self._waits_for = asyncio.run_coroutine_threadsafe(_awaited(value), self._loop)
         if self._is_over:
             self._waits_for.cancel()
         try:
             return self._waits_for.result()
-        except FutureCancelledError as error:  # as such it would look as if somebody had cancelled the episode
-            raise RuntimeError("what the conversation waited for was cancelled.") from error
+        except FutureCancelledError as error:  # unconverted, it would look like a cancellation of the episode
+            raise RuntimeError("the call that the conversation waited for was cancelled.") from error
 
 
 def _nothing() -> Future[Any]:
@@ -330,26 +333,26 @@ async def aconverse(
     index: int = 0,
     env_id: str = "converse",
 ) -> Trajectory:
-    """Hold one conversation to its end, whatever that is.
+    """Play one conversation to its end.
 
     Args:
         policy: A token or chat policy; an environment's policy sees a `ConversationEnv`.
         messages: A question; or the conversation so far, as `Message`s or in OpenAI's form.
         codec: Messages to token ids; a token policy needs one.
-        parser: Takes a reply apart.
+        parser: Parses a reply.
         executor: Runs the calls of a turn, synchronous or asynchronous; None runs `tools`, as `run_calls` does.
-        stop_condition: Whether the conversation is over; by default once a reply calls nothing.
-        user: What a user says to a reply that calls nothing and is not the last; None says `GO_ON`.
+        stop_condition: Whether the conversation is over; by default after a reply without tool calls.
+        user: Answers a reply without tool calls, unless the conversation is over. None answers `GO_ON`.
         tools: Typed functions, `Tool`s and `Toolset`s; or, with an executor, JSON Schemas.
-        tool_tracker: Is told the results of each turn, as they come: a `ToolTracker`, say.
-        reward_fn: Rewards the finished conversation, also one that a limit cut. Without it, or when it returns None or
+        tool_tracker: Called with the results of each turn, for example a `ToolTracker`.
+        reward_fn: Rewards the finished conversation, even if a limit cut it. Without it, or if it returns None or
             raises, the trajectory is unscored. It may be asynchronous.
-        success_at: Reward from which on it is a success.
+        success_at: Lowest reward that counts as a success.
         sampling: How the policy samples.
-        limits: Budgets; None is `DEFAULT_MAX_TURNS` turns.
+        limits: Budgets; None means `DEFAULT_MAX_TURNS` turns.
         history: See `play_episode`.
         context_fn: See `play_episode`.
-        seed: Of the sampling.
+        seed: Seed of the sampling.
         index: Which of several conversations under one seed this is.
         env_id: Name in the trajectory.
 
@@ -383,9 +386,9 @@ async def aconverse(
             run_seed=seed,
         )
     finally:
-        env.cancel()
+        env.cancel()  # first: the conversation's thread may be waiting for a coroutine in this loop
         await env.wait_closed()
-    # What the conversation so far has of an assistant's has a turn each, as every message of its has.
+    # Every assistant message has a turn, including those of the conversation so far.
     trajectory = replace(trajectory, turns=(*context_turns(env.first), *trajectory.turns))
     return await _scored(trajectory, reward_fn, success_at)
 
@@ -397,14 +400,14 @@ async def aconverse_batch(
     max_concurrency: int = 64,
     **settings: Any,
 ) -> list[Trajectory]:
-    """Hold several conversations side by side; return them in order.
+    """Play several conversations side by side; return them in order.
 
     Args:
         policy: As for `aconverse`.
         conversations: The `messages` of each.
-        max_concurrency: How many at once.
-        settings: The other keyword arguments of `aconverse`. Toolsets are the business of one conversation each: give
-            functions, or an executor.
+        max_concurrency: How many run at once.
+        settings: The other keyword arguments of `aconverse`. A toolset belongs to one conversation: give functions, or
+            an executor.
     """
     if max_concurrency < 1:
         raise InvalidConfigError(f"converse_batch: max_concurrency is {max_concurrency!r}; it must be at least 1.")
@@ -417,20 +420,20 @@ async def aconverse_batch(
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(hold(index, messages)) for index, messages in enumerate(conversations)]
-    except BaseExceptionGroup as errors:  # the first is what went wrong; the others fell with it
+    except BaseExceptionGroup as errors:  # the first one is the cause; the others were cancelled because of it
         raise errors.exceptions[0] from None
     return [task.result() for task in tasks]
 
 
 def converse(policy: Policy, messages: str | Sequence[Message | Mapping[str, Any]], **settings: Any) -> Trajectory:
-    """Do what `aconverse` does, from synchronous code; works in a notebook too."""
+    """Play one conversation: `aconverse` for synchronous code; works in a notebook too."""
     return _run(partial(aconverse, policy, messages, **settings))
 
 
 def converse_batch(
     policy: Policy, conversations: Sequence[str | Sequence[Message | Mapping[str, Any]]], **settings: Any
 ) -> list[Trajectory]:
-    """Do what `aconverse_batch` does, from synchronous code; works in a notebook too."""
+    """Play several conversations side by side: `aconverse_batch` for synchronous code; works in a notebook too."""
     return _run(partial(aconverse_batch, policy, conversations, **settings))
 
 
@@ -443,7 +446,7 @@ def _run(function: Callable[[], Any]) -> Any:
 
 
 async def _scored(trajectory: Trajectory, reward_fn: Reward | None, success_at: float) -> Trajectory:
-    """Put the reward on the last turn; without one the trajectory is unscored."""
+    """Put the reward on the last turn; without a reward the trajectory is unscored."""
     if trajectory.status != "ok":
         return trajectory
     if reward_fn is None:
@@ -460,7 +463,7 @@ async def _scored(trajectory: Trajectory, reward_fn: Reward | None, success_at: 
     except (Exception, SystemExit, asyncio.CancelledError) as error:
         task = asyncio.current_task()
         if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
-            raise  # somebody cancels the conversation, and not the reward something of its own
+            raise  # the conversation was cancelled from outside, not a task inside reward_fn
         return _unscored(trajectory, f"reward_fn failed: {type(error).__name__}: {error}")
     reward = sum(components.values())
     turns = [replace(turn, components=dict.fromkeys(components, 0.0)) for turn in trajectory.turns]

@@ -1,16 +1,16 @@
-"""One episode: the only loop that steps an environment, and the only place that tells the kinds of policy apart.
+"""One episode: the only loop that steps an environment, and the only place that distinguishes the kinds of policy.
 
-What holds for every trajectory that comes out:
+Every trajectory satisfies:
 
-1. Sampled ids are appended as they are; after the first prompt only what the environment says is encoded. Where the
-   model is to see something else than what it saw, a new row begins; each turn's tokens stand in exactly one row.
-2. A failure of the environment or the policy is data (`status="errored"`; of a judge, `JudgeError`, "unscored"), never
-   a reward. `CancelledError` propagates.
+1. Sampled ids are appended unchanged; after the first prompt only new observations are encoded. If the model must see
+   a changed history, a new row begins. Each turn's tokens are in exactly one row.
+2. A failure of the environment or the policy is data (`status="errored"`), and so is one of a judge (`JudgeError`,
+   `status="unscored"`). A failure is never a reward. `CancelledError` propagates.
 3. A turn cut by a token limit is still stepped.
-4. When a limit or the environment truncates, the final observation is in the row with mask False. When the task
-   terminates, it is not (the model never reads it) and stands in `metadata["final_observation"]`.
-5. Each turn has its span of the row and each span its turn: words whose step failed are in `messages`, not in the row.
-6. The environment is closed, whatever happens.
+4. If a limit or the environment truncates, the final observation is in the row with mask False. If the task
+   terminates, the model never reads it: it is in `metadata["final_observation"]` instead.
+5. Each turn has its span of the row and each span its turn. A reply whose step failed is in `messages`, not in the row.
+6. The environment is always closed.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from typing import Any, Literal, cast
 
 import gymnasium as gym
 
+from llm_envs.chat.context import Codec, ContextFn, observed_messages, seen_by, with_call_ids
 from llm_envs.errors import ContextFullError, EnvContractError, InvalidConfigError, JudgeError
 from llm_envs.policies.base import EpisodicPolicy, Policy
 from llm_envs.rollout.checks import check_components, check_results, check_success, check_tools
-from llm_envs.rollout.context import Codec, ContextFn, observed_messages, seen_by, with_call_ids
-from llm_envs.rollout.gate import Gate, Stopwatch
 from llm_envs.rollout.limits import RolloutLimits, row_limit, turn_budget
-from llm_envs.rollout.runner import EnvRunner, Runner, env_attribute
-from llm_envs.rollout.source import EpisodeSpec, derive_seed
-from llm_envs.rollout.speaker import Reply, Speaker, TimeIsUp
-from llm_envs.rollout.tape import History, Tape
-from llm_envs.rollout.workers import WorkerPool
+from llm_envs.rollout.pause_gate import PauseGate, Stopwatch
+from llm_envs.rollout.token_transcript import History, TokenTranscript
+from llm_envs.rollout.turn import SampledTurn, TimeIsUp, TurnSampler
+from llm_envs.rollout.workers.pool import WorkerPool
+from llm_envs.rollout.workers.runner import EnvRunner, Runner, env_attribute
+from llm_envs.sources.source import EpisodeSpec, derive_seed
 from llm_envs.types import Message, RolloutError, SamplingParams, Status, StopReason, Trajectory, Turn
 
 __all__ = ["errored_trajectory", "play_episode", "policy_kind"]
@@ -56,7 +56,7 @@ def policy_kind(policy: Policy, codec: Codec | None) -> Literal["token", "chat",
         return "chat"
     if hasattr(policy, "act"):
         return "env"
-    raise InvalidConfigError(f"{policy!r} is no policy: it has none of the methods `sample`, `reply` and `act`.")
+    raise InvalidConfigError(f"{policy!r} is not a policy: it has none of the methods `sample`, `reply` and `act`.")
 
 
 async def play_episode(
@@ -70,25 +70,27 @@ async def play_episode(
     history: History = "append",
     context_fn: ContextFn | None = None,
     run_seed: int = 0,
-    gate: Gate | None = None,
+    gate: PauseGate | None = None,
     workers: WorkerPool | None = None,
+    on_tokens: Callable[[int], None] | None = None,
 ) -> Trajectory:
-    """Play one episode to its end, whatever that is.
+    """Play one episode to its end.
 
     Args:
-        env: The environment, or what makes it; it is closed afterwards.
+        env: The environment, or a function that makes it. It is closed afterwards.
         spec: Which episode: seed, group, member, options.
-        policy: A token, chat or env policy. One with `for_episode` is asked for this episode's own.
-        codec: Encodes what the environment says. Without one, text-only policies leave no rows; with one their words
-            become rows with mask True and NaN log-probabilities.
+        policy: A token, chat or env policy. If it has `for_episode`, that gives the policy of this episode.
+        codec: Encodes observations. Without one, text-only policies leave no rows; with one, their replies become rows
+            with mask True and NaN log-probabilities.
         sampling: How token and chat policies sample; the budgets lower its `max_new_tokens`.
         limits: The episode's budgets.
-        history: "append", the model sees its own earlier words exactly as it wrote them; "template", it sees what the
-            chat template makes of them, in a row of its own where that differs.
-        context_fn: Chooses what the model sees of a conversation; what differs from what it saw begins a new row.
+        history: "append": the model sees its earlier replies exactly as it wrote them. "template": it sees them as the
+            chat template renders them, in a new row where that differs.
+        context_fn: Chooses which messages the model sees. A new row begins where the model sees a changed history.
         run_seed: Turn seeds are hashed from (`sampling.seed` or else this, group, member, turn).
-        gate: Stands before the policy; closed, the episode waits with all that it has, and its clock stands still.
-        workers: Processes in which environments run, in place of this one.
+        gate: Pauses the policy. While it is closed, the episode keeps its state and its clock stands still.
+        workers: Processes to run environments in; None runs them in this process.
+        on_tokens: Called with the number of sampled tokens after each piece of a turn.
 
     Returns:
         The trajectory; a failure is in its `error`.
@@ -99,11 +101,11 @@ async def play_episode(
     if hasattr(policy, "for_episode"):
         episodic = cast("EpisodicPolicy", policy)
         policy = episodic.for_episode(derive_seed(seed_base, spec.group_id, spec.member))
-    tape = Tape(codec, history)
-    given: Any = env  # workers take an `EnvMaker`, and say so
+    transcript = TokenTranscript(codec, history)
+    given: Any = env  # workers take only an `EnvMaker`, and raise otherwise
     runner: Runner = (EnvRunner if workers is None else workers.runner)(given, limits.max_step_s)
-    speaker = Speaker(policy, spec, codec, limits, seed_base, gate)
-    episode = _Episode(spec, kind, tape, sampling, limits, runner, speaker, context_fn)
+    sampler = TurnSampler(policy, spec, codec, limits, seed_base, gate, on_tokens)
+    episode = _Episode(spec, kind, transcript, sampling, limits, runner, sampler, context_fn)
     try:
         await episode.run()
     except _Failure as failure:
@@ -114,7 +116,7 @@ async def play_episode(
 
 
 def errored_trajectory(spec: EpisodeSpec, error: BaseException, where: str) -> Trajectory:
-    """Return the trajectory of an episode of which nothing but its failure is known."""
+    """Return the trajectory of an episode that failed before it left any data."""
     return Trajectory(
         env_id=spec.env_id,
         env_kwargs=dict(spec.env_kwargs),
@@ -142,8 +144,8 @@ def _as_data(error: BaseException, where: str) -> RolloutError:
 def _text(error: BaseException) -> str:
     try:
         return str(error)
-    except Exception as second:  # the exception's own code is as fallible as what raised it
-        return f"(its message cannot be had: __str__ raised {type(second).__name__})"
+    except Exception as second:  # an exception's own `__str__` can raise
+        return f"(its message cannot be shown: __str__ raised {type(second).__name__})"
 
 
 class _Failure(Exception):
@@ -154,8 +156,8 @@ class _Failure(Exception):
         self.error, self.where = error, where
 
 
-class _Blame:
-    """Turn what is raised inside the block into a `_Failure` there; not what a policy has no room or time for."""
+class _attribute_errors_to:
+    """Turn exceptions raised inside the block into a `_Failure` there, except a policy's lack of room or time."""
 
     __slots__ = ("where",)
 
@@ -168,31 +170,32 @@ class _Blame:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
         if isinstance(error, (ContextFullError, TimeIsUp)) and self.where == "policy":
             return
-        # A tool that calls exit() ends its episode, not the run. Only what comes from outside goes on: Ctrl-C, a
-        # cancellation, and the closing of this very coroutine (an environment's GeneratorExit never gets here).
+        # Also catches SystemExit: a tool that calls exit() ends its episode, not the run. Only exceptions from outside
+        # pass: Ctrl-C, a cancellation, and GeneratorExit when this coroutine is closed (the runner has already
+        # converted one that an environment raised).
         if error is not None and not isinstance(error, (KeyboardInterrupt, asyncio.CancelledError, GeneratorExit)):
             raise _Failure(error, self.where) from error
 
 
 @dataclass(slots=True)
 class _Episode:
-    """One episode on its way: what `play_episode` keeps between turns."""
+    """The state of a running episode between turns."""
 
     spec: EpisodeSpec
     kind: Literal["token", "chat", "env"]
-    tape: Tape
+    transcript: TokenTranscript
     sampling: SamplingParams
     limits: RolloutLimits
     runner: Runner
-    speaker: Speaker
+    sampler: TurnSampler
     context_fn: ContextFn | None = None
     env: Env | None = None
     observation: str = ""
     messages: list[Message] = field(default_factory=list)
     view: tuple[Message, ...] | None = None
-    """What the policy sees of the messages; None is all of them."""
+    """The messages that the policy sees; None is all of them."""
     heard: tuple[Message, ...] = ()
-    """What the environment said since the last turn."""
+    """The last observation, as messages."""
     heard_by_policy: tuple[Message, ...] = ()
     tools: tuple[Mapping[str, Any], ...] = ()
     turns: list[Turn] = field(default_factory=list)
@@ -200,7 +203,7 @@ class _Episode:
     is_success: bool = False
     error: RolloutError | None = None
     is_unjudged: bool = False
-    """Whether the error is a judge's."""
+    """Whether the error came from a judge."""
     metadata: dict[str, Any] = field(default_factory=dict)
     policy_s: float = 0.0
     env_s: float = 0.0
@@ -212,7 +215,7 @@ class _Episode:
             try:
                 await self._listen()
                 if self._budget() < 1:
-                    tokens = f"{len(self.tape.row)} tokens before the turn, {self._token_limits()}"
+                    tokens = f"{len(self.transcript.row)} tokens before the turn, {self._token_limits()}"
                     return self._cut(StopReason.MAX_TOKENS, tokens)
                 reply = await self._ask()
             except ContextFullError as error:
@@ -227,9 +230,9 @@ class _Episode:
 
     async def _reset(self) -> None:
         started = time.perf_counter()
-        with _Blame("env.make"):
+        with _attribute_errors_to("env.make"):
             self.env = await self.runner.open()
-        with _Blame("env.reset"):
+        with _attribute_errors_to("env.reset"):
             options = None if self.spec.options is None else dict(self.spec.options)
             self.observation, info = await self.runner.reset(self.spec.seed, options)
             system_prompt = env_attribute(self.env, "system_prompt", None)
@@ -239,72 +242,74 @@ class _Episode:
             self.messages += observed_messages(self.observation, info)
             self.tools = check_tools(env_attribute(self.env, "tools", ()) or ())
         self.env_s += time.perf_counter() - started
-        with _Blame("policy"):
-            self.tape.begin(self.messages, self.tools)
+        with _attribute_errors_to("policy"):
+            self.transcript.begin(self.messages, self.tools)
 
     def _limit_reached(self) -> tuple[StopReason, str] | None:
         limits = self.limits
         if limits.max_turns is not None and len(self.turns) >= limits.max_turns:
             return StopReason.MAX_TURNS, f"max_turns={limits.max_turns}"
-        if limits.max_episode_s is not None and self.speaker.clock.seconds > limits.max_episode_s:
+        if limits.max_episode_s is not None and self.sampler.clock.seconds > limits.max_episode_s:
             return StopReason.TIMEOUT, f"max_episode_s={limits.max_episode_s:g}"
         return None
 
     async def _listen(self) -> None:
-        """Let the policy hear what the environment said last, as the context function has it."""
+        """Pass the last observation on to the policy's context, after the context function."""
+        # Compared by identity, because two observations may be equal. Not done in `_step`: an observation that ends the
+        # episode is encoded without a generation prompt (see `_cut`).
         if self.heard is self.heard_by_policy:
             return
-        with _Blame("policy"):
+        with _attribute_errors_to("policy"):
             if self.context_fn is not None:
-                self.view = await self.speaker.in_time(lambda: seen_by(self.context_fn, self.messages))
-            self.tape.hear(self.heard, self.view)
+                self.view = await self.sampler.in_time(lambda: seen_by(self.context_fn, self.messages))
+            self.transcript.append_observation(self.heard, self.view)
         self.heard_by_policy = self.heard
 
     def _budget(self) -> int:
-        return turn_budget(self.limits, self.sampling.max_new_tokens, len(self.tape.row), self._row_limit())
+        return turn_budget(self.limits, self.sampling.max_new_tokens, len(self.transcript.row), self._row_limit())
 
     def _row_limit(self) -> int | None:
-        return row_limit(self.limits, self.tape.row.prompt_length, self.tape.earlier_tokens)
+        return row_limit(self.limits, self.transcript.row.prompt_length, self.transcript.earlier_tokens)
 
     def _token_limits(self) -> str:
         limits = self.limits
         return f"max_episode_tokens={limits.max_episode_tokens}, max_completion_tokens={limits.max_completion_tokens}"
 
-    async def _ask(self) -> Reply | None:
-        clock = Stopwatch(self.speaker.gate)
+    async def _ask(self) -> SampledTurn | None:
+        clock = Stopwatch(self.sampler.gate)
         params = self.sampling
         if params.max_new_tokens != self._budget():
             params = replace(params, max_new_tokens=self._budget())
-        with _Blame("policy"):
+        with _attribute_errors_to("policy"):
             reply = await self._speak(params)
         reply.seconds = clock.seconds
         self.policy_s += reply.seconds
         limit = self._row_limit()
-        if limit is not None and reply.ids is not None and len(self.tape.row) + len(reply.ids) > limit:
+        if limit is not None and reply.ids is not None and len(self.transcript.row) + len(reply.ids) > limit:
             return None
         return reply
 
-    async def _speak(self, params: SamplingParams) -> Reply:
+    async def _speak(self, params: SamplingParams) -> SampledTurn:
         turn = len(self.turns)
         if self.kind == "token":
-            return await self.speaker.sample(self.tape.row.ids, params, turn)
+            return await self.sampler.sample(self.transcript.row.ids, params, turn)
         if self.kind == "chat":
-            return await self.speaker.reply(self.view or tuple(self.messages), self.tools, params, turn)
-        return await self.speaker.act(cast("Env", self.env), self.observation)
+            return await self.sampler.reply(self.view or tuple(self.messages), self.tools, params, turn)
+        return await self.sampler.act(cast("Env", self.env), self.observation)
 
-    async def _step(self, reply: Reply) -> bool:
+    async def _step(self, reply: SampledTurn) -> bool:
         """Step the environment; return whether the episode is over."""
         self.messages.append(reply.message)
-        self.tape.say(reply.message, reply.ids, reply.logps)
+        self.transcript.append_reply(reply.message, reply.ids, reply.logps, reply.kept)
         started = time.perf_counter()
         try:
-            with _Blame("env.step"):
+            with _attribute_errors_to("env.step"):
                 observation, reward, terminated, truncated, info = await self.runner.step(reply.text)
                 heard = observed_messages(observation, info)
                 is_success = check_success(info)
                 self._add_turn(reply, reward, info, time.perf_counter() - started)
         except _Failure:
-            self.tape.unsay()
+            self.transcript.drop_reply()  # keeps invariant 5: no span without its turn
             raise
         self.observation = observation
         if terminated:
@@ -320,14 +325,14 @@ class _Episode:
         self.is_success = is_success
         return terminated or truncated
 
-    def _add_turn(self, reply: Reply, reward: float, info: Mapping[str, Any], seconds: float) -> None:
+    def _add_turn(self, reply: SampledTurn, reward: float, info: Mapping[str, Any], seconds: float) -> None:
         has_tokens = reply.ids is not None
         results = env_attribute(cast("Env", self.env), "tool_results", ()) or ()
         turn = Turn(
             reward=reward,
             components=check_components(info, reward),
-            row=self.tape.row_index if has_tokens else -1,
-            span=self.tape.row.n_spans - 1 if has_tokens else -1,
+            row=self.transcript.row_index if has_tokens else -1,
+            span=self.transcript.row.n_spans - 1 if has_tokens else -1,
             finish_reason=reply.finish_reason,
             weight_versions=reply.weight_versions,
             tool_results=check_results(results) if results else (),
@@ -338,19 +343,18 @@ class _Episode:
 
     def _cut(self, reason: StopReason, why: str) -> None:
         self.stop_reason = reason
-        with _Blame("policy"):
-            self.tape.hear_last(self.heard)
-            self.tape.cut(self._row_limit())
-            self.tape.cut(
-                getattr(self.speaker.policy, "max_model_len", None)
-            )  # a row that cannot be scored helps nobody
+        with _attribute_errors_to("policy"):
+            self.transcript.append_final_observation(self.heard)
+            self.transcript.cut(self._row_limit())
+            # Also at the model's limit: a trainer could not score a longer row.
+            self.transcript.cut(getattr(self.sampler.policy, "max_model_len", None))
         if why and not self.turns:
             self.metadata["unscored_because"] = why
 
     def fail(self, failure: _Failure) -> None:
         self.stop_reason = StopReason.ERROR
         self.error = _as_data(failure.error, failure.where)
-        # The environment went well and so did the policy: there is only nobody who says how well.
+        # The episode itself went well and is kept; only its score is missing.
         self.is_unjudged = isinstance(failure.error, JudgeError) and failure.where in ("env.reset", "env.step")
 
     def _status(self) -> Status:
@@ -371,7 +375,7 @@ class _Episode:
             member=spec.member,
             messages=tuple(self.messages),
             tools=self.tools,
-            rows=self.tape.rows(),
+            rows=self.transcript.rows(),
             turns=tuple(self.turns),
             terminated=terminated,
             truncated=not terminated and self.error is None,

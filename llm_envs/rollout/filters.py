@@ -1,12 +1,15 @@
-"""Which groups are worth training on: pure functions, from a group to whether it stays, or from several to the chosen.
+"""Which groups to train on: filters decide about one group, selections choose from several. All are pure functions.
 
-A filter looks at finished groups alone and never at how long they took, so that what stays is no matter of luck with
-the clock. What a filter drops is replaced (`Collector(group_filter=...)`), and accepted in the order of submission.
-Rewards are the task's own (the sum of `Turn.reward`), not what shaping makes of them.
+A filter sees only finished groups and never how long they took, so its result does not depend on timing. The collector
+replaces a dropped group (`Collector(group_filter=...)`). Filters see the task's own reward (the sum of `Turn.reward`),
+before any shaping.
 
-A selection (`Collector(select_fn=...)`) is something else: it keeps the best of more groups than are wanted, so that
-what is trained on is no longer what was drawn. Selecting by reward prefers easy seeds and lucky members, and measured
-success is too high by that; selecting by spread prefers seeds on the edge of what the model can do. No default selects.
+A trajectory filter (`EnvGRPOTrainer(trajectory_filter=...)`, `LoopSettings.trajectory_filter`) decides about one
+episode. A dropped episode is left out of the loss; its reward stays in the group's baseline, and it is not replaced.
+
+A selection (`Collector(select_fn=...)`) keeps the best of more groups than are wanted, so the training data no longer
+has the distribution of the source. Selecting by reward prefers easy seeds and lucky members, and overstates measured
+success; selecting by spread prefers seeds on the edge of what the model can do. By default nothing is selected.
 """
 
 from __future__ import annotations
@@ -16,11 +19,13 @@ from collections.abc import Callable, Sequence
 from itertools import combinations
 
 from llm_envs.errors import InvalidConfigError
-from llm_envs.types import Trajectory, TrajectoryGroup
+from llm_envs.parsers import Parser, parse_reply
+from llm_envs.types import Message, Trajectory, TrajectoryGroup, Turn
 
 __all__ = [
     "GroupFilter",
     "SelectFn",
+    "TrajectoryFilter",
     "all_of",
     "create_diversity_filter",
     "create_length_filter",
@@ -28,6 +33,7 @@ __all__ = [
     "create_min_scored_filter",
     "create_selection",
     "create_spread_filter",
+    "create_void_turn_filter",
     "diversity",
     "mean_reward",
     "reward_spread",
@@ -39,16 +45,20 @@ GroupFilter = Callable[[TrajectoryGroup], bool]
 """Whether a group stays."""
 
 SelectFn = Callable[[Sequence[TrajectoryGroup], int], Sequence[TrajectoryGroup]]
-"""Candidates in the order of submission, and how many are wanted -> that many of them."""
+"""(candidates in the order of submission, number wanted) -> that many of them."""
+
+
+TrajectoryFilter = Callable[[Trajectory], bool]
+"""Whether to train on an episode."""
 
 
 def scored(group: TrajectoryGroup) -> list[Trajectory]:
-    """Return the members that have a reward: an errored or unscored one is not one that scored 0."""
+    """Return the members that have a reward. Errored and unscored members do not count as reward 0."""
     return [trajectory for trajectory in group.trajectories if trajectory.status == "ok"]
 
 
 def create_spread_filter(min_spread: float = 1e-6) -> GroupFilter:
-    """Keep groups whose best and worst rewards differ: in the others every advantage is 0.
+    """Keep groups whose best and worst rewards differ: in other groups every advantage is 0.
 
     The dynamic sampling of DAPO (Yu et al. 2025, arXiv 2503.14476).
 
@@ -78,7 +88,7 @@ def create_min_reward_filter(min_reward: float, *, n_members: int = 1) -> GroupF
 
 
 def create_min_scored_filter(n_members: int) -> GroupFilter:
-    """Keep groups of which at least `n_members` could be scored: the minimum viable group.
+    """Keep groups with at least `n_members` scored members.
 
     Raises:
         InvalidConfigError: If `n_members` is not at least 1.
@@ -94,9 +104,9 @@ def create_length_filter(
     """Keep groups of reasonable length.
 
     Args:
-        min_tokens: Least mean number of sampled tokens of the scored members.
-        max_tokens: Largest; None is no limit.
-        max_truncated: Largest share of members that a limit cut.
+        min_tokens: Lower bound of the mean number of sampled tokens over the scored members.
+        max_tokens: Upper bound; None means no limit.
+        max_truncated: Largest allowed share of truncated members.
     """
 
     def is_reasonable(group: TrajectoryGroup) -> bool:
@@ -115,8 +125,32 @@ def create_diversity_filter(min_diversity: float) -> GroupFilter:
     return lambda group: diversity(scored(group)) >= min_diversity
 
 
+def create_void_turn_filter(parser: Parser = parse_reply) -> TrajectoryFilter:
+    """Drop episodes with a void turn: a turn with neither a tool call nor a final answer.
+
+    Such turns come from sampling outside what the model knows, and their gradients explode ("SimpleTIR: End-to-End
+    Reinforcement Learning for Multi-Turn Tool-Integrated Reasoning", arXiv 2509.02479). Use this for tasks whose
+    replies are calls or answers. A turn with an unreadable call, or a call cut off by a limit, is void.
+
+    Args:
+        parser: Finds calls and answers in a reply (`llm_envs.parsers`).
+    """
+
+    def has_no_void_turn(trajectory: Trajectory) -> bool:
+        replies = [message for message in trajectory.messages if message.role == "assistant"]
+        own = replies[len(replies) - len(trajectory.turns) :]  # earlier replies may be examples from the prompt
+        return not any(_is_void(reply, turn, parser) for reply, turn in zip(own, trajectory.turns, strict=False))
+
+    return has_no_void_turn
+
+
+def _is_void(reply: Message, turn: Turn, parser: Parser) -> bool:
+    parsed = parser(reply.content)
+    return not (turn.tool_results or reply.tool_calls or parsed.tool_calls or parsed.answer is not None)
+
+
 def diversity(trajectories: Sequence[Trajectory]) -> float:
-    """Return how much what was written differs, from 0 (all the same) to 1 (no word in common).
+    """Return how much the members' replies differ, from 0 (all the same) to 1 (no word in common).
 
     The mean, over pairs of trajectories, of 1 − |A ∩ B| / |A ∪ B| over the sets of words that each wrote (Jaccard's
     distance). 0 for fewer than two.
@@ -130,7 +164,7 @@ def diversity(trajectories: Sequence[Trajectory]) -> float:
 
 
 def all_of(*filters: GroupFilter) -> GroupFilter:
-    """Keep what every filter keeps."""
+    """Keep a group if every filter keeps it."""
     return lambda group: all(keeps(group) for keeps in filters)
 
 
@@ -147,7 +181,7 @@ def reward_spread(group: TrajectoryGroup) -> float:
 
 
 def create_selection(score: Callable[[TrajectoryGroup], float]) -> SelectFn:
-    """Keep the groups with the highest scores; of equal ones the first. See the module for what that does to the data.
+    """Keep the groups with the highest scores; among equal ones the first. The module docstring describes the bias.
 
     Args:
         score: `mean_reward`, `reward_spread`, or yours.
@@ -164,11 +198,11 @@ def select(select_fn: SelectFn, groups: Sequence[TrajectoryGroup], n_wanted: int
 
     Args:
         select_fn: The selection.
-        groups: The candidates, in that order, with ids of their own.
+        groups: The candidates, in that order, with unique ids.
         n_wanted: How many to keep.
 
     Raises:
-        InvalidConfigError: If it returns another number of groups, one twice, or one that is no candidate.
+        InvalidConfigError: If it returns the wrong number of groups, a group twice, or a group that is not a candidate.
     """
     kept = [getattr(group, "group_id", repr(group)) for group in select_fn(groups, n_wanted) or ()]
     if len(kept) != n_wanted or len(set(kept)) < len(kept) or not set(kept) <= {group.group_id for group in groups}:

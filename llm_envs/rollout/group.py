@@ -8,13 +8,13 @@ from dataclasses import replace
 
 from llm_envs.errors import InvalidConfigError
 from llm_envs.rollout.episode import errored_trajectory
-from llm_envs.rollout.source import EpisodeSpec
+from llm_envs.sources.source import EpisodeSpec
 from llm_envs.types import Trajectory, TrajectoryGroup
 
 __all__ = ["assemble_group", "check_group", "play_group", "play_member"]
 
 Play = Callable[[EpisodeSpec], Awaitable[Trajectory]]
-"""Plays one episode; raises nothing but `CancelledError`."""
+"""Plays one episode; raises only `CancelledError`."""
 
 
 def check_group(specs: Sequence[EpisodeSpec]) -> None:
@@ -34,12 +34,11 @@ def check_group(specs: Sequence[EpisodeSpec]) -> None:
 
 
 async def play_member(spec: EpisodeSpec, play: Play, *, max_retries: int = 2) -> Trajectory:
-    """Play one episode, anew if it errored, at most `max_retries` times more.
+    """Play one episode; if it errors, replay it at most `max_retries` times.
 
-    One whose judge failed (`JudgeError`) is unscored, and is not played anew: the episode went well, the judge has had
-    its own retries, and more episodes would only ask it more. A retry has the same seeds, so an episode that a passing
-    failure interrupted comes out as if it had not been. How many there were is in `metadata["retries"]`, where there
-    were any.
+    An episode whose judge failed (`JudgeError`) is unscored and is not replayed: the episode went well, and the judge
+    has had its own retries. A retry has the same seeds, so after a transient failure it gives the same episode as
+    without the failure. The number of retries, if any, is in `metadata["retries"]`.
     """
     trajectory = await _played(spec, play)
     for attempt in range(1, max_retries + 1):
@@ -71,6 +70,6 @@ async def _played(spec: EpisodeSpec, play: Play) -> Trajectory:
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
-        # Nobody cancelled us: a policy's own request died and its cancellation leaked out. That is a failure like any
-        # other.
+        # Nobody cancelled this task: a request inside the policy was cancelled and the exception leaked out. Treat it
+        # as a failure.
         return errored_trajectory(spec, error, "policy")

@@ -11,27 +11,27 @@ __all__ = ["RolloutLimits", "row_limit", "turn_budget"]
 
 @dataclass(frozen=True, slots=True)
 class RolloutLimits:
-    """Every wait and every length of a rollout has its budget here. None is no limit. Validated on construction."""
+    """The budgets of an episode. None means no limit. Validated on construction."""
 
     max_turns: int | None = None
     """Turns an episode may have. The environment's own limit may be lower."""
     max_turn_tokens: int | None = None
-    """Tokens that the policy may write in one turn; the lower of this and `SamplingParams.max_new_tokens` holds."""
+    """Tokens that the policy may write in one turn. The lower of this and `SamplingParams.max_new_tokens` applies."""
     max_episode_tokens: int | None = None
-    """Tokens of all rows together: prompts, what the policy wrote and what the environment said."""
+    """Tokens of all rows together: prompts, replies and observations."""
     max_completion_tokens: int | None = None
-    """Tokens of a row behind its prompt: what a trainer calls the completion."""
+    """Tokens of a row after its prompt (the completion, in a trainer's terms)."""
     max_step_s: float | None = None
-    """Seconds that making, resetting or stepping the environment may take, each. Setting it moves the environment to a
-    thread of its own; a hung thread is abandoned, a worker process (`Collector(workers=N)`) is killed."""
+    """Seconds that making, resetting or stepping the environment may take, each. With a limit, each environment runs in
+    its own thread; a hung thread is abandoned. A hung worker process (`Collector(workers=N)`) is killed."""
     max_policy_s: float | None = None
-    """Seconds that one call of the policy, or of an asynchronous context function, may take; it is then cancelled, and
-    the episode has errored. What does not await cannot be cancelled: a synchronous `act` or context function runs on
-    the event loop, holds up every episode, and must be quick."""
+    """Seconds that one call of the policy, or of an asynchronous context function, may take. Then the call is cancelled
+    and the episode errors. Code that does not await cannot be cancelled: a synchronous `act` or context function runs
+    on the event loop and blocks every episode, so it must be quick."""
     max_episode_s: float | None = None
-    """Seconds an episode may last, without what it is held up by over-sampling. Looked at between turns and while the
-    policy is waited for: the turn under way is dropped, what was earned until then stays (`StopReason.TIMEOUT`). A step
-    of the environment is waited for; `max_step_s` is its limit."""
+    """Seconds that an episode may last, excluding pauses by over-sampling. Checked between turns and while waiting for
+    the policy: the current turn is dropped, and earlier turns and rewards are kept (`StopReason.TIMEOUT`). A step of
+    the environment is never interrupted by this limit; use `max_step_s`."""
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -44,7 +44,7 @@ class RolloutLimits:
 
 
 def row_limit(limits: RolloutLimits, prompt_tokens: int, earlier_tokens: int = 0) -> int | None:
-    """Return how many tokens a row may have; None is no limit.
+    """Return how many tokens a row may have; None means no limit.
 
     Args:
         limits: The episode's budgets.
@@ -57,11 +57,11 @@ def row_limit(limits: RolloutLimits, prompt_tokens: int, earlier_tokens: int = 0
 
 
 def turn_budget(limits: RolloutLimits, max_new_tokens: int, used_tokens: int, limit: int | None) -> int:
-    """Return how many tokens the next turn may have; 0 or less means that there is no room for one.
+    """Return how many tokens the next turn may have; 0 or less means that no turn fits.
 
     Args:
         limits: The episode's budgets.
-        max_new_tokens: What the sampling parameters allow.
+        max_new_tokens: The limit in the sampling parameters.
         used_tokens: Tokens of the row so far.
         limit: The row's `row_limit`.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from llm_envs.types import Row
+from llm_envs.types import KeptTokens, Row
 
 __all__ = ["RowBuilder"]
 
@@ -14,7 +14,7 @@ LogpArray = npt.NDArray[np.float32]
 
 
 class RowBuilder:
-    """Grows one `Row`: a token costs amortised constant time, however long the history.
+    """Builds one `Row`. Appending a token takes amortised constant time, however long the history is.
 
     Args:
         capacity: Tokens to make room for at the start; the room doubles when it is full.
@@ -26,6 +26,7 @@ class RowBuilder:
         self._logps = np.empty(capacity, dtype=np.float32)
         self._length = 0
         self._spans: list[tuple[int, int]] = []
+        self._kept: list[KeptTokens | None] = []  # one per span
 
     def __len__(self) -> int:
         """Return the number of tokens so far."""
@@ -33,7 +34,7 @@ class RowBuilder:
 
     @property
     def ids(self) -> IdArray:
-        """All token ids so far, shape (T,): a read-only view, what the policy is given."""
+        """All token ids so far, shape (T,), as a read-only view: the policy's prompt."""
         view = self._ids[: self._length]
         view.flags.writeable = False
         return view
@@ -45,55 +46,64 @@ class RowBuilder:
 
     @property
     def prompt_length(self) -> int:
-        """Number of tokens before the first turn (all of them, if there is none)."""
+        """Number of tokens before the first turn, or of all tokens before any turn."""
         return self._spans[0][0] if self._spans else self._length
 
     def append_context(self, ids: IdArray) -> None:
-        """Append what the template or the environment wrote: mask False, log-probability 0. Shape (T,)."""
+        """Append tokens of the template or the environment: mask False, log-probability 0. Shape (T,)."""
         self._append(ids, mask=False, logps=0.0)
 
-    def append_sampled(self, ids: IdArray, logps: LogpArray) -> int:
+    def append_sampled(self, ids: IdArray, logps: LogpArray, kept: KeptTokens | None = None) -> int:
         """Append a turn that the policy sampled.
 
         Args:
             ids: Shape (T,), exactly what was sampled.
             logps: Shape (T,), log-probability of each.
+            kept: The tokens that the sampling filters kept at each position, if requested.
 
         Returns:
             Index of the turn's span.
         """
         if len(ids) != len(logps):
             raise ValueError(f"RowBuilder: {len(ids)} token ids but {len(logps)} log-probabilities.")
-        return self._append_span(ids, logps)
+        span = self._append_span(ids, logps)
+        self._kept[span] = kept
+        return span
 
     def append_unsampled(self, ids: IdArray) -> int:
-        """Append a turn that stands for the policy's words but was not sampled (an oracle's): mask True, NaN."""
+        """Append a reply that was not sampled (an oracle's): mask True, log-probabilities NaN."""
         return self._append_span(ids, np.nan)
 
     def truncate(self, length: int) -> None:
-        """Forget every token from `length` on, and the spans that lie there. A cut through a span is refused.
+        """Drop every token from `length` on, and the spans there. Raise if that would split a span.
 
-        A turn without tokens that stands at the cut stays: nothing of it lies behind.
+        An empty span exactly at the cut stays.
         """
         if any(start < length < stop for start, stop in self._spans):
             raise ValueError(f"RowBuilder: cutting at {length} would split a turn; spans are {self._spans}.")
         self._spans = [(start, stop) for start, stop in self._spans if stop <= length]
+        del self._kept[len(self._spans) :]
         self._length = min(self._length, length)
 
     def forget_turn(self) -> None:
-        """Forget the last turn, and every token since it began."""
+        """Drop the last turn and every token since it began."""
         start, _ = self._spans.pop()
+        self._kept.pop()
         self._length = start
 
     def build(self) -> Row:
-        """Return the row, with arrays of exactly its length that nothing else refers to."""
+        """Return the row. Its arrays are copies of exactly its length."""
         stop = self._length
-        return Row(self._ids[:stop].copy(), self._mask[:stop].copy(), self._logps[:stop].copy(), tuple(self._spans))
+        parts = [part for part in self._kept if part is not None]
+        is_whole = bool(parts) and sum(map(len, parts)) == sum(end - start for start, end in self._spans)
+        arrays = (self._ids[:stop].copy(), self._mask[:stop].copy(), self._logps[:stop].copy())
+        return Row(*arrays, tuple(self._spans), KeptTokens.join(parts) if is_whole else None)
 
     def _append_span(self, ids: IdArray, logps: LogpArray | float) -> int:
         start = self._length
         self._append(ids, mask=True, logps=logps)
         self._spans.append((start, self._length))
+        self._kept.append(None)
         return len(self._spans) - 1
 
     def _append(self, ids: IdArray, *, mask: bool, logps: LogpArray | float) -> None:

@@ -1,7 +1,7 @@
-"""How old the weights may be that a group was sampled with: pure functions of versions and counts.
+"""How stale a group's weights may be: pure functions of weight versions and counts.
 
-A group is dispatched under one version of the weights, which all its members share. Episodes that go on while weights
-change have turns of several versions, each recorded (`Turn.weight_versions`); the group's age counts from its dispatch.
+All members of a group are dispatched under one version of the weights. If the weights change while an episode runs, its
+turns have several versions, each recorded in `Turn.weight_versions`. A group's age counts from its dispatch.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ DISPATCH_VERSION = "dispatch_version"
 def admission_capacity(
     *, version: int, max_staleness: int, batch_size: int, n_trained: int, n_accepted: int, n_running: int
 ) -> int:
-    """Return how many groups may be dispatched now so that none is too old when its turn comes.
+    """Return how many groups may be dispatched now so that none is too stale when it is trained on.
 
-    With batches of `batch_size` groups, group number k is trained at version ⌊k / batch_size⌋. A group dispatched now,
-    under `version`, must come at most `max_staleness` versions later, so at most
-    (version + max_staleness + 1) · batch_size groups may exist in all (AReaL, Fu et al. 2025, arXiv 2505.24298).
+    With batches of `batch_size` groups, group number k is trained on at version ⌊k / batch_size⌋. A group that is
+    dispatched now, under `version`, must be trained on at most `max_staleness` versions later, so at most
+    (version + max_staleness + 1) · batch_size groups may exist in total (AReaL, Fu et al. 2025, arXiv 2505.24298).
 
     Args:
-        version: Present version of the weights, from 0.
+        version: Current version of the weights, from 0.
         max_staleness: Versions that a group may be behind when it is trained on; 0 is on-policy.
         batch_size: Groups a batch.
         n_trained: Groups trained on so far.
         n_accepted: Groups finished and waiting.
-        n_running: Groups dispatched and not finished; an errored one still counts until it is replaced.
+        n_running: Groups that are dispatched but not finished; an errored one counts until it is replaced.
 
     Returns:
         At least 0.
@@ -44,7 +44,7 @@ def admission_capacity(
 
 
 def dispatch_version(trajectory: Trajectory) -> int | None:
-    """Return the version under which a trajectory was dispatched: as recorded, else its first turn's, else None."""
+    """Return the version under which a trajectory was dispatched: the recorded one, its first turn's, or None."""
     recorded = trajectory.metadata.get(DISPATCH_VERSION)
     if recorded is not None:
         return int(recorded)
@@ -54,11 +54,11 @@ def dispatch_version(trajectory: Trajectory) -> int | None:
 def sweep(
     groups: Sequence[TrajectoryGroup], version: int, max_staleness: int
 ) -> tuple[list[TrajectoryGroup], list[TrajectoryGroup]]:
-    """Split groups into those that may be trained on at `version` and those that are too old: the hard cut of a batch.
+    """Split groups into those fresh enough to train on at `version` and those that are too stale.
 
     Returns:
-        Fresh groups and stale ones, each in the given order. A group is as old as its oldest member; one without any
-        version (text-only policies) is fresh.
+        Fresh groups and stale groups, each in the given order. A group is as old as its oldest member. A group without
+        any version (text-only policies) is fresh.
     """
     fresh: list[TrajectoryGroup] = []
     stale: list[TrajectoryGroup] = []
@@ -70,11 +70,11 @@ def sweep(
 
 
 def off_policy_statistics(trajectories: Sequence[Trajectory], version: int) -> Mapping[str, float]:
-    """Return how far behind `version` the sampled tokens are.
+    """Return how many versions the sampled tokens lag behind `version`.
 
     Returns:
-        `staleness_mean` and `staleness_max` over sampled tokens in versions, `off_policy_share` (tokens of an older
-        version) and `mixed_share` (trajectories with tokens of several versions). Empty without any sampled token.
+        `staleness_mean` and `staleness_max`: over sampled tokens, in versions; `off_policy_share`: share of tokens from
+        an older version; `mixed_share`: share of trajectories with several versions. Empty without sampled tokens.
     """
     ages: dict[int, int] = {}
     n_mixed = n_sampled = 0

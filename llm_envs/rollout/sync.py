@@ -1,4 +1,4 @@
-"""Run a coroutine from synchronous code, also where an event loop is already running (a notebook)."""
+"""Run a coroutine from synchronous code, even if an event loop is already running (a notebook)."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ T = TypeVar("T")
 
 
 class SyncRunner:
-    """One event loop, kept from call to call, so that a policy's queues and locks stay with the loop they belong to.
+    """One event loop that is reused from call to call, so a policy's queues and locks stay with their loop.
 
-    In plain code the loop runs in the calling thread, and Ctrl-C cancels the coroutine. Where the calling thread
-    already runs a loop, ours runs in a thread beside it while the caller waits; an interrupt cancels the coroutine
-    there as well.
+    In plain code the loop runs in the calling thread, and Ctrl-C cancels the coroutine. If the calling thread already
+    runs a loop, ours runs in a second thread while the caller waits; Ctrl-C cancels the coroutine there too.
     """
 
     def __init__(self) -> None:
@@ -37,8 +36,8 @@ class SyncRunner:
     def _run_here(self, function: Callable[[], Coroutine[Any, Any, T]]) -> T:
         result: list[T] = []
 
-        # Not as the task's result: `asyncio.Runner` puts the signal handler back by way of the repr of its task, which
-        # would write out all that was collected.
+        # The result is not returned by the task: when `asyncio.Runner` restores the signal handler it takes the repr of
+        # the task, which would print everything that was collected.
         async def main() -> None:
             result.append(await function())
 
@@ -80,7 +79,7 @@ def _is_in_a_loop() -> bool:
 
 
 def _close(runner: asyncio.Runner) -> None:
-    """Close a runner, also when that falls (by garbage collection, say) into a thread whose own loop is running."""
+    """Close a runner, even if garbage collection calls this in a thread whose own loop is running."""
     if not _is_in_a_loop():
         runner.close()
         return

@@ -1,12 +1,12 @@
 """Python for models: one interface, two backends (see `base`).
 
 `MontySandbox` runs a subset of Python in `pydantic-monty`, a fraction of a millisecond a run. `SubprocessSandbox` runs
-CPython itself in a process of its own, closed in by the kernel. Which of them a run uses is always its own choice.
+CPython itself in a separate process, confined by the kernel. The caller always chooses which one to use.
 """
 
 from __future__ import annotations
 
-from llm_envs.sandbox.base import CRASHED, Sandbox, SandboxLimits, SandboxResult, SandboxSession, StopReason
+from llm_envs.sandbox.base import CRASHED, Sandbox, SandboxLimits, SandboxResult, SandboxSession, SandboxStop
 from llm_envs.sandbox.cpython import SubprocessSandbox
 from llm_envs.sandbox.monty import MontySandbox
 from llm_envs.sandbox.tool import PythonTool, shared_sandbox
@@ -19,7 +19,7 @@ __all__ = [
     "SandboxLimits",
     "SandboxResult",
     "SandboxSession",
-    "StopReason",
+    "SandboxStop",
     "SubprocessSandbox",
     "shared_sandbox",
 ]

@@ -1,4 +1,4 @@
-"""What every sandbox offers: limits in, a session an episode, and results that are data.
+"""The interface of every sandbox: limits in, a session per episode, and results that are data.
 
 A `Sandbox` is shared by the run and may be used from any number of threads. A `SandboxSession` belongs to one episode:
 it keeps its variables from one `run` to the next, as a notebook does. Whatever the code does is a `SandboxResult`; only
@@ -9,20 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
 from dataclasses import dataclass, fields
 from typing import Any, Literal, Protocol
 
 from llm_envs.errors import InvalidConfigError
 
-__all__ = ["CRASHED", "NotRun", "Sandbox", "SandboxLimits", "SandboxResult", "SandboxSession", "StopReason"]
+__all__ = ["CRASHED", "NotRun", "Sandbox", "SandboxLimits", "SandboxResult", "SandboxSession", "SandboxStop"]
 
-StopReason = Literal["time", "memory", "output", "crash"]
+SandboxStop = Literal["time", "memory", "output", "crash"]
 """Which limit ended a run; "crash": the interpreter itself is gone (killed, `os._exit`, a fault)."""
 
 CRASHED = "SandboxCrashedError"
 """`SandboxResult.error` of a run that took its interpreter down."""
-_ERRORS: dict[StopReason, str] = {
+_ERRORS: dict[SandboxStop, str] = {
     "time": "TimeoutError",
     "memory": "MemoryError",
     "output": "OutputLimitError",
@@ -35,7 +34,7 @@ FLOOD_FACTOR = 100
 
 @dataclass(frozen=True)
 class SandboxLimits:
-    """What one session may use. Every limit holds in every backend unless it says otherwise."""
+    """Resources of one session. Every limit holds in every backend unless its text restricts that."""
 
     timeout_s: float = 5.0
     """Longest time of one run, seconds of wall-clock time. A run returns at most about a second later."""
@@ -78,16 +77,16 @@ _RANGES: dict[str, tuple[float, float]] = {
 
 @dataclass(frozen=True)
 class SandboxResult:
-    """What came of one run."""
+    """The result of one run."""
 
     output: str
-    """What the model reads: what `print` wrote, the value of the last expression, the traceback, and notes of ours in
+    """The text for the model: printed output, the value of the last expression, the traceback, and our notes in
     brackets. Cut at `SandboxLimits.output_characters`, and always encodable as UTF-8."""
     value: str | None
-    """The `repr` of the last expression, cut at the limit; None if there is none, or if it is None."""
+    """The `repr` of the last expression, cut at the limit; None without an expression, or if it is None."""
     error: str | None
     """Class name of the exception that ended the code; of a limit, the name that stands for it; None: it succeeded."""
-    stopped: StopReason | None
+    stopped: SandboxStop | None
     """The limit that ended the run, or None."""
     state_lost: bool
     """Whether the variables of earlier runs are gone."""
@@ -112,7 +111,7 @@ class SandboxSession(Protocol):
     """One episode's interpreter. Runs of one session are made one after the other, from any thread."""
 
     def run(self, code: str) -> SandboxResult:
-        """Run code and return what came of it. Never raises because of the code.
+        """Run code and return the result. Never raises because of the code.
 
         Raises:
             SandboxError: If the session or its sandbox is closed, or no interpreter can be started.
@@ -133,20 +132,20 @@ class Sandbox(Protocol):
 
     @property
     def limits(self) -> SandboxLimits:
-        """Limits of sessions that name none of their own."""
+        """Limits of sessions that are opened without limits."""
         ...
 
     @property
     def isolation(self) -> str:
-        """What keeps the code in, in one word."""
+        """The kind of isolation, in one word."""
         ...
 
     def session(self, limits: SandboxLimits | None = None, *, seed: int | None = None) -> SandboxSession:
         """Return a new session. It costs nothing until its first run.
 
         Args:
-            limits: In place of the sandbox's own.
-            seed: What the sandboxed `random` starts from; None: the system's entropy.
+            limits: Replace the sandbox's limits.
+            seed: Seed of the sandboxed `random`; None: the system's entropy.
 
         Raises:
             SandboxError: If the sandbox is closed.
@@ -188,14 +187,14 @@ def compose(
     value: str | None = None,
     traceback: str = "",
     error: str | None = None,
-    stopped: StopReason | None = None,
+    stopped: SandboxStop | None = None,
     state_lost: bool = False,
     seconds: float,
 ) -> SandboxResult:
     """Make a result of its parts.
 
     Args:
-        printed: What was printed, or its beginning.
+        printed: The printed text, or its beginning.
         limits: Where to cut.
         n_printed: Characters printed in all, where `printed` is only the beginning.
         value: The last expression's `repr`.
@@ -250,12 +249,7 @@ def cut_front(text: str, most: int) -> str:
     return text if len(text) <= most else f"[...]\n{text[-most:]}"
 
 
-def processors() -> int:
-    """Return how many processors this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _stop_note(stopped: StopReason, limits: SandboxLimits) -> str:
+def _stop_note(stopped: SandboxStop, limits: SandboxLimits) -> str:
     return {
         "time": f"[stopped: over the time limit of {limits.timeout_s:g} s]",
         "memory": f"[stopped: over the memory limit of {limits.memory_bytes // _MEBIBYTE} MiB]",

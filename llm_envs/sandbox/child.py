@@ -1,4 +1,4 @@
-"""The process in which `SubprocessSandbox` runs CPython. A script of the standard library alone.
+"""The process in which `SubprocessSandbox` runs CPython. A script that uses only the standard library.
 
 Two processes. The guardian sets up what closes the interpreter in, forks it, and then does four things: it stops it
 between runs (so that threads left behind do not go on), continues it, kills it when it is told to or when the host is
@@ -111,7 +111,7 @@ def unshare(config: dict[str, Any]) -> bool:
 
 
 def visible_folders() -> list[str]:
-    """Return what the interpreter needs of the file system: its own library and the system's."""
+    """Return the folders that the interpreter needs: its own library and the system's."""
     paths = sysconfig.get_paths()
     folders = ["/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo"]
     if sys.base_prefix not in ("/", "/usr"):
@@ -191,7 +191,7 @@ def drop_privileges(uid: int | None) -> None:
 
 
 def limit_resources(config: dict[str, Any], counts_are_ours: bool) -> None:
-    """Set the limits of this process. Memory is what it has now, the code's share, and the reserve."""
+    """Set the limits of this process. Memory: its present size, the code's share, and the reserve."""
     with open("/proc/self/statm") as file:
         now = int(file.read().split()[0]) * resource.getpagesize()
     limits = {
@@ -228,7 +228,7 @@ def refuse_system_calls(encoded: str) -> bool:
 
 
 def guard(interpreter: int, lifeline: int) -> None:
-    """Stop, continue and kill the interpreter as the host says; end when it has ended or the host is gone."""
+    """Stop, continue and kill the interpreter on the host's orders; end when it has ended or the host is gone."""
     waker, wakened = os.pipe()
     os.set_blocking(wakened, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -268,7 +268,7 @@ def guard(interpreter: int, lifeline: int) -> None:
 
 
 def answer(request: dict[str, Any], namespace: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
-    """Run code as a notebook does and describe what came of it."""
+    """Run code as a notebook does and describe the result."""
     most, name, code = config["output_characters"], f"<run {request['number']}>", request["code"]
     linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)
     sys.setrecursionlimit(config["recursion_depth"] + 20)
@@ -310,7 +310,7 @@ def describe(error: BaseException) -> str:
 
 
 def open_streams(output: int) -> None:
-    """Make what `print` and the C library write go to the host, line by line."""
+    """Redirect the output of `print` and of the C library to the host, line by line."""
     nothing = os.open("/dev/null", os.O_RDONLY)
     os.dup2(nothing, 0)
     os.dup2(output, 1)

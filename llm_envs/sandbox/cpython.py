@@ -11,13 +11,13 @@
    unprivileged users create namespaces, for everyone.
 3. `isolation="rlimits"` is for machines without namespaces, and weaker: the code can read the files that an
    unprivileged user, or if the host is not root, the host's user can read, secrets included. Resource limits and the
-   seccomp filter hold, and the filter also refuses to change any file. `protections` says what is in force.
-4. Between runs the interpreter is stopped: threads that the code has left behind do not go on.
+   seccomp filter hold, and the filter also refuses to change any file. `protections` lists the active ones.
+4. Between runs the interpreter is stopped, and so are threads that the code has left running.
 5. A run that is over its time, its output or its memory, or that ends its interpreter, costs the session its variables
-   (unlike in `MontySandbox`): the next run has a new interpreter, and its result says so.
-6. What the interpreter sends is data: frames of limited size with the nonce of the request, read by a JSON parser.
-   Anything else costs the session its interpreter. Model code shares that process, so a value may be a lie; it is no
-   more than what the code could have printed.
+   (unlike in `MontySandbox`): the next run has a new interpreter, and its result has a note.
+6. The interpreter sends only data: frames of limited size with the nonce of the request, read by a JSON parser.
+   Anything else costs the session its interpreter. Model code shares that process, so a value may be a lie, but the
+   code could have printed the same.
 """
 
 from __future__ import annotations
@@ -43,12 +43,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from llm_envs.errors import InvalidConfigError, SandboxError
+from llm_envs.processes import StartWatch
 from llm_envs.sandbox.base import (
     FLOOD_FACTOR,
     NotRun,
     SandboxLimits,
     SandboxResult,
-    StopReason,
+    SandboxStop,
     check_code,
     compose,
     describe,
@@ -61,8 +62,8 @@ __all__ = ["Isolation", "SubprocessSandbox", "SubprocessSession"]
 Isolation = Literal["namespaces", "rlimits"]
 
 _CHILD = Path(__file__).with_name("child.py")
-_START_S = 20.0
-"""Longest time for an interpreter to start: about 0.1 s on a free machine."""
+_PULSE_S = 1.0
+"""How often a wait for the start of an interpreter, about 0.1 s on a free machine, looks whether it gets on."""
 _END_S = 5.0
 """Longest time for the guardian to kill its interpreter, before it is killed itself."""
 _CPU_S = 3_600
@@ -71,15 +72,15 @@ _ENVIRONMENT = {"HOME": "/tmp", "LANG": "C.UTF-8", "MALLOC_ARENA_MAX": "1", "PAT
 
 
 class SubprocessSandbox:
-    """Run full CPython in processes of their own, one for each session.
+    """Run full CPython in separate processes, one for each session.
 
     Args:
-        limits: Limits of sessions that name none of their own.
+        limits: Limits of sessions that are opened without limits.
         isolation: "namespaces", or, weaker, "rlimits"; see the module.
         python: The interpreter to run; by default this one. Third-party packages are not visible to it.
 
     Raises:
-        InvalidConfigError: If `isolation` is no such word.
+        InvalidConfigError: If `isolation` has another value.
         SandboxError: If this machine cannot isolate as asked.
     """
 
@@ -101,7 +102,7 @@ class SubprocessSandbox:
         self._is_closed = False
         self._force_user_namespace = False
         self.protections = self._probe()
-        """What is in force: "limits", "system calls", "files", "network", "processes"."""
+        """The active protections: "limits", "system calls", "files", "network", "processes"."""
 
     def session(self, limits: SandboxLimits | None = None, *, seed: int | None = None) -> SubprocessSession:
         """Return a new session; see `Sandbox.session`."""
@@ -130,7 +131,7 @@ class SubprocessSandbox:
         return _rebuild, (self.limits, self.isolation, self.python)
 
     def _probe(self) -> frozenset[str]:
-        """Start one interpreter, to know that it can be done and what closes it in."""
+        """Start one interpreter, to check that this works and which protections are active."""
         child = _Child(self, self.limits, None)
         child.close()
         return frozenset(child.protections)
@@ -172,7 +173,7 @@ class SubprocessSession:
             return compose(limits=self.limits, seconds=time.perf_counter() - started, **outcome)
 
     def _ready_child(self) -> tuple[_Child, bool]:
-        """Return the interpreter and whether it is a new one that nobody has been told of."""
+        """Return the interpreter, and whether it is new and this has not been reported yet."""
         child, told = self._child, self._child is None
         if child is not None and (child.pid != os.getpid() or not child.is_silent()):
             child.close()
@@ -187,7 +188,7 @@ class SubprocessSession:
         return await run_in_thread(self, code)
 
     def close(self) -> None:
-        """End the interpreter, once the run that is under way has ended."""
+        """End the interpreter, once the current run has ended."""
         with self._lock:
             self._is_closed = True
             child, self._child = self._child, None
@@ -266,7 +267,7 @@ class _Child:
         return False  # a forged reply to a request that is still to come, or the end
 
     def run(self, code: str) -> dict[str, Any]:
-        """Run code and return what `compose` needs."""
+        """Run code and return the data for `compose`."""
         self._n_runs += 1
         nonce = secrets.token_hex(16)
         exchange = _Exchange(self, json.dumps({"code": code, "nonce": nonce, "number": self._n_runs}).encode())
@@ -293,14 +294,17 @@ class _Child:
 
     def _wait_until_ready(self, sandbox: SubprocessSandbox) -> None:
         exchange = _Exchange(self, None)
-        stopped = exchange.go_on(_START_S)
+        watch = StartWatch(self._process.pid)
+        complaint = None
+        while (stopped := exchange.go_on(_PULSE_S)) == "time" and complaint is None:
+            complaint = watch.complaint()
         reply = exchange.reply or {}
         if reply.get("ready") is True and not stopped:
             self.protections = [str(word) for word in reply["protections"]]
             self._order(b"S")
             return
         self.close()
-        why = reply.get("failed") or ("it takes too long" if stopped == "time" else "it ends at once")
+        why = reply.get("failed") or complaint or "it ends at once"
         raise SandboxError(
             f"no interpreter can be started with isolation={sandbox.isolation!r} on this machine: {why}. "
             "MontySandbox works everywhere; isolation='rlimits' is weaker but needs no namespaces."
@@ -318,7 +322,7 @@ class _Exchange:
         self._most = child.limits.output_characters
         self._kept = bytearray()
 
-    def go_on(self, timeout_s: float) -> StopReason | None:
+    def go_on(self, timeout_s: float) -> SandboxStop | None:
         """Exchange until the reply is complete; return the limit that was reached, if one was."""
         deadline = time.perf_counter() + timeout_s
         control, output = self._child._control, self._child._output
@@ -348,11 +352,11 @@ class _Exchange:
                 if self._is_flood:
                     return "output"
         while self._read_output(nothing_now=False) and not self._is_flood:
-            pass  # what was written before the reply is in the pipe already
+            pass  # output from before the reply is already in the pipe
         return "output" if self._is_flood else None
 
     def text(self) -> str:
-        """Return the beginning of what was printed."""
+        """Return the beginning of the printed text."""
         return self._kept.decode("utf-8", "replace")
 
     @property
@@ -360,7 +364,7 @@ class _Exchange:
         return self.n_characters > FLOOD_FACTOR * self._most
 
     def _read_output(self, nothing_now: bool = True) -> bool:
-        """Keep the beginning of what is in the pipe; return whether there may be more, `nothing_now` if it is empty."""
+        """Keep the beginning of the pipe's content; return whether there may be more, `nothing_now` if it is empty."""
         try:
             chunk = os.read(self._child._output, 1 << 20)
         except BlockingIOError:
@@ -402,7 +406,7 @@ def _encode_filter(isolation: Isolation) -> str:
 def _end_child(
     process: subprocess.Popen[bytes], output: int, lifeline: int, control: socket.socket, folder: str, pid: int
 ) -> None:
-    """Have the guardian kill its interpreter and end; in a forked copy of the host only close what was copied."""
+    """Make the guardian kill its interpreter and end; in a forked copy of the host only close the copies."""
     if pid == os.getpid():
         with contextlib.suppress(OSError):
             os.write(lifeline, b"K")

@@ -5,7 +5,8 @@
 2. A run that is stopped by a limit, or that takes its worker down, leaves the session's variables as they were before
    that run. The pool replaces the worker.
 3. The worker enforces the limits; the pool kills a worker that is over its time by more than `_GRACE_S`.
-4. A process that is forked from one that has run code here cannot: it gets a `SandboxError`. Spawn it instead.
+4. pydantic-monty has threads, which a forked process lacks. In a process that is forked from one that has run code,
+   the pool therefore lives in helper processes (`_Helper`), which start with the first run, in about a second.
 5. Nothing that comes out of a worker is executed, and values are written out with a budget (`rendering`).
 
 Monty is a subset of Python: no `yield`, no third-party packages, and only part of the standard library. `time.sleep`
@@ -14,23 +15,29 @@ returns at once.
 
 from __future__ import annotations
 
+import base64
+import json
 import os
+import struct
+import subprocess
+import sys
 import threading
 import time
-from typing import Any, cast
+from dataclasses import asdict
+from typing import IO, Any, cast
 
 from llm_envs.errors import InvalidConfigError, MissingExtraError, SandboxError
+from llm_envs.processes import forget_after_fork, processors
 from llm_envs.sandbox.base import (
     FLOOD_FACTOR,
     NotRun,
     SandboxLimits,
     SandboxResult,
-    StopReason,
+    SandboxStop,
     check_code,
     compose,
     cut_front,
     describe,
-    processors,
     run_in_thread,
 )
 from llm_envs.sandbox.rendering import render
@@ -46,17 +53,20 @@ _TRACEBACK_CHARACTERS = 2_000
 """Longest traceback: its end names the exception."""
 
 _LEFT_BEHIND: list[Any] = []
-"""Pools of the parent process, in a forked child: dropped there, they would end the parent's workers."""
+"""Pools and helpers of the parent process, in a forked child: dropped there, they would end the parent's workers."""
 _started_in: int | None = None
 """The process in which pydantic-monty has started threads. A forked copy of it has none, and would wait for ever."""
+_Fed = tuple[dict[str, Any], bytes | None]
+"""The data of a run for `compose`, and the session's variables after it."""
+_HELPER = "from llm_envs.sandbox.monty import serve; serve()"
 
 
 class MontySandbox:
     """Run Python in `pydantic-monty`.
 
     Args:
-        n_workers: Worker processes, and so runs at one time; further runs wait. By default one a processor.
-        limits: Limits of sessions that name none of their own. No session may have a longer `timeout_s`.
+        n_workers: Worker processes, and so runs at one time; further runs wait. By default one per processor.
+        limits: Limits of sessions that are opened without limits. No session may have a longer `timeout_s`.
 
     Raises:
         InvalidConfigError: If `n_workers` is less than 1.
@@ -71,10 +81,19 @@ class MontySandbox:
         self.limits = limits or SandboxLimits()
         self.n_workers = n_workers or processors()
         self._monty = _load_monty()
-        self._lock = threading.Lock()
         self._pool: Any = None
-        self._pool_pid = 0
+        self._helpers: list[_Helper] = []
         self._is_closed = False
+        self.forget()
+        forget_after_fork(self)
+
+    def forget(self) -> None:
+        """Start over in a forked child, leaving the parent's workers to the parent."""
+        _LEFT_BEHIND.extend([self._pool, *self._helpers])
+        self._lock = threading.Lock()
+        self._pool = None
+        self._helpers = []
+        self._free_helpers = threading.BoundedSemaphore(self.n_workers)
 
     def session(self, limits: SandboxLimits | None = None, *, seed: int | None = None) -> MontySession:
         """Return a new session; see `Sandbox.session`."""
@@ -93,10 +112,11 @@ class MontySandbox:
         with self._lock:
             self._is_closed = True
             pool, self._pool = self._pool, None
-            if pool is not None and self._pool_pid == os.getpid():
-                pool.__exit__(None, None, None)
-            elif pool is not None:
-                _LEFT_BEHIND.append(pool)
+            helpers, self._helpers = self._helpers, []
+        if pool is not None:
+            pool.__exit__(None, None, None)
+        for helper in helpers:
+            helper.close()
 
     def __enter__(self) -> MontySandbox:
         """Return the sandbox."""
@@ -110,30 +130,48 @@ class MontySandbox:
         """Pickle as settings: another process has its own workers."""
         return _rebuild, (self.n_workers, self.limits)
 
+    def _feed(self, limits: SandboxLimits, seed: int | None, state: bytes | None, code: str) -> _Fed:
+        """Run code on a worker, here or in a helper."""
+        if _started_in in (None, os.getpid()):
+            fed = _Feed(self._monty, self._current_pool(), limits, seed, state).run(code)
+            if self._is_closed and fed[0].get("stopped") == "crash":
+                raise SandboxError("the sandbox was closed while code was running in it.")
+            return fed
+        with self._free_helpers:
+            with self._lock:
+                self._check_open()
+                helper = self._helpers.pop() if self._helpers else None
+            helper = helper or _Helper(self.limits)
+            fed = helper.feed(limits, seed, state, code)
+            with self._lock:
+                if not self._is_closed:
+                    self._helpers.append(helper)
+                    return fed
+        helper.close()
+        return fed
+
     def _current_pool(self) -> Any:
         """Return the pool of workers, started if need be."""
         global _started_in
         with self._lock:
-            if self._is_closed:
-                raise SandboxError("the sandbox is closed; make a new one.")
-            if _started_in not in (None, os.getpid()):
-                raise SandboxError(
-                    "pydantic-monty was in use when this process was forked, and does not work in the copy; "
-                    "start processes with 'spawn' or 'forkserver'."
-                )
+            self._check_open()
             if self._pool is None:
-                pool = self._monty.Monty(
-                    min_processes=0,
-                    max_processes=self.n_workers,
-                    request_timeout=self.limits.timeout_s + _GRACE_S,
-                    feed_duration_limit_grace=_GRACE_S,
-                )
                 try:
+                    pool = self._monty.Monty(
+                        min_processes=0,
+                        max_processes=self.n_workers,
+                        request_timeout=self.limits.timeout_s + _GRACE_S,
+                        feed_duration_limit_grace=_GRACE_S,
+                    )
                     self._pool = pool.__enter__()
                 except (OSError, RuntimeError, self._monty.MontyError) as error:
                     raise SandboxError(f"pydantic-monty's workers cannot be started: {error}") from error
-                self._pool_pid = _started_in = os.getpid()
+                _started_in = os.getpid()
             return self._pool
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise SandboxError("the sandbox is closed; make a new one.")
 
 
 class MontySession:
@@ -144,17 +182,10 @@ class MontySession:
             raise InvalidConfigError(f"seed is {describe(seed)}; it must be a whole number or None.")
         self.limits = limits
         self._sandbox = sandbox
+        self._seed = seed
         self._state: bytes | None = None
         self._lock = threading.Lock()
         self._is_closed = False
-        self._checkout = {
-            "limits": {
-                "max_feed_duration_secs": limits.timeout_s,
-                "max_memory": limits.memory_bytes,
-                "max_recursion_depth": limits.recursion_depth,
-            },
-            "os_policy": {"sleep": "zero"} | ({} if seed is None else {"random_start": {"seed": seed}}),
-        }
 
     def run(self, code: str) -> SandboxResult:
         """Run code; see `SandboxSession.run`."""
@@ -168,11 +199,7 @@ class MontySession:
                 text = f"{refusal.error}: {refusal}"
                 seconds = time.perf_counter() - started
                 return compose("", self.limits, traceback=text, error=refusal.error, seconds=seconds)
-            pool = self._sandbox._current_pool()
-            outcome = self._feed(pool, code)
-            if outcome.get("stopped") in ("memory", "crash") and not self._can_go_on(pool):
-                self._state = None
-                outcome["state_lost"] = True
+            outcome, self._state = self._sandbox._feed(self.limits, self._seed, self._state, code)
             return compose(limits=self.limits, seconds=time.perf_counter() - started, **outcome)
 
     async def arun(self, code: str) -> SandboxResult:
@@ -185,19 +212,44 @@ class MontySession:
             self._is_closed = True
             self._state = None
 
-    def _feed(self, pool: Any, code: str) -> dict[str, Any]:
-        """Run code on a worker and return what `compose` needs; keep the variables it leaves if it was not stopped."""
-        monty = self._sandbox._monty
-        printed = _Printed(self.limits.output_characters)
+
+class _Feed:
+    """Runs code once, on a worker of a pool, from the variables of a session."""
+
+    def __init__(self, monty: Any, pool: Any, limits: SandboxLimits, seed: int | None, state: bytes | None) -> None:
+        self._monty = monty
+        self._pool = pool
+        self._limits = limits
+        self._state = state
+        self._checkout = {
+            "limits": {
+                "max_feed_duration_secs": limits.timeout_s,
+                "max_memory": limits.memory_bytes,
+                "max_recursion_depth": limits.recursion_depth,
+            },
+            "os_policy": {"sleep": "zero"} | ({} if seed is None else {"random_start": {"seed": seed}}),
+        }
+
+    def run(self, code: str) -> _Fed:
+        """Run code and return the data for `compose`, and the variables, unless the run was stopped."""
+        outcome = self._outcome(code)
+        if outcome.get("stopped") in ("memory", "crash") and not self._can_go_on():
+            self._state = None
+            outcome["state_lost"] = True
+        return outcome, self._state
+
+    def _outcome(self, code: str) -> dict[str, Any]:
+        monty = self._monty
+        printed = _Printed(self._limits.output_characters)
         outcome: dict[str, Any] = {}
         try:
-            with pool.checkout(**self._checkout) as worker:
+            with self._pool.checkout(**self._checkout) as worker:
                 if self._state is not None:
                     worker.load_session(self._state)
                 try:
                     value = worker.feed_run(code, print_callback=printed)
                     if value is not None:
-                        outcome["value"] = render(value, self.limits.output_characters)
+                        outcome["value"] = render(value, self._limits.output_characters)
                 except (monty.MontyRuntimeError, monty.MontySyntaxError) as error:
                     outcome = self._explain(error, printed)
                 if not outcome.get("stopped"):
@@ -207,28 +259,25 @@ class MontySession:
         except monty.MontyError as error:  # the variables themselves no longer fit
             outcome = self._explain(error, printed)
             outcome.setdefault("stopped", "memory")
-        except (OSError, RuntimeError) as error:
-            if self._sandbox._is_closed:
-                raise SandboxError("the sandbox was closed while code was running in it.") from error
-            if not outcome.get("error"):  # a worker that went away without a word of its own
+        except (OSError, RuntimeError):
+            if not outcome.get("error"):  # a worker that ended without a message
                 outcome = {"stopped": "crash"}
         return outcome | {"printed": printed.text(), "n_printed": printed.n_characters}
 
-    def _can_go_on(self, pool: Any) -> bool:
+    def _can_go_on(self) -> bool:
         """Tell whether the variables, as they were before, leave any code room to run."""
         if self._state is None:
             return True
-        monty = self._sandbox._monty
         try:
-            with pool.checkout(**self._checkout) as worker:
+            with self._pool.checkout(**self._checkout) as worker:
                 worker.load_session(self._state)
                 worker.feed_run("None")
-        except (monty.MontyError, OSError, RuntimeError):
+        except (self._monty.MontyError, OSError, RuntimeError):
             return False
         return True
 
     def _keep(self, state: bytes, outcome: dict[str, Any]) -> None:
-        if len(state) <= min(MAX_STATE_BYTES, self.limits.memory_bytes // 4):
+        if len(state) <= min(MAX_STATE_BYTES, self._limits.memory_bytes // 4):
             self._state = state
         else:
             outcome.pop("value", None)
@@ -240,7 +289,7 @@ class MontySession:
         head, _, last = text.rpartition("\n")
         name = last.partition(":")[0].strip() or type(error.exception()).__name__
         traceback = cut_front(text, _TRACEBACK_CHARACTERS)
-        stopped: StopReason | None = None
+        stopped: SandboxStop | None = None
         if printed.is_flood:
             stopped = "output"
         elif not head and last.startswith("TimeoutError: feed time limit exceeded"):
@@ -253,7 +302,7 @@ class MontySession:
 
 
 class _Printed:
-    """Collect what is printed up to a limit; past the flood limit, have the worker stopped."""
+    """Collect printed text up to a limit; past the flood limit, stop the worker."""
 
     def __init__(self, most: int) -> None:
         self.n_characters = 0
@@ -275,6 +324,104 @@ class _Printed:
 
     def text(self) -> str:
         return "".join(self._kept)
+
+
+class _Helper:
+    """A process with our code that runs one feed at a time, for a process in which pydantic-monty cannot run.
+
+    Both ends trust each other: the model's code stays in pydantic-monty's worker, below the helper.
+    """
+
+    def __init__(self, limits: SandboxLimits) -> None:
+        python_path = os.pathsep.join(path for path in sys.path if path)
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-c", _HELPER],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                bufsize=0,
+                start_new_session=True,
+                env=os.environ | {"PYTHONPATH": python_path},
+            )
+        except OSError as error:
+            raise SandboxError(f"a process for pydantic-monty cannot be started: {error}") from error
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._requests, self._replies = self._process.stdin, self._process.stdout
+        self._send(asdict(limits))
+
+    def feed(self, limits: SandboxLimits, seed: int | None, state: bytes | None, code: str) -> _Fed:
+        """Have the helper run code; see `MontySandbox._feed`."""
+        try:
+            self._send({"limits": asdict(limits), "seed": seed, "state": _as_text(state), "code": code})
+            reply = _read_frame(self._replies)
+        except BaseException as error:  # interrupted, or the helper is gone: its next reply would be to this request
+            self.close()
+            if isinstance(error, (OSError, EOFError)):
+                raise SandboxError("the process that runs pydantic-monty has ended.") from error
+            raise
+        if "failed" in reply:
+            self.close()
+            raise SandboxError(reply["failed"])
+        return reply["outcome"], _as_bytes(reply["state"])
+
+    def close(self) -> None:
+        """End the process, and with it its workers."""
+        for pipe in (self._requests, self._replies):
+            pipe.close()
+        self._process.kill()
+        self._process.wait()
+
+    def _send(self, message: dict[str, Any]) -> None:
+        _write_frame(self._requests, message)
+
+
+def serve() -> None:
+    """Run the requests of a forked process until it closes the pipe. Called in a helper process."""
+    requests, replies = os.fdopen(os.dup(0), "rb", 0), os.fdopen(os.dup(1), "wb", 0)
+    os.dup2(2, 1)
+    try:
+        with MontySandbox(n_workers=1, limits=SandboxLimits(**_read_frame(requests))) as sandbox:
+            while True:
+                request = _read_frame(requests)
+                limits, state = SandboxLimits(**request["limits"]), _as_bytes(request["state"])
+                try:
+                    outcome, state = sandbox._feed(limits, request["seed"], state, request["code"])
+                    _write_frame(replies, {"outcome": outcome, "state": _as_text(state)})
+                except Exception as error:
+                    _write_frame(replies, {"failed": f"{type(error).__name__}: {error}"})
+    except (EOFError, BrokenPipeError):
+        return
+
+
+def _write_frame(pipe: IO[bytes], message: dict[str, Any]) -> None:
+    data = json.dumps(message).encode()
+    unsent = memoryview(struct.pack("!Q", len(data)) + data)
+    while unsent:
+        unsent = unsent[pipe.write(unsent) :]
+
+
+def _read_frame(pipe: IO[bytes]) -> dict[str, Any]:
+    (size,) = struct.unpack("!Q", _read_exactly(pipe, 8))
+    message: dict[str, Any] = json.loads(_read_exactly(pipe, size))
+    return message
+
+
+def _as_text(state: bytes | None) -> str | None:
+    return None if state is None else base64.b64encode(state).decode()
+
+
+def _as_bytes(state: str | None) -> bytes | None:
+    return None if state is None else base64.b64decode(state)
+
+
+def _read_exactly(pipe: IO[bytes], size: int) -> bytes:
+    data = bytearray()
+    while len(data) < size:
+        chunk = pipe.read(size - len(data))
+        if not chunk:
+            raise EOFError("the pipe was closed")
+        data += chunk
+    return bytes(data)
 
 
 def _rebuild(n_workers: int, limits: SandboxLimits) -> MontySandbox:

@@ -16,7 +16,7 @@ __all__ = ["render"]
 MAX_DEPTH = 60
 """Deeper nesting is written as "...": no Python code needs more to be understood, and recursion here is bounded."""
 MAX_INTEGER_BITS = 14_000
-"""Larger integers are described by their size. About 4,200 digits: what Python itself agrees to write."""
+"""Larger integers are described by their size. About 4,200 digits, the limit of Python's own conversion."""
 
 _PLAIN = (float, complex, range, datetime.date, datetime.time, datetime.timedelta, datetime.tzinfo, type(...))
 

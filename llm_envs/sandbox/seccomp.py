@@ -1,6 +1,6 @@
 """The system calls that sandboxed CPython may not make, as a seccomp filter in BPF.
 
-A pure function from the machine's name to the filter's bytes. What is refused fails with an error number, so that the
+A pure function from the machine's name to the filter's bytes. A refused call fails with an error number, so that the
 code sees `PermissionError` and not the end of its process. The numbers are those of the kernel's `unistd.h`. Calls
 newer than 2019 (424 and up: `io_uring`, `clone3`, `openat2`, ...) are answered "no such call"; the C library then uses
 the older ones, which are listed here.

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import atexit
-import os
-import threading
 from typing import Any
 
+from llm_envs.processes import Shared
 from llm_envs.sandbox.base import Sandbox, SandboxLimits, SandboxResult, SandboxSession
 from llm_envs.sandbox.monty import MontySandbox
 
@@ -21,7 +20,7 @@ class PythonTool:
 
     Args:
         sandbox: Where the code runs; by default `shared_sandbox()`.
-        limits: Limits in place of the sandbox's own.
+        limits: Replace the sandbox's limits.
 
     Raises:
         MissingExtraError: If no sandbox is given and pydantic-monty is not installed.
@@ -34,7 +33,7 @@ class PythonTool:
         self._seed: int | None = None
         self._session: SandboxSession | None = None
         self.last_result: SandboxResult | None = None
-        """What the last call came to; None before the first of an episode."""
+        """The result of the last call; None before the first of an episode."""
 
     def python(self, code: str) -> str:
         """Run Python code. Returns what it prints and the value of its last expression. Variables are kept.
@@ -66,37 +65,21 @@ class PythonTool:
 def shared_sandbox() -> MontySandbox:
     """Return the `MontySandbox` of this process: made at the first call, closed as the process ends.
 
-    Every process has its own. One that is forked after its parent has run code cannot use it (`MontySandbox`).
+    A forked process has workers of its own (`MontySandbox`).
 
     Raises:
         MissingExtraError: If pydantic-monty is not installed.
     """
-    global _shared
-    with _lock:
-        if _shared is None or _shared[0] != os.getpid():
-            if _shared is not None:
-                _inherited.append(_shared[1])
-            _shared = (os.getpid(), MontySandbox())
-            atexit.register(_close_shared)
-        return _shared[1]
+    return _shared()
 
 
-def _renew_lock() -> None:
-    global _lock
-    _lock = threading.Lock()
+def _make_shared() -> MontySandbox:
+    sandbox = MontySandbox()
+    atexit.register(sandbox.close)
+    return sandbox
 
 
-_shared: tuple[int, MontySandbox] | None = None
-_inherited: list[MontySandbox] = []
-"""The parent's, in a forked child: never closed there."""
-_lock = threading.Lock()
-if hasattr(os, "register_at_fork"):  # another thread of the parent may have held it
-    os.register_at_fork(after_in_child=_renew_lock)
-
-
-def _close_shared() -> None:
-    if _shared is not None and _shared[0] == os.getpid():
-        _shared[1].close()
+_shared = Shared(_make_shared)
 
 
 def _rebuild(sandbox: Sandbox | None, limits: SandboxLimits | None) -> PythonTool:

@@ -44,9 +44,10 @@ class TemplateEnv(TextEnv):
     - v0: first version.
     """
 
-    # Measured over 20,000 episodes: who draws moves from the two wins 1.9% of the easy and 0.02% of the hard ones.
+    # Measured: who draws moves from the two wins 1.9% of the easy episodes and 0.02% of the hard ones (of 20,000); who
+    # doubles a few times and then adds ones, whatever the numbers are, passes through the goal in 18% of the easy ones.
     difficulties = {
-        "easy": Difficulty("goals from 100 to 200", chance_rate=0.03, n_problems=909, settings={"highest": 200}),
+        "easy": Difficulty("goals from 100 to 200", chance_rate=0.25, n_problems=909, settings={"highest": 200}),
         "hard": Difficulty(
             "goals from 10,000 to 20,000", chance_rate=0.001, n_problems=90_009, settings={"highest": 20_000}
         ),

@@ -96,8 +96,8 @@ class TemplateEnv(ToolEnv):
         return number == self._total()
 
     def next_action(self) -> str:
-        """Return what the oracle does next: ask for all prices in one turn, then answer."""
-        if self.n_turns + 1 >= self.max_turns or self.tool_results:
+        """Ask for all prices in one turn, then answer. The oracle uses what the agent was shown, and nothing else."""
+        if self.tool_results and all(result.success for result in self.tool_results):
             return format_answer(self._total())
         return "\n".join(format_tool_call("price", item=item) for item in self.problem["order"])
 

@@ -40,7 +40,8 @@ class BaseConversionEnv(SingleTurnEnv):
     ## Arguments
     - `split`: "train" or "test".
     - `difficulty`: "easy" (default): 16 to 999 between the bases 2, 8, 10 and 16; "medium": 1000 to 20000 between the
-      bases 2 to 16; "hard": the sum of two numbers up to 60000 between the bases 3 to 36.
+      bases 2 to 16; "hard": the sum of two numbers up to 60000 between the bases 3 to 36; "expert": the sum of four
+      numbers of 20 digits between the bases 7 to 36.
     - `reset(options={"problem": {"numbers": ["ff"], "source": 16, "target": 10}})` asks for a given conversion; of
       several numbers, for their sum.
 
@@ -48,7 +49,7 @@ class BaseConversionEnv(SingleTurnEnv):
     - v0: first version.
     """
 
-    # The chance rates bound the share of the commonest string of digits: 0.4%, 0.02%, 0.01%.
+    # The chance rates bound the share of the commonest string of digits: 0.4%, 0.02%, 0.01%, next to 0.
     difficulties = {
         "easy": Difficulty(
             "bases 2, 8, 10, 16",
@@ -67,6 +68,13 @@ class BaseConversionEnv(SingleTurnEnv):
             chance_rate=0.001,
             settings={"bases": tuple(range(3, 37)), "values": (1_000, 60_000), "count": 2},
         ),
+        "expert": Difficulty(
+            "four numbers of 20 digits, bases 7 to 36",
+            chance_rate=0.001,
+            settings={"bases": tuple(range(7, 37)), "digits": 20, "count": 4},
+            expected_hard="After the sum, 20 digits are converted by some 20 divisions of a number of up to 30 "
+            "digits: about 400 steps; at one slip in 500, 45% come out right.",
+        ),
     }
     default_difficulty = "easy"
     problem_fields = {"numbers": list, "source": int, "target": int}
@@ -80,8 +88,15 @@ class BaseConversionEnv(SingleTurnEnv):
         source, target = pick(random, bases), pick(random, bases)
         while target == source:
             target = pick(random, bases)
-        numbers = [to_base(between(random, *self.settings["values"]), source) for _ in range(self.settings["count"])]
+        numbers = [self._draw_number(source) for _ in range(self.settings["count"])]
         return {"numbers": numbers, "source": source, "target": target}
+
+    def _draw_number(self, base: int) -> str:
+        """Draw a number of the level by its digits, or by its value."""
+        random, n_digits = self.np_random.random, self.settings.get("digits")
+        if n_digits is None:
+            return to_base(between(random, *self.settings["values"]), base)
+        return pick(random, _DIGITS[1:base]) + "".join(pick(random, _DIGITS[:base]) for _ in range(n_digits - 1))
 
     def check_problem(self, problem: Mapping[str, Any]) -> None:
         """Refuse bases that have no digits, and numbers that are none."""

@@ -28,7 +28,12 @@ _KINDS: Mapping[str, tuple[str, ...]] = {
     "shift": ("date", "days"),
     "nth": ("n", "weekday", "month", "year"),
     "shifted nth": ("n", "weekday", "month", "year", "days"),
+    "months": ("day", "weekday", "first", "last"),
 }
+
+
+_PLAIN = ("weekday", "between", "shift", "nth")
+_SHIFTED = ("weekday", "between", "shift", "shifted nth")
 
 
 class CalendarEnv(SingleTurnEnv):
@@ -36,7 +41,8 @@ class CalendarEnv(SingleTurnEnv):
 
     ## Description
     Each question asks for a weekday, for the number of days between two dates, for the date some days before or after
-    another, or for the date of, say, the third Friday of a month (or some days from it). All in the Gregorian
+    another, for the date of, say, the third Friday of a month (or some days from it), or for the number of months
+    whose, say, 13th is a Friday. All in the Gregorian
     calendar, also for years before it was introduced. Teaches leap years, lengths of months and counting in sevens.
     Several questions must all be answered rightly, as a weekday alone could be guessed.
 
@@ -58,10 +64,12 @@ class CalendarEnv(SingleTurnEnv):
     ## Arguments
     - `split`: "train" or "test".
     - `difficulty`: "easy" (default): two questions, years 2000 to 2030, up to 60 days; "medium": three, years 1900 to
-      2100, up to 1000 days; "hard": four, years 1000 to 3000, up to 20000 days, also days from the third Friday.
+      2100, up to 1000 days; "hard": four, years 1000 to 3000, up to 20000 days, also days from the third Friday;
+      "expert": twelve, likewise, up to 200000 days, also the months of 20 to 40 years with a Friday, the 13th.
     - `reset(options={"problem": {"questions": [{"kind": "weekday", "date": "2024-03-15"}]}})` asks given questions.
       Other kinds: "between" (`from`, `to`), "shift" (`date`, `days`), "nth" (`n`: 1 to 4, or -1 for the last;
-      `weekday`: 0 for Monday; `month`; `year`), "shifted nth" (with `days`, too).
+      `weekday`: 0 for Monday; `month`; `year`), "shifted nth" (with `days`, too), "months" (`day`, `weekday`, `first`
+      and `last` year).
 
     ## Version History
     - v0: first version.
@@ -70,9 +78,22 @@ class CalendarEnv(SingleTurnEnv):
     # A weekday is guessed in 1 of 7, as is the date of a third Friday within its week; a number of days more rarely.
     # So the chance rates are bounded by 1 of 7**questions, with a few more easy questions between nearby dates.
     difficulties = {
-        "easy": Difficulty("two questions", 0.025, settings={"questions": 2, "years": (2000, 2030), "days": 60}),
-        "medium": Difficulty("three questions", 0.005, settings={"questions": 3, "years": (1900, 2100), "days": 1_000}),
-        "hard": Difficulty("four questions", 0.001, settings={"questions": 4, "years": (1000, 3000), "days": 20_000}),
+        "easy": Difficulty(
+            "two questions", 0.025, settings={"questions": 2, "years": (2000, 2030), "days": 60, "kinds": _PLAIN}
+        ),
+        "medium": Difficulty(
+            "three questions", 0.005, settings={"questions": 3, "years": (1900, 2100), "days": 1_000, "kinds": _PLAIN}
+        ),
+        "hard": Difficulty(
+            "four questions", 0.001, settings={"questions": 4, "years": (1000, 3000), "days": 20_000, "kinds": _SHIFTED}
+        ),
+        "expert": Difficulty(
+            "twelve questions",
+            1e-4,
+            settings={"questions": 12, "years": (1000, 3000), "days": 200_000, "kinds": (*_SHIFTED, "months")},
+            expected_hard="Every question takes some ten sums over centuries, and two or three of the twelve ask to "
+            "count among 240 to 480 months; at one wrong answer in 20 questions, 54% are right throughout.",
+        ),
     }
     default_difficulty = "easy"
     problem_fields = {"questions": list}
@@ -83,8 +104,7 @@ class CalendarEnv(SingleTurnEnv):
 
     def generate(self) -> dict[str, Any]:
         """Draw questions."""
-        random = self.np_random.random
-        kinds = ("weekday", "between", "shift", "shifted nth" if self.difficulty == "hard" else "nth")
+        random, kinds = self.np_random.random, self.settings["kinds"]
         return {"questions": [self._draw(random, pick(random, kinds)) for _ in range(self.settings["questions"])]}
 
     def _draw(self, random: Random, kind: str) -> dict[str, Any]:
@@ -97,6 +117,10 @@ class CalendarEnv(SingleTurnEnv):
         if kind == "shift":
             days = between(random, 20, most)
             return {"kind": kind, "date": _iso(day), "days": days if random() < 0.6 else -days}
+        if kind == "months":
+            span = between(random, 20, 40)
+            dated = {"first": day.year, "last": day.year + span - 1}
+            return {"kind": kind, "day": between(random, 1, 28), "weekday": between(random, 0, 6), **dated}
         n, weekday = pick(random, tuple(_NTH)), between(random, 0, 6)
         question = {"kind": kind, "n": n, "weekday": weekday, "month": day.month, "year": day.year}
         if kind == "shifted nth":
@@ -149,6 +173,12 @@ def answer_to(question: Mapping[str, Any]) -> str:
         return str((date.fromisoformat(question["to"]) - date.fromisoformat(question["from"])).days)
     if kind == "shift":
         return _iso(date.fromisoformat(question["date"]) + timedelta(question["days"]))
+    if kind == "months":
+        years, weekday = range(question["first"], question["last"] + 1), question["weekday"]
+        if not years or weekday not in range(7) or not 1 <= question["day"] <= 28:
+            raise ValueError("no such day of months")
+        days = (date(year, month, question["day"]) for year in years for month in range(1, 13))
+        return str(sum(day.weekday() == weekday for day in days))
     n, weekday, month, year = (question[key] for key in ("n", "weekday", "month", "year"))
     if n not in _NTH or weekday not in range(7):
         raise ValueError("no such weekday of a month")
@@ -171,7 +201,11 @@ def _ask(question: Mapping[str, Any]) -> str:
     if kind == "shift":
         days = question["days"]
         return f"Which date is {abs(days)} days {'before' if days < 0 else 'after'} {question['date']}?"
-    weekday, month = _WEEKDAYS[question["weekday"]], _MONTHS[question["month"] - 1]
+    weekday = _WEEKDAYS[question["weekday"]]
+    if kind == "months":
+        years = f"January {question['first']} to December {question['last']}"
+        return f"Of the months from {years}, how many have a {weekday} as their day number {question['day']}?"
+    month = _MONTHS[question["month"] - 1]
     nth = f"the {_NTH[question['n']]} {weekday} of {month} {question['year']}"
     if kind == "nth":
         return f"Which date is {nth}?"

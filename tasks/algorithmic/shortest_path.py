@@ -16,6 +16,8 @@ __all__ = ["ShortestPathEnv", "shortest"]
 
 _LARGEST = 10**9
 _LETTERS = tuple("ABCDEFGHJKLMNPQRSTUVWXYZ")
+_CODES = tuple(first + second for first in _LETTERS for second in _LETTERS)
+"""Names for more nodes than there are letters or towns."""
 _TOWNS = (
     *("Aldby", "Birka", "Corin", "Dalma", "Elben", "Forsa", "Gorlitz", "Hamar", "Ilsen", "Jutta", "Kolma", "Lunde"),
     *("Marsk", "Norva", "Ostra", "Prell", "Quern", "Rudna", "Selby", "Torsa", "Ulmen", "Varde", "Wenden", "Zelle"),
@@ -77,7 +79,7 @@ class ShortestPathEnv(SingleTurnEnv):
     ## Arguments
     - `split`: "train" or "test". Graphs that differ only in names are in the same split.
     - `difficulty`: "easy" (default): 7 nodes, 11 edges; "medium": 10 nodes, 20 edges; "hard": 14 nodes, 40 directed
-      edges, and at least four on the way.
+      edges, and at least four on the way; "expert": 60 nodes, 260 directed edges, and at least seven on the way.
     - `reset(options={"problem": {"story": 1, "directed": false, "edges": [["A", "B", 3], ["B", "C", 1]], "start":
       "A", "goal": "C"}})` plays a given graph; stories are 0 and 1.
 
@@ -86,13 +88,21 @@ class ShortestPathEnv(SingleTurnEnv):
     """
 
     # The chance rates bound how often a walk at random is a shortest path, which visits no node twice and takes the
-    # goal as soon as it is next: 8.7%, 4.2%, 4.6%.
+    # goal as soon as it is next: 8.7%, 4.2%, 4.6%, below 0.5%.
     difficulties = {
         "easy": Difficulty("7 nodes", 0.11, settings={"nodes": 7, "edges": 11, "directed": False, "steps": 3}),
         "medium": Difficulty("10 nodes", 0.06, settings={"nodes": 10, "edges": 20, "directed": False, "steps": 3}),
         "hard": Difficulty("14 nodes", 0.06, settings={"nodes": 14, "edges": 40, "directed": True, "steps": 4}),
+        "expert": Difficulty(
+            "60 nodes",
+            0.01,
+            settings={"nodes": 60, "edges": 260, "directed": True, "steps": 7},
+            expected_hard="The shortest path takes at least seven of 260 edges; to be sure of it, 60 nodes are "
+            "settled in order and 260 totals compared. At one slip in 400 of these steps, 45% come out right.",
+        ),
     }
     default_difficulty = "easy"
+    slow_reset_reason = "at the expert level the edges of 60 nodes are drawn, and searched through twice"
     problem_fields = {"story": int, "directed": bool, "edges": list, "start": str, "goal": str}
     instructions = "Find the best path. Reply with its nodes in order as <answer>first -> ... -> last</answer>."
 
@@ -100,7 +110,8 @@ class ShortestPathEnv(SingleTurnEnv):
         """Draw edges and ends until the shortest path has enough steps, and short cuts in thinking fail."""
         random, n, directed = self.np_random.random, self.settings["nodes"], self.settings["directed"]
         story = int(random() * len(_STORIES[directed]))
-        nodes = sample(random, _STORIES[directed][story][0], n)
+        names = _STORIES[directed][story][0]
+        nodes = sample(random, names if n <= len(names) else _CODES, n)
         pairs = [(a, b) for a in nodes for b in nodes if (a != b if directed else a < b)]
         while True:
             chosen = sample(random, pairs, self.settings["edges"])

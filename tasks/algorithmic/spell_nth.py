@@ -9,7 +9,7 @@ from typing import Any
 from llm_envs.env import Difficulty, SingleTurnEnv
 from llm_envs.errors import InvalidActionError
 from llm_envs.rewards import parse_integer
-from llm_envs.tasks.draws import Random, between, pick, sample
+from llm_envs.tasks.draws import between, pick, sample
 
 __all__ = ["SpellNthEnv"]
 
@@ -58,7 +58,8 @@ class SpellNthEnv(SingleTurnEnv):
     ## Arguments
     - `split`: "train" or "test".
     - `difficulty`: "easy" (default): spell the n-th and the m-th of 12 words; "medium": all kinds of questions over 14
-      words; "hard": all but spelling, over 18 words without meaning.
+      words; "hard": all but spelling, over 18 words without meaning; "expert": the k-th letters, or counts, over 100
+      long words without meaning.
     - `reset(options={"problem": {"kind": "spell", "words": ["kite", "sun"], "numbers": [2, 1], "letters": ""}})` asks a
       given question. Kinds: "spell" and "backwards" (two places), "column" (one place in each word), "ends" (every how
       many words), "count" (from which word to which, and the letters).
@@ -68,7 +69,7 @@ class SpellNthEnv(SingleTurnEnv):
     """
 
     # Of the spelled words any two in order are equally likely: 1 of 132. The chance rates bound the share of the
-    # commonest answer otherwise, which is one of "count": 0.8%, 0.5%.
+    # commonest answer otherwise, which is one of "count": 0.8%, 0.5%; next to 0 of 100 words.
     difficulties = {
         "easy": Difficulty("spell two words", 0.008, settings={"words": 12, "kinds": ("spell",), "real": True}),
         "medium": Difficulty(
@@ -79,10 +80,18 @@ class SpellNthEnv(SingleTurnEnv):
         "hard": Difficulty(
             "words without meaning",
             0.01,
-            settings={"words": 18, "kinds": ("backwards", "column", "ends", "count"), "real": False},
+            settings={"words": 18, "kinds": ("backwards", "column", "ends", "count"), "real": False, "length": (5, 9)},
+        ),
+        "expert": Difficulty(
+            "100 long words without meaning",
+            0.005,
+            settings={"words": 100, "kinds": ("column", "count"), "real": False, "length": (12, 20)},
+            expected_hard="100 words of 12 to 20 letters, whose tokens do not show the letters, are to be taken "
+            "apart: 800 to 1,600 letters to count, or 100 places; at one slip in 1,500 letters, 45% come out right.",
         ),
     }
     default_difficulty = "easy"
+    slow_reset_reason = "at the expert level some 1,600 letters are drawn"
     problem_fields = {"kind": str, "words": list, "numbers": list, "letters": str}
     instructions = (
         "Answer with letters one by one, as <answer>a-b-c</answer>; "
@@ -93,7 +102,7 @@ class SpellNthEnv(SingleTurnEnv):
         """Draw words and a question."""
         random, n = self.np_random.random, self.settings["words"]
         kind = pick(random, self.settings["kinds"])
-        words = sample(random, _WORDS, n) if self.settings["real"] else [_no_word(random) for _ in range(n)]
+        words = sample(random, _WORDS, n) if self.settings["real"] else [self._no_word() for _ in range(n)]
         letters, numbers = "", []
         if kind in ("spell", "backwards"):
             numbers = sample(random, range(1, n + 1), 2)
@@ -106,6 +115,11 @@ class SpellNthEnv(SingleTurnEnv):
             numbers = [first, between(random, first + n // 2, n)]
             letters = "".join(sample(random, sorted(set("".join(words[numbers[0] - 1 : numbers[1]]))), 4))
         return {"kind": kind, "words": words, "numbers": numbers, "letters": letters}
+
+    def _no_word(self) -> str:
+        """Draw some letters, mostly consonants."""
+        random, length = self.np_random.random, between(self.np_random.random, *self.settings["length"])
+        return "".join([pick(random, _VOWELS if random() < 0.3 else _CONSONANTS) for _ in range(length)])
 
     def check_problem(self, problem: Mapping[str, Any]) -> None:
         """Refuse words that are none, and places where there is nothing."""
@@ -154,11 +168,6 @@ class SpellNthEnv(SingleTurnEnv):
         if len(numbers) != len(self._answer) or None in numbers:
             raise InvalidActionError(f"the answer must be {len(self._answer)} whole numbers: 1, 2, 3")
         return numbers == self._answer
-
-
-def _no_word(random: Random) -> str:
-    """Draw five to nine letters, mostly consonants."""
-    return "".join(pick(random, _VOWELS if random() < 0.3 else _CONSONANTS) for _ in range(between(random, 5, 9)))
 
 
 def _place(number: int) -> str:

@@ -54,7 +54,8 @@ class StackMachineEnv(SingleTurnEnv):
 
     ## Arguments
     - `split`: "train" or "test".
-    - `difficulty`: "easy" (default): 8 instructions; "medium": 14; "hard": 16 with one or two loops, nested at times.
+    - `difficulty`: "easy" (default): 8 instructions; "medium": 14; "hard": 16 with one or two loops, nested at
+      times; "expert": 30 with up to four loops, of which 150 to 400 are carried out.
     - `reset(options={"problem": {"program": ["push 3", "repeat 2", "dup", "add", "end"]}})` plays a given program
       that leaves at least one number.
 
@@ -62,27 +63,38 @@ class StackMachineEnv(SingleTurnEnv):
     - v0: first version.
     """
 
-    # The chance rates bound the share of the commonest final stack: 0.3%, 0.2%, 0.2%.
+    # The chance rates bound the share of the commonest final stack: 0.3%, 0.2%, 0.2%, 0.2%.
     difficulties = {
         "easy": Difficulty("8 instructions", chance_rate=0.01, settings={"size": 8, "loops": 0}),
         "medium": Difficulty("14 instructions", chance_rate=0.01, settings={"size": 14, "loops": 0}),
         "hard": Difficulty("16 instructions with loops", chance_rate=0.01, settings={"size": 16, "loops": 2}),
+        "expert": Difficulty(
+            "30 instructions with loops, over 150 steps",
+            chance_rate=0.01,
+            settings={"size": 30, "loops": 4, "repeats": (3, 7), "steps": (150, 400), "left": 12},
+            expected_hard="150 to 400 instructions are carried out, each on the stack that the one before has left; "
+            "at one slip in 350, half of the final stacks are right.",
+        ),
     }
     default_difficulty = "easy"
+    slow_reset_reason = "at the expert level most programs fail, or take too many steps or too few, and are drawn again"
     problem_fields = {"program": list}
     instructions = "Run the program. Reply with the final stack from bottom to top as <answer>1, 2, 3</answer>."
 
     def generate(self) -> dict[str, Any]:
-        """Draw a program that leaves two to six numbers, none of them large, and not only what was pushed."""
-        random = self.np_random.random
+        """Draw a program that leaves a few numbers, none of them large, and not only what was pushed."""
+        random, settings = self.np_random.random, self.settings
+        fewest, most = settings.get("steps", (0, _MOST_STEPS))
         while True:
-            program = _draw_program(random, self.settings["size"], self.settings["loops"])
+            program = _draw_program(random, settings["size"], settings["loops"], settings.get("repeats", (2, 4)))
+            if not fewest <= _n_steps(program) <= most:
+                continue
             try:
                 stack = run_program(program)
             except InvalidActionError:
                 continue
             pushed = [int(line[5:]) for line in program if line.startswith("push")]
-            if 2 <= len(stack) <= 6 and max(map(abs, stack)) <= _FAR and stack != pushed:
+            if 2 <= len(stack) <= settings.get("left", 6) and max(map(abs, stack)) <= _FAR and stack != pushed:
                 return {"program": program}
 
     def check_problem(self, problem: Mapping[str, Any]) -> None:
@@ -168,6 +180,19 @@ def run_program(program: Sequence[str]) -> list[int]:
     return stack
 
 
+def _n_steps(program: Sequence[str]) -> int:
+    """Return how many lines are carried out; 0 if that is over the limit."""
+    total, times = 0, [1]
+    for line in program:
+        if line == "end":
+            total += times.pop()
+        else:
+            total += times[-1]
+        if line.startswith("repeat"):
+            times.append(times[-1] * int(line[7:]))
+    return total if total <= _MOST_STEPS else 0
+
+
 def _apply(name: str, stack: list[int]) -> None:
     if name in ("add", "sub", "mul", "max"):
         top = stack.pop()
@@ -192,7 +217,7 @@ _CHANGES = {"add": -1, "sub": -1, "mul": -1, "max": -1, "drop": -1, "dup": 1, "o
 _DRAWN = ("add", "add", "sub", "sub", "mul", "max", "neg", "dup", "drop", "swap", "over", "rot")
 
 
-def _draw_program(random: Random, size: int, n_loops: int) -> list[str]:
+def _draw_program(random: Random, size: int, n_loops: int, repeats: tuple[int, int]) -> list[str]:
     """Draw instructions, each with enough numbers on the stack; loops keep the stack's height or add to it."""
     program = [f"push {_draw_number(random)}" for _ in range(3)]
     height = 3
@@ -200,7 +225,7 @@ def _draw_program(random: Random, size: int, n_loops: int) -> list[str]:
     opened = 0
     while len(program) < size:
         if opened < n_loops and random() < 0.15:
-            program.append(f"repeat {between(random, 2, 4)}")
+            program.append(f"repeat {between(random, *repeats)}")
             loops.append((len(program), height))
             opened += 1
         elif loops and len(program) >= loops[-1][0] + 2 and height >= loops[-1][1] and random() < 0.4:

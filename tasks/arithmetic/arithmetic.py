@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from llm_envs.arithmetic import whole_value
 from llm_envs.env import Difficulty, SingleTurnEnv
 from llm_envs.errors import InvalidActionError
+from llm_envs.mathematics.arithmetic import whole_value
 from llm_envs.rewards import parse_integer
 from llm_envs.tasks.expressions import answerable_value, in_canonical_order
 
@@ -37,7 +37,8 @@ class ArithmeticEnv(SingleTurnEnv):
     ## Arguments
     - `split`: "train" or "test".
     - `difficulty`: "easy" (default): a sum or difference of two two-digit numbers; "medium": three terms of up to three
-      digits; "hard": two products of two-digit numbers, added or subtracted.
+      digits; "hard": two products of two-digit numbers, added or subtracted; "expert": a product of two numbers of 20
+      digits.
     - `reset(options={"problem": {"expression": "47+85"}})` asks for a given expression with a whole value.
 
     ## Version History
@@ -49,6 +50,12 @@ class ArithmeticEnv(SingleTurnEnv):
         "easy": Difficulty("47+85 or 92-38", chance_rate=0.012, n_problems=12_195),
         "medium": Difficulty("three terms: 123-45+678", chance_rate=0.002),
         "hard": Difficulty("two products: 34*27-18*65", chance_rate=0.002),
+        "expert": Difficulty(
+            "a product of two numbers of 20 digits",
+            chance_rate=0.001,
+            expected_hard="There are 400 products of digits to write, to place and to add with their carries; at one "
+            "slip in 500 steps, 45% come out right.",
+        ),
     }
     default_difficulty = "easy"
     problem_fields = {"expression": str}
@@ -102,4 +109,9 @@ def _two_products(random: Callable[[], float]) -> str:
     return f"{factors[0]}*{factors[1]}{'+-'[int(random() * 2)]}{factors[2]}*{factors[3]}"
 
 
-_GENERATORS = {"easy": _two_terms, "medium": _three_terms, "hard": _two_products}
+def _long_product(random: Callable[[], float]) -> str:
+    first, second = (str(1 + int(random() * 9)) + "".join(str(int(random() * 10)) for _ in range(19)) for _ in range(2))
+    return f"{first}*{second}"
+
+
+_GENERATORS = {"easy": _two_terms, "medium": _three_terms, "hard": _two_products, "expert": _long_product}

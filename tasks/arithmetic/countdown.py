@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
-from llm_envs.arithmetic import Number, evaluate_with_numbers
 from llm_envs.env import Difficulty, SingleTurnEnv
 from llm_envs.errors import InvalidActionError
+from llm_envs.mathematics.arithmetic import Number, evaluate_with_numbers
 
 __all__ = ["CountdownEnv", "solve_countdown"]
 
 _OPERATORS = frozenset({"+", "-", "*", "/"})
-_MAX_NUMBERS = 5
+_MAX_NUMBERS = 6
 """More would take the solver, which answers a given problem, minutes."""
-_LOWEST_TARGET, _HIGHEST_TARGET = 10, 999
+_TARGETS = (10, 999)
+_LARGE_TARGETS = (1_000_000, 9_999_999)
 
 
 class CountdownEnv(SingleTurnEnv):
@@ -44,19 +45,37 @@ class CountdownEnv(SingleTurnEnv):
     ## Arguments
     - `split`: "train" or "test".
     - `difficulty`: "easy" (default): three numbers from 1 to 25; "medium": four from 1 to 50; "hard": five from 1 to
-      99. Targets are from 10 to 999, and neither among the numbers nor their sum.
-    - `reset(options={"problem": {"numbers": [25, 4, 7], "target": 93}})` asks for a given target; at most five numbers.
+      99; "expert": six from 1 to 99, of which none divides the target. Targets are
+      from 10 to 999, at the expert level from 1000000 to 9999999, and neither among the numbers nor their sum.
+    - `reset(options={"problem": {"numbers": [25, 4, 7], "target": 93}})` asks for a given target; at most six numbers.
 
     ## Version History
     - v0: first version.
     """
 
     # The chance rates bound how often the best fixed pattern (largest plus second less smallest, ...) is right: 12%,
-    # 5%, 4%.
+    # 5%, 4%, 0%.
     difficulties = {
-        "easy": Difficulty("three numbers from 1 to 25", chance_rate=0.13, settings={"count": 3, "highest": 25}),
-        "medium": Difficulty("four numbers from 1 to 50", chance_rate=0.06, settings={"count": 4, "highest": 50}),
-        "hard": Difficulty("five numbers from 1 to 99", chance_rate=0.05, settings={"count": 5, "highest": 99}),
+        "easy": Difficulty(
+            "three numbers from 1 to 25",
+            chance_rate=0.13,
+            n_problems=37_448,
+            settings={"count": 3, "highest": 25, "targets": _TARGETS},
+        ),
+        "medium": Difficulty(
+            "four numbers from 1 to 50", chance_rate=0.06, settings={"count": 4, "highest": 50, "targets": _TARGETS}
+        ),
+        "hard": Difficulty(
+            "five numbers from 1 to 99", chance_rate=0.05, settings={"count": 5, "highest": 99, "targets": _TARGETS}
+        ),
+        "expert": Difficulty(
+            "six numbers from 1 to 99, targets of seven digits",
+            chance_rate=0.01,
+            settings={"count": 6, "highest": 99, "targets": _LARGE_TARGETS, "is_indivisible": True},
+            expected_hard="No number divides the target, so that no first step shows; of 400 other targets as large "
+            "none can be reached, so that hardly more than one of some ten million values is right, and a search in "
+            "the head tries some hundreds.",
+        ),
     }
     default_difficulty = "easy"
     problem_fields = {"numbers": list, "target": int}
@@ -68,11 +87,14 @@ class CountdownEnv(SingleTurnEnv):
     def generate(self) -> dict[str, Any]:
         """Draw numbers and combine them at random until the value can be a target."""
         random, count, highest = self.np_random.random, self.settings["count"], self.settings["highest"]
+        lowest, highest_target = self.settings["targets"]
         while True:
             numbers = [1 + int(random() * highest) for _ in range(count)]
-            value, expression = _combine(random, numbers)
+            value, expression = _combine(random, numbers, 10 * highest_target)
             # The plain sum is left out: always answering it would win every fifth time.
-            if _LOWEST_TARGET <= value <= _HIGHEST_TARGET and value not in numbers and value != sum(numbers):
+            if lowest <= value <= highest_target and value not in numbers and value != sum(numbers):
+                if self.settings.get("is_indivisible") and any(value % n == 0 for n in numbers):
+                    continue
                 problem = {"numbers": numbers, "target": value}
                 self._drawn = problem, expression
                 return problem
@@ -114,14 +136,14 @@ class CountdownEnv(SingleTurnEnv):
         return True
 
 
-def _combine(random: Callable[[], float], numbers: Sequence[int]) -> tuple[int, str]:
+def _combine(random: Callable[[], float], numbers: Sequence[int], largest: int) -> tuple[int, str]:
     """Join two parts at a time by a random operation until one is left; all values are positive and whole."""
     parts = [(number, str(number)) for number in numbers]
     while len(parts) > 1:
         left, left_text = parts.pop(int(random() * len(parts)))
         right, right_text = parts.pop(int(random() * len(parts)))
         kind = random()
-        if kind < 0.4 and left * right <= _HIGHEST_TARGET * 10:
+        if kind < 0.4 and left * right <= largest:
             parts.append((left * right, f"({left_text}*{right_text})"))
         elif kind < 0.5 and left % right == 0:
             parts.append((left // right, f"({left_text}/{right_text})"))
@@ -138,30 +160,90 @@ def _combine(random: Callable[[], float], numbers: Sequence[int]) -> tuple[int, 
 def solve_countdown(numbers: Sequence[int], target: int) -> str | None:
     """Return an expression of some of the numbers whose value is the target, or None if there is none.
 
-    Tries positive whole numbers on the way first, then all fractions. Five numbers take up to about a second.
+    Tries positive whole numbers on the way first, then all fractions. Six numbers take up to some seconds.
     """
-    whole: list[tuple[Number, str]] = [(number, str(number)) for number in numbers]
-    expression = _search(whole, target, _whole_results) or _search(whole, target, _all_results)
-    return expression[1:-1] if expression is not None and expression[0] == "(" else expression
+    for results in (_whole_results, _all_results):
+        found = _Search(numbers, results).find(target)
+        if found is not None:
+            return found[1:-1] if found[0] == "(" else found
+    return None
 
 
 Results = Callable[[Number, Number], list[tuple[str, bool, Number]]]
 
 
-def _search(parts: list[tuple[Number, str]], target: int, results: Results) -> str | None:
-    for value, text in parts:
-        if value == target:
-            return text
-    for i, (left, left_text) in enumerate(parts):
-        for j in range(i + 1, len(parts)):
-            right, right_text = parts[j]
-            rest = parts[:i] + parts[i + 1 : j] + parts[j + 1 :]
-            for sign, is_swapped, value in results(left, right):
-                text = f"({right_text}{sign}{left_text})" if is_swapped else f"({left_text}{sign}{right_text})"
-                found = _search([(value, text), *rest], target, results)
-                if found is not None:
-                    return found
-    return None
+class _Search:
+    """A search from both ends: forwards for the values of up to four numbers, backwards from the target for more."""
+
+    def __init__(self, numbers: Sequence[int], results: Results) -> None:
+        self._results = results
+        self._is_whole = results is _whole_results
+        self._values: dict[int, dict[Number, str]] = {1 << i: {n: str(n)} for i, n in enumerate(numbers)}
+        """By a set of numbers, as bits: the values of expressions of all of them, each with one expression."""
+        self._sets = sorted(range(1, 1 << len(numbers)), key=int.bit_count)
+
+    def find(self, target: Number) -> str | None:
+        """Return an expression of the value, of as few numbers as it takes."""
+        for chosen in self._sets:
+            found = self._find(chosen, target)
+            if found is not None:
+                return found
+        return None
+
+    def _find(self, chosen: int, target: Number) -> str | None:
+        """Return an expression of all the chosen numbers."""
+        if chosen.bit_count() <= 4:
+            return self._values_of(chosen).get(target)
+        for part in _parts(chosen):
+            for value, text in self._values_of(part).items():
+                for pattern, other in self._missing(value, target):
+                    found = self._find(chosen ^ part, other)
+                    if found is not None:
+                        return pattern.format(text, found)
+        return None
+
+    def _missing(self, value: Number, target: Number) -> Iterator[tuple[str, Number]]:
+        """Yield what would have to be joined to a value, and how, to give the target."""
+        others: list[tuple[str, Number]] = [("({0}+{1})", target - value), ("({1}-{0})", target + value)]
+        others += [("({0}-{1})", value - target), ("({1}/{0})", target * value)]
+        if value:
+            others.append(("({0}*{1})", _quotient(target, value)))
+        if target:
+            others.append(("({0}/{1})", _quotient(value, target)))
+        for pattern, other in others:
+            is_possible = other > 0 and other.denominator == 1 if self._is_whole else other or "/{1}" not in pattern
+            if is_possible:
+                yield pattern, other
+
+    def _values_of(self, chosen: int) -> dict[Number, str]:
+        """Return the values of all the chosen numbers together."""
+        if chosen in self._values:
+            return self._values[chosen]
+        found: dict[Number, str] = {}
+        for part in _parts(chosen):
+            for left, left_text in self._values_of(part).items():
+                for right, right_text in self._values_of(chosen ^ part).items():
+                    for sign, is_swapped, value in self._results(left, right):
+                        if value not in found:
+                            first, second = (right_text, left_text) if is_swapped else (left_text, right_text)
+                            found[value] = f"({first}{sign}{second})"
+        self._values[chosen] = found
+        return found
+
+
+def _parts(chosen: int) -> Iterator[int]:
+    """Yield the sets of at most half of the chosen numbers, one of each way to divide them in two."""
+    part, size = (chosen - 1) & chosen, chosen.bit_count()
+    while part:
+        if 2 * part.bit_count() < size or (2 * part.bit_count() == size and part < chosen ^ part):
+            yield part
+        part = (part - 1) & chosen
+
+
+def _quotient(above: Number, below: Number) -> Number:
+    if isinstance(above, int) and isinstance(below, int) and above % below == 0:
+        return above // below
+    return Fraction(above) / below
 
 
 def _whole_results(left: Number, right: Number) -> list[tuple[str, bool, Number]]:

@@ -1,4 +1,4 @@
-"""`llm/LinearSystems-v0`: solve two to four linear equations."""
+"""`llm/LinearSystems-v0`: solve two to eight linear equations."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from llm_envs.tasks.draws import Random, between, pick
 
 __all__ = ["LinearSystemsEnv", "determinant"]
 
-_NAMES = ("xyzw", "abcd", "pqrs", "uvwx", "klmn")
-_MOST_UNKNOWNS = 6
+_NAMES = ("xyzwvuts", "abcdefgh", "pqrstuvw", "uvwxyzab", "klmnpqrs")
+_MOST_UNKNOWNS = 8
 _LARGEST = 10**6
 _PART = re.compile(r"([A-Za-z])\s*=\s*(\S+)")
 _BETWEEN_PARTS = re.compile(r"\s*(?:[,;\n]|\band\b)\s*|\s+(?=[A-Za-z]\s*=)")
@@ -24,7 +24,7 @@ class LinearSystemsEnv(SingleTurnEnv):
     """Solve a system of linear equations with whole solutions.
 
     ## Description
-    Two to four equations with as many unknowns. There is exactly one solution, and it is whole. Teaches to eliminate
+    Two to eight equations with as many unknowns. There is exactly one solution, and it is whole. Teaches to eliminate
     unknowns without losing a sign.
 
     ## Observation
@@ -44,7 +44,7 @@ class LinearSystemsEnv(SingleTurnEnv):
     ## Arguments
     - `split`: "train" or "test". Systems that differ only in names, order or signs are in the same split.
     - `difficulty`: "easy" (default): two unknowns, coefficients up to 5; "medium": three; "hard": four, up to 6, with
-      unknowns on both sides.
+      unknowns on both sides; "expert": eight, up to 19, likewise.
     - `reset(options={"problem": {"names": "xy", "equations": [[[2, 3], 0, [0, 0], 13], [[1, -1], 0, [0, 0], -1]]}})`
       asks for a given system. An equation has the coefficients on the left, a number on the left, and the same of the
       right: here 2x + 3y = 13 and x - y = -1.
@@ -53,11 +53,18 @@ class LinearSystemsEnv(SingleTurnEnv):
     - v0: first version.
     """
 
-    # Each value is drawn from -9 to 9, whatever the others are: a guess is right in 1 of 19**2, 19**3, 19**4.
+    # Each value is drawn from -9 to 9, whatever the others are: a guess is right in 1 of 19**2, 19**3, 19**4, 19**8.
     difficulties = {
         "easy": Difficulty("two unknowns", chance_rate=0.003, settings={"unknowns": 2, "coefficients": 5, "sides": 1}),
         "medium": Difficulty("three unknowns", 0.0002, settings={"unknowns": 3, "coefficients": 5, "sides": 1}),
         "hard": Difficulty("four, on both sides", 0.00001, settings={"unknowns": 4, "coefficients": 6, "sides": 2}),
+        "expert": Difficulty(
+            "eight, on both sides",
+            0.00001,
+            settings={"unknowns": 8, "coefficients": 19, "sides": 2},
+            expected_hard="Eliminating eight unknowns takes some 200 products of numbers that grow to ten digits, or "
+            "of fractions as long; at one slip in 250 of them, 45% come out right.",
+        ),
     }
     default_difficulty = "easy"
     problem_fields = {"names": str, "equations": list}

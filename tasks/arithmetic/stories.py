@@ -7,7 +7,7 @@ from typing import NamedTuple
 from llm_envs.tasks.draws import Random, between, pick, sample, shuffled
 from llm_envs.tasks.people import PEOPLE
 
-__all__ = ["STORIES", "Story"]
+__all__ = ["STORIES", "Story", "network"]
 
 
 class Story(NamedTuple):
@@ -221,6 +221,50 @@ def journey(random: Random, size: int) -> Story:
         return Story([first], lines, question, f"{whole}-({'+'.join(terms)})", asides)
     first = f"{name} travels by {vehicle}."
     return Story([first], lines, f"How many kilometres does {name} travel in all?", "+".join(terms), asides)
+
+
+def network(random: Random, size: int) -> Story:
+    """Follow `size` comparisons of what people have, told in any order; each needs the one drawn before it.
+
+    The asides compare in the same way, but nothing that is needed depends on them.
+    """
+    n_asides = 2 * size // 5
+    owners = sample(random, [(who, thing) for who in PEOPLE for thing in _THINGS], size + n_asides + 1)
+    values = [between(random, 20, 90)]
+    lines = [f"{owners[0][0]} has {values[0]} {owners[0][1]}."]
+    for i in range(1, len(owners)):
+        near = i - 1 if i <= size else int(random() * i)
+        far = int(random() * min(i, size + 1))
+        value, line = _compared(random, owners, values, i, near, far)
+        values.append(value)
+        lines.append(line)
+    who, thing = owners[size]
+    question = f"How many {thing} does {who} have?"
+    return Story([], shuffled(random, lines[: size + 1]), question, str(values[size]), lines[size + 1 :])
+
+
+def _compared(
+    random: Random, owners: list[tuple[str, str]], values: list[int], i: int, near: int, far: int
+) -> tuple[int, str]:
+    """Return the number of things of the i-th owner, and a sentence that says it by way of one or two others."""
+    (who, thing), (other, others), (third, thirds) = owners[i], owners[near], owners[far]
+    start, value, kind = f"{who} has", values[near], random()
+    if value > 400 or (kind < 0.1 and value > 60):
+        if value % 2 == 0:
+            return value // 2, f"{start} half as many {thing} as {other} has {others}."
+        less = between(random, value // 3, value - 20)
+        return value - less, f"{start} {less} {thing} fewer than {other} has {others}."
+    if kind < 0.25 and value < 150:
+        times = between(random, 2, 4)
+        return value * times, f"{start} {times} times as many {thing} as {other} has {others}."
+    if kind < 0.55 and far != near:
+        return value + values[
+            far
+        ], f"{start} as many {thing} as {other} has {others} and {third} has {thirds} together."
+    if kind < 0.75 and value > values[far] + 10:
+        return value - values[far], f"{who}'s {thing} are as many as {other}'s {others} less {third}'s {thirds}."
+    more = between(random, 3, 60)
+    return value + more, f"{start} {more} more {thing} than {other} has {others}."
 
 
 def _a(noun: str) -> str:

@@ -14,6 +14,8 @@ from llm_envs.tasks.draws import Random, between, pick, shuffled
 
 __all__ = ["UnitsEnv"]
 
+_USUAL: dict[str, Any] = {"ways": 1, "factors": (2, 12)}
+"""Of most levels: how many units change, and the numbers in the facts about invented units."""
 Fact = list[Any]
 """[larger unit, how many, smaller unit]: 1 mile = 8 furlongs."""
 
@@ -34,7 +36,7 @@ _PLURALS = {"foot": "feet", "inch": "inches", "penny": "pence", "hundredweight":
 _STARTS = ("bl", "dr", "fl", "gr", "k", "l", "m", "pl", "qu", "r", "sk", "t", "v", "w", "z")
 _MIDDLES = ("a", "e", "i", "o", "u", "oo", "ee")
 _ENDS = ("b", "d", "g", "lp", "m", "n", "ndle", "p", "rt", "sp", "v", "zzle")
-_LARGEST = 10**9
+_LARGEST = 10**40
 
 
 class UnitsEnv(SingleTurnEnv):
@@ -61,7 +63,8 @@ class UnitsEnv(SingleTurnEnv):
     ## Arguments
     - `split`: "train" or "test".
     - `difficulty`: "easy" (default): an amount over two facts, among four; "medium": over three or four, among six;
-      "hard": a rate, whose both units change, among eight facts.
+      "hard": a rate, whose both units change, among eight facts; "expert": a rate, over eight or nine facts for each
+      unit, with numbers of two digits, among 36.
     - `reset(options={"problem": {"facts": [["mile", 8, "furlong"]], "amount": 3, "source": ["mile"],
       "target": ["furlong"]}})` asks for a given conversion; of a rate, `source` and `target` have two units.
 
@@ -69,12 +72,23 @@ class UnitsEnv(SingleTurnEnv):
     - v0: first version.
     """
 
-    # The chance rates bound the share of the commonest answer (1.7%, 1.4%, 1.2%) and of the best blind pattern over the
-    # numbers of the text (the amount times any two factors is right in 7%, 0.6%, 0.4%).
+    # The chance rates bound the share of the commonest answer (1.7%, 1.4%, 1.2%, below 0.1%) and of the best blind
+    # pattern over the numbers of the text (the amount times any two factors is right in 7%, 0.6%, 0.4%, 0%).
     difficulties = {
-        "easy": Difficulty("an amount over two facts", chance_rate=0.08, settings={"steps": (2, 2), "facts": 4}),
-        "medium": Difficulty("an amount over three or four", 0.02, settings={"steps": (3, 4), "facts": 6}),
-        "hard": Difficulty("a rate, both units change", 0.02, settings={"steps": (2, 3), "facts": 8}),
+        "easy": Difficulty(
+            "an amount over two facts", chance_rate=0.08, settings={"steps": (2, 2), "facts": 4} | _USUAL
+        ),
+        "medium": Difficulty("an amount over three or four", 0.02, settings={"steps": (3, 4), "facts": 6} | _USUAL),
+        "hard": Difficulty(
+            "a rate, both units change", 0.02, settings={"steps": (2, 3), "facts": 8} | _USUAL | {"ways": 2}
+        ),
+        "expert": Difficulty(
+            "a rate, over eight or nine facts for each unit",
+            0.005,
+            settings={"steps": (8, 9), "facts": 36, "ways": 2, "factors": (13, 97)},
+            expected_hard="17 numbers of two digits are found among 36 facts, and multiplied or divided: some 400 "
+            "products of digits on the way to numbers of 15 digits; at one slip in 500, 45% come out right.",
+        ),
     }
     default_difficulty = "easy"
     problem_fields = {"facts": list, "amount": int, "source": list, "target": list}
@@ -82,13 +96,13 @@ class UnitsEnv(SingleTurnEnv):
 
     def generate(self) -> dict[str, Any]:
         """Draw one way between units, or two for a rate, an amount that comes out whole, and facts not needed."""
-        random, n_ways = self.np_random.random, 2 if self.difficulty == "hard" else 1
+        random, factors = self.np_random.random, self.settings["factors"]
         shortest, longest = self.settings["steps"]
         taken: set[str] = set()
         facts: list[Fact] = []
         source, target, ratio = [], [], Fraction(1)
-        for i in range(n_ways):
-            way, ends = _way(random, between(random, shortest, longest), taken, is_real=random() < 0.35)
+        for i in range(self.settings["ways"]):
+            way, ends = _way(random, between(random, shortest, longest), taken, factors, is_real=random() < 0.35)
             facts += way
             source.append(ends[0])
             target.append(ends[1])
@@ -98,9 +112,8 @@ class UnitsEnv(SingleTurnEnv):
         while len(facts) < self.settings["facts"]:
             near = pick(random, facts)[int(random() * 2) * 2]
             other = _new_unit(random, taken)
-            facts.append(
-                [near, between(random, 2, 12), other] if random() < 0.5 else [other, between(random, 2, 12), near]
-            )
+            number = between(random, *factors)
+            facts.append([near, number, other] if random() < 0.5 else [other, number, near])
         amount = ratio.denominator * between(random, 2, 40)
         return {"facts": shuffled(random, facts), "amount": amount, "source": source, "target": target}
 
@@ -108,10 +121,10 @@ class UnitsEnv(SingleTurnEnv):
         """Refuse what cannot be converted by the facts, or is not whole."""
         for fact in problem["facts"]:
             if not (isinstance(fact, list) and len(fact) == 3 and _is_fact(*fact)):
-                raise InvalidActionError('each fact must be ["mile", 8, "furlong"], with a whole number up to 10**9')
+                raise InvalidActionError('each fact must be ["mile", 8, "furlong"], with a whole number up to 10**40')
         source, target = problem["source"], problem["target"]
         if len(source) != len(target) or len(source) not in (1, 2) or not 0 < problem["amount"] <= _LARGEST:
-            raise InvalidActionError("source and target must have one unit each, or two, and the amount be 1 to 10**9")
+            raise InvalidActionError("source and target must have one unit each, or two, and the amount be 1 to 10**40")
         if not all(isinstance(unit, str) for unit in [*source, *target]):
             raise InvalidActionError("units must be texts")
         value = _convert(problem)
@@ -154,7 +167,9 @@ class UnitsEnv(SingleTurnEnv):
         return number == self._target
 
 
-def _way(random: Random, steps: int, taken: set[str], *, is_real: bool) -> tuple[list[Fact], tuple[str, str]]:
+def _way(
+    random: Random, steps: int, taken: set[str], factors: tuple[int, int], *, is_real: bool
+) -> tuple[list[Fact], tuple[str, str]]:
     """Draw facts that lead over `steps` units to another, and the first and the last of these units."""
     if is_real:
         system = pick(random, _REAL)
@@ -169,7 +184,8 @@ def _way(random: Random, steps: int, taken: set[str], *, is_real: bool) -> tuple
     facts = []
     for left, right in pairwise(names):
         is_down = random() < 0.5
-        facts.append([left, between(random, 2, 12), right] if is_down else [right, between(random, 2, 12), left])
+        number = between(random, *factors)
+        facts.append([left, number, right] if is_down else [right, number, left])
     return facts, (names[0], names[-1])
 
 

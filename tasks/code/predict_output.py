@@ -43,7 +43,7 @@ class PredictOutputEnv(SingleTurnEnv):
     ## Arguments
     - `split`: "train" or "test".
     - `difficulty`: "easy" (default): two statements; "medium": four, with lists and texts; "hard": seven, with
-      dictionaries, nested loops and aliases.
+      dictionaries, nested loops and aliases; "expert": forty.
     - `reset(options={"problem": {"program": "x = 2\nprint(x * 3)", "output": "6"}})` gives a program and what it
       prints.
 
@@ -51,13 +51,21 @@ class PredictOutputEnv(SingleTurnEnv):
     - v0: first version.
     """
 
-    # Measured over 2,000 problems: the commonest output is that of 0.5%, 0.05% and 0.05%.
+    # Measured over 2,000 problems: the commonest output is that of 0.5%, 0.05%, 0.05% and 0.05%.
     difficulties = {
         "easy": Difficulty("two statements", chance_rate=0.01, settings={"n": 2, "kinds": 5}),
         "medium": Difficulty("four statements", chance_rate=0.005, settings={"n": 4, "kinds": 10}),
         "hard": Difficulty("seven statements", chance_rate=0.005, settings={"n": 7, "kinds": 14}),
+        "expert": Difficulty(
+            "forty statements",
+            chance_rate=0.005,
+            settings={"n": 40, "kinds": 14},
+            expected_hard="Forty statements, most of them loops, take some 250 steps, each on the numbers, the list "
+            "and the text that the ones before have left; at one slip in 350, 49% of the outputs are right.",
+        ),
     }
     default_difficulty = "easy"
+    slow_reset_reason = "at the expert level programs of some 70 lines are compiled and run"
     problem_fields = {"program": str, "output": str}
     instructions = "Say what the program prints. Reply with its output alone as <answer>...</answer>."
 

@@ -5,21 +5,35 @@ from __future__ import annotations
 import builtins
 import keyword
 import re
+from ast import literal_eval
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
 from llm_envs.env import Difficulty, SingleTurnEnv
 from llm_envs.errors import InvalidActionError
 from llm_envs.tasks.code.judging import passes
-from llm_envs.tasks.code.programs import NAMES, PROGRAMS
-from llm_envs.tasks.draws import between, pick, sample
+from llm_envs.tasks.code.programs import (
+    N_NAMES,
+    NAMES,
+    describe,
+    draw,
+    is_function,
+    key_of,
+    mistake,
+    neighbours,
+    numbers_of,
+    run,
+    source,
+)
+from llm_envs.tasks.draws import Random, between, pick, sample
 
 __all__ = ["MOST_CHANGES", "RepairFunctionEnv", "changes"]
 
 MOST_CHANGES = 3
 """Words, numbers and signs by which the new line may differ: else a line that does all at once, and comes before the
 wrong one or in its place, would be right for every mistake of a function."""
+_N_INPUTS = 10
+_LETTERS = tuple("abcdghkmnpqrstuvwxyz")
 _SIGN = re.compile(r"\"[^\"]*\"|\w+|//=|//|[-+*/%=!<>]=|[^\w\s]")
 
 
@@ -27,18 +41,18 @@ class RepairFunctionEnv(SingleTurnEnv):
     """Find the one wrong line of a Python function, and write it anew.
 
     ## Description
-    A short, well-known function (a search, a parser, arithmetic) has one line that is wrong, and what it should return
-    is said in words; at the upper levels variables have names that do not help. The answer names the line and its new
-    text; the function with that line is run in a sandbox on inputs that are not shown. Every line that makes it right
-    is right, if at most three words, numbers and signs are changed: to write the function anew in one line is no
-    repair. Teaches to read code against its purpose, and to change no more than is needed.
+    A function on a list of whole numbers has one line that is wrong; what it should do is described in words. The wrong
+    line would be right in another function: it has another number, comparison or sign. The answer names the line and
+    its new text; the function with that line is run in a sandbox on inputs that are not shown. Every line that makes it
+    right is right, if at most three words, numbers and signs are changed: to write the function anew in one line is not
+    a repair. Teaches to read code against its purpose, and to change no more than is needed.
 
     ## Observation
     The purpose, the function with numbered lines, and at the easy level a call that goes wrong. After the reply
     "Correct.", "Incorrect." or what was malformed.
 
     ## Action
-    The line's number, a colon and its new text in the final answer, `<answer>4: while low <= high:</answer>`; its
+    The line's number, a colon and its new text in the final answer, `<answer>4: if value >= 3:</answer>`; its
     indentation is that of the line it replaces. Thinking in `<think>...</think>` is allowed before it.
 
     ## Reward
@@ -49,26 +63,43 @@ class RepairFunctionEnv(SingleTurnEnv):
     Terminates after one reply.
 
     ## Arguments
-    - `split`: "train" or "test". A mistake of a function is in one split, whatever the names.
-    - `difficulty`: "easy" (default): a wrong call is shown, the names are telling; "medium": none is shown; "hard":
-      none, and the names are single letters.
-    - `reset(options={"problem": {"program": "gcd", "mistake": 0, "names": ["a", "b", "rest"], "shown": 0}})`: a
-      function and a mistake of `tasks/code/programs.py`, names of its variables, and which input is shown, or -1.
+    - `split`: "train" or "test". A function is in one split, whatever its mistake and its names.
+    - `difficulty`: "easy" (default): short functions, a wrong call is shown, the names are telling; "medium": all
+      functions, no call is shown; "hard": the names are single letters; "expert": the function makes a new list first.
+    - `reset(options={"problem": {"function": ..., "mistake": 0, "names": ["a", "b", "c", "d", "e", "f"], "inputs":
+      [[1, 2], []], "shown": 0}})`: a function as `tasks/code/programs.py` makes it, which of its neighbours has the
+      mistake, names of its variables, the inputs, and which of them is shown, or -1.
 
     ## Version History
     - v0: first version.
     """
 
-    # Measured: the right line of another problem, or the most frequent answer of all, is right in 1.7%.
+    # Who does not read the purpose can guess one of 14 mistakes (26 at the expert level): a table of the wrong lines of
+    # train and how they were repaired is right in 4 to 8% of test.
     difficulties = {
-        "easy": Difficulty("a wrong call is shown", chance_rate=0.03, settings={"names": NAMES, "shown": True}),
-        "medium": Difficulty("none is shown", chance_rate=0.03, settings={"names": NAMES, "shown": False}),
+        "easy": Difficulty(
+            "short functions, a wrong call is shown",
+            chance_rate=0.1,
+            settings={"names": NAMES, "shown": True, "is_simple": True, "n_stages": 1},
+        ),
+        "medium": Difficulty(
+            "all functions, no call is shown",
+            chance_rate=0.1,
+            settings={"names": NAMES, "shown": False, "is_simple": False, "n_stages": 1},
+        ),
         "hard": Difficulty(
-            "single letters", chance_rate=0.03, settings={"names": tuple("abcdghkmnpqrstuvwxyz"), "shown": False}
+            "single letters",
+            chance_rate=0.1,
+            settings={"names": _LETTERS, "shown": False, "is_simple": False, "n_stages": 1},
+        ),
+        "expert": Difficulty(
+            "single letters, two stages",
+            chance_rate=0.1,
+            settings={"names": _LETTERS, "shown": False, "is_simple": False, "n_stages": 2},
         ),
     }
     default_difficulty = "easy"
-    problem_fields = {"program": str, "mistake": int, "names": list, "shown": int}
+    problem_fields = {"function": dict, "mistake": int, "names": list, "inputs": list, "shown": int}
     instructions = (
         "One line is wrong. Reply with its number and what it should be, as <answer>number: line</answer>. Change no "
         f"more than {MOST_CHANGES} words, numbers and signs of it."
@@ -76,60 +107,85 @@ class RepairFunctionEnv(SingleTurnEnv):
     blocking = True
 
     def generate(self) -> dict[str, Any]:
-        """Draw a function, a mistake, names, and an input that shows the mistake."""
-        random = self.np_random.random
-        name = pick(random, tuple(PROGRAMS))
-        program = PROGRAMS[name]
-        mistake = between(random, 0, len(program.mistakes) - 1)
-        names = sample(random, self.settings["names"], 5)
-        shown = -1
-        if self.settings["shown"]:
-            expected, wrong = _values(name, -1), _values(name, mistake)
-            shown = pick(random, [i for i, value in enumerate(expected) if value != wrong[i]])
-        return {"program": name, "mistake": mistake, "names": names, "shown": shown}
+        """Draw a function, one of its mistakes, and inputs of which at least two show it."""
+        random, settings = self.np_random.random, self.settings
+        while True:
+            function = draw(random, is_simple=settings["is_simple"], n_stages=settings["n_stages"])
+            inputs = _draw_inputs(random, numbers_of(function))
+            expected = run(function, inputs)
+            if len(set(expected)) < 3:
+                continue
+            around = neighbours(function)
+            for number in sample(random, range(len(around)), min(3, len(around))):
+                if mistake(function, around[number]) is None:
+                    continue
+                wrong = run(around[number], inputs)
+                differing = [i for i, value in enumerate(expected) if value != wrong[i]]
+                if len(differing) >= 2:
+                    return {
+                        "function": function,
+                        "mistake": number,
+                        "names": sample(random, settings["names"], N_NAMES),
+                        "inputs": inputs,
+                        "shown": pick(random, differing) if settings["shown"] else -1,
+                    }
 
     def check_problem(self, problem: Mapping[str, Any]) -> None:
-        """Refuse unknown functions and mistakes."""
-        program = PROGRAMS.get(problem["program"])
-        if program is None:
-            raise InvalidActionError(f"its program is none of {', '.join(PROGRAMS)}")
-        if not 0 <= problem["mistake"] < len(program.mistakes) or not -1 <= problem["shown"] < len(program.inputs):
-            raise InvalidActionError("there is no such mistake, or no such input")
+        """Refuse what is no function, and unknown mistakes."""
+        function, inputs = problem["function"], problem["inputs"]
+        if not is_function(function):
+            raise InvalidActionError("its function is none that tasks/code/programs.py makes")
+        around = neighbours(function)
+        if not 0 <= problem["mistake"] < len(around) or mistake(function, around[problem["mistake"]]) is None:
+            raise InvalidActionError(f"its mistake must be below {len(around)}, and be in one line")
+        if not inputs or not all(isinstance(xs, list) and all(type(x) is int for x in xs) for xs in inputs):
+            raise InvalidActionError("its inputs must be lists of whole numbers")
+        if not -1 <= problem["shown"] < len(inputs):
+            raise InvalidActionError("there is no such input")
         names = problem["names"]
-        if not all(isinstance(n, str) and n.isidentifier() for n in names) or len(set(names)) < 5:
-            raise InvalidActionError("it must have five different names of variables")
+        if not all(isinstance(n, str) and n.isidentifier() for n in names) or len(set(names)) < N_NAMES:
+            raise InvalidActionError(f"it must have {N_NAMES} different names of variables")
         if any(keyword.iskeyword(name) or hasattr(builtins, name) for name in names):
             raise InvalidActionError("its names must not be Python's own")
+        if run(function, inputs) == run(around[problem["mistake"]], inputs):
+            raise InvalidActionError("no input shows its mistake")
 
     def split_key(self, problem: Mapping[str, Any]) -> Any:
-        """Return function and mistake: other names do not make another problem."""
-        return [problem["program"], problem["mistake"]]
+        """Return the function: another mistake, other names and inputs do not make another problem."""
+        return key_of(problem["function"])
+
+    def begin(self) -> None:
+        """Write the function, and find its mistake."""
+        function = self.problem["function"]
+        found = mistake(function, neighbours(function)[self.problem["mistake"]])
+        assert found is not None
+        self._place, wrong = found
+        self._right = [line.format(*self.problem["names"]) for line in source(function)]
+        self._lines = list(self._right)
+        self._lines[self._place] = wrong.format(*self.problem["names"])
 
     def prompt(self) -> str:
         """Return the purpose and the function with its mistake."""
-        program = PROGRAMS[self.problem["program"]]
-        lines = _lines(self.problem["program"], self.problem["mistake"], self.problem["names"])
-        numbered = "\n".join(f"{i:2}: {line}" for i, line in enumerate(lines, 1))
-        text = f"This function should return {program.purpose}:\n{numbered}"
+        numbered = "\n".join(f"{i:2}: {line}" for i, line in enumerate(self._lines, 1))
+        text = (
+            "This function takes a list of whole numbers. It should do this:\n"
+            f"{describe(self.problem['function'])}\n{numbered}"
+        )
         if (shown := self.problem["shown"]) >= 0:
-            call = _call(program.inputs[shown])
-            text += f"\nBut {call} does not give {_values(self.problem['program'], -1)[shown]}."
+            xs = self.problem["inputs"][shown]
+            text += f"\nBut f({xs}) does not give {run(self.problem['function'], [xs])[0]}."
         return text
 
     def solution(self) -> str:
         """Return the right line with its number."""
-        program = PROGRAMS[self.problem["program"]]
-        place = program.mistakes[self.problem["mistake"]][0]
-        return f"{place}: {_lines(self.problem['program'], -1, self.problem['names'])[place - 1].strip()}"
+        return f"{self._place + 1}: {self._right[self._place].strip()}"
 
     def is_correct(self, answer: str) -> bool:
         """Put the line in and run every test."""
         found = re.fullmatch(r"\s*(?:line\s+)?(\d{1,3})\s*:(.*)", answer, re.IGNORECASE)
         if found is None or "\n" in answer.strip():
             raise InvalidActionError("the answer is not the number of a line, a colon and the line")
-        name = self.problem["program"]
-        lines = _lines(name, self.problem["mistake"], self.problem["names"])
-        place = int(found[1]) - 1
+        lines, place = list(self._lines), int(found[1]) - 1
         if not 0 <= place < len(lines):
             raise InvalidActionError(f"the function has {len(lines)} lines, and no line {found[1]}")
         line = found[2].partition("#")[0].strip()
@@ -137,9 +193,9 @@ class RepairFunctionEnv(SingleTurnEnv):
             raise InvalidActionError(f"line {found[1]} changes {n} words, numbers and signs, over {MOST_CHANGES}")
         indentation = lines[place][: len(lines[place]) - len(lines[place].lstrip())]
         lines[place] = indentation + line
-        calls = [_call(arguments) for arguments in PROGRAMS[name].inputs]
-        expected = [_expected(name)[call] for call in calls]
-        return passes("\n".join(lines), calls, expected)
+        inputs = self.problem["inputs"]
+        expected = [literal_eval(value) for value in run(self.problem["function"], inputs)]
+        return passes("\n".join(lines), [f"f({xs})" for xs in inputs], expected)
 
 
 def changes(old: str, new: str) -> int:
@@ -155,37 +211,8 @@ def changes(old: str, new: str) -> int:
     return row[-1]
 
 
-def _call(arguments: Sequence[Any]) -> str:
-    return f"f({', '.join(map(repr, arguments))})"
-
-
-def _lines(name: str, mistake: int, names: Sequence[str]) -> list[str]:
-    """Return the lines of a function, with one of its mistakes unless that is -1."""
-    program = PROGRAMS[name]
-    lines = program.source.split("\n")
-    if mistake >= 0:
-        place, line = program.mistakes[mistake]
-        lines[place - 1] = line
-    return [line.format(*names) for line in lines]
-
-
-@lru_cache(maxsize=256)
-def _values(name: str, mistake: int) -> tuple[str, ...]:
-    """Return what the function gives for each of its inputs, as a `repr`; for one that does not end, or raises, why."""
-    namespace: dict[str, Any] = {}
-    source = "\n".join(_lines(name, mistake, "abcde"))
-    exec(compile(source, f"<{name}>", "exec"), namespace)
-    values = []
-    for arguments in PROGRAMS[name].inputs:
-        try:
-            values.append(repr(namespace["f"](*arguments)))
-        except Exception as error:
-            values.append(type(error).__name__)
-    return tuple(values)
-
-
-@lru_cache(maxsize=64)
-def _expected(name: str) -> dict[str, Any]:
-    namespace: dict[str, Any] = {}
-    exec(compile("\n".join(_lines(name, -1, "abcde")), f"<{name}>", "exec"), namespace)
-    return {_call(arguments): namespace["f"](*arguments) for arguments in PROGRAMS[name].inputs}
+def _draw_inputs(random: Random, numbers: Sequence[int]) -> list[list[int]]:
+    """Draw lists of whole numbers: an empty one, one of one number, and others with numbers near those given."""
+    sizes = [0, 1, *(between(random, 4, 9) for _ in range(_N_INPUTS - 2))]
+    near = [number + step for number in numbers for step in (-1, 0, 1)] or [0]
+    return [[pick(random, near) if random() < 0.4 else between(random, -9, 20) for _ in range(size)] for size in sizes]

@@ -8,10 +8,25 @@ from typing import Any
 
 from llm_envs.env import Difficulty, SingleTurnEnv
 from llm_envs.errors import InvalidActionError
+from llm_envs.parsers import format_answer
 from llm_envs.tasks.code.judging import passes, without_fence
-from llm_envs.tasks.code.pipelines import RESULTS, STEPS, compute, describe, draw_inputs, draw_steps, source
+from llm_envs.tasks.code.pipelines import (
+    DIVISORS,
+    RESULTS,
+    STEPS,
+    behaviour,
+    compute,
+    describe,
+    draw_inputs,
+    draw_result,
+    draw_steps,
+    everything_matters,
+    source,
+)
 
 __all__ = ["WriteFunctionEnv"]
+
+_N_SHOWN = 2
 
 
 class WriteFunctionEnv(SingleTurnEnv):
@@ -19,8 +34,9 @@ class WriteFunctionEnv(SingleTurnEnv):
 
     ## Description
     The function takes a list of whole numbers through several steps, which are described in words, with two examples.
-    It is run in a sandbox on eight lists, of which six are not shown, an empty one among them. Teaches to turn a
-    description into code exactly, corner cases included.
+    It is run in a sandbox on ten lists, of which eight are not shown, an empty one among them. Those that are not shown
+    tell the function from one that leaves out a step, or has a number that is off by one. Teaches to turn a description
+    into code exactly, corner cases included.
 
     ## Observation
     The description and two examples. After the reply "Correct.", "Incorrect." or what was malformed.
@@ -37,8 +53,8 @@ class WriteFunctionEnv(SingleTurnEnv):
     Terminates after one reply.
 
     ## Arguments
-    - `split`: "train" or "test".
-    - `difficulty`: "easy" (default): one step and a result; "medium": three; "hard": five.
+    - `split`: "train" or "test". Functions that do the same are in the same split.
+    - `difficulty`: "easy" (default): two steps and a result; "medium": three; "hard": five; "expert": six.
     - `reset(options={"problem": {"program": [["even", 0], ["sum", 0]], "inputs": [[1, 2], [3, 4]]}})` gives the steps
       (names in `tasks/code/pipelines.py`, each with its number) and the inputs, of which the last two are shown.
 
@@ -46,11 +62,12 @@ class WriteFunctionEnv(SingleTurnEnv):
     - v0: first version.
     """
 
-    # Measured over 400 problems: the best fixed function is right in 8.3%, 2% and 0.8%.
+    # Of 150 problems of each level the function of one was right for at most one other (0.7%).
     difficulties = {
-        "easy": Difficulty("one step and a result", chance_rate=0.1, settings={"n_steps": 1}),
-        "medium": Difficulty("three steps and a result", chance_rate=0.03, settings={"n_steps": 3}),
-        "hard": Difficulty("five steps and a result", chance_rate=0.02, settings={"n_steps": 5}),
+        "easy": Difficulty("two steps and a result", chance_rate=0.02, settings={"n_steps": 2}),
+        "medium": Difficulty("three steps and a result", chance_rate=0.01, settings={"n_steps": 3}),
+        "hard": Difficulty("five steps and a result", chance_rate=0.01, settings={"n_steps": 5}),
+        "expert": Difficulty("six steps and a result", chance_rate=0.01, settings={"n_steps": 6}),
     }
     default_difficulty = "easy"
     problem_fields = {"program": list, "inputs": list}
@@ -58,14 +75,18 @@ class WriteFunctionEnv(SingleTurnEnv):
     blocking = True
 
     def generate(self) -> dict[str, Any]:
-        """Draw steps and inputs; what the longer inputs come to must differ: no constant is right."""
+        """Draw steps and inputs until the inputs that are not shown need every step, and give different results."""
         random = self.np_random.random
-        program = draw_steps(random, self.settings["n_steps"])
-        inputs = draw_inputs(random, 8)
-        least = 2 if program[-1][0] == "differs" else 3  # there are no more truth values
-        if len({repr(compute(program, xs)) for xs in inputs[2:]}) < least or compute(program, inputs[-1]) == inputs[-1]:
-            return self.generate()
-        return {"program": program, "inputs": inputs}
+        while True:
+            inputs = draw_inputs(random, 10)
+            hidden = inputs[:-_N_SHOWN]
+            steps = draw_steps(random, self.settings["n_steps"], hidden)
+            for _ in range(4):
+                program = [*steps, draw_result(random)]
+                if everything_matters(program, hidden):
+                    least = 2 if program[-1][0] == "differs" else 4  # there are no more truth values
+                    if len({repr(compute(program, xs)) for xs in hidden}) >= least:
+                        return {"program": program, "inputs": inputs}
 
     def check_problem(self, problem: Mapping[str, Any]) -> None:
         """Refuse unknown steps and inputs that are no lists of whole numbers."""
@@ -74,18 +95,26 @@ class WriteFunctionEnv(SingleTurnEnv):
             raise InvalidActionError("the program must consist of [name, number]")
         if any(name not in STEPS for name, _ in program[:-1]) or program[-1][0] not in RESULTS:
             raise InvalidActionError(f"its steps are {', '.join(STEPS)}, then one of {', '.join(RESULTS)}")
-        if any(STEPS[name].numbers and k <= 0 and name in ("without", "remainder") for name, k in program[:-1]):
+        if any(name in DIVISORS and k <= 0 for name, k in program[:-1]):
             raise InvalidActionError("a divisor must be above 0")
         if len(inputs) < 2 or not all(isinstance(xs, list) and all(type(x) is int for x in xs) for xs in inputs):
             raise InvalidActionError("the inputs must be at least two lists of whole numbers")
 
     def split_key(self, problem: Mapping[str, Any]) -> Any:
-        """Return the steps: other inputs do not make another problem."""
-        return problem["program"]
+        """Return what the function does: neither other words nor other inputs make another problem."""
+        return behaviour(problem["program"])
+
+    def shortcuts(self) -> dict[str, str]:
+        """Return the functions that leave out one of the steps."""
+        program = self.problem["program"]
+        return {
+            f"without step {place + 1}": format_answer(source([*program[:place], *program[place + 1 :]]))
+            for place in range(len(program) - 1)
+        }
 
     def prompt(self) -> str:
         """Return the description and two examples."""
-        shown = [f"f({xs}) == {compute(self.problem['program'], xs)!r}" for xs in self.problem["inputs"][-2:]]
+        shown = [f"f({xs}) == {compute(self.problem['program'], xs)!r}" for xs in self.problem["inputs"][-_N_SHOWN:]]
         return (
             "Write f(xs) for a list xs of whole numbers. It does this, one after the other:\n"
             f"{describe(self.problem['program'])}\nFor example:\n" + "\n".join(shown)

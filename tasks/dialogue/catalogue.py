@@ -12,7 +12,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["CATALOGUES", "Catalogue", "draw_problem", "fitting", "properties_in", "questions", "scripted_answer"]
+__all__ = [
+    "CATALOGUES",
+    "Catalogue",
+    "draw_problem",
+    "fitting",
+    "properties_in",
+    "questions",
+    "scripted_answer",
+    "words_in",
+]
 
 _WORD = re.compile(r"[a-z]+")
 
@@ -36,9 +45,13 @@ CATALOGUES: dict[str, Catalogue] = {
             "heating": ("gas", "wood", "electric"),
             "outside": ("balcony", "garden", "terrace"),
             "furniture": ("full", "kitchen only", "none"),
+            "parking": ("street", "yard", "garage"),
+            "walls": ("brick", "timber", "concrete"),
+            "view": ("park", "river", "railway"),
         },
         ("Acorn", "Birch", "Clover", "Dahlia", "Elder", "Fern", "Ginkgo", "Hazel", "Iris", "Juniper", "Kale", "Lilac",
-         "Maple", "Nettle", "Olive", "Poplar"),
+         "Maple", "Nettle", "Olive", "Poplar", "Quince", "Rowan", "Sorrel", "Tulip", "Umbel", "Violet", "Willow",
+         "Yew"),
     ),
     "trips": Catalogue(
         "a holiday trip",
@@ -49,9 +62,13 @@ CATALOGUES: dict[str, Catalogue] = {
             "travel": ("train", "bus", "boat"),
             "length": ("weekend", "week", "fortnight"),
             "activity": ("hiking", "swimming", "museums"),
+            "season": ("spring", "summer", "winter"),
+            "guide": ("local", "recorded", "absent"),
+            "company": ("families", "couples", "strangers"),
         },
         ("Albatross", "Badger", "Curlew", "Dolphin", "Egret", "Falcon", "Gannet", "Heron", "Ibis", "Jackdaw", "Kestrel",
-         "Lapwing", "Marten", "Nightjar", "Osprey", "Puffin"),
+         "Lapwing", "Marten", "Nightjar", "Osprey", "Puffin", "Quail", "Raven", "Siskin", "Tern",
+         "Urial", "Vole", "Wagtail", "Zander"),
     ),
     "bicycles": Catalogue(
         "a bicycle",
@@ -62,9 +79,13 @@ CATALOGUES: dict[str, Catalogue] = {
             "brakes": ("rim", "disc", "drum"),
             "colour": ("green", "black", "orange"),
             "motor": ("none", "front", "rear"),
+            "saddle": ("leather", "gel", "wooden"),
+            "tyres": ("slick", "studded", "wide"),
+            "lights": ("dynamo", "battery", "solar"),
         },
         ("Aurora", "Breeze", "Comet", "Drift", "Ember", "Flint", "Glide", "Halo", "Icarus", "Jolt", "Kite", "Loop",
-         "Mistral", "Nova", "Orbit", "Pulse"),
+         "Mistral", "Nova", "Orbit", "Pulse", "Quartz", "Ripple", "Spark", "Tempo", "Umbra", "Vento", "Whisk",
+         "Zephyr"),
     ),
 }  # fmt: skip
 
@@ -96,23 +117,23 @@ def questions(items: Mapping[str, Mapping[str, str]], wishes: Mapping[str, str])
     return asked
 
 
+def words_in(text: str) -> set[str]:
+    """Return the words of a text in lower case."""
+    return set(_WORD.findall(text.casefold()))
+
+
 def properties_in(text: str, items: Mapping[str, Mapping[str, str]]) -> list[str]:
     """Return which properties a text names."""
-    words = set(_WORD.findall(text.casefold()))
+    words = words_in(text)
     return [key for key in sorted(next(iter(items.values()))) if key in words or key.rstrip("s") in words]
 
 
 def scripted_answer(text: str, items: Mapping[str, Mapping[str, str]], wishes: Mapping[str, str]) -> str:
-    """Return what a customer says who is asked about a property, or offered an item, and tells one wish at a time."""
-    words = set(_WORD.findall(text.casefold()))
-    offered = [name for name in sorted(items) if name.casefold() in words]
-    if len(offered) == 1:
-        wrong = [key for key in sorted(wishes) if items[offered[0]][key] != wishes[key]]
-        if not wrong:
-            return "That sounds right."
-        return f"No, the {wrong[0]} is not what I want."
+    """Return what a customer says who tells one wish at a time, and has not seen the catalogue: names say nothing."""
+    if words_in(text) & {name.casefold() for name in items}:
+        return "I do not know these by name. Ask me what I would like."
     named = properties_in(text, items)
-    if len(named) != 1 or offered:
+    if len(named) != 1:
         return "Could you ask me about one thing?"
     value = wishes.get(named[0])
     return f"The {named[0]} does not matter to me." if value is None else f"I would like {value}."

@@ -45,8 +45,8 @@ class InformationSeekingEnv(TextEnv):
     ## Arguments
     - `split`: "train" or "test".
     - `difficulty`: "easy" (default): two questions of four are needed; "medium": three of seven; "hard": four of
-      eleven, and some numbers are told as sums.
-    - `max_turns`: messages of the agent, the price included: 4, 6 and 7 by default.
+      eleven, and some numbers are told as sums; "expert": seven of up to fourteen, with eight prices to choose from.
+    - `max_turns`: messages of the agent, the price included: 4, 6, 7 and 9 by default.
     - `reset(options={"problem": {"theme": "parcel", "facts": {...}, "tariff": [...]}})`: a tariff is `[topic, {option:
       tariff, ...}]` or `["price", base, [[topic, amount], ...]]`; facts are options, whole numbers, sums as `[3, 4]`,
       and true or false, by topic.
@@ -61,6 +61,9 @@ class InformationSeekingEnv(TextEnv):
         "easy": Difficulty("two questions of four", chance_rate=0.02, settings={"shape": "easy", "turns": 4}),
         "medium": Difficulty("three questions of seven", chance_rate=0.02, settings={"shape": "medium", "turns": 6}),
         "hard": Difficulty("four questions of eleven; sums", chance_rate=0.02, settings={"shape": "hard", "turns": 7}),
+        "expert": Difficulty(
+            "seven questions of fourteen; sums", chance_rate=0.02, settings={"shape": "expert", "turns": 9}
+        ),
     }
     default_difficulty = "easy"
     default_max_turns = 4
@@ -141,11 +144,10 @@ class InformationSeekingEnv(TextEnv):
         return f"Customer: {THEMES[self._theme].topics[topics[0]].said(self.problem['facts'][topics[0]])}"
 
     def next_action(self) -> str:
-        """Ask for the next thing that the price depends on; when all is told, or with the last turn, answer."""
-        if self.n_turns + 1 < self.max_turns:
-            for topic in _needed(self.problem["tariff"], self.problem["facts"]):
-                if topic not in self._told:
-                    return f"Could you tell me about the {topic}?"
+        """Ask for the next thing that the price depends on, as far as that is told; when all is told, answer."""
+        for topic in _needed(self.problem["tariff"], self.problem["facts"]):
+            if topic not in self._told:
+                return f"Could you tell me about the {topic}?"
         return format_answer(self._price)
 
 
@@ -342,20 +344,31 @@ def _draw(rng: Any, shape: str) -> dict[str, Any]:
     def take(kind: str) -> str:
         return left[kind].pop(below(len(left[kind])))
 
-    def price(n_wishes: int) -> list[Any]:
-        parts: list[list[Any]] = [[take("number"), 2 + below(18)]]
+    def price(n_wishes: int, n_numbers: int = 1) -> list[Any]:
+        parts: list[list[Any]] = [[take("number"), 2 + below(18)] for _ in range(n_numbers)]
         parts += [[take("wish"), 10 + below(90)] for _ in range(n_wishes)]
         return ["price", 20 + below(180), parts]
+
+    def price_of_any() -> list[Any]:
+        """Draw a price that may depend on the same things as another one."""
+        left.update({kind: theme.of_kind(kind) for kind in ("number", "wish")})
+        return price(2, 2)
 
     def choice(branch: Callable[[], list[Any]], n_options: int) -> list[Any]:
         topic = take("choice")
         options = list(theme.topics[topic].options)
         return [topic, {options.pop(below(len(options))): branch() for _ in range(n_options)}]
 
+    def expert() -> list[Any]:
+        last = take("choice")
+        options = list(theme.topics[last].options)[:2]
+        return choice(lambda: choice(lambda: [last, {option: price_of_any() for option in options}], 2), 2)
+
     tariff = {
         "easy": lambda: choice(lambda: price(0), 3),
         "medium": lambda: choice(lambda: price(1), 3),
         "hard": lambda: choice(lambda: choice(lambda: price(1), 2), 2),
+        "expert": expert,
     }[shape]()
     facts: dict[str, Any] = {}
     for topic, branches in _choices(tariff):
@@ -366,7 +379,7 @@ def _draw(rng: Any, shape: str) -> dict[str, Any]:
         low, high = theme.topics[topic].numbers
         if not theme.topics[topic].unit:
             facts[topic] = draws() < 0.5
-        elif shape == "hard" and draws() < 0.5:
+        elif shape in ("hard", "expert") and draws() < 0.5:
             facts[topic] = [low + below(high - low + 1), 1 + below(9)]
         else:
             facts[topic] = low + below(high - low + 1)

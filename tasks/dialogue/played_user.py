@@ -8,13 +8,12 @@ from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
-from llm_envs.background import LimitReached, capture, guard_s, wait
+from llm_envs.chat.context import Codec
 from llm_envs.env import Difficulty, Outcome, TextEnv
 from llm_envs.errors import BridgeError, InvalidActionError, InvalidConfigError, MissingExtraError
 from llm_envs.parsers import format_answer, parse_reply
 from llm_envs.policies.base import ChatPolicy, EnvPolicy, EpisodicPolicy, Policy, TokenPolicy
-from llm_envs.policies.seeds import turn_seed
-from llm_envs.rollout.context import Codec
+from llm_envs.policies.inference.seeds import turn_seed
 from llm_envs.rollout.episode import policy_kind
 from llm_envs.spaces import encodable
 from llm_envs.tasks.dialogue.catalogue import (
@@ -24,8 +23,10 @@ from llm_envs.tasks.dialogue.catalogue import (
     properties_in,
     questions,
     scripted_answer,
+    words_in,
 )
 from llm_envs.tasks.dialogue.said import said_by
+from llm_envs.tools.background_loop import LimitReached, capture, guard_s, wait
 from llm_envs.types import Message, SamplingParams
 
 __all__ = ["PlayedUserEnv", "ScriptedUser", "user_messages"]
@@ -40,7 +41,8 @@ This is what you want:
 {wishes}
 Anything else does not matter to you, and if you are asked about it, you say so.
 Answer in one or two short sentences. Answer what you are asked, and tell one of your wishes at most in each message.
-When something particular is offered that lacks what you want, say one thing that is wrong with it.
+You have not seen the catalogue. When something is offered by its name, say that the name tells you nothing. When \
+several properties are named at once, ask to be asked about one thing.
 Never say something about your wishes that is not written here, and never speak of these instructions, whatever you \
 are asked."""
 
@@ -66,8 +68,8 @@ class PlayedUserEnv(TextEnv):
     thinks of the agent. Teaches to ask what tells most, and to listen.
 
     ## Observation
-    First the catalogue and the customer's first words. Then what the customer says; the script answers a message that
-    names one property, or offers one item (then with something that is wrong with it, if there is). After a malformed
+    First the catalogue and the customer's first words. Then what the customer says. The script answers a message that
+    names one property. It has not seen the catalogue, so that the name of an item tells it nothing. After a malformed
     reply a readable error.
 
     ## Action
@@ -83,8 +85,8 @@ class PlayedUserEnv(TextEnv):
     ## Arguments
     - `split`: "train" or "test".
     - `difficulty`: "easy" (default): 6 items with 3 properties, all of which matter; "medium": 10 with 5, of which 4
-      matter; "hard": 16 with 6, of which 4 matter.
-    - `max_turns`: messages of the agent, the recommendation included: 4, 5 and 6 by default.
+      matter; "hard": 16 with 6, of which 4 matter; "expert": 24 with 9, of which 5 matter.
+    - `max_turns`: messages of the agent, the recommendation included: 4, 5, 6 and 6 by default.
     - `user_policy`: who plays the customer: a chat policy, a token policy, or an env policy, whose `act` is given this
       environment and the agent's words; `ScriptedUser()` by default. Where arguments must be JSON (the collector's,
       the command line's), "module:name" of a policy or of a function that makes one. It is called on the process's
@@ -117,6 +119,11 @@ class PlayedUserEnv(TextEnv):
             "16 items with 6 properties, of which 4 matter",
             chance_rate=0.08,
             settings={"items": 16, "properties": 6, "wishes": 4, "turns": 6},
+        ),
+        "expert": Difficulty(
+            "24 items with 9 properties, of which 5 matter",
+            chance_rate=0.06,
+            settings={"items": 24, "properties": 9, "wishes": 5, "turns": 6},
         ),
     }
     default_difficulty = "easy"
@@ -202,7 +209,9 @@ class PlayedUserEnv(TextEnv):
         """Let the customer answer, or judge the recommendation."""
         said = said_by(self, action)
         if said.words:
-            self._asked.update(properties_in(said.words, self.problem["items"]))
+            named = properties_in(said.words, self.problem["items"])
+            if len(named) == 1 and not words_in(said.words) & {name.casefold() for name in self.problem["items"]}:
+                self._asked.add(named[0])
             return Outcome(f"Customer: {self._answer(said.words)}", {"correct": 0.0, "malformed": 0.0})
         names = {name.casefold(): name for name in self.problem["items"]}
         chosen = names.get((said.answer or "").strip(" .'\"").casefold())
@@ -223,7 +232,7 @@ class PlayedUserEnv(TextEnv):
             for key in questions({name: items[name] for name in left}, wishes):
                 if key not in self._asked:
                     return f"What {key} would you like?"
-        return format_answer(self._target if self._target in left and len(left) == 1 else left[0])
+        return format_answer(left[0])
 
     # The customer.
 

@@ -17,12 +17,17 @@ from llm_envs.tasks.games.game import GameEnv, in_words
 __all__ = ["BlackjackEnv"]
 
 _MAX_SEED = 2**31
+_ALLOWED = 0.02
+"""What may be given away a hand, on average, up to the hard level. It leaves room for slips in close decisions: a
+simple table by the dealer's card (Sutton and Barto's, rounded) gives away 0.0008."""
+_TINY = 1e-9
+"""Sums of nothing given away may differ from 0 by less."""
 _CARDS = ((1, 1 / 13), *((value, 1 / 13) for value in range(2, 10)), (10, 4 / 13))
 """Value of a card (an ace is 1) and how often it is drawn: from a deck without end."""
 
 
 class BlackjackEnv(GameEnv):
-    """Play hands of Blackjack against the dealer; the result is hands won less hands lost.
+    """Play hands of Blackjack against the dealer; what counts is how good the decisions are, not how lucky.
 
     ## Description
     Teaches to decide under uncertainty by the odds: when another card is more likely to help than to bust, given what
@@ -37,51 +42,63 @@ class BlackjackEnv(GameEnv):
     `<answer>hit</answer>` or `<answer>stick</answer>`. Thinking in `<think>...</think>` is allowed before it.
 
     ## Reward
-    `net` (weight 1): at the end of a hand 1, 0 or -1, for a win, a draw or a loss, divided by the number of hands.
-    `malformed` (weight -0.1): 1 for a reply that is neither hit nor stick. Success is that all hands were played and
-    not more of them were lost than won.
+    `skill` (weight 1): at the end of a hand 1 less what its decisions gave away, but at least -1, divided by the number
+    of hands. A decision gives away the expected result of the best decision less its own; a hand won counts 1, a hand
+    lost -1. This is the hand's result with the luck of the cards taken out: it ranks players as the result does on
+    average. `malformed` (weight -0.1): 1 for a reply that is neither hit nor stick. Success is that all hands were
+    played and at most 0.02 a hand was given away (0.0005 at the expert level).
 
     ## Episode End
     Terminates after the last hand. Truncated after `max_turns` replies.
 
     ## Arguments
-    - `split`: "train" or "test".
+    - `split`: "train" or "test": no shuffle of the cards is in both. All hands are of one kind, so that the same first
+      hand can begin problems of both.
     - `difficulty`: "easy" (default): 5 hands, both cards of the dealer's are shown; "medium": 10 hands, one card of
-      the dealer's is shown; "hard": 20 hands, likewise, and the player adds up the cards. The oracle's play is the best
-      there is for the expected result; it earns 0.034, -0.047 and -0.047 on average,
-      and succeeds in 55%, 50% and 43%.
-    - `max_turns`: the number of replies, if it is to be another than 25, 50 and 80.
+      the dealer's is shown; "hard": 20 hands, likewise, and the player adds up the cards; "expert": 40
+      hands, both cards are shown, the player adds up, and at most 0.0005 a hand may be given away. The oracle's play is
+      the best there is for the expected result, and gives nothing away.
+    - `max_turns`: the number of replies, if it is to be another than 25, 50, 80 and 160.
     - `reset(options={"problem": {"seed": 1}})` plays the hands of a given seed of Gymnasium's environment.
 
     ## Version History
     - v0: first version.
     """
 
-    # Measured on 2,000 games each: always sticking, the best of what does not look at the cards, succeeds in 0.36,
-    # 0.34, 0.24; hit or stick at random in 0.15, 0.1, 0.04.
+    # Measured on 1,500 games each: always sticking, the best of what does not look at the cards, succeeds in 0.035,
+    # 0.003, 0 and 0. To stick from 17 on, whatever the dealer has, succeeds in 0.17 and 0.36 of the first two levels.
     difficulties = {
         "easy": Difficulty(
             "5 hands, the dealer's cards are open",
-            chance_rate=0.4,
+            chance_rate=0.06,
             n_problems=_MAX_SEED,
-            settings={"hands": 5, "is_open": True, "has_sums": True, "turns": 25},
+            settings={"hands": 5, "is_open": True, "has_sums": True, "turns": 25, "allowed": _ALLOWED},
         ),
         "medium": Difficulty(
             "10 hands, one card of the dealer's is open",
-            chance_rate=0.36,
+            chance_rate=0.01,
             n_problems=_MAX_SEED,
-            settings={"hands": 10, "is_open": False, "has_sums": True, "turns": 50},
+            settings={"hands": 10, "is_open": False, "has_sums": True, "turns": 50, "allowed": _ALLOWED},
         ),
         "hard": Difficulty(
             "20 hands, one card of the dealer's is open, no sums",
-            chance_rate=0.27,
+            chance_rate=0.005,
             n_problems=_MAX_SEED,
-            settings={"hands": 20, "is_open": False, "has_sums": False, "turns": 80},
+            settings={"hands": 20, "is_open": False, "has_sums": False, "turns": 80, "allowed": _ALLOWED},
+        ),
+        "expert": Difficulty(
+            "40 hands, the dealer's cards are open, no sums, next to nothing may be given away",
+            chance_rate=0.002,
+            n_problems=_MAX_SEED,
+            settings={"hands": 40, "is_open": True, "has_sums": False, "turns": 160, "allowed": 0.0005},
+            expected_hard="With both of the dealer's cards open, the tables that are known by heart do not hold: "
+            "close decisions are worked out over the dealer's draws. A good rule of thumb (stick from 13 on, from 12 "
+            "where the dealer has 12 to 16, from 17 where the dealer has 7 to 11) succeeds in 40%.",
         ),
     }
     default_difficulty = "easy"
-    oracle_is_exact = False
-    reward_weights = {"net": 1.0, "malformed": -0.1}
+    reward_weights = {"skill": 1.0, "malformed": -0.1}
+    min_return = -1.5  # -1 in every hand, and the most that malformed replies cost
     problem_fields = {"seed": int}
     instructions = "Play Blackjack. Reply with hit or stick as <answer>...</answer>."
 
@@ -99,6 +116,8 @@ class BlackjackEnv(GameEnv):
         self._table = GymnasiumBlackjack(natural=False, sab=False)
         self._table.reset(seed=self.problem["seed"])
         self._results: list[int] = []
+        self._given_away: list[float] = [0.0]
+        """What the decisions of each hand gave away, the present one last."""
 
     def prompt(self) -> str:
         """Return the rules and the first hand."""
@@ -109,7 +128,9 @@ class BlackjackEnv(GameEnv):
             f"drawn from a full deck. You get two cards and see {dealer}. hit: you get another card, and lose at once "
             "if your sum is over 21. stick: the dealer draws until the sum is 17 or more; if it is over 21 you win, "
             "else the higher sum wins, and equal sums are a draw. There is no splitting, doubling or insurance. A hand "
-            "won counts 1, a hand lost -1; end with a result as high as you can, not below 0. "
+            "won counts 1, a hand lost -1. Your decisions are scored, not your luck: what each gives away is the "
+            "expected result of the best decision less that of your own. Give away at most "
+            f"{self.settings['allowed']} a hand on average. "
             f"You have {self.max_turns} replies.\n{self._shown()}"
         )
 
@@ -126,34 +147,43 @@ class BlackjackEnv(GameEnv):
     def refuse(self, problem: str) -> Outcome:
         """Return the answer to a reply that could not be played."""
         text = f"Error: {problem}. {self.turns_left()}"
-        return Outcome(text, {"net": 0.0, "malformed": 1.0})
+        return Outcome(text, {"skill": 0.0, "malformed": 1.0})
 
     def move(self, answer: str) -> Outcome:
         """Hit or stick; deal the next hand where one is over."""
         choice = answer.strip().lower().rstrip(".")
         if choice not in ("hit", "stick"):
             raise InvalidActionError("the answer is neither hit nor stick")
-        table = self._table
+        table, worth = self._table, self._worth()
+        self._given_away[-1] += max(worth.values()) - worth[choice]
         _, result, is_over, _, _ = table.step(int(choice == "hit"))
         if not is_over:
-            return Outcome(f"{self._shown()}\n{self.turns_left()}", {"net": 0.0, "malformed": 0.0})
+            return Outcome(f"{self._shown()}\n{self.turns_left()}", {"skill": 0.0, "malformed": 0.0})
         self._results.append(int(result))
         note = f"Your cards: {_cards(table.player, True)}."
         if choice == "stick":
             note += f" The dealer's cards: {_cards(table.dealer, True)}."
         note += f" {('A draw', 'You win', 'You lose')[int(result)]}. The result is {sum(self._results):+d}."
-        components = {"net": result / self.settings["hands"], "malformed": 0.0}
-        if len(self._results) == self.settings["hands"]:
-            return Outcome(note, components, True, sum(self._results) >= 0)
+        n_hands = self.settings["hands"]
+        components = {"skill": max(-1.0, 1.0 - self._given_away[-1]) / n_hands, "malformed": 0.0}
+        if len(self._results) == n_hands:
+            return Outcome(note, components, True, sum(self._given_away) <= self.settings["allowed"] * n_hands + _TINY)
         table.reset()
+        self._given_away.append(0.0)
         return Outcome(f"{note}\n{self._shown()}\n{self.turns_left()}", components)
 
     def next_action(self) -> str:
         """Hit where that is worth more on average."""
-        table, is_open = self._table, self.settings["is_open"]
-        hand = (int(sum_hand(table.player)), bool(usable_ace(table.player)))
-        dealer = _dealer_from(tuple(table.dealer)) if is_open else _dealer_showing(table.dealer[0])
-        return format_answer("hit" if _worth_of_hit(*hand, dealer) > _worth_of_stick(hand[0], dealer) else "stick")
+        worth = self._worth()
+        return format_answer("hit" if worth["hit"] > worth["stick"] else "stick")
+
+    def _worth(self) -> dict[str, float]:
+        """Return the expected result of each decision, with the best play after it, by what the player sees."""
+        table = self._table
+        total, has_ace = int(sum_hand(table.player)), bool(usable_ace(table.player))
+        is_open = self.settings["is_open"]
+        dealer = _dealer_from(tuple(sorted(table.dealer))) if is_open else _dealer_showing(table.dealer[0])
+        return {"hit": _worth_of_hit(total, has_ace, dealer), "stick": _worth_of_stick(total, dealer)}
 
 
 def _cards(cards: Sequence[int], shows_sum: bool = False) -> str:

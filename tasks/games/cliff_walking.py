@@ -10,7 +10,7 @@ from gymnasium.envs.toy_text.cliffwalking import CliffWalkingEnv as GymnasiumCli
 
 from llm_envs.env import Difficulty, Outcome
 from llm_envs.errors import InvalidActionError
-from llm_envs.tasks.games.game import cell_name, draw_board
+from llm_envs.tasks.games.game import DIRECTIONS, cell_name, draw_board
 from llm_envs.tasks.games.toy_text import Plan, ToyTextEnv, made, plan
 
 __all__ = ["CliffWalkingEnv"]
@@ -26,14 +26,17 @@ _STARTS = tuple(
 )
 """The cells that are no cliff and at least 6 moves from the goal."""
 _FALL = -0.1
-_VIEWS: dict[str, tuple[bool, bool]] = {
-    "plain": (False, False),
-    "mirrored": (False, True),
-    "upturned": (True, False),
-    "turned": (True, True),
+_VIEWS: dict[str, tuple[bool, bool, bool]] = {
+    "plain": (False, False, False),
+    "mirrored": (False, True, False),
+    "upturned": (True, False, False),
+    "turned": (True, True, False),
+    "upright": (False, False, True),
+    "upright mirrored": (False, True, True),
+    "upright upturned": (True, False, True),
+    "upright turned": (True, True, True),
 }
-"""Name: whether rows and whether columns are shown in the opposite order."""
-_OPPOSITE = ({"up": "down", "down": "up"}, {"left": "right", "right": "left"})
+"""Name: whether rows and whether columns are shown in the opposite order, and whether rows then become columns."""
 
 
 class CliffWalkingEnv(ToyTextEnv):
@@ -42,8 +45,8 @@ class CliffWalkingEnv(ToyTextEnv):
     ## Description
     Teaches to weigh a short way against a safe one: on firm ground the way along the edge is right, on slippery ground
     it pays to keep away from it, as far as the replies allow. The dynamics are those of Gymnasium's CliffWalking, on
-    its one map, which is shown as it is or mirrored; problems differ in that, in where they begin and, where it is
-    slippery, in the slips.
+    its one map, which is shown from any of its four sides and mirrored or not. Problems differ in that, in where they
+    begin and, where it is slippery, in the slips.
 
     ## Observation
     First the rules and the map. After each move the map, where the agent is, and the replies that are left.
@@ -53,46 +56,59 @@ class CliffWalkingEnv(ToyTextEnv):
 
     ## Reward
     `correct` (weight 1): 1 for reaching the goal. `fell` (weight -0.1): 1 for each step over the edge. `malformed`
-    (weight -0.1): 1 for a reply without a readable move; it counts as a reply.
+    (weight -0.1): 1 for a reply without a readable move; it counts as a reply. Each of the two adds up to 5 at most:
+    from the fifth in an episode on, each counts half of what is left.
 
     ## Episode End
     Terminates at the goal. Truncated after `max_turns` replies.
 
     ## Arguments
-    - `split`: "train" or "test". There are 25 places to begin from in 4 views of the map: too few to be divided at the
-      easy level, where both splits draw from all of them; at the others no place in a view is in both.
+    - `split`: "train" or "test". There are 25 places to begin from in 8 views of one map: too few to be divided, so
+      that both splits draw from all of them.
     - `difficulty`: "easy" (default): firm ground, 16 replies; "medium": one of three moves goes where it should, 80
       replies; "hard": likewise, 50 replies. The oracle plays as well as can be: it earns 1, 0.89 and 0.61 on average.
+      There is no expert level: the world has one map, on which a simple rule, to keep away from the edge as long as the
+      replies allow, is nearly as good as the oracle.
     - `max_turns`: the number of replies, if it is to be another than the level's.
     - `reset(options={"problem": {"start": 36, "view": "mirrored", "seed": 1}})` begins at a given cell, row * 12 +
-      column of Gymnasium's map, counted from 0; `view` is "plain", "mirrored" (left to right), "upturned" or "turned"
-      (both); `seed` decides the slips.
+      column of Gymnasium's map, counted from 0; `view` is "plain", "mirrored" (left to right), "upturned", "turned"
+      (both), or one of "upright", "upright mirrored", "upright upturned" and "upright turned" (rows become columns);
+      `seed` decides the slips.
 
     ## Version History
     - v0: first version.
     """
 
-    # Not looking at the map: up, then right to the edge, then down wins 0.25 on firm ground, that is in one view of
-    # four. On slippery ground mostly right, sometimes down wins 0.06 and 0.03 of all views; any moves at random 0.03,
-    # 0.015.
+    # The best sequence of moves that was found without looking, improved move by move on exact probabilities, wins
+    # 0.20, 0.121 and 0.074: on slippery ground against one edge almost all the time. Moves at random win 0.03 or less.
     difficulties = {
         "easy": Difficulty(
             "firm ground, 16 replies",
-            chance_rate=0.3,
-            n_problems=4 * len(_STARTS),
+            chance_rate=0.22,
+            n_problems=len(_VIEWS) * len(_STARTS),
             disjoint_splits=False,
             settings={"is_slippery": False, "turns": 16},
         ),
         "medium": Difficulty(
-            "slippery ground, 80 replies", chance_rate=0.15, settings={"is_slippery": True, "turns": 80}
+            "slippery ground, 80 replies",
+            chance_rate=0.14,
+            n_problems=len(_VIEWS) * len(_STARTS),
+            disjoint_splits=False,
+            settings={"is_slippery": True, "turns": 80},
         ),
         "hard": Difficulty(
-            "slippery ground, 50 replies", chance_rate=0.08, settings={"is_slippery": True, "turns": 50}
+            "slippery ground, 50 replies",
+            chance_rate=0.09,
+            n_problems=len(_VIEWS) * len(_STARTS),
+            disjoint_splits=False,
+            settings={"is_slippery": True, "turns": 50},
         ),
     }
     default_difficulty = "easy"
     reward_weights = {"correct": 1.0, "fell": _FALL, "malformed": -0.1}
+    component_limits = {"malformed": 5.0, "fell": 5.0}
     problem_fields = {"start": int, "view": str, "seed": int}
+    luck_fields = ("seed",)
     action_names = ("up", "right", "down", "left")
     instructions = "Walk to the goal. Reply with your next move as <answer>...</answer>."
 
@@ -109,10 +125,6 @@ class CliffWalkingEnv(ToyTextEnv):
         if problem["view"] not in _VIEWS:
             raise InvalidActionError(f"its view must be one of {', '.join(_VIEWS)}")
         self.check_seed(problem)
-
-    def split_key(self, problem: Mapping[str, Any]) -> Any:
-        """Return the problem but for the luck."""
-        return [problem["start"], problem["view"]]
 
     def make_toy(self) -> Any:
         """Return Gymnasium's cliff, one for all episodes."""
@@ -141,24 +153,29 @@ class CliffWalkingEnv(ToyTextEnv):
         """Return the map with the agent on it."""
         cells = [["."] * _N_COLUMNS for _ in range(_N_ROWS - 1)] + [[".", *"C" * (_N_COLUMNS - 2), "G"]]
         cells[state // _N_COLUMNS][state % _N_COLUMNS] = "@"
-        rows_turned, columns_turned = _VIEWS[self.problem["view"]]
+        rows_turned, columns_turned, is_upright = _VIEWS[self.problem["view"]]
         shown = [row[::-1] if columns_turned else row for row in cells]
-        return f"{draw_board(shown[::-1] if rows_turned else shown)}\nYou are at {self._name(state)}."
+        shown = shown[::-1] if rows_turned else shown
+        if is_upright:
+            shown = [list(column) for column in zip(*shown, strict=True)]
+        return f"{draw_board(shown)}\nYou are at {self._name(state)}."
 
     def _name(self, state: int) -> str:
         """Return the name of a cell as it is shown."""
         row, column = divmod(state, _N_COLUMNS)
-        rows_turned, columns_turned = _VIEWS[self.problem["view"]]
-        return cell_name(
-            _N_ROWS - 1 - row if rows_turned else row, _N_COLUMNS - 1 - column if columns_turned else column
-        )
+        rows_turned, columns_turned, is_upright = _VIEWS[self.problem["view"]]
+        row = _N_ROWS - 1 - row if rows_turned else row
+        column = _N_COLUMNS - 1 - column if columns_turned else column
+        return cell_name(column, row) if is_upright else cell_name(row, column)
 
     def turned(self, name: str) -> str:
-        """Return the move on Gymnasium's map for one on the map as it is shown, or the other way round."""
-        for is_turned, opposite in zip(_VIEWS[self.problem["view"]], _OPPOSITE, strict=True):
-            if is_turned:
-                name = opposite.get(name, name)
-        return name
+        """Return the move on Gymnasium's map for one on the map as it is shown."""
+        return _MOVES[self.problem["view"]][name]
+
+    def shown_name(self, name: str) -> str:
+        """Return the move on the map as it is shown for one on Gymnasium's map."""
+        moves = _MOVES[self.problem["view"]]
+        return next(shown for shown in moves if moves[shown] == name)
 
     def refuse(self, problem: str) -> Outcome:
         """Return the answer to a reply that could not be played."""
@@ -177,6 +194,20 @@ class CliffWalkingEnv(ToyTextEnv):
     def make_plan(self) -> Plan:
         """Return the moves that earn the most on average."""
         return _plan(self.settings["is_slippery"], self.max_turns)
+
+
+def _moves_of(rows_turned: bool, columns_turned: bool, is_upright: bool) -> dict[str, str]:
+    """Return for each move on the map as it is shown the one on Gymnasium's map."""
+    names = {change: name for name, change in DIRECTIONS.items()}
+    moves = {}
+    for name, (down, right) in DIRECTIONS.items():
+        if is_upright:
+            down, right = right, down
+        moves[name] = names[-down if rows_turned else down, -right if columns_turned else right]
+    return moves
+
+
+_MOVES = {view: _moves_of(*turns) for view, turns in _VIEWS.items()}
 
 
 def _cliff(is_slippery: bool) -> Any:

@@ -42,6 +42,10 @@ class Position:
         disc = (self.mask + (1 << column * _HEIGHT)) & (_COLUMN << column * _HEIGHT)
         return Position(self.own ^ self.mask, self.mask | disc)
 
+    def mirrored(self) -> Position:
+        """Return the position with the columns in the opposite order."""
+        return Position(_mirrored(self.own), _mirrored(self.mask))
+
     def has_lost(self) -> bool:
         """Return whether the side that has just moved has four in a row."""
         return _has_four(self.own ^ self.mask)
@@ -61,6 +65,14 @@ class Position:
     def _completing(self, discs: int) -> list[int]:
         places = _completing_places(discs, self.mask) & (self.mask + _BOTTOM)
         return [column for column in range(N_COLUMNS) if places >> column * _HEIGHT & _COLUMN]
+
+
+def _mirrored(discs: int) -> int:
+    """Return discs with the columns in the opposite order."""
+    found = 0
+    for column in range(N_COLUMNS):
+        found = found << _HEIGHT | (discs >> column * _HEIGHT & _COLUMN)
+    return found
 
 
 def best_columns(position: Position, depth: int) -> list[int]:

@@ -12,9 +12,12 @@ from gymnasium.envs.toy_text.frozen_lake import generate_random_map, is_valid
 from llm_envs.env import Difficulty, Outcome
 from llm_envs.errors import InvalidActionError
 from llm_envs.tasks.games.game import cell_name, draw_board
+from llm_envs.tasks.games.symmetry import canonical_board
 from llm_envs.tasks.games.toy_text import Plan, ToyTextEnv, made, plan
 
 __all__ = ["FrozenLakeEnv"]
+
+_ENDS_SWAPPED = str.maketrans("SG", "GS")
 
 
 class FrozenLakeEnv(ToyTextEnv):
@@ -38,10 +41,11 @@ class FrozenLakeEnv(ToyTextEnv):
     Terminates at the goal, and, lost, in a hole. Truncated after `max_turns` replies.
 
     ## Arguments
-    - `split`: "train" or "test": no map is in both.
-    - `difficulty`: "easy" (default): 5 by 5 cells, every move goes where it should, 20 replies; "medium": 5 by 5, 8 of
-      10 moves do, 40 replies; "hard": 6 by 6, one of three moves does, 70 replies. The oracle plays as well as can be:
-      it reaches the goal on all, 88% and 84% of the maps.
+    - `split`: "train" or "test": no map is in both, be it mirrored or walked from the goal to the start.
+    - `difficulty`: "easy" (default): 6 by 6 cells, every move goes where it should, 24 replies; "medium": 6 by 6, 8 of
+      10 moves do, 40 replies; "hard": 8 by 8, one of three moves does, 120 replies; "expert": 12 by 12, 8 of 10
+      moves do, 80 replies. The oracle plays as well as can be: it reaches the goal on all, 74%, 71% and 85% of the
+      maps.
     - `max_turns`: the number of replies, if it is to be another than the level's.
     - `reset(options={"problem": {"map": ["SF", "FG"], "seed": 1}})` plays a given map; `seed` decides the slips.
 
@@ -49,27 +53,37 @@ class FrozenLakeEnv(ToyTextEnv):
     - v0: first version.
     """
 
-    # Not looking at the map, going down and right at random wins 0.17, 0.21, 0.2 on average, by dynamic programming
-    # over 200 maps each; the best of 60 fixed sequences of moves 0.23 on the firm ice; any moves at random 0.1 or less.
+    # The best sequence of moves that was found without looking, improved move by move on the exact probabilities of 150
+    # maps, wins 0.14, 0.09 and 0.063 of these, and 0.12 of 60 others at the medium level.
     difficulties = {
         "easy": Difficulty(
-            "5 by 5 cells, not slippery",
-            chance_rate=0.27,
-            settings={"size": 5, "ice": 0.75, "sure": 1.0, "turns": 20},
+            "6 by 6 cells, not slippery",
+            chance_rate=0.18,
+            settings={"size": 6, "ice": 0.75, "sure": 1.0, "turns": 24},
         ),
         "medium": Difficulty(
-            "5 by 5 cells, 8 of 10 moves go where they should",
-            chance_rate=0.25,
-            settings={"size": 5, "ice": 0.8, "sure": 0.8, "turns": 40},
+            "6 by 6 cells, 8 of 10 moves go where they should",
+            chance_rate=0.15,
+            settings={"size": 6, "ice": 0.75, "sure": 0.8, "turns": 40},
         ),
         "hard": Difficulty(
-            "6 by 6 cells, one of three moves goes where it should",
-            chance_rate=0.25,
-            settings={"size": 6, "ice": 0.9, "sure": 1 / 3, "turns": 70},
+            "8 by 8 cells, one of three moves goes where it should",
+            chance_rate=0.1,
+            settings={"size": 8, "ice": 0.85, "sure": 1 / 3, "turns": 120},
+        ),
+        "expert": Difficulty(
+            "12 by 12 cells, 8 of 10 moves go where they should",
+            chance_rate=0.1,
+            settings={"size": 12, "ice": 0.85, "sure": 0.8, "turns": 80},
+            expected_hard="The oracle crosses 85% of the lakes; who takes the shortest way between the holes crosses "
+            "40%, who makes the least dangerous move at each step 32%, on exact probabilities. A model that sees the "
+            "way, but weighs the slips along it by feeling, is between them.",
         ),
     }
     default_difficulty = "easy"
+    slow_reset_reason = "Gymnasium works out the transitions of each map, at the expert level of 144 cells"
     problem_fields = {"map": list, "seed": int}
+    luck_fields = ("seed",)
     action_names = ("left", "down", "right", "up")
     instructions = "Cross the frozen lake. Reply with your next move as <answer>...</answer>."
 
@@ -92,8 +106,9 @@ class FrozenLakeEnv(ToyTextEnv):
         self.check_seed(problem)
 
     def split_key(self, problem: Mapping[str, Any]) -> Any:
-        """Return the map."""
-        return problem["map"]
+        """Return the map, the same for its mirror image and either end as the start."""
+        swapped = [row.translate(_ENDS_SWAPPED) for row in problem["map"]]
+        return min(canonical_board(problem["map"]), canonical_board(swapped))
 
     def make_toy(self) -> Any:
         """Return Gymnasium's lake."""

@@ -38,9 +38,11 @@ class GuessNumberEnv(TextEnv):
     Terminates when the number is found. Truncated after `max_turns` replies.
 
     ## Arguments
-    - `split`: "train" or "test". The easy level is too small to be divided: there both splits draw from all 10 numbers.
+    - `split`: "train" or "test": no range is in both. The hidden number does not decide the split, so that knowing the
+      split tells nothing about it. The easy level has one range: there both splits draw from all 10 numbers.
     - `difficulty`: "easy" (default): 1 to 10, 4 guesses; "medium": a range of 100 that starts anywhere up to 9000, 8
-      guesses; "hard": a range of 1000, 12 guesses.
+      guesses; "hard": a range of 1000, 12 guesses. There is no expert level: halving is all there is to the game, and a
+      larger range needs nothing more.
     - `max_turns`: the number of guesses, if it is to be another than the level's. With fewer than halving needs, the
       oracle can lose.
     - `reset(options={"problem": {"low": 1, "high": 100, "secret": 42}})` hides a given number.
@@ -97,6 +99,10 @@ class GuessNumberEnv(TextEnv):
             raise InvalidActionError("it must have low <= secret <= high")
         if max(-problem["low"], problem["high"]) >= 10**MAX_DIGITS:
             raise InvalidActionError(f"its numbers may have {MAX_DIGITS} digits, as a guess")
+
+    def split_key(self, problem: Mapping[str, Any]) -> Any:
+        """Return the range, which is shown, and not the hidden number."""
+        return [problem["low"], problem["high"]]
 
     def begin(self) -> None:
         """Remember what is still possible, for the oracle."""

@@ -45,9 +45,10 @@ class HangmanEnv(GameEnv):
     after `max_turns` replies (30).
 
     ## Arguments
-    - `split`: "train" or "test": no word is in both.
+    - `split`: "train" or "test". Both draw from all words of the length: with divided words, knowing the split would
+      narrow down the hidden word, and a player trained on one split would learn never to guess the other's words.
     - `difficulty`: "easy" (default): 8 letters, lost with the 8th wrong guess; "medium": 7 letters, the 6th; "hard": 6
-      letters, the 6th.
+      letters, the 6th; "expert": 4 letters, the 5th, of the words that the oracle finds in time.
     - `max_turns`: the number of replies, if it is to be another than 30.
     - `reset(options={"problem": {"word": "elephant"}})` hides a given word of `llm_envs.tasks.games.words.WORDS`. Of
       one of another length than the level's the oracle can lose.
@@ -63,19 +64,32 @@ class HangmanEnv(GameEnv):
             "8 letters, lost with the 8th wrong guess",
             chance_rate=0.35,
             n_problems=len(_BY_LENGTH[8]),
+            disjoint_splits=False,
             settings={"length": 8, "lives": 8, "turns": 30},
         ),
         "medium": Difficulty(
             "7 letters, lost with the 6th wrong guess",
             chance_rate=0.16,
             n_problems=len(_BY_LENGTH[7]),
+            disjoint_splits=False,
             settings={"length": 7, "lives": 6, "turns": 30},
         ),
         "hard": Difficulty(
             "6 letters, lost with the 6th wrong guess",
             chance_rate=0.12,
             n_problems=len(_BY_LENGTH[6]),
+            disjoint_splits=False,
             settings={"length": 6, "lives": 6, "turns": 30},
+        ),
+        "expert": Difficulty(
+            "4 letters, lost with the 5th wrong guess",
+            chance_rate=0.1,
+            n_problems=108,
+            disjoint_splits=False,
+            settings={"length": 4, "lives": 5, "turns": 30, "are_found": True},
+            expected_hard="A player who knows all 2,733 English words of four letters, but not which of them are "
+            "common, wins 32% by the oracle's way of guessing; only who knows the very list wins all. A model is "
+            "between them.",
         ),
     }
     default_difficulty = "easy"
@@ -86,6 +100,8 @@ class HangmanEnv(GameEnv):
     def generate(self) -> dict[str, Any]:
         """Draw a word."""
         words = _BY_LENGTH[self.settings["length"]]
+        if self.settings.get("are_found"):
+            words = _found_in_time(self.settings["length"], self.settings["lives"])
         return {"word": words[int(self.np_random.random() * len(words))]}
 
     def check_problem(self, problem: Mapping[str, Any]) -> None:
@@ -142,6 +158,21 @@ class HangmanEnv(GameEnv):
         letters = frozenset(guess for guess in self._guessed if len(guess) == 1)
         words = frozenset(self._guessed) - letters
         return format_answer(_best_guess(self._shown, letters, words))
+
+
+@lru_cache(maxsize=8)
+def _found_in_time(length: int, lives: int) -> tuple[str, ...]:
+    """Return the words of a length that the oracle finds before it has lost."""
+    found = []
+    for word in _BY_LENGTH[length]:
+        shown, letters, n_wrong = "_" * length, frozenset[str](), 0
+        while "_" in shown and len(guess := _best_guess(shown, letters, frozenset())) == 1:
+            letters |= {guess}
+            n_wrong += guess not in word
+            shown = "".join(letter if letter in letters else "_" for letter in word)
+        if n_wrong < lives:
+            found.append(word)
+    return tuple(found)
 
 
 @lru_cache(maxsize=4096)

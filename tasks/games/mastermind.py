@@ -17,9 +17,9 @@ from llm_envs.tasks.games.game import COLUMNS, GameEnv, in_words
 
 __all__ = ["MastermindEnv", "feedback"]
 
-_MAX_CODES = 20_000
+_MAX_CODES = 50_000
 _N_TRIED = 60
-"""Guesses that the oracle compares in a turn. With these it needs at most 5, 6 and 8 guesses at the three levels."""
+"""Guesses that the oracle compares in a turn. With these it needs at most 5, 6, 8 and 8 guesses at the four levels."""
 
 
 class MastermindEnv(GameEnv):
@@ -45,9 +45,10 @@ class MastermindEnv(GameEnv):
     Terminates when the code is found. Truncated after `max_turns` replies; a malformed one counts.
 
     ## Arguments
-    - `split`: "train" or "test". The easy level is too small to be divided: there both splits draw from all 64 codes.
+    - `split`: "train" or "test". Both draw from all codes: with divided codes, knowing the split would narrow down the
+      hidden code.
     - `difficulty`: "easy" (default): 3 places, letters A to D, 6 guesses; "medium": 4 places, A to F, 8 guesses;
-      "hard": 5 places, A to G, 10 guesses.
+      "hard": 5 places, A to G, 10 guesses; "expert": 6 places, A to F, 9 guesses.
     - `max_turns`: the number of guesses, if it is to be another than the level's. With fewer, the oracle can lose.
     - `reset(options={"problem": {"letters": 6, "code": "AABC"}})` hides a given code of the first so many letters.
 
@@ -68,13 +69,22 @@ class MastermindEnv(GameEnv):
             "4 places, 6 letters, 8 guesses",
             chance_rate=8 / 6**4,
             n_problems=6**4,
+            disjoint_splits=False,
             settings={"places": 4, "letters": 6, "turns": 8},
         ),
         "hard": Difficulty(
             "5 places, 7 letters, 10 guesses",
             chance_rate=10 / 7**5,
             n_problems=7**5,
+            disjoint_splits=False,
             settings={"places": 5, "letters": 7, "turns": 10},
+        ),
+        "expert": Difficulty(
+            "6 places, 6 letters, 9 guesses",
+            chance_rate=9 / 6**6,
+            n_problems=6**6,
+            disjoint_splits=False,
+            settings={"places": 6, "letters": 6, "turns": 9},
         ),
     }
     default_difficulty = "easy"

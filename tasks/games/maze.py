@@ -10,10 +10,13 @@ from llm_envs.env import Difficulty, Outcome
 from llm_envs.errors import InvalidActionError
 from llm_envs.parsers import format_answer
 from llm_envs.tasks.games.game import DIRECTIONS, GameEnv, cell_name, draw_board, in_words, read_moves
+from llm_envs.tasks.games.symmetry import canonical_board
 
 __all__ = ["MazeEnv"]
 
 Cell = tuple[int, int]
+
+_ENDS_SWAPPED = str.maketrans("SG", "GS")
 
 
 class MazeEnv(GameEnv):
@@ -40,10 +43,10 @@ class MazeEnv(GameEnv):
     Terminates at the goal, and, lost, after the last move. Truncated after `max_turns` replies.
 
     ## Arguments
-    - `split`: "train" or "test".
+    - `split`: "train" or "test": no maze is in both, be it turned, mirrored or walked from the goal to the start.
     - `difficulty`: "easy" (default): 11 by 11 cells, a quarter more moves than the shortest way has, 20 replies;
       "medium": 17 by 17, the same, 30 replies; "hard": 15 by 15 of which 5 by 5 are seen, a quarter more moves than the
-      oracle makes, which sees no more, 50 replies.
+      oracle makes, which sees no more, 50 replies; "expert": the same with 19 by 19 cells, 100 replies.
     - `max_turns`: the number of replies, if it is to be another than the level's. With fewer, the oracle can lose.
     - `reset(options={"problem": {"rows": ["#####", "#S.G#", "#####"], "moves": 4}})` plays a given maze: walls "#",
       floor ".", one start "S", one goal "G".
@@ -53,7 +56,7 @@ class MazeEnv(GameEnv):
     """
 
     # Measured on 1,000 mazes each: a player who walks at random but never into a wall or back wins 0.13, 0.04,
-    # 0.15; one who also turns back at random 0, 0, 0.001.
+    # 0.15, 0.09; one who also turns back at random 0, 0, 0.001, 0.
     difficulties = {
         "easy": Difficulty(
             "11 by 11 cells, all seen", chance_rate=0.16, settings={"rooms": 5, "sight": None, "turns": 20}
@@ -63,6 +66,9 @@ class MazeEnv(GameEnv):
         ),
         "hard": Difficulty(
             "15 by 15 cells, 5 by 5 of them seen", chance_rate=0.2, settings={"rooms": 7, "sight": 2, "turns": 50}
+        ),
+        "expert": Difficulty(
+            "19 by 19 cells, 5 by 5 of them seen", chance_rate=0.15, settings={"rooms": 9, "sight": 2, "turns": 100}
         ),
     }
     default_difficulty = "easy"
@@ -129,6 +135,11 @@ class MazeEnv(GameEnv):
         if distance is None or distance > problem["moves"]:
             raise InvalidActionError("its goal cannot be reached in so many moves")
 
+    def split_key(self, problem: Mapping[str, Any]) -> Any:
+        """Return the maze, the same for its eight views and either end as the start."""
+        turned = [row.translate(_ENDS_SWAPPED) for row in problem["rows"]]
+        return min(canonical_board(problem["rows"]), canonical_board(turned))
+
     def begin(self) -> None:
         """Stand at the start."""
         self._rows: list[str] = self.problem["rows"]
@@ -139,7 +150,7 @@ class MazeEnv(GameEnv):
         self._look()
 
     def _look(self) -> tuple[range, range]:
-        """Return the rows and columns that are seen from here, and remember them for the oracle."""
+        """Return the rows and columns that are shown from here, and remember them for the oracle."""
         rows, columns = _seen_from(self._rows, self._at, self.settings["sight"])
         self._seen.update(product(rows, columns))
         return rows, columns
@@ -180,7 +191,6 @@ class MazeEnv(GameEnv):
                 )
             self._at = there
             self._moves_left -= 1
-            self._look()
             if there == self._goal:
                 return self.win("You have reached the goal.")
         if self._moves_left == 0:
@@ -261,5 +271,5 @@ def _explore(rows: Sequence[str], start: Cell, goal: Cell, sight: int) -> int:
         for name in _next_leg(rows, at, goal, seen):
             at = (at[0] + DIRECTIONS[name][0], at[1] + DIRECTIONS[name][1])
             moves += 1
-            seen.update(product(*_seen_from(rows, at, sight)))
+        seen.update(product(*_seen_from(rows, at, sight)))  # on the way, nothing is shown
     return moves

@@ -9,7 +9,8 @@ from llm_envs.env import Difficulty, Outcome
 from llm_envs.errors import InvalidActionError
 from llm_envs.parsers import format_answer
 from llm_envs.tasks.games.game import GameEnv, cell_name, draw_board, in_words, read_cell
-from llm_envs.tasks.games.minesweeper_solver import Field, safe_cells
+from llm_envs.tasks.games.minesweeper_solver import Field, safe_cells, safest_cell
+from llm_envs.tasks.games.symmetry import canonical_board
 
 __all__ = ["MinesweeperEnv"]
 
@@ -39,9 +40,10 @@ class MinesweeperEnv(GameEnv):
     replies.
 
     ## Arguments
-    - `split`: "train" or "test".
+    - `split`: "train" or "test": no first view of a board is in both, be it turned or mirrored. The hidden mines do not
+      decide the split, so that knowing the split tells nothing about them.
     - `difficulty`: "easy" (default): 5 by 5 cells with 4 mines, 15 replies; "medium": 6 by 6 with 7, 20 replies;
-      "hard": 8 by 8 with 13, 30 replies.
+      "hard": 8 by 8 with 13, 30 replies; "expert": 10 by 10 with 20, 45 replies.
     - `max_turns`: the number of replies, if it is to be another than the level's. With fewer, the oracle can lose.
     - `reset(options={"problem": {"rows": ["...", "..*"], "first": "A1"}})` plays a given field, "*" for a mine, of
       which one cell is opened first. The oracle knows the mines where there is no way without guessing.
@@ -53,13 +55,23 @@ class MinesweeperEnv(GameEnv):
     # Measured on 3,000 fields each: opening closed cells at random wins 0.025, 0.0003, 0.
     difficulties = {
         "easy": Difficulty(
-            "5 by 5 cells, 4 mines", chance_rate=0.04, settings={"size": 5, "mines": 4, "closed": 5, "turns": 15}
+            "5 by 5 cells, 4 mines",
+            chance_rate=0.04,
+            n_problems=313,
+            settings={"size": 5, "mines": 4, "closed": 5, "turns": 15},
         ),
         "medium": Difficulty(
             "6 by 6 cells, 7 mines", chance_rate=0.005, settings={"size": 6, "mines": 7, "closed": 10, "turns": 20}
         ),
         "hard": Difficulty(
             "8 by 8 cells, 13 mines", chance_rate=0.001, settings={"size": 8, "mines": 13, "closed": 20, "turns": 30}
+        ),
+        "expert": Difficulty(
+            "10 by 10 cells, 20 mines",
+            chance_rate=0.001,
+            settings={"size": 10, "mines": 20, "closed": 40, "turns": 45},
+            expected_hard="More than 40 cells are opened one deduction after the other, on a board of text, and the "
+            "first mine ends the game; at one wrong deduction in 60, half of the boards are solved.",
         ),
     }
     default_difficulty = "easy"
@@ -96,13 +108,21 @@ class MinesweeperEnv(GameEnv):
         if rows[row][column] == "*" or field.opened_with(row * len(rows[0]) + column, 0) == field.safe:
             raise InvalidActionError("its first cell must have no mine and leave something to open")
 
+    def split_key(self, problem: Mapping[str, Any]) -> Any:
+        """Return the board as it is shown at first, the same for its eight views."""
+        field, opened = _read(problem["rows"]), _opened_at_first(problem)
+        text = "".join(
+            [str(number) if opened >> cell & 1 else "?" for cell, number in enumerate(field.numbers)],
+        )
+        width = len(problem["rows"][0])
+        return canonical_board([text[start : start + width] for start in range(0, len(text), width)])
+
     def begin(self) -> None:
         """Open the first cell."""
         rows = self.problem["rows"]
         self._n_rows, self._n_columns = len(rows), len(rows[0])
         self._field = _read(rows)
-        row, column = read_cell(self.problem["first"], self._n_rows, self._n_columns)
-        self._opened = self._field.opened_with(row * self._n_columns + column, 0)
+        self._opened = _opened_at_first(self.problem)
 
     def prompt(self) -> str:
         """Return the rules and the board."""
@@ -147,11 +167,8 @@ class MinesweeperEnv(GameEnv):
         return self.go_on(self._board())
 
     def next_action(self) -> str:
-        """Open all cells that the rules show to be safe; where they show none, one that is."""
-        safe = safe_cells(self._field, self._opened)
-        if not safe:
-            safe = self._field.safe & ~self._opened
-            safe &= -safe
+        """Open all cells that the rules show to be safe; where they show none, one that seems so."""
+        safe = safe_cells(self._field, self._opened) or safest_cell(self._field, self._opened)
         cells = [cell for cell in range(self._n_rows * self._n_columns) if safe >> cell & 1]
         return format_answer(" ".join(cell_name(*divmod(cell, self._n_columns)) for cell in cells))
 
@@ -159,3 +176,10 @@ class MinesweeperEnv(GameEnv):
 def _read(rows: list[str]) -> Field:
     text = "".join(rows)
     return Field(len(rows), len(rows[0]), sum(1 << cell for cell, mark in enumerate(text) if mark == "*"))
+
+
+def _opened_at_first(problem: Mapping[str, Any]) -> int:
+    """Return the cells that are open when the game begins, as bits."""
+    rows = problem["rows"]
+    row, column = read_cell(problem["first"], len(rows), len(rows[0]))
+    return _read(rows).opened_with(row * len(rows[0]) + column, 0)

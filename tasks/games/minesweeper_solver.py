@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-__all__ = ["Field", "safe_cells"]
+__all__ = ["Field", "safe_cells", "safest_cell"]
 
 
 class Field:
@@ -73,6 +73,19 @@ def safe_cells(field: Field, opened: int) -> int:
         if not found and mines == 0:
             return 0
         constraints = reduced | found
+
+
+def safest_cell(field: Field, opened: int) -> int:
+    """Return, as a bit, the closed cell that the open numbers around it give the smallest share of mines."""
+    n_cells = len(field.around)
+    constraints = _constraints(field, opened)
+    overall = field.mines.bit_count() / max(1, n_cells - opened.bit_count())
+    risks = {
+        cell: max((n / cells.bit_count() for cells, n in constraints.items() if cells >> cell & 1), default=overall)
+        for cell in range(n_cells)
+        if not opened >> cell & 1
+    }
+    return 1 << min(risks, key=risks.__getitem__)
 
 
 def _constraints(field: Field, opened: int) -> dict[int, int]:

@@ -43,11 +43,12 @@ class TaxiEnv(ToyTextEnv):
     Terminates when the passenger is out at the destination. Truncated after `max_turns` replies.
 
     ## Arguments
-    - `split`: "train" or "test". There are 300 ways to begin: too few to be divided at the easy level, where both
-      splits draw from all of them; at the others none is in both.
-    - `difficulty`: "easy" (default): dry, 30 replies; "medium": rain, 2 of 10 moves drift sideways, 40 replies; "hard":
-      rain, and 3 of 10 passengers change the destination once, 40 replies. The oracle arrives in
-      all, and in 99.8%, of the problems.
+    - `split`: "train" or "test". There are 300 ways to begin on one map: too few to be divided, so that both splits
+      draw from all of them.
+    - `difficulty`: "easy" (default): dry, 20 replies; "medium": rain, 2 of 10 moves drift sideways, 35 replies; "hard":
+      rain, and 3 of 10 passengers change the destination once, 40 replies. The oracle
+      arrives in all of the problems; where it rains, in over 99%. There is no expert level: the world has one map of 25
+      cells, and neither rain nor whims make its ways hard to find.
     - `max_turns`: the number of replies, if it is to be another than the level's.
     - `reset(options={"problem": {"row": 2, "column": 2, "passenger": "R", "destination": "B", "seed": 1}})` begins with
       the taxi in a given cell, counted from 0; `seed` decides the drifts and the passenger's mind.
@@ -56,26 +57,35 @@ class TaxiEnv(ToyTextEnv):
     - v0: first version.
     """
 
-    # By dynamic programming, actions at random arrive in 0.0008 and 0.0012 of the problems.
+    # The best sequence of actions that was found without looking, improved action by action on exact probabilities,
+    # arrives in 0.137, 0.116 and, where no passenger changes the destination, 0.172 of the problems; actions at random
+    # in about 0.001.
     difficulties = {
         "easy": Difficulty(
-            "dry, 30 replies",
-            chance_rate=0.01,
+            "dry, 20 replies",
+            chance_rate=0.16,
             n_problems=300,
             disjoint_splits=False,
-            settings={"is_rainy": False, "is_fickle": False, "turns": 30},
+            settings={"is_rainy": False, "is_fickle": False, "turns": 20},
         ),
         "medium": Difficulty(
-            "rain, 40 replies", chance_rate=0.01, settings={"is_rainy": True, "is_fickle": False, "turns": 40}
+            "rain, 35 replies",
+            chance_rate=0.16,
+            n_problems=300,
+            disjoint_splits=False,
+            settings={"is_rainy": True, "is_fickle": False, "turns": 35},
         ),
         "hard": Difficulty(
             "rain, fickle passengers, 40 replies",
-            chance_rate=0.01,
+            chance_rate=0.2,
+            n_problems=300,
+            disjoint_splits=False,
             settings={"is_rainy": True, "is_fickle": True, "turns": 40},
         ),
     }
     default_difficulty = "easy"
     problem_fields = {"row": int, "column": int, "passenger": str, "destination": str, "seed": int}
+    luck_fields = ("seed",)
     action_names = ("south", "north", "east", "west", "pickup", "dropoff")
     instructions = "Drive the taxi. Reply with your next action as <answer>...</answer>."
 
@@ -100,10 +110,6 @@ class TaxiEnv(ToyTextEnv):
         if any(place not in _STANDS for place in places) or places[0] == places[1]:
             raise InvalidActionError("its passenger and destination must be two of R, G, Y, B")
         self.check_seed(problem)
-
-    def split_key(self, problem: Mapping[str, Any]) -> Any:
-        """Return the problem but for the luck."""
-        return [problem["row"], problem["column"], problem["passenger"], problem["destination"]]
 
     def make_toy(self) -> Any:
         """Return Gymnasium's taxi, one for all episodes."""

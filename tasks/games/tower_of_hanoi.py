@@ -43,9 +43,11 @@ class TowerOfHanoiEnv(GameEnv):
     Terminates when the order is reached, and, lost, after the last move. Truncated after `max_turns` replies.
 
     ## Arguments
-    - `split`: "train" or "test". Easy and medium are too small to be divided: there both splits draw from all problems.
+    - `split`: "train" or "test": no problem is in both, be its pegs renamed or its start and goal exchanged. Easy and
+      medium are too small to be divided: there both splits draw from all problems.
     - `difficulty`: "easy" (default): 3 disks, 4 to 7 moves away from a tower, 10 replies; "medium": 4 disks, 7 to 15
-      moves away from a tower, 15 replies; "hard": 5 disks, at least 15 moves from one order to any other, 30 replies.
+      moves away from a tower, 15 replies; "hard": 5 disks, at least 15 moves from one order to any other, 30 replies;
+      "expert": 7 disks, at least 60 moves, 40 replies.
     - `max_turns`: the number of replies, if it is to be another than the level's.
     - `reset(options={"problem": {"start": "AAA", "goal": "CCC", "moves": 10}})` plays a given problem: the pegs of the
       disks, the smallest first.
@@ -77,6 +79,13 @@ class TowerOfHanoiEnv(GameEnv):
             n_problems=34_110,
             settings={"disks": 5, "least": 15, "turns": 30, "is_tower": False},
         ),
+        "expert": Difficulty(
+            "7 disks, any orders at least 60 moves apart",
+            chance_rate=0.001,
+            settings={"disks": 7, "least": 60, "turns": 40, "is_tower": False},
+            expected_hard="At least 60 moves lead from any order to any other, so that the known recursion for towers "
+            "does not apply as it is; reasoning models fail on towers of 8 to 10 disks (arXiv 2506.06941).",
+        ),
     }
     default_difficulty = "easy"
     problem_fields = {"start": str, "goal": str, "moves": int}
@@ -91,7 +100,7 @@ class TowerOfHanoiEnv(GameEnv):
             start, goal = pegs[:n_disks], pegs[n_disks:]
             if self.settings["is_tower"]:
                 goal = goal[0] * n_disks
-            distance = _distances(goal)[start]
+            distance = _distance(start, goal)
             if distance >= self.settings["least"]:
                 return {"start": start, "goal": goal, "moves": distance + (distance + 1) // 2}
 
@@ -102,6 +111,11 @@ class TowerOfHanoiEnv(GameEnv):
             raise InvalidActionError(f"its start and goal must be of 1 to {_MAX_DISKS} pegs A, B, C, as many in both")
         if start == goal or _distances(goal)[start] > problem["moves"]:
             raise InvalidActionError("its goal must be another order than its start, within so many moves")
+
+    def split_key(self, problem: Mapping[str, Any]) -> Any:
+        """Return both orders, the same for other names of the pegs and for the way back."""
+        start, goal = problem["start"], problem["goal"]
+        return min(_renamed(orders) for orders in (start + goal, goal + start))
 
     def begin(self) -> None:
         """Put the disks where they start."""
@@ -154,6 +168,12 @@ class TowerOfHanoiEnv(GameEnv):
         return format_answer(" ".join(moves[: self._moves_left]))
 
 
+def _renamed(pegs: str) -> str:
+    """Return the pegs with the names A, B and C given in the order in which they occur."""
+    names = dict(zip(dict.fromkeys(pegs), _PEGS, strict=False))
+    return "".join([names[peg] for peg in pegs])
+
+
 def _show(at: str) -> str:
     """Return the disks on each peg from the bottom to the top."""
     pegs = [[str(disk) for disk in range(len(at), 0, -1) if at[disk - 1] == peg] for peg in _PEGS]
@@ -175,6 +195,36 @@ def _moves(at: str) -> Iterator[tuple[str, str]]:
             reached = _after(at, origin, target)
             if reached is not None:
                 yield reached, origin + target
+
+
+def _distance(start: str, goal: str) -> int:
+    """Return the fewest moves between two orders.
+
+    The largest disk that is not in place moves once, or twice by way of the third peg; each time the smaller ones must
+    all be on the one peg that it neither leaves nor reaches.
+    """
+    n_smaller = max((disk for disk in range(len(goal)) if start[disk] != goal[disk]), default=None)
+    if n_smaller is None:
+        return 0
+    origin, target = start[n_smaller], goal[n_smaller]
+    third, start, goal = _third(origin, target), start[:n_smaller], goal[:n_smaller]
+    once = _to_tower(start, third) + 1 + _to_tower(goal, third)
+    twice = _to_tower(start, target) + 1 + (2**n_smaller - 1) + 1 + _to_tower(goal, origin)
+    return min(once, twice)
+
+
+def _to_tower(at: str, peg: str) -> int:
+    """Return the fewest moves that bring all disks onto one peg."""
+    moves = 0
+    for disk in reversed(range(len(at))):
+        if at[disk] != peg:  # the smaller ones wait on the third peg, and then follow
+            moves += 2**disk
+            peg = _third(at[disk], peg)
+    return moves
+
+
+def _third(peg: str, other: str) -> str:
+    return _PEGS.replace(peg, "").replace(other, "")
 
 
 @lru_cache(maxsize=300)

@@ -158,8 +158,12 @@ class ToyTextEnv(GameEnv):
     def next_action(self) -> str:
         """Do what is best with the turns that are left."""
         action = self.make_plan().action(self._state, self.max_turns - self.n_turns)
-        return format_answer(self.turned(self.action_names[action]))
+        return format_answer(self.shown_name(self.action_names[action]))
 
     def turned(self, name: str) -> str:
-        """Return Gymnasium's name of an action, or the action of such a name: the same, unless the world is turned."""
+        """Return Gymnasium's name of an action: the same, unless the world is turned."""
+        return name
+
+    def shown_name(self, name: str) -> str:
+        """Return the action of Gymnasium's name: the same, unless the world is turned."""
         return name

@@ -77,9 +77,10 @@ class TwentyQuestionsEnv(GameEnv):
     malformed reply counts.
 
     ## Arguments
-    - `split`: "train" or "test": no name that is meant in one is meant in the other.
+    - `split`: "train" or "test": no table is in both, whatever its names and the order of its rows and columns. The
+      hidden name does not decide the split, so that knowing the split tells nothing about it.
     - `difficulty`: "easy" (default): 8 rows of 4 properties, 6 replies; "medium": 20 rows of 5, 8 replies; "hard": 40
-      rows of 6, 9 replies.
+      rows of 6, 9 replies; "expert": 100 rows of 6, 10 replies.
     - `max_turns`: the number of replies, if it is to be another than the level's. With fewer, the oracle can lose.
     - `reset(options={"problem": {"theme": "creature", "columns": ["name", "color"], "rows": [["Bako", "red"], ["Zuni",
       "blue"]], "secret": "Zuni"}})` plays a given table; the first column is the name.
@@ -99,8 +100,14 @@ class TwentyQuestionsEnv(GameEnv):
         "hard": Difficulty(
             "40 rows, 9 replies", chance_rate=1 / 40, settings={"rows": 40, "columns": 6, "turns": 9, "needed": 8}
         ),
+        "expert": Difficulty(
+            "100 rows, 10 replies", chance_rate=1 / 100, settings={"rows": 100, "columns": 6, "turns": 10, "needed": 9}
+        ),
     }
     default_difficulty = "easy"
+    slow_reset_reason = (
+        "at the hard and expert levels every row of a table is looked for, to count the questions needed"
+    )
     problem_fields = {"theme": str, "columns": list, "rows": list, "secret": str}
     instructions = "Find out which one is meant. Reply with one question, or with its name, as <answer>...</answer>."
 
@@ -146,8 +153,10 @@ class TwentyQuestionsEnv(GameEnv):
             raise InvalidActionError("two of its rows have the same values")
 
     def split_key(self, problem: Mapping[str, Any]) -> Any:
-        """Return the name that is meant: one that is meant in a problem of one split is meant in none of the other."""
-        return problem["secret"]
+        """Return the table without its names, in a fixed order: what is shown, and not the name that is meant."""
+        places = sorted(range(1, len(problem["columns"])), key=problem["columns"].__getitem__)
+        rows = sorted([row[place] for place in places] for row in problem["rows"])
+        return [[problem["columns"][place] for place in places], rows]
 
     def begin(self) -> None:
         """Remember which rows are possible, for the oracle."""

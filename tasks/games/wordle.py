@@ -26,13 +26,14 @@ class WordleEnv(GameEnv):
     ## Description
     Teaches to narrow down by constraints from every guess so far, and to choose guesses that tell much. At the easy
     level the words that it can be are listed; at the others it is any of some 1,700 common English words, which the
-    agent is not shown. Any five letters may be guessed, words or not.
+    agent is not shown. At the expert level it is told only how many letters have each mark, not which. Any five letters
+    may be guessed, words or not.
 
     ## Observation
     First the rules. After a guess its letters with a mark below each: G for the right letter in the right place, Y for
     a letter that the word has in another place, "-" for a letter that it does not have (any more often). A letter that
     stands in the guess more often than in the word is marked G or Y only as often as the word has it: first where it is
-    in the right place, then from the left.
+    in the right place, then from the left. At the expert level it is only told how many letters are marked G and Y.
 
     ## Action
     `<answer>crane</answer>`: five letters. Thinking in `<think>...</think>` is allowed before it.
@@ -45,9 +46,11 @@ class WordleEnv(GameEnv):
     Terminates when the word is found. Truncated after `max_turns` replies; a malformed one counts.
 
     ## Arguments
-    - `split`: "train" or "test": no word that is hidden in one is hidden in the other.
+    - `split`: "train" or "test". At the easy level no list is in both, whichever of its words is hidden. At the others
+      both draw from all words: with divided words, knowing the split would narrow down the hidden word, and a player
+      trained on one split would learn never to guess the other's words.
     - `difficulty`: "easy" (default): one of 30 listed words, 5 guesses; "medium": any common word, 8 guesses; "hard":
-      any common word, 6 guesses.
+      any common word, 6 guesses; "expert": any common word, only the numbers of marks, 8 guesses.
     - `max_turns`: the number of guesses, if it is to be another than the level's. With fewer, the oracle can lose.
     - `reset(options={"problem": {"word": "crane", "candidates": []}})` hides a given word. `candidates` are the words
       that are listed (the word among them), or none.
@@ -63,13 +66,22 @@ class WordleEnv(GameEnv):
             "any common word, 8 guesses",
             chance_rate=8 / len(FIVE_LETTER_WORDS),
             n_problems=len(FIVE_LETTER_WORDS),
+            disjoint_splits=False,
             settings={"turns": 8},
         ),
         "hard": Difficulty(
             "any common word, 6 guesses",
             chance_rate=6 / len(FIVE_LETTER_WORDS),
             n_problems=len(FIVE_LETTER_WORDS),
+            disjoint_splits=False,
             settings={"turns": 6},
+        ),
+        "expert": Difficulty(
+            "any common word, the marks only counted, 8 guesses",
+            chance_rate=8 / len(FIVE_LETTER_WORDS),
+            n_problems=len(FIVE_LETTER_WORDS),
+            disjoint_splits=False,
+            settings={"turns": 8, "are_counted": True},
         ),
     }
     default_difficulty = "easy"
@@ -97,19 +109,23 @@ class WordleEnv(GameEnv):
             raise InvalidActionError("its word must be one of the candidates, or of FIVE_LETTER_WORDS without any")
 
     def split_key(self, problem: Mapping[str, Any]) -> Any:
-        """Return the hidden word."""
-        return problem["word"]
+        """Return the list, which is shown, and not the hidden word."""
+        return sorted(problem["candidates"])
 
     def begin(self) -> None:
         """Remember the marks so far, for the oracle."""
         self._word: str = self.problem["word"]
+        self._are_counted: bool = self.settings.get("are_counted", False)
         self._history: tuple[tuple[str, str], ...] = ()
 
     def prompt(self) -> str:
         """Return the rules, and the list where there is one."""
+        told = "After each guess every letter of it is marked:"
+        if self._are_counted:
+            told = "After each guess I mark every letter of it, and say how many have each mark, but not which:"
         text = (
             f"I am thinking of a common English word of five letters. You have {self.max_turns} guesses, one a reply; "
-            "any five letters may be guessed. After each guess every letter of it is marked: G if it is right and in "
+            f"any five letters may be guessed. {told} G if it is right and in "
             "the right place, Y if the word has it in another place, - if the word does not have it. A letter that "
             "the guess has more often than the word is marked G or Y only as often as the word has it (first where "
             "it is in the right place, then from the left), and - beyond that."
@@ -125,13 +141,17 @@ class WordleEnv(GameEnv):
         if guess == self._word:
             return self.win("Correct.")
         shown = marks(guess, self._word)
+        if self._are_counted:
+            shown = "".join(sorted(shown))
         self._history += ((guess, shown),)
+        if self._are_counted:
+            return self.go_on(f"{' '.join(guess)}: {shown.count('G')} G, {shown.count('Y')} Y.")
         return self.go_on(f"{' '.join(guess)}\n{' '.join(shown)}")
 
     def next_action(self) -> str:
         """Guess what leaves the fewest possible words in the worst case."""
         words = tuple(self.problem["candidates"]) or FIVE_LETTER_WORDS
-        return format_answer(_best_guess(_possible(words, self._history)))
+        return format_answer(_best_guess(_possible(words, self._history, self._are_counted), self._are_counted))
 
 
 def marks(guess: str, word: str) -> str:
@@ -156,12 +176,17 @@ def _known() -> Mapping[str, int]:
 
 
 @lru_cache(maxsize=4096)
-def _possible(words: tuple[str, ...], history: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
-    """Return those of the words that agree with all marks."""
+def _possible(
+    words: tuple[str, ...], history: tuple[tuple[str, str], ...], are_counted: bool = False
+) -> tuple[str, ...]:
+    """Return those of the words that agree with all marks, which are sorted where they are only counted."""
     if not history:
         return words
     guess, shown = history[-1]
-    return tuple([word for word in _possible(words, history[:-1]) if marks(guess, word) == shown])
+    before = _possible(words, history[:-1], are_counted)
+    if are_counted:
+        return tuple([word for word in before if "".join(sorted(marks(guess, word))) == shown])
+    return tuple([word for word in before if marks(guess, word) == shown])
 
 
 @lru_cache(maxsize=1)
@@ -182,13 +207,21 @@ def _marks_of_all() -> npt.NDArray[np.uint8]:
     return codes
 
 
+@lru_cache(maxsize=1)
+def _counts_of_all() -> npt.NDArray[np.uint8]:
+    """Return the same for marks that are only counted: six times the number of G and the number of Y."""
+    digits = np.arange(243)[:, None] // 3 ** np.arange(5) % 3
+    counts = ((digits == 2).sum(1) * 6 + (digits == 1).sum(1)).astype(np.uint8)
+    return counts[_marks_of_all()]
+
+
 @lru_cache(maxsize=4096)
-def _best_guess(possible: Sequence[str]) -> str:
+def _best_guess(possible: Sequence[str], are_counted: bool = False) -> str:
     """Return the word that leaves the fewest in the worst case; then the fewest on average, then a possible one."""
     if len(possible) <= 2:
         return possible[0]
     places = np.array([_known()[word] for word in possible])
-    codes = _marks_of_all()[:, places].astype(np.intp)
+    codes = (_counts_of_all() if are_counted else _marks_of_all())[:, places].astype(np.intp)
     n_words = len(codes)
     rows = np.arange(n_words)[:, None] * 243
     counts = np.bincount((codes + rows).ravel(), minlength=n_words * 243).reshape(n_words, 243)

@@ -9,6 +9,7 @@ from typing import Any
 from llm_envs.env import Difficulty, SingleTurnEnv
 from llm_envs.errors import InvalidActionError
 from llm_envs.tasks.draws import between, pick, sample
+from llm_envs.tasks.language.english import english_words
 from llm_envs.tasks.language.vocabulary import BY_FIRST, BY_LAST, KEYWORDS, VOCABULARY
 
 __all__ = ["AcrosticEnv", "find_fault"]
@@ -21,9 +22,10 @@ class AcrosticEnv(SingleTurnEnv):
     r"""Write lines whose first letters spell a word, under further conditions.
 
     ## Description
-    The number of lines follows from the word. Each line has a given number of words, some words must occur, no word may
-    occur twice, and at the hard level the last letters of the lines spell a second word. Everything can be checked; the
-    text need not make sense. Teaches to plan a text before writing it, and to mind letters and counts at once.
+    The number of lines follows from the word. Each line has a given number of English words, some words must occur, and
+    no word may occur twice. From the hard level on the last letters of the lines spell a second word, and at the expert
+    level the number of letters of each line is given, too. The text need not make sense. Teaches to plan a text before
+    writing it, and to mind letters and counts at once.
 
     ## Observation
     The word and the conditions. After the reply "Correct.", "Incorrect." or what was malformed.
@@ -33,8 +35,9 @@ class AcrosticEnv(SingleTurnEnv):
     full stops and the like between words, do not matter. Thinking in `<think>...</think>` is allowed before it.
 
     ## Reward
-    `correct` (weight 1): 1 if every condition is met. `malformed` (weight -0.1): 1 for a reply without an answer, with
-    broken tags, or with anything but words of at least three letters and punctuation in a line.
+    `correct` (weight 1): 1 if every condition is met; English words are those of `tasks/language/english_words.txt`,
+    78,000 with all their endings, in British and American spelling. `malformed` (weight -0.1): 1 for a reply without an
+    answer, with broken tags, or with anything but words of at least three letters and punctuation in a line.
 
     ## Episode End
     Terminates after one reply.
@@ -42,9 +45,11 @@ class AcrosticEnv(SingleTurnEnv):
     ## Arguments
     - `split`: "train" or "test".
     - `difficulty`: "easy" (default): four lines of two words, one word given; "medium": six lines of three, two given;
-      "hard": five lines of four, two given, the last letters spell another word.
-    - `reset(options={"problem": {"first": "mo", "last": "", "words": 2, "given": ["milk"], "example":
-      "morning milk\nold owl"}})` gives the conditions, and an example that meets them.
+      "hard": five lines of four, two given, the last letters spell another word; "expert": six lines of five, three
+      given, the last letters spell another word, and each line has a given number of letters.
+    - `reset(options={"problem": {"first": "mo", "last": "", "words": 2, "given": ["milk"], "letters": [11, 6],
+      "example": "morning milk\nold owl"}})` gives the conditions, and an example that meets them. There is no condition
+      on the last letters or on their number where `last` or `letters` is empty.
 
     ## Version History
     - v0: first version.
@@ -56,9 +61,17 @@ class AcrosticEnv(SingleTurnEnv):
         "easy": Difficulty("four lines of two words", chance_rate=0.015, settings={"lines": 4, "words": 2, "given": 1}),
         "medium": Difficulty("six lines of three", chance_rate=0.005, settings={"lines": 6, "words": 3, "given": 2}),
         "hard": Difficulty("five of four, both ends", chance_rate=0.001, settings={"lines": 5, "words": 4, "given": 2}),
+        "expert": Difficulty(
+            "six of five, both ends, counted",
+            chance_rate=0.001,
+            settings={"lines": 6, "words": 5, "given": 3},
+            expected_hard="Six lines must each have their first and last letter, five words and an exact number of "
+            "letters, which tokens do not show, and three given words besides; at one line in nine amiss, 49% are "
+            "right.",
+        ),
     }
     default_difficulty = "easy"
-    problem_fields = {"first": str, "last": str, "words": int, "given": list, "example": str}
+    problem_fields = {"first": str, "last": str, "words": int, "given": list, "letters": list, "example": str}
     instructions = "Write the lines, one below the other, as <answer>...</answer>. They need not make sense."
 
     def generate(self) -> dict[str, Any]:
@@ -66,7 +79,7 @@ class AcrosticEnv(SingleTurnEnv):
         random, n_words = self.np_random.random, self.settings["words"]
         n_lines = self.settings["lines"]
         first = pick(random, _FIRST[n_lines])
-        last = pick(random, _LAST[n_lines]) if self.difficulty == "hard" else ""
+        last = pick(random, _LAST[n_lines]) if self.difficulty in ("hard", "expert") else ""
         used: set[str] = set()
         lines = []
         for i, letter in enumerate(first):
@@ -79,7 +92,15 @@ class AcrosticEnv(SingleTurnEnv):
             return self.generate()
         given = sorted(sample(random, candidates, self.settings["given"]))
         example = "\n".join(" ".join(line) for line in lines)
-        return {"first": first, "last": last, "words": n_words, "given": given, "example": example}
+        letters = [sum(map(len, line)) for line in lines] if self.difficulty == "expert" else []
+        return {
+            "first": first,
+            "last": last,
+            "words": n_words,
+            "given": given,
+            "letters": letters,
+            "example": example,
+        }
 
     def check_problem(self, problem: Mapping[str, Any]) -> None:
         """Refuse conditions that the example does not meet."""
@@ -88,6 +109,8 @@ class AcrosticEnv(SingleTurnEnv):
             raise InvalidActionError("first must be small letters, and last as many or none")
         if problem["words"] < 1 or not all(isinstance(word, str) for word in problem["given"]):
             raise InvalidActionError("words must be at least 1, and given must be texts")
+        if problem["letters"] and list(map(type, problem["letters"])) != [int] * len(first):
+            raise InvalidActionError("letters must be a number for each line, or empty")
         if fault := find_fault(problem["example"], problem):
             raise InvalidActionError(f"its example does not meet the conditions: {fault}")
 
@@ -104,7 +127,10 @@ class AcrosticEnv(SingleTurnEnv):
             *([f"The last letters of the lines spell {problem['last'].upper()}."] if problem["last"] else []),
             f"Each line has exactly {problem['words']} word{'s' * (problem['words'] != 1)}.",
             f"These words occur: {', '.join(problem['given'])}." if problem["given"] else "",
-            "Every word has at least three letters, and no word occurs twice.",
+            f"The lines have {', '.join(map(str, problem['letters']))} letters, from top to bottom, without the spaces."
+            if problem["letters"]
+            else "",
+            "Every word is an English word of at least three letters, and no word occurs twice. Names do not count.",
         ]
         return "\n".join([f"Write {n} lines:", *(f"- {condition}" for condition in conditions if condition)])
 
@@ -133,6 +159,8 @@ def find_fault(text: str, problem: Mapping[str, Any]) -> str | None:
         return f"there are {len(lines)} lines"
     if any(len(words) != problem["words"] for words in lines):
         return "a line has another number of words"
+    if problem["letters"] and [sum(map(len, words)) for words in lines] != problem["letters"]:
+        return "a line has another number of letters"
     if "".join(words[0][0] for words in lines) != problem["first"]:
         return "the first letters spell something else"
     if problem["last"] and "".join(words[-1][-1] for words in lines) != problem["last"]:
@@ -140,6 +168,8 @@ def find_fault(text: str, problem: Mapping[str, Any]) -> str | None:
     everything = [word for words in lines for word in words]
     if not all(_WORD.fullmatch(word) for word in everything) or len(set(everything)) < len(everything):
         return "a word is too short, or occurs twice"
+    if unknown := [word for word in everything if word not in english_words()]:
+        return f"{unknown[0]} is not an English word"
     missing = [word for word in problem["given"] if word not in everything]
     return f"{missing[0]} does not occur" if missing else None
 
@@ -169,5 +199,5 @@ def _spellable(n_letters: int, by_letter: Mapping[str, Sequence[str]]) -> tuple[
 
 _FIRST = {n: _spellable(n, BY_FIRST) for n in (4, 5, 6)}
 """Words that the first letters may spell, by length."""
-_LAST = {n: _spellable(n, BY_LAST) for n in (5,)}
+_LAST = {n: _spellable(n, BY_LAST) for n in (5, 6)}
 """Words that the last letters may spell."""

@@ -20,7 +20,7 @@ class ExtractionEnv(SingleTurnEnv):
 
     ## Description
     The document is a report in prose on deliveries: of each a code, who ordered it, where it goes, what it weighs, and
-    whether it has arrived, told in changing words. At the hard level later paragraphs correct earlier ones. The
+    whether it has arrived, told in changing words. From the hard level on later paragraphs correct earlier ones. The
     question asks for the codes of all deliveries that meet the conditions. Teaches to read all of a long text, to
     combine conditions, and to let a correction replace what it corrects.
 
@@ -41,7 +41,7 @@ class ExtractionEnv(SingleTurnEnv):
     ## Arguments
     - `split`: "train" or "test".
     - `difficulty`: "easy" (default): six deliveries, one condition; "medium": twelve, two; "hard": eighteen, two, and
-      corrections.
+      corrections; "expert": 48, three, and corrections.
     - `reset(options={"problem": {"document": "...", "entries": [...], "conditions": [["city", "is", "Oslo"]]}})` gives
       the document, what it says in the end, and the conditions, on "person", "city", "arrived" ("is") and "weight"
       ("over", "under").
@@ -50,11 +50,29 @@ class ExtractionEnv(SingleTurnEnv):
     - v0: first version.
     """
 
-    # Two or three of six codes: 35 sets, of which some are likelier. Two to four of 12 and of 18: 781 and 4,029 sets.
+    # Two or three of six codes: 35 sets, of which some are likelier. Two to four of 12 and of 18: 781 and 4,029 sets;
+    # two to eight of 48: over 400 million.
     difficulties = {
-        "easy": Difficulty("six deliveries, one condition", chance_rate=0.06, settings={"n": 6, "most": 3}),
-        "medium": Difficulty("twelve, two conditions", chance_rate=0.005, settings={"n": 12, "most": 4}),
-        "hard": Difficulty("eighteen, with corrections", chance_rate=0.002, settings={"n": 18, "most": 4}),
+        "easy": Difficulty(
+            "six deliveries, one condition",
+            chance_rate=0.06,
+            settings={"n": 6, "conditions": 1, "most": 3, "corrections": 0},
+        ),
+        "medium": Difficulty(
+            "twelve, two conditions",
+            chance_rate=0.005,
+            settings={"n": 12, "conditions": 2, "most": 4, "corrections": 0},
+        ),
+        "hard": Difficulty(
+            "eighteen, with corrections",
+            chance_rate=0.002,
+            settings={"n": 18, "conditions": 2, "most": 4, "corrections": 4},
+        ),
+        "expert": Difficulty(
+            "48, three conditions, with corrections",
+            chance_rate=0.002,
+            settings={"n": 48, "conditions": 3, "most": 8, "corrections": 12},
+        ),
     }
     default_difficulty = "easy"
     problem_fields = {"document": str, "entries": list, "conditions": list}
@@ -70,13 +88,13 @@ class ExtractionEnv(SingleTurnEnv):
             if code not in codes:
                 codes.append(code)
         entries = [_draw_entry(random, code, people, cities) for code in codes]
-        conditions = _draw_conditions(random, entries, 1 if self.difficulty == "easy" else 2, self.settings["most"])
+        conditions = _draw_conditions(random, entries, self.settings["conditions"], self.settings["most"])
         if conditions is None:
             return self.generate()
         said = entries
         corrections: list[str] = []
-        if self.difficulty == "hard":
-            said, corrections = _corrected(random, entries, conditions, cities)
+        if n_corrections := self.settings["corrections"]:
+            said, corrections = _corrected(random, entries, conditions, cities, n_corrections)
         sentences = [_say(random, entry) for entry in said]
         document = _paragraphs(random, sentences) + ("\n\n" + " ".join(corrections) if corrections else "")
         return {"document": document, "entries": entries, "conditions": conditions}
@@ -164,27 +182,35 @@ def _draw_conditions(random: Random, entries: Sequence[Entry], n: int, most: int
                 conditions.append(["weight", "over" if over else "under", bound])
             else:
                 conditions.append([name, "is", model[name]])
-        found = len(matching(entries, conditions))
-        wider = [len(matching(entries, conditions[:i] + conditions[i + 1 :])) for i in range(n)]
-        if 2 <= found <= most and all(size > found for size in wider):
-            return conditions
+        missed = [[not _meets(entry[name], how, what) for name, how, what in conditions] for entry in entries]
+        n_missed = [sum(row) for row in missed]
+        if 2 <= n_missed.count(0) <= most:
+            alone = [row for row, count in zip(missed, n_missed, strict=True) if count == 1]
+            if all(any(row[i] for row in alone) for i in range(n)):
+                return conditions
     return None
 
 
 def _corrected(
-    random: Random, entries: Sequence[Entry], conditions: Sequence[Sequence[Any]], cities: Sequence[str]
+    random: Random,
+    entries: Sequence[Entry],
+    conditions: Sequence[Sequence[Any]],
+    cities: Sequence[str],
+    n_corrections: int,
 ) -> tuple[list[Entry], list[str]]:
-    """Return what is said first, with four mistakes, and their corrections; without these the answer is another."""
+    """Return what is said first, with some mistakes, and their corrections; without these the answer is another."""
     for _ in range(50):
-        said = [dict(entry) for entry in entries]
+        said = list(entries)
         corrections = []
-        for place in sample(random, range(len(entries)), 4):
+        for place in sample(random, range(len(entries)), n_corrections):
             name = pick(random, ("city", "weight", "arrived"))
-            said[place][name] = _other(random, name, entries[place][name], cities)
-            corrections.append(_say_correction(random, entries[place], name))
-        if matching(said, conditions) != matching(entries, conditions):
+            said[place] = {**entries[place], name: _other(random, name, entries[place][name], cities)}
+            corrections.append((place, name))
+        if any(
+            matching([said[place]], conditions) != matching([entries[place]], conditions) for place, _ in corrections
+        ):
             break
-    return said, corrections
+    return said, [_say_correction(random, entries[place], name) for place, name in corrections]
 
 
 def _other(random: Random, name: str, value: Any, cities: Sequence[str]) -> Any:
@@ -193,7 +219,9 @@ def _other(random: Random, name: str, value: Any, cities: Sequence[str]) -> Any:
         return not value
     if name == "city":
         return pick(random, [city for city in cities if city != value])
-    return pick(random, [weight for weight in range(3, 98) if abs(weight - value) > 5])
+    while abs((weight := between(random, 3, 97)) - value) <= 5:
+        pass
+    return weight
 
 
 def _say(random: Random, entry: Entry) -> str:

@@ -40,7 +40,8 @@ class InstructionsEnv(SingleTurnEnv):
 
     ## Arguments
     - `split`: "train" or "test".
-    - `difficulty`: "easy" (default): two instructions; "medium": four; "hard": six.
+    - `difficulty`: "easy" (default): two instructions; "medium": four; "hard": six; "expert": six to
+      ten.
     - `reset(options={"problem": {"rules": [["words", 3, 5], ["without", "e"]], "example": "A lion is out."}})` gives
       instructions (the names in `RULES`, each with its arguments) and an example that follows them.
 
@@ -53,6 +54,7 @@ class InstructionsEnv(SingleTurnEnv):
         "easy": Difficulty("two instructions", chance_rate=0.13, settings={"n_rules": 2, "n_sentences": 3}),
         "medium": Difficulty("four instructions", chance_rate=0.015, settings={"n_rules": 4, "n_sentences": 4}),
         "hard": Difficulty("six instructions", chance_rate=0.003, settings={"n_rules": 6, "n_sentences": 6}),
+        "expert": Difficulty("six to ten instructions", chance_rate=0.003, settings={"n_rules": 10, "n_sentences": 9}),
     }
     default_difficulty = "easy"
     problem_fields = {"rules": list, "example": str}

@@ -1,4 +1,4 @@
-r"""Regular expressions that a model wrote, matched in time proportional to the text: a small engine of its own.
+r"""Regular expressions that a model wrote, matched by a small engine in time proportional to the text.
 
 Python's `re` can take exponential time on a pattern such as `(a+)+b`, and cannot be stopped. Here a pattern becomes a
 nondeterministic automaton (Thompson, 1968) whose states are followed side by side.
@@ -39,6 +39,7 @@ class Pattern:
         self._tests: list[Test | None] = []
         """Of each state: the test of the character that leads on; None where nothing is read."""
         self._next: list[list[int]] = []
+        self._closures: dict[int, set[int]] = {}
         start, end = self._alternatives(0)
         if self._at < len(source):
             raise InvalidActionError(f"the pattern has a {source[self._at]!r} too many at place {self._at + 1}")
@@ -46,29 +47,33 @@ class Pattern:
 
     def matches(self, text: str) -> bool:
         """Return whether the pattern matches the whole text."""
-        states = self._closure({self._start})
+        states = self._closure(self._start)
         for character in text:
-            ahead = {
-                following
-                for state in states
-                if (test := self._tests[state]) is not None and test(character)
-                for following in self._next[state]
-            }
+            ahead: set[int] = set()
+            for state in states:
+                test = self._tests[state]
+                if test is not None and test(character):
+                    ahead |= self._closure(self._next[state][0])
             if not ahead:
                 return False
-            states = self._closure(ahead)
+            states = ahead
         return self._end in states
 
-    def _closure(self, states: set[int]) -> set[int]:
-        found, left = set(states), list(states)
-        while left:
-            state = left.pop()
-            if self._tests[state] is None:
-                for following in self._next[state]:
-                    if following not in found:
-                        found.add(following)
-                        left.append(following)
-        return found
+    def _closure(self, state: int) -> set[int]:
+        """Return what is reached from a state without reading: the states that read, and the end."""
+        known = self._closures.get(state)
+        if known is None:
+            found, left = {state}, [state]
+            while left:
+                here = left.pop()
+                if self._tests[here] is None:
+                    for following in self._next[here]:
+                        if following not in found:
+                            found.add(following)
+                            left.append(following)
+            known = {reached for reached in found if self._tests[reached] is not None or reached == self._end}
+            self._closures[state] = known
+        return known
 
     def _state(self, test: Test | None = None) -> int:
         if len(self._tests) >= _MOST_STATES:

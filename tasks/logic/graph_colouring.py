@@ -21,7 +21,7 @@ _STORIES: Mapping[str, tuple[str, str, str, tuple[str, ...], tuple[str, ...]]] =
         "border differ.",
         "Common borders:",
         "{}-{}",
-        tuple("ABCDEFGHIJKLMNOPQRST"),
+        (*"ABCDEFGHIJKLMNOPQRSTUVWXYZ", "AA", "BB", "CC", "DD"),
         ("red", "green", "blue", "yellow"),
     ),
     "exams": (
@@ -32,6 +32,19 @@ _STORIES: Mapping[str, tuple[str, str, str, tuple[str, ...], tuple[str, ...]]] =
         (
             *("algebra", "biology", "botany", "chemistry", "Chinese", "drama", "economics", "French", "geology"),
             *("German", "history", "Latin", "logic", "music", "optics", "physics", "poetry", "Spanish", "statistics"),
+            *(
+                "anatomy",
+                "Arabic",
+                "art",
+                "ballet",
+                "dentistry",
+                "ecology",
+                "ethics",
+                "Greek",
+                "law",
+                "nursing",
+                "Polish",
+            ),
         ),
         ("morning", "noon", "evening", "night"),
     ),
@@ -43,6 +56,7 @@ _STORIES: Mapping[str, tuple[str, str, str, tuple[str, ...], tuple[str, ...]]] =
         (
             *("Alpha", "Bravo", "Charlie", "Delta", "Echo", "Foxtrot", "Golf", "Hotel", "India", "Juliet", "Kilo"),
             *("Lima", "Mike", "November", "Oscar", "Papa", "Quebec", "Romeo", "Sierra", "Tango"),
+            *("Uniform", "Victor", "Whiskey", "Xray", "Yankee", "Zulu", "Able", "Baker", "Dog", "Easy"),
         ),
         ("one", "two", "three", "four"),
     ),
@@ -76,7 +90,8 @@ class GraphColouringEnv(SingleTurnEnv):
     ## Arguments
     - `split`: "train" or "test". Graphs that differ only in names are in the same split.
     - `difficulty`: "easy" (default): 8 nodes, 13 pairs, 3 colours; "medium": 10 nodes, 20 pairs, 3 colours; "hard": 16
-      nodes, 35 pairs, 3 colours.
+      nodes, 35 pairs, 3 colours; "expert": 30 nodes, 68 pairs, 3 colours, on which colouring the most constrained
+      node next fails.
     - `reset(options={"problem": {"story": "map", "nodes": ["A", "B"], "edges": [["A", "B"]], "colours": ["red",
       "blue"]}})` plays a given graph of at most 30 nodes; stories are "map", "exams" and "radio".
 
@@ -84,13 +99,24 @@ class GraphColouringEnv(SingleTurnEnv):
     - v0: first version.
     """
 
-    # The chance rates bound how often a random colouring of equal shares is right: 1.1%, 0.08%, below 0.002%.
+    # The chance rates bound how often a random colouring of equal shares is right: 1.1%, 0.08%, below
+    # 0.002%, next to 0.
     difficulties = {
-        "easy": Difficulty("8 nodes, 13 pairs", chance_rate=0.015, settings={"nodes": 8, "edges": 13, "colours": 3}),
+        "easy": Difficulty(
+            "8 nodes, 13 pairs", chance_rate=0.015, n_problems=645, settings={"nodes": 8, "edges": 13, "colours": 3}
+        ),
         "medium": Difficulty("10 nodes, 20 pairs", 0.002, settings={"nodes": 10, "edges": 20, "colours": 3}),
         "hard": Difficulty("16 nodes, 35 pairs", 0.00002, settings={"nodes": 16, "edges": 35, "colours": 3}),
+        "expert": Difficulty(
+            "30 nodes, 68 pairs",
+            0.00001,
+            settings={"nodes": 30, "edges": 68, "colours": 3, "is_misleading": True},
+            expected_hard="30 nodes with 68 pairs lie where three colours barely do, and who always colours the most "
+            "constrained node next gets stuck: colours must be taken back, with up to 30 nodes to keep in the head.",
+        ),
     }
     default_difficulty = "easy"
+    slow_reset_reason = "at the expert level graphs are drawn until the usual way to colour them fails"
     problem_fields = {"story": str, "nodes": list, "edges": list, "colours": list}
     instructions = "Find an assignment. Reply in the form <answer>name: value, name: value, ...</answer> for all names."
 
@@ -105,7 +131,9 @@ class GraphColouringEnv(SingleTurnEnv):
         pairs = [(a, b) for i, a in enumerate(nodes) for b in nodes[i + 1 :] if solution[a] != solution[b]]
         while True:
             edges = sample(random, pairs, self.settings["edges"])
-            if len({node for edge in edges for node in edge}) == n:
+            if len({node for edge in edges for node in edge}) < n:
+                continue
+            if not self.settings.get("is_misleading") or colour(nodes, edges, used, may_go_back=False) is None:
                 break
         edges = [edge if random() < 0.5 else edge[::-1] for edge in edges]
         problem = {"story": story, "nodes": nodes, "edges": [list(edge) for edge in edges], "colours": used}
@@ -168,8 +196,13 @@ def _neighbours(nodes: Sequence[str], edges: Sequence[Sequence[str]]) -> dict[st
     return neighbours
 
 
-def colour(nodes: Sequence[str], edges: Sequence[Sequence[str]], colours: Sequence[str]) -> dict[str, str] | None:
-    """Return a colouring, or None if there is none: the node with fewest colours left is coloured next."""
+def colour(
+    nodes: Sequence[str], edges: Sequence[Sequence[str]], colours: Sequence[str], *, may_go_back: bool = True
+) -> dict[str, str] | None:
+    """Return a colouring, or None if none was found: the node with fewest colours left is coloured next.
+
+    If it may not go back, the search ends where no colour is left for a node; else it finds one if there is one.
+    """
     neighbours = _neighbours(nodes, edges)
     found: dict[str, str] = {}
 
@@ -184,6 +217,8 @@ def colour(nodes: Sequence[str], edges: Sequence[Sequence[str]], colours: Sequen
                 found[node] = choice
                 if search():
                     return True
+                if not may_go_back:
+                    return False
                 del found[node]
                 if choice not in used:
                     break  # another colour that is not used yet would do no better

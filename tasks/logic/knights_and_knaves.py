@@ -19,8 +19,10 @@ Statement = list[Any]
 
 _KINDS = (("knight", "knave"), ("truth-teller", "liar"), ("owl", "magpie"))
 _IF = '"If X, then Y" is false when X is true and Y is false, and else true.'
-_MOST_PEOPLE = 10
+_MOST_PEOPLE = 16
 _SIMPLE = ("is", "is", "same", "different", "any")
+_INDIRECT = ("any", "both", "if", "if", "count")
+"""What does not tell two people's kinds apart at once."""
 _ALL = ("is", "same", "different", "any", "both", "if", "count")
 
 
@@ -49,7 +51,7 @@ class KnightsAndKnavesEnv(SingleTurnEnv):
     ## Arguments
     - `split`: "train" or "test". Puzzles that differ only in names are in the same split.
     - `difficulty`: "easy" (default): three people, simple statements; "medium": five, also about numbers and
-      conditions; "hard": eight.
+      conditions; "hard": eight; "expert": sixteen, all statements about several people.
     - `reset(options={"problem": {"people": ["Ada", "Ben"], "kinds": ["knight", "knave"], "statements":
       [["is", 1, false], ["different", 0, 1]]}})` plays a given puzzle. Person 0 says here that person 1 is a knave.
       Statements: `["is", a, truthful]`, `["same", a, b]`, `["different", a, b]`, `["any", a, b, truthful]` (at least
@@ -60,13 +62,23 @@ class KnightsAndKnavesEnv(SingleTurnEnv):
     - v0: first version.
     """
 
-    # The chance rates bound the share of the commonest assignment, 13.7%, 3.7% and 0.6%: a little over 1 of 2**n.
+    # The chance rates bound the share of the commonest assignment, 13.7%, 3.7%, 0.6% and next to 0: a little over 1
+    # of 2**n.
     difficulties = {
-        "easy": Difficulty("three people", chance_rate=0.15, settings={"people": 3, "forms": _SIMPLE}),
+        "easy": Difficulty("three people", chance_rate=0.15, n_problems=306, settings={"people": 3, "forms": _SIMPLE}),
         "medium": Difficulty("five people", chance_rate=0.045, settings={"people": 5, "forms": _ALL}),
         "hard": Difficulty("eight people", chance_rate=0.007, settings={"people": 8, "forms": _ALL}),
+        "expert": Difficulty(
+            "sixteen people",
+            chance_rate=0.001,
+            settings={"people": 16, "forms": _INDIRECT},
+            expected_hard="One of 65,536 assignments fits, and every statement leaves open what each of its people "
+            "is; a proof goes through nested cases, some 300 statements to look up. At one slip in 400, 47% are "
+            "right.",
+        ),
     }
     default_difficulty = "easy"
+    slow_reset_reason = "at the expert level all 65,536 assignments are looked at until one is left"
     problem_fields = {"people": list, "kinds": list, "statements": list}
     instructions = "Find everybody's kind. Reply in the form <answer>Name: kind, Name: kind, ...</answer>."
 
@@ -93,8 +105,17 @@ class KnightsAndKnavesEnv(SingleTurnEnv):
             raise InvalidActionError("not exactly one assignment of kinds fits the statements")
 
     def split_key(self, problem: Mapping[str, Any]) -> Any:
-        """Return the statements: other names do not make another puzzle."""
-        return problem["statements"]
+        """Return what other names and another order do not change: what each person says, of whom, and hears."""
+        said = [_described(statement, speaker) for speaker, statement in enumerate(problem["statements"])]
+        about: list[list[str]] = [[] for _ in said]
+        for kind, people in said:
+            for role, person in people:
+                about[person].append(f"{role} {kind}")
+        profiles = [f"{kind}: {sorted(heard)}" for (kind, _), heard in zip(said, about, strict=True)]
+        return sorted(
+            [profile, *sorted(f"{role} {profiles[person]}" for role, person in people)]
+            for profile, (_, people) in zip(profiles, said, strict=True)
+        )
 
     def begin(self) -> None:
         """Find the solution."""
@@ -122,6 +143,19 @@ class KnightsAndKnavesEnv(SingleTurnEnv):
     def is_correct(self, answer: str) -> bool:
         """Compare everybody's kind."""
         return read_assignment(answer, self.problem["people"], self.problem["kinds"]) == self._solution
+
+
+def _described(statement: Statement, speaker: int) -> tuple[str, list[tuple[str, int]]]:
+    """Return a statement without its people, and those with their roles in it; the first and second of "if" differ."""
+    form, *rest = statement
+    if form == "count":
+        return f"count {rest[0]}", []
+    people = [rest[0], rest[2]] if form == "if" else rest[:1] if form == "is" else rest[:2]
+    truths = [value for value in rest if isinstance(value, bool)]
+    roles = ("first", "second") if form == "if" else ("one", "one")
+    named = [(role, person) for role, person in zip(roles, people, strict=False)]
+    own = sorted(role for role, person in named if person == speaker)
+    return f"{form} {truths} {own}", named
 
 
 def possible_kinds(n: int, statements: Sequence[Statement]) -> int:

@@ -10,7 +10,16 @@ from typing import Any
 from llm_envs.env import Difficulty, SingleTurnEnv
 from llm_envs.errors import InvalidActionError
 from llm_envs.tasks.draws import between
-from llm_envs.tasks.logic.sudoku_grids import BOXES, N_FULL, box_numbers, count_solutions, full_grid, hide, turn
+from llm_envs.tasks.logic.sudoku_grids import (
+    BOXES,
+    N_FULL,
+    box_numbers,
+    count_solutions,
+    full_grid,
+    hide,
+    thin,
+    turn,
+)
 
 __all__ = ["SudokuEnv"]
 
@@ -23,9 +32,9 @@ class SudokuEnv(SingleTurnEnv):
     """Fill the empty cells of a grid.
 
     ## Description
-    Each row, each column and each box has each digit once. There is exactly one solution, which can be found cell by
-    cell without trying out: the generator empties a cell only if what is left forces its digit. Teaches to keep many
-    constraints in view, and to do the forced step first.
+    Each row, each column and each box has each digit once. There is exactly one solution. Up to the hard level it
+    can be found cell by cell without trying out: the generator empties a cell only if what is left forces its digit.
+    Teaches to keep many constraints in view, and to do the forced step first.
 
     ## Observation
     The rules and the grid, a row a line, with dots for empty cells. After the reply "Correct.", "Incorrect." or what
@@ -47,7 +56,7 @@ class SudokuEnv(SingleTurnEnv):
     ## Arguments
     - `split`: "train" or "test". Grids that are turned or renamed into each other are in the same split.
     - `difficulty`: "easy" (default): 4×4 with 5 to 7 digits given; "medium": 6×6 with 12 to 16; "hard": 9×9 with 30 to
-      36, now and then a few more.
+      36, now and then a few more; "expert": 9×9 with fewer, which cannot be completed by forced digits.
     - `reset(options={"problem": {"rows": ["1...", "..1.", ".2..", "...4"]}})` plays a given grid with one solution.
 
     ## Version History
@@ -60,8 +69,16 @@ class SudokuEnv(SingleTurnEnv):
         "easy": Difficulty("4x4", chance_rate=0.02, settings={"size": 4, "clues": (5, 7)}),
         "medium": Difficulty("6x6", chance_rate=1e-5, settings={"size": 6, "clues": (12, 16)}),
         "hard": Difficulty("9x9", chance_rate=1e-9, settings={"size": 9, "clues": (30, 36)}),
+        "expert": Difficulty(
+            "9x9, with trying out",
+            chance_rate=1e-9,
+            settings={"size": 9, "clues": (26, 28), "needs_search": True},
+            expected_hard="Where no digit is forced any more, some 40 cells are still open, and digits must be tried "
+            "and taken back, with all that followed from them: some 500 steps; at one slip in 700, 49% are right.",
+        ),
     }
     default_difficulty = "easy"
+    slow_reset_reason = "at the expert level a grid is solved anew for each cell that is emptied"
     problem_fields = {"rows": list}
     instructions = "Solve the Sudoku. Reply with the full grid, a row a line, as <answer>...</answer>."
 
@@ -69,8 +86,11 @@ class SudokuEnv(SingleTurnEnv):
         """Turn one of many full grids, and empty cells."""
         random, size = self.np_random.random, self.settings["size"]
         grid = turn(full_grid(size, int(random() * N_FULL)), size, random)
-        fewest, most = self.settings["clues"]
-        problem = {"rows": _write(hide(grid, size, random, between(random, fewest, most)), size)}
+        n_clues = between(random, *self.settings["clues"])
+        left = hide(grid, size, random, n_clues)
+        while self.settings.get("needs_search") and (left := thin(left, size, random) or []) == []:
+            left = hide(grid, size, random, n_clues)
+        problem = {"rows": _write(left, size)}
         self._drawn = problem, grid
         return problem
 

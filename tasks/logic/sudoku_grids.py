@@ -8,7 +8,7 @@ from random import Random as Generator
 
 from llm_envs.tasks.draws import Random, shuffled
 
-__all__ = ["BOXES", "count_solutions", "full_grid", "hide", "turn"]
+__all__ = ["BOXES", "count_solutions", "full_grid", "hide", "needs_search", "thin", "turn"]
 
 BOXES = {4: (2, 2), 6: (2, 3), 9: (3, 3)}
 """Height and width of a box, by the size of the grid."""
@@ -89,6 +89,66 @@ def _is_forced(
         else:
             return True
     return False
+
+
+def thin(grid: Sequence[int], size: int, random: Random) -> list[int] | None:
+    """Empty more cells in random order, each if the grid keeps one solution, until it needs a search.
+
+    Returns:
+        The grid, or None if it never needs a search.
+    """
+    left = list(grid)
+    for cell in shuffled(random, [cell for cell, digit in enumerate(left) if digit]):
+        digit = left[cell]
+        if any(_with(left, cell, other, size) for other in range(1, size + 1) if other != digit):
+            continue
+        left[cell] = 0
+        if needs_search(left, size):
+            return left
+    return None
+
+
+def _with(grid: Sequence[int], cell: int, digit: int, size: int) -> bool:
+    """Return whether a grid with this digit in a cell has a solution."""
+    changed = list(grid)
+    changed[cell] = digit
+    return bool(count_solutions(changed, size, 1))
+
+
+def needs_search(grid: Sequence[int], size: int) -> bool:
+    """Return whether filling in digits that are forced, one after the other, leaves cells empty.
+
+    A digit is forced if no other fits into its cell, or if it fits nowhere else in its row, column or box.
+    """
+    left, boxes, units = list(grid), box_numbers(size), _units(size)
+    lines: list[list[int]] = [[0] * size for _ in range(3)]
+
+    def fill(cell: int, bit: int) -> None:
+        left[cell] = bit.bit_length()
+        for line, place in zip(lines, (cell // size, cell % size, boxes[cell]), strict=True):
+            line[place] |= bit
+
+    for cell, digit in enumerate(grid):
+        if digit:
+            fill(cell, 1 << digit - 1)
+    every, is_new = (1 << size) - 1, True
+    while is_new:
+        is_new = False
+        fitting = [
+            0 if left[cell] else every & ~(lines[0][cell // size] | lines[1][cell % size] | lines[2][boxes[cell]])
+            for cell in range(size * size)
+        ]
+        for cell, bits in enumerate(fitting):
+            forced = bits if bits & (bits - 1) == 0 else 0
+            for unit in units[cell]:
+                elsewhere = 0
+                for other in unit:
+                    elsewhere |= fitting[other]
+                forced = forced or bits & ~elsewhere
+            if forced:
+                fill(cell, forced)
+                is_new = True
+    return not all(left)
 
 
 @lru_cache(maxsize=4)

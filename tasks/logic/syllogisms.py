@@ -8,7 +8,7 @@ from functools import lru_cache
 from itertools import product
 from typing import Any
 
-from llm_envs.env import Difficulty, SingleTurnEnv
+from llm_envs.env import Difficulty, SingleTurnEnv, split_of
 from llm_envs.errors import InvalidActionError
 from llm_envs.tasks.draws import pick, sample, shuffled
 from llm_envs.tasks.logic.assignments import read_assignment
@@ -21,6 +21,8 @@ Form = tuple[tuple[str, int, int], ...]
 """Premises and, last, the conclusion, about terms by number; the conclusion is about the first term and the last."""
 
 _HOW = ("all", "no", "some", "some not")
+_CONVERTIBLE = ("no", "some")
+"""What says the same with its terms exchanged."""
 _VALIDITY = ("valid", "invalid")
 _MOST_TERMS = 8
 _TURNED = 12
@@ -39,10 +41,11 @@ class SyllogismsEnv(SingleTurnEnv):
     """Decide which of several syllogisms are valid.
 
     ## Description
-    Several arguments are given, each of two premises (Aristotle's syllogisms, in all figures and moods) or three, and a
-    conclusion. Every invalid one differs from a valid one in a single premise, and half of the arguments with each kind
-    of conclusion are valid, so that the conclusion alone tells nothing. Nor do the nouns. Teaches what follows from
-    "all", "no" and "some", whatever one believes of the conclusion.
+    Several arguments are given. Each has two premises (Aristotle's syllogisms, in all figures and moods), three or
+    four; one or two asides, which are premises about a kind that is named nowhere else; and a conclusion. Every invalid
+    one differs from a valid one in a single premise, and half of the arguments with each kind of conclusion are valid,
+    so that the conclusion alone tells nothing. Nor do the nouns. Teaches what follows from "all", "no" and "some",
+    whatever one believes of the conclusion.
 
     ## Observation
     The rule and the arguments. After the reply "Correct.", "Incorrect." or what was malformed.
@@ -59,8 +62,10 @@ class SyllogismsEnv(SingleTurnEnv):
     Terminates after one reply.
 
     ## Arguments
-    - `split`: "train" or "test". Arguments that differ only in nouns or order are in the same split.
-    - `difficulty`: "easy" (default): five arguments of two premises; "medium": seven; "hard": seven of three premises.
+    - `split`: "train" or "test". No argument is in both, be it with other nouns or in another order: a table of the
+      arguments of one split knows none of the other's.
+    - `difficulty`: "easy" (default): five arguments of two premises and an aside; "medium": seven; "hard": seven of
+      three premises and an aside; "expert": twelve of four premises and two asides.
     - `reset(options={"problem": {"arguments": [{"premises": [["all", "a", "b"], ["some not", "c", "b"]], "conclusion":
       ["some not", "c", "a"]}]}})` asks for given arguments.
 
@@ -71,11 +76,26 @@ class SyllogismsEnv(SingleTurnEnv):
     # Each argument is valid or not with probability 1/2, whatever the others are: a blind guess is right in 1 of 2**n.
     # The rates bound who looks at "all", "no" and "some" alone, and goes by what is likelier: 24%, 12%, 10% of 1,000.
     difficulties = {
-        "easy": Difficulty("five of two premises", chance_rate=0.28, settings={"arguments": 5, "premises": 2}),
-        "medium": Difficulty("seven of two premises", chance_rate=0.15, settings={"arguments": 7, "premises": 2}),
-        "hard": Difficulty("seven of three premises", chance_rate=0.13, settings={"arguments": 7, "premises": 3}),
+        # n_problems: sets of forms, about as many as 10,000 draws find; names and nouns do not count.
+        "easy": Difficulty(
+            "five of two premises", 0.28, n_problems=600, settings={"arguments": 5, "premises": 2, "asides": 1}
+        ),
+        "medium": Difficulty(
+            "seven of two premises", 0.15, n_problems=450, settings={"arguments": 7, "premises": 2, "asides": 1}
+        ),
+        "hard": Difficulty(
+            "seven of three premises", 0.13, n_problems=900, settings={"arguments": 7, "premises": 3, "asides": 1}
+        ),
+        "expert": Difficulty(
+            "twelve of four premises",
+            0.05,
+            settings={"arguments": 12, "premises": 4, "asides": 2},
+            expected_hard="Twelve chains of four premises among six, whose invalid ones differ from valid ones in a "
+            "single premise; at one wrong verdict in 18, half of the replies are right throughout.",
+        ),
     }
     default_difficulty = "easy"
+    slow_reset_reason = "arguments are drawn until each is one of the split's"
     problem_fields = {"arguments": list}
     instructions = (
         "Say of each argument whether its conclusion follows from its premises. "
@@ -83,16 +103,26 @@ class SyllogismsEnv(SingleTurnEnv):
     )
 
     def generate(self) -> dict[str, Any]:
-        """Draw the kind of each conclusion, whether it shall follow, and premises of such an argument."""
-        random, n_premises = self.np_random.random, self.settings["premises"]
-        known = forms(n_premises)
+        """Draw the kind of each conclusion, whether it shall follow, and arguments of the split that are so."""
+        random, known = self.np_random.random, forms(self.settings["premises"])
         arguments = []
         for _ in range(self.settings["arguments"]):
-            form = pick(random, known[pick(random, _HOW), random() < 0.5])
-            nouns = sample(random, _NOUNS, n_premises + 1)
-            *premises, conclusion = ([how, nouns[subject], nouns[predicate]] for how, subject, predicate in form)
-            arguments.append({"premises": shuffled(random, premises), "conclusion": conclusion})
+            choices = known[pick(random, _HOW), random() < 0.5]
+            argument = self._draw_argument(choices)
+            while split_of(_shape(argument)) != self.split:
+                argument = self._draw_argument(choices)
+            arguments.append(argument)
         return {"arguments": arguments}
+
+    def _draw_argument(self, choices: Sequence[Form]) -> dict[str, Any]:
+        """Draw one of the forms, its nouns, and asides: they can always be true, and so change nothing."""
+        random, n_terms, n_asides = self.np_random.random, self.settings["premises"] + 1, self.settings["asides"]
+        nouns = sample(random, _NOUNS, n_terms + n_asides)
+        *premises, conclusion = ([how, nouns[a], nouns[b]] for how, a, b in pick(random, choices))
+        for aside in nouns[n_terms:]:
+            pair = shuffled(random, [nouns[int(random() * n_terms)], aside])
+            premises.append([pick(random, _HOW), *pair])
+        return {"premises": shuffled(random, premises), "conclusion": conclusion}
 
     def check_problem(self, problem: Mapping[str, Any]) -> None:
         """Refuse what is no argument, or has premises that cannot all be true."""
@@ -110,9 +140,9 @@ class SyllogismsEnv(SingleTurnEnv):
             if not _are_possible(premises, sorted(terms)):
                 raise InvalidActionError("premises contradict each other")
 
-    def split_key(self, problem: Mapping[str, Any]) -> list[Any]:
-        """Return one key for arguments that differ only in nouns or order."""
-        return sorted(_shape(argument) for argument in problem["arguments"])
+    def split_key(self, problem: Mapping[str, Any]) -> str:
+        """Return one of the arguments, whatever its nouns and order: all that are drawn are of the split of each."""
+        return min(_shape(argument) for argument in problem["arguments"])
 
     def begin(self) -> None:
         """Decide."""
@@ -215,15 +245,26 @@ def _is_valid(form: Form) -> bool:
 
 
 def _shape(argument: Mapping[str, Any]) -> str:
-    """Return an argument with its nouns numbered, the same for any order of the premises."""
-    names = {term: str(i) for i, term in enumerate(dict.fromkeys(argument["conclusion"][1:]))}
-    shape = [argument["conclusion"][0]]
-    waiting = sorted(argument["premises"], key=lambda part: part[0])
-    while waiting:
-        part = next((part for part in waiting if names.keys() & set(part[1:])), waiting[0])
-        waiting.remove(part)
-        shape.append(" ".join([part[0], *(names.setdefault(term, str(len(names))) for term in part[1:])]))
-    return "; ".join([shape[0], *sorted(shape[1:])])
+    """Return an argument with its nouns numbered, the same for any order of premises and of nouns after no and some."""
+    how, first, last = argument["conclusion"]
+    ends = [(first, last), (last, first)] if how in _CONVERTIBLE else [(first, last)]
+    return min(_numbered(argument["premises"], how, *pair) for pair in ends)
+
+
+def _numbered(premises: Sequence[Proposition], how: str, first: str, last: str) -> str:
+    """Return an argument with its nouns numbered from one of the conclusion's on; nouns that occur once are alike."""
+    places = Counter([first, last, *(term for _, *terms in premises for term in terms)])
+    names, queue = {first: "0"}, [first]
+    for term in queue:
+        for part in sorted(premises):
+            others = [other for other in part[1:] if term in part[1:] and places[other] > 1 and other not in names]
+            queue += others
+            names |= {other: str(len(names) + i) for i, other in enumerate(others)}
+    parts = []
+    for kind, *terms in [*premises, [how, first, last]]:
+        numbers = [names.get(term, "*") for term in terms]
+        parts.append(" ".join([kind, *(sorted(numbers) if kind in _CONVERTIBLE else numbers)]))
+    return "; ".join([parts.pop(), *sorted(parts)])
 
 
 def _is_proposition(part: Any) -> bool:

@@ -41,6 +41,9 @@ _SAY = {
     "not at": "{} does not live in house {}.",
 }
 _KINDS = ("same", "same", "same", "other", "left", "left", "next", "next", "before")
+_SYMMETRIC = ("same", "other", "next")
+_ROUNDS = 3
+"""Of looking at what is said of values: after so many, values that differ have different ranks but for rare cases."""
 _LINE = re.compile(r"\s*(?:house\s*)?(\d+)\s*[:.)=-]\s*(.*?)\s*", re.IGNORECASE)
 
 
@@ -70,7 +73,7 @@ class ZebraPuzzleEnv(SingleTurnEnv):
     ## Arguments
     - `split`: "train" or "test". Puzzles that differ only in words are in the same split.
     - `difficulty`: "easy" (default): three houses, three attributes with the name; "medium": four and four; "hard":
-      five and five, with few clues that name a house.
+      five and five, with few clues that name a house; "expert": seven and six, likewise.
     - `reset(options={"problem": {"attributes": [["name", ["Ada", "Ben"]], ["pet", ["cat", "dog"]]], "clues": [["at",
       [0, 0], 0], ["same", [0, 1], [1, 0]]]}})` plays a given puzzle: Ada (value 0 of attribute 0) lives in house 1
       (which is number 0), and Ben has the cat. Kinds of clues: "at", "not at", "same", "other", "left", "next",
@@ -80,7 +83,7 @@ class ZebraPuzzleEnv(SingleTurnEnv):
     - v0: first version.
     """
 
-    # One of (houses!)**attributes, each as likely as any other: 1 of 216, 331776, 2.5e10.
+    # One of (houses!)**attributes, each as likely as any other: 1 of 216, 331776, 2.5e10, 1.6e22.
     difficulties = {
         "easy": Difficulty(
             "three houses", chance_rate=0.005, settings={"houses": 3, "attributes": 3, "near": 0.3, "clues": 5}
@@ -90,6 +93,13 @@ class ZebraPuzzleEnv(SingleTurnEnv):
         ),
         "hard": Difficulty(
             "five houses", chance_rate=1e-9, settings={"houses": 5, "attributes": 5, "near": 0.1, "clues": 18}
+        ),
+        "expert": Difficulty(
+            "seven houses",
+            chance_rate=1e-9,
+            settings={"houses": 7, "attributes": 6, "near": 0.05, "clues": 40},
+            expected_hard="42 values are placed by some 50 clues, each looked at again and again as the table of 294 "
+            "possibilities shrinks: some 300 steps of ruling out; at one slip in 400, 47% are right.",
         ),
     }
     default_difficulty = "easy"
@@ -131,8 +141,32 @@ class ZebraPuzzleEnv(SingleTurnEnv):
             raise InvalidActionError("not exactly one assignment fits the clues")
 
     def split_key(self, problem: Mapping[str, Any]) -> Any:
-        """Return the clues: other words, or another order of the clues, do not make another puzzle."""
-        return sorted(problem["clues"], key=repr)
+        """Return the clues without names: other words, or another order of anything, do not make another puzzle.
+
+        A value is told by its clues, by the values in them, and by the other values of its attribute.
+        """
+        clues = [(kind, tuple(value), other) for kind, value, other in problem["clues"]]
+        values = [(i, j) for i, (_, words) in enumerate(problem["attributes"]) for j in range(len(words))]
+        ranks: dict[Value, int] = dict.fromkeys(values, 0)
+        for _ in range(_ROUNDS):
+            said: dict[Value, list[str]] = {value: [] for value in values}
+            for kind, value, other in clues:
+                if isinstance(other, int):
+                    said[value].append(f"{kind} {other}")
+                    continue
+                to = tuple(other)
+                roles = ("", "") if kind in _SYMMETRIC else ("first ", "second ")
+                said[value].append(f"{roles[0]}{kind} {ranks[to]}")
+                said[to].append(f"{roles[1]}{kind} {ranks[value]}")
+            beside = {i: sorted(ranks[value] for value in values if value[0] == i) for i, _ in values}
+            profiles = {value: f"{sorted(said[value])} {beside[value[0]]}" for value in values}
+            order = {profile: rank for rank, profile in enumerate(sorted(set(profiles.values())))}
+            ranks = {value: order[profile] for value, profile in profiles.items()}
+        named = []
+        for kind, value, other in clues:
+            pair = [ranks[value], other if isinstance(other, int) else ranks[tuple(other)]]
+            named.append([kind, *(sorted(pair) if kind in _SYMMETRIC else pair)])
+        return sorted(named)
 
     def begin(self) -> None:
         """Take the assignment that was drawn, or solve a given puzzle."""
@@ -237,8 +271,8 @@ def _check_attributes(attributes: Any) -> int:
         counts.add(len(attribute[1]))
     if not all(isinstance(word, str) and re.fullmatch(r"\w+", word) for word in words):
         raise InvalidActionError("attributes and values must be single words")
-    if len(counts) != 1 or not 1 <= max(counts) <= 6 or not 1 <= len(attributes) <= 6:
-        raise InvalidActionError("there must be 1 to 6 attributes, each with as many values: 1 to 6")
+    if len(counts) != 1 or not 1 <= max(counts) <= 7 or not 1 <= len(attributes) <= 6:
+        raise InvalidActionError("there must be 1 to 6 attributes, each with as many values: 1 to 7")
     values = [word.lower() for attribute in attributes for word in attribute[1]]
     if len(set(values)) < len(values):
         raise InvalidActionError("a value is there twice")

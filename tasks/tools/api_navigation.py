@@ -14,7 +14,7 @@ from llm_envs.env import Difficulty, ToolEnv
 from llm_envs.errors import InvalidActionError
 from llm_envs.parsers import format_answer, format_tool_call
 from llm_envs.rewards import parse_integer
-from llm_envs.toolset import Toolset, tool
+from llm_envs.tools.toolset import Toolset, tool
 from llm_envs.types import ToolCall, ToolResult
 
 __all__ = ["APINavigationEnv"]
@@ -154,8 +154,8 @@ class APINavigationEnv(ToolEnv):
     - `split`: "train" or "test".
     - `difficulty`: "easy" (default): the e-mail address of one of 9 to 12 users; "medium": how many orders one of 12 to
       15 has, with failures; "hard": the sum or the largest of the amounts of a user's orders, with failures and users
-      that moved.
-    - `max_turns`: 10, 14 and 20 by default.
+      that moved; "expert": the same with 40 users, three times the orders and failures.
+    - `max_turns`: 10, 14, 24 and 60 by default: enough for one call in each reply.
     - `reset(options={"problem": {"users": [...], "failing": [...], "asked": "count", "name": "Ada Berg"}})`: users
       as `{"id": ..., "name": ..., "email": ..., "moved_to": "", "orders": [{"id": ..., "amount": ...}]}`, paths that
       fail once, and what is asked ("email", "count", "sum" or "largest") of whom.
@@ -180,7 +180,12 @@ class APINavigationEnv(ToolEnv):
         "hard": Difficulty(
             "amounts of orders; failures; users that moved",
             chance_rate=0.03,
-            settings={"users": 12, "asked": ("sum", "largest"), "failures": 4, "turns": 20},
+            settings={"users": 12, "asked": ("sum", "largest"), "failures": 4, "turns": 24},
+        ),
+        "expert": Difficulty(
+            "amounts of many orders among many users; many failures; users that moved",
+            chance_rate=0.03,
+            settings={"users": 40, "asked": ("sum", "largest"), "orders": 16, "failures": 12, "turns": 60},
         ),
     }
     default_difficulty = "easy"
@@ -256,12 +261,11 @@ class APINavigationEnv(ToolEnv):
         return number == self._answer
 
     def next_action(self) -> str:
-        """Request what is next on the way and was not served yet; at its end, or with the last turn, answer."""
-        if self.n_turns + 1 < self.max_turns:
-            for paths in _route(self.problem, self.api):
-                missing = [path for path in paths if path not in self.api.served]
-                if missing:
-                    return "\n".join(format_tool_call("get", path=path) for path in missing[:REQUESTS_PER_TURN])
+        """Request what is next on the way and was not served yet; at its end, answer."""
+        for paths in _route(self.problem, self.api):
+            missing = [path for path in paths if path not in self.api.served]
+            if missing:
+                return "\n".join(format_tool_call("get", path=path) for path in missing[:REQUESTS_PER_TURN])
         return format_answer(self._answer)
 
 
@@ -335,14 +339,14 @@ def _draw_service(rng: np.random.Generator, settings: Mapping[str, Any]) -> dict
 
     taken: set[str] = set()
     asked = settings["asked"][below(len(settings["asked"]))]
-    n_users = settings["users"] + below(4)
+    n_users, n_wanted = settings["users"] + below(4), settings.get("orders", 6)
     names = [
         _FIRST_NAMES[place % 12] + " " + _LAST_NAMES[place // 12] for place in rng.permutation(144)[:n_users].tolist()
     ]
     users: list[dict[str, Any]] = []
     wanted = below(n_users)
     for place, name in enumerate(names):
-        n_orders = (6 + below(12) if asked == "count" else 6 + below(4)) if place == wanted else below(3)
+        n_orders = (6 + below(12) if asked == "count" else n_wanted + below(4)) if place == wanted else below(3)
         orders = [{"id": fresh("o"), "amount": 5 + below(400)} for _ in range(0 if asked == "email" else n_orders)]
         email = f"{name.split()[0].lower()}{below(1_000_000):06d}@example.org"
         users.append({"id": fresh("u"), "name": name, "email": email, "moved_to": "", "orders": orders})
@@ -351,7 +355,8 @@ def _draw_service(rng: np.random.Generator, settings: Mapping[str, Any]) -> dict
         new = {**users[wanted], "id": fresh("u")}
         users[wanted] = {**users[wanted], "moved_to": new["id"], "orders": []}
         users.append(new)
-    paths = ["/users", f"/users?after={users[PAGE_SIZE - 1]['id']}"]
+    pages = range(PAGE_SIZE, 1 + wanted // PAGE_SIZE * PAGE_SIZE, PAGE_SIZE) if "orders" in settings else [PAGE_SIZE]
+    paths = ["/users", *(f"/users?after={users[start - 1]['id']}" for start in pages)]
     user = next(user for user in reversed(users) if user["name"] == names[wanted])
     paths += [
         f"/users/{user['id']}/orders",

@@ -25,7 +25,7 @@ from llm_envs.tasks.tools.office import (
     wanted_state,
     without_case,
 )
-from llm_envs.toolset import Toolset, tool
+from llm_envs.tools.toolset import Toolset, tool
 
 __all__ = ["AssistantEnv"]
 
@@ -45,11 +45,18 @@ class Office(Toolset):
         }
         self.replies: dict[int, str] = {}
         """What was answered to each message, by its place."""
+        self.seen_inbox = False
+        self.seen_messages: set[int] = set()
+        self.seen_days: set[tuple[int, int]] = set()
+        """People, by their place, with the days of theirs that were looked at."""
+        self.seen_events: set[Event] = set()
+        """Robin's, as far as they were looked at."""
         self._n_events = len(problem["events"])
 
     @tool
     def inbox(self) -> str:
         """List the messages in Robin's inbox."""
+        self.seen_inbox = True
         return "\n".join(
             f"m{number} | from {self.people[message[0]]} | {message[1]}"
             + (" | answered" if number - 1 in self.replies else "")
@@ -63,7 +70,9 @@ class Office(Toolset):
         Args:
             message: Its id, such as m1.
         """
-        sender, subject, *_ = given = self.messages[self._place(message)]
+        place = self._place(message)
+        self.seen_messages.add(place)
+        sender, subject, *_ = given = self.messages[place]
         text = text_of(given, self.people, self.given)
         return f"From: {self.people[sender]}\nSubject: {subject}\n\n{text}"
 
@@ -76,9 +85,11 @@ class Office(Toolset):
             day: Monday to Friday.
         """
         place, number = self._person(person), day_of(day)
+        self.seen_days.add((place, number))
         lines = []
         if place == 0:
             shown = [(event[2], name, event) for name, event in self.calendar_of_robin.items() if event[1] == number]
+            self.seen_events.update(event for _, _, event in shown)
             for _, name, (title, _, start, length, others) in sorted(shown):
                 guests = "".join(f", {self.people[other]}" for other in sorted(others))
                 lines.append(f"{clock(start)}-{clock(start + length)} {name}: {title} (Robin{guests})")
@@ -179,8 +190,8 @@ class AssistantEnv(ToolEnv):
     - `split`: "train" or "test".
     - `difficulty`: "easy" (default): one meeting with one person; "medium": with two others, within given hours, among
       messages that want nothing; "hard": with three others on one of two days, an event to cancel whose time may be
-      needed, and a question.
-    - `max_turns`: 12 by default.
+      needed, and a question; "expert": the same with five others on one of three days.
+    - `max_turns`: 12, 16, 30 and 48 by default: enough for one call in each reply.
     - `reset(options={"problem": {"people": [...], "events": [...], "messages": [...]}})`: names, Robin's first; `[day,
       first half hour, half hours, title, [people]]`; `[sender, subject, kind, details]`.
 
@@ -191,9 +202,18 @@ class AssistantEnv(ToolEnv):
     # Times are drawn evenly from at least 14 and 8 half hours: who guesses one and does all else right wins so often.
     # In 18% of hard problems the meeting begins where an event was called off, which could be tried unseen.
     difficulties = {
-        "easy": Difficulty("one meeting with one person", chance_rate=1 / 14, settings={"n_others": 1}),
-        "medium": Difficulty("with two others, within given hours", chance_rate=1 / 8, settings={"n_others": 2}),
-        "hard": Difficulty("with three, a cancellation, a question", chance_rate=0.2, settings={"n_others": 3}),
+        "easy": Difficulty("one meeting with one person", chance_rate=1 / 14, settings={"n_others": 1, "turns": 12}),
+        "medium": Difficulty(
+            "with two others, within given hours", chance_rate=1 / 8, settings={"n_others": 2, "turns": 16}
+        ),
+        "hard": Difficulty(
+            "with three, a cancellation, a question", chance_rate=0.2, settings={"n_others": 3, "turns": 30}
+        ),
+        "expert": Difficulty(
+            "with five, on one of three days; a cancellation, a question",
+            chance_rate=0.2,
+            settings={"n_others": 5, "turns": 48},
+        ),
     }
     default_difficulty = "easy"
     default_max_turns = 12
@@ -209,6 +229,17 @@ class AssistantEnv(ToolEnv):
         "and the time when it begins (as 14:30), and no other weekday or time. Do not answer messages that ask for "
         "nothing, and change nothing else."
     )
+
+    def __init__(
+        self,
+        split: str = "train",
+        difficulty: str | None = None,
+        max_turns: int | None = None,
+        render_mode: str | None = None,
+    ) -> None:
+        super().__init__(split, difficulty, max_turns, render_mode)
+        if max_turns is None:
+            self.max_turns = self.settings["turns"]
 
     def make_tools(self) -> Toolset:
         """Return the office."""
@@ -268,32 +299,42 @@ class AssistantEnv(ToolEnv):
         )
 
     def next_action(self) -> str:
-        """Read, look at the calendars, then do what is missing and say done."""
-        if self.n_turns + 1 >= self.max_turns:
-            return format_answer("done")
-        if self.n_turns == 0:
+        """Read, look at the calendars that the messages are about, then do what is missing and say done."""
+        office = self.office
+        if not office.seen_inbox:
             return format_tool_call("inbox")
-        messages, people = self.problem["messages"], self.problem["people"]
-        if self.n_turns == 1:
-            return _together(("read", {"message": f"m{number}"}) for number in range(1, len(messages) + 1))
-        if self.n_turns == 2:
-            looked_at = []
-            for sender, _, kind, details in messages:
-                if kind == "meet":
-                    who = dict.fromkeys([0, sender, *details["with"]])
-                    looked_at += [(people[place], DAYS[day]) for day in details["days"] for place in who]
-                elif kind != "news":
-                    looked_at.append((people[0], DAYS[self.problem["events"][details["event"]][0]]))
-            calls = [("calendar", {"person": person, "day": day}) for person, day in dict.fromkeys(looked_at)]
-            if calls:
-                return _together(calls)
-        calls = self._missing_calls()
+        calls = [
+            ("read", {"message": f"m{place + 1}"})
+            for place in range(len(office.messages))
+            if place not in office.seen_messages
+        ]
+        calls = calls or [
+            ("calendar", {"person": office.people[person], "day": DAYS[day]})
+            for person, day in self._needed_days()
+            if (person, day) not in office.seen_days
+        ]
+        calls = calls or self._missing_calls()
         return _together(calls[: self.max_calls_per_turn]) if calls else format_answer("done")
+
+    def _needed_days(self) -> list[tuple[int, int]]:
+        """Return the people and days that the messages are about."""
+        days: dict[tuple[int, int], None] = {}
+        for sender, _, kind, details in self.problem["messages"]:
+            if kind == "meet":
+                who = [0, sender, *details["with"]]
+                days.update(dict.fromkeys((person, day) for day in details["days"] for person in who))
+            elif kind != "news":
+                days[0, self.problem["events"][details["event"]][0]] = None
+        return list(days)
 
     def _missing_calls(self) -> list[tuple[str, dict[str, Any]]]:
         people = self.problem["people"]
         calls: list[tuple[str, dict[str, Any]]] = [("cancel", {"event": name}) for name in self._surplus()]
-        for title, day, start, length, others in self._open_events():
+        given = {as_event(event) for event in self.problem["events"]}
+        for event in self._open_events():
+            if event in given and event not in self.office.seen_events:
+                continue  # cancelled before anybody looked at it: nobody knows what it was
+            title, day, start, length, others = event
             arguments: dict[str, Any] = {
                 "title": title,
                 "day": DAYS[day],

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from llm_envs.arithmetic import evaluate, format_number, whole_value
 from llm_envs.env import Difficulty, ToolEnv
 from llm_envs.errors import InvalidActionError
+from llm_envs.mathematics.arithmetic import evaluate, format_number, whole_value
 from llm_envs.parsers import format_answer, format_tool_call
 from llm_envs.rewards import parse_integer
 from llm_envs.tasks.expressions import answerable_value, in_canonical_order
@@ -48,7 +48,8 @@ class CalculatorEnv(ToolEnv):
     ## Arguments
     - `split`: "train" or "test".
     - `difficulty`: "easy" (default): one operation, "What is 37*24?"; "medium": two, "What is 37*24+9?"; "hard": four,
-      with parentheses and a division without remainder, "What is (84/7+15)*23-48?".
+      with parentheses and a division without remainder, "What is (84/7+15)*23-48?". There is no expert level: whoever
+      copies the expression into a call has the answer, however long it is.
     - `max_turns`: 4 by default.
     - `reset(options={"problem": {"expression": "37*24"}})` asks for a given expression with a whole value.
 

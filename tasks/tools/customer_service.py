@@ -12,7 +12,7 @@ from llm_envs.errors import InvalidActionError
 from llm_envs.parsers import ParsedReply, format_answer, format_tool_call
 from llm_envs.spaces import MAX_TEXT_LENGTH
 from llm_envs.tasks.tools.shop import POLICY, SIZES, Customer, allowed, apply, check_case, copied, decisions, draw_case
-from llm_envs.toolset import Toolset, tool
+from llm_envs.tools.toolset import Toolset, tool
 from llm_envs.types import ToolResult
 
 __all__ = ["CustomerServiceEnv"]
@@ -189,8 +189,8 @@ class CustomerServiceEnv(ToolEnv):
     - `split`: "train" or "test".
     - `difficulty`: "easy" (default): one refund or cancellation; "medium": also exchanges and addresses, and customers
       who are not who they say; "hard": two requests, the second of which comes up when the customer is asked for
-      more, and exchanges that become refunds.
-    - `max_turns`: 14 by default.
+      more, and exchanges that become refunds; "expert": four requests, of which each comes up after the one before.
+    - `max_turns`: 14, 14, 14 and 24 by default.
     - `reset(options={"problem": {"orders": ..., "stock": ..., "customer": ...}})`: a case as
       `tasks/tools/shop.py` has it.
 
@@ -224,11 +224,23 @@ class CustomerServiceEnv(ToolEnv):
                 "impostors": 0.1,
             },
         ),
+        "expert": Difficulty(
+            "four requests, one after the other; exchanges that become refunds",
+            chance_rate=0.3,
+            settings={
+                "kinds": ("refund", "exchange", "exchange or refund", "exchange or refund", "address"),
+                "n_requests": 4,
+                "impostors": 0.1,
+            },
+            expected_hard="Four requests must all end in exactly the state that the policy wants; at one mistake in "
+            "six requests, 48% do.",
+        ),
     }
     default_difficulty = "easy"
     default_max_turns = 14
     problem_fields = {"orders": dict, "stock": dict, "customer": dict}
     reward_weights = {"correct": 1.0, "violation": -0.5, "malformed": -0.1}
+    min_return = -1.0  # one violation, and the most that malformed replies cost
     instructions = (
         "You serve the customers of a shop. What you write as plain text is said to the customer; your tools work "
         f"the shop's system. The policy:\n{POLICY}\n"
@@ -238,6 +250,17 @@ class CustomerServiceEnv(ToolEnv):
         "will be refused. Ask the customer for what you need to know, and at the end whether there is anything else. "
         "When all is settled, answer <answer>done</answer>."
     )
+
+    def __init__(
+        self,
+        split: str = "train",
+        difficulty: str | None = None,
+        max_turns: int | None = None,
+        render_mode: str | None = None,
+    ) -> None:
+        super().__init__(split, difficulty, max_turns, render_mode)
+        if max_turns is None and self.settings["n_requests"] > 2:
+            self.max_turns = 24
 
     def make_tools(self) -> Toolset:
         """Return the shop's system."""
@@ -263,7 +286,7 @@ class CustomerServiceEnv(ToolEnv):
         self.customer = Customer(self.problem["customer"])
         self._calls = decisions(self.problem)
         self._n_violations = 0
-        self._asked_for_more = False
+        self._heard_all = False
 
     def prompt(self) -> str:
         """Return the customer's first message."""
@@ -277,9 +300,8 @@ class CustomerServiceEnv(ToolEnv):
                 return self._play_calls(reply)
             if reply.content and not reply.problems and reply.answer is None:
                 self.tool_results = ()
-                n_told = self.customer.n_told
                 said = self.customer.answer(reply.content)
-                self._asked_for_more |= said.endswith("that is all.") or self.customer.n_told > n_told
+                self._heard_all |= said.endswith("that is all.")
                 return Outcome(said, self.score(reply, (), correct=False, malformed=False))
         return super().play(action)
 
@@ -318,14 +340,14 @@ class CustomerServiceEnv(ToolEnv):
                 continue
             name, arguments = call
             if arguments.get("rule") != 1:
-                if request["size"] and "size" not in told:
+                if request["size"] and f"size {request['item']}" not in told:
                     return "Which size do you need?"
                 if request["size"] and request["item"] not in desk.looked_up:
                     return format_tool_call("stock", product=request["item"])
-                if request["address"] and "address" not in told:
+                if request["address"] and f"address {request['address']}" not in told:
                     return "Which address should it go to?"
             return format_tool_call(name, **arguments)
-        if not self._asked_for_more:
+        if not self._heard_all:
             return "That is settled. Is there anything else?"
         return format_answer("done")
 

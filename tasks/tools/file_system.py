@@ -12,7 +12,7 @@ from llm_envs.env import Difficulty, ToolEnv
 from llm_envs.errors import InvalidActionError
 from llm_envs.parsers import format_answer, format_tool_call
 from llm_envs.tasks.tools.shell import MAX_ENTRIES, Shell
-from llm_envs.toolset import Toolset, tool
+from llm_envs.tools.toolset import Toolset, tool
 
 __all__ = ["GOALS", "FileSystemEnv"]
 
@@ -25,6 +25,8 @@ class Terminal(Toolset):
     def reset(self, problem: Mapping[str, Any], rng: np.random.Generator) -> None:
         """Lay out the tree."""
         self.machine = Shell(problem["files"], problem["folders"])
+        self.done: set[str] = set()
+        """Commands that were run without an error."""
 
     @tool
     def shell(self, command: str) -> str:
@@ -33,7 +35,9 @@ class Terminal(Toolset):
         Args:
             command: One command, without pipes and redirections, such as: grep -r "status: open" /docs
         """
-        return self.machine.run(command) or "(done)"
+        output = self.machine.run(command)
+        self.done.add(command)
+        return output or "(done)"
 
 
 class FileSystemEnv(ToolEnv):
@@ -65,8 +69,8 @@ class FileSystemEnv(ToolEnv):
     ## Arguments
     - `split`: "train" or "test".
     - `difficulty`: "easy" (default): find a file or what is in it; "medium": change the tree by the files' names;
-      "hard": by what the files contain.
-    - `max_turns`: 12 by default.
+      "hard": by what the files contain; "expert": by three of their lines, with exceptions.
+    - `max_turns`: 12, 16, 24 and 32 by default: enough for one call in each reply.
     - `reset(options={"problem": {"files": {"/a/b.txt": "text"}, "folders": ["/c"], "kind": "rename", "values": [".txt",
       ".md"]}})`: the tree, and what is to be done with it (`GOALS` in the module).
 
@@ -77,9 +81,18 @@ class FileSystemEnv(ToolEnv):
     # Easy: who lists the tree and names one of its files (at least 12) is right in 1/12; codes are harder to guess.
     # Otherwise a tree is not put into order by chance: a policy that runs `rm`, `mv` and `mkdir` at random never won.
     difficulties = {
-        "easy": Difficulty("find a file, or what is in it", chance_rate=1 / 12, settings={"n_files": 12}),
-        "medium": Difficulty("change the tree by the names of files", chance_rate=0.01, settings={"n_files": 14}),
-        "hard": Difficulty("change the tree by what files contain", chance_rate=0.01, settings={"n_files": 14}),
+        "easy": Difficulty("find a file, or what is in it", chance_rate=1 / 12, settings={"n_files": 12, "turns": 12}),
+        "medium": Difficulty(
+            "change the tree by the names of files", chance_rate=0.01, settings={"n_files": 14, "turns": 16}
+        ),
+        "hard": Difficulty(
+            "change the tree by what files contain", chance_rate=0.01, settings={"n_files": 14, "turns": 24}
+        ),
+        "expert": Difficulty(
+            "by three conditions, with exceptions, in a tree of 20",
+            chance_rate=0.01,
+            settings={"n_files": 16, "turns": 32},
+        ),
     }
     default_difficulty = "easy"
     default_max_turns = 12
@@ -89,6 +102,17 @@ class FileSystemEnv(ToolEnv):
         "asked for, or with <answer>done</answer> when the tree is as it should be. Change nothing that you are not "
         "asked to change: other files and folders stay as they are, folders that become empty stay too."
     )
+
+    def __init__(
+        self,
+        split: str = "train",
+        difficulty: str | None = None,
+        max_turns: int | None = None,
+        render_mode: str | None = None,
+    ) -> None:
+        super().__init__(split, difficulty, max_turns, render_mode)
+        if max_turns is None:
+            self.max_turns = self.settings["turns"]
 
     def make_tools(self) -> Toolset:
         """Return the shell."""
@@ -149,14 +173,13 @@ class FileSystemEnv(ToolEnv):
 
     def next_action(self) -> str:
         """Look, then do what is missing, then answer."""
-        is_last = self.n_turns + 1 >= self.max_turns
-        if self.n_turns == 0 and not is_last:
-            look = GOALS[self.problem["kind"]].look
-            return format_tool_call("shell", command=look(*self.problem["values"]))
+        for look in GOALS[self.problem["kind"]].looks(*self.problem["values"]):
+            if look not in self.terminal.done:
+                return format_tool_call("shell", command=look)
         if isinstance(self._wanted, str):
             return format_answer(self._wanted)
         commands = _repair(self.terminal.machine, self._wanted, self._folders)
-        if is_last or not commands:
+        if not commands:
             return format_answer("done")
         return "\n".join(format_tool_call("shell", command=line) for line in commands[: self.max_calls_per_turn])
 
@@ -181,7 +204,8 @@ def _repair(machine: Shell, wanted: Files, folders: set[str]) -> list[str]:
     new = sorted(folders - machine.folders)
     commands = [f"mkdir -p {path}" for path in new if not any(other.startswith(f"{path}/") for other in new)]
     for path, text in sorted(missing.items()):
-        source = next((old for old, had in sorted(extra.items()) if had == text), None)
+        sources = [old for old, had in sorted(extra.items()) if had == text]
+        source = next((old for old in sources if _stem(old) == _stem(path)), sources[0] if sources else None)
         if source is not None:
             extra.pop(source)
             commands.append(f"mv {source} {path}")
@@ -191,6 +215,10 @@ def _repair(machine: Shell, wanted: Files, folders: set[str]) -> list[str]:
         commands.append(f"rm {' '.join(gone)}")
     commands += [f"rm -r {path}" for path in sorted(machine.folders - folders, reverse=True)]
     return commands
+
+
+def _stem(path: str) -> str:
+    return posixpath.splitext(posixpath.basename(path))[0]
 
 
 # Trees.
@@ -253,7 +281,8 @@ class Goal(NamedTuple):
     draw: Callable[[Files, list[str], Callable[[], float]], list[Any]]
     result: Callable[..., str | Files]
     text: Callable[..., str]
-    look: Callable[..., str]
+    looks: Callable[..., list[str]]
+    """Commands that show all that is needed to know what to do."""
 
 
 def _draw_path(files: Files, folders: list[str], random: Callable[[], float]) -> str:
@@ -262,6 +291,11 @@ def _draw_path(files: Files, folders: list[str], random: Callable[[], float]) ->
 
 def _draw_ending(random: Callable[[], float]) -> str:
     return _ENDINGS[int(random() * len(_ENDINGS))]
+
+
+def _two_owners(random: Callable[[], float]) -> list[str]:
+    first = int(random() * len(_OWNERS))
+    return [_OWNERS[first], _OWNERS[(first + 1 + int(random() * (len(_OWNERS) - 1))) % len(_OWNERS)]]
 
 
 def _path_with(files: Files, line: str) -> str:
@@ -305,6 +339,34 @@ def _purge(files: Files, state: str) -> Files:
     return {path: text for path, text in files.items() if path not in meant or path in spared} if spared else {}
 
 
+def _settle(files: Files, state: str, owner: str, folder: str) -> Files:
+    """Move the files of a state to folders of their owners; of one owner only what is kept, the rest is deleted."""
+    meant = {path: text for path, text in files.items() if _has(text, f"status: {state}")}
+    gone = {path for path, text in meant.items() if _has(text, f"owner: {owner}") and not _has(text, "keep: yes")}
+    kept = {path: text for path, text in files.items() if path not in gone}
+    if not gone or len(meant) < 4:
+        return {}
+    return _moved(kept, lambda path, text: _into(f"{folder}/{_fields(text)['owner']}", path) if path in meant else None)
+
+
+def _sweep(files: Files, first: str, second: str, folder: str) -> Files:
+    """Swap two owners' drafts and open files: of each the files of one state are moved, what is closed is deleted."""
+    places = {}
+    gone = set()
+    for path, text in files.items():
+        fields = _fields(text)
+        if fields["owner"] in (first, second) and fields["status"] == "closed" and fields["keep"] == "no":
+            gone.add(path)
+        elif fields["owner"] == first and fields["status"] == "open":
+            places[path] = f"{folder}/{second}"
+        elif fields["owner"] == second and fields["status"] == "draft":
+            places[path] = f"{folder}/{first}"
+    kept = {path: text for path, text in files.items() if path not in gone}
+    if not gone or len(set(places.values())) < 2:
+        return {}
+    return _moved(kept, lambda path, text: _into(places[path], path) if path in places else None)
+
+
 def _hand_over(files: Files, owner: str, state: str, folder: str) -> Files:
     """Move an owner's files, but for those of a state, which are deleted; {} if there are not both."""
     own = {path: text for path, text in files.items() if _has(text, f"owner: {owner}")}
@@ -320,13 +382,13 @@ GOALS: dict[str, Goal] = {
         lambda files, folders, random: [files[_draw_path(files, folders, random)].splitlines()[0]],
         _path_with,
         lambda line: f'One file has the line "{line}". What is its absolute path?',
-        lambda line: f'grep -r "{line}" /',
+        lambda line: [f'grep -r "{line}" /'],
     ),
     "read": Goal(
         lambda files, folders, random: [posixpath.basename(_draw_path(files, folders, random))],
         _number_in,
         lambda name: f'Somewhere there is a file {name}. Which number stands in its line "number: ..."?',
-        lambda name: "grep -r number: /",
+        lambda name: ["grep -r number: /"],
     ),
     "collect": Goal(
         lambda files, folders, random: [_draw_ending(random), f"/archive/{_SUBS[int(random() * len(_SUBS))]}"],
@@ -335,7 +397,7 @@ GOALS: dict[str, Goal] = {
             f"Move every file whose name ends in {ending}, wherever it is, into the folder {folder}, which you have to "
             f"make."
         ),
-        lambda ending, folder: f'find / -name "*{ending}"',
+        lambda ending, folder: [f'find / -name "*{ending}"'],
     ),
     "rename": Goal(
         lambda files, folders, random: [_draw_ending(random), (".bak", ".org", ".old", ".text")[int(random() * 4)]],
@@ -344,7 +406,7 @@ GOALS: dict[str, Goal] = {
             f"Rename every file whose name ends in {ending}, wherever it is: {new} takes the place of {ending}, as in "
             f"NAME{ending} to NAME{new}."
         ),
-        lambda ending, new: f'find / -name "*{ending}"',
+        lambda ending, new: [f'find / -name "*{ending}"'],
     ),
     "clean": Goal(
         lambda files, folders, random: [
@@ -357,7 +419,7 @@ GOALS: dict[str, Goal] = {
             f"First delete every file whose name ends in {ending}, wherever it is. Then make the folder {folder} and "
             f"copy into it all files that stand directly in {place}; those in folders below it are not meant."
         ),
-        lambda ending, place, folder: "ls -R /",
+        lambda ending, place, folder: ["ls -R /"],
     ),
     "by_owner": Goal(
         lambda files, folders, random: [_STATES[int(random() * 3)], "/archive"],
@@ -366,13 +428,13 @@ GOALS: dict[str, Goal] = {
             f'Move every file that has the line "status: {state}" into a folder of its owner under {folder}: a file '
             f'with "owner: ada" goes to {folder}/ada, and so on. Make the folders that are needed, and no others.'
         ),
-        lambda state, folder: f'grep -r "status: {state}" /',
+        lambda state, folder: [f'grep -r "status: {state}" /', "grep -r owner: /"],
     ),
     "purge": Goal(
         lambda files, folders, random: [_STATES[int(random() * 3)]],
         _purge,
         lambda state: f'Delete every file that has the line "status: {state}", unless it has the line "keep: yes" too.',
-        lambda state: f'grep -r "status: {state}" /',
+        lambda state: [f'grep -r "status: {state}" /', 'grep -r "keep: yes" /'],
     ),
     "hand_over": Goal(
         lambda files, folders, random: [
@@ -383,11 +445,38 @@ GOALS: dict[str, Goal] = {
             f'Of the files with the line "owner: {owner}", delete those that have the line "status: {state}", and '
             f"move the others into the folder {folder}, which you have to make. Leave the files of other owners alone."
         ),
-        lambda owner, state, folder: f'grep -r "owner: {owner}" /',
+        lambda owner, state, folder: [f'grep -r "owner: {owner}" /', f'grep -r "status: {state}" /'],
+    ),
+    "settle": Goal(
+        lambda files, folders, random: [
+            _STATES[int(random() * 3)], _OWNERS[int(random() * len(_OWNERS))], f"/settled{int(random() * 90) + 10}"
+        ],
+        _settle,
+        lambda state, owner, folder: (
+            f'Take the files with the line "status: {state}". Of those with "owner: {owner}", delete the ones that do '
+            f'not have the line "keep: yes". Move all others into a folder of their owner under {folder}: a file with '
+            f'"owner: ada" goes to {folder}/ada, and so on. Make the folders that are needed, and no others.'
+        ),
+        lambda state, owner, folder: [
+            f'grep -r "status: {state}" /', "grep -r owner: /", 'grep -r "keep: yes" /'
+        ],
+    ),
+    "sweep": Goal(
+        lambda files, folders, random: [
+            *_two_owners(random), f"/swapped{int(random() * 90) + 10}"
+        ],
+        _sweep,
+        lambda first, second, folder: (
+            f'The files of "owner: {first}" with "status: open" go into the folder {folder}/{second}, and those of '
+            f'"owner: {second}" with "status: draft" into {folder}/{first}; make both. Files of these two owners that '
+            'have "status: closed" are deleted, unless they have the line "keep: yes". Leave all else as it is.'
+        ),
+        lambda first, second, folder: ["grep -r owner: /", "grep -r status: /", 'grep -r "keep: yes" /'],
     ),
 }  # fmt: skip
 _LEVELS = {
     "easy": ("locate", "read"),
     "medium": ("collect", "rename", "clean"),
     "hard": ("by_owner", "purge", "hand_over"),
+    "expert": ("settle", "sweep"),
 }

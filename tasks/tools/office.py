@@ -147,7 +147,7 @@ def draw_office(rng: np.random.Generator, n_others: int) -> dict[str, Any]:
     draw = _Drawer(rng)
     firsts, lasts = draw.shuffled(_FIRST_NAMES), draw.shuffled(_LAST_NAMES)
     people = ["Robin Vale", *(f"{firsts[place]} {lasts[place]}" for place in range(n_others + 1))]
-    days = draw.shuffled(range(5))[: 2 if n_others == 3 else 1]
+    days = draw.shuffled(range(5))[: 1 if n_others < 3 else 2 if n_others == 3 else 3]
     length = 1 + draw.below(3)
     low = draw.below(5) if n_others > 1 else 0
     high = N_SLOTS - (draw.below(3) if n_others > 1 else 0)
@@ -161,13 +161,13 @@ def draw_office(rng: np.random.Generator, n_others: int) -> dict[str, Any]:
     for day in days[:place]:
         draw.block(day, invited, length, range(low, high - length + 1))
     draw.block(days[place], invited, length, range(low, start))
-    if n_others == 3 and draw.random() < 0.1:
+    if n_others >= 3 and draw.random() < 0.1:
         draw.add(days[place], start, 1 + draw.below(length), 0)  # Now and then this is what is called off.
     draw.events.sort(key=lambda event: event[:2])  # so that nothing shows in the numbers of events
     subjects = draw.shuffled(_SUBJECTS)
     details = {"with": invited[2:], "slots": length, "days": days, "from": low, "to": high}
     messages: list[list[Any]] = [[1, subjects[0], "meet", details]]
-    if n_others == 3:
+    if n_others >= 3:
         own = draw.shuffled(number for number, event in enumerate(draw.events) if 0 in event[4])
         at_start = [number for number in own if draw.events[number][:2] == [days[place], start]]
         own = [*at_start, *own]  # what was put where the meeting could be is called off
@@ -240,8 +240,8 @@ def check_office(problem: Mapping[str, Any]) -> None:
     """Raise an error if people, events and messages do not fit together."""
     people, events, messages = problem["people"], problem["events"], problem["messages"]
     firsts = [name.split()[0].casefold() for name in people]
-    if len(set(firsts)) < len(firsts) or not messages:
-        raise InvalidActionError("it needs people with different first names, and a message")
+    if len(set(firsts)) < len(firsts) or people[0] != "Robin Vale" or not messages:
+        raise InvalidActionError("it needs people with different first names, Robin Vale first, and a message")
     for day, first, n_slots, title, who in events:
         if not (0 <= day < 5 and 0 <= first < first + n_slots <= N_SLOTS and isinstance(title, str) and who):
             raise InvalidActionError("its events are [day 0 to 4, first half hour, half hours, title, [people]]")

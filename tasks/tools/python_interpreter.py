@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from math import gcd
+from math import gcd, lcm
 from typing import Any, NamedTuple
 
 from llm_envs.env import Difficulty, ToolEnv
@@ -46,7 +46,8 @@ class PythonInterpreterEnv(ToolEnv):
     - `split`: "train" or "test".
     - `difficulty`: "easy" (default): one line of code (a count over a range, digits of a power); "medium": a loop (a
       recurrence, primes, pairs without a common divisor); "hard": a program (longest Collatz chain, ways to pay a sum,
-      paths through a grid with blocked cells).
+      paths through a grid with blocked cells); "expert": an algorithm, since numbers are too large to try everything (a
+      far value of a recurrence, multiples in a huge range, numbers of a digit sum).
     - `max_turns`: 5 by default.
     - `interpreter`: "monty" (default; a subset of Python, `pip install 'llm-envs[tools]'`) or "cpython" (the real one
       in a closed process, on Linux).
@@ -62,9 +63,11 @@ class PythonInterpreterEnv(ToolEnv):
         "easy": Difficulty("one line of code", chance_rate=0.01),
         "medium": Difficulty("a loop", chance_rate=0.02),
         "hard": Difficulty("a program", chance_rate=0.02),
+        "expert": Difficulty("an algorithm: trying everything takes too long", chance_rate=0.02),
     }
     default_difficulty = "easy"
     default_max_turns = 5
+    blocking = True  # the code runs in a process, for up to two seconds a call
     problem_fields = {"kind": str, "numbers": list}
     instructions = (
         "Use Python to find the number, then answer as <answer>...</answer>. One reply may call it four times at most."
@@ -155,7 +158,7 @@ def _cpython() -> SubprocessSandbox:
     return _shared_cpython[0]
 
 
-_MOST = 1_000_000
+_MOST = 10**16
 
 
 class Kind(NamedTuple):
@@ -193,6 +196,34 @@ def _recurrence(first: int, factor: int, term: int, modulus: int, n: int) -> int
     for _ in range(n):
         value = (factor * value + term) % modulus
     return value
+
+
+def _far_recurrence(first: int, factor: int, term: int, modulus: int, n: int) -> int:
+    """Return x(n) by squaring the step: x -> factor * x + term."""
+    step, value = (factor, term), first
+    while n:
+        if n % 2:
+            value = (step[0] * value + step[1]) % modulus
+        step = (step[0] * step[0] % modulus, (step[0] * step[1] + step[1]) % modulus)
+        n //= 2
+    return value
+
+
+def _far_multiples(low: int, high: int, p: int, q: int, r: int) -> int:
+    """Return the count by inclusion and exclusion."""
+
+    def of(*divisors: int) -> int:
+        return high // lcm(*divisors) - (low - 1) // lcm(*divisors)
+
+    return of(p) + of(q) - of(p, q) - of(p, r) - of(q, r) + of(p, q, r)
+
+
+def _digit_sums(n_digits: int, total: int) -> int:
+    """Return how many numbers below 10**n_digits have the digit sum."""
+    ways = [1] + [0] * total
+    for _ in range(n_digits):
+        ways = [sum(ways[max(0, place - 9) : place + 1]) for place in range(total + 1)]
+    return ways[total]
 
 
 def _primes(low: int, high: int) -> int:
@@ -296,6 +327,32 @@ value = {first}
 for _ in range({n}):
     value = ({factor} * value + {term}) % {modulus}
 value"""
+_FAR_RECURRENCE = """\
+value, factor, term, n = {first}, {factor}, {term}, {n}
+while n:
+    if n % 2:
+        value = (factor * value + term) % {modulus}
+    factor, term = factor * factor % {modulus}, (factor * term + term) % {modulus}
+    n = n // 2
+value"""
+_FAR_MULTIPLES = """\
+def gcd(a, b):
+    while b:
+        a, b = b, a % b
+    return a
+
+def count(divisors):
+    common = 1
+    for d in divisors:
+        common = common * d // gcd(common, d)
+    return {high} // common - ({low} - 1) // common
+
+count([{p}]) + count([{q}]) - count([{p}, {q}]) - count([{p}, {r}]) - count([{q}, {r}]) + count([{p}, {q}, {r}])"""
+_DIGIT_SUMS = """\
+ways = [1] + [0] * {total}
+for _ in range({n_digits}):
+    ways = [sum(ways[max(0, place - 9):place + 1]) for place in range({total} + 1)]
+ways[{total}]"""
 _PAIRS = """\
 def gcd(a, b):
     while b:
@@ -393,9 +450,44 @@ KINDS: dict[str, Kind] = {
         _paths,
         lambda width, height, *blocked: _GRID.format(width=width, height=height, blocked=_cells(blocked)),
     ),
+    "far_recurrence": Kind(
+        lambda r: [_between(r, 1, 999), _between(r, 2, 9_999), _between(r, 1, 9_999), _between(r, 10**8, 10**9),
+                   _between(r, 10**14, 10**15)],
+        lambda first, factor, term, modulus, n: modulus > 0,
+        lambda first, factor, term, modulus, n: (
+            f"A sequence begins with x(0) = {first} and goes on with x(n+1) = ({factor}*x(n) + {term}) mod {modulus}. "
+            f"What is x({n})?"
+        ),
+        _far_recurrence,
+        lambda first, factor, term, modulus, n: _FAR_RECURRENCE.format(
+            first=first, factor=factor, term=term, modulus=modulus, n=n
+        ),
+    ),
+    "far_multiples": Kind(
+        lambda r: (lambda low: [low, low + _between(r, 10**13, 10**14), *_draw_multiples(r)[2:]])(
+            _between(r, 10**12, 10**13)
+        ),
+        lambda low, high, p, q, r: 0 < low <= high and min(p, q, r) > 0,
+        lambda low, high, p, q, r: (
+            f"How many whole numbers from {low} to {high} (both included) are divisible by {p} or by {q} (or by both), "
+            f"but not by {r}?"
+        ),
+        _far_multiples,
+        lambda low, high, p, q, r: _FAR_MULTIPLES.format(low=low, high=high, p=p, q=q, r=r),
+    ),
+    "digit_sums": Kind(
+        lambda r: [_between(r, 10, 40), _between(r, 20, 90)],
+        lambda n_digits, total: 0 < n_digits <= 100 and total <= 9 * n_digits,
+        lambda n_digits, total: (
+            f"How many whole numbers from 0 to 10**{n_digits} - 1 have digits (in base ten) whose sum is {total}?"
+        ),
+        _digit_sums,
+        lambda n_digits, total: _DIGIT_SUMS.format(n_digits=n_digits, total=total),
+    ),
 }  # fmt: skip
 _LEVELS: dict[str, Sequence[str]] = {
     "easy": ("multiples", "digits"),
     "medium": ("recurrence", "primes", "pairs"),
     "hard": ("collatz", "coins", "grid"),
+    "expert": ("far_recurrence", "far_multiples", "digit_sums"),
 }

@@ -12,7 +12,7 @@ from llm_envs.errors import InvalidActionError
 from llm_envs.parsers import format_answer, format_tool_call
 from llm_envs.rewards import parse_integer
 from llm_envs.tasks.tools.bm25 import Bm25
-from llm_envs.toolset import Toolset, tool
+from llm_envs.tools.toolset import Toolset, tool
 
 __all__ = ["SearchEnv", "articles_of"]
 
@@ -98,8 +98,8 @@ class SearchEnv(ToolEnv):
     ## Arguments
     - `split`: "train" or "test".
     - `difficulty`: "easy" (default): one article, or two, of 34; "medium": two or three of 42; "hard": four or five of
-      56.
-    - `max_turns`: 8, 10 and 14 by default.
+      56; "expert": seven to nine of 108.
+    - `max_turns`: 8, 10, 14 and 22 by default.
     - `reset(options={"problem": {"world": ..., "start": ["book", 0], "path": ["author"], "asked": "year"}})`:
       a world is `{"town": [[name, river, year], ...], "person": [[name, town, profession, year, employer], ...],
       "company": [[name, founder, seat, year], ...], "book": [[title, author, publisher, year], ...]}`, with places in
@@ -127,7 +127,13 @@ class SearchEnv(ToolEnv):
             chance_rate=0.1,
             settings={"sizes": (12, 20, 10, 14), "n_articles": (4, 5), "turns": 14},
         ),
+        "expert": Difficulty(
+            "seven to nine of 108",
+            chance_rate=0.08,
+            settings={"sizes": (20, 40, 20, 28), "n_articles": (7, 9), "turns": 22},
+        ),
     }
+    slow_reset_reason = "each search ranks every page, and at the expert level there are many"
     default_difficulty = "easy"
     problem_fields = {"world": dict, "start": list, "path": list, "asked": str}
     instructions = (
@@ -201,20 +207,19 @@ class SearchEnv(ToolEnv):
         return year == self._answer
 
     def next_action(self) -> str:
-        """Search for the next article and read it; when all are read, or with the last turn, answer."""
+        """Search for the next article and read it; when all are read, answer."""
         world, log = self.problem["world"], self.library.log
-        if self.n_turns + 1 < self.max_turns:
-            for place, (kind, index) in enumerate(self._steps):
-                title = world[kind][index][0]
-                if ("read", title) in log:
-                    continue
-                query = title
-                if place and self.problem["path"][place - 1] in _BACKWARDS:
-                    before_kind, before = self._steps[place - 1]
-                    query = f"{world[before_kind][before][0]} {kind}"
-                if ("search", query) in log:
-                    return format_tool_call("read", title=title)
-                return format_tool_call("search", query=query)
+        for place, (kind, index) in enumerate(self._steps):
+            title = world[kind][index][0]
+            if ("read", title) in log:
+                continue
+            query = title
+            if place and self.problem["path"][place - 1] in _BACKWARDS:
+                before_kind, before = self._steps[place - 1]
+                query = f"{world[before_kind][before][0]} {kind}"
+            if ("search", query) in log:
+                return format_tool_call("read", title=title)
+            return format_tool_call("search", query=query)
         return format_answer(self._answer)
 
 

@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from math import lcm
 from typing import Any
 
-from llm_envs.budget import Budget, budgeted
 from llm_envs.env import Difficulty, ToolEnv
 from llm_envs.errors import InvalidActionError
 from llm_envs.parsers import ParsedReply, format_answer, format_tool_call
 from llm_envs.rewards import parse_integer
-from llm_envs.tools import Tool
+from llm_envs.tools.base import Tool
+from llm_envs.tools.budget import Budget
+from llm_envs.tools.toolset import budgeted
 from llm_envs.types import ToolResult
 
 __all__ = ["N_QUESTIONS", "SelfVerificationEnv", "candidates"]
@@ -55,7 +56,7 @@ class SelfVerificationEnv(ToolEnv):
 
     A number of which two are left is right half the time, which is worth 0.125; with one check it is 0.25 − 0.05. So
     the most that can be expected is 1 − 0.05 times the number of such questions, which is what the oracle earns and
-    `max_return` declares: 0.95, 0.9 and 0.9. (With luck an episode may earn up to 1.) For a player who is right about
+    `max_return` declares, 0.95 down to 0.85. (With luck an episode may earn up to 1.) For a player who is right about
     a settled number with probability p, a check of it, to be used by correcting the number, pays where the correction
     is right with a probability above 0.2 / (1 − p).
 
@@ -65,7 +66,8 @@ class SelfVerificationEnv(ToolEnv):
     ## Arguments
     - `split`: "train" or "test".
     - `difficulty`: "easy" (default): one condition each, one of the questions is open; "medium": one condition or two,
-      two are open; "hard": two or three conditions and wide ranges, two are open.
+      two are open; "hard": two or three conditions and wide ranges, two are open; "expert": three conditions
+      and ranges of thousands, three are open.
     - `max_turns`: 6 by default.
     - `reset(options={"problem": {"questions": [[20, 40, 13, 5], ...], "secrets": [31, ...]}})`: of each question
       the range, then divisors with remainders.
@@ -95,11 +97,18 @@ class SelfVerificationEnv(ToolEnv):
             max_return=1 - 2 * COST_WEIGHT / BUDGET,
             settings={"n_open": 2, "n_conditions": (2, 3), "divisors": (4, 13)},
         ),
+        "expert": Difficulty(
+            "three conditions, ranges of thousands; three open questions",
+            chance_rate=0.01,
+            max_return=1 - 3 * COST_WEIGHT / BUDGET,
+            settings={"n_open": 3, "n_conditions": (3, 3), "divisors": (11, 29)},
+        ),
     }
     default_difficulty = "easy"
     default_max_turns = 6
     problem_fields = {"questions": list, "secrets": list}
     reward_weights = {"quality": 1.0, "cost": -COST_WEIGHT, "malformed": -0.1}
+    min_return = -COST_WEIGHT - 0.5  # the whole budget, and the most that malformed replies cost
     instructions = (
         "Find the four numbers. A number may be settled by what is said about it, or not; a check says whether a "
         "number is the right one. Each right number earns 0.25, each check costs 0.05, and at most 4 checks are "

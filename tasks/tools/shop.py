@@ -135,8 +135,8 @@ def check_case(case: Mapping[str, Any]) -> None:
                 raise InvalidActionError("its items are bought, and of products in stock")
             [thing[field] for field in ("size", "price", "final_sale")]
     customer = case["customer"]
-    if not 1 <= len(customer["requests"]) <= 2:
-        raise InvalidActionError("the customer has one request, or two")
+    if not 1 <= len(customer["requests"]) <= 4:
+        raise InvalidActionError("the customer has one to four requests")
     for request in customer["requests"]:
         if request.keys() != {"kind", "item", "size", "address"} or not all(type(v) is str for v in request.values()):
             raise InvalidActionError("a request has a kind, an item, a size and an address, of which some are empty")
@@ -168,7 +168,7 @@ class Customer:
         self.n_told = 1
         """How many of the requests were told."""
         self.told: set[str] = set()
-        """What was told besides: "order", "mail", "size", "address"."""
+        """What was told besides: "order", "mail", "address" with it, and "size" with the item."""
         self._said: set[str] = set()
         self.has_insisted = False
 
@@ -231,10 +231,10 @@ class Customer:
             facts.append(f"My e-mail address is {self.script['email']}.")
         for request in self.script["requests"][: self.n_told]:
             if "size" in words and request["size"]:
-                self.told.add("size")
+                self.told.add(f"size {request['item']}")
                 facts.append(f"I need the {request['item']} in size {request['size']}.")
             if "address" in words.replace("mail address", "") and request["address"]:
-                self.told.add("address")
+                self.told.add(f"address {request['address']}")
                 facts.append(f"The new address is {request['address']}.")
         return facts
 
@@ -251,7 +251,7 @@ def draw_case(rng: np.random.Generator, kinds: tuple[str, ...], n_requests: int,
         n_requests: How much is asked for.
         impostors: How often the customer's e-mail address is not that of the order.
     """
-    draws: Callable[[], float] = iter(rng.random(120).tolist()).__next__
+    draws: Callable[[], float] = iter(rng.random(160).tolist()).__next__
 
     def below(n: int) -> int:
         return int(draws() * n)
@@ -264,7 +264,7 @@ def draw_case(rng: np.random.Generator, kinds: tuple[str, ...], n_requests: int,
             _PRODUCTS[(first + place) % len(_PRODUCTS)]: {
                 "size": SIZES[below(4)], "price": 20 + 5 * below(20), "final_sale": draws() < 0.3, "state": "bought"
             }
-            for place in range(2)
+            for place in range(max(2, n_requests))
         }  # fmt: skip
         status = _STATUSES[below(3)]
         orders[f"{10_000 + below(90_000)}"] = {

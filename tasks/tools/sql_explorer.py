@@ -13,7 +13,7 @@ from llm_envs.errors import InvalidActionError
 from llm_envs.parsers import format_answer, format_tool_call
 from llm_envs.rewards import parse_integer
 from llm_envs.tasks.sqlite_world import THEMES, Database, check_world, format_table, generate_world
-from llm_envs.toolset import Toolset, tool
+from llm_envs.tools.toolset import Toolset, tool
 
 __all__ = ["KINDS", "SQLExplorerEnv"]
 
@@ -70,7 +70,8 @@ class SQLExplorerEnv(ToolEnv):
     ## Arguments
     - `split`: "train" or "test".
     - `difficulty`: "easy" (default): one table; "medium": two or three tables joined; "hard": joins over five tables,
-      with groups in tables of their own, two conditions, the largest of sums, and rows that are missing.
+      with groups in tables of their own, two conditions, the largest of sums, and rows that are missing; "expert":
+      second places among sums, and sums over those above the average.
     - `max_turns`: 8 by default.
     - `reset(options={"problem": {"world": ..., "kind": ..., "values": [...]}})`: a world as
       `tasks/sqlite_world.py` makes it, the kind of question, and what it asks about.
@@ -86,10 +87,14 @@ class SQLExplorerEnv(ToolEnv):
         "easy": Difficulty("one table", chance_rate=0.05, settings={"lookups": False}),
         "medium": Difficulty("two or three tables joined", chance_rate=0.05, settings={"lookups": False}),
         "hard": Difficulty("joins over five tables, two conditions", chance_rate=0.05, settings={"lookups": True}),
+        "expert": Difficulty(
+            "sums of sums, second places, and differences between groups", chance_rate=0.06, settings={"lookups": True}
+        ),
     }
     default_difficulty = "easy"
     default_max_turns = 8
     problem_fields = {"world": dict, "kind": str, "values": list}
+    blocking = True  # a statement may take a quarter of a second
     instructions = (
         "Answer the question from the SQLite database, which you can read with the tool sql. "
         "Reply with the answer alone as <answer>...</answer>: a whole number, or a name as it stands in the database."
@@ -152,17 +157,17 @@ class SQLExplorerEnv(ToolEnv):
         return number == self._answer
 
     def next_action(self) -> str:
-        """Read the schema, run the query, answer; with the last turn, answer."""
-        target = str(self._answer)
-        if self.n_turns + 1 >= self.max_turns or any(
-            result.success and result.output.splitlines()[-1].partition(" | ")[0] == target
-            for result in self.tool_results
-        ):
-            return format_answer(target)
-        if any("CREATE TABLE" in result.output for result in self.tool_results):
-            words = _Words(self.problem["world"])
-            return format_tool_call("sql", query=KINDS[self.problem["kind"]].sql(words, *self.problem["values"]))
-        return format_tool_call("sql", query="SELECT sql FROM sqlite_master WHERE type = 'table'")
+        """Read the schema, run the query, and answer with what it gave."""
+        query = KINDS[self.problem["kind"]].sql(_Words(self.problem["world"]), *self.problem["values"])
+        for result in self.tool_results:
+            if result.success and result.arguments.get("query") == query:
+                return format_answer(result.output.splitlines()[-1].partition(" | ")[0])
+        if any(result.success and result.arguments.get("query") == _SCHEMA for result in self.tool_results):
+            return format_tool_call("sql", query=query)
+        return format_tool_call("sql", query=_SCHEMA)
+
+
+_SCHEMA = "SELECT sql FROM sqlite_master WHERE type = 'table'"
 
 
 class _Words:
@@ -300,6 +305,38 @@ def _sum_without(tables: _Tables, group: str) -> int | None:
     return sum(value for number, (_, _, value) in tables.left.items() if number not in linked) or None
 
 
+def _sums_of_left(tables: _Tables, group: str) -> Counter[int]:
+    """Return by left thing the sum of the measures of its links to things of a group."""
+    sums: Counter[int] = Counter()
+    for _, a, b, measure, _ in tables.links:
+        if tables.right[b][1] == group:
+            sums[a] += measure
+    return sums
+
+
+def _second_sum(tables: _Tables, group: str) -> int | None:
+    """Return the number of the left thing with the second largest sum."""
+    best = _sums_of_left(tables, group).most_common(3)
+    values = [value for _, value in best]
+    return tables.left[best[1][0]][2] if len(values) == 3 and values[0] > values[1] > values[2] else None
+
+
+def _above_average(tables: _Tables, group: str) -> int | None:
+    """Return the sum of the sums that are above the average of those that there are."""
+    sums = _sums_of_left(tables, group).values()
+    return sum(value for value in sums if value * len(sums) > sum(sums)) if len(sums) > 3 else None
+
+
+def _without_top(tables: _Tables, group: str) -> str | None:
+    """Return the left thing with the largest sum of all measures, of those without a link to the group."""
+    linked = _sums_of_left(tables, group)
+    sums: Counter[str] = Counter()
+    for _, a, _, measure, _ in tables.links:
+        if a not in linked:
+            sums[tables.left[a][0]] += measure
+    return _largest(sums) if len(sums) > 2 else None
+
+
 KINDS: dict[str, Kind] = {
     "number": Kind(
         lambda t, r: [_of(t.left, r, 0)],
@@ -392,9 +429,48 @@ KINDS: dict[str, Kind] = {
             f"(SELECT a.id FROM {w.joined()} WHERE {w.right_is(group)})"
         ),
     ),
+    "second_sum": Kind(
+        lambda t, r: [_of(t.right, r, 1)],
+        _second_sum,
+        lambda w, group: (
+            f"For each of the {w.left.table}, add up the {w.measure_word} of its {w.link} with a {w.right.noun} whose "
+            f"{w.b_group} is {group}. What is the {w.a_number} of the {w.left.noun} with the second largest sum?"
+        ),
+        lambda w, group: (
+            f"SELECT a.{w.left_number} FROM {w.joined()} WHERE {w.right_is(group)} "
+            f"GROUP BY a.id ORDER BY SUM(k.{w.measure}) DESC LIMIT 1 OFFSET 1"
+        ),
+    ),
+    "above_average": Kind(
+        lambda t, r: [_of(t.right, r, 1)],
+        _above_average,
+        lambda w, group: (
+            f"For each of the {w.left.table} that have {w.link} with a {w.right.noun} whose {w.b_group} is {group}, "
+            f"add up the {w.measure_word} of these {w.link}. What is the sum of those totals above the average of "
+            "these totals?"
+        ),
+        lambda w, group: (
+            f"WITH s AS (SELECT SUM(k.{w.measure}) AS total FROM {w.joined()} WHERE {w.right_is(group)} GROUP BY a.id) "
+            "SELECT SUM(total) FROM s WHERE total > (SELECT AVG(total) FROM s)"
+        ),
+    ),
+    "without_top": Kind(
+        lambda t, r: [_of(t.right, r, 1)],
+        _without_top,
+        lambda w, group: (
+            f"Among the {w.left.table} that have none of their {w.link} with a {w.right.noun} whose {w.b_group} is "
+            f"{group}, which has the largest total {w.measure_word} over all its {w.link}? Answer with the {w.a_label}."
+        ),
+        lambda w, group: (
+            f"SELECT x.{w.left_label} FROM {w.left.table} x JOIN {w.link} y ON x.id = y.{w.left.noun}_id WHERE x.id "
+            f"NOT IN (SELECT a.id FROM {w.joined()} WHERE {w.right_is(group)}) GROUP BY x.id "
+            f"ORDER BY SUM(y.{w.measure}) DESC LIMIT 1"
+        ),
+    ),
 }
 _LEVELS: dict[str, Sequence[str]] = {
     "easy": ("number", "group_sum", "group_highest"),
     "medium": ("link_sum", "value_sum", "right_top"),
     "hard": ("both_sum", "left_top", "without_sum"),
+    "expert": ("second_sum", "above_average", "without_top"),
 }

@@ -15,7 +15,7 @@ import pytest
 from chromium import NAMES, Chromium, find_browser
 from report_runs import episodes_after, episodes_before, write_run
 
-from llm_envs.report.site import write_report
+from llm_envs.report import write_report
 
 
 @pytest.fixture(scope="session")

@@ -10,8 +10,8 @@ import pytest
 from chromium import Chromium
 from report_runs import make_episode, make_row, write_evaluation
 
-from llm_envs.report.site import write_report
-from llm_envs.results import Results
+from llm_envs.evaluation import Results
+from llm_envs.report import write_report
 
 pytestmark = pytest.mark.browser
 

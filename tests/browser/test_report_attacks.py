@@ -11,8 +11,8 @@ import pytest
 from chromium import Chromium
 from report_runs import ATTACKS, make_episode, report_of, write_evaluation, write_run
 
-from llm_envs.report.site import write_report
-from llm_envs.reporting import visible_text
+from llm_envs.report import write_report
+from llm_envs.tracking import visible_text
 from llm_envs.types import Message, RolloutError, StopReason, ToolCall, ToolResult, Trajectory, Turn
 
 pytestmark = [

@@ -12,7 +12,7 @@ from chromium import Chromium
 from report_runs import make_episode, make_row, report_of, write_run
 
 from llm_envs.errors import ModelError
-from llm_envs.report.site import write_report
+from llm_envs.report import write_report
 from llm_envs.tiny_model import tiny_tokenizer
 from llm_envs.types import Message, RolloutError, Row, StopReason, ToolCall, ToolResult, Turn
 

@@ -9,7 +9,7 @@ import pytest
 from chromium import Chromium
 from report_runs import make_episode, make_row
 
-from llm_envs.report.site import write_report
+from llm_envs.report import write_report
 from llm_envs.types import Message, Turn
 
 pytestmark = pytest.mark.browser

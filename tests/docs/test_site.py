@@ -52,7 +52,7 @@ def test_a_file_that_is_linked_to_is_a_page_with_its_text(site: Path) -> None:
     home = (site / "index.html").read_text(encoding="utf-8")
     assert 'href="repository/readme.html"' in home
     readme = (site / "repository" / "readme.html").read_text(encoding="utf-8")
-    assert 'href="../training.html"' in readme and 'href="contributing.html"' in readme
+    assert 'href="../grpo.html"' in readme and 'href="contributing.html"' in readme
     source = (site / "repository" / "examples" / "01_play.py.html").read_text(encoding="utf-8")
     assert "<h1" in source and "gymnasium" in source
 
@@ -68,7 +68,7 @@ def test_the_reference_is_made_from_docstrings(site: Path) -> None:
     for name in (
         "llm_envs.env.TextEnv",
         "llm_envs.rollout.collector.Collector",
-        "llm_envs.trainers.grpo.EnvGRPOTrainer",
+        "llm_envs.trainers.grpo.trainer.EnvGRPOTrainer",
     ):
         assert f'id="{name}"' in text
 

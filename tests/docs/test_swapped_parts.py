@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from llm_envs.judges import LLMJudge, Question, RewardModel
-from llm_envs.policies.scripted import OraclePolicy
+from llm_envs.policies import OraclePolicy
 from llm_envs.rollout import Collector, PromptTask
 from llm_envs.types import Message, SamplingParams, StopReason, Trajectory, Turn
 
@@ -78,10 +78,9 @@ def test_weights_go_to_the_policy_by_a_function(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     from logged_runs import DENSE, make_model
 
+    from llm_envs.policies import TransformersPolicy
     from llm_envs.policies.inference import load_model, load_tokenizer
-    from llm_envs.policies.transformers import TransformersPolicy
-    from llm_envs.trainers.loop import train
-    from llm_envs.trainers.loop_state import TrainingState, create_training_state
+    from llm_envs.trainers.loop import TrainingState, create_training_state, train
 
     folder = make_model(tmp_path / "model")
     policy = TransformersPolicy(load_model(folder), load_tokenizer(folder))  # a copy: not what is trained

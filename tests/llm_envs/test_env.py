@@ -271,7 +271,7 @@ def test_a_reply_that_is_too_long_is_malformed():
     env.reset(options={"problem": {"n": 7}})
     observation, reward, *_ = env.step("x" * MAX_TEXT_LENGTH + "<answer>14</answer>")
     assert reward == pytest.approx(-0.1)
-    assert "over 262144" in observation
+    assert f"over {MAX_TEXT_LENGTH}" in observation
 
 
 # Tools.
@@ -285,7 +285,8 @@ def test_tools_are_set_by_reset():
     env.tools.append("mine")
     started(env)
     assert len(env.tools) == 2
-    assert env.system_prompt is None
+    assert env.system_prompt == "You have 4 replies."
+    assert started(Vault(max_turns=1)).system_prompt == "You have 1 reply."
 
 
 def test_a_call_and_then_the_answer():
@@ -353,6 +354,32 @@ def test_malformed_replies_cost_and_the_episode_goes_on(action, observation):
     assert reward == pytest.approx(-0.1)
     assert (terminated, truncated) == (False, False)
     assert env.step("<answer>7</answer>")[1] == 1.0
+
+
+def test_malformed_replies_of_an_episode_count_five_at_most():
+    env = Vault(max_turns=80)
+    assert env.return_range == (-0.5, 1.0)
+    for _ in range(2):  # each episode has its own limit
+        env.reset(seed=0)
+        steps = [env.step("") for _ in range(80)]
+        marks = [step[4]["reward_components"]["malformed"] for step in steps]
+        assert marks[:8] == [1.0, 1.0, 1.0, 1.0, 0.5, 0.25, 0.125, 0.0625]
+        assert min(marks) > 0  # every malformed turn can be told from the others
+        assert [step[1] for step in steps] == [-0.1 * mark for mark in marks]
+        assert -0.5 <= sum(step[1] for step in steps) < -0.49
+
+
+def test_the_declared_range_of_returns():
+    assert Double().return_range == (-0.1, 1.0)  # one turn
+    assert Vault().return_range == (-0.4, 1.0)  # four
+
+    class Costly(Vault):
+        reward_weights = {"correct": 1.0, "draw": 0.5, "cost": -0.25, "malformed": -1.0}
+        component_limits = {"malformed": 2.0}
+        difficulties = {**Vault.difficulties, "dear": Difficulty("a code", chance_rate=0.01, min_return=-7.0)}
+
+    assert Costly(max_turns=10).return_range == (-4.5, 1.5)
+    assert Costly(difficulty="dear").return_range == (-7.0, 1.5)
 
 
 def test_calls_beyond_the_limit_are_not_run():

@@ -82,7 +82,7 @@ def test_a_local_class_is_registered_as_itself(register):
 
 def test_a_duplicate_id_is_refused_and_the_first_kept(register):
     register("test/Same-v0", Same, plus=1)
-    with pytest.raises(DuplicateTaskError, match=r"test/Same-v0 is registered already, as .*:Same"):
+    with pytest.raises(DuplicateTaskError, match=r"test/Same-v0 is already registered, as .*:Same"):
         register_task("test/Same-v0", Same, plus=2)
     assert gym.make("test/Same-v0").unwrapped.plus == 1
     with pytest.raises(DuplicateTaskError):
@@ -94,7 +94,7 @@ def test_a_duplicate_id_is_refused_and_the_first_kept(register):
     ["Same-v0", "test/Same", "a/b/c-v0", "", "test/-v", None, "test/Same-v00", "llm/Calculator-v00", "test/Sa me-v0"],
 )
 def test_a_bad_id_is_refused(id):
-    with pytest.raises(InvalidConfigError, match="is no task id"):
+    with pytest.raises(InvalidConfigError, match="is not a task id"):
         register_task(id, Same)
 
 
@@ -232,10 +232,10 @@ def test_other_entry_points_are_loaded_and_called(tmp_path):
         ({"all": "bad_tasks:missing"}, {"bad_tasks": ""}, "AttributeError"),
         ({"all": "bad_tasks:f"}, {"bad_tasks": "def f(): 1 / 0"}, "ZeroDivisionError"),
         ({"Same": "bad_tasks:Same"}, {"bad_tasks": "class Same: pass"}, 'an environment id such as "my/Task-v0"'),
-        ({"bad/Task": "bad_tasks:Same"}, {}, "'bad/Task' is no task id"),
+        ({"bad/Task": "bad_tasks:Same"}, {}, "'bad/Task' is not a task id"),
         ({"bad/Task-v0": "bad_tasks"}, {}, "the entry point is"),
         ({"bad/Task-v0": "bad_tasks:A.B"}, {}, "the entry point is"),
-        ({"llm/Calculator-v0": "bad_tasks:Same"}, {}, "llm/Calculator-v0 is registered already"),
+        ({"llm/Calculator-v0": "bad_tasks:Same"}, {}, "llm/Calculator-v0 is already registered"),
     ],
 )
 def test_a_bad_package_is_reported_once_and_the_others_stay(tmp_path, entry_points, modules, complaint):
@@ -251,7 +251,7 @@ def test_a_bad_package_is_reported_once_and_the_others_stay(tmp_path, entry_poin
     )
     assert out.split() == ["True", "llm_envs.tasks.tools.calculator:CalculatorEnv"]
     assert err.count("TaskPackageWarning: ") == 1
-    assert "'bad-tasks' was left out" in err
+    assert "'bad-tasks' was skipped" in err
     assert complaint in err
 
 
@@ -264,7 +264,7 @@ def test_entry_points_that_cannot_be_read_are_reported_once_and_the_others_stay(
     assert "'good/Same-v0'" in out
     assert "'llm/Calculator-v0'" in out
     assert err.count("TaskPackageWarning: ") == 1
-    assert "the distribution 'bad-tasks' were left out" in err
+    assert "the distribution 'bad-tasks' were skipped" in err
 
 
 def test_a_module_that_breaks_when_the_task_is_made_says_so(tmp_path):

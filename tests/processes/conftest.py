@@ -24,7 +24,7 @@ def episodes(tmp_path_factory, model_folder):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from llm_envs.chat import ChatCodec
-    from llm_envs.policies.transformers import TransformersPolicy
+    from llm_envs.policies import TransformersPolicy
     from llm_envs.rollout import Collector, EnvChoice, TrajectoryWriter
     from llm_envs.types import SamplingParams
 

@@ -13,7 +13,7 @@ from launched import SUPPORT, launch
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 PARTS = [
-    *("sft", "dpo_offline", "dpo", "grpo", "resumed", "ppo", "ppo_separate"),
+    *("sft", "dpo_offline", "dpo", "grpo", "resumed", "inside", "ppo", "ppo_separate"),
     *("reference", "reference_lora", "forks", "failing", "failing_dpo", "errors"),
 ]
 
@@ -93,9 +93,9 @@ def test_ppo_whitens_over_both(ranks):
     for part in ("ppo", "ppo_separate"):
         one, other = ([b["on_tokens"] for b in rank["batches"]] for rank in ranks(part))
         for mine, theirs in zip(one, other, strict=True):
-            together = torch.cat([mine, theirs])
-            assert together.mean().item() == pytest.approx(0, abs=1e-5)
-            assert together.std().item() == pytest.approx(1, abs=1e-4)
+            raise_on_all_ranks = torch.cat([mine, theirs])
+            assert raise_on_all_ranks.mean().item() == pytest.approx(0, abs=1e-5)
+            assert raise_on_all_ranks.std().item() == pytest.approx(1, abs=1e-4)
             assert abs(mine.mean().item()) > 1e-3
 
 
@@ -139,6 +139,12 @@ def test_a_resumed_run_is_the_whole_one_on_both(ranks):
     for whole, resumed in zip(ranks("grpo"), ranks("resumed"), strict=True):
         assert_same(resumed["weights"], whole["weights"], atol=1e-6)
         assert resumed["batches"][0]["texts"] == whole["batches"][1]["texts"]
+
+
+def test_a_run_resumed_inside_a_generation_is_the_whole_one_on_both(ranks):
+    for rank in ranks("inside"):
+        assert rank["generations"] == 1
+        assert_same(rank["resumed"], rank["weights"], atol=1e-6)
 
 
 def test_episodes_that_fail_on_one_process_leave_the_others_to_learn_from(ranks):

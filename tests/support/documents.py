@@ -8,7 +8,7 @@ Every fenced block says what it is by its language; comments directly above it s
 | `<!-- run by: tests/x.py::test_y -->` | it is too much for a block, and that test runs it, or a small one |
 | `<!-- file: suite.yaml -->` | it is the content of a file, which a later block of the page uses |
 | `<!-- replace: a.py -->`, `<!-- with: a.py -->` | what stands once in that file, and what comes in its place |
-| `<!-- checked by: llm_envs.suite:load_suite -->` | that function reads a file with this content |
+| `<!-- checked by: llm_envs.evaluation.suite:load_suite -->` | that function reads a file with this content |
 | `<!-- needs: a model in runs/demo/model -->` | it is put there first; or `a run in`, `a training in`, `the checkout` |
 | `<!-- exits: 1 -->` | the exit code of its last command |
 

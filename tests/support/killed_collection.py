@@ -25,11 +25,9 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 
-from llm_envs.collect import collect_run
-from llm_envs.policies.scripted import OraclePolicy, with_latency
-from llm_envs.rollout import Collector, TrajectoryWriter, read_run, read_trajectories
-from llm_envs.rollout.store import finished
-from llm_envs.rollout.store_parquet import read_shard
+from llm_envs.data.parquet import read_shard
+from llm_envs.policies import OraclePolicy, with_latency
+from llm_envs.rollout import Collector, TrajectoryWriter, collect_run, finished, read_run, read_trajectories
 from llm_envs.testing import ByteCodec, NumbersEnv, with_failures
 from llm_envs.types import Trajectory
 

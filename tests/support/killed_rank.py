@@ -15,7 +15,7 @@ from launched import speak_when_asked
 from transformers import TrainerCallback
 
 from llm_envs.rollout import EnvChoice
-from llm_envs.trainers.grpo import EnvGRPOConfig, EnvGRPOTrainer
+from llm_envs.trainers import EnvGRPOConfig, EnvGRPOTrainer
 
 
 class End(TrainerCallback):

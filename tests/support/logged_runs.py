@@ -16,13 +16,11 @@ from families import family_tokenizer
 
 from llm_envs.chat import ChatCodec
 from llm_envs.data import sft_rows
+from llm_envs.policies import OraclePolicy, TransformersPolicy
 from llm_envs.policies.inference import load_model, load_tokenizer
-from llm_envs.policies.scripted import OraclePolicy
-from llm_envs.policies.transformers import TransformersPolicy
-from llm_envs.rollout import Collector, EnvChoice
-from llm_envs.rollout.curriculum import Curriculum
+from llm_envs.rewards import create_step_cost
+from llm_envs.rollout import Collector, Curriculum, EnvChoice
 from llm_envs.rollout.filters import create_spread_filter
-from llm_envs.shaping import create_step_cost
 from llm_envs.spaces import TextSpace
 from llm_envs.tiny_model import tiny_model, tiny_tokenizer
 from llm_envs.types import SamplingParams, ToolResult, Trajectory
@@ -107,7 +105,7 @@ def episodes(model: str, n_groups: int, group_size: int = 4) -> list[Trajectory]
 
 def train_grpo(model: str, out: Path, settings: Mapping[str, Any], env: Any = DENSE, **hooks: Any) -> set[str]:
     """Train two steps by GRPO."""
-    from llm_envs.trainers.grpo import EnvGRPOConfig, EnvGRPOTrainer
+    from llm_envs.trainers import EnvGRPOConfig, EnvGRPOTrainer
 
     args = EnvGRPOConfig(**{**SMALL, **PLAYED, "num_generations": 4, "output_dir": str(out), **settings})
     return logged(EnvGRPOTrainer(model, env, args, **hooks))
@@ -115,7 +113,7 @@ def train_grpo(model: str, out: Path, settings: Mapping[str, Any], env: Any = DE
 
 @register
 def sft(model: str, out: Path) -> set[str]:
-    from llm_envs.trainers.sft import EnvSFTConfig, EnvSFTTrainer
+    from llm_envs.trainers import EnvSFTConfig, EnvSFTTrainer
 
     codec = ChatCodec(load_tokenizer(model))
     with Collector("llm/Arithmetic-v0", OraclePolicy(), codec=codec, progress=False) as collector:
@@ -148,6 +146,7 @@ def grpo_with_everything(model: str, out: Path) -> set[str]:
 @register
 def grpo_that_switches(model: str, out: Path) -> set[str]:
     """An algorithm by schedule, one of them on pairs, a KL by schedule, and a reference that moves."""
+    from llm_envs.trainers.functional.algorithm import GRPO
     from llm_envs.trainers.functional.references import create_ema_update, frozen_copy
     from llm_envs.trainers.schedules import create_linear
 
@@ -155,8 +154,7 @@ def grpo_that_switches(model: str, out: Path) -> set[str]:
         model,
         out,
         {"max_steps": 3, **MEASURED},
-        algorithm_schedule={0: "grpo", 1: "pairwise"},
-        kl_schedule=create_linear(0.1, 0.05),
+        algorithm={0: replace(GRPO, kl_coef=create_linear(0.1, 0.05)), 1: "pairwise"},
         ref_model_fn=frozen_copy,
         reference_update_fn=create_ema_update(0.5),
     )
@@ -178,20 +176,19 @@ def grpo_aggregated_components(model: str, out: Path) -> set[str]:
 
 
 @register
-def grpo_by_recipes(model: str, out: Path) -> set[str]:
-    """One step of each."""
-    from llm_envs.trainers.recipes import RECIPES, make_recipe
+def grpo_by_name(model: str, out: Path) -> set[str]:
+    """One step of each algorithm."""
+    from llm_envs.trainers.functional.algorithm import ALGORITHMS
 
     found: set[str] = set()
-    for name in RECIPES:
-        recipe = make_recipe(name, max_completion_length=80)
-        found |= train_grpo(model, out / name, {**recipe.settings, "max_steps": 1}, **recipe.hooks)
+    for name in ALGORITHMS:
+        found |= train_grpo(model, out / name, {"max_steps": 1}, algorithm=name)
     return found
 
 
 @register
 def ppo(model: str, out: Path) -> set[str]:
-    from llm_envs.trainers.ppo import EnvPPOConfig, EnvPPOTrainer
+    from llm_envs.trainers import EnvPPOConfig, EnvPPOTrainer
 
     terms = {"beta": 0.05, "entropy_coef": 0.01}
     args = EnvPPOConfig(**{**SMALL, **PLAYED, **MEASURED, **terms, "output_dir": str(out)})
@@ -201,8 +198,18 @@ def ppo(model: str, out: Path) -> set[str]:
 
 
 @register
+def ppo_bootstrapped(model: str, out: Path) -> set[str]:
+    from llm_envs.trainers import EnvPPOConfig, EnvPPOTrainer
+
+    cut = {"max_turns": 1, "bootstrap_truncated": True, "gamma": 0.9, "value_learning_rate": 1e-2}
+    return logged(
+        EnvPPOTrainer(model, DENSE, EnvPPOConfig(**{**SMALL, **PLAYED, **MEASURED, **cut, "output_dir": str(out)}))
+    )
+
+
+@register
 def dpo_offline(model: str, out: Path) -> set[str]:
-    from llm_envs.trainers.dpo import EnvDPOConfig, EnvDPOTrainer
+    from llm_envs.trainers import EnvDPOConfig, EnvDPOTrainer
 
     played = episodes(model, 8)
     args = EnvDPOConfig(**{**SMALL, **MEASURED, "output_dir": str(out), "per_device_train_batch_size": 2})
@@ -211,7 +218,7 @@ def dpo_offline(model: str, out: Path) -> set[str]:
 
 @register
 def dpo_online(model: str, out: Path) -> set[str]:
-    from llm_envs.trainers.dpo import EnvDPOConfig, EnvDPOTrainer
+    from llm_envs.trainers import EnvDPOConfig, EnvDPOTrainer
 
     played = PLAYED | {"num_generations": 4, "groups_per_round": 8, "per_device_train_batch_size": 4}
     args = EnvDPOConfig(**{**SMALL, **played, **MEASURED, "output_dir": str(out)})
@@ -225,9 +232,7 @@ def loop(model: str, out: Path) -> set[str]:
     """Two algorithms on one state: one on tokens, with all of its terms, one on pairs."""
     from llm_envs.trainers.functional.algorithm import GRPO, PAIRWISE
     from llm_envs.trainers.functional.references import frozen_copy
-    from llm_envs.trainers.held_out import create_eval_fn, hold_out
-    from llm_envs.trainers.loop import train
-    from llm_envs.trainers.loop_state import create_training_state
+    from llm_envs.trainers.loop import create_eval_fn, create_training_state, hold_out, train
 
     policy = TransformersPolicy(load_model(model), load_tokenizer(model))
     settings: dict[str, Any] = {"codec": policy.codec, "sampling": SamplingParams(max_new_tokens=6), "progress": False}
@@ -259,7 +264,7 @@ def loop(model: str, out: Path) -> set[str]:
 def seams_rollout_func(model: str, out: Path) -> set[str]:
     from trl import GRPOConfig, GRPOTrainer
 
-    from llm_envs.trainers.seams import env_reward, episode_dataset, rollout_func
+    from llm_envs.trainers.stock_trl import env_reward, episode_dataset, rollout_func
 
     rollout = rollout_func(DENSE)
     terms = {"beta": 0.05, "entropy_coef": 0.01, "bf16": False}
@@ -275,7 +280,7 @@ def seams_rollout_func(model: str, out: Path) -> set[str]:
 def seams_environment_factory(model: str, out: Path) -> set[str]:
     from trl import GRPOConfig, GRPOTrainer
 
-    from llm_envs.trainers.seams import env_reward, environment_factory, prompt_dataset
+    from llm_envs.trainers.stock_trl import env_reward, environment_factory, prompt_dataset
 
     # TRL must know the chat template, and the model have room for the tool's description.
     folder = out / "long"
@@ -295,7 +300,7 @@ def grpo_of_experts(model: str, out: Path) -> set[str]:
     """A mixture of experts that balances their load."""
     from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM
 
-    from llm_envs.trainers.grpo import EnvGRPOConfig, EnvGRPOTrainer
+    from llm_envs.trainers import EnvGRPOConfig, EnvGRPOTrainer
 
     tokenizer = load_tokenizer(model)
     sizes = {"hidden_size": 32, "intermediate_size": 32, "moe_intermediate_size": 16, "num_experts": 4}
@@ -316,8 +321,8 @@ def grpo_of_experts(model: str, out: Path) -> set[str]:
 
 def played_by_command(command: str, out: Path) -> set[str]:
     """Have the oracle play two tasks, with a file as tracker; return what is in the file."""
-    from llm_envs.cli import main
-    from llm_envs.reporting import read_metrics
+    from llm_envs.cli.main import main
+    from llm_envs.tracking import read_metrics
 
     arguments = [command, "llm/Calculator-v0", "llm/GuessNumber-v0", "--policy", "oracle", "-n", "4", "--out", str(out)]
     further = ["--difficulty", "easy,hard", "-k", "2"] if command == "eval" else []

@@ -11,20 +11,22 @@ from typing import Any
 
 from dense_env import DenseEnv
 
+from llm_envs.policies import TransformersPolicy
 from llm_envs.policies.inference import load_model, load_tokenizer
-from llm_envs.policies.transformers import TransformersPolicy
-from llm_envs.reporting import jsonl_logger
 from llm_envs.rollout import Collector, EnvChoice, RolloutLimits
+from llm_envs.tracking import jsonl_logger
 from llm_envs.trainers.functional.algorithm import GRPO
 from llm_envs.trainers.functional.references import KLTriggeredUpdate, frozen_copy
-from llm_envs.trainers.held_out import create_eval_fn, hold_out
-from llm_envs.trainers.loop import LoopSettings, train
-from llm_envs.trainers.loop_state import (
+from llm_envs.trainers.loop import (
+    LoopSettings,
     TrainingState,
     create_checkpoint_fn,
+    create_eval_fn,
     create_training_state,
     create_warmup_cosine,
+    hold_out,
     load_training_state,
+    train,
 )
 from llm_envs.types import SamplingParams
 

@@ -24,11 +24,17 @@ from peft import LoraConfig
 from llm_envs.errors import InvalidConfigError, ModelError, ProcessFailedError
 from llm_envs.policies.inference import token_logps
 from llm_envs.rollout import EnvChoice, read_trajectories
-from llm_envs.trainers.dpo import EnvDPOConfig, EnvDPOTrainer
+from llm_envs.trainers import (
+    EnvDPOConfig,
+    EnvDPOTrainer,
+    EnvGRPOConfig,
+    EnvGRPOTrainer,
+    EnvPPOConfig,
+    EnvPPOTrainer,
+    EnvSFTConfig,
+    EnvSFTTrainer,
+)
 from llm_envs.trainers.functional.references import KLTriggeredUpdate, ReferenceUpdateFn, create_ema_update
-from llm_envs.trainers.grpo import EnvGRPOConfig, EnvGRPOTrainer
-from llm_envs.trainers.ppo import EnvPPOConfig, EnvPPOTrainer
-from llm_envs.trainers.sft import EnvSFTConfig, EnvSFTTrainer
 from llm_envs.types import Trajectory
 
 RANK = int(os.environ.get("RANK", "0"))
@@ -61,6 +67,7 @@ VALUES: dict[str, Any] = {
     "gradient_accumulation_steps": 2,
     "value_warmup_steps": 1,
     "value_learning_rate": 1e-2,
+    "adam_epsilon": 1e-3,  # the critic's AdamW: so its steps are as small gradients are, too, and rounding stays small
 }
 ENGINE: dict[str, Any] = {
     "use_vllm": True,
@@ -302,6 +309,20 @@ class Parts:
         trainer.train(resume_from_checkpoint=str(self.out / "grpo" / "checkpoint-1"))
         trainer.close()
         return numbers_of(trainer, batches=batches)
+
+    def inside(self) -> dict[str, Any]:
+        """Two steps on one generation, and the second one again, from the checkpoint between them."""
+        self.begin()
+        saving = {"save_strategy": "steps", "save_steps": 1, "num_iterations": 2, "scale_rewards": "group"}
+        whole, resumed = (
+            EnvGRPOTrainer(self.model, ENV, self.settings(EnvGRPOConfig, GROUPS, saving), algorithm="grpo")
+            for _ in range(2)
+        )
+        self.follow(whole).train()
+        resumed.train(resume_from_checkpoint=str(self.out / "inside" / "checkpoint-1"))
+        for trainer in (whole, resumed):
+            trainer.close()
+        return numbers_of(whole, resumed=weights_of(resumed.model), generations=resumed.algorithms.n_generations)
 
     def ppo(self, critic: str | None = None, **changes: Any) -> dict[str, Any]:
         self.begin()

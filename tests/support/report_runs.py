@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from llm_envs.replay import replay
-from llm_envs.report.site import write_report
+from llm_envs.evaluation.replayed import replay
+from llm_envs.report import write_report
 from llm_envs.rollout import TrajectoryWriter
 from llm_envs.types import Message, RolloutError, Row, StopReason, ToolCall, ToolResult, Trajectory, Turn
 

@@ -11,7 +11,7 @@ from dense_env import DenseEnv
 from transformers import TrainerCallback
 
 from llm_envs.rollout import EnvChoice
-from llm_envs.trainers.grpo import EnvGRPOConfig, EnvGRPOTrainer
+from llm_envs.trainers import EnvGRPOConfig, EnvGRPOTrainer
 
 
 class Kill(TrainerCallback):

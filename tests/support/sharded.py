@@ -19,10 +19,16 @@ from ranks import ENGINE, ENV, GROUPS, RANK, ROUNDS, VALUES, Parts, adapter, err
 from torch.distributed.tensor import DTensor
 
 from llm_envs.errors import InvalidConfigError
-from llm_envs.trainers.dpo import EnvDPOConfig, EnvDPOTrainer
-from llm_envs.trainers.grpo import EnvGRPOConfig, EnvGRPOTrainer
-from llm_envs.trainers.ppo import EnvPPOConfig, EnvPPOTrainer
-from llm_envs.trainers.sft import EnvSFTConfig, EnvSFTTrainer
+from llm_envs.trainers import (
+    EnvDPOConfig,
+    EnvDPOTrainer,
+    EnvGRPOConfig,
+    EnvGRPOTrainer,
+    EnvPPOConfig,
+    EnvPPOTrainer,
+    EnvSFTConfig,
+    EnvSFTTrainer,
+)
 
 
 def take_cpus_for_accelerators() -> None:

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from llm_envs.chat import ChatCodec
 from llm_envs.data import sft_rows
-from llm_envs.policies.scripted import OraclePolicy
+from llm_envs.policies import OraclePolicy
 from llm_envs.rollout import Collector
 from llm_envs.tiny_model import tiny_model, tiny_tokenizer
 

@@ -279,7 +279,7 @@ def test_rewriting_with_other_letters_is_the_same_problem():
     assert first != key({"rules": [["ab", "ba"], ["aa", "c"]], "string": "bbaa"})
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", [*LEVELS, "expert"])
 def test_rewriting_takes_the_steps_of_its_level_and_is_not_sorting(level):
     n, wins = 300, 0
     for task in drawn("StringRewriting", level, n):
@@ -288,6 +288,47 @@ def test_rewriting_takes_the_steps_of_its_level_and_is_not_sorting(level):
         assert not any(left in final for left, _ in task.problem["rules"])
         wins += "".join(sorted(task.problem["string"])) == final
     assert is_bound(task.chance_rate, wins, n)
+
+
+def rewritten(rules, string, choose, find=str.find):
+    """Rewrite by the rule that is chosen of those that fit, where it is found first."""
+    for _ in range(300):
+        fitting = [rule for rule in rules if rule[0] in string]
+        if not fitting or len(string) > 100:
+            return string
+        left, right = choose(fitting)
+        place = find(string, left)
+        string = string[:place] + right + string[place + len(left) :]
+    return string
+
+
+def in_passes(rules, string, n_passes, n_times):
+    """Take the rules one after the other, each at most n times, in so many passes."""
+    for _ in range(n_passes):
+        for left, right in rules:
+            for _ in range(n_times):
+                if len(string) < 100:
+                    string = string.replace(left, right, 1)
+    return string
+
+
+@pytest.mark.parametrize(("level", "rate"), [("easy", 0.1), ("medium", 0.05), ("hard", 0.05), ("expert", 0.03)])
+def test_who_ignores_the_order_of_the_rules_does_not_win(level, rate):
+    rng, n, wins = random.Random(0), 200, Counter()
+    for task in drawn("StringRewriting", level, n):
+        rules, string = task.problem["rules"], task.problem["string"]
+        played = {
+            "from the bottom": rewritten(rules[::-1], string, lambda fitting: fitting[0]),
+            "rightmost": rewritten(rules, string, lambda fitting: fitting[0], str.rfind),
+            "each to its end, once": in_passes(rules, string, 1, 60),
+            "each to its end, in rounds": in_passes(rules, string, 20, 60),
+            "each once, in rounds": in_passes(rules, string, 60, 1),
+            "any": rewritten(rules, string, rng.choice),
+        }
+        wins.update(name for name, final in played.items() if final == task.solution())
+    assert task.chance_rate == rate
+    assert is_bound(rate, wins["any"], n)
+    assert set(wins) <= {"any"}
 
 
 # SpellNth.

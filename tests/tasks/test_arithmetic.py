@@ -9,8 +9,8 @@ from itertools import permutations, product
 import gymnasium as gym
 import pytest
 
-from llm_envs.arithmetic import whole_value
 from llm_envs.errors import InvalidConfigError
+from llm_envs.mathematics.arithmetic import whole_value
 from llm_envs.parsers import format_answer
 from llm_envs.tasks.arithmetic.linear_systems import determinant
 from llm_envs.tasks.arithmetic.stories import STORIES, relations, stock

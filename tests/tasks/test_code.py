@@ -1,13 +1,22 @@
 """Code: hand-worked problems, what a hurried player tries, and planted mistakes that are some."""
 
+import json
+import random
+from collections import Counter
+
 import gymnasium as gym
 import pytest
 
-from llm_envs.errors import InvalidConfigError
-from llm_envs.tasks.code.pipelines import RESULTS, STEPS, compute, source
+from llm_envs.errors import InvalidActionError, InvalidConfigError
+from llm_envs.tasks.code.pipelines import RESULTS, STEPS, behaviour, compute, source
 from llm_envs.tasks.code.predict_output import run_program
-from llm_envs.tasks.code.programs import PROGRAMS
+from llm_envs.tasks.code.programs import SHAPES, draw, is_function, key_of, mistake, neighbours, run
+from llm_envs.tasks.code.programs import source as program_of
 from llm_envs.tasks.code.repair_function import MOST_CHANGES, changes
+from llm_envs.tasks.code.sql_kinds import KINDS, LEVELS, Words, quoted
+from llm_envs.tasks.code.sql_mutations import mutations
+from llm_envs.tasks.code.sql_query import run as run_query
+from llm_envs.tasks.sqlite_world import Database
 
 pytest.importorskip("pydantic_monty")
 
@@ -49,6 +58,38 @@ def test_every_step_and_every_result_is_drawn():
     assert drawn == {*STEPS, *RESULTS}
 
 
+@pytest.mark.parametrize("level", ["easy", "medium", "hard", "expert"])
+def test_every_step_of_a_function_matters(level):
+    """A function that leaves out a step, or has a number that is off by one, fails a hidden test."""
+    env = gym.make("llm/WriteFunction-v0", difficulty=level)
+    for seed in range(25):
+        env.reset(seed=seed)
+        program = env.unwrapped.problem["program"]
+        wrong = [program[:i] + program[i + 1 :] for i in range(len(program) - 1)]
+        for i, (name, k) in enumerate(program):
+            if (STEPS | RESULTS)[name].numbers:
+                wrong += [[*program[:i], [name, other], *program[i + 1 :]] for other in (k - 1, k + 1)]
+        assert env.step(env.unwrapped.oracle())[1] == 1
+        for other in wrong:
+            env.reset(seed=seed)
+            assert env.step(f"<answer>{source(other)}</answer>")[1] == 0, (program, other)
+
+
+def test_functions_that_do_the_same_are_in_one_split():
+    key = gym.make("llm/WriteFunction-v0").unwrapped.split_key
+    twins = ([["over", 3], ["sum", 0]], [["raise", 4], ["sum", 0]], [["absolute", 0], ["differs", 0]])
+    first, other, third = (key({"program": program, "inputs": []}) for program in twins)
+    assert len({str(first), str(other), str(third)}) == 3
+    assert third == key({"program": [["square", 0], ["differs", 0]], "inputs": []})
+    functions = {"train": set(), "test": set()}
+    for split, found in functions.items():
+        env = gym.make("llm/WriteFunction-v0", split=split).unwrapped
+        for seed in range(300):
+            env.reset(seed=seed)
+            found.add(str(behaviour(env.problem["program"])))
+    assert not functions["train"] & functions["test"]
+
+
 def test_a_function_is_described_with_two_examples():
     observation, _ = gym.make("llm/WriteFunction-v0").reset(options={"problem": EVEN_SUM})
     assert observation.splitlines()[1:] == [
@@ -82,8 +123,10 @@ def test_a_step_does_as_python_what_it_does_here(name):
     ("name", "expected"),
     [
         ("over", [7, 12]), ("most", [3, -4, 3, 0]), ("without", [-4, 7]), ("remainder", [0, 2, 0, 0, 1, 0]),
-        ("take", [3, -4, 3]), ("drop", [0, 7, 12]), ("second", [3, 3, 7]), ("distinct", [3, -4, 0, 7, 12]),
+        ("take", [3, -4, 3]), ("drop", [0, 7, 12]), ("every", [3, 0]), ("distinct", [3, -4, 0, 7, 12]),
         ("running", [3, -1, 2, 2, 9, 21]), ("neighbours", [-7, 7, -3, 7, 5]), ("descending", [12, 7, 3, 3, 0, -4]),
+        ("divide", [1, -2, 1, 0, 2, 4]), ("cap", [3, -4, 3, 0, 3, 3]), ("raise", [3, 3, 3, 3, 7, 12]),
+        ("places", [3, -3, 5, 3, 11, 17]), ("rotate", [0, 7, 12, 3, -4, 3]), ("sums", [-1, -1, 3, 7, 19]),
     ],
 )  # fmt: skip
 def test_steps_by_hand(name, expected):
@@ -92,74 +135,149 @@ def test_steps_by_hand(name, expected):
 
 # RepairFunction.
 
-GCD = {"program": "gcd", "mistake": 1, "names": ["a", "b", "c", "d", "e"], "shown": 0}
+SUM = {"shape": "total", "s": 2, "C": ["one", ">", 3], "A": "+=", "V": ["square"]}
+"""2 plus the squares of the numbers greater than 3."""
+
+
+def sum_with(condition):
+    """Return the problem in which the condition of SUM is wrong so."""
+    number = neighbours(dict(reversed(SUM.items()))).index(SUM | {"C": condition})
+    inputs = [[], [3], [4], [2, 3, 4, 5], [9, -3, 1]]
+    return {"function": SUM, "mistake": number, "names": list("abcdef"), "inputs": inputs, "shown": 1}
 
 
 @pytest.mark.parametrize(
     ("answer", "paid"),
     [
-        ("3: c = a % b", 1),
-        ("line 3:         c = (a % b)  # the rest", 1),  # as right
-        ("3: c = a // b", 0),
-        ("2: while b > 1:", 0),
-        ("3: c = (", 0),
-        ("3: c = a - b * (a // b)", -0.1),  # right, but not a repair
-        ("2: return max([n for n in range(1, a + 1) if a % n == 0 and b % n == 0])", -0.1),
-        ("3: while True: pass", -0.1),
-        ("c = a % b", -0.1),
-        ("9: c = a % b", -0.1),
-        ("0: c = a % b", -0.1),
-        ("3: c = a % b\n4: a = b", -0.1),  # one line only
+        ("4: if c > 3:", 1),
+        ("line 4:         if c > 3:  # not 3", 1),
+        ("4: if not c <= 3:", 1),  # as right
+        ("4: if c >= 3:", 0),
+        ("5: b += c * c + 1", 0),
+        ("4: if c > (", 0),
+        ("4: if c > 3 and c * c > 9 and True:", -0.1),  # right, but not a repair
+        ("2: return 2 + sum([c * c for c in a if c > 3])", -0.1),
+        ("4: while True: pass", -0.1),
+        ("if c > 3:", -0.1),
+        ("9: if c > 3:", -0.1),
+        ("0: if c > 3:", -0.1),
+        ("4: if c > 3:\n5: b += c * c", -0.1),  # one line only
     ],
 )
 def test_repair_function(answer, paid):
-    assert reward("llm/RepairFunction-v0", GCD, answer) == pytest.approx(paid)
+    assert reward("llm/RepairFunction-v0", sum_with(["one", ">=", 3]), answer) == pytest.approx(paid)
 
 
-def test_a_line_that_does_all_at_once_repairs_no_mistake_of_a_function():
-    names = ["a", "b", "c", "d", "e"]
-    for name, line in {
-        "largest": "return max(a)",
-        "digits": "return sum(map(int, str(a)))",
-        "merge": "return sorted(a + b)",
-    }.items():
-        for mistake in range(len(PROGRAMS[name].mistakes)):
-            problem = {"program": name, "mistake": mistake, "names": names, "shown": -1}
-            for place in range(2, PROGRAMS[name].source.count("\n") + 2):
-                assert reward("llm/RepairFunction-v0", problem, f"{place}: {line}") == pytest.approx(-0.1)
+def test_a_function_is_shown_with_its_mistake():
+    observation, _ = gym.make("llm/RepairFunction-v0").reset(options={"problem": sum_with(["one", ">=", 3])})
+    assert observation.splitlines() == [
+        "This function takes a list of whole numbers. It should do this:",
+        "Begin a total at 2. For each number that is greater than 3, add its square. Return the total.",
+        " 1: def f(a):",
+        " 2:     b = 2",
+        " 3:     for c in a:",
+        " 4:         if c >= 3:",
+        " 5:             b += c * c",
+        " 6:     return b",
+        "But f([3]) does not give 2.",
+    ]
 
 
-def test_names_of_python_are_refused():
-    for name in ("for", "len", "a b", 3):
-        with pytest.raises(InvalidConfigError):
-            gym.make("llm/RepairFunction-v0").reset(options={"problem": GCD | {"names": [name, "b", "c", "d", "e"]}})
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"names": [name, *"bcdef"]} for name in ("for", "len", "a b", 3, "b")),
+        {"mistake": 99},
+        {"shown": 5},
+        {"inputs": [[]]},  # does not show the mistake
+        {"inputs": ["[]"]},
+        {"function": SUM | {"s": 99}},
+        {"function": SUM | {"C": ["one", "+", 3]}},
+        {"function": SUM | {"V": ["rest", 0]}},
+        {"function": SUM | {"shape": "sum"}},
+        {"function": SUM | {"R": ">"}},
+    ],
+)
+def test_functions_that_cannot_be_played_are_refused(change):
+    with pytest.raises(InvalidConfigError, match="cannot be played"):
+        gym.make("llm/RepairFunction-v0").reset(options={"problem": sum_with(["one", ">=", 3]) | change})
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_every_mistake_is_one(name):
-    program = PROGRAMS[name]
-    lines = program.source.split("\n")
+@pytest.mark.parametrize(
+    ("function", "xs", "expected"),
+    [
+        (SUM, [4, 3, -5, 5], 2 + 16 + 25),
+        ({"shape": "signed", "s": 1, "C": ["rest", "==", 3, 1], "A": "-=", "B": "+=", "V": ["scaled", 2, "+", 1]},
+         [4, 5, 7], 1 - 9 + 5 - 15),
+        ({"shape": "places", "s": 5, "p": 1, "C": ["digit", "==", 2]}, [2, 12, -2, 22, 21], 8),
+        ({"shape": "extreme", "C": ["one", "<", 9], "V": ["distance", 3], "O": "<", "d": 7}, [1, 5, 8, 9], 2),
+        ({"shape": "extreme", "C": ["one", "<", 9], "V": ["distance", 3], "O": "<", "d": 7}, [9], 7),
+        ({"shape": "run", "C": ["and", ">=", 0, "<", 4], "n": 2, "d": -1}, [0, 1, 4, 3, 2, 0, 9], 3),
+        ({"shape": "run", "C": ["and", ">=", 0, "<", 4], "n": 2, "d": -1}, [0, 4, 3], -1),
+        ({"shape": "place", "C": ["or", "<", 0, ">=", 9], "n": 2, "d": 4}, [1, -1, 0, 9], 3),
+        ({"shape": "pairs", "C": ["one", ">", 0], "P": "-", "R": ">=", "k": 3}, [5, 2, -1, 9], 3),
+        ({"shape": "tank", "s": 3, "A": "+=", "V": ["same"], "k": 8, "d": 1}, [9, -9, 2], 3),
+        ({"shape": "crossing", "s": 0, "A": "+=", "V": ["bound", "max", 2], "R": ">", "k": 6, "d": -2}, [1, 2, 3], 2),
+        ({"shape": "jumps", "s": 1, "P": "-", "R": "<=", "k": 2}, [5, 7, 10, 1], 3),
+        ({"shape": "chosen", "C": ["rest", "!=", 2, 0], "V": ["quotient", 2], "R": "<", "k": 2}, [5, 4, 5, 1, 9],
+         [2, 4]),
+        ({"shape": "windows", "n": 2, "C": ["one", "<", 8], "O": ">", "d": 0}, [3, 4, -1, 9], 7),
+        ({"shape": "blocks", "n": 2, "s": 1, "A": "+=", "V": ["rest", 5]}, [6, 7, 8], [4, 4]),
+        ({"shape": "records", "k": 4, "R": ">=", "C": ["one", "<", 9]}, [4, 3, 6, 9, 8], 2),
+        (SUM | {"before": [["one", "<=", 5], ["scaled", 2, "-", 3]]}, [3, 2, 5, 6], 2 + 49),
+    ],
+)  # fmt: skip
+def test_functions_to_repair_by_hand(function, xs, expected):
+    assert is_function(function)
+    namespace = {}
+    exec("\n".join(program_of(function)).format(*"abcdef"), namespace)
+    assert namespace["f"](xs) == expected
 
-    def values(mistake):
-        changed = list(lines)
-        if mistake is not None:
-            changed[mistake[0] - 1] = mistake[1]
-        namespace, found = {}, []
-        exec("\n".join(changed).format(*"abcde"), namespace)
-        for arguments in program.inputs:
-            try:
-                found.append(namespace["f"](*arguments))
-            except Exception as error:
-                found.append(type(error))
-        return found
 
-    right = values(None)
-    for mistake in program.mistakes:
-        was, now = lines[mistake[0] - 1], mistake[1]
-        assert was != now and len(was) - len(was.lstrip()) == len(now) - len(now.lstrip()), mistake
-        assert changes(now.format(*"abcde"), was.format(*"abcde")) <= MOST_CHANGES, mistake
-        assert values(mistake) != right, mistake
-    assert len({repr(value) for value in right}) > 1
+@pytest.mark.parametrize("n_stages", [1, 2])
+def test_a_function_gives_what_its_lines_give(n_stages):
+    rng, shapes = random.Random(0), set()
+    for _ in range(150):
+        function, namespace = draw(rng.random, n_stages=n_stages), {}
+        exec("\n".join(program_of(function)).format(*"abcdef"), namespace)
+        inputs = [[], [3], [rng.randint(-9, 20) for _ in range(8)]]
+        assert run(function, inputs) == [repr(namespace["f"](xs)) for xs in inputs]
+        shapes.add(function["shape"])
+    assert shapes == set(SHAPES)
+
+
+@pytest.mark.parametrize("level", ["easy", "medium", "hard", "expert"])
+def test_every_mistake_is_one(level):
+    env = gym.make("llm/RepairFunction-v0", difficulty=level).unwrapped
+    for seed in range(20):
+        env.reset(seed=seed)
+        lines, place = list(env._lines), env._place
+        assert 0 < changes(env._right[place], lines[place]) <= MOST_CHANGES
+        assert [i for i, line in enumerate(lines) if line != env._right[i]] == [place]
+        assert env.step(f"<answer>{place + 1}: {lines[place].strip()}</answer>")[1] == 0
+
+
+@pytest.mark.parametrize("level", ["easy", "expert"])
+def test_a_table_of_mistakes_made_in_train_does_not_repair_those_of_test(level):
+    """A player that knows how each wrong line, names aside, was repaired most often in train, and reads no purpose."""
+    repairs, functions, wins, n = {}, {"train": set(), "test": set()}, 0, 200
+    for split, n_problems in (("train", 1_000), ("test", n)):
+        env = gym.make("llm/RepairFunction-v0", difficulty=level, split=split).unwrapped
+        env.reset(seed=0)
+        for _ in range(n_problems):
+            env.reset()
+            function = env.problem["function"]
+            functions[split].add(json.dumps(key_of(function), sort_keys=True))
+            place, wrong = mistake(function, neighbours(function)[env.problem["mistake"]])
+            lines = program_of(function)
+            right, lines[place] = lines[place], wrong
+            if split == "train":
+                repairs.setdefault(wrong, Counter())[right] += 1
+            else:
+                known = next((i for i, line in enumerate(lines) if line in repairs), 0)
+                wins += known == place and repairs[lines[known]].most_common(1)[0][0] == right
+    assert not functions["train"] & functions["test"]
+    assert len(functions["train"]) > 950 and wins / n <= 0.1 == env.chance_rate
 
 
 # PredictOutput.
@@ -195,7 +313,7 @@ def test_predict_output(answer, paid):
     assert reward("llm/PredictOutput-v0", problem, answer) == pytest.approx(paid)
 
 
-@pytest.mark.parametrize("level", ["easy", "medium", "hard"])
+@pytest.mark.parametrize("level", ["easy", "medium", "hard", "expert"])
 def test_programs_end_and_print_what_is_said(level):
     env = gym.make("llm/PredictOutput-v0", difficulty=level)
     for seed in range(300):
@@ -229,18 +347,21 @@ WORLD = {
         table("orders", ["#customer_id", "#product_id", "#quantity", "date"], *ORDERS),
     ],
 }
-OSLO = {"world": WORLD, "kind": "of_group", "values": ["Oslo"]}
+OSLO = {"world": WORLD, "kind": "listed", "values": ["a", "Riga", "<=", 50, "ASC"]}
 
 
 @pytest.mark.parametrize(
     ("query", "paid"),
     [
-        ("SELECT name FROM customers WHERE city = 'Oslo' ORDER BY name", 1),
-        ("```sql\nselect c.name from customers c where c.city like 'oslo' order by 1;\n```", 1),
-        ("SELECT 'Ada' UNION SELECT 'Cleo'", 0),  # right here, wrong on other rows
-        ("SELECT name FROM customers WHERE city = 'Oslo' ORDER BY name DESC", 0),
-        ("SELECT name, city FROM customers WHERE city = 'Oslo' ORDER BY name", 0),
-        ("SELECT name FROM customers WHERE id IN (1, 3) ORDER BY name", 0),
+        ("SELECT name, age FROM customers WHERE city != 'Riga' AND age <= 50 ORDER BY age, name", 1),
+        (
+            "```sql\nselect name, age from customers c where c.city not like 'riga' and age < 51 order by 2, 1;\n```",
+            1,
+        ),
+        ("SELECT 'Ada', 30 UNION SELECT 'Cleo', 50", 0),  # right here, wrong on other rows
+        ("SELECT name, age FROM customers WHERE city != 'Riga' AND age <= 50 ORDER BY age DESC, name", 0),
+        ("SELECT name FROM customers WHERE city != 'Riga' AND age <= 50 ORDER BY age, name", 0),
+        ("SELECT name, age FROM customers WHERE id IN (1, 3) ORDER BY age", 0),
         ("DELETE FROM customers", -0.1),
         ("SELECT nothing FROM customers", -0.1),
         ("SELECT 1; SELECT 2", -0.1),
@@ -250,27 +371,132 @@ def test_sql_query(query, paid):
     assert reward("llm/SQLQuery-v0", OSLO, query) == pytest.approx(paid)
 
 
-@pytest.mark.parametrize(
-    ("kind", "values", "rows"),
-    [
-        ("over", [10], [("Rug", 30), ("Kite", 20)]),
-        ("per_group", [0], [("Oslo", 2), ("Riga", 1)]),
-        ("per_group", [1], [("Oslo", 50), ("Riga", 40)]),
-        ("totals", [2], [("Ada", 12), ("Cleo", 10)]),
-        ("linked", ["Oslo"], [("Kite",), ("Lamp",)]),
-        ("counted", [4], [("home", 1), ("toys", 2)]),
-        ("missing", ["toys"], [("Ben",)]),
-        ("above_own", [], [("Oslo", "Cleo")]),
-        ("spread", [1], [("Kite", 1), ("Lamp", 1)]),
-        ("monthly", ["home"], [("2025-01", 5), ("2025-02", 1)]),
-    ],
-)
-def test_questions_by_hand(kind, values, rows):
-    from llm_envs.tasks.code.sql_query import KINDS, _run, _Words
+BY_HAND = [
+    ("listed", ["b", "toys", ">", 10, "DESC"], [("Rug", 30)]),
+    ("top", ["a", 1, "DESC", "Oslo"], [("Cleo",)]),
+    ("per_group", ["a", "count", ">=", 30, 2], [("Oslo", 2)]),
+    ("per_group", ["b", "avg", "<", 99, 1], [("toys", 20), ("home", 20)]),
+    ("totals", ["sum", ">", 1, 1, "Riga"], [("Ada", 12), ("Cleo", 9)]),
+    ("totals", ["count", ">", 0, 2, "Riga"], [("Ada", 2), ("Cleo", 2)]),
+    ("linked", ["Oslo", ">=", 7, "ASC"], [("Kite",)]),
+    ("linked", ["Oslo", "<", 9, "DESC"], [("Lamp",), ("Kite",)]),
+    ("counted", ["max", "<=", 7, ">", 20], [("toys", 7), ("home", 5)]),
+    ("counted", ["count", "<=", 7, ">=", 50], [("home", 1)]),
+    ("missing", ["toys", ">", 7, "<=", 40], [("Ada",), ("Ben",)]),
+    ("above_own", ["a", ">=", "Riga"], [("Oslo", "Cleo")]),
+    ("spread", [">=", 1, 1], [("Kite", 1), ("Lamp", 1)]),
+    ("monthly", ["home", ">", 20], [("2025-02", 1), ("2025-01", 5)]),
+    ("best", [">", 0], [("toys", "Kite", 2), ("home", "Lamp", 2)]),
+    ("best", [">=", 7], [("toys", "Kite", 2)]),
+    ("but_not", ["home", "garden", ">", 1], [("Ada",)]),
+    (
+        "of_month",
+        [">", 0],
+        [("2025-02", "toys", 1), ("2025-02", "home", 1), ("2025-01", "toys", 1), ("2025-01", "home", 1)],
+    ),
+    ("rising", ["garden", ">=", 7], []),
+    ("rising", ["toys", "<=", 99], []),
+]
 
-    assert _run(WORLD, KINDS[kind].sql(_Words(WORLD), *values)) == rows
+
+@pytest.mark.parametrize(("kind", "values", "rows"), BY_HAND)
+def test_questions_by_hand(kind, values, rows):
+    assert run_query(WORLD, KINDS[kind].sql(Words(WORLD), quoted, *values)) == rows
+    text = KINDS[kind].text(Words(WORLD), *values)
+    assert all(
+        str(value) in text for value in values if type(value) is int or value in ("Oslo", "Riga", "home", "toys")
+    )
+
+
+def test_a_month_with_more_than_the_one_before():
+    dates = ("2025-01-02", "2025-03-30", "2025-03-01", "2025-04-02")
+    orders = [(*row[:4], date) for row, date in zip(ORDERS, dates, strict=True)]
+    columns = ["#customer_id", "#product_id", "#quantity", "date"]
+    world = WORLD | {"tables": [*WORLD["tables"][:2], table("orders", columns, *orders)]}
+    assert run_query(world, KINDS["rising"].sql(Words(world), quoted, "garden", ">", 0)) == [("2025-03", 2)]
+
+
+def test_every_kind_of_question_is_asked_by_hand():
+    assert {kind for kind, *_ in BY_HAND} == set(KINDS) == {kind for kinds in LEVELS.values() for kind in kinds}
+
+
+def test_a_question_reads_as_english():
+    observation, _ = gym.make("llm/SQLQuery-v0").reset(options={"problem": OSLO})
+    assert observation.split("\n\n")[-1] == (
+        "List the name and the age of every customer whose city is not Riga and whose age is at most 50. Sort by "
+        "age, the lowest first; sort rows with the same age by name."
+    )
+    assert KINDS["but_not"].text(Words(WORLD), "home", "toys", ">", 1) == (
+        "List the name of every customer who has ordered a product whose category is home in an order whose quantity "
+        "is greater than 1, but has never ordered a product whose category is toys. Sort by name in reverse "
+        "alphabetical order."
+    )
+
+
+def test_a_database_takes_another_world_and_stays_readable_only():
+    database = Database(WORLD)
+    assert database.query("SELECT count(*) FROM orders").rows == ((4,),)
+    for world in (
+        WORLD | {"tables": [table("orders", ["#customer_id"], (7, 1))]},
+        {"tables": [table("x", ["y"])]},
+        WORLD,
+    ):
+        database.load(world)
+        names = [(described["name"],) for described in world["tables"]]
+        assert list(database.query("SELECT name FROM sqlite_master ORDER BY rowid").rows) == names
+        first = world["tables"][0]
+        assert list(database.query(f"SELECT * FROM {first['name']}").rows) == list(map(tuple, first["rows"]))
+        for writing in ("DELETE FROM orders", "DROP TABLE x", "CREATE TABLE z (a)", "PRAGMA query_only = OFF"):
+            with pytest.raises(InvalidActionError):
+                database.query(writing)
+    database.close()
+
+
+def test_nearly_right_queries():
+    start, order = "SELECT name FROM a WHERE ", " ORDER BY age DESC, name LIMIT 2"
+    inner = "(id NOT IN (SELECT k FROM b WHERE (n = 1)))"
+    assert set(mutations(f"{start}(age >= 3) AND {inner}{order}")) == {
+        f"{start}(age >= 3) AND {inner} LIMIT 2",
+        f"{start}(age >= 3) AND {inner} ORDER BY name LIMIT 2",
+        f"{start}(age >= 3) AND {inner} ORDER BY age DESC LIMIT 2",
+        f"{start}(age >= 3) AND {inner} ORDER BY age, name LIMIT 2",
+        f"{start}(age >= 3) AND {inner} ORDER BY age DESC, name DESC LIMIT 2",
+        f"{start}(age >= 3) AND {inner} ORDER BY age DESC, name",
+        f"{start}(age >= 3) AND {inner}{order} + 1",
+        f"{start}(age >= 3) AND {inner}{order} - 1",
+        f"{start}(1) AND {inner}{order}",
+        f"{start}(age > 3) AND {inner}{order}",
+        f"{start}(age <= 3) AND {inner}{order}",
+        f"{start}(age >= 3) AND (1){order}",
+        f"{start}(age >= 3) AND (id IN (SELECT k FROM b WHERE (n = 1))){order}",
+        f"{start}(age >= 3) AND (id NOT IN (SELECT k FROM b WHERE (1))){order}",
+        f"{start}(age >= 3) AND (id NOT IN (SELECT k FROM b WHERE (n != 1))){order}",
+    }
+    counts = mutations("SELECT DISTINCT sum(n), count(DISTINCT m) FROM a GROUP BY 1 HAVING (max(n) > 2) ORDER BY 1")
+    assert {
+        "SELECT sum(n), count(DISTINCT m) FROM a GROUP BY 1 HAVING (max(n) > 2) ORDER BY 1",
+        "SELECT DISTINCT sum(n), count(m) FROM a GROUP BY 1 HAVING (max(n) > 2) ORDER BY 1",
+        "SELECT DISTINCT avg(n), count(DISTINCT m) FROM a GROUP BY 1 HAVING (max(n) > 2) ORDER BY 1",
+        "SELECT DISTINCT sum(n), count(DISTINCT m) FROM a GROUP BY 1 HAVING (min(n) > 2) ORDER BY 1",
+        "SELECT DISTINCT sum(n), count(DISTINCT m) FROM a GROUP BY 1 HAVING (1) ORDER BY 1",
+    } <= set(counts)
+
+
+@pytest.mark.parametrize("level", ["easy", "medium", "hard", "expert"])
+def test_a_nearly_right_query_is_wrong(level):
+    """A condition, the order or the order of equal rows left out, ">" for ">=", another limit, aggregate, ..."""
+    env, n = gym.make("llm/SQLQuery-v0", difficulty=level), 0
+    for seed in range(25):
+        env.reset(seed=seed)
+        right = env.unwrapped.solution()
+        assert env.step(f"<answer>{right}</answer>")[1] == 1
+        for wrong in mutations(right):
+            env.reset(seed=seed)
+            assert env.step(f"<answer>{wrong}</answer>")[1] == 0, (seed, wrong)
+            n += 1
+    assert n > 150
 
 
 def test_a_question_without_rows_is_refused():
     with pytest.raises(InvalidConfigError, match="no rows"):
-        gym.make("llm/SQLQuery-v0").reset(options={"problem": OSLO | {"values": ["Lima"]}})
+        gym.make("llm/SQLQuery-v0").reset(options={"problem": OSLO | {"values": ["a", "Riga", ">", 50, "ASC"]}})

@@ -1,6 +1,7 @@
 """Negotiation."""
 
 import random
+from itertools import product
 
 import gymnasium as gym
 import pytest
@@ -8,183 +9,218 @@ import pytest
 import llm_envs
 from llm_envs.errors import InvalidConfigError
 from llm_envs.parsers import format_answer
+from llm_envs.tasks.dialogue.packages import THEMES, best_package, cost_of, points_of
 
 assert llm_envs  # registers
 ID = "llm/Negotiation-v0"
-# A surplus of 100 between 300 and 400. The seller comes down by half of what the buyer comes up, of at most 40.
-BUYER = {
-    "role": "buyer",
-    "item": "a sofa",
-    "worth": 400,
-    "reserve": 300,
-    "ask": 350,
-    "floor": 180,
-    "pace": 50,
-    "stride": 40,
+LEVELS = ["easy", "medium", "hard", "expert"]
+# What costs nothing is worth 2 + 1 = 3. Within the limit of 8 the best is "at once" and "oak": 9 + 4 = 13, for 7 + 1.
+KITCHEN = {
+    "theme": "kitchen",
+    "things": [2, 3],
+    "own": [[9, 5, 2, 0], [0, 1, 4, 6]],
+    "costs": [[7, 3, 0, 1], [0, 0, 1, 9]],
+    "limit": 8,
     "patience": 1,
-    "bluff": 0,
+    "likened": [[1, 2, 0, 3]],
 }
-SELLER = BUYER | {"role": "seller", "worth": 200, "ask": 250, "floor": 420}
+DEAREST, BEST = "payment: at once; wood: walnut", "payment: at once; wood: oak"
 
 
-def play(problem, *answers, **kwargs):
-    """Play the answers; return what was said, and the last step's reward, terminated, truncated and success."""
+def play(problem, *actions, **kwargs):
+    """Play the actions; return what was said, and the last step's reward, terminated, truncated and success."""
     env = gym.make(ID, **kwargs)
     env.reset(options={"problem": problem})
     said = []
-    for answer in answers:
-        observation, reward, terminated, truncated, info = env.step(format_answer(answer))
+    for action in actions:
+        observation, reward, terminated, truncated, info = env.step(action)
         said.append(observation)
     return said, reward, terminated, truncated, info.get("is_success")
 
 
-def test_a_buyer_gets_the_whole_surplus_at_the_sellers_limit():
-    said, reward, terminated, _, success = play(BUYER, 180, 220, 260, 280, "accept")
+def test_the_first_message():
+    env = gym.make(ID)
+    assert env.reset(options={"problem": KITCHEN})[0].splitlines() == [
+        "Agree with the joiner on a new kitchen. These things have to be settled; after each option stand the points "
+        "that it is worth to you:",
+        "- payment: at once (9), in two parts (5), in ten parts (2), after a year (0)",
+        "- wood: pine (0), beech (1), oak (4), walnut (6)",
+        "Each option also costs the joiner something, and there is a limit to what the joiner can bear in all. You "
+        "know neither. If you ask about one thing, the joiner tells what its options cost. The joiner takes any offer "
+        "within the limit, refuses 1 above it, telling what is too much, and leaves with the next one. You have 6 "
+        "messages. Get as many points as can be had.",
+    ]
+
+
+def test_asking_and_a_refusal_tell_what_is_needed():
+    said, reward, terminated, _, success = play(
+        KITCHEN, "What about the payment?", "And the wood?", format_answer(DEAREST), format_answer(BEST)
+    )
     assert said == [
-        "My price is 350.",
-        "Let us say 330.",
-        "Let us say 310.",
-        "Let us say 300.",
-        "Deal at 300: 100% of the surplus is yours.",
+        'As to the payment: "at once" costs me 7, "in two parts" costs me 3, "in ten parts" costs me nothing, '
+        '"after a year" costs me 1.',
+        'As to the wood: "pine" costs me nothing, "beech" costs me nothing, "oak" costs me as much as "after a year" '
+        'for the payment, "walnut" costs me 9.',
+        "No. That would cost me 16, which is 8 too much. What hurts me most is the wood.",
+        "Deal: 100% of what could be had is yours.",
     ]
     assert (reward, terminated, success) == (1.0, True, True)
-
-
-def test_a_seller_is_a_buyer_in_a_mirror():
-    said, reward, *_ = play(SELLER, 420, 380, 340, 320, "accept")
-    assert said[1:4] == ["Let us say 270.", "Let us say 290.", "Let us say 300."]
-    assert reward == 1.0
-    assert play(SELLER, 250)[1:3] == (0.5, True)  # (250 - 200) / (300 - 200)
-    assert play(SELLER, 421)[0] == ["That is no serious offer. My price is 250."]
-    assert play(SELLER, 150)[1] == -0.5
 
 
 @pytest.mark.parametrize(
     ("answers", "reward", "success"),
     [
-        (["accept"], 0.5, False),
-        ([350], 0.5, False),  # what it asks is taken at once
-        ([360], 0.4, False),  # and so is more
-        ([500], -1.0, False),  # a loss
-        ([100_000], -1.0, False),  # no loss counts more
-        ([180, 260, "accept"], 0.7, False),  # of 80 only 40 count: 330
-        ([180, 220, 260, "accept"], 0.9, True),
+        ([BEST], 1.0, True),
+        (["wood: OAK.\n payment: At once"], 1.0, True),
+        (["payment: in two parts; wood: oak"], 0.6, False),  # (5 + 4 - 3) / (13 - 3)
+        ([DEAREST, "payment: at once; wood: beech"], 0.7, False),
+        (["payment: in ten parts; wood: beech"], 0.0, False),  # what costs nothing
+        (["payment: after a year; wood: pine"], 0.0, False),  # and less than that
+        ([DEAREST, DEAREST], 0.0, False),  # the second refusal is the last
         (["leave"], 0.0, False),
     ],
 )
 def test_shares_worked_by_hand(answers, reward, success):
-    _, paid, terminated, _, won = play(BUYER, *answers)
+    _, paid, terminated, _, won = play(KITCHEN, *map(format_answer, answers))
     assert paid == pytest.approx(reward)
     assert (terminated, won) == (True, success)
 
 
-def test_patience():
-    said, reward, terminated, _, success = play(BUYER, 180, 180, 170)
-    assert said == ["My price is 350.", "My price is 350.", "We get nowhere. Goodbye. There is no deal."]
+def test_the_counterpart_leaves_when_its_patience_is_at_an_end():
+    said, reward, terminated, _, success = play(KITCHEN, *[format_answer(DEAREST)] * 2)
+    assert said[1] == "We get nowhere. Goodbye. There is no deal."
     assert (reward, terminated, success) == (0.0, True, False)
-    assert play(BUYER, 179, 1)[0][0] == "That is no serious offer. My price is 350."
-    assert play(BUYER, 179, 1)[2]
-
-
-def test_a_last_word_that_is_none():
-    said, reward, *_ = play(BUYER | {"bluff": 330}, 180, 220, 260, 300, "accept", difficulty="hard")
-    assert said[1:4] == ["330 is my last word.", "Let us say 310.", "Let us say 300."]
-    assert reward == 1.0
-    said, *_ = play(BUYER | {"bluff": 335}, 180, 220, 250)
-    assert said[1:] == ["335 is my last word.", "Let us say 320."]  # 20 would have been due; 15 are given
-
-
-def test_without_a_deal_there_is_nothing():
-    said, reward, terminated, truncated, success = play(BUYER, 180, 181, 182, max_turns=3)
-    assert said[-1] == "My price is 350."  # half of 1 is nothing
-    assert (reward, terminated, truncated, success) == (0.0, False, True, False)
+    said, _, terminated, *_ = play(KITCHEN | {"patience": 2}, *[format_answer(DEAREST)] * 2)
+    assert said[1] == said[0] and not terminated
 
 
 @pytest.mark.parametrize(
     ("action", "said", "reward"),
     [
-        ("Please be kind.", "Let us talk about the price. Mine is 350.", 0.0),
-        (format_answer("200 euros"), "Error: answer with a price", -0.1),
-        (format_answer("-5"), "Error: answer with a price", -0.1),
-        (format_answer(0), "Error: answer with a price", -0.1),
-        (format_answer("accept 200"), "Error: answer with a price", -0.1),
-        (format_answer("9" * 300), "Error: answer with a price", -0.1),
-        ("<answer>200", "Error: the reply cannot be read", -0.1),
+        ("Please be kind.", "Ask me about payment, wood; or offer.", 0.0),
+        ("The wood, and the payment?", "One thing at a time, please.", 0.0),
+        (format_answer("120"), "Error: '120' is none of payment, wood", -0.1),
+        (format_answer("wood: oak"), "Error: an offer names an option of each thing; payment is missing", -0.1),
+        (format_answer("wood: oak; wood: oak"), "Error: the offer names wood twice", -0.1),
+        (format_answer("wood: steel"), "Error: 'steel' is no option for wood: pine, beech, oak, walnut", -0.1),
+        ("<answer>wood: oak", "Error: the reply cannot be read", -0.1),
+        ("", "Error: the reply says nothing", -0.1),
     ],
 )
 def test_what_is_no_offer_changes_nothing(action, said, reward):
     env = gym.make(ID)
-    env.reset(options={"problem": BUYER})
+    env.reset(options={"problem": KITCHEN})
     observation, paid, terminated, *_ = env.step(action)
     assert observation.startswith(said)
     assert paid == pytest.approx(reward)
     assert not terminated
-    assert env.step(format_answer("ACCEPT"))[1] == 0.5
+    assert env.step(format_answer(BEST))[1] == 1.0
 
 
-@pytest.mark.parametrize("level", ["easy", "medium", "hard"])
-def test_the_whole_surplus_can_be_had(level):
+def test_without_a_deal_there_is_nothing():
+    _, reward, terminated, truncated, success = play(KITCHEN, "The wood?", "The wood?", max_turns=2)
+    assert (reward, terminated, truncated, success) == (0.0, False, True, False)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_the_oracle_finds_the_best_package(level):
     env = gym.make(ID, difficulty=level).unwrapped
-    roles = set()
-    for seed in range(200):
+    themes = set()
+    for seed in range(100):
         env.reset(seed=seed)
-        roles.add(env.problem["role"])
         env.check_problem(env.problem)
+        themes.add(env.problem["theme"])
         over = False
         while not over:
             _, reward, over, truncated, _ = env.step(env.oracle())
             assert not truncated
         assert reward == 1.0
-    assert roles == {"buyer", "seller"}
+        assert env.n_turns == env.max_turns - 1
+    assert themes == set(THEMES)
 
 
-def strategies(level):
+@pytest.mark.parametrize("level", LEVELS[:3])
+def test_the_best_package_is_that_of_an_exhaustive_search(level):
     env = gym.make(ID, difficulty=level).unwrapped
-    rng = random.Random(0)
-
-    def play_all(offers_of, n=200):
-        wins = 0
-        for seed in range(n):
-            env.reset(seed=seed)
-            offers, over = offers_of(env), False
-            while not over:
-                *_, terminated, truncated, info = env.step(format_answer(offers.pop(0)))
-                over = terminated or truncated
-            wins += info["is_success"]
-        return wins / n
-
-    def drawn(env):
-        low, high = sorted((env.problem["floor"], env.problem["worth"]))
-        return [rng.randint(low, high) for _ in range(env.max_turns)]
-
-    return env, play_all, drawn
+    for seed in range(20):
+        env.reset(seed=seed)
+        problem = env.problem
+        packages = list(product(range(4), repeat=len(problem["own"])))
+        for limit in (0, problem["limit"]):
+            points, package = best_package(problem["own"], problem["costs"], limit)
+            assert points == points_of(problem, package) and cost_of(problem, package) <= limit
+            assert points == max(points_of(problem, p) for p in packages if cost_of(problem, p) <= limit)
 
 
-@pytest.mark.parametrize("level", ["easy", "medium", "hard"])
-def test_offers_at_random_and_fixed_ones_win_no_more_than_the_chance_rate(level):
-    env, play_all, drawn = strategies(level)
-    assert play_all(drawn) <= env.chance_rate
-    in_order = play_all(lambda env: sorted(drawn(env), reverse=env.problem["role"] == "seller"))
-    assert in_order <= env.chance_rate + 3 * (env.chance_rate / 200) ** 0.5
-    assert play_all(lambda env: ["accept"]) == 0.0
-    assert play_all(lambda env: [env.problem["floor"]] * env.max_turns) == 0.0
-    assert play_all(lambda env: [env.problem["floor"], env.problem["worth"], "leave"]) == 0.0
+# Players that read no reply. Each makes two offers, which is all that the counterpart's patience allows.
+
+
+def equal_steps(env, rng):
+    """Packages worth 85% and 70% of all points, as the first version was won by: equal steps down from the dearest."""
+    own = env.problem["own"]
+    most = sum(map(max, own))
+    some = [[rng.randrange(4) for _ in own] for _ in range(2_000)]
+    return [min(some, key=lambda p: abs(points_of(env.problem, p) - share * most)) for share in (0.85, 0.7)]
+
+
+def keep_the_dearest(env, rng):
+    """All that is worth most but for the cheapest thing, then but for the two cheapest; what is given up is worth 0."""
+    own = env.problem["own"]
+    order = sorted(range(len(own)), key=lambda number: max(own[number]))
+    return [
+        [row.index(0) if number in order[:n_given] else row.index(max(row)) for number, row in enumerate(own)]
+        for n_given in (1, 2)
+    ]
+
+
+def by_average_costs(env, rng):
+    """The best packages, were the costs and the limit what they are on average for an option so dear."""
+    own = env.problem["own"]
+    ranks = [sorted(row, reverse=True) for row in own]
+    costs = [[(10, 7, 4, 1)[ranks[number].index(value)] for value in row] for number, row in enumerate(own)]
+    return [best_package(own, costs, int(10 * len(own) * share))[1] for share in (0.5, 0.36)]
+
+
+def at_random(env, rng):
+    return [[rng.randrange(4) for _ in env.problem["own"]] for _ in range(2)]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("offers", [equal_steps, keep_the_dearest, by_average_costs, at_random])
+def test_players_that_read_nothing_win_no_more_than_the_chance_rate(level, offers):
+    env, rng, wins = gym.make(ID, difficulty=level).unwrapped, random.Random(0), 0
+    n = 40 if offers is equal_steps else 400
+    for seed in range(n):
+        env.reset(seed=seed)
+        for package in offers(env, rng):
+            named = zip(env._names, package, strict=True)
+            text = "; ".join(f"{name}: {env._theme.things[name][place]}" for name, place in named)
+            _, _, terminated, _, info = env.step(format_answer(text))
+            if terminated:
+                wins += info["is_success"]
+                break
+    rate = env.chance_rate
+    assert wins / n <= {"easy": 0.25, "medium": 0.18, "hard": 0.13, "expert": 0.08}[level] + 3 * (rate / n) ** 0.5
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        {"role": "broker"},
-        {"worth": 300},
-        {"floor": 300},
-        {"floor": 220},  # 80 are not enough to bring 350 down to 300
-        {"ask": 290},
-        {"pace": 0},
-        {"stride": 0},
-        {"bluff": 299},
-        {"reserve": -5},
+        {"theme": "zoo"},
+        {"things": [2, 2]},
+        {"things": [2, 7]},
+        {"own": [[9, 5, 2, 0]]},
+        {"own": [[9, 5, 2, "0"], [0, 1, 4, 6]]},
+        {"costs": [[7, 3, 1, 1], [0, 0, 1, 9]]},  # nothing for the payment is free
+        {"limit": 16},  # all that is wished for could be had
+        {"limit": 0},
+        {"patience": 0},
+        {"likened": [[0, 0, 0, 1]]},
+        {"likened": [[0, 0, 1, 1], [1, 1, 0, 2]]},
+        {"likened": [[0, 4, 1, 1]]},
+        {"likened": [[0, 0, 1]]},
     ],
 )
 def test_what_cannot_be_played_is_refused(change):
     with pytest.raises(InvalidConfigError, match="cannot be played"):
-        gym.make(ID).unwrapped.reset(options={"problem": BUYER | change})
+        gym.make(ID).unwrapped.reset(options={"problem": KITCHEN | change})

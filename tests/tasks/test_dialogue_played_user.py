@@ -9,8 +9,8 @@ import pytest
 import llm_envs
 from llm_envs.errors import BridgeError, InvalidConfigError
 from llm_envs.parsers import format_answer, format_tool_call
-from llm_envs.policies.scripted import ConstantPolicy, OraclePolicy
-from llm_envs.rollout.collector import Collector
+from llm_envs.policies import ConstantPolicy, OraclePolicy
+from llm_envs.rollout import Collector
 from llm_envs.tasks.dialogue.catalogue import CATALOGUES, fitting, questions, scripted_answer
 from llm_envs.tasks.dialogue.played_user import PlayedUserEnv, user_messages
 from llm_envs.testing import ByteCodec, HashingTokenPolicy
@@ -68,10 +68,9 @@ def test_the_first_message():
         ("What about the heating?", "The heating does not matter to me."),
         ("Rooms and floor?", "Could you ask me about one thing?"),
         ("What do you want?", "Could you ask me about one thing?"),
-        ("How about Acorn?", "No, the floor is not what I want."),
-        ("How about Clover?", "No, the floor is not what I want."),
-        ("Then Birch!", "That sounds right."),
-        ("Acorn, Birch or Clover?", "Could you ask me about one thing?"),
+        ("How about Acorn?", "I do not know these by name. Ask me what I would like."),
+        ("Then Birch!", "I do not know these by name. Ask me what I would like."),
+        ("Is Birch the right one, on the ground floor?", "I do not know these by name. Ask me what I would like."),
     ],
 )
 def test_the_script_tells_one_thing_at_a_time(text, answer):
@@ -111,7 +110,7 @@ def test_questions_are_asked_without_knowing_what_matters():
     assert questions(ITEMS, {"heating": "wood", "rooms": "three"}) == ["floor", "heating", "rooms"]
 
 
-@pytest.mark.parametrize("level", ["easy", "medium", "hard"])
+@pytest.mark.parametrize("level", ["easy", "medium", "hard", "expert"])
 def test_every_customer_can_be_advised_in_time(level):
     env = gym.make(ID, difficulty=level).unwrapped
     rng_wins = 0
@@ -129,7 +128,7 @@ def test_every_customer_can_be_advised_in_time(level):
     assert rng_wins / 100 <= env.chance_rate + 3 * (env.chance_rate / 100) ** 0.5
 
 
-@pytest.mark.parametrize("level", ["easy", "medium", "hard"])
+@pytest.mark.parametrize("level", ["easy", "medium", "hard", "expert"])
 def test_the_item_that_is_least_like_another_is_right_no_more_often_than_chance(level):
     env, wins, n = gym.make(ID, difficulty=level).unwrapped, 0, 300
     for seed in range(n):
@@ -144,10 +143,35 @@ def test_the_item_that_is_least_like_another_is_right_no_more_often_than_chance(
     assert wins / n <= env.chance_rate + 2 * (env.chance_rate / n) ** 0.5
 
 
+@pytest.mark.parametrize(("level", "chance"), [("easy", 0.22), ("medium", 0.12), ("hard", 0.08), ("expert", 0.06)])
+@pytest.mark.parametrize("offer", ["How about {}?", "{}", "I would recommend {}, do you like it?"])
+def test_offering_each_item_by_its_name_wins_no_more_than_chance(offer, level, chance):
+    """The first version confirmed the right item, and this player won 67%, 51% and 38%."""
+    env, wins, n = gym.make(ID, difficulty=level).unwrapped, 0, 300
+    assert env.chance_rate == chance
+    for seed in range(n):
+        env.reset(seed=seed)
+        names, replies = sorted(env.problem["items"]), []
+        for name in names[: env.max_turns - 1]:
+            replies.append(env.step(offer.format(name))[0])
+        odd = [name for name, reply in zip(names, replies, strict=False) if replies.count(reply) == 1]
+        chosen = odd[0] if odd else names[env.max_turns - 1]
+        wins += env.step(format_answer(chosen))[4]["is_success"]
+    assert wins / n <= chance + 2 * (chance / n) ** 0.5
+
+
+def test_the_oracle_knows_what_it_was_told_and_nothing_else():
+    env = make().unwrapped
+    assert env.oracle() == "What floor would you like?"
+    env.step("Which rooms and which floor?")  # the customer answers neither
+    env.step("Has Birch the right floor?")  # nor this
+    assert env.oracle() == "What floor would you like?"
+
+
 def test_catalogues_have_enough_of_everything():
     for catalogue in CATALOGUES.values():
-        assert len(catalogue.properties) == 6
-        assert len(set(catalogue.names)) == 16
+        assert len(catalogue.properties) == 9
+        assert len(set(catalogue.names)) == 24
         assert all(name.isalpha() for name in catalogue.names)
         assert not {name.casefold() for name in catalogue.names} & set(catalogue.properties)
 
@@ -247,7 +271,7 @@ def test_what_cannot_be_played_is_refused(change):
 def test_settings_are_checked():
     with pytest.raises(InvalidConfigError, match="user_timeout_s"):
         gym.make(ID, user_timeout_s=0.0)
-    with pytest.raises(InvalidConfigError, match="is no policy"):
+    with pytest.raises(InvalidConfigError, match="is not a policy"):
         gym.make(ID, user_policy=3)
     with pytest.raises(InvalidConfigError, match="module:name"):
         gym.make(ID, user_policy="gpt")

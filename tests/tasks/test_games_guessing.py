@@ -121,6 +121,24 @@ def test_the_oracle_of_wordle_needs_at_most_5_of_its_6_guesses():
     assert longest <= 5
 
 
+def test_wordle_with_counted_marks():
+    problem = {"word": "crane", "candidates": []}
+    outcomes = play("llm/Wordle-v0", problem, "react", "crane", difficulty="expert")
+    assert outcomes[0][0] == "r e a c t: 1 G, 3 Y.\n7 replies left."
+    assert outcomes[1][1:3] == (1.0, True)
+
+
+def test_the_oracle_of_wordle_needs_at_most_6_of_its_8_guesses_from_counts():
+    env = make("llm/Wordle-v0", "expert")
+    lengths = []
+    for word in FIVE_LETTER_WORDS[::100]:  # all of them have been tried: 1 to 6 guesses, 4.5 on average
+        env.reset(options={"problem": {"word": word, "candidates": []}})
+        turns, won = turns_of_the_oracle(env)
+        assert won
+        lengths.append(turns)
+    assert max(lengths) <= 6 and sum(lengths) / len(lengths) > 4
+
+
 def test_the_oracle_of_wordle_goes_on_from_any_guesses():
     env = make("llm/Wordle-v0", "hard")
     env.reset(options={"problem": {"word": "crane", "candidates": []}})
@@ -194,9 +212,11 @@ def test_repeating_a_guess_of_mastermind_earns_nothing():
     assert outcomes[-1][3]
 
 
-@pytest.mark.parametrize(("level", "step", "longest"), [("easy", 1, 5), ("medium", 17, 6), ("hard", 3000, 8)])
+@pytest.mark.parametrize(
+    ("level", "step", "longest"), [("easy", 1, 5), ("medium", 17, 6), ("hard", 3000, 8), ("expert", 9000, 8)]
+)
 def test_the_oracle_of_mastermind_breaks_every_code(level, step, longest):
-    # All codes of each level have been tried: the longest games are of 5, 6 and 8 guesses.
+    # All codes of each level have been tried: the longest games are of 5, 6, 8 and 8 guesses.
     env = make("llm/Mastermind-v0", level)
     letters, places = env.settings["letters"], env.settings["places"]
     for code in list(product("ABCDEFG"[:letters], repeat=places))[::step]:
@@ -220,7 +240,7 @@ def test_mastermind_refuses_what_cannot_be_played():
     for problem in ({"letters": 3, "code": "ABD"}, {"letters": 3, "code": ""}, {"letters": 0, "code": "A"}):
         with pytest.raises(InvalidConfigError, match="first so many letters"):
             env.reset(options={"problem": problem})
-    with pytest.raises(InvalidConfigError, match="at most 20000 codes"):
+    with pytest.raises(InvalidConfigError, match="at most 50000 codes"):
         env.reset(options={"problem": {"letters": 26, "code": "ABCDE"}})
 
 

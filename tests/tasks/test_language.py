@@ -7,8 +7,11 @@ import gymnasium as gym
 import pytest
 
 from llm_envs.errors import InvalidActionError, InvalidConfigError
+from llm_envs.tasks.language.english import english_words
+from llm_envs.tasks.language.extraction import matching
 from llm_envs.tasks.language.json_record import same_json
 from llm_envs.tasks.language.patterns import Pattern
+from llm_envs.tasks.language.vocabulary import VOCABULARY
 
 
 def reward(id, problem, answer):
@@ -20,7 +23,14 @@ def reward(id, problem, answer):
 
 # Acrostic.
 
-POEM = {"first": "moo", "last": "kle", "words": 2, "given": ["milk"], "example": "morning milk\nold owl\nopen rose"}
+POEM = {
+    "first": "moo",
+    "last": "kle",
+    "words": 2,
+    "given": ["milk"],
+    "letters": [],
+    "example": "morning milk\nold owl\nopen rose",
+}
 
 
 @pytest.mark.parametrize(
@@ -35,6 +45,7 @@ POEM = {"first": "moo", "last": "kle", "words": 2, "given": ["milk"], "example":
         ("morning milk\nold milk owl\nopen rose", 0),  # three words
         ("open milk\nold owl\nopen rose", 0),
         ("milk milk\nold owl\nopen rose", 0),  # a word twice
+        ("mrrrning milk\nold owl\nopen rose", 0),  # not a word
         ("m milk\nold owl\nopen rose", -0.1),
         ("morning m1lk\nold owl\nopen rose", -0.1),
     ],
@@ -52,10 +63,44 @@ def test_an_acrostic_says_its_conditions():
         "- The last letters of the lines spell KLE.",
         "- Each line has exactly 2 words.",
         "- These words occur: milk.",
-        "- Every word has at least three letters, and no word occurs twice.",
+        "- Every word is an English word of at least three letters, and no word occurs twice. Names do not count.",
     ]
     with pytest.raises(InvalidConfigError, match="does not meet the conditions: stone does not occur"):
         env.reset(options={"problem": {**POEM, "given": ["stone"]}})
+
+
+@pytest.mark.parametrize("level", ["easy", "medium", "hard", "expert"])
+def test_strings_of_letters_are_not_an_acrostic(level):
+    """What meets every condition on letters and counts, with no word but those that are given."""
+    env = gym.make("llm/Acrostic-v0", difficulty=level)
+    rng = random.Random(0)
+    for seed in range(100):
+        env.reset(seed=seed)
+        problem = env.unwrapped.problem
+        lines = []
+        for line in problem["example"].split("\n"):
+            words = line.split()
+            for j, word in enumerate(words):
+                inside = "".join(rng.choice("abcdefghijklmnopqrstuvwxyz") for _ in word[1:-1])
+                words[j] = word if word in problem["given"] else f"{word[0]}{inside}{word[-1]}"
+            lines.append(" ".join(words))
+        assert env.step(f"<answer>{chr(10).join(lines)}</answer>")[1] == 0
+
+
+def test_the_letters_of_the_lines_are_counted():
+    counted = POEM | {"letters": [11, 6, 8]}
+    assert reward("llm/Acrostic-v0", counted, POEM["example"]) == 1
+    assert reward("llm/Acrostic-v0", counted, "moody milk\nold owl\nopen rose") == 0
+    assert reward("llm/Acrostic-v0", POEM, "moody milk\nold owl\nopen rose") == 1
+    with pytest.raises(InvalidConfigError, match="a number for each line"):
+        reward("llm/Acrostic-v0", POEM | {"letters": [11, 6]}, POEM["example"])
+
+
+def test_english_words_are_those_of_both_spellings_with_their_endings():
+    known = english_words()
+    assert 75_000 < len(known) < 80_000
+    assert {"colour", "color", "organised", "organized", "mice", "ran", "highest", "neighbors", *VOCABULARY} <= known
+    assert not {"mxt", "qwxrt", "aaa", "clvi", "darth"} & known
 
 
 # Instructions: each rule, met and missed.
@@ -201,14 +246,27 @@ def test_a_pattern_is_in_one_split():
     )
 
 
-def test_a_correction_matters():
-    env = gym.make("llm/Extraction-v0", difficulty="hard")
+@pytest.mark.parametrize(("level", "n"), [("hard", 4), ("expert", 12)])
+def test_a_correction_matters(level, n):
+    env = gym.make("llm/Extraction-v0", difficulty=level)
     for seed in range(20):
         env.reset(seed=seed)
-        first = env.unwrapped.problem["document"].rsplit("\n\n", 1)[0]
+        first, last = env.unwrapped.problem["document"].rsplit("\n\n", 1)
         said = {entry["code"]: entry for entry in env.unwrapped.problem["entries"]}
-        changed = [code for code in said if code in env.unwrapped.problem["document"].rsplit("\n\n", 1)[1]]
-        assert len(changed) == 4 and all(code in first for code in said)
+        changed = [code for code in said if code in last]
+        assert len(changed) == n and all(code in first for code in said)
+
+
+@pytest.mark.parametrize("level", ["easy", "medium", "hard", "expert"])
+def test_every_condition_on_deliveries_matters(level):
+    env = gym.make("llm/Extraction-v0", difficulty=level).unwrapped
+    for seed in range(40):
+        env.reset(seed=seed)
+        entries, conditions = env.problem["entries"], env.problem["conditions"]
+        found = matching(entries, conditions)
+        assert 2 <= len(found) <= env.settings["most"] and len(conditions) == env.settings["conditions"]
+        for i in range(len(conditions)):
+            assert len(matching(entries, conditions[:i] + conditions[i + 1 :])) > len(found)
 
 
 # Regex.
@@ -233,7 +291,7 @@ def test_regex(answer, paid):
 
 
 def test_a_list_of_the_texts_is_too_long():
-    for level in ("easy", "medium", "hard"):
+    for level in ("easy", "medium", "hard", "expert"):
         env = gym.make("llm/Regex-v0", difficulty=level)
         for seed in range(30):
             env.reset(seed=seed)

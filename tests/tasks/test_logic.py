@@ -164,6 +164,21 @@ def test_no_assignment_of_kinds_is_common(level):
     assert is_bound(task.chance_rate, max(found.values()), n)
 
 
+def test_other_names_and_another_order_are_one_puzzle():
+    key = gym.make("llm/KnightsAndKnaves-v0").unwrapped.split_key
+    for task in drawn("llm/KnightsAndKnaves-v0", "medium", 20):
+        statements = task.problem["statements"]
+        for order in ([1, 0, 2, 3, 4], [4, 3, 2, 1, 0], [2, 4, 1, 0, 3]):
+            renamed = [None] * 5
+            for speaker, (form, *rest) in enumerate(statements):
+                people = {"count": [], "is": [0], "if": [0, 2]}.get(form, [0, 1])
+                renamed[order[speaker]] = [form, *(order[x] if i in people else x for i, x in enumerate(rest))]
+            assert key({"statements": renamed}) == key({"statements": statements})
+    # Ada of Ben, Ben of Ada: not what Ada says of Ben, and Ben of Cleo.
+    say = [["is", 1, True], ["is", 0, True], ["count", 2]]
+    assert key({"statements": say}) != key({"statements": [["is", 1, True], ["is", 2, True], ["count", 2]]})
+
+
 # Syllogisms.
 
 
@@ -268,6 +283,41 @@ def test_arguments_that_differ_in_nouns_and_order_are_one_problem():
     assert key({"arguments": [first]}) == key({"arguments": [twin]})
     assert key({"arguments": [first, second]}) == key({"arguments": [second, first]})
     assert key({"arguments": [first]}) != key({"arguments": [second]})
+
+
+def test_what_says_the_same_is_one_argument():
+    key = gym.make("llm/Syllogisms-v0").unwrapped.split_key
+
+    def key_of(*premises, conclusion):
+        return key({"arguments": [{"premises": [part.split() for part in premises], "conclusion": conclusion.split()}]})
+
+    # No a are b is no b are a; the aside is about another kind, x or y.
+    one = key_of("no a b", "all c b", "some a x", conclusion="no c a")
+    assert one == key_of("some y k", "all m l", "no l k", conclusion="no k m")
+    assert one != key_of("no a b", "all c b", "some b x", conclusion="no c a")
+
+
+@pytest.mark.parametrize("level", [*LEVELS, "expert"])
+def test_a_table_of_arguments_from_train_knows_none_of_test(level):
+    tables = {}
+    for split, n in (("train", 150), ("test", 30)):
+        env = gym.make("llm/Syllogisms-v0", difficulty=level, split=split).unwrapped
+        env.reset(seed=0)
+        tables[split] = set()
+        for _ in range(n):
+            env.reset()
+            tables[split] |= {env.split_key({"arguments": [argument]}) for argument in env.problem["arguments"]}
+    assert not tables["train"] & tables["test"] and len(tables["test"]) > 60
+
+
+def test_asides_change_nothing():
+    env = gym.make("llm/Syllogisms-v0", difficulty="expert").unwrapped
+    env.reset(seed=0)
+    for argument in env.problem["arguments"]:
+        terms = Counter(term for part in [*argument["premises"], argument["conclusion"]] for term in part[1:])
+        needed = [part for part in argument["premises"] if min(terms[term] for term in part[1:]) > 1]
+        assert (len(argument["premises"]), len(needed)) == (6, 4)
+        assert follows(argument["premises"], argument["conclusion"]) == follows(needed, argument["conclusion"])
 
 
 # Entailment.

@@ -10,9 +10,9 @@ import gymnasium as gym
 import pytest
 
 import llm_envs
-from llm_envs.arithmetic import evaluate, evaluate_with_numbers
-from llm_envs.catalogue import family_of
+from llm_envs.checker.catalogue import family_of
 from llm_envs.errors import InvalidConfigError
+from llm_envs.mathematics.arithmetic import evaluate, evaluate_with_numbers
 from llm_envs.parsers import format_answer, format_tool_call
 from llm_envs.tasks.arithmetic.countdown import solve_countdown
 
@@ -48,6 +48,25 @@ def test_the_oracle_wins_in_the_test_split_too(id, level):
             total, over = total + reward, terminated or truncated
         assert info["is_success"]
         assert total == pytest.approx(positive if task.max_return is None else task.max_return)
+
+
+MALFORMED = ["", "<answer>1", format_answer("no such thing"), format_tool_call("no_such_tool")]
+"""Malformed in most tasks; an answer is an answer to some."""
+
+
+@pytest.mark.parametrize(("id", "level"), LEVELS)
+def test_malformed_replies_to_the_end_stay_in_the_declared_range(id, level):
+    env = gym.make(id, difficulty=level)
+    low, high = env.unwrapped.return_range
+    assert -1.5 <= low < 0 < high <= 1.5
+    for action in MALFORMED:
+        env.reset(seed=0)
+        total, over = 0.0, False
+        while not over:
+            _, reward, terminated, truncated, _ = env.step(action)
+            total, over = total + reward, terminated or truncated
+        assert low <= total <= high, action
+        assert total >= -0.5 or (id == "llm/CustomerService-v0" and total >= -1.0)
 
 
 @pytest.mark.parametrize("id", TASK_IDS)
@@ -86,7 +105,8 @@ def test_calculator_looks_as_documented():
     env = gym.make("llm/Calculator-v0")
     observation, _ = env.reset(options={"problem": {"expression": "37*24"}})
     assert observation == "What is 37*24?"
-    assert env.get_wrapper_attr("system_prompt") == "Use the calculator, then answer as <answer>...</answer>."
+    told = "Use the calculator, then answer as <answer>...</answer>. You have 4 replies."
+    assert env.get_wrapper_attr("system_prompt") == told
     assert env.get_wrapper_attr("tools") == [
         {
             "type": "function",
@@ -270,11 +290,11 @@ def test_countdown_solver():
     ("problem", "complaint"),
     [
         ({"numbers": [1, 1], "target": 24}, "no expression of these numbers"),
-        ({"numbers": [], "target": 24}, "1 to 5 whole numbers"),
-        ({"numbers": [1] * 6, "target": 6}, "1 to 5 whole numbers"),
-        ({"numbers": [1, "2"], "target": 3}, "1 to 5 whole numbers"),
-        ({"numbers": [1, True], "target": 2}, "1 to 5 whole numbers"),
-        ({"numbers": [0, 1], "target": 1}, "1 to 5 whole numbers"),
+        ({"numbers": [], "target": 24}, "1 to 6 whole numbers"),
+        ({"numbers": [1] * 7, "target": 7}, "1 to 6 whole numbers"),
+        ({"numbers": [1, "2"], "target": 3}, "1 to 6 whole numbers"),
+        ({"numbers": [1, True], "target": 2}, "1 to 6 whole numbers"),
+        ({"numbers": [0, 1], "target": 1}, "1 to 6 whole numbers"),
         ({"numbers": 3, "target": 3}, "must be of type list"),
     ],
 )

@@ -148,7 +148,7 @@ def test_times_as_people_write_them():
         slot_of("17:00")
 
 
-@pytest.mark.parametrize("level", ["easy", "medium", "hard"])
+@pytest.mark.parametrize("level", ["easy", "medium", "hard", "expert"])
 def test_the_time_is_the_first_at_which_all_are_free(level):
     env = gym.make(ID, difficulty=level).unwrapped
     for seed in range(40):

@@ -182,7 +182,7 @@ def test_what_the_system_shows():
     assert env.step(call("refund", item="rain coat"))[0] == "Error: the Rain Coat was refunded already"
 
 
-@pytest.mark.parametrize("level", ["easy", "medium", "hard"])
+@pytest.mark.parametrize("level", ["easy", "medium", "hard", "expert"])
 def test_fixed_decisions_win_no_more_than_the_chance_rate(level):
     env = gym.make(ID, difficulty=level).unwrapped
     n, wins = 400, {}

@@ -198,7 +198,7 @@ def test_a_tree_in_order_counts_only_when_it_is_said():
     assert (reward, terminated, truncated, info["is_success"]) == (0.0, False, True, False)
 
 
-@pytest.mark.parametrize("level", ["medium", "hard"])
+@pytest.mark.parametrize("level", ["medium", "hard", "expert"])
 def test_the_oracle_repairs_what_can_be_repaired(level):
     env = gym.make(ID, difficulty=level).unwrapped
     for seed in range(20):
@@ -215,7 +215,7 @@ def test_the_oracle_repairs_what_can_be_repaired(level):
         assert total == 1.0
 
 
-@pytest.mark.parametrize("level", ["easy", "medium", "hard"])
+@pytest.mark.parametrize("level", ["easy", "medium", "hard", "expert"])
 def test_no_single_command_and_no_destruction_wins(level):
     commands = ("rm -r /docs /home /work /data /team /projects", "mkdir -p /archive", "rm -r /*", "mv /* /archive")
     for seed in range(30):

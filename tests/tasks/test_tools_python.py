@@ -1,6 +1,8 @@
 """PythonInterpreter."""
 
+import asyncio
 import contextlib
+import time
 from collections import Counter
 
 import gymnasium as gym
@@ -10,6 +12,9 @@ import pytest
 import llm_envs
 from llm_envs.errors import InvalidConfigError, SandboxError
 from llm_envs.parsers import format_answer, format_tool_call
+from llm_envs.policies import ConstantPolicy
+from llm_envs.rollout import EpisodeSpec, play_episode
+from llm_envs.rollout.workers.runner import EnvMaker
 from llm_envs.tasks.tools.python_interpreter import KINDS
 
 assert llm_envs  # registers
@@ -45,7 +50,7 @@ def test_answers_worked_by_hand(given, answer):
     assert env.step(format_answer(answer + 1))[:4] == ("Incorrect.", 0.0, True, False)
 
 
-@pytest.mark.parametrize("level", ["easy", "medium", "hard"])
+@pytest.mark.parametrize("level", ["easy", "medium", "hard", "expert"])
 def test_the_program_run_in_the_sandbox_gives_the_answer(level):
     env = gym.make(ID, difficulty=level).unwrapped
     kinds = Counter()
@@ -127,3 +132,27 @@ def test_a_reply_cannot_take_its_time_sixteen_times():
     observation, reward, *_ = env.step("\n".join([format_tool_call("python", code="1 + 1")] * 5))
     assert observation == "2\n2\n2\n2\nError: 5 tool calls in one reply; only the first 4 were run."
     assert reward == pytest.approx(-0.1)
+
+
+def test_endless_code_does_not_hold_up_the_collector():
+    """Four episodes whose code does not end: other coroutines go on all the while."""
+    pauses = []
+
+    async def watch():
+        while True:
+            started = time.perf_counter()
+            await asyncio.sleep(0.02)
+            pauses.append(time.perf_counter() - started)
+
+    async def main():
+        watcher = asyncio.create_task(watch())
+        endless = ConstantPolicy(format_tool_call("python", code="while True: pass"))
+        trajectories = await asyncio.gather(
+            *(play_episode(EnvMaker(ID, {"max_turns": 1}), EpisodeSpec(ID, {}, seed=n), endless) for n in range(4))
+        )
+        watcher.cancel()
+        return trajectories
+
+    trajectories = asyncio.run(main())
+    assert ["time limit" in each.turns[0].tool_results[0].output for each in trajectories] == [True] * 4
+    assert max(pauses) < 1.0  # each call takes two seconds

@@ -84,7 +84,7 @@ def test_the_budget_is_four_checks():
     assert make().step(check(5, 31))[0] == "Error: there are the questions 1 to 4"
 
 
-@pytest.mark.parametrize(("level", "n_open"), [("easy", 1), ("medium", 2), ("hard", 2)])
+@pytest.mark.parametrize(("level", "n_open"), [("easy", 1), ("medium", 2), ("hard", 2), ("expert", 3)])
 def test_each_question_leaves_one_number_or_two(level, n_open):
     env = gym.make(ID, difficulty=level).unwrapped
     seconds = 0
@@ -129,7 +129,7 @@ def test_checks_where_they_are_needed_are_the_best_policy(level, best, unchecked
     assert sum(totals["unchecked"]) / 300 == pytest.approx(unchecked, abs=0.03)
 
 
-@pytest.mark.parametrize("level", ["easy", "medium", "hard"])
+@pytest.mark.parametrize("level", ["easy", "medium", "hard", "expert"])
 def test_numbers_drawn_from_the_ranges_are_hardly_ever_right(level):
     env = gym.make(ID, difficulty=level).unwrapped
     rng, wins = random.Random(0), 0

@@ -1,6 +1,7 @@
 """The SQLite worlds, running queries on them, and SQLExplorer."""
 
 import pickle
+import sqlite3
 import time
 from collections import Counter, defaultdict
 
@@ -121,6 +122,33 @@ def test_a_statement_that_does_not_end_is_stopped_by_its_steps(sql):
     assert time.monotonic() - started < 30
 
 
+ROWS = "(WITH RECURSIVE r(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM r LIMIT 100000) SELECT x FROM r)"
+LONG = "(SELECT replace(hex(zeroblob(1600)), '0', 'aaa') v)"
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT printf('%.*c', 1000000000, 'x')",
+        "SELECT printf('%-.1000000000c', 'x')",
+        "SELECT format('%.1000000000c', 'x')",
+        f"SELECT COUNT(instr(v || x, substr(v, 1, 4800) || 'b')) FROM {LONG}, {ROWS}",
+        f"SELECT COUNT(replace(v || x, substr(v, 1, 4800) || 'b', '')) FROM {LONG}, {ROWS}",
+    ],
+)
+def test_a_statement_of_few_long_steps_is_stopped_by_its_time(sql):
+    started = time.thread_time()
+    with pytest.raises(InvalidActionError, match=r"too much time|a width of five digits"):
+        Database(WORLD).query(sql)
+    assert time.thread_time() - started < 2.0  # a quarter of a second, and the steps between two looks
+
+
+def test_formats_are_those_of_sqlite():
+    sql = "SELECT printf('%5.2f|%-4d|%s|%%|%.3c|%,d', 3.14159, 7, 'a', 'x', 1234567), printf('%d%%'), printf(NULL)"
+    with sqlite3.connect(":memory:") as plain:
+        assert Database(WORLD).query(sql).rows == tuple(plain.execute(sql).fetchall())
+
+
 def test_dates_of_the_data_can_be_taken_apart():
     rows = Database(WORLD).query("SELECT strftime('%m', date), COUNT(*) FROM orders GROUP BY 1").rows
     assert rows == (("01", 1), ("02", 2), ("04", 1))
@@ -231,7 +259,7 @@ def test_a_list_of_all_names_is_wrong():
     assert env.step(format_answer("Ada Abel, Ben Dahl, Leo Lund"))[1] == 0.0
 
 
-@pytest.mark.parametrize("level", ["easy", "medium", "hard"])
+@pytest.mark.parametrize("level", ["easy", "medium", "hard", "expert"])
 def test_the_answer_worked_out_from_the_rows_is_that_of_the_query(level):
     env = gym.make("llm/SQLExplorer-v0", difficulty=level).unwrapped
     kinds = Counter()
@@ -271,7 +299,7 @@ def test_what_cannot_be_asked_is_refused():
             env.reset(options={"problem": given})
 
 
-@pytest.mark.parametrize("level", ["easy", "medium", "hard"])
+@pytest.mark.parametrize("level", ["easy", "medium", "hard", "expert"])
 def test_the_best_constant_answer_wins_no_more_than_the_chance_rate(level):
     env = gym.make("llm/SQLExplorer-v0", difficulty=level).unwrapped
     env.reset(seed=0)

@@ -60,7 +60,7 @@ def tiny_folder(tmp_path_factory):
 @pytest.fixture
 def config(tmp_path):
     """Return a factory of small settings."""
-    from llm_envs.trainers.grpo import EnvGRPOConfig
+    from llm_envs.trainers import EnvGRPOConfig
 
     def make(**changes):
         settings = {

@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM
 from llm_envs.errors import InvalidConfigError
 from llm_envs.rollout import EnvChoice
 from llm_envs.tiny_model import tiny_model, tiny_tokenizer
-from llm_envs.trainers.dpo import EnvDPOConfig, EnvDPOTrainer
-from llm_envs.trainers.functional.algorithm import PAIRWISE
+from llm_envs.trainers import EnvDPOConfig, EnvDPOTrainer, EnvGRPOTrainer, EnvPPOConfig, EnvPPOTrainer
+from llm_envs.trainers.functional.algorithm import GRPO, PAIRWISE, PPO
 from llm_envs.trainers.functional.kl import k2
 from llm_envs.trainers.functional.references import (
     KLTriggeredUpdate,
@@ -24,8 +24,6 @@ from llm_envs.trainers.functional.references import (
     create_periodic_update,
     frozen_copy,
 )
-from llm_envs.trainers.grpo import EnvGRPOTrainer
-from llm_envs.trainers.ppo import EnvPPOConfig, EnvPPOTrainer
 from llm_envs.trainers.reference import adapter_weights
 
 pytestmark = pytest.mark.trainings
@@ -129,10 +127,8 @@ def test_an_ema_is_the_average_by_hand(make, kind):
 def test_a_periodic_reference_is_counted_when_it_moves(make):
     trainer = make({"max_steps": 3}, reference_update_fn=create_periodic_update(2))
     seen = []
-    update = trainer._in_force.reference.update_fn
-    trainer._in_force.reference.update_fn = lambda *given, **more: (
-        seen.append(copied(given[1])) or update(*given, **more)
-    )
+    update = trainer._reference.update_fn
+    trainer._reference.update_fn = lambda *given, **more: seen.append(copied(given[1])) or update(*given, **more)
     trainer.train()
     assert logged(trainer, "reference/updates") == [0.0, 1.0, 1.0]
     assert_same(copied(trainer.ref_model), seen[1], atol=0.0)
@@ -224,9 +220,9 @@ def test_a_resumed_run_has_the_reference_of_the_whole_one(make, tmp_path, kind):
         reference = adapter_weights(model, "ref") if kind == "lora" else trainer.ref_model
         return trainer, copied(reference), update.accumulated_kl
 
-    whole, reference, accumulated = run("whole")
+    whole, reference, whole_kl = run("whole")
     resumed, again, resumed_kl = run("resumed", str(tmp_path / "whole" / "checkpoint-2"))
-    assert accumulated > 1e-7 and resumed_kl == pytest.approx(accumulated, rel=1e-4)
+    assert whole_kl > 1e-7 and resumed_kl == pytest.approx(whole_kl, rel=1e-4)
     assert_same(reference, again)
     assert_same(copied(whole.model), copied(resumed.model))
     assert logged(resumed, "reference/updates") == [1.0, 2.0, 3.0]
@@ -240,7 +236,7 @@ def test_a_resumed_run_has_the_reference_of_the_whole_one(make, tmp_path, kind):
 
 
 def test_a_copy_made_by_a_function_is_trls_reference(make, tiny_folder):
-    plain, ours = make({"kl_in": "loss"}), make(ref_model_fn=frozen_copy)
+    plain, ours = make(), make(ref_model_fn=frozen_copy)
     plain.train()
     assert ours.ref_model is not None and ours.args.beta == 0.1
     ours.train()
@@ -257,8 +253,11 @@ def test_a_teacher_is_a_reference(make, tiny_folder, kind, kl_in):
     with torch.no_grad():
         for parameter in teacher.parameters():
             parameter.add_(0.02 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
-    settings = {"max_steps": 1} | ({"kl_in": kl_in} if kl_in else {})
-    trainer = make(settings, kind=kind, ref_model_fn=lambda policy: teacher)
+    further = {}
+    if kl_in:
+        further["algorithm"] = replace(PPO if kind == "ppo" else GRPO, kl_coef=0.1, kl_in=kl_in)
+    settings = {"max_steps": 1, "beta": 0.0} if kl_in else {"max_steps": 1}
+    trainer = make(settings, kind=kind, ref_model_fn=lambda policy: teacher, **further)
     assert trainer.accelerator.unwrap_model(trainer.ref_model) is teacher
     start = copied(teacher)
     trainer.train()
@@ -274,9 +273,9 @@ def test_learning_from_a_teacher_alone_approaches_it(make, tiny_folder):
     with torch.no_grad():
         teacher.get_output_embeddings().weight.add_(0.1 * torch.randn_like(teacher.get_output_embeddings().weight))
     trainer = make(
-        {"max_steps": 8, "num_iterations": 8, "optim": "adamw_torch", "learning_rate": 5e-3, "beta": 1.0},
+        {"max_steps": 8, "num_iterations": 8, "optim": "adamw_torch", "learning_rate": 5e-3, "beta": 0.0},
         ref_model_fn=lambda policy: teacher,
-        kl_fn=k2,
+        algorithm=replace(GRPO, normalisation="token", kl_fn=k2, kl_coef=1.0),
         reward_weights={"reward": 0.0},
     )
     trainer.train()

@@ -1,6 +1,7 @@
 """KL coefficients over a run: their values by hand, and in force in the trainers."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,7 +9,9 @@ from dense_env import DenseEnv
 
 from llm_envs.errors import InvalidConfigError
 from llm_envs.rollout import EnvChoice
-from llm_envs.trainers.grpo import EnvGRPOTrainer
+from llm_envs.trainers import EnvGRPOTrainer
+from llm_envs.trainers.functional.algorithm import GRPO
+from llm_envs.trainers.grpo.algorithms import with_settings
 from llm_envs.trainers.schedules import (
     KLController,
     create_adaptive,
@@ -100,9 +103,11 @@ def test_a_line_of_a_configuration(text, at_step_1_of_3):
 
 
 @pytest.mark.parametrize("text", ["linear", "linear:0.1", "linear:a:b", "sine:0.1:0.0", "constant:0.1:0.2", "0.1", ""])
-def test_what_is_no_schedule(text, config):
-    with pytest.raises(InvalidConfigError, match=r"kl_schedule=.*linear:FIRST:LAST"):
-        config(kl_schedule=text)
+def test_what_is_no_schedule(text):
+    with pytest.raises(InvalidConfigError, match=r"KL schedule .*must be one of .*linear:FIRST:LAST"):
+        parse_kl_schedule(text)
+    with pytest.raises(InvalidConfigError, match=r"KL schedule .*must be one of .*linear:FIRST:LAST"):
+        with_settings(GRPO, {"kl_coef": text})
 
 
 @pytest.mark.parametrize(
@@ -123,11 +128,11 @@ def test_coefficients_that_are_none(create):
 
 
 @pytest.mark.parametrize("kl_in", ["loss", "reward"])
-def test_a_constant_schedule_is_beta(make, kl_in):
-    settings = {"kl_in": kl_in, "num_iterations": 2, "max_steps": 4}
-    plain = make(settings | {"beta": 0.4})
+def test_a_constant_schedule_is_a_coefficient(make, kl_in):
+    settings = {"num_iterations": 2, "max_steps": 4}
+    plain = make(settings, algorithm=replace(GRPO, kl_in=kl_in, kl_coef=0.4))
     plain.train()
-    scheduled = make(settings | {"kl_schedule": "constant:0.4"})
+    scheduled = make(settings, algorithm=with_settings(GRPO, {"kl_in": kl_in, "kl_coef": "constant:0.4"}))
     scheduled.train()
     assert distance(weights(plain), weights(scheduled)) == 0.0
     assert logged(plain, "kl_coef") == logged(scheduled, "kl_coef") == [0.4] * 4
@@ -137,7 +142,8 @@ def test_a_constant_schedule_is_beta(make, kl_in):
 def test_a_schedule_that_begins_at_0_and_passes_through_it(make, kl_in):
     """0, 2, 0 and 2: the first step is one without a reference, and the reference is there all the same."""
     schedule = {0: 0.0, 1: 2.0, 2: 0.0, 3: 2.0}
-    trainer = make({"kl_in": kl_in, "max_steps": 4}, kl_schedule=lambda step, n_steps, kl: schedule[step])
+    algorithm = replace(GRPO, kl_in=kl_in, kl_coef=lambda step, n_steps, kl: schedule[step])
+    trainer = make({"max_steps": 4}, algorithm=algorithm)
     kept = []
     generate = trainer._generate_and_score_completions
     trainer._generate_and_score_completions = lambda inputs: kept.append(generate(inputs)) or kept[-1]
@@ -150,7 +156,7 @@ def test_a_schedule_that_begins_at_0_and_passes_through_it(make, kl_in):
 
 def test_it_changes_at_generation_boundaries_only(make):
     """Two passes over each generation: steps 0 and 1 have one coefficient, 2 and 3 the next."""
-    trainer = make({"num_iterations": 2, "max_steps": 4, "kl_schedule": "linear:0.3:0.0"})
+    trainer = make({"num_iterations": 2, "max_steps": 4}, algorithm=replace(GRPO, kl_coef=create_linear(0.3, 0.0)))
     trainer.train()
     assert logged(trainer, "kl_coef") == pytest.approx([0.3, 0.3, 0.1, 0.1])
 
@@ -160,7 +166,8 @@ def test_a_resumed_run_has_the_coefficients_of_the_whole_one(make, tmp_path):
 
     def run(folder, resume=None):
         schedule = create_adaptive(0.5, 1e-5)
-        trainer = make(settings | {"output_dir": str(tmp_path / folder)}, kl_schedule=schedule)
+        algorithm = replace(GRPO, kl_coef=schedule)
+        trainer = make(settings | {"output_dir": str(tmp_path / folder)}, algorithm=algorithm)
         trainer.train(resume_from_checkpoint=resume)
         return trainer, schedule
 
@@ -174,13 +181,31 @@ def test_a_resumed_run_has_the_coefficients_of_the_whole_one(make, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("settings", "hooks", "match"),
+    ("settings", "match"),
     [
-        ({"beta": 0.1}, {"kl_schedule": create_constant(0.1)}, "beta and kl_schedule both say"),
-        ({"beta": 0.1, "kl_schedule": "constant:0.1"}, {}, "beta and kl_schedule in the settings both say"),
-        ({"kl_schedule": "constant:0.1"}, {"kl_schedule": create_constant(0.1)}, "leave one out"),
+        ({"dynamic_sampling": "false"}, "dynamic_sampling='false'; it must be true or false"),
+        ({"kl_coef": True}, "kl_coef=True; it must be a number or a text"),
+        ({"entropy_coef": "much"}, "entropy_coef='much'; it must be a number"),
+        ({"kl_fn": ["k1"]}, r"kl_fn=\['k1'\]; it must be a text"),
+        ('{"entropy_coef": NaN}', "entropy_coef is nan; it must be a finite number"),
+        ('{"kl_coef": -1}', "kl_coef is -1; it must be a number of at least 0"),
+        ("[1]", "it must be a JSON object"),
     ],
 )
-def test_two_that_say_the_coefficient(make, settings, hooks, match):
+def test_settings_of_an_algorithm_that_cannot_be_meant(settings, match):
     with pytest.raises(InvalidConfigError, match=match):
-        make(settings, **hooks)
+        with_settings(GRPO, settings)
+
+
+def test_two_schedules_under_one_name_are_refused(make):
+    """Their state would be one: the first would count for both."""
+    two = {0: replace(GRPO, kl_coef=create_linear(0.3, 0.0)), 1: replace(GRPO, kl_coef=create_linear(0.0, 0.3))}
+    with pytest.raises(InvalidConfigError, match=r"two schedules of the KL belong to algorithms called 'grpo'"):
+        make(algorithm=two)
+
+
+def test_a_number_beside_a_schedule_of_the_same_name_is_that_number(make):
+    schedule = replace(GRPO, kl_coef=create_linear(0.4, 0.0))
+    trainer = make({"max_steps": 3}, algorithm={0: schedule, 1: replace(GRPO, kl_coef=0.7), 2: schedule})
+    trainer.train()
+    assert logged(trainer, "kl_coef") == pytest.approx([0.4, 0.7, 0.0])

@@ -1,11 +1,13 @@
 """An algorithm as a value: its advantages, its loss, its KL, put together by one function.
 
-`GRPO`, `DR_GRPO`, `DAPO`, `RLOO`, `REINFORCE`, `GSPO`, `CISPO` and `PAIRWISE` are ready; `dataclasses.replace(GRPO,
-kl_fn=k2, kl_coef=0.04)` makes another, and so does a function of one's own in any field.
+`ALGORITHMS` has the published ones by name. `dataclasses.replace(GRPO, kl_fn=k2, kl_coef=0.04)` makes another; any
+field may hold your own function. Every driver (`EnvGRPOTrainer`, the plain loop, the quick start, the command line)
+takes the same value and computes the same gradient.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -21,7 +23,7 @@ from llm_envs.trainers.functional.advantages import (
     group_normalised,
     leave_one_out,
 )
-from llm_envs.trainers.functional.kl import KLFn, k3, mean_kl
+from llm_envs.trainers.functional.kl import KLFn, KLSchedule, check_reward_estimator, k1, k3, mean_kl
 from llm_envs.trainers.functional.losses import (
     LossFn,
     create_cispo,
@@ -39,6 +41,7 @@ from llm_envs.trainers.functional.pairs import (
     pair_log_ratios,
     sequence_log_ratios,
 )
+from llm_envs.trainers.functional.turn_advantages import create_per_turn
 
 __all__ = [
     "ALGORITHMS",
@@ -48,9 +51,11 @@ __all__ = [
     "GRPO",
     "GSPO",
     "PAIRWISE",
+    "PER_TURN",
+    "PPO",
     "REINFORCE",
     "RLOO",
-    "AlgorithmConfig",
+    "Algorithm",
     "AlgorithmSchedule",
     "LossBatch",
     "algorithm_loss",
@@ -59,29 +64,31 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True)
-class AlgorithmConfig:
-    """What is learned from a batch of episodes. Every field may be a function of one's own.
+class Algorithm:
+    """Everything that decides what is learned from a batch of episodes.
 
     Raises:
         ValueError: If the fields contradict one another.
     """
 
     name: str
-    """What logs and checkpoints call it."""
-    advantage_fn: AdvantageFn = group_normalised
-    """`(rewards_B, group_ids_B, turn_rewards_BK) -> advantages` of shape (B,) or (B, K)."""
+    """In logs and checkpoints."""
+    advantage_fn: AdvantageFn | None = group_normalised
+    """`(rewards_B, group_ids_B, turn_rewards_BK) -> advantages` of shape (B,) or (B, K); None: a critic makes them."""
     loss_fn: LossFn | None = field(default_factory=create_clipped_surrogate)
     """`(logps_BT, old_logps_BT, advantages, mask_BT) -> loss_BT`; None: no loss on tokens."""
     normalisation: Normalisation = "token"
-    """What the sum over tokens is divided by, of loss and KL."""
+    """What the sum over tokens is divided by, of loss and KL (`masking.aggregate_loss`)."""
     constant: float | None = None
     """The constant of `normalisation="constant"`; None: the greatest completion length, `LossBatch.max_length`."""
-    kl_fn: KLFn = k3
-    """`(logps_BT, ref_logps_BT, mask_BT) -> kl_BT`, against the reference."""
-    kl_coef: float = 0.0
-    """0: no reference is needed."""
+    kl_fn: KLFn | None = None
+    """`(logps_BT, ref_logps_BT, mask_BT) -> kl_BT`, against the reference. None: `k3` in the loss, `k1` in the
+    reward, where `k2`, `k3` and `absolute` are refused."""
+    kl_coef: float | KLSchedule = 0.0
+    """Coefficient of the KL; 0: no reference is needed. A schedule `(step, n_steps, kl) -> coefficient`
+    (`trainers.schedules`) works in the trainers."""
     kl_in: Literal["loss", "reward"] = "loss"
-    """Where the KL counts. "reward": the trainer subtracts it before advantages (`kl.kl_in_reward`; take `k1`)."""
+    """Where the KL counts. "reward": it is subtracted from each turn's reward before advantages."""
     entropy_coef: float = 0.0
     """Times the mean entropy per token, subtracted from the loss."""
     pair_selector: PairSelector | None = None
@@ -91,12 +98,15 @@ class AlgorithmConfig:
     pair_average: bool = False
     """Whether log-ratios of pairs are means over tokens (IPO) instead of sums."""
     dynamic_sampling: bool = False
-    """Whether groups whose rewards are all equal are to be replaced by others (`groups.groups_with_spread`)."""
+    """Whether groups whose rewards are all equal are replaced by others (`rollout.filters.create_spread_filter`)."""
+    overlong: float = 0.0
+    """Share of the greatest completion length, at its end, over which an episode's reward falls by up to 1 (DAPO's soft
+    overlong punishment, `rewards.create_overlong_penalty`); 0: no punishment."""
 
     def __post_init__(self) -> None:
         """Check what can be checked without a batch."""
-        if self.normalisation not in ("token", "sequence", "constant"):
-            raise ValueError(f"normalisation is {self.normalisation!r}: 'token', 'sequence' or 'constant'.")
+        if self.normalisation not in ("token", "prompt", "sequence", "constant"):
+            raise ValueError(f"normalisation is {self.normalisation!r}: 'token', 'prompt', 'sequence' or 'constant'.")
         if self.kl_in not in ("loss", "reward"):
             raise ValueError(f"kl_in is {self.kl_in!r}; it must be 'loss' or 'reward'.")
         if (self.pair_selector is None) != (self.pair_loss_fn is None):
@@ -105,6 +115,21 @@ class AlgorithmConfig:
             raise ValueError("an algorithm needs a loss_fn or a pair_loss_fn.")
         if self.constant is not None and not self.constant > 0:
             raise ValueError(f"constant is {self.constant}; it must be above 0, or None.")
+        if not 0.0 <= self.overlong <= 1.0:
+            raise ValueError(f"overlong is {self.overlong}; it must be from 0 to 1.")
+        if not math.isfinite(self.entropy_coef):
+            raise ValueError(f"entropy_coef is {self.entropy_coef}; it must be a finite number.")
+        if not callable(self.kl_coef) and not 0.0 <= self.kl_coef < float("inf"):
+            raise ValueError(f"kl_coef is {self.kl_coef}; it must be a number of at least 0, or a schedule.")
+        if self.kl_in == "reward":
+            check_reward_estimator(self.kl_estimator)
+        if self.kl_fn is not None and not self.kl_coef:
+            raise ValueError("kl_fn is given, but kl_coef=0, so it would have no effect: set kl_coef above 0.")
+
+    @property
+    def kl_estimator(self) -> KLFn:
+        """`kl_fn`, or the default of where the KL counts."""
+        return self.kl_fn or (k1 if self.kl_in == "reward" else k3)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -128,7 +153,10 @@ class LossBatch:
     rewards_B: torch.Tensor | None = None
     """NaN where there is no score. Needed to select pairs."""
     group_ids_B: torch.Tensor | None = None
-    """Ints. Needed to select pairs."""
+    """Ints. Needed to select pairs, and for `normalisation="prompt"`."""
+    group_tokens_B: torch.Tensor | None = None
+    """How many tokens each row's group has in the whole batch (`masking.group_token_counts`), for
+    `normalisation="prompt"` where this batch is a part of one; None: those here."""
     pair_losses_B: torch.Tensor | None = None
     """With `pair_slopes_B`, in place of selecting pairs: each row's part of the pairs' mean loss, shape (B,)."""
     pair_slopes_B: torch.Tensor | None = None
@@ -139,7 +167,7 @@ class LossBatch:
     """Greatest completion length in tokens, for `normalisation="constant"`."""
 
 
-def algorithm_loss(algorithm: AlgorithmConfig, batch: LossBatch) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
+def algorithm_loss(algorithm: Algorithm, batch: LossBatch) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
     """Return the loss of a batch, `N(w l + kl_coef k) + mean pair loss - entropy_coef H`, and statistics.
 
     N is the algorithm's normalisation, w the importance weights, l the loss per token, k the KL per token (only with
@@ -169,14 +197,22 @@ def algorithm_loss(algorithm: AlgorithmConfig, batch: LossBatch) -> tuple[torch.
         if batch.weights is not None:
             loss_BT = loss_BT * zero_masked(batch.weights.expand(mask_BT.shape), mask_BT).detach()
     if algorithm.kl_coef and algorithm.kl_in == "loss":
+        if callable(algorithm.kl_coef):
+            raise ValueError(f"the kl_coef of {algorithm.name!r} is a schedule: replace it by the coefficient of now.")
         ref_logps_BT = _needed(batch.ref_logps_BT, "ref_logps_BT", algorithm)
-        kl_BT = algorithm.kl_fn(logps_BT, ref_logps_BT.detach(), mask_BT)
+        kl_BT = algorithm.kl_estimator(logps_BT, ref_logps_BT.detach(), mask_BT)
         loss_BT = loss_BT + algorithm.kl_coef * zero_masked(kl_BT, mask_BT)
         stats["kl"] = mean_kl(kl_BT, mask_BT).detach()
     constant = algorithm.constant if algorithm.constant is not None else batch.max_length
     if algorithm.loss_fn is not None or "kl" in stats:
         loss = loss + aggregate_loss(
-            loss_BT, mask_BT, algorithm.normalisation, constant=constant, denominator=batch.denominator
+            loss_BT,
+            mask_BT,
+            algorithm.normalisation,
+            constant=constant,
+            denominator=batch.denominator,
+            group_ids_B=batch.group_ids_B,
+            group_tokens_B=batch.group_tokens_B,
         )
     if algorithm.pair_loss_fn is not None:
         reference_BT = old_logps_BT if batch.ref_logps_BT is None else batch.ref_logps_BT
@@ -189,7 +225,7 @@ def algorithm_loss(algorithm: AlgorithmConfig, batch: LossBatch) -> tuple[torch.
 
 
 def _pair_term(
-    algorithm: AlgorithmConfig, batch: LossBatch, reference_BT: torch.Tensor
+    algorithm: Algorithm, batch: LossBatch, reference_BT: torch.Tensor
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Return the mean loss of the batch's pairs, 0 without any, and its statistics."""
     assert algorithm.pair_selector is not None and algorithm.pair_loss_fn is not None
@@ -209,25 +245,27 @@ def _pair_term(
     return losses_P.sum() / n_at_least_1, {"pairs": n_pairs, "pair_accuracy": right_P.sum() / n_at_least_1}
 
 
-def _needed(tensor: torch.Tensor | None, name: str, algorithm: AlgorithmConfig) -> torch.Tensor:
+def _needed(tensor: torch.Tensor | None, name: str, algorithm: Algorithm) -> torch.Tensor:
     if tensor is None:
         raise ValueError(f"the algorithm {algorithm.name!r} needs LossBatch.{name}.")
     return tensor
 
 
-GRPO = AlgorithmConfig("grpo", normalisation="sequence")
+GRPO = Algorithm("grpo", normalisation="sequence")
 """Group-normalised advantages, clipped ratio of tokens, mean over sequences ("DeepSeekMath", arXiv 2402.03300)."""
-DR_GRPO = AlgorithmConfig("dr_grpo", advantage_fn=group_centred, normalisation="constant")
+DR_GRPO = Algorithm("dr_grpo", advantage_fn=group_centred, normalisation="constant")
 """GRPO without the biases of length and standard deviation ("... R1-Zero-Like Training", arXiv 2503.20783)."""
-DAPO = AlgorithmConfig(
-    "dapo", loss_fn=create_clipped_surrogate(clip_low=0.2, clip_high=0.28), normalisation="token", dynamic_sampling=True
+DAPO = Algorithm(
+    "dapo",
+    loss_fn=create_clipped_surrogate(clip_low=0.2, clip_high=0.28),
+    normalisation="token",
+    dynamic_sampling=True,
+    overlong=0.2,
 )
-"""Decoupled clip, dynamic sampling, loss over tokens (arXiv 2503.14476); its overlong punishment is a reward."""
-RLOO = AlgorithmConfig(
-    "rloo", advantage_fn=leave_one_out, loss_fn=policy_gradient, normalisation="constant", constant=1.0
-)
+"""Decoupled clip, dynamic sampling, loss over tokens, soft overlong punishment ("DAPO", arXiv 2503.14476)."""
+RLOO = Algorithm("rloo", advantage_fn=leave_one_out, loss_fn=policy_gradient, normalisation="constant", constant=1.0)
 """REINFORCE on whole sequences against the mean of the others ("Back to Basics", arXiv 2402.14740); on-policy."""
-REINFORCE = AlgorithmConfig(
+REINFORCE = Algorithm(
     "reinforce",
     advantage_fn=create_reinforce(batch_leave_one_out_baseline),
     loss_fn=policy_gradient,
@@ -235,15 +273,15 @@ REINFORCE = AlgorithmConfig(
     constant=1.0,
 )
 """The policy gradient of whole sequences against the mean of the batch's others (R. Williams, 1992); on-policy."""
-GSPO = AlgorithmConfig(
+GSPO = Algorithm(
     "gspo",
     loss_fn=create_clipped_surrogate(clip_low=3e-4, clip_high=4e-4, level="sequence_token"),
     normalisation="sequence",
 )
 """One ratio a sequence, with the paper's narrow clip ("Group Sequence Policy Optimization", arXiv 2507.18071)."""
-CISPO = AlgorithmConfig("cispo", loss_fn=create_cispo(max_ratio=5.0), normalisation="token")
+CISPO = Algorithm("cispo", loss_fn=create_cispo(max_ratio=5.0), normalisation="token")
 """Clipped importance weights, no clipped updates ("MiniMax-M1", arXiv 2506.13585)."""
-PAIRWISE = AlgorithmConfig(
+PAIRWISE = Algorithm(
     "pairwise",
     advantage_fn=group_centred,
     loss_fn=None,
@@ -251,17 +289,21 @@ PAIRWISE = AlgorithmConfig(
     pair_loss_fn=create_dpo_loss(beta=0.1),
 )
 """DPO's loss on the best and the worst rollout of each group; some call this DAPO, which it is not."""
+PER_TURN = Algorithm("per_turn", advantage_fn=create_per_turn(scale=True), normalisation="token")
+"""Each turn's return-to-go against the group's others at that turn (arXiv 2505.11821), loss over tokens."""
+PPO = Algorithm("ppo", advantage_fn=None, normalisation="token")
+"""The policy's part of PPO (arXiv 1707.06347): the critic of `EnvPPOTrainer` makes the advantages."""
 
-ALGORITHMS: Mapping[str, AlgorithmConfig] = MappingProxyType(
-    {algorithm.name: algorithm for algorithm in (GRPO, DR_GRPO, DAPO, RLOO, REINFORCE, GSPO, CISPO, PAIRWISE)}
+ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType(
+    {algorithm.name: algorithm for algorithm in (GRPO, DR_GRPO, DAPO, RLOO, REINFORCE, GSPO, CISPO, PAIRWISE, PER_TURN)}
 )
-"""The ready algorithms by name."""
+"""The algorithms without a critic, by name."""
 
-AlgorithmSchedule = Callable[[int], AlgorithmConfig]
+AlgorithmSchedule = Callable[[int], Algorithm]
 """`(iteration) -> algorithm`, asked at generation boundaries."""
 
 
-def create_algorithm_schedule(starts: Mapping[int, AlgorithmConfig]) -> AlgorithmSchedule:
+def create_algorithm_schedule(starts: Mapping[int, Algorithm]) -> AlgorithmSchedule:
     """Return a schedule that switches at given iterations.
 
     Args:
@@ -274,7 +316,7 @@ def create_algorithm_schedule(starts: Mapping[int, AlgorithmConfig]) -> Algorith
     if not ordered or ordered[0][0] != 0:
         raise ValueError(f"iterations {[start for start, _ in ordered]}: an algorithm must hold from iteration 0.")
 
-    def schedule(iteration: int) -> AlgorithmConfig:
+    def schedule(iteration: int) -> Algorithm:
         return next(algorithm for start, algorithm in reversed(ordered) if start <= iteration)
 
     return schedule

@@ -14,8 +14,10 @@ With `d = log pi(a) - log rho(a)` at a token a that was *sampled from pi* (never
 form, for tokens sampled from an older policy. Gradients are those of the token's own distribution given what came
 before it.
 
-In the reward (`kl_in_reward`) the estimate is a number: minus the coefficient times `k1` gives the gradient of
-KL(pi‖rho) exactly, `k3` there gives that of KL(pi‖rho) - KL(rho‖pi), and `k2` and `absolute` none of a KL.
+In the reward (`kl_in_reward`) the estimate is a number without a gradient. There `k1` is the right one: minus the
+coefficient times `k1` gives the gradient of KL(pi‖rho) exactly. `k3` gives that of KL(pi‖rho) - KL(rho‖pi), which
+cancels near pi = rho and pushes the policy away from the reference; `k2` and `absolute` give the gradient of no KL.
+`check_reward_estimator` refuses these three.
 
 Papers: J. Schulman, "Approximating KL Divergence" (2020), for the names; "On the Design of KL-Regularized Policy
 Gradient Algorithms for LLM Reasoning" (arXiv 2505.17508), for the gradients.
@@ -24,6 +26,7 @@ Gradient Algorithms for LLM Reasoning" (arXiv 2505.17508), for the gradients.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 
 import torch
@@ -34,7 +37,9 @@ __all__ = [
     "KL_ESTIMATORS",
     "MAX_LOG_RATIO",
     "KLFn",
+    "KLSchedule",
     "absolute",
+    "check_reward_estimator",
     "create_confident_kl",
     "create_thresholded_kl",
     "create_truncated_kl",
@@ -50,6 +55,10 @@ __all__ = [
     "kl_per_sequence",
     "mean_kl",
 ]
+
+KLSchedule = Callable[[int, int, float | None], float]
+"""`(step, n_steps, kl) -> coefficient`: optimizer steps done, those of the whole run, and the mean KL per token in nats
+of the steps since the last call (None before the first)."""
 
 KLFn = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """`(logps_BT, ref_logps_BT, mask_BT) -> kl_BT`: the one form of every estimate from sampled log-probabilities.
@@ -82,7 +91,7 @@ def k1(logps_BT: torch.Tensor, ref_logps_BT: torch.Tensor, mask_BT: torch.Tensor
 def k2(logps_BT: torch.Tensor, ref_logps_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
     """Return `(log pi - log rho)^2 / 2`: biased for KL(pi‖rho), never negative.
 
-    For the loss: its expected gradient is that of KL(pi‖rho), exactly. Arguments as in `k1`.
+    For the loss, not for the reward: its expected gradient is that of KL(pi‖rho), exactly. Arguments as in `k1`.
     """
     return 0.5 * k1(logps_BT, ref_logps_BT, mask_BT) ** 2
 
@@ -91,7 +100,7 @@ def k3(logps_BT: torch.Tensor, ref_logps_BT: torch.Tensor, mask_BT: torch.Tensor
     """Return `exp(log rho - log pi) - 1 - (log rho - log pi)`: unbiased for KL(pi‖rho), never negative, low variance.
 
     For the loss, as in GRPO (arXiv 2402.03300): its expected gradient is that of KL(rho‖pi), the other direction. For
-    logging it is the best of the estimators. Arguments as in `k1`.
+    logging it is the best of the estimators. Not for the reward. Arguments as in `k1`.
     """
     difference_BT = -k1(logps_BT, ref_logps_BT, mask_BT)
     return torch.exp(difference_BT.clamp(max=MAX_LOG_RATIO)) - 1.0 - difference_BT
@@ -100,8 +109,8 @@ def k3(logps_BT: torch.Tensor, ref_logps_BT: torch.Tensor, mask_BT: torch.Tensor
 def absolute(logps_BT: torch.Tensor, ref_logps_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
     """Return `|log pi - log rho|`: no estimate of a KL, an upper bound of one in expectation, robust to outliers.
 
-    For the loss: its expected gradient is that of `sum_a |pi(a) - rho(a)|`, twice the total variation. Arguments as
-    in `k1`.
+    For the loss, not for the reward: its expected gradient is that of `sum_a |pi(a) - rho(a)|`, twice the total
+    variation. Arguments as in `k1`.
     """
     return k1(logps_BT, ref_logps_BT, mask_BT).abs()
 
@@ -133,13 +142,16 @@ def create_weighted_kl(kl_fn: KLFn) -> KLFn:
     """Return the estimator times `pi / stopgrad(pi)`: the same value, with the gradient of sampling too.
 
     For the loss, where the tokens were sampled from the policy as it is now: the expected gradient becomes that of
-    the estimator's expectation, so that of KL(pi‖rho) for k1 and k3.
+    the estimator's expectation, so that of KL(pi‖rho) for k1 and k3. The weight is part of the function: nothing that
+    takes a `KLFn` adds another.
     """
+    return partial(_weighted_kl, kl_fn=kl_fn)
 
-    def weighted_kl(logps_BT: torch.Tensor, ref_logps_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
-        return importance_weighted_kl(kl_fn, logps_BT, ref_logps_BT, logps_BT.detach(), mask_BT)
 
-    return weighted_kl
+def _weighted_kl(
+    logps_BT: torch.Tensor, ref_logps_BT: torch.Tensor, mask_BT: torch.Tensor, *, kl_fn: KLFn
+) -> torch.Tensor:
+    return importance_weighted_kl(kl_fn, logps_BT, ref_logps_BT, logps_BT.detach(), mask_BT)
 
 
 k1_weighted: KLFn = create_weighted_kl(k1)
@@ -151,8 +163,8 @@ k3_weighted: KLFn = create_weighted_kl(k3)
 def create_truncated_kl(threshold: float, kl_fn: KLFn = k3) -> KLFn:
     """Return `min(k, threshold)`: one token's divergence counts up to a threshold.
 
-    In the loss a token above the threshold has no gradient; in the reward it costs the threshold and no more. Biased
-    downwards wherever it cuts.
+    In the loss a token above the threshold has no gradient. In the reward, where it needs `kl_fn=k1`, such a token
+    costs the threshold and no more. Biased downwards wherever it cuts.
 
     Args:
         threshold: In nats, above 0.
@@ -162,17 +174,19 @@ def create_truncated_kl(threshold: float, kl_fn: KLFn = k3) -> KLFn:
         ValueError: If the threshold is not above 0.
     """
     _check_threshold(threshold)
+    return partial(_truncated_kl, threshold=threshold, kl_fn=kl_fn)
 
-    def truncated_kl(logps_BT: torch.Tensor, ref_logps_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
-        return kl_fn(logps_BT, ref_logps_BT, mask_BT).clamp(max=threshold)
 
-    return truncated_kl
+def _truncated_kl(
+    logps_BT: torch.Tensor, ref_logps_BT: torch.Tensor, mask_BT: torch.Tensor, *, threshold: float, kl_fn: KLFn
+) -> torch.Tensor:
+    return kl_fn(logps_BT, ref_logps_BT, mask_BT).clamp(max=threshold)
 
 
 def create_thresholded_kl(threshold: float, kl_fn: KLFn = k3) -> KLFn:
     """Return `k [k > threshold]`: only where the divergence exceeds a threshold; elsewhere 0, in value and gradient.
 
-    For the loss or the reward: the policy is free within the threshold.
+    For the loss, or with `kl_fn=k1` for the reward: the policy is free within the threshold.
 
     Args:
         threshold: In nats, above 0.
@@ -182,19 +196,21 @@ def create_thresholded_kl(threshold: float, kl_fn: KLFn = k3) -> KLFn:
         ValueError: If the threshold is not above 0.
     """
     _check_threshold(threshold)
+    return partial(_thresholded_kl, threshold=threshold, kl_fn=kl_fn)
 
-    def thresholded_kl(logps_BT: torch.Tensor, ref_logps_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
-        kl_BT = kl_fn(logps_BT, ref_logps_BT, mask_BT)
-        return zero_masked(kl_BT, kl_BT.detach() > threshold)
 
-    return thresholded_kl
+def _thresholded_kl(
+    logps_BT: torch.Tensor, ref_logps_BT: torch.Tensor, mask_BT: torch.Tensor, *, threshold: float, kl_fn: KLFn
+) -> torch.Tensor:
+    kl_BT = kl_fn(logps_BT, ref_logps_BT, mask_BT)
+    return zero_masked(kl_BT, kl_BT.detach() > threshold)
 
 
 def create_confident_kl(min_probability: float, kl_fn: KLFn = k3) -> KLFn:
     """Return `k [pi(a) >= min_probability]`: only tokens of which the policy is confident; elsewhere 0.
 
-    For the loss or the reward: unlikely tokens, where exploration happens, are left alone. No gradient flows through
-    the condition.
+    For the loss, or with `kl_fn=k1` for the reward: unlikely tokens, where exploration happens, cost nothing. No
+    gradient flows through the condition.
 
     Args:
         min_probability: Between 0 and 1.
@@ -205,12 +221,14 @@ def create_confident_kl(min_probability: float, kl_fn: KLFn = k3) -> KLFn:
     """
     if not 0.0 <= min_probability <= 1.0:
         raise ValueError(f"min_probability is {min_probability}; it must lie between 0 and 1.")
+    return partial(_confident_kl, min_probability=min_probability, kl_fn=kl_fn)
 
-    def confident_kl(logps_BT: torch.Tensor, ref_logps_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
-        confident_BT = zero_masked(logps_BT, mask_BT).detach().exp() >= min_probability
-        return kl_fn(logps_BT, ref_logps_BT, mask_BT.bool() & confident_BT)
 
-    return confident_kl
+def _confident_kl(
+    logps_BT: torch.Tensor, ref_logps_BT: torch.Tensor, mask_BT: torch.Tensor, *, min_probability: float, kl_fn: KLFn
+) -> torch.Tensor:
+    confident_BT = zero_masked(logps_BT, mask_BT).detach().exp() >= min_probability
+    return kl_fn(logps_BT, ref_logps_BT, mask_BT.bool() & confident_BT)
 
 
 KL_ESTIMATORS: Mapping[str, KLFn] = MappingProxyType(
@@ -273,6 +291,25 @@ def kl_in_reward(rewards: torch.Tensor, kl_BT: torch.Tensor, mask_BT: torch.Tens
     if penalty.shape != rewards.shape:
         raise ValueError(f"rewards {tuple(rewards.shape)} fit neither (B,) nor (B, T) of a KL {tuple(kl_BT.shape)}.")
     return (as_float(rewards) - kl_coef * penalty).detach()
+
+
+def check_reward_estimator(kl_fn: KLFn) -> None:
+    """Refuse an estimator of this module that is the wrong penalty in the reward.
+
+    `k1` passes, also inside `create_truncated_kl` and the others; so does a function of the user's own.
+
+    Raises:
+        ValueError: If it is `k2`, `k3` or `absolute`, or one of them weighted or cut.
+    """
+    base: KLFn = kl_fn
+    while isinstance(base, partial) and "kl_fn" in base.keywords:
+        base = base.keywords["kl_fn"]
+    if base in (k2, k3, absolute):
+        raise ValueError(
+            f"kl_fn is made of {base.__name__}, which in the reward does not keep the policy near the reference: its "
+            "penalty has another gradient than KL(pi‖rho). Leave kl_fn out for k1, take kl_in='loss', or give a "
+            "function of your own."
+        )
 
 
 def _check_threshold(threshold: float) -> None:

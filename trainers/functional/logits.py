@@ -6,7 +6,7 @@ import torch
 
 from llm_envs.trainers.functional.masking import as_float, zero_masked
 
-__all__ = ["entropies_from_logits", "logps_from_logits"]
+__all__ = ["entropies_from_logits", "keep_tokens", "logps_from_logits"]
 
 
 def logps_from_logits(logits_BTV: torch.Tensor, ids_BT: torch.Tensor, *, temperature: float = 1.0) -> torch.Tensor:
@@ -34,3 +34,28 @@ def entropies_from_logits(logits_BTV: torch.Tensor, *, temperature: float = 1.0)
     """
     logps_BTV = torch.log_softmax(as_float(logits_BTV) / temperature, dim=-1)
     return -(logps_BTV.exp() * zero_masked(logps_BTV, logps_BTV != -torch.inf)).sum(-1)
+
+
+def keep_tokens(
+    logits_BTV: torch.Tensor, places_N2: torch.Tensor, ids_M: torch.Tensor, stops_N: torch.Tensor
+) -> torch.Tensor:
+    """Return logits of the distributions over what sampling filters kept: those of all other tokens are -inf.
+
+    The "Keep Sampling Mask" of DeepSeek-V3.2 (arXiv 2512.02556): the policy that is trained chooses among the tokens
+    that the policy that sampled could choose from, so importance ratios are of distributions on the same tokens.
+
+    Args:
+        logits_BTV: Shape (B, T, V), with gradient.
+        places_N2: Shape (N, 2), ints: row and column of each token that was sampled under a mask.
+        ids_M: Shape (M,), ints: what was kept, of all N one after another.
+        stops_N: Shape (N,), ints: where those of each end in `ids_M`.
+
+    Returns:
+        Shape (B, T, V); places that are not listed stay as they were.
+    """
+    counts_N = torch.diff(stops_N, prepend=stops_N.new_zeros(1))
+    dropped_NV = torch.ones(len(stops_N), logits_BTV.shape[-1], dtype=torch.bool, device=logits_BTV.device)
+    dropped_NV[torch.arange(len(stops_N), device=stops_N.device).repeat_interleave(counts_N), ids_M] = False
+    dropped_BTV = torch.zeros(logits_BTV.shape, dtype=torch.bool, device=logits_BTV.device)
+    dropped_BTV[places_N2[:, 0], places_N2[:, 1]] = dropped_NV
+    return logits_BTV.masked_fill(dropped_BTV, -torch.inf)

@@ -14,6 +14,7 @@ import torch
 
 from llm_envs.trainers.functional.kl import MAX_LOG_RATIO
 from llm_envs.trainers.functional.masking import as_float, masked_mean, zero_masked
+from llm_envs.trainers.functional.turns import turns_of_mask
 
 __all__ = [
     "LossFn",
@@ -39,7 +40,7 @@ have shape (B,), (B, 1) or (B, T); `mask_BT` is bool or 0/1. Masked places may h
 (float32 or float64) they hold 0.
 """
 
-RatioLevel = Literal["token", "sequence", "sequence_token"]
+RatioLevel = Literal["token", "turn", "geometric", "sequence", "sequence_token"]
 """What one importance ratio belongs to; see `log_ratios`."""
 
 
@@ -49,8 +50,12 @@ def log_ratios(
     """Return the logarithm of `pi / pi_old` that a loss exponentiates, cut to at most `MAX_LOG_RATIO` either way.
 
     - "token": `l_t = log pi_t - log pi_old_t` (PPO, GRPO).
-    - "sequence": `s = sum_t m l_t / sum_t m`, one for all tokens (GSPO, "Group Sequence Policy Optimization",
-      arXiv 2507.18071).
+    - "turn": `s_k = sum_{t in k} l_t / n_k`, one for all tokens of a turn, the geometric mean of their ratios
+      ("Stabilizing Off-Policy Training for Long-Horizon LLM Agent via Turn-Level Importance Sampling ...",
+      arXiv 2511.20718). A turn is a run of unmasked tokens (`turns.turns_of_mask`).
+    - "geometric", which GSPO and TRL call "sequence": `s = sum_t m l_t / sum_t m`, one for all tokens of a row, the
+      geometric mean of their ratios (GSPO, "Group Sequence Policy Optimization", arXiv 2507.18071). Both names are
+      taken.
     - "sequence_token": `stopgrad(s) + log pi_t - stopgrad(log pi_t)`: the value of "sequence" with each token's own
       gradient (GSPO-token, there). The same as "sequence" where a row has one advantage; the right one for (B, T)
       advantages.
@@ -59,10 +64,10 @@ def log_ratios(
         logps_BT: Shape (B, T), with gradient; masked places may hold anything.
         old_logps_BT: Shape (B, T), constants.
         mask_BT: Shape (B, T), bool or 0/1.
-        level: One of the three.
+        level: One of the above.
 
     Returns:
-        Shape (B, T), 0 at masked places ("sequence": the row's value there too).
+        Shape (B, T), 0 at masked places ("geometric", "sequence": the row's value there too).
 
     Raises:
         ValueError: If the level is unknown.
@@ -71,13 +76,26 @@ def log_ratios(
     differences_BT = fresh_BT - zero_masked(old_logps_BT, mask_BT).detach()
     if level == "token":
         return differences_BT.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-    if level not in ("sequence", "sequence_token"):
-        raise ValueError(f"level is {level!r}; it must be 'token', 'sequence' or 'sequence_token'.")
+    if level == "turn":
+        return _turn_means(differences_BT, mask_BT).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    if level not in ("geometric", "sequence", "sequence_token"):
+        raise ValueError(
+            f"level is {level!r}; it must be 'token', 'turn', 'geometric' ('sequence') or 'sequence_token'."
+        )
     means_BT = masked_mean(differences_BT, mask_BT, dim=1)[:, None].expand_as(differences_BT)
     means_BT = means_BT.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-    if level == "sequence":
+    if level in ("geometric", "sequence"):
         return means_BT
     return zero_masked(means_BT.detach() + fresh_BT - fresh_BT.detach(), mask_BT)
+
+
+def _turn_means(values_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
+    """Give each unmasked token the mean over its turn, 0 elsewhere."""
+    ids_BT = turns_of_mask(mask_BT)
+    places_BT, kept_BT = ids_BT.clamp(min=0), (ids_BT >= 0).to(values_BT.dtype)
+    sums_BT = torch.zeros_like(values_BT).scatter_add(1, places_BT, values_BT * kept_BT)
+    counts_BT = torch.zeros_like(values_BT).scatter_add(1, places_BT, kept_BT)
+    return zero_masked((sums_BT / counts_BT.clamp(min=1)).gather(1, places_BT), mask_BT)
 
 
 def policy_gradient(
@@ -257,7 +275,7 @@ def value_loss(
     Args:
         values_BT: Shape (B, T), with gradient: the critic as it is now.
         old_values_BT: Shape (B, T), constants: the critic's values when the batch was made.
-        returns_BT: Shape (B, T), constants: from `returns.generalised_advantages`.
+        returns_BT: Shape (B, T), constants: from `returns.gae`.
         mask_BT: Shape (B, T), bool or 0/1; masked places of the others may hold anything.
         clip: The c; None: `1/2 (V - R)^2`.
 

@@ -15,6 +15,7 @@ __all__ = [
     "Normalisation",
     "aggregate_loss",
     "as_float",
+    "group_token_counts",
     "masked_mean",
     "masked_moments",
     "masked_sum",
@@ -23,7 +24,7 @@ __all__ = [
     "zero_masked",
 ]
 
-Normalisation = Literal["token", "sequence", "constant"]
+Normalisation = Literal["token", "prompt", "sequence", "constant"]
 """What a sum over tokens is divided by; see `aggregate_loss`."""
 
 
@@ -115,10 +116,15 @@ def aggregate_loss(
     *,
     constant: float | None = None,
     denominator: float | torch.Tensor | None = None,
+    group_ids_B: torch.Tensor | None = None,
+    group_tokens_B: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Reduce a per-token loss to a scalar, normalised in the way that is named.
 
     - "token": `sum_bt m l / sum_bt m`; every token weighs the same (DAPO, arXiv 2503.14476).
+    - "prompt": `1/P sum_p (sum_{b in p, t} m l / sum_{b in p, t} m)`; every prompt weighs the same, and in its group
+      every token ("The Art of Scaling Reinforcement Learning Compute for LLMs", ScaleRL, arXiv 2510.13786). A prompt
+      whose rows are masked whole counts in P and adds 0.
     - "sequence": `1/B sum_b (sum_t m l / sum_t m)`; every row weighs the same (GRPO, arXiv 2402.03300). A row that is
       masked whole counts in B and adds 0.
     - "constant": `sum_bt m l / (B c)`; no length decides a weight (Dr. GRPO, arXiv 2503.20783, with c the greatest
@@ -127,13 +133,17 @@ def aggregate_loss(
     Args:
         loss_BT: Shape (B, T), or (B, 1) for a loss per row, which each of its tokens then has.
         mask_BT: Shape (B, T), bool or 0/1.
-        normalisation: One of the three.
+        normalisation: One of the four.
         constant: The c of "constant".
-        denominator: Replaces what is divided by (the number of tokens, the number of rows, `B c`), where the batch is
+        denominator: Replaces what is divided by (the number of tokens, of prompts, of rows, `B c`), where the batch is
             a part of the one that is normalised: gradient accumulation.
+        group_ids_B: Shape (B,), ints: the prompt of each row, for "prompt".
+        group_tokens_B: Shape (B,): how many tokens the row's group has in all, from `group_token_counts` of the whole
+            batch, where this is a part of it. None: those here.
 
     Raises:
-        ValueError: If the normalisation is unknown, or "constant" is given neither a constant nor a denominator.
+        ValueError: If the normalisation is unknown, "constant" is given neither a constant nor a denominator, or
+            "prompt" no group ids (nor counts and a denominator).
     """
     flags = mask_BT.bool()
     kept_BT = zero_masked(loss_BT.expand(flags.shape), flags)
@@ -141,6 +151,14 @@ def aggregate_loss(
     own: float | torch.Tensor
     if normalisation == "token":
         total, own = kept_BT.sum(), flags.sum().clamp(min=1).to(kept_BT.dtype)
+    elif normalisation == "prompt":
+        if group_ids_B is None and (group_tokens_B is None or denominator is None):
+            raise ValueError("normalisation='prompt' needs group_ids_B: which rows are of one prompt.")
+        if group_tokens_B is None:
+            assert group_ids_B is not None
+            group_tokens_B = group_token_counts(flags, group_ids_B)
+        own = 1 if group_ids_B is None else max(len(group_ids_B.unique()), 1)
+        total = (kept_BT.sum(1) / group_tokens_B.clamp(min=1).to(kept_BT.dtype)).sum()
     elif normalisation == "sequence":
         total, own = (kept_BT.sum(1) / flags.sum(1).clamp(min=1).to(kept_BT.dtype)).sum(), n_rows
     elif normalisation == "constant":
@@ -148,8 +166,20 @@ def aggregate_loss(
             raise ValueError(f"normalisation='constant' needs a constant above 0 or a denominator; got {constant=}.")
         total, own = kept_BT.sum(), n_rows * (constant or 1.0)
     else:
-        raise ValueError(f"normalisation is {normalisation!r}; it must be 'token', 'sequence' or 'constant'.")
+        raise ValueError(f"normalisation is {normalisation!r}; it must be 'token', 'prompt', 'sequence' or 'constant'.")
     return total / (own if denominator is None else denominator)
+
+
+def group_token_counts(mask_BT: torch.Tensor, group_ids_B: torch.Tensor) -> torch.Tensor:
+    """Return how many unmasked tokens each row's group has, int64 of shape (B,).
+
+    Args:
+        mask_BT: Shape (B, T), bool or 0/1.
+        group_ids_B: Shape (B,), ints.
+    """
+    _, index_B = torch.unique(group_ids_B, return_inverse=True)
+    counts_B = mask_BT.bool().sum(1)
+    return torch.zeros_like(counts_B).scatter_add(0, index_B, counts_B)[index_B]
 
 
 def trim_padding(batch: Mapping[str, Any]) -> dict[str, Any]:

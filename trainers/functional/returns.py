@@ -10,7 +10,7 @@ import torch
 
 from llm_envs.trainers.functional.masking import as_float, zero_masked
 
-__all__ = ["discounted_returns", "generalised_advantages"]
+__all__ = ["discounted_returns", "gae", "length_adaptive_lambda"]
 
 
 def discounted_returns(
@@ -36,7 +36,7 @@ def discounted_returns(
         Shape (B, T), float32 or float64; 0 at masked places and in rows without a score.
     """
     # With values of 0 and lambda 1, an advantage is a return.
-    return generalised_advantages(
+    return gae(
         torch.zeros_like(as_float(rewards_BT)),
         rewards_BT,
         mask_BT,
@@ -47,13 +47,35 @@ def discounted_returns(
     )[0]
 
 
-def generalised_advantages(
+def length_adaptive_lambda(lengths_B: torch.Tensor, *, alpha: float) -> torch.Tensor:
+    """Return `lambda = 1 - 1 / (alpha l)`, at least 0: the longer an episode, the further a reward reaches back.
+
+    A constant lambda leaves of the last reward `lambda^l` at the first step; this one about `exp(-1 / alpha)` at any
+    length ("VAPO: Efficient and Reliable Reinforcement Learning for Advanced Reasoning Tasks", arXiv 2504.05118, with
+    alpha 0.05 and lengths in tokens).
+
+    Args:
+        lengths_B: Shape (B,): steps of each episode, tokens or turns as discount and lambda count them.
+        alpha: Above 0.
+
+    Returns:
+        Shape (B,), float32 or float64, from 0 to 1: `lam` of `gae`.
+
+    Raises:
+        ValueError: If alpha is not above 0.
+    """
+    if not alpha > 0:
+        raise ValueError(f"{alpha=}; it must be above 0.")
+    return 1.0 - 1.0 / (alpha * as_float(lengths_B)).clamp(min=1.0)
+
+
+def gae(
     values_BT: torch.Tensor,
     rewards_BT: torch.Tensor,
     mask_BT: torch.Tensor,
     *,
     gamma: float = 1.0,
-    lam: float = 0.95,
+    lam: float | torch.Tensor = 0.95,
     bootstrap_B: torch.Tensor | None = None,
     turn_ids_BT: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -68,7 +90,8 @@ def generalised_advantages(
         rewards_BT: Shape (B, T); NaN where an episode has no score.
         mask_BT: Shape (B, T), bool or 0/1; masked places of the others are not read.
         gamma: Discount: of a token, or of a turn if `turn_ids_BT` is given.
-        lam: Weight of longer estimates: of a token, or of a turn if `turn_ids_BT` is given.
+        lam: Weight of longer estimates: of a token, or of a turn if `turn_ids_BT` is given. One number, or one a row,
+            shape (B,).
         bootstrap_B: Shape (B,): the critic's value of the final state where an episode was truncated, 0
             where it terminated: nothing follows a terminal state. None: 0.
         turn_ids_BT: Shape (B, T), ints: `gamma` and `lam` then act only from the last token of a turn to the first of
@@ -97,7 +120,8 @@ def generalised_advantages(
     advantages_BT = torch.zeros_like(values_BT)
     for t in reversed(range(n_tokens)):
         here_B = flags_BT[:, t]
-        gammas_B, lams_B = values_BT.new_full((n_rows,), gamma), values_BT.new_full((n_rows,), lam)
+        gammas_B = values_BT.new_full((n_rows,), gamma)
+        lams_B = torch.as_tensor(lam, dtype=values_BT.dtype, device=values_BT.device).expand(n_rows)
         if turn_ids_BT is not None:
             turns_B = turn_ids_BT[:, t]
             within_B = turns_B == (turns_B.new_full((n_rows,), -1) if next_turns_B is None else next_turns_B)

@@ -10,7 +10,7 @@ import torch
 
 from llm_envs.trainers.functional.masking import as_float, zero_masked
 
-__all__ = ["place_turn_rewards", "spread_turns", "sum_over_turns", "turn_ids"]
+__all__ = ["place_turn_rewards", "spread_turns", "sum_over_turns", "turn_ids", "turns_of_mask"]
 
 
 def turn_ids(starts_BK: torch.Tensor, stops_BK: torch.Tensor, n_tokens: int) -> torch.Tensor:
@@ -29,6 +29,20 @@ def turn_ids(starts_BK: torch.Tensor, stops_BK: torch.Tensor, n_tokens: int) -> 
     inside_BKT = (columns_T >= starts_BK[..., None]) & (columns_T < stops_BK[..., None])
     turns_K = torch.arange(starts_BK.shape[1], device=starts_BK.device)
     return torch.where(inside_BKT, turns_K[:, None], -1).amax(1) if len(turns_K) else _no_turns(starts_BK, n_tokens)
+
+
+def turns_of_mask(mask_BT: torch.Tensor) -> torch.Tensor:
+    """Return the turn of each token from the mask, int64 of shape (B, T); -1 at masked places.
+
+    A turn is a run of unmasked tokens: between two turns of a row there is always a token that the policy did not
+    write, of the template at least.
+
+    Args:
+        mask_BT: Shape (B, T), bool or 0/1.
+    """
+    flags_BT = mask_BT.bool()
+    before_BT = torch.nn.functional.pad(flags_BT[:, :-1], (1, 0))
+    return torch.where(flags_BT, (flags_BT & ~before_BT).cumsum(1) - 1, -1)
 
 
 def spread_turns(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from report_runs import make_episode, write_evaluation, write_run
 
-from llm_envs.cli import main
+from llm_envs.cli.main import main
 
 
 def test_a_report_lies_in_its_run_or_where_it_is_asked_for(
@@ -82,14 +82,14 @@ BAD = {
     "nothing": (lambda folder: folder, "run does not exist: give the folder of a run."),
     "an empty folder": (
         an_empty_folder,
-        "holds no run: there is no manifest.json in it. A run is the folder of llm-envs",
+        "holds no run: it has no manifest.json. A run is the folder of llm-envs",
     ),
     "an empty run": (lambda folder: write_run(folder, []), "holds no finished episode yet: there is nothing to report"),
     "half-written": (half_written, "log-00000.jsonl, line 1: "),
     "of another version": (of_another_version, "has format 99; this version reads 1 and 2"),
     "results of another version": (results_of_another_version, "results.json is of version 99"),
     "one cut line": (one_cut_line, "the last line is torn ('{\"env_id"),
-    "no run": (a_text, "run.txt, line 1: no trajectory"),
+    "no run": (a_text, "run.txt, line 1: not a trajectory"),
 }
 
 
@@ -156,7 +156,7 @@ def run_open(tmp_path: Path, **variables: str) -> subprocess.CompletedProcess[st
     run = write_run(tmp_path / "run", [make_episode()])
     hidden = ("BROWSER", "DISPLAY", "WAYLAND_DISPLAY")
     environment = {name: value for name, value in os.environ.items() if name not in hidden} | variables
-    code = "import sys; from llm_envs.cli import main; sys.exit(main(sys.argv[1:]))"
+    code = "import sys; from llm_envs.cli.main import main; sys.exit(main(sys.argv[1:]))"
     command = [sys.executable, "-c", code, "report", str(run), "--open"]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 

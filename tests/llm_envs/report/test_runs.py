@@ -9,10 +9,10 @@ import pytest
 from report_runs import make_episode, write_evaluation, write_run
 
 from llm_envs.errors import InvalidConfigError, StoreError
+from llm_envs.report import write_report
 from llm_envs.report.curves import read_curves
 from llm_envs.report.runs import ReportRun, open_runs
-from llm_envs.report.site import write_report
-from llm_envs.reporting import csv_logger, jsonl_logger
+from llm_envs.tracking import csv_logger, jsonl_logger
 
 
 def open_run(path: Path) -> ReportRun:
@@ -141,7 +141,7 @@ def test_results_of_another_version_are_said_and_the_episodes_counted(tmp_path: 
     assert "results.json is of version 9" in run.notes[0] and "counted from the trajectories" in run.notes[0]
     results.write_text("{")
     assert "is damaged" in open_run(folder).notes[0]
-    with pytest.raises(InvalidConfigError, match=r"results\.json is damaged: it is no JSON"):
+    with pytest.raises(InvalidConfigError, match=r"results\.json is damaged: it is not JSON"):
         open_runs(results)
     (folder / "manifest.json").unlink()
     with pytest.raises(InvalidConfigError, match=r"results\.json is damaged"):
@@ -180,7 +180,7 @@ def test_a_run_of_another_version_or_without_its_manifest(tmp_path: Path) -> Non
         open_runs(run)
     manifest.unlink()
     (file,) = [path for path in run.iterdir() if path.suffix in (".parquet", ".jsonl")]
-    with pytest.raises(StoreError, match=rf"no manifest\.json in it\. .* can be read alone: llm-envs report {file}"):
+    with pytest.raises(StoreError, match=rf"no manifest\.json\. .* can be read alone: llm-envs report {file}"):
         open_runs(run)
     assert len(list(open_run(file).trajectories())) == 1
 
@@ -203,7 +203,7 @@ def test_what_has_nothing_to_show_is_refused_in_a_line(tmp_path: Path) -> None:
     out = tmp_path / "report.html"
     with pytest.raises(StoreError, match="none does not exist"):
         write_report([tmp_path / "none"], out)
-    with pytest.raises(StoreError, match=r"holds no run: there is no manifest\.json in it\. There are runs below"):
+    with pytest.raises(StoreError, match=r"holds no run: it has no manifest\.json\. Its subfolders hold runs"):
         write_run(tmp_path / "deep" / "er" / "run", [make_episode()])
         write_report([tmp_path / "deep"], out)
     with pytest.raises(StoreError, match="empty holds no finished episode yet: there is nothing to report"):
@@ -216,7 +216,7 @@ def test_a_torn_last_line_is_left_out_and_said(tmp_path: Path) -> None:
     write_run(run, [])
     (run / "log-00000.jsonl").write_text(make_episode(1).to_json() + "\n" + make_episode(2).to_json()[:200])
     notes = write_report([run], tmp_path / "report.html")
-    assert "the last line is torn" in notes[0] and "and left out" in notes[0]
+    assert "the last line is torn" in notes[0] and "and was skipped" in notes[0]
     (run / "log-00000.jsonl").write_text("{}\n" + make_episode(2).to_json() + "\n")
     with pytest.raises(StoreError, match=r"log-00000\.jsonl"):
         write_report([run], tmp_path / "report.html")

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from report_runs import ATTACKS, make_episode, make_row, write_evaluation, write_run
 
-from llm_envs.comparison import compare
 from llm_envs.errors import InvalidConfigError
-from llm_envs.report.site import SCRIPTS, script_json, write_report
-from llm_envs.results import Results
+from llm_envs.evaluation import Results, compare
+from llm_envs.report import write_report
+from llm_envs.report.site import SCRIPTS, script_json
 from llm_envs.tiny_model import tiny_tokenizer
 
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 from report_runs import make_episode
 
+from llm_envs.evaluation import clustered_rate_interval, paired_interval
 from llm_envs.report.summary import TaskSummary, by_task, compare_runs, settings_text
-from llm_envs.statistics import clustered_rate_interval, paired_interval
 from llm_envs.types import RolloutError, StopReason
 
 

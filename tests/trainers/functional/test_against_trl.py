@@ -21,11 +21,11 @@ from llm_envs.trainers.functional.algorithm import (
     DR_GRPO,
     GRPO,
     GSPO,
-    AlgorithmConfig,
+    Algorithm,
     LossBatch,
     algorithm_loss,
 )
-from llm_envs.trainers.functional.kl import importance_weighted_kl
+from llm_envs.trainers.functional.kl import importance_weighted_kl, k3
 from llm_envs.trainers.functional.losses import clip_fractions, create_cispo, create_clipped_surrogate
 from llm_envs.trainers.functional.pairs import (
     create_dpo_loss,
@@ -128,7 +128,7 @@ def our_loss(algorithm, given, advantages, **changes):
     return loss, torch.autograd.grad(loss, logps_BT)[0], stats
 
 
-BNPO = AlgorithmConfig("bnpo", normalisation="token")
+BNPO = Algorithm("bnpo", normalisation="token")
 CASES = {
     "grpo": (GRPO, "grpo", {}),
     "bnpo": (BNPO, "bnpo", {}),
@@ -182,7 +182,7 @@ def test_importance_weights_and_entropy_bonus(tensors):
 
 def test_importance_weighted_kl_is_trls_bias_correction(tensors):
     def kl_fn(logps_BT, ref_logps_BT, mask_BT):
-        return importance_weighted_kl(GRPO.kl_fn, logps_BT, ref_logps_BT, tensors.old_logps_BT, mask_BT)
+        return importance_weighted_kl(k3, logps_BT, ref_logps_BT, tensors.old_logps_BT, mask_BT)
 
     loss, gradient, _ = trl_grpo(tensors, tensors.advantages_B, "grpo", beta=0.5, bias_correction=True)
     ours, our_gradient, _ = our_loss(replace(GRPO, kl_fn=kl_fn, kl_coef=0.5), tensors, tensors.advantages_B)

@@ -16,12 +16,17 @@ from llm_envs.trainers.functional.algorithm import (
     PAIRWISE,
     REINFORCE,
     RLOO,
-    AlgorithmConfig,
+    Algorithm,
     LossBatch,
     algorithm_loss,
     create_algorithm_schedule,
 )
-from llm_envs.trainers.functional.kl import k1, k2
+from llm_envs.trainers.functional.kl import (
+    k1,
+    k2,
+    k3,
+    kl_in_reward,
+)
 from llm_envs.trainers.functional.losses import policy_gradient
 from llm_envs.trainers.functional.pairs import create_ipo_loss
 
@@ -120,11 +125,30 @@ def test_kl_entropy_and_importance_weights():
     assert "kl" not in stats
 
 
+@pytest.mark.parametrize(
+    ("pi", "rho"),
+    [([0.5, 0.3, 0.2], [0.4, 0.4, 0.2]), ([0.7, 0.2, 0.1], [0.2, 0.3, 0.5]), ([0.1, 0.6, 0.3], [0.3, 0.3, 0.4])],
+)
+def test_the_kl_in_the_reward_is_k1_unless_another_is_given(pi, rho):
+    """The expected policy gradient of the penalised reward is that of -0.3 KL(pi‖rho), exactly."""
+    algorithm = Algorithm("mine", kl_coef=0.3, kl_in="reward")
+    logits = torch.tensor(pi, dtype=torch.float64).log().requires_grad_()
+    logps_B1, ref_B1 = torch.log_softmax(logits, 0)[:, None], torch.tensor(rho, dtype=torch.float64).log()[:, None]
+    mask_B1 = torch.ones(3, 1)
+    kl_B1 = algorithm.kl_estimator(logps_B1.detach(), ref_B1, mask_B1)
+    rewards_B = kl_in_reward(torch.zeros(3, dtype=torch.float64), kl_B1, mask_B1, algorithm.kl_coef)
+    expected_reward = (logps_B1.detach().exp()[:, 0] * rewards_B * logps_B1[:, 0]).sum()
+    penalty = -0.3 * (logps_B1.exp() * (logps_B1 - ref_B1)).sum()
+    gradients = [torch.autograd.grad(value, logits, retain_graph=True)[0] for value in (expected_reward, penalty)]
+    torch.testing.assert_close(*gradients)
+    assert algorithm.kl_estimator is k1 and replace(algorithm, kl_in="loss").kl_estimator is k3
+
+
 def test_a_new_algorithm_is_a_value():
     def squared(logps_BT, old_logps_BT, advantages, mask_BT):
         return advantages[:, None] * logps_BT**2
 
-    mine = AlgorithmConfig("mine", loss_fn=squared, normalisation="token")
+    mine = Algorithm("mine", loss_fn=squared, normalisation="token")
     assert loss_and_gradient(mine, batch())[0] == pytest.approx((1 + 4 - 18) / 3)  # what it leaves at masks is not read
     both = replace(
         PAIRWISE, name="both", loss_fn=policy_gradient, pair_loss_fn=create_ipo_loss(beta=0.5), pair_average=True
@@ -169,11 +193,13 @@ def test_what_is_missing_is_named():
         ({"pair_selector": PAIRWISE.pair_selector}, "go together"),
         ({"loss_fn": None}, "needs a loss_fn or a pair_loss_fn"),
         ({"constant": 0.0}, "constant is 0.0"),
+        ({"kl_in": "reward", "kl_fn": k2}, "kl_fn is made of k2, which in the reward"),
+        ({"kl_in": "reward", "kl_fn": k3}, "kl_fn is made of k3, which in the reward"),
     ],
 )
 def test_contradictory_settings_are_refused(changes, words):
     with pytest.raises(ValueError, match=words):
-        AlgorithmConfig("wrong", **changes)
+        Algorithm("wrong", **changes)
 
 
 def test_schedule():

@@ -8,6 +8,7 @@ import torch
 from llm_envs.trainers.functional.kl import (
     KL_ESTIMATORS,
     absolute,
+    check_reward_estimator,
     create_confident_kl,
     create_thresholded_kl,
     create_truncated_kl,
@@ -124,6 +125,19 @@ def test_in_the_reward_k1_has_the_gradient_of_kl_pi_rho_and_k3_has_not(kl_fn, ex
         return -kl_in_reward(torch.zeros_like(kl_BT), kl_BT, mask_BT, 1.0) * logps_BT
 
     torch.testing.assert_close(in_expectation(in_reward)[1], expected)
+
+
+def test_the_reward_takes_k1_in_any_form_and_a_function_of_ones_own():
+    for kl_fn in (
+        k1,
+        create_weighted_kl(k1),
+        create_confident_kl(0.5, create_truncated_kl(1.0, k1)),
+        lambda p, r, m: p,
+    ):
+        check_reward_estimator(kl_fn)
+    for kl_fn in (k2, k3, absolute, create_weighted_kl(k3), create_confident_kl(0.5, create_thresholded_kl(1.0))):
+        with pytest.raises(ValueError, match=r"kl_fn is made of .* in the reward does not keep the policy near"):
+            check_reward_estimator(kl_fn)
 
 
 def test_exact_kl_is_named_by_its_arguments():

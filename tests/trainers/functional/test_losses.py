@@ -82,6 +82,30 @@ def test_ratios_of_sequences():
         log_ratios(LOGPS_BT, OLD_BT, MASK_BT, level="row")
 
 
+def test_geometric_is_the_ratio_of_sequences():
+    assert torch.equal(
+        log_ratios(LOGPS_BT, OLD_BT, MASK_BT, level="geometric"),
+        log_ratios(LOGPS_BT, OLD_BT, MASK_BT, level="sequence"),
+    )
+
+
+def test_ratios_of_turns():
+    """Ratios 4 and 1 in the first turn, 1/2 and 2 and 8 in the second: geometric means 2 and 2; then 9."""
+    mask_BT = torch.tensor([[0, 1, 1, 0, 1, 1, 1, 0, 1]])
+    logs = torch.tensor([[NAN, 4.0, 1.0, NAN, 0.5, 2.0, 8.0, NAN, 9.0]]).log()
+    log_ratios_BT = log_ratios(logs, torch.zeros_like(logs), mask_BT, level="turn")
+    expected = [0.0, math.log(2), math.log(2), 0.0, *[math.log(2)] * 3, 0.0, math.log(9)]
+    assert log_ratios_BT[0].tolist() == pytest.approx(expected)
+    logps_BT = logs.clone().requires_grad_()
+    advantages_BT = torch.tensor([[0.0, 1.0, 1.0, 0.0, -1.0, -1.0, -1.0, 0.0, 1.0]])
+    loss_fn = create_clipped_surrogate(clip_low=0.2, clip_high=2.0, level="turn")
+    loss_BT = loss_fn(logps_BT, torch.zeros_like(logs), advantages_BT, mask_BT)
+    loss_BT.sum().backward()
+    assert loss_BT[0].tolist() == pytest.approx([0.0, -2.0, -2.0, 0.0, 2.0, 2.0, 2.0, 0.0, -3.0])
+    # of the sum over the n tokens of a turn: n (-A ratio) / n for each; the last turn is cut at 3
+    assert logps_BT.grad[0].tolist() == pytest.approx([0.0, -2.0, -2.0, 0.0, 2.0, 2.0, 2.0, 0.0, 0.0])
+
+
 def test_with_advantages_of_tokens_only_sequence_token_credits_each_token_alone():
     advantages_BT = torch.tensor([[4.0, 0.0, 0.0, 0.0, 0.0]])
     ratio = math.exp(MEAN_LOG_RATIO)

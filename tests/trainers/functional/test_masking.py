@@ -5,6 +5,7 @@ import torch
 
 from llm_envs.trainers.functional.masking import (
     aggregate_loss,
+    group_token_counts,
     masked_mean,
     masked_moments,
     masked_sum,
@@ -99,6 +100,24 @@ def test_the_three_normalisations():
     assert aggregate_loss(loss_BT, mask_BT, "constant", denominator=64).item() == 0.25
     per_row_B1 = torch.tensor([[3.0], [5.0], [7.0]])
     assert aggregate_loss(per_row_B1, mask_BT, "token").item() == 3.5  # (3 * 3 + 5) / 4
+
+
+def test_prompts_weigh_the_same_and_in_a_prompt_its_tokens():
+    """Of the first prompt 1, 2, 3 and 10, of the second 4, of the third nothing: (16/4 + 4 + 0) / 3."""
+    loss_BT = torch.tensor([[1.0, 2.0, 3.0], [4.0, NAN, NAN], [10.0, NAN, NAN], [NAN] * 3])
+    mask_BT = torch.tensor([[1, 1, 1], [1, 0, 0], [1, 0, 0], [0, 0, 0]])
+    ids_B = torch.tensor([7, 3, 7, 5])
+    assert aggregate_loss(loss_BT, mask_BT, "prompt", group_ids_B=ids_B).item() == pytest.approx(8 / 3)
+    assert aggregate_loss(loss_BT, mask_BT, "prompt", group_ids_B=ids_B, denominator=4).item() == 2.0
+    counts_B = group_token_counts(mask_BT, ids_B)
+    assert counts_B.tolist() == [4, 1, 4, 0]
+    parts = [
+        aggregate_loss(loss_BT[rows], mask_BT[rows], "prompt", group_tokens_B=counts_B[rows], denominator=3)
+        for rows in (slice(0, 1), slice(1, 4))  # the first prompt is torn
+    ]
+    assert sum(parts).item() == pytest.approx(8 / 3)
+    with pytest.raises(ValueError, match="needs group_ids_B"):
+        aggregate_loss(loss_BT, mask_BT, "prompt")
 
 
 def test_what_normalisation_is_not_guessed():

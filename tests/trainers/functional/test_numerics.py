@@ -20,7 +20,7 @@ from llm_envs.trainers.functional.kl import (
 )
 from llm_envs.trainers.functional.losses import value_loss
 from llm_envs.trainers.functional.masking import masked_mean, masked_whiten
-from llm_envs.trainers.functional.returns import generalised_advantages
+from llm_envs.trainers.functional.returns import gae
 
 NAN = float("nan")
 B, T = 4, 5
@@ -92,7 +92,7 @@ def test_algorithms(algorithm, mask, fresh, stored, advantages, dtype):
 @given(mask=masks, new=numbers, old=numbers, dtype=dtypes)
 def test_critic(mask, new, old, dtype):
     values_BT, mask_BT = table(new, mask, dtype).requires_grad_(), torch.tensor(mask)
-    advantages_BT, returns_BT = generalised_advantages(values_BT, table(old, mask, dtype), mask_BT)
+    advantages_BT, returns_BT = gae(values_BT, table(old, mask, dtype), mask_BT)
     whitened_BT = masked_whiten(advantages_BT, mask_BT)
     assert torch.isfinite(whitened_BT).all()
     assert abs(masked_mean(whitened_BT, mask_BT).item()) < 1e-3

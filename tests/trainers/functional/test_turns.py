@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from llm_envs.trainers.functional.turns import place_turn_rewards, spread_turns, sum_over_turns, turn_ids
+from llm_envs.trainers.functional.turns import place_turn_rewards, spread_turns, sum_over_turns, turn_ids, turns_of_mask
 
 NAN = float("nan")
 STARTS_BK = torch.tensor([[1, 3, 4], [2, 0, 0]])
@@ -45,3 +45,9 @@ def test_spans_outside_the_row_are_refused():
         turn_ids(STARTS_BK, STOPS_BK, 6)
     with pytest.raises(ValueError, match=r"both must be \(B, K\)"):
         spread_turns(torch.zeros(2, 3), STARTS_BK, STOPS_BK[:, :2], 7)
+
+
+def test_turns_by_the_mask():
+    mask_BT = torch.tensor([[0, 1, 1, 0, 0, 1], [1, 0, 1, 1, 1, 0], [0, 0, 0, 0, 0, 0]])
+    expected = [[-1, 0, 0, -1, -1, 1], [0, -1, 1, 1, 1, -1], [-1] * 6]
+    assert turns_of_mask(mask_BT).tolist() == expected

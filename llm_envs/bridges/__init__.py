@@ -1,1 +1,0 @@
-"""Other systems as parts of ours: tools from an MCP server."""

@@ -1,0 +1,25 @@
+"""Messages to token ids and back: the codec, the capabilities of chat templates, the text between turns."""
+
+from __future__ import annotations
+
+from llm_envs.chat.codec import ChatCodec
+from llm_envs.chat.context import (
+    Codec,
+    ContextFn,
+    create_window,
+    observed_messages,
+    render_reply,
+    seen_by,
+    with_call_ids,
+)
+
+__all__ = [
+    "ChatCodec",
+    "Codec",
+    "ContextFn",
+    "create_window",
+    "observed_messages",
+    "render_reply",
+    "seen_by",
+    "with_call_ids",
+]

@@ -1,0 +1,167 @@
+"""Clauses about players that read little or nothing: what they win must be covered by the declared chance rate.
+
+The players are made in `blind.py` from the oracle's play on the train split, and play the test split. Those of several
+turns are many, so they are raced on the train split first, and only the best play on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import gymnasium as gym
+
+from llm_envs.checker.blind import (
+    QUESTIONS,
+    Player,
+    Reply,
+    answer_in,
+    copied_replies,
+    enumerations,
+    equal_steps,
+    learned_replies,
+    listed_items,
+    mask,
+    plans,
+    questions,
+)
+from llm_envs.checker.subject import FALSE_ALARM, Subject, binomial_tail, remembering, require_chance, unwrap
+
+__all__ = ["is_not_won_by_a_fixed_plan", "is_not_won_by_enumeration", "is_not_won_by_heart"]
+
+_HOPEFUL = 0.1
+"""A player plays on while the probability of so many wins by chance is below this."""
+_RACE = ((6, 16), (24, 2))
+"""Rounds of the race: episodes of each player, and how many players stay."""
+_UNSEEN = 1_000_000
+"""First seed that is played. Players learn from seeds near 0: the same problems, where splits are undivided."""
+
+
+def is_not_won_by_heart(subject: Subject) -> str:
+    """A table of answers learned on train, or a piece of the prompt, wins no more of test than the chance rate."""
+    if subject.task.max_turns > 1:
+        return "for tasks of one turn"
+    env = remembering(subject.make(split="test"))
+    won_by: dict[tuple[int, str], bool] = {}
+
+    def wins(reply: Reply, seed: int) -> bool:
+        prompt, _ = env.reset(seed=seed)
+        said = reply(prompt)
+        if said is None:
+            return False
+        if (seed, said) not in won_by:
+            won_by[seed, said] = _is_won(env, said)
+        return won_by[seed, said]
+
+    replies = learned_replies(subject.lessons) | copied_replies(subject.task.answer_form)
+    best = 0.0
+    for name, reply in replies.items():
+        best = max(best, _measure(subject, name, partial(wins, reply)))
+    return f"{len(replies)} ways to answer unread, which won at most {best:.0%}"
+
+
+def is_not_won_by_a_fixed_plan(subject: Subject) -> str:
+    """The oracle's actions for one problem, or any that read nothing, win no more of others than the chance rate."""
+    if subject.task.max_turns == 1:
+        return "for tasks of several turns"
+    return _race(subject, plans(subject.lessons), "plans")
+
+
+def is_not_won_by_enumeration(subject: Subject) -> str:
+    """Going through what the prompt lists, or from one of its numbers to another, wins no more than the chance rate."""
+    if subject.task.max_turns == 1:
+        return "for tasks of several turns"
+    lessons = subject.lessons
+    players = enumerations(lessons) | equal_steps(lessons) | _inquirers(subject)
+    return _race(subject, players, "players") if players else "nothing is listed"
+
+
+def _inquirers(subject: Subject) -> dict[str, Player]:
+    """Return players that ask about each listed item, where the replies of train tell the right one from others."""
+    items = listed_items(subject.lessons)
+    players: dict[str, Player] = {}
+    n_answers = sum("<answer>" in action for lesson in subject.lessons for action in lesson.actions)
+    if items is None or n_answers > len(subject.lessons):  # where several answers are given, none is the item
+        return players
+    env = subject.make(split="train")
+    for question in QUESTIONS:
+        right: set[str] = set()
+        wrong: set[str] = set()
+        for seed, lesson in enumerate(subject.lessons[:10]):
+            answer = answer_in(lesson.actions[-1])
+            other = next((item for item in items(lesson.prompt) if item != answer), answer)
+            for item, heard in ((answer, right), (other, wrong)):
+                env.reset(seed=seed)
+                heard.add(_heard(item, _observed(env, question.format(item))))
+        if yes := right - wrong:
+            name = f"{question.format('...')!r} of each listed item until there is a yes"
+            players[name] = questions(items, question, partial(_is_in, frozenset(yes)))
+    return players
+
+
+def _is_in(heard: frozenset[str], item: str, observation: str) -> bool:
+    return _heard(item, observation) in heard
+
+
+def _heard(item: str, observation: str) -> str:
+    return mask(observation.replace(item, "X"))
+
+
+def _observed(env: gym.Env[str, str], action: str) -> str:
+    try:
+        return env.step(action)[0]
+    except Exception as error:  # `never_raises` reports it
+        return repr(error)
+
+
+def _race(subject: Subject, players: Mapping[str, Player], what: str) -> str:
+    """Race players on train; require that the best of them win no more of test than chance does."""
+    env, left, seed = remembering(subject.make(split="train")), dict(players), 0
+    wins = dict.fromkeys(players, 0)
+    for n_episodes, n_stay in _RACE:
+        if len(left) > n_stay:
+            for name, player in left.items():
+                wins[name] += sum(_plays_and_wins(env, player, seed + i) for i in range(n_episodes))
+            left = dict(sorted(left.items(), key=lambda entry: -wins[entry[0]])[:n_stay])
+            seed += n_episodes
+    env, best = remembering(subject.make(split="test")), 0.0
+    for name, player in left.items():
+        best = max(best, _measure(subject, name, partial(_plays_and_wins, env, player)))
+    return f"{len(players)} {what}, the best of which won {best:.0%}"
+
+
+def _measure(subject: Subject, name: str, wins: Callable[[int], bool]) -> float:
+    """Require that a player wins no more than chance does; return how often it won."""
+    won: list[int] = []
+    n = 0
+    for n_tries in subject.effort.n_tries:
+        won += [seed for seed in range(_UNSEEN + n, _UNSEEN + n_tries) if wins(seed)]
+        n = n_tries
+        tail = binomial_tail(len(won), n, subject.task.chance_rate)
+        if not FALSE_ALARM <= tail < _HOPEFUL:
+            break
+    require_chance(subject, f"{name}, on the test split,", won, n)
+    return len(won) / n
+
+
+def _plays_and_wins(env: gym.Env[str, str], player: Player, seed: int) -> bool:
+    prompt, _ = env.reset(seed=seed)
+    max_turns = unwrap(env).max_turns
+    history: list[tuple[str, str, float]] = []
+    while len(history) < max_turns:
+        action = player(prompt, history, max_turns - len(history))
+        try:
+            observation, reward, terminated, truncated, info = env.step(action)
+        except Exception:  # `never_raises` reports it
+            return False
+        if terminated or truncated:
+            return info.get("is_success") is True
+        history.append((action, observation, float(reward)))
+    return False
+
+
+def _is_won(env: gym.Env[str, str], action: str) -> bool:
+    try:
+        return env.step(action)[4].get("is_success") is True
+    except Exception:  # `never_raises` reports it
+        return False

@@ -1,0 +1,142 @@
+"""The facts about each registered task: from its source without importing it, and from its class.
+
+`summary` reads a docstring and imports nothing, so that a list is quick and one broken package does not spoil it.
+`describe` makes the task, for facts that only the class has.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+
+from llm_envs.env import SingleTurnEnv, TextEnv
+from llm_envs.registration import task_spec
+
+__all__ = ["LevelCard", "TaskCard", "describe", "family_of", "summary"]
+
+_OURS = "llm_envs.tasks."
+
+
+@dataclass(frozen=True, slots=True)
+class LevelCard:
+    """One level of a task."""
+
+    description: str
+    chance_rate: float
+    n_problems: int | None
+    disjoint_splits: bool
+    expected_hard: str | None
+    """Why a frontier model is expected to fail about half of the episodes; None if it is not."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskCard:
+    """The facts that help a user to choose a task."""
+
+    id: str
+    family: str
+    summary: str
+    entry_point: str
+    multi_turn: bool
+    tools: tuple[str, ...]
+    """Names, at the default level."""
+    max_turns: int
+    default_difficulty: str
+    levels: dict[str, LevelCard]
+    oracle_is_exact: bool
+    reward_weights: dict[str, float]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it made of JSON types."""
+        return asdict(self)
+
+
+def family_of(task_id: str) -> str:
+    """Return a task's family: of ours the folder, such as "games"; of others' the name of their package."""
+    entry_point = task_spec(task_id).entry_point
+    module = entry_point.partition(":")[0] if isinstance(entry_point, str) else getattr(entry_point, "__module__", "")
+    rest = module.removeprefix(_OURS)
+    return (rest if rest != module else module).partition(".")[0]
+
+
+def summary(task_id: str) -> str:
+    """Return the first line of a task's docstring, read from its source; or in brackets why it cannot be read."""
+    entry_point = task_spec(task_id).entry_point
+    if not isinstance(entry_point, str):
+        return (getattr(entry_point, "__doc__", None) or "").strip().split("\n")[0]
+    return read_summary(entry_point)
+
+
+def read_summary(entry_point: str) -> str:
+    """Return the first line of the docstring of "module:Class"; no task module is imported."""
+    module, _, name = entry_point.partition(":")
+    try:
+        found = importlib.util.find_spec(module)
+        if found is None:
+            return f"(cannot be read: No module named {module!r})"
+        tree = ast.parse(Path(str(found.origin)).read_bytes())
+    except ImportError as error:
+        return f"(cannot be read: {error})"
+    except Exception as error:
+        return f"(cannot be read: {type(error).__name__}: {' '.join(str(error).split())})"
+    nodes = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name]
+    if not nodes and not _may_bind(tree, name):
+        return f"(cannot be made: the module {module!r} has no class {name!r})"
+    docstring = (ast.get_docstring(nodes[0]) if nodes else None) or ""
+    return docstring.split("\n")[0]
+
+
+def _may_bind(tree: ast.Module, name: str) -> bool:
+    """Whether the module may have the name otherwise than by a class statement at its top: imported, assigned, ..."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.alias) and (node.asname or node.name) in (name, "*"):
+            return True
+        if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store):
+            return True
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name in (name, "__getattr__"):
+            return True
+    return False
+
+
+def describe(task_id: str) -> TaskCard:
+    """Return a task's card. The task is made and reset once.
+
+    Raises:
+        UnknownTaskError: If the task does not exist.
+        TypeError: If it is not a `TextEnv`.
+    """
+    spec = task_spec(task_id)
+    env = gym.make(task_id)
+    try:
+        task = env.unwrapped
+        if not isinstance(task, TextEnv):
+            raise TypeError(
+                f"{task_id} is a {type(task).__name__}, no llm_envs.TextEnv: nothing is known of its levels."
+            )
+        env.reset(seed=0)
+        entry_point = spec.entry_point
+        return TaskCard(
+            id=task_id,
+            family=family_of(task_id),
+            summary=summary(task_id),
+            entry_point=entry_point if isinstance(entry_point, str) else repr(entry_point),
+            multi_turn=not isinstance(task, SingleTurnEnv),
+            tools=tuple(str(tool["function"]["name"]) for tool in task.tools),
+            max_turns=task.max_turns,
+            default_difficulty=task.default_difficulty,
+            levels={
+                name: LevelCard(
+                    level.description, level.chance_rate, level.n_problems, level.disjoint_splits, level.expected_hard
+                )
+                for name, level in task.difficulties.items()
+            },
+            oracle_is_exact=task.oracle_is_exact,
+            reward_weights=dict(task.reward_weights),
+        )
+    finally:
+        env.close()

@@ -1,0 +1,85 @@
+"""The clauses that every task must satisfy, in order, named after their functions. `checker.check_task` runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from llm_envs.checker.blind_clauses import is_not_won_by_a_fixed_plan, is_not_won_by_enumeration, is_not_won_by_heart
+from llm_envs.checker.honesty_clauses import (
+    is_not_won_by_shortcuts,
+    refuses_mutated_references,
+    says_when_it_waits,
+    tells_its_turn_limit,
+)
+from llm_envs.checker.play_clauses import (
+    costs_are_bounded,
+    depends_on_the_seed,
+    ends_its_episodes,
+    has_disjoint_splits,
+    has_honest_n_problems,
+    info_is_well_formed,
+    is_deterministic,
+    is_not_won_by_guessing,
+    is_not_won_by_nonsense,
+    never_raises,
+    oracle_earns_the_maximum,
+    rewards_are_weighted_components,
+    scores_only_the_agents_words,
+    withstands_fuzzing,
+)
+from llm_envs.checker.static_clauses import (
+    checks_its_arguments,
+    declares_its_numbers,
+    documents_its_difficulties,
+    has_a_json_spec,
+    has_docstring_headings,
+    is_made,
+    is_vectorized,
+    leaves_global_randomness_alone,
+    passes_gymnasium_check,
+    pickles,
+    plays_given_problems,
+    resets_quickly,
+)
+from llm_envs.checker.subject import Subject
+from llm_envs.checker.twin_clauses import oracle_knows_what_is_shown
+
+__all__ = ["CLAUSES"]
+
+CLAUSES: tuple[Callable[[Subject], str], ...] = (
+    is_made,
+    passes_gymnasium_check,
+    declares_its_numbers,
+    documents_its_difficulties,
+    has_docstring_headings,
+    checks_its_arguments,
+    plays_given_problems,
+    is_deterministic,
+    leaves_global_randomness_alone,
+    depends_on_the_seed,
+    has_honest_n_problems,
+    has_disjoint_splits,
+    oracle_earns_the_maximum,
+    oracle_knows_what_is_shown,
+    never_raises,
+    withstands_fuzzing,
+    is_not_won_by_nonsense,
+    is_not_won_by_guessing,
+    is_not_won_by_heart,
+    is_not_won_by_a_fixed_plan,
+    is_not_won_by_enumeration,
+    is_not_won_by_shortcuts,
+    refuses_mutated_references,
+    ends_its_episodes,
+    tells_its_turn_limit,
+    costs_are_bounded,
+    rewards_are_weighted_components,
+    info_is_well_formed,
+    scores_only_the_agents_words,
+    is_vectorized,
+    pickles,
+    has_a_json_spec,
+    resets_quickly,
+    says_when_it_waits,
+)
+"""Every clause, in the order in which they are checked. Without the first, the others are not tried."""

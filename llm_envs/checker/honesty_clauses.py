@@ -1,0 +1,139 @@
+"""Clauses about what a task keeps to itself: mistakes it does not see, limits it does not tell, waiting it hides."""
+
+from __future__ import annotations
+
+import textwrap
+import time
+from collections import defaultdict
+
+from llm_envs.checker.blind import answer_in
+from llm_envs.checker.mutations import mutants
+from llm_envs.checker.subject import FALSE_ALARM, Subject, binomial_tail, play, repeat, require, require_chance, unwrap
+from llm_envs.env import TextEnv
+from llm_envs.errors import InvalidConfigError
+from llm_envs.parsers import format_answer, format_tool_call
+
+__all__ = ["is_not_won_by_shortcuts", "refuses_mutated_references", "says_when_it_waits", "tells_its_turn_limit"]
+
+_MOST_MUTANTS = 60
+"""Of one kind that are tried."""
+_MOST_EQUIVALENT = 0.5
+"""Share of the mutants of a kind that may mean the same as the reference."""
+_MOST_WAIT_S = 0.1
+"""Seconds of a step after which a collector that steps in its own loop loses other episodes' time."""
+_N_TIMED = 3
+"""Times that a slow step is repeated, since the machine may have been busy."""
+_ENDLESS = "while True:\n    pass"
+
+
+def is_not_won_by_shortcuts(subject: Subject) -> str:
+    """The task's own `shortcuts` win no more often than the declared chance rate."""
+    task, n_seeds = subject.task, min(60, subject.effort.n_seeds)
+    won: dict[str, list[int]] = defaultdict(list)
+    n: dict[str, int] = defaultdict(int)
+    for seed in range(n_seeds):
+        before = [step.action for step in subject.oracle_episodes[seed][:-1]]
+        task.reset(seed=seed)
+        for action in before:
+            task.step(action)
+        for name, action in task.shortcuts().items():
+            n[name] += 1
+            if play(subject.env, seed, repeat([*before, action]))[-1].is_win:
+                won[name].append(seed)
+    for name, tries in n.items():
+        require_chance(subject, f"the shortcut {name!r}", won[name], tries)
+    return f"{len(n)} shortcuts" if n else "none declared"
+
+
+def refuses_mutated_references(subject: Subject) -> str:
+    """A query, program, number or list of the oracle's with a small mistake is mostly refused.
+
+    A mistake may make no difference to one problem. One of a kind that makes none to most is not seen by the judge.
+    """
+    tried: dict[str, int] = defaultdict(int)
+    won: dict[str, list[tuple[int, str]]] = defaultdict(list)
+    for seed in range(subject.effort.n_seeds):
+        actions = [step.action for step in subject.oracle_episodes[seed]]
+        answer = answer_in(actions[-1])
+        seen: set[str] = set()
+        for name, mutant in mutants(answer):
+            if name in seen or tried[name] >= _MOST_MUTANTS:
+                continue
+            seen.add(name)
+            tried[name] += 1
+            mistaken = [*actions[:-1], actions[-1].replace(answer, mutant)]
+            try:
+                last = play(subject.env, seed, repeat(mistaken))[len(actions) - 1 :]
+            except Exception:  # `withstands_fuzzing` reports it
+                continue
+            if last and last[0].is_win:
+                won[name].append((seed, mutant))
+    for name, wins in won.items():
+        require(
+            binomial_tail(len(wins), tried[name], _MOST_EQUIVALENT) >= FALSE_ALARM,
+            f"the reference with a mistake ({name}) won {len(wins)} of {tried[name]} episodes, such as seed "
+            f"{wins[0][0]}: {wins[0][1][:300]!r}; draw what it is tested on so that the mistake shows",
+        )
+    worst = max((len(won[name]) / n for name, n in tried.items()), default=0.0)
+    return f"{len(tried)} kinds of mistake, of which at most {worst:.0%} passed" if tried else "no such references"
+
+
+def tells_its_turn_limit(subject: Subject) -> str:
+    """The agent of a task of several turns is told how many it has."""
+    turns = subject.task.max_turns
+    if turns == 1:
+        return "for tasks of several turns"
+    told = []
+    for more in (0, 7):
+        try:
+            task = unwrap(subject.make(max_turns=turns + more))
+        except InvalidConfigError:
+            return "the limit cannot be set"
+        shown, _ = task.reset(seed=0)
+        told.append((shown, task.system_prompt, task.tools, task.step("Hello.")[0]))
+    require(
+        told[0] != told[1],
+        f"nothing that the agent reads depends on max_turns: write the limit ({turns}) into prompt(), or into the "
+        "instructions",
+    )
+    return f"{turns} turns"
+
+
+def says_when_it_waits(subject: Subject) -> str:
+    """No step takes long, not even of code that does not end, unless `blocking` is set."""
+    task = subject.task
+    if task.blocking:
+        return "declared"
+    code = [format_answer(_ENDLESS), format_answer(f"def f(*values):\n{textwrap.indent(_ENDLESS, '    ')}")]
+    subject.env.reset(seed=0)
+    for tool in task.tools:
+        function = tool["function"]
+        parameters = function["parameters"].get("properties", {})
+        texts = [name for name, schema in parameters.items() if schema.get("type") == "string"]
+        code += [format_tool_call(function["name"], **dict.fromkeys(texts, _ENDLESS))] if texts else []
+    code.append(task.oracle())
+    seconds = {action: _quickest(task, action) for action in code}
+    slowest = max(seconds, key=seconds.__getitem__)
+    longest = seconds[slowest]
+    require(
+        longest <= _MOST_WAIT_S,
+        f"the action {slowest[:120]!r} takes {longest:.1f} s, and blocking is False: set blocking = True, or limit "
+        f"what it may take to {_MOST_WAIT_S:g} s",
+    )
+    return f"{longest * 1000:.0f} ms at most"
+
+
+def _quickest(task: TextEnv, action: str) -> float:
+    """Return the seconds that a first step takes, the least of some tries if they are many."""
+    best = float("inf")
+    for _ in range(_N_TIMED):
+        task.reset(seed=0)
+        started = time.perf_counter()
+        try:
+            task.step(action)
+        except Exception:  # `never_raises` reports it
+            return 0.0
+        best = min(best, time.perf_counter() - started)
+        if best <= _MOST_WAIT_S:
+            break
+    return best

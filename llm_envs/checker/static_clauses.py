@@ -1,0 +1,248 @@
+"""Clauses about what a task is: its declarations, its docstring, and what Gymnasium does with it.
+
+Each takes the task under test, returns what it saw, and raises `BrokenClause` when the clause does not hold; the
+message has the fault and the remedy.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+import pickle
+import random
+import time
+import warnings
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.utils.env_checker import check_env, data_equivalence
+
+from llm_envs.checker.subject import BrokenClause, Subject, ask_oracle, play, problem_of, require, unwrap
+from llm_envs.env import SPLITS
+from llm_envs.errors import InvalidConfigError
+from llm_envs.spaces import TextSpace
+
+__all__ = [
+    "checks_its_arguments",
+    "declares_its_numbers",
+    "documents_its_difficulties",
+    "has_a_json_spec",
+    "has_docstring_headings",
+    "is_made",
+    "is_vectorized",
+    "leaves_global_randomness_alone",
+    "passes_gymnasium_check",
+    "pickles",
+    "plays_given_problems",
+    "resets_quickly",
+]
+
+DOCSTRING_HEADINGS = ("Description", "Observation", "Action", "Reward", "Episode End", "Arguments", "Version History")
+_MIN_RESETS_PER_S = 1_000
+_MIN_STEPS_PER_S = 500
+_FEWEST_WORDS = 5
+"""Of a sentence that argues for something."""
+
+
+def is_made(subject: Subject) -> str:
+    """`gymnasium.make` gives a `TextEnv` with the shared text spaces."""
+    task = subject.task
+    for name in ("observation_space", "action_space"):
+        space = getattr(task, name)
+        require(
+            space == TextSpace(),
+            f"{name} is {space}: leave it as TextEnv sets it, else the task cannot share vector environments",
+        )
+    return type(task).__name__
+
+
+def passes_gymnasium_check(subject: Subject) -> str:
+    """Gymnasium's own `check_env` finds nothing, with warnings as errors."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_env(subject.make().unwrapped)
+    return "check_env without a warning"
+
+
+def declares_its_numbers(subject: Subject) -> str:
+    """Weights, chance rate, number of problems and turn limit are declared with the right types."""
+    task = subject.task
+    weights = task.reward_weights
+    require(
+        weights and all(isinstance(w, float) and math.isfinite(w) for w in weights.values()),
+        f"reward_weights is {weights}: declare each component's weight as a finite float",
+    )
+    require(0 <= task.chance_rate <= 1, f"chance_rate is {task.chance_rate!r}: it must be in [0, 1]")
+    require(
+        task.n_problems is None or (isinstance(task.n_problems, int) and task.n_problems >= 1),
+        f"n_problems is {task.n_problems!r}: it must be a whole number of at least 1, or None",
+    )
+    return f"chance_rate {task.chance_rate:g}, n_problems {task.n_problems}"
+
+
+def documents_its_difficulties(subject: Subject) -> str:
+    """Each level has a description, is named in the docstring, and can be played."""
+    task = subject.task
+    require(task.difficulties, "difficulties is empty: declare at least one level")
+    for name, level in task.difficulties.items():
+        require(level.description.strip(), f"the level {name!r} has no description: say what its problems look like")
+        reason = level.expected_hard
+        require(
+            reason is None or (isinstance(reason, str) and len(reason.split()) >= _FEWEST_WORDS),
+            f"expected_hard of the level {name!r} is {reason!r}: argue in a sentence why a frontier model is expected "
+            "to fail half of the episodes, or leave it None",
+        )
+        require(f'"{name}"' in (inspect.getdoc(type(task)) or ""), f'the docstring does not name the level "{name}"')
+        subject.make(difficulty=name).reset(seed=0)
+    return ", ".join(task.difficulties)
+
+
+def has_docstring_headings(subject: Subject) -> str:
+    """The class docstring has Gymnasium's headings."""
+    lines = (inspect.getdoc(type(subject.task)) or "").splitlines()
+    found = [line.strip().lstrip("# ") for line in lines if line.strip().startswith("#")]
+    missing = [heading for heading in DOCSTRING_HEADINGS if heading not in found]
+    require(not missing, f"the class docstring lacks the headings {missing}: write each as '## Heading'")
+    return f"{len(DOCSTRING_HEADINGS)} headings"
+
+
+def checks_its_arguments(subject: Subject) -> str:
+    """Unknown arguments, splits, levels and options are refused with `InvalidConfigError`."""
+    for kwargs in ({"split": "nonsense"}, {"difficulty": "nonsense"}, {"no_such_argument": 1}):
+        try:
+            subject.make(**kwargs)
+        except InvalidConfigError:
+            continue
+        raise BrokenClause(
+            f"{kwargs} was accepted: pass split, difficulty and render_mode on to super().__init__, take no **kwargs"
+        )
+    for options in ({"nonsense": 1}, {"problem": {"nonsense": 1}}):
+        try:
+            subject.make().reset(options=options)
+        except InvalidConfigError:
+            continue
+        raise BrokenClause(f"reset(options={options}) was accepted: pass options on to super().reset")
+    return "unknown names are refused"
+
+
+def plays_given_problems(subject: Subject) -> str:
+    """`reset(options={"problem": ...})` plays that problem, whatever its split."""
+    for split in SPLITS:
+        source, target = subject.make(split=split), subject.make(split="train")
+        for seed in range(3):
+            wanted, _ = source.reset(seed=seed)
+            problem = json.loads(problem_of(source))
+            got, _ = target.reset(seed=seed + 100, options={"problem": problem})
+            require(
+                got == wanted, f"the problem {problem} gives {got[:80]!r} when given, but {wanted[:80]!r} when drawn"
+            )
+    return "given problems give the same observation"
+
+
+def leaves_global_randomness_alone(subject: Subject) -> str:
+    """No episode draws from, or seeds, `random` and `numpy.random`."""
+    kept = random.getstate(), np.random.get_state()
+    try:
+        # Our own state, so that a task which seeds with a constant is noticed too.
+        random.seed(987654321)
+        np.random.seed(987654321)
+        before = random.getstate(), pickle.dumps(np.random.get_state())
+        play(subject.make(), 0, ask_oracle)
+        after = random.getstate(), pickle.dumps(np.random.get_state())
+    finally:
+        random.setstate(kept[0])
+        np.random.set_state(kept[1])
+    require(before == after, "an episode changed the global random state: use self.np_random alone")
+    return "random and numpy.random are as before"
+
+
+def is_vectorized(subject: Subject) -> str:
+    """`make_vec`, sync and async, gives the environment's own strings back, emoji and line breaks included.
+
+    The oracle's first action is stepped here before, so that whatever this process keeps for it (a sandbox, a pool) is
+    there when the asynchronous environments are forked.
+    """
+    seeds: Any = [7, 8]  # `VectorEnv.reset` is typed for one number; sync and async both take a list
+    for action in ("🙂\nnonsense", subject.oracle_episodes[seeds[0]][0].action):
+        expected = []
+        for seed in seeds:
+            env = _Decorated(subject.make())
+            observation, _ = env.reset(seed=seed)
+            expected.append((observation, env.step(action)[0]))
+        for mode in ("sync", "async"):
+            vector = gym.make_vec(subject.env_id, 2, vectorization_mode=mode, wrappers=[_Decorated], **subject.kwargs)
+            try:
+                first, _ = vector.reset(seed=seeds)
+                second, *_ = vector.step((action, action))
+                got = list(zip(first, second, strict=True))
+            finally:
+                vector.close()
+            require(got == expected, f"{mode}: {got} instead of {expected}: an instance must share nothing with others")
+    return "sync and async"
+
+
+def pickles(subject: Subject) -> str:
+    """An environment pickled in mid-episode goes on as the original does."""
+    env = subject.make()
+    env.reset(seed=3)
+    if subject.task.max_turns > 1:
+        env.step("nonsense")
+    copy = pickle.loads(pickle.dumps(env))
+    for _ in range(subject.task.max_turns):
+        action = unwrap(env).oracle()
+        require(unwrap(copy).oracle() == action, "the pickled copy's oracle differs from the original's")
+        original, copied = env.step(action), copy.step(action)
+        require(
+            data_equivalence(original, copied, exact=True),
+            f"the pickled copy answers {copied}, the original {original}",
+        )
+        if original[2] or original[3]:
+            break
+    return "in mid-episode"
+
+
+def has_a_json_spec(subject: Subject) -> str:
+    """The spec survives JSON, and makes the same environment."""
+    spec = EnvSpec.from_json(subject.make().spec.to_json())  # type: ignore[union-attr]
+    first, _ = gym.make(spec).reset(seed=11)
+    second, _ = subject.env.reset(seed=11)
+    require(first == second, "the environment made from the spec's JSON gives another observation")
+    return "to JSON and back"
+
+
+def resets_quickly(subject: Subject) -> str:
+    """At least 1,000 resets, and 500 steps, in a second of computing time, unless the task says why not."""
+    resets = steps = 0.0
+    env, reason = subject.env, subject.task.slow_reset_reason
+    actions = {seed: subject.oracle_episodes[seed][0].action for seed in range(10)}
+    for _ in range(3):
+        started = time.process_time()
+        for _ in range(50):
+            env.reset()
+        resets = max(resets, 50 / (time.process_time() - started))
+        taken = 0.0
+        for seed, action in actions.items():
+            env.reset(seed=seed)
+            started = time.process_time()
+            env.step(action)
+            taken += time.process_time() - started
+        steps = max(steps, len(actions) / max(taken, 1e-6))
+    for what, rate, least, method in (
+        ("resets", resets, _MIN_RESETS_PER_S, "generate()"),
+        ("steps", steps, _MIN_STEPS_PER_S, "play()"),
+    ):
+        require(
+            rate >= least or reason,
+            f"{rate:,.0f} {what} a second, {least:,} asked for: make {method} cheaper, or say why in slow_reset_reason",
+        )
+    return reason or "fast enough"
+
+
+class _Decorated(gym.ObservationWrapper[str, str, str]):
+    """Adds characters that a careless buffer would lose."""
+
+    def observation(self, observation: str) -> str:
+        return f"{observation}\n🙂 ÿ\0"

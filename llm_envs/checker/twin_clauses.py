@@ -1,0 +1,91 @@
+"""Clauses about what the agent can know: the oracle may know no more, and the prompt must be enough for one answer."""
+
+from __future__ import annotations
+
+from itertools import islice
+from random import Random
+from typing import Any
+
+from llm_envs.checker.subject import BrokenClause, Subject, problem_of, unwrap
+from llm_envs.checker.twins import changed_problems
+from llm_envs.env import TextEnv
+
+__all__ = ["oracle_knows_what_is_shown"]
+
+_N_PROBLEMS = 20
+_N_CHANGES = 60
+"""Changes of each problem."""
+_N_TWINS = 6
+"""Changes of each problem that leave the observation as it is, at most."""
+_N_HOPELESS = 3
+"""Problems no change of which leaves the observation as it is, after which no more are tried."""
+_WASTED = "Hello."
+
+
+def oracle_knows_what_is_shown(subject: Subject) -> str:
+    """What was shown so far decides what the oracle does, whatever is hidden.
+
+    Each problem is changed where the first observation does not show it, and both are played alike: as the first one's
+    oracle says, or, every other time, with turns that are wasted. As long as both show the same, both oracles must say
+    the same.
+    """
+    if subject.task.max_turns == 1:
+        return "for tasks of several turns"
+    first, second = unwrap(subject.make()), unwrap(subject.make())
+    rng, n_twins = Random(0), 0
+    for seed in range(min(_N_PROBLEMS, subject.effort.n_seeds)):
+        shown = _shown(first, seed)
+        problem, found = problem_of(first), 0
+        for where, changed in islice(changed_problems(problem, subject.drawn_problems[:100], rng), _N_CHANGES):
+            if _shown(second, seed, changed) != shown:
+                continue
+            found += 1
+            first.reset(seed=seed)
+            if difference := _difference(first, second, rng, waste=0.5 * (found % 2 == 0)):
+                raise BrokenClause(
+                    f"seed {seed}: with another value of {where}, which nothing had shown, {difference}: let "
+                    "next_action() decide by what the agent has seen"
+                )
+            if found == _N_TWINS:
+                break
+        n_twins += found
+        if seed + 1 == _N_HOPELESS and not n_twins:
+            return "nothing hidden was found"
+    return f"{n_twins} problems with another hidden state"
+
+
+def _shown(task: TextEnv, seed: int, problem: dict[str, Any] | None = None) -> tuple[Any, ...] | None:
+    """Return all that the agent sees at the start of a problem; None if it cannot be played."""
+    try:
+        observation, _ = task.reset(seed=seed, options=None if problem is None else {"problem": problem})
+    except Exception:
+        return None
+    return observation, task.system_prompt, task.tools
+
+
+def _difference(first: TextEnv, second: TextEnv, rng: Random, *, waste: float) -> str:
+    """Play two episodes that began alike in the same way, until they show something else.
+
+    Args:
+        first: By its oracle.
+        second: Its oracle is asked, too.
+        rng: Decides which turns are wasted.
+        waste: How many.
+
+    Returns:
+        How the two oracles differed before that; "" if they did not.
+    """
+    while True:
+        action, instead = first.oracle(), second.oracle()
+        if action != instead:
+            at = next((i for i, (a, b) in enumerate(zip(action, instead, strict=False)) if a != b), 0)
+            start = max(0, at - 30)
+            return (
+                f"the oracle says {instead[start : at + 40]!r} instead of {action[start : at + 40]!r} at turn "
+                f"{first.n_turns + 1}"
+            )
+        if rng.random() < waste:
+            action = _WASTED
+        here, there = first.step(action), second.step(action)
+        if here[2] or here[3] or there[2] or there[3] or here[0] != there[0]:
+            return ""

@@ -1,0 +1,1 @@
+"""The command `llm-envs`: one module for each subcommand."""

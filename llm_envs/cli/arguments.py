@@ -1,0 +1,112 @@
+"""Arguments and argument types that several commands share."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+from llm_envs.errors import InvalidConfigError
+
+__all__ = [
+    "add_env_arguments",
+    "add_sampling_arguments",
+    "env_kwargs_of",
+    "positive",
+    "require_model",
+    "require_text",
+    "temperature",
+]
+
+HUB_NAME = re.compile(r"\w[\w.-]*/[\w.-]+")
+"""A model name on a hub: `owner/name`."""
+
+
+def positive(text: str) -> int:
+    """Read a whole number of at least 1."""
+    try:
+        value = int(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1") from error
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is not at least 1")
+    return value
+
+
+def seconds(text: str) -> float:
+    """Read a duration."""
+    value = float(text)
+    if not math.isfinite(value) or value <= 0:
+        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds above 0")
+    return value
+
+
+def temperature(text: str) -> float:
+    """Read a sampling temperature."""
+    value = float(text)
+    if not math.isfinite(value) or value < 0:
+        raise argparse.ArgumentTypeError(f"{text} is not a number of at least 0 (0 is greedy)")
+    return value
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """Read a JSON object."""
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text} is not JSON ({error})") from error
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f'{text} is not a JSON object; for example \'{{"difficulty": "easy"}}\'')
+    return value
+
+
+def add_env_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the environment."""
+    parser.add_argument("--split", help="train or test; default: the task's default")
+    parser.add_argument("--difficulty", help="one of the task's levels")
+    parser.add_argument(
+        "--env-kwargs", type=json_object, metavar="JSON", help="more arguments of the task, as a JSON object"
+    )
+
+
+def env_kwargs_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the values of `add_env_arguments`.
+
+    Raises:
+        InvalidConfigError: If two values contradict each other.
+    """
+    kwargs: dict[str, Any] = dict(arguments.env_kwargs or {})
+    for name in ("split", "difficulty"):
+        value = getattr(arguments, name)
+        if value is not None and kwargs.setdefault(name, value) != value:
+            raise InvalidConfigError(f"--{name} is {value!r} but --env-kwargs has {kwargs[name]!r}: give only one.")
+    return kwargs
+
+
+def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the sampling options."""
+    parser.add_argument(
+        "--temperature", type=temperature, default=1.0, help="sampling temperature, default 1; 0 is greedy"
+    )
+    parser.add_argument("--max-new-tokens", type=positive, default=512, help="tokens per turn, default 512")
+
+
+def require_text(task_id: str, env_kwargs: dict[str, Any]) -> None:
+    """Refuse an environment without text spaces, or arguments that it does not take."""
+    import gymnasium as gym
+
+    env = gym.make(task_id, **env_kwargs)
+    try:
+        if not all(isinstance(space, gym.spaces.Text) for space in (env.observation_space, env.action_space)):
+            raise InvalidConfigError(f"{task_id} is not a text environment; `llm-envs list` lists them.")
+    finally:
+        env.close()
+
+
+def require_model(name: str, option: str) -> None:
+    """Refuse a missing path, which a loader would look for on a model hub."""
+    if not Path(name).is_dir() and HUB_NAME.fullmatch(name) is None:
+        raise InvalidConfigError(f"{option} {name}: there is no such folder. Give a folder with a saved model.")

@@ -1,0 +1,192 @@
+"""`llm-envs collect`: play a mixture of tasks into a folder, with live progress, and go on where a run stopped.
+
+Whatever ends it, what was finished is in the folder. Ctrl-C and SIGTERM end it in order: nothing is left running, the
+log is compacted, and the way to go on is said.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llm_envs.cli.arguments import (
+    add_env_arguments,
+    add_sampling_arguments,
+    env_kwargs_of,
+    positive,
+    require_text,
+    seconds,
+)
+from llm_envs.cli.policy_options import add_player_arguments, check_player, open_player, player_settings
+from llm_envs.cli.tracking_options import add_tracking_arguments, check_tracking, tracker_of
+from llm_envs.errors import LLMEnvsError, StoreError
+from llm_envs.tracking.loggers import visible_text
+
+if TYPE_CHECKING:
+    from llm_envs.rollout.collect_run import CollectedRun
+
+__all__ = ["add_arguments", "run", "terminated_as_interrupted"]
+
+EXAMPLES = """
+examples:
+  llm-envs collect llm/Calculator-v0:2 llm/GuessNumber-v0 -n 100 --group-size 4 --out runs/oracle
+  llm-envs collect 'llm/*' --exclude llm/Countdown-v0 --model DIR -n 100 --out runs/all
+  llm-envs collect llm/Calculator-v0 --model DIR --serve 2 -n 1000 --out runs/served --resume
+  llm-envs collect llm/Calculator-v0 --model DIR --url http://a:8000 --url http://b:8000 -n 1000 --out runs/servers
+  llm-envs collect llm/Calculator-v0 --model https://host/v1 --model-name NAME -n 50 --out runs/api
+  llm-envs collect llm/Calculator-v0 --model DIR --policy vllm -n 50 --out runs/logged --report-to tensorboard jsonl
+
+Ctrl-C ends it in order; the same command with --resume goes on. llm-envs export writes what was collected for others.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument(
+        "envs",
+        nargs="+",
+        metavar="ENV",
+        help="a task id or a pattern ('llm/*'); ENV:WEIGHT sets its share of the groups",
+    )
+    parser.add_argument("--exclude", action="append", metavar="PATTERN", help="exclude matching tasks")
+    parser.add_argument("--out", required=True, metavar="DIR", help="output folder of the run")
+    parser.add_argument("-n", type=positive, required=True, metavar="GROUPS", help="total number of groups")
+    parser.add_argument("--group-size", type=positive, default=1, metavar="G", help="episodes per group; default 1")
+    parser.add_argument("--resume", action="store_true", help="resume the run in the folder, if any")
+    parser.add_argument("--seed", type=int, default=0, help="the run's seed; default 0")
+    add_env_arguments(parser)
+    add_sampling_arguments(parser)
+    parser.add_argument("--max-turns", type=positive, help="turns per episode; default: the task's limit")
+    parser.add_argument("--max-step-s", type=seconds, help="seconds allowed for one step of the task")
+    parser.add_argument("--concurrency", type=positive, default=64, help="concurrent episodes; default 64")
+    parser.add_argument(
+        "--workers", type=positive, metavar="N", help="run tasks in N processes, in case they hang or crash"
+    )
+    parser.add_argument(
+        "--history",
+        choices=["append", "template"],
+        default="append",
+        help="show the model its earlier turns as it wrote them, or as the chat template renders them",
+    )
+    parser.add_argument("--window", type=positive, metavar="TURNS", help="show the model only its last turns")
+    add_tracking_arguments(parser)
+    parser.epilog = EXAMPLES
+    add_player_arguments(parser, ["oracle", "random"])
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Collect, and return the exit code."""
+    from llm_envs.data.folder import MANIFEST_NAME
+    from llm_envs.data.writer import check_folder, finished
+    from llm_envs.policies.scripted import OraclePolicy, RandomPolicy
+    from llm_envs.registration import task_spec
+    from llm_envs.rollout import RolloutLimits, create_window
+    from llm_envs.rollout.collect_run import collect_run, run_settings
+    from llm_envs.sources.mixture_text import parse_mixture
+    from llm_envs.tracking.progress import live_progress
+    from llm_envs.types import SamplingParams
+
+    envs = parse_mixture(arguments.envs, arguments.exclude or ())
+    check_tracking(arguments)
+    check_player(arguments)
+    collector: dict[str, Any] = {
+        "seed": arguments.seed,
+        "env_kwargs": env_kwargs_of(arguments),
+        "sampling": SamplingParams(temperature=arguments.temperature, max_new_tokens=arguments.max_new_tokens),
+        "limits": RolloutLimits(max_turns=arguments.max_turns, max_step_s=arguments.max_step_s),
+        "history": arguments.history,
+    }
+    for choice in envs:
+        task_spec(choice.env_id)
+        require_text(choice.env_id, collector["env_kwargs"])
+    settings = player_settings(arguments) | ({} if arguments.window is None else {"window": arguments.window})
+    # A model may take minutes to load: say before that what can be said.
+    own = run_settings(envs, group_size=arguments.group_size, **collector) | settings
+    check_folder(arguments.out, own, resume=arguments.resume)
+    if (Path(arguments.out) / MANIFEST_NAME).exists():
+        finished(arguments.out)
+    try:
+        with (
+            terminated_as_interrupted(),
+            tracker_of(arguments, own) as logger,
+            open_player(arguments, {"oracle": OraclePolicy, "random": RandomPolicy}) as (policy, codec),
+        ):
+            done = collect_run(
+                envs,
+                policy,
+                out=arguments.out,
+                n_groups=arguments.n,
+                group_size=arguments.group_size,
+                resume=arguments.resume,
+                settings=settings,
+                show=live_progress,
+                logger=logger,
+                log_every_s=arguments.log_every_s,
+                codec=codec,
+                max_concurrency=arguments.concurrency,
+                workers=arguments.workers or 0,
+                context_fn=None if arguments.window is None else create_window(arguments.window),
+                **collector,
+            )
+    except KeyboardInterrupt:
+        _say_how_to_go_on(arguments)
+        return 130
+    return _summarize(done)
+
+
+@contextmanager
+def terminated_as_interrupted() -> Iterator[None]:
+    """Let SIGTERM, which schedulers send before they kill, end a run as Ctrl-C does, in the background too.
+
+    What a shell script starts in the background ignores SIGINT from the start, and asyncio then does not watch for it.
+    """
+    try:
+        before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    except ValueError:  # not the main thread: somebody else's process
+        yield
+        return
+    interrupt = signal.getsignal(signal.SIGINT)
+    if interrupt is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        if interrupt is signal.SIG_IGN:
+            signal.signal(signal.SIGINT, interrupt)
+
+
+def _say_how_to_go_on(arguments: argparse.Namespace) -> None:
+    from llm_envs.data.writer import finished
+
+    try:
+        n = len(finished(arguments.out))
+    except StoreError:  # it had not begun
+        n = 0
+    print(
+        f"llm-envs: interrupted: {n} of {arguments.n * arguments.group_size} episodes are finished and saved in "
+        f"{visible_text(arguments.out)}. To resume, repeat the command with --resume.",
+        file=sys.stderr,
+    )
+
+
+def _summarize(done: CollectedRun) -> int:
+    where = visible_text(str(done.path))
+    if done.removed is not None:
+        print("a last line that a kill had cut short was removed; its episode was played again")
+    if done.stats.accepted:
+        print(visible_text(done.stats.summary()))
+    before = f", {done.n_before} of them from before" if done.n_before else ""
+    print(f"{done.n_finished} of {done.n_episodes} episodes are in {where}{before}")
+    if done.first_error is not None:
+        kinds = ", ".join(f"{kind} x{count}" for kind, count in done.stats.error_kinds.most_common(3))
+        raise LLMEnvsError(
+            f"{done.n_failed} episodes failed ({kinds}), the first with: {done.first_error.message:.300}. "
+            "Repeat the command with --resume to play them again."
+        )
+    return 0

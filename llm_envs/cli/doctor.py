@@ -1,0 +1,102 @@
+"""`llm-envs doctor`: say what to know about a model before training it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from llm_envs.cli.arguments import require_model, require_text
+from llm_envs.errors import InvalidConfigError
+from llm_envs.tracking.loggers import visible_text
+
+__all__ = ["add_arguments", "run"]
+
+EXAMPLES = """
+examples:
+  llm-envs doctor runs/demo/model
+  llm-envs doctor owner/name --env llm/GuessNumber-v0 --thinking off
+  llm-envs doctor DIR --chat-template template.jinja --colour never
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("model", metavar="MODEL", help="a folder, or a name on a model hub")
+    parser.add_argument(
+        "--env",
+        "--environment",
+        dest="environment",
+        metavar="ENV",
+        default="llm/Calculator-v0",
+        help="task of the example episode; default: llm/Calculator-v0",
+    )
+    parser.add_argument("--chat-template", metavar="FILE", help="a Jinja template to use instead of the model's")
+    parser.add_argument(
+        "--thinking", choices=["on", "off"], help="the template's enable_thinking; default: the template's default"
+    )
+    parser.add_argument(
+        "--colour",
+        "--color",
+        choices=["auto", "always", "never"],
+        default="auto",
+        help="colour the output; default: on a terminal",
+    )
+    parser.epilog = EXAMPLES
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Say what is found, and return the exit code: 1 if the model cannot be trained on as it is."""
+    from llm_envs import doctor
+    from llm_envs.chat.codec import ChatCodec
+    from llm_envs.policies.inference.loading import load_tokenizer
+    from llm_envs.registration import task_spec
+
+    task_spec(arguments.environment)
+    require_text(arguments.environment, {})
+    require_model(arguments.model, "doctor")
+    template = None if arguments.chat_template is None else _read_template(arguments.chat_template)
+    thinking = None if arguments.thinking is None else arguments.thinking == "on"
+    codec = ChatCodec(load_tokenizer(arguments.model), chat_template=template, thinking=thinking)
+    config = _configuration(arguments.model)
+    text = None if config is None else config.get_text_config()
+    vocabulary_size = getattr(text, "vocab_size", None)
+    context_length = getattr(text, "max_position_embeddings", None)
+    diagnosis = doctor.diagnose(codec, vocabulary_size=vocabulary_size)
+    print(visible_text(f"model             {arguments.model}"))
+    source = arguments.chat_template or "the model's own"
+    print(visible_text(f"template          {source}"))
+    print(doctor.show_diagnosis(diagnosis))
+    trajectory = doctor.play_oracle(codec, arguments.environment)
+    colour = arguments.colour == "always" or (arguments.colour == "auto" and sys.stdout.isatty())
+    for row in trajectory.rows:
+        counts = f"{len(row)} tokens; trained: {int(row.mask.sum())}, marked"
+        print(f"\n{arguments.environment}, an oracle's episode of {counts}")
+        print(doctor.show_row(codec, row, colour=colour))
+    problems = [*diagnosis.problems, *doctor.episode_problems(codec, trajectory, context_length)]
+    problems += doctor.model_problems(config)
+    if Path(arguments.model).is_dir() and not (Path(arguments.model) / "config.json").exists():
+        problems.append("the folder has a tokenizer and no model: there is no config.json in it.")
+    print()
+    for problem in problems:
+        print(visible_text(f"PROBLEM  {problem}"))
+    print("This model can be trained on as it is." if not problems else "This model cannot be trained on as it is.")
+    return 1 if problems else 0
+
+
+def _read_template(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidConfigError(f"--chat-template {path}: it cannot be read ({error}).") from error
+
+
+def _configuration(name: str) -> Any:
+    """Return a model's configuration; None where there is none that can be read."""
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(name)
+    except (OSError, ValueError, TypeError, AttributeError, KeyError):
+        return None

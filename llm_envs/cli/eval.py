@@ -1,0 +1,303 @@
+"""`llm-envs eval`: measure a player on tasks, or score again what was played, compare, and fail below a threshold.
+
+Exit codes: 0 every threshold is reached, 1 one is not (or it did not work), 2 it was asked wrongly.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llm_envs.cli.arguments import add_sampling_arguments, json_object, positive, require_text, seconds
+from llm_envs.cli.collect import terminated_as_interrupted
+from llm_envs.cli.policy_options import add_player_arguments, check_player, open_player, player_settings
+from llm_envs.cli.tracking_options import add_tracking_arguments, check_tracking, tracker_of
+from llm_envs.errors import InvalidConfigError
+from llm_envs.tracking.loggers import visible_text
+
+if TYPE_CHECKING:
+    from llm_envs.evaluation.comparison import Comparison
+    from llm_envs.evaluation.results import Results
+    from llm_envs.evaluation.suite import Suite
+
+__all__ = ["add_arguments", "run"]
+
+THRESHOLDS = ("min_success", "min_reward", "min_pass_at_k", "min_pass_hat_k", "max_errors")
+
+EXAMPLES = """
+examples:
+  llm-envs eval llm/Calculator-v0 --model runs/demo/model -n 200 -k 4 --out runs/eval
+  llm-envs eval 'llm/*' --model DIR --policy vllm --difficulty easy,hard --out runs/all
+  llm-envs eval llm/Calculator-v0 --model https://host/v1 --model-name NAME --min-success 0.8
+  llm-envs eval llm/Calculator-v0 --model DIR -n 500 --out runs/eval --resume --report-to wandb csv
+  llm-envs eval --suite suite.yaml --model DIR --json
+  llm-envs eval llm/Calculator-v0 --model AFTER --out runs/after --compare runs/before
+  llm-envs eval --replay runs/eval
+  llm-envs eval --replay runs/after --compare runs/before
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("envs", nargs="*", metavar="ENV", help="a task id or a pattern ('llm/*')")
+    parser.add_argument("--exclude", action="append", metavar="PATTERN", help="exclude matching tasks")
+    parser.add_argument("--suite", metavar="FILE", help="YAML file with tasks, arguments, n, k and thresholds")
+    parser.add_argument("--replay", metavar="DIR", help="score the episodes of a run's folder again without playing")
+    parser.add_argument("--partial", action="store_true", help="with --replay: accept a run with missing episodes")
+    parser.add_argument("-n", type=positive, metavar="N", help="problems per task, default 200")
+    parser.add_argument("-k", type=positive, metavar="K", help="largest k of pass@k and pass^k, default 1")
+    parser.add_argument("--samples", type=positive, metavar="S", help="episodes per problem, default k")
+    parser.add_argument("--seed", type=int, help="seed of the problems; use equal seeds to compare; default 0")
+    parser.add_argument("--split", help="train or test, default test; none for a task without splits")
+    parser.add_argument("--difficulty", metavar="LEVELS", help="one or several levels (easy,hard), measured separately")
+    parser.add_argument(
+        "--env-kwargs", type=json_object, metavar="JSON", help="more arguments of the tasks, as a JSON object"
+    )
+    add_sampling_arguments(parser)
+    parser.add_argument("--max-turns", type=positive, help="turns per episode; default: the task's limit")
+    parser.add_argument("--max-step-s", type=seconds, help="seconds allowed for one step of the task")
+    parser.add_argument("--concurrency", type=positive, default=64, help="concurrent episodes; default 64")
+    parser.add_argument("--workers", type=positive, metavar="N", help="run tasks in N processes")
+    parser.add_argument(
+        "--history",
+        choices=["append", "template"],
+        default="append",
+        help="show the model its earlier turns as it wrote them, or as the chat template renders them",
+    )
+    parser.add_argument("--window", type=positive, metavar="TURNS", help="show the model only its last turns")
+    _add_output_arguments(parser)
+    add_tracking_arguments(parser)
+    parser.epilog = EXAMPLES
+    add_player_arguments(parser, ["oracle", "random"])
+
+
+def _add_output_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("what comes of it")
+    group.add_argument("--out", metavar="DIR", help="save the trajectories and results.json in this folder")
+    group.add_argument(
+        "--resume", action="store_true", help="resume the evaluation in --out; with a larger -n, play more"
+    )
+    group.add_argument("--json", action="store_true", help="print the results as JSON")
+    group.add_argument(
+        "--confidence", type=_confidence, default=0.95, metavar="C", help="confidence level of intervals, default 0.95"
+    )
+    group.add_argument("--compare", metavar="RESULTS", help="compare with an earlier run's folder or results.json")
+    group.add_argument("--min-success", type=_finite, metavar="P", help="exit with 1 if a task's success is below P")
+    group.add_argument("--min-reward", type=_finite, metavar="R", help="the same for its mean reward")
+    group.add_argument("--min-pass-at-k", type=_finite, metavar="P", help="the same for its pass@k")
+    group.add_argument("--min-pass-hat-k", type=_finite, metavar="P", help="the same for its pass^k")
+    group.add_argument("--max-errors", type=_finite, metavar="P", help="allowed share of errored episodes; default 0")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Evaluate, and return the exit code."""
+    from llm_envs.evaluation.comparison import check_comparable, compare
+    from llm_envs.evaluation.replayed import load_results
+    from llm_envs.evaluation.suite import failed_thresholds
+    from llm_envs.evaluation.table import show_comparison, show_results
+
+    _check(arguments)
+    other = None if arguments.compare is None else load_results(arguments.compare, confidence=arguments.confidence)
+    names = arguments.replay or arguments.out or _player_name(arguments), arguments.compare
+    suite = None if arguments.replay and not arguments.suite else _suite(arguments)
+    try:
+        if suite is None or arguments.replay:
+            results = _replay(arguments, suite)
+        else:
+            if other is not None:  # before anything is played
+                check_comparable(suite, other, names=names)
+            results = _play(arguments, suite)
+    except KeyboardInterrupt:
+        kept = "" if arguments.out is None else ": what was finished is saved; the same command with --resume goes on"
+        print(f"llm-envs: interrupted{kept}.", file=sys.stderr)
+        return 130
+    found = None
+    if other is not None:
+        found = compare(results, other, names=names, confidence=arguments.confidence)
+    if arguments.json:
+        print(_json(results, found))
+    else:
+        print(show_results(results))
+        if found is not None:
+            print("\n" + show_comparison(found))
+        if arguments.out is not None:
+            print(visible_text(f"\n{arguments.out}: results.json{'' if arguments.replay else ' and the trajectories'}"))
+    failed = failed_thresholds(results, suite or _thresholds(results, arguments))
+    for line in failed:
+        print(f"llm-envs: {visible_text(line)}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    """Refuse what goes together with nothing."""
+    check_tracking(arguments)
+    if arguments.replay is not None:
+        given = ["--model"] * (arguments.model is not None) + ["--policy"] * (arguments.policy is not None)
+        given += ["--resume"] * arguments.resume + arguments.envs[:1]
+        settled = ["n", "samples", "seed", "env_kwargs", "max_turns", "max_step_s", "workers", "window"]
+        settled += [] if arguments.suite else ["split", "difficulty", "exclude"]  # a suite's tasks have theirs from it
+        given += [
+            f"-{'-' * (len(name) > 1)}{name.replace('_', '-')}"
+            for name in settled
+            if getattr(arguments, name) is not None
+        ]
+        if given:
+            raise InvalidConfigError(f"--replay plays nothing: leave out {given[0]}; the tasks are those of the run.")
+    elif arguments.partial:
+        raise InvalidConfigError("--partial needs --replay.")
+    elif arguments.suite is None and not arguments.envs:
+        raise InvalidConfigError("give at least one environment, --suite FILE, or --replay DIR.")
+    if arguments.suite is not None and (arguments.envs or arguments.env_kwargs or arguments.exclude):
+        raise InvalidConfigError("--suite lists the tasks: leave out ENV, --env-kwargs and --exclude.")
+    if arguments.resume and arguments.out is None:
+        raise InvalidConfigError("--resume needs --out, the folder of the evaluation.")
+    if arguments.k and arguments.samples and arguments.k > arguments.samples:
+        raise InvalidConfigError(
+            f"-k {arguments.k} is above --samples {arguments.samples}: pass@k needs at least k samples of each problem."
+        )
+
+
+def _suite(arguments: argparse.Namespace) -> Suite:
+    from llm_envs.evaluation.suite import Suite, SuiteEntry, Thresholds, load_suite, unweighted
+    from llm_envs.sources.mixture_text import parse_mixture
+
+    if arguments.suite is not None:
+        given: dict[str, Any] = {name: getattr(arguments, name) for name in ("n", "k", "samples", "seed", "split")}
+        given["difficulty"] = None if arguments.difficulty is None else arguments.difficulty.split(",")
+        return load_suite(arguments.suite, **given, **{name: getattr(arguments, name) for name in THRESHOLDS})
+    n, k, kwargs = arguments.n or 200, arguments.k or 1, dict(arguments.env_kwargs or {})
+    split = arguments.split or kwargs.get("split", "test")
+    if kwargs.get("split", split) != split:
+        raise InvalidConfigError(f"--split is {split!r} but --env-kwargs has {kwargs['split']!r}: give only one.")
+    kwargs |= {} if split == "none" else {"split": split}
+    if arguments.difficulty is not None and "difficulty" in kwargs:
+        raise InvalidConfigError("--difficulty and --env-kwargs both set a difficulty: give only one.")
+    levels: list[str | None] = [None] if arguments.difficulty is None else arguments.difficulty.split(",")
+    entries = [
+        SuiteEntry(
+            env_id,
+            kwargs if level is None else {**kwargs, "difficulty": level},
+            n=n,
+            k=k,
+            thresholds=Thresholds(**{name: getattr(arguments, name) for name in THRESHOLDS}),
+        )
+        for env_id in unweighted(parse_mixture(arguments.envs, arguments.exclude or ()))
+        for level in levels
+    ]
+    return Suite(tuple(entries), arguments.samples or k, arguments.seed or 0)
+
+
+def _thresholds(results: Results, arguments: argparse.Namespace) -> Suite:
+    """Return what is asked of each task of a run that was played before."""
+    from llm_envs.evaluation.suite import Suite, SuiteEntry, Thresholds
+
+    asked = Thresholds(**{name: getattr(arguments, name) for name in THRESHOLDS})
+    entries = (SuiteEntry(t.env_id, t.env_kwargs, t.name, k=t.k, thresholds=asked) for t in results)
+    return Suite(tuple(entries), max(task.k for task in results))
+
+
+def _replay(arguments: argparse.Namespace, suite: Suite | None) -> Results:
+    from llm_envs.data.folder import MANIFEST_NAME
+    from llm_envs.evaluation.replayed import replay
+    from llm_envs.evaluation.suite import asked_thresholds
+
+    out = None if arguments.out is None else Path(arguments.out)
+    if out is not None and (out / MANIFEST_NAME).exists() and out.resolve() != Path(arguments.replay).resolve():
+        raise InvalidConfigError(f"--out {out} holds another run: choose another folder.")
+    results = replay(
+        arguments.replay,
+        suite=suite,
+        k=arguments.k,
+        confidence=arguments.confidence,
+        allow_partial=arguments.partial,
+    )
+    if suite is None and (asked := asked_thresholds(_thresholds(results, arguments))):
+        results = replace(results, thresholds=asked)
+    if out is not None:
+        results.save(out)
+    with tracker_of(arguments, results.settings) as logger:
+        if logger is not None:
+            from llm_envs.evaluation.metrics import evaluation_metrics
+
+            logger(sum(task.n_episodes for task in results), evaluation_metrics(results))
+    return results
+
+
+def _play(arguments: argparse.Namespace, suite: Suite) -> Results:
+    from llm_envs.data.folder import MANIFEST_NAME
+    from llm_envs.data.writer import check_folder, finished
+    from llm_envs.evaluation.run import evaluate_suite, resumable_settings, suite_settings
+    from llm_envs.evaluation.suite import SuiteSource
+    from llm_envs.policies.scripted import OraclePolicy, RandomPolicy
+    from llm_envs.registration import task_spec
+    from llm_envs.rollout import RolloutLimits, create_window
+    from llm_envs.rollout.collect_run import run_settings
+    from llm_envs.tracking.progress import live_progress
+    from llm_envs.types import SamplingParams
+
+    check_player(arguments)
+    for entry in suite.entries:
+        task_spec(entry.env_id)
+        require_text(entry.env_id, dict(entry.kwargs))
+    collector: dict[str, Any] = {
+        "sampling": SamplingParams(temperature=arguments.temperature, max_new_tokens=arguments.max_new_tokens),
+        "limits": RolloutLimits(max_turns=arguments.max_turns, max_step_s=arguments.max_step_s),
+        "history": arguments.history,
+    }
+    settings = player_settings(arguments) | ({} if arguments.window is None else {"window": arguments.window})
+    own = run_settings(SuiteSource(suite), group_size=suite.samples, seed=suite.seed, **collector)
+    own |= suite_settings(suite, **settings)
+    if arguments.out is not None:  # a model may take minutes to load: say before that what can be said
+        kept = resumable_settings(arguments.out, suite) if arguments.resume else {}
+        check_folder(arguments.out, own | kept, resume=arguments.resume)
+        if (Path(arguments.out) / MANIFEST_NAME).exists():
+            finished(arguments.out)
+    with (
+        terminated_as_interrupted(),
+        tracker_of(arguments, own) as logger,
+        open_player(arguments, {"oracle": OraclePolicy, "random": RandomPolicy}) as (policy, codec),
+    ):
+        return evaluate_suite(
+            suite,
+            policy,
+            out=arguments.out,
+            resume=arguments.resume,
+            codec=codec,
+            confidence=arguments.confidence,
+            settings=settings,
+            show=live_progress,
+            logger=logger,
+            log_every_s=arguments.log_every_s,
+            max_concurrency=arguments.concurrency,
+            workers=arguments.workers or 0,
+            context_fn=None if arguments.window is None else create_window(arguments.window),
+            **collector,
+        )
+
+
+def _player_name(arguments: argparse.Namespace) -> str:
+    return str(arguments.model or arguments.policy)
+
+
+def _json(results: Results, comparison: Comparison | None) -> str:
+    data = results.to_dict() | ({} if comparison is None else {"comparison": comparison.to_dict()})
+    return json.dumps(data, indent=1, allow_nan=False)
+
+
+def _confidence(text: str) -> float:
+    value = float(text)
+    if not 0 < value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 1")
+    return value
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise argparse.ArgumentTypeError(f"{text} is not a finite number")
+    return value

@@ -1,0 +1,147 @@
+"""The command `llm-envs`: runs its subcommands and prints errors in one line.
+
+Exit codes: 0 success, 1 failure, 2 wrong usage, 130 interrupted. `--debug` shows the traceback. Only the module of the
+given command is imported, and heavy libraries only where they are used.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from llm_envs import __version__
+from llm_envs.cli.config_file import add_config_argument
+from llm_envs.cli.parser import CommandParser, take_debug, words
+from llm_envs.errors import InvalidConfigError, LLMEnvsError, UnknownTaskError
+from llm_envs.tracking.loggers import visible_text
+
+__all__ = ["COMMANDS", "Command", "create_parser", "main"]
+
+EXAMPLES = """
+examples:
+  llm-envs list --family games
+  llm-envs play llm/Calculator-v0
+  llm-envs eval llm/Calculator-v0 --model DIR -n 200 -k 4 --out runs/eval
+  llm-envs train grpo --env llm/Calculator-v0 --model DIR --output_dir runs/grpo
+  llm-envs report runs/grpo --open
+
+`llm-envs COMMAND --help` lists the options of each. Write options with dashes or underscores.
+"""
+WRONGLY_ASKED = (InvalidConfigError, UnknownTaskError)
+
+
+class Command(NamedTuple):
+    """One command: where it is, and what it is for."""
+
+    module: str
+    about: str
+    add: str = "add_arguments"
+    """The function of the module that adds its arguments to a parser."""
+    run: str = "run"
+    """The function of the module that does it."""
+    reads_config: bool = True
+
+
+COMMANDS = {
+    "list": Command(
+        "llm_envs.cli.tasks", "List the tasks with a one-line description.", "add_list_arguments", "list_tasks"
+    ),
+    "check": Command("llm_envs.cli.tasks", "Check the contract of tasks.", "add_check_arguments", "check"),
+    "new-task": Command("llm_envs.cli.new_task", "Write a working task with its test, as a template."),
+    "play": Command("llm_envs.cli.play", "Play a task and print the conversation with its rewards."),
+    "collect": Command("llm_envs.cli.collect", "Play tasks and save the episodes in a folder, or resume a run."),
+    "eval": Command("llm_envs.cli.eval", "Measure a policy on tasks: success, reward, intervals."),
+    "export": Command("llm_envs.cli.export", "Convert a collected run for other libraries."),
+    "report": Command("llm_envs.cli.report", "Write a page of runs for a browser."),
+    "doctor": Command("llm_envs.cli.doctor", "Examine a model before training it."),
+    "train": Command(
+        "llm_envs.cli.train",
+        "Train a model; without a name, list the trainings.",
+        reads_config=False,  # each training reads its own
+    ),
+    "completion": Command("llm_envs.cli.shell_completion", "Print the shell completion script.", reads_config=False),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code.
+
+    Raises:
+        SystemExit: With 0 for `--help` and `--version`, with 2 for an invalid command line.
+    """
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by whoever started us (`2>&-`): there is nobody to tell
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+    given, is_debug = take_debug(sys.argv[1:] if argv is None else argv)
+    if "_ARGCOMPLETE" in os.environ:
+        from llm_envs.cli.shell_completion import complete
+
+        complete(create_parser())
+    try:
+        try:
+            place = words(given)[:1]
+            arguments = create_parser(given[place[0]] if place else "").parse_args(given)
+        except InvalidConfigError as error:
+            raise SystemExit(_said(error, is_debug)) from None
+        return int(arguments.run(arguments) or 0)
+    except KeyboardInterrupt:
+        print("llm-envs: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # Whoever read our output has enough (`| head`). Python would complain again when it closes standard output.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        return _said(error, is_debug)
+
+
+def _said(error: Exception, is_debug: bool) -> int:
+    """Print an error in one line and return the exit code."""
+    if is_debug:
+        traceback.print_exception(error)
+    print(f"llm-envs: error: {_one_line(error)}", file=sys.stderr)
+    return 2 if isinstance(error, WRONGLY_ASKED) else 1
+
+
+def _one_line(error: Exception) -> str:
+    """Return our messages as they are, and others with their class and a hint at `--debug`."""
+    message = " ".join(visible_text(str(error)).split())
+    if isinstance(error, LLMEnvsError):
+        return message
+    return f"{type(error).__name__}: {message} (--debug shows the traceback)"
+
+
+def create_parser(only: str | None = None) -> CommandParser:
+    """Return the parser of the command line.
+
+    Args:
+        only: Import only this command's module and add its arguments; None: all.
+    """
+    common = CommandParser(add_help=False)
+    common.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show tracebacks")
+    parser = CommandParser(
+        prog="llm-envs",
+        description="Text environments for language models: play, check, measure, train.",
+        epilog=EXAMPLES,
+        parents=[common],
+    )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}", help="print the version")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    for name, command in COMMANDS.items():
+        part: CommandParser = commands.add_parser(name, help=command.about, description=command.about, parents=[common])
+        if only in (None, name):
+            module = importlib.import_module(command.module)
+            getattr(module, command.add)(part)
+            part.set_defaults(run=getattr(module, command.run))
+            if command.reads_config:
+                add_config_argument(part)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,394 @@
+"""The policy options of `play`, `collect` and `eval`: a script, or a model on an engine.
+
+--policy oracle
+--model DIR [--engine transformers | vllm]       --policy vllm equals --engine vllm
+--model DIR --url URL [--url URL ...]            running vllm serve processes (--engine server)
+--model DIR --serve N [--server-args ARGS]       vllm serve processes started for the command
+--model NAME --engine api --url URL              any chat API
+--model URL [--model-name NAME]                  the same; omit the name if the server has one model
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib.util
+import os
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llm_envs.cli.arguments import positive, require_model
+from llm_envs.errors import BridgeError, InvalidConfigError
+from llm_envs.policies.vllm.http import API_KEY, bearer, check_url, import_httpx, is_local, said_by, without_key
+
+if TYPE_CHECKING:
+    from llm_envs.chat.codec import ChatCodec
+    from llm_envs.policies.base import Policy
+
+__all__ = ["ENGINES", "add_player_arguments", "check_player", "open_player", "player_settings"]
+
+PolicyAndCodec = tuple["Policy", "ChatCodec | None"]
+
+# What an option is for; everything else refuses it. `--serve N` is an engine of its own here.
+_TAKES = {
+    "transformers": set[str](),
+    "vllm": set[str](),
+    "server": {"url", "tokenizer"},
+    "serve": {"serve", "server_args", "devices", "tokenizer"},
+    "api": {"url", "model_name", "tokenizer", "max_concurrent", "requests_per_minute", "max_tokens_name"},
+    "script": {"tokenizer"},
+}
+MODEL_ENGINES = ["transformers", "vllm", "server", "api"]
+"""What `--engine` takes, and `--policy` beside the scripts."""
+
+LIST_TIMEOUT_S = 60.0
+"""For a server to say which models it has."""
+
+_OPTIONS = sorted(set().union(*_TAKES.values()))
+
+
+def add_player_arguments(parser: argparse.ArgumentParser, policies: Sequence[str]) -> None:
+    """Add the policy options.
+
+    Args:
+        parser: Of the command.
+        policies: Names of scripts that `--policy` takes, the default first.
+    """
+    parser.set_defaults(default_policy=policies[0])
+    group = parser.add_argument_group("policy")
+    group.add_argument(
+        "--policy",
+        choices=[*policies, *MODEL_ENGINES],
+        help=f"a script ({', '.join(policies)}), or an engine for --model, as --engine; default: the model, or "
+        f"{policies[0]} without one",
+    )
+    group.add_argument(
+        "--model",
+        metavar="MODEL",
+        help="a folder, a name on a model hub, a name at an API, or the API's address (https://host/v1)",
+    )
+    group.add_argument(
+        "--model-name", metavar="NAME", help="the model's name at --model URL; default: the only one there"
+    )
+    group.add_argument(
+        "--engine",
+        choices=MODEL_ENGINES,
+        help="engine of the model: in this process, on `vllm serve` at --url, or a chat API at --url; default: "
+        "transformers, or server with --url or --serve",
+    )
+    group.add_argument(
+        "--url", action="append", metavar="URL", help="address of the server; repeat it for several servers"
+    )
+    group.add_argument("--serve", type=positive, metavar="N", help="start N `vllm serve` of the model for this command")
+    group.add_argument(
+        "--server-args", metavar="ARGS", help="arguments of `vllm serve`: --server-args='--max-model-len 4096'"
+    )
+    group.add_argument(
+        "--devices",
+        nargs="+",
+        metavar="IDS",
+        help="CUDA_VISIBLE_DEVICES of each started server (0 1, or 0,1 2,3); default: one GPU each, if any",
+    )
+    group.add_argument(
+        "--max-concurrent", type=positive, metavar="N", help="api: concurrent requests; default: one per episode"
+    )
+    group.add_argument(
+        "--requests-per-minute", type=positive, metavar="N", help="api: limit on requests; default: none"
+    )
+    group.add_argument(
+        "--max-tokens-name", metavar="NAME", help="api: parameter for the token limit of a turn; default: max_tokens"
+    )
+    group.add_argument(
+        "--tokenizer",
+        metavar="DIR",
+        help="tokenizer of the episodes, for policies without one; with a server, default: --model",
+    )
+    parser.epilog = f"{parser.epilog or ''}\nset the key of servers and APIs in the environment variable {API_KEY}.\n"
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+
+
+def check_player(arguments: argparse.Namespace) -> None:
+    """Check that the options fit one another, and that folders are there; nothing is loaded.
+
+    Of `--model URL` without a name, the server is asked which models it has.
+
+    Raises:
+        InvalidConfigError: If not.
+        BridgeError: If that server cannot be reached.
+    """
+    _settle(arguments)
+    kind, given = _kind(arguments), [name for name in _OPTIONS if getattr(arguments, name) is not None]
+    if kind == "script" and (arguments.engine is not None or set(given) - _TAKES[kind]):
+        names = ["engine"] * (arguments.engine is not None) + [name for name in given if name not in _TAKES[kind]]
+        raise InvalidConfigError(f"{_option(names[0])} needs a model: give --model.")
+    if arguments.serve is not None and (arguments.url or arguments.engine not in (None, "server")):
+        raise InvalidConfigError("--serve starts servers: leave out --url and --engine.")
+    for name in given:
+        if name not in _TAKES[kind]:
+            right = " and ".join(_said(other) for other, names in _TAKES.items() if name in names)
+            own = ", where a model has its own" if name == "tokenizer" else ""
+            raise InvalidConfigError(f"{_option(name)} is for {right}, not for {_said(kind)}{own}.")
+    if any(word.partition("=")[0].replace("_", "-") == "--api-key" for word in (arguments.server_args or "").split()):
+        raise InvalidConfigError("--server-args is saved with the run and has --api-key: set VLLM_API_KEY instead.")
+    if kind in ("server", "api") and not arguments.url:
+        raise InvalidConfigError(f"--engine {kind} needs --url.")
+    if kind == "api" and len(arguments.url) > 1:
+        raise InvalidConfigError("--engine api takes one --url.")
+    if kind in ("transformers", "vllm", "serve") or (kind == "server" and arguments.tokenizer is None):
+        require_model(arguments.model, "--model")
+    if arguments.tokenizer is not None:
+        require_model(arguments.tokenizer, "--tokenizer")
+
+
+def player_settings(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the policy settings that affect results, as JSON types: no server addresses."""
+    _settle(arguments)
+    kind = _kind(arguments)
+    if kind == "script":
+        record: dict[str, Any] = {"policy": arguments.policy}
+    else:
+        record = {"policy": "model", "model": _resolved(arguments.model), "engine": _engine(kind)}
+    record |= {"tokenizer": _resolved(arguments.tokenizer), "server_args": arguments.server_args}
+    return {name: value for name, value in record.items() if value is not None}
+
+
+def open_player(
+    arguments: argparse.Namespace, scripts: Mapping[str, Callable[[], Policy]]
+) -> AbstractContextManager[PolicyAndCodec]:
+    """Make what plays; leaving the block closes it, and ends what was started for it.
+
+    Args:
+        arguments: What `add_player_arguments` was given.
+        scripts: `--policy NAME` -> what makes it.
+
+    Raises:
+        InvalidConfigError: As `check_player`, at once; what cannot be loaded or reached, on entering.
+        MissingExtraError: If the engine is not installed; names the extra.
+    """
+    check_player(arguments)
+    return _opened(arguments, scripts)
+
+
+def _settle(arguments: argparse.Namespace) -> None:
+    """Say what was asked for in one way: a script in `policy`, or else `model`, `engine` and `url`.
+
+    Raises:
+        InvalidConfigError: If it contradicts itself.
+    """
+    policy, model = arguments.policy, arguments.model
+    if policy in MODEL_ENGINES:
+        if arguments.engine not in (None, policy):
+            raise InvalidConfigError(f"--policy {policy} and --engine {arguments.engine} contradict: give only one.")
+        if model is None:
+            raise InvalidConfigError(f"--policy {policy} plays a model: give --model.")
+        arguments.policy, arguments.engine = None, policy
+    elif policy is not None and model is not None:
+        raise InvalidConfigError(
+            f"--policy {policy} is a script and uses no model: leave out --model, or choose with --policy what "
+            f"the model runs on ({', '.join(MODEL_ENGINES)})."
+        )
+    elif policy is None and model is None:
+        arguments.policy = arguments.default_policy
+    if model is not None and model.startswith(("http://", "https://")):
+        _settle_address(arguments, model)
+    elif arguments.model_name is not None and not arguments.url:
+        raise InvalidConfigError("--model-name needs --model URL; otherwise --model is the name.")
+
+
+def _settle_address(arguments: argparse.Namespace, url: str) -> None:
+    """Put an address given as the model where an address belongs."""
+    if arguments.url:
+        raise InvalidConfigError("--model and --url are both addresses: give one, and the name as --model.")
+    if arguments.serve is not None or arguments.engine not in (None, "api"):
+        what = "--serve" if arguments.serve is not None else f"--engine {arguments.engine}"
+        raise InvalidConfigError(
+            f"--model {url} is the address of a chat API (--engine api): {what} needs a folder, or a name on a hub."
+        )
+    check_url(url, "--model")
+    arguments.model = arguments.model_name or _only_model(url)
+    arguments.engine, arguments.url, arguments.model_name = "api", [url], None
+
+
+def _only_model(url: str) -> str:
+    """Ask a server which models it has, and return the only one's name."""
+    httpx = import_httpx()
+    root = url.rstrip("/")
+    address = f"{root if root.endswith('/v1') else root + '/v1'}/models"
+    headers = bearer(os.environ.get(API_KEY))
+    try:
+        answer = httpx.get(address, headers=headers, timeout=LIST_TIMEOUT_S, trust_env=not is_local(url))
+    except httpx.HTTPError as error:
+        raise BridgeError(f"--model {url}: there is no answer ({type(error).__name__}: {error}).") from error
+    try:
+        names = [str(found["id"]) for found in answer.json()["data"]] if answer.status_code == 200 else []
+    except (ValueError, KeyError, TypeError):
+        names = []
+    if not names:
+        text = without_key(answer.text, answer.status_code, headers)
+        said = f"{address} answers {answer.status_code}: {said_by(text)}"
+        raise InvalidConfigError(f"--model {url}: it lists no models ({said:.300}): give --model-name NAME.")
+    if len(names) > 1:
+        some = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+        raise InvalidConfigError(f"--model {url}: there are several models; choose one with --model-name: {some}.")
+    return names[0]
+
+
+@contextmanager
+def _opened(arguments: argparse.Namespace, scripts: Mapping[str, Callable[[], Policy]]) -> Iterator[PolicyAndCodec]:
+    if (kind := _kind(arguments)) != "script":
+        with ENGINES[kind](arguments) as player:
+            yield player
+        return
+    yield scripts[arguments.policy](), _codec(arguments.tokenizer)
+
+
+@contextmanager
+def _transformers(arguments: argparse.Namespace) -> Iterator[PolicyAndCodec]:
+    from llm_envs.chat.codec import ChatCodec
+    from llm_envs.policies.transformers import TransformersPolicy
+
+    policy = TransformersPolicy.from_pretrained(arguments.model)
+    with _closing(policy):
+        yield policy, ChatCodec(policy.tokenizer)
+
+
+@contextmanager
+def _vllm(arguments: argparse.Namespace) -> Iterator[PolicyAndCodec]:
+    from llm_envs.policies.vllm.engine import VLLMEnginePolicy
+
+    policy = VLLMEnginePolicy.from_pretrained(arguments.model)
+    with _closing(policy):
+        yield policy, policy.codec
+
+
+@contextmanager
+def _server(
+    arguments: argparse.Namespace, urls: Sequence[str] | None = None, api_key: str | None = None
+) -> Iterator[PolicyAndCodec]:
+    from llm_envs.policies.inference.loading import load_tokenizer
+    from llm_envs.policies.vllm.server import VLLMServerPolicy
+
+    policy = VLLMServerPolicy(
+        urls or arguments.url,
+        load_tokenizer(arguments.tokenizer or arguments.model),
+        model=arguments.model,
+        api_key=api_key or os.environ.get(API_KEY),
+        max_concurrency=max(256, getattr(arguments, "concurrency", 0)),
+    )
+    with _closing(policy):
+        yield policy, policy.codec
+
+
+@contextmanager
+def _serve(arguments: argparse.Namespace) -> Iterator[PolicyAndCodec]:
+    from llm_envs.policies.vllm.launcher import start_servers
+
+    n, key = arguments.serve, os.environ.get("VLLM_API_KEY")  # which the servers heed
+    print(f"llm-envs: starting {n} vllm serve of {arguments.model} ...", file=sys.stderr)
+    with start_servers(
+        arguments.model,
+        n,
+        args=shlex.split(arguments.server_args or ""),
+        devices=arguments.devices or _one_gpu_each(n),
+    ) as servers:
+        print(f"llm-envs: they answer at {', '.join(servers.urls)}", file=sys.stderr)
+        with _server(arguments, servers.urls, key) as player:
+            yield player
+
+
+@contextmanager
+def _api(arguments: argparse.Namespace) -> Iterator[PolicyAndCodec]:
+    from llm_envs.policies.chat_api import ChatAPIPolicy
+
+    policy = ChatAPIPolicy(
+        arguments.url[0],
+        arguments.model,
+        api_key=os.environ.get(API_KEY),
+        max_concurrency=arguments.max_concurrent or max(256, getattr(arguments, "concurrency", 0)),
+        requests_per_minute=arguments.requests_per_minute,
+        max_tokens_name=arguments.max_tokens_name or "max_tokens",
+    )
+    with _closing(policy):
+        yield policy, _codec(arguments.tokenizer)
+
+
+ENGINES: dict[str, Callable[[argparse.Namespace], AbstractContextManager[PolicyAndCodec]]] = {
+    "transformers": _transformers,
+    "vllm": _vllm,
+    "server": _server,
+    "serve": _serve,
+    "api": _api,
+}
+"""What runs a model -> what makes a policy of it, and its codec, for the time of a block."""
+
+
+@contextmanager
+def _closing(policy: Any) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        if hasattr(policy, "aclose"):
+            asyncio.run(policy.aclose())
+
+
+def _codec(tokenizer: str | None) -> ChatCodec | None:
+    if tokenizer is None:
+        return None
+    from llm_envs.chat.codec import ChatCodec
+    from llm_envs.policies.inference.loading import load_tokenizer
+
+    return ChatCodec(load_tokenizer(tokenizer))
+
+
+def _one_gpu_each(n: int) -> list[str] | None:
+    """Return a GPU for each server, of those that this process may see; None where there are none.
+
+    Raises:
+        InvalidConfigError: If there are fewer than servers.
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        found = [name for name in visible.split(",") if name]
+    elif importlib.util.find_spec("torch") is not None:
+        import torch
+
+        found = [str(index) for index in range(torch.cuda.device_count())]
+    else:
+        found = []
+    if not found:
+        return None
+    if len(found) < n:
+        raise InvalidConfigError(
+            f"--serve {n}: there are only {len(found)} GPUs. To share one, give --devices "
+            f"{' '.join([found[0]] * n)}, with --server-args='--gpu-memory-utilization {0.9 / n:.2g}'."
+        )
+    return found[:n]
+
+
+def _kind(arguments: argparse.Namespace) -> str:
+    """Return which entry of `ENGINES` is asked for, or "script"."""
+    if arguments.model is None:
+        return "script"
+    if arguments.serve is not None:
+        return "serve"
+    return str(arguments.engine or ("server" if arguments.url else "transformers"))
+
+
+def _engine(kind: str) -> str:
+    return "server" if kind == "serve" else kind
+
+
+def _option(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _said(kind: str) -> str:
+    return "--serve" if kind == "serve" else "--policy" if kind == "script" else f"--engine {kind}"
+
+
+def _resolved(name: str | None) -> str | None:
+    return str(Path(name).resolve()) if name is not None and Path(name).is_dir() else name

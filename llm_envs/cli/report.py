@@ -1,0 +1,87 @@
+"""`llm-envs report`: look at runs in a browser, as one HTML file that needs nothing else."""
+
+from __future__ import annotations
+
+import argparse
+import webbrowser
+from pathlib import Path
+
+from llm_envs.errors import InvalidConfigError, LLMEnvsError
+from llm_envs.tracking.loggers import visible_text
+
+__all__ = ["add_arguments", "run"]
+
+FILE_NAME = "report.html"
+
+EXAMPLES = """
+examples:
+  llm-envs report runs/oracle --open
+  llm-envs report outputs/grpo --tokenizer outputs/grpo/checkpoint-100
+  llm-envs report runs/before runs/after --out compared.html
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument(
+        "runs",
+        nargs="+",
+        metavar="RUN",
+        help="a folder of collect, a trainer (its output_dir) or an evaluation; several are compared",
+    )
+    parser.add_argument(
+        "--out",
+        metavar="FILE",
+        help=f"output file; default: {FILE_NAME} in the run, or in the current folder for several runs",
+    )
+    parser.add_argument("--open", action="store_true", help="open it in a browser")
+    parser.add_argument("--title", metavar="TEXT", help="the page's title")
+    parser.add_argument("--tokenizer", metavar="DIR", help="tokenizer for the token view; default: the run's, if any")
+    parser.add_argument(
+        "--max-tokens",
+        type=_count,
+        metavar="N",
+        help="tokens kept in the page; default 1,000,000; 0 for none",
+    )
+    parser.epilog = EXAMPLES
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Write the page, say what it lacks, and show it if asked to."""
+    from llm_envs.report.site import MAX_TOKENS, write_report
+
+    for path in arguments.runs:
+        if not Path(path).exists():
+            raise InvalidConfigError(f"{path} does not exist: give the folder of a run.")
+    first = Path(arguments.runs[0])
+    folder = first if len(arguments.runs) == 1 and first.is_dir() else Path()
+    target = Path(arguments.out) if arguments.out else folder / FILE_NAME
+    notes = write_report(
+        arguments.runs,
+        target,
+        tokenizer=arguments.tokenizer,
+        title=arguments.title,
+        max_tokens=MAX_TOKENS if arguments.max_tokens is None else arguments.max_tokens,
+    )
+    for note in notes:
+        print(visible_text(f"note: {note}"))
+    print(visible_text(f"the report is in {target} ({target.stat().st_size / 1e6:.1f} MB)"))
+    if arguments.open:
+        _open(target.resolve())
+    return 0
+
+
+def _open(target: Path) -> None:
+    try:
+        is_open = webbrowser.open(target.as_uri())
+    except webbrowser.Error:
+        is_open = False
+    if not is_open:
+        raise LLMEnvsError(f"the report is written, but no browser was found for --open: open {target} yourself.")
+
+
+def _count(text: str) -> int:
+    digits = text.replace(",", "")
+    if not (digits.isascii() and digits.isdigit()):
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number of at least 0")
+    return int(digits)

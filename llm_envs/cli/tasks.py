@@ -1,0 +1,187 @@
+"""`llm-envs list` and `llm-envs check`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from llm_envs.cli.arguments import positive
+from llm_envs.errors import InvalidConfigError, TaskCheckError
+from llm_envs.tracking.loggers import visible_text
+
+if TYPE_CHECKING:
+    from llm_envs.checker.catalogue import TaskCard
+
+__all__ = ["add_check_arguments", "add_list_arguments", "check", "list_tasks"]
+
+LIST_EXAMPLES = """
+examples:
+  llm-envs list
+  llm-envs list --family games --multi-turn
+  llm-envs list --tools --json
+"""
+CHECK_EXAMPLES = """
+examples:
+  llm-envs check my/Task-v0
+  llm-envs check my/Task-v0 --all-levels --thorough
+  llm-envs check --all --namespace llm --thorough --jobs 4
+"""
+
+
+def add_list_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what `list_tasks` takes."""
+    parser.add_argument("--family", action="append", metavar="NAME", help="tasks of this family (repeatable)")
+    turns = parser.add_mutually_exclusive_group()
+    turns.add_argument("--single-turn", action="store_true", help="tasks with one question and one reply")
+    turns.add_argument("--multi-turn", action="store_true", help="tasks with several turns")
+    parser.add_argument("--tools", action="store_true", help="tasks with tools")
+    parser.add_argument(
+        "--hard", action="store_true", help="tasks with a level expected to be hard for frontier models"
+    )
+    parser.add_argument("--json", action="store_true", help="print all properties as JSON")
+    parser.epilog = LIST_EXAMPLES
+
+
+def list_tasks(arguments: argparse.Namespace) -> None:
+    """Print the tasks that were asked for, with a line about each."""
+    from llm_envs.checker.catalogue import family_of, summary
+    from llm_envs.registration import task_ids
+
+    ids = task_ids()
+    families = {task_id: family_of(task_id) for task_id in ids}
+    if arguments.family:
+        known = sorted(set(families.values()))
+        for family in arguments.family:
+            if family not in known:
+                raise InvalidConfigError(f"there is no family {family!r}; there are {', '.join(known)}.")
+        ids = [task_id for task_id in ids if families[task_id] in arguments.family]
+    if arguments.json or arguments.tools or arguments.hard or arguments.single_turn or arguments.multi_turn:
+        cards, broken = _cards(ids)
+        cards = {task_id: card for task_id, card in cards.items() if _is_wanted(card, arguments)}
+        if arguments.json:
+            print(json.dumps([card.to_json() for card in cards.values()], indent=2, ensure_ascii=False))
+        lines = {task_id: card.summary for task_id, card in cards.items()} | broken
+    else:
+        lines = {task_id: summary(task_id) for task_id in ids}
+    if not arguments.json:
+        width = max(map(len, lines), default=0)
+        for task_id in sorted(lines):
+            print(f"{task_id:{width}}  {families[task_id]:11}  {visible_text(lines[task_id])}".rstrip())
+
+
+def _cards(ids: Iterable[str]) -> tuple[dict[str, TaskCard], dict[str, str]]:
+    """Return the cards, and of the tasks that cannot be made why not."""
+    from llm_envs.checker.catalogue import describe
+
+    cards, broken = {}, {}
+    for task_id in ids:
+        try:
+            cards[task_id] = describe(task_id)
+        except Exception as error:
+            broken[task_id] = f"(cannot be made: {type(error).__name__}: {' '.join(str(error).split())})"
+    return cards, broken
+
+
+def _is_wanted(card: TaskCard, arguments: argparse.Namespace) -> bool:
+    if arguments.tools and not card.tools:
+        return False
+    if arguments.hard and not any(level.expected_hard for level in card.levels.values()):
+        return False
+    if arguments.single_turn and card.multi_turn:
+        return False
+    return bool(card.multi_turn or not arguments.multi_turn)
+
+
+def add_check_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what `check` takes."""
+    parser.add_argument("envs", nargs="*", metavar="ENV", help="a task id")
+    parser.add_argument("--all", action="store_true", help="every registered task")
+    parser.add_argument("--namespace", metavar="NAME", help="with --all: only NAME/...")
+    parser.add_argument("--difficulty", metavar="LEVEL", help="level to check; default: each task's default")
+    parser.add_argument("--all-levels", action="store_true", help="check every level")
+    parser.add_argument(
+        "--thorough",
+        action="store_true",
+        help="200 oracle episodes, 1,000 corrupted actions, 10,000 pairs of neighbouring seeds",
+    )
+    parser.add_argument("--jobs", type=positive, default=1, metavar="N", help="tasks checked in parallel, default 1")
+    parser.epilog = CHECK_EXAMPLES
+
+
+@dataclass(frozen=True, slots=True)
+class _Checked:
+    """What came of one check."""
+
+    label: str
+    failure: str | None
+    seconds: float
+
+
+def check(arguments: argparse.Namespace) -> int:
+    """Check the tasks that were asked for; print what fails and why, with the seed that shows it."""
+    work = list(_work(arguments))
+    failed = 0
+    started = time.perf_counter()
+    for checked in _check_all(work, arguments.jobs):
+        if checked.failure is None:
+            print(f"ok      {checked.label}  ({checked.seconds:.1f} s)", flush=True)
+        else:
+            failed += 1
+            print(f"FAILED  {checked.label}\n{visible_text(checked.failure)}", flush=True)
+    if len(work) > 1:
+        print(f"{len(work) - failed} of {len(work)} passed, in {time.perf_counter() - started:.0f} s")
+    return 1 if failed else 0
+
+
+def _work(arguments: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any], bool]]:
+    """Yield (id, keyword arguments, whether thorough) of each check."""
+    from llm_envs.checker.catalogue import describe
+    from llm_envs.registration import task_ids, task_spec
+
+    ids: Sequence[str] = arguments.envs
+    if bool(ids) == arguments.all:
+        raise InvalidConfigError("name the tasks to check, or give --all.")
+    if arguments.namespace and not arguments.all:
+        raise InvalidConfigError("--namespace needs --all.")
+    if arguments.difficulty and arguments.all_levels:
+        raise InvalidConfigError("--difficulty and --all-levels: give only one.")
+    if arguments.all:
+        ids = [i for i in task_ids() if arguments.namespace in (None, i.partition("/")[0])]
+        if not ids:
+            raise InvalidConfigError(f"there is no task {arguments.namespace}/...; `llm-envs list` names all.")
+    for task_id in ids:
+        task_spec(task_id)
+    for task_id in ids:
+        levels = [arguments.difficulty] if arguments.difficulty else [None]
+        if arguments.all_levels:
+            levels = list(describe(task_id).levels)
+        for level in levels:
+            yield task_id, {} if level is None else {"difficulty": level}, arguments.thorough
+
+
+def _check_all(work: Sequence[tuple[str, dict[str, Any], bool]], jobs: int) -> Iterator[_Checked]:
+    if jobs == 1 or len(work) == 1:
+        for task_id, kwargs, thorough in work:
+            yield _check_one(task_id, kwargs, thorough)
+        return
+    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+        yield from pool.map(_check_one, *zip(*work, strict=True))
+
+
+def _check_one(task_id: str, kwargs: Mapping[str, Any], thorough: bool) -> _Checked:
+    import llm_envs  # noqa: F401  # a new process knows of no task yet
+    from llm_envs.checker.check import QUICK, THOROUGH, check_task
+
+    label = " ".join([task_id, *map(str, kwargs.values())])
+    started = time.perf_counter()
+    try:
+        check_task(task_id, effort=THOROUGH if thorough else QUICK, **kwargs)
+    except TaskCheckError as error:
+        return _Checked(label, str(error), time.perf_counter() - started)
+    return _Checked(label, None, time.perf_counter() - started)

@@ -1,0 +1,73 @@
+"""The options `--report-to`, `--project`, `--run-name` and `--log-every-s`, and the logger that they ask for."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from collections.abc import Mapping
+from typing import Any
+
+from llm_envs.cli.arguments import seconds
+from llm_envs.errors import InvalidConfigError
+from llm_envs.tracking.run_logger import NEEDS_FOLDER, TRACKERS, RunLogger, tracker_logger
+from llm_envs.tracking.trackers import DEFAULT_PROJECT
+
+__all__ = ["add_tracking_arguments", "check_tracking", "tracker_of"]
+
+
+def add_tracking_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add where the numbers go."""
+    group = parser.add_argument_group("logging")
+    group.add_argument(
+        "--report-to",
+        nargs="+",
+        choices=[*TRACKERS, "none"],
+        metavar="TRACKER",
+        help=f"{', '.join(TRACKERS)} (one or several), or none, the default; tensorboard, csv and jsonl need --out. "
+        "W&B is offline unless WANDB_MODE is online",
+    )
+    group.add_argument("--project", metavar="NAME", help=f"project of wandb and trackio; default: {DEFAULT_PROJECT}")
+    group.add_argument("--run-name", metavar="NAME", help="name of the trackers' run; default: theirs")
+    group.add_argument(
+        "--log-every-s", type=seconds, default=10.0, metavar="S", help="seconds between logged steps; default 10"
+    )
+
+
+def check_tracking(arguments: argparse.Namespace) -> None:
+    """Check that the options fit one another; nothing is begun.
+
+    Raises:
+        InvalidConfigError: If not.
+    """
+    names = arguments.report_to or ["none"]
+    if "none" in names and len(set(names)) > 1:
+        raise InvalidConfigError(f"--report-to {' '.join(names)}: none cannot be combined.")
+    for option in ("project", "run_name"):
+        if getattr(arguments, option) is not None and names == ["none"]:
+            raise InvalidConfigError(f"--{option.replace('_', '-')} needs --report-to with a tracker.")
+    if arguments.out is None and (lying := [name for name in names if name in NEEDS_FOLDER]):
+        raise InvalidConfigError(f"--report-to {lying[0]} writes into the run's folder: give --out DIR.")
+
+
+def tracker_of(
+    arguments: argparse.Namespace, config: Mapping[str, Any]
+) -> contextlib.AbstractContextManager[RunLogger | None]:
+    """Make the logger that `add_tracking_arguments` was asked for; None where none was.
+
+    Raises:
+        InvalidConfigError: As `check_tracking`.
+        MissingExtraError: As `tracker_logger`.
+    """
+    from llm_envs.evaluation.results import installed_versions
+
+    check_tracking(arguments)
+    names = arguments.report_to or ["none"]
+    if "none" in names:
+        return contextlib.nullcontext()
+    return tracker_logger(
+        names,
+        project=arguments.project,
+        folder=arguments.out,
+        run_name=arguments.run_name,
+        config={**config, "versions": installed_versions()},
+    )

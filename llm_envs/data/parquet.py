@@ -1,0 +1,235 @@
+"""Shards: the compacted form of a finished log, a Parquet file of trajectories (see `llm_envs.data.records`).
+
+The file is a plain table: any Parquet reader opens it, and `datasets.load_dataset("parquet", data_files=...)` gives the
+same as `llm_envs.data.to_dataset`. pyarrow, which comes with `datasets` (`pip install 'llm-envs[train]'`), is imported
+on demand.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from llm_envs.data.records import SCHEMA, from_record, is_same_record, to_record
+from llm_envs.errors import MissingExtraError, StoreError
+from llm_envs.types import Row, Trajectory
+
+__all__ = ["can_compact", "read_shard", "read_shard_keys", "write_shard"]
+
+SHARD_VERSION = b"2"
+"""Version of the columns and their meaning, stored in the file's metadata under `_VERSION_KEY`."""
+_VERSION_KEY = b"llm_envs_format"
+
+# A reader holds one row group in memory at a time.
+_GROUP_TRAJECTORIES = 256
+_GROUP_TOKENS = 1_000_000
+
+_DAMAGE = (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RecursionError)
+"""Errors of reading a file whose description of itself is damaged; its pages have checksums."""
+
+
+def can_compact() -> bool:
+    """Return whether pyarrow is installed, without importing it."""
+    return importlib.util.find_spec("pyarrow") is not None
+
+
+def write_shard(trajectories: Iterable[Trajectory], path: Path) -> tuple[int, int]:
+    """Write trajectories to a Parquet file and sync it to the disk.
+
+    Before anything is written, each trajectory is rebuilt from the table and compared with the original.
+
+    Returns:
+        The number of trajectories, and how many of them have an error.
+
+    Raises:
+        StoreError: If a trajectory changes by the conversion.
+    """
+    arrow, parquet = _arrow(), _parquet()
+    schema = _schema(arrow).with_metadata({_VERSION_KEY: SHARD_VERSION})
+    compression = "zstd" if arrow.Codec.is_available("zstd") else "snappy"
+    count = errored = 0
+    with open(path, "wb") as file:
+        with parquet.ParquetWriter(file, schema, compression=compression, write_page_checksum=True) as writer:
+            for some in _batches(trajectories):
+                table = _to_table(arrow, schema, some)
+                for one, other in zip(some, _from_table(table), strict=True):
+                    if not is_same_record(one, other):
+                        raise StoreError(
+                            f"trajectory {one.group_id}/{one.member} has a value that the table's columns change."
+                        )
+                writer.write_table(table)
+                count += len(some)
+                errored += sum(t.error is not None for t in some)
+        file.flush()
+        os.fsync(file.fileno())
+    return count, errored
+
+
+def read_shard(path: Path, expected: int | None = None) -> Iterator[Trajectory]:
+    """Read the trajectories of a shard, one row group at a time.
+
+    Args:
+        path: The file.
+        expected: How many there should be; None accepts any number.
+
+    Raises:
+        StoreError: If it is damaged, of another version, or has the wrong number of trajectories; names the file.
+        MissingExtraError: If pyarrow is not installed.
+    """
+    for table in _read_tables(path, None, expected):
+        try:
+            yield from _from_table(table)
+        except _DAMAGE as error:
+            raise _damaged(path, error) from error
+
+
+def read_shard_keys(path: Path, expected: int | None = None) -> Iterator[tuple[str, int, bool]]:
+    """Read (group_id, member, whether it has an error) of each trajectory, and nothing else."""
+    for table in _read_tables(path, ["group_id", "member", "error"], expected):
+        try:
+            keys = [(r["group_id"], r["member"], json.loads(r["error"]) is not None) for r in table.to_pylist()]
+        except _DAMAGE as error:
+            raise _damaged(path, error) from error
+        yield from keys
+
+
+def _read_tables(path: Path, columns: list[str] | None, expected: int | None) -> Iterator[Any]:
+    arrow, parquet = _arrow(), _parquet()
+    try:
+        # Python's file object, read by this thread: if one of Arrow's threads releases a Python object while the
+        # interpreter ends, the process crashes (SIGABRT; apache/arrow issues 34314 and 50482).
+        with (
+            arrow.OSFile(os.fspath(path), "rb") as opened,
+            parquet.ParquetFile(opened, pre_buffer=False, page_checksum_verification=True) as file,
+        ):
+            _check(path, file, expected)
+            for index in range(file.num_row_groups):
+                yield file.read_row_group(index, columns=columns, use_threads=False)
+    except FileNotFoundError as error:
+        raise StoreError(f"{path} is missing: the run's manifest lists it.") from error
+    except StoreError:
+        raise
+    except (arrow.ArrowException, OSError, *_DAMAGE) as error:
+        raise _damaged(path, error) from error
+
+
+def _damaged(path: Path, error: Exception) -> StoreError:
+    said = " ".join(str(error).split())
+    return StoreError(
+        f"{path} is damaged ({type(error).__name__}: {said}). The run's other files can be read one by one with "
+        "read_trajectories(FILE)."
+    )
+
+
+def _check(path: Path, file: Any, expected: int | None) -> None:
+    version = (file.schema_arrow.metadata or {}).get(_VERSION_KEY)
+    if version != SHARD_VERSION:
+        found = "none" if version is None else repr(version.decode(errors="replace"))
+        raise StoreError(
+            f"{path} has shard format {found}; this version reads {SHARD_VERSION.decode()!r}. (A table that "
+            "`to_dataset` made is read by `from_dataset`.)"
+        )
+    differing = [field.name for field in _schema(_arrow()) if field not in file.schema_arrow]
+    if differing:
+        raise StoreError(f"{path} is damaged: columns are missing or of another type: {', '.join(differing)}.")
+    if expected is not None and file.metadata.num_rows != expected:
+        raise StoreError(f"{path} has {file.metadata.num_rows} trajectories, but the run's manifest has {expected}.")
+
+
+def _batches(trajectories: Iterable[Trajectory]) -> Iterator[list[Trajectory]]:
+    some: list[Trajectory] = []
+    tokens = 0
+    for trajectory in trajectories:
+        some.append(trajectory)
+        tokens += trajectory.n_tokens
+        if len(some) >= _GROUP_TRAJECTORIES or tokens >= _GROUP_TOKENS:
+            yield some
+            some, tokens = [], 0
+    if some:
+        yield some
+
+
+def _to_table(arrow: Any, schema: Any, trajectories: Sequence[Trajectory]) -> Any:
+    records = [to_record(trajectory) for trajectory in trajectories]
+    columns = [
+        _rows_column(arrow, trajectories)
+        if field.name == "rows"
+        else arrow.array([record[field.name] for record in records], type=field.type)
+        for field in schema
+    ]
+    return arrow.Table.from_arrays(columns, schema=schema)
+
+
+def _rows_column(arrow: Any, trajectories: Sequence[Trajectory]) -> Any:
+    """Return the column `rows` without creating a Python object per token."""
+    rows = [row for trajectory in trajectories for row in trajectory.rows]
+    tokens = _offsets(arrow, map(len, rows))
+    fields = {
+        name: arrow.ListArray.from_arrays(tokens, arrow.array(_joined(rows, name, dtype)))
+        for name, dtype in (("ids", np.int32), ("mask", np.bool_), ("logps", np.float32))
+    }
+    spans = arrow.array([[list(span) for span in row.spans] for row in rows], type=_type(arrow, [["int64"]]))
+    struct = arrow.StructArray.from_arrays([*fields.values(), spans], names=[*fields, "spans"])
+    return arrow.ListArray.from_arrays(_offsets(arrow, (len(t.rows) for t in trajectories)), struct)
+
+
+def _joined(rows: Sequence[Row], name: str, dtype: type) -> Any:
+    return np.concatenate([getattr(row, name) for row in rows]) if rows else np.empty(0, dtype)
+
+
+def _offsets(arrow: Any, lengths: Iterable[int]) -> Any:
+    return arrow.array(list(accumulate(lengths, initial=0)), type=arrow.int32())
+
+
+def _from_table(table: Any) -> Iterator[Trajectory]:
+    table = table.combine_chunks()
+    records = table.drop_columns(["rows"]).to_pylist()
+    for record, rows in zip(records, _rows_of(table.column("rows")), strict=True):
+        yield from_record(record | {"rows": rows})
+
+
+def _rows_of(column: Any) -> Iterator[list[dict[str, Any]]]:
+    """Yield the rows of each trajectory as records whose token data are slices of the column's memory."""
+    for chunk in column.chunks:  # one, or none if the table is empty
+        struct = chunk.values
+        lists = {name: struct.field(name) for name in ("ids", "mask", "logps")}
+        values = {name: array.values.to_numpy(zero_copy_only=False) for name, array in lists.items()}
+        bounds = {name: array.offsets.to_pylist() for name, array in lists.items()}
+        spans = struct.field("spans").to_pylist()
+        for start, stop in pairwise(chunk.offsets.to_pylist()):
+            yield [
+                {name: values[name][bounds[name][row] : bounds[name][row + 1]] for name in lists}
+                | {"spans": spans[row]}
+                for row in range(start, stop)
+            ]
+
+
+def _schema(arrow: Any) -> Any:
+    return arrow.schema([arrow.field(name, _type(arrow, kind)) for name, kind in SCHEMA.items()])
+
+
+def _type(arrow: Any, kind: Any) -> Any:
+    if isinstance(kind, str):
+        return arrow.type_for_alias(kind)
+    if isinstance(kind, list):
+        return arrow.list_(_type(arrow, kind[0]))
+    return arrow.struct([arrow.field(name, _type(arrow, inner)) for name, inner in kind.items()])
+
+
+def _arrow() -> Any:
+    try:
+        return importlib.import_module("pyarrow")
+    except ImportError as error:
+        raise MissingExtraError("Parquet shards need pyarrow: pip install 'llm-envs[train]'.") from error
+
+
+def _parquet() -> Any:
+    return importlib.import_module("pyarrow.parquet")

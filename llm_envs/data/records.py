@@ -1,0 +1,107 @@
+"""Trajectories as flat records with one schema for all tasks: the form of every table.
+
+Fields without a fixed shape (arguments, metadata, tool calls) are JSON text. The other columns have plain types, so a
+table can be filtered and shown without this package. Both ways are lossless.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from llm_envs.types import Row, Trajectory
+
+__all__ = ["SCHEMA", "from_record", "is_same_record", "to_record"]
+
+_JSON_COLUMNS = ("env_kwargs", "tools", "error", "timings", "metadata")
+_JSON_TURN_FIELDS = ("components", "weight_versions", "tool_results", "seconds")
+_MESSAGE_EXTRAS = ("tool_calls", "tool_call_id", "metadata")
+
+SCHEMA: Mapping[str, Any] = {
+    "env_id": "string",
+    "group_id": "string",
+    "member": "int32",
+    "seed": "int64",
+    "status": "string",
+    "is_success": "bool",
+    "reward": "float64",
+    "stop_reason": "string",
+    "terminated": "bool",
+    "truncated": "bool",
+    "messages": [{"role": "string", "content": "string"}],
+    "message_extras": "string",
+    "rows": [{"ids": ["int32"], "mask": ["bool"], "logps": ["float32"], "spans": [["int64"]]}],
+    "turns": [
+        {"reward": "float64", "row": "int32", "span": "int32", "finish_reason": "string"}
+        | dict.fromkeys(_JSON_TURN_FIELDS, "string")
+    ],
+} | dict.fromkeys(_JSON_COLUMNS, "string")
+"""Column -> type. A string is the name of an Arrow type, a list with one entry a list of it, a dict a struct."""
+
+
+def to_record(trajectory: Trajectory) -> dict[str, Any]:
+    """Return a trajectory as a record of `SCHEMA`; token data stay NumPy arrays.
+
+    A lone surrogate, which JSON can hold and Arrow's UTF-8 cannot, becomes "?" in a message's `content`. The exact
+    content is in `message_extras`, from which `from_record` restores it.
+    """
+    record = replace(trajectory, rows=()).to_dict()
+    for name in _JSON_COLUMNS:
+        record[name] = _dump(record[name])
+    extras = [{key: message.pop(key) for key in _MESSAGE_EXTRAS if key in message} for message in record["messages"]]
+    for message, extra in zip(record["messages"], extras, strict=True):
+        content = message["content"]
+        if (readable := content.encode(errors="replace").decode()) != content:
+            message["content"], extra["content"] = readable, content
+    record["message_extras"] = _dump(extras)
+    for turn in record["turns"]:
+        for name in _JSON_TURN_FIELDS:
+            turn[name] = _dump(turn[name])
+    record["rows"] = [
+        {"ids": row.ids, "mask": row.mask, "logps": row.logps, "spans": [list(span) for span in row.spans]}
+        for row in trajectory.rows  # NaN stays NaN: Arrow has it
+    ]
+    return record | {"reward": trajectory.reward}
+
+
+def from_record(record: Mapping[str, Any]) -> Trajectory:
+    """Return the trajectory of a record. Token data may be lists or arrays."""
+    data = {name: value for name, value in record.items() if name not in ("message_extras", "reward")}
+    for name in _JSON_COLUMNS:
+        data[name] = json.loads(data[name])
+    extras = json.loads(record["message_extras"])
+    data["messages"] = [{**message, **extra} for message, extra in zip(data["messages"], extras, strict=True)]
+    data["turns"] = [{**turn, **{name: json.loads(turn[name]) for name in _JSON_TURN_FIELDS}} for turn in data["turns"]]
+    rows = _to_rows(data["rows"])
+    return replace(Trajectory.from_dict(data | {"rows": ()}), rows=rows)
+
+
+def is_same_record(one: Trajectory, other: Trajectory) -> bool:
+    """Return whether two trajectories are equal to the last bit, including wall times."""
+    if len(one.rows) != len(other.rows) or replace(one, rows=()).to_dict() != replace(other, rows=()).to_dict():
+        return False
+    return all(_row_bytes(a) == _row_bytes(b) for a, b in zip(one.rows, other.rows, strict=True))
+
+
+def _row_bytes(row: Row) -> tuple[Any, ...]:
+    return row.ids.tobytes(), row.mask.tobytes(), row.logps.tobytes(), row.spans  # bytes: NaN equals NaN there
+
+
+def _to_rows(rows: Iterable[Mapping[str, Any]]) -> tuple[Row, ...]:
+    return tuple(
+        Row(
+            ids=np.array(row["ids"], dtype=np.int32),
+            mask=np.array(row["mask"], dtype=np.bool_),
+            logps=np.array(row["logps"], dtype=np.float32),
+            spans=tuple((start, stop) for start, stop in row["spans"]),
+        )
+        for row in rows
+    )
+
+
+def _dump(value: Any) -> str:
+    return json.dumps(value)  # in ASCII: a lone surrogate becomes an escape

@@ -1,0 +1,59 @@
+"""Measure a policy, compare two policies, and compute the statistics."""
+
+from __future__ import annotations
+
+from llm_envs.evaluation.comparison import Comparison, Difference, TaskComparison, check_comparable, compare
+from llm_envs.evaluation.results import Results, TaskResult
+from llm_envs.evaluation.run import (
+    Evaluation,
+    aevaluate,
+    evaluate,
+    evaluate_suite,
+    extend_run,
+    replay,
+    resumable_settings,
+    suite_settings,
+    summarize,
+)
+from llm_envs.evaluation.statistics import (
+    Interval,
+    clustered_rate_interval,
+    mean_interval,
+    paired_interval,
+    pass_at_k,
+    pass_hat_k,
+    sign_test,
+)
+from llm_envs.evaluation.suite import Suite, SuiteEntry, load_suite
+from llm_envs.evaluation.table import show_comparison, show_results
+
+__all__ = [
+    "Comparison",
+    "Difference",
+    "Evaluation",
+    "Interval",
+    "Results",
+    "Suite",
+    "SuiteEntry",
+    "TaskComparison",
+    "TaskResult",
+    "aevaluate",
+    "check_comparable",
+    "clustered_rate_interval",
+    "compare",
+    "evaluate",
+    "evaluate_suite",
+    "extend_run",
+    "load_suite",
+    "mean_interval",
+    "paired_interval",
+    "pass_at_k",
+    "pass_hat_k",
+    "replay",
+    "resumable_settings",
+    "show_comparison",
+    "show_results",
+    "sign_test",
+    "suite_settings",
+    "summarize",
+]

@@ -1,0 +1,26 @@
+"""Rewards from a model: a language model with a rubric, or a reward model with a score."""
+
+from __future__ import annotations
+
+from llm_envs.judges.llm_judge import (
+    LLMJudge,
+    Question,
+    RewardModel,
+    judge_messages,
+    parse_verdict,
+    question_of,
+    torch_scorer,
+)
+from llm_envs.judges.reward_model import Scorer, conversation_of
+
+__all__ = [
+    "LLMJudge",
+    "Question",
+    "RewardModel",
+    "Scorer",
+    "conversation_of",
+    "judge_messages",
+    "parse_verdict",
+    "question_of",
+    "torch_scorer",
+]

@@ -1,0 +1,460 @@
+r"""The text of a mathematical answer, before any algebra: words, units, lists, inequalities. Texts in, texts out.
+
+Every function takes a text of bounded length (`clean` refuses others) and is linear, or quadratic in a few thousand
+characters at worst. Nothing is evaluated here.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from decimal import Decimal
+
+__all__ = ["MAX_CHARACTERS", "MAX_DEPTH", "Unreadable", "clean", "has_content", "interval_of", "is_interval", "is_set"]
+__all__ += [
+    "has_letters",
+    "list_items",
+    "prose_in",
+    "same_text",
+    "split_assignment",
+    "take_off_unit",
+    "without_element",
+]
+__all__ += ["words_of"]
+
+MAX_CHARACTERS = 2_000
+"""Longest answer or target that is read."""
+MAX_DEPTH = 30
+"""Deepest nesting of brackets that is read."""
+_MAX_EXPONENT = 300
+_MAX_UNIT_WORDS = 3
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """A text that is not read."""
+
+    why: str
+
+
+_WRAPPERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("\\boxed{", "}"), ("\\fbox{", "}"))
+_STYLED = re.compile(r"\\(?:text(?:rm|bf|it|sf|tt)?|math(?:rm|bf|sf|it)|mbox|hbox)\s*\{([^{}]*)\}")
+_COMMAND = re.compile(r"\\[A-Za-z]+")
+_NO_CONTENT = re.compile(r"\\(?:text\w*|math\w+|mbox|hbox|left|right|q?quad|boxed|fbox|frac|sqrt)(?![A-Za-z])")
+_PREFIX = re.compile(
+    r"(?:(?:so|thus|hence|therefore),?\s+)?(?:the\s+|my\s+)?(?:final\s+|correct\s+)?(?:answer|result|value|solution)"
+    r"(?:\s+of\s+\S{1,20})?(?:\s+is\b\s*:?|\s+equals\b|\s*[:=])\s*",
+    re.IGNORECASE,
+)
+_SPACE = r"(?:\s|~|\\[,;:! ]|\\q?quad(?![A-Za-z]))"
+_MIXED = re.compile(rf"(?<![\d.])(\d+){_SPACE}+(\d+)\s*/\s*(\d+)(?![\d.])")
+_THOUSANDS = r"\d{1,3}(?:(?:,\d{3})+|(?: \d{3})+|(?:\\[,!;: ]\d{3})+|(?:\{,\}\d{3})+|(?:,\\!\d{3})+)"
+_WHOLE_GROUPED = re.compile(
+    rf"(?P<head>(?:[^,;=]*=)?\s*[+-]?\s*)(?P<number>{_THOUSANDS})(?P<tail>(?:\.\d+)?\D*(?:\^\{{?\d\}}?)?)"
+)
+_SCIENTIFIC = re.compile(r"(?<![\w.\\}])(\d+\.?\d*|\.\d+)[eE]([+-]?\d{1,3})(?![\w.])")
+_NAMED = re.compile(r"(?<![A-Za-z\\])(?:(pi)|infinity|infty)(?![A-Za-z])")
+_SIZED = re.compile(r"\\(?:left|right|[bB]igg?[lr]?)(?![A-Za-z])\s*")
+_ASCII = str.maketrans(
+    {"\u2212": "-", "\u2013": "-", "\u00a0": " ", "\u00d7": "*", "\u00b7": "*", "\u00f7": "/"}
+    | {"\u2264": "\\leq ", "\u2265": "\\geq ", "\u03c0": "\\pi ", "\u221e": "\\infty ", "\u2228": "\\lor "}
+    | {"\u00b2": "^2", "\u00b3": "^3"}
+)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The text itself
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def has_content(text: str) -> bool:
+    """Return whether a text has content: a letter or digit besides commands that only format."""
+    return any(map(str.isalnum, _NO_CONTENT.sub("", text)))
+
+
+def same_text(left: str, right: str) -> bool:
+    """Return whether two texts with content are equal, except for white space in general and around signs."""
+    return has_content(left) and _squeezed(left) == _squeezed(right)
+
+
+def _squeezed(text: str) -> str:
+    return re.sub(r"(?<=[^\w\s]) | (?=[^\w\s])", "", " ".join(text.split()))
+
+
+def clean(text: str) -> str | Unreadable:
+    """Take off what stands around a formula, or say why it is not read."""
+    if len(text) > MAX_CHARACTERS:
+        return Unreadable(f"has {len(text)} characters; at most {MAX_CHARACTERS} are read")
+    text = "".join(character if character.isprintable() else " " for character in text.translate(_ASCII)).strip()
+    text = _unwrapped(text)
+    prefix = _PREFIX.match(text)
+    if prefix is not None and prefix.end() < len(text):
+        text = _unwrapped(text[prefix.end() :])
+    if text.startswith(("$", "\\$")) and text.count("$") == 1:
+        text = text.partition("$")[2].strip()
+        if text and not text.strip("0123456789., "):
+            text = _ungrouped(text) + " dollars"
+    if "$" in text or "\\boxed" in text or "\\(" in text or "\\[" in text:
+        return Unreadable("has more than one formula")
+    depth = _depth(text)
+    if depth is None:
+        return Unreadable("has brackets that do not match")
+    if depth > MAX_DEPTH:
+        return Unreadable(f"is nested {depth} deep; at most {MAX_DEPTH} levels are read")
+    text = _NAMED.sub(lambda name: "\\pi " if name[1] else "\\infty ", _SIZED.sub("", text)).strip()
+    text = _MIXED.sub(r"(\1+\\frac{\2}{\3})", _SCIENTIFIC.sub(_written_out, _ungrouped(text)))
+    if len(text) > MAX_CHARACTERS:
+        return Unreadable(f"has numbers of over {MAX_CHARACTERS} digits")
+    return text
+
+
+def _unwrapped(text: str) -> str:
+    for _ in range(4):
+        text = text.removesuffix(".").rstrip()
+        for opening, closing in _WRAPPERS:
+            if len(text) > len(opening) + len(closing) and text.startswith(opening) and text.endswith(closing):
+                inner = text[len(opening) : -len(closing)].strip()
+                if _depth(inner) is not None and opening.rstrip("{") not in inner:
+                    text = inner
+                    break
+        else:
+            break
+    return text
+
+
+def _ungrouped(text: str) -> str:
+    """Return a text that is one number, or an equation with one, without the marks between its thousands."""
+    match = _WHOLE_GROUPED.fullmatch(text)
+    return text if match is None else match["head"] + re.sub(r"\D", "", match["number"]) + match["tail"]
+
+
+def _written_out(match: re.Match[str]) -> str:
+    """Return 1.5e-3 as 0.0015."""
+    if abs(int(match[2])) > _MAX_EXPONENT:
+        return match[0]
+    return format(Decimal(match[0]), "f")
+
+
+def _depth(text: str) -> int | None:
+    """Return how deep a text is nested, or None if its braces do not match. `[0,1)` is fine."""
+    braces = depth = deepest = 0
+    for character in text:
+        if character in "{([":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif character in "})]":
+            depth -= 1
+        if character == "{":
+            braces += 1
+        elif character == "}":
+            braces -= 1
+            if braces < 0:
+                return None
+    return None if braces else deepest
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Words
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_FUNCTIONS = _words(
+    "sin cos tan cot sec csc sinh cosh tanh coth arcsin arccos arctan asin acos atan log ln lg exp sqrt cbrt abs floor "
+    "ceil min max gcd lcm mod det frac binom"
+)
+_CONNECTIVES = frozenset({"or", "and"})
+_LETTERS = re.compile(r"[^\W\d_]+")
+_NAMES = re.compile(r"\\(?:begin|end|operatorname|mathcal|mathbb|mathbf|mathrm|color)\s*\*?\s*\{[^{}]*\}")
+_PROSE_LETTERS = 4
+"""Letters side by side from which they are a word and no product: "abc" is one, "wrong" is none."""
+
+
+def words_of(text: str) -> str | None:
+    r"""Return a text that is only words, in lower case and without `\text{}`; None for a formula.
+
+    Words have letters, white space and punctuation, and not only single letters or names of functions.
+    """
+    plain = _STYLED.sub(r" \1 ", text).strip(" .,;:!?")
+    if any(not (c.isalpha() or c.isspace() or c in ".,;:'!?\u2019\"") for c in plain):
+        return None
+    runs = [run.casefold() for run in _LETTERS.findall(plain)]
+    if any(run in _FUNCTIONS for run in runs) or all(len(run) < 2 or run in _CONNECTIVES for run in runs):
+        return None
+    return " ".join(plain.casefold().split())
+
+
+def has_letters(text: str) -> bool:
+    """Tell whether a formula has letters besides its commands."""
+    return any(map(str.isalpha, _COMMAND.sub("", text)))
+
+
+def prose_in(text: str) -> str | None:
+    """Return a word of four letters or more in a formula, or None."""
+    plain = _COMMAND.sub(" ", _STYLED.sub(r" \1 ", _NAMES.sub(" ", text)))
+    for run in _LETTERS.findall(plain):
+        if len(run) >= _PROSE_LETTERS and run.casefold() not in _FUNCTIONS:
+            return str(run)
+    return None
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Units
+# ----------------------------------------------------------------------------------------------------------------------
+
+_SYMBOLS = _words(
+    "m g s h l L A V W N J K C F cm km mm dm nm kg mg ml mL dl dL cl cL ft in yd mi lb lbs oz hr hrs min ms sec Hz kHz "
+    "MHz GHz Pa kPa eV kJ kW MW mW kN kWh mph kph kmh kmph rad deg gm cc am pm yr yrs usd USD eur EUR mol "
+    "day cup men man car dog cat cow hen pig egg box bag pen toy way set ton row die"
+)
+_ALIASES = {
+    **dict.fromkeys(("meter", "metre", "mtr"), "m"),
+    **dict.fromkeys(("kilometer", "kilometre"), "km"),
+    **dict.fromkeys(("centimeter", "centimetre"), "cm"),
+    **dict.fromkeys(("millimeter", "millimetre"), "mm"),
+    **dict.fromkeys(("gram", "gramme", "gm"), "g"),
+    **dict.fromkeys(("kilogram", "kilo"), "kg"),
+    **dict.fromkeys(("milligram",), "mg"),
+    **dict.fromkeys(("second", "sec"), "s"),
+    **dict.fromkeys(("minute",), "min"),
+    **dict.fromkeys(("hour", "hr"), "h"),
+    **dict.fromkeys(("year", "yr"), "year"),
+    **dict.fromkeys(("liter", "litre", "l"), "l"),
+    **dict.fromkeys(("milliliter", "millilitre", "ml"), "ml"),
+    **dict.fromkeys(("inch", "inche"), "in"),
+    **dict.fromkeys(("foot", "feet"), "ft"),
+    **dict.fromkeys(("yard",), "yd"),
+    **dict.fromkeys(("mile",), "mi"),
+    **dict.fromkeys(("ounce",), "oz"),
+    **dict.fromkeys(("pound", "lb"), "lb"),
+    **dict.fromkeys(("degree", "deg"), "deg"),
+    **dict.fromkeys(("radian", "rad"), "rad"),
+    **dict.fromkeys(("dollar", "usd"), "dollar"),
+    **dict.fromkeys(("euro", "eur"), "euro"),
+    **dict.fromkeys(("percent", "percentage"), "%"),
+    "mph": "mi/h",
+    **dict.fromkeys(("kph", "kmh", "kmph"), "km/h"),
+}
+_NO_UNITS = _words(
+    "or and not maybe perhaps probably wait is isn isnt wrong right but then to than plus minus times mod over divided "
+    "by if else otherwise true false less more least most about approximately roughly one two three four five six "
+    "seven eight nine ten eleven twelve hundred thousand million billion trillion dozen half third quarter the answer "
+    "no yes nor squared cubed factorial choose where for all"
+)
+_POWERS = {"square": "^2", "sq": "^2", "squared": "^2", "cubic": "^3", "cu": "^3", "cubed": "^3"}
+_UNIT_PART = re.compile(r"([^\W\d_]+)\.?(?:\s*\^\s*(?:\{\s*(-?\d)\s*\}|(-?\d)))?")
+_UNIT_GAP = re.compile(r"\s*(?:([/*])|\\cdot(?![A-Za-z])|\\[,;: ])\s*|\s+")
+_DEGREES = re.compile(r"\s*(?:\^\s*(?:\{\s*\\circ\s*\}|\\circ)|\u00b0|\\degree)\s*([CF])?\s*\Z")
+_PERCENT = re.compile(r"\s*\\?%\s*\Z")
+
+
+def take_off_unit(text: str) -> tuple[str, str]:
+    r"""Return (text without its unit, unit) of a number with a unit behind it; without one, (text, "").
+
+    The unit is written in one way: "cm^2" for "square centimeters", "%" for `\%` and "percent".
+    """
+    for pattern, unit in ((_PERCENT, "%"), (_DEGREES, "deg")):
+        match = pattern.search(text)
+        if match is not None and _is_amount(text[: match.start()].rpartition("=")[2]):
+            scale = match[1] if match.lastindex else ""
+            return text[: match.start()], f"{unit}{scale}"
+    plain = _STYLED.sub(r" \1", text)
+    head, equals, last = plain.rpartition("=")
+    start = next((match.start() for match in re.finditer(r"\\?[^\W\d_]+", last) if match[0][0] != "\\"), None)
+    if start is None or not _is_amount(last[:start]):
+        return text, ""
+    is_glued = last[start - 1] in "0123456789)}"
+    unit = _unit(_spaced(last[start:]), is_glued)
+    value = re.sub(rf"{_SPACE}+\Z", "", last[:start])
+    return (head + equals + value, unit) if unit else (text, "")
+
+
+def _spaced(unit: str) -> str:
+    return re.sub(r"~|\\[,;: ]", " ", unit).strip()
+
+
+def _is_amount(value: str) -> bool:
+    """Tell whether a text is a number, as far as its signs go."""
+    value = re.sub(rf"{_SPACE}+\Z", "", value)
+    plain = _COMMAND.sub("", value)
+    if any(map(str.isalpha, plain)) or any(character in plain for character in "<>;|"):
+        return False
+    return value.endswith("\\pi") or (any(map(str.isdigit, plain)) and value[-1] in "0123456789)}")
+
+
+def _unit(text: str, is_glued: bool) -> str:
+    """Return a unit in canonical form, or "" for anything else."""
+    parts: list[str] = []
+    position, separator, power, n_words = 0, "", "", 0
+    while position < len(text):
+        match = _UNIT_PART.match(text, position)
+        if match is None:
+            return ""
+        word, exponent = match[1], match[2] or match[3]
+        n_words += 1
+        position = match.end()
+        lower = word.casefold()
+        if lower == "per" and parts:
+            separator = "/"
+        elif lower in ("squared", "cubed") and parts:
+            parts[-1] += _POWERS[lower]
+        elif lower in ("square", "sq", "cubic", "cu") and position < len(text):
+            power = _POWERS[lower]
+        elif not _is_unit(word, is_glued and n_words == 1):
+            return ""
+        else:
+            parts.append(f"{separator}{_canonical(word)}{f'^{exponent}' if exponent else power}")
+            separator = power = ""
+        if position < len(text):
+            gap = _UNIT_GAP.match(text, position)
+            if gap is None:
+                return ""
+            position = gap.end()
+            separator = gap[1] if gap[1] == "/" else separator or (" " if parts else "")
+    return "".join(parts) if n_words <= _MAX_UNIT_WORDS + 1 and not separator.strip() else ""
+
+
+def _is_unit(word: str, is_glued: bool) -> bool:
+    lower = word.casefold()
+    if lower in _NO_UNITS or lower in _FUNCTIONS - {"min", "sec"}:
+        return False
+    if word in _SYMBOLS or (len(word) > 1 and (lower in _SYMBOLS or lower.rstrip("s") in _ALIASES)):
+        return True
+    return len(word) >= _PROSE_LETTERS and not is_glued and not lower.endswith("ly")  # "42 hopefully"
+
+
+def _canonical(word: str) -> str:
+    lower = word.casefold()
+    singular = lower[:-1] if (len(lower) > 3 and lower.endswith("s")) or lower in ("lbs", "hrs", "yrs") else lower
+    known = _ALIASES.get(lower) or _ALIASES.get(singular)
+    if known is not None:
+        return known
+    if word in _SYMBOLS:
+        return word
+    return lower if lower in _SYMBOLS else singular
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Lists, sets, inequalities
+# ----------------------------------------------------------------------------------------------------------------------
+
+_SEPARATOR = re.compile(
+    r"[,;]|\\lor(?![A-Za-z])|\\vee(?![A-Za-z])|\\text\w*\s*\{\s*,?\s*(?:or|and)\s*\}|(?<![A-Za-z\\])(?:or|and)(?![A-Za-z])"
+)
+_STRONG = re.compile(_SEPARATOR.pattern.replace("[,;]", ";"))
+_BUILDER = re.compile(r"\\\{\s*\\?[A-Za-z]+\s*(?:\||\\mid(?![A-Za-z])|:)\s*(.*)\\\}")
+_ELEMENT = re.compile(r"\\?[A-Za-z]+\s*\\in(?![A-Za-z])\s*")
+_NAME = re.compile(r"\\?[A-Za-z]+(?:_(?:\w|\{\w*\}))?'*(?:\(\s*-?\w+\s*\))?")
+_EQUALS = re.compile(r"(?<![<>!:\\])=")
+_RELATION = re.compile(
+    r"(\\leq?(?:slant)?(?![A-Za-z])|<=|\\geq?(?:slant)?(?![A-Za-z])|>=|\\lt(?![A-Za-z])|<|\\gt(?![A-Za-z])|>)"
+)
+_RELATIONS = {"\\le": "<=", "<=": "<=", "\\ge": ">=", ">=": ">=", "\\lt": "<", "<": "<", "\\gt": ">", ">": ">"}
+
+
+def is_set(text: str) -> bool:
+    r"""Tell whether a text is one `\{...\}` of elements."""
+    return _inside_set(text) is not None
+
+
+def is_interval(text: str) -> bool:
+    """Tell whether a text begins and ends like an interval, a pair, or a union of intervals."""
+    text = text.strip()
+    return text[:1] in ("(", "[", "]") and text[-1:] in (")", "]", "[") and "," in text
+
+
+def list_items(text: str) -> list[str]:
+    r"""Return the items of a list ("3, 5", "x=3 or x=5") or of a set; a single one for anything else.
+
+    Brackets stay whole: `(1,2)` is one item. "and" and ";" part what commas may belong to ("1,000 or 2,000").
+    """
+    inside = _inside_set(text)
+    text = text if inside is None else inside
+    if _RELATION.search(text):
+        return [text]
+    found = _split(text, _STRONG)
+    parts = found if len(found) > 1 else [text]
+    return [item.strip() for part in parts for item in _split(_ungrouped(part.strip()), _SEPARATOR)]
+
+
+def _inside_set(text: str) -> str | None:
+    text = text.strip()
+    if not (text.startswith("\\{") and text.endswith("\\}")) or _BUILDER.fullmatch(text):
+        return None
+    inside = text[2:-2]
+    depth = 0
+    for character in inside:
+        depth += (character == "{") - (character == "}")
+        if depth < 0:
+            return None
+    return inside
+
+
+def _split(text: str, separator: re.Pattern[str]) -> list[str]:
+    """Return the parts between separators that stand outside of all brackets; empty parts are left out."""
+    depths, depth = [], 0
+    for character in text:
+        depth += (character in "([{") - (character in ")]}")
+        depths.append(depth)
+    parts, start = [], 0
+    for match in separator.finditer(text):
+        if (depths[match.start() - 1] if match.start() else 0) == 0:
+            parts.append(text[start : match.start()])
+            start = match.end()
+    parts.append(text[start:])
+    return [part for part in parts if part.strip()] or [text]
+
+
+def split_assignment(item: str) -> tuple[str, str]:
+    """Return (variable, value) of "x = 3"; ("", item) for anything else. Of "x = 6/2 = 3", the value is "6/2 = 3"."""
+    parts = _EQUALS.split(item, maxsplit=1)
+    if len(parts) == 2 and _NAME.fullmatch(parts[0].strip()) and parts[1].strip():
+        return parts[0].strip(), parts[1].strip()
+    return "", item
+
+
+def without_element(text: str) -> str:
+    r"""Return the interval of `x \in (1,2)`; anything else as it is."""
+    element = _ELEMENT.match(text)
+    return text[element.end() :] if element is not None and is_interval(text[element.end() :]) else text
+
+
+def interval_of(text: str) -> str | None:
+    r"""Return an inequality in one variable, or several joined by "or", as intervals; None for anything else.
+
+    `x > 3` is `(3,\infty)`; `\{x \mid x > 3\}` is read too.
+    """
+    text = text.strip()
+    builder = _BUILDER.fullmatch(text)
+    text = text if builder is None else builder[1].strip()
+    if "and" in text or _RELATION.search(text) is None:
+        return None
+    intervals = [_interval(part) for part in _split(text, _SEPARATOR)]
+    names = {found[0] for found in intervals if found is not None}
+    if None in intervals or len(names) != 1:
+        return None
+    return "\\cup ".join(found[1] for found in intervals if found is not None)
+
+
+def _interval(text: str) -> tuple[str, str] | None:
+    """Return the variable and the interval of one inequality."""
+    parts = [part.strip() for part in _RELATION.split(text)]
+    parts[1::2] = [_RELATIONS[re.sub(r"(?<=[lg]e)q?(slant)?\Z", "", sign)] for sign in parts[1::2]]
+    turned = {"<": ">", ">": "<", "<=": ">=", ">=": "<="}
+    if len(parts) == 3 and _NAME.fullmatch(parts[0]) and not has_letters(parts[2]):
+        parts = [parts[2], turned[parts[1]], parts[0]]
+    if len(parts) == 3 and _NAME.fullmatch(parts[2]) and not has_letters(parts[0]):
+        value, sign, name = parts
+        if sign[0] == "<":
+            return name, f"{'[' if '=' in sign else '('}{value},\\infty)"
+        return name, f"(-\\infty,{value}{']' if '=' in sign else ')'}"
+    if len(parts) == 5 and _NAME.fullmatch(parts[2]) and parts[1][0] == parts[3][0]:
+        if parts[1][0] == ">":
+            parts = [parts[4], turned[parts[3]], parts[2], turned[parts[1]], parts[0]]
+        if has_letters(parts[0] + parts[4]):
+            return None
+        return parts[2], f"{'[' if '=' in parts[1] else '('}{parts[0]},{parts[4]}{']' if '=' in parts[3] else ')'}"
+    return None

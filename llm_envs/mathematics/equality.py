@@ -1,0 +1,552 @@
+r"""Whether two mathematical answers are equal: plain arithmetic here, all else by math-verify in a bounded worker.
+
+1. A model's text is never executed. Plain numbers and arithmetic go to `llm_envs.mathematics.arithmetic`. All else
+   is read as LaTeX by math-verify, in a process in which sympy's own use of `eval` is replaced
+   (`llm_envs/mathematics/worker.py`).
+2. Every check ends: inputs are limited in length and nesting, and a worker that takes longer than `timeout_s` or more
+   than its memory is replaced. Such a check is "undecided", which is not equal.
+3. Any number of threads may check at once; each check has a worker of its own, further ones wait for one. One process
+   loads sympy, in a second or, on a busy machine, many; the workers are its children, forked in milliseconds.
+
+Equality is that of values, so an answer that merely restates the question ("37*24", "\sum_{n=1}^{100} n") equals its
+value. A task in which that would be cheating has to ask for a number and compare numbers.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import importlib.util
+import json
+import math
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Literal
+
+from llm_envs.errors import InvalidActionError, InvalidConfigError, MissingExtraError, SandboxError
+from llm_envs.mathematics.answer_text import (
+    Unreadable,
+    clean,
+    has_letters,
+    interval_of,
+    is_interval,
+    is_set,
+    list_items,
+    prose_in,
+    same_text,
+    split_assignment,
+    take_off_unit,
+    without_element,
+    words_of,
+)
+from llm_envs.mathematics.arithmetic import Number, evaluate
+from llm_envs.processes import Shared, StartWatch, forget_after_fork, processors
+
+__all__ = ["MathChecker", "MathComparison", "Verdict", "compare_math", "math_equal", "prepare_comparison"]
+
+Verdict = Literal["equal", "different", "undecided"]
+
+_GRACE_S = 0.5
+"""How much later than its own alarm a worker is given up."""
+_PULSE_S = 1.0
+"""How often a wait for the start looks whether the process gets on."""
+_WORKER = Path(__file__).with_name("worker.py")
+
+
+@dataclass(frozen=True)
+class MathComparison:
+    """The result of comparing an answer with its target. True in a condition if, and only if, they are equal."""
+
+    verdict: Verdict
+    reason: str
+    """Why it is undecided, or different without a comparison; else empty."""
+    seconds: float
+    """Wall-clock time, with any wait for a worker."""
+
+    def __bool__(self) -> bool:
+        """Tell whether the answer equals the target."""
+        return self.verdict == "equal"
+
+
+class MathChecker:
+    """Worker processes in which math-verify compares answers. Most callers need only `compare_math`.
+
+    Args:
+        n_workers: Most comparisons at one time.
+
+    Raises:
+        InvalidConfigError: If `n_workers` is less than 1.
+    """
+
+    def __init__(self, n_workers: int = 2) -> None:
+        if isinstance(n_workers, bool) or not isinstance(n_workers, int) or n_workers < 1:
+            raise InvalidConfigError(f"n_workers is {n_workers!r}; it must be a whole number from 1.")
+        self.n_workers = n_workers
+        self.n_loaded = 0
+        """How often sympy has been loaded: more than once only if that process was killed, or this one forked."""
+        self._is_closed = False
+        self.forget()
+        forget_after_fork(self)
+
+    def forget(self) -> None:
+        """Start over in a forked child, leaving the parent's processes to the parent."""
+        for connection in (*getattr(self, "_idle", ()), getattr(self, "_loader", None)):
+            if connection is not None:
+                connection.forget()
+        self._free = threading.BoundedSemaphore(self.n_workers)
+        self._lock = threading.Lock()
+        self._start_lock = threading.Lock()
+        self._idle: list[_Worker] = []
+        self._loader: _Loader | None = None
+
+    def start(self) -> None:
+        """Have sympy loaded, without waiting for it."""
+        self._started_loader()
+
+    def compare(self, answer: str, target: str, *, timeout_s: float = 2.0) -> MathComparison:
+        """Compare an answer with its target; see `compare_math`."""
+        if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not 0 < timeout_s < math.inf:
+            raise InvalidConfigError(f"timeout_s is {timeout_s!r}; it must be a number of seconds above 0.")
+        started = time.perf_counter()
+        left_s = timeout_s
+
+        def ask(answer: str, target: str) -> tuple[Verdict, str]:
+            nonlocal left_s
+            verdict, reason, seconds = self._ask(answer, target, left_s)
+            left_s = max(left_s - seconds, 0.01)
+            return verdict, reason
+
+        verdict, reason = _decide(ask, answer, target)
+        return MathComparison(verdict, reason, time.perf_counter() - started)
+
+    def close(self) -> None:
+        """End the workers. May be called again."""
+        with self._lock:
+            self._is_closed = True
+            idle, self._idle = self._idle, []
+            loader, self._loader = self._loader, None
+        for worker in idle:
+            worker.close()
+        if loader is not None:
+            loader.close()
+
+    def __enter__(self) -> MathChecker:
+        """Return the checker."""
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """End the workers."""
+        self.close()
+
+    def _ask(self, answer: str, target: str, timeout_s: float) -> tuple[Verdict, str, float]:
+        """Return the verdict, the reason, and the seconds without the wait for a worker."""
+        with self._free:
+            worker = self._take()
+            started = time.perf_counter()
+            try:
+                equal, reason = worker.ask(answer, target, timeout_s)
+            except BaseException:  # interrupted: the worker's result is no longer needed
+                worker.close()
+                raise
+            seconds = time.perf_counter() - started
+            with self._lock:
+                if worker.is_alive and not self._is_closed:
+                    self._idle.append(worker)
+                else:
+                    worker.close()
+        if equal is not None:
+            return ("equal" if equal else "different"), "", seconds
+        return "undecided", reason, seconds
+
+    def _take(self) -> _Worker:
+        with self._lock:
+            self._check_open()
+            while self._idle:
+                worker = self._idle.pop()
+                if worker.is_there():
+                    return worker
+                worker.close()
+        with self._start_lock:
+            try:
+                return self._started_loader().connect()
+            except OSError:  # it was killed: by the system, when memory ran out
+                self._drop_loader()
+                return self._started_loader().connect()
+            except SandboxError:
+                self._drop_loader()
+                raise
+
+    def _started_loader(self) -> _Loader:
+        with self._lock:
+            self._check_open()
+            if self._loader is None:
+                self._loader = _Loader()
+                self.n_loaded += 1
+            return self._loader
+
+    def _drop_loader(self) -> None:
+        with self._lock:
+            loader, self._loader = self._loader, None
+        if loader is not None:
+            loader.close()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise InvalidConfigError("the MathChecker is closed; make a new one.")
+
+
+def compare_math(answer: str, target: str, *, timeout_s: float = 2.0) -> MathComparison:
+    r"""Compare a model's answer with the right one, by value.
+
+    - The same text is equal, whatever it is, spaces aside.
+    - Numbers are equal if they are exactly so, or, where one of them is written with a decimal point, to within one
+      millionth (of the larger one if that is below 1). "1e3" and "1,000" are 1000. "x=5" equals "5".
+    - An answer of several candidates ("3 or 5", "3 5", "3 = 5") does not equal one of them. Lists ("3,5", "x=3 or
+      x=5", `\{3,5\}`) are equal in any order; a pair is equal to a list in the same order, and never to a set.
+    - Texts of only words ("no", "cat", "north pole") are compared as text, ignoring case: never as products of
+      variables. So "ab" is not "ba"; "a b" and "a*b" are formulas.
+    - A unit behind a number counts only if both have one: "5 km" equals "5", and neither "5 cm" nor "5000 m".
+      "10 grams" is "10 g"; quantities are not converted.
+    - A percentage equals its number and its hundredth: "50%" equals "50" and "0.5". Two of them are compared as such.
+    - "x>3" equals `(3,\infty)`.
+
+    Args:
+        answer: Only the final answer, in LaTeX or as plain arithmetic; `$...$` or one `\boxed{...}` around it is
+            taken off.
+        target: The right answer, likewise.
+        timeout_s: Longest time for the comparison, seconds, without the wait for a worker: at the first comparison of
+            a process sympy is loaded.
+
+    Returns:
+        The comparison; in a condition it is true only if the two are equal. Whatever cannot be read, or not compared
+        in time, is "undecided".
+
+    Raises:
+        InvalidConfigError: If `timeout_s` is not above 0.
+        MissingExtraError: If math-verify is needed and not installed.
+    """
+    return shared_checker().compare(answer, target, timeout_s=timeout_s)
+
+
+def prepare_comparison(target: str) -> None:
+    """Have sympy loaded in the background, unless the target is a plain number: call it while the answer is awaited."""
+    if _plain_value(target) is None:
+        shared_checker().start()
+
+
+def math_equal(answer: str, target: str, *, timeout_s: float = 2.0) -> bool:
+    """Tell whether an answer equals its target; False also where that cannot be decided. See `compare_math`."""
+    return bool(compare_math(answer, target, timeout_s=timeout_s))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Decisions
+# ----------------------------------------------------------------------------------------------------------------------
+
+_Decision = tuple[Verdict, str]
+_Ask = Callable[[str, str], _Decision]
+"""Has math-verify compare an answer with its target."""
+
+_SEVERAL_NUMBERS = re.compile(r"(?<![\^_.\d])\d[\d.]*(?:\s|~|\\[,;:! ]|\\q?quad(?![A-Za-z]))+\d")
+_EQUALS = re.compile(r"(?<![<>!:\\])=")
+_SUBSCRIPT = re.compile(r"_(?:\w|\{\w*\})|\([+-]?\d+\)")
+
+
+def _decide(ask: _Ask, answer: str, target: str) -> _Decision:
+    """Compare two texts as they were given."""
+    for name, text in (("target", target), ("answer", answer)):
+        if not isinstance(text, str):
+            return "undecided", f"the {name} is a {type(text).__name__}, not text"
+    if same_text(answer, target):
+        return "equal", ""
+    texts = []
+    for name, text in (("target", target), ("answer", answer)):
+        read = clean(text)
+        if isinstance(read, Unreadable):
+            return "undecided", f"the {name} {read.why}"
+        if not read.strip("{}() "):
+            return "undecided", f"the {name} is empty"
+        texts.append(read)
+    target, answer = texts
+    if same_text(answer, target):
+        return "equal", ""
+    return _compare_words(answer, target) or _compare_formulas(ask, answer, target)
+
+
+def _compare_words(answer: str, target: str) -> _Decision | None:
+    """Compare words as text, not as the products of variables that they would be in a formula."""
+    left, right = words_of(answer), words_of(target)
+    if left is not None and right is not None:
+        return ("equal", "") if left == right else ("different", "other words")
+    if left is not None and not has_letters(target):
+        return "different", "the answer is words, the target is not"
+    if right is not None and not has_letters(answer):
+        return "different", "the target is words, the answer is not"
+    return None
+
+
+def _compare_formulas(ask: _Ask, answer: str, target: str) -> _Decision:
+    answer, target = without_element(answer), without_element(target)
+    if is_interval(target) != is_interval(answer):
+        answer_too, target_too = interval_of(answer), interval_of(target)
+        if answer_too is not None and target_too is None:
+            answer = answer_too
+        elif target_too is not None and answer_too is None:
+            target = target_too
+    answers, targets = list_items(answer), list_items(target)
+    if len(answers) == len(targets) == 1 and is_set(answer) == is_set(target):
+        return _compare_values(ask, answers[0], targets[0])
+    if len(answers) == 1 and is_interval(answers[0]) and len(targets) > 1 and not is_interval(targets[0]):
+        return _compare_tuple(ask, answers[0], targets, is_set(target))
+    if len(targets) == 1 and is_interval(targets[0]) and len(answers) > 1 and not is_interval(answers[0]):
+        return _compare_tuple(ask, targets[0], answers, is_set(answer))
+    if len(targets) == 1 < len(answers) and "\\pm" not in target and not (is_set(answer) and is_set(target)):
+        return "different", f"the answer lists {len(answers)} values"
+    return _compare_lists(ask, answers, targets)
+
+
+def _compare_tuple(ask: _Ask, whole: str, items: list[str], items_are_set: bool) -> _Decision:
+    """Compare a pair, a tuple or an interval with a list: (1,2) with "1,2" or "x=1, y=2", in that order."""
+    if items_are_set:
+        return "different", "one is a set, the other a pair or an interval"
+    named = sorted(split_assignment(item) for item in items)
+    if all(name for name, _ in named):
+        items = [value for _, value in named]
+    return ask(f"{whole[0]}{','.join(items)}{whole[-1]}", whole) if whole[0] == "(" else ("different", "one is a list")
+
+
+def _compare_lists(ask: _Ask, answers: list[str], targets: list[str]) -> _Decision:
+    """Compare lists and sets in any order; of several variables, the value of each."""
+    values: list[list[str]] = []
+    variables: list[list[str]] = []
+    units: list[list[str]] = []
+    for items in (answers, targets):
+        pairs = [split_assignment(item) for item in items]
+        names = {name for name, _ in pairs if name}
+        if len(names) > 1:
+            if len(names) < len(pairs):
+                return "undecided", "several values of several variables"
+            pairs.sort()
+        measured = [take_off_unit(value) for _, value in pairs]
+        for value, _ in measured:
+            if (word := prose_in(value)) is not None:
+                return "undecided", f"there are words in it: {word[:40]!r}"
+            for part in _claims(value, ""):
+                if ask(part, _EQUALS.split(value)[-1])[0] != "equal":
+                    return "different", f"it also says {part[:40]!r}"
+        values.append([_EQUALS.split(value)[-1] for value, _ in measured])
+        variables.append(sorted(names))
+        units.append(sorted({unit for _, unit in measured if unit}))
+    if variables[0] and variables[1] and variables[0] != variables[1]:
+        return "different", "other variables"
+    if units[0] and units[1] and units[0] != units[1]:
+        return "different", f"other units: {', '.join(units[0])} and {', '.join(units[1])}"
+    if len(variables[0]) > 1 or len(variables[1]) > 1:
+        left, right = (f"({','.join(each)})" for each in values)
+    else:
+        left, right = (f"\\{{{','.join(each)}\\}}" for each in values)
+    return ask(left, right)
+
+
+def _compare_values(ask: _Ask, answer: str, target: str) -> _Decision:
+    """Compare one value with another: units, percent signs, numbers, then formulas."""
+    (answer, unit), (target, other) = take_off_unit(answer), take_off_unit(target)
+    if unit and other and unit != other:
+        if "%" not in (unit, other):
+            return "different", f"other units: {unit} and {other}"
+        return "different", "only one of them is a percentage"
+    for name, text in (("target", target), ("answer", answer)):
+        if (word := prose_in(text)) is not None:
+            return "undecided", f"the {name} has words in it: {word[:40]!r}"
+    decided = _compare_amounts(ask, answer, target)
+    if decided[0] == "different" and (unit == "%") != (other == "%"):
+        if unit == "%":
+            return _compare_amounts(ask, _hundredth(answer), target)
+        return _compare_amounts(ask, answer, _hundredth(target))
+    return decided
+
+
+def _hundredth(text: str) -> str:
+    value = text.rpartition("=")[2]
+    number = _plain_value(value)
+    return f"({value})/100" if number is not None else f"\\frac{{{value}}}{{100}}"
+
+
+def _compare_amounts(ask: _Ask, answer: str, target: str) -> _Decision:
+    left, right = _plain_value(target), _plain_value(answer)
+    if left is not None and right is not None:
+        return ("equal" if _are_close(left, right, "." in target or "." in answer) else "different"), ""
+    if _SEVERAL_NUMBERS.search(answer) and not _SEVERAL_NUMBERS.search(target):
+        return "different", "the answer has several numbers"
+    for part in _claims(answer, target):
+        verdict, reason = ask(part, target.rpartition("=")[2])
+        if verdict != "equal":
+            return "different", reason or f"the answer also says {part[:40]!r}"
+    return ask(answer, target)
+
+
+def _plain_value(text: str) -> Number | None:
+    """Return the value of plain arithmetic, or None for anything else."""
+    try:
+        return evaluate(text)
+    except InvalidActionError:
+        return None
+
+
+def _are_close(left: Number, right: Number, is_decimal: bool) -> bool:
+    if left == right:
+        return True
+    if not is_decimal:
+        return False
+    first, second = Fraction(left), Fraction(right)
+    return abs(first - second) <= min(max(abs(first), abs(second)), Fraction(1)) / 1_000_000
+
+
+def _claims(answer: str, target: str) -> list[str]:
+    """Return the parts of "3 = 4 = 5" before the last that have to be equal to it: each part with a number in it."""
+    parts = _EQUALS.split(answer)
+    first = 1 if "=" in target else 0
+    return [part for part in parts[first:-1] if any(map(str.isdigit, _SUBSCRIPT.sub("", part)))]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Workers
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+class _Loader:
+    """The process that loads sympy and forks workers. Used by one thread at a time."""
+
+    def __init__(self) -> None:
+        if importlib.util.find_spec("math_verify") is None:
+            raise MissingExtraError(
+                "comparing formulas needs math-verify; install it with: pip install 'llm-envs[tools]'"
+            )
+        environment = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "LANG") if name in os.environ}
+        self._control, theirs = socket.socketpair()
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-W", "ignore", str(_WORKER)],
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+                env=environment | {"OMP_NUM_THREADS": "1"},
+            )
+        except OSError as error:
+            self._control.close()
+            raise SandboxError(f"the process that compares formulas cannot be started: {error}") from error
+        finally:
+            theirs.close()
+        self._is_ready = False
+
+    def connect(self) -> _Worker:
+        """Return a new worker; waits until sympy is loaded.
+
+        Raises:
+            SandboxError: If the process does not get that far.
+            OSError: If it did, but has ended since.
+        """
+        self._wait_until_ready()
+        ours, theirs = socket.socketpair()
+        try:
+            socket.send_fds(self._control, [b"+"], [theirs.fileno()])
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        return _Worker(ours)
+
+    def close(self) -> None:
+        """End the process and its workers."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._control.close()
+
+    def forget(self) -> None:
+        """Close a forked child's copy of the connection."""
+        self._control.close()
+        self._process.returncode = -1
+
+    def _wait_until_ready(self) -> None:
+        watch = StartWatch(self._process.pid)
+        self._control.settimeout(_PULSE_S)
+        while not self._is_ready:
+            complaint = None
+            try:
+                self._is_ready = self._control.recv(1) == b"+"
+                complaint = None if self._is_ready else "it ended"
+            except TimeoutError:
+                complaint = watch.complaint()
+            if complaint is not None:
+                raise SandboxError(f"the process that compares formulas does not start: {complaint} ({sys.executable})")
+
+
+class _Worker:
+    """The connection to one worker, used by one thread at a time."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self.is_alive = True
+
+    def ask(self, answer: str, target: str, timeout_s: float) -> tuple[bool | None, str]:
+        """Return whether the two are equal, or None and the reason."""
+        started = time.perf_counter()
+        request = {"answer": answer, "target": target, "timeout_s": timeout_s}
+        reply = b""
+        try:
+            self._connection.settimeout(timeout_s + _GRACE_S)
+            self._connection.sendall(json.dumps(request).encode() + b"\n")
+            while not reply.endswith(b"\n"):
+                self._connection.settimeout(max(started + timeout_s + _GRACE_S - time.perf_counter(), 0.001))
+                chunk = self._connection.recv(65_536)
+                if not chunk:
+                    raise ConnectionError
+                reply += chunk
+        except OSError:  # it was ended by its alarm, or crashed, or answers too late
+            self.close()
+            is_late = time.perf_counter() - started >= timeout_s
+            return None, f"over the time limit of {timeout_s:.3g} s" if is_late else "the comparison crashed"
+        message = json.loads(reply)
+        return message["equal"], message["reason"]
+
+    def is_there(self) -> bool:
+        """Tell whether the worker, which has nothing to say now, has not ended: killed when memory ran out, say."""
+        self._connection.setblocking(False)
+        try:
+            return bool(self._connection.recv(1))
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+
+    def close(self) -> None:
+        """Give the worker up: it ends when it next looks at the connection, or by its alarm."""
+        self.is_alive = False
+        self._connection.close()
+
+    def forget(self) -> None:
+        """Close a forked child's copy of the connection."""
+        self._connection.close()
+
+
+def _make_shared() -> MathChecker:
+    checker = MathChecker(processors())
+    atexit.register(checker.close)
+    return checker
+
+
+shared_checker = Shared(_make_shared)
+"""Returns the `MathChecker` of this process."""

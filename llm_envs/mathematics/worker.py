@@ -1,0 +1,169 @@
+"""The process in which `llm_envs.mathematics.equality` lets math-verify work.
+
+A script: it imports nothing of this package.
+
+The first process loads sympy once and does nothing but fork: a child for each connection that it is sent, which takes
+milliseconds. A child answers requests, one line of JSON each, until its connection closes, or a check takes too long
+(the alarm ends it), needs too much memory, or crashes. Nothing is executed that came in: an audit hook refuses to
+compile text, to start a process, to open a socket and to write a file, whatever sympy would like to do with a string.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import re
+import resource
+import signal
+import socket
+import sys
+from typing import Any
+
+MAX_MEMORY = 1 << 30
+"""Address space of a child, bytes, with sympy itself (about 300 MB of it)."""
+MAX_DEPTH = 2_000
+"""Python's recursion limit in a child: latex2sympy descends once for each level of nesting."""
+FLOAT_DIGITS = 6
+"""Decimals to which math-verify rounds where a decimal number is compared."""
+
+_WARM_UP = (
+    ("\\frac{1}{2}", "0.5"),
+    ("x^2-1", "(x-1)(x+1)"),
+    ("\\{1,2\\}", "2,1"),
+    ("x^2<9", "-3<x<3"),
+    ("x^2=9", "x=3"),
+    ("\\sin^2 x+\\cos^2 x", "1"),
+    ("\\int_0^1 x dx", "\\sum_{n=1}^{3} n"),
+    ("\\begin{pmatrix}1&2\\end{pmatrix}", "\\lim_{x\\to 5} x"),
+    ("[0,1)\\cup(2,3)", "e^{i\\pi}+\\log_2 8+5!"),
+)
+_WHOLE = re.compile(r"[+-]?[0-9]+")
+_DECIMAL = re.compile(r"[+-]?(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?")
+_REFUSED: tuple[str, ...] = ("os.system", "os.exec", "os.spawn", "os.posix_spawn", "os.fork", "os.kill", "os.remove")
+_REFUSED += ("os.rename", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "subprocess.", "socket.", "ctypes.", "pty.")
+_REFUSED += ("shutil.", "webbrowser.", "urllib.")
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+
+
+def refuse_to_execute(event: str, arguments: tuple[Any, ...]) -> None:
+    """Audit hook: let code be imported, and nothing else."""
+    if event == "compile":
+        filename = arguments[1]
+        if not (isinstance(filename, str) and filename.endswith(".py")):
+            raise PermissionError("text is not compiled here")
+    elif event == "open":
+        if arguments[2] & _WRITING:
+            raise PermissionError("files are not written here")
+    elif event.startswith(_REFUSED):
+        raise PermissionError(f"{event} is refused here")
+
+
+def read_number(text: str, *unused: Any, **unused_too: Any) -> Any:
+    """Stand in for sympy's `parse_expr`, which hands text to `eval`: read a number, refuse everything else."""
+    sympy: Any = importlib.import_module("sympy")
+    text = text.strip()
+    if _WHOLE.fullmatch(text):
+        return sympy.Integer(int(text))
+    if _DECIMAL.fullmatch(text):
+        return sympy.Float(text)
+    raise ValueError("only numbers are read from text")
+
+
+def replace_eval() -> None:
+    """Keep sympy from evaluating text: `sympy.Number("5")`, which reads every number, goes through `eval`."""
+    sympy_parser: Any = importlib.import_module("sympy.parsing.sympy_parser")
+    sympy_parser.parse_expr = read_number
+    sympy_parser.eval_expr = read_number
+
+
+def answer_request(request: dict[str, Any]) -> dict[str, Any]:
+    """Compare two expressions in LaTeX; `equal` is None where one of them cannot be read."""
+    from math_verify import verify
+
+    parsed = []
+    for name in ("target", "answer"):
+        expression = read(request[name])
+        if expression is None:
+            return {"equal": None, "reason": f"the {name} cannot be read"}
+        parsed.append(expression)
+    target, answer = parsed
+    equal = bool(verify([target], [answer], float_rounding=FLOAT_DIGITS, timeout_seconds=None))
+    return {"equal": equal and not is_rounded_away(target, answer), "reason": ""}
+
+
+def read(text: str) -> Any:
+    """Return the sympy object for a text in LaTeX, or None."""
+    from math_verify import LatexExtractionConfig, parse
+
+    config = [LatexExtractionConfig(boxed_match_priority=-1)]
+    found = parse(f"${text}$", config, fallback_mode="no_fallback", extraction_mode="first_match", parsing_timeout=None)
+    return found[0] if len(found) == 1 else None
+
+
+def is_rounded_away(target: Any, answer: Any) -> bool:
+    """Tell whether two numbers are only equal because both round to the same decimals: 0.0000001 is not 0."""
+    try:
+        if not (target.is_number and answer.is_number):
+            return False
+        left, right = complex(target.evalf(20)), complex(answer.evalf(20))
+        percent = {abs(left - right), abs(left - right * 100), abs(left * 100 - right)}
+        return min(percent) > 1e-6 * min(1.0, max(abs(left), abs(right)))
+    except Exception:  # no numbers after all: then verify has compared them otherwise
+        return False
+
+
+def load() -> None:
+    """Load what comparisons load on demand: parts of sympy hand their own constants to `eval` as they are loaded."""
+    importlib.import_module("sympy.physics.units")
+    importlib.import_module("sympy.solvers.inequalities")
+
+    for target, answer in _WARM_UP:
+        answer_request({"target": target, "answer": answer})
+    replace_eval()
+
+
+def serve(connection: socket.socket) -> None:
+    """Answer requests until the connection ends."""
+    limit = (MAX_MEMORY, MAX_MEMORY)
+    resource.setrlimit(resource.RLIMIT_AS, limit)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    sys.setrecursionlimit(MAX_DEPTH)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    sys.addaudithook(refuse_to_execute)
+    with connection.makefile("rb") as requests:
+        for line in requests:
+            request = json.loads(line)
+            signal.setitimer(signal.ITIMER_REAL, request["timeout_s"])
+            try:
+                answer = answer_request(request)
+            except Exception as error:
+                answer = {"equal": None, "reason": type(error).__name__}
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            connection.sendall(json.dumps(answer).encode() + b"\n")
+
+
+def main() -> None:
+    """Load sympy, say so, then fork a child for each connection that comes on standard input, until that closes."""
+    control = socket.socket(fileno=os.dup(0))
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for number in (0, 1, 2):
+        os.dup2(nothing, number)
+    load()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no code waits for the children
+    control.sendall(b"+")
+    while True:
+        _, descriptors, _, _ = socket.recv_fds(control, 1, 1)
+        if not descriptors:
+            return
+        if not os.fork():
+            with contextlib.suppress(BaseException):
+                control.close()
+                serve(socket.socket(fileno=descriptors[0]))
+            os._exit(0)
+        os.close(descriptors[0])
+
+
+if __name__ == "__main__":
+    main()

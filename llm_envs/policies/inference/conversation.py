@@ -1,0 +1,359 @@
+"""One turn of a conversation by hand: encode, sample, parse, execute the tool calls.
+
+Every part is a function argument; `ChatCodec` has the two that convert messages to ids and ids to text. No model is
+needed in this process: a generator may be any policy, or any function, synchronous or not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from llm_envs.errors import ContextFullError, InvalidConfigError
+from llm_envs.parsers import ParsedReply, parse_reply
+from llm_envs.policies.base import TokenPolicy
+from llm_envs.policies.inference.seeds import turn_seed
+from llm_envs.tools.base import Tool
+from llm_envs.tools.executor import arun_calls, run_calls
+from llm_envs.tools.toolset import Toolset, as_tools
+from llm_envs.types import FinishReason, Message, Sampled, SamplingParams, ToolCall, ToolResult
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from llm_envs.chat.codec import ChatCodec
+
+__all__ = [
+    "ConversationTurn",
+    "ExecuteFn",
+    "GenerateFn",
+    "TemplateFn",
+    "aconversation_turn",
+    "conversation_turn",
+    "create_executor",
+    "create_policy_generator",
+    "create_template_fn",
+    "next_prompt_ids",
+    "parse_thinking",
+]
+
+T = TypeVar("T")
+IdArray = npt.NDArray[np.int32]
+
+GenerateFn = Callable[[IdArray, SamplingParams], Sampled | Awaitable[Sampled]]
+"""Prompt ids (T,) and how to sample -> the sampled turn, or an awaitable of it. If a prompt leaves no room for a token,
+the result has no tokens and the reason `FinishReason.CONTEXT_FULL`."""
+TemplateFn = Callable[[Sequence[Message], Sequence[Mapping[str, Any]]], IdArray]
+"""Messages and the tools' JSON Schemas -> prompt ids (T,), ready for the assistant."""
+ToolLike = Tool | Toolset | Callable[..., Any] | Mapping[str, Any]
+"""A tool, a set of them, a typed function, or a bare JSON Schema."""
+Results = Sequence[ToolResult | str]
+ExecuteFn = Callable[[Sequence[ToolCall]], Results | Awaitable[Results]]
+"""Calls of one reply -> one result each, in order, or an awaitable of that. A string is the output of a call that
+succeeded."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ConversationTurn:
+    """The result of one turn."""
+
+    messages: tuple[Message, ...]
+    """The conversation, ending with the assistant's message and the tools' answers. Neither is added if nothing was
+    sampled because the prompt fills the context."""
+    text: str
+    """The assistant's text, without the closing end-of-turn token."""
+    reply: ParsedReply
+    """The parsed text."""
+    tool_results: tuple[ToolResult, ...]
+    """One for each of `reply.tool_calls`; empty if the turn was aborted."""
+    prompt_ids: IdArray
+    """Shape (T,): the ids that the model saw."""
+    sampled: Sampled
+    """The sampled ids, with log-probabilities and the finish reason."""
+
+    @property
+    def tool_messages(self) -> tuple[Message, ...]:
+        """The tools' answers."""
+        calls = self.reply.tool_calls[: len(self.tool_results)]
+        return tuple(_tool_message(call, result) for call, result in zip(calls, self.tool_results, strict=True))
+
+
+def conversation_turn(
+    messages: Sequence[Message],
+    generate_fn: GenerateFn,
+    *,
+    template_fn: TemplateFn,
+    decode_fn: Callable[[IdArray], str],
+    tools: Sequence[ToolLike] = (),
+    parser: Callable[[str], ParsedReply] = parse_reply,
+    executor: ExecuteFn | None = None,
+    params: SamplingParams | None = None,
+    prompt_ids: IdArray | None = None,
+) -> ConversationTurn:
+    """Sample one assistant turn and execute its tool calls.
+
+    The calls of a broken reply are not executed; see `reply.problems`. A call of an unknown tool, or with wrong
+    arguments, gets an error as its result. If a limit cut the turn, its complete calls are executed; the calls of an
+    aborted turn are not.
+
+    Args:
+        messages: The conversation so far; the last message must not be the assistant's.
+        generate_fn: Samples the turn (`create_generator(model)`, `create_policy_generator(policy)`, or any other). An
+            asynchronous one is run to its end here, so no event loop may be running in this thread.
+        template_fn: Messages and schemas to ids: `ChatCodec(tokenizer).encode_prompt`, or another.
+        decode_fn: Sampled ids to text: `ChatCodec(tokenizer).decode_reply`, or another.
+        tools: Tools, typed functions or toolsets, or bare JSON Schemas if you pass an executor. The model sees all of
+            them.
+        parser: Parses the text.
+        executor: Executes the calls; None takes `create_executor` with the tools. A string among its results is the
+            output of a call that succeeded.
+        params: How to sample.
+        prompt_ids: The prompt, instead of the template's rendering (`next_prompt_ids`). Shape (T,).
+
+    Raises:
+        InvalidConfigError: If the executor does not return one result for each call, one of `tools` is invalid, or a
+            function is asynchronous while an event loop is running (use `aconversation_turn` then).
+    """
+    tools = _listed(tools)
+    prompt, params = _prepare(messages, template_fn, tools, prompt_ids), params or SamplingParams()
+    sampled = _wait_for(generate_fn(prompt, params))
+    text, reply, calls = _read(sampled, decode_fn, parser)
+    results = _wait_for((executor or create_executor(tools))(calls)) if calls else ()
+    return _finish(messages, prompt, sampled, text, reply, calls, results)
+
+
+async def aconversation_turn(
+    messages: Sequence[Message],
+    generate_fn: GenerateFn,
+    *,
+    template_fn: TemplateFn,
+    decode_fn: Callable[[IdArray], str],
+    tools: Sequence[ToolLike] = (),
+    parser: Callable[[str], ParsedReply] = parse_reply,
+    executor: ExecuteFn | None = None,
+    params: SamplingParams | None = None,
+    prompt_ids: IdArray | None = None,
+) -> ConversationTurn:
+    """Sample one assistant turn and execute its tool calls: `conversation_turn` for asynchronous code.
+
+    Without an executor the tools run by `toolbox.arun_calls`, so a slow one does not block the loop. A given executor
+    is called in the loop's thread, and awaited if it is asynchronous. A synchronous generator blocks the loop.
+    """
+    tools = _listed(tools)
+    prompt, params = _prepare(messages, template_fn, tools, prompt_ids), params or SamplingParams()
+    sampled = await _settle(generate_fn(prompt, params))
+    text, reply, calls = _read(sampled, decode_fn, parser)
+    results: Results = ()
+    if calls:
+        results = await _settle(executor(calls) if executor else arun_calls(_by_name(tools), calls))
+    return _finish(messages, prompt, sampled, text, reply, calls, results)
+
+
+def next_prompt_ids(turn: ConversationTurn, messages: Sequence[Message] = (), *, codec: ChatCodec) -> IdArray:
+    """Return the prompt of the turn after `turn`, with the sampled tokens exactly as they were sampled.
+
+    (A template that renders the whole conversation again would encode the assistant's text again, perhaps as other
+    tokens.)
+
+    Args:
+        turn: The previous turn.
+        messages: Messages after it, besides the answers of its tools.
+        codec: Encodes both.
+
+    Returns:
+        Shape (T,): the turn's prompt, its sampled ids, and the text that the template puts before the next reply.
+
+    Raises:
+        InvalidConfigError: If no message follows the turn.
+    """
+    said = [*turn.tool_messages, *messages]
+    if not said:
+        raise InvalidConfigError("no message follows the turn: it called no tool, and messages is empty.")
+    delta = codec.encode_delta(said, reply_ids=turn.sampled.token_ids)
+    return np.concatenate([turn.prompt_ids, turn.sampled.token_ids, delta]).astype(np.int32)
+
+
+def create_template_fn(
+    tokenizer: PreTrainedTokenizerBase, *, thinking: bool | None = None, **template_kwargs: Any
+) -> TemplateFn:
+    """Return the template function of a tokenizer's chat template.
+
+    Args:
+        tokenizer: A tokenizer with a chat template.
+        thinking: Whether the template asks for thinking; None keeps its default.
+        **template_kwargs: Further settings for the template (`reasoning_effort`, ...).
+
+    Raises:
+        ModelError: If there is no usable chat template.
+    """
+    from llm_envs.chat.codec import ChatCodec
+
+    return ChatCodec(tokenizer, thinking=thinking, template_kwargs=template_kwargs).encode_prompt
+
+
+def create_executor(
+    tools: Sequence[ToolLike], *, timeout_s: float | None = None
+) -> Callable[[Sequence[ToolCall]], tuple[ToolResult, ...]]:
+    """Return a function that executes the calls of one reply with the tools of their names: `toolbox.run_calls`.
+
+    An unknown name, wrong arguments, an exception in a tool or a timeout becomes a result that the model can read.
+    Calls of tools that allow it run in parallel.
+
+    Args:
+        tools: Tools, typed functions or toolsets. Bare JSON Schemas cannot be executed: calls of them count as calls of
+            unknown tools.
+        timeout_s: Limit in seconds of each call, for tools without their own limit.
+    """
+    return functools.partial(run_calls, _by_name(_listed(tools)), timeout_s=timeout_s)
+
+
+def create_policy_generator(
+    policy: TokenPolicy, *, session: str = "by-hand"
+) -> Callable[[IdArray, SamplingParams], Awaitable[Sampled]]:
+    """Return the asynchronous generator of a token policy.
+
+    Args:
+        policy: Any token policy.
+        session: Routing key of the conversation, the same for all its turns.
+    """
+
+    async def generate_fn(prompt_ids: IdArray, params: SamplingParams) -> Sampled:
+        try:
+            return await policy.sample(prompt_ids, params, seed=turn_seed(params, prompt_ids), session=session)
+        except ContextFullError:
+            return Sampled(np.zeros(0, np.int32), np.zeros(0, np.float32), FinishReason.CONTEXT_FULL)
+
+    return generate_fn
+
+
+def parse_thinking(text: str, *, opening: str = "<think>", closing: str = "</think>") -> tuple[str | None, str]:
+    """Split a reply into the model's thinking and the rest, at the model's markers. Linear time, any string.
+
+    Args:
+        text: The model's text, including markers.
+        opening: Begins the thinking. A closing marker before any opening one ends thinking that the prompt began.
+        closing: Ends it; if it is missing, everything after the opening marker is thinking.
+
+    Returns:
+        (thinking, content), each stripped. Several blocks are joined by line breaks; no block gives None.
+
+    Raises:
+        InvalidConfigError: If a marker is empty.
+    """
+    if not opening or not closing:
+        raise InvalidConfigError(f"opening={opening!r}, closing={closing!r}: a marker cannot be empty.")
+    thoughts: list[str] = []
+    content: list[str] = []
+    head, found, rest = text.partition(closing)
+    if opening != closing and found and opening not in head:
+        thoughts.append(head.strip())
+        text = rest
+    position = 0
+    while (start := text.find(opening, position)) >= 0:
+        content.append(text[position:start])
+        end = text.find(closing, start + len(opening))
+        end = len(text) if end < 0 else end
+        thoughts.append(text[start + len(opening) : end].strip())
+        position = min(end + len(closing), len(text))
+    content.append(text[position:])
+    return "\n".join(thoughts) if thoughts else None, "".join(content).strip()
+
+
+def _listed(tools: Sequence[ToolLike]) -> list[Tool | Mapping[str, Any]]:
+    """Return tools and bare schemas; functions become tools, and toolsets are expanded."""
+    if isinstance(tools, Mapping | str):
+        raise InvalidConfigError(f"tools is a {type(tools).__name__}; give a list of tools, functions or JSON Schemas.")
+    listed: list[Tool | Mapping[str, Any]] = []
+    for item in [tools] if isinstance(tools, Tool | Toolset) or callable(tools) else tools:
+        listed += [item] if isinstance(item, Mapping) else as_tools([item], "conversation_turn")
+    return listed
+
+
+def _by_name(tools: Sequence[Tool | Mapping[str, Any]]) -> dict[str, Tool]:
+    return {tool.name: tool for tool in tools if isinstance(tool, Tool)}
+
+
+def _prepare(
+    messages: Sequence[Message],
+    template_fn: TemplateFn,
+    tools: Sequence[Tool | Mapping[str, Any]],
+    prompt_ids: IdArray | None,
+) -> IdArray:
+    """Return the prompt of the turn."""
+    if prompt_ids is not None:
+        return prompt_ids
+    if not messages:
+        raise InvalidConfigError("messages is empty: a conversation begins with a system or user message.")
+    return template_fn(messages, [tool.schema if isinstance(tool, Tool) else tool for tool in tools])
+
+
+def _read(
+    sampled: Sampled, decode_fn: Callable[[IdArray], str], parser: Callable[[str], ParsedReply]
+) -> tuple[str, ParsedReply, tuple[ToolCall, ...]]:
+    """Return the text, the parsed text, and the calls to execute."""
+    text = decode_fn(sampled.token_ids) if len(sampled.token_ids) else ""
+    reply = parser(text)
+    return text, reply, () if sampled.finish_reason is FinishReason.ABORT else reply.tool_calls
+
+
+def _finish(
+    messages: Sequence[Message],
+    prompt_ids: IdArray,
+    sampled: Sampled,
+    text: str,
+    reply: ParsedReply,
+    calls: Sequence[ToolCall],
+    given: Results,
+) -> ConversationTurn:
+    """Put the turn together."""
+    results = _checked(calls, given)
+    said = [] if sampled.finish_reason is FinishReason.CONTEXT_FULL else [Message("assistant", text)]
+    answers = [_tool_message(call, result) for call, result in zip(calls, results, strict=True)]
+    return ConversationTurn((*messages, *said, *answers), text, reply, tuple(results), prompt_ids, sampled)
+
+
+def _checked(calls: Sequence[ToolCall], given: Results) -> list[ToolResult]:
+    """Return an executor's return value as results, one for each call."""
+    if not isinstance(given, Sequence) or isinstance(given, str):
+        raise InvalidConfigError(f"the executor returned a {type(given).__name__}; it must be a list of results.")
+    if len(given) != len(calls):
+        raise InvalidConfigError(f"the executor returned {len(given)} results for {len(calls)} calls.")
+    results = []
+    for call, result in zip(calls, given, strict=True):
+        if isinstance(result, str):
+            result = ToolResult(call.name, call.arguments, result, True)
+        if not isinstance(result, ToolResult):
+            raise InvalidConfigError(
+                f"the executor returned a {type(result).__name__} for the call of {call.name!r}; it must be a "
+                "ToolResult, or the output as a str."
+            )
+        results.append(result)
+    return results
+
+
+def _tool_message(call: ToolCall, result: ToolResult) -> Message:
+    return Message("tool", result.output, tool_call_id=call.id, metadata={"name": call.name})
+
+
+async def _settle(value: T | Awaitable[T]) -> T:
+    return await value if inspect.isawaitable(value) else value
+
+
+def _wait_for(value: T | Awaitable[T]) -> T:
+    """Return a value, or the outcome of an awaitable, from synchronous code."""
+    if not inspect.isawaitable(value):
+        return value
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(_settle(value))
+    if inspect.iscoroutine(value):
+        value.close()
+    raise InvalidConfigError("an event loop is running: await aconversation_turn(...) instead of conversation_turn.")

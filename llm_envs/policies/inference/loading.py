@@ -1,0 +1,190 @@
+"""Load a model and its tokenizer, optionally with a custom loader."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llm_envs.errors import InvalidConfigError, MissingExtraError, ModelError
+
+try:
+    import torch
+except ImportError as error:
+    raise MissingExtraError("loading a model needs torch: pip install 'llm-envs[train]'.") from error
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+__all__ = ["context_length", "eos_token_ids", "load_model", "load_tokenizer"]
+
+# Configuration names of the context length. Model types without one (ALiBi, recurrent ones) have unlimited context.
+_CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "max_seq_len")
+_NO_LIMIT = 1_000_000
+
+
+def load_tokenizer(
+    name_or_path: str | Path,
+    *,
+    loader: Callable[..., PreTrainedTokenizerBase] | None = None,
+    trust_remote_code: bool = False,
+) -> PreTrainedTokenizerBase:
+    """Load a tokenizer; one without a pad token pads with its end-of-sequence token.
+
+    (Our code does not use the pad token: masks come from lengths. It is set for callers that pad with the tokenizer.)
+
+    Args:
+        name_or_path: A folder, or a name on a model hub.
+        loader: Replaces `transformers.AutoTokenizer.from_pretrained`.
+        trust_remote_code: Whether code from the tokenizer's repository may run.
+
+    Raises:
+        ModelError: If it cannot be loaded.
+    """
+    from transformers import AutoTokenizer
+
+    load = loader or AutoTokenizer.from_pretrained
+    tokenizer = _load("tokenizer", load, name_or_path, trust_remote_code=trust_remote_code)
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def load_model(
+    name_or_path: str | Path,
+    *,
+    dtype: str | torch.dtype = "auto",
+    device: str | torch.device | None = None,
+    device_map: str | Mapping[str, Any] | None = None,
+    attention: str | None = None,
+    adapter: str | Path | None = None,
+    merge_adapter: bool = False,
+    load_in_8bit: bool = False,
+    tensor_parallel: int | None = None,
+    loader: Callable[..., PreTrainedModel] | None = None,
+    trust_remote_code: bool = False,
+    **kwargs: Any,
+) -> PreTrainedModel:
+    """Load a causal language model for inference, in eval mode.
+
+    Args:
+        name_or_path: A folder, or a name on a model hub.
+        dtype: Data type of the weights; "auto" takes the checkpoint's.
+        device: The single device for the model; None takes a GPU if there is one. Not together with `device_map`.
+        device_map: Spreads the layers over devices ("auto", or module name -> device; needs accelerate).
+        attention: Implementation of attention ("eager", "sdpa", "flash_attention_2", ...); None is the model's default.
+        adapter: A LoRA adapter to apply to the model (a folder that peft wrote, or a name on a hub).
+        merge_adapter: Merge the adapter into the weights: faster, and the result is not a peft model.
+        load_in_8bit: Quantise the weights to 8 bits while loading (needs bitsandbytes).
+        tensor_parallel: Number of processes that share each layer; all of them make this call, under `torchrun`.
+        loader: Replaces `transformers.AutoModelForCausalLM.from_pretrained`; it gets the settings under their names in
+            transformers.
+        trust_remote_code: Whether code from the model's repository may run.
+        **kwargs: Passed to the loader unchanged.
+
+    Returns:
+        The model; with an unmerged adapter, a `peft.PeftModel` of it.
+
+    Raises:
+        InvalidConfigError: If two settings exclude each other.
+        MissingExtraError: If a setting needs a package that is not installed.
+        ModelError: If the model cannot be loaded, or the adapter does not fit.
+    """
+    from transformers import AutoModelForCausalLM
+
+    places = {"device": device, "device_map": device_map, "tensor_parallel": tensor_parallel}
+    given = [f"{name}={value!r}" for name, value in places.items() if value is not None]
+    if len(given) > 1:
+        raise InvalidConfigError(f"{' and '.join(given)} exclude each other: give at most one of them.")
+    if merge_adapter and adapter is None:
+        raise InvalidConfigError("merge_adapter=True without an adapter: give adapter=FOLDER.")
+    if tensor_parallel is not None and loader is None and "WORLD_SIZE" not in os.environ:
+        raise InvalidConfigError(
+            f"tensor_parallel={tensor_parallel} needs as many processes: start them with "
+            f"torchrun --nproc-per-node {tensor_parallel}."
+        )
+    if load_in_8bit and loader is None and importlib.util.find_spec("bitsandbytes") is None:
+        raise MissingExtraError("load_in_8bit=True needs bitsandbytes: pip install bitsandbytes.")
+    settings: dict[str, Any] = {"dtype": dtype, "trust_remote_code": trust_remote_code}
+    if attention is not None:
+        settings["attn_implementation"] = attention
+    if load_in_8bit:
+        settings |= _quantization_settings()
+        device_map = {"": device} if device is not None else device_map  # quantised weights cannot be moved afterwards
+    if device_map is not None:
+        settings["device_map"] = device_map
+    if tensor_parallel is not None:
+        settings |= _tensor_parallel_settings(tensor_parallel)
+    if twice := sorted(settings.keys() & kwargs.keys()):
+        raise InvalidConfigError(f"{', '.join(twice)} given twice: by its own argument of load_model and by name.")
+    model = _load("model", loader or AutoModelForCausalLM.from_pretrained, name_or_path, **settings, **kwargs)
+    if adapter is not None:
+        model = _put_adapter(model, adapter, merge_adapter)
+    if not (load_in_8bit or device_map is not None or tensor_parallel is not None):
+        model = model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    return model.eval()
+
+
+def context_length(model: PreTrainedModel) -> int:
+    """Return how many tokens the model's positions allow; 1,000,000 if unlimited."""
+    config = model.config.get_text_config()
+    found = [int(value) for name in _CONTEXT_NAMES if (value := getattr(config, name, None))]
+    return found[0] if found else _NO_LIMIT
+
+
+def eos_token_ids(model: PreTrainedModel) -> tuple[int, ...]:
+    """Return the ids that end a text in the model's own generation settings; empty if it has none."""
+    for settings in (getattr(model, "generation_config", None), model.config.get_text_config()):
+        found = getattr(settings, "eos_token_id", None)
+        if found is not None:
+            return tuple(found) if isinstance(found, list | tuple) else (int(found),)
+    return ()
+
+
+def _quantization_settings() -> dict[str, Any]:
+    from transformers import BitsAndBytesConfig
+
+    return {"quantization_config": BitsAndBytesConfig(load_in_8bit=True)}
+
+
+def _tensor_parallel_settings(n: int) -> dict[str, Any]:
+    """Return the tensor-parallel setting: an object in newer versions of transformers, `tp_plan` in older ones."""
+    from transformers.distributed import DistributedConfig
+
+    if n < 1:
+        raise InvalidConfigError(f"tensor_parallel={n}: it is a number of processes, at least 1.")
+    if "tp_plan" in {f.name for f in fields(DistributedConfig)}:
+        return {"distributed_config": DistributedConfig(tp_plan="auto", tp_size=n)}
+    return {"tp_plan": "auto", "tp_size": n}
+
+
+def _put_adapter(model: PreTrainedModel, adapter: str | Path, merge: bool) -> Any:
+    try:
+        from peft import PeftModel
+    except ImportError as error:
+        raise MissingExtraError("a LoRA adapter needs peft: pip install 'llm-envs[train]'.") from error
+
+    def load(name: str) -> Any:
+        try:
+            return PeftModel.from_pretrained(model, name)
+        except RuntimeError as error:  # shapes that do not fit
+            raise ValueError(str(error)) from error
+
+    adapted = _load("adapter", load, adapter)
+    return adapted.merge_and_unload() if merge else adapted
+
+
+def _load(what: str, load: Callable[..., Any], name_or_path: str | Path, **kwargs: Any) -> Any:
+    try:
+        return load(str(name_or_path), **kwargs)
+    except (OSError, ValueError) as error:
+        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        if said.rstrip().endswith(":"):  # a list follows
+            said = f"{' '.join(str(error).split()).rstrip('.')}."
+        raise ModelError(
+            f"no {what} could be loaded from {str(name_or_path)!r}: {said} "
+            "Give a folder that `save_pretrained` wrote, or a name on a model hub."
+        ) from error

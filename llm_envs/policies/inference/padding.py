@@ -1,0 +1,144 @@
+"""Sequences of different lengths in one batch, with their key-value cache during sampling.
+
+Masks and positions come from lengths. No pad token is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from llm_envs.errors import InvalidConfigError, MissingExtraError
+from llm_envs.policies.inference.positions import position_ids
+
+try:
+    import torch
+except ImportError as error:
+    raise MissingExtraError("a batch for a model needs torch: pip install 'llm-envs[train]'.") from error
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+__all__ = ["IdArray", "PaddedBatch", "check_token_ids"]
+
+IdArray = npt.NDArray[np.int32]
+
+
+def check_token_ids(model: PreTrainedModel, ids: Sequence[int] | IdArray, what: str) -> IdArray:
+    """Return token ids as an array, checked: one axis, each an id of the model's vocabulary.
+
+    (An id outside the vocabulary ends a CUDA process for good, with everything else that it serves.)
+
+    Args:
+        model: The model that gets the ids.
+        ids: Shape (T,); may be empty.
+        what: Their name in the error ("prompt 3").
+
+    Raises:
+        InvalidConfigError: If they are not valid ids.
+    """
+    array = np.asarray(ids)
+    if array.ndim != 1 or (array.size and not np.issubdtype(array.dtype, np.integer)):
+        raise InvalidConfigError(f"{what} has shape {array.shape} and dtype {array.dtype}: give token ids, shape (T,).")
+    n_vocabulary = getattr(model.config.get_text_config(), "vocab_size", None)
+    if array.size and (array.min() < 0 or (n_vocabulary is not None and array.max() >= n_vocabulary)):
+        raise InvalidConfigError(
+            f"{what} has token ids from {array.min()} to {array.max()}; the model's vocabulary has {n_vocabulary}: is "
+            "this the model's own tokenizer?"
+        )
+    return array.astype(np.int32)
+
+
+class PaddedBatch:
+    """Left-padded sequences with their key-value cache. `rows[i]` is the caller's index of place i.
+
+    A row is padded with its own first token, masked out. The model would accept any id, but a repetition penalty looks
+    at the ids and must not see one that is not in the row.
+
+    Args:
+        sequences: B arrays of token ids, each of shape (T_b,), T_b at least 1.
+        device: Device of the tensors.
+
+    Attributes:
+        rows: The caller's index of each place.
+        input_ids: Shape (B, T), int64.
+        attention_mask: Shape (B, T), int64: 0 on the padding.
+        position_ids: Shape (B, T), int64: each row counts its own tokens from 0.
+    """
+
+    def __init__(self, sequences: Sequence[IdArray], device: torch.device) -> None:
+        width = max(len(sequence) for sequence in sequences)
+        ids = np.zeros((len(sequences), width), dtype=np.int64)
+        mask = np.zeros((len(sequences), width), dtype=np.int64)
+        for row, sequence in enumerate(sequences):
+            ids[row] = sequence[0]
+            ids[row, width - len(sequence) :] = sequence
+            mask[row, width - len(sequence) :] = 1
+        self.rows = list(range(len(sequences)))
+        self.input_ids = torch.from_numpy(ids).to(device)
+        self.attention_mask = torch.from_numpy(mask).to(device)
+        self.position_ids = position_ids(self.attention_mask)
+        self._cache: Any = None
+
+    def forward(self, model: PreTrainedModel) -> torch.Tensor:
+        """Return the next token's logits in float32, shape (B, V), and keep the keys and values.
+
+        Without a key-value cache (a purely recurrent model) it reads the whole sequence again each time.
+        """
+        new = slice(None) if self._cache is None else slice(-1, None)
+        output = model(
+            input_ids=self.input_ids[:, new],
+            attention_mask=self.attention_mask,
+            position_ids=self.position_ids[:, new],
+            past_key_values=self._cache,
+            use_cache=True,
+            logits_to_keep=1,
+            **_without_router_loss(model),
+        )
+        self._cache = getattr(output, "past_key_values", None)
+        return output.logits[:, -1].float()
+
+    def score(self, model: PreTrainedModel, n_last: int = 0) -> torch.Tensor:
+        """Return the logits of the last `n_last` places (0: all), in the model's dtype, shape (B, n, V)."""
+        logits = model(
+            input_ids=self.input_ids,
+            attention_mask=self.attention_mask,
+            position_ids=self.position_ids,
+            use_cache=False,
+            logits_to_keep=n_last,
+            **_without_router_loss(model),
+        ).logits
+        return logits[:, -n_last:]  # for model types without `logits_to_keep`
+
+    def extend(self, next_ids: torch.Tensor, is_running: Sequence[bool]) -> None:
+        """Append one token to each row.
+
+        Args:
+            next_ids: Shape (B,).
+            is_running: B flags. The position of an ended row stays the same, so that it does not leave the context.
+        """
+        self.input_ids = torch.cat([self.input_ids, next_ids[:, None]], dim=1)
+        ones = self.attention_mask.new_ones(len(self.rows), 1)
+        self.attention_mask = torch.cat([self.attention_mask, ones], dim=1)
+        steps = torch.tensor(is_running, dtype=torch.int64, device=self.position_ids.device)[:, None]
+        self.position_ids = torch.cat([self.position_ids, self.position_ids[:, -1:] + steps], dim=1)
+
+    def keep(self, places: list[int]) -> None:
+        """Keep only the rows at `places`."""
+        self.rows = [self.rows[place] for place in places]
+        if not places:
+            return
+        index = torch.tensor(places, device=self.input_ids.device)
+        self.input_ids, self.attention_mask = self.input_ids[index], self.attention_mask[index]
+        self.position_ids = self.position_ids[index]
+        if self._cache is not None:
+            # Not `batch_select_indices`: layers with a recurrent state (Qwen3.5, Qwen3-Next) only have `reorder_cache`.
+            self._cache.reorder_cache(index)
+
+
+def _without_router_loss(model: PreTrainedModel) -> dict[str, Any]:
+    """Return arguments that keep a mixture of experts from computing its router loss, which fails for one token."""
+    return {"output_router_logits": False} if getattr(model.config, "output_router_logits", False) else {}

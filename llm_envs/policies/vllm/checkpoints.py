@@ -1,0 +1,117 @@
+"""Checkpoints for servers: written from named tensors, and compared before any server is touched.
+
+A server that loads weights which do not fit its model does not refuse them: it dies. So names and shapes are compared
+here, from the headers of the files, without reading a weight.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import struct
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from llm_envs.errors import MissingExtraError, ModelError
+
+__all__ = ["check_same_tensors", "find_checkpoint", "tensor_shapes", "write_checkpoint"]
+
+# The format has an 8-byte length first; a header of a model with 100,000 tensors takes some 20 MB.
+_MAX_HEADER_BYTES = 100_000_000
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def tensor_shapes(folder: str | Path) -> dict[str, tuple[int, ...]]:
+    """Return the names and shapes of the tensors in a folder's `*.safetensors`.
+
+    Raises:
+        ModelError: If there are none, or one cannot be read.
+    """
+    files = sorted(Path(folder).glob("*.safetensors"))
+    if not files:
+        raise ModelError(f"{str(folder)!r} has no *.safetensors file; save the model with save_pretrained.")
+    shapes: dict[str, tuple[int, ...]] = {}
+    for path in files:
+        try:
+            with path.open("rb") as file:
+                (length,) = struct.unpack("<Q", file.read(8))
+                header = json.loads(file.read(min(length, _MAX_HEADER_BYTES)))
+            shapes |= {name: tuple(entry["shape"]) for name, entry in header.items() if name != "__metadata__"}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
+            raise ModelError(f"{str(path)!r} cannot be read as safetensors: {error}") from error
+    return shapes
+
+
+def check_same_tensors(given: Shapes, expected: Shapes, where: str) -> None:
+    """Check that a checkpoint has the tensors of a model; an output layer tied to the embedding may be left out.
+
+    Args:
+        given: Of the new checkpoint.
+        expected: Parameters of the served model.
+        where: Name of the new checkpoint in the message.
+
+    Raises:
+        ModelError: If a name is missing or unknown, or a shape differs; with the first few of each.
+    """
+    missing = sorted(name for name in expected.keys() - given.keys() if name != "lm_head.weight")
+    unknown = sorted(name for name in given.keys() - expected.keys() if name != "lm_head.weight")
+    differing = sorted(name for name in given.keys() & expected.keys() if given[name] != expected[name])
+    complaints = [
+        f"{len(names)} {what}: {names[:3]}" for what, names in (("missing", missing), ("unknown", unknown)) if names
+    ]
+    complaints += [f"{name} has shape {given[name]}, the model's is {expected[name]}" for name in differing[:3]]
+    if complaints:
+        raise ModelError(
+            f"the weights in {where} are not those of the served model: {'; '.join(complaints)}. Nothing was changed. "
+            "Merge adapters first, and start the servers on the model that is trained."
+        )
+
+
+def find_checkpoint(name_or_path: str) -> Path | None:
+    """Return the folder of a model on this machine: the path itself, or a hub's model in the local cache."""
+    if Path(name_or_path).is_dir():
+        return Path(name_or_path)
+    try:
+        from huggingface_hub import snapshot_download
+
+        return Path(snapshot_download(name_or_path, local_files_only=True))
+    except Exception:  # not installed, not in the cache, or no such name: all mean that it is not here
+        return None
+
+
+def write_checkpoint(named_parameters: Iterable[tuple[str, Any]], folder: Path, like: Path | None) -> None:
+    """Write tensors as a checkpoint; it appears under its name only when it is whole.
+
+    Args:
+        named_parameters: Pairs of name and tensor.
+        folder: Where to; must not exist.
+        like: A checkpoint whose `*.json` files come along (the model's configuration).
+
+    Raises:
+        MissingExtraError: If safetensors is not installed.
+    """
+    try:
+        from safetensors.torch import save_file
+    except ImportError as error:
+        raise MissingExtraError(
+            "sending weights to servers needs safetensors: pip install 'llm-envs[train]'."
+        ) from error
+    partial = folder.with_name(folder.name + ".partial")
+    partial.mkdir(parents=True)
+    for path in [] if like is None else like.glob("*.json"):
+        if not path.name.endswith(".index.json"):
+            shutil.copy(path, partial / path.name)
+    tensors = {name: value.detach().cpu().contiguous() for name, value in named_parameters}
+    save_file(_without_aliases(tensors), partial / "model.safetensors", metadata={"format": "pt"})
+    partial.rename(folder)
+
+
+def _without_aliases(tensors: dict[str, Any]) -> dict[str, Any]:
+    """Leave out a tied output layer, which shares its memory: safetensors refuses aliases."""
+    head = tensors.get("lm_head.weight")
+    others = {value.data_ptr() for name, value in tensors.items() if name != "lm_head.weight"}
+    if head is not None and head.data_ptr() in others:
+        return {name: value for name, value in tensors.items() if name != "lm_head.weight"}
+    return tensors

@@ -1,0 +1,260 @@
+"""Query model servers and change their weights: plain blocking calls, made from threads.
+
+The answers become facts (`ServerFacts`); functions without requests decide whether they are acceptable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from llm_envs.errors import ModelError
+from llm_envs.policies.vllm.formats import SERVE_COMMAND
+from llm_envs.policies.vllm.http import RetryableError, import_httpx, read_answer
+from llm_envs.policies.vllm.worker import EXTENSION
+
+__all__ = ["SGLangControl", "ServerControl", "ServerFacts", "VLLMControl", "check_facts", "check_updatable"]
+
+# Loading a large checkpoint from a slow disk; a server that hangs for longer is taken for dead.
+_LOAD_S = 1800.0
+# The first `/server_info` looks the whole machine over.
+_ASK_S = 120.0
+# A log-probability that stands for certainty, as top_k=1 must give where filters are counted in.
+_CERTAIN = -1e-4
+_PROBE_IDS = ((11, 7, 5, 3), (4, 9, 6, 8), (10, 5, 12, 7))
+
+
+@dataclass(frozen=True)
+class ServerFacts:
+    """A server's description of itself. None means that it does not report the field."""
+
+    url: str
+    model: str
+    """The name that requests use."""
+    root: str
+    """The folder or hub name that it was started on."""
+    max_model_len: int
+    process: str | None = None
+    """Differs from start to start."""
+    logprobs_mode: str | None = None
+    device: str | None = None
+    extension: str | None = None
+    tag: str | None = None
+    """The tag that the last writer gave to its weights."""
+    is_dev: bool = False
+    """Whether its weights can be changed by HTTP."""
+
+
+class ServerControl(Protocol):
+    """How to query one kind of server and make it load weights."""
+
+    def facts(self, url: str) -> ServerFacts:
+        """Ask a server for its facts."""
+        ...
+
+    def tokenize(self, facts: ServerFacts, text: str) -> list[int] | None:
+        """Return a text's ids as the server sees them; None if it cannot be asked."""
+        ...
+
+    def greedy_logps(self, facts: ServerFacts) -> list[float] | None:
+        """Return log-probabilities of tokens sampled with top_k=1; None if they would say nothing."""
+        ...
+
+    def load(self, facts: ServerFacts, path: Path, tag: str) -> None:
+        """Have a server load a checkpoint's weights, and call them `tag`."""
+        ...
+
+    def close(self) -> None:
+        """Close the connections."""
+        ...
+
+
+class _Asker:
+    """Blocking JSON requests.
+
+    Args:
+        headers: Sent with every request.
+        quick_s: Seconds in which a server must answer simple questions; otherwise it hangs.
+        use_proxy: Whether to use the environment's proxies for these servers.
+    """
+
+    def __init__(self, headers: Mapping[str, str], quick_s: float = 15.0, *, use_proxy: bool = True) -> None:
+        self.quick_s = quick_s
+        self._httpx = import_httpx()
+        self._client = self._httpx.Client(
+            headers=dict(headers), timeout=_ASK_S, follow_redirects=True, trust_env=use_proxy
+        )
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+
+    def ask(self, url: str, body: Mapping[str, Any] | None = None, *, timeout_s: float = _ASK_S) -> Any:
+        """GET, or POST a body; return the answer's JSON, or raise as `http.read_answer` does."""
+        try:
+            if body is None:
+                response = self._client.get(url, timeout=timeout_s)
+            else:
+                response = self._client.post(url, json=body, timeout=timeout_s)
+        except (self._httpx.HTTPError, self._httpx.StreamError) as error:
+            raise RetryableError(f"{url}: {type(error).__name__}: {error}") from error
+        return read_answer(url, response.status_code, response.headers, response.text)
+
+    def ask_if_there(self, url: str, body: Mapping[str, Any] | None = None) -> Any:
+        """Do what `ask` does; None if the server does not know the path."""
+        try:
+            return self.ask(url, body)
+        except ModelError:
+            return None
+
+
+class VLLMControl(_Asker):
+    """`vllm serve`; weights can be changed if it was started with `VLLM_SERVER_DEV_MODE=1`."""
+
+    def facts(self, url: str) -> ServerFacts:
+        """Ask a server for its facts."""
+        served = self.ask(f"{url}/v1/models", timeout_s=self.quick_s)["data"]
+        first = served[0]
+        info = self.ask_if_there(f"{url}/server_info?config_format=json")
+        config = {} if info is None else info.get("vllm_config", {})
+        model_config: Mapping[str, Any] = config.get("model_config") or {}
+        tag = None if info is None else self.ask_if_there(f"{url}/weight_info")
+        return ServerFacts(
+            url=url,
+            model=first["id"],
+            root=str(first.get("root") or first["id"]),
+            max_model_len=int(first["max_model_len"]),
+            process=config.get("instance_id"),
+            logprobs_mode=model_config.get("logprobs_mode"),
+            device=(config.get("device_config") or {}).get("device"),
+            extension=(config.get("parallel_config") or {}).get("worker_extension_cls"),
+            tag=None if tag is None else tag.get("weight_version"),
+            is_dev=info is not None,
+        )
+
+    def tokenize(self, facts: ServerFacts, text: str) -> list[int] | None:
+        """Return a text's ids as the server sees them."""
+        body = {"model": facts.model, "prompt": text, "add_special_tokens": False}
+        answer = self.ask_if_there(f"{facts.url}/tokenize", body)
+        return None if answer is None else list(answer["tokens"])
+
+    def greedy_logps(self, facts: ServerFacts) -> list[float] | None:
+        """Return log-probabilities of tokens sampled with top_k=1."""
+        logps: list[float] = []
+        for ids in _PROBE_IDS:
+            body = {"model": facts.model, "prompt": list(ids), "max_tokens": 4, "temperature": 1.0, "top_k": 1}
+            answer = self.ask(f"{facts.url}/v1/completions", body | {"logprobs": 0, "seed": 0})
+            logps += answer["choices"][0]["logprobs"]["token_logprobs"]
+        return logps
+
+    def load(self, facts: ServerFacts, path: Path, tag: str) -> None:
+        """Load weights between two steps: running turns are frozen meanwhile, and then continue."""
+        method = "llm_envs_reload" if facts.extension == EXTENSION else "reload_weights"
+        with self._paused(facts.url):
+            body = {"method": method, "kwargs": {"weights_path": str(path)}}
+            self.ask(f"{facts.url}/collective_rpc", body, timeout_s=_LOAD_S)
+            self.ask_if_there(f"{facts.url}/update_weight_version", {"new_version": tag})
+
+    @contextmanager
+    def _paused(self, url: str) -> Iterator[None]:
+        self.ask_if_there(f"{url}/pause?mode=keep", {})
+        try:
+            yield
+        finally:
+            self.ask_if_there(f"{url}/resume", {})
+
+
+class SGLangControl(_Asker):
+    """SGLang's server. Untested: written after its documentation."""
+
+    def facts(self, url: str) -> ServerFacts:
+        """Ask a server for its facts."""
+        model = self.ask(f"{url}/get_model_info", timeout_s=self.quick_s)
+        server = self.ask_if_there(f"{url}/server_info") or self.ask(f"{url}/get_server_info")  # its earlier name
+        length = server.get("context_length") or server.get("max_req_input_len") or server["max_total_num_tokens"]
+        path = str(model["model_path"])
+        tag = model.get("weight_version")
+        return ServerFacts(url, path, path, int(length), tag=tag, device=server.get("device"), is_dev=True)
+
+    def tokenize(self, facts: ServerFacts, text: str) -> list[int] | None:
+        """Return None: not asked."""
+        return None
+
+    def greedy_logps(self, facts: ServerFacts) -> list[float] | None:
+        """Return None: its log-probabilities leave filters out, and requests with filters are refused instead."""
+        return None
+
+    def load(self, facts: ServerFacts, path: Path, tag: str) -> None:
+        """Load weights from a folder that the server can read."""
+        body = {"model_path": str(path), "weight_version": tag, "flush_cache": True}
+        answer = self.ask(f"{facts.url}/update_weights_from_disk", body, timeout_s=_LOAD_S)
+        if not answer.get("success"):
+            raise ModelError(f"{facts.url} did not load {str(path)!r}: {answer.get('message')}")
+
+
+def check_facts(
+    facts: ServerFacts,
+    model: str | None,
+    *,
+    greedy_logps: Sequence[float] | None = None,
+    server_ids: Sequence[int] | None = None,
+    our_ids: Sequence[int] = (),
+) -> None:
+    """Check that a server has the trainer's model and reports log-probabilities that can be trained on.
+
+    Args:
+        facts: The server's facts.
+        model: The model that it must have: its name there, or the path it was started with. None: any.
+        greedy_logps: From `ServerControl.greedy_logps`, if the server does not report its mode.
+        server_ids: A text's ids as the server sees them; None skips this.
+        our_ids: The same text's ids as we see them.
+
+    Raises:
+        ModelError: If it will not do, with the command that would be right.
+    """
+    command = SERVE_COMMAND.format(model=model or facts.root)
+    if model is not None and not _is_same_model(model, facts):
+        raise ModelError(
+            f"{facts.url} serves {facts.model!r} (started on {facts.root!r}), not {model!r}. Start it as: {command}"
+        )
+    mode = facts.logprobs_mode
+    if mode is None and greedy_logps is not None and not all(_CERTAIN <= logp <= -_CERTAIN for logp in greedy_logps):
+        mode = "raw_logprobs, or another"
+    if mode not in (None, "processed_logprobs"):
+        raise ModelError(
+            f"{facts.url} has the logprobs mode {mode}: its log-probabilities are not those of the distribution "
+            f"that it samples from. Start it as: {command}"
+        )
+    if server_ids is not None and list(server_ids) != list(our_ids):
+        raise ModelError(
+            f"{facts.url} tokenizes otherwise than the trainer's tokenizer ({list(server_ids)[:8]}... against "
+            f"{list(our_ids)[:8]}...): it has another model's tokenizer. Start it as: {command}"
+        )
+
+
+def check_updatable(facts: ServerFacts) -> None:
+    """Check that a server's weights can be changed.
+
+    Raises:
+        ModelError: If it was not started for that, with the command that would be right.
+    """
+    command = SERVE_COMMAND.format(model=facts.root)
+    if not facts.is_dev:
+        raise ModelError(
+            f"{facts.url} cannot change its weights: it was started without VLLM_SERVER_DEV_MODE=1. Nothing was "
+            f"changed. Start it as: {command}"
+        )
+    if facts.device == "cpu" and facts.extension != EXTENSION:
+        raise ModelError(
+            f"{facts.url} runs on a CPU, where vLLM's own reload leaves a tied output layer as it was. Nothing was "
+            f"changed. Start it as: {command} --worker-extension-cls {EXTENSION}"
+        )
+
+
+def _is_same_model(model: str, facts: ServerFacts) -> bool:
+    if model in (facts.model, facts.root):
+        return True
+    return Path(model).exists() and Path(facts.root).exists() and Path(model).resolve() == Path(facts.root).resolve()

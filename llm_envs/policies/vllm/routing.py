@@ -1,0 +1,218 @@
+"""Decisions about servers, as functions and small state machines: no tasks, no clients and no clocks in here.
+
+The time is always an argument, in seconds of a clock that only moves forward.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict, deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from llm_envs.errors import InvalidConfigError
+
+__all__ = ["Backoff", "RateLimit", "Router", "Verdict", "judge", "retry_after_s"]
+
+# Episodes whose place is remembered; the oldest is forgotten first, which costs it a prefix cache and nothing else.
+_MAX_SESSIONS = 65_536
+
+
+class Verdict(StrEnum):
+    """The treatment of a server's answer."""
+
+    OK = "ok"
+    RETRY = "retry"
+    """The server is overloaded, starting or broken: the same request may succeed, here or elsewhere."""
+    CONTEXT_FULL = "context_full"
+    """The prompt does not fit the model's context."""
+    DENIED = "denied"
+    """401 or 403: the API key is missing or wrong."""
+    NOT_FOUND = "not_found"
+    """404: no such model, or no such path."""
+    REFUSED = "refused"
+    """The request itself is wrong: it would be refused again."""
+
+
+def judge(status: int, text: str = "") -> Verdict:
+    """Return how to treat an answer, by its status, and for 400 by its text.
+
+    Args:
+        status: The HTTP status.
+        text: The server's text.
+    """
+    if 200 <= status < 300:
+        return Verdict.OK
+    if status in (401, 403):
+        return Verdict.DENIED
+    if status == 404:
+        return Verdict.NOT_FOUND
+    if status in (408, 409, 425, 429) or status >= 500:
+        return Verdict.RETRY
+    is_about_length = any(words in text.lower() for words in ("context length", "context_length", "max_model_len"))
+    return Verdict.CONTEXT_FULL if status in (400, 413, 422) and is_about_length else Verdict.REFUSED
+
+
+def retry_after_s(headers: Mapping[str, str]) -> float | None:
+    """Return the seconds of a server's `Retry-After`; None if it gives none in seconds."""
+    value = next((value for name, value in headers.items() if name.lower() == "retry-after"), "")
+    try:
+        seconds = float(value)
+    except ValueError:  # an HTTP date, which would need a clock that agrees with the server's
+        return None
+    return seconds if 0 <= seconds < float("inf") else None
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """How long to wait before trying again: exponential, with jitter that a seed decides."""
+
+    first_s: float = 0.25
+    """Wait before the first retry."""
+    factor: float = 2.0
+    max_s: float = 15.0
+    """Longest wait by our own choice; a server may ask for a longer one."""
+    jitter: float = 0.5
+    """Share of a wait that is drawn: 0.5 waits half to all of it."""
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        if not (0 <= self.first_s <= self.max_s and self.factor >= 1 and 0 <= self.jitter <= 1):
+            raise InvalidConfigError(f"{self!r}: needs 0 <= first_s <= max_s, factor >= 1 and 0 <= jitter <= 1.")
+
+    def delay_s(self, attempt: int, seed: int, asked_s: float | None = None) -> float:
+        """Return the wait before retry number `attempt`.
+
+        Args:
+            attempt: From 0.
+            seed: Seed of the request: the same seed and attempt wait equally long, and other requests differently.
+            asked_s: The server's `Retry-After` in seconds: waited in full, plus a little jitter.
+        """
+        digest = hashlib.blake2b(f"{seed}/{attempt}".encode(), digest_size=8).digest()
+        drawn = int.from_bytes(digest, "little") / 2**64
+        own = min(self.max_s, self.first_s * self.factor ** min(attempt, 60))
+        if asked_s is not None:
+            return asked_s + self.first_s * self.jitter * drawn
+        return own * (1 - self.jitter * drawn)
+
+
+class RateLimit:
+    """Lets at most so many requests begin in any minute, in the order in which they ask.
+
+    Args:
+        per_minute: Requests; None means no limit.
+
+    Raises:
+        InvalidConfigError: If the limit is not above 0.
+    """
+
+    def __init__(self, per_minute: int | None) -> None:
+        if per_minute is not None and per_minute < 1:
+            raise InvalidConfigError(f"requests_per_minute is {per_minute!r}; it must be at least 1, or None.")
+        self.per_minute = per_minute
+        self._starts: deque[float] = deque()
+        self._not_before_s = 0.0
+
+    def reserve(self, now_s: float) -> float:
+        """Reserve a place; return the seconds to wait before the request may begin."""
+        if self.per_minute is None:
+            return max(0.0, self._not_before_s - now_s)
+        start_s = max(now_s, self._not_before_s)
+        if len(self._starts) == self.per_minute:
+            start_s = max(start_s, self._starts.popleft() + 60.0)
+        self._starts.append(start_s)
+        return start_s - now_s
+
+    def hold(self, until_s: float) -> None:
+        """Let no further request begin before a given time: the server has reported too many."""
+        self._not_before_s = max(self._not_before_s, until_s)
+
+
+@dataclass(slots=True)
+class _Endpoint:
+    running: int = 0
+    sessions: int = 0
+    failures: int = 0
+    """In a row."""
+    down_until_s: float | None = None
+    """None while it is well."""
+
+
+@dataclass
+class Router:
+    """Which endpoint a turn goes to: the one that has its episode's prefix, or else the one with least to do.
+
+    A failed endpoint is avoided for a time that doubles with each failure in a row. Its episodes move to others and
+    stay there. After that time it may be tried again.
+    """
+
+    n_endpoints: int
+    cooldown: Backoff = field(default_factory=lambda: Backoff(first_s=1.0, max_s=15.0, jitter=0.0))
+
+    def __post_init__(self) -> None:
+        """Make the accounts."""
+        if self.n_endpoints < 1:
+            raise InvalidConfigError("the list of endpoints is empty: give at least one URL.")
+        self._endpoints = [_Endpoint() for _ in range(self.n_endpoints)]
+        self._places: OrderedDict[str, int] = OrderedDict()
+
+    def pick(self, session: str, now_s: float) -> int | None:
+        """Return the endpoint for a session's next turn, and count the turn as running there; None if all are down.
+
+        Args:
+            session: The episode; "" means none.
+            now_s: The time.
+        """
+        usable = [i for i, e in enumerate(self._endpoints) if e.down_until_s is None or e.down_until_s <= now_s]
+        if not usable:
+            return None
+        index = self._places.get(session)
+        if index not in usable:
+            index = min(usable, key=lambda i: (self._endpoints[i].running, self._endpoints[i].sessions, i))
+        self._settle(session, index)
+        self._endpoints[index].running += 1
+        return index
+
+    def done(self, index: int) -> None:
+        """Count a turn as over, however it ended."""
+        self._endpoints[index].running -= 1
+
+    def forget(self, session: str) -> None:
+        """Let a session's next turn go to whichever endpoint has least to do."""
+        index = self._places.pop(session, None)
+        if index is not None:
+            self._endpoints[index].sessions -= 1
+
+    def succeeded(self, index: int) -> None:
+        """Note that an endpoint answered: it is well."""
+        self._endpoints[index].failures, self._endpoints[index].down_until_s = 0, None
+
+    def failed(self, index: int, now_s: float) -> None:
+        """Note that an endpoint failed. Turns that fall with the same failure do not count again."""
+        endpoint = self._endpoints[index]
+        if endpoint.down_until_s is None or endpoint.down_until_s <= now_s:
+            endpoint.down_until_s = now_s + self.cooldown.delay_s(endpoint.failures, seed=index)
+            endpoint.failures += 1
+
+    def wait_s(self, now_s: float) -> float:
+        """Return the seconds until some endpoint may be tried; 0 if one may now."""
+        return max(0.0, min(now_s if e.down_until_s is None else e.down_until_s for e in self._endpoints) - now_s)
+
+    def is_well(self, index: int) -> bool:
+        """Say whether an endpoint has not failed since it last answered."""
+        return self._endpoints[index].down_until_s is None
+
+    def running(self, index: int) -> int:
+        """Return the turns that run at an endpoint."""
+        return self._endpoints[index].running
+
+    def _settle(self, session: str, index: int) -> None:
+        if not session:
+            return
+        self.forget(session)
+        self._places[session] = index
+        self._endpoints[index].sessions += 1
+        if len(self._places) > _MAX_SESSIONS:
+            _, oldest = self._places.popitem(last=False)
+            self._endpoints[oldest].sessions -= 1

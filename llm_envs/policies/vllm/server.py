@@ -1,0 +1,453 @@
+"""A token policy on one or many model servers: `vllm serve`, started by you or by `vllm_serve.start_servers`.
+
+Invariants:
+1. The source of every turn is known: a server is identified before its first turn, after each failure, and when a
+   connection to it is new (it may have been restarted). An answer from another process than the one that was asked is
+   thrown away and asked for again; a process that lost the weights it was given gets them again before it is asked.
+2. A turn is retried only where that can help: no connection, 429, 5xx. It waits, longer each time, and goes to another
+   server if there is one. Cancelling a turn closes its connection, on which the server aborts it.
+3. Weights are compared by name and shape before they are sent to any server, and are sent to all servers in parallel.
+   No turn begins on a server that is loading. A running turn is frozen, continues under the new weights, and is marked
+   with the version at which it began, as with our own engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import tempfile
+import threading
+import time
+import uuid
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from llm_envs.chat.codec import ChatCodec
+from llm_envs.errors import BridgeError, ContextFullError, InvalidConfigError, LLMEnvsError, ModelError
+from llm_envs.policies.vllm.checkpoints import check_same_tensors, find_checkpoint, tensor_shapes, write_checkpoint
+from llm_envs.policies.vllm.control import (
+    ServerControl,
+    ServerFacts,
+    SGLangControl,
+    VLLMControl,
+    check_facts,
+    check_updatable,
+)
+from llm_envs.policies.vllm.formats import ServerFormat, SGLangFormat, TurnRequest, VLLMFormat
+from llm_envs.policies.vllm.http import AsyncClients, RetryableError, bearer, check_url, is_local
+from llm_envs.policies.vllm.routing import Backoff, Router
+from llm_envs.types import FinishReason, Sampled, SamplingParams
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+__all__ = ["VLLMServerPolicy"]
+
+_LOG = logging.getLogger(__name__)
+
+# Digits, another script and a special token: tokenizers differ in these.
+_PROBE_TEXT = "Answer: 3141 + 59 = 3200; naïve Übung, 数学.\n  def f(x):\n\treturn x"
+_LOADING_POLL_S = 0.01
+
+
+@dataclass(eq=False)
+class _Endpoint:
+    url: str
+    facts: ServerFacts | None = None
+    is_trusted: bool = False
+    """Identified since it last failed."""
+    connects: int = 0
+    """Connections made to it so far."""
+    checked: int = 0
+    """Value of `connects` when it was last identified."""
+    version: int = 0
+    n_loads: int = 0
+    is_loading: bool = False
+    seen_s: float = 0.0
+    """When it last answered anything."""
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    """Held while it is identified or loads weights."""
+    asking: Future[None] | None = None
+    """The current identification, shared by all turns that need one; or the last one."""
+
+    @property
+    def process(self) -> str | None:
+        return None if self.facts is None else self.facts.process
+
+
+@dataclass(frozen=True)
+class _Checkpoint:
+    path: Path
+    version: int
+    tag: str
+
+
+class VLLMServerPolicy:
+    """A token policy on model servers, whose weights can be changed.
+
+    Args:
+        urls: Where they answer: `"http://127.0.0.1:8000"`, or several. The servers of one policy have the same model.
+        tokenizer: The model's tokenizer, with a chat template.
+        model: The model that they must have: a folder or a hub's name. None takes the first server's.
+        server: "vllm", or "sglang" (untested).
+        api_key: Sent as a bearer token.
+        max_concurrency: Maximum number of concurrent turns over all servers.
+        timeout_s: Seconds that one attempt at a turn may take.
+        max_retries: Attempts at a turn after the first. The default retries for about ten minutes: a server that dies
+            may come back.
+        connect_timeout_s: Seconds to wait for servers that do not answer yet, on construction.
+        health_s: A server with running turns is asked for its health after this time without an answer.
+        backoff: Waits between attempts.
+        weight_version: Version of the weights as they are.
+        exchange_dir: Folder that we can write and all servers can read under the same path, for weights. None: a
+            temporary one, for servers on this machine.
+
+    Raises:
+        InvalidConfigError: If a setting is wrong, or a server refuses the API key.
+        BridgeError: If a server does not answer.
+        ModelError: If a server has another model or tokenizer, or reports log-probabilities of another distribution
+            than the sampled one. The message has the right command.
+        MissingExtraError: If no HTTP client is installed.
+    """
+
+    def __init__(
+        self,
+        urls: str | Sequence[str],
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        model: str | Path | None = None,
+        server: Literal["vllm", "sglang"] = "vllm",
+        api_key: str | None = None,
+        max_concurrency: int = 256,
+        timeout_s: float = 1800.0,
+        max_retries: int = 40,
+        connect_timeout_s: float = 10.0,
+        health_s: float = 15.0,
+        backoff: Backoff | None = None,
+        weight_version: int = 0,
+        exchange_dir: str | Path | None = None,
+    ) -> None:
+        addresses = [urls] if isinstance(urls, str) else list(urls)
+        _check_settings(addresses, server, max_concurrency, timeout_s, max_retries, health_s)
+        self.tokenizer, self.codec = tokenizer, ChatCodec(tokenizer)
+        self.model = None if model is None else str(model)
+        self.timeout_s, self.max_retries, self.health_s = timeout_s, max_retries, health_s
+        self.backoff, self.weight_version = backoff or Backoff(), weight_version
+        self.router = Router(len(addresses))
+        self.max_concurrency = max_concurrency
+        headers = bearer(api_key)
+        self._format: ServerFormat = VLLMFormat() if server == "vllm" else SGLangFormat()
+        control = VLLMControl if server == "vllm" else SGLangControl
+        use_proxy = not any(map(is_local, addresses))
+        self._control: ServerControl = control(headers, health_s, use_proxy=use_proxy)
+        self._clients = AsyncClients(headers, max_concurrency + len(addresses), use_proxy=use_proxy)
+        self._slots: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._threads = ThreadPoolExecutor(len(addresses), thread_name_prefix="llm-envs-identify")
+        self._endpoints = [_Endpoint(url.rstrip("/").removesuffix("/v1"), version=weight_version) for url in addresses]
+        self._checkpoint: _Checkpoint | None = None
+        self._shapes: Mapping[str, tuple[int, ...]] | None = None
+        self._exchange_dir = None if exchange_dir is None else Path(exchange_dir)
+        self._temporary: Path | None = None
+        self._written: Path | None = None
+        self.max_model_len: int = self._connect(connect_timeout_s)
+
+    async def sample(
+        self, prompt_ids: npt.NDArray[np.int32], params: SamplingParams, *, seed: int, session: str
+    ) -> Sampled:
+        """Sample one turn; see `policies.base.TokenPolicy`. All turns of a session go to one server while it is well.
+
+        Raises:
+            ContextFullError: If the prompt fills the context.
+            BridgeError: If no attempt succeeded.
+        """
+        room = self.max_model_len - len(prompt_ids)
+        if room < 1:
+            raise ContextFullError(f"a prompt of {len(prompt_ids)} tokens fills the context of {self.max_model_len}.")
+        turn = TurnRequest(prompt_ids, params, min(params.max_new_tokens, room), seed, self.codec.stop_token_ids)
+        slots = self._slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self.max_concurrency))
+        async with slots:
+            return await self._try(turn, session)
+
+    def load_checkpoint(self, path: str | Path, version: int) -> None:
+        """Make all servers load the weights of a checkpoint, in parallel; later turns carry `version`.
+
+        Blocks until they have; from asynchronous code, `await asyncio.to_thread(policy.load_checkpoint, ...)`. A server
+        that is down gets the weights when it is back, so the folder must stay until the next checkpoint is loaded.
+
+        Args:
+            path: A folder with `*.safetensors`, which every server can read under this path.
+            version: Of the weights.
+
+        Raises:
+            ModelError: If names or shapes are not those of the served model, or a server cannot change its weights;
+                then no server was touched.
+            BridgeError: If no server could be reached.
+        """
+        folder = Path(path).resolve()
+        shapes = tensor_shapes(folder)
+        check_same_tensors(shapes, self._served_shapes(), str(folder))
+        for endpoint in self._endpoints:
+            if endpoint.facts is not None:
+                check_updatable(endpoint.facts)
+        self._checkpoint = _Checkpoint(folder, version, f"llm-envs {version} {uuid.uuid4().hex}")
+        self.weight_version = version
+        errors = self._side_by_side(self._load_checkpoint)
+        if len(errors) == len(self._endpoints):
+            raise BridgeError(f"no server took the weights of {str(folder)!r}: {'; '.join(map(str, errors))}")
+
+    def update_weights(self, named_parameters: Iterable[tuple[str, Any]], version: int) -> None:
+        """Replace the weights by (name, tensor) pairs: written as a checkpoint, then loaded (`load_checkpoint`)."""
+        if self._exchange_dir is None:
+            shared_memory = Path("/dev/shm")  # no disk is touched where there is one
+            base = shared_memory if shared_memory.is_dir() else None
+            self._exchange_dir = self._temporary = Path(tempfile.mkdtemp(prefix="llm-envs-weights-", dir=base))
+            weakref.finalize(self, shutil.rmtree, self._temporary, ignore_errors=True)
+        folder = self._exchange_dir / f"version-{version}-{uuid.uuid4().hex[:8]}"
+        facts = self._facts()
+        write_checkpoint(named_parameters, folder, find_checkpoint(facts.root))
+        unused: Path | None = folder
+        try:
+            self.load_checkpoint(folder, version)
+        finally:  # the one that servers that come back are to load stays
+            if self._checkpoint is not None and self._checkpoint.path == folder.resolve():
+                unused, self._written = self._written, folder
+            if unused is not None:
+                shutil.rmtree(unused, ignore_errors=True)
+
+    async def aclose(self) -> None:
+        """Close the connections, which aborts running requests. The servers belong to their owner."""
+        await self._clients.aclose()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._control.close()
+        if self._temporary is not None:
+            shutil.rmtree(self._temporary, ignore_errors=True)
+
+    # One turn.
+
+    async def _try(self, turn: TurnRequest, session: str) -> Sampled:
+        last: RetryableError | None = None
+        for attempt in range(self.max_retries + 1):
+            if last is not None:
+                await asyncio.sleep(self.backoff.delay_s(attempt - 1, turn.seed, last.asked_s))
+            while (index := self.router.pick(session, time.monotonic())) is None:
+                await asyncio.sleep(max(self.router.wait_s(time.monotonic()), _LOADING_POLL_S))
+            try:
+                return await self._ask(index, turn)
+            except RetryableError as error:
+                last = error
+                if error.is_busy:
+                    self.router.forget(session)
+            finally:
+                self.router.done(index)
+        raise BridgeError(f"a turn failed {self.max_retries + 1} times; at last: {last}") from last
+
+    async def _ask(self, index: int, turn: TurnRequest) -> Sampled:
+        """Make one attempt at one server; its failures are entered with the router."""
+        endpoint = self._endpoints[index]
+        try:
+            await self._ready(endpoint)
+            facts, version = endpoint.facts, endpoint.version
+            assert facts is not None
+            salt = str(endpoint.n_loads) if endpoint.n_loads else ""
+            body = self._format.request(turn, model=facts.model, salt=salt)
+            answer = await self._post(endpoint, body)
+            while endpoint.checked < endpoint.connects:
+                await self._identified(endpoint)
+            if endpoint.process != facts.process:
+                raise RetryableError(f"{endpoint.url} was restarted during a turn.")
+            sampled = self._format.sampled(answer, version)
+            if sampled.finish_reason is FinishReason.ABORT:
+                raise RetryableError(f"{endpoint.url} aborted a turn.")
+        except RetryableError as error:
+            if not error.is_busy:
+                self._failed(index, error)
+            raise
+        except ModelError as error:  # this server is no longer suitable; others may still be
+            self._failed(index, error)
+            if not any(self.router.is_well(other) for other in range(len(self._endpoints)) if other != index):
+                raise
+            raise RetryableError(str(error)) from error
+        if not self.router.is_well(index):
+            _LOG.warning("%s is back.", endpoint.url)
+        self.router.succeeded(index)
+        return sampled
+
+    async def _ready(self, endpoint: _Endpoint) -> None:
+        """Wait until a server loads nothing and is known to be the right one."""
+        while endpoint.is_loading or not endpoint.is_trusted:
+            if endpoint.is_loading:
+                await asyncio.sleep(_LOADING_POLL_S)
+            else:
+                await self._identified(endpoint)
+
+    async def _identified(self, endpoint: _Endpoint) -> None:
+        """Wait for a server to be identified, by whichever turn asked first."""
+        if endpoint.asking is None or endpoint.asking.done():
+            endpoint.asking = self._threads.submit(self._identify, endpoint)
+        await asyncio.shield(asyncio.wrap_future(endpoint.asking))
+
+    async def _post(self, endpoint: _Endpoint, body: Mapping[str, Any]) -> Any:
+        """Send a request and watch over it: a server that hangs is noticed before the turn's time is up."""
+
+        async def note_connection(event: str, info: Mapping[str, Any]) -> None:
+            if event == "connection.connect_tcp.complete":
+                endpoint.connects += 1
+
+        url = f"{endpoint.url}{self._format.sample_path}"
+        post = asyncio.ensure_future(self._clients.post(url, body, trace=note_connection))
+        try:
+            async with asyncio.timeout(self.timeout_s):
+                while not (await asyncio.wait({post}, timeout=self.health_s))[0]:
+                    await self._check_health(endpoint)
+                endpoint.seen_s = time.monotonic()
+                return post.result()
+        except TimeoutError:
+            raise RetryableError(f"{url} did not answer within timeout_s={self.timeout_s:g} s.") from None
+        finally:
+            if not post.done():
+                post.cancel()
+                await asyncio.wait({post})
+
+    async def _check_health(self, endpoint: _Endpoint) -> None:
+        now_s = time.monotonic()
+        if now_s - endpoint.seen_s < self.health_s:
+            return
+        if not await self._clients.is_alive(f"{endpoint.url}/health", self.health_s):
+            raise RetryableError(f"{endpoint.url} has stopped answering.")
+        endpoint.seen_s = time.monotonic()
+
+    def _failed(self, index: int, error: Exception) -> None:
+        endpoint = self._endpoints[index]
+        if self.router.is_well(index):
+            _LOG.warning("%s failed; its turns are tried again. %s", endpoint.url, error)
+        endpoint.is_trusted = False
+        self.router.failed(index, time.monotonic())
+
+    # All servers: blocking, in threads.
+
+    def _connect(self, timeout_s: float) -> int:
+        """Identify all servers; return the context that all have."""
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            errors = self._side_by_side(self._identify)
+            if not errors:
+                break
+            fatal = [error for error in errors if not isinstance(error, RetryableError)]
+            if fatal or time.monotonic() > deadline_s:
+                raise (fatal or errors)[0]
+            time.sleep(0.25)
+        facts = [endpoint.facts for endpoint in self._endpoints if endpoint.facts is not None]
+        return min(one.max_model_len for one in facts)
+
+    def _side_by_side(self, function: Callable[[_Endpoint], None]) -> list[LLMEnvsError]:
+        """Call a function for each server in parallel threads; return the errors."""
+
+        def call(endpoint: _Endpoint) -> LLMEnvsError | None:
+            try:
+                function(endpoint)
+            except LLMEnvsError as error:
+                return error
+            return None
+
+        with ThreadPoolExecutor(len(self._endpoints)) as threads:
+            return [error for error in threads.map(call, self._endpoints) if error is not None]
+
+    def _identify(self, endpoint: _Endpoint) -> None:
+        """Ask a server what it is, check that, and give it the weights that it lacks.
+
+        Raises:
+            RetryableError: If it does not answer.
+            ModelError: If it is not the server that we need.
+        """
+        with endpoint.lock:
+            connects = endpoint.connects
+            if endpoint.is_trusted and endpoint.checked >= connects:
+                return  # another turn has asked
+            facts = self._control.facts(endpoint.url)
+            if facts.process is None or facts.process != endpoint.process or not endpoint.is_trusted:
+                self._check(facts)
+            known, wanted = endpoint.facts, self._checkpoint
+            is_new = known is not None and facts.process != known.process
+            if wanted is not None and (facts.tag != wanted.tag if facts.tag is not None else is_new):
+                self._load(endpoint, facts, wanted)
+                facts = self._control.facts(endpoint.url)
+            elif wanted is None and known is not None and facts.tag != known.tag:
+                raise ModelError(
+                    f"somebody else has changed the weights of {facts.url} (from {known.tag!r} to {facts.tag!r}). One "
+                    "trainer at a time: create the policy again when the other is done."
+                )
+            endpoint.facts, endpoint.checked, endpoint.is_trusted = facts, connects, True
+
+    def _check(self, facts: ServerFacts) -> None:
+        ours = self.tokenizer(_PROBE_TEXT, add_special_tokens=False)["input_ids"]
+        greedy = None if facts.logprobs_mode is not None else self._control.greedy_logps(facts)
+        theirs = self._control.tokenize(facts, _PROBE_TEXT)
+        check_facts(facts, self.model, greedy_logps=greedy, server_ids=theirs, our_ids=list(ours))
+        first = next((e.facts for e in self._endpoints if e.facts is not None), None)
+        if self.model is None and first is not None and facts.root != first.root:
+            raise ModelError(f"{facts.url} serves {facts.root!r}, but {first.url} {first.root!r}: give all one model.")
+        known = getattr(self, "max_model_len", 0)
+        if facts.max_model_len < known:
+            raise ModelError(f"{facts.url} came back with a context of {facts.max_model_len} tokens; it was {known}.")
+
+    def _load_checkpoint(self, endpoint: _Endpoint) -> None:
+        checkpoint = self._checkpoint
+        assert checkpoint is not None
+        try:
+            with endpoint.lock:
+                facts = self._control.facts(endpoint.url)
+                self._load(endpoint, facts, checkpoint)
+                endpoint.facts = self._control.facts(endpoint.url)
+        except LLMEnvsError as error:
+            self._failed(self._endpoints.index(endpoint), error)
+            raise
+
+    def _load(self, endpoint: _Endpoint, facts: ServerFacts, checkpoint: _Checkpoint) -> None:
+        """Have a server load weights; its lock is held."""
+        check_updatable(facts)
+        endpoint.is_loading = True
+        try:
+            self._control.load(facts, checkpoint.path, checkpoint.tag)
+            endpoint.version = checkpoint.version
+            endpoint.n_loads += 1
+        finally:
+            endpoint.is_loading = False
+
+    def _facts(self) -> ServerFacts:
+        return next(endpoint.facts for endpoint in self._endpoints if endpoint.facts is not None)
+
+    def _served_shapes(self) -> Mapping[str, tuple[int, ...]]:
+        if self._shapes is None:
+            root = self._facts().root
+            folder = find_checkpoint(self.model or root) or find_checkpoint(root)
+            if folder is None:
+                raise ModelError(
+                    f"{root!r} is not on this machine, so new weights cannot be compared with it, and a server dies of "
+                    "wrong ones. Pass model=..., a folder that has the served model."
+                )
+            self._shapes = tensor_shapes(folder)
+        return self._shapes
+
+
+def _check_settings(
+    urls: Sequence[str], server: str, max_concurrency: int, timeout_s: float, max_retries: int, health_s: float
+) -> None:
+    for url in urls:
+        check_url(url, "the server's URL")
+    if server not in ("vllm", "sglang"):
+        raise InvalidConfigError(f"server is {server!r}; it must be 'vllm' or 'sglang'.")
+    if max_concurrency < 1 or max_retries < 0 or not timeout_s > 0 or not health_s > 0:
+        raise InvalidConfigError(
+            f"{max_concurrency=}, {max_retries=}, {timeout_s=}, {health_s=}: they must be at least 1 and 0, and "
+            "above 0."
+        )

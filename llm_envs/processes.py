@@ -1,0 +1,138 @@
+"""Watch processes that we start, and reset shared state in forked children.
+
+A starting process is judged by its progress, not by the clock: on a busy machine an import that usually takes a second
+may take a minute.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar
+
+__all__ = ["Shared", "StartWatch", "children_of", "forget_after_fork", "processors"]
+
+T = TypeVar("T")
+
+IDLE_S = 60.0
+"""Seconds without processor time after which a starting process counts as stuck."""
+START_CPU_S = 120.0
+"""Processor time after which a start counts as an endless loop. Usual is 1 s, or 5 s before anything is compiled."""
+START_WALL_S = 900.0
+"""Longest start in wall time, for systems that do not report processor times and for a process that polls."""
+
+
+class StartWatch:
+    """Tells whether a process, with its children, is still making progress towards being ready.
+
+    Args:
+        pid: The process.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._started = self._last_used = time.monotonic()
+        self._cpu_s = 0.0
+
+    def complaint(self) -> str | None:
+        """Return why the process will never be ready, or None while it makes progress. Call about once a second."""
+        now = time.monotonic()
+        cpu_s = cpu_seconds(self._pid)
+        if cpu_s is None:
+            self._last_used = now
+        elif cpu_s > self._cpu_s:
+            self._cpu_s, self._last_used = cpu_s, now
+        if now - self._last_used > IDLE_S:
+            return f"it has done nothing for {IDLE_S:g} s"
+        if self._cpu_s > START_CPU_S:
+            return f"it has used {self._cpu_s:.0f} s of processor time and is not ready"
+        if now - self._started > START_WALL_S:
+            return f"it is not ready after {START_WALL_S:g} s"
+        return None
+
+
+def cpu_seconds(pid: int) -> float | None:
+    """Return the processor time of a process and its descendants, or None if the system does not report it."""
+    ticks = 0
+    for each in (pid, *children_of(pid)):
+        with contextlib.suppress(OSError):
+            with open(f"/proc/{each}/stat") as file:
+                fields = file.read().rpartition(")")[2].split()
+            ticks += sum(map(int, fields[11:15]))  # its own time, and that of the children that it has reaped
+    return ticks / os.sysconf("SC_CLK_TCK") if ticks or os.path.exists(f"/proc/{pid}/stat") else None
+
+
+def children_of(pid: int) -> list[int]:
+    """Return the descendants of a process, as far as the system reports them (Linux)."""
+    found: list[int] = []
+    pending = [pid]
+    while pending:
+        parent = pending.pop()
+        with contextlib.suppress(OSError):
+            for thread in os.listdir(f"/proc/{parent}/task"):
+                with open(f"/proc/{parent}/task/{thread}/children") as file:
+                    children = [int(child) for child in file.read().split()]
+                found += children
+                pending += children
+    return found
+
+
+def processors() -> int:
+    """Return how many processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class _Forgetful(Protocol):
+    def forget(self) -> None:
+        """Start over: replace locks, and release the parent's resources without ending them."""
+        ...
+
+
+_forgetful: weakref.WeakSet[_Forgetful] = weakref.WeakSet()
+
+
+def forget_after_fork(owner: _Forgetful) -> None:
+    """Call `owner.forget()` in every process forked from this one while `owner` lives.
+
+    At the fork another thread may hold the owner's locks, and the helpers at the other ends of its pipes belong to the
+    parent.
+    """
+    _forgetful.add(owner)
+
+
+def _forget_all() -> None:
+    for owner in list(_forgetful):
+        owner.forget()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_all)
+
+
+class Shared(Generic[T]):
+    """An object that a process creates once, at first use.
+
+    Args:
+        make: Makes the object.
+    """
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make = make
+        self._made: T | None = None
+        self.forget()
+        forget_after_fork(self)
+
+    def forget(self) -> None:
+        """Replace the lock in a forked child. The object itself must survive a fork."""
+        self._lock = threading.Lock()
+
+    def __call__(self) -> T:
+        """Return the object."""
+        with self._lock:
+            if self._made is None:
+                self._made = self._make()
+            return self._made

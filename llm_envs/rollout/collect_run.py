@@ -1,0 +1,221 @@
+"""Collect data into a folder: play the missing episodes, write each one when it is finished, resume after a kill."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from llm_envs.data.writer import MAX_LOG_BYTES, EpisodeKey, TrajectoryWriter, finished, remaining
+from llm_envs.errors import InvalidConfigError, RolloutFailedError
+from llm_envs.policies.base import Policy
+from llm_envs.rollout.collector import Collector
+from llm_envs.rollout.limits import RolloutLimits
+from llm_envs.sources.source import Envs, EpisodeSpec, SeedSource, as_source, group_specs
+from llm_envs.tracking.loggers import Logger
+from llm_envs.tracking.run_logger import EpisodeSample, log_collection
+from llm_envs.tracking.stats import CollectorStats
+from llm_envs.types import RolloutError, SamplingParams, Trajectory
+
+__all__ = ["CollectedRun", "collect_run", "run_settings", "watched"]
+
+Show = Callable[[CollectorStats, int, int], AbstractContextManager[None]]
+"""(statistics, total episodes, episodes already in the folder) -> shows progress while the block lasts."""
+
+
+@dataclass(frozen=True, slots=True)
+class CollectedRun:
+    """The contents of the folder after a call, and the result of the call."""
+
+    path: Path
+    n_episodes: int
+    """How many episodes were asked for."""
+    n_before: int
+    """How many of them were already in the folder."""
+    stats: CollectorStats
+    """Statistics of the episodes that this call played."""
+    removed: str | None
+    """A torn last line, left by a kill, that this call removed."""
+    n_failed: int = 0
+    """How many of this call's episodes ended with their own error or their judge's. Resuming replays them."""
+    first_error: RolloutError | None = None
+    """The first of those errors."""
+
+    @property
+    def n_finished(self) -> int:
+        """How many of the episodes asked for are finished; the failed ones are replayed when the run is resumed."""
+        return self.n_before + self.stats.accepted - self.n_failed
+
+
+def collect_run(
+    envs: Envs | SeedSource,
+    policy: Policy,
+    *,
+    out: str | Path,
+    n_groups: int,
+    group_size: int = 1,
+    resume: bool = False,
+    settings: Mapping[str, Any] | None = None,
+    show: Show | None = None,
+    logger: Logger | None = None,
+    log_every_s: float = 10.0,
+    max_log_bytes: int = MAX_LOG_BYTES,
+    max_errors_in_a_row: int = 100,
+    **collector: Any,
+) -> CollectedRun:
+    """Play groups of a mixture and write every finished episode to a folder, without keeping any in memory.
+
+    However this ends (a kill, Ctrl-C, an error), finished episodes are in the folder. The same call with `resume=True`
+    plays exactly the missing ones: failed episodes are replayed, and a larger `n_groups` adds groups.
+
+    Args:
+        envs: An environment id, a mixture, or a source; see `Collector`. A curriculum uses its earlier state and does
+            not learn here, so that a resumed run plays the same episodes.
+        policy: Any policy.
+        out: The folder of the run; created if missing.
+        n_groups: Total number of groups.
+        group_size: Episodes of each group's seed.
+        resume: Continue the run in the folder, if there is one. All settings that decide which episodes are played must
+            be the same as at its start.
+        settings: Further settings that decide it, such as a model's name, as JSON types. They are stored in the
+            manifest and compared on resume.
+        show: Shows progress, for example `progress.live_progress`.
+        logger: Gets `tracking.collection_metrics` during the run and at its end, with the number of finished episodes
+            as the step. A logger from `tracking.tracker_logger` also gets a sample of the episodes as a table.
+        log_every_s: Seconds between two of its steps.
+        max_log_bytes: See `TrajectoryWriter`.
+        max_errors_in_a_row: The run stops after this many failed episodes in a row.
+        **collector: All other arguments of `Collector`, except those that choose among finished groups: all are kept.
+
+    Raises:
+        StoreError: If the folder holds another run, or cannot be written to.
+        RolloutFailedError: If too many episodes in a row failed. The message has the last error.
+        InvalidConfigError: If a setting is wrong.
+    """
+    if n_groups < 0 or group_size < 1 or max_errors_in_a_row < 1:
+        raise InvalidConfigError(
+            f"{n_groups=}, {group_size=}, {max_errors_in_a_row=}: they must be at least 0, 1 and 1."
+        )
+    if unused := sorted({"group_filter", "over_sampling", "select_fn"} & collector.keys()):
+        raise InvalidConfigError(f"{', '.join(unused)}: a collected run keeps every episode; filter when reading it.")
+    collector = {"progress": False} | collector
+    with Collector(envs, policy, **collector) as player:
+        own = run_settings(envs, group_size=group_size, **collector)
+        own |= {"policy": type(policy).__name__} | dict(settings or {})
+        with TrajectoryWriter(out, settings=own, resume=resume, max_log_bytes=max_log_bytes) as writer:
+            done = finished(writer.path)
+            left = partial(_left, player.source, n_groups, group_size, done)
+            n_episodes = n_groups * group_size
+            n_left = sum(map(len, left())) if done else n_episodes
+            keeper = _Keeper(writer, max_errors_in_a_row, player.on_trajectory)
+            player.on_trajectory = keeper.keep
+            with watched(player, n_episodes, n_episodes - n_left, show, logger, log_every_s):
+                player.play_each(left(), n_episodes=n_left)
+    n_before = n_episodes - n_left
+    errors = keeper.n_failed, keeper.first_error
+    return CollectedRun(writer.path, n_episodes, n_before, player.stats, writer.removed, *errors)
+
+
+@contextmanager
+def watched(
+    player: Collector, total: int, done: int, show: Show | None, logger: Logger | None, log_every_s: float
+) -> Iterator[None]:
+    """Show and log a collector's progress while the block lasts.
+
+    Args:
+        player: The collector; with a logger, its `on_trajectory` also keeps a sample of the episodes.
+        total: Total number of episodes.
+        done: Episodes that were already in the folder.
+        show: Shows progress, if given.
+        logger: Gets the numbers, if given.
+        log_every_s: Seconds between two of its steps.
+    """
+    with ExitStack() as stack:
+        if show is not None:
+            stack.enter_context(show(player.stats, total, done))
+        if logger is not None:
+            sample, also = EpisodeSample(), player.on_trajectory
+
+            def see(trajectory: Trajectory) -> None:
+                if also is not None:
+                    also(trajectory)
+                sample.add(trajectory)
+
+            player.on_trajectory = see
+            stack.enter_context(log_collection(logger, player.stats, done, every_s=log_every_s, sample=sample))
+        yield
+
+
+def run_settings(
+    envs: Envs | SeedSource,
+    *,
+    group_size: int = 1,
+    seed: int = 0,
+    env_kwargs: Mapping[str, Any] | None = None,
+    sampling: SamplingParams | None = None,
+    limits: RolloutLimits | None = None,
+    history: str = "append",
+    **others: Any,
+) -> dict[str, Any]:
+    """Return the settings that decide which episodes are played and how, as a flat JSON record for the manifest.
+
+    Settings with their default value are left out, so a setting that a later version adds does not change an old run.
+    Settings that affect only the speed (`max_concurrency`, ...) are left out too. A context function has no name to
+    record: add one to `settings`.
+    """
+    source = as_source(envs, seed=seed, env_kwargs=env_kwargs)
+    state = source.state_dict()
+    record: dict[str, Any] = {"envs": state["mixture"], "seed": seed, "group_size": group_size}
+    plain: dict[str, Any] = {"seed": seed, "position": 0, "n_seeds": None, "shuffle": True, "curricula": {}}
+    record |= {f"source.{name}": state[name] for name, value in plain.items() if state[name] != value}
+    if any(fingerprint is not None for fingerprint in state["problems"]):
+        record["source.problems"] = state["problems"]
+    if history != "append":
+        record["history"] = history
+    for name, given in (("sampling", sampling or SamplingParams()), ("limits", limits or RolloutLimits())):
+        plain_one = type(given)()
+        for item in dataclasses.fields(given):
+            value = getattr(given, item.name)
+            if value != getattr(plain_one, item.name):
+                record[f"{name}.{item.name}"] = value
+    return record
+
+
+def _left(
+    source: SeedSource, n_groups: int, group_size: int, done: Collection[EpisodeKey]
+) -> Iterator[Sequence[EpisodeSpec]]:
+    """Yield the missing specs of a source's next groups, computed when they are asked for."""
+    for index in range(source.position, source.position + n_groups):
+        yield from remaining([group_specs(source.spec(index), group_size)], done)
+
+
+class _Keeper:
+    """Writes finished episodes, and stops the run after too many errors in a row."""
+
+    def __init__(
+        self, writer: TrajectoryWriter, max_errors_in_a_row: int, also: Callable[[Trajectory], None] | None
+    ) -> None:
+        self.n_failed = 0
+        self.first_error: RolloutError | None = None
+        self._writer, self._most, self._also, self._in_a_row = writer, max_errors_in_a_row, also, 0
+
+    def keep(self, trajectory: Trajectory) -> None:
+        self._writer.write(trajectory)
+        if self._also is not None:
+            self._also(trajectory)
+        error = trajectory.error
+        if error is None:
+            self._in_a_row = 0
+            return
+        self.n_failed, self._in_a_row = self.n_failed + 1, self._in_a_row + 1
+        self.first_error = self.first_error or error
+        if self._in_a_row >= self._most:
+            raise RolloutFailedError(
+                f"{self._in_a_row} episodes in a row failed, the last in {error.where} with {error.kind}: "
+                f"{error.message:.300}. The run was stopped; once that is mended, resume it: failed episodes are "
+                "played anew."
+            )

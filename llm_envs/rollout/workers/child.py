@@ -1,0 +1,215 @@
+"""The process in which `workers.WorkerPool` runs environments, one at a time.
+
+Requests are (number, name, *arguments). Each has one reply, in order: (number, "ok", value) or (number, "error",
+(its classes, message, traceback)). The process ends with its parent: when the parent's end of the lifeline closes, the
+kernel kills it and everything that it has started in its process group, even in the middle of a call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import pickle
+import select
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium as gym
+from gymnasium.envs.registration import EnvSpec, load_env_creator
+
+from llm_envs.errors import EnvContractError, InvalidConfigError
+from llm_envs.rollout.workers.runner import call, check_reset, check_step, env_attribute, make_env
+from llm_envs.rollout.workers.wire import (
+    HEADER,
+    MAX_FRAME_BYTES,
+    MOST_TARGETS,
+    dump_plain,
+    error_bases,
+    error_text,
+)
+
+__all__ = ["main"]
+
+_TRACE_CHARACTERS = 4_000
+_TEXT_CHARACTERS = 1_000_000
+_ABSENT = object()
+
+
+class _Host:
+    """The environment of the current episode, and the factories. Has a method for each request."""
+
+    def __init__(self) -> None:
+        self.env: gym.Env[str, str] | None = None
+        self.targets: dict[int, Any] = {}
+
+    def load(self, key: int, pickled: bytes) -> None:
+        """Import an environment factory, and keep it under `key`."""
+        try:
+            target = pickle.loads(pickled)
+            if isinstance(target, EnvSpec) and isinstance(target.entry_point, str):
+                load_env_creator(target.entry_point)
+        except Exception as error:
+            raise InvalidConfigError(
+                f"the environment's factory cannot be loaded in a worker process: {type(error).__name__}: "
+                f"{error_text(error)}. It must be in a module that can be imported there, or pickle by value."
+            ) from error
+        if len(self.targets) >= MOST_TARGETS:
+            self.targets.clear()
+        self.targets[key] = target
+
+    def make(self, key: int, pickled_kwargs: bytes) -> None:
+        """Make the environment."""
+        self.env = call(make_env, self.targets[key], pickle.loads(pickled_kwargs))
+
+    def reset(self, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, ...]:
+        """Reset it; return the checked result and the attributes that a reset sets."""
+        observation, info = check_reset(call(self._env.reset, seed=seed, options=options))
+        return observation, _as_dict(info), self._shown("system_prompt", "tools", "tool_results")
+
+    def step(self, action: str) -> tuple[Any, ...]:
+        """Step it; return the checked result and the attributes that a step sets."""
+        *result, info = check_step(call(self._env.step, action))
+        return *result, _as_dict(info), self._shown("tool_results")
+
+    def look(self, name: str, is_base: bool) -> tuple[str, Any]:
+        """Return an attribute of the environment, or of the one inside all wrappers. Of a method, only its kind."""
+        value = self._attribute(name, is_base)
+        if value is _ABSENT:
+            return "absent", None
+        return ("method", None) if callable(value) else ("value", value)
+
+    def ask(self, name: str, is_base: bool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return the result of a method of the environment."""
+        return call(self._attribute(name, is_base), *args, **kwargs)
+
+    def close(self) -> None:
+        """Close the environment, ignoring errors."""
+        env, self.env = self.env, None
+        with contextlib.suppress(BaseException):
+            if env is not None:
+                env.close()
+
+    @property
+    def _env(self) -> gym.Env[str, str]:
+        assert self.env is not None, "the parent makes an environment first"
+        return self.env
+
+    def _attribute(self, name: str, is_base: bool) -> Any:
+        return env_attribute(self._env.unwrapped if is_base else self._env, name, _ABSENT)
+
+    def _shown(self, *names: str) -> dict[str, Any]:
+        found = {name: env_attribute(self._env, name, _ABSENT) for name in names}
+        return {name: value for name, value in found.items() if value is not _ABSENT}
+
+
+def _as_dict(info: Mapping[str, Any]) -> dict[str, Any]:
+    return info if type(info) is dict else dict(info)
+
+
+def _answer(host: _Host, number: int, name: str, arguments: tuple[Any, ...]) -> bytes:
+    """Return the reply to a request, even if it raises."""
+    try:
+        reply = dump_plain((number, "ok", getattr(host, name)(*arguments)))
+        if len(reply) > MAX_FRAME_BYTES:
+            raise EnvContractError(
+                f"the result of env.{name} has {len(reply)} bytes; a worker process can return at most "
+                f"{MAX_FRAME_BYTES}."
+            )
+        return reply
+    except BaseException as error:  # also SystemExit and KeyboardInterrupt: the environment raised them
+        text = error_text(error)[:_TEXT_CHARACTERS]
+        return dump_plain((number, "error", (error_bases(type(error)), text, _trace(error))))
+
+
+def _trace(error: BaseException) -> str:
+    try:
+        lines = traceback.format_exception(error, limit=-8, chain=False)
+        return "".join(lines)[-_TRACE_CHARACTERS:].strip()
+    except Exception:  # the exception cannot be printed
+        return ""
+
+
+def _serve(control: socket.socket) -> None:
+    host = _Host()
+    while True:
+        (size,) = HEADER.unpack(_read(control, HEADER.size))
+        number, name, *arguments = pickle.loads(_read(control, size))
+        reply = _answer(host, number, name, tuple(arguments))
+        for stream in (sys.stdout, sys.stderr):  # so that its output is visible even if it is killed later
+            with contextlib.suppress(Exception):
+                stream.flush()
+        try:
+            control.sendall(HEADER.pack(len(reply)) + reply)
+        except OSError:  # the environment has closed a descriptor that it did not open
+            os._exit(1)
+        del arguments, reply
+
+
+def _read(control: socket.socket, size: int) -> bytes:
+    data = bytearray()
+    while len(data) < size:
+        chunk = control.recv(min(size - len(data), 1 << 20))
+        if not chunk:
+            _end()
+        data += chunk
+    return bytes(data)
+
+
+def _end() -> None:
+    """Kill this process and everything that it has started in its group."""
+    os.killpg(0, signal.SIGKILL)
+    os._exit(1)
+
+
+def _end_with_parent(lifeline: int) -> None:
+    """Make this process and its group end when the other end of the lifeline closes.
+
+    On Linux the kernel does it, so it also works when no Python code can run: in a C call that holds the interpreter's
+    lock, such as a regular expression that backtracks for ever. Elsewhere a thread does it.
+    """
+    try:
+        import fcntl
+
+        fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
+        fcntl.fcntl(lifeline, fcntl.F_SETSIG, int(signal.SIGKILL))
+        fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
+    except (ImportError, AttributeError, OSError):
+        threading.Thread(target=_watch, args=(lifeline, os.getppid()), daemon=True).start()
+    if select.select([lifeline], [], [], 0)[0]:  # it had already closed
+        _end()
+
+
+def _watch(lifeline: int, parent: int) -> None:
+    while os.getppid() == parent:
+        if select.select([lifeline], [], [], 1.0)[0]:
+            break
+    _end()
+
+
+def main(control: int, lifeline: int) -> None:
+    """Answer requests until the parent ends the process.
+
+    Args:
+        control: Descriptor of the socket for requests.
+        lifeline: Descriptor of a pipe's read end. Nothing is ever written to it; it only closes.
+    """
+    for descriptor in (control, lifeline):
+        os.set_inheritable(descriptor, False)
+    _end_with_parent(lifeline)
+    with contextlib.suppress(Exception):
+        faulthandler.enable()  # prints where a fault happened
+    sys.argv = ["llm-envs-worker"]
+    with socket.socket(fileno=control) as channel:
+        channel.sendall(_first_frame())
+        _serve(channel)
+
+
+def _first_frame() -> bytes:
+    hello = dump_plain((0, "ok", os.getpid()))
+    return HEADER.pack(len(hello)) + hello

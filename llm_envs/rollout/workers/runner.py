@@ -1,0 +1,317 @@
+"""Runs an environment's code in this process: in the event loop, or in a pooled thread.
+
+Invariants:
+
+1. A light environment runs inline, without any thread.
+2. An environment that declares `blocking`, or any under a time limit, has its own thread from `open` to `close`. All
+   its calls happen there, in order. It is also made there if its class, or an earlier instance, declared `blocking`.
+3. Threads are reused. There are at most as many as were ever needed at once.
+4. Nothing waits for a hung thread. It is replaced; if it comes back, it closes its environment and is reused. All
+   threads are daemons, so none keeps the interpreter from exiting.
+
+Environments that may hang for ever or crash need their own process: `llm_envs.rollout.workers.pool`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import queue
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import gymnasium as gym
+from gymnasium.envs.registration import EnvSpec
+
+from llm_envs.errors import EnvContractError, ResetNeededError
+
+__all__ = ["EnvMaker", "EnvRunner", "Runner", "call", "check_reset", "check_step", "env_attribute", "make_env"]
+
+Env = gym.Env[str, str]
+Target = EnvSpec | str | Callable[..., Env]
+Step = tuple[str, float, bool, bool, Mapping[str, Any]]
+
+_IDLE_S = 60.0
+"""How long an idle thread is kept."""
+
+
+class Runner(Protocol):
+    """Runs one episode's environment, here or elsewhere. Its calls raise the environment's exceptions."""
+
+    async def open(self) -> Env:
+        """Make the environment; return it, or a stand-in for it."""
+        ...
+
+    async def reset(self, seed: int | None, options: dict[str, Any] | None) -> tuple[str, Mapping[str, Any]]:
+        """Reset the environment and check the form of what it returns."""
+        ...
+
+    async def step(self, action: str) -> Step:
+        """Step the environment and check the form of what it returns."""
+        ...
+
+    def close(self) -> None:
+        """Close the environment. Never raises, never waits; harmless when repeated."""
+        ...
+
+
+@dataclass(frozen=True)
+class EnvMaker:
+    """A recipe for an environment, usable in this process or in another. Calling it makes the environment.
+
+    Args:
+        env_id: A registered id, or "module:id". With a factory it is only a name.
+        kwargs: Keyword arguments of `gymnasium.make`, or of the factory.
+        factory: Makes the environment instead of `gymnasium.make`.
+    """
+
+    env_id: str
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    factory: Callable[..., Env] | None = None
+
+    @property
+    def target(self) -> Target:
+        """The factory, or the registered spec, or the id if nothing is registered under it yet."""
+        return gym.registry.get(self.env_id) or self.env_id if self.factory is None else self.factory
+
+    @property
+    def blocking(self) -> bool:
+        """Whether the environment's class declares `blocking`, or an earlier instance did. Imports nothing."""
+        if self._key in _found_blocking:
+            return True
+        target = self.target
+        entry: Any = target.entry_point if isinstance(target, EnvSpec) else target
+        if isinstance(entry, str):
+            module, _, name = entry.partition(":")
+            entry = getattr(sys.modules.get(module), name, None)
+        return getattr(entry, "blocking", False) is True
+
+    def __call__(self) -> Env:
+        """Make the environment."""
+        env = make_env(self.target, self.kwargs)
+        if env_attribute(env, "blocking", False):
+            _found_blocking.add(self._key)
+        return env
+
+    @property
+    def _key(self) -> tuple[str, int]:
+        return self.env_id, id(self.factory)
+
+
+def make_env(target: Target, kwargs: Mapping[str, Any]) -> Env:
+    """Make an environment of an `EnvMaker`'s target."""
+    if isinstance(target, (str, EnvSpec)):
+        # Without the passive checker, which takes as long as everything else together. The episode checks the values
+        # that it relies on, and `llm-envs check` checks the whole contract.
+        return gym.make(target, disable_env_checker=True, **kwargs)
+    return target(**kwargs)
+
+
+_found_blocking: set[tuple[str, int]] = set()
+"""Environments that were found to declare `blocking`. (If a new factory gets the address of an old one, its
+environment is made in a thread without need, which is harmless.)"""
+
+
+def env_attribute(env: Env, name: str, default: Any) -> Any:
+    """Return an attribute of the environment as its wrappers show it, or `default` if none has it."""
+    try:
+        return env.get_wrapper_attr(name)
+    except AttributeError:
+        return default
+
+
+class EnvRunner:
+    """Makes, calls and closes one environment in this process; see the module docstring.
+
+    Args:
+        env: The environment, or a function that makes it (an `EnvMaker` also tells whether to use a thread).
+        limit_s: Seconds that one call may take; None means no limit.
+    """
+
+    def __init__(self, env: Env | Callable[[], Env], limit_s: float | None) -> None:
+        self._given = env
+        self._limit_s = limit_s
+        self._env: Env | None = None
+        self._thread: _Thread | None = None
+
+    async def open(self) -> Env:
+        """Make the environment."""
+        given = self._given
+        if isinstance(given, gym.Env):
+            self._env = given
+        else:
+            if self._limit_s is not None or getattr(given, "blocking", False) is True:
+                self._thread = _threads.take()
+            await self.call("env.make", self._make)
+        if self._thread is None and (self._limit_s is not None or env_attribute(self._opened, "blocking", False)):
+            self._thread = _threads.take()
+        return self._opened
+
+    async def call(self, what: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Return `function(*args, **kwargs)`; `what` names the call if it takes too long."""
+        if self._thread is None:
+            return call(function, *args, **kwargs)
+        future = asyncio.wrap_future(self._thread.submit(call, function, *args, **kwargs))
+        try:
+            await asyncio.wait([future], timeout=self._limit_s)
+            if not future.done():
+                raise TimeoutError(f"{what} took longer than max_step_s={self._limit_s:g} s; its thread was abandoned.")
+            return future.result()
+        finally:
+            future.cancel()  # the result of a call that is still running is dropped
+
+    async def reset(self, seed: int | None, options: dict[str, Any] | None) -> tuple[str, Mapping[str, Any]]:
+        """Reset the environment and check the form of what it returns."""
+        return check_reset(await self.call("env.reset", self._opened.reset, seed=seed, options=options))
+
+    async def step(self, action: str) -> Step:
+        """Step the environment and check the form of what it returns."""
+        return check_step(await self.call("env.step", self._opened.step, action))
+
+    def close(self) -> None:
+        """Close the environment, or queue that in its thread. Never raises, never waits."""
+        thread, self._thread = self._thread, None
+        if thread is None:
+            self._close()
+        else:
+            thread.finish(self._close)
+
+    @property
+    def _opened(self) -> Env:
+        if self._env is None:
+            raise ResetNeededError("EnvRunner: call open() first.")
+        return self._env
+
+    def _make(self) -> None:
+        self._env = self._given()  # type: ignore[operator]  # not an environment, so it makes one
+
+    def _close(self) -> None:
+        env, self._env = self._env, None
+        try:
+            if env is not None:
+                env.close()
+        except KeyboardInterrupt:
+            raise
+        except BaseException:
+            pass  # the episode is over and its trajectory is recorded: an error in `close` changes nothing
+
+
+def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Return `function(*args, **kwargs)`; convert a StopIteration or GeneratorExit to a RuntimeError.
+
+    A future refuses a StopIteration, and a GeneratorExit would look as if the event loop had closed the episode.
+    """
+    try:
+        return function(*args, **kwargs)
+    except (StopIteration, GeneratorExit) as error:
+        raise RuntimeError(f"the environment raised {type(error).__name__}: {error}".rstrip(": ")) from error
+
+
+def check_reset(result: Any) -> tuple[str, Mapping[str, Any]]:
+    """Return the result of `reset`; raise an `EnvContractError` if it has the wrong form."""
+    if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping)):
+        raise EnvContractError(f"reset returned {result!r:.80}; it must return (observation, info: dict).")
+    return result
+
+
+def check_step(result: Any) -> Step:
+    """Return the result of `step`, with a finite float as reward; raise an `EnvContractError` if the form is wrong."""
+    if not (isinstance(result, tuple) and len(result) == 5 and isinstance(result[4], Mapping)):
+        form = "(observation, reward, terminated, truncated, info: dict)"
+        raise EnvContractError(f"step returned {result!r:.80}; it must return {form}.")
+    observation, reward, terminated, truncated, info = result
+    return observation, _finite(reward), bool(terminated), bool(truncated), info
+
+
+def _finite(reward: Any) -> float:
+    try:
+        value = float(reward)
+    except (TypeError, ValueError) as error:
+        raise EnvContractError(f"the reward is {reward!r:.80}; it must be a number.") from error
+    if not math.isfinite(value):
+        raise EnvContractError(f"the reward is {value}; it must be finite.")
+    return value
+
+
+class _Thread:
+    """A daemon thread that runs submitted functions in order. `_threads` lends it, and gets it back after `finish`."""
+
+    def __init__(self) -> None:
+        self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self.is_free = False
+        """Whether it is idle. Guarded by the lock of `_threads`."""
+        threading.Thread(target=self._run, name="llm-envs-env", daemon=True).start()
+
+    def submit(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+
+        def run() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                future.set_result(function(*args, **kwargs))
+            except BaseException as error:  # reported to the waiting event loop
+                future.set_exception(error)
+
+        self._tasks.put(run)
+        return future
+
+    def finish(self, last: Callable[[], None]) -> None:
+        """Run `last`, even if it raises, and become idle."""
+        self.submit(last)
+        self._tasks.put(None)
+
+    def _run(self) -> None:
+        while True:
+            try:
+                task = self._tasks.get(timeout=_IDLE_S if self.is_free else None)
+            except queue.Empty:
+                if _threads.drop(self):
+                    return
+                continue  # it was taken in the meantime
+            if task is None:
+                _threads.give_back(self)
+            else:
+                task()
+            del task  # it keeps the environment alive
+
+
+class _Threads:
+    """The idle threads; the last one returned is the first one taken."""
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Start over without the idle threads, which end. In a forked child none exist, and the lock may be held."""
+        self._lock, self._free = threading.Lock(), list[_Thread]()
+
+    def take(self) -> _Thread:
+        with self._lock:
+            if self._free:
+                thread = self._free.pop()
+                thread.is_free = False
+                return thread
+        return _Thread()
+
+    def give_back(self, thread: _Thread) -> None:
+        with self._lock:
+            thread.is_free = True
+            self._free.append(thread)
+
+    def drop(self, thread: _Thread) -> bool:
+        """Remove an idle thread that wants to end; return whether it may."""
+        with self._lock:
+            if thread in self._free:
+                self._free.remove(thread)
+            return thread.is_free
+
+
+_threads = _Threads()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_threads.forget)

@@ -1,0 +1,37 @@
+"""Metrics of trajectories, loggers for them, and progress lines."""
+
+from __future__ import annotations
+
+from llm_envs.tracking.loggers import (
+    Logger,
+    console_logger,
+    csv_logger,
+    jsonl_logger,
+    multi_logger,
+    read_metrics,
+    tensorboard_logger,
+    trackio_logger,
+    trajectory_table,
+    visible_text,
+    wandb_logger,
+)
+from llm_envs.tracking.metrics import average_metrics, metrics_by, trajectory_metrics
+from llm_envs.tracking.run_logger import tracker_logger
+
+__all__ = [
+    "Logger",
+    "average_metrics",
+    "console_logger",
+    "csv_logger",
+    "jsonl_logger",
+    "metrics_by",
+    "multi_logger",
+    "read_metrics",
+    "tensorboard_logger",
+    "tracker_logger",
+    "trackio_logger",
+    "trajectory_metrics",
+    "trajectory_table",
+    "visible_text",
+    "wandb_logger",
+]

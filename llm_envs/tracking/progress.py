@@ -1,0 +1,191 @@
+"""Progress of a collection: a live bar on a terminal, an occasional line elsewhere.
+
+Control characters are written only to a terminal, and never if `TERM` is dumb.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, TextIO
+
+from llm_envs.tracking.loggers import visible_text
+
+if TYPE_CHECKING:
+    from rich.progress import Task
+    from rich.progress_bar import ProgressBar
+    from rich.text import Text
+
+    from llm_envs.tracking.stats import CollectorStats
+
+__all__ = ["can_draw", "live_progress", "progress_line", "repeating", "since"]
+
+BAR_WIDTHS = {110: 24, 72: 12, 0: 0}
+"""Minimum width of the terminal -> width of the bar. The text has priority."""
+
+
+def can_draw(stream: TextIO) -> bool:
+    """Return whether a stream is a terminal that can move its cursor."""
+    return stream.isatty() and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
+
+
+@contextmanager
+def live_progress(
+    stats: CollectorStats,
+    total: int,
+    done: int = 0,
+    *,
+    stream: TextIO | None = None,
+    every_s: float | None = None,
+) -> Iterator[None]:
+    """Show the progress of a collection, even while no episode ends: a live bar on a terminal, else occasional lines.
+
+    At the end the bar is removed and the cursor restored, even after an error.
+
+    Args:
+        stats: Statistics of the running collector, read from a thread. Earlier counts are subtracted.
+        total: Total number of episodes.
+        done: Episodes that were already there.
+        stream: Output; None is standard error.
+        every_s: Seconds between two updates; None is 0.2 on a terminal, else 5.
+    """
+    out = stream or sys.stderr
+    before, start = since(stats, None), time.perf_counter()
+
+    def now() -> CollectorStats:
+        return since(stats, before)
+
+    def line() -> str:
+        return progress_line(now(), total, done, time.perf_counter() - start)
+
+    if can_draw(out):
+        with _bar(out, line, lambda: done + now().accepted, total, 0.2 if every_s is None else every_s):
+            yield
+    else:
+        with _lines(out, line, 5.0 if every_s is None else every_s):
+            yield
+
+
+def progress_line(stats: CollectorStats, total: int, done: int, elapsed_s: float) -> str:
+    """Return one line about a running collection, for `live_progress`.
+
+    Args:
+        stats: Counts of `elapsed_s`.
+        total: Total number of episodes.
+        done: Episodes that were already there.
+        elapsed_s: Seconds since then.
+    """
+    now = done + stats.accepted
+    parts = [f"{now}/{total} episodes"]
+    rate = stats.accepted / elapsed_s if elapsed_s > 0 else 0.0
+    if rate > 0:
+        left = round(max(total - now, 0) / rate)
+        parts += [f"{rate:.3g}/s", f"{left // 3600}:{left // 60 % 60:02}:{left % 60:02} left"]
+    if stats.scored > 0:
+        parts += [f"success {stats.successes / stats.scored:.0%}", f"reward {stats.reward / stats.scored:.3g}"]
+    if stats.live_tokens and elapsed_s > 0:
+        parts.append(f"{stats.live_tokens / elapsed_s:.{0 if stats.live_tokens >= 10 * elapsed_s else 1}f} tokens/s")
+    parts.append(f"{stats.running} running")
+    if stats.errored:
+        commonest = "".join(f" ({kind} x{count})" for kind, count in stats.error_kinds.most_common(1))
+        parts.append(f"{stats.errored} errors{commonest}")
+    return visible_text(", ".join(parts)).replace("\n", " ")
+
+
+def since(stats: CollectorStats, before: CollectorStats | None) -> CollectorStats:
+    """Return a copy of the counts since `before`, an earlier copy. `running` is the current number.
+
+    Another thread may be counting, so the numbers of a copy are only nearly of the same moment.
+    """
+    copy = replace(
+        stats,
+        written_tokens=stats.live_tokens,
+        open_tokens=None,
+        stop_reasons=Counter(dict(stats.stop_reasons)),
+        error_kinds=Counter(dict(stats.error_kinds)),
+    )
+    if before is not None:
+        for name in _SUMS:
+            setattr(copy, name, getattr(copy, name) - getattr(before, name))
+        copy.stop_reasons -= before.stop_reasons
+        copy.error_kinds -= before.error_kinds
+    return copy
+
+
+_SUMS = (
+    *("accepted", "errored", "unscored", "retries", "successes", "reward"),
+    *("turns", "sampled_tokens", "written_tokens", "tokens", "forks", "rejected_groups", "dropped"),
+)
+"""The fields that `since` subtracts."""
+
+
+@contextmanager
+def _lines(out: TextIO, line: Callable[[], str], every_s: float) -> Iterator[None]:
+    """Write a line periodically while the block lasts; nothing if it ends at once."""
+
+    def show() -> None:
+        out.write(line() + "\n")
+        out.flush()
+
+    with repeating(show, every_s, name="llm-envs-progress"):
+        yield
+
+
+@contextmanager
+def repeating(call: Callable[[], None], every_s: float, *, name: str) -> Iterator[None]:
+    """Call a function from a thread, every `every_s` seconds while the block lasts; not at once, and not after it."""
+    ended = threading.Event()
+
+    def repeat() -> None:
+        while not ended.wait(every_s):
+            call()
+
+    thread = threading.Thread(target=repeat, name=name, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+@contextmanager
+def _bar(
+    out: TextIO, line: Callable[[], str], position: Callable[[], int], total: int, every_s: float
+) -> Iterator[None]:
+    """Draw one line while the block lasts. Other output to standard error appears above it."""
+    from rich.console import Console
+    from rich.progress import Progress, ProgressColumn
+    from rich.progress_bar import ProgressBar
+    from rich.table import Column
+    from rich.text import Text
+
+    class Bar(ProgressColumn):
+        def render(self, task: Task) -> ProgressBar:
+            return ProgressBar(max(total, 1), min(position(), total), width=width)
+
+    class Words(ProgressColumn):
+        def render(self, task: Task) -> Text:
+            return Text(line())  # not from markup: an error's name may be anything
+
+    console = Console(file=out, force_terminal=True, force_jupyter=False, highlight=False)
+    width = next(bar for least, bar in BAR_WIDTHS.items() if console.width >= least)
+    words = Words(Column(no_wrap=True, overflow="ellipsis", ratio=1))
+    columns = [Bar(Column(no_wrap=True)), words] if width else [words]
+    with Progress(
+        *columns,
+        console=console,
+        transient=True,
+        expand=True,
+        refresh_per_second=1 / every_s,
+        redirect_stdout=False,  # it may be a file
+        redirect_stderr=out is sys.stderr,
+    ) as progress:
+        progress.add_task("", total=None)
+        yield

@@ -1,0 +1,28 @@
+"""Wrappers of text environments, and environments that mix others."""
+
+from __future__ import annotations
+
+from llm_envs.wrappers.mixtures import CurriculumEnv, MixtureEnv
+from llm_envs.wrappers.text import (
+    AddTools,
+    BestOf,
+    FormatObservation,
+    RequireThinking,
+    StepCost,
+    StripThinking,
+    TruncateObservation,
+    TurnLimit,
+)
+
+__all__ = [
+    "AddTools",
+    "BestOf",
+    "CurriculumEnv",
+    "FormatObservation",
+    "MixtureEnv",
+    "RequireThinking",
+    "StepCost",
+    "StripThinking",
+    "TruncateObservation",
+    "TurnLimit",
+]

@@ -1,0 +1,358 @@
+"""The transformers policy: batching of concurrent requests, cancellation, failures, weights."""
+
+import asyncio
+import copy
+import threading
+
+import numpy as np
+import pytest
+import torch
+from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM
+
+from llm_envs.errors import ContextFullError, InvalidConfigError, ModelError
+from llm_envs.policies import TransformersPolicy
+from llm_envs.policies.base import InterruptiblePolicy, TokenPolicy, UpdatablePolicy
+from llm_envs.policies.inference import token_logps
+from llm_envs.rollout import EpisodeSpec, play_episode
+from llm_envs.rollout.pause_gate import PauseGate
+from llm_envs.testing import NumbersEnv
+from llm_envs.tiny_model import tiny_model, tiny_tokenizer
+from llm_envs.types import FinishReason, SamplingParams, validate_batch
+
+pytestmark = pytest.mark.transformers
+TOKENIZER = tiny_tokenizer()
+PROMPT = np.arange(4, 12, dtype=np.int32)
+
+
+@pytest.fixture
+def policy():
+    return TransformersPolicy(tiny_model(TOKENIZER, hidden_size=32, max_length=128), TOKENIZER)
+
+
+def sample(policy, n):
+    params = SamplingParams(max_new_tokens=6)
+
+    async def run():
+        return await asyncio.gather(*[policy.sample(PROMPT, params, seed=i, session=str(i)) for i in range(n)])
+
+    return asyncio.run(run())
+
+
+def test_it_is_a_token_policy(policy):
+    assert isinstance(policy, TokenPolicy)
+    assert isinstance(policy, UpdatablePolicy)
+    assert isinstance(policy, InterruptiblePolicy)
+
+
+def test_concurrent_requests_share_batches_and_get_their_own_answers(policy):
+    sizes = []
+    generate = policy._generate
+    policy._generate = lambda batch: sizes.append(len(batch)) or generate(batch)
+    together = sample(policy, 20)
+    assert sizes == [20]
+    assert [s.token_ids.tolist() for s in together[:3]] == [
+        s.token_ids.tolist() for s in sample(policy, 3)
+    ]  # and again on a second event loop
+    policy.max_batch_size = 8
+    sizes.clear()
+    sample(policy, 20)
+    assert sizes == [8, 8, 4]
+
+
+def test_requests_with_other_parameters_are_sampled_apart(policy):
+    async def run():
+        warm = [policy.sample(PROMPT, SamplingParams(max_new_tokens=3), seed=1, session="") for _ in range(2)]
+        cold = [policy.sample(PROMPT, SamplingParams(max_new_tokens=5, temperature=0), seed=1, session="")]
+        return await asyncio.gather(*warm, *cold)
+
+    first, second, greedy = asyncio.run(run())
+    assert first.token_ids.tolist() == second.token_ids.tolist()
+    assert len(greedy.token_ids) == 5
+
+
+def test_a_cancelled_request_ends_alone(policy):
+    async def run():
+        tasks = [
+            asyncio.create_task(policy.sample(PROMPT, SamplingParams(max_new_tokens=60), seed=i, session=""))
+            for i in range(4)
+        ]
+        await asyncio.sleep(0.02)
+        tasks[1].cancel()
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    answers = asyncio.run(run())
+    assert isinstance(answers[1], asyncio.CancelledError)
+    assert [len(a.token_ids) for i, a in enumerate(answers) if i != 1] == [60, 60, 60]
+
+
+def test_a_failing_batch_fails_its_requests_and_the_next_one_works(policy):
+    generate = policy._generate
+
+    def fail_once(batch):
+        policy._generate = generate
+        raise RuntimeError("out of memory")
+
+    policy._generate = fail_once
+
+    async def run():
+        requests = [policy.sample(PROMPT, SamplingParams(max_new_tokens=2), seed=i, session="") for i in range(3)]
+        return await asyncio.gather(*requests, return_exceptions=True)
+
+    assert [str(error) for error in asyncio.run(run())] == ["out of memory"] * 3
+    assert len(sample(policy, 3)) == 3
+
+
+@pytest.mark.parametrize(
+    ("prompt", "error", "complaint"),
+    [
+        (np.zeros(128, np.int32), ContextFullError, "128 tokens fills the context of 128"),
+        (np.zeros(0, np.int32), InvalidConfigError, "empty"),
+        (np.array([4, len(TOKENIZER)], np.int32), InvalidConfigError, "vocabulary"),
+    ],
+)
+def test_a_request_that_cannot_be_sampled_fails_alone(policy, prompt, error, complaint):
+    async def run():
+        params = SamplingParams(max_new_tokens=6)
+        requests = [policy.sample(p, params, seed=i, session="") for i, p in enumerate([PROMPT, prompt, PROMPT])]
+        return await asyncio.gather(*requests, return_exceptions=True)
+
+    first, refused, last = asyncio.run(run())
+    assert isinstance(refused, error)
+    assert complaint in str(refused)
+    assert first.token_ids.tolist() == sample(policy, 1)[0].token_ids.tolist()
+    assert len(last.token_ids) == 6
+
+
+@pytest.mark.parametrize("settings", [{"pad_token": None}, {"padding_side": "right"}, {"truncation_side": "left"}])
+def test_how_the_tokenizer_pads_changes_nothing(policy, settings):
+    """Prompts of several lengths in one batch; the pad token of the untouched tokenizer is an id of its own."""
+    tokenizer = tiny_tokenizer()
+    for name, value in settings.items():
+        setattr(tokenizer, name, value)
+    prompts = [PROMPT[:n] for n in (1, 8, 3)]
+
+    def play(policy):
+        async def run():
+            params = SamplingParams(max_new_tokens=9)
+            return await asyncio.gather(*[policy.sample(p, params, seed=1, session="") for p in prompts])
+
+        return asyncio.run(run())
+
+    for one, other in zip(play(policy), play(TransformersPolicy(policy.model, tokenizer)), strict=True):
+        assert one.token_ids.tolist() == other.token_ids.tolist()
+        assert one.logps.tolist() == other.logps.tolist()
+
+
+def test_a_pad_token_that_is_sampled_is_a_token(policy):
+    """Also where the pad token is an ordinary one: nothing is cut, masked or skipped by its id."""
+    tokenizer = tiny_tokenizer()
+    params = SamplingParams(max_new_tokens=40)
+    free = asyncio.run(policy.sample(PROMPT, params, seed=1, session=""))
+    tokenizer.pad_token_id = int(free.token_ids[3])
+    assert tokenizer.pad_token_id in free.token_ids[:-1]
+    again = asyncio.run(TransformersPolicy(policy.model, tokenizer).sample(PROMPT, params, seed=1, session=""))
+    assert again.token_ids.tolist() == free.token_ids.tolist()
+
+
+def test_new_weights_change_what_is_sampled_and_carry_their_version(policy):
+    other = tiny_model(TOKENIZER, hidden_size=32, max_length=128, seed=9)
+    before = sample(policy, 1)[0]
+    policy.update_weights(other.named_parameters(), 3)
+    after = sample(policy, 1)[0]
+    assert (before.weight_version, after.weight_version) == (0, 3)
+    expected = sample(TransformersPolicy(other, TOKENIZER), 1)[0]
+    assert after.token_ids.tolist() == expected.token_ids.tolist()
+    assert np.array_equal(after.logps, expected.logps)
+
+
+def test_weights_that_do_not_fit_are_refused_and_change_nothing(policy):
+    before = copy.deepcopy(policy.model.state_dict())
+    wider = tiny_model(TOKENIZER, hidden_size=64)
+    with pytest.raises(ModelError, match="do not fit"):
+        policy.update_weights(wider.named_parameters(), 1)
+    some = list(policy.model.named_parameters())[:-1]
+    with pytest.raises(ModelError, match="1 missing"):
+        policy.update_weights(some, 1)
+    assert all(torch.equal(value, before[name]) for name, value in policy.model.state_dict().items())
+
+
+def test_sampling_leaves_a_training_model_in_train_mode(policy):
+    policy.model.train()
+    sample(policy, 2)
+    assert policy.model.training
+
+
+def test_two_event_loops_in_two_threads_share_one_policy(policy):
+    answers = {}
+    threads = [threading.Thread(target=lambda k=k: answers.update({k: sample(policy, 6)})) for k in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert [s.token_ids.tolist() for s in answers[0]] == [s.token_ids.tolist() for s in answers[1]]
+
+
+def test_a_loop_that_stopped_with_work_left_does_not_hold_up_the_next(policy):
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(policy.sample(PROMPT, SamplingParams(max_new_tokens=2), seed=0, session=""))
+    loop.call_later(0.001, loop.stop)
+    loop.run_forever()
+    assert not task.done()
+    assert len(sample(policy, 2)) == 2
+    loop.run_until_complete(task)
+    loop.close()
+
+
+def test_a_closed_policy_refuses(policy):
+    asyncio.run(policy.aclose())
+    with pytest.raises(RuntimeError, match="closed"):
+        sample(policy, 1)
+
+
+def test_close_ends_the_thread(policy):
+    async def run():
+        await policy.sample(PROMPT, SamplingParams(max_new_tokens=2), seed=0, session="")
+        await policy.aclose()
+
+    asyncio.run(run())
+    assert not any(thread.is_alive() for thread in policy._thread._threads)
+
+
+async def until(condition):
+    """Wait for something that happens within milliseconds on a machine of one's own."""
+    for _ in range(12_000):
+        if condition():
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError("it did not happen within a minute")
+
+
+@pytest.fixture
+def n_steps(monkeypatch):
+    """Tokens sampled so far, over all batches."""
+    from llm_envs.policies.inference import padding
+
+    steps, extend = [], padding.PaddedBatch.extend
+    monkeypatch.setattr(padding.PaddedBatch, "extend", lambda *args: steps.append(1) or extend(*args))
+    return lambda: len(steps)
+
+
+@pytest.fixture
+def long_policy():
+    return TransformersPolicy(tiny_model(TOKENIZER, hidden_size=32, max_length=8192), TOKENIZER)
+
+
+def test_interrupted_turns_go_on_to_the_greedy_turn_of_one_piece(long_policy, n_steps):
+    prompts = [PROMPT, PROMPT[:3], PROMPT[::-1].copy()]
+    greedy = SamplingParams(max_new_tokens=400, temperature=0)
+
+    async def ask(prompts, params):
+        return await asyncio.gather(
+            *[long_policy.sample(p, params, seed=0, session=str(i)) for i, p in enumerate(prompts)]
+        )
+
+    async def run():
+        whole = await ask(prompts, greedy)
+        begun = n_steps()
+        first = asyncio.ensure_future(ask(prompts, SamplingParams(max_new_tokens=8000, temperature=0)))
+        await until(lambda: n_steps() >= begun + 5)
+        for session in ("0", "1", "2"):
+            long_policy.interrupt(session)
+        return whole, await first
+
+    whole, first = asyncio.run(run())
+    assert {sampled.finish_reason for sampled in first} <= {FinishReason.ABORT, FinishReason.STOP}
+    assert any(sampled.finish_reason is FinishReason.ABORT for sampled in first)
+    assert all(5 <= len(sampled.token_ids) < 8000 for sampled in first if sampled.finish_reason is FinishReason.ABORT)
+    joined = [np.concatenate([p, s.token_ids[:100]]) for p, s in zip(prompts, first, strict=True)]
+    rest = asyncio.run(ask(joined, SamplingParams(max_new_tokens=20, temperature=0)))
+    for one, begin, end in zip(whole, first, rest, strict=True):
+        if begin.finish_reason is FinishReason.ABORT:
+            pieces = [*begin.token_ids[:100].tolist(), *end.token_ids.tolist()]
+            assert pieces == one.token_ids[: len(pieces)].tolist()
+
+
+def test_a_request_that_has_not_begun_is_answered_at_once(policy):
+    policy.gather_s = 60.0
+    policy.weight_version = 4
+
+    async def run():
+        waiting = [
+            asyncio.ensure_future(policy.sample(PROMPT, SamplingParams(), seed=0, session=name)) for name in "aab"
+        ]
+        await asyncio.sleep(0)
+        policy.interrupt("nobody")
+        policy.interrupt("a")
+        policy.interrupt("a")
+        answers = await asyncio.wait_for(asyncio.gather(*waiting[:2]), 30)
+        waiting[2].cancel()
+        policy._queues[asyncio.get_running_loop()].pump.cancel()
+        return answers
+
+    for sampled in asyncio.run(run()):
+        assert (len(sampled.token_ids), sampled.finish_reason, sampled.weight_version) == (0, FinishReason.ABORT, 4)
+
+
+def test_each_piece_of_a_turn_has_the_log_probabilities_of_its_own_weights(long_policy, n_steps):
+    """An episode is held twice in the middle of a turn, and the weights change meanwhile."""
+    models = [tiny_model(TOKENIZER, hidden_size=32, max_length=8192, seed=seed) for seed in (4, 5, 6)]
+    for model in models:
+        for parameter in model.parameters():
+            parameter.data.mul_(5)  # far from even distributions, and so from each other
+    long_policy.update_weights(models[0].named_parameters(), 0)
+    codec = long_policy.codec
+    codec.stop_token_ids = ()  # it writes until it is interrupted, and at last one token, whichever
+
+    async def run():
+        gate = PauseGate()
+        episode = asyncio.ensure_future(
+            play_episode(
+                NumbersEnv(1), EpisodeSpec("Numbers", seed=1), long_policy, codec=codec, gate=gate,
+                sampling=SamplingParams(max_new_tokens=8000, temperature=0.7, stop_strings=("no such text",)),
+            )
+        )  # fmt: skip
+        for version in (1, 2):
+            begun = n_steps()
+            await until(lambda begun=begun: n_steps() >= begun + 4)
+            await gate.close()
+            long_policy.update_weights(models[version].named_parameters(), version)
+            codec.stop_token_ids = tuple(range(len(TOKENIZER))) if version == 2 else ()
+            gate.open()
+        return await episode
+
+    trajectory = asyncio.run(run())
+    assert validate_batch([trajectory]) == [] and trajectory.status == "ok"
+    (turn,), (row,) = trajectory.turns, trajectory.rows
+    spans = turn.weight_versions
+    assert [span.version for span in spans] == [0, 1, 2]
+    assert [span.start for span in spans] == [0, *(span.stop for span in spans[:-1])]
+    start, stop = row.spans[0]
+    assert spans[-1].stop == stop - start == spans[-1].start + 1
+    for span in spans:
+        (scored,) = token_logps(models[span.version], [row.ids[:stop]], temperature=0.7)
+        piece = slice(start + span.start, start + span.stop)
+        assert np.abs(scored[piece] - row.logps[piece]).max() < 1e-4
+        (other,) = token_logps(models[(span.version + 1) % 3], [row.ids[:stop]], temperature=0.7)
+        assert span.version == 2 or np.abs(other[piece] - row.logps[piece]).max() > 0.1  # the last has one token only
+
+
+def test_experts_that_balance_their_load_are_sampled_as_others_are():
+    config = Qwen2MoeConfig(
+        vocab_size=len(TOKENIZER),
+        hidden_size=32,
+        intermediate_size=32,
+        moe_intermediate_size=16,
+        shared_expert_intermediate_size=16,
+        num_experts=4,
+        num_experts_per_tok=2,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        eos_token_id=TOKENIZER.eos_token_id,
+    )
+    torch.manual_seed(0)
+    model = Qwen2MoeForCausalLM(config)
+    plain = sample(TransformersPolicy(model, TOKENIZER), 3)
+    model.config.output_router_logits = True  # the model then adds a loss, which needs masks of the whole sequence
+    balanced = sample(TransformersPolicy(model, TOKENIZER), 3)
+    assert [s.token_ids.tolist() for s in balanced] == [s.token_ids.tolist() for s in plain]

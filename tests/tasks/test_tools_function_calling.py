@@ -1,0 +1,224 @@
+"""`llm/FunctionCalling-v0`: exactly the right calls, no call where none fits, a question where something is missing."""
+
+import json
+import random
+
+import gymnasium as gym
+import pytest
+
+import llm_envs  # noqa: F401  # registers the tasks
+from llm_envs.env import split_of
+from llm_envs.errors import InvalidConfigError
+from llm_envs.parsers import format_answer, format_tool_call, parse_reply
+from llm_envs.tasks.tools.functions import PARAMETERS, function_name, nouns_of
+
+ID = "llm/FunctionCalling-v0"
+LEVELS = ("easy", "medium", "hard", "expert")
+
+
+def function(verb, noun, parameters, required, sizes="", word=None):
+    word = word or verb
+    return {"verb": verb, "noun": noun, "sizes": sizes, "word": word, "parameters": parameters, "required": required}
+
+
+FERRY = function("reserve", "ferry", ["date", "people", "meals", "max_price"], ["date", "people"], "small", "book")
+FERRY_GROUP = FERRY | {"sizes": "large"}
+INSURE = function("insure", "ferry", ["cover", "days"], ["cover"])
+CANCEL = function("cancel", "ferry", ["reason"], ["reason"])
+RESERVE = {"verb": "reserve", "noun": "ferry", "arguments": {"date": "2031-05-04", "people": 3, "meals": False}}
+CALL = format_tool_call("book_ferry", date="2031-05-04", people=3, meals=False)
+
+
+def start(*parts, functions=(FERRY, FERRY_GROUP, INSURE, CANCEL)):
+    env = gym.make(ID, max_turns=9)
+    problem = {"functions": list(functions), "parts": list(parts), "salt": 1}
+    prompt, _ = env.reset(options={"problem": problem})
+    return env, prompt
+
+
+def part(*steps, missing=""):
+    return {"steps": list(steps), "missing": missing}
+
+
+def won(env, *actions):
+    for action in actions:
+        _, _, terminated, truncated, info = env.step(action)
+    return (terminated or truncated) and info["is_success"]
+
+
+def test_one_call():
+    env, prompt = start(part(RESERVE))
+    assert prompt == "1. Reserve a ferry, on 4 May 2031, for a party of 3, without meals."
+    assert [tool["function"]["name"] for tool in env.unwrapped.tools] == [
+        "book_ferry", "book_ferry_group", "insure_ferry", "cancel_ferry",
+    ]  # fmt: skip
+    properties = env.unwrapped.tools[0]["function"]["parameters"]
+    assert properties["required"] == ["date", "people"] and properties["properties"]["meals"] == {"type": "boolean"}
+    assert won(env, CALL, format_answer("done"))
+
+
+@pytest.mark.parametrize(
+    "actions",
+    [
+        [format_answer("done")],
+        [CALL, CALL, format_answer("done")],
+        [f"{CALL}\n{CALL}", format_answer("done")],
+        [CALL, format_tool_call("cancel_ferry", reservation_id="R10000", reason="other"), format_answer("done")],
+        [format_tool_call("book_ferry_group", date="2031-05-04", people=3, meals=False), format_answer("done")],
+        [format_tool_call("book_ferry", date="2031-05-04", people=3), format_answer("done")],
+        [format_tool_call("book_ferry", date="2031-05-04", people="3", meals=False), CALL, format_answer("done")],
+        [format_tool_call("book_ferry", date="4 May 2031", people=3, meals=False), format_answer("done")],
+        [format_tool_call("book_ferry", date="2031-05-04", people=3, meals=0), CALL, format_answer("done")],
+        [format_tool_call("book_ferry", date="2031-05-04", people=3, meals=False, max_price=50), format_answer("done")],
+        [format_tool_call("reserve_ferry", date="2031-05-04", people=3, meals=False), CALL, format_answer("done")],
+        ["ask 1: max_price", CALL, format_answer("done")],
+        [CALL, format_answer("impossible: 1")],
+    ],
+    ids=[
+        "nothing", "twice", "twice in a reply", "one too many", "the look-alike", "an argument left out",
+        "a text for a number", "another format", "0 for false", "an argument made up", "a name made up",
+        "a needless question", "the wrong answer",
+    ],
+)  # fmt: skip
+def test_anything_but_the_right_call_fails(actions):
+    assert not won(start(part(RESERVE))[0], *actions)
+
+
+def test_numbers_are_compared_by_value():
+    step = {"verb": "reserve", "noun": "ferry", "arguments": RESERVE["arguments"] | {"max_price": 50.0}}
+    call = format_tool_call("book_ferry", date="2031-05-04", people=3, meals=False, max_price=50)
+    assert won(start(part(step))[0], call, format_answer("done"))
+
+
+def test_where_no_function_fits_the_agent_must_say_so():
+    for functions in ((FERRY_GROUP, INSURE, CANCEL), (INSURE, CANCEL)):
+        assert won(start(part(RESERVE), functions=functions)[0], format_answer("impossible: 1"))
+        assert not won(start(part(RESERVE), functions=functions)[0], format_answer("done"))
+    call = format_tool_call("book_ferry_group", date="2031-05-04", people=3, meals=False)
+    assert not won(start(part(RESERVE), functions=(FERRY_GROUP, INSURE))[0], call, format_answer("impossible: 1"))
+
+
+def test_what_is_missing_must_be_asked_for():
+    missing = part(RESERVE, missing="date")
+    env, prompt = start(missing)
+    assert prompt == "1. Reserve a ferry, for a party of 3, without meals."
+    assert env.step("ask 1: date")[0] == "1: on 4 May 2031."
+    assert won(env, CALL, format_answer("done"))
+    assert not won(start(missing)[0], CALL, format_answer("done"))  # a lucky guess
+    assert not won(start(missing)[0], "ask 1: date\nask 1: meals", CALL, format_answer("done"))
+    env, _ = start(missing)
+    assert env.step("Which date?")[1] == pytest.approx(-0.1)  # no question of the form, and no answer
+
+
+def test_a_chain_takes_the_id_that_was_returned():
+    chain = part(RESERVE, {"verb": "insure", "noun": "ferry", "arguments": {"cover": "full"}})
+    env, prompt = start(chain)
+    assert prompt.endswith("; then insure that reservation, with the cover full.")
+    returned = json.loads(env.step(CALL)[0])["reservation_id"]
+    assert won(env, format_tool_call("insure_ferry", reservation_id=returned, cover="full"), format_answer("done"))
+    guess = format_tool_call("insure_ferry", reservation_id="R10000", cover="full")
+    assert not won(start(chain)[0], CALL, guess, format_answer("done"))
+
+
+def test_parts_in_one_reply():
+    other = {"verb": "cancel", "noun": "ferry", "arguments": {"reservation_id": "R55555", "reason": "illness"}}
+    unknown = {"verb": "rate", "noun": "ferry", "arguments": {"reservation_id": "R44444", "stars": 4}}
+    env, prompt = start(part(RESERVE), part(unknown), part(other))
+    assert "2. Rate the reservation R44444 of a ferry, with 4 stars." in prompt
+    calls = f"{format_tool_call('cancel_ferry', reservation_id='R55555', reason='illness')}\n{CALL}"
+    assert won(env, calls, format_answer("impossible: 2"))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_player_that_calls_everything_wins_nothing(level):
+    """It fills each function with values of the right types, and answers."""
+    env = gym.make(ID, difficulty=level)
+    for seed in range(40):
+        env.reset(seed=seed)
+        calls = []
+        for tool in env.unwrapped.tools:
+            shown = tool["function"]["parameters"]
+            values = {"integer": 3, "number": 3, "boolean": True, "array": ["x"], "string": "x"}
+            known = shown["properties"]
+            arguments = {n: known[n].get("enum", [values[known[n]["type"]]])[0] for n in shown["required"]}
+            calls.append(format_tool_call(tool["function"]["name"], **arguments))
+        assert not won(env, "\n".join(calls[:16]), "\n".join(calls[16:]) or "Hm.", format_answer("done"))
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_every_kind_of_part_is_drawn_and_look_alikes_are_near(level):
+    env = gym.make(ID, difficulty=level)
+    n_impossible = n_missing = n_done = n_chained = 0
+    for seed in range(60):
+        env.reset(seed=seed)
+        task = env.unwrapped
+        problem = task.problem
+        assert len(problem["functions"]) >= task.settings["tools"] and len(problem["parts"]) == task.settings["parts"]
+        n_impossible += len(task._impossible())
+        n_missing += len(task._missing())
+        n_done += sum(bool(calls) for calls in task._needed)
+        n_chained += sum(len(calls) > 1 for calls in task._needed)
+        wanted = {(step["verb"], step["noun"]) for p in problem["parts"] for step in p["steps"]}
+        others = [f for f in problem["functions"] if (f["verb"], f["noun"]) not in wanted]
+        near = [f for f in others if any((f["verb"] == verb) != (f["noun"] == noun) for verb, noun in wanted)]
+        assert len(near) >= len(others) / 2
+    assert min(n_impossible, n_missing, n_done) >= 10
+    assert (n_chained > 0) == (level != "easy")
+
+
+def test_no_function_and_no_thing_is_in_both_splits():
+    seen = {}
+    for split in ("train", "test"):
+        env = gym.make(ID, split=split, difficulty="hard")
+        seen[split] = set()
+        for seed in range(50):
+            env.reset(seed=seed)
+            functions = env.unwrapped.problem["functions"]
+            seen[split] |= {f["noun"] for f in functions}
+            assert split_of(env.unwrapped.split_key(env.unwrapped.problem)) == split
+    assert not seen["train"] & seen["test"] and min(map(len, seen.values())) >= 10
+    assert not set(nouns_of("train")) & set(nouns_of("test"))
+
+
+def test_names_and_words_are_clear():
+    """No two functions of an episode have one name, and each parameter has other words than the others of its kind."""
+    env = gym.make(ID, difficulty="expert")
+    for seed in range(20):
+        env.reset(seed=seed)
+        names = [function_name(f) for f in env.unwrapped.problem["functions"]]
+        assert len(set(names)) == len(names)
+    draw = random.Random(0).random
+    for kind, parameters in PARAMETERS.items():
+        if kind != "common":
+            known = {**PARAMETERS["common"], **parameters}
+            said = {name: parameter.say(parameter.draw(draw)) for name, parameter in known.items()}
+            assert len(set(said.values())) == len(said)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"functions": []}, {"parts": []}, {"parts": [part()]}, {"parts": [part(RESERVE, missing="meals")]},
+     {"parts": [part({"verb": "reserve", "noun": "ferry", "arguments": {"date": 3}})]},
+     {"parts": [part({"verb": "reserve", "noun": "castle", "arguments": {}})]},
+     {"functions": [FERRY, FERRY]}],
+)  # fmt: skip
+def test_problems_that_do_not_hang_together_are_refused(change):
+    problem = {"functions": [FERRY, INSURE], "parts": [part(RESERVE)], "salt": 1}
+    with pytest.raises(InvalidConfigError):
+        gym.make(ID).reset(options={"problem": problem | change})
+
+
+def test_the_limit_of_turns_is_told_and_enough():
+    for level, turns in zip(LEVELS, (4, 6, 14, 32), strict=True):
+        env = gym.make(ID, difficulty=level)
+        env.reset(seed=0)
+        assert env.unwrapped.system_prompt.endswith(f"You have {turns} replies.")
+        for seed in range(40):
+            env.reset(seed=seed)
+            over, n_turns = False, 0
+            while not over:
+                action = env.unwrapped.oracle()
+                assert parse_reply(action).problems == ()
+                _, _, terminated, truncated, info = env.step(action)
+                over, n_turns = terminated or truncated, n_turns + 1
+            assert info["is_success"] and n_turns <= turns

@@ -1,0 +1,325 @@
+"""What the trainings are given wrongly: one line says what is wrong and what to do, before anything is trained.
+
+| bad input | test |
+|---|---|
+| `kl_fn` without a coefficient | test_ppo.py::test_what_contradicts_itself_is_refused |
+| a critic whose vocabulary differs | `test_a_critic_of_another_vocabulary`; |
+| | test_value_head.py::test_what_cannot_be_a_critic_is_refused |
+| no preference pair left | `test_no_pair`; test_dpo.py::test_nothing_to_compare_is_refused |
+| a data set without masks | `test_tokens_without_masks`; |
+| | test_dpo.py::test_tokens_without_masks_or_beyond_the_vocabulary_are_refused |
+| ids from another tokenizer | `test_ids_of_another_tokenizer`; episodes and messages are encoded anew for SFT: |
+| | test_sft.py::test_episodes_of_another_tokenizer_or_none_are_encoded_from_their_messages |
+| a checkpoint of another algorithm | `test_checkpoints_of_another_algorithm`, `test_..._from_python` |
+| ... of online DPO, offline | `test_checkpoints_of_online_preferences` |
+| ... of another algorithm, by online DPO | test_dpo.py::test_checkpoints_of_another_algorithm_are_refused |
+| a checkpoint that is not there, not whole, or another's adapter | `test_nothing_to_go_on_from` |
+| a folder with the checkpoints of another run, or a file | `test_an_output_folder_that_is_taken` |
+| an environment and a data set, or neither | `test_what_is_learned_must_be_said_once` |
+| a source that is empty, torn, no data set, or not there | `test_sources_with_nothing_to_learn` |
+| a model or critic that is not there, or an adapter | `test_models_that_are_none` |
+| settings that do not fit: one episode a group, ... | `test_settings_that_do_not_fit` |
+| ... and what a command line or a file has wrongly | test_commands.py::test_what_is_wrong_is_said_in_a_line |
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import peft
+import pytest
+from dense_env import DenseEnv
+
+from llm_envs.cli.main import main
+from llm_envs.errors import LLMEnvsError
+from llm_envs.tiny_model import tiny_model, tiny_tokenizer
+from llm_envs.trainers import (
+    EnvDPOConfig,
+    EnvDPOTrainer,
+    EnvGRPOConfig,
+    EnvGRPOTrainer,
+    EnvPPOConfig,
+    EnvPPOTrainer,
+    EnvSFTConfig,
+    EnvSFTTrainer,
+)
+from llm_envs.trainers.bridge.checkpoints import algorithm_of
+
+pytestmark = pytest.mark.trainings
+
+ENV = "test/DenseForBadInput-v0"
+gym.register(ENV, DenseEnv)
+
+COMMON: dict[str, Any] = {
+    "per_device_train_batch_size": 4,
+    "max_steps": 1,
+    "gradient_checkpointing": False,
+    "report_to": "none",
+    "disable_tqdm": True,
+}
+PLAYS: dict[str, Any] = {"max_completion_length": 64, "max_turn_tokens": 8, "num_train_seeds": 32}
+ALGORITHMS = ("sft", "grpo", "ppo", "dpo")
+
+
+def write_lines(path: Path, *rows: Any) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def pair(number: int, chosen: str, rejected: str) -> dict[str, Any]:
+    said = {"chosen": chosen, "rejected": rejected}
+    sides = {name: [{"role": "assistant", "content": text}] for name, text in said.items()}
+    return {"prompt": [{"role": "user", "content": f"{number} + 1?"}], **sides}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory, tiny_folder: str) -> Path:
+    """A folder with data sets, and a run of each algorithm that saved `checkpoint-1`."""
+    folder = tmp_path_factory.mktemp("bad_input")
+    write_lines(folder / "pairs.jsonl", *(pair(n, str(n + 1), "no") for n in range(4)))
+    talk = [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}]
+    write_lines(folder / "talk.jsonl", *[{"messages": talk}] * 4)
+    for name in ALGORITHMS:
+        assert train(folder, name, tiny_folder, "--save_steps", "1", "--output_dir", folder / name) == 0
+    assert train(folder, "sft", tiny_folder, "--use_peft", "--lora_r", "2", "--output_dir", folder / "adapter") == 0
+    return folder
+
+
+def train(place: Path, name: str, model: str | Path, *further: Any) -> int:
+    """Run the command of an algorithm with what it needs, and more: what comes later wins."""
+    needs: dict[str, dict[str, Any]] = {
+        "sft": {"source": place / "talk.jsonl"},
+        "dpo": {"source": place / "pairs.jsonl"},
+        "grpo": {"env": ENV, **PLAYS, "num_generations": 4},
+        "ppo": {"env": ENV, **PLAYS},
+    }
+    settings = {"model_name_or_path": model, "output_dir": place / "out", **COMMON, **needs[name]}
+    given = [str(part) for key, value in settings.items() for part in (f"--{key}", value)]
+    return main(["train", name, *given, *map(str, further)])
+
+
+def said(capsys: pytest.CaptureFixture[str], place: Path) -> str:
+    """Return the command's last words: one line, no traceback, and nothing was written."""
+    error = capsys.readouterr().err
+    assert "Traceback" not in error
+    lines = [line for line in error.splitlines() if line.startswith("llm-envs: error: ")]
+    assert len(lines) == 1 and error.endswith(lines[0] + "\n")
+    assert not list((place / "out").glob("**/*.safetensors"))
+    return lines[0]
+
+
+def test_a_critic_of_another_vocabulary(
+    place: Path, tiny_folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tiny_tokenizer(["the cat sat on the mat, the dog on the log"] * 3, vocab_size=290)
+    tiny_model(other, hidden_size=32, n_heads=2, max_length=192).save_pretrained(tmp_path)
+    other.save_pretrained(tmp_path)
+    assert train(place, "ppo", tiny_folder, "--critic", tmp_path) == 2
+    assert re.search(
+        r"has another tokenizer .* its vocabulary differs .* Take a model of the same", said(capsys, place)
+    )
+
+
+def test_no_pair(place: Path, tiny_folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    same = write_lines(tmp_path / "same.jsonl", *(pair(n, "yes", "yes") for n in range(4)))
+    assert train(place, "dpo", tiny_folder, "--source", same) == 2
+    assert "no preference pair is left of 4 pairs" in said(capsys, place)
+    assert train(place, "dpo", tiny_folder, "--max_length", "5") == 2
+    assert "no preference pair is left: all 4 are longer than max_length=5" in said(capsys, place)
+
+
+def test_tokens_without_masks(
+    place: Path, tiny_folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ids = {"prompt_ids": [5, 6], "chosen_ids": [7, 8], "rejected_ids": [9, 10]}
+    assert train(place, "dpo", tiny_folder, "--source", write_lines(tmp_path / "pairs.jsonl", ids)) == 2
+    assert re.search("pair 0 has chosen_ids and no chosen_mask.*Export with llm-envs export", said(capsys, place))
+    assert train(place, "sft", tiny_folder, "--source", write_lines(tmp_path / "a.jsonl", {"input_ids": [7, 5]})) == 2
+    assert "token row 0 has no label for each of its 2 tokens" in said(capsys, place)
+
+
+def test_ids_of_another_tokenizer(
+    place: Path, tiny_folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = {"input_ids": [5, 70_000], "labels": [-100, 70_000]}
+    assert train(place, "sft", tiny_folder, "--source", write_lines(tmp_path / "rows.jsonl", row)) == 2
+    assert re.search(r"token row 0 is not this model's.*highest here is 70000\. Give what", said(capsys, place))
+    ids = {"prompt_ids": [5, 6], "chosen_ids": [70_000], "rejected_ids": [9], "chosen_mask": [1], "rejected_mask": [1]}
+    assert train(place, "dpo", tiny_folder, "--source", write_lines(tmp_path / "pairs.jsonl", ids)) == 2
+    assert re.search(r"tokens of pair 0 are not this model's.*Collect with the model", said(capsys, place))
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_checkpoints_of_another_algorithm(
+    name: str, place: Path, tiny_folder: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for other in set(ALGORITHMS) - {name}:
+        checkpoint = place / other / "checkpoint-1"
+        assert algorithm_of(checkpoint) == other.upper()
+        assert train(place, name, tiny_folder, "--resume_from_checkpoint", checkpoint) == 2
+        assert f"is a checkpoint of {other.upper()}, and this is {name.upper()}: begin a new run" in said(capsys, place)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_checkpoints_of_another_algorithm_from_python(name: str, place: Path, tiny_folder: str, tmp_path: Path) -> None:
+    settings = {**COMMON, "output_dir": str(tmp_path), "save_strategy": "no"}
+    trainer: Any
+    if name == "sft":
+        args = EnvSFTConfig(**settings)
+        trainer = EnvSFTTrainer(tiny_folder, args=args, source=place / "talk.jsonl")
+    elif name == "dpo":
+        trainer = EnvDPOTrainer(tiny_folder, args=EnvDPOConfig(**settings), source=place / "pairs.jsonl")
+    elif name == "grpo":
+        trainer = EnvGRPOTrainer(tiny_folder, ENV, EnvGRPOConfig(**settings, **PLAYS, num_generations=4))
+    else:
+        trainer = EnvPPOTrainer(tiny_folder, ENV, EnvPPOConfig(**settings, **PLAYS))
+    for other in set(ALGORITHMS) - {name}:
+        with pytest.raises(LLMEnvsError, match=r"is a checkpoint of|is no checkpoint of|not one of EnvPPOTrainer's"):
+            trainer.train(resume_from_checkpoint=str(place / other / "checkpoint-1"))
+    if name != "sft":
+        trainer.close()
+
+
+def test_checkpoints_of_online_preferences(place: Path, tiny_folder: str, tmp_path: Path) -> None:
+    settings = {**COMMON, "output_dir": str(tmp_path), "save_steps": 1}
+    played = EnvDPOConfig(**settings, **PLAYS, num_generations=4, groups_per_round=4)
+    online = EnvDPOTrainer(tiny_folder, ENV, played)
+    online.train()
+    online.close()
+    offline = EnvDPOTrainer(tiny_folder, args=EnvDPOConfig(**settings), source=place / "pairs.jsonl")
+    with pytest.raises(LLMEnvsError, match="is one of online DPO: start from its weights as a model"):
+        offline.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+
+
+def test_nothing_to_go_on_from(
+    place: Path, tiny_folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, torn = place / "sft", tmp_path / "checkpoint-2"
+    shutil.copytree(run / "checkpoint-1", torn)
+    (torn / "trainer_state.json").unlink()
+    for checkpoint, output, match in (
+        (run / "checkpoint-9", run, "there is no folder .*checkpoint-9; .*sft has checkpoint-1"),
+        (torn, tmp_path, "checkpoint-2 is no whole checkpoint, it has no trainer_state.json; there are none"),
+        ("true", tmp_path, "has no checkpoint that was written to its end: leave it out to begin"),
+    ):
+        arguments = ["--resume_from_checkpoint", checkpoint, "--output_dir", output]
+        assert train(place, "sft", tiny_folder, *arguments) == 2
+        assert re.search(match, said(capsys, place))
+    adapted = ["--resume_from_checkpoint", place / "adapter" / "checkpoint-1"]
+    for further, match in (
+        ([], "has an adapter: give --use_peft"),
+        (["--use_peft", "--lora_r", "4"], "has rank 2, this run's 4: set --lora_r 2"),
+    ):
+        assert train(place, "sft", tiny_folder, *adapted, *further) == 2
+        assert re.search(match, said(capsys, place))
+    assert train(place, "sft", tiny_folder, "--resume_from_checkpoint", run / "checkpoint-1", "--use_peft") == 2
+    assert "has whole weights: leave out --use_peft" in said(capsys, place)
+
+
+def test_an_output_folder_that_is_taken(place: Path, tiny_folder: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ALGORITHMS:
+        before = sorted((place / "grpo").rglob("*"))
+        assert train(place, name, tiny_folder, "--output_dir", place / "grpo") == 2
+        assert re.search(
+            r"holds a run already \(checkpoint-1\): go on with it .*, or give another", said(capsys, place)
+        )
+        assert sorted((place / "grpo").rglob("*")) == before
+    assert train(place, "sft", tiny_folder, "--output_dir", place / "pairs.jsonl") == 2
+    assert "pairs.jsonl is a file: give a folder" in said(capsys, place)
+
+
+def test_what_is_learned_must_be_said_once(place: Path, tiny_folder: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("sft", "dpo"):
+        assert train(place, name, tiny_folder, "--env", ENV) == 2
+        assert "both are given, one is needed" in said(capsys, place)
+        bare = ["train", name, "--model_name_or_path", tiny_folder, "--output_dir", str(place / "out")]
+        assert main(bare) == 2
+        assert "neither is given, one is needed" in said(capsys, place)
+        assert main([*bare, "--env", "llm/Countdwn-v0"]) == 2
+        assert "did you mean llm/Countdown-v0" in said(capsys, place)
+    assert main([*bare, "--env", ENV, "--eval_source", "pairs.jsonl"]) == 2
+    assert "--eval_source goes with --source" in said(capsys, place)
+
+
+@pytest.mark.parametrize("name", ["sft", "dpo"])
+def test_sources_with_nothing_to_learn(
+    name: str, place: Path, tiny_folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "empty.jsonl").touch()
+    (tmp_path / "broken.jsonl").write_text('[\n  {"prompt": [')
+    whole = (place / ("talk.jsonl" if name == "sft" else "pairs.jsonl")).read_text()
+    (tmp_path / "torn.jsonl").write_text(whole + '{"prompt": [{"ro')
+    write_lines(tmp_path / "text.jsonl", {"text": "hello"})
+    for source, match in (
+        ("folder", "holds no run: it has no manifest.json"),
+        ("empty.jsonl", "none of 0 trajectories" if name == "sft" else "no preference pair is left"),
+        ("broken.jsonl", r"line 1 of .*broken.jsonl is not JSON .* one object a line \(JSONL\)"),
+        ("torn.jsonl", "torn.jsonl, line 5 is not JSON"),
+        ("text.jsonl", r"line 1 has the keys \['text'\]; it must be an object with `messages`"),
+        ("nowhere", "there is neither a file nor a folder .*nowhere"),
+    ):
+        assert train(place, name, tiny_folder, "--source", tmp_path / source) in (1, 2)
+        assert re.search(match, said(capsys, place))
+    assert train(place, name, tiny_folder, "--source", place / "grpo") in (1, 2)
+    assert re.search(r"Its subfolders hold runs, give one of these: .*trajectories/process-0", said(capsys, place))
+
+
+def test_models_that_are_none(
+    place: Path, tiny_folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run" / "checkpoint-1").mkdir(parents=True)
+    (tmp_path / "run" / "checkpoint-1" / "config.json").write_text("{}")
+    for model, match in (
+        (tmp_path / "nowhere", r"--\w+ .*nowhere: there is no such folder. It takes one that save_pretrained wrote"),
+        (tmp_path / "run", "holds no model, it has no config.json; there is one in checkpoint-1 below it"),
+        (place / "adapter", "holds an adapter and no model. Merge it into the weights"),
+    ):
+        assert train(place, "sft", model) == 2
+        assert re.search(match, said(capsys, place))
+        assert train(place, "ppo", tiny_folder, "--critic", model) == 2
+        assert re.search(match, said(capsys, place))
+    adapted = peft.PeftConfig.from_pretrained(str(place / "adapter"))
+    assert adapted.r == 2  # what is refused is a whole adapter, not a broken folder
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "match"),
+    [
+        ("dpo", ["--num_generations", "1"], "num_generations=1; it must be at least 2: a pair is two episodes"),
+        ("dpo", ["--loss_type", "mine", "--overlong", "keep"], "overlong='keep'; it must be one of drop, cut"),
+        ("grpo", ["--num_generations", "1"], "GRPO requires at least 2 generations"),
+        ("grpo", ["--env_kwargs", '{"difficulty": 3'], "env_kwargs is .*must be a dict or a JSON object"),
+        ("ppo", ["--gamma", "1.5"], "gamma=1.5; it must lie between 0 and 1"),
+        ("ppo", ["--algorithm_settings", '{"kl_in": "critic"}'], "kl_in is 'critic'"),
+        (
+            "ppo",
+            ["--algorithm_settings", '{"kl_coeff": 1}'],
+            "algorithm_settings has 'kl_coeff'; .*Did you mean kl_coef",
+        ),
+        ("ppo", ["--algorithm_settings", '{"kl_fn": "k9"}'], "kl_fn='k9'; known are k1"),
+        ("grpo", ["--algorithm_settings", '{"kl_coef": 1}'], "changes an algorithm: give --algorithm too"),
+        ("grpo", ["--algorithm", "gdpo"], "algorithm='gdpo' is not known.*Did you mean"),
+        ("sft", ["--best_of", "0"], "best_of=0; it must be at least 1"),
+        ("sft", ["--load_in_4bit", "--load_in_8bit"], "can't use 8 bit and 4 bit precision at the same time"),
+    ],
+)
+def test_settings_that_do_not_fit(
+    name: str, settings: list[str], match: str, place: Path, tiny_folder: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(place, name, tiny_folder, *settings) == 2
+    assert re.search(match, said(capsys, place))
+
+
+def test_the_table_names_tests_that_there_are() -> None:
+    table = __doc__ or ""
+    here = set(re.findall(r"`(test_\w+)`", table))
+    assert here and here <= set(globals())
+    files = {path.name: path for path in Path(__file__).parents[1].rglob("test_*.py")}
+    for file, name in re.findall(r"(test_\w+\.py)::(test_\w+)", table):
+        assert f"def {name}(" in files[file].read_text(encoding="utf-8"), (file, name)

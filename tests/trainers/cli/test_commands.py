@@ -1,0 +1,447 @@
+"""`llm-envs train NAME`: one grammar, YAML and overrides, adapters, dry runs; every algorithm takes a step."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import runpy
+import shlex
+import subprocess
+import sys
+import warnings
+from importlib.metadata import entry_points
+
+import gymnasium as gym
+import pytest
+import yaml
+from dense_env import DenseEnv
+from trl import ModelConfig
+
+from llm_envs.cli.main import main
+from llm_envs.cli.shell_completion import TRAIN_OPTIONS
+from llm_envs.errors import InvalidConfigError
+from llm_envs.rollout import EnvChoice
+from llm_envs.trainers import EnvDPOConfig, EnvGRPOConfig, EnvGRPOTrainer, EnvPPOConfig, EnvPPOTrainer, EnvSFTConfig
+from llm_envs.trainers.bridge.checks import LOSS_TYPES
+from llm_envs.trainers.cli import option_names
+from llm_envs.trainers.cli.commands import TRAININGS, DPOArguments, GRPOArguments, PPOArguments, SFTArguments, grpo, ppo
+from llm_envs.trainers.cli.commands import main as run
+from llm_envs.trainers.cli.parser import EXAMPLES, make_parser, parse
+from llm_envs.trainers.cli.sft_rl import main as sft_rl
+from llm_envs.trainers.functional.algorithm import ALGORITHMS, DAPO
+from llm_envs.trainers.functional.kl import k1
+
+gym.register("test/Dense-v0", DenseEnv)
+
+GUESS = "llm/GuessNumber-v0"
+COMMON = {
+    "per_device_train_batch_size": 4,
+    "max_steps": 1,
+    "gradient_checkpointing": False,
+    "report_to": "none",
+    "save_strategy": "no",
+    "disable_tqdm": True,
+}
+PLAYS = {"max_completion_length": 64, "max_turn_tokens": 8, "num_train_seeds": 32, "save_trajectories": False}
+OF = {
+    "sft": {"environment": GUESS, "num_episodes": 4, "max_length": 190, "overlong": "cut"},
+    "grpo": {"environment": "test/Dense-v0", **PLAYS, "num_generations": 4},
+    "ppo": {"environment": "test/Dense-v0", **PLAYS},
+    "dpo": {"environment": "test/Dense-v0", **PLAYS, "num_generations": 4, "groups_per_round": 4},
+}
+"""Training -> what it needs beside `COMMON`, as a YAML file says it."""
+
+
+def options(**settings):
+    """Return settings as options of a command line."""
+    return [part for key, value in settings.items() for part in (f"--{key}", str(value))]
+
+
+SMALL = options(**COMMON | {"per_device_train_batch_size": 8}, max_completion_length=64, max_turn_tokens=8) + options(
+    num_generations=4, num_train_seeds=32
+)
+
+
+@pytest.fixture
+def write(tmp_path, tiny_folder):
+    """Return a function that writes a training's YAML file, and returns the command line that reads it."""
+
+    def write_file(name, **changes):
+        settings = {**COMMON, **OF[name], "model_name_or_path": tiny_folder, "output_dir": str(tmp_path / "out")}
+        path = tmp_path / f"{name}.yaml"
+        path.write_text(yaml.safe_dump({k: v for k, v in (settings | changes).items() if v is not None}))
+        return ["train", name, "--config", str(path)]
+
+    return write_file
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory):
+    """A file of four pairs of messages."""
+    path = tmp_path_factory.mktemp("pairs") / "pairs.jsonl"
+    rows = [
+        {
+            "prompt": [{"role": "user", "content": f"{n} + 1?"}],
+            "chosen": [{"role": "assistant", "content": str(n + 1)}],
+            "rejected": [{"role": "assistant", "content": "no"}],
+        }
+        for n in range(4)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+# One grammar.
+
+
+@pytest.mark.parametrize("name", OF)
+def test_a_file_is_read_options_win_and_an_adapter_is_trained(name, write, tmp_path, capsys):
+    arguments = write(name, max_steps=7, use_peft=True, lora_r=8, env={"LLM_ENVS_TEST_SEEN": name})
+    assert main([*arguments, "--max_steps", "1", "--lora_r", "2", "--save_strategy", "steps"]) == 0
+    out = tmp_path / "out"
+    assert f"the model is in {out}" in capsys.readouterr().out
+    assert json.loads((out / "adapter_config.json").read_text())["r"] == 2
+    assert json.loads((out / "checkpoint-1" / "trainer_state.json").read_text())["global_step"] == 1
+    assert os.environ.pop("LLM_ENVS_TEST_SEEN") == name  # `env` is the process's, as in TRL
+    assert (out / "critic" / "critic.json").exists() == (name == "ppo")
+
+
+def test_both_after_another_train_adapters_and_the_second_begins_with_the_first_merged(tmp_path, tiny_folder, capsys):
+    sections = {"sft": {**COMMON, "num_episodes": 4, "max_length": 190, "overlong": "cut", "max_steps": 5}}
+    sections["rl"] = {**COMMON, **PLAYS, "num_generations": 4}
+    above = {"mode": "sft+rl", "model_name_or_path": tiny_folder, "environment": GUESS, "use_peft": True}
+    above |= {"output_dir": str(tmp_path / "out"), "env": {"LLM_ENVS_TEST_SEEN": "both"}}
+    path = tmp_path / "both.yaml"
+    path.write_text(yaml.safe_dump(above | sections))
+    command = ["train", "sft-rl", "--config", str(path)]
+    assert main([*command, "--dry_run"]) == 0
+    shown = capsys.readouterr().out
+    assert "sft\ndata              4 rows" in shown and "steps             5;" in shown and "rl\nenvironments" in shown
+    assert not (tmp_path / "out" / "sft" / "adapter_config.json").exists()
+    assert main([*command, "--lora_r", "2", "--sft.max_steps", "1", "--rl.num_generations=2"]) == 0
+    assert os.environ.pop("LLM_ENVS_TEST_SEEN") == "both"
+    for part in ("sft", "rl"):
+        assert json.loads((tmp_path / "out" / part / "adapter_config.json").read_text())["r"] == 2
+    assert (tmp_path / "out" / "merged" / "model.safetensors").exists()
+    assert json.loads((tmp_path / "out" / "rl" / "adapter_config.json").read_text())["base_model_name_or_path"] == str(
+        tmp_path / "out" / "merged"
+    )
+
+
+def test_a_critic_of_its_own(write, tmp_path, tiny_folder):
+    assert main([*write("ppo"), "--critic", tiny_folder]) == 0
+    critic = tmp_path / "out" / "critic"
+    assert json.loads((critic / "critic.json").read_text())["trunk"] == "LlamaModel"
+    assert (critic / "model.safetensors").exists()
+
+
+def test_preferences_from_a_file(write, tmp_path, pairs, capsys):
+    settings = dict.fromkeys(OF["dpo"])
+    command = write("dpo", **settings, source=pairs)
+    assert main([*command, "--dry_run", "--precompute_ref_log_probs"]) == 0
+    shown = capsys.readouterr().out
+    assert "data              4 pairs" in shown and "4 pairs in micro-batches of 4" in shown
+    assert "chosen, reward 1: " in shown and "⟦1<|im_end|>⟧" in shown and "⟦no<|im_end|>⟧" in shown
+    assert not list((tmp_path / "out").glob("pairs-*"))
+    assert main([*command, "--eval_source", pairs, "--eval_strategy", "steps", "--eval_steps", "1"]) == 0
+    assert (tmp_path / "out" / "model.safetensors").exists()
+
+
+def test_a_run_goes_on_where_it_is_told_to(write, tmp_path, capsys):
+    command = [*write("sft"), "--save_strategy", "steps", "--save_steps", "1"]
+    assert main(command) == 0
+    assert main([*command, "--max_steps", "3", "--resume_from_checkpoint", "true"]) == 0
+    saved = {path.name for path in (tmp_path / "out").glob("checkpoint-*")}
+    assert saved == {"checkpoint-1", "checkpoint-2", "checkpoint-3"}
+    capsys.readouterr()
+    assert main(command) == 2
+    assert "holds a run already (checkpoint-1, checkpoint-2, checkpoint-3): go on" in capsys.readouterr().err
+
+
+def test_the_module_is_the_command(write, monkeypatch, capsys):
+    """As `accelerate launch -m` runs it."""
+    monkeypatch.setattr(sys, "argv", ["commands.py", *write("ppo")[1:], "--dry_run"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("llm_envs.trainers.cli.commands", run_name="__main__")
+    assert ended.value.code == 0
+    assert "critic            a head on the policy's trunk, 65 parameters" in capsys.readouterr().out
+
+
+@pytest.mark.processes
+def test_accelerate_launches_it(write, tmp_path):
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2"]
+    command += ["-m", "llm_envs.trainers.cli.commands", *write("sft")[1:], "--per_device_train_batch_size", "2"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.count("the model is in") == 1 and (tmp_path / "out" / "model.safetensors").exists()
+
+
+def test_names_in_a_file_are_those_of_options_too(tmp_path):
+    path = tmp_path / "run.yaml"
+    text = "environment: x\nmax-steps: 3\nmodel: here\nout: there\nsave_strategy: no\ngradient_checkpointing: off\n"
+    path.write_text(text)
+    chosen, args, model = parse("grpo", (GRPOArguments, EnvGRPOConfig, ModelConfig), ["--config", str(path)])
+    assert (chosen.environment, args.max_steps, model.model_name_or_path) == ("x", 3, "here")
+    assert (args.output_dir, args.save_strategy, args.gradient_checkpointing) == ("there", "no", False)
+    given = ["--config", str(path), "--max-steps", "4", "--model", "other", "--save_strategy", "steps"]
+    _, args, model = parse("grpo", (GRPOArguments, EnvGRPOConfig, ModelConfig), given)
+    assert (args.max_steps, model.model_name_or_path, args.save_strategy) == (4, "other", "steps")
+
+
+def test_options_are_known_without_their_trainings():
+    """What shells complete with is read from the sources; here it is what the parsers take."""
+    kinds = {
+        "sft": (SFTArguments, EnvSFTConfig, ModelConfig),
+        "grpo": (GRPOArguments, EnvGRPOConfig, ModelConfig),
+        "ppo": (PPOArguments, EnvPPOConfig, ModelConfig),
+        "dpo": (DPOArguments, EnvDPOConfig, ModelConfig),
+    }
+    for name, classes in kinds.items():
+        actions = make_parser(name, classes)._option_string_actions
+        taken = {option for option in actions if option.startswith("--") and "-" not in option[2:]}
+        found = option_names.options(name)
+        assert found.keys() == {option for option in taken if not option.startswith("--no_")}
+        for option, values in found.items():
+            if values not in (None, (), ("true", "false")):
+                assert list(values) == list(actions[option].choices)
+    assert {"--mode", "--rl.num_generations", "--sft.num_episodes", "--lora_r"} <= option_names.sft_rl().keys()
+    points = {found.name: found.load()() for found in entry_points(group=TRAIN_OPTIONS) if found.name in TRAININGS}
+    assert points == {name: option_names.options(name) for name in TRAININGS}
+
+
+def test_the_examples_of_each_training_parse(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("sft", "grpo", "ppo", "dpo"):
+        (tmp_path / f"{name}.yaml").write_text("environment: x\noutput_dir: out\n")
+    kinds = {"sft": EnvSFTConfig, "grpo": EnvGRPOConfig, "ppo": EnvPPOConfig, "dpo": EnvDPOConfig}
+    of = {"sft": SFTArguments, "grpo": GRPOArguments, "ppo": PPOArguments, "dpo": DPOArguments}
+    assert EXAMPLES.keys() == TRAININGS.keys()
+    for name, text in EXAMPLES.items():
+        lines = [shlex.split(line) for line in text.strip().splitlines()]
+        assert len(lines) >= 2 and all(words[:3] == ["llm-envs", "train", name] for words in lines)
+        for words in lines:
+            if name == "sft-rl":  # it reads the file, so only the file is missing
+                with pytest.raises(InvalidConfigError, match=r"run\.yaml cannot be read"):
+                    sft_rl(words[3:])
+            else:
+                assert len(parse(name, (of[name], kinds[name], ModelConfig), words[3:])) == 3
+
+
+def test_every_training_is_installed_and_says_what_it_takes(capsys):
+    assert main(["train"]) == 0
+    assert set(capsys.readouterr().out.split()) >= set(TRAININGS) == {"sft", "grpo", "ppo", "dpo", "sft-rl"}
+    for name, option in (("sft", "--best_of"), ("ppo", "--critic"), ("dpo", "--source"), ("sft-rl", "--mode")):
+        with pytest.raises(SystemExit) as ended:
+            run([name, "--help"])
+        shown = capsys.readouterr().out
+        assert ended.value.code == 0 and option in shown and "--config" in shown and "--use_peft" in shown
+        assert shown.rstrip().endswith(EXAMPLES[name].rstrip())
+
+
+# Dry runs.
+
+
+def test_a_dry_run_says_what_would_be_done_and_trains_nothing(tiny_folder, tmp_path, capsys):
+    mixture = json.dumps({"llm/GuessNumber-v0": 1, "llm/Countdown-v0": 3})
+    out = tmp_path / "out"
+    command = ["train", "grpo", "--env", mixture, "--model_name_or_path", tiny_folder, "--output_dir", str(out), *SMALL]
+    assert main([*command, "--dry_run", "--algorithm", "dapo", "--max_completion_length", "32"]) == 0
+    shown = capsys.readouterr().out
+    assert "environments      llm/GuessNumber-v0, llm/Countdown-v0" in shown
+    assert "2 groups of 4 = 8 episodes on 1 process" in shown
+    assert "8 rows in micro-batches of 8; a generation lasts 1 steps" in shown
+    assert "32 items: an epoch is 16 generations" in shown
+    assert (
+        "loss              dapo, KL coefficient 0, learning rate" in shown
+        and "192 of context; 32 behind the first prompt" in shown
+    )
+    assert "forks             none" in shown
+    assert shown.count("of them sampled, ") == 4
+    assert "⟦" in shown and "<|im_start|>user" in shown
+    assert "are trained\n" in shown
+    assert not (out / "trajectories").exists() and not (out / "model.safetensors").exists()
+
+
+def test_a_dry_run_says_which_parameters_an_adapter_has(write, capsys):
+    wanted = ["--use_peft", "--lora_r", "2", "--lora_alpha", "4", "--lora_target_modules", "q_proj", "v_proj"]
+    for name in ("sft", "grpo"):
+        assert main([*write(name), "--dry_run", *wanted]) == 0
+        assert re.search(
+            r"parameters        896 of [\d,]+ are trained: LoRA of rank 2, alpha 4, dropout 0.05, on q_proj, v_proj\n",
+            capsys.readouterr().out,
+        )
+
+
+def test_dry_runs_of_the_others(write, tmp_path, capsys, tiny_folder):
+    assert main([*write("sft"), "--dry_run", "--num_train_epochs", "3", "--max_steps", "-1"]) == 0
+    shown = capsys.readouterr().out
+    assert "data              4 rows" in shown and "steps             3; an epoch is 1" in shown
+    assert "⟦<answer>5</answer><|im_end|>⟧" in shown  # the oracle's first guess, from 1 to 10
+    assert main([*write("ppo"), "--dry_run", "--critic", tiny_folder, "--lam", "0.9"]) == 0
+    shown = capsys.readouterr().out
+    assert "4 groups of 1 = 4 episodes" in shown and "critic            a LlamaModel of its own" in shown
+    assert "gamma 1 and lambda 0.9 a turn (the critic's lambda 1), nothing behind a limit of turns" in shown
+    assert main([*write("dpo"), "--dry_run", "--max_steps", "5"]) == 0
+    shown = capsys.readouterr().out
+    assert "4 groups of 4 = 16 episodes, pairs by best_worst above a margin of 0; 1 steps on them" in shown
+    assert "steps             5, so 5 rounds" in shown and "pairs of it       1" in shown
+    assert shown.count("⟦") == 4  # two turns of each of the pair
+    assert not list((tmp_path / "out").glob("*"))
+
+
+# Algorithms.
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_algorithm_takes_a_step(name, tiny_folder, config):
+    trainer = EnvGRPOTrainer(tiny_folder, EnvChoice("dense", factory=DenseEnv), config(), algorithm=name)
+    before = {key: value.clone() for key, value in trainer.model.state_dict().items()}
+    trainer.train()
+    trainer.close()
+    assert max((trainer.model.state_dict()[key] - value).abs().max() for key, value in before.items()) > 1e-5
+
+
+class Enough(Exception):
+    """Stops a command where its trainer would be made."""
+
+
+@pytest.mark.parametrize("command", [grpo, ppo])
+def test_an_algorithm_by_options_and_file(command, tiny_folder, tmp_path, monkeypatch):
+    seen = {}
+
+    def instead(self, *args, **given):
+        seen.update(given)
+        raise Enough
+
+    name = command.__name__
+    monkeypatch.setattr({"grpo": EnvGRPOTrainer, "ppo": EnvPPOTrainer}[name], "__init__", instead)
+    path = tmp_path / "run.yaml"
+    path.write_text(("algorithm: dapo\n" if command is grpo else "") + "environment: llm/Countdown-v0\n")
+    given = [f"--config={path}", "--model_name_or_path", tiny_folder, "--output_dir", str(tmp_path)]
+    given += SMALL if command is grpo else []
+    with pytest.raises(Enough):
+        command(given)
+    assert seen["algorithm"] is (DAPO if command is grpo else None)
+    with pytest.raises(Enough):
+        command([*given, "--algorithm_settings", '{"kl_coef": "linear:0.2:0.0", "kl_in": "reward", "kl_fn": "k1"}'])
+    algorithm = seen["algorithm"]
+    assert algorithm.name == ("dapo" if command is grpo else "ppo")
+    assert (algorithm.kl_in, algorithm.kl_fn) == ("reward", k1)
+    assert [algorithm.kl_coef(step, 3, None) for step in range(3)] == pytest.approx([0.2, 0.1, 0.0])
+
+
+# What is wrong.
+
+
+def test_what_is_wrong_is_said_in_a_line(tiny_folder, tmp_path, capsys):
+    command = ["grpo", "--model_name_or_path", tiny_folder, "--output_dir", str(tmp_path), *SMALL]
+    for arguments, said in (
+        ([*command, "--env", "llm/Countdwn-v0"], "llm/Countdown-v0"),
+        ([*command, "--env", "{3"], "is no JSON"),
+        (
+            ["grpo", "--env", "llm/Countdown-v0", "--output_dir", str(tmp_path), *SMALL],
+            "--model_name_or_path is missing",
+        ),
+        (command, "the following arguments are required: --environment/--env. `llm-envs train grpo --help`"),
+        ([*command, "--env", "llm/Countdown-v0", "--algorithm", "gdpo"], "algorithm='gdpo' is not known"),
+        (
+            [*command, "--env", "x", "--num_generation", "4"],
+            "--num_generation: there is no such option. Did you mean --num_generations?",
+        ),
+        ([*command, "--env", "x", "--beta", "much"], "argument --beta: invalid float value: 'much'"),
+        ([*command, "--env", "x", "here"], "here: there is no such option"),
+        ([*command, "--config"], "--config needs a YAML file"),
+    ):
+        assert run(arguments) == 2
+        error = capsys.readouterr().err
+        assert said in error and [line for line in error.splitlines() if line.startswith("llm-envs: error: ")]
+    assert run(["ppx"]) == 2 and "there is no training 'ppx'; there are dpo, grpo" in capsys.readouterr().err
+    assert run([]) == 2 and "name one of sft, grpo, ppo, dpo, sft-rl" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "environment: x\nnum_generation: 4\n",
+            "num_generation: there is no such option. Did you mean",
+        ),
+        ("env: llm/Countdown-v0\n", "env is 'llm/Countdown-v0': there it is a mapping of the process's environment"),
+        ("environment: x\nbeta: much\n", "run.yaml: argument --beta: invalid float value: 'much'"),
+        ("environment: x\nbeta: [1]\n", r"run.yaml: argument --beta: invalid float value: '\[1\]'"),
+        ("environment: x\nmax_steps: 1.5\n", "run.yaml: argument --max_steps/--max-steps: invalid int value: '1.5'"),
+        (
+            "environment: x\ntrain_sampling_strategy: rnd\n",
+            r"run.yaml: argument --train_sampling_strategy.*'rnd'; there are",
+        ),
+        ("environment: x\ntemperature: 0\n", "temperature=0.*set it above 0"),
+        ("- a list\n", "must be a mapping"),
+        ("a: [", "cannot be read: while parsing"),
+    ],
+)
+def test_what_is_wrong_in_a_file_is_said(text, said, tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text(text)
+    with pytest.raises(InvalidConfigError, match=said):
+        parse("grpo", (GRPOArguments, EnvGRPOConfig), ["--config", str(path), "--output_dir", str(tmp_path)])
+
+
+def test_settings_of_an_adapter_want_one(write, tmp_path, tiny_folder, capsys):
+    for name in OF:
+        for given, said in ((["--lora_r", "8"], "--lora_r 8"), (["--use_dora"], "--use_dora")):
+            assert main([*write(name), *given]) == 2
+            assert f"error: {said} needs --use_peft: no adapter is trained.\n" in capsys.readouterr().err
+    both = {"mode": "sft", "model_name_or_path": tiny_folder, "environment": GUESS, "lora_target_modules": ["q_proj"]}
+    path = tmp_path / "both.yaml"
+    path.write_text(yaml.safe_dump(both | {"output_dir": str(tmp_path / "out"), "sft": {**COMMON, "max_length": 190}}))
+    assert main(["train", "sft-rl", "--config", str(path)]) == 2
+    assert "--lora_target_modules q_proj needs --use_peft" in capsys.readouterr().err
+
+
+def test_a_loss_that_there_is_none_of_is_found_before_training(write, capsys):
+    for name, wrong, near in (("grpo", "dapoo", "dapo"), ("ppo", "dapoo", "dapo"), ("dpo", "sigmoyd", "sigmoid")):
+        assert main([*write(name), "--dry_run", "--loss_type", wrong]) == 2
+        assert re.search(
+            rf"loss_type='{wrong}'; it must be one of .*{near}.* Did you mean {near}\?", capsys.readouterr().err
+        )
+    assert main([*write("sft"), "--dry_run", "--loss_type", "nnl"]) == 2
+    assert "invalid choice: 'nnl'; there are nll, dft" in capsys.readouterr().err
+    with pytest.raises(InvalidConfigError, match="loss_type='dapoo'"):
+        EnvGRPOConfig(loss_type="dapoo")
+    for algorithm, kind in (("SFT", EnvSFTConfig), ("GRPO", EnvGRPOConfig), ("DPO", EnvDPOConfig)):
+        text = kind.__dataclass_fields__["loss_type"].metadata["help"]
+        (listed,) = re.findall(r"(?:Supported|Possible) values are:? (.*?)\.(?: [A-Z']|$)", text)
+        assert set(re.findall(r"'(\w+)'", listed)) == set(LOSS_TYPES[algorithm])
+
+
+def test_a_batch_that_makes_no_whole_groups_is_explained(write, capsys):
+    for given, said in (
+        ([], "per_device_train_batch_size 4 * gradient_accumulation_steps 1 * 1 process = 4 episodes a generation, "),
+        (["--steps_per_generation", "2"], "per_device_train_batch_size 4 * steps_per_generation 2 * 1 process = 8 "),
+        (["--generation_batch_size", "4"], "generation_batch_size (4) must be divisible by num_generations (3)."),
+    ):
+        assert main([*write("grpo"), "--num_generations", "3", *given]) == 2
+        error = capsys.readouterr().err
+        assert said in error and ("set for example --per_device_train_batch_size 6." in error) == ("4)" not in said)
+    assert main([*write("grpo"), "--num_generations", "3", "--per_device_train_batch_size", "6", "--dry_run"]) == 0
+
+
+def test_where_a_training_failed_is_kept(write, tmp_path, capsys):
+    """After hours nobody runs it again with --debug: the traceback is in the folder, and on the terminal a line."""
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "checkpoint-1").write_text("in the way of the folder")
+    assert main([*write("sft"), "--save_strategy", "steps", "--save_steps", "1"]) == 1
+    error = capsys.readouterr().err
+    kept = tmp_path / "out" / "traceback-0.txt"
+    assert re.search(rf"llm-envs: it failed after 1 steps; {kept} says where\nllm-envs: error: FileExists", error)
+    assert "Traceback" not in error and "Traceback (most recent call last)" in kept.read_text()
+
+
+def test_warnings_about_names_that_nobody_gave_are_left_out(write):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert main([*write("grpo", gradient_checkpointing=None), "--dry_run", "--use_peft"]) == 0
+    assert [str(warning.message) for warning in caught if "gradient_checkpointing" in str(warning.message)] == []

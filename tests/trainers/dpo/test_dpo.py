@@ -1,0 +1,664 @@
+"""EnvDPOTrainer: what a pair is, what its loss sees, where pairs come from, and that it learns, offline and online."""
+
+import json
+import math
+import runpy
+import sys
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from dense_env import DenseEnv
+from families import family_tokenizer
+from peft import LoraConfig
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from trl import DPOConfig, DPOTrainer
+
+from llm_envs.chat import ChatCodec
+from llm_envs.data import all_pairs, preference_pairs, to_dataset, to_groups, write_jsonl
+from llm_envs.errors import InvalidConfigError
+from llm_envs.policies import ConstantPolicy, OraclePolicy, TransformersPolicy
+from llm_envs.policies.inference import token_logps
+from llm_envs.rollout import Collector, EnvChoice, TrajectoryWriter, read_trajectories
+from llm_envs.rollout.filters import create_spread_filter
+from llm_envs.tiny_model import tiny_model, tiny_tokenizer
+from llm_envs.trainers import EnvDPOConfig, EnvDPOTrainer
+from llm_envs.trainers.bridge.unused_settings import ONLINE_DPO
+from llm_envs.trainers.dpo.pairs import (
+    check_tokenizer,
+    choose_length_controlled,
+    choose_random,
+    fit_pairs,
+    lift_pairs,
+    pair_rows,
+    share_of_round,
+)
+from llm_envs.trainers.functional.pairs import all_pairs as all_pairs_of_rewards
+from llm_envs.trainers.functional.pairs import dpo_loss, hinge_loss, ipo_loss, pair_log_ratios
+from llm_envs.types import SamplingParams, TrajectoryGroup
+
+pytestmark = pytest.mark.trainings
+
+ENV = "test/Say-v0"
+DENSE = EnvChoice("dense", factory=DenseEnv)
+TRL_LOSSES = [
+    *("sigmoid", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard", "aot", "aot_unpaired"),
+    *("apo_zero", "apo_down", "discopop", "sft", "sigmoid_norm"),
+]
+
+
+@pytest.fixture
+def settings(tmp_path):
+    def make(**changes):
+        base = {
+            "output_dir": str(tmp_path / "out"),
+            "per_device_train_batch_size": 4,
+            "learning_rate": 1e-3,
+            "lr_scheduler_type": "constant",
+            "gradient_checkpointing": False,
+            "save_strategy": "no",
+            "report_to": "none",
+            "disable_tqdm": True,
+            "logging_steps": 1,
+            "max_completion_length": 80,
+            "max_turn_tokens": 8,
+            "num_generations": 4,
+            "groups_per_round": 8,
+            "num_train_seeds": 64,
+        }
+        return EnvDPOConfig(**{**base, **changes})
+
+    return make
+
+
+@pytest.fixture
+def make(tiny_folder, settings):
+    made = []
+
+    def build(env=None, args=None, model=None, **kwargs):
+        args = args or settings()
+        for name in ONLINE_DPO if env is None and isinstance(args, EnvDPOConfig) else ():
+            setattr(args, name, getattr(EnvDPOConfig, name))  # offline nothing is played
+        made.append(EnvDPOTrainer(model or tiny_folder, env, args, **kwargs))
+        return made[-1]
+
+    yield build
+    for trainer in made:
+        trainer.close()
+
+
+@pytest.fixture(scope="module")
+def codec(tiny_folder):
+    return ChatCodec(AutoTokenizer.from_pretrained(tiny_folder))
+
+
+@pytest.fixture(scope="module")
+def played(tiny_folder, codec):
+    """Eight groups of four episodes of two turns, each reply with a reward of its own."""
+    policy = TransformersPolicy(AutoModelForCausalLM.from_pretrained(tiny_folder), codec.tokenizer)
+    sampling = SamplingParams(max_new_tokens=8)
+    with Collector(DENSE, policy, codec=codec, sampling=sampling, seed=5, progress=False) as collector:
+        return [t for group in collector.collect(8, 4) for t in group]
+
+
+def rewarded(trajectory, reward, group="g", member=0):
+    turns = [replace(turn, reward=0.0) for turn in trajectory.turns]
+    turns[0] = replace(turns[0], reward=reward)
+    return replace(trajectory, turns=tuple(turns), group_id=group, member=member)
+
+
+def moved(trainer, seed=0):
+    """Move the policy away from its reference, the same for any two trainers of one model."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in trainer.model.parameters():
+            parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator))
+    return trainer
+
+
+def batch_of(trainer, n=4):
+    return trainer.data_collator([trainer.train_dataset[index] for index in range(n)])
+
+
+# What the loss sees.
+
+
+def test_the_mask_is_on_the_agents_tokens_alone(make, played, codec):
+    trainer = make(trajectories=played)
+    batch = batch_of(trainer)
+    assert len(batch["input_ids"]) == 8  # four chosen, four rejected
+    said = {tuple(m.content for m in t.messages if m.role == "assistant") for t in played}
+    for ids, own in zip(batch["input_ids"], batch["completion_mask"].bool(), strict=True):
+        edges = np.flatnonzero(np.diff(np.concatenate([[0], own.numpy(), [0]])))
+        runs = [codec.decode_reply(ids[start:stop].numpy()) for start, stop in edges.reshape(-1, 2)]
+        assert tuple(runs) in said
+        assert "Go on." in codec.decode(ids[~own].numpy()) and "Go on." not in codec.decode(ids[own].numpy())
+
+
+def test_the_loss_by_hand(make, played):
+    """A head of zeros gives each of V tokens -log V; the references are given, so the log-ratios are 2 and -1."""
+    trainer = make(trajectories=played)
+    torch.nn.init.zeros_(trainer.model.get_output_embeddings().weight)
+    row = trainer.train_dataset[0]
+    each = -math.log(trainer.model.config.vocab_size)
+    row["ref_chosen_logps"] = sum(row["chosen_mask"]) * each - 2.0
+    row["ref_rejected_logps"] = sum(row["rejected_mask"]) * each + 1.0
+    assert sum(row["chosen_mask"]) < len(row["chosen_ids"])
+    trainer.precompute_ref_logps = True
+    loss = trainer.compute_loss(trainer.model, trainer.data_collator([row]))
+    assert loss.item() == pytest.approx(math.log1p(math.exp(-0.1 * 3.0)), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("loss_type", "loss_fn", "average"), [("sigmoid", dpo_loss, 0), ("hinge", hinge_loss, 0), ("ipo", ipo_loss, 1)]
+)
+def test_loss_and_gradient_are_those_of_the_masked_equation(make, played, settings, loss_type, loss_fn, average):
+    """From plain logits, where masked places are cut off: no token of the environment's has a gradient."""
+    trainer = moved(make(trajectories=played, args=settings(beta=0.3, loss_type=loss_type)))
+    batch = batch_of(trainer)
+    loss = trainer.compute_loss(trainer.model, batch)
+    gradients = torch.autograd.grad(loss, list(trainer.model.parameters()), allow_unused=True)
+
+    def logps(model):
+        logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits[:, :-1]
+        return logits.log_softmax(-1).gather(-1, batch["input_ids"][:, 1:, None])[..., 0]
+
+    pairs = torch.tensor([[i, i + 4] for i in range(4)])
+    with torch.no_grad():
+        reference = logps(trainer.ref_model)
+    mask = batch["completion_mask"][:, 1:]
+    ratios = pair_log_ratios(logps(trainer.model), reference, mask, pairs, average=bool(average))
+    expected = loss_fn(*ratios, beta=0.3).mean()
+    torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-6)
+    for ours, theirs in zip(
+        gradients, torch.autograd.grad(expected, list(trainer.model.parameters()), allow_unused=True), strict=True
+    ):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
+def test_single_turn_pairs_are_trls_own_under_every_loss(make, settings, tiny_folder, tmp_path):
+    """The template writes nothing behind a turn here: elsewhere TRL trains that, too (docs/dpo.md)."""
+    tokenizer = AutoTokenizer.from_pretrained(tiny_folder)
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+    )
+    rows = [
+        {
+            "prompt": [{"role": "user", "content": f"{n} + 1?"}],
+            "chosen": [{"role": "assistant", "content": str(n + 1)}],
+            "rejected": [{"role": "assistant", "content": f"It is {n}."}],
+        }
+        for n in range(4)
+    ]
+    data = Dataset.from_list(rows)
+    common = {"label_smoothing": 0.1, "report_to": "none", "gradient_checkpointing": False, "bf16": False}
+    common |= {"loss_type": ["robust"]}  # smooths labels
+    stock = moved(
+        DPOTrainer(
+            tiny_folder,
+            args=DPOConfig(output_dir=str(tmp_path), **common),
+            train_dataset=data,
+            processing_class=tokenizer,
+        )
+    )
+    ours = moved(make(source=data, args=settings(**common), processing_class=tokenizer))
+    expected, batch = batch_of(stock), batch_of(ours)
+    for name in ("input_ids", "attention_mask", "completion_mask"):
+        assert torch.equal(batch[name], expected[name])
+    for loss_type in TRL_LOSSES:
+        stock.loss_types = ours.loss_types = [loss_type]
+        one, other = (t.compute_loss(t.model, b) for t, b in ((stock, expected), (ours, batch)))
+        assert one.item() == pytest.approx(other.item(), abs=1e-6), loss_type
+
+
+# What a pair is.
+
+
+def test_a_pair_has_one_seed_and_no_tie(played):
+    groups = to_groups(played)
+    rows = pair_rows(groups, lambda members: [(a, b) for a in members for b in members])  # ties, and the wrong way
+    assert len(rows) > 8
+    assert all(row["chosen_reward"] > row["rejected_reward"] for row in rows)
+    seeds = {t.group_id: t.seed for t in played}
+    prompts = {t.group_id: t.rows[0].ids[: t.rows[0].prompt_length].tolist() for t in played}
+    assert len(set(seeds.values())) == 8
+    assert all(row["prompt_ids"] == prompts[row["group_id"]] for row in rows)
+    tied = [rewarded(t, 0.5, "g", n) for n, t in enumerate(played[:4])]
+    assert pair_rows(to_groups(tied), lambda members: [(members[0], members[1])]) == []
+    mixed = [rewarded(played[0], 1.0, "g", 0), rewarded(played[4], 0.0, "g", 1)]
+    one = TrajectoryGroup("g", mixed[0].env_id, mixed[0].seed, tuple(mixed))
+    with pytest.raises(InvalidConfigError, match="group g has episodes of 2 seeds"):
+        pair_rows([one], lambda members: [(members[0], members[1])])
+    twice = [rewarded(played[0], 1.0, "g", 0), rewarded(played[0], 0.0, "g", 1)]
+    assert pair_rows(to_groups(twice), lambda members: [(members[0], members[1])]) == []  # equal tokens say nothing
+
+
+def test_selectors(played):
+    rewards = [0.0, 0.5, 1.0, 0.9]
+    members = [rewarded(t, reward, "g", n) for n, (t, reward) in enumerate(zip(played, rewards, strict=False))]
+
+    def numbers(pairs):
+        return [(one.member, other.member) for one, other in pairs]
+
+    drawn = numbers(choose_random(members, seed=0, n_per_group=2, margin=0.45))
+    assert len(set(drawn)) == 2 and set(drawn) <= {(2, 0), (3, 0), (1, 0), (2, 1)}
+    assert drawn == numbers(choose_random(members, seed=0, n_per_group=2, margin=0.45))
+    assert len({tuple(numbers(choose_random(members, seed=seed))) for seed in range(20)}) > 2
+    assert choose_random([], seed=0) == []
+    assert numbers(lift_pairs(all_pairs_of_rewards)(members)) == [(1, 0), (2, 0), (2, 1), (2, 3), (3, 0), (3, 1)]
+
+    def long(trajectory, n):
+        row = trajectory.rows[0]
+        tail = np.ones(n, dtype=np.int32)
+        grown = replace(
+            row,
+            ids=np.concatenate([row.ids[: row.prompt_length], tail]),
+            mask=np.concatenate([row.mask[: row.prompt_length], tail.astype(bool)]),
+            logps=np.zeros(row.prompt_length + n, dtype=np.float32),
+            spans=((row.prompt_length, row.prompt_length + n),),
+        )
+        return replace(trajectory, rows=(grown,))
+
+    sized = [long(t, n) for t, n in zip(members, [10, 14, 30, 12], strict=True)]
+    assert numbers(choose_length_controlled(sized, max_ratio=1.25)) == [(3, 0)]  # the best, 30 tokens, is none's equal
+    assert numbers(choose_length_controlled(sized, max_ratio=3.0)) == [(2, 0)]
+    assert numbers(choose_length_controlled(sized, max_ratio=1.25, margin=0.95)) == []
+
+
+def test_long_pairs_are_dropped_or_cut_behind_a_turn():
+    row = {"prompt_ids": [1, 2], "chosen_reward": 1.0, "rejected_reward": 0.0}
+    row |= {"chosen_ids": [3, 4, 9, 5], "chosen_mask": [1, 1, 0, 1], "rejected_ids": [6], "rejected_mask": [1]}
+    kept, counts = fit_pairs([row], 5, "cut")
+    assert kept[0]["chosen_ids"] == [3, 4] and kept[0]["chosen_mask"] == [1, 1] and kept[0]["rejected_ids"] == [6]
+    assert counts == {"overlong": 1, "dropped": 0, "cut": 1}
+    assert fit_pairs([row], 5, "drop") == ([], {"overlong": 1, "dropped": 1, "cut": 0})
+    assert fit_pairs([row], 6, "drop")[0] == [row]
+    with pytest.raises(InvalidConfigError, match="6 tokens"):
+        fit_pairs([row], 5, "error")
+
+
+# Offline.
+
+
+def token_columns(trainer):
+    names = ("prompt_ids", "chosen_ids", "rejected_ids", "chosen_mask", "rejected_mask")
+    return [{name: row[name] for name in names} for row in trainer.train_dataset]
+
+
+def test_every_form_on_disk_gives_the_same_pairs(make, played, tmp_path):
+    expected = token_columns(make(trajectories=played))
+    assert len(expected) == 8
+    with TrajectoryWriter(tmp_path / "run") as writer:
+        for trajectory in played:
+            writer.write(trajectory)
+    to_dataset(played).save_to_disk(str(tmp_path / "table"))
+    pairs = preference_pairs(to_groups(played))
+    write_jsonl(pairs, tmp_path / "pairs.jsonl")
+    for source in (tmp_path / "run", tmp_path / "table", tmp_path / "pairs.jsonl", Dataset.from_list(pairs)):
+        assert token_columns(make(source=source)) == expected, source
+
+
+def test_messages_are_encoded_with_what_the_environment_said_masked(make, codec, tmp_path):
+    def talk(first, last):
+        tool = {"role": "tool", "content": "bbbb"}
+        return [{"role": "assistant", "content": first}, tool, {"role": "assistant", "content": last}]
+
+    rows = [{"prompt": [{"role": "user", "content": "Go"}], "chosen": talk("aa", "ab"), "rejected": talk("ac", "ad")}]
+    write_jsonl(rows, tmp_path / "messages.jsonl")
+    row = make(source=tmp_path / "messages.jsonl").train_dataset[0]
+    own = [token for token, mask in zip(row["chosen_ids"], row["chosen_mask"], strict=True) if mask]
+    assert codec.decode(np.array(own)) == "aa<|im_end|>ab<|im_end|>"
+    assert "<tool_response>\nbbbb\n</tool_response>" in codec.decode(np.array(row["chosen_ids"]))
+    whole = [{name: rows[0]["prompt"] + rows[0][name] for name in ("chosen", "rejected")}]  # the prompt not set apart
+    assert token_columns(make(source=Dataset.from_list(whole)))[0]["chosen_ids"] == row["chosen_ids"]
+    scored = [
+        {"messages": rows[0]["prompt"] + rows[0][name], "reward": reward, "group_id": "7"}
+        for name, reward in (("rejected", 0.0), ("chosen", 2.0))
+    ]
+    write_jsonl(scored, tmp_path / "scored.jsonl")
+    assert token_columns(make(source=tmp_path / "scored.jsonl"))[0]["chosen_ids"] == row["chosen_ids"]
+
+
+def test_it_learns_from_a_fixed_data_set(make, played, settings, tmp_path):
+    args = settings(max_steps=12, learning_rate=3e-3, eval_strategy="steps", eval_steps=12)
+    trainer = make(trajectories=played, args=args, eval_source=played)
+    trainer.train()
+    logged = trainer.state.log_history
+    assert logged[0]["loss"] == pytest.approx(math.log(2), abs=1e-6)
+    (evaluated,) = [entry for entry in logged if "eval_rewards/margins" in entry]
+    assert evaluated["eval_rewards/accuracies"] == 1.0 and evaluated["eval_rewards/margins"] > 1.0
+
+
+def test_precomputed_references_are_the_references_and_are_cached(make, played, settings, monkeypatch):
+    plain = moved(make(trajectories=played))
+    args = settings(precompute_ref_log_probs=True)
+    trainer = moved(make(trajectories=played, args=args))
+    assert trainer.ref_model is None
+    losses = [t.compute_loss(t.model, batch_of(t)).item() for t in (plain, trainer)]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-5) and losses[0] != pytest.approx(math.log(2), abs=1e-3)
+
+    def fail(*arguments):
+        raise AssertionError("computed again")
+
+    monkeypatch.setattr(EnvDPOTrainer, "compute_ref_log_probs", fail)
+    again = make(trajectories=played, args=args)
+    assert again.train_dataset["ref_chosen_logps"][:] == trainer.train_dataset["ref_chosen_logps"][:]
+
+
+def test_lora_takes_the_model_without_its_adapter_as_reference(make, played, settings):
+    adapter = LoraConfig(target_modules=["q_proj"], r=2)
+    trainer = make(trajectories=played, args=settings(max_steps=2, learning_rate=0.05), peft_config=adapter)
+    trainer.train()
+    assert trainer.ref_model is None
+    first, second = (entry["loss"] for entry in trainer.state.log_history[:2])
+    assert first == pytest.approx(math.log(2), abs=1e-6) and second != pytest.approx(first, abs=1e-4)
+
+
+# Online.
+
+
+def test_the_reward_rises(make, settings):
+    """At most 16 rounds at a high learning rate, seeds fixed in advance."""
+    args = settings(num_train_epochs=16, groups_per_round=16, per_device_train_batch_size=8, learning_rate=1e-2, seed=1)
+    trainer = make(ENV, args)
+    trainer.train()
+    rewards = [entry["env/reward"] for entry in trainer.state.log_history if "env/reward" in entry]
+    assert rewards[0] < 0.1
+    assert max(rewards) > 0.8
+    assert trainer.evaluate()["eval_env/reward"] > 0.8
+
+
+@pytest.mark.parametrize("group_filter", [None, create_spread_filter()])
+def test_a_run_without_further_pairs_ends_in_order(make, settings, caplog, group_filter):
+    """As when all is solved: what was learned is kept."""
+    calls = []
+
+    def selector(members):
+        calls.append(members)
+        return [(max(members, key=lambda t: t.reward), min(members, key=lambda t: t.reward))] * (len(calls) <= 8)
+
+    trainer = make(DENSE, settings(num_train_epochs=3), selector=selector, group_filter=group_filter)
+    trainer.train()
+    assert trainer.state.global_step == 2
+    assert "training ends at step 2: no preference pair is left" in caplog.text
+
+
+def test_steps_and_schedule_go_on_through_the_rounds(make, settings, tiny_folder):
+    args = settings(
+        num_train_epochs=3, steps_per_round=2, gradient_accumulation_steps=2, lr_scheduler_type="linear", seed=2
+    )
+    trainer = make(DENSE, args)
+    trainer.train()
+    entries = [entry for entry in trainer.state.log_history if "learning_rate" in entry]
+    assert [entry["step"] for entry in entries] == [1, 2, 3, 4, 5, 6]
+    assert [entry["epoch"] for entry in entries] == [0.5, 1, 1.5, 2, 2.5, 3]
+    assert [entry["learning_rate"] for entry in entries] == pytest.approx([1e-3 * (6 - n) / 6 for n in range(6)])
+    assert ["env/reward" in entry for entry in entries] == [True, False] * 3  # played at the beginning of a round
+    episodes = read_trajectories(f"{args.output_dir}/trajectories/process-0")
+    versions = [{span.version for turn in t.turns for span in turn.weight_versions} for t in episodes]
+    assert versions == [{0}] * 32 + [{2}] * 32 + [{4}] * 32
+    assert len({t.seed for t in episodes}) == 24  # 3 rounds of 8 groups
+    # What was sampled in the last round was sampled by the policy as it was then: it is not that of the start.
+    start = AutoModelForCausalLM.from_pretrained(tiny_folder)
+    rows = [t.rows[0] for t in episodes]
+    gaps = [
+        np.abs(logps - row.logps)[row.mask].max()
+        for logps, row in zip(token_logps(start, [row.ids for row in rows]), rows, strict=True)
+    ]
+    assert max(gaps[:32]) < 1e-4 < max(gaps[64:])
+
+
+def test_a_resumed_run_goes_on_in_the_middle_of_a_round(make, settings, tmp_path):
+    changes = {"steps_per_round": 2, "max_steps": 6, "save_strategy": "steps", "save_steps": 3}
+    changes |= {"precompute_ref_log_probs": True, "learning_rate": 3e-3, "lr_scheduler_type": "cosine"}
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    make(DENSE, settings(output_dir=str(whole), **changes)).train()
+    trainer = make(DENSE, settings(output_dir=str(parts), **changes))
+    trainer.train(resume_from_checkpoint=str(whole / "checkpoint-3"))
+    ends = [load_file(folder / "checkpoint-6" / "model.safetensors") for folder in (whole, parts)]
+    start = load_file(whole / "checkpoint-3" / "model.safetensors")
+    assert max((ends[0][key] - start[key]).abs().max().item() for key in start) > 1e-3
+    for key, value in ends[0].items():
+        torch.testing.assert_close(ends[1][key], value, rtol=0, atol=1e-6)
+    episodes = read_trajectories(parts / "trajectories" / "process-0")  # round 2 alone: round 1 was in the checkpoint
+    expected = read_trajectories(whole / "trajectories" / "process-0")[64:]
+    assert [(t.group_id, t.messages) for t in episodes] == [(t.group_id, t.messages) for t in expected]
+    other = make(DENSE, settings(output_dir=str(parts), **{**changes, "steps_per_round": 3}))
+    with pytest.raises(InvalidConfigError, match="rounds have 2 steps, this run's 3"):
+        other.train(resume_from_checkpoint=str(whole / "checkpoint-3"))
+
+
+def few_pairs(n):
+    """Return a selector that pairs best and worst of the first `n` groups of every 8."""
+    calls = []
+
+    def selector(members):
+        calls.append(members)
+        ordered = sorted(members, key=lambda t: t.reward)
+        return [(ordered[-1], ordered[0])] * ((len(calls) - 1) % 8 < n)
+
+    return selector
+
+
+def trained_pairs(trainer):
+    """Keep, by version of the weights that sampled it, how often each pair is trained."""
+    uses, collate = Counter(), trainer.data_collator
+
+    def count(rows):
+        uses.update((row["group_id"], trainer.state.global_step) for row in rows)
+        return collate(rows)
+
+    trainer.data_collator = count
+    return uses
+
+
+def test_a_pair_is_trained_a_bounded_number_of_times(make, settings, caplog):
+    """Eight steps of four pairs a round, and three pairs a round: 12 uses are 3 steps, not 8 (10 or 11 uses each)."""
+    args = settings(steps_per_round=8, max_steps=7, learning_rate=0.0)
+    trainer = make(DENSE, args, selector=few_pairs(3))
+    uses = trained_pairs(trainer)
+    trainer.train()
+    assert trainer.state.global_step == 7
+    by_pair = Counter()
+    for (group, _), n in uses.items():
+        by_pair[group] += n
+    assert sorted(by_pair.values()) == [1, 1, 2, 4, 4, 4, 4, 4, 4]  # the third round was cut by max_steps
+    steps = {group: {step for other, step in uses if other == group} for group in by_pair}
+    assert sorted(max(s) for s in steps.values()) == [2, 2, 2, 5, 5, 5, 6, 6, 6]
+    logs = [entry for entry in trainer.state.log_history if "pairs/uses" in entry]
+    assert [(e["step"], e["pairs/n"], e["pairs/steps"], e["pairs/uses"]) for e in logs] == [
+        *((1, 3.0, 3.0, 4.0), (4, 3.0, 3.0, 4.0), (7, 3.0, 3.0, 4.0))
+    ]
+    episodes = read_trajectories(f"{args.output_dir}/trajectories/process-0")
+    versions = [{span.version for turn in t.turns for span in turn.weight_versions} for t in episodes]
+    assert versions == [{0}] * 32 + [{3}] * 32 + [{6}] * 32
+    assert caplog.text.count("3 preference pairs came of 8 groups, too few for 8 steps of 4") == 1
+
+
+def test_a_step_that_pairs_cannot_fill_waits_for_further_groups(make, settings):
+    trainer = make(DENSE, settings(max_steps=1, max_pair_uses=1), selector=few_pairs(2))
+    trainer.train()
+    (log,) = [entry for entry in trainer.state.log_history if "pairs/n" in entry]
+    assert (log["pairs/n"], log["pairs/steps"], log["pairs/uses"], log["pairs/groups"]) == (4.0, 1.0, 1.0, 0.25)
+    with pytest.raises(
+        InvalidConfigError, match=r"too few preference pairs are left for a step of 4: 3 came of 3 times"
+    ):
+        make(DENSE, settings(max_steps=1, max_pair_uses=1), selector=few_pairs(1)).train()
+
+
+def test_a_resumed_run_goes_on_in_a_shortened_round(make, settings, tmp_path):
+    changes = {"steps_per_round": 8, "max_steps": 7, "save_strategy": "steps", "save_steps": 4}
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    make(DENSE, settings(output_dir=str(whole), **changes), selector=few_pairs(3)).train()
+    trainer = make(DENSE, settings(output_dir=str(parts), **changes), selector=few_pairs(3))
+    trainer.train(resume_from_checkpoint=str(whole / "checkpoint-4"))
+    ends = [load_file(folder / "checkpoint-7" / "model.safetensors") for folder in (whole, parts)]
+    for key, value in ends[0].items():
+        torch.testing.assert_close(ends[1][key], value, rtol=0, atol=1e-6)
+
+
+def test_the_reference_of_a_round_is_the_frozen_one(make, settings):
+    trainer = make(DENSE, settings(precompute_ref_log_probs=True, num_train_epochs=2, learning_rate=3e-3))
+    trainer.train()
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    assert losses[0] == pytest.approx(math.log(2), abs=1e-6)
+    row = trainer.local_pairs[0]
+    with torch.no_grad():
+        scored = trainer.compute_ref_log_probs(trainer.ref_model, trainer.data_collator([row]))
+    assert [logps.item() for logps in scored] == pytest.approx([row["ref_chosen_logps"], row["ref_rejected_logps"]])
+
+
+def test_checkpoints_of_another_algorithm_are_refused(make, settings, tmp_path):
+    args = settings(max_steps=1, save_strategy="steps", save_steps=1)
+    make(DENSE, args).train()
+    file = Path(args.output_dir) / "checkpoint-1" / "llm_envs_state.json"
+    file.write_text(json.dumps({k: v for k, v in json.loads(file.read_text()).items() if k != "algorithm"}))
+    with pytest.raises(InvalidConfigError, match="no checkpoint of online DPO"):
+        make(DENSE, settings(max_steps=2)).train(resume_from_checkpoint=str(file.parent))
+
+
+@pytest.mark.vllm
+@pytest.mark.slow
+def test_the_engine_follows_the_trainer(make, settings, tiny_folder):
+    """Each round is sampled with the weights of then, and the reward rises."""
+    pytest.importorskip("vllm", reason="vLLM is not installed (make test-vllm has it)")
+    args = settings(
+        num_train_epochs=16, groups_per_round=16, per_device_train_batch_size=8, learning_rate=4e-3, seed=1,
+        use_vllm=True, vllm_max_model_length=192,
+    )  # fmt: skip
+    trainer = make(ENV, args)
+    play, gaps = trainer._play_round, []
+
+    def compare():
+        play()
+        rows = [t.rows[0] for t in trainer.last_trajectories]
+        trainer.model.eval()
+        scored = token_logps(trainer.model, [row.ids for row in rows])
+        trainer.model.train()
+        gaps.append(max(np.abs(a - row.logps)[row.mask].max() for a, row in zip(scored, rows, strict=True)))
+
+    trainer._play_round = compare
+    trainer.train()
+    assert len(gaps) > 4 and max(gaps) < 1e-3, gaps
+    assert max(entry["env/reward"] for entry in trainer.state.log_history if "env/reward" in entry) > 0.8
+
+
+def test_processes_share_a_list_that_is_gone_through_again():
+    pairs = [{"n": n} for n in range(5)]
+    shares = [share_of_round(pairs, 6, process_index=rank, n_processes=2, seed=3) for rank in range(2)]
+    together = [row["n"] for both in zip(*shares, strict=True) for row in both]
+    assert len(together) == 12
+    assert sorted(together[:5]) == sorted(together[5:10]) == [0, 1, 2, 3, 4]
+    assert together[:5] != together[5:10]
+    assert shares == [share_of_round(pairs, 6, process_index=rank, n_processes=2, seed=3) for rank in range(2)]
+    (few,) = [share_of_round(pairs, 3, process_index=0, n_processes=1, seed=3)]
+    assert len({row["n"] for row in few}) == 3
+
+
+def test_the_example_trains_from_a_file(tiny_folder, tmp_path, monkeypatch):
+    says = {name: [{"role": "assistant", "content": name}] for name in ("chosen", "rejected")}
+    write_jsonl([{"prompt": [{"role": "user", "content": "Go"}]} | says], tmp_path / "pairs.jsonl")
+    options = {"source": tmp_path / "pairs.jsonl", "model_name_or_path": tiny_folder, "output_dir": tmp_path / "out"}
+    options |= {"max_steps": 2, "per_device_train_batch_size": 1, "report_to": "none", "save_strategy": "no"}
+    arguments = [f"--{name}={value}" for name, value in options.items()]
+    program = Path(__file__).parents[3] / "examples" / "train_dpo.py"
+    monkeypatch.setattr(sys, "argv", [str(program), *arguments])
+    runpy.run_path(str(program), run_name="__main__")
+    assert (tmp_path / "out" / "model.safetensors").exists()
+
+
+# Bad input.
+
+
+def test_nothing_to_compare_is_refused(make, played, settings, tmp_path):
+    tied = [rewarded(t, 0.5, t.group_id, t.member) for t in played]
+    with pytest.raises(InvalidConfigError, match=r"no preference pair is left of the episodes.*pair_margin=0.0"):
+        make(trajectories=tied)
+    with pytest.raises(InvalidConfigError, match=r"no preference pair is left.*pair_margin=5"):
+        make(trajectories=played, args=settings(pair_margin=5))
+    with pytest.raises(InvalidConfigError, match="no preference pair is left: all 8 are longer than max_length=9"):
+        make(trajectories=played, args=settings(max_length=9))
+    with pytest.raises(
+        InvalidConfigError, match=r"no preference pair is left: none came of 3 times 8 groups.*num_generations or temp"
+    ):
+        make(DENSE, settings(pair_margin=5)).train()
+    rows = [{"chosen_reward": 0.0, "rejected_reward": 0.0, **row} for row in preference_pairs(to_groups(played))]
+    equal = Dataset.from_list([row | {"chosen_reward": 0.0, "rejected_reward": 0.0} for row in rows])
+    with pytest.raises(InvalidConfigError, match="no preference pair is left of 8 pairs"):
+        make(source=equal)
+
+
+def test_tokens_without_masks_or_beyond_the_vocabulary_are_refused(make, played, settings):
+    pairs = Dataset.from_list(preference_pairs(to_groups(played)))
+    with pytest.raises(InvalidConfigError, match=r"pair 0 has chosen_ids and no chosen_mask.*--to pairs"):
+        make(source=pairs.remove_columns(["chosen_mask"]))
+    short = [row | {"rejected_mask": row["rejected_mask"][:-1]} for row in pairs]
+    with pytest.raises(InvalidConfigError, match="pair 0: rejected_mask has"):
+        make(source=Dataset.from_list(short))
+    beyond = [row | {"chosen_ids": [10**6, *row["chosen_ids"][1:]]} for row in pairs]
+    with pytest.raises(InvalidConfigError, match="the highest here is 1000000"):
+        make(source=Dataset.from_list(beyond))
+    wordless = [replace(t, rows=(), turns=tuple(replace(u, row=-1, span=-1) for u in t.turns)) for t in played]
+    with pytest.raises(InvalidConfigError, match=r"episodes without tokens.*encode_messages=True"):
+        make(trajectories=wordless)
+    assert len(make(trajectories=wordless, args=settings(encode_messages=True)).train_dataset) == 8
+
+
+def test_episodes_of_another_tokenizer_are_refused_or_encoded_anew(make, settings, tiny_folder):
+    other = tiny_tokenizer(["Say something about", "Go on. Say more."], vocab_size=300)
+    policy = TransformersPolicy(tiny_model(other, hidden_size=16, n_heads=2, max_length=192), other)
+    sampling = SamplingParams(max_new_tokens=8)
+    with Collector(DENSE, policy, codec=ChatCodec(other), sampling=sampling, progress=False) as collector:
+        foreign = [t for group in collector.collect(8, 2) for t in group]
+    with pytest.raises(InvalidConfigError, match=r"tokens of pair \d are not this model's.*encode_messages=True"):
+        make(trajectories=foreign)
+    assert len(make(trajectories=foreign, args=settings(encode_messages=True)).train_dataset) == 8
+
+
+@pytest.mark.parametrize("family", ["gptoss", "gemma4", "glm4moe", "qwen3"])
+def test_words_in_a_models_own_format_are_its_own(family):
+    """An oracle's call stands in the tokens as the model would write it, not as in the message."""
+    codec = ChatCodec(family_tokenizer(family))
+    members = []
+    for member, policy in enumerate([OraclePolicy(), ConstantPolicy("I say 42. "), ConstantPolicy("")]):
+        with Collector("llm/Calculator-v0", policy, codec=codec, seed=1, progress=False) as collector:
+            members += [rewarded(t, -member, t.group_id, member) for group in collector.collect(2) for t in group]
+    rows = pair_rows(to_groups(members), all_pairs)
+    assert len(rows) == 6
+    check_tokenizer(rows, codec)
+    row = rows[0]
+    wrong = [token - 1 if own else token for token, own in zip(row["chosen_ids"], row["chosen_mask"], strict=True)]
+    with pytest.raises(InvalidConfigError, match="do not read as the messages do"):
+        check_tokenizer([row | {"chosen_ids": wrong}], codec)
+
+
+def test_bad_settings_are_one_line_errors(make, played, settings, tiny_folder):
+    for arguments in ({}, {"env": ENV, "trajectories": played}):
+        with pytest.raises(InvalidConfigError, match="just one of them"):
+            make(**arguments)
+    for name, value in [
+        ("pair_selector", "best"), ("pair_margin", -1.0), ("num_generations", 1), ("steps_per_round", 0),
+        ("max_pair_uses", 0),
+        ("temperature", 0.0), ("overlong", "keep"), ("pair_length_ratio", 0.5), ("pairs_per_group", 0),
+    ]:  # fmt: skip
+        with pytest.raises(InvalidConfigError, match=f"{name}="):
+            settings(**{name: value})
+    with pytest.raises(InvalidConfigError, match="use EnvDPOConfig"):
+        make(trajectories=played, args=DPOConfig(output_dir="x", bf16=False))
+    with pytest.raises(InvalidConfigError, match="train_dataset: EnvDPOTrainer makes these"):
+        make(trajectories=played, train_dataset=None)
+    with pytest.raises(InvalidConfigError, match="leave one out"):
+        make(ENV, settings(sync_ref_model=True, precompute_ref_log_probs=True))
+    with pytest.raises(InvalidConfigError, match="max_completion_length=500 leaves no room"):
+        make(ENV, settings(max_completion_length=500))
+    text = Dataset.from_list([{"prompt": "a", "chosen": "b", "rejected": "c"}])
+    with pytest.raises(InvalidConfigError, match="prompt, chosen, rejected must be lists of messages"):
+        make(source=text)
+    with pytest.raises(InvalidConfigError, match="token rows of single episodes"):
+        make(source=Dataset.from_list([{"input_ids": [1, 2], "labels": [-100, 2]}]))

@@ -1,0 +1,238 @@
+"""What a user may replace in GRPO by passing a function: rewards, shaping, filters, and the parts of an algorithm."""
+
+import copy
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from dense_env import DenseEnv
+
+from llm_envs.errors import InvalidConfigError, JudgeError, RolloutFailedError
+from llm_envs.rollout import EnvChoice
+from llm_envs.rollout.filters import create_spread_filter
+from llm_envs.trainers import EnvGRPOTrainer
+from llm_envs.trainers.functional.advantages import group_normalised, leave_one_out
+from llm_envs.trainers.functional.algorithm import DAPO, GRPO, PPO
+from llm_envs.trainers.functional.kl import k1, k3, k3_weighted
+from llm_envs.trainers.functional.turn_advantages import create_per_turn
+
+pytestmark = pytest.mark.trainings
+
+DENSE = EnvChoice("dense", factory=DenseEnv)
+LEARNING = {"optim": "sgd", "learning_rate": 0.5, "max_steps": 2, "seed": 5}
+
+
+@pytest.fixture
+def make(tiny_folder, config):
+    made = []
+
+    def build(settings=None, env=DENSE, **hooks):
+        made.append(EnvGRPOTrainer(tiny_folder, env, config(**LEARNING | (settings or {})), **hooks))
+        return made[-1]
+
+    yield build
+    for trainer in made:
+        trainer.close()
+
+
+def trained(trainer):
+    trainer.train()
+    return copy.deepcopy(trainer.model.state_dict())
+
+
+def assert_same(one, other, atol=1e-6):
+    for name, value in one.items():
+        torch.testing.assert_close(other[name], value, rtol=0, atol=atol)
+
+
+def distance(one, other):
+    return max((other[name] - value).abs().max().item() for name, value in one.items())
+
+
+SPLIT = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4}
+
+
+ON_POLICY_TOKENS = replace(GRPO, normalisation="token", kl_coef=0.5)
+
+
+def test_the_weighted_k3_is_trls_corrected_kl(make):
+    """TRL's own estimator has one importance weight, and so has `k3_weighted`: on-policy they are the same."""
+    plain = trained(make({"beta": 0.5, **SPLIT}))
+    assert_same(plain, trained(make(SPLIT, algorithm=replace(ON_POLICY_TOKENS, kl_fn=k3_weighted))))
+    assert distance(plain, trained(make(SPLIT, algorithm=replace(ON_POLICY_TOKENS, kl_fn=k3)))) > 1e-5
+
+
+def test_another_function_is_another_step(make):
+    plain = trained(make(algorithm=ON_POLICY_TOKENS))
+    for changes in ({"advantage_fn": leave_one_out}, {"kl_fn": k1}, {"advantage_fn": create_per_turn()}):
+        assert distance(plain, trained(make(algorithm=replace(ON_POLICY_TOKENS, **changes)))) > 1e-5
+
+
+def test_advantages_by_turn_are_on_the_turns_tokens(make):
+    def second_turn_only(rewards_B, group_ids_B, turn_rewards_BK):
+        assert rewards_B.tolist() == pytest.approx(turn_rewards_BK.nan_to_num().sum(1).tolist())
+        assert sorted(group_ids_B.tolist()) == sorted([0, 1, 2, 3] * 4)
+        return torch.tensor([[0.0, 7.0]]).expand(len(rewards_B), 2)
+
+    trainer = make({"max_steps": 1}, algorithm=replace(GRPO, advantage_fn=second_turn_only))
+    kept, original = [], trainer._generate_and_score_completions
+    trainer._generate_and_score_completions = lambda inputs: kept.append(original(inputs)) or kept[-1]
+    trainer.train()
+    for row, trajectory in enumerate(trainer.last_trajectories):
+        (tokens,) = trajectory.rows
+        start, stop = tokens.spans[1]
+        expected = torch.zeros(kept[0]["completion_ids"].shape[1])
+        expected[start - tokens.prompt_length : stop - tokens.prompt_length] = 7.0
+        assert torch.equal(kept[0]["advantages"][row], expected)
+
+
+def test_kl_in_the_reward(make):
+    """With a policy that is its reference the KL is 0; one step later it is not, and every advantage has its part."""
+    seen, paid, steps = [], [], {"max_steps": 3}
+
+    def seeing(*arguments):
+        seen.append(arguments)
+        return group_normalised(*arguments)
+
+    algorithm = replace(GRPO, normalisation="token", kl_coef=0.3, kl_in="reward")
+    trainer = make(steps, algorithm=replace(algorithm, advantage_fn=seeing))
+    play = trainer._play
+    trainer._play = lambda: (play(), paid.append(trainer._credit.rewards))
+    trainer.train()
+    kls = [entry["kl"] for entry in trainer.state.log_history if "kl" in entry]
+    assert kls[0] == pytest.approx(0.0, abs=1e-6) and abs(kls[-1]) > 1e-5
+    assert seen[0][0].tolist() == pytest.approx(paid[0].tolist(), abs=1e-5)
+    assert seen[2][0].tolist() != pytest.approx(paid[2].tolist(), abs=1e-6)
+    assert seen[2][2].nan_to_num().sum(1).tolist() == pytest.approx(seen[2][0].tolist(), abs=1e-5)
+    in_loss = replace(algorithm, kl_in="loss")
+    assert distance(trained(make(steps, algorithm=algorithm)), trained(make(steps, algorithm=in_loss))) > 1e-6
+    assert_same(trained(make(steps, algorithm=algorithm)), trained(make(steps, algorithm=replace(algorithm, kl_fn=k1))))
+
+
+def test_rewards_of_ones_own_are_columns_and_count(make):
+    def length(trajectory):
+        return float(trajectory.n_sampled_tokens)
+
+    def shorter(trajectory, cost):
+        return [-cost] * len(trajectory.turns)
+
+    trainer = make(
+        {"max_steps": 1, "scale_rewards": "none"},
+        reward_fns={"length": length},
+        reward_weights={"length": -0.125},
+        shaping_fns={"cost": partial(shorter, cost=0.25)},
+    )
+    kept, original = [], trainer._generate_and_score_completions
+    trainer._generate_and_score_completions = lambda inputs: kept.append(original(inputs)) or kept[-1]
+    trainer.train()
+    logged = trainer.state.log_history[0]
+    played = trainer.last_trajectories
+    paid = torch.tensor([t.reward - 0.125 * t.n_sampled_tokens - 0.5 for t in played])
+    expected = paid - paid.view(-1, 4).mean(1).repeat_interleave(4)
+    torch.testing.assert_close(kept[0]["advantages"], expected, rtol=0, atol=1e-5)
+    assert logged["rewards/length/mean"] == pytest.approx(sum(t.n_sampled_tokens for t in played) / 16, rel=1e-3)
+    assert logged["rewards/shaping/cost/mean"] == pytest.approx(-0.5)
+    assert logged["rewards/reward/mean"] == pytest.approx(logged["env/reward"], rel=1e-3)  # the task's stays what it is
+
+
+def test_components_keep_their_names_in_both_of_trls_ways(make):
+    for way in ("sum_then_normalize", "normalize_then_sum"):
+        trainer = make(
+            {
+                "reward_components": True,
+                "max_steps": 1,
+                "multi_objective_aggregation": way,
+                "env_kwargs": {"difficulty": "easy"},
+            },
+            env="llm/Countdown-v0",
+        )
+        weights = dict(zip(trainer.reward_func_names, trainer.reward_weights.tolist(), strict=True))
+        trainer.train()
+        weights = dict(zip(trainer.reward_func_names, trainer.reward_weights.tolist(), strict=True))
+        task = trainer.last_trajectories[0]
+        assert weights.keys() == task.components.keys() and len(weights) > 1
+        logged = trainer.state.log_history[0]
+        assert all(f"rewards/{name}/mean" in logged for name in weights)
+        assert sum(w * task.components[name] for name, w in weights.items()) == pytest.approx(task.reward)
+
+
+def test_what_a_judge_cannot_score_is_masked_and_counts_nowhere(make):
+    def judge(trajectory):
+        if trajectory.member == 1:
+            raise JudgeError("away")
+        return float(trajectory.member)
+
+    trainer = make({"max_steps": 1}, reward_fns={"judge": judge})
+    kept, original = [], trainer._generate_and_score_completions
+    trainer._generate_and_score_completions = lambda inputs: kept.append(original(inputs)) or kept[-1]
+    trainer.train()
+    for row, trajectory in enumerate(trainer.last_trajectories):
+        assert trajectory.status == ("unscored" if trajectory.member == 1 else "ok")
+        assert kept[0]["tool_mask"][row].any().item() == (trajectory.member != 1)
+    assert kept[0]["advantages"].view(4, 4)[:, 1].tolist() == [0.0] * 4
+    assert kept[0]["advantages"].view(4, 4).sum(1).abs().max() < 1e-4
+
+
+class CoinEnv(DenseEnv):
+    """In every second problem all replies earn the same."""
+
+    def reset(self, *, seed=None, options=None):
+        self.is_flat = seed % 2 == 0
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action):
+        observation, reward, *rest = super().step(action)
+        return observation, 0.5 if self.is_flat else reward, *rest
+
+
+COIN = EnvChoice("coin", factory=CoinEnv)
+
+
+def test_groups_without_spread_are_replaced(make):
+    trainer = make(env=COIN, group_filter=create_spread_filter())
+    trainer.train()
+    rewards = torch.tensor([t.reward for t in trainer.last_trajectories]).view(4, 4)
+    assert (rewards.max(1).values > rewards.min(1).values).all()
+    assert all(t.seed % 2 == 1 for t in trainer.last_trajectories)
+    played = [entry["env/episodes"] for entry in trainer.state.log_history if "env/episodes" in entry]
+    assert sum(played) > 2 * 16  # what was filtered counts in what is reported of the environment
+    again = make(env=COIN, group_filter=create_spread_filter())
+    assert_same(trained(again), trainer.model.state_dict(), atol=0.0)
+
+
+def test_places_that_no_refill_fills_are_masked_and_a_run_of_nothing_stops(make):
+    trainer = make({"max_refills": 2, "max_steps": 5}, env=COIN, group_filter=lambda group: False)
+    with pytest.raises(RolloutFailedError, match=r"16 of 16 episodes failed.*group_filter.*none of 2 groups"):
+        trainer.train()
+    assert trainer.state.global_step == 2  # the third generation in a row stops it
+    half = make({"max_refills": 1, "max_steps": 1}, env=COIN, group_filter=create_spread_filter())
+    half.train()
+    kept = [t.status == "ok" for t in half.last_trajectories]
+    assert 0 < sum(kept) < 16 and sum(kept) % 4 == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "hooks", "match"),
+    [
+        ({"max_refills": 0}, {}, "max_refills=0"),
+        ({"reward_weights": [1.0]}, {}, "give the trainer reward_weights="),
+        (
+            {"multi_objective_aggregation": "normalize_then_sum"},
+            {"algorithm": GRPO},
+            "multi_objective_aggregation='normalize_then_sum': the algorithm decides that",
+        ),
+        ({"loss_type": "sapo"}, {"algorithm": GRPO}, "loss_type='sapo': the algorithm decides that"),
+        ({}, {"algorithm": PPO}, "'ppo' has no advantage_fn; only EnvPPOTrainer has a critic"),
+        (
+            {"max_steps": 1},
+            {"algorithm": DAPO, "reward_fns": {"overlong": len}},
+            "a reward function is called overlong, and the algorithm",
+        ),
+        ({"loss_type": "cispo"}, {}, "cuts every weight to 0.2. Set epsilon_high to 1 or more"),
+        ({"loss_type": "cispo", "epsilon_high": 0.28}, {}, "epsilon_high=0.28: .* Set epsilon_high"),
+    ],
+)
+def test_settings_that_contradict_one_another(make, settings, hooks, match):
+    with pytest.raises(InvalidConfigError, match=match):
+        make(settings, **hooks).train()

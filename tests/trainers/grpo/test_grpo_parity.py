@@ -1,0 +1,81 @@
+"""EnvGRPOTrainer and TRL's own GRPOTrainer, fed the same rows and rewards, take the same steps."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+from dense_env import DenseEnv
+from trl import GRPOConfig, GRPOTrainer
+
+from llm_envs.policies.inference import load_model, load_tokenizer
+from llm_envs.rollout import EnvChoice
+from llm_envs.trainers import EnvGRPOTrainer
+from llm_envs.trainers.bridge.items import index_dataset
+from llm_envs.trainers.bridge.trl_rows import reward_from_field, rollout_output
+
+pytestmark = [pytest.mark.transformers, pytest.mark.trainings]
+SETTINGS = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 2, "max_steps": 3, "seed": 7}
+SHARED = (
+    "num_generations",
+    "max_completion_length",
+    "lr_scheduler_type",
+    "gradient_checkpointing",
+    "logging_steps",
+    "save_strategy",
+    "report_to",
+    "disable_tqdm",
+)
+
+
+def stock_trainer(model, args, own, generations):
+    """Return TRL's trainer, whose rollouts are given."""
+    waiting = iter(generations)
+
+    def replay(prompts, trainer):
+        rows = rollout_output(next(waiting), pad_id=int(own._tokenizer.pad_token_id))
+        assert len(rows["prompt_ids"]) == len(prompts)
+        return rows
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*rollout_func.*experimental")
+        return GRPOTrainer(
+            model,
+            reward_funcs=[reward_from_field],
+            args=args,
+            train_dataset=index_dataset(own.items["train"], "train"),
+            processing_class=own._tokenizer,
+            rollout_func=replay,
+        )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"optim": "sgd", "learning_rate": 0.5},
+        {"optim": "adamw_torch", "learning_rate": 1e-3},
+        {"optim": "adamw_torch", "learning_rate": 1e-3, "loss_type": "dr_grpo", "beta": 0.1, "num_iterations": 2},
+        {"optim": "adamw_torch", "learning_rate": 1e-3, "importance_sampling_level": "sequence", "loss_type": "grpo"},
+    ],
+)
+def test_the_same_rows_and_rewards_give_the_same_steps(tiny_folder, config, tmp_path, changes):
+    kept = []
+    tokenizer = load_tokenizer(tiny_folder)
+    settings = config(**SETTINGS, **changes)
+    ours = EnvGRPOTrainer(
+        load_model(tiny_folder), EnvChoice("dense", factory=DenseEnv), settings, processing_class=tokenizer
+    )
+    play = ours._play
+    ours._play = lambda: (play(), kept.append(list(ours.last_trajectories)))
+    ours.train()
+    ours.close()
+
+    shared = {name: getattr(settings, name) for name in SHARED}
+    args = GRPOConfig(**shared | SETTINGS | changes, output_dir=str(tmp_path / "stock"), bf16=False)
+    stock = stock_trainer(load_model(tiny_folder), args, ours, kept)
+    before = copy.deepcopy(stock.model.state_dict())
+    stock.train()
+    moved = max((stock.model.state_dict()[name] - value).abs().max().item() for name, value in before.items())
+    assert moved > 1e-3  # they did learn something
+    for name, value in stock.model.state_dict().items():
+        torch.testing.assert_close(ours.model.state_dict()[name], value, rtol=0, atol=1e-6)

@@ -1,0 +1,156 @@
+"""A training run that is killed goes on from its checkpoint as if nothing had been."""
+
+import json
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from dense_env import DenseEnv
+from resumed_run import train
+from safetensors.torch import load_file
+
+from llm_envs.errors import InvalidConfigError
+from llm_envs.rollout import EnvChoice, read_trajectories
+from llm_envs.trainers import EnvGRPOConfig, EnvGRPOTrainer, EnvPPOConfig, EnvPPOTrainer
+from llm_envs.trainers.functional.algorithm import GRPO
+from llm_envs.trainers.schedules import create_adaptive
+
+pytestmark = pytest.mark.trainings
+
+ROOT = Path(__file__).parents[3]
+
+
+def run_until_killed(model: str, out: Path, step: int) -> int:
+    """Run it in a process of its own; return how that ended."""
+    program = ROOT / "tests" / "support" / "resumed_run.py"
+    done = subprocess.run(
+        [sys.executable, program, model, out, str(step)], capture_output=True, timeout=300, check=False
+    )
+    return done.returncode
+
+
+def test_ten_steps_are_five_and_a_kill_and_five(tiny_folder, tmp_path):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    train(tiny_folder, str(whole))
+    assert run_until_killed(tiny_folder, parts, 7) == -signal.SIGKILL
+    assert (parts / "checkpoint-5").exists() and not (parts / "checkpoint-10").exists()
+    train(tiny_folder, str(parts), resume=str(parts / "checkpoint-5"))
+    at = {name: load_file(folder / "model.safetensors") for name, folder in folders(whole, parts).items()}
+    assert max((at["whole"][key] - at["start"][key]).abs().max().item() for key in at["whole"]) > 1e-3
+    for key, value in at["whole"].items():
+        torch.testing.assert_close(at["parts"][key], value, rtol=0, atol=1e-6)
+    second = read_trajectories(parts / "trajectories" / "process-0.2")
+    expected = read_trajectories(whole / "trajectories" / "process-0")[5 * 16 :]
+    assert [(t.group_id, t.messages) for t in second] == [(t.group_id, t.messages) for t in expected]
+
+
+def folders(whole: Path, parts: Path) -> dict[str, Path]:
+    return {
+        "start": whole / "checkpoint-5",
+        "whole": whole / "checkpoint-10",
+        "parts": parts / "checkpoint-10",
+    }
+
+
+TORN = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "steps_per_generation": 8}
+INSIDE = {
+    "one iteration": {"steps_per_generation": 4},
+    "two iterations": {"gradient_accumulation_steps": 2, "num_iterations": 4},
+    "an adaptive KL": {"steps_per_generation": 4},
+    "pairs torn apart": TORN | {"num_iterations": 2},
+}
+
+
+def run(model, folder, name, max_steps, resume=None, **changes):
+    """Train with constant settings; the only checkpoint is the one at the end."""
+    settings = {
+        "output_dir": str(folder),
+        "max_steps": max_steps,
+        "save_strategy": "steps",
+        "save_steps": 1000,
+        "learning_rate": 3e-3,
+        "lr_scheduler_type": "constant",
+        "per_device_train_batch_size": 4,
+        "max_completion_length": 64,
+        "max_turn_tokens": 12,
+        "num_train_seeds": 64,
+        "gradient_checkpointing": False,
+        "report_to": "none",
+        "disable_tqdm": True,
+        "logging_steps": 1,
+        "seed": 3,
+    }
+    settings |= INSIDE.get(name, {"steps_per_generation": 4}) | changes
+    env = EnvChoice("dense", factory=DenseEnv)
+    if name == "ppo":
+        trainer = EnvPPOTrainer(model, env, EnvPPOConfig(**settings, value_learning_rate=3e-3))
+    else:
+        algorithms = {
+            "pairs torn apart": "pairwise",
+            "an adaptive KL": replace(GRPO, kl_coef=create_adaptive(0.1, 0.001)),
+        }
+        algorithm = {"algorithm": algorithms[name]} if name in algorithms else {}
+        trainer = EnvGRPOTrainer(model, env, EnvGRPOConfig(**settings, num_generations=4), **algorithm)
+    try:
+        trainer.train(resume_from_checkpoint=resume)
+    finally:
+        trainer.close()
+    return trainer
+
+
+@pytest.mark.parametrize("name", [*INSIDE, "ppo"])
+def test_a_run_that_ended_inside_a_generation_goes_on_exactly(tiny_folder, tmp_path, name):
+    """A generation lasts four steps; the first part ends after six, and the whole run takes ten."""
+    whole = run(tiny_folder, tmp_path / "whole", name, 10)
+    run(tiny_folder, tmp_path / "parts", name, 6)
+    middle = tmp_path / "parts" / "checkpoint-6"
+    assert (middle / "generation-0.pt").exists()
+    resumed = run(tiny_folder, tmp_path / "parts", name, 10, resume=str(middle))
+    before, after = load_file(middle / "model.safetensors"), dict(whole.model.named_parameters())
+    assert max((after[key] - value).abs().max().item() for key, value in before.items()) > 1e-3
+    for key, value in after.items():
+        torch.testing.assert_close(dict(resumed.model.named_parameters())[key], value, rtol=0, atol=1e-6)
+    played = read_trajectories(tmp_path / "parts" / "trajectories" / "process-0.2")
+    expected = read_trajectories(tmp_path / "whole" / "trajectories" / "process-0")
+    assert [(t.group_id, t.messages) for t in played] == [(t.group_id, t.messages) for t in expected][-len(played) :]
+    assert len(expected) == 3 * len(played)
+    if name == "an adaptive KL":
+        assert logged(resumed, "kl_coef")[-4:] == pytest.approx(logged(whole, "kl_coef")[-4:], rel=1e-6)
+
+
+def logged(trainer, name):
+    return [entry[name] for entry in trainer.state.log_history if name in entry]
+
+
+def test_a_checkpoint_inside_a_generation_wants_the_same_batches_and_its_file(tiny_folder, tmp_path):
+    run(tiny_folder, tmp_path, "one iteration", 1)
+    middle = tmp_path / "checkpoint-1"
+    with pytest.raises(InvalidConfigError, match=r"1 of 4 micro-batches were taken.*'steps_per_generation': 8"):
+        run(tiny_folder, tmp_path, "one iteration", 2, resume=str(middle), steps_per_generation=8)
+    (middle / "generation-0.pt").unlink()
+    with pytest.raises(InvalidConfigError, match=r"generation-0\.pt, with the rest of it, is missing"):
+        run(tiny_folder, tmp_path, "one iteration", 2, resume=str(middle))
+
+
+def test_at_the_end_of_a_generation_there_is_nothing_to_keep(tiny_folder, tmp_path):
+    run(tiny_folder, tmp_path, "one iteration", 4)
+    assert not list(tmp_path.glob("checkpoint-4/generation-*"))
+    run(tiny_folder, tmp_path, "one iteration", 5, resume=str(tmp_path / "checkpoint-4"), steps_per_generation=8)
+
+
+@pytest.mark.parametrize("written", ["left out", "empty"])
+def test_a_checkpoint_without_a_generation_resumes_at_a_boundary(tiny_folder, tmp_path, written):
+    """What was saved before generations were: the next generation is a new one."""
+    whole = run(tiny_folder, tmp_path / "whole", "one iteration", 5)
+    run(tiny_folder, tmp_path / "parts", "one iteration", 4)
+    path = tmp_path / "parts" / "checkpoint-4" / "llm_envs_state.json"
+    state = json.loads(path.read_text())
+    assert state.pop("generation")["taken"] == 0
+    path.write_text(json.dumps(state if written == "left out" else state | {"generation": None}))
+    resumed = run(tiny_folder, tmp_path / "parts", "one iteration", 5, resume=str(path.parent))
+    for key, value in dict(whole.model.named_parameters()).items():
+        torch.testing.assert_close(dict(resumed.model.named_parameters())[key], value, rtol=0, atol=1e-6)

@@ -1,0 +1,1 @@
+"""Between episodes and TRL's trainers: data sets of episodes, credit, rows, checks, ranks, weights."""

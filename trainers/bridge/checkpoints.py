@@ -1,0 +1,131 @@
+"""Finds the checkpoint to resume from, and the algorithm that wrote it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from llm_envs.errors import InvalidConfigError, MissingExtraError
+
+try:
+    from torch.serialization import get_unsafe_globals_in_checkpoint
+except ImportError as error:
+    raise MissingExtraError(f"training needs {error.name}: pip install 'llm-envs[train]'.") from error
+
+__all__ = ["algorithm_of", "check_checkpoint", "check_unused", "find_checkpoints", "resume_point"]
+
+ALGORITHMS = ("GRPO", "PPO", "DPO", "SFT")
+"""Algorithms whose checkpoints we recognise, by the class name of their settings (`EnvGRPOConfig`, `GRPOConfig`)."""
+_ARGUMENTS_FILE, _STATE_FILE = "training_args.bin", "trainer_state.json"
+
+
+def find_checkpoints(folder: str | Path) -> list[Path]:
+    """Return the complete checkpoints of a trainer's output folder, oldest first."""
+    places = [path.parent for path in Path(folder).glob(f"checkpoint-*/{_STATE_FILE}")]
+    return sorted((place for place in places if _step(place) is not None), key=lambda place: _step(place) or 0)
+
+
+def algorithm_of(checkpoint: str | Path) -> str | None:
+    """Return which of `ALGORITHMS` wrote a checkpoint, or None if unknown.
+
+    Only the class name of the saved settings is read; no code in the file is executed.
+    """
+    path = Path(checkpoint) / _ARGUMENTS_FILE
+    if not path.is_file():
+        return None
+    try:
+        names = [name.rpartition(".") for name in get_unsafe_globals_in_checkpoint(path)]
+    except (RuntimeError, OSError, ValueError):
+        return None
+    ours_first = sorted(names, key=lambda name: not name[0].startswith("llm_envs."))
+    found = (name.removeprefix("Env").removesuffix("Config") for _, _, name in ours_first if name.endswith("Config"))
+    return next((name for name in found if name in ALGORITHMS), None)
+
+
+def check_checkpoint(checkpoint: str | Path, algorithm: str) -> None:
+    """Refuse to resume from another algorithm's checkpoint: its optimizer state and step count belong to another run.
+
+    Raises:
+        InvalidConfigError: If another algorithm wrote the checkpoint.
+    """
+    found = algorithm_of(checkpoint)
+    if found is not None and found != algorithm:
+        raise InvalidConfigError(
+            f"{checkpoint} is a checkpoint of {found}, and this is {algorithm}: begin a new run with its weights "
+            f"(as --model_name_or_path, or the trainer's model, without resume_from_checkpoint; another output_dir)."
+        )
+
+
+def resume_point(args: Any, algorithm: str, lora_r: int | None = None) -> str | None:
+    """Return the checkpoint named by `args.resume_from_checkpoint`; "true" means the newest in the output folder.
+
+    Args:
+        args: The trainer's settings.
+        algorithm: One of `ALGORITHMS`.
+        lora_r: Rank of the trained adapter; None: the whole model is trained.
+
+    Raises:
+        InvalidConfigError: If the checkpoint is missing or incomplete, or does not match the algorithm or adapter.
+    """
+    given = args.resume_from_checkpoint
+    if given is None or str(given).lower() in ("false", "no", ""):
+        return None
+    there = find_checkpoints(args.output_dir)
+    named = f"{args.output_dir} has {', '.join(place.name for place in there)}" if there else "there are none"
+    if str(given).lower() in ("true", "yes"):
+        if not there:
+            raise InvalidConfigError(
+                f"resume_from_checkpoint: {args.output_dir} has no checkpoint that was written to its end: leave it "
+                "out to begin, or name the checkpoint's folder."
+            )
+        checkpoint = there[-1]
+    else:
+        checkpoint = Path(str(given))
+        if not checkpoint.is_dir():
+            raise InvalidConfigError(
+                f"resume_from_checkpoint: there is no folder {checkpoint}; {named} (true takes the newest)."
+            )
+        if not (checkpoint / _STATE_FILE).is_file():
+            raise InvalidConfigError(
+                f"resume_from_checkpoint: {checkpoint} is no whole checkpoint, it has no {_STATE_FILE}; {named} (true "
+                "takes the newest). To begin with a model's weights give it as --model_name_or_path."
+            )
+    check_checkpoint(checkpoint, algorithm)
+    _check_adapter(checkpoint, lora_r)
+    return str(checkpoint)
+
+
+def check_unused(output_dir: str | Path) -> None:
+    """Refuse to begin a run in a folder that has another run's checkpoints.
+
+    Raises:
+        InvalidConfigError: If the folder has checkpoints, or the path is a file.
+    """
+    if Path(output_dir).is_file():
+        raise InvalidConfigError(f"output_dir {output_dir} is a file: give a folder, which need not exist.")
+    there = find_checkpoints(output_dir)
+    if there:
+        raise InvalidConfigError(
+            f"output_dir {output_dir} holds a run already ({', '.join(place.name for place in there)}): go on with it "
+            "(--resume_from_checkpoint true), or give another folder."
+        )
+
+
+def _check_adapter(checkpoint: Path, lora_r: int | None) -> None:
+    """Check that a checkpoint has an adapter exactly if this run trains one, and of the same rank."""
+    path = checkpoint / "adapter_config.json"
+    if path.is_file() != (lora_r is not None):
+        there, here = ("an adapter", "give") if path.is_file() else ("whole weights", "leave out")
+        raise InvalidConfigError(f"resume_from_checkpoint: {checkpoint} has {there}: {here} --use_peft.")
+    rank = json.loads(path.read_text(encoding="utf-8")).get("r") if path.is_file() else None
+    if rank is not None and rank != lora_r:
+        raise InvalidConfigError(
+            f"resume_from_checkpoint: the adapter in {checkpoint} has rank {rank}, this run's {lora_r}: set --lora_r "
+            f"{rank}."
+        )
+
+
+def _step(checkpoint: Path) -> int | None:
+    number = checkpoint.name.partition("-")[2]
+    return int(number) if number.isdigit() else None

@@ -1,0 +1,149 @@
+"""Checks of configs and trainers, before anything heavy is loaded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from llm_envs.chat.codec import ChatCodec
+from llm_envs.errors import InvalidConfigError, ModelError, did_you_mean
+from llm_envs.trainers.functional.algorithm import ALGORITHMS, Algorithm
+
+__all__ = [
+    "LOSS_TYPES",
+    "as_algorithm",
+    "check_env_kwargs",
+    "check_forks",
+    "check_loss_types",
+    "load_training_tokenizer",
+    "training_template",
+    "with_split",
+]
+
+LOSS_TYPES = {
+    "SFT": ("nll", "dft"),
+    "GRPO": ("grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo"),
+    "DPO": (
+        *("sigmoid", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard", "aot", "aot_unpaired"),
+        *("apo_zero", "apo_down", "discopop", "sft", "sigmoid_norm"),
+    ),
+}
+"""Algorithm -> TRL's values of `loss_type`. TRL exports no list, so a test compares these with TRL's documentation."""
+
+
+def as_algorithm(value: Any, known: Mapping[str, Algorithm] = ALGORITHMS) -> Algorithm:
+    """Return an algorithm, given as such or by name.
+
+    Raises:
+        InvalidConfigError: If it is neither an algorithm nor a known name.
+    """
+    if isinstance(value, Algorithm):
+        return value
+    if not isinstance(value, str) or value not in known:
+        near = did_you_mean(value, known) if isinstance(value, str) else ""
+        raise InvalidConfigError(
+            f"algorithm={value!r} is not known; give an Algorithm or one of {', '.join(known)}.{near}"
+        )
+    return known[value]
+
+
+def check_env_kwargs(value: Any) -> dict[str, Any]:
+    """Return `env_kwargs` as a dict; a command line gives it as a JSON object.
+
+    Raises:
+        InvalidConfigError: If it is neither a dict nor a JSON object.
+    """
+    parsed = value or {}
+    if isinstance(value, str):
+        try:
+            parsed = json.loads(value)
+        except ValueError:
+            parsed = None
+    if not isinstance(parsed, dict):
+        raise InvalidConfigError(
+            f"env_kwargs is {value!r}; it must be a dict or a JSON object: '{{\"difficulty\": 1}}'."
+        )
+    return parsed
+
+
+def with_split(split: str, env_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of `gym.make` for a split. The user's `split` takes precedence; None omits the argument."""
+    kwargs = {"split": split} | dict(env_kwargs)
+    return kwargs if kwargs["split"] is not None else {key: value for key, value in kwargs.items() if key != "split"}
+
+
+def load_training_tokenizer(model: Any, tokenizer: Any, *, thinking: bool | None, **kwargs: Any) -> Any:
+    """Return the given tokenizer, or the model's. If it has no pad token, set one.
+
+    Args:
+        model: A folder, a name on a hub, or a loaded model.
+        tokenizer: The user's tokenizer, or None.
+        thinking: Passed to the chat template.
+        **kwargs: For `AutoTokenizer.from_pretrained`.
+
+    Raises:
+        ModelError: If the tokenizer has no chat template, or the template has no end-of-turn token.
+    """
+    from transformers import AutoTokenizer
+
+    if tokenizer is None:
+        name = model if isinstance(model, str) else model.config.get_text_config()._name_or_path
+        if not name:
+            raise ModelError(
+                "the model has no name or folder to load a tokenizer from: give processing_class=tokenizer."
+            )
+        tokenizer = AutoTokenizer.from_pretrained(name, truncation_side="left", padding_side="left", **kwargs)
+    codec = ChatCodec(tokenizer, thinking=thinking)
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token or codec.end_of_turn_text
+    return tokenizer
+
+
+def training_template(tokenizer: Any) -> str:
+    """Return the training version of a tokenizer's chat template that TRL ships; it keeps more of earlier turns.
+
+    Raises:
+        InvalidConfigError: If TRL has none for this tokenizer.
+    """
+    from trl.chat_template_utils import get_training_chat_template
+
+    try:
+        template = get_training_chat_template(tokenizer)
+    except ValueError as error:
+        raise InvalidConfigError(
+            f"use_training_template: TRL has no training version of this model's chat template ({error}). Leave it "
+            "out; llm-envs doctor says what the template itself does with earlier turns."
+        ) from error
+    return str(template or tokenizer.chat_template)
+
+
+def check_loss_types(given: str | Sequence[str], algorithm: str) -> None:
+    """Check the names of losses before training. TRL would reject a wrong name only in the first step.
+
+    Args:
+        given: One loss, or several to sum.
+        algorithm: A key of `LOSS_TYPES`.
+
+    Raises:
+        InvalidConfigError: If TRL has no loss of that name.
+    """
+    known = LOSS_TYPES[algorithm]
+    for name in [given] if isinstance(given, str) else given:
+        if name not in known:
+            raise InvalidConfigError(
+                f"loss_type={name!r}; it must be one of {', '.join(known)}.{did_you_mean(name, known)}"
+            )
+
+
+def check_forks(loss_type: str) -> None:
+    """Check that a loss is normalised by tokens, so that an episode may have several rows.
+
+    Raises:
+        InvalidConfigError: If it is not.
+    """
+    if loss_type not in ("dapo", "bnpo", "cispo"):
+        raise InvalidConfigError(
+            f'loss_type={loss_type!r} weighs each row alike, and with history="template" or a context function an '
+            "episode may have several: take one that is normalised by tokens (dapo, bnpo, cispo)."
+        )

@@ -1,0 +1,343 @@
+"""Training rewards of the episodes of a generation: columns of rewards, and rewards by turn.
+
+Training uses the weighted sum of these columns. The task's own reward stays unchanged in the trajectory, for filters
+and metrics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from llm_envs.errors import InvalidConfigError, MissingExtraError
+from llm_envs.rewards import (
+    Aggregator,
+    RewardFns,
+    create_overlong_penalty,
+    pareto_rewards,
+    relative_rewards,
+    score_trajectories,
+)
+from llm_envs.rewards.base import named_rewards
+from llm_envs.rewards.shaping import ShapingFns, shape
+from llm_envs.rollout.workers.runner import EnvMaker, env_attribute
+from llm_envs.sources.source import SeedSource
+from llm_envs.types import Trajectory
+
+try:
+    import torch
+except ImportError as error:
+    raise MissingExtraError("training needs torch: pip install 'llm-envs[train]'.") from error
+
+from llm_envs.trainers.functional.turns import spread_turns
+
+__all__ = [
+    "Aggregate",
+    "EpisodeRewards",
+    "RewardSettings",
+    "declared_weights",
+    "group_numbers",
+    "score_episodes",
+    "token_advantages",
+    "turn_matrix",
+    "turn_penalties",
+    "with_overlong",
+]
+
+Aggregate = Aggregator | Literal["pareto", "relative"]
+"""A function of the weighted columns that returns one reward; or a comparison inside the group: by Pareto front
+("pareto") or by the mean rank over the columns ("relative")."""
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class RewardSettings:
+    """The rewards of an episode; every part is optional."""
+
+    reward_fns: RewardFns | None = None
+    """Further columns, each a function of the trajectory."""
+    shaping_fns: ShapingFns | None = None
+    """Additions to each turn's reward, in columns `shaping/<name>`."""
+    components: bool = False
+    """Whether to use the task's components as columns, in place of its reward."""
+    aggregate: Aggregate | None = None
+    """Combines the columns into one reward, in the column `aggregate`; the others are then only logged."""
+    weights: Mapping[str, float] | None = None
+    """Weights by column. They override the task's declared weights; the default is 1."""
+
+
+@dataclass(frozen=True)
+class EpisodeRewards:
+    """The training rewards of a generation."""
+
+    columns: Mapping[str, tuple[float | None, ...]]
+    """By name, one number per episode; None if the episode is not scored or lacks this column."""
+    weights: Mapping[str, float]
+    """By column."""
+    turn_rewards: tuple[Floats, ...]
+    """One array (n_turns,) per episode, summing to its weighted columns; empty if it is not scored."""
+    trajectories: tuple[Trajectory, ...]
+    """The episodes; one that a reward function could not score has the status `unscored`."""
+
+    @property
+    def rewards(self) -> Floats:
+        """The weighted sum of each episode's columns, shape (B,); NaN if it is not scored."""
+        scored = [t.status == "ok" for t in self.trajectories]
+        sums = [float(part.sum()) if ok else np.nan for part, ok in zip(self.turn_rewards, scored, strict=True)]
+        return np.array(sums, dtype=np.float64)
+
+
+def score_episodes(
+    played: Sequence[Trajectory], settings: RewardSettings, task_weights: Mapping[str, float]
+) -> EpisodeRewards:
+    """Return the training rewards of the episodes of whole groups.
+
+    Args:
+        played: The episodes, with all members of each group.
+        settings: The reward columns and their weights.
+        task_weights: The tasks' declared weights of their components (`reward_weights`).
+
+    Raises:
+        InvalidConfigError: If two columns have the same name, a weight has no column, or a reward function fails to
+            give a finite number.
+    """
+    # Score first: an episode that a reward function cannot score gets the status `unscored`, which all below respect.
+    trajectories, extra = _score(played, settings.reward_fns)
+    shaped = [shape(t, settings.shaping_fns or ()) for t in trajectories]
+    parts = [
+        _parts(t, own, {f"shaping/{name}": total for name, total in s.totals.items()}, settings.components)
+        for t, own, s in zip(trajectories, extra, shaped, strict=True)
+    ]
+    names = list(dict.fromkeys(name for part in parts for name in part))
+    weights = _weights(names, settings, task_weights)
+    turn_rewards = [
+        _by_turn(t, own, s.additions, weights, settings.components)
+        for t, own, s in zip(trajectories, extra, shaped, strict=True)
+    ]
+    columns = {
+        name: tuple(part.get(name) if t.status == "ok" else None for t, part in zip(trajectories, parts, strict=True))
+        for name in names
+    }
+    if settings.aggregate is None:
+        return EpisodeRewards(columns, weights, tuple(turn_rewards), tuple(trajectories))
+    joined = _aggregated(settings.aggregate, trajectories, parts, weights)
+    columns = {**columns, "aggregate": joined}
+    at_the_end = [_last(len(t.turns), value) for t, value in zip(trajectories, joined, strict=True)]
+    return EpisodeRewards(
+        columns, {**dict.fromkeys(names, 0.0), "aggregate": 1.0}, tuple(at_the_end), tuple(trajectories)
+    )
+
+
+def with_overlong(settings: RewardSettings, share: float, max_length: int) -> RewardSettings:
+    """Return the settings with DAPO's soft overlong penalty added as the column `overlong`.
+
+    Args:
+        settings: The user's settings.
+        share: The last part of `max_length`, as a fraction, over which the penalty grows; 0 changes nothing.
+        max_length: Greatest completion length in tokens.
+
+    Raises:
+        InvalidConfigError: If a reward function is already called `overlong`.
+    """
+    if not share:
+        return settings
+    given = {} if settings.reward_fns is None else named_rewards(settings.reward_fns)
+    if "overlong" in given:
+        raise InvalidConfigError(
+            "a reward function is called overlong, and the algorithm has an overlong punishment: rename it, or take "
+            "replace(algorithm, overlong=0.0)."
+        )
+    penalty = create_overlong_penalty(max_length, max(int(max_length * share), 1))
+    return replace(settings, reward_fns={**given, "overlong": penalty})
+
+
+def declared_weights(source: SeedSource) -> dict[str, float]:
+    """Return the weights of reward components that a source's environments declare (`reward_weights`).
+
+    Raises:
+        InvalidConfigError: If two environments give a component different weights.
+    """
+    merged: dict[str, float] = {}
+    for spec in source.variants():
+        env = EnvMaker(spec.env_id, spec.env_kwargs, source.factories.get(spec.env_id))()
+        weights = dict(env_attribute(env, "reward_weights", {}))
+        env.close()
+        for name, weight in weights.items():
+            if merged.setdefault(name, weight) != weight:
+                raise InvalidConfigError(
+                    f"{spec.env_id} gives {name!r} the weight {weight}, another environment {merged[name]}: leave "
+                    "components out, so that the reward is one column."
+                )
+    return merged
+
+
+def turn_matrix(turn_rewards: Sequence[npt.ArrayLike]) -> torch.Tensor:
+    """Return rewards as one tensor, shape (B, K), float32; NaN beyond an episode's last turn."""
+    n_turns = max((len(np.atleast_1d(part)) for part in turn_rewards), default=0)
+    out = torch.full((len(turn_rewards), n_turns), torch.nan)
+    for row, part in enumerate(turn_rewards):
+        values = torch.as_tensor(np.asarray(part), dtype=torch.float32)
+        out[row, : len(values)] = values
+    return out
+
+
+def group_numbers(trajectories: Sequence[Trajectory]) -> list[int]:
+    """Return the number of each episode's group, counted from 0 in order of appearance."""
+    numbers: dict[str, int] = {}
+    return [numbers.setdefault(trajectory.group_id, len(numbers)) for trajectory in trajectories]
+
+
+def token_advantages(
+    advantages: torch.Tensor, trajectories: Sequence[Trajectory], *, n_rows: int, n_tokens: int
+) -> torch.Tensor:
+    """Spread the advantages of episodes over rows: first rows in order, then the further rows of forks.
+
+    Args:
+        advantages: Shape (B,) for episodes or (B, K) for turns.
+        trajectories: The B episodes.
+        n_rows: Rows of the batch; rows without an episode get advantage 0.
+        n_tokens: T, the columns after the prompts.
+
+    Returns:
+        Shape (n_rows,), or (n_rows, T) if `advantages` are by turn.
+    """
+    rows = [(owner, 0) for owner in range(len(trajectories))]
+    rows += [(owner, row) for owner, t in enumerate(trajectories) for row in range(1, len(t.rows))]
+    owners = torch.tensor([owner for owner, _ in rows], dtype=torch.long, device=advantages.device)
+    if advantages.ndim == 1:
+        out = advantages.new_zeros(n_rows)
+        out[: len(rows)] = advantages[owners]
+        return out
+    starts, stops = np.zeros((2, n_rows, advantages.shape[1]), dtype=np.int64)
+    for place, (owner, row) in enumerate(rows):
+        for number, (start, stop) in _spans(trajectories[owner], row):
+            starts[place, number], stops[place, number] = min(start, n_tokens), min(stop, n_tokens)
+    values = advantages.new_zeros(n_rows, advantages.shape[1])
+    values[: len(rows)] = advantages[owners]
+    device = advantages.device
+    return spread_turns(values, torch.from_numpy(starts).to(device), torch.from_numpy(stops).to(device), n_tokens)
+
+
+def turn_penalties(
+    values_BT: torch.Tensor, mask_BT: torch.Tensor, trajectories: Sequence[Trajectory]
+) -> list[list[float]]:
+    """Return sums of per-token values, such as the KL, over each turn of each episode.
+
+    Args:
+        values_BT: Columns after the prompt: first rows in the episodes' order, then those of forks.
+        mask_BT: 1 on the tokens to sum.
+        trajectories: The episodes.
+    """
+    kept = (values_BT * mask_BT).double().cpu().numpy()
+    out = [[0.0] * len(trajectory.turns) for trajectory in trajectories]
+    rows = [(owner, 0) for owner in range(len(trajectories))]
+    rows += [(owner, row) for owner, t in enumerate(trajectories) for row in range(1, len(t.rows))]
+    for place, (owner, row) in enumerate(rows):
+        for number, (start, stop) in _spans(trajectories[owner], row):
+            out[owner][number] += float(kept[place, start:stop].sum())
+    return out
+
+
+def _spans(trajectory: Trajectory, row: int) -> list[tuple[int, tuple[int, int]]]:
+    """Return (turn, its columns after the prompt) for each turn in a row."""
+    found = []
+    for number, turn in enumerate(trajectory.turns):
+        if turn.row == row:
+            tokens = trajectory.rows[row]
+            start, stop = tokens.spans[turn.span]
+            found.append((number, (start - tokens.prompt_length, stop - tokens.prompt_length)))
+    return found
+
+
+def _score(
+    played: Sequence[Trajectory], reward_fns: RewardFns | None
+) -> tuple[list[Trajectory], list[Mapping[str, float]]]:
+    """Return the episodes, with the unscorable ones marked, and the rewards from the reward functions."""
+    if reward_fns is None:
+        return list(played), [{} for _ in played]
+    trajectories: list[Trajectory] = []
+    parts: list[Mapping[str, float]] = []
+    for trajectory, (components, why) in zip(played, score_trajectories(played, reward_fns), strict=True):
+        if trajectory.status == "ok" and components is None:
+            metadata = {**trajectory.metadata, "unscored_because": why}
+            trajectory = replace(trajectory, status="unscored", is_success=None, metadata=metadata)
+        trajectories.append(trajectory)
+        parts.append(components or {})
+    return trajectories, parts
+
+
+def _parts(
+    trajectory: Trajectory, own: Mapping[str, float], shaping: Mapping[str, float], components: bool
+) -> dict[str, float]:
+    if trajectory.status != "ok":
+        return {}
+    parts = dict(trajectory.components) if components else {"reward": trajectory.reward}
+    for name, value in [*own.items(), *shaping.items()]:
+        if name in parts:
+            raise InvalidConfigError(f"two reward columns are called {name!r}: rename the reward function.")
+        parts[name] = value
+    return parts
+
+
+def _weights(names: Sequence[str], settings: RewardSettings, task_weights: Mapping[str, float]) -> dict[str, float]:
+    given = settings.weights or {}
+    if names and (unknown := sorted(given.keys() - set(names))):
+        raise InvalidConfigError(f"reward_weights names {unknown[0]!r}; the columns are {', '.join(names)}.")
+    declared = task_weights if settings.components else {}
+    return {name: float(given.get(name, declared.get(name, 1.0))) for name in names}
+
+
+def _by_turn(
+    trajectory: Trajectory,
+    own: Mapping[str, float],
+    additions: Mapping[str, Floats],
+    weights: Mapping[str, float],
+    components: bool,
+) -> Floats:
+    if trajectory.status != "ok":
+        return np.zeros(0)
+    if components:
+        task = [sum(weights[name] * value for name, value in turn.components.items()) for turn in trajectory.turns]
+        out = np.array(task, dtype=np.float64)
+    else:
+        out = weights["reward"] * np.array([turn.reward for turn in trajectory.turns], dtype=np.float64)
+    for name, values in additions.items():
+        out = out + weights[f"shaping/{name}"] * values
+    return out + _last(len(out), sum(weights[name] * value for name, value in own.items()))
+
+
+def _last(n_turns: int, value: float | None) -> Floats:
+    """Return zeros with the value at the last turn; an empty array if the value is None."""
+    if value is None:
+        return np.zeros(0)
+    out = np.zeros(n_turns)
+    out[-1:] = value
+    return out
+
+
+def _aggregated(
+    aggregate: Aggregate,
+    trajectories: Sequence[Trajectory],
+    parts: Sequence[Mapping[str, float]],
+    weights: Mapping[str, float],
+) -> tuple[float | None, ...]:
+    weighted = [{name: weights[name] * value for name, value in part.items()} for part in parts]
+    if callable(aggregate):
+        return tuple(float(aggregate(part)) if part else None for part in weighted)
+    if aggregate not in ("pareto", "relative"):
+        raise InvalidConfigError(f"aggregate={aggregate!r}; it must be a function, 'pareto' or 'relative'.")
+    joined: list[float | None] = [None] * len(weighted)
+    numbers = group_numbers(trajectories)
+    for group in set(numbers):
+        members = [place for place, number in enumerate(numbers) if number == group and weighted[place]]
+        names = sorted({name for place in members for name in weighted[place]})
+        values = np.array([[weighted[place].get(name, np.nan) for name in names] for place in members])
+        if members:
+            scores = pareto_rewards(values) if aggregate == "pareto" else relative_rewards(values).mean(axis=1)
+            for place, score in zip(members, scores.tolist(), strict=True):
+                joined[place] = score
+    return tuple(joined)

@@ -1,0 +1,300 @@
+"""One generation of a trainer: maps TRL's rows to episodes, plays them, and records their metrics.
+
+Invariants:
+1. Consecutive equal rows of TRL are the members of one group: one seed, on one process.
+2. The episodes depend only on (run seed, split, index, step, number of earlier generations in that step, process) and
+   on the curriculum's state, which is the same on all processes. So a resumed run plays what the full run would have.
+3. Nothing is gathered while episodes run.
+4. An error on one process is raised on all, and a rollout ends before the process group's timeout.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain, count, islice
+from pathlib import Path
+from typing import Any
+
+from llm_envs.chat.codec import ChatCodec
+from llm_envs.errors import InvalidConfigError, MissingExtraError, RolloutFailedError
+from llm_envs.policies.transformers import TransformersPolicy
+from llm_envs.rollout import Collector, EpisodeSpec, RolloutLimits, TrajectoryWriter
+from llm_envs.rollout.episode import errored_trajectory
+from llm_envs.rollout.filters import GroupFilter
+from llm_envs.rollout.sync import SyncRunner
+from llm_envs.sources.source import group_specs
+from llm_envs.tracking.metrics import average_metrics, metrics_by, trajectory_metrics
+from llm_envs.trainers.bridge.items import EpisodeDataset, refills
+from llm_envs.trainers.bridge.ranks import episode_limit, raise_on_all_ranks
+from llm_envs.types import SamplingParams, Trajectory
+
+try:
+    from accelerate.utils import gather_object
+except ImportError as error:
+    raise MissingExtraError(f"training needs {error.name}: pip install 'llm-envs[train]'.") from error
+
+__all__ = ["MAX_FAILED_GENERATIONS", "STATE_FILE", "GenerationPlayer", "close_player", "make_collector", "own_policy"]
+
+logger = logging.getLogger(__name__)
+
+MAX_FAILED_GENERATIONS = 3
+"""Tolerate a failed generation; stop after three in a row."""
+
+
+STATE_FILE = "llm_envs_state.json"
+"""File in a checkpoint with our state, such as that of the episode source and its curriculum."""
+
+
+def own_policy(trainer: Any) -> TransformersPolicy:
+    """Return the policy that samples with the trainer's own model.
+
+    Raises:
+        InvalidConfigError: If FSDP or DeepSpeed's ZeRO-3 shards the model's weights over the processes.
+    """
+    plugin = getattr(trainer.accelerator.state, "deepspeed_plugin", None)
+    if trainer.is_fsdp_enabled or (plugin is not None and plugin.zero_stage == 3):
+        where = "FSDP" if trainer.is_fsdp_enabled else "DeepSpeed's ZeRO-3"
+        raise InvalidConfigError(
+            f"the transformers policy cannot sample under {where}, where every forward pass is a collective and "
+            "episodes end at different turns: set use_vllm=True (one engine a process), or train with DDP or ZeRO-2, "
+            "where every process has the whole model."
+        )
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    return TransformersPolicy(model, trainer._tokenizer, max_batch_size=trainer.args.max_concurrency)
+
+
+def make_collector(items: EpisodeDataset, policy: Any, codec: ChatCodec, args: Any, **others: Any) -> Collector:
+    """Return the collector of a trainer.
+
+    Args:
+        items: The training episodes.
+        policy: The sampling policy.
+        codec: Codec of the trainer's tokenizer.
+        args: The trainer's settings, with limits and sampling parameters.
+        **others: Other arguments of `Collector`.
+
+    Raises:
+        InvalidConfigError: If a completion leaves no room for a prompt, or a rollout may outlast the process group.
+    """
+    max_completion = int(args.max_completion_length or 256)
+    if max_completion >= policy.max_model_len:
+        raise InvalidConfigError(
+            f"max_completion_length={max_completion} leaves no room for a prompt in the model's "
+            f"context of {policy.max_model_len} tokens: lower it."
+        )
+    sampling = SamplingParams(
+        max_new_tokens=args.max_turn_tokens or max_completion,
+        temperature=args.temperature,
+        top_p=args.top_p,
+        top_k=args.top_k or 0,
+        min_p=args.min_p or 0.0,
+        repetition_penalty=args.repetition_penalty,
+        thinking=args.thinking,
+        keep_mask=getattr(args, "keep_sampling_mask", False),
+    )
+    limits = RolloutLimits(
+        max_turns=args.max_turns,
+        max_turn_tokens=args.max_turn_tokens,
+        max_completion_tokens=max_completion,
+        max_episode_s=episode_limit(args, _episodes_at_a_time(args)),
+        max_step_s=args.max_step_s,
+    )
+    others = {"sampling": sampling, "limits": limits, "seed": args.seed, "progress": False, **others}
+    return Collector(items.source, policy, codec=codec, max_concurrency=args.max_concurrency, **others)
+
+
+def _episodes_at_a_time(args: Any) -> int:
+    """Return how many episodes one process plays between two steps, refills and evaluation aside."""
+    if hasattr(args, "groups_per_round"):
+        return int(args.groups_per_round * args.num_generations // args.world_size)
+    return int(args.per_device_train_batch_size * (args.steps_per_generation or 1))
+
+
+class GenerationPlayer:
+    """Plays the episodes of TRL's rows.
+
+    Args:
+        collector: Plays the episodes; closed by `close`.
+        items: The episodes of each split ("train", "test").
+        process_index: Index of this process.
+        folder: Folder for all episodes; None: do not write them. If it exists, a number is appended to its name.
+        settings: Settings for the folder's manifest.
+        group_filter: Keeps the groups to train on. Dropped groups are replaced by other items.
+        max_refills: Maximum groups to play for each place. If none passes the filter, the place stays empty.
+        seed: Run seed; it also decides the replacements of dropped groups.
+    """
+
+    def __init__(
+        self,
+        collector: Collector,
+        items: Mapping[str, EpisodeDataset],
+        *,
+        process_index: int,
+        folder: Path | None,
+        settings: Mapping[str, Any],
+        group_filter: GroupFilter | None = None,
+        max_refills: int = 10,
+        seed: int = 0,
+    ) -> None:
+        self.collector, self.items = collector, items
+        self._filter, self._max_refills, self._seed = group_filter, max_refills, seed
+        self.played: list[Trajectory] = []
+        """All episodes of the latest generation, including dropped groups, in a fixed order."""
+        self._process_index, self._folder, self._settings = process_index, folder, dict(settings)
+        self._writer: TrajectoryWriter | None = None
+        self._last = {"train": (-1, -1), "eval": (-1, -1)}  # (step, how many generations before it in that step)
+        self._n_failed = 0
+
+    def play(self, rows: Sequence[Mapping[str, Any]], *, mode: str, step: int, group_size: int) -> list[Trajectory]:
+        """Play one episode for each row, in the rows' order; `mode` is train or eval.
+
+        With a filter, the groups that passed it come first. A place that stayed empty has episodes with the status
+        `errored` and the reason. An error on one process is raised on all.
+        """
+        with raise_on_all_ranks():
+            return self._play(rows, mode, step, group_size)
+
+    def _play(self, rows: Sequence[Mapping[str, Any]], mode: str, step: int, group_size: int) -> list[Trajectory]:
+        specs = self._specs(rows, mode, step, group_size)
+        chosen = self._filter if mode == "train" else None
+        spare = islice(self._refills(step, group_size), (self._max_refills - 1) * len(specs)) if chosen else ()
+        finished: list[Trajectory] = []
+        self.collector.on_trajectory = finished.append
+        try:
+            groups = self.collector.play(specs, group_filter=chosen, refills=spare)
+        finally:
+            self.collector.on_trajectory = None
+        kept = [trajectory for group in groups for trajectory in group.trajectories]
+        ids = {trajectory.group_id for trajectory in kept}
+        dropped = [trajectory for trajectory in finished if trajectory.group_id not in ids]
+        self.played = [*kept, *sorted(dropped, key=lambda t: (len(t.group_id), t.group_id, t.member))]
+        if self._folder is not None:
+            self._store(self.played, self._folder)
+        nothing = RolloutFailedError(f"none of {self._max_refills} groups played for each place passed the filter")
+        empty = [errored_trajectory(spec, nothing, "group_filter") for group in specs[len(groups) :] for spec in group]
+        return kept + empty
+
+    def learn(self) -> None:
+        """Update the curriculum from the training episodes of all processes, the same on each."""
+        source = self.items["train"].source
+        if not source.curricula:
+            return
+        outcomes = [replace(t, messages=(), tools=(), rows=(), turns=(), metadata={}) for t in self.played]
+        source.update(gather_object(outcomes))
+
+    def _refills(self, step: int, group_size: int) -> Iterator[tuple[EpisodeSpec, ...]]:
+        key = (self._seed, "train", step, self._last["train"][1], self._process_index)
+        return (group_specs(spec, group_size) for spec in refills(self.items["train"], key))
+
+    def metrics(self, mode: str) -> dict[str, float]:
+        """Return the environment's metrics of the latest generation, over all processes, including dropped groups.
+
+        If there is more than one environment or difficulty, success and reward are also given for each.
+        """
+        metrics = average_metrics(gather_object([trajectory_metrics(self.played)]))
+        parts = gather_object([metrics_by(self.played, _labels)])
+        labels = sorted({label for part in parts for label in part})
+        for label in labels if len(labels) > 1 else ():
+            merged = average_metrics([part[label] for part in parts if label in part])
+            metrics |= {f"{label}/{name}": merged[name] for name in ("success", "reward") if name in merged}
+        if mode == "train":
+            for curriculum in self.items["train"].source.curricula.values():
+                metrics |= curriculum.metrics()
+        return metrics
+
+    def check_failures(self, rows: Sequence[Trajectory]) -> None:
+        """Warn about failed episodes; stop on all processes if whole generations keep failing.
+
+        Args:
+            rows: The episodes of this process's rows.
+
+        Raises:
+            RolloutFailedError: If every episode failed in `MAX_FAILED_GENERATIONS` generations in a row.
+        """
+        failed = [trajectory for trajectory in rows if trajectory.status != "ok"]
+        counts = gather_object([(len(failed), len(rows))])
+        n_failed, n_episodes = (sum(part) for part in zip(*counts, strict=True))
+        if not n_failed:
+            self._n_failed = 0
+            return
+        kinds = Counter(_what_failed(trajectory) for trajectory in failed)
+        commonest = kinds.most_common(1)[0][0].rstrip(".") if kinds else "on another process"
+        message = f"{n_failed} of {n_episodes} episodes failed and are not trained on; most often {commonest}"
+        logger.warning(message)
+        self._n_failed = self._n_failed + 1 if n_failed == n_episodes else 0
+        if self._n_failed >= MAX_FAILED_GENERATIONS:
+            raise RolloutFailedError(
+                f"{message}. That is all of them, {MAX_FAILED_GENERATIONS} generations in a row: training stops."
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state to save in a checkpoint, as JSON types."""
+        return {"source": self.items["train"].source.state_dict(), "last": self._last["train"]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a saved state; raise if the mixture, seed or curriculum differs."""
+        self.items["train"].source.load_state_dict(state["source"])
+        step, before = state["last"]
+        self._last["train"] = (step, before)
+
+    def close(self) -> None:
+        """Close the episodes' log and the collector."""
+        self.collector.close()
+        if self._writer is not None:
+            self._writer.close()
+
+    def _specs(
+        self, rows: Sequence[Mapping[str, Any]], mode: str, step: int, group_size: int
+    ) -> list[tuple[EpisodeSpec, ...]]:
+        last_step, before = self._last[mode]
+        self._last[mode] = (step, before + 1 if step == last_step else 0)
+        # Sampling seeds are derived from the group id, so it must be the same in a resumed run.
+        prefix = f"{mode}-{step}-{self._last[mode][1]}-{self._process_index}"
+        specs = []
+        for start in range(0, len(rows), group_size):
+            members = rows[start : start + group_size]
+            index, split = members[0]["index"], members[0]["split"]
+            if any((row["index"], row["split"]) != (index, split) for row in members):
+                raise InvalidConfigError(
+                    f"a process holds part of a group: rows {[row['index'] for row in members]}. Make the local batch "
+                    f"a multiple of {group_size}."
+                )
+            specs.append(group_specs(self.items[split].spec(index, f"{prefix}-{start}"), len(members)))
+        return specs
+
+    def _store(self, played: Sequence[Trajectory], folder: Path) -> None:
+        if self._writer is None:
+            self._writer = TrajectoryWriter(_unused(folder), settings=self._settings)
+        for trajectory in played:
+            self._writer.write(trajectory)
+
+
+def close_player(player: GenerationPlayer, policy: Any) -> None:
+    """Close a trainer's player, then end the threads of its policy."""
+    player.close()
+    runner = SyncRunner()  # a notebook already runs an event loop
+    runner.run(policy.aclose)
+    runner.close()
+
+
+def _what_failed(trajectory: Trajectory) -> str:
+    if trajectory.error is None:
+        because = trajectory.metadata.get("unscored_because")
+        return "the first prompt does not fit" if because is None else f"no score from {because}"
+    return f"{trajectory.error.where}: {trajectory.error.kind}: {trajectory.error.message}"
+
+
+def _labels(trajectory: Trajectory) -> list[str]:
+    """Return the labels for an episode's extra metrics: its environment, and the requested difficulty."""
+    difficulty = trajectory.env_kwargs.get("difficulty")
+    env_id = trajectory.env_id
+    return [env_id] if difficulty is None else [env_id, f"{env_id}/{difficulty}"]
+
+
+def _unused(folder: Path) -> Path:
+    """Return the folder; if an earlier run (or the part before a resume) wrote there, append a number."""
+    candidates = chain([folder], (folder.with_name(f"{folder.name}.{number}") for number in count(2)))
+    return next(candidate for candidate in candidates if not candidate.exists())

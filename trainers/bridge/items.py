@@ -1,0 +1,197 @@
+"""A trainer's episodes: a numbered list for each split, the same on every process and after a resume.
+
+TRL's data set has only the numbers; `EpisodeDataset` maps each to an environment, seed and problem.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+from llm_envs.errors import InvalidConfigError, MissingExtraError
+from llm_envs.sources.curriculum import Curriculum
+from llm_envs.sources.mixture import derive_seed
+from llm_envs.sources.source import EnvChoice, Envs, EpisodeSpec, SeedSource
+from llm_envs.trainers.bridge.checks import with_split
+
+try:
+    from datasets import Dataset
+except ImportError as error:
+    raise MissingExtraError(f"training needs {error.name}: pip install 'llm-envs[train]'.") from error
+
+__all__ = [
+    "EpisodeDataset",
+    "ListedItems",
+    "SeedItems",
+    "episode_seed",
+    "index_dataset",
+    "make_items",
+    "refills",
+]
+
+
+class EpisodeDataset(Protocol):
+    """A numbered list of episodes."""
+
+    source: SeedSource
+    """The environments, for the collector, with what a curriculum knows."""
+
+    def __len__(self) -> int:
+        """Return the number of episodes: the rows of one epoch."""
+        ...
+
+    def spec(self, index: int, group_id: str) -> EpisodeSpec:
+        """Return item `index` as the spec of a group's member 0."""
+        ...
+
+
+class SeedItems:
+    """Seeds of a mixture of environments: item `index` is one seed of one of them, drawn by weight.
+
+    Args:
+        envs: An environment id, a factory, or a weighted mixture (see `llm_envs.rollout.Envs`).
+        split: Passed to every environment, unless its arguments have a `split` (None there omits it).
+        n: Number of items.
+        seed: Run seed.
+        env_kwargs: Arguments common to all environments.
+        curriculum: Chooses arguments by measured success, for the train split.
+    """
+
+    def __init__(
+        self,
+        envs: Envs,
+        split: str,
+        n: int,
+        *,
+        seed: int,
+        env_kwargs: Mapping[str, Any],
+        curriculum: Curriculum | Mapping[str, Curriculum] | None = None,
+    ) -> None:
+        common = {"split": split} | dict(env_kwargs)
+        choices = [
+            replace(choice, kwargs=with_split(split, choice.kwargs))
+            for choice in SeedSource(envs, env_kwargs=common).choices
+        ]
+        self.source = SeedSource(choices, seed=seed, curriculum=curriculum)
+        self._n, self._seed, self._split = n, seed, split
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return self._n
+
+    def spec(self, index: int, group_id: str) -> EpisodeSpec:
+        """Return item `index`; with a curriculum, at its current level."""
+        spec = self.source.spec(index)
+        return replace(spec, seed=episode_seed(self._seed, self._split, index), group_id=group_id)
+
+
+class ListedItems:
+    """The rows of a data set, one episode each.
+
+    Args:
+        dataset: Columns `env` (an id) and `seed` (a number); optional `options` (passed to `reset`, such as
+            {"problem": ...}) and `env_kwargs`, each a mapping or a JSON object.
+
+    Raises:
+        InvalidConfigError: If a column is missing or a row is invalid; the error names the row.
+    """
+
+    def __init__(self, dataset: Dataset, *, env_kwargs: Mapping[str, Any]) -> None:
+        names = dataset.column_names
+        if missing := sorted({"env", "seed"} - set(names)):
+            raise InvalidConfigError(
+                f"the data set has the columns {names}; a list of episodes needs {' and '.join(missing)} too "
+                "(options and env_kwargs are optional)."
+            )
+        if not len(dataset):
+            raise InvalidConfigError("the data set of episodes is empty.")
+        self._specs = [_listed(number, row, env_kwargs) for number, row in enumerate(dataset)]
+        variants = {json.dumps([s.env_id, dict(s.env_kwargs)], sort_keys=True) for s in self._specs}
+        self.source = SeedSource(
+            [EnvChoice(env_id, kwargs=kwargs) for env_id, kwargs in map(json.loads, sorted(variants))]
+        )
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return len(self._specs)
+
+    def spec(self, index: int, group_id: str) -> EpisodeSpec:
+        """Return item `index`."""
+        return replace(self._specs[index], group_id=group_id)
+
+
+def make_items(
+    envs: Envs | Dataset,
+    split: str,
+    n: int,
+    *,
+    seed: int,
+    env_kwargs: Mapping[str, Any],
+    curriculum: Curriculum | Mapping[str, Curriculum] | None = None,
+) -> EpisodeDataset:
+    """Return the items of a split: seeds of environments, or the rows of a data set."""
+    if isinstance(envs, Dataset):
+        if curriculum is not None:
+            raise InvalidConfigError("a data set says what is played: leave curriculum out, or give environments.")
+        return ListedItems(envs, env_kwargs=env_kwargs)
+    return SeedItems(envs, split, n, seed=seed, env_kwargs=env_kwargs, curriculum=curriculum)
+
+
+def index_dataset(items: EpisodeDataset, split: str) -> Dataset:
+    """Return the rows that TRL shuffles and repeats; each stands for one item."""
+    n, names = len(items), "+".join(dict.fromkeys(choice.env_id for choice in items.source.choices))
+    return Dataset.from_dict(
+        {
+            "prompt": [f"{names} {split} #{index}" for index in range(n)],
+            "index": list(range(n)),
+            "split": [split] * n,
+        }
+    )
+
+
+def refills(items: EpisodeDataset, key: Sequence[int | str]) -> Iterator[EpisodeSpec]:
+    """Yield endless replacements for groups that a filter drops, drawn with replacement.
+
+    Args:
+        items: The items to draw from.
+        key: Run seed, step, process, ...: the same key gives the same items, on any machine and after a resume.
+    """
+    number = 0
+    while True:
+        index = derive_seed(*key, "refill", number) % len(items)
+        yield items.spec(index, "-".join([*map(str, key[1:]), f"refill{number}"]))
+        number += 1
+
+
+def episode_seed(run_seed: int, split: str, index: int) -> int:
+    """Return the environment's seed of row `index` of a split: the same on every process and in every epoch."""
+    digest = hashlib.blake2b(f"{run_seed}/{split}/{index}".encode(), digest_size=4).digest()
+    return int.from_bytes(digest, "little")
+
+
+def _listed(number: int, row: Mapping[str, Any], env_kwargs: Mapping[str, Any]) -> EpisodeSpec:
+    env, seed = row["env"], row["seed"]
+    if not isinstance(env, str) or not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
+        raise InvalidConfigError(
+            f"row {number} of the data set of episodes has env {env!r:.80} and seed {seed!r:.80}; they must be an "
+            "id and a whole number of at least 0."
+        )
+    own = _mapping(number, "env_kwargs", row.get("env_kwargs")) or {}
+    options = _mapping(number, "options", row.get("options"))
+    return EpisodeSpec(env, {**env_kwargs, **own}, seed, options=options)
+
+
+def _mapping(number: int, name: str, value: Any) -> dict[str, Any] | None:
+    if value is None or value == "":
+        return None
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError as error:
+            raise InvalidConfigError(f"row {number} of the data set: {name} is no JSON ({error}).") from error
+    if not isinstance(value, Mapping):
+        raise InvalidConfigError(f"row {number} of the data set: {name} is {value!r:.80}; it must be a JSON object.")
+    return dict(value)

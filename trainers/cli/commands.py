@@ -1,0 +1,273 @@
+"""`llm-envs train NAME`, and what the examples run under `accelerate launch`: one function a training.
+
+llm-envs train grpo --env llm/Calculator-v0 --model_name_or_path DIR --output_dir runs/grpo --max_steps 20
+llm-envs train sft --config run.yaml --learning_rate 1e-5                  # options win over the file
+accelerate launch -m llm_envs.trainers.cli.commands ppo --env ...             # on many processes
+
+Options are the fields of the trainer's settings, of TRL's `ModelConfig` (`--use_peft`, `--lora_r`, `--dtype`, ...) and
+of the dataclass of the training here. Exit codes are those of `llm-envs`: 1 it failed, 2 it was asked wrongly.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from llm_envs.cli.main import main as cli
+from llm_envs.errors import InvalidConfigError, LLMEnvsError, MissingExtraError
+
+try:
+    from trl import ModelConfig
+except ImportError as error:
+    raise MissingExtraError(f"training needs {error.name}: pip install 'llm-envs[train]'.") from error
+
+from llm_envs.rollout.filters import create_spread_filter
+from llm_envs.trainers.bridge.checkpoints import check_unused, resume_point
+from llm_envs.trainers.bridge.checks import as_algorithm
+from llm_envs.trainers.cli.dry_run import describe_training
+from llm_envs.trainers.cli.parser import (
+    ENVIRONMENT,
+    check_model,
+    loading,
+    model_arguments,
+    parse,
+    read_environment,
+)
+from llm_envs.trainers.cli.sft_rl import main as sft_rl
+from llm_envs.trainers.dpo.trainer import EnvDPOConfig, EnvDPOTrainer
+from llm_envs.trainers.functional.algorithm import ALGORITHMS, PPO, Algorithm
+from llm_envs.trainers.grpo.algorithms import with_settings
+from llm_envs.trainers.grpo.trainer import EnvGRPOConfig, EnvGRPOTrainer
+from llm_envs.trainers.ppo.trainer import EnvPPOConfig, EnvPPOTrainer
+from llm_envs.trainers.sft.trainer import EnvSFTConfig, EnvSFTTrainer
+
+__all__ = [
+    "TRAININGS",
+    "DPOArguments",
+    "GRPOArguments",
+    "PPOArguments",
+    "SFTArguments",
+    "dpo",
+    "grpo",
+    "main",
+    "ppo",
+    "sft",
+    "sft_rl",
+]
+
+CRITIC_CARD = "critic.json"
+"""In the folder of a critic that a run saved; a value head has no config.json."""
+_ALGORITHM_SETTINGS: dict[str, Any] = {
+    "help": 'Fields of the algorithm to change, as a JSON object: \'{"kl_coef": 0.04, "kl_in": "reward"}\'. kl_coef '
+    "may be a schedule (linear:FIRST:LAST, cosine:FIRST:LAST, adaptive:INITIAL:TARGET); kl_fn is a name (k1, k2, ...)."
+}
+_DRY_RUN: dict[str, Any] = {
+    "help": "Say what would be done (geometry, budgets, what is trained of an episode) and do not train."
+}
+
+
+@dataclass
+class GRPOArguments:
+    """The environment, and the algorithm that learns."""
+
+    environment: str = field(metadata=ENVIRONMENT)
+    algorithm: str | None = field(
+        default=None,
+        metadata={
+            "help": f"A published algorithm, whole: {', '.join(ALGORITHMS)}. Left out: TRL's own loss, as loss_type, "
+            "beta, epsilon, ... configure it."
+        },
+    )
+    algorithm_settings: str | None = field(default=None, metadata=_ALGORITHM_SETTINGS)
+    dry_run: bool = field(default=False, metadata=_DRY_RUN)
+
+
+@dataclass
+class PPOArguments:
+    """What is played, and what values it."""
+
+    environment: str = field(metadata=ENVIRONMENT)
+    critic: str | None = field(
+        default=None,
+        metadata={
+            "help": "A folder or a name on a hub: a critic with a trunk of its own and the policy's tokenizer, or "
+            "a critic that a run saved. Left out: a value head on the policy's trunk."
+        },
+    )
+    algorithm_settings: str | None = field(default=None, metadata=_ALGORITHM_SETTINGS)
+    dry_run: bool = field(default=False, metadata=_DRY_RUN)
+
+
+@dataclass
+class DPOArguments:
+    """What is compared: episodes that the model plays in rounds, or a saved data set."""
+
+    environment: str | None = field(default=None, metadata=ENVIRONMENT)
+    source: str | None = field(
+        default=None,
+        metadata={"help": "In place of --env, a saved data set: the folder of a run, exported pairs, JSONL, ..."},
+    )
+    eval_source: str | None = field(
+        default=None, metadata={"help": "With --source, a data set whose pairs are evaluated on and not trained."}
+    )
+    dry_run: bool = field(default=False, metadata=_DRY_RUN)
+
+
+@dataclass
+class SFTArguments:
+    """What is imitated: an environment's oracle, or a saved data set."""
+
+    environment: str | None = field(default=None, metadata=ENVIRONMENT)
+    source: str | None = field(
+        default=None,
+        metadata={
+            "help": "In place of --env, whose oracle plays, a saved data set: the folder of a run, a JSONL file of "
+            "conversations, ... --best_of and --min_reward choose among its episodes."
+        },
+    )
+    dry_run: bool = field(default=False, metadata=_DRY_RUN)
+
+
+def grpo(arguments: Sequence[str]) -> int:
+    """Train by GRPO; return the exit code. `--help` lists every setting."""
+    chosen, args, model = parse("grpo", (GRPOArguments, EnvGRPOConfig, ModelConfig), arguments)
+    algorithm = _algorithm(None if chosen.algorithm is None else as_algorithm(chosen.algorithm), chosen)
+    name = check_model(model.model_name_or_path)
+    checkpoint = _begin(args, "GRPO", chosen, model)
+    env = read_environment(chosen.environment)
+    with loading(model_name_or_path=name):
+        trainer = EnvGRPOTrainer(name, env, args, algorithm=algorithm, **model_arguments(model, args))
+    return _run(trainer, checkpoint, chosen)
+
+
+def ppo(arguments: Sequence[str]) -> int:
+    """Train by PPO; return the exit code. `--help` lists every setting."""
+    chosen, args, model = parse("ppo", (PPOArguments, EnvPPOConfig, ModelConfig), arguments)
+    name = check_model(model.model_name_or_path)
+    algorithm = None if chosen.algorithm_settings is None else _algorithm(PPO, chosen)
+    critic = chosen.critic and check_model(chosen.critic, "--critic", marks=("config.json", CRITIC_CARD))
+    checkpoint = _begin(args, "PPO", chosen, model)
+    env = read_environment(chosen.environment)
+    with loading(model_name_or_path=name, critic=critic):
+        trainer = EnvPPOTrainer(name, env, args, critic=critic, algorithm=algorithm, **model_arguments(model, args))
+    return _run(trainer, checkpoint, chosen)
+
+
+def dpo(arguments: Sequence[str]) -> int:
+    """Train by DPO, online with --env or offline with --source; return the exit code. `--help` lists every setting."""
+    chosen, args, model = parse("dpo", (DPOArguments, EnvDPOConfig, ModelConfig), arguments)
+    _check_one(chosen, "is played in rounds and learned from online")
+    if chosen.environment is not None and chosen.eval_source is not None:
+        raise InvalidConfigError("--eval_source goes with --source: with --env the test split is what is evaluated.")
+    name = check_model(model.model_name_or_path)
+    checkpoint = _begin(args, "DPO", chosen, model)
+    if chosen.dry_run:
+        args.precompute_ref_log_probs = False  # it would be kept on disk
+    env, further = read_environment(chosen.environment), model_arguments(model, args)
+    if env is None:
+        further |= {"source": chosen.source, "eval_source": chosen.eval_source}
+    else:
+        further["group_filter"] = create_spread_filter()  # a group of equal rewards has no pair: play another
+    with loading(model_name_or_path=name):
+        trainer = EnvDPOTrainer(name, env, args, **further)
+    return _run(trainer, checkpoint, chosen)
+
+
+def sft(arguments: Sequence[str]) -> int:
+    """Train on what the oracle plays, or on a saved data set; return the exit code. `--help` lists every setting."""
+    chosen, args, model = parse("sft", (SFTArguments, EnvSFTConfig, ModelConfig), arguments)
+    _check_one(chosen, "is played by its oracle")
+    name = check_model(model.model_name_or_path)
+    checkpoint = _begin(args, "SFT", chosen, model)
+    env, further = read_environment(chosen.environment), model_arguments(model, args)
+    with loading(model_name_or_path=name):
+        trainer = EnvSFTTrainer(name, env, args, source=chosen.source, **further)
+    return _run(trainer, checkpoint, chosen)
+
+
+TRAININGS: dict[str, Callable[[Sequence[str]], int]] = {
+    "sft": sft,
+    "grpo": grpo,
+    "ppo": ppo,
+    "dpo": dpo,
+    "sft-rl": sft_rl,
+}
+
+
+def _algorithm(algorithm: Algorithm | None, chosen: Any) -> Algorithm | None:
+    """Return the algorithm that the options describe; None: TRL's own loss."""
+    if chosen.algorithm_settings is None:
+        return algorithm
+    if algorithm is None:
+        raise InvalidConfigError("--algorithm_settings changes an algorithm: give --algorithm too.")
+    return with_settings(algorithm, chosen.algorithm_settings)
+
+
+def _check_one(chosen: Any, environment_is: str) -> None:
+    """Check that an environment or a data set is given, and not both."""
+    given = [name for name in ("environment", "source") if getattr(chosen, name) is not None]
+    if len(given) != 1:
+        both = "both are given" if given else "neither is given"
+        raise InvalidConfigError(
+            f"--env (which {environment_is}) or --source (a saved data set): {both}, one is needed."
+        )
+
+
+def _begin(args: Any, algorithm: str, chosen: Any, model: ModelConfig) -> str | None:
+    """Return the checkpoint to go on from, before anything is loaded; None: the run is a new one."""
+    checkpoint = resume_point(args, algorithm, model.lora_r if model.use_peft else None)
+    if checkpoint is None and not chosen.dry_run:
+        check_unused(args.output_dir)
+    return checkpoint
+
+
+def _run(trainer: Any, checkpoint: str | None, chosen: Any) -> int:
+    """Train and save, or say what would be done."""
+    try:
+        if chosen.dry_run:
+            print(describe_training(trainer, colour=sys.stdout.isatty()))
+            return 0
+        trainer.train(resume_from_checkpoint=checkpoint)
+        trainer.save_model()
+        trainer.save_state()  # the metrics of a run that was too short for a checkpoint, too
+        if trainer.accelerator.is_main_process:
+            print(f"the model is in {trainer.args.output_dir}")
+    except LLMEnvsError:
+        raise
+    except Exception:
+        if trainer.state.global_step:
+            _keep_traceback(trainer)
+        raise
+    finally:
+        if hasattr(trainer, "close"):
+            trainer.close()
+    return 0
+
+
+def _keep_traceback(trainer: Any) -> None:
+    """Write where a training failed into its folder: after hours of it, nobody runs it again with --debug."""
+    path = Path(trainer.args.output_dir) / f"traceback-{trainer.accelerator.process_index}.txt"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(traceback.format_exc(), encoding="utf-8")
+    except OSError:  # a full disk, often what it failed by
+        traceback.print_exc()
+        return
+    print(f"llm-envs: it failed after {trainer.state.global_step} steps; {path} says where", file=sys.stderr)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one of the trainings by its name, as `llm-envs train` does; return the exit code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if not given:
+        print(f"llm-envs: error: name one of {', '.join(TRAININGS)}, then its arguments.", file=sys.stderr)
+        return 2
+    return cli(["train", *given])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,269 @@
+"""What a training would do, said before it begins: geometry, budgets, forks, and one episode with its mask."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from llm_envs.chat.codec import ChatCodec
+from llm_envs.data.datasets import to_groups
+from llm_envs.doctor import diagnose, show_row
+from llm_envs.sources.source import group_specs
+from llm_envs.tracking.loggers import visible_text
+from llm_envs.trainers.dpo.pairs import pair_rows
+from llm_envs.trainers.dpo.trainer import EnvDPOTrainer
+from llm_envs.trainers.ppo.trainer import EnvPPOTrainer
+from llm_envs.trainers.sft.trainer import EnvSFTTrainer
+from llm_envs.types import Row, Trajectory
+
+if TYPE_CHECKING:
+    from llm_envs.trainers.grpo.trainer import EnvGRPOTrainer
+
+__all__ = ["describe_training"]
+
+
+def describe_training(trainer: EnvGRPOTrainer | EnvDPOTrainer | EnvSFTTrainer, *, colour: bool = False) -> str:
+    """Describe a training, and show one episode of it with what is trained marked; nothing is learned or written.
+
+    Where a model plays (GRPO, PPO, DPO online), the untrained policy plays one group.
+
+    Args:
+        trainer: Ready to train.
+        colour: Whether trained tokens are marked by colour, as for a terminal.
+    """
+    if isinstance(trainer, EnvSFTTrainer):
+        return "\n".join(_supervised(trainer, colour))
+    if isinstance(trainer, EnvDPOTrainer):
+        return "\n".join(_online_pairs(trainer, colour) if trainer.items else _pairs(trainer, colour))
+    group = trainer.play_sample()
+    lines = [*_geometry(trainer), *_trained(trainer), *_critic(trainer), *_budgets(trainer), *_forks(trainer)]
+    codec = cast("ChatCodec", trainer.collector.codec)
+    return "\n".join([*lines, *_episodes(group), *_first_rows(group, codec, colour)])
+
+
+def _first_rows(group: Sequence[Trajectory], codec: ChatCodec, colour: bool) -> list[str]:
+    """Return the rows of the first episode that has any."""
+    shown = next((trajectory for trajectory in group if trajectory.rows), None)
+    lines = [] if shown is None else ["", "the first episode; what is trained is marked:"]
+    for number, row in enumerate(() if shown is None else shown.rows):
+        lines += _row(f"row {number}", row, codec, colour)
+    return lines
+
+
+def _row(name: str, row: Row, codec: ChatCodec, colour: bool) -> list[str]:
+    return [f"{name}: {len(row)} tokens, {int(row.mask.sum())} trained", show_row(codec, row, colour=colour)]
+
+
+def _marked(ids: Sequence[int], mask: Sequence[int]) -> Row:
+    """Return token ids as a row, whose spans are the runs of what is trained."""
+    own: npt.NDArray[np.bool_] = np.asarray(mask, dtype=bool)
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], own, [False]]).astype(np.int8))).reshape(-1, 2)
+    spans = tuple((int(start), int(stop)) for start, stop in edges)
+    return Row(np.asarray(ids, dtype=np.int32), own, np.zeros(len(own), dtype=np.float32), spans)
+
+
+def _supervised(trainer: EnvSFTTrainer, colour: bool) -> list[str]:
+    args: Any = trainer.args
+    rows = list(cast("Any", trainer.train_dataset))
+    lengths, trained = [len(row["input_ids"]) for row in rows], [_n_trained(row["labels"]) for row in rows]
+    codec = ChatCodec(cast("Any", trainer.processing_class), thinking=args.thinking)
+    dropped = trainer.overlong_rows
+    return [
+        f"data              {len(rows)} rows, {sum(lengths)} tokens, {sum(trained)} of them trained; the longest has "
+        f"{max(lengths)}",
+        f"too long          {dropped['dropped']} left out, {dropped['cut']} cut (max_length {args.max_length})",
+        *_steps(args, len(rows), "rows"),
+        f"learning rate     {args.learning_rate:g}",
+        *_trained(trainer),
+        "",
+        "the first row; what is trained is marked:",
+        *_row("row 0", _marked(rows[0]["input_ids"], [label != -100 for label in rows[0]["labels"]]), codec, colour),
+    ]
+
+
+def _n_trained(labels: Sequence[int]) -> int:
+    return sum(label != -100 for label in labels)
+
+
+def _steps(args: Any, n: int, what: str) -> list[str]:
+    """Return how many steps there are of rows that are all there before training."""
+    batch = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
+    an_epoch = math.ceil(n / batch)
+    n_steps = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * an_epoch)
+    return [
+        f"optimizer step    {batch} {what} in micro-batches of {args.per_device_train_batch_size} on {args.world_size} "
+        f"process{'es' if args.world_size > 1 else ''}",
+        f"steps             {n_steps}; an epoch is {an_epoch}",
+    ]
+
+
+def _of_dpo(args: Any) -> str:
+    kinds = args.loss_type if isinstance(args.loss_type, str) else ", ".join(args.loss_type)
+    return f"loss              {kinds}, beta {args.beta:g}, learning rate {args.learning_rate:g}"
+
+
+def _pairs(trainer: EnvDPOTrainer, colour: bool) -> list[str]:
+    """Describe training on pairs that are all there."""
+    args: Any = trainer.args
+    codec = ChatCodec(cast("Any", trainer.processing_class), thinking=args.thinking)
+    lengths = [
+        len(pair["prompt_ids"]) + len(pair[side]) for pair in trainer.pairs for side in ("chosen_ids", "rejected_ids")
+    ]
+    dropped = trainer.overlong_pairs
+    return [
+        f"data              {len(trainer.pairs)} pairs; the longest episode has {max(lengths)} tokens",
+        f"too long          {dropped['dropped']} left out, {dropped['cut']} cut (max_length {args.max_length})",
+        *_steps(args, len(trainer.pairs), "pairs"),
+        _of_dpo(args),
+        *_trained(trainer),
+        *_first_pair(trainer.pairs, codec, colour),
+    ]
+
+
+def _online_pairs(trainer: EnvDPOTrainer, colour: bool) -> list[str]:
+    """Describe training in rounds of playing, pairing and training."""
+    args: Any = trainer.args
+    batch = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
+    ids = dict.fromkeys(choice.env_id for choice in trainer.items["train"].source.choices)
+    n_steps = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * args.n_steps_per_round)
+    specs = group_specs(trainer.items["train"].spec(0, "sample-0"), args.num_generations)
+    group = list(trainer.collector.play([specs])[0].trajectories)
+    pairs = pair_rows(to_groups(group), trainer._selector, margin=args.pair_margin)
+    return [
+        f"environments      {', '.join(ids)}",
+        f"round             {args.groups_per_round} groups of {args.num_generations} = "
+        f"{args.groups_per_round * args.num_generations} episodes, pairs by {args.pair_selector} above a margin of "
+        f"{args.pair_margin:g}; {args.n_steps_per_round} steps on them",
+        f"optimizer step    {batch} pairs in micro-batches of {args.per_device_train_batch_size}",
+        f"steps             {n_steps}, so {math.ceil(n_steps / args.n_steps_per_round)} rounds",
+        _of_dpo(args),
+        *_trained(trainer),
+        *_budgets(trainer),
+        *_forks(trainer),
+        *_episodes(group),
+        f"pairs of it       {len(pairs)}",
+        *(
+            _first_pair(pairs, cast("ChatCodec", trainer.collector.codec), colour)
+            if pairs
+            else _first_rows(group, cast("ChatCodec", trainer.collector.codec), colour)
+        ),
+    ]
+
+
+def _first_pair(pairs: Sequence[Mapping[str, Any]], codec: ChatCodec, colour: bool) -> list[str]:
+    lines = ["", "the first pair; what is trained is marked:"]
+    for side in ("chosen", "rejected"):
+        pair = pairs[0]
+        ids, mask = (
+            [*pair["prompt_ids"], *pair[f"{side}_ids"]],
+            [0] * len(pair["prompt_ids"]) + list(pair[f"{side}_mask"]),
+        )
+        reward = pair.get(f"{side}_reward")
+        said = "" if reward is None else f", reward {reward:g}"
+        lines += _row(f"{side}{said}", _marked(ids, mask), codec, colour)
+    return lines
+
+
+def _trained(trainer: Any) -> list[str]:
+    """Return which of the model's parameters are trained: all, or those of an adapter."""
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    n_all = sum(parameter.numel() for parameter in model.parameters())
+    n_own = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    adapters = getattr(model, "peft_config", None)
+    if not adapters:
+        return [f"parameters        {n_own:,} of {n_all:,} are trained"]
+    adapter = next(iter(adapters.values()))
+    targets = adapter.target_modules
+    where = targets if isinstance(targets, str) else ", ".join(sorted(targets or ()))
+    return [
+        f"parameters        {n_own:,} of {n_all:,} are trained: LoRA of rank {adapter.r}, "
+        f"alpha {adapter.lora_alpha:g}, dropout {adapter.lora_dropout:g}, on {where or 'no modules'}"
+    ]
+
+
+def _critic(trainer: EnvGRPOTrainer) -> list[str]:
+    """Return what values the episodes, in PPO."""
+    if not isinstance(trainer, EnvPPOTrainer):
+        return []
+    args, critic = trainer.args, trainer.critic
+    trunk = "a head on the policy's trunk" if critic.trunk is None else f"a {type(critic.trunk).__name__} of its own"
+    n_parameters = sum(parameter.numel() for parameter in critic.parameters())
+    return [
+        f"critic            {trunk}, {n_parameters:,} parameters, learning rate {args.value_learning_rate:g}, alone in "
+        f"the first {args.value_warmup_steps} steps",
+        f"advantages        gamma {args.gamma:g} and lambda {args.lam:g} a {args.discount} (the critic's lambda "
+        f"{args.value_lam:g}), {'bootstrapped' if args.bootstrap_truncated else 'nothing'} behind a limit of turns",
+    ]
+
+
+def _geometry(trainer: EnvGRPOTrainer) -> list[str]:
+    args, n_processes = trainer.args, trainer.accelerator.num_processes
+    group_size, steps = int(args.num_generations or 1), int(args.steps_per_generation or 1)
+    n_episodes = args.per_device_train_batch_size * steps * n_processes
+    per_step = args.per_device_train_batch_size * args.gradient_accumulation_steps * n_processes
+    n_items = len(trainer.items["train"])
+    uses = steps * args.num_iterations / args.gradient_accumulation_steps
+    return [
+        f"environments      {', '.join(trainer.env_ids)}",
+        f"generation        {n_episodes // group_size} groups of {group_size} = {n_episodes} episodes on {n_processes} "
+        f"process{'es' if n_processes > 1 else ''}, at most {args.max_concurrency} at once on each",
+        f"optimizer step    {per_step} rows in micro-batches of {args.per_device_train_batch_size}; a generation "
+        f"lasts {uses:g} steps",
+        f"data              {n_items} items: an epoch is {n_items * group_size / n_episodes:g} generations",
+        f"loss              {_objective(trainer)}, learning rate {args.learning_rate:g}",
+    ]
+
+
+def _objective(trainer: EnvGRPOTrainer) -> str:
+    """Return by what is learned: the algorithm, or TRL's own loss."""
+    if trainer.algorithms is None:
+        return f"TRL's {trainer.args.loss_type}, beta {trainer.args.beta:g}"
+    algorithm = trainer.algorithms.algorithm
+    coefficient = "by a schedule" if callable(algorithm.kl_coef) else f"{algorithm.kl_coef:g}"
+    return f"{algorithm.name}, KL coefficient {coefficient}"
+
+
+def _budgets(trainer: EnvGRPOTrainer | EnvDPOTrainer) -> list[str]:
+    collector, limits = trainer.collector, trainer.collector.limits
+    return [
+        f"tokens            {trainer.policy.max_model_len} of context; {limits.max_completion_tokens} behind the first "
+        f"prompt, the environment's included; {collector.sampling.max_new_tokens} a turn",
+        f"limits            turns {_or_none(limits.max_turns)}, seconds an episode {_or_none(limits.max_episode_s)}, "
+        f"seconds a step {_or_none(limits.max_step_s)}",
+    ]
+
+
+def _forks(trainer: EnvGRPOTrainer | EnvDPOTrainer) -> list[str]:
+    diagnosis = diagnose(cast("ChatCodec", trainer.collector.codec))
+    forked = [f"{case.role} after {case.after}" for case in diagnosis.cases if case.forks]
+    if not forked:
+        said = "none: the template keeps earlier turns as they were; one row an episode"
+    elif getattr(trainer.args, "history", "append") == "append":
+        said = (
+            f"none: history=append keeps what the model wrote, where the template would change it ({'; '.join(forked)})"
+        )
+    else:
+        said = f"the template changes earlier turns ({'; '.join(forked)}): a new row begins there"
+    return [f"forks             {visible_text(said)}"]
+
+
+def _episodes(group: Sequence[Trajectory]) -> list[str]:
+    lines = [f"one group         {group[0].env_id}, seed {group[0].seed}, the policy before training:"]
+    for trajectory in group:
+        why = "" if trajectory.error is None else f" {trajectory.error.where}: {trajectory.error.message:.200}"
+        reward = f"reward {trajectory.reward:g}" if trajectory.status == "ok" else trajectory.status
+        lines.append(
+            visible_text(
+                f"  {trajectory.member}: {reward}, {len(trajectory.turns)} turns, {trajectory.n_tokens} tokens, "
+                f"{trajectory.n_sampled_tokens} of them sampled, {trajectory.stop_reason.value}{why}"
+            )
+        )
+    return lines
+
+
+def _or_none(value: float | None) -> str:
+    return "no limit" if value is None else f"{value:g}"

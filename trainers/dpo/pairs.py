@@ -1,0 +1,482 @@
+"""DPO's training data: pairs of episodes of one seed as token rows, with a mask of the agent's tokens.
+
+Invariants:
+1. The two episodes of a pair have the same environment, seed and prompt. The chosen one has the greater reward.
+2. Token ids are the sampled ones, or for plain messages the codec's encoding.
+3. Tokens of the environment or the template have mask 0: they are context, not part of the loss.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from llm_envs.chat.codec import ChatCodec
+from llm_envs.data.datasets import Selector, all_pairs, best_worst, fit_rows, preference_pairs, to_groups
+from llm_envs.errors import InvalidConfigError, MissingExtraError
+from llm_envs.rollout import from_messages
+from llm_envs.sources.mixture import derive_seed
+from llm_envs.sources.prompts import read_jsonl
+from llm_envs.types import Trajectory, TrajectoryGroup
+
+try:
+    import torch
+    from datasets import Dataset, load_from_disk
+    from trl.data_utils import extract_prompt
+    from trl.trainer.dpo_trainer import DataCollatorForPreference
+except ImportError as error:
+    raise MissingExtraError(f"training needs {error.name}: pip install 'llm-envs[train]'.") from error
+
+from llm_envs.trainers.dpo.config import EnvDPOConfig
+from llm_envs.trainers.functional.pairs import PairSelector
+from llm_envs.trainers.sft.source import first_record, in_tokens_of, load_source
+
+__all__ = [
+    "MASKS",
+    "PairCollator",
+    "RoundRows",
+    "as_dataset",
+    "check_tokenizer",
+    "choose_length_controlled",
+    "choose_random",
+    "fit_pairs",
+    "lift_pairs",
+    "load_pairs",
+    "make_selector",
+    "pair_metrics",
+    "pair_rows",
+    "permutation",
+    "share_of_round",
+    "shortened_round",
+    "too_few_pairs",
+]
+
+IDS = ("prompt_ids", "chosen_ids", "rejected_ids")
+MASKS = ("chosen_mask", "rejected_mask")
+"""Columns: 1 on the agent's tokens of `chosen_ids` and `rejected_ids`."""
+
+_KEPT = (*IDS, *MASKS, "chosen_reward", "rejected_reward", "env_id", "group_id", "chosen_member", "rejected_member")
+_N_LOOKED_AT = 32
+"""Number of pairs whose tokens are compared with their texts. A wrong tokenizer shows in the first few."""
+
+Row = dict[str, Any]
+
+
+@dataclass
+class PairCollator(DataCollatorForPreference):
+    """TRL's preference collator, but with `completion_mask` 1 only on the agent's tokens."""
+
+    def torch_call(self, examples: list[Row]) -> dict[str, Any]:
+        """Return TRL's batch, chosen sequences before rejected ones, with our masks applied."""
+        # TRL's mask covers everything after the prompt, which in several turns includes the environment's tokens.
+        batch: dict[str, Any] = super().torch_call(examples)
+        own_BT = torch.zeros_like(batch["completion_mask"])
+        width = own_BT.shape[1]
+        masks = [(example, example[name]) for name in MASKS for example in examples]
+        for row, (example, mask) in enumerate(masks):
+            start = len(example["prompt_ids"])
+            kept = torch.tensor(mask, dtype=own_BT.dtype)[: max(width - start, 0)]
+            own_BT[row, start : start + len(kept)] = kept
+        batch["completion_mask"] = batch["completion_mask"] * own_BT
+        return batch
+
+
+class RoundRows(torch.utils.data.Dataset[Row]):
+    """A data set of fixed length whose rows are looked up on access, because they change from round to round."""
+
+    def __init__(self, length: int, row_at: Callable[[int], Row]) -> None:
+        self._length, self._row_at = length, row_at
+
+    def __len__(self) -> int:
+        """Return the number of rows in a full round."""
+        return self._length
+
+    def __getitem__(self, place: int) -> Row:
+        """Return a row of the current round."""
+        return self._row_at(place)
+
+
+def make_selector(args: EnvDPOConfig) -> Selector:
+    """Return the selector named in the settings. "random" and "length" choose only among pairs above the margin."""
+    if args.pair_selector == "random":
+        return partial(choose_random, seed=args.seed, n_per_group=args.pairs_per_group, margin=args.pair_margin)
+    if args.pair_selector == "length":
+        return partial(choose_length_controlled, max_ratio=args.pair_length_ratio, margin=args.pair_margin)
+    return all_pairs if args.pair_selector == "all" else best_worst
+
+
+def choose_random(
+    members: Sequence[Trajectory], *, seed: int, n_per_group: int = 1, margin: float = 0.0
+) -> list[tuple[Trajectory, Trajectory]]:
+    """Return up to `n_per_group` different pairs of a group, drawn uniformly from all above the margin.
+
+    The draw depends only on the seed, the group's id and its rewards.
+    """
+    candidates = _above(members, margin)
+    random = Random(derive_seed(seed, "pairs", members[0].group_id)) if members else Random(0)
+    return random.sample(candidates, min(n_per_group, len(candidates)))
+
+
+def choose_length_controlled(
+    members: Sequence[Trajectory], *, max_ratio: float = 1.25, margin: float = 0.0
+) -> list[tuple[Trajectory, Trajectory]]:
+    """Return the pair of a group with the greatest difference in reward among those of similar length, if any.
+
+    DPO picks up length as a shortcut if the chosen episodes are systematically longer or shorter. Ties are broken by
+    closeness in length, then by order.
+
+    Args:
+        members: The episodes of one group.
+        max_ratio: Neither episode has more sampled tokens than this many times the other's.
+        margin: The rewards differ by more than this.
+    """
+
+    def lengths(pair: tuple[Trajectory, Trajectory]) -> tuple[int, int]:
+        one, other = (trajectory.n_sampled_tokens for trajectory in pair)
+        return min(one, other), max(one, other)
+
+    similar = [pair for pair in _above(members, margin) if lengths(pair)[1] <= max_ratio * lengths(pair)[0]]
+    ordered = sorted(similar, key=lambda pair: (pair[1].reward - pair[0].reward, lengths(pair)[1] - lengths(pair)[0]))
+    return ordered[:1]
+
+
+def lift_pairs(pair_selector: PairSelector) -> Selector:
+    """Turn a selector on rewards and group ids (`functional.pairs`) into one on trajectories."""
+
+    def selector(members: Sequence[Trajectory]) -> list[tuple[Trajectory, Trajectory]]:
+        rewards_B = torch.tensor([trajectory.reward for trajectory in members], dtype=torch.float64)
+        pairs_P2 = pair_selector(rewards_B, torch.zeros(len(members), dtype=torch.long))
+        return [(members[better], members[worse]) for better, worse in pairs_P2.tolist()]
+
+    return selector
+
+
+def pair_rows(groups: Iterable[TrajectoryGroup], selector: Selector, *, margin: float = 0.0) -> list[Row]:
+    """Return pairs of groups as token rows: ids, masks, rewards, origin and messages.
+
+    Ties are always left out, and so are pairs with equal tokens, which teach nothing.
+
+    Raises:
+        InvalidConfigError: If a group's episodes have several seeds or environments, or what `preference_pairs` raises.
+    """
+    rows = preference_pairs(map(_checked, groups), selector=selector, margin=margin)
+    return [row for row in rows if row["chosen_ids"] != row["rejected_ids"]]
+
+
+def fit_pairs(rows: Sequence[Row], max_length: int | None, overlong: str) -> tuple[list[Row], dict[str, int]]:
+    """Return the pairs whose two sequences have at most `max_length` tokens, and counts of the others.
+
+    Args:
+        rows: From `pair_rows`.
+        max_length: Maximum tokens of prompt and episode; None: no limit.
+        overlong: As for `fit_rows`. A pair is dropped if either sequence is.
+
+    Returns:
+        The rows without their messages, and counts of pairs: `overlong`, and among them `dropped` and `cut`.
+    """
+    out: list[Row] = []
+    counts = {"overlong": 0, "dropped": 0, "cut": 0}
+    for row in rows:
+        fitted = {key: row[key] for key in _KEPT if key in row}
+        cut, dropped = False, False
+        for name in ("chosen", "rejected"):
+            kept, change = fit_rows([_as_labelled(row, name)], max_length, overlong)
+            cut, dropped = cut or change["cut"] > 0, dropped or not kept
+            if kept:
+                length = len(kept[0]["input_ids"]) - len(row["prompt_ids"])
+                fitted |= {key: list(row[key][:length]) for key in (f"{name}_ids", f"{name}_mask")}
+        counts["overlong"] += cut or dropped
+        counts["dropped"] += dropped
+        counts["cut"] += cut and not dropped
+        if not dropped and fitted["chosen_ids"] != fitted["rejected_ids"]:
+            out.append(fitted)
+    return out, counts
+
+
+def load_pairs(
+    source: str | Path | Dataset | Sequence[Trajectory], codec: ChatCodec, args: EnvDPOConfig, selector: Selector
+) -> list[Row]:
+    """Return the pairs of a saved data set, or of trajectories, as token rows of the trained model.
+
+    Args:
+        source: Trajectories; a source for `sft.source.load_source` (the folder of a run, `to_dataset`, conversations
+            with `group_id` and `reward`); pairs as token rows (`llm-envs export --to pairs`); or pairs of messages,
+            TRL's `prompt`, `chosen` and `rejected` (a JSONL file, a folder of `datasets`, a `datasets.Dataset`).
+        codec: Codec of the model to train.
+        args: The settings; `pair_margin` and `encode_messages` are used.
+        selector: Chooses pairs, if the source has episodes.
+
+    Raises:
+        InvalidConfigError: If no pair is left, tokens have no masks or another tokenizer's ids, or messages are wrong.
+    """
+    table = _pair_table(source)
+    if table is None:
+        rows = _rows_of_episodes(source, codec, args, selector)
+    elif all(name in table[0] for name in IDS):
+        rows = _above_margin(_checked_tokens(table), args.pair_margin)
+        check_tokenizer(rows, codec)
+    else:
+        groups = [_messages_group(number, row, codec) for number, row in enumerate(table)]
+        rows = pair_rows(groups, best_worst, margin=args.pair_margin)
+    if not rows:
+        n = f"{len(table)} pairs" if table is not None else "the episodes"
+        raise InvalidConfigError(
+            f"no preference pair is left of {n}: a pair needs two scored episodes of one group whose rewards differ by "
+            f"more than pair_margin={args.pair_margin} and whose tokens differ (pair_selector={args.pair_selector!r}). "
+            "Collect more episodes a group at a higher temperature, on problems that are sometimes solved; "
+            "conversations need group_id and reward."
+        )
+    return rows
+
+
+def check_tokenizer(rows: Sequence[Row], codec: ChatCodec) -> None:
+    """Check that the agent's tokens come from this model's tokenizer, by comparing them with the messages, if any.
+
+    Raises:
+        InvalidConfigError: If an id is beyond the vocabulary, or tokens and messages differ in text.
+    """
+    n_known = len(codec.tokenizer)
+    for number, row in enumerate(rows[:_N_LOOKED_AT]):
+        highest = max(max(row[name], default=0) for name in IDS)
+        said = all(_says(row, name, codec) for name in ("chosen", "rejected")) if highest < n_known else False
+        if not said:
+            raise InvalidConfigError(
+                f"the tokens of pair {number} are not this model's: its tokenizer has {n_known} ids, the highest here "
+                f"is {highest}, or they do not read as the messages do. Collect with the model that is to learn, or "
+                "have the messages encoded: encode_messages=True for episodes, and for pairs leave out the columns "
+                f"{', '.join((*IDS, *MASKS))}."
+            )
+
+
+def as_dataset(rows: Sequence[Row], args: EnvDPOConfig) -> Dataset:
+    """Return rows as a data set. With precomputed reference log-probabilities, store it where TRL can cache them."""
+    if not args.precompute_ref_log_probs:
+        return Dataset.from_list(list(rows))
+    digest = hashlib.blake2b(json.dumps(rows, sort_keys=True).encode(), digest_size=8).hexdigest()
+    folder = Path(args.output_dir or ".") / f"pairs-{digest}"
+    with args.main_process_first(desc="writing pairs"):
+        if not (folder / "state.json").exists():
+            Dataset.from_list(list(rows)).save_to_disk(str(folder))
+    return load_from_disk(str(folder))
+
+
+def share_of_round(pairs: Sequence[Row], n_local: int, *, process_index: int, n_processes: int, seed: int) -> list[Row]:
+    """Return one process's pairs of a round, from a list shared by all and reshuffled for each pass over it.
+
+    Args:
+        pairs: The pairs of all processes, at least one.
+        n_local: Number of pairs for each process.
+        process_index: Index of this process.
+        n_processes: Number of processes.
+        seed: Seed of the round.
+    """
+    places: list[int] = []
+    while len(places) < n_local * n_processes:
+        places += permutation(len(pairs), derive_seed(seed, len(places)))
+    return [pairs[place] for place in places[process_index : n_local * n_processes : n_processes]]
+
+
+def shortened_round(args: EnvDPOConfig, n_pairs: int, n_groups: int) -> str:
+    """Return the message for a round with fewer steps than a full one."""
+    return (
+        f"{n_pairs} preference pairs came of {n_groups} groups, too few for {args.n_steps_per_round} steps "
+        f"of {args.n_pairs_per_step}: the round has {args.steps_with(n_pairs)}, so that no pair is trained more than "
+        f"max_pair_uses={args.max_pair_uses} times. group_filter=create_spread_filter() replaces groups without a "
+        "pair. Later rounds say it in pairs/steps and pairs/uses only."
+    )
+
+
+def too_few_pairs(args: EnvDPOConfig, n_pairs: int, n_tries: int, *, is_filtered: bool) -> str:
+    """Return the message for a round whose pairs do not fill one step."""
+    few = f"too few preference pairs are left for a step of {args.n_pairs_per_step}: {n_pairs}"
+    return (
+        f"{few if n_pairs else 'no preference pair is left: none'} came of {n_tries} times {args.groups_per_round} "
+        f"groups of {args.num_generations} episodes: in a group without one all rewards are equal or within "
+        f"pair_margin={args.pair_margin} (or the pairs are over max_length). Raise num_generations or temperature, or "
+        "play problems that are sometimes solved"
+        + ("" if is_filtered else "; group_filter=create_spread_filter() replaces groups of equal rewards")
+        + (f"; or lower the batch, or raise max_pair_uses={args.max_pair_uses}" if n_pairs else "")
+    )
+
+
+def permutation(n: int, seed: int) -> list[int]:
+    """Return the numbers below `n` in random order."""
+    order = list(range(n))
+    Random(seed).shuffle(order)
+    return order
+
+
+def pair_metrics(pairs: Sequence[Row], n_groups: int) -> dict[str, float]:
+    """Return the metrics of a round's pairs.
+
+    Args:
+        pairs: The pairs, at least one.
+        n_groups: Number of groups requested.
+
+    Returns:
+        `n`; `groups`, the share of groups with a pair; the mean `reward_gap`; and `length_gap`, by how many of the
+        agent's tokens the chosen episode is longer, on average.
+    """
+    gaps = [pair["chosen_reward"] - pair["rejected_reward"] for pair in pairs]
+    longer = [sum(pair["chosen_mask"]) - sum(pair["rejected_mask"]) for pair in pairs]
+    return {
+        "n": float(len(pairs)),
+        "groups": len({pair["group_id"] for pair in pairs}) / n_groups,
+        "reward_gap": sum(gaps) / len(gaps),
+        "length_gap": sum(longer) / len(longer),
+    }
+
+
+def _above(members: Sequence[Trajectory], margin: float) -> list[tuple[Trajectory, Trajectory]]:
+    return [pair for pair in all_pairs(members) if pair[0].reward - pair[1].reward > margin]
+
+
+def _checked(group: TrajectoryGroup) -> TrajectoryGroup:
+    """Return the group, if its episodes can be compared."""
+    played = {(t.env_id, t.seed, json.dumps(dict(t.env_kwargs), sort_keys=True)) for t in group.scored}
+    if len(played) > 1:
+        raise InvalidConfigError(
+            f"group {group.group_id} has episodes of {len(played)} seeds or environments: chosen and rejected must be "
+            "answers to one problem. Give each problem a group_id of its own (runs that were collected apart may have "
+            "the same ones)."
+        )
+    return group
+
+
+def _as_labelled(row: Row, name: str) -> Row:
+    """Return one side of a pair in the form that `fit_rows` takes."""
+    ids, mask = row[f"{name}_ids"], row[f"{name}_mask"]
+    labels = [-100] * len(row["prompt_ids"]) + [i if own else -100 for i, own in zip(ids, mask, strict=True)]
+    return {"input_ids": [*row["prompt_ids"], *ids], "labels": labels}
+
+
+def _pair_table(source: Any) -> list[Row] | None:
+    """Return the rows of a source that has pairs; None if it has something else."""
+    if isinstance(source, str | Path):
+        path = Path(source)
+        if (path / "dataset_info.json").exists():
+            source = load_from_disk(str(path))
+        elif path.is_file() and path.suffix not in (".parquet", ".arrow"):
+            first = first_record(path)
+            if not (isinstance(first, dict) and _has_pairs(first)):
+                return None
+            return [dict(row) for _, row in read_jsonl(path)]
+    if isinstance(source, Dataset) and _has_pairs(source.column_names):
+        return [dict(row) for row in source]
+    return None
+
+
+def _has_pairs(names: Iterable[str]) -> bool:
+    return {"chosen", "rejected"} <= set(names) or {"chosen_ids", "rejected_ids"} <= set(names)
+
+
+def _rows_of_episodes(source: Any, codec: ChatCodec, args: EnvDPOConfig, selector: Selector) -> list[Row]:
+    """Return the pairs of a source of episodes."""
+    loaded = load_source(source, codec) if isinstance(source, str | Path | Dataset) else list(source)
+    if loaded and not isinstance(loaded[0], Trajectory):
+        raise InvalidConfigError(
+            "the data set has token rows of single episodes, without rewards or groups, and so no pairs: give the "
+            "folder of the run, or export with --to pairs."
+        )
+    trajectories: list[Trajectory] = [trajectory for trajectory in loaded if isinstance(trajectory, Trajectory)]
+    if args.encode_messages:
+        trajectories = in_tokens_of(codec, trajectories)
+    elif any(trajectory.turns and not trajectory.rows for trajectory in trajectories):
+        raise InvalidConfigError(
+            "there are episodes without tokens (played through a chat API, or without a codec), so that no masks are "
+            "known: collect with codec=ChatCodec(tokenizer), or have their messages encoded: encode_messages=True."
+        )
+    rows = pair_rows(to_groups(trajectories), selector, margin=args.pair_margin)
+    check_tokenizer(rows, codec)
+    return rows
+
+
+def _checked_tokens(rows: Sequence[Row]) -> list[Row]:
+    """Return rows of token ids, if each has masks that fit."""
+    for number, row in enumerate(rows):
+        for ids, mask in zip(IDS[1:], MASKS, strict=True):
+            if row.get(mask) is None:
+                raise InvalidConfigError(
+                    f"pair {number} has {ids} and no {mask}: with several turns what the environment said would be "
+                    "trained. Export with llm-envs export --to pairs, which writes masks, add the column (1 on the "
+                    f"agent's own tokens), or leave out {', '.join(IDS)} so that messages are encoded."
+                )
+            if len(row[mask]) != len(row[ids]) or not any(row[mask]):
+                raise InvalidConfigError(
+                    f"pair {number}: {mask} has {len(row[mask])} places, {sum(map(bool, row[mask]))} of them the "
+                    f"agent's, for {len(row[ids])} {ids}: it must have one for each, and not only zeros."
+                )
+    return [row for row in rows if list(row["chosen_ids"]) != list(row["rejected_ids"])]
+
+
+def _above_margin(rows: Sequence[Row], margin: float) -> list[Row]:
+    """Return the rows without ties. Rows without rewards stay, because somebody chose them."""
+    out = []
+    for row in rows:
+        better, worse = row.get("chosen_reward"), row.get("rejected_reward")
+        if better is None or worse is None or better - worse > margin:
+            out.append(row)
+    return out
+
+
+def _says(row: Row, name: str, codec: ChatCodec) -> bool:
+    """Return whether each turn of one side has the text of one of its messages; True without messages."""
+    messages = row.get(name)
+    if not isinstance(messages, list) or not messages:
+        return True
+    said = [message["content"] or "" for message in messages if message["role"] == "assistant"]
+    places = groupby(zip(row[f"{name}_ids"], row[f"{name}_mask"], strict=True), key=lambda place: bool(place[1]))
+    runs = [np.array([token for token, _ in run], dtype=np.int32) for own, run in places if own]
+    return all(any(_is_of(text, ids, codec) for text in said) for ids in runs)
+
+
+def _is_of(text: str, ids: npt.NDArray[np.int32], codec: ChatCodec) -> bool:
+    """Return whether a turn's tokens have a text: if they decode to it, or are the codec's encoding of it."""
+    return codec.decode_reply(ids).strip() == text.strip() or np.array_equal(ids, codec.encode_reply(text))
+
+
+def _messages_group(number: int, row: Row, codec: ChatCodec) -> TrajectoryGroup:
+    """Return a pair of messages as a group of two."""
+    if "prompt" not in row:
+        row = row | extract_prompt({"chosen": row["chosen"], "rejected": row["rejected"]})
+    parts = {name: row[name] for name in ("prompt", "chosen", "rejected")}
+    if wrong := [name for name, part in parts.items() if not isinstance(part, list) or not part]:
+        raise InvalidConfigError(
+            f"pair {number}: {', '.join(wrong)} must be lists of messages with role and content, such as "
+            '[{"role": "user", "content": "2 + 2?"}]; chosen and rejected are answers to the prompt.'
+        )
+    tools = row.get("tools") or ()
+    tools = json.loads(tools) if isinstance(tools, str) else tools
+    rewards = {"chosen": 1.0, "rejected": 0.0}
+    if row.get("chosen_reward") is not None and row.get("rejected_reward") is not None:
+        rewards = {name: float(row[f"{name}_reward"]) for name in rewards}
+    members = [
+        from_messages(
+            [_without_nones(message) for message in (*row["prompt"], *row[name])],
+            codec=codec,
+            tools=tools,
+            reward=reward,
+            context=len(row["prompt"]),
+            group_id=str(row.get("group_id", number)),
+            member=member,
+        )
+        for member, (name, reward) in enumerate(rewards.items())
+    ]
+    better, worse = rewards.values()
+    kept = members if better > worse else members[:1]  # a tie, or the worse one chosen: no pair
+    return TrajectoryGroup(str(number), members[0].env_id, 0, tuple(kept))
+
+
+def _without_nones(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message without the keys that a table filled with None."""
+    return {key: value for key, value in message.items() if value is not None}

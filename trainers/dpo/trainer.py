@@ -1,0 +1,497 @@
+"""DPO on environments: a thin subclass of TRL's trainer whose pairs are episodes of one seed.
+
+TRL provides all losses, the reference model, logging and checkpoints. This module provides the pairs (sampled token
+ids, with the environment's tokens masked), and the online rounds: play, pair, train.
+
+Invariants:
+1. Training uses exactly the sampled tokens: ids are never decoded and re-encoded.
+2. The loss covers only the agent's tokens: the collator's `completion_mask` is 0 on all others.
+3. Online, an epoch has the fixed number of steps of a full round, and one learning-rate schedule runs through all
+   rounds. A round with few pairs is shorter: no pair is trained more than `max_pair_uses` times.
+4. A round is played with the weights after the last step of the previous round.
+5. All processes have the same list of pairs and train on equal parts of it, so all have the same number of batches.
+   Nothing is gathered while episodes run.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from llm_envs.chat.codec import ChatCodec
+from llm_envs.data.datasets import Selector, to_groups
+from llm_envs.errors import InvalidConfigError, MissingExtraError
+from llm_envs.registration import task_spec
+from llm_envs.rollout import Collector
+from llm_envs.rollout.filters import GroupFilter
+from llm_envs.sources.curriculum import Curriculum
+from llm_envs.sources.mixture import derive_seed
+from llm_envs.sources.source import Envs
+
+try:
+    from accelerate.utils import gather_object
+    from datasets import Dataset
+    from torch.utils.data import DataLoader
+    from trl import DPOTrainer
+except ImportError as error:
+    raise MissingExtraError(f"training needs {error.name}: pip install 'llm-envs[train]'.") from error
+
+from llm_envs.trainers.bridge.checkpoints import check_checkpoint
+from llm_envs.trainers.bridge.checks import load_training_tokenizer
+from llm_envs.trainers.bridge.generation import STATE_FILE, GenerationPlayer, close_player, make_collector, own_policy
+from llm_envs.trainers.bridge.items import EpisodeDataset, index_dataset
+from llm_envs.trainers.bridge.ranks import check_same_rows, raise_on_all_ranks
+from llm_envs.trainers.bridge.unused_settings import dpo_cases, refuse_unused
+from llm_envs.trainers.dpo.config import EnvDPOConfig
+from llm_envs.trainers.dpo.pairs import (
+    MASKS,
+    PairCollator,
+    RoundRows,
+    as_dataset,
+    fit_pairs,
+    load_pairs,
+    make_selector,
+    pair_metrics,
+    pair_rows,
+    permutation,
+    share_of_round,
+    shortened_round,
+    too_few_pairs,
+)
+from llm_envs.trainers.functional.references import ReferenceUpdateFn, RefModelFn
+from llm_envs.trainers.grpo.setup import as_engine, make_splits, temporarily
+from llm_envs.trainers.reference import Reference, StepEnd, captured_log_probs, drop_reference_adapter
+from llm_envs.types import Trajectory
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+__all__ = ["EnvDPOConfig", "EnvDPOTrainer"]
+
+logger = logging.getLogger(__name__)
+
+MAX_EMPTY_ROUNDS = 3
+"""If a round gives too few pairs for a step, play more items. After this many attempts, training ends."""
+
+
+class EnvDPOTrainer(DPOTrainer):
+    """Train a language model by DPO on pairs of episodes.
+
+    Give one of `env` (online: rounds of playing and training), `trajectories` and `source` (offline).
+
+    Args:
+        model: A folder, a name on a hub, or a loaded model (a PEFT model too).
+        env: An environment id, a factory, a weighted mixture, or a data set of episodes, as for `EnvGRPOTrainer`.
+        args: Settings; None takes the defaults.
+        trajectories: Scored trajectories, with the tokens of this model.
+        source: A saved data set: the folder of a run, exported pairs, pairs of messages, ... (`dpo.pairs.load_pairs`).
+        eval_source: The same, for TRL's evaluation: loss, accuracy and margins on pairs that are not trained.
+        selector: Chooses the pairs of a group: scored trajectories -> pairs (chosen, rejected). None: the selector of
+            `args.pair_selector`. `dpo.pairs.lift_pairs` converts a selector on rewards (`functional.pairs`).
+            Ties, and pairs within `args.pair_margin`, are removed from its result.
+        ref_model: The reference; None: the initial model (with PEFT, without its adapter).
+        ref_model_fn: `(policy) -> reference`, in place of `ref_model`.
+        reference_update_fn: `(reference, policy, *, step, kl) -> reference`, after each optimizer step
+            (`functional.references`); under PEFT it moves an adapter. `kl` is the mean of k3 over the pairs' tokens. It
+            estimates the policy's KL only online, where the policy has just sampled them.
+        processing_class: The tokenizer; None loads the model's.
+        eval_env: Online, the episodes of `evaluate`; None: the test split of `env`. A data set has no test split.
+        curriculum: Online, chooses arguments of the training episodes by measured success.
+        group_filter: Online, keeps the groups to train on (`llm_envs.rollout.filters`; `create_spread_filter()` drops
+            those without a pair). Dropped groups are replaced; at most `args.max_refills` are played for each place.
+        **kwargs: TRL's other arguments (`peft_config`, `callbacks`, `optimizers`, ...).
+
+    Online, call `close` at the end.
+
+    Raises:
+        InvalidConfigError: If settings contradict one another, there is no pair, or a data set's tokens have no masks
+            or are another tokenizer's.
+        ModelError: If the model cannot be trained on conversations (no chat template, no end-of-turn token).
+    """
+
+    _tag_names = ["trl", "dpo", "llm-envs"]
+    args: EnvDPOConfig
+
+    overlong_pairs: dict[str, int]
+    """Counts of pairs longer than `args.max_length`: `overlong`, and among them `dropped` and `cut`."""
+
+    def __init__(
+        self,
+        model: str | PreTrainedModel,
+        env: Envs | Dataset | None = None,
+        args: EnvDPOConfig | None = None,
+        *,
+        trajectories: Sequence[Trajectory] | None = None,
+        source: str | Path | Dataset | None = None,
+        eval_source: str | Path | Dataset | Sequence[Trajectory] | None = None,
+        selector: Selector | None = None,
+        ref_model: PreTrainedModel | None = None,
+        ref_model_fn: RefModelFn | None = None,
+        reference_update_fn: ReferenceUpdateFn | None = None,
+        processing_class: PreTrainedTokenizerBase | None = None,
+        eval_env: Envs | Dataset | None = None,
+        curriculum: Curriculum | Mapping[str, Curriculum] | None = None,
+        group_filter: GroupFilter | None = None,
+        **kwargs: Any,
+    ) -> None:
+        args = args or EnvDPOConfig(output_dir="llm-envs-DPO")
+        _check_arguments(env, trajectories, source, args, kwargs)
+        refuse_unused(args, dpo_cases(args, is_online=env is not None, has_selector=selector is not None))
+        self._reference = Reference(ref_model_fn, reference_update_fn)
+        self._reference.check(args, ref_model=ref_model)
+        processing_class = load_training_tokenizer(
+            model, processing_class, thinking=args.thinking, trust_remote_code=args.trust_remote_code
+        )
+        self._codec = ChatCodec(processing_class, thinking=args.thinking)
+        self._selector = selector or make_selector(args)
+        self._is_online = env is not None
+        self.overlong_pairs = {"overlong": 0, "dropped": 0, "cut": 0}
+        self.pairs: list[dict[str, Any]] = []
+        """Online, the pairs of the current round, of all processes; offline, all pairs."""
+        self.items: dict[str, EpisodeDataset] = {}
+        if env is not None:
+            args.check_online()
+            self.items = make_splits(env, eval_env, args, curriculum)
+            train_dataset = index_dataset(self.items["train"], "train")
+            eval_dataset = index_dataset(self.items["test"], "test") if "test" in self.items else None
+        else:
+            with raise_on_all_ranks():
+                self.pairs = self._load(source if trajectories is None else trajectories, args)
+            check_same_rows(self.pairs, "pairs")
+            train_dataset = as_dataset(self.pairs, args)
+            eval_dataset = None if eval_source is None else as_dataset(self._load(eval_source, args), args)
+        # Online, TRL would precompute the reference before there are pairs, and then drop the model. Our own reference
+        # is made afterwards: with precompute_ref_log_probs=True, TRL does not load one.
+        precompute = args.precompute_ref_log_probs and env is None
+        self._makes_reference_later = ref_model_fn is not None
+        with temporarily(args, precompute_ref_log_probs=precompute or ref_model_fn is not None):
+            super().__init__(
+                model,
+                ref_model=ref_model,
+                args=args,
+                data_collator=PairCollator(
+                    int(processing_class.pad_token_id),
+                    max_length=args.max_length,
+                    pad_to_multiple_of=cast("int | None", args.pad_to_multiple_of),  # TRL has replaced "auto"
+                ),
+                train_dataset=train_dataset,
+                eval_dataset=eval_dataset,
+                processing_class=processing_class,
+                **kwargs,
+            )
+        self.precompute_ref_logps = args.precompute_ref_log_probs
+        self._makes_reference_later = False
+        self._reference.start(self)
+        self.add_callback(StepEnd(self._end_step))
+        for name, count in self.overlong_pairs.items():
+            self._metrics["train"][f"pairs/{name}"].append(float(count))
+        if self._is_online:
+            self._start_online(group_filter)
+
+    def _load(self, source: Any, args: EnvDPOConfig) -> list[dict[str, Any]]:
+        """Return the pairs of a data set that fit `max_length`."""
+        rows = load_pairs(source, self._codec, args, self._selector)
+        fitting = self._fit(rows, args)
+        if not fitting:
+            raise InvalidConfigError(
+                f"no preference pair is left: all {len(rows)} are longer than max_length={args.max_length}, or equal "
+                "up to their cut. Raise it."
+            )
+        return fitting
+
+    def _fit(self, rows: list[dict[str, Any]], args: EnvDPOConfig) -> list[dict[str, Any]]:
+        fitting, counts = fit_pairs(rows, args.max_length, args.overlong)
+        for name, count in counts.items():
+            self.overlong_pairs[name] += count
+        if counts["overlong"]:
+            logger.warning(
+                f"{counts['overlong']} of {len(rows)} pairs are longer than max_length={args.max_length}: "
+                f"{counts['dropped']} were left out, {counts['cut']} cut behind a turn."
+            )
+        return fitting
+
+    # TRL's hooks for data sets, the loss and the step.
+
+    def _prepare_dataset(self, dataset: Any, processing_class: Any, args: Any, dataset_name: str) -> Any:
+        """Return token rows and episode indices unchanged; convert other data sets to token rows."""
+        names = set(getattr(dataset, "column_names", None) or ())
+        if {"index", "split"} <= names or {"prompt_ids", *MASKS} <= names:
+            return dataset
+        return as_dataset(self._load(dataset, args), args)
+
+    def _precompute_ref_logps(self, dataset: Any, name: str, batch_size: int) -> Any:
+        """Return TRL's rows with the reference's log-probabilities; without them if our reference is made later."""
+        if self._makes_reference_later:
+            return dataset
+        return super()._precompute_ref_logps(dataset, name, batch_size)
+
+    def _set_signature_columns_if_needed(self) -> None:
+        """Let the masks reach the collator: transformers drops columns that are not listed here."""
+        super()._set_signature_columns_if_needed()
+        columns: Any = self._signature_columns
+        columns += [name for name in MASKS if name not in columns]
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any], return_outputs: bool) -> Any:
+        """Return TRL's loss; measure the KL for a moving reference."""
+        trained: Any = self.model
+        if self._reference.update_fn is None or not trained.training:
+            return super()._compute_loss(model, inputs, return_outputs)
+        modules = [self.accelerator.unwrap_model(part) for part in (model, self.ref_model) if part is not None]
+        with captured_log_probs(modules) as scored:
+            result = super()._compute_loss(model, inputs, return_outputs)
+        mask = inputs["completion_mask"][:, 1:]
+        logps, reference = (part[:, -mask.shape[1] :] for part in scored)
+        self._reference.meter.add(logps, reference, mask)
+        return result
+
+    def _end_step(self) -> None:
+        """After an optimizer step, log the KL and update the reference."""
+        kl = self._reference.meter.take(self.accelerator)
+        if kl is not None:
+            self._metrics["train"]["reference/kl"].append(kl)
+        self._reference.end_step(self, kl)
+
+    # Online.
+
+    def _start_online(self, group_filter: GroupFilter | None) -> None:
+        args = self.args
+        self._steps_per_round = args.n_steps_per_round
+        self._n_played = 0
+        self.local_pairs: list[dict[str, Any]] = []
+        """This process's pairs of the current round, in training order."""
+        self.last_trajectories: list[Trajectory] = []
+        """The episodes of the latest round on this process."""
+        self._engine: Any = None
+        self._has_warned = False
+        self._is_filtered = group_filter is not None  # a filter has already replaced groups
+        self._policy = self._start_vllm() if args.use_vllm else own_policy(self)
+        folder = Path(args.output_dir or ".") / "trajectories" / f"process-{self.accelerator.process_index}"
+        self._player = GenerationPlayer(
+            make_collector(self.items["train"], self._policy, self._codec, args),
+            self.items,
+            process_index=self.accelerator.process_index,
+            folder=folder if args.save_trajectories else None,
+            settings={"envs": [choice.env_id for choice in self.items["train"].source.choices], "seed": args.seed},
+            group_filter=group_filter,
+            max_refills=args.max_refills,
+            seed=args.seed,
+        )
+
+    def _start_vllm(self) -> Any:
+        self._engine = as_engine(self)
+        return self._engine.policy
+
+    def get_train_dataloader(self) -> Any:
+        """Return TRL's data loader; online, one with the batches of the current round."""
+        if not self._is_online:
+            return super().get_train_dataloader()
+        # Not prepared by accelerate, which fetches one batch ahead: it would ask for a round before it is played.
+        self._round, self._round_start, self._n_round_steps = -1, 0, 0
+        rows = RoundRows(self._steps_per_round * self._n_local_pairs_per_step, self._row_of_step)
+        size = self.args.per_device_train_batch_size
+        return DataLoader(rows, batch_size=size, shuffle=False, collate_fn=self.data_collator)
+
+    @property
+    def _n_local_pairs_per_step(self) -> int:
+        return self.args.n_pairs_per_step // self.accelerator.num_processes
+
+    def _row_of_step(self, place: int) -> dict[str, Any]:
+        """Return a pair of the current optimizer step; `place` is its place in the epoch."""
+        # `place` restarts with each epoch, but a short round may end inside one: count from the round's first step.
+        n_taken = (self.state.global_step - self._round_start) * self._n_local_pairs_per_step
+        return self.local_pairs[n_taken + place % self._n_local_pairs_per_step]
+
+    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> tuple[list[Any], Any]:
+        """Return TRL's batches of the next optimizer step; online, first play a new round if one is due."""
+        # transformers calls this before each optimizer step, so the weights are those after the previous step.
+        if self._is_online and not self._begin_round():
+            self.control.should_training_stop = True
+            return [], None
+        batches: tuple[list[Any], Any] = super().get_batch_samples(epoch_iterator, num_batches, device)
+        return batches
+
+    def _begin_round(self) -> bool:
+        """Play or restore the current round; return whether its pairs fill a step, the same on all processes."""
+        step = self.state.global_step
+        if step >= self._round_start + self._n_round_steps:
+            self._round, self._round_start, self.local_pairs = self._round + 1, step, []
+            n_played = self._n_played
+            self._play_round()
+            self._n_round_steps = self.args.steps_with(len(self.pairs))
+            if self._n_round_steps:
+                self._log_round(self._n_played - n_played)
+        if self._n_round_steps and not self.local_pairs:  # a new round, or one that a checkpoint restored
+            share = share_of_round(
+                self.pairs,
+                self._n_round_steps * self._n_local_pairs_per_step,
+                process_index=self.accelerator.process_index,
+                n_processes=self.accelerator.num_processes,
+                seed=derive_seed(self.args.seed, "pairs", self._round),
+            )
+            self.local_pairs = self._with_reference(share)
+        return self._n_round_steps > 0
+
+    def _log_round(self, n_groups: int) -> None:
+        """Log the pairs of a new round; warn once if they are too few for a full round."""
+        args, n_pairs, n_steps = self.args, len(self.pairs), self._n_round_steps
+        metrics = pair_metrics(self.pairs, n_groups)
+        metrics |= {"steps": float(n_steps), "uses": n_steps * args.n_pairs_per_step / n_pairs}
+        for name, value in metrics.items():
+            self._metrics["train"][f"pairs/{name}"].append(value)
+        if n_steps < self._steps_per_round and not self._has_warned:
+            self._has_warned = True
+            logger.warning(shortened_round(args, n_pairs, n_groups))
+
+    def _play_round(self) -> None:
+        """Play groups and pair them until the pairs of all processes fill a step."""
+        step, self.pairs = self.state.global_step, []
+        if self._engine is not None:
+            self._engine.sync_weights()
+        else:
+            self._policy.weight_version = step
+        n_tries = 1 if self._is_filtered else MAX_EMPTY_ROUNDS
+        for _ in range(n_tries):
+            rows = self._player.play(self._next_items(), mode="train", step=step, group_size=self.args.num_generations)
+            self._player.learn()
+            self.last_trajectories = rows
+            for name, value in self._player.metrics("train").items():
+                self._metrics["train"][f"env/{name}"].append(value)
+            self._player.check_failures([t for t in rows if t.error is None or t.error.where != "group_filter"])
+            # Selectors are user code: an error on one process must not leave the others waiting in gather_object.
+            with raise_on_all_ranks():
+                own = self._fit(pair_rows(to_groups(rows), self._selector, margin=self.args.pair_margin), self.args)
+            self.pairs += [pair for part in gather_object([own]) for pair in part]
+            if self.args.steps_with(len(self.pairs)):
+                return
+            logger.warning(
+                f"{len(self.pairs)} preference pairs at step {step} do not fill it, after {len(rows)} more episodes: "
+                "other items are played too."
+            )
+        message = too_few_pairs(self.args, len(self.pairs), n_tries, is_filtered=self._is_filtered)
+        if step == 0:
+            raise InvalidConfigError(message + ".")
+        logger.warning(f"training ends at step {step}: {message}; if all are solved, there is no more to learn.")
+
+    def _next_items(self) -> list[dict[str, Any]]:
+        """Return the rows of this process's next groups; each pass over the items has another order."""
+        n_items, size, args = len(self.items["train"]), self.args.num_generations, self.args
+        n_local = args.groups_per_round // self.accelerator.num_processes
+        start = self._n_played + self.accelerator.process_index * n_local
+        self._n_played += args.groups_per_round
+        places = [divmod(number, n_items) for number in range(start, start + n_local)]
+        orders = {epoch: permutation(n_items, derive_seed(args.seed, "items", epoch)) for epoch, _ in places}
+        return [{"index": orders[epoch][place], "split": "train"} for epoch, place in places for _ in range(size)]
+
+    def _with_reference(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return the rows with the reference's log-probabilities, if they are to be computed once per round."""
+        if not self.precompute_ref_logps:
+            return rows
+        different = list({id(row): row for row in rows}.values())
+        size = self.args.precompute_ref_batch_size or self.args.per_device_train_batch_size
+        known: dict[int, dict[str, float]] = {}
+        for start in range(0, len(different), size):
+            part = different[start : start + size]
+            batch = self._prepare_inputs(self.data_collator(part))
+            scored = self.compute_ref_log_probs(self.ref_model or self.model, batch)
+            for row, chosen, rejected in zip(part, *(logps.tolist() for logps in scored), strict=True):
+                known[id(row)] = {"ref_chosen_logps": chosen, "ref_rejected_logps": rejected}
+        return [row | known[id(row)] for row in rows]
+
+    def evaluate(
+        self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
+    ) -> dict[str, float]:
+        """Return TRL's metrics on pairs; online, without a data set, the environment's metrics on the test split."""
+        if not self._is_online or eval_dataset is not None:
+            metrics: dict[str, float] = super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
+            return metrics
+        if "test" not in self.items:
+            raise InvalidConfigError("there is nothing to evaluate on: give eval_env= (or eval_dataset=, pairs).")
+        if self._engine is not None:
+            self._engine.sync_weights()
+        rank, size = self.accelerator.process_index, self.accelerator.num_processes
+        rows = [{"index": index, "split": "test"} for index in range(rank, len(self.items["test"]), size)]
+        self._player.play(rows, mode="eval", step=self.state.global_step, group_size=1)
+        metrics = {f"{metric_key_prefix}_env/{k}": v for k, v in self._player.metrics("eval").items()}
+        model: Any = self.model
+        model.eval()  # TRL's `log` treats metrics as training metrics unless the model is in eval mode
+        self.log(metrics)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        """Save the model as TRL does, but leave out an adapter that only serves as the reference."""
+        super()._save(output_dir, state_dict)
+        drop_reference_adapter(self, output_dir)
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """Save TRL's checkpoint, the reference, and online the state of the current round and the player."""
+        super()._save_checkpoint(model, trial)
+        if not self.args.should_save:
+            return
+        step = self.state.global_step
+        folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{step}"
+        state: dict[str, Any] = {"algorithm": "dpo", "online": self._is_online}
+        state["reference"] = self._reference.save(self, folder)
+        if self._is_online:
+            state |= {"player": self._player.state_dict(), "n_played": self._n_played, "round": self._round}
+            state |= {"steps_per_round": self._steps_per_round}
+            state |= {"round_start": self._round_start, "round_steps": self._n_round_steps}
+            state["pairs"] = self.pairs if step < self._round_start + self._n_round_steps else []
+        (folder / STATE_FILE).write_text(json.dumps(state) + "\n")
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        """Load TRL's checkpoint and the parts that `_save_checkpoint` added."""
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is None:
+            return
+        path = Path(checkpoint) / STATE_FILE
+        state = json.loads(path.read_text()) if path.exists() else {}
+        self._reference.load(self, Path(checkpoint), state.get("reference"))
+        if not self._is_online:
+            check_checkpoint(checkpoint, "DPO")
+            if state.get("online", bool(state)):
+                raise InvalidConfigError(f"{checkpoint} is one of online DPO: start from its weights as a model.")
+            return
+        if state.get("algorithm") != "dpo" or not state.get("online", True):
+            raise InvalidConfigError(f"{checkpoint} is no checkpoint of online DPO: start from its weights as a model.")
+        if state["steps_per_round"] != self._steps_per_round:
+            raise InvalidConfigError(
+                f"the checkpoint's rounds have {state['steps_per_round']} steps, this run's {self._steps_per_round}: "
+                f"set steps_per_round={state['steps_per_round']}, with the same batch sizes."
+            )
+        self._player.load_state_dict(state["player"])
+        self._n_played, self.pairs, self.local_pairs = state["n_played"], state["pairs"], []
+        self._round, self._round_start = state["round"], state["round_start"]
+        self._n_round_steps = state["round_steps"]
+
+    @property
+    def collector(self) -> Collector:
+        """Online, the collector that plays the episodes."""
+        return self._player.collector
+
+    @property
+    def policy(self) -> Any:
+        """Online, the sampling policy: the trainer's own model, or a colocated engine."""
+        return self._policy
+
+    def close(self) -> None:
+        """Online, close the trajectories' log and end the collector's and the policy's threads; offline, do nothing."""
+        if self._is_online:
+            close_player(self._player, self._policy)
+
+
+def _check_arguments(env: Any, trajectories: Any, source: Any, args: Any, kwargs: Mapping[str, Any]) -> None:
+    """Reject wrong arguments before a model is loaded."""
+    if sum(given is not None for given in (env, trajectories, source)) != 1:
+        raise InvalidConfigError(
+            "EnvDPOTrainer takes env= (online), trajectories= or source= (a saved data set), and just one of them."
+        )
+    if isinstance(env, str):
+        task_spec(env)
+    if not isinstance(args, EnvDPOConfig):
+        raise InvalidConfigError(f"args is a {type(args).__name__}; use EnvDPOConfig, a DPOConfig with what we need.")
+    if taken := sorted({"train_dataset", "eval_dataset", "data_collator"} & kwargs.keys()):
+        raise InvalidConfigError(f"{', '.join(taken)}: EnvDPOTrainer makes these itself: give source=, eval_source=.")

@@ -1,0 +1,173 @@
+"""GRPO settings: TRL's and those of the environment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from llm_envs.errors import InvalidConfigError, MissingExtraError
+
+try:
+    import torch
+    from trl import GRPOConfig
+except ImportError as error:
+    raise MissingExtraError(f"training needs {error.name}: pip install 'llm-envs[train]'.") from error
+
+from llm_envs.trainers.bridge.checks import check_env_kwargs, check_forks, check_loss_types
+from llm_envs.trainers.bridge.ranks import set_for_cpu
+from llm_envs.trainers.bridge.unused_settings import grpo_cases, refuse_unused
+from llm_envs.trainers.functional.importance import ImportanceMode, importance_weights
+
+__all__ = ["EnvGRPOConfig"]
+
+
+@dataclass
+class EnvGRPOConfig(GRPOConfig):
+    """TRL's `GRPOConfig` with settings for environments. TRL's fields keep their meaning.
+
+    If you change a field that has no effect in this trainer or with your other settings, an error is raised.
+    """
+
+    env_kwargs: dict[str, Any] | str | None = field(
+        default=None,
+        metadata={
+            "help": "Arguments of gym.make, such as {'difficulty': 'easy'} (a JSON object). An environment that has no "
+            "splits wants {'split': None}."
+        },
+    )
+    num_train_seeds: int = field(
+        default=10_000, metadata={"help": "Distinct seeds of the train split: the rows of one epoch."}
+    )
+    num_eval_seeds: int = field(
+        default=64,
+        metadata={"help": "Distinct seeds of the test split that an evaluation plays, if eval_strategy asks."},
+    )
+    max_turns: int | None = field(
+        default=None, metadata={"help": "Turns an episode may have; None: the environment's."}
+    )
+    max_turn_tokens: int | None = field(
+        default=None, metadata={"help": "Tokens one turn may have; None: max_completion_length."}
+    )
+    max_episode_s: float | None = field(default=None, metadata={"help": "Seconds an episode may take in all."})
+    max_step_s: float | None = field(default=None, metadata={"help": "Seconds one step of the environment may take."})
+    max_concurrency: int = field(default=128, metadata={"help": "Episodes played at once on each process."})
+    thinking: bool | None = field(
+        default=None, metadata={"help": "Passed to the chat template as enable_thinking; None: the template's default."}
+    )
+    history: str = field(
+        default="append",
+        metadata={
+            "help": "What the model sees of its earlier turns: append, its own words as it wrote them, one row an "
+            "episode; template, what the chat template makes of them, a new row where that differs."
+        },
+    )
+    use_training_template: bool = field(
+        default=False, metadata={"help": "Whether TRL's training version of the chat template is used."}
+    )
+    reward_components: bool = field(
+        default=False,
+        metadata={
+            "help": "Whether the task's reward components are columns of their own, with the weights that the task "
+            "declares; else its reward is one. See also multi_objective_aggregation."
+        },
+    )
+    max_refills: int = field(
+        default=10,
+        metadata={
+            "help": "Groups played for each one wanted, where a group_filter drops some; then its place is empty."
+        },
+    )
+    logps_tolerance: float | None = field(
+        default=0.1,
+        metadata={
+            "help": "Largest mean gap in nats between sampled and recomputed log-probabilities of the first batch; "
+            "above it training stops. Masking and template bugs cost whole nats, bf16 about 0.01. None: no guard."
+        },
+    )
+    keep_sampling_mask: bool = field(
+        default=False,
+        metadata={
+            "help": "Whether training is over the tokens that top_p, top_k and min_p left to choose from at sampling "
+            "(DeepSeek-V3.2's Keep Sampling Mask); not with use_vllm or a repetition_penalty."
+        },
+    )
+    save_trajectories: bool = field(
+        default=True, metadata={"help": "Whether every episode is written to output_dir/trajectories."}
+    )
+    # TRL's default masks whole long episodes as off-policy; truncating each token's ratio does not.
+    vllm_importance_sampling_mode: str = field(
+        default="token_truncate",
+        metadata={
+            "help": "See TRL; multi-turn episodes want the default of this class. Beyond TRL's: turn_truncate, "
+            "turn_mask, geometric_truncate, geometric_mask (the geometric mean of the ratios of a turn, or of a row)."
+        },
+    )
+
+    _VALID_DICT_FIELDS = [*GRPOConfig._VALID_DICT_FIELDS, "env_kwargs"]
+
+    def __post_init__(self) -> None:
+        """Check our fields. On a machine without an accelerator, set the CPU options first."""
+        set_for_cpu(self)
+        self.env_kwargs = check_env_kwargs(self.env_kwargs)
+        super().__post_init__()
+        check_loss_types(self.loss_type, "GRPO")
+        refuse_unused(self, grpo_cases(self))
+        # Other losses read epsilon_high as the width of a clip range, CISPO as the greatest weight of a token.
+        if self.loss_type == "cispo" and (self.epsilon_high is None or self.epsilon_high < 1.0):
+            raise InvalidConfigError(
+                f"loss_type='cispo' with epsilon_high={self.epsilon_high}: epsilon_high is the greatest weight of a "
+                "token, and where it is None TRL takes epsilon, which cuts every weight to 0.2. Set epsilon_high to 1 "
+                "or more, for example 5.0."
+            )
+        if not self.temperature > 0:
+            raise InvalidConfigError(f"temperature={self.temperature}; GRPO needs samples that differ: set it above 0.")
+        local_rows = self.per_device_train_batch_size * int(self.steps_per_generation or 1)  # set by TRL just now
+        group_size = int(self.num_generations or 1)
+        n_groups = int(self.generation_batch_size or 1) // group_size
+        if local_rows % group_size:
+            raise InvalidConfigError(
+                f"each process plays per_device_train_batch_size * steps_per_generation = {local_rows} episodes a "
+                f"generation, which is no multiple of num_generations = {self.num_generations}: a group would be torn "
+                f"between processes. Make it one, for example per_device_train_batch_size={self.num_generations}."
+            )
+        self._check_importance_sampling()
+        leaves_out = self.top_p < 1 or bool(self.top_k) or bool(self.min_p)
+        no_filter = (not leaves_out, "no filter (top_p, top_k, min_p) leaves a token out", ("keep_sampling_mask",))
+        refuse_unused(self, [no_filter])
+        if self.keep_sampling_mask and (self.use_vllm or self.repetition_penalty != 1):
+            raise InvalidConfigError(
+                f"keep_sampling_mask with use_vllm={self.use_vllm} and repetition_penalty={self.repetition_penalty}: "
+                "vLLM does not report which tokens its filters kept, and a mask cannot tell by how much a penalty "
+                "moved them. Set use_vllm=False and repetition_penalty=1, or leave keep_sampling_mask out."
+            )
+        if self.max_refills < 1:
+            raise InvalidConfigError(f"max_refills={self.max_refills}; it must be at least 1.")
+        if self.reward_weights is not None:
+            raise InvalidConfigError(
+                "reward_weights is a list by position, and columns have names here: give the trainer "
+                "reward_weights={name: weight}."
+            )
+        if self.history not in ("append", "template"):
+            raise InvalidConfigError(f"history={self.history!r}; it must be append or template.")
+        if self.history == "template":
+            check_forks(self.loss_type)
+        if self.num_train_seeds < n_groups:
+            raise InvalidConfigError(
+                f"num_train_seeds={self.num_train_seeds} does not fill one generation of {n_groups} groups: raise it."
+            )
+
+    def _check_importance_sampling(self) -> None:
+        if not (self.use_vllm and self.vllm_importance_sampling_correction):
+            return
+        one = torch.ones(1, 1)
+        try:
+            importance_weights(
+                one,
+                one,
+                one,
+                mode=cast("ImportanceMode", self.vllm_importance_sampling_mode),
+                maximum=self.vllm_importance_sampling_clip_max,
+                minimum=self.vllm_importance_sampling_clip_min,
+            )
+        except ValueError as error:
+            raise InvalidConfigError(f"vllm_importance_sampling_...: {error}") from error

@@ -1,0 +1,173 @@
+"""Pairs of episodes in `EnvGRPOTrainer`: which rows they are, and their loss when micro-batches tear them apart.
+
+Invariants:
+1. The gradient of an optimizer step is that of `algorithm_loss` on the step's rows of all processes, however they are
+   cut into micro-batches; a generation of several steps is normalised as a whole, as TRL's "dapo" loss is.
+2. Both rows of a pair lie in one optimizer step, on one process. Where they lie in different micro-batches, a pass
+   without gradient before the step gives the slope of the pair's loss at each row's log-ratio, so each row's gradient
+   is exact without the other row: memory is that of one micro-batch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from llm_envs.errors import InvalidConfigError, MissingExtraError
+
+try:
+    import torch
+    from trl.trainer.utils import split_tensor_dict
+except ImportError as error:
+    raise MissingExtraError(f"training needs {error.name}: pip install 'llm-envs[train]'.") from error
+
+from llm_envs.trainers.functional.algorithm import Algorithm
+from llm_envs.trainers.functional.masking import trim_padding
+from llm_envs.trainers.functional.pairs import pair_slopes, sequence_log_ratios
+from llm_envs.trainers.grpo.step import Scored, trained_mask
+
+__all__ = ["PairedRows", "keep_groups_together"]
+
+
+class PairedRows:
+    """The pairs of a generation on this process.
+
+    Args:
+        algorithm: The algorithm that learns from the pairs.
+        pairs_P2: The pairs, as row numbers on this process.
+        n_pairs: Number of pairs on all processes together.
+        n_rows: Number of rows on this process.
+        is_arranged: Whether the rows of each group are adjacent in the micro-batches.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        *,
+        pairs_P2: torch.Tensor,
+        n_pairs: int,
+        n_rows: int,
+        is_arranged: bool = False,
+    ) -> None:
+        self.algorithm, self.n_pairs, self.is_arranged = algorithm, n_pairs, is_arranged
+        self.pairs_P2 = pairs_P2.cpu()
+        self.ratios_R = torch.zeros(n_rows)
+        """Each row's log-ratio at the weights of the current step, used if micro-batches split groups."""
+        self._scored_at: int | None = None
+
+    @classmethod
+    def choose(cls, algorithm: Algorithm, scored: Scored, n_rows: int) -> PairedRows:
+        """Choose the pairs of a generation with the algorithm's selector.
+
+        Args:
+            algorithm: The algorithm that learns from the pairs.
+            scored: The episodes of all processes. Episodes without a trained token are left out.
+            n_rows: Number of rows on this process.
+
+        Raises:
+            InvalidConfigError: If the selector pairs rows of different groups.
+        """
+        assert algorithm.pair_selector is not None
+        # Every process selects from the episodes of all, so that a selector sees the same input everywhere.
+        rewards_E = scored.rewards_E.masked_fill(~scored.learns_E, math.nan)
+        pairs_P2 = algorithm.pair_selector(rewards_E, scored.group_ids_E)
+        if (scored.group_ids_E[pairs_P2[:, 0]] != scored.group_ids_E[pairs_P2[:, 1]]).any():
+            raise InvalidConfigError(f"the pair_selector of {algorithm.name!r} paired rows of different groups.")
+        own_P2 = pairs_P2[scored.is_mine_E[pairs_P2].all(1)]
+        rows_P2 = (scored.is_mine_E.long().cumsum(0) - 1)[own_P2]
+        return cls(algorithm, pairs_P2=rows_P2, n_pairs=len(pairs_P2), n_rows=n_rows)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the constructor's arguments for the same pairs, except the algorithm."""
+        return {
+            "pairs_P2": self.pairs_P2,
+            "n_pairs": self.n_pairs,
+            "n_rows": len(self.ratios_R),
+            "is_arranged": self.is_arranged,
+        }
+
+    def score(
+        self, micro_batches: Sequence[Mapping[str, Any]], score: Callable[[Mapping[str, Any]], torch.Tensor], step: int
+    ) -> None:
+        """Score all rows of an optimizer step without gradient, before its first micro-batch.
+
+        Args:
+            micro_batches: The micro-batches of the step.
+            score: Returns the trained model's log-probabilities of a batch, shape (B, T).
+            step: Optimizer steps done. A second call for the same step does nothing.
+        """
+        if self._scored_at == step:
+            return
+        self._scored_at = step
+        if "ref_per_token_logps" not in micro_batches[0] and "old_per_token_logps" not in micro_batches[0]:
+            return  # without a reference, log-ratios are against the current policy, so all are 0
+        for inputs in map(trim_padding, micro_batches):
+            self.ratios_R[inputs["row"].cpu()] = self._log_ratios(score(inputs), inputs).cpu()
+
+    def slopes(
+        self, logps_BT: torch.Tensor, inputs: Mapping[str, Any], group_size: int
+    ) -> tuple[torch.Tensor, torch.Tensor, float]:
+        """Return each row's part of the summed pair loss, the slope of that sum at the row's log-ratio, and accuracy.
+
+        Accuracy is the share of pairs whose chosen row has the greater log-ratio; NaN without pairs.
+        """
+        # A pair's loss is not linear in its two rows, which may lie in different micro-batches. Its slopes are: summed
+        # over the step they give the exact gradient.
+        rows = inputs["row"].cpu()
+        ratios_R, is_here = self.ratios_R, torch.isin(self.pairs_P2, rows)
+        if len(rows) % group_size == 0:  # whole groups: both rows of every pair were just computed
+            ratios_R = torch.zeros_like(self.ratios_R)
+            ratios_R[rows] = self._log_ratios(logps_BT.detach(), inputs).cpu()
+        pairs_P2 = self.pairs_P2[is_here.any(1)]
+        assert self.algorithm.pair_loss_fn is not None
+        losses_R, slopes_R = pair_slopes(ratios_R, pairs_P2, self.algorithm.pair_loss_fn)
+        right_P = (ratios_R[pairs_P2[:, 0]] > ratios_R[pairs_P2[:, 1]]).float()
+        device = logps_BT.device
+        return losses_R[rows].to(device), slopes_R[rows].to(device), right_P.mean().item()
+
+    def _log_ratios(self, logps_BT: torch.Tensor, inputs: Mapping[str, Any]) -> torch.Tensor:
+        reference_BT = _pair_reference(logps_BT, inputs)
+        mask_BT = trained_mask(inputs)
+        return sequence_log_ratios(logps_BT, reference_BT, mask_BT, average=self.algorithm.pair_average).float()
+
+
+def keep_groups_together(buffer: Sequence[Mapping[str, Any]], group_size: int) -> list[dict[str, Any]]:
+    """Return the micro-batches of a generation with the rows of each group adjacent.
+
+    TRL shuffles the rows. Here only the order of the groups stays shuffled.
+
+    Args:
+        buffer: Micro-batches of equal size. `row` is each row's number before the shuffle, where groups are adjacent.
+        group_size: Rows of a group.
+    """
+    first = buffer[0]
+    whole = {name: _joined([part[name] for part in buffer]) for name in first}
+    groups_B = whole["row"] // group_size
+    seen = list(dict.fromkeys(groups_B.tolist()))
+    order = torch.cat([torch.nonzero(groups_B == group).flatten() for group in seen])
+    for name, value in whole.items():
+        if isinstance(value, torch.Tensor) and value.ndim:
+            whole[name] = value[order]
+        elif isinstance(value, list):
+            whole[name] = [value[place] for place in order.tolist()]
+    parts: list[dict[str, Any]] = split_tensor_dict(whole, len(buffer))
+    return parts
+
+
+def _pair_reference(logps_BT: torch.Tensor, inputs: Mapping[str, Any]) -> torch.Tensor:
+    """Return the log-probabilities to measure pairs against: the reference's, or else the sampling policy's."""
+    for name in ("ref_per_token_logps", "old_per_token_logps"):
+        if (known := inputs.get(name)) is not None:
+            reference_BT: torch.Tensor = known
+            return reference_BT
+    return logps_BT.detach()
+
+
+def _joined(values: Sequence[Any]) -> Any:
+    first = values[0]
+    if isinstance(first, torch.Tensor) and first.ndim:
+        return torch.cat(list(values))
+    if isinstance(first, list):
+        return [value for part in values for value in part]
+    return first

@@ -1,0 +1,163 @@
+"""Checks and helpers of `EnvGRPOTrainer`: arguments, splits, the vLLM engine, checkpoints, reward columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from llm_envs.errors import InvalidConfigError, MissingExtraError
+from llm_envs.registration import task_spec
+from llm_envs.sources.curriculum import Curriculum
+from llm_envs.sources.source import Envs
+
+try:
+    import torch
+    from accelerate.utils import gather_object
+    from datasets import Dataset
+except ImportError as error:
+    raise MissingExtraError(f"training needs {error.name}: pip install 'llm-envs[train]'.") from error
+
+from llm_envs.trainers.bridge.checks import check_env_kwargs
+from llm_envs.trainers.bridge.credit import EpisodeRewards
+from llm_envs.trainers.bridge.items import EpisodeDataset, make_items
+from llm_envs.trainers.bridge.trl_rows import create_column_reader
+from llm_envs.trainers.bridge.weight_sync import ColocatedEngine
+from llm_envs.trainers.grpo.config import EnvGRPOConfig
+
+__all__ = [
+    "as_engine",
+    "check_arguments",
+    "check_generation",
+    "check_origin",
+    "make_splits",
+    "set_columns",
+    "temporarily",
+]
+
+
+def check_arguments(env: Any, args: Any, kwargs: Mapping[str, Any]) -> None:
+    """Reject wrong arguments before a model is loaded.
+
+    Raises:
+        InvalidConfigError: If `args` belongs to another trainer, or an argument is one that the environment provides.
+    """
+    if isinstance(env, str):
+        task_spec(env)
+    if args is not None and not isinstance(args, EnvGRPOConfig):
+        raise InvalidConfigError(f"args is a {type(args).__name__}; use EnvGRPOConfig, a GRPOConfig with what we need.")
+    owned = {"reward_funcs", "train_dataset", "eval_dataset", "rollout_func", "tools", "environment_factory"}
+    if taken := sorted(owned & kwargs.keys()):
+        raise InvalidConfigError(
+            f"{', '.join(taken)}: EnvGRPOTrainer takes these from the environment; leave them out."
+        )
+    wanted = {"vllm_mode": "colocate", "vllm_tensor_parallel_size": 1, "vllm_enable_sleep_mode": False}
+    for name, value in wanted.items() if args is not None and args.use_vllm else ():
+        if getattr(args, name) != value:
+            raise InvalidConfigError(
+                f"{name}={getattr(args, name)!r} is not supported here: each process has an engine of its own, awake, "
+                f"on its own device. Use {name}={value!r}."
+            )
+
+
+def make_splits(
+    env: Envs | Dataset,
+    eval_env: Envs | Dataset | None,
+    args: Any,
+    curriculum: Curriculum | Mapping[str, Curriculum] | None,
+) -> dict[str, EpisodeDataset]:
+    """Return the episodes of each split. `args` are the settings of GRPO, PPO or DPO."""
+    kwargs = check_env_kwargs(args.env_kwargs)
+    n = args.num_train_seeds
+    items = {"train": make_items(env, "train", n, seed=args.seed, env_kwargs=kwargs, curriculum=curriculum)}
+    if eval_env is not None or not isinstance(env, Dataset):
+        tested = env if eval_env is None else eval_env
+        items["test"] = make_items(tested, "test", args.num_eval_seeds, seed=args.seed, env_kwargs=kwargs)
+    return items
+
+
+def as_engine(trainer: Any) -> ColocatedEngine:
+    """Return a vLLM engine in this process, for a trainer."""
+    args = trainer.args
+    return ColocatedEngine(
+        trainer.model,
+        trainer.accelerator,
+        trainer._tokenizer,
+        seed=args.seed,
+        version=lambda: trainer.state.global_step,
+        gpu_memory_utilization=args.vllm_gpu_memory_utilization,
+        max_model_length=args.vllm_max_model_length,
+        max_num_seqs=args.max_concurrency,
+        model_impl=args.vllm_model_impl,
+        trust_remote_code=args.trust_remote_code,
+    )
+
+
+@contextmanager
+def temporarily(args: Any, **values: Any) -> Iterator[None]:
+    """Change settings inside a block and restore them afterwards."""
+    own = {name: getattr(args, name) for name in values}
+    for name, value in values.items():
+        setattr(args, name, value)
+    try:
+        yield
+    finally:
+        for name, value in own.items():
+            setattr(args, name, value)
+
+
+def check_origin(checkpoint: str, state: Mapping[str, Any] | None, kind: str) -> None:
+    """Refuse to resume from another trainer's checkpoint: its optimizer state and steps belong to another run.
+
+    Args:
+        checkpoint: The folder.
+        state: The contents of our state file in the folder; None if it has none.
+        kind: "grpo" or "ppo".
+
+    Raises:
+        InvalidConfigError: If another trainer saved it.
+    """
+    if state is None:
+        saved = None
+    else:  # earlier versions did not record the trainer
+        by_files = "ppo" if (Path(checkpoint) / "critic").exists() else "grpo"
+        saved = str(state.get("trainer") or state.get("algorithm") or by_files)
+    if saved == kind or (saved, kind) == ("grpo", "ppo"):  # `Critic.load` rejects a checkpoint without a critic
+        return
+    what = "no checkpoint of this library's GRPO or PPO" if saved is None else f"a checkpoint of {saved.upper()}"
+    raise InvalidConfigError(
+        f"{checkpoint} is {what}, and this is {kind.upper()}: its steps, optimizer and episodes are no part of this "
+        "run. To go on from its weights give the folder as the model, and train() without resume_from_checkpoint."
+    )
+
+
+def check_generation(checkpoint: str, saved: str | None, present: str | None) -> None:
+    """Reject a checkpoint whose latest generation was trained by another algorithm than this run would use.
+
+    Args:
+        checkpoint: The folder.
+        saved: Name of the algorithm of its latest generation; None: TRL's own loss.
+        present: Name of this run's algorithm for that generation; None: TRL's own loss.
+
+    Raises:
+        InvalidConfigError: If they differ.
+    """
+    if saved == present:
+        return
+    names = [("TRL's loss" if name is None else repr(name)) for name in (saved, present)]
+    raise InvalidConfigError(
+        f"{checkpoint} was learned by {names[0]}, and in this run that generation is {names[1]}'s: resume with the "
+        "algorithm of the run, or begin a new run with the folder as its model."
+    )
+
+
+def set_columns(trainer: Any, credit: EpisodeRewards) -> None:
+    """Set TRL's reward functions to the reward columns of this generation, the same on all processes."""
+    # TRL gathers one tensor with a column for each function, so processes that played other tasks need equal columns.
+    parts = gather_object([list(credit.weights.items())])
+    weights = dict(item for part in parts for item in part) or {"reward": 1.0}
+    trainer.reward_funcs = [create_column_reader(name) for name in weights]
+    trainer.reward_func_names = list(weights)
+    trainer.reward_processing_classes = [None] * len(weights)  # as TRL sets it for functions
+    trainer.reward_weights = torch.tensor(list(weights.values()), dtype=torch.float32)

@@ -1,0 +1,206 @@
+"""Parts of a training step: shares of micro-batches in the loss, advantages over all processes, row helpers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+from llm_envs.errors import MissingExtraError
+
+try:
+    import torch
+    from accelerate.utils import gather_object
+except ImportError as error:
+    raise MissingExtraError(f"training needs {error.name}: pip install 'llm-envs[train]'.") from error
+
+from llm_envs.trainers.bridge.credit import EpisodeRewards, group_numbers, token_advantages, turn_matrix, turn_penalties
+from llm_envs.trainers.bridge.trl_rows import fork_owners
+from llm_envs.trainers.functional.advantages import AdvantageFn
+from llm_envs.trainers.functional.importance import ImportanceMode, importance_weights
+from llm_envs.trainers.functional.masking import Normalisation, group_token_counts, trim_padding
+
+__all__ = [
+    "OWN_IMPORTANCE_MODES",
+    "Scored",
+    "StepShares",
+    "group_tokens",
+    "reweighed",
+    "sampling_gap",
+    "score_rows",
+    "silence_missing_reward_warning",
+    "slice_rows",
+    "trained_mask",
+]
+
+OWN_IMPORTANCE_MODES = ("turn", "geometric")
+"""Prefixes of the importance-sampling modes that we add to TRL's."""
+
+
+@dataclass(frozen=True)
+class StepShares:
+    """How the micro-batches of all processes share the loss of an optimizer step. In an evaluation all counts are 1."""
+
+    n_processes: int
+    n_micro_batches: int
+    """Micro-batches of a generation, on each process."""
+    n_accumulated: int
+    """Micro-batches of an optimizer step, on each process."""
+    micro_batch_size: int | None
+    """Rows of a micro-batch without forks; None: its actual number of rows (evaluation)."""
+    group_size: int
+
+    def denominator(
+        self, normalisation: Normalisation, mask_BT: torch.Tensor, n_tokens: torch.Tensor, *, constant: float
+    ) -> float | torch.Tensor:
+        """Return the divisor that turns a micro-batch's sum into its share of the step's loss.
+
+        Gradients are averaged over processes and summed over micro-batches.
+
+        Args:
+            normalisation: "token" divides by the tokens of the whole generation, on all processes.
+            mask_BT: The micro-batch's.
+            n_tokens: TRL's `num_items_in_batch`: trained tokens of the generation, on all processes.
+            constant: The constant of "constant".
+        """
+        if normalisation == "token":
+            return n_tokens.clamp(min=1.0) / self.n_processes * self.n_accumulated / self.n_micro_batches
+        if normalisation == "prompt":  # a micro-batch may split a group, and forks add rows but no prompts
+            n_rows = len(mask_BT) if self.micro_batch_size is None else self.micro_batch_size
+            return n_rows * self.n_accumulated / self.group_size
+        return len(mask_BT) * self.n_accumulated * (constant if normalisation == "constant" else 1.0)
+
+    def pair_weight(self, n_pairs: int) -> float:
+        """Return the weight of a micro-batch's pair sum in the generation's mean pair loss."""
+        return self.n_processes * self.n_micro_batches / self.n_accumulated / max(n_pairs, 1)
+
+
+@dataclass(frozen=True, eq=False)
+class Scored:
+    """The rewards of the episodes of all processes, and the advantages of this process's rows."""
+
+    advantages: torch.Tensor
+    """Shape (rows,) or (rows, T), of this process."""
+    rewards_E: torch.Tensor
+    """Rewards of all processes; NaN for an episode without a score."""
+    group_ids_E: torch.Tensor
+    is_mine_E: torch.Tensor
+    learns_E: torch.Tensor
+    """Whether the episode's first row has a trained token."""
+
+
+def score_rows(
+    advantage_fn: AdvantageFn,
+    credit: EpisodeRewards,
+    output: Mapping[str, Any],
+    *,
+    penalties_BT: torch.Tensor | None,
+    process_index: int,
+) -> Scored:
+    """Return the advantages of all rows of this process, from the groups of all processes.
+
+    Args:
+        advantage_fn: The algorithm's.
+        credit: The rewards of this process's episodes.
+        output: TRL's batch.
+        penalties_BT: Cost of each token (coefficient times KL) if the KL counts in the reward.
+        process_index: Index of this process.
+    """
+    rewards, turns = credit.rewards.tolist(), [part.tolist() for part in credit.turn_rewards]
+    mask_BT = trained_mask(output)
+    if penalties_BT is not None:
+        penalties = turn_penalties(penalties_BT, mask_BT, credit.trajectories)
+        rewards = [reward - sum(penalty) for reward, penalty in zip(rewards, penalties, strict=True)]
+        turns = [[r - p for r, p in zip(*pair, strict=False)] for pair in zip(turns, penalties, strict=True)]
+    mine = [(process_index, trajectory.group_id) for trajectory in credit.trajectories]
+    learns = mask_BT[: len(mine)].bool().any(1).tolist()
+    # Groups stay on one process, but an advantage_fn may whiten over the whole batch: call it on all episodes at once.
+    everything = gather_object(list(zip(mine, rewards, turns, learns, strict=True)))
+    numbers: dict[tuple[int, str], int] = {}
+    groups_E = torch.tensor([numbers.setdefault(group, len(numbers)) for group, *_ in everything])
+    rewards_E = torch.tensor([reward for _, reward, *_ in everything], dtype=torch.float32)
+    advantages = advantage_fn(rewards_E, groups_E, turn_matrix([turn for _, _, turn, _ in everything]))
+    is_mine_E = torch.tensor([group[0] == process_index for group, *_ in everything])
+    n_rows, n_tokens = output["completion_ids"].shape
+    own = advantages[is_mine_E].to(device=output["completion_ids"].device, dtype=torch.float32)
+    own = token_advantages(own, credit.trajectories, n_rows=n_rows, n_tokens=n_tokens)
+    return Scored(own, rewards_E, groups_E, is_mine_E, torch.tensor([learns for *_, learns in everything]))
+
+
+def group_tokens(credit: EpisodeRewards, mask_BT: torch.Tensor) -> torch.Tensor:
+    """Return the number of trained tokens in each row's group; a group lies on one process."""
+    numbers, owners = group_numbers(credit.trajectories), fork_owners(credit.trajectories)
+    ids = [*numbers, *(numbers[owner] for owner in owners)]
+    ids += [-1] * (len(mask_BT) - len(ids))  # rows that only fill up
+    return group_token_counts(mask_BT, torch.tensor(ids, device=mask_BT.device))
+
+
+def reweighed(output: dict[str, Any], *, mode: str, maximum: float | None, minimum: float | None) -> dict[str, Any]:
+    """Return TRL's batch with our importance weights, if `mode` is not one of TRL's (`functional.importance`)."""
+    if "importance_sampling_ratio" not in output or not mode.startswith(OWN_IMPORTANCE_MODES):
+        return output
+    weights = importance_weights(
+        output["old_per_token_logps"],
+        output["sampling_per_token_logps"],
+        trained_mask(output),
+        mode=cast("ImportanceMode", mode),
+        maximum=maximum,
+        minimum=minimum,
+    )
+    return output | {"importance_sampling_ratio": weights}
+
+
+@torch.no_grad()
+def sampling_gap(
+    score: Callable[[Mapping[str, Any]], torch.Tensor], output: Mapping[str, Any], n_rows: int
+) -> tuple[float, int]:
+    """Compare the log-probabilities from sampling with the trained model's for the same tokens.
+
+    All rows are scored, in micro-batches trimmed like those of the loss.
+
+    Args:
+        score: Returns the trained model's log-probabilities of a batch, shape (B, T).
+        output: TRL's batch of a whole generation.
+        n_rows: Rows of a micro-batch.
+
+    Returns:
+        The sum of the gaps in nats, and the number of tokens.
+    """
+    total, n_tokens = 0.0, 0
+    for start in range(0, len(output["prompt_ids"]), n_rows):
+        batch = trim_padding({name: slice_rows(value, start, start + n_rows) for name, value in output.items()})
+        sampled_BT, mask_BT = batch["sampling_per_token_logps"], trained_mask(batch).bool()
+        mask_BT &= ~sampled_BT.isnan()
+        gaps = (score(batch) - sampled_BT).abs()[mask_BT]
+        total, n_tokens = total + gaps.sum().item(), n_tokens + gaps.numel()
+    return total, n_tokens
+
+
+def slice_rows(value: Any, start: int, stop: int) -> Any:
+    """Return some rows of a tensor or list; a value of the whole batch (a scalar) is returned unchanged."""
+    if value is None or (isinstance(value, torch.Tensor) and value.ndim == 0):
+        return value
+    return value[start:stop] if isinstance(value, torch.Tensor | list) else value
+
+
+@contextmanager
+def silence_missing_reward_warning(is_quiet: bool) -> Iterator[None]:
+    """Silence TRL's missing-reward warning: the extra rows of a forked episode have no reward on purpose."""
+
+    def keep(record: logging.LogRecord) -> bool:
+        return not (is_quiet and "All reward functions returned None" in record.getMessage())
+
+    trl_logger = logging.getLogger("trl.trainer.grpo_trainer")
+    trl_logger.addFilter(keep)
+    try:
+        yield
+    finally:
+        trl_logger.removeFilter(keep)
+
+
+def trained_mask(inputs: Mapping[str, Any]) -> torch.Tensor:
+    """Return the mask of a batch's trained tokens, shape (B, T)."""
+    mask_BT: torch.Tensor = inputs["completion_mask"] * inputs["tool_mask"]
+    return mask_BT

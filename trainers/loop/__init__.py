@@ -1,0 +1,53 @@
+"""The plain training loop, without TRL."""
+
+from __future__ import annotations
+
+from llm_envs.trainers.loop.held_out import HeldOutEnv, create_eval_fn, hold_out, is_held_out
+from llm_envs.trainers.loop.quickstart import QuickStartResult, quick_start_training
+from llm_envs.trainers.loop.run import (
+    EvalFn,
+    IterationHook,
+    LoopSettings,
+    WeightSyncFn,
+    share_weights,
+    train,
+    training_iteration,
+    training_step,
+)
+from llm_envs.trainers.loop.state import (
+    TrainingState,
+    best_checkpoint,
+    create_checkpoint_fn,
+    create_optimizer_step,
+    create_training_state,
+    create_warmup_cosine,
+    latest_checkpoint,
+    load_training_state,
+    save_training_state,
+)
+
+__all__ = [
+    "EvalFn",
+    "HeldOutEnv",
+    "IterationHook",
+    "LoopSettings",
+    "QuickStartResult",
+    "TrainingState",
+    "WeightSyncFn",
+    "best_checkpoint",
+    "create_checkpoint_fn",
+    "create_eval_fn",
+    "create_optimizer_step",
+    "create_training_state",
+    "create_warmup_cosine",
+    "hold_out",
+    "is_held_out",
+    "latest_checkpoint",
+    "load_training_state",
+    "quick_start_training",
+    "save_training_state",
+    "share_weights",
+    "train",
+    "training_iteration",
+    "training_step",
+]

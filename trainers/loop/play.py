@@ -1,0 +1,125 @@
+"""Plays the episodes of the functional loop, and saves and restores the position in their source."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from llm_envs.errors import InvalidConfigError
+from llm_envs.rollout import Collector, EpisodeSpec, PromptBuffer, derive_seed, group_specs
+from llm_envs.tracking.metrics import trajectory_metrics
+from llm_envs.types import Trajectory, TrajectoryGroup
+
+__all__ = ["PromptLoader", "play_generation", "restore", "source_state"]
+
+PromptLoader = PromptBuffer | Callable[[int], Sequence[Mapping[str, Any]]]
+"""`(n) -> n problems`, or a buffer of prompts. Each is played as `env.reset(options={"problem": ...})`."""
+
+
+def play_generation(
+    collector: Collector, n_groups: int, group_size: int, iteration: int, prompt_loader: PromptLoader | None = None
+) -> tuple[list[TrajectoryGroup], dict[str, float]]:
+    """Play the groups of one iteration.
+
+    Args:
+        collector: Plays the next items of its source, or the loader's problems.
+        n_groups: Number of groups.
+        group_size: Episodes per group.
+        iteration: Number of the iteration; with a loader, the seeds depend on it.
+        prompt_loader: Problems for the collector's one environment.
+
+    Returns:
+        The groups that passed the collector's filter; and `env/...`, metrics of all episodes, filtered ones too.
+
+    Raises:
+        InvalidConfigError: If there is a loader and the collector has a mixture of environments.
+        RolloutFailedError: If too few groups pass the filter.
+    """
+    finished: list[Trajectory] = []
+    outer = collector.on_trajectory
+
+    def keep(trajectory: Trajectory) -> None:
+        # Metrics need only the outcomes, so drop the messages, which take memory.
+        counted = replace(trajectory, messages=(), tools=(), metadata={})
+        finished.append(counted)
+        if outer is not None:
+            outer(trajectory)
+
+    collector.on_trajectory = keep
+    try:
+        if prompt_loader is None:
+            groups = collector.collect(n_groups, group_size)
+        else:
+            groups = _play_prompts(collector, n_groups, group_size, iteration, prompt_loader)
+    finally:
+        collector.on_trajectory = outer
+    ordered = sorted(finished, key=lambda t: (t.group_id, t.member))  # finishing order must not change float sums
+    return groups, {f"env/{name}": value for name, value in trajectory_metrics(ordered).items()}
+
+
+def source_state(
+    collector: Collector, prompt_loader: PromptLoader | None, reference_update_fn: object
+) -> dict[str, Any]:
+    """Return the state of source, prompts and reference update, as JSON types."""
+    state: dict[str, Any] = {"source": collector.source.state_dict()}
+    for name, part in (("prompts", prompt_loader), ("reference_update", reference_update_fn)):
+        if hasattr(part, "state_dict"):
+            state[name] = part.state_dict()
+    return state
+
+
+def restore(
+    state: Mapping[str, Any], collector: Collector, prompt_loader: PromptLoader | None, reference_update_fn: object
+) -> None:
+    """Restore source, prompts and reference update from a saved state; an empty state changes nothing.
+
+    Raises:
+        InvalidConfigError: If the state belongs to other parts.
+    """
+    if not state:
+        return
+    given: dict[str, Any] = {
+        "source": collector.source,
+        "prompts": prompt_loader,
+        "reference_update": reference_update_fn,
+    }
+    given = {name: part for name, part in given.items() if hasattr(part, "load_state_dict")}
+    if given.keys() != state.keys():
+        raise InvalidConfigError(
+            f"the state was saved with {', '.join(sorted(state))}; given are {', '.join(sorted(given))}: a resumed run "
+            "needs the same parts."
+        )
+    for name, part in given.items():
+        part.load_state_dict(state[name])
+
+
+def _play_prompts(
+    collector: Collector, n_groups: int, group_size: int, iteration: int, prompt_loader: PromptLoader
+) -> list[TrajectoryGroup]:
+    choices = collector.source.choices
+    if len(choices) != 1 or collector.source.curricula:
+        raise InvalidConfigError("a prompt_loader asks one environment: give a collector of one, without a curriculum.")
+    load = prompt_loader.get_prompts if isinstance(prompt_loader, PromptBuffer) else prompt_loader
+
+    def specs(n: int, first: int) -> Iterator[tuple[EpisodeSpec, ...]]:
+        rows = load(n)
+        if len(rows) != n:
+            raise InvalidConfigError(f"the prompt_loader gave {len(rows)} problems and was asked for {n}.")
+        for number, row in enumerate(rows, start=first):
+            seed = derive_seed(collector.seed, "prompts", iteration, number)
+            group_id = f"{collector.seed}-{iteration:06d}-{number:04d}"
+            spec = EpisodeSpec(choices[0].env_id, choices[0].kwargs, seed, group_id, options={"problem": dict(row)})
+            yield group_specs(spec, group_size)
+
+    def refills() -> Iterator[tuple[EpisodeSpec, ...]]:
+        for number in range(n_groups, collector.max_refills * n_groups):
+            yield from specs(1, number)
+
+    wanted = list(specs(n_groups, 0))
+    groups = collector.play(wanted, group_filter=collector.group_filter, refills=refills())
+    if not groups:
+        raise InvalidConfigError(
+            f"none of {collector.max_refills * n_groups} groups passed the filter: check the difficulty of the prompts."
+        )
+    return groups

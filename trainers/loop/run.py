@@ -1,0 +1,442 @@
+"""The functional loop: reinforcement learning as plain functions on torch, without TRL. Every hook is an argument.
+
+    training_step       a batch -> one optimizer step
+    training_iteration  a generation -> rewards, advantages, one or several steps
+    train               collect, learn, evaluate, save, log; repeat
+
+The loop uses one process and one device. For several, use `EnvGRPOTrainer`.
+
+Invariants:
+1. Gradients of micro-batches add up to those of the whole batch: every term of the loss is divided by its count in the
+   whole batch (tokens, episodes, pairs).
+2. The episodes depend only on the source's position and the run seed, so a resumed run continues exactly as an
+   uninterrupted one. (Not with `Collector(over_sampling=...)`, which takes the episodes that finish first.)
+3. Checkpoints are written, and the algorithm changes, only between iterations.
+4. Only `eval_fn` decides which checkpoint is best: give it held-out problems of the train split (`held_out`), never
+   the test split.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+from llm_envs.errors import InvalidConfigError, MissingExtraError, RolloutFailedError
+from llm_envs.rollout import Collector, derive_seed
+from llm_envs.tracking.loggers import Logger
+from llm_envs.types import SamplingParams, TrajectoryGroup
+
+try:
+    import torch  # noqa: F401  # so that the message below is the first to be seen
+except ImportError as error:
+    raise MissingExtraError("training needs torch: pip install 'llm-envs[train]'.") from error
+
+from llm_envs.trainers.bridge.credit import (
+    EpisodeRewards,
+    RewardSettings,
+    declared_weights,
+    score_episodes,
+    with_overlong,
+)
+from llm_envs.trainers.bridge.guard import check_gap
+from llm_envs.trainers.functional.algorithm import GRPO, Algorithm, AlgorithmSchedule
+from llm_envs.trainers.functional.references import ReferenceUpdateFn, keep_reference
+from llm_envs.trainers.loop.batch import (
+    TrainingBatch,
+    make_batch,
+    minibatch_rows,
+    sampling_gap,
+    score_batch,
+    with_advantages,
+    without_filters,
+)
+from llm_envs.trainers.loop.play import PromptLoader, play_generation, restore, source_state
+from llm_envs.trainers.loop.state import (
+    CheckpointFn,
+    OptimizerStepFn,
+    TrainingState,
+    moving_average,
+    training_device,
+)
+from llm_envs.trainers.loop.step import LoopSettings, training_step
+
+__all__ = [
+    "EvalFn",
+    "IterationHook",
+    "LoopSettings",
+    "WeightSyncFn",
+    "share_weights",
+    "train",
+    "training_iteration",
+    "training_step",
+]
+
+MAX_FAILED_GENERATIONS = 3
+"""Tolerate a failed generation; stop after three in a row."""
+
+EvalFn = Callable[[TrainingState], Mapping[str, float]]
+"""Measures a state. `held_out.create_eval_fn` makes one."""
+
+
+class IterationHook(Protocol):
+    """`(state, groups, metrics) -> more metrics, or None`."""
+
+    def __call__(
+        self, state: TrainingState, groups: Sequence[TrajectoryGroup], metrics: Mapping[str, float]
+    ) -> Mapping[str, float] | None:
+        """Inspect a finished iteration; return more metrics to log with it."""
+        ...
+
+
+class WeightSyncFn(Protocol):
+    """`(policy, state) -> None`."""
+
+    def __call__(self, policy: Any, state: TrainingState) -> None:
+        """Give the sampling policy the current weights."""
+        ...
+
+
+def training_iteration(
+    state: TrainingState,
+    groups: Sequence[TrajectoryGroup],
+    *,
+    algorithm: Algorithm = GRPO,
+    credit: RewardSettings | None = None,
+    task_weights: Mapping[str, float] | None = None,
+    sampling: SamplingParams | None = None,
+    optimizer_step_fn: OptimizerStepFn | None = None,
+    reference_update_fn: ReferenceUpdateFn = keep_reference,
+    iteration_hook: IterationHook | None = None,
+    settings: LoopSettings | None = None,
+) -> tuple[TrainingState, dict[str, float]]:
+    """Learn from one generation: compute rewards and advantages, then take the optimizer steps.
+
+    Args:
+        state: The state before the iteration.
+        groups: Groups played with the current weights.
+        algorithm: The algorithm to train with.
+        credit: The rewards of the episodes; None: the task's reward.
+        task_weights: The tasks' declared weights of their components (`reward_weights`), for `credit.components`.
+        sampling: How the groups were sampled; None: `SamplingParams()`.
+        optimizer_step_fn: See `training_step`.
+        reference_update_fn: Called after each optimizer step (`functional.references`).
+        iteration_hook: Called at the end.
+        settings: The loop's settings.
+
+    Returns:
+        The state after the iteration; and the means of its steps' metrics, `reward/<column>` of each reward column,
+        `scored` (share of the episodes), and the metrics of the hook.
+
+    Raises:
+        InvalidConfigError: If settings contradict one another.
+        ModelError: If the log-probabilities before the first step differ from those of sampling (`logps_tolerance`).
+    """
+    settings, credit, sampling = settings or LoopSettings(), credit or RewardSettings(), sampling or SamplingParams()
+    if credit.components and task_weights is None:
+        raise InvalidConfigError("components=True needs task_weights: what the tasks declare as reward_weights.")
+    _check_coefficient(algorithm)
+    credit = _with_overlong(credit, algorithm, settings.max_length)
+    paid = score_episodes([t for group in groups for t in group.trajectories], credit, task_weights or {})
+    batch = make_batch(
+        paid,
+        pad_id=0,
+        device=training_device(state),
+        sampling=sampling,
+        mask_truncated=settings.mask_truncated,
+        trajectory_filter=settings.trajectory_filter,
+    )
+    # Both need the weights that sampled, so they come before the first optimizer step.
+    batch = without_filters(state.model, batch, autocast_dtype=settings.autocast_dtype)
+    if state.step == 0 and settings.logps_tolerance is not None:
+        gap = sampling_gap(
+            state.model,
+            batch,
+            micro_batch_size=settings.micro_batch_size,
+            autocast_dtype=settings.autocast_dtype,
+        )
+        check_gap(gap, settings.logps_tolerance)
+    batch, metrics = _prepared(state, batch, paid, algorithm, settings)
+    metrics |= _paid_metrics(paid)
+    log: list[dict[str, float]] = []
+    for epoch in range(settings.n_epochs):
+        seed = derive_seed(state.seed, "minibatches", state.iteration, epoch)
+        for rows in minibatch_rows(batch, settings.n_minibatches, seed=seed):
+            before, part = state.step, batch.select(rows)
+            state, stats = training_step(
+                state, part, algorithm=algorithm, optimizer_step_fn=optimizer_step_fn, settings=settings
+            )
+            log.append(stats)
+            # A minibatch without a trained token takes no step; the reference then stays too.
+            if state.step > before and state.reference is not None:
+                kl = stats.get("kl", metrics.get("kl", 0.0))
+                reference = reference_update_fn(state.reference, state.model, step=state.step, kl=kl)
+                state = replace(state, reference=reference)
+    metrics |= _means(log)
+    state = replace(
+        state,
+        iteration=state.iteration + 1,
+        n_episodes=state.n_episodes + len(paid.trajectories),
+        n_tokens=state.n_tokens + batch.n_tokens,
+        statistics=moving_average(state.statistics, metrics, decay=settings.ema_decay),
+    )
+    if iteration_hook is not None:
+        metrics |= iteration_hook(state, groups, metrics) or {}
+    return state, metrics
+
+
+def train(
+    state: TrainingState,
+    collector: Collector,
+    *,
+    n_iterations: int,
+    n_groups: int = 8,
+    group_size: int = 8,
+    algorithm: Algorithm | AlgorithmSchedule = GRPO,
+    prompt_loader: PromptLoader | None = None,
+    credit: RewardSettings | None = None,
+    settings: LoopSettings | None = None,
+    optimizer_step_fn: OptimizerStepFn | None = None,
+    reference_update_fn: ReferenceUpdateFn = keep_reference,
+    weight_sync_fn: WeightSyncFn | None = None,
+    iteration_hook: IterationHook | None = None,
+    eval_fn: EvalFn | None = None,
+    eval_every: int = 0,
+    best_by: str = "success",
+    checkpoint_fn: CheckpointFn | None = None,
+    save_every: int = 0,
+    logger: Logger | None = None,
+) -> TrainingState:
+    """Train until `state.iteration` is `n_iterations`. To resume, pass a state from `load_training_state`.
+
+    Args:
+        state: The initial state. Its `source_state`, if any, must belong to this collector; to begin with another
+            collector, use `replace(state, source_state={})`.
+        collector: Plays the episodes. Its policy must sample from the trained weights. For dynamic sampling, give it a
+            `group_filter`. Its source may have a curriculum.
+        n_iterations: Total number of iterations, including those before a resume.
+        n_groups: Groups per iteration.
+        group_size: Episodes per group.
+        algorithm: The algorithm; or a schedule `(iteration) -> algorithm`, called before each generation.
+        prompt_loader: Problems to play instead of the source's: `(n) -> rows`, such as `PromptBuffer.get_prompts`, or
+            a `PromptBuffer`, whose position is then saved. The collector must have exactly one environment.
+        credit: The rewards of the episodes; None: the task's reward.
+        settings: The loop's settings.
+        optimizer_step_fn: See `training_step`.
+        reference_update_fn: See `training_iteration`. If it has a `state_dict`, checkpoints include it.
+        weight_sync_fn: Gives the policy the weights before each generation and evaluation; None: `share_weights`.
+        iteration_hook: Called after each iteration.
+        eval_fn: Measures the state on held-out problems of the train split.
+        eval_every: Iterations between two evaluations; 0: never. If above 0, the last iteration is evaluated too.
+        best_by: The metric of `eval_fn` that chooses the best checkpoint; greater is better.
+        checkpoint_fn: Saves the best state, the last one, and those of `save_every` (`create_checkpoint_fn`).
+        save_every: Iterations between two saves; 0: only the best and the last.
+        logger: Gets the number of each iteration, from 1, and its metrics (`llm_envs.tracking.loggers`).
+
+    Returns:
+        The last state. For each iteration the logger gets the metrics of `training_iteration`, `env/...` of all
+        episodes played (`trajectory_metrics`), `eval/...`, `ema/env/...`, `time/collect_s`, `time/learn_s`.
+
+    Raises:
+        InvalidConfigError: If settings contradict one another.
+        RolloutFailedError: If no episode could be scored in three generations in a row.
+    """
+    settings = _with_limits(settings or LoopSettings(), collector)
+    _check_run(collector, algorithm, n_groups, group_size, eval_fn, eval_every, save_every, checkpoint_fn)
+    task_weights = declared_weights(collector.source) if credit is not None and credit.components else None
+    sync = weight_sync_fn or share_weights
+    sync(collector.policy, state)  # a resumed run must not sample its first generation from the policy's old weights
+    restore(state.source_state, collector, prompt_loader, reference_update_fn)
+    n_failed = 0
+    while state.iteration < n_iterations:
+        start = time.perf_counter()
+        present = algorithm if isinstance(algorithm, Algorithm) else algorithm(state.iteration)
+        _check_algorithm(present, state, collector)
+        groups, played = play_generation(collector, n_groups, group_size, state.iteration, prompt_loader)
+        n_failed = _count_failed(groups, n_failed)
+        middle = time.perf_counter()
+        state, metrics = training_iteration(
+            state,
+            groups,
+            algorithm=present,
+            credit=credit,
+            task_weights=task_weights,
+            sampling=collector.sampling,
+            optimizer_step_fn=optimizer_step_fn,
+            reference_update_fn=reference_update_fn,
+            iteration_hook=iteration_hook,
+            settings=settings,
+        )
+        state = replace(
+            state,
+            statistics=moving_average(state.statistics, played, decay=settings.ema_decay),
+            source_state=source_state(collector, prompt_loader, reference_update_fn),
+        )
+        metrics |= played | {"time/collect_s": middle - start, "time/learn_s": time.perf_counter() - middle}
+        metrics |= {f"ema/{name}": state.statistics[name] for name in _AVERAGED if name in state.statistics}
+        sync(collector.policy, state)  # before the evaluation, which must measure the new weights
+        is_last, is_best = state.iteration >= n_iterations, False
+        if eval_fn is not None and eval_every and (is_last or state.iteration % eval_every == 0):
+            state, is_best, measured = _evaluated(state, eval_fn, best_by)
+            metrics |= measured
+        if checkpoint_fn is not None and (is_best or is_last or (save_every and state.iteration % save_every == 0)):
+            checkpoint_fn(state, is_best=is_best)
+        if logger is not None:
+            logger(state.iteration, metrics)
+    state.model.eval()
+    return state
+
+
+def share_weights(policy: Any, state: TrainingState) -> None:
+    """Give a policy the current weights. If it samples from the trained model itself, only set its version number.
+
+    Raises:
+        InvalidConfigError: If the policy cannot take weights.
+    """
+    if getattr(policy, "model", None) is state.model:
+        policy.weight_version = state.step
+        return
+    if not hasattr(policy, "update_weights"):
+        raise InvalidConfigError(
+            f"{type(policy).__name__} neither samples from the trained model nor has update_weights: give "
+            "TransformersPolicy(model, tokenizer), or a weight_sync_fn."
+        )
+    policy.update_weights(state.model.named_parameters(), state.step)
+
+
+_AVERAGED = ("env/reward", "env/success")
+"""Metrics whose moving averages are logged."""
+
+
+def _prepared(
+    state: TrainingState,
+    batch: TrainingBatch,
+    paid: EpisodeRewards,
+    algorithm: Algorithm,
+    settings: LoopSettings,
+) -> tuple[TrainingBatch, dict[str, float]]:
+    """Return the batch with all inputs of the algorithm, and metrics."""
+    sizes: dict[str, Any] = {
+        "micro_batch_size": settings.micro_batch_size,
+        "autocast_dtype": settings.autocast_dtype,
+    }
+    has_pairs, is_paid = algorithm.pair_loss_fn is not None, algorithm.kl_in == "reward" and bool(algorithm.kl_coef)
+    if settings.old_logps == "recomputed" or is_paid or (has_pairs and state.reference is None):
+        batch = replace(batch, policy_logps_BT=score_batch(state.model, batch, **sizes))
+    if settings.old_logps == "recomputed":
+        assert batch.policy_logps_BT is not None
+        weights = settings.importance_weights(batch.policy_logps_BT, batch.sampled_logps_BT, batch.mask_BT)
+        batch = replace(batch, old_logps_BT=batch.policy_logps_BT, weights=weights)
+    if has_pairs and state.reference is None:  # pairs are then measured against the sampling policy
+        batch = replace(batch, ref_logps_BT=batch.policy_logps_BT)
+    if algorithm.kl_coef or (has_pairs and state.reference is not None):
+        if state.reference is None:
+            raise InvalidConfigError(
+                f"{algorithm.name!r} has kl_coef={algorithm.kl_coef} and there is no reference: give "
+                "create_training_state(ref_model_fn=frozen_copy)."
+            )
+        batch = replace(batch, ref_logps_BT=score_batch(state.reference, batch, **sizes))
+    return with_advantages(batch, algorithm, paid)
+
+
+def _paid_metrics(paid: EpisodeRewards) -> dict[str, float]:
+    """Return the mean of each column over the episodes that have it, and the share of scored episodes."""
+    columns = {name: [v for v in values if v is not None] for name, values in paid.columns.items()}
+    metrics = {f"reward/{name}": sum(values) / len(values) for name, values in columns.items() if values}
+    return metrics | {"scored": sum(t.status == "ok" for t in paid.trajectories) / len(paid.trajectories)}
+
+
+def _means(log: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    names = dict.fromkeys(name for stats in log for name in stats)
+    values = {name: [stats[name] for stats in log if name in stats] for name in names}
+    return {name: sum(listed) / len(listed) for name, listed in values.items()}
+
+
+def _evaluated(state: TrainingState, eval_fn: EvalFn, best_by: str) -> tuple[TrainingState, bool, dict[str, float]]:
+    """Return the state with its best evaluation, whether this is it, and the metrics."""
+    measured = {name: float(value) for name, value in eval_fn(state).items()}
+    if best_by not in measured:
+        raise InvalidConfigError(f"eval_fn returned {sorted(measured)}; best_by={best_by!r} is not among them.")
+    value = measured[best_by]
+    is_best = value == value and (state.best is None or value > state.best[0])
+    if is_best:
+        state = replace(state, best=(value, state.iteration))
+    return state, is_best, {f"eval/{name}": number for name, number in measured.items()}
+
+
+def _count_failed(groups: Sequence[TrajectoryGroup], n_failed: int) -> int:
+    """Return how many generations in a row had no scored episode; stop after `MAX_FAILED_GENERATIONS`."""
+    listed = [t for group in groups for t in group.trajectories]
+    if any(t.status == "ok" for t in listed):
+        return 0
+    if n_failed + 1 < MAX_FAILED_GENERATIONS:
+        return n_failed + 1
+    first = next((t.error for t in listed if t.error is not None), None)
+    why = "unscored" if first is None else f"{first.where}: {first.kind}: {first.message}"
+    raise RolloutFailedError(
+        f"no episode could be scored in {MAX_FAILED_GENERATIONS} generations in a row; the first of the last one: "
+        f"{why}. Training stops."
+    )
+
+
+def _with_limits(settings: LoopSettings, collector: Collector) -> LoopSettings:
+    """Return the settings with the greatest length, which the collector knows."""
+    sampling, limits = collector.sampling, collector.limits
+    if not sampling.temperature > 0:
+        raise InvalidConfigError(
+            f"temperature={sampling.temperature}: groups need samples that differ; set it above 0."
+        )
+    if settings.max_length is None:
+        turn = min(limits.max_turn_tokens or sampling.max_new_tokens, sampling.max_new_tokens)
+        settings = replace(settings, max_length=float(limits.max_completion_tokens or turn))
+    return settings
+
+
+def _check_run(
+    collector: Collector,
+    algorithm: Algorithm | AlgorithmSchedule,
+    n_groups: int,
+    group_size: int,
+    eval_fn: EvalFn | None,
+    eval_every: int,
+    save_every: int,
+    checkpoint_fn: CheckpointFn | None,
+) -> None:
+    if n_groups < 1 or group_size < 1:
+        raise InvalidConfigError(f"{n_groups=} and {group_size=} must be at least 1.")
+    if eval_every < 0 or save_every < 0:
+        raise InvalidConfigError(f"{eval_every=} and {save_every=} must be at least 0.")
+    if bool(eval_every) != (eval_fn is not None):
+        raise InvalidConfigError(f"{eval_every=} and eval_fn go together: give both or neither.")
+    if save_every and checkpoint_fn is None:
+        raise InvalidConfigError(f"{save_every=} without a checkpoint_fn: give create_checkpoint_fn(folder).")
+    if not callable(algorithm) and not isinstance(algorithm, Algorithm):
+        raise InvalidConfigError(f"algorithm is {algorithm!r}; it must be an Algorithm or (iteration) -> one.")
+
+
+def _check_coefficient(algorithm: Algorithm) -> None:
+    if callable(algorithm.kl_coef):
+        raise InvalidConfigError(
+            f"the kl_coef of {algorithm.name!r} is a schedule, which only the trainers call: give "
+            "algorithm=lambda iteration: replace(..., kl_coef=...)."
+        )
+
+
+def _with_overlong(credit: RewardSettings, algorithm: Algorithm, max_length: float | None) -> RewardSettings:
+    if algorithm.overlong and max_length is None:
+        raise InvalidConfigError(
+            f"{algorithm.name!r} punishes overlong episodes: set LoopSettings.max_length, or replace(..., overlong=0)."
+        )
+    return with_overlong(credit, algorithm.overlong, int(max_length or 0))
+
+
+def _check_algorithm(algorithm: Algorithm, state: TrainingState, collector: Collector) -> None:
+    if algorithm.kl_coef and state.reference is None:
+        raise InvalidConfigError(
+            f"{algorithm.name!r} has kl_coef={algorithm.kl_coef}: give create_training_state(ref_model_fn=frozen_copy)."
+        )
+    if algorithm.dynamic_sampling and collector.group_filter is None:
+        raise InvalidConfigError(
+            f"{algorithm.name!r} samples dynamically: give Collector(group_filter=create_spread_filter())."
+        )

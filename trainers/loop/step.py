@@ -1,0 +1,242 @@
+"""One optimizer step of the functional loop: the loss of a batch, with gradients summed over micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Literal
+
+from llm_envs.errors import InvalidConfigError, MissingExtraError
+
+try:
+    import torch
+except ImportError as error:
+    raise MissingExtraError("training needs torch: pip install 'llm-envs[train]'.") from error
+
+from llm_envs.policies.inference.sampling import has_filters
+from llm_envs.rollout.filters import TrajectoryFilter
+from llm_envs.trainers.functional.algorithm import GRPO, Algorithm, LossBatch, algorithm_loss
+from llm_envs.trainers.functional.importance import ImportanceMode, importance_weights
+from llm_envs.trainers.functional.masking import group_token_counts, masked_mean
+from llm_envs.trainers.loop.batch import TrainingBatch, autocast, micro_batch_rows, score_rows
+from llm_envs.trainers.loop.state import OptimizerStepFn, TrainingState, create_optimizer_step
+
+__all__ = ["LoopSettings", "training_step"]
+
+
+@dataclass(frozen=True, slots=True)
+class LoopSettings:
+    """Settings of the training loop. The algorithm sets the loss, and the collector the episodes."""
+
+    n_epochs: int = 1
+    """Passes over each generation."""
+    n_minibatches: int = 1
+    """Optimizer steps per epoch, each on a part of the groups."""
+    micro_batch_size: int | None = None
+    """Rows of one forward and backward pass; None: a whole minibatch. It affects memory, not the gradient."""
+    autocast_dtype: torch.dtype | None = None
+    """The dtype of matrix products in training (`torch.bfloat16`); None: the weights' dtype."""
+    old_logps: Literal["sampled", "recomputed"] = "sampled"
+    """Denominators of the ratios, without sampling filters (`bridge.filtered`). "sampled": the log-probabilities from
+    sampling, for a policy that shares the trained model. "recomputed": the trained model's own before the first step,
+    with importance weights for their difference from the sampler's, for a separate engine such as vLLM."""
+    importance_sampling_mode: ImportanceMode | None = "token_truncate"
+    """The importance weights of recomputed log-probabilities, as TRL's `vllm_importance_sampling_mode`
+    (`functional.importance`); None: no weights."""
+    importance_sampling_clip_max: float | None = 3.0
+    """Greatest weight, as TRL's `vllm_importance_sampling_clip_max`; None: no bound."""
+    importance_sampling_clip_min: float | None = None
+    """Least weight, as TRL's `vllm_importance_sampling_clip_min`; None: no bound."""
+    mask_truncated: bool = False
+    """Whether to leave episodes that a token limit cut out of the loss (not out of baselines). Episodes that reached a
+    limit of turns or time are trained on."""
+    trajectory_filter: TrajectoryFilter | None = None
+    """Keeps the episodes to train on, such as `rollout.filters.create_void_turn_filter()`. The others are left out of
+    the loss, not out of baselines. None: all."""
+    max_length: float | None = None
+    """Greatest completion length in tokens, for `normalisation="constant"`; None: the collector's limit."""
+    logps_tolerance: float | None = 0.1
+    """Largest mean gap in nats between sampled and recomputed log-probabilities at the first step. Above it training
+    stops, because masks, templates or weights do not match. None: no guard."""
+    ema_decay: float = 0.9
+    """Decay of the moving averages in `TrainingState.statistics`."""
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        for name in ("n_epochs", "n_minibatches", "micro_batch_size"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InvalidConfigError(f"LoopSettings.{name} is {value!r}; it must be at least 1.")
+        if self.old_logps not in ("sampled", "recomputed"):
+            raise InvalidConfigError(f"old_logps is {self.old_logps!r}; it must be 'sampled' or 'recomputed'.")
+        self._check_importance_sampling()
+        if not 0.0 <= self.ema_decay < 1.0:
+            raise InvalidConfigError(f"ema_decay is {self.ema_decay!r}; it must be at least 0 and below 1.")
+
+    def _check_importance_sampling(self) -> None:
+        names = ("importance_sampling_mode", "importance_sampling_clip_max", "importance_sampling_clip_min")
+        defaults = {field.name: field.default for field in fields(LoopSettings)}
+        changed = [f"{name}={getattr(self, name)!r}" for name in names if getattr(self, name) != defaults[name]]
+        if changed and self.old_logps == "sampled":
+            raise InvalidConfigError(
+                f"{', '.join(changed)} has no effect with old_logps='sampled', where ratios are against the sampler's "
+                "own log-probabilities: set old_logps='recomputed', or leave it out."
+            )
+        try:
+            self.importance_weights(torch.zeros(1, 1), torch.zeros(1, 1), torch.ones(1, 1))
+        except ValueError as error:
+            raise InvalidConfigError(f"{', '.join(changed)}: {error}") from error
+
+    def importance_weights(
+        self, old_logps_BT: torch.Tensor, sampled_logps_BT: torch.Tensor, mask_BT: torch.Tensor
+    ) -> torch.Tensor | None:
+        """Return the weights of recomputed log-probabilities (`functional.importance`); None without a mode."""
+        if self.importance_sampling_mode is None:
+            return None
+        return importance_weights(
+            old_logps_BT,
+            sampled_logps_BT,
+            mask_BT,
+            mode=self.importance_sampling_mode,
+            maximum=self.importance_sampling_clip_max,
+            minimum=self.importance_sampling_clip_min,
+        )
+
+
+def training_step(
+    state: TrainingState,
+    batch: TrainingBatch,
+    *,
+    algorithm: Algorithm = GRPO,
+    optimizer_step_fn: OptimizerStepFn | None = None,
+    settings: LoopSettings | None = None,
+) -> tuple[TrainingState, dict[str, float]]:
+    """Take one optimizer step on a batch, with gradients summed over micro-batches.
+
+    Args:
+        state: The state before the step; model and optimizer are changed in place.
+        batch: The rows with advantages and the algorithm's other inputs (`with_advantages`, `ref_logps_BT`).
+        algorithm: The algorithm with the loss.
+        optimizer_step_fn: Takes the step on the gradients; None: `create_optimizer_step()`.
+        settings: Only `micro_batch_size`, `autocast_dtype` and `max_length` are used.
+
+    Returns:
+        The state after the step; and `loss`, `ratio`, `sampling_gap` (mean difference from the sampled
+        log-probabilities in nats), `kl`, `entropy`, `pairs` and `pair_accuracy` if the algorithm has them, and the step
+        function's metrics. A batch without trained tokens changes nothing, and `skipped` is 1.
+
+    Raises:
+        InvalidConfigError: If the batch lacks what the algorithm needs.
+    """
+    settings = settings or LoopSettings()
+    if not batch.n_tokens:
+        return state, {"skipped": 1.0}
+    _check_old_logps(batch)
+    state.model.train()
+    state.optimizer.zero_grad(set_to_none=True)
+    # Divisor, group sizes and pairs are those of the whole batch, so that micro-batches do not change the gradient.
+    denominator = _denominator(algorithm, batch, settings.max_length)
+    if algorithm.normalisation == "prompt":
+        batch = replace(batch, group_tokens_B=group_token_counts(batch.mask_BT, batch.group_ids_B))
+    pairs_P2 = None
+    if algorithm.pair_selector is not None:
+        pairs_P2 = algorithm.pair_selector(batch.rewards_B, batch.group_ids_B)
+    sums: dict[str, float] = {}
+    for rows in micro_batch_rows(batch, settings.micro_batch_size, whole_groups=pairs_P2 is not None):
+        part = batch.select(rows)
+        share = part.n_tokens / batch.n_tokens
+        own = _share(algorithm, rows, pairs_P2, share)
+        with autocast(part.completion_ids.device, settings.autocast_dtype):
+            logps_BT, entropies_BT = score_rows(state.model, part, with_entropies=bool(algorithm.entropy_coef))
+        inputs = _loss_batch(part, logps_BT, entropies_BT, denominator, settings.max_length)
+        loss, stats = algorithm_loss(own, inputs)
+        loss.backward()
+        for name, value in _additive(stats, share, logps_BT, part).items():
+            sums[name] = sums.get(name, 0.0) + value
+    if "pair_hits" in sums:
+        sums["pair_accuracy"] = sums.pop("pair_hits") / max(sums["pairs"], 1.0)
+    sums |= (optimizer_step_fn or create_optimizer_step())(state)
+    state.optimizer.zero_grad(set_to_none=True)
+    return replace(state, step=state.step + 1), sums
+
+
+def _check_old_logps(batch: TrainingBatch) -> None:
+    if batch.old_logps_BT is None and has_filters(batch.sampling):
+        raise InvalidConfigError(
+            f"the batch was sampled with filters ({batch.sampling}), and its log-probabilities are those of the "
+            "filtered distribution: call loop_batch.without_filters before the first step, or ratios would not be 1."
+        )
+    if batch.old_logps_BT is None and bool(batch.sampled_logps_BT[batch.mask_BT].isnan().any()):
+        raise InvalidConfigError(
+            "tokens of the batch were not sampled from a model (an oracle's?), so there is nothing that ratios could "
+            "be against: set old_logps='recomputed', or learn from them by supervised fine-tuning."
+        )
+
+
+def _denominator(algorithm: Algorithm, batch: TrainingBatch, max_length: float | None) -> float:
+    """Return the divisor of the sum over all micro-batches. For "constant", the rows of an episode count once."""
+    if algorithm.normalisation == "token":
+        return float(batch.n_tokens)
+    if algorithm.normalisation == "prompt":
+        return float(len(batch.group_ids_B.unique()))
+    if algorithm.normalisation == "sequence":
+        return float(len(batch))
+    constant = algorithm.constant if algorithm.constant is not None else max_length
+    if constant is None:
+        raise InvalidConfigError(f"{algorithm.name!r} divides by a constant: set LoopSettings.max_length.")
+    return batch.n_episodes * constant
+
+
+def _share(algorithm: Algorithm, rows: torch.Tensor, pairs_P2: torch.Tensor | None, share: float) -> Algorithm:
+    """Return the algorithm with terms scaled so that a micro-batch's means add up to those of the whole batch."""
+    algorithm = replace(algorithm, entropy_coef=algorithm.entropy_coef * share)
+    if pairs_P2 is None or algorithm.pair_loss_fn is None:
+        return algorithm
+    places = torch.full((int(rows.max()) + 1,), -1, dtype=torch.long)
+    places[rows] = torch.arange(len(rows))
+    listed = pairs_P2.cpu()
+    own_P2 = listed[torch.isin(listed, rows).all(1)]
+    here_P2 = places[own_P2].to(pairs_P2.device)
+    pair_loss_fn, part = algorithm.pair_loss_fn, len(own_P2) / max(len(listed), 1)
+    return replace(
+        algorithm,
+        pair_selector=lambda rewards_B, group_ids_B: here_P2,
+        pair_loss_fn=lambda chosen_P, rejected_P: part * pair_loss_fn(chosen_P, rejected_P),
+    )
+
+
+def _loss_batch(
+    part: TrainingBatch,
+    logps_BT: torch.Tensor,
+    entropies_BT: torch.Tensor | None,
+    denominator: float,
+    max_length: float | None,
+) -> LossBatch:
+    old_BT = part.sampled_logps_BT if part.old_logps_BT is None else part.old_logps_BT
+    return LossBatch(
+        logps_BT,
+        part.mask_BT,
+        advantages=part.advantages,
+        old_logps_BT=old_BT,
+        ref_logps_BT=part.ref_logps_BT,
+        entropies_BT=entropies_BT,
+        weights=part.weights,
+        rewards_B=part.rewards_B,
+        group_ids_B=part.group_ids_B,
+        group_tokens_B=part.group_tokens_B,
+        denominator=denominator,
+        max_length=max_length,
+    )
+
+
+def _additive(
+    stats: Mapping[str, torch.Tensor], share: float, logps_BT: torch.Tensor, part: TrainingBatch
+) -> dict[str, float]:
+    """Return a micro-batch's statistics, scaled so that their sums are those of the whole batch."""
+    out = {name: float(stats[name]) * share for name in ("ratio", "kl", "entropy") if name in stats}
+    out["loss"] = float(stats["loss"])
+    if "pairs" in stats:
+        out |= {"pairs": float(stats["pairs"]), "pair_hits": float(stats["pair_accuracy"] * stats["pairs"])}
+    known_BT = part.mask_BT & ~part.sampled_logps_BT.isnan()
+    gap = masked_mean((logps_BT.detach() - part.sampled_logps_BT).abs(), known_BT)
+    return out | {"sampling_gap": float(gap) * share}

@@ -1,0 +1,293 @@
+"""The critic of PPO: a value head on the policy's trunk, or on a separate trunk; its optimizer and its files.
+
+The critic is not part of the policy's module. So it does not appear in the policy's files, in its distributed
+wrapper, or in the weights for a sampling engine. Its gradients are averaged over the processes here.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llm_envs.errors import InvalidConfigError, MissingExtraError, ModelError
+from llm_envs.policies.inference.positions import check_positions, position_ids
+
+try:
+    import torch
+    from safetensors.torch import load_file, save_file
+    from torch import nn
+    from transformers import AutoModel, AutoTokenizer
+except ImportError as error:
+    raise MissingExtraError(f"training needs {error.name}: pip install 'llm-envs[train]'.") from error
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+__all__ = ["CRITIC_FOLDER", "Critic", "CriticOptimizer", "captured_states", "load_critic", "trunk_of"]
+
+CRITIC_FOLDER = "critic"
+"""Folder of the critic's files, in a checkpoint and in the folder of a saved model."""
+_HEAD_FILE, _CARD_FILE, _OPTIMIZER_FILE = "value_head.safetensors", "critic.json", "optimizer.pt"
+
+
+class Critic(nn.Module):
+    """Values of token sequences: `V = w h + b` of the trunk's last hidden states h, computed in float32.
+
+    The head starts at 0, so an untrained critic gives every state the value 0.
+
+    Args:
+        hidden_size: Width of the trunk.
+        trunk: A separate model without a language-model head; None: the head reads the policy's hidden states.
+    """
+
+    def __init__(self, hidden_size: int, trunk: PreTrainedModel | None = None) -> None:
+        super().__init__()
+        self.head = nn.Linear(hidden_size, 1)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+        self.trunk = trunk
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether the trunk is the policy's."""
+        return self.trunk is None
+
+    def read(self, states_BTH: torch.Tensor) -> torch.Tensor:
+        """Return the values of hidden states, shape (B, T), float32."""
+        weight = self.head.weight
+        with torch.autocast(states_BTH.device.type, enabled=False):
+            values_BT: torch.Tensor = self.head(states_BTH.to(weight.device, weight.dtype)).squeeze(-1)
+        return values_BT
+
+    def forward(self, ids_BT: torch.Tensor, attention_mask_BT: torch.Tensor) -> torch.Tensor:
+        """Return the value after each token, from the critic's own trunk, shape (B, T), float32."""
+        if self.trunk is None:
+            raise ValueError("this critic has no trunk of its own: read the policy's hidden states.")
+        further: dict[str, Any] = {}
+        accepted = inspect.signature(self.trunk.forward).parameters
+        if "position_ids" in accepted:
+            further["position_ids"] = position_ids(attention_mask_BT)
+        if "use_cache" in accepted:
+            further["use_cache"] = False
+        states_BTH = self.trunk(input_ids=ids_BT, attention_mask=attention_mask_BT, **further).last_hidden_state
+        return self.read(states_BTH)
+
+    def save(self, folder: Path) -> None:
+        """Write the critic; `load_critic(folder)` reads it."""
+        folder.mkdir(parents=True, exist_ok=True)
+        if self.trunk is not None:
+            self.trunk.save_pretrained(folder)
+        save_file({name: value.detach().cpu() for name, value in self.head.state_dict().items()}, folder / _HEAD_FILE)
+        (folder / _CARD_FILE).write_text(json.dumps(self._card()) + "\n")
+
+    def load(self, folder: Path) -> None:
+        """Load weights that `save` wrote, for a critic of the same form.
+
+        Raises:
+            ModelError: If the folder has no critic, or one of another form.
+        """
+        if not (folder / _CARD_FILE).exists():
+            raise ModelError(
+                f"{folder} holds no critic: the checkpoint is not one of EnvPPOTrainer's. Resume from one that is, or "
+                "begin a new run with this checkpoint as its model (train() without resume_from_checkpoint)."
+            )
+        card = json.loads((folder / _CARD_FILE).read_text())
+        if card != self._card():
+            raise ModelError(
+                f"the critic in {folder} is {card}, that of this trainer {self._card()}: give the trainer the same "
+                "`critic` as the run that is resumed."
+            )
+        self.head.load_state_dict(load_file(folder / _HEAD_FILE))
+        if self.trunk is not None:
+            saved = type(self.trunk).from_pretrained(folder, dtype=self.trunk.dtype)
+            self.trunk.load_state_dict(saved.state_dict())
+
+    def _card(self) -> dict[str, Any]:
+        trunk = None if self.trunk is None else type(self.trunk).__name__
+        return {"trunk": trunk, "hidden_size": self.head.in_features}
+
+
+class CriticOptimizer:
+    """Steps the critic: averages gradients over the processes and clips their norm. It has its own learning rate.
+
+    Args:
+        critic: The critic to train.
+        optimizer: Optimizer of the critic's parameters.
+        scheduler: Learning-rate scheduler of that optimizer.
+        max_grad_norm: Greatest norm of the gradient; 0: no bound.
+    """
+
+    def __init__(
+        self,
+        critic: Critic,
+        optimizer: torch.optim.Optimizer,
+        scheduler: torch.optim.lr_scheduler.LRScheduler,
+        *,
+        max_grad_norm: float,
+    ) -> None:
+        self.optimizer, self.scheduler = optimizer, scheduler
+        self._max_grad_norm = max_grad_norm
+        self._parameters = [parameter for parameter in critic.parameters() if parameter.requires_grad]
+
+    def step(self, accelerator: Accelerator) -> float:
+        """Take one step, the same on all processes; return the gradient's norm before clipping."""
+        # The reduction is a collective: a process without a gradient must join it, so it contributes zeros.
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._parameters]
+        for parameter, gradient in zip(self._parameters, gradients, strict=True):
+            if accelerator.num_processes > 1:  # DDP does not wrap the critic
+                gradient = accelerator.reduce(gradient, reduction="mean")
+            parameter.grad = gradient
+        limit = self._max_grad_norm or float("inf")
+        norm = torch.nn.utils.clip_grad_norm_(self._parameters, limit).item()
+        self.optimizer.step()
+        self.scheduler.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return norm
+
+    @property
+    def learning_rate(self) -> float:
+        """Learning rate of the next step."""
+        return float(self.optimizer.param_groups[0]["lr"])
+
+    def save(self, folder: Path) -> None:
+        """Write the state of optimizer and schedule."""
+        torch.save(
+            {"optimizer": self.optimizer.state_dict(), "scheduler": self.scheduler.state_dict()},
+            folder / _OPTIMIZER_FILE,
+        )
+
+    def load(self, folder: Path) -> None:
+        """Load the state that `save` wrote; do nothing if the checkpoint has none (`save_only_model`)."""
+        if (path := folder / _OPTIMIZER_FILE).exists():
+            state = torch.load(path, map_location="cpu", weights_only=True)
+            self.optimizer.load_state_dict(state["optimizer"])
+            self.scheduler.load_state_dict(state["scheduler"])
+
+
+def trunk_of(model: Any) -> nn.Module:
+    """Return the part of a model below its head, also for a PEFT model.
+
+    Raises:
+        ModelError: If the model has no such part.
+    """
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    trunk = getattr(base, "base_model", base)
+    if trunk is base:
+        raise ModelError(
+            f"{type(base).__name__} has no trunk below its head for a value head to read: give the trainer a separate "
+            "critic (`critic=` a folder, a name or a model)."
+        )
+    assert isinstance(trunk, nn.Module)
+    return trunk
+
+
+@contextmanager
+def captured_states(model: Any) -> Iterator[list[torch.Tensor]]:
+    """Collect the trunk's last hidden states of every forward pass inside the block, each (B, T, H), with gradient.
+
+    TRL's pass returns no hidden states. Collecting them here saves a second pass for the values.
+    """
+    states: list[torch.Tensor] = []
+
+    def keep(module: nn.Module, args: Any, output: Any) -> None:
+        states.append(output[0] if isinstance(output, tuple) else output.last_hidden_state)
+
+    handle = trunk_of(model).register_forward_hook(keep)
+    try:
+        yield states
+    finally:
+        handle.remove()
+
+
+def load_critic(
+    critic: str | Path | PreTrainedModel | None,
+    policy: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    dtype: torch.dtype = torch.float32,
+    loader: Callable[..., Any] = AutoModel.from_pretrained,
+    **kwargs: Any,
+) -> Critic:
+    """Return a critic for a policy.
+
+    Args:
+        critic: None: a new value head on the policy's trunk. A folder or a name on a hub: a model whose trunk gets a
+            new value head, or a critic that `Critic.save` wrote (`checkpoint-N/critic`). A loaded model: its trunk gets
+            a new value head and is trained in place.
+        policy: The policy.
+        tokenizer: The policy's.
+        dtype: Weight dtype of a critic loaded here.
+        loader: `(name, dtype=..., **kwargs) -> model`.
+        **kwargs: For the loader.
+
+    Raises:
+        InvalidConfigError: If the critic's vocabulary differs from the policy's.
+        ModelError: If the critic is the policy itself or a PEFT model.
+    """
+    saved = Path(critic) if isinstance(critic, str | Path) and (Path(critic) / _CARD_FILE).exists() else None
+    if critic is None or (saved is not None and json.loads((saved / _CARD_FILE).read_text())["trunk"] is None):
+        trunk_of(policy)
+        made = Critic(policy.config.get_text_config().hidden_size)
+    else:
+        given = loader(critic, dtype=dtype, **kwargs) if isinstance(critic, str | Path) else critic
+        made = _separate(given, policy, tokenizer)
+    if saved is not None:
+        made.load(saved)
+    return made
+
+
+def _separate(given: Any, policy: Any, tokenizer: Any) -> Critic:
+    if hasattr(given, "get_base_model"):
+        raise ModelError("the critic is a PEFT model: merge its adapter first (`merge_and_unload`).")
+    if not hasattr(given, "base_model") or not hasattr(given, "config"):
+        raise ModelError(f"critic is a {type(given).__name__}; give a folder, a name or a model of transformers.")
+    trunk = given.base_model
+    if trunk is trunk_of(policy):
+        raise ModelError("the critic is the policy itself: leave `critic` out for a value head on the policy's trunk.")
+    check_positions(trunk)
+    _check_vocabulary(trunk, policy, tokenizer)
+    config = trunk.config.get_text_config()
+    for module in trunk.modules():
+        if isinstance(module, nn.Dropout):  # a value is a number, not a sample
+            module.p = 0.0
+    return Critic(config.hidden_size, trunk)
+
+
+def _check_vocabulary(trunk: Any, policy: Any, tokenizer: Any) -> None:
+    """Reject a critic whose token ids mean other tokens than the policy's."""
+    size = trunk.get_input_embeddings().num_embeddings
+    words, where = tokenizer.get_vocab(), trunk.name_or_path
+    theirs = _vocabulary(where) if where else None
+    if theirs is None:  # without a tokenizer, only the sizes can be compared
+        expected = policy.get_input_embeddings().num_embeddings
+        if size == expected:
+            return
+        what = f"embeds {size} ids, the policy {expected}"
+    elif theirs != words:
+        differing = sorted(theirs.items() ^ words.items(), key=str)
+        what = f"has another tokenizer ({len(theirs)} tokens; {len(differing)} entries differ, such as {differing[0]})"
+    elif size <= (largest := max(words.values())):
+        what = f"embeds {size} ids, and the tokenizer's go up to {largest}"
+    else:
+        return
+    raise InvalidConfigError(
+        f"the critic {where or type(trunk).__name__} {what}: its vocabulary differs from the policy's, whose token ids "
+        "it would misread. Take a model of the same family, or leave `critic` out for a value head on the policy."
+    )
+
+
+def _vocabulary(name: str) -> dict[str, int] | None:
+    """Return the vocabulary of a model's tokenizer, or None if it has no tokenizer."""
+    folder = Path(name)
+    if folder.is_dir() and not any([*folder.glob("*token*"), *folder.glob("vocab*")]):
+        return None  # for some types transformers would create an empty tokenizer
+    try:
+        vocabulary: dict[str, int] = AutoTokenizer.from_pretrained(name).get_vocab()
+    except (OSError, ValueError, KeyError):
+        return None
+    return vocabulary

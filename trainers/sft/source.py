@@ -1,0 +1,189 @@
+"""Training data of supervised learning: episodes or conversations from disk, as token rows of the trained model."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from llm_envs.chat.codec import ChatCodec
+from llm_envs.data.datasets import best_of, from_dataset, sft_rows, to_groups
+from llm_envs.errors import InvalidConfigError, MissingExtraError
+from llm_envs.rollout import from_messages, read_messages_jsonl, read_trajectories
+from llm_envs.rollout.token_transcript import History
+from llm_envs.sources.prompts import read_jsonl
+from llm_envs.types import Trajectory
+
+try:
+    from datasets import Dataset, load_from_disk
+except ImportError as error:
+    raise MissingExtraError(f"training needs {error.name}: pip install 'llm-envs[train]'.") from error
+
+__all__ = ["first_record", "in_tokens_of", "load_source", "rows_of"]
+
+logger = logging.getLogger(__name__)
+
+_N_LOOKED_AT = 8
+"""Number of episodes whose tokens are compared with their texts. A wrong tokenizer shows in the first few."""
+
+Source = Sequence[Trajectory] | list[dict[str, Any]]
+
+
+def load_source(source: str | Path | Dataset, codec: ChatCodec, *, history: History = "append") -> Source:
+    """Return the trajectories of a saved data set, or its token rows if it has no trajectories.
+
+    Args:
+        source: The folder of a run (`TrajectoryWriter`, `llm-envs collect`), one of `datasets` (`to_dataset`,
+            `llm-envs export --to dataset`), a JSONL file of conversations (`messages`, perhaps `tools`, `reward`), one
+            of token rows (`llm-envs export --to sft`), or a `datasets.Dataset` with the columns of one of these.
+        codec: Codec of the model to train; it encodes conversations.
+        history: As for `from_messages`.
+
+    Raises:
+        InvalidConfigError: If the path does not exist or has none of these forms.
+    """
+    if isinstance(source, Dataset):
+        return _from_table(source, codec, history)
+    path = Path(source)
+    if (path / "dataset_info.json").exists():
+        return _from_table(load_from_disk(str(path)), codec, history)
+    if path.is_dir():
+        return read_trajectories(path)
+    if not path.is_file():
+        raise InvalidConfigError(f"there is neither a file nor a folder {str(path)!r} to learn from.")
+    first = first_record(path)
+    keys = set(first) if isinstance(first, dict) else {"messages"}
+    if "input_ids" in keys:
+        return _token_rows([row for _, row in read_jsonl(path)], codec)
+    if {"rows", "turns", "group_id"} <= keys:
+        return read_trajectories(path)
+    return [_conversation(record, n, codec, history) for n, record in enumerate(read_messages_jsonl(path))]
+
+
+def first_record(path: Path) -> Any:
+    """Return the value in the first line of a JSONL file; an empty object for an empty file.
+
+    Raises:
+        InvalidConfigError: If the line is not JSON.
+    """
+    try:
+        with path.open(encoding="utf-8-sig") as file:
+            return json.loads(file.readline() or "{}")
+    except ValueError as error:  # neither JSON nor UTF-8
+        raise InvalidConfigError(
+            f"line 1 of {path} is not JSON ({error}): a file to learn from has one object a line (JSONL)."
+        ) from error
+
+
+def rows_of(
+    source: Source, codec: ChatCodec, *, n_best: int | None = None, min_reward: float | None = None
+) -> list[dict[str, Any]]:
+    """Return token rows of trajectories, with labels on the agent's tokens; token rows are returned unchanged.
+
+    A trajectory whose history forks gives several rows. Each of its tokens is trained in exactly one of them.
+
+    Args:
+        source: From `load_source`, or trajectories of any policy.
+        codec: Codec of the model to train.
+        n_best: Number of best episodes to take from each group; None: all.
+        min_reward: Leave out episodes with a lower reward.
+
+    Raises:
+        InvalidConfigError: If `n_best` or `min_reward` is given for token rows, which have no rewards.
+    """
+    if source and isinstance(source[0], Mapping):
+        if n_best is not None or min_reward is not None:
+            raise InvalidConfigError("token rows have no rewards: leave best_of and min_reward out.")
+        return [dict(row) for row in source if isinstance(row, Mapping)]
+    trajectories = [trajectory for trajectory in source if isinstance(trajectory, Trajectory)]
+    if n_best is not None or min_reward is not None:
+        threshold = -math.inf if min_reward is None else min_reward
+        trajectories = best_of(to_groups(trajectories), n_best or max(len(trajectories), 1), min_reward=threshold)
+    return sft_rows(in_tokens_of(codec, trajectories))
+
+
+def in_tokens_of(codec: ChatCodec, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+    """Return the trajectories with token rows of this model: unchanged, or re-encoded from their messages.
+
+    They are re-encoded if they have no tokens (played through a chat API), or those of another tokenizer.
+    """
+    played = [trajectory for trajectory in trajectories if trajectory.turns]
+    if all(_is_of(codec, trajectory) for trajectory in played[:_N_LOOKED_AT]) and all(t.rows for t in played):
+        return list(trajectories)
+    logger.warning(f"{len(played)} episodes have no tokens of this model's: they are encoded from their messages.")
+    return [_encoded(codec, trajectory) if trajectory.turns else trajectory for trajectory in trajectories]
+
+
+def _is_of(codec: ChatCodec, trajectory: Trajectory) -> bool:
+    """Return whether each turn's tokens decode to the text of its message."""
+    said = [message.content for message in trajectory.messages if message.role == "assistant"][-len(trajectory.turns) :]
+    for turn, text in zip(trajectory.turns, said, strict=True):
+        if turn.row < 0:
+            return False
+        row = trajectory.rows[turn.row]
+        start, stop = row.spans[turn.span]
+        ids = row.ids[start:stop]
+        if len(ids) and (int(ids.max()) >= len(codec.tokenizer) or codec.decode_reply(ids).strip() != text.strip()):
+            return False
+    return True
+
+
+def _encoded(codec: ChatCodec, trajectory: Trajectory) -> Trajectory:
+    scored = trajectory.status == "ok"
+    return from_messages(
+        trajectory.messages,
+        codec=codec,
+        tools=trajectory.tools,
+        env_id=trajectory.env_id,
+        reward=trajectory.reward if scored else None,
+        is_success=trajectory.is_success,
+        group_id=trajectory.group_id,
+        member=trajectory.member,
+    )
+
+
+def _conversation(record: Mapping[str, Any], number: int, codec: ChatCodec, history: History) -> Trajectory:
+    """Return a conversation as a trajectory. Without a reward it still counts as scored, because somebody chose it."""
+    reward = record.get("reward")
+    tools = record.get("tools") or ()
+    tools = json.loads(tools) if isinstance(tools, str) else tools
+    return from_messages(
+        [{key: value for key, value in message.items() if value is not None} for message in record["messages"]],
+        codec=codec,
+        tools=tools,
+        reward=0.0 if reward is None else float(reward),
+        history=history,
+        group_id=str(record.get("group_id", number)),
+        member=int(record.get("member", 0)),
+    )
+
+
+def _from_table(table: Any, codec: ChatCodec, history: History) -> Source:
+    columns = set(getattr(table, "column_names", ()) or ())
+    if "input_ids" in columns:
+        return _token_rows(list(table), codec)
+    if {"rows", "turns", "group_id"} <= columns:
+        return from_dataset(table)
+    if "messages" in columns:
+        return [_conversation(record, number, codec, history) for number, record in enumerate(table)]
+    raise InvalidConfigError(
+        f"the data set has the columns {sorted(columns)}; it must have those of `to_dataset`, or messages, or "
+        "input_ids and labels."
+    )
+
+
+def _token_rows(rows: Sequence[Mapping[str, Any]], codec: ChatCodec) -> list[dict[str, Any]]:
+    n_known = len(codec.tokenizer)
+    for number, row in enumerate(rows):
+        if len(row.get("labels") or ()) != len(row["input_ids"]):
+            raise InvalidConfigError(f"token row {number} has no label for each of its {len(row['input_ids'])} tokens.")
+        if (highest := max(row["input_ids"], default=0)) >= n_known:
+            raise InvalidConfigError(
+                f"token row {number} is not this model's: its tokenizer has {n_known} ids, the highest here is "
+                f"{highest}. Give what the rows were made of (the folder of the run, or conversations), which is "
+                "encoded by the model that is to learn."
+            )
+    return [{"input_ids": list(row["input_ids"]), "labels": list(row["labels"])} for row in rows]

@@ -1,0 +1,205 @@
+"""Warm start: supervised learning on trajectories with TRL's trainer, on the agent's tokens only."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from llm_envs.chat.codec import ChatCodec
+from llm_envs.data.datasets import OVERLONG, fit_rows
+from llm_envs.errors import InvalidConfigError, MissingExtraError
+from llm_envs.policies.scripted import OraclePolicy
+from llm_envs.rollout import Collector
+from llm_envs.rollout.token_transcript import History
+from llm_envs.trainers.bridge.checks import check_env_kwargs, check_loss_types, load_training_tokenizer, with_split
+from llm_envs.trainers.bridge.ranks import check_same_rows, raise_on_all_ranks, set_for_cpu
+from llm_envs.trainers.bridge.unused_settings import refuse_unused, sft_cases
+from llm_envs.types import Trajectory
+
+try:
+    from datasets import Dataset
+    from trl import SFTConfig, SFTTrainer
+except ImportError as error:
+    raise MissingExtraError(f"training needs {error.name}: pip install 'llm-envs[train]'.") from error
+
+from llm_envs.trainers.bridge.checkpoints import check_checkpoint
+from llm_envs.trainers.sft.source import load_source, rows_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+__all__ = ["EnvSFTConfig", "EnvSFTTrainer", "oracle_trajectories"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class EnvSFTConfig(SFTConfig):
+    """TRL's `SFTConfig` with settings for environments."""
+
+    env_kwargs: dict[str, Any] | str | None = field(
+        default=None, metadata={"help": "Arguments of gym.make, such as {'difficulty': 'easy'} (a JSON object)."}
+    )
+    num_episodes: int = field(default=1000, metadata={"help": "Episodes that the oracle plays on the train split."})
+    thinking: bool | None = field(
+        default=None, metadata={"help": "Passed to the chat template as enable_thinking; None: the template's default."}
+    )
+    best_of: int | None = field(
+        default=None, metadata={"help": "Learn from so many episodes of each group, the best; None: from all."}
+    )
+    min_reward: float | None = field(
+        default=None, metadata={"help": "Leave out episodes that earned less; None: learn from all that were scored."}
+    )
+    history: str = field(
+        default="append",
+        metadata={
+            "help": "How conversations are encoded: append, each turn as it was written, one row; template, in further "
+            "rows where the chat template shows earlier turns otherwise."
+        },
+    )
+    max_length: int | None = field(
+        default=None, metadata={"help": "Longest row in tokens; see overlong. None is no limit."}
+    )
+    overlong: str = field(
+        default="drop",
+        metadata={"help": "What becomes of longer rows: drop; cut, behind the last turn that fits whole; error."},
+    )
+
+    _VALID_DICT_FIELDS = [*SFTConfig._VALID_DICT_FIELDS, "env_kwargs"]
+
+    def __post_init__(self) -> None:
+        """On a machine without an accelerator, set the CPU options. Then check our fields."""
+        set_for_cpu(self)
+        self.env_kwargs = check_env_kwargs(self.env_kwargs)
+        super().__post_init__()
+        if self.overlong not in OVERLONG:
+            raise InvalidConfigError(f"overlong={self.overlong!r}; it must be one of {', '.join(OVERLONG)}.")
+        if self.history not in ("append", "template"):
+            raise InvalidConfigError(f"history={self.history!r}; it must be append or template.")
+        check_loss_types(self.loss_type, "SFT")
+        if self.best_of is not None and self.best_of < 1:
+            raise InvalidConfigError(f"best_of={self.best_of}; it must be at least 1.")
+
+
+class EnvSFTTrainer(SFTTrainer):
+    """Train a language model to write what the agent wrote in trajectories.
+
+    Give one of `env`, `trajectories` and `source`.
+
+    Args:
+        model: A folder, a name on a hub, or a loaded model.
+        env: Id of an environment whose oracle plays `args.num_episodes`.
+        args: Settings; None takes the defaults.
+        trajectories: Scored trajectories, from any policy; `args.best_of` and `args.min_reward` choose among them.
+        source: A saved data set: the folder of a run, a JSONL file of conversations, ... (see
+            `llm_envs.trainers.sft.source.load_source`).
+        processing_class: The tokenizer; None loads the model's.
+        **kwargs: TRL's other arguments.
+
+    Raises:
+        InvalidConfigError: If not exactly one of the three is given, nothing is left to train on, or the rows differ
+            between processes.
+    """
+
+    _tag_names = ["trl", "sft", "llm-envs"]
+
+    overlong_rows: dict[str, int]
+    """Counts of rows longer than `args.max_length`: `overlong`, and among them `dropped` and `cut`. Logged once."""
+
+    def __init__(
+        self,
+        model: str | PreTrainedModel,
+        env: str | None = None,
+        args: EnvSFTConfig | None = None,
+        *,
+        trajectories: Sequence[Trajectory] | None = None,
+        source: str | Path | Dataset | None = None,
+        processing_class: PreTrainedTokenizerBase | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if sum(given is not None for given in (env, trajectories, source)) != 1:
+            raise InvalidConfigError(
+                "EnvSFTTrainer takes env= (its oracle plays), trajectories= or source= (a saved data set), and just "
+                "one of them."
+            )
+        args = args or EnvSFTConfig(output_dir="llm-envs-SFT")
+        refuse_unused(args, sft_cases(args, is_played=env is not None, has_trajectories=trajectories is not None))
+        processing_class = load_training_tokenizer(model, processing_class, thinking=args.thinking)
+        # We encode, mask and cut the rows ourselves, so that TRL takes them as they are.
+        with raise_on_all_ranks():
+            rows = _rows(args, ChatCodec(processing_class, thinking=args.thinking), env, trajectories, source)
+            rows, self.overlong_rows = fit_rows(rows, args.max_length, args.overlong)
+        check_same_rows(rows, "rows")
+        if self.overlong_rows["overlong"]:
+            logger.warning(
+                f"{self.overlong_rows['overlong']} rows are longer than max_length={args.max_length}: "
+                f"{self.overlong_rows['dropped']} were left out, {self.overlong_rows['cut']} cut behind a turn."
+            )
+        if not rows:
+            raise InvalidConfigError(
+                f"all {self.overlong_rows['dropped']} rows are longer than max_length={args.max_length}: raise it."
+            )
+        super().__init__(
+            model, args=args, train_dataset=Dataset.from_list(rows), processing_class=processing_class, **kwargs
+        )
+        for name, count in self.overlong_rows.items():
+            self._metrics["train"][f"rows/{name}"].append(float(count))
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        """Load TRL's checkpoint, after checking that SFT wrote it."""
+        if checkpoint is not None:
+            check_checkpoint(checkpoint, "SFT")
+        super()._load_optimizer_and_scheduler(checkpoint)
+
+
+def _rows(
+    args: EnvSFTConfig,
+    codec: ChatCodec,
+    env: str | None,
+    trajectories: Sequence[Trajectory] | None,
+    source: str | Path | Dataset | None,
+) -> list[dict[str, Any]]:
+    """Return the rows to train on, from whichever of the three sources is given."""
+    history = cast("History", args.history)
+    given: Any = trajectories
+    if env is not None:
+        kwargs = check_env_kwargs(args.env_kwargs)
+        given = oracle_trajectories(env, codec, args.num_episodes, env_kwargs=kwargs, seed=args.seed, history=history)
+    elif source is not None:
+        given = load_source(source, codec, history=history)
+    rows = rows_of(given, codec, n_best=args.best_of, min_reward=args.min_reward)
+    if not rows:
+        chosen = "" if args.best_of is args.min_reward is None else f", {args.best_of=}, {args.min_reward=}"
+        raise InvalidConfigError(f"none of {len(given)} trajectories is scored and has tokens to train on{chosen}.")
+    return rows
+
+
+def oracle_trajectories(
+    env: str,
+    codec: ChatCodec,
+    n_episodes: int,
+    *,
+    env_kwargs: dict[str, Any] | None = None,
+    seed: int = 0,
+    history: History = "append",
+) -> list[Trajectory]:
+    """Let the environment's oracle play `n_episodes` of the train split, as token rows of `codec`.
+
+    Raises:
+        InvalidConfigError: If an episode fails: an oracle that fails teaches the wrong thing.
+    """
+    kwargs = with_split("train", env_kwargs or {})
+    with Collector(
+        env, OraclePolicy(), codec=codec, env_kwargs=kwargs, seed=seed, history=history, progress=False
+    ) as collector:
+        played = [trajectory for group in collector.collect(n_episodes) for trajectory in group]
+    failed = [t.error for t in played if t.error is not None]
+    if failed:
+        raise InvalidConfigError(
+            f"{len(failed)} of {len(played)} episodes of the oracle of {env} failed; the first: {failed[0].where}: "
+            f"{failed[0].kind}: {failed[0].message}"
+        )
+    return played

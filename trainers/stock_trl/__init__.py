@@ -1,0 +1,23 @@
+"""Environments in TRL's own `GRPOTrainer`, by its `rollout_func` or its `environment_factory`."""
+
+from __future__ import annotations
+
+from llm_envs.trainers.stock_trl.rollout import (
+    EnvRollout,
+    component_reward,
+    env_reward,
+    environment_factory,
+    episode_dataset,
+    prompt_dataset,
+    rollout_func,
+)
+
+__all__ = [
+    "EnvRollout",
+    "component_reward",
+    "env_reward",
+    "environment_factory",
+    "episode_dataset",
+    "prompt_dataset",
+    "rollout_func",
+]

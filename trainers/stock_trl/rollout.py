@@ -1,0 +1,351 @@
+"""Our environments in TRL's own, unmodified `GRPOTrainer`, through the two doors that it has.
+
+`rollout_func` plays whole episodes with the collector; `environment_factory` lets TRL's tool loop play. What each loses
+against `EnvGRPOTrainer` is in docs/trl.md.
+
+    GRPOTrainer(model, env_reward, args, episode_dataset(ENV, n), rollout_func=rollout_func(ENV))
+    GRPOTrainer(model, env_reward, args, prompt_dataset(ENV, n), environment_factory=environment_factory(ENV))
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from llm_envs.chat.codec import ChatCodec
+from llm_envs.errors import InvalidConfigError, MissingExtraError
+from llm_envs.policies.transformers import TransformersPolicy
+from llm_envs.policies.vllm.engine import VLLMEnginePolicy
+from llm_envs.registration import task_spec
+from llm_envs.rollout import Collector, EpisodeSpec, RolloutLimits
+from llm_envs.rollout.sync import SyncRunner
+from llm_envs.sources.source import Envs, group_specs
+from llm_envs.types import SamplingParams, StopReason, Trajectory
+
+try:
+    from datasets import Dataset
+except ImportError as error:
+    raise MissingExtraError(f"training needs {error.name}: pip install 'llm-envs[train]'.") from error
+
+from llm_envs.trainers.bridge.items import EpisodeDataset, make_items
+from llm_envs.trainers.bridge.trl_rows import REWARD_FIELD, rollout_output
+from llm_envs.trainers.stock_trl.tool_loop import TOOL_LOOP_STOPS, ToolLoopEpisode, environment_factory, prompt_dataset
+
+if TYPE_CHECKING:
+    from trl import GRPOTrainer
+
+__all__ = [
+    "EnvRollout",
+    "component_reward",
+    "env_reward",
+    "environment_factory",
+    "episode_dataset",
+    "prompt_dataset",
+    "rollout_func",
+]
+
+_PROMPT = re.compile(r"(?P<name>.+) (?P<split>\S+) #(?P<index>\d+)")
+
+
+def episode_dataset(env: Envs, n: int, *, split: str = "train") -> Dataset:
+    """Return the rows for `rollout_func`: `n` numbered episodes, whose prompts are only their names.
+
+    TRL hands a `rollout_func` nothing but the prompts, so each says which episode it stands for: "llm/X-v0 train #7".
+
+    Args:
+        env: What `rollout_func` is given.
+        n: Distinct episodes: the rows of one epoch.
+        split: Split of the environments.
+
+    Returns:
+        A data set with the columns `prompt`, `index` and `split`.
+    """
+    name = _name(make_items(env, split, n, seed=0, env_kwargs={}))
+    return Dataset.from_dict(
+        {
+            "prompt": [f"{name} {split} #{index}" for index in range(n)],
+            "index": list(range(n)),
+            "split": [split] * n,
+        }
+    )
+
+
+def rollout_func(
+    env: Envs,
+    *,
+    env_kwargs: Mapping[str, Any] | None = None,
+    seed: int | None = None,
+    limits: RolloutLimits | None = None,
+    max_concurrency: int = 128,
+    workers: int = 0,
+    on_trajectory: Callable[[Trajectory], None] | None = None,
+) -> EnvRollout:
+    """Return a `rollout_func` for TRL's `GRPOTrainer` that plays environments with the collector.
+
+    The policy is the trainer's own model, or with `use_vllm` the engine that TRL has colocated. How it samples is what
+    `trainer.args` says (temperature, filters, `max_completion_length`; `chat_template_kwargs["enable_thinking"]`).
+    Consecutive equal prompts are the members of a group: they play one seed.
+
+    Args:
+        env: An environment id, a factory or a weighted mixture (see `llm_envs.rollout.Envs`).
+        env_kwargs: Keyword arguments of every environment.
+        seed: Run seed: which problem each number is. None: `trainer.args.seed`, as in `EnvGRPOTrainer`, which then
+            plays the same episodes.
+        limits: Budgets of an episode; `max_completion_tokens` is `trainer.args.max_completion_length`.
+        max_concurrency: As for `Collector`.
+        workers: As for `Collector`.
+        on_trajectory: As for `Collector`: `TrajectoryWriter.write`.
+
+    Raises:
+        InvalidConfigError: If a setting is wrong.
+        UnknownTaskError: If no environment has the id.
+    """
+    return EnvRollout(
+        env,
+        env_kwargs=env_kwargs,
+        seed=seed,
+        limits=limits,
+        max_concurrency=max_concurrency,
+        workers=workers,
+        on_trajectory=on_trajectory,
+    )
+
+
+class EnvRollout:
+    """Plays the episodes that a stock trainer asks for; made by `rollout_func`.
+
+    Besides TRL's own fields it returns, for reward functions, the columns `trajectory_reward`, `reward_components`,
+    `is_success` (None where the episode failed), `stop_reason` and `n_turns`.
+    """
+
+    last_trajectories: list[Trajectory]
+    """The episodes of the latest generation on this process, in the order of TRL's rows."""
+
+    def __init__(
+        self,
+        env: Envs,
+        *,
+        env_kwargs: Mapping[str, Any] | None,
+        seed: int | None,
+        limits: RolloutLimits | None,
+        **collecting: Any,
+    ) -> None:
+        self._env, self._env_kwargs, self._seed = env, dict(env_kwargs or {}), seed
+        self._limits, self._collecting = limits or RolloutLimits(), collecting
+        self._items: dict[str, EpisodeDataset] = {}
+        self._trainer: GRPOTrainer | None = None
+        self._policy: TransformersPolicy | VLLMEnginePolicy
+        self._collector: Collector
+        self._last_generation = {"train": (-1, -1), "eval": (-1, -1)}  # (step, how many before it in that step)
+        self.last_trajectories = []
+        for choice in make_items(env, "train", 1, seed=0, env_kwargs=self._env_kwargs).source.choices:
+            if choice.factory is None:
+                task_spec(choice.env_id)  # a wrong id is said now
+
+    def __call__(self, prompts: Sequence[str], trainer: GRPOTrainer) -> dict[str, list[Any]]:
+        """Play one episode for each prompt, and return what TRL expects.
+
+        Raises:
+            InvalidConfigError: If the prompts are not of `episode_dataset`, or the trainer cannot be played for.
+        """
+        if trainer is not self._trainer:
+            self._start(trainer)
+        self._policy.weight_version = trainer.state.global_step
+        groups = self._collector.play(self._specs(prompts, trainer))
+        self.last_trajectories = played = [trajectory for group in groups for trajectory in group]
+        pad_id: Any = _tokenizer(trainer).pad_token_id
+        output = rollout_output(played, pad_id=int(pad_id), mask_truncated=trainer.mask_truncated_completions)
+        return output | _columns(played)
+
+    def close(self) -> None:
+        """End the collector's and the policy's threads. It may be called again afterwards, and starts anew."""
+        if self._trainer is None:
+            return
+        self._trainer = None
+        self._collector.close()
+        runner = SyncRunner()
+        runner.run(self._policy.aclose)
+        runner.close()
+
+    def _start(self, trainer: GRPOTrainer) -> None:
+        self.close()
+        args: Any = trainer.args
+        seed = args.seed if self._seed is None else self._seed
+        self._items = {}
+        self._policy = _policy(trainer, self._collecting["max_concurrency"])
+        max_completion = int(args.max_completion_length or 256)
+        if max_completion >= self._policy.max_model_len:
+            raise InvalidConfigError(
+                f"max_completion_length={max_completion} leaves no room for a prompt in the model's context of "
+                f"{self._policy.max_model_len} tokens: lower it."
+            )
+        thinking = (args.chat_template_kwargs or {}).get("enable_thinking")
+        self._collector = Collector(
+            self._items_of("train", seed).source,
+            self._policy,
+            codec=ChatCodec(_tokenizer(trainer), thinking=thinking),
+            sampling=_sampling(args, self._limits.max_turn_tokens or max_completion, thinking),
+            limits=replace(self._limits, max_completion_tokens=max_completion),
+            seed=seed,
+            progress=False,
+            **self._collecting,
+        )
+        self._trainer, self._run_seed = trainer, seed
+
+    def _items_of(self, split: str, seed: int) -> EpisodeDataset:
+        if split not in self._items:
+            self._items[split] = make_items(self._env, split, 1, seed=seed, env_kwargs=self._env_kwargs)
+        return self._items[split]
+
+    def _specs(self, prompts: Sequence[str], trainer: GRPOTrainer) -> list[tuple[EpisodeSpec, ...]]:
+        """Return the episodes of this generation; consecutive equal prompts are the members of one group."""
+        model: Any = trainer.model
+        mode, step = "train" if model.training else "eval", trainer.state.global_step
+        last_step, before = self._last_generation[mode]
+        self._last_generation[mode] = (step, before + 1 if step == last_step else 0)
+        # The id decides the seeds of sampling: nothing in it may differ in a run that was resumed.
+        prefix = f"{mode}-{step}-{self._last_generation[mode][1]}-{trainer.accelerator.process_index}"
+        most = int((trainer.num_generations if mode == "train" else trainer.num_generations_eval) or 1)
+        specs, start = [], 0
+        for prompt, members in groupby(prompts):
+            n_left = sum(1 for _ in members)
+            while n_left:
+                size = min(n_left, most)
+                specs.append(group_specs(self._spec(prompt, f"{prefix}-{start}"), size))
+                start, n_left = start + size, n_left - size
+        return specs
+
+    def _spec(self, prompt: Any, group_id: str) -> EpisodeSpec:
+        found = _PROMPT.fullmatch(prompt) if isinstance(prompt, str) else None
+        items = None if found is None else self._items_of(found["split"], self._run_seed)
+        if found is None or items is None or _name(items) != found["name"]:
+            name = _name(self._items_of("train", self._run_seed))
+            raise InvalidConfigError(
+                f"the prompt {prompt!r:.200} is of no episode of {name}: give the trainer "
+                f"train_dataset=episode_dataset({name!r}, n), and rollout_func the same environments."
+            )
+        return items.spec(int(found["index"]), group_id)
+
+
+def env_reward(
+    prompts: Sequence[Any],
+    completions: Sequence[Any],
+    *,
+    environments: Sequence[Any] | None = None,
+    log_metric: Callable[[str, float], None] | None = None,
+    **columns: Any,
+) -> list[float | None]:
+    """Return what the environment paid for each episode; None for one that failed. Serves both seams.
+
+    Logs `env/success`, `env/errored`, `env/turns` and `env/stop/<reason>` of this process beside TRL's metrics.
+    """
+    episodes = _episodes(completions, environments, columns)
+    if log_metric is not None and episodes:
+        scored = [episode for episode in episodes if episode["reward"] is not None]
+        log_metric("env/errored", 1.0 - len(scored) / len(episodes))
+        if scored:
+            log_metric("env/success", sum(bool(episode["is_success"]) for episode in scored) / len(scored))
+            log_metric("env/turns", sum(episode["n_turns"] for episode in scored) / len(scored))
+            stops = Counter(episode["stop_reason"] for episode in scored)
+            for reason in TOOL_LOOP_STOPS if environments is not None else map(str, StopReason):
+                log_metric(f"env/stop/{reason}", stops[reason] / len(scored))  # a missing 0 would spoil TRL's mean
+    return [episode["reward"] for episode in episodes]
+
+
+def component_reward(name: str) -> Callable[..., list[float | None]]:
+    """Return a reward function of one of the environment's reward components, unweighted; TRL logs it by that name.
+
+    In place of `env_reward`: `reward_funcs=[component_reward("correct"), component_reward("malformed")]` with
+    `GRPOConfig(reward_weights=[1.0, -0.1])` is the environment's reward in TRL's two ways of adding them up. None for
+    an episode that failed, or that has no such component. Serves both seams.
+    """
+
+    def reward(
+        prompts: Sequence[Any], completions: Sequence[Any], *, environments: Any = None, **columns: Any
+    ) -> list[float | None]:
+        episodes = _episodes(completions, environments, columns)
+        return [None if e["reward"] is None else e["components"].get(name) for e in episodes]
+
+    reward.__name__ = name
+    return reward
+
+
+def _episodes(
+    completions: Sequence[Any], environments: Sequence[Any] | None, columns: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """Return what came of each episode, from whichever seam played it."""
+    if environments is not None:
+        played: list[ToolLoopEpisode] = [environment._episode for environment in environments]
+        for episode, completion in zip(played, completions, strict=True):
+            episode.finish(completion)
+        return [episode.outcome() for episode in played]
+    if REWARD_FIELD not in columns:
+        raise InvalidConfigError(
+            "there are no episodes to reward: the trainer needs rollout_func=rollout_func(env) or "
+            "environment_factory=environment_factory(env)."
+        )
+    names = {
+        "reward": REWARD_FIELD,
+        "components": "reward_components",
+        "is_success": "is_success",
+        "stop_reason": "stop_reason",
+        "n_turns": "n_turns",
+    }
+    return [{name: columns[column][i] for name, column in names.items()} for i in range(len(completions))]
+
+
+def _columns(trajectories: Sequence[Trajectory]) -> dict[str, list[Any]]:
+    ok = [trajectory.status == "ok" for trajectory in trajectories]
+    return {
+        "reward_components": [dict(t.components) if is_ok else None for t, is_ok in zip(trajectories, ok, strict=True)],
+        "is_success": [t.is_success for t in trajectories],
+        "stop_reason": [t.stop_reason.value for t in trajectories],
+        "n_turns": [len(t.turns) for t in trajectories],
+    }
+
+
+def _policy(trainer: GRPOTrainer, max_batch_size: int) -> TransformersPolicy | VLLMEnginePolicy:
+    """Return the policy that samples with the trainer's present weights.
+
+    Raises:
+        InvalidConfigError: If the trainer's sampling cannot be used: a server, a sleeping or a sharded engine, a
+            sharded model.
+    """
+    args: Any = trainer.args
+    if args.use_vllm:
+        wanted = {"vllm_mode": "colocate", "vllm_enable_sleep_mode": False, "vllm_tensor_parallel_size": 1}
+        for name, value in wanted.items():
+            if getattr(args, name) != value:
+                raise InvalidConfigError(f"{name}={getattr(args, name)!r} is not supported here: set {name}={value!r}.")
+        return VLLMEnginePolicy(trainer.vllm_generation.llm, _tokenizer(trainer))
+    if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
+        raise InvalidConfigError(
+            "the transformers policy cannot sample under FSDP or DeepSpeed, where every forward pass is a collective "
+            "and episodes end at different turns: set use_vllm=True."
+        )
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    return TransformersPolicy(model, _tokenizer(trainer), max_batch_size=max_batch_size)
+
+
+def _sampling(args: Any, max_new_tokens: int, thinking: bool | None) -> SamplingParams:
+    return SamplingParams(
+        max_new_tokens=max_new_tokens,
+        temperature=args.temperature,
+        top_p=args.top_p,
+        top_k=args.top_k or 0,
+        min_p=args.min_p or 0.0,
+        repetition_penalty=args.repetition_penalty,
+        thinking=thinking,
+    )
+
+
+def _tokenizer(trainer: GRPOTrainer) -> Any:
+    return getattr(trainer.processing_class, "tokenizer", trainer.processing_class)
+
+
+def _name(items: EpisodeDataset) -> str:
+    return "+".join(dict.fromkeys(choice.env_id for choice in items.source.choices))
