@@ -4,7 +4,9 @@
    code: between runs its variables are a few kilobytes of bytes here. Any number of sessions share the workers.
 2. A run that is stopped by a limit, or that takes its worker down, leaves the session's variables as they were before
    that run. The pool replaces the worker.
-3. The worker enforces the limits; the pool kills a worker that is over its time by more than `_GRACE_S`.
+3. The worker enforces the limits; the pool kills a worker that is over its time by more than `_GRACE_S`. A busy
+   machine is not the code's fault: a worker that did not start, died, or had less than half of its time on a processor
+   is replaced and the code runs again. If that does not help, `SandboxError` says so.
 4. pydantic-monty has threads, which a forked process lacks. In a process that is forked from one that has run code,
    the pool therefore lives in helper processes (`_Helper`), which start with the first run, in about a second.
 5. Nothing that comes out of a worker is executed, and values are written out with a budget (`rendering`).
@@ -27,7 +29,7 @@ from dataclasses import asdict
 from typing import IO, Any, cast
 
 from llm_envs.errors import InvalidConfigError, MissingExtraError, SandboxError
-from llm_envs.processes import forget_after_fork, processors
+from llm_envs.processes import cpu_seconds, forget_after_fork, processors
 from llm_envs.sandbox.base import (
     FLOOD_FACTOR,
     NotRun,
@@ -44,8 +46,12 @@ from llm_envs.sandbox.rendering import render
 
 __all__ = ["MontySandbox", "MontySession"]
 
-_GRACE_S = 0.3
+_GRACE_S = 1.0
 """How much longer than its limit a worker may take before it is killed: operations that do not look at the clock."""
+_START_S = 60.0
+"""How long a worker may take to start, on top of the longest run."""
+_ATTEMPTS = 3
+"""How often code is run if its worker was not able to run it."""
 MAX_STATE_BYTES = 16 << 20
 """Most that a session's variables take between runs, and at most a quarter of its memory: they are held in this
 process, for every episode at once, and the next run needs room to work with them."""
@@ -160,7 +166,7 @@ class MontySandbox:
                     pool = self._monty.Monty(
                         min_processes=0,
                         max_processes=self.n_workers,
-                        request_timeout=self.limits.timeout_s + _GRACE_S,
+                        request_timeout=self.limits.timeout_s + _START_S,
                         feed_duration_limit_grace=_GRACE_S,
                     )
                     self._pool = pool.__enter__()
@@ -221,6 +227,8 @@ class _Feed:
         self._pool = pool
         self._limits = limits
         self._state = state
+        self._why_again = ""
+        """Why the last run says nothing about the code; empty if it does."""
         self._checkout = {
             "limits": {
                 "max_feed_duration_secs": limits.timeout_s,
@@ -232,7 +240,14 @@ class _Feed:
 
     def run(self, code: str) -> _Fed:
         """Run code and return the data for `compose`, and the variables, unless the run was stopped."""
-        outcome = self._outcome(code)
+        n_crashes = 0
+        for _ in range(_ATTEMPTS):
+            outcome = self._outcome(code)
+            n_crashes += outcome.get("stopped") == "crash"
+            if not self._why_again and n_crashes != 1:  # code that crashes one worker crashes the next one too
+                break
+        if self._why_again:
+            raise SandboxError(f"{self._why_again}, in {_ATTEMPTS} attempts. Is this machine overloaded?")
         if outcome.get("stopped") in ("memory", "crash") and not self._can_go_on():
             self._state = None
             outcome["state_lost"] = True
@@ -242,16 +257,21 @@ class _Feed:
         monty = self._monty
         printed = _Printed(self._limits.output_characters)
         outcome: dict[str, Any] = {}
+        self._why_again = "no worker of pydantic-monty could be started"
         try:
             with self._pool.checkout(**self._checkout) as worker:
                 if self._state is not None:
                     worker.load_session(self._state)
+                self._why_again = ""
+                cpu_s = cpu_seconds(worker.worker_pid)
                 try:
                     value = worker.feed_run(code, print_callback=printed)
                     if value is not None:
                         outcome["value"] = render(value, self._limits.output_characters)
                 except (monty.MontyRuntimeError, monty.MontySyntaxError) as error:
                     outcome = self._explain(error, printed)
+                    if outcome.get("stopped") == "time":
+                        self._check_processor_time(worker.worker_pid, cpu_s)
                 if not outcome.get("stopped"):
                     self._keep(worker.dump(), outcome)
         except monty.MontyCrashedError as crash:
@@ -259,10 +279,19 @@ class _Feed:
         except monty.MontyError as error:  # the variables themselves no longer fit
             outcome = self._explain(error, printed)
             outcome.setdefault("stopped", "memory")
+            self._why_again = ""
         except (OSError, RuntimeError):
             if not outcome.get("error"):  # a worker that ended without a message
                 outcome = {"stopped": "crash"}
         return outcome | {"printed": printed.text(), "n_printed": printed.n_characters}
+
+    def _check_processor_time(self, pid: int | None, before_s: float | None) -> None:
+        """Have the code run again if its time ran out while its worker waited for a processor."""
+        now_s = None if pid is None else cpu_seconds(pid)
+        if before_s is not None and now_s is not None and now_s - before_s < self._limits.timeout_s / 2:
+            self._why_again = (
+                f"a worker had a processor for {now_s - before_s:.1f} s of its {self._limits.timeout_s:g} s"
+            )
 
     def _can_go_on(self) -> bool:
         """Tell whether the variables, as they were before, leave any code room to run."""

@@ -3,14 +3,17 @@
 import os
 import signal
 import subprocess
+import threading
 from dataclasses import replace
 
 import pytest
 
 pytest.importorskip("pydantic_monty")
 
-from llm_envs.errors import InvalidConfigError
-from llm_envs.sandbox import CRASHED, MontySandbox, SandboxLimits
+from pydantic_monty._binary import find_monty_binary
+
+from llm_envs.errors import InvalidConfigError, SandboxError
+from llm_envs.sandbox import MontySandbox, SandboxLimits
 
 LIMITS = SandboxLimits(timeout_s=30, memory_bytes=48 << 20, recursion_depth=100, output_characters=500)
 
@@ -56,17 +59,57 @@ def test_more_sessions_than_workers(sandbox):
     assert [session.run("x").value for session in sessions] == [str(n) for n in range(20)]
 
 
-def test_a_worker_that_is_killed_costs_one_run(sandbox):
+def workers():
+    """Return the processes of pydantic-monty below this one."""
+    listed = subprocess.run(["ps", "-o", "pid=,comm=", "--ppid", str(os.getpid())], capture_output=True, text=True)
+    return [int(line.split()[0]) for line in listed.stdout.splitlines() if line.split()[1] == "monty"]
+
+
+def test_a_worker_that_is_killed_costs_no_run(sandbox):
     session = sandbox.session()
     session.run("x = 1")
-    listed = subprocess.run(["ps", "-o", "pid=,comm=", "--ppid", str(os.getpid())], capture_output=True, text=True)
-    workers = [int(line.split()[0]) for line in listed.stdout.splitlines() if line.split()[1] == "monty"]
-    assert workers
-    for pid in workers:
+    assert workers()
+    for pid in workers():
         os.kill(pid, signal.SIGKILL)
-    results = [session.run("x"), session.run("x")]
-    assert results[1].value == "1"
-    assert results[0].value == "1" or (results[0].error, results[0].state_lost) == (CRASHED, False)
+    assert [session.run("x").value, session.run("x").value] == ["1", "1"]
+
+
+def started_by(script, tmp_path, monkeypatch):
+    """Have new workers started by a shell script, which the real program's path is passed to."""
+    path = tmp_path / "monty"
+    path.write_text(f"#!/bin/sh\nreal={find_monty_binary()}\n{script}\n")
+    path.chmod(0o755)
+    monkeypatch.setenv("MONTY_BIN", str(path))
+
+
+def test_the_start_of_a_worker_does_not_count_as_time_of_the_code(tmp_path, monkeypatch):
+    started_by('sleep 3; exec "$real" "$@"', tmp_path, monkeypatch)
+    with MontySandbox(n_workers=1, limits=replace(LIMITS, timeout_s=0.4)) as sandbox:
+        assert sandbox.session().run("6 * 7").value == "42"
+
+
+def test_a_worker_that_does_not_start_is_not_the_codes_fault(tmp_path, monkeypatch):
+    started_by(f'[ -e {tmp_path}/second ] && exec "$real" "$@"; touch {tmp_path}/second; exit 1', tmp_path, monkeypatch)
+    with MontySandbox(n_workers=1, limits=LIMITS) as sandbox:
+        assert sandbox.session().run("6 * 7").value == "42"
+    started_by("exit 1", tmp_path, monkeypatch)
+    with MontySandbox(n_workers=1, limits=LIMITS) as sandbox:
+        with pytest.raises(SandboxError, match="no worker of pydantic-monty could be started, in 3 attempts"):
+            sandbox.session().run("6 * 7")
+
+
+def test_time_without_a_processor_is_not_the_codes_time(sandbox):
+    """A worker that was stopped for longer than the limit, as on an overloaded machine, gets another chance."""
+    with MontySandbox(n_workers=1, limits=replace(LIMITS, timeout_s=2)) as patient:
+        session = patient.session()
+        others = workers()
+        session.run("x = 1")
+        (pid,) = set(workers()) - set(others)
+        os.kill(pid, signal.SIGSTOP)
+        threading.Timer(2.2, os.kill, (pid, signal.SIGCONT)).start()
+        result = session.run("n = 0\nfor i in range(1000): n += x\nn")
+        assert (result.value, result.stopped) == ("1000", None)
+        assert result.seconds > 2
 
 
 def test_variables_that_take_too_much_are_not_kept(sandbox):
