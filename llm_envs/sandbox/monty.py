@@ -6,7 +6,7 @@
    that run. The pool replaces the worker.
 3. The worker enforces the limits; the pool kills a worker that is over its time by more than `_GRACE_S`. A busy
    machine is not the code's fault: a worker that did not start, died, or had less than half of its time on a processor
-   is replaced and the code runs again. If that does not help, `SandboxError` says so.
+   is replaced and the code runs again. After `_ATTEMPTS` runs it raises `SandboxError`.
 4. pydantic-monty has threads, which a forked process lacks. In a process that is forked from one that has run code,
    the pool therefore lives in helper processes (`_Helper`), which start with the first run, in about a second.
 5. Nothing that comes out of a worker is executed, and values are written out with a budget (`rendering`).
@@ -228,7 +228,7 @@ class _Feed:
         self._limits = limits
         self._state = state
         self._why_again = ""
-        """Why the last run says nothing about the code; empty if it does."""
+        """Why the last run must be repeated; empty if it need not."""
         self._checkout = {
             "limits": {
                 "max_feed_duration_secs": limits.timeout_s,

@@ -93,9 +93,9 @@ def test_a_worker_that_does_not_start_is_not_the_codes_fault(tmp_path, monkeypat
     with MontySandbox(n_workers=1, limits=LIMITS) as sandbox:
         assert sandbox.session().run("6 * 7").value == "42"
     started_by("exit 1", tmp_path, monkeypatch)
-    with MontySandbox(n_workers=1, limits=LIMITS) as sandbox:
-        with pytest.raises(SandboxError, match="no worker of pydantic-monty could be started, in 3 attempts"):
-            sandbox.session().run("6 * 7")
+    refused = pytest.raises(SandboxError, match="no worker of pydantic-monty could be started, in 3 attempts")
+    with MontySandbox(n_workers=1, limits=LIMITS) as sandbox, refused:
+        sandbox.session().run("6 * 7")
 
 
 def test_time_without_a_processor_is_not_the_codes_time(sandbox):
