@@ -32,10 +32,10 @@ from llm_envs.trainers.functional.algorithm import (
     RLOO,
     Algorithm,
     AlgorithmSchedule,
-    LossBatch,
     algorithm_loss,
     create_algorithm_schedule,
 )
+from llm_envs.trainers.functional.batch import Batch
 from llm_envs.trainers.functional.groups import groups_with_spread, regular_group_ids
 from llm_envs.trainers.functional.logits import entropies_from_logits, logps_from_logits
 from llm_envs.trainers.functional.masking import aggregate_loss
@@ -100,9 +100,9 @@ def loss_of(policy: Policy, reference: Policy, words: Words, algorithm: Algorith
         mask_BT = mask_BT & groups_with_spread(rewards_B, words.group_ids_B)[:, None]
     advantages = algorithm.advantage_fn(rewards_B, words.group_ids_B, words.letter_rewards_BT)
     clipped = losses.clip_fractions(logps_BT.detach(), words.old_logps_BT, advantages, words.mask_BT)
-    batch = LossBatch(
-        logps_BT,
+    batch = Batch(
         mask_BT,
+        logps_BT=logps_BT,
         advantages=advantages,
         old_logps_BT=words.old_logps_BT,
         ref_logps_BT=ref_logps_BT.detach() if algorithm.kl_coef else None,

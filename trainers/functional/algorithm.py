@@ -23,6 +23,7 @@ from llm_envs.trainers.functional.advantages import (
     group_normalised,
     leave_one_out,
 )
+from llm_envs.trainers.functional.batch import Batch
 from llm_envs.trainers.functional.kl import KLFn, KLSchedule, check_reward_estimator, k1, k3, mean_kl
 from llm_envs.trainers.functional.losses import (
     LossFn,
@@ -57,7 +58,6 @@ __all__ = [
     "RLOO",
     "Algorithm",
     "AlgorithmSchedule",
-    "LossBatch",
     "algorithm_loss",
     "create_algorithm_schedule",
 ]
@@ -80,7 +80,7 @@ class Algorithm:
     normalisation: Normalisation = "token"
     """What the sum over tokens is divided by, of loss and KL (`masking.aggregate_loss`)."""
     constant: float | None = None
-    """The constant of `normalisation="constant"`; None: the greatest completion length, `LossBatch.max_length`."""
+    """The constant of `normalisation="constant"`; None: the greatest completion length, `Batch.max_length`."""
     kl_fn: KLFn | None = None
     """`(logps_BT, ref_logps_BT, mask_BT) -> kl_BT`, against the reference. None: `k3` in the loss, `k1` in the
     reward, where `k2`, `k3` and `absolute` are refused."""
@@ -132,42 +132,7 @@ class Algorithm:
         return self.kl_fn or (k1 if self.kl_in == "reward" else k3)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class LossBatch:
-    """The tensors that a loss sees. Masked places of (B, T) tensors may hold anything."""
-
-    logps_BT: torch.Tensor
-    """The policy's log-probabilities of the tokens, freshly computed, with gradient."""
-    mask_BT: torch.Tensor
-    """Bool or 0/1: the tokens that the policy wrote and that are trained on."""
-    advantages: torch.Tensor | None = None
-    """Shape (B,), (B, 1) or (B, T). Needed by a loss on tokens."""
-    old_logps_BT: torch.Tensor | None = None
-    """At sampling, or before the first of several epochs. None: those of now, without gradient (on-policy)."""
-    ref_logps_BT: torch.Tensor | None = None
-    """The reference's. Needed for a KL; a loss on pairs takes `old_logps_BT` without it."""
-    entropies_BT: torch.Tensor | None = None
-    """With gradient. Needed for an entropy bonus."""
-    weights: torch.Tensor | None = None
-    """Importance weights, shape (B, T) or (B, 1), from `importance.importance_weights`; None: 1."""
-    rewards_B: torch.Tensor | None = None
-    """NaN where there is no score. Needed to select pairs."""
-    group_ids_B: torch.Tensor | None = None
-    """Ints. Needed to select pairs, and for `normalisation="prompt"`."""
-    group_tokens_B: torch.Tensor | None = None
-    """How many tokens each row's group has in the whole batch (`masking.group_token_counts`), for
-    `normalisation="prompt"` where this batch is a part of one; None: those here."""
-    pair_losses_B: torch.Tensor | None = None
-    """With `pair_slopes_B`, in place of selecting pairs: each row's part of the pairs' mean loss, shape (B,)."""
-    pair_slopes_B: torch.Tensor | None = None
-    """Derivative of that mean by each row's log-ratio (`pairs.pair_slopes`): for pairs that reach beyond this batch."""
-    denominator: float | torch.Tensor | None = None
-    """What `masking.aggregate_loss` divides by, where this batch is a part of one; None: the batch's own."""
-    max_length: float | None = None
-    """Greatest completion length in tokens, for `normalisation="constant"`."""
-
-
-def algorithm_loss(algorithm: Algorithm, batch: LossBatch) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
+def algorithm_loss(algorithm: Algorithm, batch: Batch) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
     """Return the loss of a batch, `N(w l + kl_coef k) + mean pair loss - entropy_coef H`, and statistics.
 
     N is the algorithm's normalisation, w the importance weights, l the loss per token, k the KL per token (only with
@@ -186,7 +151,7 @@ def algorithm_loss(algorithm: Algorithm, batch: LossBatch) -> tuple[torch.Tensor
     Raises:
         ValueError: If the batch lacks what the algorithm needs.
     """
-    logps_BT, mask_BT = batch.logps_BT, batch.mask_BT
+    logps_BT, mask_BT = _needed(batch.logps_BT, "logps_BT", algorithm), batch.mask_BT
     old_logps_BT = logps_BT.detach() if batch.old_logps_BT is None else batch.old_logps_BT
     loss_BT = 0.0 * zero_masked(logps_BT, mask_BT)
     loss = loss_BT.sum()
@@ -216,7 +181,7 @@ def algorithm_loss(algorithm: Algorithm, batch: LossBatch) -> tuple[torch.Tensor
         )
     if algorithm.pair_loss_fn is not None:
         reference_BT = old_logps_BT if batch.ref_logps_BT is None else batch.ref_logps_BT
-        pair_loss, pair_stats = _pair_term(algorithm, batch, reference_BT)
+        pair_loss, pair_stats = _pair_term(algorithm, batch, logps_BT, reference_BT)
         loss, stats = loss + pair_loss, stats | pair_stats
     if algorithm.entropy_coef:
         entropy = entropy_bonus(_needed(batch.entropies_BT, "entropies_BT", algorithm), mask_BT)
@@ -225,18 +190,18 @@ def algorithm_loss(algorithm: Algorithm, batch: LossBatch) -> tuple[torch.Tensor
 
 
 def _pair_term(
-    algorithm: Algorithm, batch: LossBatch, reference_BT: torch.Tensor
+    algorithm: Algorithm, batch: Batch, logps_BT: torch.Tensor, reference_BT: torch.Tensor
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Return the mean loss of the batch's pairs, 0 without any, and its statistics."""
     assert algorithm.pair_selector is not None and algorithm.pair_loss_fn is not None
     if batch.pair_slopes_B is not None:
-        ratios_B = sequence_log_ratios(batch.logps_BT, reference_BT, batch.mask_BT, average=algorithm.pair_average)
+        ratios_B = sequence_log_ratios(logps_BT, reference_BT, batch.mask_BT, average=algorithm.pair_average)
         losses_B = _needed(batch.pair_losses_B, "pair_losses_B", algorithm)
         return (losses_B + batch.pair_slopes_B * (ratios_B - ratios_B.detach())).sum(), {}
     rewards_B = _needed(batch.rewards_B, "rewards_B", algorithm)
     pairs_P2 = algorithm.pair_selector(rewards_B, _needed(batch.group_ids_B, "group_ids_B", algorithm))
     chosen_P, rejected_P = pair_log_ratios(
-        batch.logps_BT, reference_BT, batch.mask_BT, pairs_P2, average=algorithm.pair_average
+        logps_BT, reference_BT, batch.mask_BT, pairs_P2, average=algorithm.pair_average
     )
     losses_P = algorithm.pair_loss_fn(chosen_P, rejected_P)
     n_pairs = losses_P.new_tensor(float(len(pairs_P2)))
@@ -247,7 +212,7 @@ def _pair_term(
 
 def _needed(tensor: torch.Tensor | None, name: str, algorithm: Algorithm) -> torch.Tensor:
     if tensor is None:
-        raise ValueError(f"the algorithm {algorithm.name!r} needs LossBatch.{name}.")
+        raise ValueError(f"the algorithm {algorithm.name!r} needs Batch.{name}.")
     return tensor
 
 

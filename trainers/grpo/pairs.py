@@ -22,10 +22,11 @@ try:
 except ImportError as error:
     raise MissingExtraError(f"training needs {error.name}: pip install 'llm-envs[train]'.") from error
 
+from llm_envs.trainers.bridge.batches import Scored
 from llm_envs.trainers.functional.algorithm import Algorithm
+from llm_envs.trainers.functional.batch import Batch
 from llm_envs.trainers.functional.masking import trim_padding
 from llm_envs.trainers.functional.pairs import pair_slopes, sequence_log_ratios
-from llm_envs.trainers.grpo.step import Scored, trained_mask
 
 __all__ = ["PairedRows", "keep_groups_together"]
 
@@ -128,7 +129,7 @@ class PairedRows:
 
     def _log_ratios(self, logps_BT: torch.Tensor, inputs: Mapping[str, Any]) -> torch.Tensor:
         reference_BT = _pair_reference(logps_BT, inputs)
-        mask_BT = trained_mask(inputs)
+        mask_BT = Batch.from_trl(inputs).mask_BT
         return sequence_log_ratios(logps_BT, reference_BT, mask_BT, average=self.algorithm.pair_average).float()
 
 

@@ -12,27 +12,20 @@ from llm_envs.errors import MissingExtraError
 
 try:
     import torch
-    from accelerate.utils import gather_object
 except ImportError as error:
     raise MissingExtraError(f"training needs {error.name}: pip install 'llm-envs[train]'.") from error
 
-from llm_envs.trainers.bridge.credit import EpisodeRewards, group_numbers, token_advantages, turn_matrix, turn_penalties
-from llm_envs.trainers.bridge.trl_rows import fork_owners
-from llm_envs.trainers.functional.advantages import AdvantageFn
+from llm_envs.trainers.functional.batch import Batch
 from llm_envs.trainers.functional.importance import ImportanceMode, importance_weights
-from llm_envs.trainers.functional.masking import Normalisation, group_token_counts, trim_padding
+from llm_envs.trainers.functional.masking import Normalisation, trim_padding
 
 __all__ = [
     "OWN_IMPORTANCE_MODES",
-    "Scored",
     "StepShares",
-    "group_tokens",
     "reweighed",
     "sampling_gap",
-    "score_rows",
     "silence_missing_reward_warning",
     "slice_rows",
-    "trained_mask",
 ]
 
 OWN_IMPORTANCE_MODES = ("turn", "geometric")
@@ -77,66 +70,6 @@ class StepShares:
         return self.n_processes * self.n_micro_batches / self.n_accumulated / max(n_pairs, 1)
 
 
-@dataclass(frozen=True, eq=False)
-class Scored:
-    """The rewards of the episodes of all processes, and the advantages of this process's rows."""
-
-    advantages: torch.Tensor
-    """Shape (rows,) or (rows, T), of this process."""
-    rewards_E: torch.Tensor
-    """Rewards of all processes; NaN for an episode without a score."""
-    group_ids_E: torch.Tensor
-    is_mine_E: torch.Tensor
-    learns_E: torch.Tensor
-    """Whether the episode's first row has a trained token."""
-
-
-def score_rows(
-    advantage_fn: AdvantageFn,
-    credit: EpisodeRewards,
-    output: Mapping[str, Any],
-    *,
-    penalties_BT: torch.Tensor | None,
-    process_index: int,
-) -> Scored:
-    """Return the advantages of all rows of this process, from the groups of all processes.
-
-    Args:
-        advantage_fn: The algorithm's.
-        credit: The rewards of this process's episodes.
-        output: TRL's batch.
-        penalties_BT: Cost of each token (coefficient times KL) if the KL counts in the reward.
-        process_index: Index of this process.
-    """
-    rewards, turns = credit.rewards.tolist(), [part.tolist() for part in credit.turn_rewards]
-    mask_BT = trained_mask(output)
-    if penalties_BT is not None:
-        penalties = turn_penalties(penalties_BT, mask_BT, credit.trajectories)
-        rewards = [reward - sum(penalty) for reward, penalty in zip(rewards, penalties, strict=True)]
-        turns = [[r - p for r, p in zip(*pair, strict=False)] for pair in zip(turns, penalties, strict=True)]
-    mine = [(process_index, trajectory.group_id) for trajectory in credit.trajectories]
-    learns = mask_BT[: len(mine)].bool().any(1).tolist()
-    # Groups stay on one process, but an advantage_fn may whiten over the whole batch: call it on all episodes at once.
-    everything = gather_object(list(zip(mine, rewards, turns, learns, strict=True)))
-    numbers: dict[tuple[int, str], int] = {}
-    groups_E = torch.tensor([numbers.setdefault(group, len(numbers)) for group, *_ in everything])
-    rewards_E = torch.tensor([reward for _, reward, *_ in everything], dtype=torch.float32)
-    advantages = advantage_fn(rewards_E, groups_E, turn_matrix([turn for _, _, turn, _ in everything]))
-    is_mine_E = torch.tensor([group[0] == process_index for group, *_ in everything])
-    n_rows, n_tokens = output["completion_ids"].shape
-    own = advantages[is_mine_E].to(device=output["completion_ids"].device, dtype=torch.float32)
-    own = token_advantages(own, credit.trajectories, n_rows=n_rows, n_tokens=n_tokens)
-    return Scored(own, rewards_E, groups_E, is_mine_E, torch.tensor([learns for *_, learns in everything]))
-
-
-def group_tokens(credit: EpisodeRewards, mask_BT: torch.Tensor) -> torch.Tensor:
-    """Return the number of trained tokens in each row's group; a group lies on one process."""
-    numbers, owners = group_numbers(credit.trajectories), fork_owners(credit.trajectories)
-    ids = [*numbers, *(numbers[owner] for owner in owners)]
-    ids += [-1] * (len(mask_BT) - len(ids))  # rows that only fill up
-    return group_token_counts(mask_BT, torch.tensor(ids, device=mask_BT.device))
-
-
 def reweighed(output: dict[str, Any], *, mode: str, maximum: float | None, minimum: float | None) -> dict[str, Any]:
     """Return TRL's batch with our importance weights, if `mode` is not one of TRL's (`functional.importance`)."""
     if "importance_sampling_ratio" not in output or not mode.startswith(OWN_IMPORTANCE_MODES):
@@ -144,7 +77,7 @@ def reweighed(output: dict[str, Any], *, mode: str, maximum: float | None, minim
     weights = importance_weights(
         output["old_per_token_logps"],
         output["sampling_per_token_logps"],
-        trained_mask(output),
+        Batch.from_trl(output).mask_BT,
         mode=cast("ImportanceMode", mode),
         maximum=maximum,
         minimum=minimum,
@@ -171,7 +104,7 @@ def sampling_gap(
     total, n_tokens = 0.0, 0
     for start in range(0, len(output["prompt_ids"]), n_rows):
         batch = trim_padding({name: slice_rows(value, start, start + n_rows) for name, value in output.items()})
-        sampled_BT, mask_BT = batch["sampling_per_token_logps"], trained_mask(batch).bool()
+        sampled_BT, mask_BT = batch["sampling_per_token_logps"], Batch.from_trl(batch).mask_BT
         mask_BT &= ~sampled_BT.isnan()
         gaps = (score(batch) - sampled_BT).abs()[mask_BT]
         total, n_tokens = total + gaps.sum().item(), n_tokens + gaps.numel()
@@ -198,9 +131,3 @@ def silence_missing_reward_warning(is_quiet: bool) -> Iterator[None]:
         yield
     finally:
         trl_logger.removeFilter(keep)
-
-
-def trained_mask(inputs: Mapping[str, Any]) -> torch.Tensor:
-    """Return the mask of a batch's trained tokens, shape (B, T)."""
-    mask_BT: torch.Tensor = inputs["completion_mask"] * inputs["tool_mask"]
-    return mask_BT

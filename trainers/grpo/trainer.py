@@ -31,10 +31,12 @@ from llm_envs.sources.source import Envs
 
 try:
     import torch
+    from accelerate.utils import gather_object
     from datasets import Dataset
 except ImportError as error:
     raise MissingExtraError(f"training needs {error.name}: pip install 'llm-envs[train]'.") from error
 
+from llm_envs.trainers.bridge.batches import Scored, with_advantages
 from llm_envs.trainers.bridge.checks import check_forks, load_training_tokenizer
 from llm_envs.trainers.bridge.credit import (
     Aggregate,
@@ -48,7 +50,8 @@ from llm_envs.trainers.bridge.items import index_dataset
 from llm_envs.trainers.bridge.kept import KeptRows
 from llm_envs.trainers.bridge.trl_rows import fork_owners, reward_from_field
 from llm_envs.trainers.bridge.unused_settings import refuse_unused
-from llm_envs.trainers.functional.algorithm import ALGORITHMS, Algorithm, LossBatch, algorithm_loss
+from llm_envs.trainers.functional.algorithm import ALGORITHMS, Algorithm, algorithm_loss
+from llm_envs.trainers.functional.batch import Batch
 from llm_envs.trainers.functional.kl import mean_kl
 from llm_envs.trainers.functional.masking import masked_mean, trim_padding
 from llm_envs.trainers.functional.references import ReferenceUpdateFn, RefModelFn
@@ -65,12 +68,8 @@ from llm_envs.trainers.grpo.setup import (
 )
 from llm_envs.trainers.grpo.step import (
     OWN_IMPORTANCE_MODES,
-    Scored,
-    group_tokens,
     reweighed,
-    score_rows,
     silence_missing_reward_warning,
-    trained_mask,
 )
 from llm_envs.trainers.grpo.unfinished import load_generation, save_generation
 from llm_envs.trainers.reference import Reference, StepEnd, drop_reference_adapter
@@ -290,43 +289,33 @@ class EnvGRPOTrainer(PlayingTrainer):
         self._log_episodes()
         return output
 
+    @torch.no_grad()
     def _make_advantages(self, algorithm: Algorithm, output: dict[str, Any]) -> None:
         """Replace TRL's advantages by the algorithm's and add its loss's inputs; a critic's advantages follow later."""
-        penalties_BT = self._kl_penalties(algorithm, output)
-        if penalties_BT is not None:
-            output["kl_penalties"] = penalties_BT
-        if algorithm.normalisation == "prompt":
-            output["group_tokens"] = group_tokens(self._credit, trained_mask(output))
-        if algorithm.advantage_fn is None:
-            return
-        scored = score_rows(
-            algorithm.advantage_fn,
+        batch = Batch.from_trl(output)
+        if algorithm.kl_in == "reward" and algorithm.kl_coef:
+            logps_BT = batch.old_logps_BT
+            if logps_BT is None:
+                is_training, args = self._mode == "train", self.args
+                size = args.per_device_train_batch_size if is_training else args.per_device_eval_batch_size
+                logps_BT = self._score_without_gradient(output, batch_size=size)
+            batch = replace(batch, policy_logps_BT=logps_BT)
+        batch, scored = with_advantages(
+            batch,
+            algorithm,
             self._credit,
-            output,
-            penalties_BT=penalties_BT,
+            kl_coef=self.beta,
+            gather=gather_object,
             process_index=self.accelerator.process_index,
         )
-        output["advantages"] = scored.advantages
-        self._pair_rows(algorithm, scored, output)
-
-    @torch.no_grad()
-    def _kl_penalties(self, algorithm: Algorithm, output: dict[str, Any]) -> torch.Tensor | None:
-        """Return the coefficient times the KL at each token, shape (B, T); None if no KL counts in the reward.
-
-        The policy is scored the same way as the reference. The log-probabilities from sampling cannot be used: with
-        top_p, top_k, min_p or a repetition penalty they belong to another distribution.
-        """
-        if algorithm.kl_in != "reward" or "ref_per_token_logps" not in output:
-            return None
-        logps_BT, mask_BT = output.get("old_per_token_logps"), trained_mask(output)
-        if logps_BT is None:
-            is_training, args = self._mode == "train", self.args
-            size = args.per_device_train_batch_size if is_training else args.per_device_eval_batch_size
-            logps_BT = self._score_without_gradient(output, batch_size=size)
-        kl_BT = algorithm.kl_estimator(logps_BT, output["ref_per_token_logps"], mask_BT)
-        self._log_mean("kl", mean_kl(kl_BT, mask_BT))
-        penalties_BT: torch.Tensor = self.beta * kl_BT
-        return penalties_BT
+        if scored.kl_BT is not None:
+            output["kl_penalties"] = self.beta * scored.kl_BT
+            self._log_mean("kl", mean_kl(scored.kl_BT, batch.mask_BT))
+        if batch.group_tokens_B is not None:
+            output["group_tokens"] = batch.group_tokens_B
+        if algorithm.advantage_fn is not None:
+            output["advantages"] = batch.advantages
+            self._pair_rows(algorithm, scored, output)
 
     def _pair_rows(self, algorithm: Algorithm, scored: Scored, output: dict[str, Any]) -> None:
         """Choose the pairs of a generation, if the algorithm uses pairs, and number its rows."""
@@ -369,7 +358,8 @@ class EnvGRPOTrainer(PlayingTrainer):
             if self._mode == "train" and is_steered:
                 kl_fn = None if algorithm is None else algorithm.kl_fn
                 assert self.fresh_logps is not None
-                self._reference.meter.add(self.fresh_logps, inputs["ref_per_token_logps"], trained_mask(inputs), kl_fn)
+                batch = Batch.from_trl(inputs)
+                self._reference.meter.add(self.fresh_logps, batch.need("ref_logps_BT"), batch.mask_BT, kl_fn)
         finally:
             self.fresh_logps = None
         return loss
@@ -377,26 +367,17 @@ class EnvGRPOTrainer(PlayingTrainer):
     def _algorithm_loss(self, algorithm: Algorithm, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
         """Return a micro-batch's share of the step's `algorithm_loss`; log its statistics.
 
-        The sampled tokens enter the loss here: `inputs` has the sampled ids, `trained_mask` is 1 on them, and `_score`
+        The sampled tokens enter the loss here: the batch has the sampled ids, its mask is True on them, and `_score`
         returns their log-probabilities under the trained model.
         """
-        mask_BT, shares = trained_mask(inputs), self._shares
+        batch, shares = Batch.from_trl(inputs), self._shares
         logps_BT, entropies_BT, aux_loss = self._score(
             model, inputs, compute_entropy=True, compute_aux_loss=self.aux_loss_enabled
         )
+        mask_BT, n_tokens = batch.mask_BT, inputs["num_items_in_batch"]
         constant = algorithm.constant if algorithm.constant is not None else float(self.max_completion_length or 0)
-        n_tokens = inputs["num_items_in_batch"]
-        batch = LossBatch(
-            logps_BT,
-            mask_BT,
-            advantages=inputs["advantages"],
-            old_logps_BT=inputs.get("old_per_token_logps"),
-            ref_logps_BT=inputs.get("ref_per_token_logps"),
-            entropies_BT=entropies_BT,
-            weights=inputs.get("importance_sampling_ratio"),
-            group_tokens_B=inputs.get("group_tokens"),
-            denominator=shares.denominator(algorithm.normalisation, mask_BT, n_tokens, constant=constant),
-        )
+        denominator = shares.denominator(algorithm.normalisation, mask_BT, n_tokens, constant=constant)
+        batch = replace(batch, logps_BT=logps_BT, entropies_BT=entropies_BT, denominator=denominator)
         if (paired := self._paired.get(self._mode)) is not None:
             losses_B, slopes_B, accuracy = paired.slopes(logps_BT, inputs, shares.group_size)
             weight = shares.pair_weight(paired.n_pairs)

@@ -33,6 +33,7 @@ try:
 except ImportError as error:
     raise MissingExtraError("training needs torch: pip install 'llm-envs[train]'.") from error
 
+from llm_envs.trainers.bridge.batches import make_batch, with_advantages
 from llm_envs.trainers.bridge.credit import (
     EpisodeRewards,
     RewardSettings,
@@ -42,16 +43,10 @@ from llm_envs.trainers.bridge.credit import (
 )
 from llm_envs.trainers.bridge.guard import check_gap
 from llm_envs.trainers.functional.algorithm import GRPO, Algorithm, AlgorithmSchedule
+from llm_envs.trainers.functional.batch import Batch
+from llm_envs.trainers.functional.kl import mean_kl
 from llm_envs.trainers.functional.references import ReferenceUpdateFn, keep_reference
-from llm_envs.trainers.loop.batch import (
-    TrainingBatch,
-    make_batch,
-    minibatch_rows,
-    sampling_gap,
-    score_batch,
-    with_advantages,
-    without_filters,
-)
+from llm_envs.trainers.loop.batch import minibatch_rows, sampling_gap, score_batch, without_filters
 from llm_envs.trainers.loop.play import PromptLoader, play_generation, restore, source_state
 from llm_envs.trainers.loop.state import (
     CheckpointFn,
@@ -311,11 +306,11 @@ _AVERAGED = ("env/reward", "env/success")
 
 def _prepared(
     state: TrainingState,
-    batch: TrainingBatch,
+    batch: Batch,
     paid: EpisodeRewards,
     algorithm: Algorithm,
     settings: LoopSettings,
-) -> tuple[TrainingBatch, dict[str, float]]:
+) -> tuple[Batch, dict[str, float]]:
     """Return the batch with all inputs of the algorithm, and metrics."""
     sizes: dict[str, Any] = {
         "micro_batch_size": settings.micro_batch_size,
@@ -326,7 +321,7 @@ def _prepared(
         batch = replace(batch, policy_logps_BT=score_batch(state.model, batch, **sizes))
     if settings.old_logps == "recomputed":
         assert batch.policy_logps_BT is not None
-        weights = settings.importance_weights(batch.policy_logps_BT, batch.sampled_logps_BT, batch.mask_BT)
+        weights = settings.importance_weights(batch.policy_logps_BT, batch.need("sampled_logps_BT"), batch.mask_BT)
         batch = replace(batch, old_logps_BT=batch.policy_logps_BT, weights=weights)
     if has_pairs and state.reference is None:  # pairs are then measured against the sampling policy
         batch = replace(batch, ref_logps_BT=batch.policy_logps_BT)
@@ -337,7 +332,10 @@ def _prepared(
                 "create_training_state(ref_model_fn=frozen_copy)."
             )
         batch = replace(batch, ref_logps_BT=score_batch(state.reference, batch, **sizes))
-    return with_advantages(batch, algorithm, paid)
+    if algorithm.advantage_fn is None:
+        raise InvalidConfigError(f"{algorithm.name!r} has no advantage_fn; only EnvPPOTrainer has a critic.")
+    batch, scored = with_advantages(batch, algorithm, paid)
+    return batch, {} if scored.kl_BT is None else {"kl": float(mean_kl(scored.kl_BT, batch.mask_BT))}
 
 
 def _paid_metrics(paid: EpisodeRewards) -> dict[str, float]:

@@ -15,10 +15,11 @@ except ImportError as error:
 
 from llm_envs.policies.inference.sampling import has_filters
 from llm_envs.rollout.filters import TrajectoryFilter
-from llm_envs.trainers.functional.algorithm import GRPO, Algorithm, LossBatch, algorithm_loss
+from llm_envs.trainers.functional.algorithm import GRPO, Algorithm, algorithm_loss
+from llm_envs.trainers.functional.batch import Batch
 from llm_envs.trainers.functional.importance import ImportanceMode, importance_weights
-from llm_envs.trainers.functional.masking import group_token_counts, masked_mean
-from llm_envs.trainers.loop.batch import TrainingBatch, autocast, micro_batch_rows, score_rows
+from llm_envs.trainers.functional.masking import masked_mean
+from llm_envs.trainers.loop.batch import autocast, micro_batch_rows, score_rows
 from llm_envs.trainers.loop.state import OptimizerStepFn, TrainingState, create_optimizer_step
 
 __all__ = ["LoopSettings", "training_step"]
@@ -105,7 +106,7 @@ class LoopSettings:
 
 def training_step(
     state: TrainingState,
-    batch: TrainingBatch,
+    batch: Batch,
     *,
     algorithm: Algorithm = GRPO,
     optimizer_step_fn: OptimizerStepFn | None = None,
@@ -131,25 +132,25 @@ def training_step(
     settings = settings or LoopSettings()
     if not batch.n_tokens:
         return state, {"skipped": 1.0}
-    _check_old_logps(batch)
+    if batch.old_logps_BT is None:
+        _check_sampled_logps(batch)
+        batch = replace(batch, old_logps_BT=batch.sampled_logps_BT)
     state.model.train()
     state.optimizer.zero_grad(set_to_none=True)
     # Divisor, group sizes and pairs are those of the whole batch, so that micro-batches do not change the gradient.
     denominator = _denominator(algorithm, batch, settings.max_length)
-    if algorithm.normalisation == "prompt":
-        batch = replace(batch, group_tokens_B=group_token_counts(batch.mask_BT, batch.group_ids_B))
     pairs_P2 = None
     if algorithm.pair_selector is not None:
-        pairs_P2 = algorithm.pair_selector(batch.rewards_B, batch.group_ids_B)
+        pairs_P2 = algorithm.pair_selector(batch.need("rewards_B"), batch.need("group_ids_B"))
     sums: dict[str, float] = {}
     for rows in micro_batch_rows(batch, settings.micro_batch_size, whole_groups=pairs_P2 is not None):
         part = batch.select(rows)
         share = part.n_tokens / batch.n_tokens
         own = _share(algorithm, rows, pairs_P2, share)
-        with autocast(part.completion_ids.device, settings.autocast_dtype):
+        with autocast(part.mask_BT.device, settings.autocast_dtype):
             logps_BT, entropies_BT = score_rows(state.model, part, with_entropies=bool(algorithm.entropy_coef))
-        inputs = _loss_batch(part, logps_BT, entropies_BT, denominator, settings.max_length)
-        loss, stats = algorithm_loss(own, inputs)
+        part = replace(part, logps_BT=logps_BT, entropies_BT=entropies_BT, denominator=denominator)
+        loss, stats = algorithm_loss(own, part)
         loss.backward()
         for name, value in _additive(stats, share, logps_BT, part).items():
             sums[name] = sums.get(name, 0.0) + value
@@ -160,25 +161,26 @@ def training_step(
     return replace(state, step=state.step + 1), sums
 
 
-def _check_old_logps(batch: TrainingBatch) -> None:
-    if batch.old_logps_BT is None and has_filters(batch.sampling):
+def _check_sampled_logps(batch: Batch) -> None:
+    """Raise if ratios cannot be against the log-probabilities from sampling."""
+    if batch.sampling is not None and has_filters(batch.sampling):
         raise InvalidConfigError(
             f"the batch was sampled with filters ({batch.sampling}), and its log-probabilities are those of the "
-            "filtered distribution: call loop_batch.without_filters before the first step, or ratios would not be 1."
+            "filtered distribution: call `loop.batch.without_filters` before the first step, or ratios would not be 1."
         )
-    if batch.old_logps_BT is None and bool(batch.sampled_logps_BT[batch.mask_BT].isnan().any()):
+    if bool(batch.need("sampled_logps_BT")[batch.mask_BT].isnan().any()):
         raise InvalidConfigError(
             "tokens of the batch were not sampled from a model (an oracle's?), so there is nothing that ratios could "
             "be against: set old_logps='recomputed', or learn from them by supervised fine-tuning."
         )
 
 
-def _denominator(algorithm: Algorithm, batch: TrainingBatch, max_length: float | None) -> float:
+def _denominator(algorithm: Algorithm, batch: Batch, max_length: float | None) -> float:
     """Return the divisor of the sum over all micro-batches. For "constant", the rows of an episode count once."""
     if algorithm.normalisation == "token":
         return float(batch.n_tokens)
     if algorithm.normalisation == "prompt":
-        return float(len(batch.group_ids_B.unique()))
+        return float(len(batch.need("group_ids_B").unique()))
     if algorithm.normalisation == "sequence":
         return float(len(batch))
     constant = algorithm.constant if algorithm.constant is not None else max_length
@@ -205,38 +207,12 @@ def _share(algorithm: Algorithm, rows: torch.Tensor, pairs_P2: torch.Tensor | No
     )
 
 
-def _loss_batch(
-    part: TrainingBatch,
-    logps_BT: torch.Tensor,
-    entropies_BT: torch.Tensor | None,
-    denominator: float,
-    max_length: float | None,
-) -> LossBatch:
-    old_BT = part.sampled_logps_BT if part.old_logps_BT is None else part.old_logps_BT
-    return LossBatch(
-        logps_BT,
-        part.mask_BT,
-        advantages=part.advantages,
-        old_logps_BT=old_BT,
-        ref_logps_BT=part.ref_logps_BT,
-        entropies_BT=entropies_BT,
-        weights=part.weights,
-        rewards_B=part.rewards_B,
-        group_ids_B=part.group_ids_B,
-        group_tokens_B=part.group_tokens_B,
-        denominator=denominator,
-        max_length=max_length,
-    )
-
-
-def _additive(
-    stats: Mapping[str, torch.Tensor], share: float, logps_BT: torch.Tensor, part: TrainingBatch
-) -> dict[str, float]:
+def _additive(stats: Mapping[str, torch.Tensor], share: float, logps_BT: torch.Tensor, part: Batch) -> dict[str, float]:
     """Return a micro-batch's statistics, scaled so that their sums are those of the whole batch."""
     out = {name: float(stats[name]) * share for name in ("ratio", "kl", "entropy") if name in stats}
     out["loss"] = float(stats["loss"])
     if "pairs" in stats:
         out |= {"pairs": float(stats["pairs"]), "pair_hits": float(stats["pair_accuracy"] * stats["pairs"])}
-    known_BT = part.mask_BT & ~part.sampled_logps_BT.isnan()
-    gap = masked_mean((logps_BT.detach() - part.sampled_logps_BT).abs(), known_BT)
+    sampled_BT = part.need("sampled_logps_BT")
+    gap = masked_mean((logps_BT.detach() - sampled_BT).abs(), part.mask_BT & ~sampled_BT.isnan())
     return out | {"sampling_gap": float(gap) * share}

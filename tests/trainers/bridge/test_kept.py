@@ -17,12 +17,13 @@ from llm_envs.rollout import Collector, EnvChoice, RowBuilder
 from llm_envs.rollout.turn import join_pieces
 from llm_envs.tiny_model import tiny_model, tiny_tokenizer
 from llm_envs.trainers import EnvGRPOTrainer, EnvPPOConfig, EnvPPOTrainer
+from llm_envs.trainers.bridge.batches import make_batch
 from llm_envs.trainers.bridge.credit import RewardSettings, score_episodes
 from llm_envs.trainers.bridge.kept import KeptRows
 from llm_envs.trainers.functional.algorithm import GRPO
 from llm_envs.trainers.functional.logits import entropies_from_logits, keep_tokens, logps_from_logits
 from llm_envs.trainers.loop import LoopSettings, create_training_state, training_iteration
-from llm_envs.trainers.loop.batch import make_batch, score_batch
+from llm_envs.trainers.loop.batch import score_batch
 from llm_envs.types import FinishReason, KeptTokens, Sampled, SamplingParams, TrajectoryGroup
 
 pytestmark = pytest.mark.trainings

@@ -31,9 +31,10 @@ from llm_envs.trainers import (
     EnvSFTConfig,
     EnvSFTTrainer,
 )
+from llm_envs.trainers.bridge.batches import make_batch
 from llm_envs.trainers.bridge.credit import RewardSettings, score_episodes
 from llm_envs.trainers.loop import create_training_state
-from llm_envs.trainers.loop.batch import make_batch, score_batch, score_rows
+from llm_envs.trainers.loop.batch import score_batch, score_rows
 from llm_envs.trainers.ppo.critic import load_critic
 from llm_envs.types import SamplingParams
 

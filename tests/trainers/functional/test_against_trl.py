@@ -22,9 +22,9 @@ from llm_envs.trainers.functional.algorithm import (
     GRPO,
     GSPO,
     Algorithm,
-    LossBatch,
     algorithm_loss,
 )
+from llm_envs.trainers.functional.batch import Batch
 from llm_envs.trainers.functional.kl import importance_weighted_kl, k3
 from llm_envs.trainers.functional.losses import clip_fractions, create_cispo, create_clipped_surrogate
 from llm_envs.trainers.functional.pairs import (
@@ -114,7 +114,7 @@ def trl_grpo(given, advantages, loss_type, **settings):
 
 def our_loss(algorithm, given, advantages, **changes):
     logps_BT = given.logps_BT.clone().requires_grad_()
-    batch = LossBatch(
+    batch = Batch(
         logps_BT=logps_BT,
         mask_BT=given.mask_BT,
         advantages=advantages,

@@ -17,10 +17,10 @@ from llm_envs.trainers.functional.algorithm import (
     REINFORCE,
     RLOO,
     Algorithm,
-    LossBatch,
     algorithm_loss,
     create_algorithm_schedule,
 )
+from llm_envs.trainers.functional.batch import Batch
 from llm_envs.trainers.functional.kl import (
     k1,
     k2,
@@ -37,7 +37,7 @@ MASK_BT = torch.tensor([[1, 1], [1, 0]])
 
 def batch(**changes):
     given = {"logps_BT": LOGPS_BT.clone().requires_grad_(), "mask_BT": MASK_BT, "advantages": torch.tensor([1.0, -2.0])}
-    return LossBatch(**(given | changes))
+    return Batch(**(given | changes))
 
 
 def loss_and_gradient(algorithm, given):
@@ -175,10 +175,10 @@ def test_stored_tensors_are_constants(algorithm):
 
 def test_what_is_missing_is_named():
     for algorithm, given, name in (
-        (GRPO, batch(advantages=None), "LossBatch.advantages"),
-        (replace(GRPO, kl_coef=0.1), batch(), "LossBatch.ref_logps_BT"),
-        (replace(GRPO, entropy_coef=0.1), batch(), "LossBatch.entropies_BT"),
-        (PAIRWISE, batch(), "LossBatch.rewards_B"),
+        (GRPO, batch(advantages=None), "Batch.advantages"),
+        (replace(GRPO, kl_coef=0.1), batch(), "Batch.ref_logps_BT"),
+        (replace(GRPO, entropy_coef=0.1), batch(), "Batch.entropies_BT"),
+        (PAIRWISE, batch(), "Batch.rewards_B"),
         (DR_GRPO, batch(), "needs a constant"),
     ):
         with pytest.raises(ValueError, match=name):

@@ -10,7 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llm_envs.trainers.functional.algorithm import ALGORITHMS, LossBatch, algorithm_loss
+from llm_envs.trainers.functional.algorithm import ALGORITHMS, algorithm_loss
+from llm_envs.trainers.functional.batch import Batch
 from llm_envs.trainers.functional.importance import importance_weights
 from llm_envs.trainers.functional.kl import (
     KL_ESTIMATORS,
@@ -71,9 +72,9 @@ def test_algorithms(algorithm, mask, fresh, stored, advantages, dtype):
     old_BT, mask_BT = table(stored, mask, dtype), torch.tensor(mask)
     loss, stats = algorithm_loss(
         replace(algorithm, kl_coef=0.1, entropy_coef=0.1),
-        LossBatch(
-            logps_BT,
+        Batch(
             mask_BT,
+            logps_BT=logps_BT,
             advantages=table(advantages, mask, dtype),
             old_logps_BT=old_BT,
             ref_logps_BT=old_BT.flip(0).nan_to_num(nan=-1.0),
@@ -104,9 +105,9 @@ def test_a_batch_that_is_masked_whole_gives_zero_and_no_gradient(algorithm):
     logps_BT = torch.full((2, 3), NAN, requires_grad=True)
     loss, _ = algorithm_loss(
         algorithm,
-        LossBatch(
-            logps_BT,
+        Batch(
             torch.zeros(2, 3),
+            logps_BT=logps_BT,
             advantages=torch.tensor([1.0, NAN]),
             rewards_B=torch.tensor([NAN, NAN]),
             group_ids_B=torch.tensor([0, 0]),
@@ -124,9 +125,9 @@ def test_bfloat16_gives_what_float32_gives_for_the_same_numbers():
     old_BT = (rounded_BT + 0.3 * torch.randn(3, 4)).bfloat16()
     losses = []
     for dtype in (torch.bfloat16, torch.float32):
-        batch = LossBatch(
-            rounded_BT.to(dtype),
+        batch = Batch(
             torch.ones(3, 4),
+            logps_BT=rounded_BT.to(dtype),
             advantages=torch.tensor([1.0, -1.0, 0.5]),
             old_logps_BT=old_BT.to(dtype),
             ref_logps_BT=old_BT.to(dtype),

@@ -21,10 +21,10 @@ from llm_envs.trainers.functional.algorithm import (
     GRPO,
     PAIRWISE,
     RLOO,
-    LossBatch,
     algorithm_loss,
     create_algorithm_schedule,
 )
+from llm_envs.trainers.functional.batch import Batch
 from llm_envs.trainers.functional.kl import k1
 from llm_envs.trainers.functional.losses import create_clipped_surrogate, policy_gradient
 from llm_envs.trainers.functional.pairs import all_pairs, create_ipo_loss, dpo_loss, pair_slopes
@@ -125,9 +125,9 @@ def expected_weights(folder, trainer, algorithm, batch, played, n_steps):
         sampled = score(model)[0]
     for _ in range(n_steps):
         logps, entropies = score(model)
-        given = LossBatch(
-            logps,
+        given = Batch(
             mask,
+            logps_BT=logps,
             advantages=batch["advantages"],
             old_logps_BT=sampled,
             ref_logps_BT=score(reference)[0].detach(),
@@ -284,7 +284,7 @@ def test_the_second_generation_is_learned_by_the_second_algorithm(make, algorith
     advantages = algorithm.advantage_fn(rewards, torch.arange(16) // 4, None)
     torch.testing.assert_close(batch["advantages"], advantages, rtol=0, atol=1e-5)
     mask = batch["completion_mask"] * batch["tool_mask"]
-    loss, _ = algorithm_loss(algorithm, LossBatch(batch["sampling_per_token_logps"], mask, advantages=advantages))
+    loss, _ = algorithm_loss(algorithm, Batch(mask, logps_BT=batch["sampling_per_token_logps"], advantages=advantages))
     assert losses[1].item() == pytest.approx(loss.item(), abs=1e-4)
 
 

@@ -23,10 +23,11 @@ from llm_envs.policies import ConstantPolicy, TransformersPolicy
 from llm_envs.policies.inference import load_model, load_tokenizer
 from llm_envs.rollout import Collector, EnvChoice, PromptBuffer, PromptSource, PromptTask, RolloutLimits
 from llm_envs.rollout.filters import create_spread_filter
+from llm_envs.trainers.bridge.batches import make_batch, with_advantages
 from llm_envs.trainers.bridge.credit import RewardSettings, score_episodes
 from llm_envs.trainers.functional import algorithm as algorithms
 from llm_envs.trainers.functional.algorithm import GRPO, create_algorithm_schedule
-from llm_envs.trainers.functional.kl import k1
+from llm_envs.trainers.functional.kl import k1, mean_kl
 from llm_envs.trainers.functional.references import create_ema_update, frozen_copy
 from llm_envs.trainers.functional.turn_advantages import per_turn
 from llm_envs.trainers.loop import (
@@ -47,12 +48,10 @@ from llm_envs.trainers.loop import (
     training_step,
 )
 from llm_envs.trainers.loop.batch import (
-    make_batch,
     micro_batch_rows,
     minibatch_rows,
     sampling_gap,
     score_batch,
-    with_advantages,
     without_filters,
 )
 from llm_envs.trainers.loop.run import _prepared
@@ -134,16 +133,20 @@ def test_a_step_is_what_a_hand_makes_of_it():
 
 
 def test_a_batch_has_the_tokens_masks_rewards_and_groups():
-    batch = as_batch(FOUR)
+    seen = []
+    whitened = dataclasses.replace(GRPO, advantage_fn=lambda *given: seen.append(given) or GRPO.advantage_fn(*given))
+    batch = as_batch(FOUR, whitened)
     assert batch.prompt_ids.tolist() == [[1, 2], [1, 2], [2, 1], [2, 1]]
     assert batch.completion_ids.tolist() == [[3, 4, 0, 0], [4, 0, 0, 0], [3, 2, 0, 4], [0, 0, 0, 0]]
     assert batch.completion_mask.sum(1).tolist() == [2, 1, 4, 2]
     assert batch.mask_BT.tolist() == [[1, 1, 0, 0], [1, 0, 0, 0], [1, 0, 0, 1], [1, 1, 0, 0]]
     assert batch.sampled_logps_BT[batch.mask_BT].tolist() == [-1.0] * 7
     assert batch.rewards_B.tolist() == [1.0, 0.0, 0.5, 0.0] and batch.group_ids_B.tolist() == [0, 0, 1, 1]
-    assert batch.turn_rewards_BK.nan_to_num(9).tolist() == [[1, 9], [0, 9], [0.25, 0.25], [0, 9]]
+    ((rewards_B, group_ids_B, turn_rewards_BK),) = seen
+    assert rewards_B.tolist() == batch.rewards_B.tolist() and group_ids_B.tolist() == batch.group_ids_B.tolist()
+    assert turn_rewards_BK.nan_to_num(9).tolist() == [[1, 9], [0, 9], [0.25, 0.25], [0, 9]]
     part = batch.select(torch.tensor([1, 3]))
-    assert part.completion_ids.shape == (2, 2) and part.turn_rewards_BK.shape == (2, 2) and part.n_tokens == 3
+    assert part.completion_ids.shape == (2, 2) and part.n_tokens == 3
 
 
 def test_turns_have_advantages_of_their_own():
@@ -251,8 +254,8 @@ def test_the_kl_in_the_reward_is_taken_from_each_turn():
     batch = make_batch(paid, pad_id=0)
     reference = torch.where(batch.mask_BT, -3.0, 0.0)  # each token has a KL of 2, and costs 1
     own = {"policy_logps_BT": batch.sampled_logps_BT, "ref_logps_BT": reference}
-    batch, stats = with_advantages(dataclasses.replace(batch, **own), algorithm, paid)
-    assert stats["kl"] == 2.0
+    batch, scored = with_advantages(dataclasses.replace(batch, **own), algorithm, paid)
+    assert mean_kl(scored.kl_BT, batch.mask_BT) == 2.0
     # Rewards 1, 0, 0.5, 0 less 2, 1, 2, 2 tokens: -1, -1, -1.5, -2.
     assert batch.advantages.tolist() == [0.0, 0.0, 0.25, -0.25]
     with pytest.raises(InvalidConfigError, match="needs policy_logps_BT and ref_logps_BT"):
