@@ -11,7 +11,7 @@ from warm_model import GRPO, GUESS, OUT, options, success, train, warm_model
 
 from llm_envs.parsers import parse_reply
 from llm_envs.rewards import create_gated, total
-from llm_envs.trainers import EnvGRPOConfig, EnvGRPOTrainer
+from llm_envs.trainers import EnvGRPOConfig, EnvGRPOTrainer, RewardSettings
 from llm_envs.types import Trajectory
 
 
@@ -29,9 +29,11 @@ for name, aggregate in {"sum": total, "gated": create_gated("reward", 1.0), "par
         model,
         GUESS,
         args,
-        reward_fns={"low": low},  # a column beside the task's own, which is called reward
-        reward_weights={"low": 3.0},
-        aggregate=aggregate,
+        rewards=RewardSettings(
+            reward_fns={"low": low},  # a column beside the task's own, which is called reward
+            weights={"low": 3.0},
+            aggregate=aggregate,
+        ),
     )
     if name == "sum":
         print(f"at first: success {success(trainer, n=given.episodes):.3f}")

@@ -15,7 +15,7 @@ from llm_envs.parsers import format_answer, format_tool_call
 from llm_envs.registration import register_task
 from llm_envs.rewards import create_self_verification
 from llm_envs.tools import Budget, budgeted
-from llm_envs.trainers import EnvGRPOConfig, EnvGRPOTrainer
+from llm_envs.trainers import EnvGRPOConfig, EnvGRPOTrainer, RewardSettings
 
 
 class Lamp(ToolEnv):
@@ -57,7 +57,9 @@ model = given.model or warm_model("my/Lamp-v0", name="lamp", other=doubter, step
 for price in (0.4, 4.0):  # of the whole budget, so that a look costs 0.1 or 1
     reward_fn = create_self_verification(lambda t: float(t.is_success), {"look": 1.0}, total=4.0, cost_weight=price)
     args = EnvGRPOConfig(output_dir=str(OUT / "lamp"), max_steps=given.steps, seed=given.seed, logging_steps=1, **GRPO)
-    trainer = EnvGRPOTrainer(model, "my/Lamp-v0", args, reward_fns=[reward_fn], reward_weights={"reward": 0.0})
+    trainer = EnvGRPOTrainer(
+        model, "my/Lamp-v0", args, rewards=RewardSettings(reward_fns=[reward_fn], weights={"reward": 0.0})
+    )
     curve = train(trainer)
     trainer.close()
     looks, paid = ([fmean(curve[key][:5]), fmean(curve[key][-5:])] for key in ("env/tool_calls", "reward"))

@@ -13,7 +13,7 @@ from warm_model import GRPO, GUESS, OUT, options, success, train, warm_model
 from llm_envs.judges.reward_model import RewardModel, torch_scorer
 from llm_envs.policies import TransformersPolicy
 from llm_envs.rollout import Collector
-from llm_envs.trainers import EnvGRPOConfig, EnvGRPOTrainer
+from llm_envs.trainers import EnvGRPOConfig, EnvGRPOTrainer, RewardSettings
 from llm_envs.types import SamplingParams
 
 given = options(__doc__, groups=400, fit=60, steps=20, episodes=200)
@@ -44,7 +44,7 @@ right = [(score > 0) == t.is_success for score, t in zip(judge.score_batch(kept)
 print(f"the judge is right about {sum(right) / len(right):.3f} of {len(kept)} episodes that it has not seen")
 
 args = EnvGRPOConfig(output_dir=str(OUT / "reward-model"), max_steps=given.steps, seed=given.seed, **GRPO)
-trainer = EnvGRPOTrainer(model, GUESS, args, reward_fns=[judge], reward_weights={"reward": 0.0})
+trainer = EnvGRPOTrainer(model, GUESS, args, rewards=RewardSettings(reward_fns=[judge], weights={"reward": 0.0}))
 before = success(trainer, n=given.episodes)
 train(trainer)
 print(f"success on the test split: {before:.3f} -> {success(trainer, n=given.episodes):.3f}")

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from warm_model import GRPO, GUESS, OUT, QUIET, options, success, train, warm_model
 
-from llm_envs.trainers import EnvGRPOConfig, EnvGRPOTrainer, EnvSFTConfig, EnvSFTTrainer
+from llm_envs.trainers import EnvGRPOConfig, EnvGRPOTrainer, EnvSFTConfig, EnvSFTTrainer, RewardSettings
 from llm_envs.trainers.functional import algorithm as algorithms
 from llm_envs.trainers.functional.kl import k2
 from llm_envs.trainers.functional.references import freeze
@@ -30,7 +30,7 @@ trainer = EnvGRPOTrainer(
     ref_model_fn=lambda student: freeze(lesson.model),  # the teacher is the reference
     # The gradient of k2 is that of KL(student, teacher).
     algorithm=replace(algorithms.GRPO, normalisation="token", kl_fn=k2, kl_coef=1.0),
-    reward_weights={"reward": 0.0},  # the task pays nothing: the KL is all that is learned from
+    rewards=RewardSettings(weights={"reward": 0.0}),  # the task pays nothing: the KL is all that is learned from
 )
 before = success(trainer, n=given.episodes)
 curve = train(trainer)

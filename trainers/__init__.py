@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from llm_envs.trainers.bridge.credit import RewardSettings
     from llm_envs.trainers.dpo import EnvDPOConfig, EnvDPOTrainer
     from llm_envs.trainers.grpo import EnvGRPOConfig, EnvGRPOTrainer
     from llm_envs.trainers.ppo import EnvPPOConfig, EnvPPOTrainer
@@ -20,6 +21,7 @@ __all__ = [
     "EnvPPOTrainer",
     "EnvSFTConfig",
     "EnvSFTTrainer",
+    "RewardSettings",
 ]
 
 if __name__ != "llm_envs.trainers":
@@ -38,6 +40,7 @@ _LAZY = {
     "EnvPPOTrainer": "llm_envs.trainers.ppo",
     "EnvSFTConfig": "llm_envs.trainers.sft",
     "EnvSFTTrainer": "llm_envs.trainers.sft",
+    "RewardSettings": "llm_envs.trainers.bridge.credit",
 }
 
 

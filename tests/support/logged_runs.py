@@ -128,6 +128,8 @@ def sft(model: str, out: Path) -> set[str]:
 @register
 def grpo_with_everything(model: str, out: Path) -> set[str]:
     """A mixture, a curriculum, forks, a KL, an entropy bonus, columns, a filter, evaluation."""
+    from llm_envs.trainers import RewardSettings
+
     settings = {"beta": 0.05, "entropy_coef": 0.01, "loss_type": "dapo", **MEASURED}
     return train_grpo(
         model,
@@ -137,8 +139,10 @@ def grpo_with_everything(model: str, out: Path) -> set[str]:
         eval_env=[DENSE, EVENTFUL],
         curriculum={"eventful": Curriculum(["easy", "hard"], min_episodes=1)},
         context_fn=_last_only,
-        reward_fns={"length": lambda trajectory: float(trajectory.n_sampled_tokens)},
-        shaping_fns={"cost": create_step_cost(0.1)},
+        rewards=RewardSettings(
+            reward_fns={"length": lambda trajectory: float(trajectory.n_sampled_tokens)},
+            shaping_fns={"cost": create_step_cost(0.1)},
+        ),
         group_filter=create_spread_filter(),
     )
 
@@ -172,7 +176,11 @@ def grpo_vespo(model: str, out: Path) -> set[str]:
 
 @register
 def grpo_aggregated_components(model: str, out: Path) -> set[str]:
-    return train_grpo(model, out, {"reward_components": True, "max_steps": 1}, EVENTFUL, aggregate="relative")
+    from llm_envs.trainers import RewardSettings
+
+    return train_grpo(
+        model, out, {"reward_components": True, "max_steps": 1}, EVENTFUL, rewards=RewardSettings(aggregate="relative")
+    )
 
 
 @register

@@ -33,6 +33,7 @@ from llm_envs.trainers import (
     EnvPPOTrainer,
     EnvSFTConfig,
     EnvSFTTrainer,
+    RewardSettings,
 )
 from llm_envs.trainers.functional.references import KLTriggeredUpdate, ReferenceUpdateFn, create_ema_update
 from llm_envs.types import Trajectory
@@ -404,7 +405,9 @@ class Parts:
                 raise ZeroDivisionError("a reward function of the user's")
             return 0.0
 
-        trainer = EnvGRPOTrainer(self.model, ENV, self.settings(EnvGRPOConfig, GROUPS), reward_fns={"unpaid": unpaid})
+        trainer = EnvGRPOTrainer(
+            self.model, ENV, self.settings(EnvGRPOConfig, GROUPS), rewards=RewardSettings(reward_fns={"unpaid": unpaid})
+        )
         said["reward"] = error_of(trainer.train, (ProcessFailedError, ZeroDivisionError))
         trainer.close()
 

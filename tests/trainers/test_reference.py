@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from llm_envs.errors import InvalidConfigError
 from llm_envs.rollout import EnvChoice
 from llm_envs.tiny_model import tiny_model, tiny_tokenizer
-from llm_envs.trainers import EnvDPOConfig, EnvDPOTrainer, EnvGRPOTrainer, EnvPPOConfig, EnvPPOTrainer
+from llm_envs.trainers import EnvDPOConfig, EnvDPOTrainer, EnvGRPOTrainer, EnvPPOConfig, EnvPPOTrainer, RewardSettings
 from llm_envs.trainers.functional.algorithm import GRPO, PAIRWISE, PPO
 from llm_envs.trainers.functional.kl import k2
 from llm_envs.trainers.functional.references import (
@@ -276,7 +276,7 @@ def test_learning_from_a_teacher_alone_approaches_it(make, tiny_folder):
         {"max_steps": 8, "num_iterations": 8, "optim": "adamw_torch", "learning_rate": 5e-3, "beta": 0.0},
         ref_model_fn=lambda policy: teacher,
         algorithm=replace(GRPO, normalisation="token", kl_fn=k2, kl_coef=1.0),
-        reward_weights={"reward": 0.0},
+        rewards=RewardSettings(weights={"reward": 0.0}),
     )
     trainer.train()
     kl = logged(trainer, "kl")

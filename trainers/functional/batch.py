@@ -59,8 +59,8 @@ class Batch:
     sampling: Any = None
     """The `llm_envs.types.SamplingParams` behind `sampled_logps_BT`; None: all of their defaults."""
     kept: tuple[Any, ...] | None = None
-    """By row, `llm_envs.types.KeptTokens` or None: the tokens that the sampling filters kept at each sampled token (`SamplingParams.keep_mask`). Every
-    log-probability is then over those tokens. None: over the whole vocabulary."""
+    """By row, `llm_envs.types.KeptTokens` or None: the tokens that the sampling filters kept at each sampled token
+    (`SamplingParams.keep_mask`). Every log-probability is then over those tokens. None: over the whole vocabulary."""
 
     rewards_B: torch.Tensor | None = None
     """Float32: the episode's reward; NaN without a score, and in rows beyond its first. Needed to select pairs."""

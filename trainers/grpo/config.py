@@ -145,7 +145,7 @@ class EnvGRPOConfig(GRPOConfig):
         if self.reward_weights is not None:
             raise InvalidConfigError(
                 "reward_weights is a list by position, and columns have names here: give the trainer "
-                "reward_weights={name: weight}."
+                "rewards=RewardSettings(weights={name: weight})."
             )
         if self.history not in ("append", "template"):
             raise InvalidConfigError(f"history={self.history!r}; it must be append or template.")

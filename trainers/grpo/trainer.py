@@ -22,8 +22,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 from llm_envs.errors import MissingExtraError
 from llm_envs.policies.inference.positions import check_positions
-from llm_envs.rewards import RewardFns
-from llm_envs.rewards.shaping import ShapingFns
 from llm_envs.rollout import ContextFn
 from llm_envs.rollout.filters import GroupFilter, TrajectoryFilter
 from llm_envs.sources.curriculum import Curriculum
@@ -38,13 +36,7 @@ except ImportError as error:
 
 from llm_envs.trainers.bridge.batches import Scored, with_advantages
 from llm_envs.trainers.bridge.checks import check_forks, load_training_tokenizer
-from llm_envs.trainers.bridge.credit import (
-    Aggregate,
-    EpisodeRewards,
-    RewardSettings,
-    declared_weights,
-    with_overlong,
-)
+from llm_envs.trainers.bridge.credit import EpisodeRewards, RewardSettings, declared_weights, with_overlong
 from llm_envs.trainers.bridge.generation import STATE_FILE, GenerationPlayer, own_policy
 from llm_envs.trainers.bridge.items import index_dataset
 from llm_envs.trainers.bridge.kept import KeptRows
@@ -97,12 +89,8 @@ class EnvGRPOTrainer(PlayingTrainer):
             split.
         curriculum: Chooses arguments of the training episodes by measured success; in a mixture `{env_id: Curriculum}`.
         context_fn: Chooses which messages the model sees (`llm_envs.rollout.create_window`); None: all of them.
-        reward_fns: Rewards in addition to the task's: functions of the trajectory, each with its own column
-            (`llm_envs.rewards`).
-        reward_weights: Weights by column. The default is 1, or with `args.reward_components` the task's declared ones.
-        aggregate: Combines the columns into one reward in place of their weighted sum: an aggregator of
-            `llm_envs.rewards`, "pareto" or "relative".
-        shaping_fns: Additions to each turn's reward (`llm_envs.rewards.shaping`).
+        rewards: Your reward functions, shaping, weights and aggregate, such as
+            `RewardSettings(reward_fns=brief, shaping_fns=create_step_cost(0.01))`; None: the task's reward.
         group_filter: Keeps the groups to train on (`llm_envs.rollout.filters`). Dropped groups are replaced by new
             ones; at most `args.max_refills` are played for each place.
         trajectory_filter: Keeps the episodes to train on (`llm_envs.rollout.filters`). Rewards of the others still
@@ -141,10 +129,7 @@ class EnvGRPOTrainer(PlayingTrainer):
         eval_env: Envs | Dataset | None = None,
         curriculum: Curriculum | Mapping[str, Curriculum] | None = None,
         context_fn: ContextFn | None = None,
-        reward_fns: RewardFns | None = None,
-        reward_weights: Mapping[str, float] | None = None,
-        aggregate: Aggregate | None = None,
-        shaping_fns: ShapingFns | None = None,
+        rewards: RewardSettings | None = None,
         group_filter: GroupFilter | None = None,
         trajectory_filter: TrajectoryFilter | None = None,
         algorithm: Algorithms | None = None,
@@ -157,7 +142,8 @@ class EnvGRPOTrainer(PlayingTrainer):
         processing_class = load_training_tokenizer(
             model, processing_class, thinking=args.thinking, trust_remote_code=args.trust_remote_code
         )
-        self._pays_for = RewardSettings(reward_fns, shaping_fns, args.reward_components, aggregate, reward_weights)
+        rewards = rewards or RewardSettings()
+        self._pays_for = replace(rewards, components=rewards.components or args.reward_components)
         self._reference = Reference(ref_model_fn, reference_update_fn)
         self.algorithms = self._make_algorithms(algorithm, args, may_fork=context_fn is not None)
         """The algorithms of the run; None: TRL's own loss."""
@@ -189,7 +175,7 @@ class EnvGRPOTrainer(PlayingTrainer):
             max_refills=args.max_refills,
             seed=args.seed,
         )
-        self._task_weights = declared_weights(self.items["train"].source) if args.reward_components else {}
+        self._task_weights = declared_weights(self.items["train"].source) if self._pays_for.components else {}
 
     def _make_algorithms(
         self, given: Algorithms | None, args: EnvGRPOConfig, *, may_fork: bool

@@ -98,7 +98,7 @@ def training_iteration(
     groups: Sequence[TrajectoryGroup],
     *,
     algorithm: Algorithm = GRPO,
-    credit: RewardSettings | None = None,
+    rewards: RewardSettings | None = None,
     task_weights: Mapping[str, float] | None = None,
     sampling: SamplingParams | None = None,
     optimizer_step_fn: OptimizerStepFn | None = None,
@@ -112,8 +112,8 @@ def training_iteration(
         state: The state before the iteration.
         groups: Groups played with the current weights.
         algorithm: The algorithm to train with.
-        credit: The rewards of the episodes; None: the task's reward.
-        task_weights: The tasks' declared weights of their components (`reward_weights`), for `credit.components`.
+        rewards: Your reward functions, shaping, weights and aggregate; None: the task's reward.
+        task_weights: The tasks' declared weights of their components (`reward_weights`), for `rewards.components`.
         sampling: How the groups were sampled; None: `SamplingParams()`.
         optimizer_step_fn: See `training_step`.
         reference_update_fn: Called after each optimizer step (`functional.references`).
@@ -128,12 +128,12 @@ def training_iteration(
         InvalidConfigError: If settings contradict one another.
         ModelError: If the log-probabilities before the first step differ from those of sampling (`logps_tolerance`).
     """
-    settings, credit, sampling = settings or LoopSettings(), credit or RewardSettings(), sampling or SamplingParams()
-    if credit.components and task_weights is None:
+    settings, rewards, sampling = settings or LoopSettings(), rewards or RewardSettings(), sampling or SamplingParams()
+    if rewards.components and task_weights is None:
         raise InvalidConfigError("components=True needs task_weights: what the tasks declare as reward_weights.")
     _check_coefficient(algorithm)
-    credit = _with_overlong(credit, algorithm, settings.max_length)
-    paid = score_episodes([t for group in groups for t in group.trajectories], credit, task_weights or {})
+    rewards = _with_overlong(rewards, algorithm, settings.max_length)
+    paid = score_episodes([t for group in groups for t in group.trajectories], rewards, task_weights or {})
     batch = make_batch(
         paid,
         pad_id=0,
@@ -190,7 +190,7 @@ def train(
     group_size: int = 8,
     algorithm: Algorithm | AlgorithmSchedule = GRPO,
     prompt_loader: PromptLoader | None = None,
-    credit: RewardSettings | None = None,
+    rewards: RewardSettings | None = None,
     settings: LoopSettings | None = None,
     optimizer_step_fn: OptimizerStepFn | None = None,
     reference_update_fn: ReferenceUpdateFn = keep_reference,
@@ -216,7 +216,7 @@ def train(
         algorithm: The algorithm; or a schedule `(iteration) -> algorithm`, called before each generation.
         prompt_loader: Problems to play instead of the source's: `(n) -> rows`, such as `PromptBuffer.get_prompts`, or
             a `PromptBuffer`, whose position is then saved. The collector must have exactly one environment.
-        credit: The rewards of the episodes; None: the task's reward.
+        rewards: Your reward functions, shaping, weights and aggregate; None: the task's reward.
         settings: The loop's settings.
         optimizer_step_fn: See `training_step`.
         reference_update_fn: See `training_iteration`. If it has a `state_dict`, checkpoints include it.
@@ -239,7 +239,7 @@ def train(
     """
     settings = _with_limits(settings or LoopSettings(), collector)
     _check_run(collector, algorithm, n_groups, group_size, eval_fn, eval_every, save_every, checkpoint_fn)
-    task_weights = declared_weights(collector.source) if credit is not None and credit.components else None
+    task_weights = declared_weights(collector.source) if rewards is not None and rewards.components else None
     sync = weight_sync_fn or share_weights
     sync(collector.policy, state)  # a resumed run must not sample its first generation from the policy's old weights
     restore(state.source_state, collector, prompt_loader, reference_update_fn)
@@ -255,7 +255,7 @@ def train(
             state,
             groups,
             algorithm=present,
-            credit=credit,
+            rewards=rewards,
             task_weights=task_weights,
             sampling=collector.sampling,
             optimizer_step_fn=optimizer_step_fn,
@@ -421,12 +421,12 @@ def _check_coefficient(algorithm: Algorithm) -> None:
         )
 
 
-def _with_overlong(credit: RewardSettings, algorithm: Algorithm, max_length: float | None) -> RewardSettings:
+def _with_overlong(rewards: RewardSettings, algorithm: Algorithm, max_length: float | None) -> RewardSettings:
     if algorithm.overlong and max_length is None:
         raise InvalidConfigError(
             f"{algorithm.name!r} punishes overlong episodes: set LoopSettings.max_length, or replace(..., overlong=0)."
         )
-    return with_overlong(credit, algorithm.overlong, int(max_length or 0))
+    return with_overlong(rewards, algorithm.overlong, int(max_length or 0))
 
 
 def _check_algorithm(algorithm: Algorithm, state: TrainingState, collector: Collector) -> None:

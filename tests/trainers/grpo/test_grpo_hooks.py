@@ -11,7 +11,7 @@ from dense_env import DenseEnv
 from llm_envs.errors import InvalidConfigError, JudgeError, RolloutFailedError
 from llm_envs.rollout import EnvChoice
 from llm_envs.rollout.filters import create_spread_filter
-from llm_envs.trainers import EnvGRPOTrainer
+from llm_envs.trainers import EnvGRPOTrainer, RewardSettings
 from llm_envs.trainers.functional.advantages import group_normalised, leave_one_out
 from llm_envs.trainers.functional.algorithm import DAPO, GRPO, PPO
 from llm_envs.trainers.functional.kl import k1, k3, k3_weighted
@@ -119,9 +119,11 @@ def test_rewards_of_ones_own_are_columns_and_count(make):
 
     trainer = make(
         {"max_steps": 1, "scale_rewards": "none"},
-        reward_fns={"length": length},
-        reward_weights={"length": -0.125},
-        shaping_fns={"cost": partial(shorter, cost=0.25)},
+        rewards=RewardSettings(
+            reward_fns={"length": length},
+            weights={"length": -0.125},
+            shaping_fns={"cost": partial(shorter, cost=0.25)},
+        ),
     )
     kept, original = [], trainer._generate_and_score_completions
     trainer._generate_and_score_completions = lambda inputs: kept.append(original(inputs)) or kept[-1]
@@ -163,7 +165,7 @@ def test_what_a_judge_cannot_score_is_masked_and_counts_nowhere(make):
             raise JudgeError("away")
         return float(trajectory.member)
 
-    trainer = make({"max_steps": 1}, reward_fns={"judge": judge})
+    trainer = make({"max_steps": 1}, rewards=RewardSettings(reward_fns={"judge": judge}))
     kept, original = [], trainer._generate_and_score_completions
     trainer._generate_and_score_completions = lambda inputs: kept.append(original(inputs)) or kept[-1]
     trainer.train()
@@ -216,7 +218,7 @@ def test_places_that_no_refill_fills_are_masked_and_a_run_of_nothing_stops(make)
     ("settings", "hooks", "match"),
     [
         ({"max_refills": 0}, {}, "max_refills=0"),
-        ({"reward_weights": [1.0]}, {}, "give the trainer reward_weights="),
+        ({"reward_weights": [1.0]}, {}, "give the trainer rewards=RewardSettings"),
         (
             {"multi_objective_aggregation": "normalize_then_sum"},
             {"algorithm": GRPO},
@@ -226,7 +228,7 @@ def test_places_that_no_refill_fills_are_masked_and_a_run_of_nothing_stops(make)
         ({}, {"algorithm": PPO}, "'ppo' has no advantage_fn; only EnvPPOTrainer has a critic"),
         (
             {"max_steps": 1},
-            {"algorithm": DAPO, "reward_fns": {"overlong": len}},
+            {"algorithm": DAPO, "rewards": RewardSettings(reward_fns={"overlong": len})},
             "a reward function is called overlong, and the algorithm",
         ),
         ({"loss_type": "cispo"}, {}, "cuts every weight to 0.2. Set epsilon_high to 1 or more"),
