@@ -8,8 +8,9 @@
 #   make test-processes  the tests in which several processes train together, with transformers and with vLLM
 #   make test-examples   the examples, each with small settings, and the snippets and commands of the documents
 #   make test-browser    the report page in headless Chromium, which must be installed
-#   make check-tasks     every task at every level against the whole contract, and docs/GALLERY.md against the tasks
-#   make check-tasks-thorough  the same with more seeds and replies; takes over an hour
+#   make check-tasks     every task at its default level against the whole contract, and docs/GALLERY.md against the tasks
+#   make check-tasks-levels    every level whose files have changed since its record; writes proof/checked.json
+#   make check-tasks-thorough  the same with more seeds and replies; takes hours
 #   make lint       ruff, mypy, and a count of constructions that are hard to read
 #   make check      what CI runs: all of the above, and make docs
 #   make bench      the benchmarks, against the numbers that we hold; rewrites the tables of docs/performance.md
@@ -37,7 +38,7 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 # The tests of one file share what they make, so a file stays with one process; tests/conftest.py says which go first.
 PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo test test-trainings test-vllm test-processes test-examples test-browser check-tasks check-tasks-thorough lint check bench proof docs gallery reference clean
+.PHONY: help demo test test-trainings test-vllm test-processes test-examples test-browser check-tasks check-tasks-levels check-tasks-thorough lint check bench proof docs gallery reference clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -67,11 +68,14 @@ test-browser: $(VENV)/.stamp
 	LLM_ENVS_REQUIRE_BROWSER=1 $(VENV)/bin/python -m pytest -m browser $(PYTEST_ARGS)
 
 check-tasks: $(VENV)/.stamp
-	$(VENV)/bin/llm-envs check --all --namespace llm --all-levels --jobs $(WORKERS)
+	$(VENV)/bin/llm-envs check --all --namespace llm --jobs $(WORKERS)
 	$(VENV)/bin/python docs/gallery.py --check
 
+check-tasks-levels: $(VENV)/.stamp
+	$(VENV)/bin/python -m proof.checked --jobs $(WORKERS)
+
 check-tasks-thorough: $(VENV)/.stamp
-	$(VENV)/bin/llm-envs check --all --namespace llm --all-levels --thorough --jobs $(WORKERS)
+	$(VENV)/bin/python -m proof.checked --thorough --jobs $(WORKERS)
 
 gallery: $(VENV)/.stamp
 	$(VENV)/bin/python docs/gallery.py

@@ -269,3 +269,24 @@ def test_the_data_set_of_offline_training_is_the_warm_models_play_of_a_fixed_see
         assert {t.env_kwargs["split"] for t in read_trajectories(folder)} == {"train"}
     assert played[0] == played[1] and len(played[0]) == 4
     assert len({seed for seed, _ in played[0].values()}) == 2
+
+
+def test_every_level_was_checked_as_its_files_are_now():
+    """`make check-tasks-levels` checks what has changed, and records it."""
+    from proof.checked import levels, out_of_date, read
+
+    assert len(levels()) > 200
+    assert list(out_of_date(read())) == []
+
+
+def test_a_record_is_of_the_files_that_a_task_is_made_of():
+    from proof.checked import _reached, fingerprint, levels, out_of_date, read
+
+    names = {str(path.relative_to(ROOT / "tasks")) for path in _reached("llm_envs.tasks.language.acrostic")}
+    assert {"language/acrostic.py", "language/english.py", "language/english_words.txt", "draws.py"} <= names
+    assert not names & {"language/haystack.py", "games/game.py"}
+    assert len({fingerprint(env_id) for env_id, _ in levels()}) > 50
+    changed = {name: {**entry, "files": "0"} for name, entry in read().items() if "Acrostic" in name}
+    stale = {f"{env_id} {level}" for env_id, level in out_of_date(read() | changed)}
+    assert stale == set(changed)
+    assert len(list(out_of_date(read(), "thorough"))) > 100

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import math
+import pickle
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from typing import Any, SupportsFloat
 
 import gymnasium as gym
@@ -16,6 +16,8 @@ import gymnasium as gym
 from llm_envs.checker.blind import Lesson
 from llm_envs.checker.hostile import HostileAction, hostile_actions, mutate
 from llm_envs.env import SPLITS, TextEnv, canonical_json
+from llm_envs.parsers import ParsedReply
+from llm_envs.types import ToolCall
 
 __all__ = [
     "QUICK",
@@ -253,12 +255,12 @@ def play(env: gym.Env[str, str], seed: int | None, player: Player) -> list[Step]
 
 
 def remembering(env: gym.Env[str, str]) -> gym.Env[str, str]:
-    """Return the environment, which now generates each problem once, however often its seed is played.
+    """Return the environment, which from now on generates each problem once and parses each text once.
 
     The memory is by the state of the generator of random numbers, so that resets without a seed are remembered too.
     """
     task = unwrap(env)
-    generate, known = task.generate, dict[str, tuple[dict[str, Any], Any]]()
+    generate, known = task.generate, dict[str, tuple[bytes, Any]]()
 
     def remembered() -> dict[str, Any]:
         generator = task.np_random.bit_generator
@@ -267,11 +269,27 @@ def remembering(env: gym.Env[str, str]) -> gym.Env[str, str]:
             problem = generate()
             if repr(generator.state) == before:  # drawn from something else: `depends_on_the_seed` reports it
                 return problem
-            known[before] = (problem, generator.state)
-        problem, generator.state = known[before]
-        return copy.deepcopy(problem)
+            known[before] = (pickle.dumps(problem), generator.state)
+        pickled, generator.state = known[before]
+        fresh: dict[str, Any] = pickle.loads(pickled)
+        return fresh
+
+    parse = task.parse_reply
+
+    @lru_cache(maxsize=1_000)
+    def parsed_once(text: str) -> tuple[ParsedReply, bytes, tuple[ToolCall, ...]]:
+        reply, n_run = parse(text), getattr(task, "max_calls_per_turn", 0)
+        return reply, pickle.dumps(reply.tool_calls[:n_run]), reply.tool_calls[n_run:]
+
+    def parsed(text: str) -> ParsedReply:
+        reply, run, never_run = parsed_once(text)
+        if not reply.tool_calls:
+            return reply
+        return reply._replace(tool_calls=(*pickle.loads(run), *never_run))  # a tool may change its arguments
 
     task.generate = remembered  # type: ignore[method-assign]
+    if type(task).parse_reply is TextEnv.parse_reply:  # a parser of the task's own may depend on its state
+        task.parse_reply = parsed  # type: ignore[method-assign]
     return env
 
 

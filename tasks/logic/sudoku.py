@@ -64,9 +64,9 @@ class SudokuEnv(SingleTurnEnv):
     """
 
     # The chance rates bound how often filling each row with its missing digits in random order is right: 0.9% at the
-    # easy level, 2e-7 at the next.
+    # easy level, 2e-7 at the next. n_problems: split keys, about as many as 20,000 draws find.
     difficulties = {
-        "easy": Difficulty("4x4", chance_rate=0.02, settings={"size": 4, "clues": (5, 7)}),
+        "easy": Difficulty("4x4", chance_rate=0.02, n_problems=1_000, settings={"size": 4, "clues": (5, 7)}),
         "medium": Difficulty("6x6", chance_rate=1e-5, settings={"size": 6, "clues": (12, 16)}),
         "hard": Difficulty("9x9", chance_rate=1e-9, settings={"size": 9, "clues": (30, 36)}),
         "expert": Difficulty(

@@ -23,7 +23,7 @@ LEVELS = [(id, level) for id in TASK_IDS for level in gym.make(id).unwrapped.dif
 
 @pytest.mark.parametrize("id", {family_of(id): id for id in TASK_IDS}.values())
 def test_a_task_of_each_family_keeps_the_contract(id):
-    """At its default level; `make check-tasks` looks at every task and level, and at more of each."""
+    """At its default level; `make check-tasks` checks every task, `make check-tasks-levels` every level."""
     assert llm_envs.check_task(id).passed
 
 
