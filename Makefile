@@ -8,7 +8,8 @@
 #   make test-processes  the tests in which several processes train together, with transformers and with vLLM
 #   make test-examples   the examples, each with small settings, and the snippets and commands of the documents
 #   make test-browser    the report page in headless Chromium, which must be installed
-#   make check-tasks     every task at its default level against the whole contract, and docs/GALLERY.md against the tasks
+#   make check-tasks     every task at its default level against the whole contract, the oracles at every level, and
+#                        docs/GALLERY.md against the tasks
 #   make check-tasks-levels    every level whose files have changed since its record; writes proof/checked.json
 #   make check-tasks-thorough  the same with more seeds and replies; takes hours
 #   make lint       ruff, mypy, and a count of constructions that are hard to read
@@ -47,7 +48,7 @@ demo: $(VENV)/.stamp
 	$(VENV)/bin/python examples/demo.py --out runs/demo
 
 test: $(VENV)/.stamp
-	$(VENV)/bin/python -m pytest -m "not trainings and not processes and not examples and not browser" $(PARALLEL) $(PYTEST_ARGS)
+	$(VENV)/bin/python -m pytest -m "not trainings and not levels and not processes and not examples and not browser" $(PARALLEL) $(PYTEST_ARGS)
 
 test-trainings: $(VENV)/.stamp
 	$(VENV)/bin/python -m pytest -m "trainings and not vllm" $(PARALLEL) $(PYTEST_ARGS)
@@ -69,6 +70,7 @@ test-browser: $(VENV)/.stamp
 
 check-tasks: $(VENV)/.stamp
 	$(VENV)/bin/llm-envs check --all --namespace llm --jobs $(WORKERS)
+	$(VENV)/bin/python -m pytest -m levels $(PARALLEL) $(PYTEST_ARGS)
 	$(VENV)/bin/python docs/gallery.py --check
 
 check-tasks-levels: $(VENV)/.stamp

@@ -14,6 +14,8 @@ from llm_envs.env import ToolEnv
 from llm_envs.errors import InvalidConfigError
 from llm_envs.parsers import parse_reply
 
+pytestmark = pytest.mark.levels
+
 TASK_IDS = [id for id in llm_envs.task_ids() if id.startswith("llm/")]
 LEVELS = [(id, level) for id in TASK_IDS for level in gym.make(id).unwrapped.difficulties]
 TOOL_LEVELS = [(id, level) for id, level in LEVELS if isinstance(gym.make(id).unwrapped, ToolEnv)]

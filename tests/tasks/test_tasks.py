@@ -33,6 +33,7 @@ def test_there_are_forty_tasks_in_nine_families():
     assert sorted({family_of(id) for id in TASK_IDS}) == families.split()
 
 
+@pytest.mark.levels
 @pytest.mark.parametrize(("id", "level"), LEVELS)
 def test_the_oracle_wins_in_the_test_split_too(id, level):
     env = gym.make(id, split="test", difficulty=level)
