@@ -119,7 +119,7 @@ class ChatCodec:
             self._prompts[key] = ids
             while len(self._prompts) > _MAX_PROMPTS:
                 self._prompts.pop(next(iter(self._prompts)), None)
-        return ids.copy()
+        return ids.copy()  # the caller may change its array, and the cached one serves the whole group
 
     def encode_anew(self, messages: Sequence[Message], tools: Sequence[Schema], row_ids: IdArray) -> IdArray | None:
         """Encode a conversation from its start, unless a row already has the same text and can be continued.
@@ -135,6 +135,7 @@ class ChatCodec:
         row_text, first = self.decode(row_ids), None
         for form in self._forms(messages):
             ids = self._encode_form(form, tools)
+            # Compare texts and not ids: the model may have split the same text into other tokens.
             if self.decode(ids) == row_text:
                 return None
             first = ids if first is None else first
@@ -182,6 +183,7 @@ class ChatCodec:
         (T,).
         """
         has_calls = False
+        # A reply that quotes a special token stays plain text: as a token it could end the turn or begin another role.
         if self._text.has_marked_spelling(text):
             body = self._text.encode_plain(text)
         else:
@@ -221,6 +223,7 @@ class ChatCodec:
         """Return the special tokens of a prompt whose texts are replaced by placeholders."""
         has_turns = any(message.role == "assistant" for message in messages)
         said = [(m.role, m.metadata.get("name"), not m.content or m.content.isspace()) for m in messages]
+        # Earlier turns keep the markup that they wrote, so their special tokens depend on their texts: no cache key.
         key = None if has_turns else (tuple(said), json.dumps([dict(tool) for tool in tools], sort_keys=True))
         if key is not None and key in self._prompt_specials:
             return self._prompt_specials[key]

@@ -96,6 +96,7 @@ def create_window(n_turns: int) -> ContextFn:
         turns = [index for index, message in enumerate(messages) if message.role == "assistant"]
         if len(turns) <= n_turns:
             return messages
+        # A turn is a reply and the observation after it, so the kept part begins with a reply.
         return (*messages[: turns[0]], *messages[turns[-n_turns] :])
 
     return window
@@ -134,6 +135,7 @@ def _message(data: Mapping[str, Any]) -> Message:
         raise TypeError(f"not a message: {data!r}")
     if not isinstance(data.get("name", ""), str):
         raise TypeError(f"the name {data['name']!r:.60} is not a string")
+    # `Message` has no field for OpenAI's `name`; the template reads it from the metadata.
     if "name" in data:
         message = replace(message, metadata={**message.metadata, "name": data["name"]})
     check_extras(message)
@@ -170,6 +172,7 @@ def with_call_ids(messages: Sequence[Message], reply: Message | None) -> tuple[M
     ids = iter([call.id for call in reply.tool_calls] if reply is not None else [])
     out = []
     for message in messages:
+        # A result with its own id uses up a call too, so that the following results match theirs.
         call_id = next(ids, None) if message.role == "tool" else None
         out.append(replace(message, tool_call_id=call_id) if call_id and message.tool_call_id is None else message)
     return tuple(out)

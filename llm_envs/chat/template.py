@@ -175,6 +175,8 @@ class ChatTemplate:
 
     def _adapt(self, messages: Sequence[Message], tools: Sequence[Schema]) -> tuple[list[Message], Sequence[Schema]]:
         """Rewrite messages and tools that the template does not support; see the module's table."""
+        # The order matters: the schemas may add a system message, which may become a user message, which may need to be
+        # joined with the next one.
         traits = self.traits
         given = list(messages)
         if tools and not traits.tools:
@@ -204,6 +206,7 @@ class ChatTemplate:
                 self.traits = traits
                 shown = self.render([user])  # raises with the template's reason, if it refuses
                 raise ModelError(f"the chat template does not show user messages: it writes {shown[:80]!r}.")
+        # Only after `blocks` is known, because every further probe renders user messages too.
         ask = Message("user", "x")
         traits = replace(
             traits,
@@ -224,7 +227,7 @@ class ChatTemplate:
     def _shows(
         self, traits: TemplateTraits, messages: list[Message], tools: Sequence[Schema] = (), word: str = _WORD
     ) -> bool:
-        self.traits = traits
+        self.traits = traits  # `render` reads them; `__init__` sets the final ones
         try:
             return word in self.render(messages, tools)
         except ModelError as error:

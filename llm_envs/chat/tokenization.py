@@ -132,6 +132,7 @@ class SafeTokenizer:
         if text in self._plain:
             return self._plain[text]
         ids = self._unspecial(encodable(text))
+        # A tokenizer may normalise other text to a special token. Character by character, nothing is left to match.
         if self.specials(ids):
             ids = np.array([i for character in text for i in self._character(character)], dtype=np.int32)
         if len(text) < _SHORT and len(self._plain) < _MOST_SHORT:  # spellings of special tokens recur often
@@ -185,7 +186,7 @@ class SafeTokenizer:
         options = {"add_special_tokens": False, "split_special_tokens": not special}
         first = self.tokenizer.encode("\n", **options)
         ids = self.tokenizer.encode("\n" + text, **options)
-        if ids[: len(first)] != first:
+        if ids[: len(first)] != first:  # the tokenizer merged the line break with the text
             return np.array(self.tokenizer.encode(text, **options), dtype=np.int32)
         return np.array(ids[len(first) :], dtype=np.int32)
 

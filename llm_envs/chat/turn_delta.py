@@ -88,6 +88,7 @@ class TurnShape:
         closing = self.closing_ids
         if len(reply_ids) and int(reply_ids[-1]) in (closing[-1], self.own_end):
             return ()
+        # A token limit may have cut the turn inside its closing: add only the rest.
         for n_there in range(min(len(closing) - 1, len(reply_ids)), 0, -1):
             if tuple(reply_ids[-n_there:].tolist()) == closing[:n_there]:
                 return closing[n_there:]
@@ -131,7 +132,7 @@ class TurnShapes:
         harmless = [replace(m, content=WORD if m.content.strip() else m.content) for m in messages]
         before, alone = self._turn_before(harmless, generation_prompt, start)
         is_all_shown = self._follow([*start.messages, before], harmless, start)
-        if not is_all_shown:
+        if not is_all_shown:  # the template drops or refuses these roles after a turn
             harmless = as_users(harmless)
             before, alone = self._turn_before(harmless, generation_prompt, start)
         conversation = [*start.messages, before, *harmless]

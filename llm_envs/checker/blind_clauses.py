@@ -1,7 +1,7 @@
 """Clauses about players that read little or nothing: what they win must be covered by the declared chance rate.
 
-The players are made in `blind.py` from the oracle's play on the train split, and play the test split. Those of several
-turns are many, so they are raced on the train split first, and only the best play on.
+`blind.py` makes the players from the oracle's play on the train split, and they play the test split. Tasks of several
+turns give many players, so these race on the train split first, and only the best ones continue.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from llm_envs.checker.subject import FALSE_ALARM, Subject, binomial_tail, rememb
 __all__ = ["is_not_won_by_a_fixed_plan", "is_not_won_by_enumeration", "is_not_won_by_heart"]
 
 _HOPEFUL = 0.1
-"""A player plays on while the probability of so many wins by chance is below this."""
+"""A player continues while the probability of its number of wins by chance is below this."""
 _RACE = ((6, 16), (24, 2))
 """Rounds of the race: episodes of each player, and how many players stay."""
 _UNSEEN = 1_000_000
-"""First seed that is played. Players learn from seeds near 0: the same problems, where splits are undivided."""
+"""First seed to play. Players learn from seeds near 0, which give the same problems if the splits are not divided."""
 
 
 def is_not_won_by_heart(subject: Subject) -> str:

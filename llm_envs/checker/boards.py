@@ -13,10 +13,10 @@ _Rows = tuple[tuple[str, ...], ...]
 
 
 def canonical_board_text(text: str) -> str:
-    """Return a text in the least of its forms under rotations and mirror images of its board, if it has one.
+    """Return the smallest form of a text under rotations and mirror images of its board; unchanged without a board.
 
-    A board is the longest run of lines of equally many cells, three at least; labels of rows and columns stay where
-    they are. Names of cells outside the board ("B3") move with it, but for those in quotation marks.
+    A board is the longest run of at least three lines with the same number of cells. Labels of rows and columns keep
+    their places. Names of cells outside the board ("B3") move with it, except in quotation marks.
     """
     lines = text.split("\n")
     start, rows = _board(lines)
@@ -51,7 +51,7 @@ _SYMMETRIES: tuple[_Symmetry, ...] = (
     _square(lambda row, column, height, width: (column, height - 1 - row)),
     _square(lambda row, column, height, width: (width - 1 - column, height - 1 - row)),
 )
-"""Where the cell (row, column) of a board of a height and a width goes; None if the board has another shape then."""
+"""The new position of a cell (row, column) of a board of some height and width; None if the board's shape changes."""
 
 
 def _board(lines: Sequence[str]) -> tuple[int, _Rows]:
@@ -66,7 +66,7 @@ def _board(lines: Sequence[str]) -> tuple[int, _Rows]:
         if len(split[start]) >= 3 and end - start >= 3 and end - start > best[1] - best[0]:
             best = start, end
         start = end
-    # A head line of labels is shorter by the label of its row.
+    # A header line of labels is shorter, because it has no row label.
     first, last = best
     return first, tuple(tuple(row) for row in split[first:last])
 

@@ -16,13 +16,13 @@ from llm_envs.parsers import format_answer, format_tool_call
 __all__ = ["is_not_won_by_shortcuts", "refuses_mutated_references", "says_when_it_waits", "tells_its_turn_limit"]
 
 _MOST_MUTANTS = 60
-"""Of one kind that are tried."""
+"""Number of mutants of one kind to try."""
 _MOST_EQUIVALENT = 0.5
 """Share of the mutants of a kind that may mean the same as the reference."""
 _MOST_WAIT_S = 0.1
-"""Seconds of a step after which a collector that steps in its own loop loses other episodes' time."""
+"""Seconds. A longer step in the collector's event loop delays the other episodes."""
 _N_TIMED = 3
-"""Times that a slow step is repeated, since the machine may have been busy."""
+"""How often a slow step is repeated, because the machine may have been busy."""
 _ENDLESS = "while True:\n    pass"
 
 
@@ -124,7 +124,7 @@ def says_when_it_waits(subject: Subject) -> str:
 
 
 def _quickest(task: TextEnv, action: str) -> float:
-    """Return the seconds that a first step takes, the least of some tries if they are many."""
+    """Return the seconds that a first step takes. If that is slow, try again and return the minimum."""
     best = float("inf")
     for _ in range(_N_TIMED):
         task.reset(seed=0)

@@ -1,7 +1,7 @@
 """References with a small mistake: queries, programs, numbers and lists, each with the name of what was changed.
 
-For `TextEnv.shortcuts`, and for the checker: whoever judges an answer by running it should tell most of these from the
-reference. Some mean the same as the reference for some problems, so none must be refused always.
+For `TextEnv.shortcuts`, and for the checker: a judge that runs an answer should tell most of these from the reference.
+For some problems a mutant means the same as the reference, so a judge may accept it there.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _COMPARISONS = {">=": ">", "<=": "<", ">": ">=", "<": "<="}
 
 
 def mutants(text: str) -> list[tuple[str, str]]:
-    """Return mutants of an answer of whatever kind, each with the name of its mistake; none of a kind not known."""
+    """Return mutants of an answer, each with the name of its mistake; empty if the answer's kind is unknown."""
     text = text.strip()
     if re.match(r"(?i)(select|with)\b", text):
         return mutated_sql(text)
@@ -31,12 +31,15 @@ def mutants(text: str) -> list[tuple[str, str]]:
 
 
 def mutated_number(text: str) -> list[tuple[str, str]]:
-    """Return a whole number that is not the same by far."""
-    return [("another number", str(2 * int(text) + 3))] if len(text) < 1_000 else []
+    """Return another whole number: 2n + 3, or 0 for -3, where that would be the same."""
+    if len(text) >= 1_000:
+        return []
+    number = int(text)
+    return [("another number", str(2 * number + 3 if number != -3 else 0))]
 
 
 def mutated_list(text: str) -> list[tuple[str, str]]:
-    """Return a list of items between commas without one of them, and with one twice."""
+    """Return a comma-separated list without its last item, and without its first."""
     head, tail = ("[", "]") if text.startswith("[") else ("", "")
     items = text.removeprefix("[").removesuffix("]").split(", ")
     if len(items) < 2:
@@ -92,7 +95,7 @@ def _outer(query: str, pattern: str) -> re.Match[str] | None:
 
 
 def _terms(text: str) -> list[str]:
-    """Split at the commas that stand in no brackets."""
+    """Split at the commas outside brackets."""
     terms, depth, start = [], 0, 0
     for i, character in enumerate(text):
         depth += (character == "(") - (character == ")")

@@ -50,13 +50,13 @@ __all__ = [
 ]
 
 _N_DISTINCT = 60
-"""Seeds whose problems are counted."""
+"""Number of seeds whose problems are counted."""
 _ENDLESS = 1_000_000
 """The smallest number of problems that `n_problems = None` promises."""
 _SMALL_SPACE = 1_000
-"""A space of more problems than this can be divided into splits."""
+"""A task with more problems than this can be divided into splits."""
 _MANY = 2_000
-"""A level that declares no number of problems has at least so many in substance."""
+"""The least number of essentially different problems of a level that does not declare its number."""
 _MOSTLY_NEW = 0.9
 """Share of the draws of a split that are new problems, from which on hidden states are too many to be known."""
 
@@ -345,9 +345,9 @@ def scores_only_the_agents_words(subject: Subject) -> str:
 
 
 def _misplaced(answer: str, task: TextEnv) -> list[tuple[str, str]]:
-    """Return (where, action) for a right final action put where it must not count.
+    """Return (place, action) for a right final action in each place where it must not count.
 
-    A parser of the task's own may know neither `<think>` nor calls: what it takes for content is the agent's words.
+    A parser that the task defines may not know `<think>` or calls. Its content counts as the agent's words.
     """
     names = [tool["function"]["name"] for tool in task.tools] or ["tool"]
     places = [("inside <think>", f"<think>{answer}</think>"), ("before </think>", f"{answer}</think>")]

@@ -44,7 +44,7 @@ DOCSTRING_HEADINGS = ("Description", "Observation", "Action", "Reward", "Episode
 _MIN_RESETS_PER_S = 1_000
 _MIN_STEPS_PER_S = 500
 _FEWEST_WORDS = 5
-"""Of a sentence that argues for something."""
+"""Least number of words in a sentence that gives a reason."""
 
 
 def is_made(subject: Subject) -> str:

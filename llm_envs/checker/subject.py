@@ -36,32 +36,33 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How much of a task is looked at."""
+    """How much of a task the checker examines."""
 
     n_seeds: int
     """Episodes of the oracle."""
     n_draws: int
-    """Problems that are drawn, half of them in each split."""
+    """Number of problems to draw, half of them in each split."""
     n_hostile_episodes: int
-    """Of each kind of hostile action."""
+    """Episodes of each kind of hostile action."""
     n_fuzzed: int
     """Mutated and hostile actions in the middle of good play."""
     n_pairs: int
     """Neighbouring seeds whose problems are compared."""
     n_tries: tuple[int, ...] = (40, 160, 640)
-    """Episodes of a player that reads little; the next stage is played only if it has won more than chance explains."""
+    """Episodes of a player that reads little, by stage. The next stage is played only if chance does not explain the
+    wins so far."""
 
 
 QUICK = Effort(n_seeds=20, n_draws=300, n_hostile_episodes=30, n_fuzzed=100, n_pairs=60)
-"""Seconds: while a task is written."""
+"""Takes seconds: for use while writing a task."""
 THOROUGH = Effort(
     n_seeds=200, n_draws=2_000, n_hostile_episodes=30, n_fuzzed=1_000, n_pairs=10_000, n_tries=(40, 160, 640, 2_000)
 )
-"""A minute, perhaps: before it is published."""
+"""May take a minute: for use before publishing a task."""
 
 
 FALSE_ALARM = 1e-6
-"""Probability with which a task whose chance rate is exactly as declared fails, for each player that is tried."""
+"""Probability, for each player, that a task fails although its chance rate is exactly as declared."""
 
 
 class BrokenClause(Exception):
@@ -129,7 +130,7 @@ class Subject:
 
     @property
     def task(self) -> TextEnv:
-        """The same without Gymnasium's wrappers."""
+        """The same environment without Gymnasium's wrappers."""
         return unwrap(self.env)
 
     @cached_property
@@ -144,7 +145,7 @@ class Subject:
 
     @cached_property
     def hostile_episodes(self) -> dict[str, list[list[Step] | Exception]]:
-        """Episodes by the name of the hostile action; if one raised, its exception stands in its place."""
+        """Episodes by the name of the hostile action. If an episode raised, the list has its exception instead."""
         self.env.reset(seed=0)
         rng = random.Random(0)
         episodes: dict[str, list[list[Step] | Exception]] = {}
@@ -160,7 +161,7 @@ class Subject:
 
     @cached_property
     def borrowed_episodes(self) -> dict[int, list[Step]]:
-        """Episodes, by seed, of a player that gives the oracle's reply to another problem: the right form, a guess."""
+        """Episodes, by seed, of a player that gives the oracle's reply to another problem: well-formed guesses."""
         problems = []
         for seed in range(self.effort.n_seeds):
             self.replayed.reset(seed=seed)
@@ -243,7 +244,7 @@ class Subject:
 
 
 def play(env: gym.Env[str, str], seed: int | None, player: Player) -> list[Step]:
-    """Play one episode, but at most two steps beyond the task's own limit."""
+    """Play one episode, with at most two steps more than the task's own limit."""
     task = unwrap(env)
     observation, _ = env.reset(seed=seed)
     steps: list[Step] = []
@@ -255,9 +256,9 @@ def play(env: gym.Env[str, str], seed: int | None, player: Player) -> list[Step]
 
 
 def remembering(env: gym.Env[str, str]) -> gym.Env[str, str]:
-    """Return the environment, which from now on generates each problem once and parses each text once.
+    """Make the environment cache its generated problems and parsed replies, and return it.
 
-    The memory is by the state of the generator of random numbers, so that resets without a seed are remembered too.
+    Problems are cached by the state of the random generator, so the cache also covers resets without a seed.
     """
     task = unwrap(env)
     generate, known = task.generate, dict[str, tuple[bytes, Any]]()
@@ -288,7 +289,7 @@ def remembering(env: gym.Env[str, str]) -> gym.Env[str, str]:
         return reply._replace(tool_calls=(*pickle.loads(run), *never_run))  # a tool may change its arguments
 
     task.generate = remembered  # type: ignore[method-assign]
-    if type(task).parse_reply is TextEnv.parse_reply:  # a parser of the task's own may depend on its state
+    if type(task).parse_reply is TextEnv.parse_reply:  # a parser that the task defines may depend on its state
         task.parse_reply = parsed  # type: ignore[method-assign]
     return env
 
@@ -326,7 +327,7 @@ def _act_hostile(act: HostileAction, rng: random.Random, task: TextEnv, observat
 
 
 def repeat(actions: Sequence[str], then: str = "I am done.") -> Player:
-    """Return a player of the given actions in order, and then of one more again and again."""
+    """Return a player that gives the actions in order, and then repeats `then`."""
     left = list(actions)
     return lambda task, observation: left.pop(0) if left else then
 
@@ -337,7 +338,7 @@ def split_key_of(task: TextEnv, problem: str) -> str:
 
 
 def without_luck(task: TextEnv, problem: str) -> str:
-    """Return the canonical JSON of a problem, in canonical JSON, without the task's `luck_fields`."""
+    """Return a problem without the task's `luck_fields`. Both are canonical JSON."""
     return canonical_json({key: value for key, value in json.loads(problem).items() if key not in task.luck_fields})
 
 

@@ -14,11 +14,11 @@ __all__ = ["oracle_knows_what_is_shown"]
 
 _N_PROBLEMS = 20
 _N_CHANGES = 60
-"""Changes of each problem."""
+"""Number of changes to try for each problem."""
 _N_TWINS = 6
-"""Changes of each problem that leave the observation as it is, at most."""
+"""Limit, for each problem, on changes that leave the observation unchanged."""
 _N_HOPELESS = 3
-"""Problems no change of which leaves the observation as it is, after which no more are tried."""
+"""Stop after this many problems for which every change alters the observation."""
 _WASTED = "Hello."
 
 
@@ -55,7 +55,7 @@ def oracle_knows_what_is_shown(subject: Subject) -> str:
 
 
 def _shown(task: TextEnv, seed: int, problem: dict[str, Any] | None = None) -> tuple[Any, ...] | None:
-    """Return all that the agent sees at the start of a problem; None if it cannot be played."""
+    """Return everything that the agent sees at the start of a problem; None if the problem cannot be played."""
     try:
         observation, _ = task.reset(seed=seed, options=None if problem is None else {"problem": problem})
     except Exception:
@@ -64,16 +64,16 @@ def _shown(task: TextEnv, seed: int, problem: dict[str, Any] | None = None) -> t
 
 
 def _difference(first: TextEnv, second: TextEnv, rng: Random, *, waste: float) -> str:
-    """Play two episodes that began alike in the same way, until they show something else.
+    """Play the same actions in two episodes with the same start, until their observations differ.
 
     Args:
-        first: By its oracle.
-        second: Its oracle is asked, too.
+        first: Its oracle chooses the actions.
+        second: Its oracle is asked too, for comparison.
         rng: Decides which turns are wasted.
-        waste: How many.
+        waste: Share of wasted turns.
 
     Returns:
-        How the two oracles differed before that; "" if they did not.
+        How the two oracles differed before the observations did; "" if they agreed.
     """
     while True:
         action, instead = first.oracle(), second.oracle()

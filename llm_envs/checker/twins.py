@@ -1,7 +1,7 @@
 """Other hidden states of an episode: problems that begin with the same observation as a given one.
 
-They are found by changing the problem a little, value by value, and giving it to `reset`: where the observation stays
-as it is, the agent cannot know what was changed.
+They are found by changing single values of the problem and passing it to `reset`. If the observation stays the same,
+the agent cannot know about the change.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ _Place = tuple[Any, ...]
 
 
 def changed_problems(problem: str, others: Sequence[str], rng: Random) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield problems that differ from one in a single value, with a note about it, without end.
+    """Yield problems that differ from the given one by a single change, each with a note about it. Never ends.
 
-    A value becomes that of another problem, or changes places with another value of the same list or object; a number
-    becomes somewhat more or less; a text of several lines gets a line of another one.
+    A value is replaced by that of another problem, or swapped with another value of the same list or object; a number
+    is increased or decreased a little; a text of several lines gets a line of another text.
 
     Args:
-        problem: In canonical JSON.
-        others: Other problems, from which values are taken.
-        rng: Chooses.
+        problem: Canonical JSON.
+        others: Other problems, which provide values.
+        rng: Chooses the changes.
     """
     while True:
         changed = json.loads(problem)
@@ -37,7 +37,7 @@ def changed_problems(problem: str, others: Sequence[str], rng: Random) -> Iterat
             continue
         siblings = [key for key in _keys(parent) if key != place[-1] and parent[key] == new]
         parent[place[-1]] = new
-        if siblings and rng.random() < 0.7:  # they change places
+        if siblings and rng.random() < 0.7:  # swap the two values
             parent[rng.choice(siblings)] = old
         yield "/".join(map(str, place)), changed
 

@@ -1,7 +1,7 @@
 """`llm-envs collect`: play a mixture of tasks into a folder, with live progress, and go on where a run stopped.
 
-Whatever ends it, what was finished is in the folder. Ctrl-C and SIGTERM end it in order: nothing is left running, the
-log is compacted, and the way to go on is said.
+However the command ends, the finished episodes are in the folder. After Ctrl-C or SIGTERM it stops everything that it
+started, compacts the log, and prints how to resume.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def run(arguments: argparse.Namespace) -> int:
         task_spec(choice.env_id)
         require_text(choice.env_id, collector["env_kwargs"])
     settings = player_settings(arguments) | ({} if arguments.window is None else {"window": arguments.window})
-    # A model may take minutes to load: say before that what can be said.
+    # A model may take minutes to load, so report errors in the folder and its settings first.
     own = run_settings(envs, group_size=arguments.group_size, **collector) | settings
     check_folder(arguments.out, own, resume=arguments.resume)
     if (Path(arguments.out) / MANIFEST_NAME).exists():
@@ -141,13 +141,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 @contextmanager
 def terminated_as_interrupted() -> Iterator[None]:
-    """Let SIGTERM, which schedulers send before they kill, end a run as Ctrl-C does, in the background too.
+    """Make SIGTERM, which schedulers send before they kill a process, end a run like Ctrl-C, also in the background.
 
-    What a shell script starts in the background ignores SIGINT from the start, and asyncio then does not watch for it.
+    A shell script starts its background processes with SIGINT ignored, and asyncio then does not watch for it.
     """
     try:
         before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
-    except ValueError:  # not the main thread: somebody else's process
+    except ValueError:  # not the main thread: the command is embedded in another program
         yield
         return
     interrupt = signal.getsignal(signal.SIGINT)
@@ -166,7 +166,7 @@ def _say_how_to_go_on(arguments: argparse.Namespace) -> None:
 
     try:
         n = len(finished(arguments.out))
-    except StoreError:  # it had not begun
+    except StoreError:  # the run had not created its folder
         n = 0
     print(
         f"llm-envs: interrupted: {n} of {arguments.n * arguments.group_size} episodes are finished and saved in "

@@ -24,23 +24,23 @@ from llm_envs.errors import InvalidConfigError, did_you_mean
 __all__ = ["add_config_argument", "apply_config", "read_yaml", "set_process_environment", "take_config"]
 
 _JOINED = {"difficulty": ",", "server_args": " "}
-"""Options whose one text is a list -> what stands between its parts; in a file a list will do."""
+"""Options that take several values in one text -> the separator. In a file they may also be lists."""
 
 _NO_KEYS = ("h", "help", "config", "debug", "env")
-"""Options of the command line only; `env` has another meaning in a file."""
+"""Options that only the command line has. (`env` has a different meaning in a file.)"""
 
 
 def add_config_argument(parser: CommandParser) -> None:
-    """Let a command take `--config FILE`."""
+    """Add the option `--config FILE` to a command."""
     parser.add_argument("--config", metavar="FILE", help="YAML file with options; the command line overrides it")
     parser.read_config = apply_config
 
 
 def take_config(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
-    """Return the file that `--config` names, and the other arguments.
+    """Return the file that `--config` names, or None, and the other arguments.
 
     Raises:
-        InvalidConfigError: If it names none, or is given twice.
+        InvalidConfigError: If `--config` has no value, or is given twice.
     """
     rest: list[str] = []
     path: str | None = None
@@ -64,17 +64,17 @@ def take_config(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
-    """Return the mapping that a YAML file holds.
+    """Read a YAML file that contains a mapping.
 
     Raises:
-        InvalidConfigError: If it cannot be read, or holds something else (an empty one holds nothing).
+        InvalidConfigError: If the file cannot be read, or contains anything else. (An empty file contains None.)
     """
     import yaml  # type: ignore[import-untyped]
 
     try:
         with open(path, encoding="utf-8") as file:
             content = yaml.safe_load(file)
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:  # a date that is none is a ValueError
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:  # an impossible date is a ValueError
         raise InvalidConfigError(f"--config {path} cannot be read: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict):
         raise InvalidConfigError(f"--config {path} has {content!r:.80}; it must be a mapping, `option: value` a line.")
@@ -82,15 +82,15 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
 
 
 def set_process_environment(variables: Any, path: str | Path | None, played: str = "environment") -> None:
-    """Set the variables of the process that a YAML file has under `env`, as TRL does.
+    """Set the environment variables that a YAML file lists under `env`, as TRL does.
 
     Args:
-        variables: What stands there; None: nothing does.
+        variables: The value of `env` in the file; None if the file does not have the key.
         path: The file.
-        played: The key under which the file says what is played, for the error.
+        played: The key for the environment to play. The error message suggests it.
 
     Raises:
-        InvalidConfigError: If it is no mapping.
+        InvalidConfigError: If `variables` is not a mapping, or a variable cannot be set.
     """
     if variables is not None and not isinstance(variables, Mapping):
         raise InvalidConfigError(
@@ -108,9 +108,9 @@ def apply_config(parser: CommandParser, arguments: Sequence[str], off: Collectio
     """Set the defaults of a parser from `--config FILE`; return the remaining arguments.
 
     Args:
-        parser: Of a command.
-        arguments: Its arguments, with options spelled as it has them.
-        off: Destinations of flags that the command line turns off.
+        parser: The parser of a command.
+        arguments: The command's arguments, with its options spelled as the parser defines them.
+        off: Destinations of the flags that the command line turns off.
 
     Raises:
         InvalidConfigError: If the file cannot be read, a key is unknown, or a value is refused.
@@ -140,7 +140,7 @@ def apply_config(parser: CommandParser, arguments: Sequence[str], off: Collectio
 
 
 def _actions_by_key(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
-    """Return {key of a file, with underscores: action}."""
+    """Return the parser's actions by their keys in a file, written with underscores."""
     actions: dict[str, argparse.Action] = {}
     for action in parser._actions:
         names = [name.lstrip("-") for name in action.option_strings]
@@ -153,7 +153,7 @@ def _actions_by_key(parser: argparse.ArgumentParser) -> dict[str, argparse.Actio
 
 
 def _read(parser: CommandParser, actions: Mapping[str, argparse.Action], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return {destination: value} of a file, converted and checked."""
+    """Return the values of a file by destination, converted and checked."""
     options: list[str] = []
     found: dict[str, Any] = {}
     for key, value in values.items():
@@ -170,10 +170,10 @@ def _read(parser: CommandParser, actions: Mapping[str, argparse.Action], values:
 
 
 def _as_given(action: argparse.Action, key: str, value: Any) -> list[str]:
-    """Return the command-line arguments equal to a line of a file.
+    """Return the command-line arguments that are equivalent to a line of a file.
 
     Raises:
-        InvalidConfigError: If the option takes no such value.
+        InvalidConfigError: If the option does not accept such a value.
     """
     name = max(action.option_strings, key=len, default="")
     if isinstance(action, argparse._StoreTrueAction | argparse._StoreConstAction):
@@ -207,7 +207,7 @@ def _as_text(action: argparse.Action, key: str, value: Any) -> str:
 
 
 def _parsed(parser: CommandParser, arguments: Sequence[str]) -> dict[str, Any]:
-    """Return the given arguments, converted and checked, without defaults; none are required."""
+    """Parse, convert and check the given arguments. Defaults are left out, and required arguments may be missing."""
     with _nothing_required(parser):
         namespace, further = Grammar.parse_known_args(parser, arguments, argparse.Namespace())
     if further:
@@ -235,6 +235,6 @@ def _relaxed(action: argparse.Action) -> Any:
 
 
 def _excluded(parser: argparse.ArgumentParser, given: Collection[str]) -> set[str]:
-    """Return the destinations of options that exclude the given ones."""
+    """Return the destinations of all options in a mutually exclusive group with a given option."""
     groups = [{action.dest for action in group._group_actions} for group in parser._mutually_exclusive_groups]
     return {dest for group in groups if group & set(given) for dest in group}

@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Say what is found, and return the exit code: 1 if the model cannot be trained on as it is."""
+    """Print the findings, and return the exit code: 1 if the model cannot be trained as it is."""
     from llm_envs import doctor
     from llm_envs.chat.codec import ChatCodec
     from llm_envs.policies.inference.loading import load_tokenizer
@@ -93,7 +93,7 @@ def _read_template(path: str) -> str:
 
 
 def _configuration(name: str) -> Any:
-    """Return a model's configuration; None where there is none that can be read."""
+    """Return a model's configuration; None if it is missing or cannot be read."""
     from transformers import AutoConfig
 
     try:

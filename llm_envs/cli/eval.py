@@ -1,6 +1,6 @@
 """`llm-envs eval`: measure a player on tasks, or score again what was played, compare, and fail below a threshold.
 
-Exit codes: 0 every threshold is reached, 1 one is not (or it did not work), 2 it was asked wrongly.
+Exit codes: 0 if every threshold is reached, 1 if one is not or the evaluation fails, 2 for wrong usage.
 """
 
 from __future__ import annotations
@@ -134,13 +134,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    """Refuse what goes together with nothing."""
+    """Refuse combinations of options that contradict each other."""
     check_tracking(arguments)
     if arguments.replay is not None:
         given = ["--model"] * (arguments.model is not None) + ["--policy"] * (arguments.policy is not None)
         given += ["--resume"] * arguments.resume + arguments.envs[:1]
         settled = ["n", "samples", "seed", "env_kwargs", "max_turns", "max_step_s", "workers", "window"]
-        settled += [] if arguments.suite else ["split", "difficulty", "exclude"]  # a suite's tasks have theirs from it
+        settled += [] if arguments.suite else ["split", "difficulty", "exclude"]  # the suite sets these for its tasks
         given += [
             f"-{'-' * (len(name) > 1)}{name.replace('_', '-')}"
             for name in settled
@@ -193,7 +193,7 @@ def _suite(arguments: argparse.Namespace) -> Suite:
 
 
 def _thresholds(results: Results, arguments: argparse.Namespace) -> Suite:
-    """Return what is asked of each task of a run that was played before."""
+    """Return the thresholds for each task of a stored run."""
     from llm_envs.evaluation.suite import Suite, SuiteEntry, Thresholds
 
     asked = Thresholds(**{name: getattr(arguments, name) for name in THRESHOLDS})
@@ -252,7 +252,7 @@ def _play(arguments: argparse.Namespace, suite: Suite) -> Results:
     settings = player_settings(arguments) | ({} if arguments.window is None else {"window": arguments.window})
     own = run_settings(SuiteSource(suite), group_size=suite.samples, seed=suite.seed, **collector)
     own |= suite_settings(suite, **settings)
-    if arguments.out is not None:  # a model may take minutes to load: say before that what can be said
+    if arguments.out is not None:  # a model may take minutes to load, so report these errors first
         kept = resumable_settings(arguments.out, suite) if arguments.resume else {}
         check_folder(arguments.out, own | kept, resume=arguments.resume)
         if (Path(arguments.out) / MANIFEST_NAME).exists():

@@ -36,14 +36,14 @@ WRONGLY_ASKED = (InvalidConfigError, UnknownTaskError)
 
 
 class Command(NamedTuple):
-    """One command: where it is, and what it is for."""
+    """One command: its module, and its description."""
 
     module: str
     about: str
     add: str = "add_arguments"
-    """The function of the module that adds its arguments to a parser."""
+    """Name of the module's function that adds the arguments to a parser."""
     run: str = "run"
-    """The function of the module that does it."""
+    """Name of the module's function that runs the command."""
     reads_config: bool = True
 
 
@@ -75,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         SystemExit: With 0 for `--help` and `--version`, with 2 for an invalid command line.
     """
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed by whoever started us (`2>&-`): there is nobody to tell
+        if getattr(sys, name) is None:  # the caller closed the stream (`2>&-`), so nobody reads it
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     given, is_debug = take_debug(sys.argv[1:] if argv is None else argv)
     if "_ARGCOMPLETE" in os.environ:
@@ -93,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("llm-envs: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        # Whoever read our output has enough (`| head`). Python would complain again when it closes standard output.
+        # The reader of our output has closed it (`| head`). Python would report that again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:

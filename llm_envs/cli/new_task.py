@@ -66,20 +66,20 @@ pytest
 
 @dataclass(frozen=True, slots=True)
 class NewTask:
-    """What a task is called, in all its forms.
+    """The name of a task in all its forms.
 
     Raises:
-        InvalidConfigError: If the name is no Python identifier, or the id is taken.
+        InvalidConfigError: If the name is not a Python identifier, or the id is taken.
     """
 
     name: str
     """Words with underscores: `word_ladder`."""
     kind: str
-    """Of `KINDS`."""
+    """One of `KINDS`."""
     namespace: str
 
     def __post_init__(self) -> None:
-        """Check what the names will become."""
+        """Check the name, the namespace and the id."""
         if re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", self.name) is None or keyword.iskeyword(self.name):
             raise InvalidConfigError(
                 f"the name is {self.name!r}; it must be words in lower case with underscores, such as word_ladder."
@@ -145,7 +145,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def files_of_package(task: NewTask) -> dict[str, str]:
-    """Return the files of a package of its own, by path."""
+    """Return the files of a separate package, by path."""
     names = {"distribution": task.name.replace("_", "-"), "id": task.id, "cls": task.cls, "package": task.name}
     names["module"] = f"{task.name}.task"
     return {
@@ -158,10 +158,10 @@ def files_of_package(task: NewTask) -> dict[str, str]:
 
 
 def files_in_suite(task: NewTask, family: str, root: Path) -> dict[str, str]:
-    """Return the files of a task of the suite, by path; among them `pyproject.toml` with its entry point.
+    """Return the files of a task in the suite, by path. They include `pyproject.toml` with the new entry point.
 
     Raises:
-        InvalidConfigError: If there is no such family.
+        InvalidConfigError: If the family does not exist.
     """
     families = sorted(path.parent.name for path in (root / "tasks").glob("[a-z]*/__init__.py"))
     if family not in families:
@@ -177,10 +177,10 @@ def files_in_suite(task: NewTask, family: str, root: Path) -> dict[str, str]:
 
 
 def write_files(root: Path, files: Mapping[str, str]) -> list[Path]:
-    """Write files below a folder; nothing is overwritten but a `pyproject.toml` that gains a line.
+    """Write files below a folder. The only file that may exist is a `pyproject.toml` that gains a line.
 
     Raises:
-        InvalidConfigError: If a file is there already; then none is written.
+        InvalidConfigError: If another file exists. No file is written then.
     """
     paths = {root / name: text for name, text in files.items()}
     for path, text in paths.items():
@@ -196,7 +196,7 @@ def write_files(root: Path, files: Mapping[str, str]) -> list[Path]:
 
 
 def _without(text: str) -> list[str]:
-    """Return all texts that have one line less."""
+    """Return every text that results from deleting one line."""
     lines = text.splitlines(keepends=True)
     return ["".join(lines[:i] + lines[i + 1 :]) for i in range(len(lines))]
 
@@ -221,7 +221,7 @@ def _filled(file: str, task: NewTask) -> str:
 
 
 def _require_checkout(folder: Path) -> None:
-    """Refuse any folder but the root of a checkout of the suite."""
+    """Raise an error unless the folder is the root of a checkout of the suite."""
     path = folder / "pyproject.toml"
     try:
         is_suite = tomllib.loads(path.read_text(encoding="utf-8"))["project"]["name"] == "llm-envs"

@@ -1,7 +1,7 @@
 """The parser of all commands: options with dashes or underscores, no abbreviations, errors in one line.
 
-`Grammar` goes in front of any argparse parser, TRL's too; `CommandParser` is that of the commands here, which read
-their options from a YAML file as well (`config_file`).
+`Grammar` can be a base class of any argparse parser, including TRL's. `CommandParser` is the parser of the commands
+here, which can also read their options from a YAML file (`config_file`).
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from llm_envs.errors import InvalidConfigError, did_you_mean
 __all__ = ["CommandParser", "Grammar", "option_names", "take_debug", "words"]
 
 _PARSERS = (argparse.PARSER, argparse.REMAINDER)
-"""Arguments behind which all words belong to another parser."""
+"""Kinds of arguments after which all words belong to another parser."""
 
 
 def words(arguments: Sequence[str]) -> list[int]:
-    """Return the positions of the arguments that are not options; after `--` all are."""
+    """Return the positions of the positional arguments: those without a leading dash, and all after `--`."""
     end = arguments.index("--") if "--" in arguments else len(arguments)
     return [place for place, text in enumerate(arguments) if place > end or not text.startswith("-")]
 
@@ -41,7 +41,7 @@ def take_debug(arguments: Sequence[str]) -> tuple[list[str], bool]:
 
 
 def option_names(parser: argparse.ArgumentParser) -> list[str]:
-    """Return the options of a parser that its help shows: the long ones, and the short ones that have none."""
+    """Return the options that the parser's help shows: long names, or short names of options without a long one."""
     shown = [action for action in parser._actions if action.option_strings and action.help != argparse.SUPPRESS]
     return [
         name
@@ -54,17 +54,17 @@ class Grammar(argparse.ArgumentParser):
     """A parser that accepts dashes and underscores, refuses abbreviations, and raises errors as one line."""
 
     is_completing = False
-    """Whether an unfinished line is completed; then unknown options are left to argparse."""
+    """Whether the shell is completing an unfinished line. Unknown options are then left to argparse."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"allow_abbrev": False} | kwargs)
         self._negative_number_matcher = re.compile(r"-\.?\d")  # as in later Pythons: -1e-3 too is a number
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse as argparse does, after the options are spelled as the parser has them.
+        """Parse as argparse does, after normalising the spelling of the options.
 
         Raises:
-            InvalidConfigError: If one is unknown; names the nearest.
+            InvalidConfigError: If an option is unknown. The message suggests the nearest one.
         """
         return super().parse_known_args(self.spell(sys.argv[1:] if args is None else args), namespace)
 
@@ -76,10 +76,10 @@ class Grammar(argparse.ArgumentParser):
         return parsed
 
     def spell(self, arguments: Sequence[str]) -> list[str]:
-        """Return arguments with each option as the parser has it.
+        """Return the arguments with each option spelled as the parser defines it.
 
         Raises:
-            InvalidConfigError: If an option is unknown; names the nearest.
+            InvalidConfigError: If an option is unknown. The message suggests the nearest one.
         """
         ends_at_word = any(action.nargs in _PARSERS for action in self._get_positional_actions())
         spelled: list[str] = []
@@ -94,13 +94,13 @@ class Grammar(argparse.ArgumentParser):
         return spelled
 
     def _is_option(self, argument: str) -> bool:
-        """Whether argparse will take it for one."""
+        """Return whether argparse will treat the argument as an option."""
         if len(argument) < 2 or argument[0] != "-":
             return False
         return self._negative_number_matcher.match(argument) is None and " " not in argument.partition("=")[0]
 
     def _known_as(self, argument: str) -> str | None:
-        """Return it with its option as the parser has it; None if there is no such option."""
+        """Return the argument with its option as the parser spells it; None if the option does not exist."""
         name, equals, value = argument.partition("=")
         body = name.lstrip("-")
         for spelling in (name, f"--{body.replace('_', '-')}", f"--{body.replace('-', '_')}", f"-{body}"):
@@ -122,12 +122,12 @@ class Grammar(argparse.ArgumentParser):
         self.error(f"{where}{name}: there is no such option{'.' + near if near else ''}", is_whole=bool(near))
 
     def error(self, message: str, *, is_whole: bool = False) -> NoReturn:
-        """Raise the error, with a hint at `--help`."""
+        """Raise an error that ends with a hint at `--help`, unless the message is complete (`is_whole`)."""
         end = "" if message.endswith((".", "?")) else "."
         raise InvalidConfigError(message if is_whole else f"{message}{end} `{self.prog} --help` lists every option.")
 
     def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
-        """Convert a text; replace argparse's "invalid VALUE" by "not a number"."""
+        """Convert a text. For numbers, replace argparse's "invalid VALUE" by "not a number"."""
         try:
             return super()._get_value(action, arg_string)
         except argparse.ArgumentError as error:
@@ -153,7 +153,7 @@ class CommandParser(Grammar):
     """
 
     read_config: Callable[[CommandParser, list[str], set[str]], list[str]] | None = None
-    """Adds the values of the `--config` file; None: the command takes no file."""
+    """Sets the values of the `--config` file as defaults; None if the command does not read a file."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"formatter_class": argparse.RawDescriptionHelpFormatter} | kwargs)
@@ -162,7 +162,7 @@ class CommandParser(Grammar):
         """Parse as argparse does; `--config FILE` supplies the options that are not given.
 
         Raises:
-            InvalidConfigError: If something is wrong, in the file or on the command line.
+            InvalidConfigError: If the file or the command line has an error.
         """
         given, off = self._take_off(sys.argv[1:] if args is None else args)
         given = self.spell(given)
@@ -171,7 +171,7 @@ class CommandParser(Grammar):
         return super().parse_known_args(given, namespace)
 
     def flags(self) -> Mapping[str, argparse.Action]:
-        """Return {option: action} of the options that take no value and are off by default."""
+        """Return the options that take no value and are off by default, each with its action."""
         kinds = (argparse._StoreTrueAction, argparse._StoreConstAction)
         return {name: action for name, action in self._option_string_actions.items() if isinstance(action, kinds)}
 
@@ -187,5 +187,5 @@ class CommandParser(Grammar):
         return [text for place, text in enumerate(arguments) if place not in taken], set(taken.values())
 
     def add_examples(self, text: str) -> None:
-        """Put examples at the help's end, before what is there."""
+        """Add examples to the end of the help, before the present epilog."""
         self.epilog = f"\nexamples:\n{text.strip(chr(10))}\n{self.epilog or ''}"

@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 class HumanPolicy:
-    """A person at the terminal: what a model would be shown is printed, and one line is read for each turn."""
+    """A person at the terminal: prints the text that a model would see, and reads one line per turn."""
 
     def __init__(self, has_left: threading.Event | None = None) -> None:
         self.has_left = has_left or threading.Event()
@@ -52,11 +52,11 @@ class HumanPolicy:
         self._has_begun = False
 
     def for_episode(self, seed: int) -> HumanPolicy:
-        """Return a policy that has shown nothing yet; see `policies.base.EpisodicPolicy`."""
+        """Return a new policy that has printed nothing yet; see `policies.base.EpisodicPolicy`."""
         return HumanPolicy(self.has_left)
 
     def act(self, env: gym.Env[str, str], observation: str) -> str:
-        """Print what there is to see, and read the reply."""
+        """Print the new messages, and read the reply."""
         if self.has_left.is_set():
             raise EOFError("the input has ended")
         if not self._has_begun:
@@ -75,7 +75,7 @@ class HumanPolicy:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Play, and print what happened."""
+    """Play, and print the episodes."""
     from llm_envs.policies.scripted import OraclePolicy, RandomPolicy
     from llm_envs.registration import task_spec
     from llm_envs.rollout import Collector
@@ -131,13 +131,13 @@ def _show(episodes: Sequence[Trajectory], *, only_the_end: bool) -> None:
 
 
 def _last_words(episode: Trajectory) -> list[str]:
-    """Return what a person has not seen yet: what followed their last turn, and how the episode ended."""
+    """Return the lines that the person has not seen yet: the messages after their last turn, and the outcome."""
     words: list[str] = []
     for message in reversed(episode.messages):
         if message.role == "assistant":
             break
         words.insert(0, message.content)
-    if last := episode.metadata.get("final_observation"):  # nobody was to answer it, so it is no message
+    if last := episode.metadata.get("final_observation"):  # it needs no answer, so it is not in `messages`
         words.append(str(last))
     return [
         *(words if episode.turns else []),

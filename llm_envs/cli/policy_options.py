@@ -33,7 +33,7 @@ __all__ = ["ENGINES", "add_player_arguments", "check_player", "open_player", "pl
 
 PolicyAndCodec = tuple["Policy", "ChatCodec | None"]
 
-# What an option is for; everything else refuses it. `--serve N` is an engine of its own here.
+# The options that each kind of policy takes; it refuses the others. Here `--serve N` counts as a separate engine.
 _TAKES = {
     "transformers": set[str](),
     "vllm": set[str](),
@@ -43,10 +43,10 @@ _TAKES = {
     "script": {"tokenizer"},
 }
 MODEL_ENGINES = ["transformers", "vllm", "server", "api"]
-"""What `--engine` takes, and `--policy` beside the scripts."""
+"""The values of `--engine`. `--policy` takes them too, besides the scripts."""
 
 LIST_TIMEOUT_S = 60.0
-"""For a server to say which models it has."""
+"""Longest wait for a server to list its models."""
 
 _OPTIONS = sorted(set().union(*_TAKES.values()))
 
@@ -55,8 +55,8 @@ def add_player_arguments(parser: argparse.ArgumentParser, policies: Sequence[str
     """Add the policy options.
 
     Args:
-        parser: Of the command.
-        policies: Names of scripts that `--policy` takes, the default first.
+        parser: The command's parser.
+        policies: Names of the scripts that `--policy` takes; the first is the default.
     """
     parser.set_defaults(default_policy=policies[0])
     group = parser.add_argument_group("policy")
@@ -112,13 +112,13 @@ def add_player_arguments(parser: argparse.ArgumentParser, policies: Sequence[str
 
 
 def check_player(arguments: argparse.Namespace) -> None:
-    """Check that the options fit one another, and that folders are there; nothing is loaded.
+    """Check that the options are compatible and that local folders exist, without loading anything.
 
-    Of `--model URL` without a name, the server is asked which models it has.
+    For `--model URL` without a name, ask the server which models it has.
 
     Raises:
-        InvalidConfigError: If not.
-        BridgeError: If that server cannot be reached.
+        InvalidConfigError: If the options conflict, or a folder does not exist.
+        BridgeError: If the server cannot be reached.
     """
     _settle(arguments)
     kind, given = _kind(arguments), [name for name in _OPTIONS if getattr(arguments, name) is not None]
@@ -159,25 +159,26 @@ def player_settings(arguments: argparse.Namespace) -> dict[str, Any]:
 def open_player(
     arguments: argparse.Namespace, scripts: Mapping[str, Callable[[], Policy]]
 ) -> AbstractContextManager[PolicyAndCodec]:
-    """Make what plays; leaving the block closes it, and ends what was started for it.
+    """Create the policy. Leaving the block closes it and stops the servers that were started for it.
 
     Args:
-        arguments: What `add_player_arguments` was given.
-        scripts: `--policy NAME` -> what makes it.
+        arguments: The parsed options of `add_player_arguments`.
+        scripts: `--policy NAME` -> a function that creates the policy.
 
     Raises:
-        InvalidConfigError: As `check_player`, at once; what cannot be loaded or reached, on entering.
-        MissingExtraError: If the engine is not installed; names the extra.
+        InvalidConfigError: At once, like `check_player`; or on entering the block, if something cannot be loaded or
+            reached.
+        MissingExtraError: If the engine is not installed. The message names the extra.
     """
     check_player(arguments)
     return _opened(arguments, scripts)
 
 
 def _settle(arguments: argparse.Namespace) -> None:
-    """Say what was asked for in one way: a script in `policy`, or else `model`, `engine` and `url`.
+    """Normalise the options: a script is in `policy`; a model is in `model`, `engine` and `url`.
 
     Raises:
-        InvalidConfigError: If it contradicts itself.
+        InvalidConfigError: If the options contradict each other.
     """
     policy, model = arguments.policy, arguments.model
     if policy in MODEL_ENGINES:
@@ -200,7 +201,7 @@ def _settle(arguments: argparse.Namespace) -> None:
 
 
 def _settle_address(arguments: argparse.Namespace, url: str) -> None:
-    """Put an address given as the model where an address belongs."""
+    """Move an address that was given as `--model` to `url`."""
     if arguments.url:
         raise InvalidConfigError("--model and --url are both addresses: give one, and the name as --model.")
     if arguments.serve is not None or arguments.engine not in (None, "api"):
@@ -214,7 +215,7 @@ def _settle_address(arguments: argparse.Namespace, url: str) -> None:
 
 
 def _only_model(url: str) -> str:
-    """Ask a server which models it has, and return the only one's name."""
+    """Return the name of a server's only model."""
     httpx = import_httpx()
     root = url.rstrip("/")
     address = f"{root if root.endswith('/v1') else root + '/v1'}/models"
@@ -287,7 +288,7 @@ def _server(
 def _serve(arguments: argparse.Namespace) -> Iterator[PolicyAndCodec]:
     from llm_envs.policies.vllm.launcher import start_servers
 
-    n, key = arguments.serve, os.environ.get("VLLM_API_KEY")  # which the servers heed
+    n, key = arguments.serve, os.environ.get("VLLM_API_KEY")  # vLLM's servers read this variable too
     print(f"llm-envs: starting {n} vllm serve of {arguments.model} ...", file=sys.stderr)
     with start_servers(
         arguments.model,
@@ -323,7 +324,7 @@ ENGINES: dict[str, Callable[[argparse.Namespace], AbstractContextManager[PolicyA
     "serve": _serve,
     "api": _api,
 }
-"""What runs a model -> what makes a policy of it, and its codec, for the time of a block."""
+"""The kind of engine -> a context manager that gives a policy and its codec."""
 
 
 @contextmanager
@@ -345,10 +346,10 @@ def _codec(tokenizer: str | None) -> ChatCodec | None:
 
 
 def _one_gpu_each(n: int) -> list[str] | None:
-    """Return a GPU for each server, of those that this process may see; None where there are none.
+    """Return a GPU for each server, from those that this process may see; None if it sees no GPU.
 
     Raises:
-        InvalidConfigError: If there are fewer than servers.
+        InvalidConfigError: If there are fewer GPUs than servers.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
@@ -370,7 +371,7 @@ def _one_gpu_each(n: int) -> list[str] | None:
 
 
 def _kind(arguments: argparse.Namespace) -> str:
-    """Return which entry of `ENGINES` is asked for, or "script"."""
+    """Return the requested entry of `ENGINES`, or "script"."""
     if arguments.model is None:
         return "script"
     if arguments.serve is not None:

@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the page, say what it lacks, and show it if asked to."""
+    """Write the page, print the notes about missing parts, and open the page if requested."""
     from llm_envs.report.site import MAX_TOKENS, write_report
 
     for path in arguments.runs:

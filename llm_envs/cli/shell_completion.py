@@ -1,8 +1,8 @@
 """Shell completion: `llm-envs completion SHELL` prints the script, and `complete` answers the shell.
 
-A shell asks by running `llm-envs` with `_ARGCOMPLETE` in its environment; only then is argcomplete imported. Neither
-tasks nor trainings are: ids come from entry points, levels from the source of the task that is typed already, a
-training's options from its entry point in the group `llm_envs.train_options`.
+A shell requests completions by running `llm-envs` with `_ARGCOMPLETE` in its environment; only then is argcomplete
+imported. Tasks and trainings are never imported. Task ids come from entry points, levels from the source of the task
+on the line, and a training's options from its entry point in the group `llm_envs.train_options`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def complete(parser: CommandParser) -> None:
     """Print the completions of the line and end the process.
 
     Args:
-        parser: The whole command line's.
+        parser: The parser of the whole command line.
     """
     import argcomplete
 
@@ -69,7 +69,7 @@ def complete(parser: CommandParser) -> None:
                 action.completer = completer
     argcomplete.autocomplete(
         parser,
-        always_complete_options="long" if "train" in typed[:-1] else False,  # nothing but options follows its name
+        always_complete_options="long" if "train" in typed[:-1] else False,  # only options follow a training's name
         default_completer=argcomplete.completers.SuppressCompleter(),
     )
 
@@ -164,7 +164,7 @@ def _splits(**_: Any) -> tuple[str, ...]:
 
 
 def _levels_typed(prefix: str, parsed_args: argparse.Namespace, **_: Any) -> list[str]:
-    """Return the levels of the tasks that are typed already; behind a comma too."""
+    """Return the levels of the tasks on the line, also after a comma."""
     one = getattr(parsed_args, "environment", None)
     typed = [one] if one is not None else getattr(parsed_args, "envs", None) or []
     before = prefix[: prefix.rfind(",") + 1]
@@ -172,10 +172,10 @@ def _levels_typed(prefix: str, parsed_args: argparse.Namespace, **_: Any) -> lis
 
 
 def levels(task_id: str) -> list[str]:
-    """Return the names of a task's levels as its source lists them; none where they are not listed there.
+    """Return the names of a task's levels that its source lists, if any.
 
     Args:
-        task_id: Of a registered task; of any other there are none.
+        task_id: A task's id. The result is empty if it is not registered.
     """
     from llm_envs.errors import UnknownTaskError
     from llm_envs.registration import task_spec

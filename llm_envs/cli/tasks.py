@@ -35,7 +35,7 @@ examples:
 
 
 def add_list_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what `list_tasks` takes."""
+    """Add the arguments of `list_tasks`."""
     parser.add_argument("--family", action="append", metavar="NAME", help="tasks of this family (repeatable)")
     turns = parser.add_mutually_exclusive_group()
     turns.add_argument("--single-turn", action="store_true", help="tasks with one question and one reply")
@@ -49,7 +49,7 @@ def add_list_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def list_tasks(arguments: argparse.Namespace) -> None:
-    """Print the tasks that were asked for, with a line about each."""
+    """Print the requested tasks, one line each."""
     from llm_envs.checker.catalogue import family_of, summary
     from llm_envs.registration import task_ids
 
@@ -76,7 +76,7 @@ def list_tasks(arguments: argparse.Namespace) -> None:
 
 
 def _cards(ids: Iterable[str]) -> tuple[dict[str, TaskCard], dict[str, str]]:
-    """Return the cards, and of the tasks that cannot be made why not."""
+    """Return the cards, and the errors of the tasks that cannot be made."""
     from llm_envs.checker.catalogue import describe
 
     cards, broken = {}, {}
@@ -99,7 +99,7 @@ def _is_wanted(card: TaskCard, arguments: argparse.Namespace) -> bool:
 
 
 def add_check_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what `check` takes."""
+    """Add the arguments of `check`."""
     parser.add_argument("envs", nargs="*", metavar="ENV", help="a task id")
     parser.add_argument("--all", action="store_true", help="every registered task")
     parser.add_argument("--namespace", metavar="NAME", help="with --all: only NAME/...")
@@ -116,7 +116,7 @@ def add_check_arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Checked:
-    """What came of one check."""
+    """The result of one check."""
 
     label: str
     failure: str | None
@@ -124,7 +124,7 @@ class _Checked:
 
 
 def check(arguments: argparse.Namespace) -> int:
-    """Check the tasks that were asked for; print what fails and why, with the seed that shows it."""
+    """Check the requested tasks; print each failure with its reason and the seed that shows it."""
     work = list(_work(arguments))
     failed = 0
     started = time.perf_counter()
@@ -175,7 +175,7 @@ def _check_all(work: Sequence[tuple[str, dict[str, Any], bool]], jobs: int) -> I
 
 
 def _check_one(task_id: str, kwargs: Mapping[str, Any], thorough: bool) -> _Checked:
-    import llm_envs  # noqa: F401  # a new process knows of no task yet
+    import llm_envs  # noqa: F401  # registers the tasks, in a new process
     from llm_envs.checker.check import QUICK, THOROUGH, check_task
 
     label = " ".join([task_id, *map(str, kwargs.values())])

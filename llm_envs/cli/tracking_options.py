@@ -16,7 +16,7 @@ __all__ = ["add_tracking_arguments", "check_tracking", "tracker_of"]
 
 
 def add_tracking_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add where the numbers go."""
+    """Add the options for trackers."""
     group = parser.add_argument_group("logging")
     group.add_argument(
         "--report-to",
@@ -34,10 +34,10 @@ def add_tracking_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def check_tracking(arguments: argparse.Namespace) -> None:
-    """Check that the options fit one another; nothing is begun.
+    """Check that the options are compatible, without starting a tracker.
 
     Raises:
-        InvalidConfigError: If not.
+        InvalidConfigError: If they conflict.
     """
     names = arguments.report_to or ["none"]
     if "none" in names and len(set(names)) > 1:
@@ -52,11 +52,11 @@ def check_tracking(arguments: argparse.Namespace) -> None:
 def tracker_of(
     arguments: argparse.Namespace, config: Mapping[str, Any]
 ) -> contextlib.AbstractContextManager[RunLogger | None]:
-    """Make the logger that `add_tracking_arguments` was asked for; None where none was.
+    """Create the logger that the options request; None if they request none.
 
     Raises:
-        InvalidConfigError: As `check_tracking`.
-        MissingExtraError: As `tracker_logger`.
+        InvalidConfigError: Like `check_tracking`.
+        MissingExtraError: Like `tracker_logger`.
     """
     from llm_envs.evaluation.results import installed_versions
 

@@ -12,11 +12,11 @@ from llm_envs.errors import InvalidConfigError, did_you_mean
 __all__ = ["TRAIN_COMMANDS", "add_arguments", "run"]
 
 TRAIN_COMMANDS = "llm_envs.train_commands"
-"""Entry-point group of `llm-envs train NAME`: each loads to a function that takes the arguments after NAME, a list of
-strings, and returns an exit code or None."""
+"""Entry-point group of `llm-envs train NAME`. Each entry point is a function from the list of arguments after NAME to
+an exit code or None."""
 
 OLD_NAME = r"`(is_)?gradient_checkpointing\w*` is deprecated"
-"""What transformers says of a name that TRL and PEFT use, whatever a user asks for: nothing that they could change."""
+"""Warnings of transformers about a name that TRL and PEFT use. Users cannot do anything about them."""
 
 EXAMPLES = """
 examples:
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int | None:
-    """Hand the arguments to the training, or print the names of all."""
+    """Pass the arguments to the training, or print the names of all trainings."""
     from llm_envs.registration import installed_entry_points
 
     commands: dict[str, EntryPoint] = {found.name: found for found in installed_entry_points(TRAIN_COMMANDS)}

@@ -21,7 +21,7 @@ Curves = Mapping[str, list[tuple[float, float]]]
 
 STATE_NAME = "trainer_state.json"
 METRICS = re.compile(r"(?:(?P<stage>.+?)[_.-]?)?metrics\.(?:jsonl|csv)")
-"""`metrics.jsonl`, `metrics.csv`, and of one stage of several `sft_metrics.jsonl`."""
+"""`metrics.jsonl`, `metrics.csv`, and `sft_metrics.jsonl` for one of several stages."""
 
 MAX_POINTS = 2000
 """Points of one curve that the page keeps, evenly spaced: a screen has no more columns."""
@@ -32,7 +32,7 @@ def read_curves(run: Path, notes: list[str]) -> dict[str, list[tuple[float, floa
 
     Args:
         run: A trainer's `output_dir`: its `trainer_state.json`, or else that of the last readable checkpoint, and the
-            files of `reporting.jsonl_logger` and `csv_logger` whose names end with `metrics`. The text before that
+            files of `tracking.loggers.jsonl_logger` and `csv_logger` whose names end with `metrics`. The text before that
             names a stage: `loss` in `sft_metrics.jsonl` is `sft/loss`. If a step was logged twice, the later record
             counts.
         notes: Gets a line for each file that cannot be read.
@@ -83,11 +83,11 @@ def _is_number(value: Any) -> bool:
         return False
     try:
         return math.isfinite(value)
-    except OverflowError:  # a whole number of hundreds of digits
+    except OverflowError:  # an integer with hundreds of digits
         return False
 
 
 def _thinned(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Keep at most `MAX_POINTS`, evenly spaced, the last among them."""
+    """Return at most `MAX_POINTS` evenly spaced points, including the last."""
     stride = math.ceil(len(points) / MAX_POINTS)
     return points if stride <= 1 else points[::-1][::stride][::-1]

@@ -1,7 +1,7 @@
 """One episode as the report's page takes it: a line of the table, and the details that are drawn when it is opened.
 
 Everything that a model, a tool or an environment wrote goes through `visible_text`: control characters, marks that
-reorder text and lone surrogates are shown as symbols. That it never becomes markup is the page's doing (`page/`).
+reorder text and lone surrogates are shown as symbols. The page itself makes sure that no text becomes markup (`page/`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ COLUMNS = (
     "run", "env", "seed", "member", "group", "problem", "settings", "outcome", "reward", "turns", "tokens", "stop",
     "seconds", "begins", "chunk",
 )  # fmt: skip
-"""Of the table of episodes. `env`, `group`, `problem`, `settings`, `stop` and `begins` are numbers of `Names`."""
+"""The table of episodes. `env`, `group`, `problem`, `settings`, `stop` and `begins` are numbers from `Names`."""
 
 OUTCOMES = ("success", "failure", "errored", "unscored")
 BEGINS = 90
@@ -33,22 +33,22 @@ EXACT = 2**53
 
 @dataclass(slots=True)
 class Names:
-    """Texts that many episodes share, each kept once: kind -> text -> its number."""
+    """Texts that many episodes share, each stored once: kind -> text -> its number."""
 
     of: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def number(self, kind: str, text: str) -> int:
-        """Return the number of a text, a new one where it is new."""
+        """Return the number of a text; a new text gets the next number."""
         known = self.of.setdefault(kind, {})
         return known.setdefault(text, len(known))
 
     def texts(self) -> dict[str, list[str]]:
-        """Return all texts by kind, each at the place of its number."""
+        """Return the texts of each kind, in the order of their numbers."""
         return {kind: [visible_text(text) for text in known] for kind, known in self.of.items()}
 
 
 def table_line(trajectory: Trajectory, run: int, part: int, names: Names) -> list[Any]:
-    """Return an episode's values of `COLUMNS`, but the last, `chunk`."""
+    """Return an episode's values of `COLUMNS`, except the last one, `chunk`."""
     settings = json.dumps(dict(trajectory.env_kwargs), sort_keys=True, ensure_ascii=False, default=str)
     seed = trajectory.seed if abs(trajectory.seed) < EXACT else str(trajectory.seed)
     is_scored = trajectory.status == "ok"
@@ -82,14 +82,14 @@ class Details:
     """Makes the details of episodes, within what one page can hold.
 
     Args:
-        names: Where system prompts and tools are kept once.
-        max_tokens: Tokens that all episodes together may bring; rows of an episode that goes beyond are left out.
-        max_characters: Characters of all conversations; an episode that goes beyond keeps its numbers only.
+        names: Stores each system prompt and list of tools once.
+        max_tokens: Limit on the tokens of all episodes together. An episode that exceeds it is shown without rows.
+        max_characters: Limit on the characters of all conversations. An episode that exceeds it keeps only its numbers.
     """
 
     def __init__(self, names: Names, *, max_tokens: int, max_characters: int) -> None:
         self.token_ids: dict[int, set[int]] = {}
-        """Run -> token ids of it that are on the page."""
+        """Run -> its token ids that are on the page."""
         self.without_tokens = 0
         """Episodes whose rows were left out."""
         self.without_text = 0
@@ -97,7 +97,7 @@ class Details:
         self._names, self._tokens_left, self._characters_left = names, max_tokens, max_characters
 
     def of(self, trajectory: Trajectory, run: int) -> dict[str, Any]:
-        """Return what the page shows of one episode, as JSON types.
+        """Return the details of one episode as JSON types.
 
         `m` messages [role, text or the number of a shared one, calls?], `t` turns, `r` rows, `e` error, `tools` the
         number of the tools' text, `group` the group's id, `meta` the metadata.

@@ -2,8 +2,8 @@
 
 A run is the folder of a `TrajectoryWriter` (`llm-envs collect`), an evaluation's folder with `results.json`, a
 trainer's `output_dir` with `trajectories/process-*`, a folder whose `trajectories/` holds named runs
-(`examples/demo.py`), or a single file of trajectories or results. What a kill left half-written is read as far as it
-goes, and said.
+(`examples/demo.py`), or a single file of trajectories or results. A half-written file is read up to the damage, and the
+report notes it.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ class ReportRun:
 
     path: Path
     name: str
-    """Short, and different from those of the report's other runs."""
+    """Short, and unique in the report."""
     folder_name: str = ""
     """The name of the given folder, which may have several runs."""
     parts: tuple[Path, ...] = ()
     """Folders of trajectories, or one file, in order."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Of the first part's manifest."""
+    """The settings in the first part's manifest."""
     curves: Curves = field(default_factory=dict)
     """The logged metrics, if any."""
     results: Results | None = None
@@ -51,7 +51,7 @@ class ReportRun:
     tokenizer: Path | None = None
     """A folder with the tokenizer of the run's model."""
     notes: list[str] = field(default_factory=list)
-    """Missing or damaged files, a line each. Reading adds to it."""
+    """Notes about missing or damaged files, one line each. Reading adds more."""
 
     def trajectories(self) -> Iterator[tuple[int, Trajectory]]:
         """Yield (index of the part, trajectory) in the order of finishing; a torn line is left out and noted."""
@@ -73,15 +73,15 @@ def open_runs(path: str | Path, name: str | None = None) -> list[ReportRun]:
 
     Args:
         path: A folder, or a file of trajectories or results.
-        name: How the report calls it; None is the folder's name.
+        name: The run's name in the report; None takes the folder's name.
 
     Returns:
-        One run; where `trajectories/` holds several that are no processes of one training, the training's curves under
-        the folder's own name, then each of them in the order of writing.
+        Usually one run. If `trajectories/` has several named runs (not the processes of one training), the first entry
+        has the training's curves and the folder's name, and the runs follow in the order of writing.
 
     Raises:
-        StoreError: If there is nothing that a report could show.
-        InvalidConfigError: If there are results only, and they cannot be read.
+        StoreError: If a report would have nothing to show.
+        InvalidConfigError: If the folder has only results, and they cannot be read.
     """
     run = Path(path)
     if not run.exists():
@@ -107,7 +107,7 @@ def open_runs(path: str | Path, name: str | None = None) -> list[ReportRun]:
 
 
 def _open_file(run: ReportRun) -> ReportRun:
-    """Open a file of results with the run beside it, or one of trajectories."""
+    """Open a file of results together with the run in its folder, or a file of trajectories."""
     folder = run.path.parent
     if run.path.suffix != ".json":
         run.parts = (run.path,)
@@ -118,7 +118,7 @@ def _open_file(run: ReportRun) -> ReportRun:
 
 
 def _with_settings(run: ReportRun) -> ReportRun:
-    """Read the manifest; it, or the results, may say where the model lay, and so its tokenizer."""
+    """Read the manifest. It, or the results, may name the model's folder, which has the tokenizer."""
     if run.parts and run.parts[0].is_dir():
         run.settings = read_manifest(run.parts[0]).settings
     elif run.results is not None:
@@ -130,7 +130,7 @@ def _with_settings(run: ReportRun) -> ReportRun:
 
 
 def _apart(whole: ReportRun) -> list[ReportRun]:
-    """Return the named runs of a folder separately, after the curves, which belong to all of them."""
+    """Split a folder into its named runs. The curves, which belong to all of them, come first."""
     runs = [
         ReportRun(part, f"{whole.name}/{part.name}", whole.name, (part,), tokenizer=_tokenizer(part) or whole.tokenizer)
         for part in sorted(whole.parts, key=_written_at)
@@ -144,7 +144,7 @@ def _apart(whole: ReportRun) -> list[ReportRun]:
 
 
 def _parts(run: Path, notes: list[str]) -> list[Path]:
-    """Return where the trajectories lie: here, in `trajectories/`, or in its folders, one for each process."""
+    """Return the folders with trajectories: this one, `trajectories/`, or one per process below that."""
     if (run / MANIFEST_NAME).exists():
         return [run]
     below = run / "trajectories"
@@ -157,7 +157,7 @@ def _parts(run: Path, notes: list[str]) -> list[Path]:
 
 
 def _results(run: ReportRun, *, is_all: bool) -> Results | None:
-    """Return the results that lie in the folder; those that cannot be read are noted, unless there is nothing else."""
+    """Return the folder's results. If they cannot be read, note it, or raise if the folder has nothing else."""
     if not (run.path / RESULTS_NAME).exists():
         return None
     try:
@@ -170,7 +170,7 @@ def _results(run: ReportRun, *, is_all: bool) -> Results | None:
 
 
 def _refuse(run: Path) -> None:
-    """Say what is missing, which folders below hold runs, and what of a folder without a manifest can be read."""
+    """Raise the error about a missing manifest, and name a readable file of trajectories if the folder has one."""
     single = next((path for pattern in ("*.jsonl", "*.parquet") for path in sorted(run.glob(pattern))), None)
     try:
         read_manifest(run)
@@ -188,7 +188,7 @@ def _tokenizer(run: Path) -> Path | None:
 
 
 def _episodes_of_evaluation(settings: Mapping[str, Any]) -> int:
-    """Return how many episodes an evaluation has when it is finished; 0 for another run."""
+    """Return the number of episodes of a finished evaluation; 0 if the run is not an evaluation."""
     try:
         return sum(entry.n for entry in played_entries(settings)) * int(settings.get("group_size", 1))
     except (InvalidConfigError, TypeError, ValueError):

@@ -94,6 +94,7 @@ def from_messages(
         ModelError: If the model's template refuses the conversation.
     """
     reward = _reward(reward)
+    # Join before sorting: the results after joined messages may answer calls of any of them.
     log = _in_order(_joined([_read(index, message) for index, message in enumerate(messages)]))
     if not keep_thinking:
         log = [replace(entry, thinking=None) for entry in log]
@@ -110,6 +111,7 @@ def from_messages(
         turns = [replace(turn, components={"reward": 0.0}) for turn in turns]
         turns[-1] = replace(turns[-1], reward=reward, components={"reward": reward})
     untrained = {(t.row, t.span) for t, entry in zip(turns, _assistants(log), strict=True) if not entry.trained}
+    # (-1, -1) is a turn without tokens: context, or any turn without a codec.
     rows, turns = _without(transcript.rows(), turns, untrained - {(-1, -1)})
     because = {} if scored else {"unscored_because": "the log has no reward"}
     return Trajectory(
@@ -278,6 +280,7 @@ def _in_order(log: Sequence[_Entry]) -> list[_Entry]:
         while stop < len(log) and log[stop].role == "tool":
             stop += 1
         results = log[place + 1 : stop]
+        # If ids are missing, unknown or used twice, the log's own order is the best guess.
         if len(set(ids)) == len(ids) and all(result.call_id in ids for result in results):
             out[place + 1 : stop] = sorted(results, key=lambda result: ids.index(result.call_id))
     return out
@@ -297,7 +300,7 @@ def _joined(log: Sequence[_Entry]) -> list[_Entry]:
             content="\n".join(text for text in (last.content, entry.content) if text),
             thinking="\n".join(thoughts) if thoughts else None,
             calls=last.calls + entry.calls,
-            trained=last.trained and entry.trained,
+            trained=last.trained and entry.trained,  # a joined turn is one span: all of it is trained on, or nothing
         )
     return out
 
@@ -324,6 +327,7 @@ def _one_call_a_turn(log: Sequence[_Entry]) -> list[_Entry]:
         for number, call in enumerate(entry.calls):
             own = next((result for result in results if call.id is not None and result.call_id == call.id), results[0])
             results.remove(own)
+            # Only the first turn keeps the text and the thinking; in every turn they would be trained on repeatedly.
             said = entry if number == 0 else replace(entry, content="", thinking=None)
             out += [replace(said, calls=(call,)), own]
     return out
@@ -398,6 +402,7 @@ def _replay(
         if message.role != "assistant":
             heard.append(message)
             continue
+        # Nothing was heard before the first turn: `begin` has already encoded those messages as the prompt.
         if heard:
             transcript.append_observation(tuple(heard))
             heard = []
@@ -405,7 +410,7 @@ def _replay(
             ids = None if codec is None else codec.encode_reply(message.content)
         except ModelError as error:
             raise ModelError(f"messages[{log[place].index}]: {error}") from error
-        transcript.append_reply(message, ids, None)
+        transcript.append_reply(message, ids, None)  # nobody sampled it here, so its log-probabilities are unknown
         has_tokens = ids is not None
         turns.append(
             Turn(0.0, {}, transcript.row_index if has_tokens else -1, transcript.row.n_spans - 1 if has_tokens else -1)
@@ -427,6 +432,7 @@ def _without(
         mask, logps = row.mask.copy(), row.logps.copy()
         kept: list[tuple[int, int]] = []
         for span, (start, stop) in enumerate(row.spans):
+            # Write what `RowBuilder.append_context` writes. Later spans of the row move up, so `moved` renumbers them.
             if (number, span) in untrained:
                 mask[start:stop], logps[start:stop] = False, np.float32(0)
             else:

@@ -35,6 +35,7 @@ def check_components(info: Mapping[str, Any], reward: float) -> dict[str, float]
 def check_success(info: Mapping[str, Any]) -> bool:
     """Return whether the environment reports that the task was solved; the default is False."""
     value = info.get("is_success", False)
+    # An array or an object of the environment may raise anything when it is converted.
     try:
         return bool(value)
     except Exception as error:
@@ -45,6 +46,7 @@ def check_tools(tools: Any) -> tuple[Mapping[str, Any], ...]:
     """Return the tools' schemas, checked to be JSON."""
     try:
         checked = tuple(tools)
+        # NaN and Infinity are not JSON: a recorded episode could not be read by others.
         json.dumps([dict(tool) for tool in checked], allow_nan=False)
     except (TypeError, ValueError) as error:
         raise EnvContractError(f"tools must be JSON Schemas as dicts ({error}), got {tools!r:.200}.") from error

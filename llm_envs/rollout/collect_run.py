@@ -103,16 +103,20 @@ def collect_run(
     if unused := sorted({"group_filter", "over_sampling", "select_fn"} & collector.keys()):
         raise InvalidConfigError(f"{', '.join(unused)}: a collected run keeps every episode; filter when reading it.")
     collector = {"progress": False} | collector
+    # The collector comes first: it refuses wrong settings before the writer creates the folder.
     with Collector(envs, policy, **collector) as player:
         own = run_settings(envs, group_size=group_size, **collector)
         own |= {"policy": type(policy).__name__} | dict(settings or {})
         with TrajectoryWriter(out, settings=own, resume=resume, max_log_bytes=max_log_bytes) as writer:
+            # After the writer has opened the folder: it locks it and removes a torn last line.
             done = finished(writer.path)
+            # A function, because the specs are generated twice (counted, then played) and never held in memory.
             left = partial(_left, player.source, n_groups, group_size, done)
             n_episodes = n_groups * group_size
             n_left = sum(map(len, left())) if done else n_episodes
             keeper = _Keeper(writer, max_errors_in_a_row, player.on_trajectory)
             player.on_trajectory = keeper.keep
+            # After `keep` is set, because `watched` may wrap `on_trajectory` once more.
             with watched(player, n_episodes, n_episodes - n_left, show, logger, log_every_s):
                 player.play_each(left(), n_episodes=n_left)
     n_before = n_episodes - n_left
@@ -189,6 +193,7 @@ def _left(
     source: SeedSource, n_groups: int, group_size: int, done: Collection[EpisodeKey]
 ) -> Iterator[Sequence[EpisodeSpec]]:
     """Yield the missing specs of a source's next groups, computed when they are asked for."""
+    # `spec` and not `take`, which would advance the source: counting and playing must see the same groups.
     for index in range(source.position, source.position + n_groups):
         yield from remaining([group_specs(source.spec(index), group_size)], done)
 
@@ -204,6 +209,7 @@ class _Keeper:
         self._writer, self._most, self._also, self._in_a_row = writer, max_errors_in_a_row, also, 0
 
     def keep(self, trajectory: Trajectory) -> None:
+        # Write first: if the caller's own function raises, the episode is not lost.
         self._writer.write(trajectory)
         if self._also is not None:
             self._also(trajectory)
@@ -213,6 +219,7 @@ class _Keeper:
             return
         self.n_failed, self._in_a_row = self.n_failed + 1, self._in_a_row + 1
         self.first_error = self.first_error or error
+        # The collector calls this as `on_trajectory`, where an exception ends the whole call.
         if self._in_a_row >= self._most:
             raise RolloutFailedError(
                 f"{self._in_a_row} episodes in a row failed, the last in {error.where} with {error.kind}: "

@@ -252,7 +252,7 @@ class ConversationEnv(gym.Env[str, str]):
         if self._toolbox.toolsets:
             closed = asyncio.wrap_future(self._closed)
             await asyncio.wait([closed], timeout=_CLOSE_S)
-            closed.cancel()
+            closed.cancel()  # this cancels `_closed` too, so `close` checks whether it is done
 
     def _answer(self, reply: ParsedReply) -> tuple[Message, ...]:
         assert self._said is not None
@@ -276,6 +276,8 @@ class ConversationEnv(gym.Env[str, str]):
         # This runs in the environment's thread: `play_episode` called `step` there, because `blocking` is set. The
         # caller's loop is free, so the coroutine can run in it while this thread waits.
         self._waits_for = asyncio.run_coroutine_threadsafe(_awaited(value), self._loop)
+        # `cancel` may have run in between. It sets `_is_over` before it cancels `_waits_for`, and this thread does the
+        # reverse, so one of the two always cancels this call.
         if self._is_over:
             self._waits_for.cancel()
         try:
@@ -362,7 +364,7 @@ async def aconverse(
     Raises:
         InvalidConfigError: If an argument is wrong.
     """
-    policy_kind(policy, codec)
+    policy_kind(policy, codec)  # before the environment claims its toolsets
     env = ConversationEnv(
         messages,
         parser=parser,
@@ -387,7 +389,7 @@ async def aconverse(
         )
     finally:
         env.cancel()  # first: the conversation's thread may be waiting for a coroutine in this loop
-        await env.wait_closed()
+        await env.wait_closed()  # the next conversation may use the same toolsets
     # Every assistant message has a turn, including those of the conversation so far.
     trajectory = replace(trajectory, turns=(*context_turns(env.first), *trajectory.turns))
     return await _scored(trajectory, reward_fn, success_at)

@@ -111,7 +111,7 @@ async def play_episode(
     except _Failure as failure:
         episode.fail(failure)
     finally:
-        episode.runner.close()
+        episode.runner.close()  # not awaited: a second cancellation could otherwise leave the environment open
     return episode.trajectory()
 
 
@@ -213,6 +213,7 @@ class _Episode:
         await self._reset()
         while not (reason := self._limit_reached()):
             try:
+                # Inside the `try`: an asynchronous context function can use up the episode's time too.
                 await self._listen()
                 if self._budget() < 1:
                     tokens = f"{len(self.transcript.row)} tokens before the turn, {self._token_limits()}"
@@ -284,6 +285,7 @@ class _Episode:
             reply = await self._speak(params)
         reply.seconds = clock.seconds
         self.policy_s += reply.seconds
+        # A token policy has kept to its budget. The reply of another policy is encoded afterwards, and may not fit.
         limit = self._row_limit()
         if limit is not None and reply.ids is not None and len(self.transcript.row) + len(reply.ids) > limit:
             return None
@@ -300,6 +302,7 @@ class _Episode:
     async def _step(self, reply: SampledTurn) -> bool:
         """Step the environment; return whether the episode is over."""
         self.messages.append(reply.message)
+        # Before the step, because `_add_turn` records the row and span of this reply.
         self.transcript.append_reply(reply.message, reply.ids, reply.logps, reply.kept)
         started = time.perf_counter()
         try:

@@ -188,6 +188,7 @@ def create_selection(score: Callable[[TrajectoryGroup], float]) -> SelectFn:
     """
 
     def best(groups: Sequence[TrajectoryGroup], n_wanted: int) -> list[TrajectoryGroup]:
+        # `reverse` keeps the sort stable: among equal scores, the group submitted first wins.
         return sorted(groups, key=score, reverse=True)[:n_wanted]
 
     return best
@@ -204,6 +205,7 @@ def select(select_fn: SelectFn, groups: Sequence[TrajectoryGroup], n_wanted: int
     Raises:
         InvalidConfigError: If it returns the wrong number of groups, a group twice, or a group that is not a candidate.
     """
+    # The repr of a wrong object then appears in the error below, instead of an AttributeError here.
     kept = [getattr(group, "group_id", repr(group)) for group in select_fn(groups, n_wanted) or ()]
     if len(kept) != n_wanted or len(set(kept)) < len(kept) or not set(kept) <= {group.group_id for group in groups}:
         raise InvalidConfigError(

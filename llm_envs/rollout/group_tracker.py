@@ -81,7 +81,7 @@ class GroupTracker:
                 return None
             self._admitted -= 1
             specs = next(self._supply, None)
-            if specs is None:  # the supply is empty
+            if specs is None:  # the supply is empty: without this reset, `n_open` would count groups that never begin
                 self._admitted = 0
                 return None
             index, self._next_index = self._next_index, self._next_index + 1

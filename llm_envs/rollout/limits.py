@@ -39,6 +39,7 @@ class RolloutLimits:
             value = getattr(self, item.name)
             if value is None:
                 continue
+            # `not value > 0` also refuses NaN. A bool counts as an int in Python, so it is excluded by hand.
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
                 raise InvalidConfigError(f"RolloutLimits.{item.name} is {value!r}; it must be a number above 0.")
 

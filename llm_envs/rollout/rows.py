@@ -35,6 +35,7 @@ class RowBuilder:
     @property
     def ids(self) -> IdArray:
         """All token ids so far, shape (T,), as a read-only view: the policy's prompt."""
+        # Not a copy: one per turn would make an episode's cost quadratic in its length.
         view = self._ids[: self._length]
         view.flags.writeable = False
         return view
@@ -95,6 +96,7 @@ class RowBuilder:
         """Return the row. Its arrays are copies of exactly its length."""
         stop = self._length
         parts = [part for part in self._kept if part is not None]
+        # If a span lacks its masks, the others cannot be aligned with the row, so all of them are dropped.
         is_whole = bool(parts) and sum(map(len, parts)) == sum(end - start for start, end in self._spans)
         arrays = (self._ids[:stop].copy(), self._mask[:stop].copy(), self._logps[:stop].copy())
         return Row(*arrays, tuple(self._spans), KeptTokens.join(parts) if is_whole else None)

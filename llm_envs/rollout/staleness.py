@@ -48,6 +48,7 @@ def dispatch_version(trajectory: Trajectory) -> int | None:
     recorded = trajectory.metadata.get(DISPATCH_VERSION)
     if recorded is not None:
         return int(recorded)
+    # Without a collector (`play_episode`) nothing is recorded.
     return next((span.version for turn in trajectory.turns for span in turn.weight_versions), None)
 
 
@@ -90,6 +91,7 @@ def off_policy_statistics(trajectories: Sequence[Trajectory], version: int) -> M
         return {}
     return {
         "staleness_mean": sum(age * count for age, count in ages.items()) / total,
+        # A turn without tokens has a version too, in an empty span; it must not set the maximum.
         "staleness_max": float(max(age for age, count in ages.items() if count)),
         "off_policy_share": sum(count for age, count in ages.items() if age > 0) / total,
         "mixed_share": n_mixed / n_sampled,

@@ -63,6 +63,7 @@ class SyncRunner:
         try:
             return result.result()
         except KeyboardInterrupt:
+            # The signal reaches only this thread, so the cancellation is handed to the loop in the other one.
             if task and task[0] is not None and not result.done():
                 self._runner.get_loop().call_soon_threadsafe(task[0].cancel)
             raise

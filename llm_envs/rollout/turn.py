@@ -100,6 +100,8 @@ class TurnSampler:
             n_tokens = sum(len(piece.token_ids) for piece in pieces)
             n_closed = 0 if self.gate is None else self.gate.n_closed
             left = params if not n_tokens else replace(params, max_new_tokens=params.max_new_tokens - n_tokens)
+            # The prompt is the row's ids and the ids of this turn so far. Decoding and encoding the turn again could
+            # give other ids than were sampled.
             piece = await self._piece(_joined(prompt_ids, pieces), left, turn, n_tokens)
             if piece.finish_reason is FinishReason.ABORT:
                 # An abort is only expected while the gate closes. A piece with tokens is continued in any case, but an
@@ -107,6 +109,7 @@ class TurnSampler:
                 is_asked = self.gate is not None and self.gate.n_closed > n_closed
                 if not self._is_interruptible or not (is_asked or len(piece.token_ids)):
                     raise RuntimeError("the policy aborted the turn before it was complete.")
+                # The turn used up its budget just as the gate closed, so it has no tokens left to ask for.
                 if len(piece.token_ids) == left.max_new_tokens:
                     piece = replace(piece, finish_reason=FinishReason.LENGTH)
             pieces.append(piece)
@@ -140,7 +143,7 @@ class TurnSampler:
         policy = cast("EnvPolicy", self.policy)
         action = policy.act(env, observation)
         if inspect.isawaitable(action):
-            awaited = action
+            awaited = action  # an awaitable can be awaited only once, so this call could not be repeated at a gate
             action = await self._within_limits(lambda: awaited)
         else:
             await asyncio.sleep(0)  # a policy that never awaits must still let other episodes and Ctrl-C run
@@ -187,6 +190,8 @@ class TurnSampler:
                 lambda: policy.sample(prompt_ids, params, seed=seed, session=session), interrupt
             )
         except ContextFullError:
+            # A full context ends the episode only before a turn. In the middle of an interrupted turn it ends that
+            # turn, as a token limit does: the tokens so far are kept and stepped.
             if not n_tokens:
                 raise
             return Sampled(np.zeros(0, np.int32), np.zeros(0, np.float32), FinishReason.LENGTH)
@@ -210,13 +215,14 @@ class TurnSampler:
         left_s = None if limits.max_episode_s is None else max(limits.max_episode_s - self.clock.seconds, 0.0)
         if limit_s is None and left_s is None:
             return await call()
+        # The tighter limit decides what a timeout means: a slow policy is an error, an episode without time is not.
         is_last = left_s is not None and (limit_s is None or left_s < limit_s)
         try:
             async with asyncio.timeout(left_s if is_last else limit_s) as scope:
                 return await call()
         except TimeoutError:
             if not scope.expired():
-                raise
+                raise  # the policy's own timeout, not ours
             if is_last:
                 raise TimeIsUp(f"max_episode_s={limits.max_episode_s:g}") from None
             raise TimeoutError(f"the policy took longer than max_policy_s={limit_s:g} s.") from None
@@ -235,8 +241,10 @@ def join_pieces(
     last = pieces[-1]
     ids, logps = (np.concatenate([getattr(piece, name) for piece in pieces]) for name in ("token_ids", "logps"))
     parts = [piece.kept for piece in pieces if piece.kept is not None]
+    # If a piece lacks its masks, the others cannot be aligned with the joined ids.
     kept = KeptTokens.join(parts) if sum(map(len, parts)) == len(ids) and parts else None
     reason, n_seen = last.finish_reason, len(pieces[0].token_ids)
+    # Decode the whole turn first: the search below decodes once per token, and is rarely needed.
     if stop_strings and any(stop in decode(ids) for stop in stop_strings):
         for n_tokens in range(n_seen + 1, len(ids) + 1):  # the policy itself checked the first piece
             text = decode(ids[:n_tokens])

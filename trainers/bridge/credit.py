@@ -286,7 +286,7 @@ def _parts(
 def _weights(names: Sequence[str], settings: RewardSettings, task_weights: Mapping[str, float]) -> dict[str, float]:
     given = settings.weights or {}
     if names and (unknown := sorted(given.keys() - set(names))):
-        raise InvalidConfigError(f"reward_weights names {unknown[0]!r}; the columns are {', '.join(names)}.")
+        raise InvalidConfigError(f"RewardSettings.weights names {unknown[0]!r}; the columns are {', '.join(names)}.")
     declared = task_weights if settings.components else {}
     return {name: float(given.get(name, declared.get(name, 1.0))) for name in names}
 

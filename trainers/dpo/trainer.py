@@ -428,19 +428,23 @@ class EnvDPOTrainer(DPOTrainer):
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Save TRL's checkpoint, the reference, and online the state of the current round and the player."""
+        if self.args.should_save:  # first: the state that `super` writes last makes the checkpoint complete
+            folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / STATE_FILE).write_text(json.dumps(self._own_state(folder)) + "\n")
         super()._save_checkpoint(model, trial)
-        if not self.args.should_save:
-            return
-        step = self.state.global_step
-        folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{step}"
+
+    def _own_state(self, folder: Path) -> dict[str, Any]:
+        """Return the state that a checkpoint needs besides TRL's; write a moving reference's weights."""
         state: dict[str, Any] = {"algorithm": "dpo", "online": self._is_online}
         state["reference"] = self._reference.save(self, folder)
         if self._is_online:
+            is_in_round = self.state.global_step < self._round_start + self._n_round_steps
             state |= {"player": self._player.state_dict(), "n_played": self._n_played, "round": self._round}
             state |= {"steps_per_round": self._steps_per_round}
             state |= {"round_start": self._round_start, "round_steps": self._n_round_steps}
-            state["pairs"] = self.pairs if step < self._round_start + self._n_round_steps else []
-        (folder / STATE_FILE).write_text(json.dumps(state) + "\n")
+            state["pairs"] = self.pairs if is_in_round else []
+        return state
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         """Load TRL's checkpoint and the parts that `_save_checkpoint` added."""

@@ -50,7 +50,8 @@ def check_arguments(env: Any, args: Any, kwargs: Mapping[str, Any]) -> None:
     owned = {"reward_funcs", "train_dataset", "eval_dataset", "rollout_func", "tools", "environment_factory"}
     if taken := sorted(owned & kwargs.keys()):
         raise InvalidConfigError(
-            f"{', '.join(taken)}: EnvGRPOTrainer takes these from the environment; leave them out."
+            f"{', '.join(taken)}: EnvGRPOTrainer takes these from the environment; leave them out. "
+            "Rewards of yours are rewards=RewardSettings(reward_fns=...)."
         )
     wanted = {"vllm_mode": "colocate", "vllm_tensor_parallel_size": 1, "vllm_enable_sleep_mode": False}
     for name, value in wanted.items() if args is not None and args.use_vllm else ():

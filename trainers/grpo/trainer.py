@@ -404,14 +404,16 @@ class EnvGRPOTrainer(PlayingTrainer):
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Save TRL's checkpoint, the unused part of the generation, and the state that the next generation needs."""
-        super()._save_checkpoint(model, trial)
+        # Ours first: a checkpoint counts as complete once transformers has written its state, the last file of `super`.
         folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
+        folder.mkdir(parents=True, exist_ok=True)
         generation = save_generation(self, folder)
         if self.args.should_save:
             state = self._player.state_dict() | {"trainer": self._kind, "generation": generation}
             state |= {} if self.algorithms is None else self.algorithms.state_dict()
             state["reference"] = self._reference.save(self, folder)
             (folder / STATE_FILE).write_text(json.dumps(state) + "\n")
+        super()._save_checkpoint(model, trial)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         """Load TRL's checkpoint and the parts that `_save_checkpoint` added."""

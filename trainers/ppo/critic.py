@@ -156,6 +156,7 @@ class CriticOptimizer:
 
     def save(self, folder: Path) -> None:
         """Write the state of optimizer and schedule."""
+        folder.mkdir(parents=True, exist_ok=True)
         torch.save(
             {"optimizer": self.optimizer.state_dict(), "scheduler": self.scheduler.state_dict()},
             folder / _OPTIMIZER_FILE,

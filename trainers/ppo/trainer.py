@@ -295,10 +295,10 @@ class EnvPPOTrainer(EnvGRPOTrainer):
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Save what GRPO saves, and the state of the critic's optimizer."""
-        super()._save_checkpoint(model, trial)
         if self.args.should_save and not self.args.save_only_model and self._critic_optimizer is not None:
             folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
-            self._critic_optimizer.save(folder / CRITIC_FOLDER)
+            self._critic_optimizer.save(folder / CRITIC_FOLDER)  # before the file that makes the checkpoint complete
+        super()._save_checkpoint(model, trial)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         """Load GRPO's checkpoint, and the critic."""

@@ -176,7 +176,7 @@ def _end_with_parent(lifeline: int) -> None:
     try:
         import fcntl
 
-        fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
+        fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())  # negative: signal the whole process group
         fcntl.fcntl(lifeline, fcntl.F_SETSIG, int(signal.SIGKILL))
         fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
     except (ImportError, AttributeError, OSError):
@@ -199,6 +199,7 @@ def main(control: int, lifeline: int) -> None:
         control: Descriptor of the socket for requests.
         lifeline: Descriptor of a pipe's read end. Nothing is ever written to it; it only closes.
     """
+    # A program that the environment starts must not keep the connection open after this process has ended.
     for descriptor in (control, lifeline):
         os.set_inheritable(descriptor, False)
     _end_with_parent(lifeline)

@@ -93,7 +93,7 @@ class WorkerPool:
 
         Raises:
             InvalidConfigError: If it cannot be pickled or loaded there, or no worker is free.
-            Exception: Any error from making it, under its name (see `worker_wire.RemoteError`).
+            Exception: Any error from making it, under its name (see `wire.RemoteError`).
         """
         runner = WorkerRunner(self, make, None)
         if not self._state.take_now():
@@ -125,6 +125,7 @@ class WorkerPool:
             )
         target, kwargs = (make.target, make.kwargs) if isinstance(make, EnvMaker) else (make, {})
         if id(target) not in self._targets:
+            # Keys are never reused, so workers that still hold a dropped target cannot confuse it with a new one.
             if len(self._targets) >= MOST_TARGETS:
                 self._targets.clear()
             self._n_keys += 1
@@ -150,7 +151,7 @@ class WorkerRunner:
     async def open(self) -> RemoteEnv:
         """Wait for a worker, and make the environment there."""
         await self._pool._state.take()
-        self._has_place = True
+        self._has_place = True  # from here on `close` gives the place back, however this ends
         self._worker = self._pool._state.idle_worker()
         if self._worker is not None:
             await self._settle(self._worker)
@@ -172,6 +173,7 @@ class WorkerRunner:
         await self._make()
 
     async def _make(self) -> None:
+        # No time limit for imports, which depend on the machine: `starting` watches for progress instead.
         if self._key not in self._present.loaded:
             await self._call("importing the environment", None, "load", self._key, self._target, starting=True)
             self._present.note_loaded(self._key)
@@ -255,6 +257,7 @@ class WorkerRunner:
     async def _settle(self, worker: WorkerProcess) -> None:
         """Wait until the worker has finished the previous episode; kill it if that takes too long or it has ended."""
         try:
+            # A process that has never replied is still importing, which `CLOSE_S` is too short for.
             if not worker.is_settled:
                 has_started = worker.has_started
                 await worker.wait(CLOSE_S if has_started else None, None if has_started else StartWatch(worker.pid))
@@ -322,10 +325,10 @@ class _State:
         try:
             await waiter.future
         except asyncio.CancelledError:
-            self._leave(waiter)
+            self._leave(waiter)  # it may have got a place just before the cancellation, and must pass it on
             raise
         with self._lock:
-            self._check_open()
+            self._check_open()  # `close` wakes all waiters
 
     def take_now(self) -> bool:
         """Take a place if one is free; return whether it was."""
@@ -342,7 +345,7 @@ class _State:
         """Register a new process."""
         with self._lock:
             self._workers.add(worker)
-            if self._is_closed:
+            if self._is_closed:  # in another thread, while the process was being started
                 worker.kill()
         self._bury()
 
@@ -373,11 +376,13 @@ class _State:
             self._dying += idle
             while self._waiters:
                 self._wake(self._waiters.popleft())
+        # Busy workers are inside a call and could not answer: kill them. Idle ones may still be closing environments.
         busy = [worker for worker in workers if worker not in idle]
         for worker in busy:
             worker.kill()
-        started = time.monotonic()
+        started = time.monotonic()  # one clock for all, because the environments close in parallel
         for worker in idle:
+            # One pending request is the `close`. More mean that an abandoned call is still running before it.
             grace_s = CLOSE_S if worker.n_pending <= 1 else ABANDONED_S
             try:
                 if worker.has_started:
@@ -411,8 +416,8 @@ class _State:
     def _wake(self, waiter: _Waiter) -> bool:
         waiter.has_place = True
         try:
+            # The caller may be in any thread, and only its own event loop may touch a future.
             waiter.future.get_loop().call_soon_threadsafe(_finish, waiter.future)
-            # From any thread: the waiter's future belongs to its event loop.
         except RuntimeError:  # its loop is closed, so nobody waits any more
             return False
         return True

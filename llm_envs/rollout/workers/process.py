@@ -28,7 +28,7 @@ from llm_envs.rollout.workers.wire import HEADER, MAX_FRAME_BYTES, MOST_TARGETS,
 __all__ = ["Reply", "WorkerProcess"]
 
 Reply = tuple[str, Any]
-""""ok" and a value, or "error" and the arguments of `worker_wire.revive`."""
+""""ok" and a value, or "error" and the arguments of `wire.revive`."""
 
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[3]); "
@@ -76,6 +76,7 @@ class WorkerProcess:
         end, ours = os.pipe()
         self._lifeline = open(ours, "wb", buffering=0)  # noqa: SIM115  # closed by `bury`
         folders = [path or _FOLDER for path in sys.path if isinstance(path, str)]
+        # -P: otherwise a json.py in the working folder would be imported before `_BOOT` sets the path.
         command = [sys.executable, "-P", "-c", _BOOT, str(theirs.fileno()), str(end), json.dumps(folders)]
         try:
             self._process = subprocess.Popen(
@@ -85,7 +86,7 @@ class WorkerProcess:
             self._close_descriptors()
             raise WorkerDiedError(f"a worker process cannot be started: {error}") from error
         finally:
-            theirs.close()
+            theirs.close()  # if this end stayed open here, the process's death would not close the connection
             os.close(end)
         self._socket.setblocking(False)
         self._n_posted = 0  # the process sends a first reply, number 0, without a request
@@ -140,6 +141,7 @@ class WorkerProcess:
         descriptor = self._socket.fileno()
 
         def move() -> None:
+            # The event loop calls this when the socket is ready; the loop below only checks the limit and the process.
             self._transfer()
             if self._is_over and not over.done():
                 over.set_result(None)
@@ -156,7 +158,7 @@ class WorkerProcess:
                 left = _PULSE_S if deadline is None else min(_PULSE_S, deadline - time.monotonic())
                 if left <= 0:
                     raise TimeoutError
-                await asyncio.wait([over], timeout=left)
+                await asyncio.wait([over], timeout=left)  # unlike `wait_for`, leaves `over` usable for the next round
                 if not over.done():
                     self._look()
                     _check(watch)
@@ -185,7 +187,7 @@ class WorkerProcess:
         if self.is_killed or os.getpid() != self._owner:
             return
         self.is_killed = True
-        others = children_of(self.pid)
+        others = children_of(self.pid)  # before the kill: orphans get another parent and could not be found
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         for other in others:  # those that started their own sessions are not in the process group
@@ -214,7 +216,7 @@ class WorkerProcess:
     def forget(self) -> None:
         """Close the descriptors in a forked child. The process belongs to the parent."""
         self._close_descriptors()
-        self._process.returncode = -1
+        self._process.returncode = -1  # so that Popen's destructor neither warns nor waits for another's child
 
     @property
     def _is_over(self) -> bool:
@@ -270,6 +272,7 @@ class WorkerProcess:
                 return self._break(f"it sent the reply {number!r:.20} where {self._n_answered + 1} was next")
             del self._in[: HEADER.size + size]
             self._n_answered = number
+            # Replies to earlier requests, whose episodes gave up, are read and dropped.
             self._reply = (status, value) if number == self._n_posted else None
         return None
 

@@ -44,10 +44,12 @@ class RemoteEnv(gym.Env[str, str]):
 
     def get_wrapper_attr(self, name: str) -> Any:
         """Return an attribute of the environment as its wrappers show it."""
+        # These came with the last reply. Asking for them would block the event loop in every turn.
         if name in _SHOWN:
             if name in self._shown:
                 return self._shown[name]
             raise AttributeError(f"the environment has no attribute {name!r}")
+        # A blocking environment blocks only its worker process, so it needs no thread here.
         return False if name == "blocking" else self._look(name)
 
     def has_wrapper_attr(self, name: str) -> bool:
@@ -75,6 +77,8 @@ class RemoteEnv(gym.Env[str, str]):
 
     def __getattr__(self, name: str) -> Any:
         """Ask the worker for any other attribute."""
+        # Private names are never asked for. Without this, `copy` and `pickle` would recurse here: they look up
+        # attributes before `_ask` exists.
         if name.startswith("_"):
             raise AttributeError(f"RemoteEnv has no attribute {name!r}")
         return self.get_wrapper_attr(name) if not self._is_base else self._look(name)

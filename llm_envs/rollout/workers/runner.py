@@ -148,6 +148,7 @@ class EnvRunner:
             if self._limit_s is not None or getattr(given, "blocking", False) is True:
                 self._thread = _threads.take()
             await self.call("env.make", self._make)
+        # An instance may declare `blocking` where its class does not, and a given instance was not asked yet.
         if self._thread is None and (self._limit_s is not None or env_attribute(self._opened, "blocking", False)):
             self._thread = _threads.take()
         return self._opened
@@ -252,7 +253,7 @@ class _Thread:
 
         def run() -> None:
             if not future.set_running_or_notify_cancel():
-                return
+                return  # the episode gave up before this call began
             try:
                 future.set_result(function(*args, **kwargs))
             except BaseException as error:  # reported to the waiting event loop
@@ -263,6 +264,7 @@ class _Thread:
 
     def finish(self, last: Callable[[], None]) -> None:
         """Run `last`, even if it raises, and become idle."""
+        # Both wait behind a hung call, so the thread becomes idle only if that call returns.
         self.submit(last)
         self._tasks.put(None)
 

@@ -12,10 +12,12 @@ import torch
 from dense_env import DenseEnv
 from resumed_run import train
 from safetensors.torch import load_file
+from transformers import TrainerState
 
 from llm_envs.errors import InvalidConfigError
 from llm_envs.rollout import EnvChoice, read_trajectories
 from llm_envs.trainers import EnvGRPOConfig, EnvGRPOTrainer, EnvPPOConfig, EnvPPOTrainer
+from llm_envs.trainers.bridge.checkpoints import find_checkpoints
 from llm_envs.trainers.functional.algorithm import GRPO
 from llm_envs.trainers.schedules import create_adaptive
 
@@ -46,6 +48,39 @@ def test_ten_steps_are_five_and_a_kill_and_five(tiny_folder, tmp_path):
     second = read_trajectories(parts / "trajectories" / "process-0.2")
     expected = read_trajectories(whole / "trajectories" / "process-0")[5 * 16 :]
     assert [(t.group_id, t.messages) for t in second] == [(t.group_id, t.messages) for t in expected]
+
+
+@pytest.mark.parametrize(("settings", "trainer"), [(EnvGRPOConfig, EnvGRPOTrainer), (EnvPPOConfig, EnvPPOTrainer)])
+def test_the_file_that_makes_a_checkpoint_complete_is_written_last(
+    settings, trainer, tiny_folder, tmp_path, monkeypatch
+):
+    """A kill at any moment leaves no checkpoint that is found and cannot be resumed."""
+    written, save = [], TrainerState.save_to_json
+
+    def watched(state, path):
+        written.append({found.name for found in Path(path).parent.rglob("*")})
+        save(state, path)
+
+    monkeypatch.setattr(TrainerState, "save_to_json", watched)
+    args = settings(
+        output_dir=str(tmp_path / "out"),
+        max_steps=1,
+        save_strategy="steps",
+        save_steps=1,
+        per_device_train_batch_size=8,
+        num_generations=4 if settings is EnvGRPOConfig else 1,
+        max_completion_length=64,
+        max_turn_tokens=12,
+        num_train_seeds=64,
+        gradient_checkpointing=False,
+        report_to="none",
+        disable_tqdm=True,
+    )
+    made = trainer(tiny_folder, EnvChoice("dense", factory=DenseEnv), args)
+    made.train()
+    made.close()
+    assert "llm_envs_state.json" in written[0]
+    assert find_checkpoints(tmp_path / "out") == [tmp_path / "out" / "checkpoint-1"]
 
 
 def folders(whole: Path, parts: Path) -> dict[str, Path]:
