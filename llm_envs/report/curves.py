@@ -32,9 +32,8 @@ def read_curves(run: Path, notes: list[str]) -> dict[str, list[tuple[float, floa
 
     Args:
         run: A trainer's `output_dir`: its `trainer_state.json`, or else that of the last readable checkpoint, and the
-            files of `tracking.loggers.jsonl_logger` and `csv_logger` whose names end with `metrics`. The text before that
-            names a stage: `loss` in `sft_metrics.jsonl` is `sft/loss`. If a step was logged twice, the later record
-            counts.
+            files of `jsonl_logger` and `csv_logger` whose names end with `metrics`. The text before that names a stage:
+            `loss` in `sft_metrics.jsonl` is `sft/loss`. If a step was logged twice, the later record counts.
         notes: Gets a line for each file that cannot be read.
     """
     curves: dict[str, dict[float, float]] = {}

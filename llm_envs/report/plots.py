@@ -27,8 +27,8 @@ def plot_training_curves(
     """Draw one panel for each metric over the steps: the values faint, their running mean on top.
 
     Args:
-        records: One mapping per step, with a number under `step`: the result of `tracking.loggers.read_metrics`, or the file
-            for it (`metrics.jsonl`, `metrics.csv`, `trainer_state.json`). A metric may be missing or NaN in some.
+        records: One mapping per step, with a number under `step`: the result of `read_metrics`, or the file for it
+            (`metrics.jsonl`, `metrics.csv`, `trainer_state.json`). A metric may be missing or NaN in some.
         path: The picture to write; its suffix decides the format (`.png`, `.svg`, `.pdf`).
         keys: Which metrics, in order; None draws every numeric one.
         title: Written above the panels.
