@@ -101,7 +101,7 @@ def captured_log_probs(modules: Sequence[torch.nn.Module]) -> Iterator[list[torc
 
 
 class Reference:
-    """What a trainer's policy is measured against, beyond TRL's own.
+    """The reference model of a trainer, if TRL's own does not suffice.
 
     Args:
         ref_model_fn: `(policy) -> reference`; None: TRL's, the weights that the run began with.
@@ -127,12 +127,12 @@ class Reference:
         return " and ".join(name for name, function in given if function is not None)
 
     def check(self, args: Any, *, is_used: bool = True, how: str = "", ref_model: Any = None) -> None:
-        """Refuse what contradicts the settings, before a model is loaded.
+        """Reject settings that contradict each other, before a model is loaded.
 
         Args:
             args: The trainer's settings.
-            is_used: Whether anything is measured against a reference.
-            how: What to set where nothing is.
+            is_used: Whether the run needs a reference.
+            how: The setting that would make it need one.
             ref_model: TRL's argument, of trainers that have it.
 
         Raises:
@@ -377,12 +377,13 @@ def _unpatched(model: torch.nn.Module) -> Iterator[None]:
 
 
 def _tensors(reference: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Return what a reference is made of: what several names share, once."""
+    """Return the parameters of a reference by name; a shared parameter is listed once."""
     return dict(reference.named_parameters())
 
 
 def _stamp(reference: torch.nn.Module) -> tuple[Any, ...]:
-    """Return what differs once a weight was written to, without looking at the weights."""
+    """Return a value that differs after a weight was written to, without reading the weights."""
+    # torch increments `_version` at every in-place write.
     return tuple((id(parameter), parameter._version) for parameter in reference.parameters())
 
 

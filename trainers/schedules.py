@@ -135,11 +135,11 @@ def parse_kl_schedule(text: str) -> KLSchedule:
 
 
 class KLController:
-    """The coefficient in force: asked of the schedule at generation boundaries, from what was measured since the last.
+    """The current KL coefficient. At each generation it is computed by the schedule from the KL measured since the last.
 
     Args:
-        schedule: None: the coefficient stays what it is.
-        coefficient: Until the schedule is first asked.
+        schedule: The schedule; None: the coefficient is constant.
+        coefficient: The value before the schedule's first call.
     """
 
     def __init__(self, schedule: KLSchedule | None, coefficient: float) -> None:

@@ -1,4 +1,4 @@
-"""The one batch of the street from episodes to the loss: rows of tokens as tensors.
+"""`Batch`: the tensors used from episodes to loss, in rows of tokens.
 
 `bridge.batches.make_batch` creates it from episodes, `Batch.from_trl` from TRL's inputs. `with_advantages` adds the
 advantages, a driver adds fresh log-probabilities, and `algorithm_loss` computes the loss.

@@ -194,7 +194,7 @@ def _share(algorithm: Algorithm, rows: torch.Tensor, pairs_P2: torch.Tensor | No
     algorithm = replace(algorithm, entropy_coef=algorithm.entropy_coef * share)
     if pairs_P2 is None or algorithm.pair_loss_fn is None:
         return algorithm
-    places = torch.full((int(rows.max()) + 1,), -1, dtype=torch.long)
+    places = torch.full((int(rows.max()) + 1,), -1, dtype=torch.long)  # each row's place in this micro-batch
     places[rows] = torch.arange(len(rows))
     listed = pairs_P2.cpu()
     own_P2 = listed[torch.isin(listed, rows).all(1)]

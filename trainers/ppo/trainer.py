@@ -1,10 +1,10 @@
 """PPO on environments: `EnvGRPOTrainer` with a critic in the place of the group's baseline.
 
-What is played, paid and sampled is GRPO's here, and the policy's loss is TRL's clipped ratio. Ours are the critic,
-the advantages of tokens that it makes, and its loss.
+Playing, rewards and sampling are GRPO's, and the policy's loss is TRL's clipped ratio. This module adds the critic,
+its advantages per token, and its loss.
 
 Invariants:
-1. A step is a token that the policy wrote: the environment's tokens are no time, and have no value, advantage or loss.
+1. A step is a token that the policy wrote. GAE skips the environment's tokens: they have no value, advantage or loss.
 2. Only states in which the policy chooses a token are valued. With `bootstrap_truncated` the value of the next turn's
    prompt follows an episode that a limit of turns or time cut; nothing follows a limit of tokens.
 3. Values, advantages and returns are those of the weights that sampled, for every pass over the generation.
@@ -162,6 +162,8 @@ class EnvPPOTrainer(EnvGRPOTrainer):
         values = torch.cat(parts)
         last = mask.shape[1] - 1 - mask.flip(1).long().argmax(1)  # the last token that is not padding
         final = values.gather(1, last[:, None]).squeeze(1)[: len(prompts)]
+        # A critic's output at a token is the value of the state after it: the state before the first completion token
+        # is at the prompt's last column.
         follows = torch.tensor([prompt is not None for prompt in prompts], dtype=torch.bool, device=final.device)
         return values[:, n_prompt - 1 : n_prompt - 1 + n_tokens], final.where(follows, 0.0)
 
