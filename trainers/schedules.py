@@ -135,7 +135,7 @@ def parse_kl_schedule(text: str) -> KLSchedule:
 
 
 class KLController:
-    """The current KL coefficient. At each generation it is computed by the schedule from the KL measured since the last.
+    """The current KL coefficient. The schedule computes it at each generation from the KL measured since the last one.
 
     Args:
         schedule: The schedule; None: the coefficient is constant.
