@@ -12,7 +12,7 @@ __all__ = ["LoggerCallback", "ProgressLineCallback"]
 
 
 class LoggerCallback(TrainerCallback):
-    """Hand what a trainer logs to a logger: any function of (step, metrics).
+    """Pass a trainer's metrics to a logger: any function of (step, metrics).
 
     Args:
         logger: Called on the main process with the numbers of each logging step.
@@ -29,21 +29,22 @@ class LoggerCallback(TrainerCallback):
         logs: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Pass the numbers on."""
+        """Call the logger on the main process."""
         if state.is_world_process_zero and logs:
+            # Logs may contain other values than numbers, which a logger does not take.
             numbers = {name: float(value) for name, value in logs.items() if isinstance(value, int | float)}
             self.logger(state.global_step, numbers)
 
 
 class ProgressLineCallback(TrainerCallback):
-    """Show one progress bar with a few metrics behind it, in place of a line of everything at each logging step.
+    """Show one progress bar with a few metrics, instead of a line of all metrics at each logging step.
 
     Construct the trainer with `disable_tqdm=True`, which silences its own bar, and remove transformers'
     `PrinterCallback`.
 
     Args:
-        name: What stands before the bar.
-        keys: Which of the logged numbers stand behind it.
+        name: Text before the bar.
+        keys: Names of the metrics to show after the bar.
     """
 
     def __init__(self, name: str, keys: Sequence[str]) -> None:
@@ -58,7 +59,7 @@ class ProgressLineCallback(TrainerCallback):
             self._bar = tqdm(total=state.max_steps, initial=state.global_step, desc=self.name, dynamic_ncols=True)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Move it."""
+        """Move the bar to the current step."""
         if self._bar is not None:
             self._bar.update(state.global_step - self._bar.n)
 
@@ -70,7 +71,7 @@ class ProgressLineCallback(TrainerCallback):
         logs: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Show the numbers."""
+        """Show the chosen metrics."""
         shown = {key.split("/")[-1]: f"{float(logs[key]):.3g}" for key in self.keys if logs and key in logs}
         if self._bar is not None and shown:
             self._bar.set_postfix(shown)
@@ -78,6 +79,6 @@ class ProgressLineCallback(TrainerCallback):
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Close it."""
+        """Close the bar."""
         if self._bar is not None:
             self._bar.close()

@@ -1,11 +1,12 @@
-"""The reference of TRL's trainers: made by `ref_model_fn`, moved by `reference_update_fn`, saved and resumed.
+"""The reference of TRL's trainers: `ref_model_fn` creates it, `reference_update_fn` updates it, checkpoints store it.
 
 Invariants:
-1. The reference is scored by TRL, where TRL would score its own: as `ref_model`, or as the adapter "ref".
-2. It has no gradient, is in no optimizer, in no saved adapter and in nothing that a sampling engine is handed.
-3. It moves after an optimizer step only, on all processes alike: each has the same weights and the same measured KL.
-4. Under PEFT a moving reference is a second, frozen adapter on the same base: it begins as a copy of the trained one,
-   which for a fresh adapter means the base model, and an update moves its matrices, each for itself.
+1. TRL computes the reference's log-probabilities as it does for its own: of `ref_model`, or of the adapter "ref".
+2. The reference has no gradient. No optimizer, saved adapter or sampling engine gets its weights.
+3. It changes only after an optimizer step, and in the same way on all processes, which have equal weights and measured
+   KL.
+4. With PEFT, a reference that is updated is a second, frozen adapter on the same base model. It starts as a copy of the
+   trained adapter (a new adapter leaves the base model unchanged), and an update changes each of its matrices.
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ __all__ = [
 ]
 
 REFERENCE_FOLDER = "reference"
-"""In a checkpoint: the weights of a reference that moves."""
+"""Folder in a checkpoint with the weights of a reference that is updated."""
 REF_ADAPTER = "ref"
-"""TRL's name of the adapter that is the reference."""
+"""TRL's name for the adapter that serves as the reference."""
 _FILE = "reference.safetensors"
 
 
@@ -62,7 +63,7 @@ class StepEnd(TrainerCallback):
 
 
 class KLMeter:
-    """The mean KL per token, in nats, of a step's batch: added up over micro-batches and processes."""
+    """Measures a step's mean KL per token in nats, over all its micro-batches and processes."""
 
     def __init__(self) -> None:
         self._parts: list[torch.Tensor] = []
@@ -70,23 +71,24 @@ class KLMeter:
     def add(
         self, logps_BT: torch.Tensor, ref_logps_BT: torch.Tensor, mask_BT: torch.Tensor, kl_fn: KLFn | None = None
     ) -> None:
-        """Measure a micro-batch by `kl_fn`, None: k3."""
+        """Add a micro-batch, measured by `kl_fn`; None: k3."""
         with torch.no_grad():
             kl_BT = (kl_fn or k3)(logps_BT.detach(), ref_logps_BT, mask_BT)
             self._parts.append(torch.stack([masked_sum(kl_BT, mask_BT).float(), mask_BT.bool().sum().float()]))
 
     def take(self, accelerator: Any) -> float | None:
-        """Return the mean over all processes and begin anew; None if nothing was measured."""
+        """Return the mean over all processes and reset; None if nothing was measured."""
         if not self._parts:
             return None
         parts, self._parts = self._parts, []
+        # A collective. All ranks reach it: with the same schedule and update function, either all measured or none.
         total, count = accelerator.reduce(torch.stack(parts).sum(0), reduction="sum").tolist()
         return float(total / max(count, 1.0))
 
 
 @contextmanager
 def captured_log_probs(modules: Sequence[torch.nn.Module]) -> Iterator[list[torch.Tensor]]:
-    """Collect the log-probabilities of every forward pass of TRL's in the block, in order, each (B, T), detached."""
+    """Collect the log-probabilities of TRL's forward passes inside the block, in order, each (B, T), detached."""
     scored: list[torch.Tensor] = []
 
     def keep(module: torch.nn.Module, args: Any, output: Any) -> None:
@@ -104,21 +106,21 @@ class Reference:
     """The reference model of a trainer, if TRL's own does not suffice.
 
     Args:
-        ref_model_fn: `(policy) -> reference`; None: TRL's, the weights that the run began with.
-        update_fn: `(reference, policy, *, step, kl) -> reference`, after each optimizer step; None: it stays.
+        ref_model_fn: `(policy) -> reference`; None: TRL's reference, the initial weights.
+        update_fn: `(reference, policy, *, step, kl) -> reference`, after each optimizer step; None: no update.
 
-    With neither everything is left to TRL.
+    With neither, TRL handles the reference itself.
     """
 
     def __init__(self, ref_model_fn: RefModelFn | None, update_fn: ReferenceUpdateFn | None) -> None:
         self.ref_model_fn, self.update_fn = ref_model_fn, update_fn
         self.meter = KLMeter()
         self.n_updates = 0
-        """Steps after which the reference was another than before."""
+        """Number of steps that changed the reference."""
 
     @property
     def is_ours(self) -> bool:
-        """Whether anything is not TRL's."""
+        """Whether we create or update the reference; otherwise TRL does."""
         return self.ref_model_fn is not None or self.update_fn is not None
 
     @property
@@ -136,7 +138,7 @@ class Reference:
             ref_model: TRL's argument, of trainers that have it.
 
         Raises:
-            InvalidConfigError: If so.
+            InvalidConfigError: If settings contradict each other.
         """
         if not self.is_ours:
             return
@@ -160,10 +162,10 @@ class Reference:
         )
 
     def start(self, trainer: Any) -> None:
-        """Make the reference, once TRL has made the trainer.
+        """Create the reference, after TRL has set up the trainer.
 
         Raises:
-            InvalidConfigError: If it cannot be one, or cannot be moved here.
+            InvalidConfigError: If the created module cannot be a reference, or cannot be updated in this setup.
         """
         if not self.is_ours:
             return
@@ -184,13 +186,14 @@ class Reference:
             freeze(trainer.accelerator.unwrap_model(trainer.ref_model))
 
     def end_step(self, trainer: Any, kl: float | None) -> None:
-        """Move the reference after an optimizer step, and log that."""
+        """Update the reference after an optimizer step, and log the number of updates."""
         if self.update_fn is None:
             return
         policy, reference = self._modules(trainer)
         before = _stamp(reference)
         with torch.no_grad():
             after = self.update_fn(reference, policy, step=trainer.state.global_step, kl=0.0 if kl is None else kl)
+        # An update function may return another module. TRL then needs that one, prepared like the first.
         if after is not reference:
             if self._is_adapter(trainer):
                 raise InvalidConfigError(
@@ -199,11 +202,12 @@ class Reference:
                 )
             self._check_made(after, trainer.accelerator.unwrap_model(trainer.model), trainer)
             trainer.ref_model = _prepared(trainer, after)
+        # Count only steps that changed it: a periodic or triggered update mostly returns it unchanged.
         self.n_updates += _stamp(after) != before
         trainer._metrics["train"]["reference/updates"].append(float(self.n_updates))
 
     def save(self, trainer: Any, folder: Path) -> dict[str, Any] | None:
-        """Write a reference that moves into a checkpoint's folder; return the rest of its state, as JSON types."""
+        """Write the weights of an updated reference to a checkpoint; return the rest of its state, as JSON types."""
         if self.update_fn is None:
             return None
         target = folder / REFERENCE_FOLDER
@@ -215,10 +219,10 @@ class Reference:
         return {"updates": self.n_updates, "update_fn": state}
 
     def load(self, trainer: Any, folder: Path, state: Mapping[str, Any] | None) -> None:
-        """Go on from what `save` wrote.
+        """Restore the state that `save` wrote.
 
         Raises:
-            InvalidConfigError: If only one of checkpoint and trainer has a reference that moves, or they differ.
+            InvalidConfigError: If only one of checkpoint and trainer updates its reference, or the weights differ.
         """
         if (state is None) != (self.update_fn is None):
             has, lacks = ("checkpoint", "trainer") if self.update_fn is None else ("trainer", "checkpoint")
@@ -246,7 +250,7 @@ class Reference:
         return trainer.ref_model is None
 
     def _modules(self, trainer: Any) -> tuple[torch.nn.Module, torch.nn.Module]:
-        """Return policy and reference with the same names of parameters."""
+        """Return policy and reference as modules with the same parameter names."""
         policy = trainer.accelerator.unwrap_model(trainer.model)
         if not self._is_adapter(trainer):
             return policy, trainer.accelerator.unwrap_model(trainer.ref_model)
@@ -268,16 +272,17 @@ class Reference:
 
 
 def check_vocabulary(reference: Any, policy: Any, tokenizer: Any) -> None:
-    """Refuse a reference that reads other words out of the policy's token ids.
+    """Reject a reference whose token ids mean other tokens than the policy's.
 
-    Where the reference's folder or name has a tokenizer, each word of the policy's must have the same id there; else
-    both must score as many ids.
+    If the reference's folder or name has a tokenizer, each of the policy's tokens must have the same id in it.
+    Otherwise, both models must have the same number of output ids.
 
     Raises:
-        InvalidConfigError: If not.
+        InvalidConfigError: If the vocabularies differ.
     """
     size, expected = reference.get_output_embeddings().weight.shape[0], policy.get_output_embeddings().weight.shape[0]
     where, words = getattr(reference, "name_or_path", ""), tokenizer.get_vocab()
+    # The common case, a copy of the policy: no second tokenizer has to be loaded.
     if size == expected and where == getattr(policy, "name_or_path", ""):
         return
     theirs, largest = _vocabulary(where), max(words.values())
@@ -299,17 +304,19 @@ def check_vocabulary(reference: Any, policy: Any, tokenizer: Any) -> None:
 
 
 def adapter_weights(model: Any, adapter: str) -> torch.nn.Module:
-    """Return one adapter of a PEFT model as a module of its weights, whose names do not have the adapter's in them."""
+    """Return the weights of one adapter of a PEFT model as a module, with the adapter's name removed from theirs."""
     weights = torch.nn.Module()
     for name, parameter in model.named_parameters():
         parts = name.split(".")
         if adapter in parts:
+            # Without the adapter's name, the weights of two adapters have equal names, which update functions need.
+            # Torch does not allow a dot in a name.
             weights.register_parameter("/".join(part for part in parts if part != adapter), parameter)
     return weights
 
 
 def drop_reference_adapter(trainer: Any, folder: str | Path | None) -> None:
-    """Take the adapter that is the reference out of a folder that PEFT has just saved all adapters to."""
+    """Delete the reference adapter from a folder that PEFT has just saved all adapters to."""
     model = trainer.accelerator.unwrap_model(trainer.model)
     target = Path(folder or trainer.args.output_dir or ".") / REF_ADAPTER
     if trainer.args.should_save and is_peft_model(model) and REF_ADAPTER in model.peft_config:
@@ -320,7 +327,7 @@ def drop_reference_adapter(trainer: Any, folder: str | Path | None) -> None:
 
 
 def _add_reference_adapter(model: Any, *, uses_vllm: bool) -> None:
-    """Give a PEFT model the adapter "ref", a frozen copy of the trained one; TRL has made it for a given adapter."""
+    """Give a PEFT model the adapter "ref", a frozen copy of the trained one. TRL may have created it already."""
     trained = _trained_adapter(model)
     config = model.peft_config[trained]
     if config.is_prompt_learning:
@@ -344,7 +351,7 @@ def _trained_adapter(model: Any) -> str:
 
 
 def _prepared(trainer: Any, reference: Any) -> Any:
-    """Return a reference as TRL prepares its own."""
+    """Return a reference prepared in the same way as TRL's own."""
     freeze(reference)
     args, accelerator = trainer.args, trainer.accelerator
     if args.disable_dropout:
@@ -359,7 +366,7 @@ def _prepared(trainer: Any, reference: Any) -> Any:
     if trainer.is_fsdp_enabled:
         return prepare_fsdp(reference, accelerator)
     prepared = accelerator.prepare_model(reference, evaluation_mode=True)
-    if accelerator.num_processes > 1:  # every process the same
+    if accelerator.num_processes > 1:  # a `ref_model_fn` may be random: all ranks take the weights of rank 0
         for parameter in reference.parameters():
             torch.distributed.broadcast(parameter.data, src=0)
     return prepared
@@ -367,7 +374,7 @@ def _prepared(trainer: Any, reference: Any) -> Any:
 
 @contextmanager
 def _unpatched(model: torch.nn.Module) -> Iterator[None]:
-    """Take away the forward functions that TRL has put on a model, which a copy of it would share with it."""
+    """Remove the forward functions that TRL has set on a model, inside the block. A copy would share them."""
     patched = [(module, module.__dict__.pop("forward")) for module in model.modules() if "forward" in module.__dict__]
     try:
         yield
@@ -388,10 +395,10 @@ def _stamp(reference: torch.nn.Module) -> tuple[Any, ...]:
 
 
 def _vocabulary(name: str) -> dict[str, int] | None:
-    """Return the vocabulary of the tokenizer beside a model; None if there is none."""
+    """Return the vocabulary of a model's tokenizer; None if it has no tokenizer."""
     folder = Path(name)
     if not name or (folder.is_dir() and not any([*folder.glob("*token*"), *folder.glob("vocab*")])):
-        return None  # transformers makes an empty one for some types
+        return None  # for some types transformers would create an empty tokenizer
     try:
         vocabulary: dict[str, int] = AutoTokenizer.from_pretrained(name).get_vocab()
     except (OSError, ValueError, KeyError):

@@ -1,4 +1,4 @@
-"""The coefficient of the KL over a run: constant, along a line or a cosine, or steered towards a target.
+"""Schedules of the KL coefficient: constant, linear, cosine, or adaptive with a target KL.
 
 A schedule is any function `(step, n_steps, kl) -> coefficient`, given as the `kl_coef` of an algorithm.
 `EnvGRPOTrainer` and `EnvPPOTrainer` ask it before each generation, and the coefficient holds for all steps of that
@@ -28,7 +28,7 @@ __all__ = [
 
 
 def create_constant(coefficient: float) -> KLSchedule:
-    """Return a schedule that always says the same.
+    """Return a schedule whose coefficient never changes.
 
     Raises:
         InvalidConfigError: If the coefficient is below 0.
@@ -42,8 +42,8 @@ def create_linear(first: float, last: float, *, n_steps: int | None = None) -> K
 
     Args:
         first: Coefficient of the first step; 0 is allowed.
-        last: Coefficient of the last step, and from then on.
-        n_steps: The n; None: the steps of the run.
+        last: Coefficient at step n - 1 and after it.
+        n_steps: The n; None: the number of steps of the run.
 
     Raises:
         InvalidConfigError: If a coefficient is below 0 or there is no step.
@@ -63,19 +63,19 @@ def create_cosine(first: float, last: float, *, n_steps: int | None = None) -> K
 
 
 class AdaptiveKL:
-    """Steers the KL towards a target: `beta <- beta (1 + gain clip(KL / target - 1, -limit, limit))`.
+    """Adapts the coefficient to reach a target KL: `beta <- beta (1 + gain clip(KL / target - 1, -limit, limit))`.
 
-    The controller of "Fine-Tuning Language Models from Human Preferences" (arXiv 1909.08593, section 2.2), with the
-    KL per token where the paper has it per sequence. The coefficient is state: `state_dict` goes into a checkpoint.
+    The controller of "Fine-Tuning Language Models from Human Preferences" (arXiv 1909.08593, section 2.2), but with the
+    KL per token instead of per sequence. The coefficient is state: checkpoints store its `state_dict`.
 
     Args:
-        initial: The coefficient to begin with, above 0: a product never leaves 0.
+        initial: The first coefficient, above 0. The update multiplies, so a coefficient of 0 would never change.
         target: Mean KL per token in nats, above 0.
-        gain: How far the coefficient moves at most, times `limit`.
-        limit: Where the relative error is cut off.
+        gain: Factor of the relative error. One update changes the coefficient by at most the share `gain * limit`.
+        limit: Bound on the relative error.
 
     Raises:
-        InvalidConfigError: If one of them is not above 0, or `gain * limit` not below 1.
+        InvalidConfigError: If an argument is not above 0, or `gain * limit` is not below 1.
     """
 
     def __init__(self, initial: float, target: float, *, gain: float = 0.1, limit: float = 0.2) -> None:
@@ -88,23 +88,23 @@ class AdaptiveKL:
         self.coefficient = initial
 
     def __call__(self, step: int, n_steps: int, kl: float | None) -> float:
-        """Learn from the measured KL; return the coefficient to go on with."""
+        """Update the coefficient from the measured KL, and return it."""
         if kl is not None:
             error = min(max(kl / self.target - 1.0, -self.limit), self.limit)
             self.coefficient *= 1.0 + self.gain * error
         return self.coefficient
 
     def state_dict(self) -> dict[str, float]:
-        """Return what a resumed run needs."""
+        """Return the state to save in a checkpoint."""
         return {"coefficient": self.coefficient}
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """Go on from a saved state."""
+        """Restore a saved state."""
         self.coefficient = float(state["coefficient"])
 
 
 def create_adaptive(initial: float, target: float, *, gain: float = 0.1, limit: float = 0.2) -> AdaptiveKL:
-    """Return `AdaptiveKL`, whose arguments these are."""
+    """Return an `AdaptiveKL` with these arguments."""
     return AdaptiveKL(initial, target, gain=gain, limit=limit)
 
 
@@ -117,10 +117,10 @@ _KINDS: Mapping[str, tuple[Callable[..., KLSchedule], tuple[int, int], str]] = {
 
 
 def parse_kl_schedule(text: str) -> KLSchedule:
-    """Return the schedule that a line of a configuration names, such as "linear:0.1:0.0" or "adaptive:0.05:0.01".
+    """Return the schedule that a text describes, such as "linear:0.1:0.0" or "adaptive:0.05:0.01".
 
     Raises:
-        InvalidConfigError: If it names none.
+        InvalidConfigError: If the text does not describe a schedule.
     """
     kind, *given = str(text).split(":")
     try:
@@ -148,13 +148,14 @@ class KLController:
         self._asked_at = -1
 
     def begin_generation(self, step: int, n_steps: int) -> None:
-        """Ask the schedule, at most once a step.
+        """Call the schedule, at most once for the same step.
 
         Raises:
-            InvalidConfigError: If it says something that is no coefficient.
+            InvalidConfigError: If it returns a number below 0 or not finite.
         """
         if self.schedule is None or step == self._asked_at:
             return
+        # Several generations may start at the same step. Only the first asks the schedule: there is no new KL later.
         kl = sum(self._measured) / len(self._measured) if self._measured else None
         self._measured, self._asked_at = [], step
         self.coefficient = float(self.schedule(step, n_steps, kl))
@@ -164,18 +165,18 @@ class KLController:
             )
 
     def end_step(self, kl: float | None) -> None:
-        """Take note of the mean KL per token of a step."""
+        """Record the mean KL per token of a step."""
         if self.schedule is not None and kl is not None:
             self._measured.append(kl)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run needs, as JSON types."""
+        """Return the state to save in a checkpoint, as JSON types."""
         state_dict = getattr(self.schedule, "state_dict", None)
         state = None if state_dict is None else state_dict()
         return {"coefficient": self.coefficient, "measured": self._measured, "schedule": state}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state; without a schedule there is nothing to go on from."""
+        """Restore a saved state; do nothing without a schedule."""
         if self.schedule is None:
             return
         self.coefficient, self._measured = float(state["coefficient"]), [float(kl) for kl in state["measured"]]
@@ -184,6 +185,7 @@ class KLController:
 
 
 def _progress(step: int, n_steps: int) -> float:
+    # Step 0 has the first value and step n - 1 the last one: n - 1 intervals.
     return min(step / (n_steps - 1), 1.0) if n_steps > 1 else 1.0
 
 

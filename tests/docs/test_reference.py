@@ -203,7 +203,7 @@ def test_no_public_argument_that_takes_a_function_is_missing(points: ModuleType)
     # What stands in quotes, under an alias of aliases, in a mapping, and in a dataclass, is seen.
     for path in (
         "llm_envs.rollout.collector.Collector.context_fn",
-        "llm_envs.trainers.grpo.trainer.EnvGRPOTrainer.reward_fns",
+        "llm_envs.trainers.bridge.credit.RewardSettings.reward_fns",
         "llm_envs.trainers.grpo.trainer.EnvGRPOTrainer.algorithm",
         "llm_envs.trainers.functional.algorithm.Algorithm.kl_fn",
         "llm_envs.policies.transformers.TransformersPolicy.from_pretrained.loader",

@@ -75,6 +75,7 @@ def make_batch(
         sampled_logps_BT=_padded(lists["logprobs"], 0.0, dtype=torch.float32)[0],
         owners_B=torch.tensor(owners),
         group_ids_B=torch.tensor([numbers[owner] for owner in owners]),
+        # The further row of a fork has no reward, so that its episode counts once.
         rewards_B=torch.tensor([*credit.rewards.tolist(), *[torch.nan] * n_forks], dtype=torch.float32),
         sampling=sampling,
         kept=kept,
@@ -135,10 +136,12 @@ def with_advantages(
         assert not callable(coefficient)
         penalties = turn_penalties(coefficient * kl_BT, batch.mask_BT, credit.trajectories)
         rewards = [reward - sum(penalty) for reward, penalty in zip(rewards, penalties, strict=True)]
+        # strict=False: an episode without a score has no turn rewards, while every turn has a penalty.
         turns = [[r - p for r, p in zip(*pair, strict=False)] for pair in zip(turns, penalties, strict=True)]
     if algorithm.normalisation == "prompt":
         group_ids_B = _group_ids(batch, credit)
         batch = replace(batch, group_tokens_B=group_token_counts(batch.mask_BT, group_ids_B))
+    # The process is part of the key: after the gather it tells which episodes are our own.
     mine = [(process_index, trajectory.group_id) for trajectory in credit.trajectories]
     learns = batch.mask_BT[: len(mine)].bool().any(1).tolist()
     # Groups stay on one process, but an advantage_fn may whiten over the whole batch: call it on all episodes at once.

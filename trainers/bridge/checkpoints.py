@@ -22,6 +22,7 @@ _ARGUMENTS_FILE, _STATE_FILE = "training_args.bin", "trainer_state.json"
 
 def find_checkpoints(folder: str | Path) -> list[Path]:
     """Return the complete checkpoints of a trainer's output folder, oldest first."""
+    # transformers writes its state file last, so a folder that has it is complete.
     places = [path.parent for path in Path(folder).glob(f"checkpoint-*/{_STATE_FILE}")]
     return sorted((place for place in places if _step(place) is not None), key=lambda place: _step(place) or 0)
 
@@ -38,13 +39,14 @@ def algorithm_of(checkpoint: str | Path) -> str | None:
         names = [name.rpartition(".") for name in get_unsafe_globals_in_checkpoint(path)]
     except (RuntimeError, OSError, ValueError):
         return None
+    # The file also names other classes, such as accelerate's `AcceleratorConfig`: look at ours first.
     ours_first = sorted(names, key=lambda name: not name[0].startswith("llm_envs."))
     found = (name.removeprefix("Env").removesuffix("Config") for _, _, name in ours_first if name.endswith("Config"))
     return next((name for name in found if name in ALGORITHMS), None)
 
 
 def check_checkpoint(checkpoint: str | Path, algorithm: str) -> None:
-    """Refuse to resume from another algorithm's checkpoint: its optimizer state and step count belong to another run.
+    """Reject another algorithm's checkpoint: its optimizer state and step count belong to another run.
 
     Raises:
         InvalidConfigError: If another algorithm wrote the checkpoint.
@@ -91,13 +93,14 @@ def resume_point(args: Any, algorithm: str, lora_r: int | None = None) -> str | 
                 f"resume_from_checkpoint: {checkpoint} is no whole checkpoint, it has no {_STATE_FILE}; {named} (true "
                 "takes the newest). To begin with a model's weights give it as --model_name_or_path."
             )
+    # All of this happens before a model is loaded, which may take minutes.
     check_checkpoint(checkpoint, algorithm)
     _check_adapter(checkpoint, lora_r)
     return str(checkpoint)
 
 
 def check_unused(output_dir: str | Path) -> None:
-    """Refuse to begin a run in a folder that has another run's checkpoints.
+    """Reject a folder with another run's checkpoints for a new run.
 
     Raises:
         InvalidConfigError: If the folder has checkpoints, or the path is a file.

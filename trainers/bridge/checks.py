@@ -93,8 +93,10 @@ def load_training_tokenizer(model: Any, tokenizer: Any, *, thinking: bool | None
             raise ModelError(
                 "the model has no name or folder to load a tokenizer from: give processing_class=tokenizer."
             )
+        # With the same sides as TRL uses when it loads the tokenizer itself.
         tokenizer = AutoTokenizer.from_pretrained(name, truncation_side="left", padding_side="left", **kwargs)
     codec = ChatCodec(tokenizer, thinking=thinking)
+    # Padded places are masked, so the choice of token does not affect training.
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token or codec.end_of_turn_text
     return tokenizer

@@ -126,7 +126,9 @@ def score_episodes(
         return EpisodeRewards(columns, weights, tuple(turn_rewards), tuple(trajectories))
     joined = _aggregated(settings.aggregate, trajectories, parts, weights)
     columns = {**columns, "aggregate": joined}
+    # An aggregate is one number per episode, so it is the reward of the last turn.
     at_the_end = [_last(len(t.turns), value) for t, value in zip(trajectories, joined, strict=True)]
+    # With weight 0, TRL logs the other columns but does not train on them.
     return EpisodeRewards(
         columns, {**dict.fromkeys(names, 0.0), "aggregate": 1.0}, tuple(at_the_end), tuple(trajectories)
     )
@@ -151,6 +153,7 @@ def with_overlong(settings: RewardSettings, share: float, max_length: int) -> Re
             "a reward function is called overlong, and the algorithm has an overlong punishment: rename it, or take "
             "replace(algorithm, overlong=0.0)."
         )
+    # At least one token: a share of a short limit may round down to 0.
     penalty = create_overlong_penalty(max_length, max(int(max_length * share), 1))
     return replace(settings, reward_fns={**given, "overlong": penalty})
 
@@ -207,6 +210,7 @@ def token_advantages(
     """
     rows = [(owner, 0) for owner in range(len(trajectories))]
     rows += [(owner, row) for owner, t in enumerate(trajectories) for row in range(1, len(t.rows))]
+    # The same order of rows as in `rollout_output`.
     owners = torch.tensor([owner for owner, _ in rows], dtype=torch.long, device=advantages.device)
     if advantages.ndim == 1:
         out = advantages.new_zeros(n_rows)
@@ -307,6 +311,7 @@ def _by_turn(
         out = weights["reward"] * np.array([turn.reward for turn in trajectory.turns], dtype=np.float64)
     for name, values in additions.items():
         out = out + weights[f"shaping/{name}"] * values
+    # A reward function judges the whole episode, so its reward belongs to the last turn.
     return out + _last(len(out), sum(weights[name] * value for name, value in own.items()))
 
 
@@ -333,6 +338,7 @@ def _aggregated(
     joined: list[float | None] = [None] * len(weighted)
     numbers = group_numbers(trajectories)
     for group in set(numbers):
+        # A failed episode has no columns, so it is not compared.
         members = [place for place, number in enumerate(numbers) if number == group and weighted[place]]
         names = sorted({name for place in members for name in weighted[place]})
         values = np.array([[weighted[place].get(name, np.nan) for name in names] for place in members])

@@ -160,8 +160,10 @@ class GenerationPlayer:
     def _play(self, rows: Sequence[Mapping[str, Any]], mode: str, step: int, group_size: int) -> list[Trajectory]:
         specs = self._specs(rows, mode, step, group_size)
         chosen = self._filter if mode == "train" else None
+        # Each place has one group in `specs` already, hence the - 1.
         spare = islice(self._refills(step, group_size), (self._max_refills - 1) * len(specs)) if chosen else ()
         finished: list[Trajectory] = []
+        # The collector's result lacks the dropped groups. Their episodes count in the log, metrics and curriculum.
         self.collector.on_trajectory = finished.append
         try:
             groups = self.collector.play(specs, group_filter=chosen, refills=spare)
@@ -170,9 +172,11 @@ class GenerationPlayer:
         kept = [trajectory for group in groups for trajectory in group.trajectories]
         ids = {trajectory.group_id for trajectory in kept}
         dropped = [trajectory for trajectory in finished if trajectory.group_id not in ids]
+        # Episodes finish in any order, so sort them. By length first: group 10 comes after group 9.
         self.played = [*kept, *sorted(dropped, key=lambda t: (len(t.group_id), t.group_id, t.member))]
         if self._folder is not None:
             self._store(self.played, self._folder)
+        # TRL needs an episode for every row. An errored one is masked and has no reward.
         nothing = RolloutFailedError(f"none of {self._max_refills} groups played for each place passed the filter")
         empty = [errored_trajectory(spec, nothing, "group_filter") for group in specs[len(groups) :] for spec in group]
         return kept + empty
@@ -182,6 +186,7 @@ class GenerationPlayer:
         source = self.items["train"].source
         if not source.curricula:
             return
+        # A curriculum reads only outcomes, so do not send messages and tokens between processes.
         outcomes = [replace(t, messages=(), tools=(), rows=(), turns=(), metadata={}) for t in self.played]
         source.update(gather_object(outcomes))
 
@@ -194,6 +199,7 @@ class GenerationPlayer:
 
         If there is more than one environment or difficulty, success and reward are also given for each.
         """
+        # Collectives: every rank must call this method, even without episodes.
         metrics = average_metrics(gather_object([trajectory_metrics(self.played)]))
         parts = gather_object([metrics_by(self.played, _labels)])
         labels = sorted({label for part in parts for label in part})
@@ -215,6 +221,7 @@ class GenerationPlayer:
             RolloutFailedError: If every episode failed in `MAX_FAILED_GENERATIONS` generations in a row.
         """
         failed = [trajectory for trajectory in rows if trajectory.status != "ok"]
+        # All ranks count the same failures, so that all of them stop, or none.
         counts = gather_object([(len(failed), len(rows))])
         n_failed, n_episodes = (sum(part) for part in zip(*counts, strict=True))
         if not n_failed:

@@ -37,7 +37,7 @@ class EpisodeDataset(Protocol):
     """A numbered list of episodes."""
 
     source: SeedSource
-    """The environments, for the collector, with what a curriculum knows."""
+    """The environments, for the collector, with the state of a curriculum."""
 
     def __len__(self) -> int:
         """Return the number of episodes: the rows of one epoch."""
@@ -85,6 +85,7 @@ class SeedItems:
     def spec(self, index: int, group_id: str) -> EpisodeSpec:
         """Return item `index`; with a curriculum, at its current level."""
         spec = self.source.spec(index)
+        # The seed depends on the split, so that item 0 of train and item 0 of test have different seeds.
         return replace(spec, seed=episode_seed(self._seed, self._split, index), group_id=group_id)
 
 
@@ -109,6 +110,7 @@ class ListedItems:
         if not len(dataset):
             raise InvalidConfigError("the data set of episodes is empty.")
         self._specs = [_listed(number, row, env_kwargs) for number, row in enumerate(dataset)]
+        # A data set may have thousands of rows but few environments: the source gets each variant once.
         variants = {json.dumps([s.env_id, dict(s.env_kwargs)], sort_keys=True) for s in self._specs}
         self.source = SeedSource(
             [EnvChoice(env_id, kwargs=kwargs) for env_id, kwargs in map(json.loads, sorted(variants))]
@@ -141,7 +143,8 @@ def make_items(
 
 
 def index_dataset(items: EpisodeDataset, split: str) -> Dataset:
-    """Return the rows that TRL shuffles and repeats; each stands for one item."""
+    """Return the data set that TRL shuffles and repeats, with one row per item."""
+    # TRL needs a column `prompt`. Here it is only a name: the trainers play by `index` and `split`.
     n, names = len(items), "+".join(dict.fromkeys(choice.env_id for choice in items.source.choices))
     return Dataset.from_dict(
         {
@@ -161,6 +164,7 @@ def refills(items: EpisodeDataset, key: Sequence[int | str]) -> Iterator[Episode
     """
     number = 0
     while True:
+        # By hash, not by a random generator: a resumed run has no generator state to restore.
         index = derive_seed(*key, "refill", number) % len(items)
         yield items.spec(index, "-".join([*map(str, key[1:]), f"refill{number}"]))
         number += 1

@@ -79,6 +79,7 @@ class KeptRows:
         for ids, mask, kept_ids, stops in ([part.cpu().numpy() for part in row] for row in state):
             edges = np.flatnonzero(np.diff(np.concatenate([[0], mask.astype(np.int8), [0]])))
             spans = tuple((int(start), int(stop)) for start, stop in edges.reshape(-1, 2))
+            # Only ids, mask and kept tokens are read from here on, so the log-probabilities may be 0.
             row = Row(ids, mask, np.zeros(len(ids), np.float32), spans, KeptTokens(kept_ids, stops))
             self._rows[_key(ids)] = row
 
@@ -113,6 +114,7 @@ class KeptRows:
             attention_mask.split(batch_size or len(input_ids)),
             strict=True,
         ):
+            # As TRL does: a model without experts does not take the argument.
             further = {"output_router_logits": True} if compute_aux_loss else {}
             with trainer.accelerator.autocast():
                 output = model(
@@ -124,6 +126,7 @@ class KeptRows:
                     **further,
                 )
             sampled_BT, kept = self._find(ids, mask, n_tokens)
+            # A logit predicts the next token: start one place before the completion and drop the last.
             logits = with_kept(output.logits[:, -n_tokens - 1 : -1].float(), sampled_BT, kept)
             logps.append(logps_from_logits(logits, ids[:, -n_tokens:], temperature=trainer.temperature))
             if compute_entropy:
@@ -139,7 +142,7 @@ class KeptRows:
     def _find(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor, n_tokens: int
     ) -> tuple[torch.Tensor, list[KeptTokens | None]]:
-        """Return where rows have sampled tokens, (B, T), and what was kept there; None for a row that is not known."""
+        """Return a mask of the sampled tokens, (B, T), and the kept tokens by row; None for an unknown row."""
         sampled = torch.zeros(input_ids.shape, dtype=torch.bool)
         kept: list[KeptTokens | None] = []
         for place, (ids, mask) in enumerate(zip(input_ids.cpu(), attention_mask.cpu().bool(), strict=True)):

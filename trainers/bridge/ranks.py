@@ -97,7 +97,9 @@ def episode_limit(args: Any, n_episodes: int) -> float | None:
     limit: float | None = args.max_episode_s
     if args.world_size == 1:
         return limit
+    # transformers does not pass ddp_timeout on for CPUs.
     timeout_s = default_pg_timeout.total_seconds() if args.use_cpu else float(args.ddp_timeout)
+    # Only `max_concurrency` episodes run at once, so a rollout takes up to this many times an episode's limit.
     n_turns = max(1, -(-n_episodes // args.max_concurrency))
     if limit is None:
         return timeout_s / (2 * n_turns)

@@ -57,6 +57,7 @@ def rollout_output(
             return False
         return trajectory_filter is None or trajectory_filter(trajectory)
 
+    # First rows come first, one per episode: TRL groups rows by position, and must not see forks between them.
     firsts = [(t.rows[0] if t.rows else None, trained(t)) for t in trajectories]
     forks = [(row, trained(t)) for t in trajectories for row in t.rows[1:]]
     rows: list[tuple[Row | None, bool]] = [*firsts, *forks]
@@ -64,6 +65,7 @@ def rollout_output(
     parts = [_trl_row(row, pad_id, trained=is_trained) for row, is_trained in rows]
     out: dict[str, list[Any]] = {key: [part[key] for part in parts] for key in parts[0]} if parts else {}
     rewards = [t.reward if t.status == "ok" else None for t in trajectories]
+    # Rows of forks and filling rows have no reward, so an episode counts once in its baseline.
     fill = [None] * (len(rows) - len(rewards))
     out[REWARD_FIELD] = rewards + fill
     return out | {f"{REWARD_FIELD}/{name}": [*values, *fill] for name, values in (columns or {}).items()}
@@ -87,6 +89,7 @@ def create_column_reader(name: str) -> Callable[..., list[float | None]]:
 
 
 def _trl_row(row: Row | None, pad_id: int, *, trained: bool) -> Mapping[str, list[Any]]:
+    # An episode may fail before its first token, and TRL does not accept an empty completion: give it a masked one.
     if row is None or len(row) <= row.prompt_length:
         ids = [pad_id] if row is None or not len(row) else row.ids.tolist()
         return {"prompt_ids": ids, "completion_ids": [pad_id], "logprobs": [0.0], "env_mask": [0]}

@@ -1,4 +1,4 @@
-"""Rejects settings without effect: config fields that do nothing given the other settings.
+"""Rejects settings without effect: config fields that do nothing in combination with the other settings.
 
 A case is `(holds, why, names)`. If it holds, none of the named fields has an effect, and `refuse_unused` raises if one
 of them is not at its default. A test checks that each field of TRL's `GRPOConfig` is named in a case or always has an
@@ -49,6 +49,7 @@ def is_changed(args: Any, name: str) -> bool:
     """Return whether a setting differs from its default."""
     for field in fields(args):
         if field.name == name:
+            # A field without a default must be given, so it never counts as changed.
             default = field.default_factory() if field.default_factory is not MISSING else field.default
             value = getattr(args, name)
             return default is not MISSING and bool((None if value == {} else value) != default)

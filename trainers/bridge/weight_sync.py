@@ -28,13 +28,13 @@ __all__ = ["ColocatedEngine", "merged_layers"]
 class ColocatedEngine(VLLMGeneration):
     """TRL's colocated vLLM, with an engine of the trainer's dtype and seed, and a weight sync that works on CPUs too.
 
-    TRL itself calls `sync_weights` before a rollout whose step is new; names of parameters under FSDP and DeepSpeed are
-    TRL's business, inherited here.
+    TRL calls `sync_weights` before the first rollout of a step. TRL's base class handles parameter names under FSDP and
+    DeepSpeed.
 
     Args:
-        model: The model being trained. The engine reads its architecture and tokenizer from `model.name_or_path`, or
-            from a temporary copy where that is not a place to load from.
-        accelerator: The trainer's.
+        model: The trained model. The engine loads its architecture and tokenizer from `model.name_or_path`, or from a
+            temporary copy if that is empty.
+        accelerator: The trainer's accelerator.
         processing_class: The tokenizer.
         seed: Seed of the engine.
         version: Returns the version of the trainer's current weights: its step.
@@ -96,7 +96,7 @@ class ColocatedEngine(VLLMGeneration):
         if not is_peft_model(model) or self._dist.is_zero3:  # ZeRO-3 merges into gathered copies, and drops them
             yield from super()._iter_named_params()
         elif self._dist.is_fsdp:
-            with _kept(model):  # this process's share of it
+            with _kept(model):  # the shards of this process
                 yield from super()._iter_named_params()
         else:
             for name, value in merged_layers(model):

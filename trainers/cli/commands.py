@@ -1,11 +1,11 @@
-"""`llm-envs train NAME`, and what the examples run under `accelerate launch`: one function a training.
+"""The trainings of `llm-envs train NAME`, also for `accelerate launch`: one function each.
 
 llm-envs train grpo --env llm/Calculator-v0 --model_name_or_path DIR --output_dir runs/grpo --max_steps 20
 llm-envs train sft --config run.yaml --learning_rate 1e-5                  # options win over the file
 accelerate launch -m llm_envs.trainers.cli.commands ppo --env ...             # on many processes
 
-Options are the fields of the trainer's settings, of TRL's `ModelConfig` (`--use_peft`, `--lora_r`, `--dtype`, ...) and
-of the dataclass of the training here. Exit codes are those of `llm-envs`: 1 it failed, 2 it was asked wrongly.
+The options are the fields of the trainer's settings, of TRL's `ModelConfig` (`--use_peft`, `--lora_r`, `--dtype`, ...)
+and of the training's dataclass here. Exit codes are those of `llm-envs`: 1 for a failure, 2 for wrong arguments.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ __all__ = [
 ]
 
 CRITIC_CARD = "critic.json"
-"""In the folder of a critic that a run saved; a value head has no config.json."""
+"""File in the folder of a saved critic. A value head has no config.json."""
 _ALGORITHM_SETTINGS: dict[str, Any] = {
     "help": 'Fields of the algorithm to change, as a JSON object: \'{"kl_coef": 0.04, "kl_in": "reward"}\'. kl_coef '
     "may be a schedule (linear:FIRST:LAST, cosine:FIRST:LAST, adaptive:INITIAL:TARGET); kl_fn is a name (k1, k2, ...)."
@@ -72,7 +72,7 @@ _DRY_RUN: dict[str, Any] = {
 
 @dataclass
 class GRPOArguments:
-    """The environment, and the algorithm that learns."""
+    """The environment and the algorithm."""
 
     environment: str = field(metadata=ENVIRONMENT)
     algorithm: str | None = field(
@@ -88,7 +88,7 @@ class GRPOArguments:
 
 @dataclass
 class PPOArguments:
-    """What is played, and what values it."""
+    """The environment and the critic."""
 
     environment: str = field(metadata=ENVIRONMENT)
     critic: str | None = field(
@@ -104,7 +104,7 @@ class PPOArguments:
 
 @dataclass
 class DPOArguments:
-    """What is compared: episodes that the model plays in rounds, or a saved data set."""
+    """The source of the pairs: episodes that the model plays in rounds, or a saved data set."""
 
     environment: str | None = field(default=None, metadata=ENVIRONMENT)
     source: str | None = field(
@@ -119,7 +119,7 @@ class DPOArguments:
 
 @dataclass
 class SFTArguments:
-    """What is imitated: an environment's oracle, or a saved data set."""
+    """The source of the training data: an environment's oracle, or a saved data set."""
 
     environment: str | None = field(default=None, metadata=ENVIRONMENT)
     source: str | None = field(
@@ -166,19 +166,19 @@ def dpo(arguments: Sequence[str]) -> int:
     name = check_model(model.model_name_or_path)
     checkpoint = _begin(args, "DPO", chosen, model)
     if chosen.dry_run:
-        args.precompute_ref_log_probs = False  # it would be kept on disk
+        args.precompute_ref_log_probs = False  # a dry run must not write files
     env, further = read_environment(chosen.environment), model_arguments(model, args)
     if env is None:
         further |= {"source": chosen.source, "eval_source": chosen.eval_source}
     else:
-        further["group_filter"] = create_spread_filter()  # a group of equal rewards has no pair: play another
+        further["group_filter"] = create_spread_filter()  # a group of equal rewards gives no pair: play another
     with loading(model_name_or_path=name):
         trainer = EnvDPOTrainer(name, env, args, **further)
     return _run(trainer, checkpoint, chosen)
 
 
 def sft(arguments: Sequence[str]) -> int:
-    """Train on what the oracle plays, or on a saved data set; return the exit code. `--help` lists every setting."""
+    """Train on the oracle's episodes or a saved data set; return the exit code. `--help` lists every setting."""
     chosen, args, model = parse("sft", (SFTArguments, EnvSFTConfig, ModelConfig), arguments)
     _check_one(chosen, "is played by its oracle")
     name = check_model(model.model_name_or_path)
@@ -199,7 +199,7 @@ TRAININGS: dict[str, Callable[[Sequence[str]], int]] = {
 
 
 def _algorithm(algorithm: Algorithm | None, chosen: Any) -> Algorithm | None:
-    """Return the algorithm that the options describe; None: TRL's own loss."""
+    """Return the algorithm with the options' settings; None: TRL's own loss."""
     if chosen.algorithm_settings is None:
         return algorithm
     if algorithm is None:
@@ -208,7 +208,7 @@ def _algorithm(algorithm: Algorithm | None, chosen: Any) -> Algorithm | None:
 
 
 def _check_one(chosen: Any, environment_is: str) -> None:
-    """Check that an environment or a data set is given, and not both."""
+    """Check that exactly one of environment and data set is given."""
     given = [name for name in ("environment", "source") if getattr(chosen, name) is not None]
     if len(given) != 1:
         both = "both are given" if given else "neither is given"
@@ -218,7 +218,7 @@ def _check_one(chosen: Any, environment_is: str) -> None:
 
 
 def _begin(args: Any, algorithm: str, chosen: Any, model: ModelConfig) -> str | None:
-    """Return the checkpoint to go on from, before anything is loaded; None: the run is a new one."""
+    """Return the checkpoint to resume from, before anything is loaded; None: a new run."""
     checkpoint = resume_point(args, algorithm, model.lora_r if model.use_peft else None)
     if checkpoint is None and not chosen.dry_run:
         check_unused(args.output_dir)
@@ -226,19 +226,20 @@ def _begin(args: Any, algorithm: str, chosen: Any, model: ModelConfig) -> str | 
 
 
 def _run(trainer: Any, checkpoint: str | None, chosen: Any) -> int:
-    """Train and save, or say what would be done."""
+    """Train and save, or describe the training."""
     try:
         if chosen.dry_run:
             print(describe_training(trainer, colour=sys.stdout.isatty()))
             return 0
         trainer.train(resume_from_checkpoint=checkpoint)
         trainer.save_model()
-        trainer.save_state()  # the metrics of a run that was too short for a checkpoint, too
+        trainer.save_state()  # a run too short for a checkpoint would otherwise lose its metrics
         if trainer.accelerator.is_main_process:
             print(f"the model is in {trainer.args.output_dir}")
     except LLMEnvsError:
         raise
     except Exception:
+        # Before the first step the one-line message is enough, and the run can be repeated with --debug.
         if trainer.state.global_step:
             _keep_traceback(trainer)
         raise
@@ -249,19 +250,19 @@ def _run(trainer: Any, checkpoint: str | None, chosen: Any) -> int:
 
 
 def _keep_traceback(trainer: Any) -> None:
-    """Write where a training failed into its folder: after hours of it, nobody runs it again with --debug."""
+    """Write the traceback of a failure to the output folder, because nobody repeats hours of training with --debug."""
     path = Path(trainer.args.output_dir) / f"traceback-{trainer.accelerator.process_index}.txt"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(traceback.format_exc(), encoding="utf-8")
-    except OSError:  # a full disk, often what it failed by
+    except OSError:  # often a full disk, which may be why the training failed
         traceback.print_exc()
         return
     print(f"llm-envs: it failed after {trainer.state.global_step} steps; {path} says where", file=sys.stderr)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one of the trainings by its name, as `llm-envs train` does; return the exit code."""
+    """Run a training by name, as `llm-envs train` does; return the exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     if not given:
         print(f"llm-envs: error: name one of {', '.join(TRAININGS)}, then its arguments.", file=sys.stderr)

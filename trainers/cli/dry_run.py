@@ -1,4 +1,4 @@
-"""What a training would do, said before it begins: geometry, budgets, forks, and one episode with its mask."""
+"""Describes a training without running it: batch sizes, budgets, forks, and one episode with its mask."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ __all__ = ["describe_training"]
 
 
 def describe_training(trainer: EnvGRPOTrainer | EnvDPOTrainer | EnvSFTTrainer, *, colour: bool = False) -> str:
-    """Describe a training, and show one episode of it with what is trained marked; nothing is learned or written.
+    """Describe a training, and show one of its episodes with the trained tokens marked. Nothing is trained or written.
 
-    Where a model plays (GRPO, PPO, DPO online), the untrained policy plays one group.
+    If the model plays (GRPO, PPO, online DPO), the untrained policy plays one group.
 
     Args:
-        trainer: Ready to train.
-        colour: Whether trained tokens are marked by colour, as for a terminal.
+        trainer: A trainer that is ready to train.
+        colour: Whether to mark trained tokens by colour, for a terminal.
     """
     if isinstance(trainer, EnvSFTTrainer):
         return "\n".join(_supervised(trainer, colour))
@@ -46,7 +46,7 @@ def describe_training(trainer: EnvGRPOTrainer | EnvDPOTrainer | EnvSFTTrainer, *
 
 
 def _first_rows(group: Sequence[Trajectory], codec: ChatCodec, colour: bool) -> list[str]:
-    """Return the rows of the first episode that has any."""
+    """Describe the rows of the first episode that has rows."""
     shown = next((trajectory for trajectory in group if trajectory.rows), None)
     lines = [] if shown is None else ["", "the first episode; what is trained is marked:"]
     for number, row in enumerate(() if shown is None else shown.rows):
@@ -59,8 +59,9 @@ def _row(name: str, row: Row, codec: ChatCodec, colour: bool) -> list[str]:
 
 
 def _marked(ids: Sequence[int], mask: Sequence[int]) -> Row:
-    """Return token ids as a row, whose spans are the runs of what is trained."""
+    """Return token ids as a row whose spans are the runs of trained tokens."""
     own: npt.NDArray[np.bool_] = np.asarray(mask, dtype=bool)
+    # With False on both ends, each change is one end of a run: starts and stops alternate.
     edges = np.flatnonzero(np.diff(np.concatenate([[False], own, [False]]).astype(np.int8))).reshape(-1, 2)
     spans = tuple((int(start), int(stop)) for start, stop in edges)
     return Row(np.asarray(ids, dtype=np.int32), own, np.zeros(len(own), dtype=np.float32), spans)
@@ -90,9 +91,10 @@ def _n_trained(labels: Sequence[int]) -> int:
 
 
 def _steps(args: Any, n: int, what: str) -> list[str]:
-    """Return how many steps there are of rows that are all there before training."""
+    """Describe the steps on rows that are complete before training."""
     batch = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
     an_epoch = math.ceil(n / batch)
+    # The default of max_steps is -1, which leaves the length to num_train_epochs.
     n_steps = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * an_epoch)
     return [
         f"optimizer step    {batch} {what} in micro-batches of {args.per_device_train_batch_size} on {args.world_size} "
@@ -107,7 +109,7 @@ def _of_dpo(args: Any) -> str:
 
 
 def _pairs(trainer: EnvDPOTrainer, colour: bool) -> list[str]:
-    """Describe training on pairs that are all there."""
+    """Describe training on a fixed set of pairs."""
     args: Any = trainer.args
     codec = ChatCodec(cast("Any", trainer.processing_class), thinking=args.thinking)
     lengths = [
@@ -130,6 +132,7 @@ def _online_pairs(trainer: EnvDPOTrainer, colour: bool) -> list[str]:
     batch = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
     ids = dict.fromkeys(choice.env_id for choice in trainer.items["train"].source.choices)
     n_steps = args.max_steps if args.max_steps > 0 else math.ceil(args.num_train_epochs * args.n_steps_per_round)
+    # One group shows the format. A dry run does not play a whole round.
     specs = group_specs(trainer.items["train"].spec(0, "sample-0"), args.num_generations)
     group = list(trainer.collector.play([specs])[0].trajectories)
     pairs = pair_rows(to_groups(group), trainer._selector, margin=args.pair_margin)
@@ -169,7 +172,7 @@ def _first_pair(pairs: Sequence[Mapping[str, Any]], codec: ChatCodec, colour: bo
 
 
 def _trained(trainer: Any) -> list[str]:
-    """Return which of the model's parameters are trained: all, or those of an adapter."""
+    """Describe the trained parameters: those of the model, or of an adapter."""
     model = trainer.accelerator.unwrap_model(trainer.model)
     n_all = sum(parameter.numel() for parameter in model.parameters())
     n_own = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
@@ -186,7 +189,7 @@ def _trained(trainer: Any) -> list[str]:
 
 
 def _critic(trainer: EnvGRPOTrainer) -> list[str]:
-    """Return what values the episodes, in PPO."""
+    """Describe the critic; empty without PPO."""
     if not isinstance(trainer, EnvPPOTrainer):
         return []
     args, critic = trainer.args, trainer.critic
@@ -206,6 +209,7 @@ def _geometry(trainer: EnvGRPOTrainer) -> list[str]:
     n_episodes = args.per_device_train_batch_size * steps * n_processes
     per_step = args.per_device_train_batch_size * args.gradient_accumulation_steps * n_processes
     n_items = len(trainer.items["train"])
+    # A generation serves `steps * num_iterations` micro-batches, and an optimizer step takes several of them.
     uses = steps * args.num_iterations / args.gradient_accumulation_steps
     return [
         f"environments      {', '.join(trainer.env_ids)}",
@@ -219,7 +223,7 @@ def _geometry(trainer: EnvGRPOTrainer) -> list[str]:
 
 
 def _objective(trainer: EnvGRPOTrainer) -> str:
-    """Return by what is learned: the algorithm, or TRL's own loss."""
+    """Describe the objective: the algorithm, or TRL's own loss."""
     if trainer.algorithms is None:
         return f"TRL's {trainer.args.loss_type}, beta {trainer.args.beta:g}"
     algorithm = trainer.algorithms.algorithm

@@ -1,8 +1,7 @@
-"""The options of the trainings, read from the sources: TRL takes seconds to import, and a shell completes in one.
+"""Lists the options of the trainings for shell completion, from the source code, because importing TRL takes seconds.
 
-Every field of the dataclasses that a training's parser is made of is an option. The classes are found by the names in
-the sources, TRL's and transformers' too; nothing is imported. `command_line` has the parsers themselves, and a test
-holds the two together.
+Every field of a training's dataclasses is an option. The classes are found by name in the source files, including TRL's
+and transformers'. Nothing is imported. A test compares the result with the parsers of `cli.parser`.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ TRAININGS: Mapping[str, tuple[str, ...]] = {
     "dpo": ("DPOArguments", "EnvDPOConfig", "ModelConfig"),
     "sft-rl": ("ModelConfig",),
 }
-"""Training -> the dataclasses of its options, by the names that `commands` has for them."""
+"""Training -> the dataclasses of its options, by their names in `commands`."""
 
 _ALIASES = {"environment": "--env", "model_name_or_path": "--model", "output_dir": "--out"}
 _OF_SFT_RL = (
@@ -42,7 +41,7 @@ _OF_SFT_RL = (
 
 
 def options(name: str) -> dict[str, tuple[str, ...] | None]:
-    """Return {option: its values, where they are few; None: any} of a training."""
+    """Return {option: its values} of a training; None: any value."""
     found: dict[str, tuple[str, ...] | None] = {"--help": (), "--config": None}
     for kind in TRAININGS[name]:
         for field, values in fields_of(_COMMANDS, kind).items():
@@ -79,7 +78,7 @@ def dpo() -> dict[str, tuple[str, ...] | None]:
 
 
 def sft_rl() -> dict[str, tuple[str, ...] | None]:
-    """Return the options of both after another; see `options`."""
+    """Return the options of SFT followed by RL; see `options`."""
     return options("sft-rl")
 
 
@@ -89,17 +88,18 @@ def _tree(path: Path) -> ast.Module:
 
 
 def fields_of(path: Path, name: str) -> dict[str, tuple[str, ...] | None]:
-    """Return {field: its values, where the source lists them, else None} of a dataclass and the classes below it.
+    """Return {field: its values, or None if the source does not list them} of a dataclass and its base classes.
 
     Args:
         path: A source file that defines or imports the class.
-        name: Of the class. One that is not found has no fields.
+        name: Name of the class. A class that is not found has no fields.
     """
     found = _find(path, name)
     if found is None:
         return {}
     where, node = found
     fields: dict[str, tuple[str, ...] | None] = {}
+    # In reverse, as dataclasses collect fields: the first base overrides the later ones, and the class overrides all.
     for base in reversed(node.bases):
         if isinstance(base, ast.Name):
             fields |= fields_of(where, base.id)
@@ -110,7 +110,7 @@ def fields_of(path: Path, name: str) -> dict[str, tuple[str, ...] | None]:
 
 
 def _is_option(item: ast.AnnAssign) -> bool:
-    """Whether a class's annotated name is a field that its constructor takes."""
+    """Return whether an annotated name of a class is a field that its constructor takes."""
     text = ast.unparse(item.annotation)
     arguments = {word.arg: word.value for word in item.value.keywords} if isinstance(item.value, ast.Call) else {}
     init = arguments.get("init")
@@ -118,7 +118,7 @@ def _is_option(item: ast.AnnAssign) -> bool:
 
 
 def _values(item: ast.AnnAssign) -> tuple[str, ...] | None:
-    """Return what a field may be set to: of a truth value both, of choices all."""
+    """Return a field's possible values, if it is a bool or has `choices`; else None."""
     if ast.unparse(item.annotation).replace(" | None", "") == "bool":
         return ("true", "false")
     if not isinstance(item.value, ast.Call):
@@ -133,7 +133,7 @@ def _values(item: ast.AnnAssign) -> tuple[str, ...] | None:
 
 
 def _find(path: Path, name: str) -> tuple[Path, ast.ClassDef] | None:
-    """Return the file that defines a class, and the definition; the imports of the file are followed."""
+    """Return the file that defines a class, and the definition; follow the file's imports."""
     for node in ast.walk(_tree(path)):
         if isinstance(node, ast.ClassDef) and node.name == name:
             return path, node
@@ -153,6 +153,7 @@ def _files(path: Path, node: ast.ImportFrom) -> Iterator[Path]:
     parts = (node.module or "").split(".") if node.module else []
     if node.level:
         folder = path.parents[node.level - 1]
+    # Our own modules are below this folder. Others are found on the path, without importing them.
     elif parts[:2] == ["llm_envs", "trainers"]:
         folder, parts = _TRAINERS, parts[2:]
     else:

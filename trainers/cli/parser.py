@@ -1,7 +1,7 @@
-"""How the trainings read their command lines: TRL's grammar, with what is wrong said in one line.
+"""Parses the command lines of `llm-envs train`, in TRL's syntax, with one line per error.
 
-Every field of the settings is an option, `--config FILE` reads them from YAML, options win over the file, and in the
-file `env:` has environment variables of the process (as in TRL), `environment:` what is played.
+Every field of the settings is an option. `--config FILE` reads them from YAML, and options override the file. In the
+file, `env:` sets environment variables of the process (as in TRL), and `environment:` names the environment to play.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ ENVIRONMENT: dict[str, Any] = {
 """Metadata of the field `environment`."""
 
 _ALIASES = {"model_name_or_path": "--model", "output_dir": "--out"}
-"""Fields that the other commands call otherwise."""
+"""Field -> the name that the other commands use for it."""
 
 _SAYS_NO = ("eval_strategy", "logging_strategy", "save_strategy")
-"""Options with a value "no", which YAML reads as a truth value."""
+"""Options with a value "no", which YAML reads as false."""
 
 _ONLY_WITH_PEFT = ("use_rslora", "use_dora")
 
@@ -82,11 +82,11 @@ EXAMPLES = {
   llm-envs train sft-rl --config run.yaml --mode rl --rl.max_steps 5
 """,
 }
-"""Training -> lines that end its help."""
+"""Training -> examples at the end of its help."""
 
 
 class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Options with their defaults, and examples as they are."""
+    """Shows the defaults of options, and keeps the line breaks of the examples."""
 
 
 class Parser(Grammar, TrlParser):
@@ -103,15 +103,15 @@ class Parser(Grammar, TrlParser):
         super().__init__(kinds, **{"formatter_class": _Help, "epilog": epilog} | kwargs)
 
     def _known_as(self, argument: str) -> str | None:
-        """Return it with its option as the parser has it; what begins with a section's name is that section's."""
+        """Return an argument with its option in the parser's spelling; `--sft.NAME` and `--rl.NAME` stay unchanged."""
         section = re.match(r"--(sft|rl)\.", argument)
         return super()._known_as(argument) if section is None else argument
 
     def set_values(self, values: Mapping[str, Any], path: str) -> None:
-        """Make what a file says the defaults, each converted and checked as on the command line.
+        """Use a file's values as defaults, converted and checked as on the command line.
 
         Raises:
-            InvalidConfigError: If a key is unknown, or its value none that can be meant; names the file.
+            InvalidConfigError: If a key is unknown or a value is invalid; the message names the file.
         """
         actions = {action.dest: action for action in self._actions}
         by_key = {name.lstrip("-"): action for name, action in self._option_string_actions.items()} | actions
@@ -126,7 +126,8 @@ class Parser(Grammar, TrlParser):
             self.set_defaults_with_config(**{action.dest: converted})
 
     def _converted(self, action: argparse.Action, value: Any) -> Any:
-        """Return a value of YAML as the option takes it; a text or a mapping for an option of texts stays as it is."""
+        """Return a YAML value in the option's type; a text or a mapping for an option of type text is unchanged."""
+        # YAML 1.1 reads an unquoted `no` as false, and `save_strategy: no` is common.
         if value is False and action.dest in _SAYS_NO:
             return "no"
         if isinstance(value, list) and action.nargs in ("+", "*"):
@@ -134,6 +135,7 @@ class Parser(Grammar, TrlParser):
         return value if value is None else self._converted_one(action, value)
 
     def _converted_one(self, action: argparse.Action, value: Any) -> Any:
+        # YAML reads 1e-4 as text, since it has no dot: convert numbers from their text, as on the command line.
         if action.type in (int, float) or (isinstance(value, str) and action.type is not None):
             value = self._get_value(action, str(value))
         self._check_value(action, value)
@@ -144,17 +146,19 @@ def parse(name: str, kinds: Sequence[type], arguments: Sequence[str]) -> tuple[A
     """Return one object of each kind, from the command line and the YAML file that it names.
 
     Args:
-        name: Of the training.
+        name: Name of the training.
         kinds: Dataclasses, whose fields are the options.
-        arguments: What stands behind the training's name.
+        arguments: The arguments after the training's name.
 
     Raises:
-        InvalidConfigError: If a field is unknown, or a value is none that can be meant.
+        InvalidConfigError: If a field is unknown or a value is invalid.
     """
     parser = make_parser(name, kinds)
     path, rest = take_config(arguments)
     in_file = {} if path is None else read_yaml(path)
+    # Set the environment variables before the dataclasses are built: transformers and accelerate read them there.
     set_process_environment(in_file.pop("env", None), path)
+    # The file's values become defaults, so an option on the command line overrides them.
     parser.set_values(in_file, str(path))
     namespace, unknown = parser.parse_known_args(rest)
     if unknown:
@@ -174,10 +178,10 @@ def make_parser(name: str, kinds: Sequence[type]) -> Parser:
 
 
 def read_environment(text: str | None) -> Any:
-    """Return an id as it is, and a mixture as a mapping.
+    """Return an environment id unchanged, and a mixture as a mapping.
 
     Raises:
-        InvalidConfigError: If it begins as JSON does and is none.
+        InvalidConfigError: If the text starts with "{" but is not valid JSON.
     """
     if not isinstance(text, str) or not text.lstrip().startswith("{"):
         return text
@@ -188,15 +192,15 @@ def read_environment(text: str | None) -> Any:
 
 
 def check_model(name: str | None, option: str = "--model_name_or_path", marks: Sequence[str] = ("config.json",)) -> str:
-    """Return the name, unless it is missing or a path to no model.
+    """Return a model's name, after checking that it is given and that a local path has a model.
 
     Args:
         name: A folder, or a name on a hub.
-        option: What gave it.
-        marks: Files of which a folder with a model has one.
+        option: The option with the name, for the error.
+        marks: File names. A folder with a model has at least one of them.
 
     Raises:
-        InvalidConfigError: If it is.
+        InvalidConfigError: If the name is missing, or is a path without a model.
     """
     if name is None:
         raise InvalidConfigError(f"{option} is missing: a folder that save_pretrained wrote, or a name on a hub.")
@@ -219,13 +223,13 @@ def check_model(name: str | None, option: str = "--model_name_or_path", marks: S
 
 @contextmanager
 def loading(**given: str | None) -> Iterator[None]:
-    """Say which names were asked for, where a model could not be loaded in the block.
+    """If a model cannot be loaded inside the block, name the options in the error.
 
     Args:
         **given: Option -> folder or name on a hub; None: not given.
 
     Raises:
-        ModelError: In place of an OSError.
+        ModelError: Instead of an OSError.
     """
     try:
         yield
@@ -238,22 +242,22 @@ def loading(**given: str | None) -> Iterator[None]:
 
 
 def _is_path(name: str) -> bool:
-    """Say whether a name can be none on a hub (`name`, or `owner/name`)."""
+    """Return whether a name must be a local path, because hub names have the form `name` or `owner/name`."""
     return Path(name).is_absolute() or name.startswith((".", "~")) or name.count("/") > 1
 
 
 def model_arguments(model: ModelConfig, args: Any) -> dict[str, Any]:
-    """Return what of TRL's `ModelConfig` a trainer takes as arguments, and put the rest into the settings.
+    """Return a trainer's arguments from TRL's `ModelConfig`, and put the rest into `args.model_init_kwargs`.
 
     Args:
-        model: What the command line says of the model.
-        args: The trainer's settings; what their `model_init_kwargs` say wins.
+        model: The model options of the command line.
+        args: The trainer's settings; their `model_init_kwargs` take precedence.
 
     Returns:
-        `peft_config`, and `quantization_config` where one is asked for.
+        `peft_config`, and `quantization_config` if quantization is set.
 
     Raises:
-        InvalidConfigError: If the two contradict one another, or an adapter is described and none is asked for.
+        InvalidConfigError: If the options contradict one another, or set up an adapter without `use_peft`.
     """
     wanted = {
         "revision": model.model_revision,
@@ -274,7 +278,7 @@ def model_arguments(model: ModelConfig, args: Any) -> dict[str, Any]:
 
 
 def _refuse_adapter_settings(model: ModelConfig) -> None:
-    """Refuse what would be silently without effect."""
+    """Reject adapter options without `use_peft`, which TRL would silently ignore."""
     for field in fields(model):
         value = getattr(model, field.name)
         if (field.name.startswith("lora_") or field.name in _ONLY_WITH_PEFT) and value != field.default:
@@ -283,7 +287,7 @@ def _refuse_adapter_settings(model: ModelConfig) -> None:
 
 
 def make(kind: type, values: Mapping[str, Any]) -> Any:
-    """Return a dataclass; what it does not accept is said as our own errors are."""
+    """Return a dataclass; convert the errors that it raises into ours."""
     of_kind: Any = getattr(kind, "__dataclass_fields__", {})
     try:
         return kind(**{key: values[key] for key, field in of_kind.items() if field.init})
@@ -294,7 +298,7 @@ def make(kind: type, values: Mapping[str, Any]) -> Any:
 
 
 def _explained(message: str, values: Mapping[str, Any]) -> str:
-    """Return TRL's message; one about a batch that nobody gave says of which settings it is made."""
+    """Return TRL's message. If it is about a generation batch size that the user did not set, name the settings."""
     found = re.match(r"generation_batch_size \((\d+)\) must be divisible by num_generations \((\d+)\)", message)
     if found is None or values.get("generation_batch_size") is not None:
         return message

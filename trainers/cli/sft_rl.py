@@ -14,9 +14,9 @@
     rl:                         # fields of EnvGRPOConfig
       max_steps: 20
 
-What stands above the sections holds for both. (`model:` and `env:` are other names of the first two; an `env:` that is
-a mapping has environment variables of the process, as in TRL.) With `use_peft` each of the two trains an adapter, and
-the second begins with the first one's merged into the weights, in `output_dir/merged`.
+Settings above the sections apply to both. `model:` and `env:` are short for `model_name_or_path:` and `environment:`;
+an `env:` that is a mapping sets environment variables of the process, as in TRL. With `use_peft`, both trainings train
+an adapter. The first one's is merged into the weights (`output_dir/merged`) before the second starts.
 
     llm-envs train sft-rl --config run.yaml --mode rl --rl.max_steps 5      # options win over the file
 """
@@ -74,28 +74,28 @@ MODES = ("sft", "rl", "sft+rl")
 
 @dataclass(frozen=True)
 class SFTRLSettings:
-    """What is trained, on what, and how; the module shows it as YAML."""
+    """The settings of both trainings. The module's docstring shows them as YAML."""
 
     mode: str
     """One of `MODES`."""
     model: str
-    """A folder, or a name on a hub. In mode "rl" it is what is trained only if there is no checkpoint of an sft."""
+    """A folder, or a name on a hub. Mode "rl" trains it only if `output_dir` has no model from an earlier sft."""
     env: str
     """Id of a registered environment, or a mixture as JSON."""
     output_dir: str
-    """Gets the folders `sft` and `rl`."""
+    """Folder for the subfolders `sft` and `rl`."""
     seed: int = 0
     env_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of gym.make."""
     sft: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of `EnvSFTConfig`, and `source`: "oracle", or what `sft_source.load_source` takes."""
+    """Fields of `EnvSFTConfig`, and `source`: "oracle", or a source for `sft.source.load_source`."""
     rl: Mapping[str, Any] = field(default_factory=dict)
     """Fields of `EnvGRPOConfig`."""
     of_model: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of TRL's `ModelConfig`; in the file they stand above the sections."""
+    """Fields of TRL's `ModelConfig`; in the file they are above the sections."""
 
     def __post_init__(self) -> None:
-        """Check the mode, and that the sections are such."""
+        """Check the mode, and that the sections are mappings."""
         if self.mode not in MODES:
             raise InvalidConfigError(f"mode is {self.mode!r}; it must be one of {', '.join(MODES)}.")
         for name in ("env_kwargs", "sft", "rl", "of_model"):
@@ -104,26 +104,27 @@ class SFTRLSettings:
 
     @property
     def sft_config(self) -> EnvSFTConfig:
-        """The section `sft` with what stands above it."""
+        """The section `sft` with the common settings."""
         section = {key: value for key, value in self.sft.items() if key != "source"}
         config: EnvSFTConfig = self._parse(EnvSFTConfig, section, "sft")
         return config
 
     @property
     def rl_config(self) -> EnvGRPOConfig:
-        """The section `rl` with what stands above it."""
+        """The section `rl` with the common settings."""
         config: EnvGRPOConfig = self._parse(EnvGRPOConfig, self.rl, "rl")
         return config
 
     @property
     def model_config(self) -> ModelConfig:
-        """What holds for the model, of both."""
+        """The model options of both trainings."""
         return _read(ModelConfig, self.of_model, "what stands above the sections")
 
     def _parse(self, config: Any, section: Mapping[str, Any], name: str) -> Any:
-        """Return the settings of a section."""
+        """Return the config of a section."""
         common = {"seed": self.seed, "output_dir": str(Path(self.output_dir) / name)}
         given = common | dict(section)
+        # SFT on a saved data set plays nothing, and its config rejects env_kwargs as unused.
         is_played = name == "rl" or self.sft.get("source", "oracle") == "oracle"
         shared = dict(self.env_kwargs) if is_played else {}
         given["env_kwargs"] = shared | check_env_kwargs(section.get("env_kwargs"))
@@ -131,8 +132,9 @@ class SFTRLSettings:
 
 
 def _read(config: Any, given: Mapping[str, Any], where: str) -> Any:
-    """Return a config of TRL's parser, which reads "1e-4" as YAML writes it, as a number."""
+    """Return a config from TRL's parser, which converts texts such as "1e-4" to numbers; YAML leaves them as text."""
     parser = Parser((config,), prog="llm-envs train sft-rl", add_help=False)
+    # TRL returns what it does not know as "--key", value, "--key", value, ...
     if unknown := parser.set_defaults_with_config(**given)[::2]:
         names = [key.removeprefix("--") for key in unknown]
         known = {item.name for item in fields(config)}
@@ -150,11 +152,11 @@ def read_settings(path: str | Path, **changes: Any) -> SFTRLSettings:
 
     Args:
         path: The file.
-        **changes: Values in place of the file's, under its names; None changes nothing. Of `sft`, `rl`, `env_kwargs`
-            the given keys are changed.
+        **changes: Values that override the file's, under its names; None changes nothing. A mapping for `sft`, `rl` or
+            `env_kwargs` overrides only its keys.
 
     Raises:
-        InvalidConfigError: If it is no mapping, a key is unknown or missing, or a value is wrong.
+        InvalidConfigError: If the file is not a mapping, a key is unknown or missing, or a value is invalid.
     """
     values = read_yaml(path)
     if isinstance(values.get("env"), Mapping):
@@ -174,7 +176,7 @@ def read_settings(path: str | Path, **changes: Any) -> SFTRLSettings:
 
 
 def train(settings: SFTRLSettings) -> Path:
-    """Train in the mode of the settings, and return the folder of the model."""
+    """Run the trainings of the settings' mode; return the folder of the model."""
     folder = Path(settings.output_dir)
     if settings.mode in ("sft", "sft+rl"):
         folder = train_sft(settings)
@@ -184,7 +186,7 @@ def train(settings: SFTRLSettings) -> Path:
 
 
 def train_sft(settings: SFTRLSettings) -> Path:
-    """Train on what the oracle plays or on a saved data set; return the folder of the model."""
+    """Train on the oracle's episodes or on a saved data set; return the folder of the model."""
     args = settings.sft_config
     checkpoint = resume_point(args, "SFT", _rank(settings))
     trainer = _sft_trainer(settings, args)
@@ -194,7 +196,7 @@ def train_sft(settings: SFTRLSettings) -> Path:
 
 
 def train_rl(settings: SFTRLSettings) -> Path:
-    """Train by GRPO, from the newest checkpoint of an earlier `train_sft` if there is one; return the folder."""
+    """Train by GRPO, starting from the newest model of an earlier `train_sft` if there is one; return the folder."""
     args = settings.rl_config
     checkpoint = resume_point(args, "GRPO", _rank(settings))
     trainer = _rl_trainer(settings, args)
@@ -207,11 +209,11 @@ def train_rl(settings: SFTRLSettings) -> Path:
 
 
 def describe(settings: SFTRLSettings, *, colour: bool = False) -> str:
-    """Return what would be done in the mode of the settings; nothing is trained, and rl is shown with the model of now.
+    """Return a description of the trainings without running them. The one of rl uses the present model.
 
     Args:
-        settings: What would be trained.
-        colour: Whether trained tokens are marked by colour, as for a terminal.
+        settings: The settings.
+        colour: Whether to mark trained tokens by colour, for a terminal.
     """
     parts = []
     if settings.mode in ("sft", "sft+rl"):
@@ -227,7 +229,7 @@ def describe(settings: SFTRLSettings, *, colour: bool = False) -> str:
 
 
 def _rank(settings: SFTRLSettings) -> int | None:
-    """Return the rank of the adapters that are trained; None: whole weights are."""
+    """Return the rank of the trained adapters; None: all weights are trained."""
     model = settings.model_config
     return model.lora_r if model.use_peft else None
 
@@ -247,14 +249,16 @@ def _rl_trainer(settings: SFTRLSettings, args: EnvGRPOConfig) -> EnvGRPOTrainer:
 
 
 def _merged(start: Path, output_dir: str, model: ModelConfig) -> Path:
-    """Return the folder of a model; of an adapter's, one where it is merged into the weights that it was trained on."""
+    """Return a folder with a whole model. If `start` has an adapter, merge it into its base model first."""
     if not (start / "adapter_config.json").exists():
         return start
     place, state = Path(output_dir) / "merged", PartialState()
+    # All ranks then load the same folder, so the others wait until rank 0 has written it.
     with state.main_process_first():
         if state.is_main_process:
             from peft import AutoPeftModelForCausalLM
 
+            # The folder may have the merged model of an earlier run.
             shutil.rmtree(place, ignore_errors=True)
             adapted = AutoPeftModelForCausalLM.from_pretrained(start, dtype=model.dtype)
             adapted.merge_and_unload().save_pretrained(place)
@@ -263,9 +267,9 @@ def _merged(start: Path, output_dir: str, model: ModelConfig) -> Path:
 
 
 def newest_checkpoint(folder: str | Path) -> Path | None:
-    """Return the model in a trainer's output folder that was saved last: the folder's own or a checkpoint's; or None.
+    """Return the most recently saved model of an output folder: the folder itself or a checkpoint in it; or None.
 
-    A checkpoint that was not written to its end (no `trainer_state.json`) does not count.
+    An incomplete checkpoint (without `trainer_state.json`) does not count.
     """
     folder = Path(folder)
     whole = [state.parent for state in folder.glob("checkpoint-*/trainer_state.json")]
@@ -274,7 +278,7 @@ def newest_checkpoint(folder: str | Path) -> Path | None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Train from the command line: `--config FILE`, and what is to replace the file's values; return the exit code."""
+    """Train from the command line: `--config FILE`, and options that override the file; return the exit code."""
     parser = Parser(
         (ModelConfig,),
         prog="llm-envs train sft-rl",
@@ -292,7 +296,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--dry_run", "--dry-run", action="store_true", help="say what would be done, and do not train")
     known = {action.dest for action in parser._actions}
     for action in parser._actions:
-        action.default = argparse.SUPPRESS  # what is not given is the file's
+        action.default = argparse.SUPPRESS  # an option that is not given must not override the file
     given, further = parser.parse_known_args(list(sys.argv[1:] if arguments is None else arguments))
     changes = vars(given) | _sections(further, known)
     path, is_dry = changes.pop("config"), changes.pop("dry_run", False)
@@ -305,11 +309,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 _OUR_NAMES = {"model_name_or_path": "model", "environment": "env"}
-"""Of the options, and in the file -> of the settings."""
+"""Name of an option and in the file -> field of the settings."""
 
 
 def _sections(arguments: Sequence[str], known: set[str]) -> dict[str, dict[str, Any]]:
-    """Return what options such as `--rl.max_steps 5` say, by section."""
+    """Return the values of options such as `--rl.max_steps 5`, by section."""
     changes: dict[str, dict[str, Any]] = {}
     rest = [part for argument in arguments for part in argument.split("=", 1 if argument.startswith("--") else 0)]
     while rest:
@@ -324,12 +328,12 @@ def _sections(arguments: Sequence[str], known: set[str]) -> dict[str, dict[str, 
 
 
 def _saved_ns(folder: Path) -> int:
-    """Return when the folder's weights were written; 0 if it has none."""
+    """Return the time at which the folder's weights were written; 0 if it has no weights."""
     names = ("model.safetensors", "model.safetensors.index.json", "adapter_model.safetensors")
     return max((path.stat().st_mtime_ns for path in map(folder.joinpath, names) if path.exists()), default=0)
 
 
 def _step(folder: Path) -> float:
-    """Return the step of a checkpoint; the folder that holds them comes behind all."""
+    """Return the step of a checkpoint; infinity for the output folder itself, so that it wins a tie."""
     number = folder.name.partition("-")[2]
     return int(number) if number.isdigit() else float("inf")

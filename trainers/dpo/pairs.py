@@ -82,9 +82,11 @@ class PairCollator(DataCollatorForPreference):
         batch: dict[str, Any] = super().torch_call(examples)
         own_BT = torch.zeros_like(batch["completion_mask"])
         width = own_BT.shape[1]
+        # TRL's batch has all chosen sequences before all rejected ones.
         masks = [(example, example[name]) for name in MASKS for example in examples]
         for row, (example, mask) in enumerate(masks):
             start = len(example["prompt_ids"])
+            # TRL's collator may have cut the sequence to max_length.
             kept = torch.tensor(mask, dtype=own_BT.dtype)[: max(width - start, 0)]
             own_BT[row, start : start + len(kept)] = kept
         batch["completion_mask"] = batch["completion_mask"] * own_BT
@@ -122,6 +124,7 @@ def choose_random(
 
     The draw depends only on the seed, the group's id and its rewards.
     """
+    # The seed depends on the group and not on earlier draws, so a resumed run draws the same pairs.
     candidates = _above(members, margin)
     random = Random(derive_seed(seed, "pairs", members[0].group_id)) if members else Random(0)
     return random.sample(candidates, min(n_per_group, len(candidates)))
@@ -146,6 +149,7 @@ def choose_length_controlled(
         return min(one, other), max(one, other)
 
     similar = [pair for pair in _above(members, margin) if lengths(pair)[1] <= max_ratio * lengths(pair)[0]]
+    # The first key is minus the gap in reward, so the greatest gap comes first.
     ordered = sorted(similar, key=lambda pair: (pair[1].reward - pair[0].reward, lengths(pair)[1] - lengths(pair)[0]))
     return ordered[:1]
 
@@ -154,6 +158,7 @@ def lift_pairs(pair_selector: PairSelector) -> Selector:
     """Turn a selector on rewards and group ids (`functional.pairs`) into one on trajectories."""
 
     def selector(members: Sequence[Trajectory]) -> list[tuple[Trajectory, Trajectory]]:
+        # The members are one group, so all of them get the id 0.
         rewards_B = torch.tensor([trajectory.reward for trajectory in members], dtype=torch.float64)
         pairs_P2 = pair_selector(rewards_B, torch.zeros(len(members), dtype=torch.long))
         return [(members[better], members[worse]) for better, worse in pairs_P2.tolist()]
@@ -198,6 +203,7 @@ def fit_pairs(rows: Sequence[Row], max_length: int | None, overlong: str) -> tup
         counts["overlong"] += cut or dropped
         counts["dropped"] += dropped
         counts["cut"] += cut and not dropped
+        # Two episodes that differed may be equal after the cut.
         if not dropped and fitted["chosen_ids"] != fitted["rejected_ids"]:
             out.append(fitted)
     return out, counts
@@ -227,6 +233,7 @@ def load_pairs(
         check_tokenizer(rows, codec)
     else:
         groups = [_messages_group(number, row, codec) for number, row in enumerate(table)]
+        # Each of these groups is one given pair, so its best and worst member are that pair.
         rows = pair_rows(groups, best_worst, margin=args.pair_margin)
     if not rows:
         n = f"{len(table)} pairs" if table is not None else "the episodes"
@@ -248,6 +255,7 @@ def check_tokenizer(rows: Sequence[Row], codec: ChatCodec) -> None:
     n_known = len(codec.tokenizer)
     for number, row in enumerate(rows[:_N_LOOKED_AT]):
         highest = max(max(row[name], default=0) for name in IDS)
+        # An id beyond the vocabulary cannot be decoded, so do not try to compare texts.
         said = all(_says(row, name, codec) for name in ("chosen", "rejected")) if highest < n_known else False
         if not said:
             raise InvalidConfigError(
@@ -262,6 +270,7 @@ def as_dataset(rows: Sequence[Row], args: EnvDPOConfig) -> Dataset:
     """Return rows as a data set. With precomputed reference log-probabilities, store it where TRL can cache them."""
     if not args.precompute_ref_log_probs:
         return Dataset.from_list(list(rows))
+    # The hash gives other pairs another folder, so that TRL's cache of log-probabilities never belongs to other rows.
     digest = hashlib.blake2b(json.dumps(rows, sort_keys=True).encode(), digest_size=8).hexdigest()
     folder = Path(args.output_dir or ".") / f"pairs-{digest}"
     with args.main_process_first(desc="writing pairs"):
@@ -283,6 +292,7 @@ def share_of_round(pairs: Sequence[Row], n_local: int, *, process_index: int, n_
     places: list[int] = []
     while len(places) < n_local * n_processes:
         places += permutation(len(pairs), derive_seed(seed, len(places)))
+    # All processes build the same list and take every n-th place: the shares are disjoint and of equal length.
     return [pairs[place] for place in places[process_index : n_local * n_processes : n_processes]]
 
 

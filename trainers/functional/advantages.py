@@ -1,9 +1,8 @@
 """Advantages of whole episodes from rewards and groups.
 
-Every function here can be an `AdvantageFn`, as it is or by its `create_...` factory. An episode whose reward is NaN
-(errored, unscored) counts in no baseline, no standard deviation and no rank, and its advantage is 0. Groups are rows
-that share an int id, in any order and of any number; a group with one scored episode has nothing to compare:
-advantage 0.
+Every function here can be an `AdvantageFn`, directly or through its `create_...` factory. An episode whose reward is
+NaN (errored, unscored) does not enter any baseline, standard deviation or rank, and its advantage is 0. A group is the
+rows with the same int id, in any order and number. If only one of its episodes has a score, the advantage is 0.
 """
 
 from __future__ import annotations
@@ -45,15 +44,15 @@ AdvantageFn = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.
 """`(rewards_B, group_ids_B, turn_rewards_BK) -> advantages`, of shape (B,) for whole episodes or (B, K) for turns.
 
 `rewards_B` is NaN for an episode without a score; `group_ids_B` are ints; `turn_rewards_BK` is NaN where an episode
-has no such turn, and may be None where nothing asks for turns. The result is detached, finite, in float32 (float64
-for float64); 0 where there is no score or no turn. `turns.spread_turns` makes (B, T) of (B, K).
+has no such turn, and may be None if the function does not use turns. The result is detached, finite, in float32
+(float64 for float64); 0 without a score or turn. `turns.spread_turns` turns (B, K) into (B, T).
 """
 
 BaselineFn = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""`(rewards_B, group_ids_B) -> baselines_B`; rewards may be NaN, and so may a baseline of such a row."""
+"""`(rewards_B, group_ids_B) -> baselines_B`; rewards may be NaN, and then the row's baseline may be NaN too."""
 
 EPS = 1e-4
-"""Added to a standard deviation that divides: TRL's value."""
+"""Added to a standard deviation before dividing by it: TRL's value."""
 
 
 def group_centred(
@@ -89,16 +88,15 @@ def group_normalised(
         rewards_B: Shape (B,), any dtype; NaN where there is no score.
         group_ids_B: Shape (B,), ints.
         turn_rewards_BK: Not read.
-        scale: Whose standard deviation divides, with n - 1 in its denominator: the group's, or the
-            whole batch's, which does not blow up groups with little spread ("Part I: Tricks or Traps?", arXiv
-            2508.08221).
+        scale: Divide by the standard deviation of the group, or of the whole batch, with n - 1 in the denominator. The
+            batch's does not inflate groups with little spread ("Part I: Tricks or Traps?", arXiv 2508.08221).
         eps: Added to the standard deviation.
 
     Returns:
         Shape (B,).
 
     Raises:
-        ValueError: If `scale` is neither.
+        ValueError: If `scale` is another value.
     """
     centred_B = group_centred(rewards_B, group_ids_B)
     values_B, scored_B = _shifted(rewards_B, group_ids_B)
@@ -128,7 +126,7 @@ def leave_one_out(
 ) -> torch.Tensor:
     """Return `r_i - mean(r_j, j != i in the group)`: RLOO ("Back to Basics", arXiv 2402.14740).
 
-    The baseline does not depend on the episode's own actions: the policy gradient is unbiased.
+    The baseline does not depend on the episode's own actions, so the policy gradient is unbiased.
 
     Args:
         rewards_B: Shape (B,), any dtype; NaN where there is no score.
@@ -151,7 +149,7 @@ def batch_whitened(
 
     Args:
         rewards_B: Shape (B,), any dtype; NaN where there is no score.
-        group_ids_B: Shape (B,), ints; no group is looked at.
+        group_ids_B: Shape (B,), ints; only the shape is used.
         turn_rewards_BK: Not read.
 
     Returns:
@@ -168,7 +166,7 @@ def group_ranked(
 ) -> torch.Tensor:
     """Return the centred rank in the group, `rank / (n - 1) - 1/2`, between -1/2 and 1/2; ties share their mean rank.
 
-    Only the order of rewards counts ("Evolution Strategies as a Scalable Alternative", arXiv 1703.03864, section
+    Only the order of the rewards matters ("Evolution Strategies as a Scalable Alternative", arXiv 1703.03864, section
     2.1).
 
     Args:
@@ -182,6 +180,7 @@ def group_ranked(
     values_B, scored_B = check_rewards(rewards_B, group_ids_B)
     rivals_BB = (group_ids_B[:, None] == group_ids_B) & scored_B
     rivals_BB.fill_diagonal_(False)
+    # A row's rank is the number of members that it beats, where a tie counts as half.
     beaten_BB = (values_B[:, None] > values_B).to(values_B.dtype) + 0.5 * (values_B[:, None] == values_B)
     n_rivals_B = rivals_BB.sum(1)
     shares_B = (beaten_BB * rivals_BB).sum(1) / n_rivals_B.clamp(min=1)
@@ -197,18 +196,19 @@ def max_at_k(
 ) -> torch.Tensor:
     """Return advantages whose policy gradient is that of `E[max(r_1, ..., r_k)]`, without bias.
 
-    `A_i = k / C(n-1, k-1) sum_J (max(r_i, max r_J) - max r_J)` over the sets J of k - 1 other members: what the
-    episode adds to sets of k. For k = 1 this is `leave_one_out`. ("Pass@K Policy Optimization", arXiv 2505.15201,
-    the estimator with a leave-one-out baseline over sets of k - 1; times n, since losses average over rows.)
+    `A_i = k / C(n-1, k-1) sum_J (max(r_i, max r_J) - max r_J)` over the sets J of k - 1 other members. A term is the
+    increase of the maximum by the episode. For k = 1 this is `leave_one_out`. ("Pass@K Policy Optimization", arXiv
+    2505.15201, the estimator with a leave-one-out baseline over sets of k - 1; times n, since losses average over
+    rows.)
 
     Args:
         rewards_B: Shape (B,), any dtype; NaN where there is no score.
         group_ids_B: Shape (B,), ints.
         turn_rewards_BK: Not read.
-        k: How many tries count; a group with fewer scored members than k uses as many as it has.
+        k: Number of attempts. A group with fewer scored members than k uses their number.
 
     Returns:
-        Shape (B,), never negative for k > 1: only episodes that beat others gain.
+        Shape (B,), never negative for k > 1: above 0 only for episodes that beat others.
 
     Raises:
         ValueError: If k is below 1.
@@ -281,19 +281,20 @@ def create_reinforce(baseline_fn: BaselineFn | None) -> AdvantageFn:
 
 
 def batch_mean_baseline(rewards_B: torch.Tensor, group_ids_B: torch.Tensor) -> torch.Tensor:
-    """Return the mean of all scored rewards, shape (B,). It has each reward in it: `(B - 1) / B` of the gradient."""
+    """Return the mean of all scored rewards, shape (B,). It includes each row's own: `(B - 1) / B` of the gradient."""
     values_B, scored_B = check_rewards(rewards_B, group_ids_B)
     return group_mean(values_B, scored_B, torch.zeros_like(group_ids_B))
 
 
 def batch_leave_one_out_baseline(rewards_B: torch.Tensor, group_ids_B: torch.Tensor) -> torch.Tensor:
-    """Return for each episode the mean of all other scored rewards, shape (B,); its own where there is no other."""
+    """Return for each episode the mean of all other scored rewards, shape (B,); its own reward without others."""
     values_B, _ = check_rewards(rewards_B, group_ids_B)
     return values_B - leave_one_out(rewards_B, torch.zeros_like(group_ids_B))
 
 
 def _shifted(rewards_B: torch.Tensor, group_ids_B: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return rewards less the least of their group (equal ones are exactly 0), and which are scored."""
+    """Return rewards minus the least of their group, and which are scored."""
+    # Baselines do not change by a shift. It makes equal rewards exactly 0, so rounding cannot give them an advantage.
     values_B, scored_B = check_rewards(rewards_B, group_ids_B)
     return zero_masked(values_B - group_minimum(values_B, scored_B, group_ids_B), scored_B), scored_B
 

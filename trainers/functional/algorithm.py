@@ -1,8 +1,8 @@
-"""An algorithm as a value: its advantages, its loss, its KL, put together by one function.
+"""An algorithm as a value: `Algorithm` has advantages, loss and KL, and `algorithm_loss` combines them.
 
-`ALGORITHMS` has the published ones by name. `dataclasses.replace(GRPO, kl_fn=k2, kl_coef=0.04)` makes another; any
-field may hold your own function. Every driver (`EnvGRPOTrainer`, the plain loop, the quick start, the command line)
-takes the same value and computes the same gradient.
+`ALGORITHMS` has the published algorithms by name. `dataclasses.replace(GRPO, kl_fn=k2, kl_coef=0.04)` makes a variant;
+a field may also hold your own function. Every driver (`EnvGRPOTrainer`, the plain loop, the quick start, the command
+line) takes the same value and computes the same gradient.
 """
 
 from __future__ import annotations
@@ -65,20 +65,20 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Algorithm:
-    """Everything that decides what is learned from a batch of episodes.
+    """All choices that decide the gradient of a batch of episodes.
 
     Raises:
         ValueError: If the fields contradict one another.
     """
 
     name: str
-    """In logs and checkpoints."""
+    """Name in logs and checkpoints."""
     advantage_fn: AdvantageFn | None = group_normalised
-    """`(rewards_B, group_ids_B, turn_rewards_BK) -> advantages` of shape (B,) or (B, K); None: a critic makes them."""
+    """`(rewards_B, group_ids_B, turn_rewards_BK) -> advantages`, shape (B,) or (B, K); None: a critic's advantages."""
     loss_fn: LossFn | None = field(default_factory=create_clipped_surrogate)
     """`(logps_BT, old_logps_BT, advantages, mask_BT) -> loss_BT`; None: no loss on tokens."""
     normalisation: Normalisation = "token"
-    """What the sum over tokens is divided by, of loss and KL (`masking.aggregate_loss`)."""
+    """The divisor of the sum over tokens, for loss and KL (`masking.aggregate_loss`)."""
     constant: float | None = None
     """The constant of `normalisation="constant"`; None: the greatest completion length, `Batch.max_length`."""
     kl_fn: KLFn | None = None
@@ -90,9 +90,9 @@ class Algorithm:
     kl_in: Literal["loss", "reward"] = "loss"
     """Where the KL counts. "reward": it is subtracted from each turn's reward before advantages."""
     entropy_coef: float = 0.0
-    """Times the mean entropy per token, subtracted from the loss."""
+    """Coefficient of the mean entropy per token, which is subtracted from the loss."""
     pair_selector: PairSelector | None = None
-    """`(rewards_B, group_ids_B) -> pairs_P2`; with `pair_loss_fn` it adds a loss on pairs."""
+    """`(rewards_B, group_ids_B) -> pairs_P2`; together with `pair_loss_fn` it adds a loss on pairs."""
     pair_loss_fn: PairLossFn | None = None
     """`(chosen_log_ratios_P, rejected_log_ratios_P) -> loss_P`."""
     pair_average: bool = False
@@ -128,7 +128,7 @@ class Algorithm:
 
     @property
     def kl_estimator(self) -> KLFn:
-        """`kl_fn`, or the default of where the KL counts."""
+        """`kl_fn`, or the default estimator for `kl_in`."""
         return self.kl_fn or (k1 if self.kl_in == "reward" else k3)
 
 
@@ -136,23 +136,24 @@ def algorithm_loss(algorithm: Algorithm, batch: Batch) -> tuple[torch.Tensor, Ma
     """Return the loss of a batch, `N(w l + kl_coef k) + mean pair loss - entropy_coef H`, and statistics.
 
     N is the algorithm's normalisation, w the importance weights, l the loss per token, k the KL per token (only with
-    `kl_in="loss"`). A term that the algorithm does not have is left out. Gradients flow through `logps_BT` and
-    `entropies_BT` alone. A batch without any unmasked token gives 0, with a gradient of 0.
+    `kl_in="loss"`). Terms that the algorithm does not have are left out. Gradients flow only through `logps_BT` and
+    `entropies_BT`. A batch without an unmasked token gives 0, with a gradient of 0.
 
     Args:
-        algorithm: What to compute.
-        batch: On what.
+        algorithm: The algorithm.
+        batch: The rows, with all inputs that the algorithm needs.
 
     Returns:
-        A scalar; and detached scalars: `loss`, `ratio` (mean of pi / pi_old per token), and where there is such a
-        term `kl`, `entropy`, `pairs` (how many) and `pair_accuracy` (share whose chosen one has the greater
-        log-ratio; both not with `pair_slopes_B`).
+        A scalar; and detached scalars: `loss`, `ratio` (mean of pi / pi_old per token), and if the loss has the term:
+        `kl`, `entropy`, `pairs` (their number) and `pair_accuracy` (share of pairs whose chosen row has the greater
+        log-ratio). With `pair_slopes_B` the last two are missing.
 
     Raises:
         ValueError: If the batch lacks what the algorithm needs.
     """
     logps_BT, mask_BT = _needed(batch.logps_BT, "logps_BT", algorithm), batch.mask_BT
     old_logps_BT = logps_BT.detach() if batch.old_logps_BT is None else batch.old_logps_BT
+    # Times 0 keeps the graph, so backward works, with gradients of 0, even if no token is trained.
     loss_BT = 0.0 * zero_masked(logps_BT, mask_BT)
     loss = loss_BT.sum()
     stats = {"ratio": masked_mean(log_ratios(logps_BT.detach(), old_logps_BT, mask_BT).exp(), mask_BT)}
@@ -169,6 +170,7 @@ def algorithm_loss(algorithm: Algorithm, batch: Batch) -> tuple[torch.Tensor, Ma
         loss_BT = loss_BT + algorithm.kl_coef * zero_masked(kl_BT, mask_BT)
         stats["kl"] = mean_kl(kl_BT, mask_BT).detach()
     constant = algorithm.constant if algorithm.constant is not None else batch.max_length
+    # Without such a term, do not call it: "constant" would demand a constant that pairs do not use.
     if algorithm.loss_fn is not None or "kl" in stats:
         loss = loss + aggregate_loss(
             loss_BT,
@@ -192,11 +194,12 @@ def algorithm_loss(algorithm: Algorithm, batch: Batch) -> tuple[torch.Tensor, Ma
 def _pair_term(
     algorithm: Algorithm, batch: Batch, logps_BT: torch.Tensor, reference_BT: torch.Tensor
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Return the mean loss of the batch's pairs, 0 without any, and its statistics."""
+    """Return the mean loss of the batch's pairs, 0 without pairs, and its statistics."""
     assert algorithm.pair_selector is not None and algorithm.pair_loss_fn is not None
     if batch.pair_slopes_B is not None:
         ratios_B = sequence_log_ratios(logps_BT, reference_BT, batch.mask_BT, average=algorithm.pair_average)
         losses_B = _needed(batch.pair_losses_B, "pair_losses_B", algorithm)
+        # The difference is 0 in value, so the loss is exact, and its gradient is slope times the row's own gradient.
         return (losses_B + batch.pair_slopes_B * (ratios_B - ratios_B.detach())).sum(), {}
     rewards_B = _needed(batch.rewards_B, "rewards_B", algorithm)
     pairs_P2 = algorithm.pair_selector(rewards_B, _needed(batch.group_ids_B, "group_ids_B", algorithm))
@@ -219,7 +222,7 @@ def _needed(tensor: torch.Tensor | None, name: str, algorithm: Algorithm) -> tor
 GRPO = Algorithm("grpo", normalisation="sequence")
 """Group-normalised advantages, clipped ratio of tokens, mean over sequences ("DeepSeekMath", arXiv 2402.03300)."""
 DR_GRPO = Algorithm("dr_grpo", advantage_fn=group_centred, normalisation="constant")
-"""GRPO without the biases of length and standard deviation ("... R1-Zero-Like Training", arXiv 2503.20783)."""
+"""GRPO without its biases by length and standard deviation ("... R1-Zero-Like Training", arXiv 2503.20783)."""
 DAPO = Algorithm(
     "dapo",
     loss_fn=create_clipped_surrogate(clip_low=0.2, clip_high=0.28),
@@ -229,7 +232,8 @@ DAPO = Algorithm(
 )
 """Decoupled clip, dynamic sampling, loss over tokens, soft overlong punishment ("DAPO", arXiv 2503.14476)."""
 RLOO = Algorithm("rloo", advantage_fn=leave_one_out, loss_fn=policy_gradient, normalisation="constant", constant=1.0)
-"""REINFORCE on whole sequences against the mean of the others ("Back to Basics", arXiv 2402.14740); on-policy."""
+"""REINFORCE on whole sequences, with the mean of the group's others as baseline ("Back to Basics", arXiv 2402.14740);
+on-policy."""
 REINFORCE = Algorithm(
     "reinforce",
     advantage_fn=create_reinforce(batch_leave_one_out_baseline),
@@ -237,13 +241,14 @@ REINFORCE = Algorithm(
     normalisation="constant",
     constant=1.0,
 )
-"""The policy gradient of whole sequences against the mean of the batch's others (R. Williams, 1992); on-policy."""
+"""The policy gradient of whole sequences, with the mean of the batch's others as baseline (R. Williams, 1992);
+on-policy."""
 GSPO = Algorithm(
     "gspo",
     loss_fn=create_clipped_surrogate(clip_low=3e-4, clip_high=4e-4, level="sequence_token"),
     normalisation="sequence",
 )
-"""One ratio a sequence, with the paper's narrow clip ("Group Sequence Policy Optimization", arXiv 2507.18071)."""
+"""One ratio per sequence, with the paper's narrow clip ("Group Sequence Policy Optimization", arXiv 2507.18071)."""
 CISPO = Algorithm("cispo", loss_fn=create_cispo(max_ratio=5.0), normalisation="token")
 """Clipped importance weights, no clipped updates ("MiniMax-M1", arXiv 2506.13585)."""
 PAIRWISE = Algorithm(
@@ -253,11 +258,12 @@ PAIRWISE = Algorithm(
     pair_selector=best_worst_pairs,
     pair_loss_fn=create_dpo_loss(beta=0.1),
 )
-"""DPO's loss on the best and the worst rollout of each group; some call this DAPO, which it is not."""
+"""DPO's loss on the best and the worst rollout of each group. Some call this DAPO, but DAPO is another algorithm."""
 PER_TURN = Algorithm("per_turn", advantage_fn=create_per_turn(scale=True), normalisation="token")
-"""Each turn's return-to-go against the group's others at that turn (arXiv 2505.11821), loss over tokens."""
+"""Each turn's return-to-go, with the mean of the group's others at that turn as baseline (arXiv 2505.11821); loss over
+tokens."""
 PPO = Algorithm("ppo", advantage_fn=None, normalisation="token")
-"""The policy's part of PPO (arXiv 1707.06347): the critic of `EnvPPOTrainer` makes the advantages."""
+"""The policy's part of PPO (arXiv 1707.06347); the critic of `EnvPPOTrainer` computes the advantages."""
 
 ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType(
     {algorithm.name: algorithm for algorithm in (GRPO, DR_GRPO, DAPO, RLOO, REINFORCE, GSPO, CISPO, PAIRWISE, PER_TURN)}
@@ -265,17 +271,17 @@ ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType(
 """The algorithms without a critic, by name."""
 
 AlgorithmSchedule = Callable[[int], Algorithm]
-"""`(iteration) -> algorithm`, asked at generation boundaries."""
+"""`(iteration) -> algorithm`, called before each generation."""
 
 
 def create_algorithm_schedule(starts: Mapping[int, Algorithm]) -> AlgorithmSchedule:
     """Return a schedule that switches at given iterations.
 
     Args:
-        starts: From which iteration on each algorithm holds; one of them from 0.
+        starts: First iteration of each algorithm; one of them must be 0.
 
     Raises:
-        ValueError: If none holds from iteration 0.
+        ValueError: If no algorithm starts at iteration 0.
     """
     ordered = sorted(starts.items(), key=lambda item: item[0])
     if not ordered or ordered[0][0] != 0:

@@ -1,4 +1,4 @@
-"""Statistics of groups: rows that share an int id, in any order, and of any number."""
+"""Statistics of groups. A group is the rows with the same int id, in any order and number."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ __all__ = [
 
 
 def regular_group_ids(n_groups: int, group_size: int, *, device: torch.device | str | None = None) -> torch.Tensor:
-    """Return the ids of groups that lie one after another: `[0] * G + [1] * G + ...`, int64 of shape (n_groups * G,).
+    """Return the ids of adjacent groups of equal size: `[0] * G + [1] * G + ...`, int64 of shape (n_groups * G,).
 
-    Rewards of shape (n_groups, G) fit after `rewards_NG.flatten()`.
+    They fit rewards of shape (n_groups, G) after `rewards_NG.flatten()`.
     """
     return torch.arange(n_groups, device=device).repeat_interleave(group_size)
 
 
 def group_index(group_ids_B: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """Return the place of each row's id among the sorted ids, int64 of shape (B,), and how many groups there are."""
+    """Return the place of each row's id among the sorted ids, int64 of shape (B,), and the number of groups."""
     ids, index_B = torch.unique(group_ids_B, return_inverse=True)
     return index_B, len(ids)
 
 
 def check_rewards(rewards_B: torch.Tensor, group_ids_B: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Check rewards and ids and return the rewards as numbers, and which of them count.
+    """Check rewards and ids; return the rewards as finite numbers, and a mask of the scored ones.
 
     Args:
         rewards_B: Shape (B,), any dtype; NaN where an episode has no score.
         group_ids_B: Shape (B,), ints.
 
     Returns:
-        The rewards, detached, in float32 or float64 with 0 in place of NaN; and where they were not NaN.
+        The rewards, detached, in float32 or float64, with 0 in place of NaN; and a mask, True where they were not NaN.
 
     Raises:
-        ValueError: If shapes differ, the ids are no ints, or a reward is infinite.
+        ValueError: If shapes differ, the ids are not ints, or a reward is infinite.
     """
     if rewards_B.ndim != 1 or group_ids_B.shape != rewards_B.shape:
         raise ValueError(
@@ -60,11 +60,11 @@ def check_rewards(rewards_B: torch.Tensor, group_ids_B: torch.Tensor) -> tuple[t
 
 
 def group_sum(values: torch.Tensor, scored: torch.Tensor, group_ids_B: torch.Tensor) -> torch.Tensor:
-    """Return for each row the sum over its group of what counts.
+    """Return for each row the sum of its group's scored values.
 
     Args:
         values: Shape (B, ...), finite.
-        scored: Same shape, bool: what counts.
+        scored: Same shape, bool: the values to sum.
         group_ids_B: Shape (B,), ints.
     """
     index_B, n_groups = group_index(group_ids_B)
@@ -73,39 +73,40 @@ def group_sum(values: torch.Tensor, scored: torch.Tensor, group_ids_B: torch.Ten
 
 
 def group_counts(scored: torch.Tensor, group_ids_B: torch.Tensor, *, dtype: torch.dtype) -> torch.Tensor:
-    """Return for each row how many of its group count, as numbers of the dtype; shapes as in `group_sum`."""
+    """Return for each row the number of its group's scored values, in the given dtype; shapes as in `group_sum`."""
     return group_sum(scored.to(dtype), scored, group_ids_B)
 
 
 def group_mean(values: torch.Tensor, scored: torch.Tensor, group_ids_B: torch.Tensor) -> torch.Tensor:
-    """Return for each row the mean over its group of what counts; 0 where nothing does. Shapes as in `group_sum`."""
+    """Return for each row the mean of its group's scored values; 0 without any. Shapes as in `group_sum`."""
     counts = group_counts(scored, group_ids_B, dtype=values.dtype)
     return group_sum(values, scored, group_ids_B) / counts.clamp(min=1)
 
 
 def group_minimum(values_B: torch.Tensor, scored_B: torch.Tensor, group_ids_B: torch.Tensor) -> torch.Tensor:
-    """Return for each row, (B,), the least value of its group that counts; 0 where none does."""
+    """Return for each row the least scored value of its group, shape (B,); 0 without any."""
     return -group_maximum(-values_B, scored_B, group_ids_B)
 
 
 def group_maximum(values_B: torch.Tensor, scored_B: torch.Tensor, group_ids_B: torch.Tensor) -> torch.Tensor:
-    """Return for each row, (B,), the greatest value of its group that counts; 0 where none does."""
+    """Return for each row the greatest scored value of its group, shape (B,); 0 without any."""
     index_B, n_groups = group_index(group_ids_B)
     lowest = values_B.new_full((n_groups,), -torch.inf)
+    # -inf never is the maximum of a group with a score. A group without one stays at -inf, which becomes 0 below.
     most = lowest.scatter_reduce(0, index_B, values_B.masked_fill(~scored_B, -torch.inf), "amax")
     return most.masked_fill(torch.isinf(most), 0.0)[index_B]
 
 
 def groups_with_spread(rewards_B: torch.Tensor, group_ids_B: torch.Tensor, *, minimum: float = 0.0) -> torch.Tensor:
-    """Return which rows lie in a group whose rewards differ by more than `minimum`, bool of shape (B,).
+    """Return which rows are in a group whose rewards differ by more than `minimum`, bool of shape (B,).
 
-    Dynamic sampling (DAPO, arXiv 2503.14476) refills the other groups: their advantages are all 0. A row without a
-    score has the answer of its group.
+    Dynamic sampling (DAPO, arXiv 2503.14476) replaces the other groups, because all their advantages are 0. A row
+    without a score gets its group's result.
 
     Args:
         rewards_B: Shape (B,); NaN is left out.
         group_ids_B: Shape (B,), ints.
-        minimum: Spread that is not enough yet.
+        minimum: Greatest spread that is not enough.
     """
     values_B, scored_B = check_rewards(rewards_B, group_ids_B)
     spread_B = group_maximum(values_B, scored_B, group_ids_B) - group_minimum(values_B, scored_B, group_ids_B)

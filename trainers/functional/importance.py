@@ -23,7 +23,7 @@ ImportanceMode = Literal[
     "sequence_truncate",
     "sequence_mask",
 ]
-"""Whose ratio it is, and what becomes of one out of bounds: cut to the bound, or 0."""
+"""The tokens that share a ratio, and the treatment of a ratio out of bounds: cut to the bound, or set to 0."""
 
 
 def importance_weights(
@@ -35,18 +35,18 @@ def importance_weights(
     maximum: float | None = 3.0,
     minimum: float | None = None,
 ) -> torch.Tensor:
-    """Return `w = pi / mu`, bounded: what a token's loss is multiplied by where mu sampled it and pi is trained.
+    """Return bounded weights `w = pi / mu` for the loss of tokens that mu sampled, if pi is trained.
 
-    "token_*": a ratio for each token; "sequence_*": the product over the row's tokens, whose logarithm grows with its
-    length: long episodes soon leave the bounds, so prefer "token_truncate" for several turns. "*_truncate": a ratio
-    out of bounds is cut to the bound ("Your Efficient RL Framework Secretly Brings You Off-Policy RL Training", Yao
-    et al. 2025); "*_mask": it becomes 0. As TRL's `vllm_importance_sampling_mode`. Beyond TRL: "turn_*", the geometric
-    mean of the ratios of a turn's tokens (arXiv 2511.20718), and "geometric_*", that of the row's (GSPO, arXiv
-    2507.18071), whose logarithm does not grow with the length.
+    "token_*": a ratio per token. "sequence_*": the product over the row's tokens. Its logarithm grows with the length,
+    so long episodes soon leave the bounds: prefer "token_truncate" for several turns. "*_truncate": a ratio out of
+    bounds is cut to the bound ("Your Efficient RL Framework Secretly Brings You Off-Policy RL Training", Yao et al.
+    2025). "*_mask": it becomes 0. These are TRL's values of `vllm_importance_sampling_mode`. We add "turn_*", the
+    geometric mean of the ratios of a turn's tokens (arXiv 2511.20718), and "geometric_*", that of a row's tokens
+    (GSPO, arXiv 2507.18071). Their logarithm does not grow with the length.
 
     Args:
         logps_BT: Shape (B, T): the trained policy's; masked places may hold anything.
-        sampling_logps_BT: Shape (B, T): those at sampling. NaN, where none is known, counts as no difference.
+        sampling_logps_BT: Shape (B, T): those at sampling. NaN means unknown, and the ratio is then 1.
         mask_BT: Shape (B, T), bool or 0/1.
         mode: One of the above.
         maximum: Greatest ratio; None: no bound.
@@ -56,7 +56,7 @@ def importance_weights(
         Detached, shape (B, T) with 1 at masked places for "token_*" and "turn_*", (B, 1) for the others.
 
     Raises:
-        ValueError: If the mode is unknown, the bounds contradict each other, or "*_truncate" has none.
+        ValueError: If the mode is unknown, the bounds contradict each other, or "*_truncate" has no bound.
     """
     if mode not in get_args(ImportanceMode):
         raise ValueError(f"mode is {mode!r}; it must be one of {', '.join(get_args(ImportanceMode))}.")
@@ -74,6 +74,7 @@ def importance_weights(
         differences = (zero_masked(logps_BT, known_BT) - zero_masked(sampling_logps_BT, known_BT)).detach()
         if mode.startswith("sequence"):
             differences = differences.sum(1, keepdim=True)
+    # A row's sum of differences can be large enough for `exp` to overflow.
     weights = differences.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     if mode.endswith("truncate"):
         return weights.clamp(low, high)

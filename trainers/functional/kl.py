@@ -1,10 +1,10 @@
 r"""KL divergence between the policy pi and a reference rho: estimators from sampled tokens, and exact.
 
-With `d = log pi(a) - log rho(a)` at a token a that was *sampled from pi* (never one that the reference wrote):
+With `d = log pi(a) - log rho(a)` at a token a that was *sampled from pi* (never from the reference):
 
 | name | per token | expectation | gradient in expectation, in the loss |
 |---|---|---|---|
-| `k1` | `d` | KL(pi‖rho) | 0: of no use in a loss; fits in the reward |
+| `k1` | `d` | KL(pi‖rho) | 0: useless in a loss, right in the reward |
 | `k2` | `d^2 / 2` | close to KL(pi‖rho) near pi = rho | that of KL(pi‖rho) |
 | `k3` | `exp(-d) - 1 + d` | KL(pi‖rho) | that of KL(rho‖pi) |
 | `absolute` | `\|d\|` | at least KL(pi‖rho) | that of `sum_a \|pi - rho\|`, twice the total variation |
@@ -14,10 +14,10 @@ With `d = log pi(a) - log rho(a)` at a token a that was *sampled from pi* (never
 form, for tokens sampled from an older policy. Gradients are those of the token's own distribution given what came
 before it.
 
-In the reward (`kl_in_reward`) the estimate is a number without a gradient. There `k1` is the right one: minus the
-coefficient times `k1` gives the gradient of KL(pi‖rho) exactly. `k3` gives that of KL(pi‖rho) - KL(rho‖pi), which
-cancels near pi = rho and pushes the policy away from the reference; `k2` and `absolute` give the gradient of no KL.
-`check_reward_estimator` refuses these three.
+In the reward (`kl_in_reward`) the estimate is a number without a gradient. Use `k1` there: subtracting the coefficient
+times `k1` gives exactly the gradient of KL(pi‖rho). `k3` gives that of KL(pi‖rho) - KL(rho‖pi), which cancels near
+pi = rho and pushes the policy away from the reference. `k2` and `absolute` do not give the gradient of any KL.
+`check_reward_estimator` rejects these three.
 
 Papers: J. Schulman, "Approximating KL Divergence" (2020), for the names; "On the Design of KL-Regularized Policy
 Gradient Algorithms for LLM Reasoning" (arXiv 2505.17508), for the gradients.
@@ -57,19 +57,19 @@ __all__ = [
 ]
 
 KLSchedule = Callable[[int, int, float | None], float]
-"""`(step, n_steps, kl) -> coefficient`: optimizer steps done, those of the whole run, and the mean KL per token in nats
-of the steps since the last call (None before the first)."""
+"""`(step, n_steps, kl) -> coefficient`. The arguments are optimizer steps done, steps of the whole run, and the mean KL
+per token in nats over the steps since the last call (None before the first)."""
 
 KLFn = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""`(logps_BT, ref_logps_BT, mask_BT) -> kl_BT`: the one form of every estimate from sampled log-probabilities.
+"""`(logps_BT, ref_logps_BT, mask_BT) -> kl_BT`: the signature of every estimator from sampled log-probabilities.
 
-`logps_BT` are the policy's, freshly computed; `ref_logps_BT` the reference's of the same tokens, through which no
-gradient flows; `mask_BT` is bool or 0/1. Masked places may hold anything in; in `kl_BT` (float32 or float64) they
+`logps_BT` are the policy's, freshly computed; `ref_logps_BT` are the reference's for the same tokens, without a
+gradient; `mask_BT` is bool or 0/1. Masked places of the inputs may hold anything; in `kl_BT` (float32 or float64) they
 hold 0.
 """
 
 MAX_LOG_RATIO = 20.0
-"""Log-ratios are cut here before `exp`: beyond e^20 no clipping range reaches, and float32 overflows at e^88."""
+"""Bound on log-ratios before `exp`. Ratios of e^20 are beyond every clip range, and float32 overflows at e^88."""
 
 
 def k1(logps_BT: torch.Tensor, ref_logps_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
@@ -83,7 +83,7 @@ def k1(logps_BT: torch.Tensor, ref_logps_BT: torch.Tensor, mask_BT: torch.Tensor
         mask_BT: Shape (B, T), bool or 0/1.
 
     Returns:
-        Shape (B, T); 0 at masked places. So for every estimator here.
+        Shape (B, T); 0 at masked places. The same holds for every estimator here.
     """
     return zero_masked(logps_BT, mask_BT) - zero_masked(ref_logps_BT, mask_BT).detach()
 
@@ -99,15 +99,15 @@ def k2(logps_BT: torch.Tensor, ref_logps_BT: torch.Tensor, mask_BT: torch.Tensor
 def k3(logps_BT: torch.Tensor, ref_logps_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
     """Return `exp(log rho - log pi) - 1 - (log rho - log pi)`: unbiased for KL(pi‖rho), never negative, low variance.
 
-    For the loss, as in GRPO (arXiv 2402.03300): its expected gradient is that of KL(rho‖pi), the other direction. For
-    logging it is the best of the estimators. Not for the reward. Arguments as in `k1`.
+    For the loss, as in GRPO (arXiv 2402.03300): its expected gradient is that of KL(rho‖pi), the other direction. It is
+    the best estimator for logging. Not for the reward. Arguments as in `k1`.
     """
     difference_BT = -k1(logps_BT, ref_logps_BT, mask_BT)
     return torch.exp(difference_BT.clamp(max=MAX_LOG_RATIO)) - 1.0 - difference_BT
 
 
 def absolute(logps_BT: torch.Tensor, ref_logps_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
-    """Return `|log pi - log rho|`: no estimate of a KL, an upper bound of one in expectation, robust to outliers.
+    """Return `|log pi - log rho|`: not an estimate but, in expectation, an upper bound of the KL; robust to outliers.
 
     For the loss, not for the reward: its expected gradient is that of `sum_a |pi(a) - rho(a)|`, twice the total
     variation. Arguments as in `k1`.
@@ -134,6 +134,7 @@ def importance_weighted_kl(
         old_logps_BT: Shape (B, T), constants: log-probabilities at sampling.
         mask_BT: Shape (B, T), bool or 0/1.
     """
+    # `k1` detaches its second argument, so the ratio's gradient flows only through `logps_BT`.
     weights_BT = torch.exp(k1(logps_BT, old_logps_BT, mask_BT).clamp(max=MAX_LOG_RATIO))
     return weights_BT * kl_fn(logps_BT, ref_logps_BT, mask_BT)
 
@@ -141,9 +142,9 @@ def importance_weighted_kl(
 def create_weighted_kl(kl_fn: KLFn) -> KLFn:
     """Return the estimator times `pi / stopgrad(pi)`: the same value, with the gradient of sampling too.
 
-    For the loss, where the tokens were sampled from the policy as it is now: the expected gradient becomes that of
-    the estimator's expectation, so that of KL(pi‖rho) for k1 and k3. The weight is part of the function: nothing that
-    takes a `KLFn` adds another.
+    For the loss, if the tokens were sampled from the present policy: the expected gradient is then that of the
+    estimator's expectation, which is KL(pi‖rho) for k1 and k3. The weight is part of the function; code that takes a
+    `KLFn` does not add another.
     """
     return partial(_weighted_kl, kl_fn=kl_fn)
 
@@ -161,14 +162,14 @@ k3_weighted: KLFn = create_weighted_kl(k3)
 
 
 def create_truncated_kl(threshold: float, kl_fn: KLFn = k3) -> KLFn:
-    """Return `min(k, threshold)`: one token's divergence counts up to a threshold.
+    """Return `min(k, threshold)`: a token's divergence counts up to a threshold.
 
-    In the loss a token above the threshold has no gradient. In the reward, where it needs `kl_fn=k1`, such a token
-    costs the threshold and no more. Biased downwards wherever it cuts.
+    In the loss, a token above the threshold has no gradient. In the reward (with `kl_fn=k1`), its penalty is the
+    threshold. Biased downwards wherever it cuts.
 
     Args:
         threshold: In nats, above 0.
-        kl_fn: The estimator that is cut.
+        kl_fn: The estimator.
 
     Raises:
         ValueError: If the threshold is not above 0.
@@ -184,7 +185,7 @@ def _truncated_kl(
 
 
 def create_thresholded_kl(threshold: float, kl_fn: KLFn = k3) -> KLFn:
-    """Return `k [k > threshold]`: only where the divergence exceeds a threshold; elsewhere 0, in value and gradient.
+    """Return `k [k > threshold]`: the divergence if it exceeds a threshold, else 0, in value and gradient.
 
     For the loss, or with `kl_fn=k1` for the reward: the policy is free within the threshold.
 
@@ -207,9 +208,9 @@ def _thresholded_kl(
 
 
 def create_confident_kl(min_probability: float, kl_fn: KLFn = k3) -> KLFn:
-    """Return `k [pi(a) >= min_probability]`: only tokens of which the policy is confident; elsewhere 0.
+    """Return `k [pi(a) >= min_probability]`: the divergence at tokens that are likely under the policy; elsewhere 0.
 
-    For the loss, or with `kl_fn=k1` for the reward: unlikely tokens, where exploration happens, cost nothing. No
+    For the loss, or with `kl_fn=k1` for the reward: unlikely tokens, where exploration happens, are not penalised. No
     gradient flows through the condition.
 
     Args:
@@ -217,7 +218,7 @@ def create_confident_kl(min_probability: float, kl_fn: KLFn = k3) -> KLFn:
         kl_fn: The estimator.
 
     Raises:
-        ValueError: If the probability is not one.
+        ValueError: If `min_probability` is not between 0 and 1.
     """
     if not 0.0 <= min_probability <= 1.0:
         raise ValueError(f"min_probability is {min_probability}; it must lie between 0 and 1.")
@@ -234,7 +235,7 @@ def _confident_kl(
 KL_ESTIMATORS: Mapping[str, KLFn] = MappingProxyType(
     {"k1": k1, "k2": k2, "k3": k3, "absolute": absolute, "k1_weighted": k1_weighted, "k3_weighted": k3_weighted}
 )
-"""The estimators by name; a function of one's own goes wherever one of these does."""
+"""The estimators by name. Your own function works wherever one of these does."""
 
 
 def exact_kl(
@@ -242,18 +243,19 @@ def exact_kl(
 ) -> torch.Tensor:
     """Return `KL(p‖q) = sum_v p_v (log p_v - log q_v)` over the vocabulary, in the order of the arguments.
 
-    For the loss, or to look at. Gradients flow into both arguments: detach the reference's. `exact_kl(policy,
-    reference)` is what k2 and the weighted estimators follow, `exact_kl(reference, policy)` what k3 follows.
+    For the loss, or for diagnosis. Gradients flow into both arguments: detach the reference's. In expectation, k2 and
+    the weighted estimators have the gradient of `exact_kl(policy, reference)`, and k3 that of `exact_kl(reference,
+    policy)`.
 
     Args:
         logits_p_BTV: Shape (..., V), unnormalised; -inf forbids a token.
-        logits_q_BTV: Same shape. A token that q forbids and p does not makes the divergence infinite.
+        logits_q_BTV: Same shape. If q forbids a token that p allows, the divergence is infinite.
         mask_BT: Shape (...), bool or 0/1; None: every place counts. Masked places may hold anything.
 
     Returns:
         Shape (...), float32 or float64; 0 at masked places.
     """
-    if mask_BT is not None:  # before anything is computed: no NaN enters a gradient
+    if mask_BT is not None:  # mask the inputs, not the result: a NaN in the graph would spoil the gradient
         logits_p_BTV, logits_q_BTV = (zero_masked(x, mask_BT[..., None]) for x in (logits_p_BTV, logits_q_BTV))
     logps_BTV = torch.log_softmax(as_float(logits_p_BTV), dim=-1)
     logqs_BTV = torch.log_softmax(as_float(logits_q_BTV), dim=-1)
@@ -262,24 +264,23 @@ def exact_kl(
 
 
 def kl_per_sequence(kl_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
-    """Return `sum_t m_t k_t`, the estimate for each whole sequence, shape (B,); 0 for a row that is masked whole."""
+    """Return `sum_t m_t k_t`, the estimate for each whole sequence, shape (B,); 0 for a fully masked row."""
     return masked_sum(kl_BT, mask_BT, dim=1)
 
 
 def mean_kl(kl_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
-    """Return the batch's mean per token, `sum m k / max(sum m, 1)`, a scalar: what is logged and what adapts."""
+    """Return the batch's mean per token, `sum m k / max(sum m, 1)`, a scalar, for logs and adaptive schedules."""
     return masked_mean(kl_BT, mask_BT)
 
 
 def kl_in_reward(rewards: torch.Tensor, kl_BT: torch.Tensor, mask_BT: torch.Tensor, kl_coef: float) -> torch.Tensor:
-    """Return rewards less the KL penalty, `r - beta k`, without gradient (PPO for language models, arXiv 1909.08593).
+    """Return rewards minus the KL penalty, `r - beta k`, without gradient (PPO for language models, arXiv 1909.08593).
 
-    Use `k1`: maximising `E[r - beta k1]` by a policy gradient is exactly minimising `beta KL(pi‖rho)` beside the
-    reward.
+    Use `k1`: a policy gradient of `E[r - beta k1]` maximises `E[r] - beta KL(pi‖rho)` exactly.
 
     Args:
-        rewards: Shape (B,): the penalty is that of the whole sequence; or (B, T): each token pays its own. A row
-            without a score keeps its NaN.
+        rewards: Shape (B,): subtract the penalty of the whole sequence; or (B, T): subtract each token's penalty. A
+            row without a score stays NaN.
         kl_BT: Shape (B, T); masked places may hold anything.
         mask_BT: Shape (B, T), bool or 0/1.
         kl_coef: The coefficient beta.
@@ -294,14 +295,15 @@ def kl_in_reward(rewards: torch.Tensor, kl_BT: torch.Tensor, mask_BT: torch.Tens
 
 
 def check_reward_estimator(kl_fn: KLFn) -> None:
-    """Refuse an estimator of this module that is the wrong penalty in the reward.
+    """Reject an estimator of this module that is the wrong penalty in the reward.
 
-    `k1` passes, also inside `create_truncated_kl` and the others; so does a function of the user's own.
+    `k1` is accepted, also inside `create_truncated_kl` and the others, and so is a user's own function.
 
     Raises:
-        ValueError: If it is `k2`, `k3` or `absolute`, or one of them weighted or cut.
+        ValueError: If it is `k2`, `k3` or `absolute`, also if weighted or cut.
     """
     base: KLFn = kl_fn
+    # The factories return partials and not closures, so that the estimator inside can be found here.
     while isinstance(base, partial) and "kl_fn" in base.keywords:
         base = base.keywords["kl_fn"]
     if base in (k2, k3, absolute):

@@ -13,9 +13,9 @@ def logps_from_logits(logits_BTV: torch.Tensor, ids_BT: torch.Tensor, *, tempera
     """Return `log softmax(z / temperature)` at the given tokens.
 
     Args:
-        logits_BTV: Shape (B, T, V): those that *predict* token t, so a causal model's output moved by one.
+        logits_BTV: Shape (B, T, V): the logits that *predict* token t, that is a causal model's output shifted by one.
         ids_BT: Shape (B, T), ints from 0 to V - 1.
-        temperature: Of sampling; log-probabilities of another than the sampler's are those of another policy.
+        temperature: The sampler's temperature. Any other gives the log-probabilities of another policy.
 
     Returns:
         Shape (B, T), float32 or float64.
@@ -33,25 +33,26 @@ def entropies_from_logits(logits_BTV: torch.Tensor, *, temperature: float = 1.0)
         temperature: Divides the logits.
     """
     logps_BTV = torch.log_softmax(as_float(logits_BTV) / temperature, dim=-1)
+    # A forbidden token has probability 0 and log-probability -inf, whose product is NaN: 0 log 0 must be 0 here.
     return -(logps_BTV.exp() * zero_masked(logps_BTV, logps_BTV != -torch.inf)).sum(-1)
 
 
 def keep_tokens(
     logits_BTV: torch.Tensor, places_N2: torch.Tensor, ids_M: torch.Tensor, stops_N: torch.Tensor
 ) -> torch.Tensor:
-    """Return logits of the distributions over what sampling filters kept: those of all other tokens are -inf.
+    """Return logits over the tokens that the sampling filters kept; the logits of all other tokens are -inf.
 
-    The "Keep Sampling Mask" of DeepSeek-V3.2 (arXiv 2512.02556): the policy that is trained chooses among the tokens
-    that the policy that sampled could choose from, so importance ratios are of distributions on the same tokens.
+    The "Keep Sampling Mask" of DeepSeek-V3.2 (arXiv 2512.02556): the trained policy chooses among the same tokens as
+    the sampling policy, so importance ratios compare distributions over the same tokens.
 
     Args:
         logits_BTV: Shape (B, T, V), with gradient.
         places_N2: Shape (N, 2), ints: row and column of each token that was sampled under a mask.
-        ids_M: Shape (M,), ints: what was kept, of all N one after another.
-        stops_N: Shape (N,), ints: where those of each end in `ids_M`.
+        ids_M: Shape (M,), ints: the kept tokens, concatenated over the N places.
+        stops_N: Shape (N,), ints: the end of each place's kept tokens in `ids_M`.
 
     Returns:
-        Shape (B, T, V); places that are not listed stay as they were.
+        Shape (B, T, V); places that are not listed are unchanged.
     """
     counts_N = torch.diff(stops_N, prepend=stops_N.new_zeros(1))
     dropped_NV = torch.ones(len(stops_N), logits_BTV.shape[-1], dtype=torch.bool, device=logits_BTV.device)

@@ -1,8 +1,7 @@
 """Losses per token, the critic's loss, and the punishment of over-long answers.
 
-Each loss is a number per token, (B, T); `masking.aggregate_loss` says how it is normalised. Gradients flow through
-`logps_BT`, freshly computed, alone: stored log-probabilities, advantages, values and returns are constants, whatever
-graph they carry.
+Each loss is a number per token, (B, T); `masking.aggregate_loss` normalises it. Gradients flow only through the fresh
+`logps_BT`. Stored log-probabilities, advantages, values and returns are treated as constants, even with a graph.
 """
 
 from __future__ import annotations
@@ -33,15 +32,15 @@ __all__ = [
 ]
 
 LossFn = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""`(logps_BT, old_logps_BT, advantages, mask_BT) -> loss_BT`: what is to be minimised, per token.
+"""`(logps_BT, old_logps_BT, advantages, mask_BT) -> loss_BT`: the loss per token, to minimise.
 
 `logps_BT` are fresh, with gradient; `old_logps_BT` those at sampling (or at the start of the epochs); `advantages`
-have shape (B,), (B, 1) or (B, T); `mask_BT` is bool or 0/1. Masked places may hold anything in; in `loss_BT`
+have shape (B,), (B, 1) or (B, T); `mask_BT` is bool or 0/1. Masked places of the inputs may hold anything; in `loss_BT`
 (float32 or float64) they hold 0.
 """
 
 RatioLevel = Literal["token", "turn", "geometric", "sequence", "sequence_token"]
-"""What one importance ratio belongs to; see `log_ratios`."""
+"""The tokens that share one importance ratio; see `log_ratios`."""
 
 
 def log_ratios(
@@ -54,10 +53,9 @@ def log_ratios(
       ("Stabilizing Off-Policy Training for Long-Horizon LLM Agent via Turn-Level Importance Sampling ...",
       arXiv 2511.20718). A turn is a run of unmasked tokens (`turns.turns_of_mask`).
     - "geometric", which GSPO and TRL call "sequence": `s = sum_t m l_t / sum_t m`, one for all tokens of a row, the
-      geometric mean of their ratios (GSPO, "Group Sequence Policy Optimization", arXiv 2507.18071). Both names are
-      taken.
+      geometric mean of their ratios (GSPO, "Group Sequence Policy Optimization", arXiv 2507.18071). Both names work.
     - "sequence_token": `stopgrad(s) + log pi_t - stopgrad(log pi_t)`: the value of "sequence" with each token's own
-      gradient (GSPO-token, there). The same as "sequence" where a row has one advantage; the right one for (B, T)
+      gradient (GSPO-token in that paper). It equals "sequence" if a row has one advantage; use it for (B, T)
       advantages.
 
     Args:
@@ -75,6 +73,7 @@ def log_ratios(
     fresh_BT = zero_masked(logps_BT, mask_BT)
     differences_BT = fresh_BT - zero_masked(old_logps_BT, mask_BT).detach()
     if level == "token":
+        # The clamp keeps `exp` finite. It cuts a gradient only at ratios beyond e^20.
         return differences_BT.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     if level == "turn":
         return _turn_means(differences_BT, mask_BT).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
@@ -86,6 +85,7 @@ def log_ratios(
     means_BT = means_BT.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     if level in ("geometric", "sequence"):
         return means_BT
+    # The two last terms cancel in value and leave the token's own gradient.
     return zero_masked(means_BT.detach() + fresh_BT - fresh_BT.detach(), mask_BT)
 
 
@@ -101,7 +101,7 @@ def _turn_means(values_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
 def policy_gradient(
     logps_BT: torch.Tensor, old_logps_BT: torch.Tensor, advantages: torch.Tensor, mask_BT: torch.Tensor
 ) -> torch.Tensor:
-    """Return `-A log pi`: REINFORCE (R. Williams, 1992); its gradient is that of the expected reward, on-policy.
+    """Return `-A log pi`: REINFORCE (R. Williams, 1992). On-policy, its gradient is that of minus the expected reward.
 
     Args:
         logps_BT: Shape (B, T), with gradient; masked places may hold anything.
@@ -138,16 +138,16 @@ def clipped_surrogate(
         old_logps_BT: Shape (B, T), constants.
         advantages: Shape (B,), (B, 1) or (B, T), constants.
         mask_BT: Shape (B, T), bool or 0/1.
-        clip_low: How far below 1 a ratio counts, from 0 to 1.
-        clip_high: How far above 1, at least 0.
-        dual_clip: Greatest ratio where A < 0, above `1 + clip_high`; None: no bound.
-        level: What a ratio belongs to, see `log_ratios`.
+        clip_low: Width of the clip range below 1, from 0 to 1.
+        clip_high: Width of the clip range above 1, at least 0.
+        dual_clip: Greatest ratio for A < 0, above `1 + clip_high`; None: no bound.
+        level: The tokens that share a ratio, see `log_ratios`.
 
     Returns:
         Shape (B, T); 0 at masked places.
 
     Raises:
-        ValueError: If a bound makes no sense.
+        ValueError: If a bound is out of range.
     """
     if not (0.0 <= clip_low <= 1.0 and clip_high >= 0.0):
         raise ValueError(f"{clip_low=} must lie between 0 and 1, and {clip_high=} be at least 0.")
@@ -156,7 +156,7 @@ def clipped_surrogate(
     ratios_BT = log_ratios(logps_BT, old_logps_BT, mask_BT, level=level).exp()
     advantages_BT = _per_token(advantages, mask_BT)
     clipped_BT = ratios_BT.clamp(1.0 - clip_low, 1.0 + clip_high)
-    if dual_clip is not None:  # where A > 0 the other bound is the lower one
+    if dual_clip is not None:  # for A > 0, `1 + clip_high` is the lower bound, so this one changes nothing
         ratios_BT = ratios_BT.clamp(max=dual_clip)
     return zero_masked(-torch.min(ratios_BT * advantages_BT, clipped_BT * advantages_BT), mask_BT)
 
@@ -198,7 +198,7 @@ def cispo(
 ) -> torch.Tensor:
     """Return `-stopgrad(clip(r, min_ratio, max_ratio)) A log pi`: CISPO ("MiniMax-M1", arXiv 2506.13585).
 
-    The weight is clipped, not the update: no token loses its gradient. (TRL calls `max_ratio` `epsilon_high`.)
+    It clips the weight, not the update, so every token keeps a gradient. (TRL calls `max_ratio` `epsilon_high`.)
 
     Args:
         logps_BT: Shape (B, T), with gradient; masked places may hold anything.
@@ -241,7 +241,7 @@ def clip_fractions(
     clip_high: float = 0.2,
     level: RatioLevel = "token",
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return which share of tokens the clip of `clipped_surrogate` cuts off: below (A < 0), and above (A > 0).
+    """Return the share of tokens that the clip of `clipped_surrogate` cuts off: below (A < 0), and above (A > 0).
 
     Args:
         logps_BT: Shape (B, T); masked places may hold anything.
@@ -257,6 +257,7 @@ def clip_fractions(
     """
     ratios_BT = log_ratios(logps_BT.detach(), old_logps_BT, mask_BT, level=level).exp()
     advantages_BT = _per_token(advantages, mask_BT)
+    # Only on these sides does the minimum take the clipped value. On the others the gradient is not cut.
     below_BT = (ratios_BT < 1.0 - clip_low) & (advantages_BT < 0)
     above_BT = (ratios_BT > 1.0 + clip_high) & (advantages_BT > 0)
     return masked_mean(below_BT, mask_BT), masked_mean(above_BT, mask_BT)
@@ -273,8 +274,8 @@ def value_loss(
     """Return `1/2 max((V - R)^2, (V_old + clip(V - V_old, -c, c) - R)^2)`, the critic's loss (PPO, arXiv 1707.06347).
 
     Args:
-        values_BT: Shape (B, T), with gradient: the critic as it is now.
-        old_values_BT: Shape (B, T), constants: the critic's values when the batch was made.
+        values_BT: Shape (B, T), with gradient: the critic's present values.
+        old_values_BT: Shape (B, T), constants: the critic's values before the first step on the batch.
         returns_BT: Shape (B, T), constants: from `returns.gae`.
         mask_BT: Shape (B, T), bool or 0/1; masked places of the others may hold anything.
         clip: The c; None: `1/2 (V - R)^2`.
@@ -288,11 +289,12 @@ def value_loss(
         return 0.5 * plain_BT
     old_BT = zero_masked(old_values_BT, mask_BT).detach()
     clipped_BT = old_BT + (new_BT - old_BT).clamp(-clip, clip)
+    # The maximum is pessimistic: a value that moved further than c towards its target gets no gradient.
     return 0.5 * torch.max(plain_BT, (clipped_BT - target_BT) ** 2)
 
 
 def entropy_bonus(entropies_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
-    """Return the mean entropy per token, `sum m H / max(sum m, 1)`, a scalar; a loss subtracts its multiple.
+    """Return the mean entropy per token, `sum m H / max(sum m, 1)`, a scalar; a loss subtracts a multiple of it.
 
     Args:
         entropies_BT: Shape (B, T), with gradient: `logits.entropies_from_logits`; masked places may hold anything.
@@ -312,9 +314,9 @@ def negative_log_likelihood(logps_BT: torch.Tensor, mask_BT: torch.Tensor) -> to
 
 
 def soft_overlong_punishment(lengths_B: torch.Tensor, *, max_length: int, buffer: int) -> torch.Tensor:
-    """Return the reward of a length: 0 up to `max_length - buffer`, from there falling to -1 at `max_length`.
+    """Return a reward for the length: 0 up to `max_length - buffer`, then falling linearly to -1 at `max_length`.
 
-    DAPO (arXiv 2503.14476, equation 13), to be added to the reward of each answer.
+    DAPO (arXiv 2503.14476, equation 13) adds it to the reward of each answer.
 
     Args:
         lengths_B: Shape (B,): tokens that the policy wrote.

@@ -1,7 +1,7 @@
-"""Masks and padding of (B, T) batches: sums, means and whitening that see only what the mask lets through.
+"""Masks and padding of (B, T) batches: sums, means and whitening over the unmasked places.
 
-Arithmetic is in float32 (float64 stays float64), whatever comes in. What stands at masked places is never read: NaN
-and infinity there reach neither a value nor a gradient.
+Arithmetic is in float32 (float64 stays float64) for any input dtype. Values at masked places are never read: NaN or
+infinity there affects neither a value nor a gradient.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ __all__ = [
 ]
 
 Normalisation = Literal["token", "prompt", "sequence", "constant"]
-"""What a sum over tokens is divided by; see `aggregate_loss`."""
+"""The divisor of a sum over tokens; see `aggregate_loss`."""
 
 
 def as_float(values: torch.Tensor) -> torch.Tensor:
-    """Return the tensor in float32, or as it is if it has float64."""
+    """Return the tensor in float32; a float64 tensor is unchanged."""
     return values if values.dtype == torch.float64 else values.float()
 
 
@@ -41,6 +41,7 @@ def zero_masked(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         mask: Bool or number, broadcastable to `values`; 0 masks.
     """
     values = as_float(values)
+    # Not `values * mask`: NaN times 0 is NaN, in the value and in the gradient.
     return torch.where(mask.bool(), values, torch.zeros((), dtype=values.dtype, device=values.device))
 
 
@@ -57,7 +58,7 @@ def masked_sum(values: torch.Tensor, mask: torch.Tensor, dim: int | None = None)
 
 
 def masked_mean(values: torch.Tensor, mask: torch.Tensor, dim: int | None = None) -> torch.Tensor:
-    """Return `sum_t m_t x_t / max(sum_t m_t, 1)`, over everything or along one axis; 0 where all is masked.
+    """Return `sum_t m_t x_t / max(sum_t m_t, 1)`, over everything or along one axis; 0 if all places are masked.
 
     Args:
         values: Shape (B, T) or any other; masked places may hold anything.
@@ -71,7 +72,7 @@ def masked_mean(values: torch.Tensor, mask: torch.Tensor, dim: int | None = None
 
 
 def masked_moments(values: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return mean and unbiased variance, `sum m (x - mean)^2 / (n - 1)`, of what is not masked.
+    """Return mean and unbiased variance, `sum m (x - mean)^2 / (n - 1)`, of the unmasked values.
 
     Args:
         values: Any shape; masked places may hold anything.
@@ -94,14 +95,14 @@ def masked_whiten(
     eps: float = 1e-8,
     moments: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> torch.Tensor:
-    """Return `(x - mean) / sqrt(var + eps)` over what is not masked, 0 elsewhere.
+    """Return `(x - mean) / sqrt(var + eps)` of the unmasked values, 0 elsewhere.
 
     Args:
         values: Any shape; masked places may hold anything.
         mask: Same shape, bool or 0/1.
-        shift_mean: Whether the mean becomes 0; else it stays what it was.
+        shift_mean: Whether the mean becomes 0; otherwise it does not change.
         eps: Added to the variance.
-        moments: Mean and variance to use, such as those over all processes; None takes this tensor's own.
+        moments: Mean and variance to use, such as those over all processes; None: those of this tensor.
     """
     flags = mask.bool()
     mean, variance = masked_moments(values, flags) if moments is None else moments
@@ -119,31 +120,31 @@ def aggregate_loss(
     group_ids_B: torch.Tensor | None = None,
     group_tokens_B: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Reduce a per-token loss to a scalar, normalised in the way that is named.
+    """Reduce a per-token loss to a scalar, with the named normalisation.
 
-    - "token": `sum_bt m l / sum_bt m`; every token weighs the same (DAPO, arXiv 2503.14476).
-    - "prompt": `1/P sum_p (sum_{b in p, t} m l / sum_{b in p, t} m)`; every prompt weighs the same, and in its group
-      every token ("The Art of Scaling Reinforcement Learning Compute for LLMs", ScaleRL, arXiv 2510.13786). A prompt
-      whose rows are masked whole counts in P and adds 0.
-    - "sequence": `1/B sum_b (sum_t m l / sum_t m)`; every row weighs the same (GRPO, arXiv 2402.03300). A row that is
-      masked whole counts in B and adds 0.
-    - "constant": `sum_bt m l / (B c)`; no length decides a weight (Dr. GRPO, arXiv 2503.20783, with c the greatest
-      completion length; with c = 1 the mean over rows of the sum over tokens).
+    - "token": `sum_bt m l / sum_bt m`. Every token has the same weight (DAPO, arXiv 2503.14476).
+    - "prompt": `1/P sum_p (sum_{b in p, t} m l / sum_{b in p, t} m)`. Every prompt has the same weight, and so has
+      every token of one prompt's group ("The Art of Scaling Reinforcement Learning Compute for LLMs", ScaleRL, arXiv
+      2510.13786). A prompt whose rows are all masked counts in P and adds 0.
+    - "sequence": `1/B sum_b (sum_t m l / sum_t m)`. Every row has the same weight (GRPO, arXiv 2402.03300). A fully
+      masked row counts in B and adds 0.
+    - "constant": `sum_bt m l / (B c)`. Weights do not depend on any length (Dr. GRPO, arXiv 2503.20783, with c the
+      greatest completion length; with c = 1 it is the mean over rows of the sum over tokens).
 
     Args:
-        loss_BT: Shape (B, T), or (B, 1) for a loss per row, which each of its tokens then has.
+        loss_BT: Shape (B, T), or (B, 1) for a loss per row, which then applies to each of its tokens.
         mask_BT: Shape (B, T), bool or 0/1.
         normalisation: One of the four.
         constant: The c of "constant".
-        denominator: Replaces what is divided by (the number of tokens, of prompts, of rows, `B c`), where the batch is
-            a part of the one that is normalised: gradient accumulation.
+        denominator: Replaces the divisor (the number of tokens, of prompts, of rows, `B c`) if this batch is a part of
+            a larger one that is normalised as a whole, as in gradient accumulation.
         group_ids_B: Shape (B,), ints: the prompt of each row, for "prompt".
-        group_tokens_B: Shape (B,): how many tokens the row's group has in all, from `group_token_counts` of the whole
-            batch, where this is a part of it. None: those here.
+        group_tokens_B: Shape (B,): number of tokens of the row's group, from `group_token_counts` of the larger batch
+            if this is a part of it. None: counted in this batch.
 
     Raises:
-        ValueError: If the normalisation is unknown, "constant" is given neither a constant nor a denominator, or
-            "prompt" no group ids (nor counts and a denominator).
+        ValueError: If the normalisation is unknown, "constant" has neither a constant nor a denominator, or "prompt"
+            has neither group ids nor counts with a denominator.
     """
     flags = mask_BT.bool()
     kept_BT = zero_masked(loss_BT.expand(flags.shape), flags)
@@ -157,7 +158,9 @@ def aggregate_loss(
         if group_tokens_B is None:
             assert group_ids_B is not None
             group_tokens_B = group_token_counts(flags, group_ids_B)
+        # Without ids a denominator is given (checked above), so this value is not used.
         own = 1 if group_ids_B is None else max(len(group_ids_B.unique()), 1)
+        # Each row is divided by its group's tokens, so the rows of a group add up to the group's mean over tokens.
         total = (kept_BT.sum(1) / group_tokens_B.clamp(min=1).to(kept_BT.dtype)).sum()
     elif normalisation == "sequence":
         total, own = (kept_BT.sum(1) / flags.sum(1).clamp(min=1).to(kept_BT.dtype)).sum(), n_rows
@@ -171,7 +174,7 @@ def aggregate_loss(
 
 
 def group_token_counts(mask_BT: torch.Tensor, group_ids_B: torch.Tensor) -> torch.Tensor:
-    """Return how many unmasked tokens each row's group has, int64 of shape (B,).
+    """Return the number of unmasked tokens in each row's group, int64 of shape (B,).
 
     Args:
         mask_BT: Shape (B, T), bool or 0/1.
@@ -183,15 +186,15 @@ def group_token_counts(mask_BT: torch.Tensor, group_ids_B: torch.Tensor) -> torc
 
 
 def trim_padding(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """Cut the columns of a batch in which every row is padding.
+    """Remove the columns of a batch in which every row is padding.
 
-    A generation is padded to its longest row; a micro-batch of it seldom holds that row. Nothing that a mask lets
-    through is cut, so losses stay as they were.
+    A generation is padded to its longest row, which most of its micro-batches do not have. Unmasked places are never
+    removed, so losses do not change.
 
     Args:
         batch: `prompt_ids` and `prompt_mask`, shape (B, P), padded on the left; `completion_ids` and
-            `completion_mask`, shape (B, T), padded on the right; and anything else. Every other tensor of shape (B,
-            T) is cut like the completions.
+            `completion_mask`, shape (B, T), padded on the right; and other values. Every other tensor of shape (B, T)
+            is trimmed like the completions.
 
     Returns:
         A new mapping, with P and T as small as the masks allow and at least 1.

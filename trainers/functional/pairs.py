@@ -1,7 +1,7 @@
-"""Preferences between episodes: which pairs there are, and the losses on them.
+"""Preferences between episodes: selectors of pairs, and losses on pairs.
 
-A pair is (chosen, rejected), two rows of the batch from one group, the first with the greater reward: never a tie,
-never an episode without a score.
+A pair is (chosen, rejected): two rows of one group, where the first has the greater reward. Ties and episodes without
+a score give no pair.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ PairSelector = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """`(rewards_B, group_ids_B) -> pairs_P2`: int64 rows (chosen, rejected); P may be 0. Rewards may be NaN."""
 
 PairLossFn = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""`(chosen_log_ratios_P, rejected_log_ratios_P) -> loss_P`, of sequences' `log pi - log rho`."""
+"""`(chosen_log_ratios_P, rejected_log_ratios_P) -> loss_P`, where a log-ratio is a sequence's `log pi - log rho`."""
 
 
 def all_pairs(rewards_B: torch.Tensor, group_ids_B: torch.Tensor) -> torch.Tensor:
-    """Return every pair of a group in which one reward is greater.
+    """Return every pair of rows of one group with different rewards.
 
     Args:
         rewards_B: Shape (B,); NaN where there is no score.
@@ -69,7 +69,7 @@ def create_margin_pairs(margin: float) -> PairSelector:
 
 
 def best_worst_pairs(rewards_B: torch.Tensor, group_ids_B: torch.Tensor) -> torch.Tensor:
-    """Return for each group its best against its worst (of equal ones the first row); none for a group of equals.
+    """Return each group's best and worst row as a pair (the first row among equals); no pair if all rewards are equal.
 
     Arguments and result as in `all_pairs`, ordered by group id.
     """
@@ -85,12 +85,12 @@ def best_worst_pairs(rewards_B: torch.Tensor, group_ids_B: torch.Tensor) -> torc
 def random_pairs(
     rewards_B: torch.Tensor, group_ids_B: torch.Tensor, *, seed: int, n_per_group: int = 1
 ) -> torch.Tensor:
-    """Return up to `n_per_group` different pairs of each group, drawn evenly from those that `all_pairs` has.
+    """Return up to `n_per_group` different pairs of each group, drawn uniformly from `all_pairs`.
 
     Args:
         rewards_B: Shape (B,); NaN where there is no score.
-        group_ids_B: Shape (B,), ints. A group's draw depends on the seed, its id and its number of pairs only.
-        seed: Not negative. Pass another for each batch whose ids come again.
+        group_ids_B: Shape (B,), ints. A group's draw depends only on the seed, its id and its number of pairs.
+        seed: Not negative. Use another seed for each batch with the same ids.
         n_per_group: At least 1.
 
     Returns:
@@ -103,6 +103,7 @@ def random_pairs(
     drawn = []
     for group_id in torch.unique(ids_P).tolist():
         places = torch.nonzero(ids_P == group_id).flatten()
+        # One generator per group, so a group's draw does not depend on which other groups are in the batch.
         generator = torch.Generator().manual_seed((seed * 1_000_003 + group_id) % 2**63)
         order = torch.randperm(len(places), generator=generator)[:n_per_group].to(places.device)
         drawn.append(candidates_P2[places[order]])
@@ -110,7 +111,7 @@ def random_pairs(
 
 
 def create_random_pairs(seed: int, *, n_per_group: int = 1) -> PairSelector:
-    """Return `random_pairs` with its seed: the same pairs for the same rewards and ids."""
+    """Return `random_pairs` with a fixed seed: the same rewards and ids give the same pairs."""
 
     def selector(rewards_B: torch.Tensor, group_ids_B: torch.Tensor) -> torch.Tensor:
         return random_pairs(rewards_B, group_ids_B, seed=seed, n_per_group=n_per_group)
@@ -157,10 +158,10 @@ def pair_log_ratios(
 def pair_slopes(
     log_ratios_B: torch.Tensor, pairs_P2: torch.Tensor, pair_loss_fn: PairLossFn
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return each row's half of the losses of its pairs, and the derivative of all pairs' sum by its log-ratio.
+    """Return half of the losses of each row's pairs, and the derivative of the summed pair loss by its log-ratio.
 
-    `sum_b slopes_b r_b(theta)` has the gradient of `sum_p loss_p(theta)` at the present weights, row by row: so the
-    rows of a pair may go through the model in different micro-batches.
+    At the present weights, `sum_b slopes_b r_b(theta)` has the same gradient as `sum_p loss_p(theta)`. Each row's term
+    needs only that row, so the rows of a pair may go through the model in different micro-batches.
 
     Args:
         log_ratios_B: Shape (B,), at the present weights, from `sequence_log_ratios`; no gradient is needed.
@@ -174,9 +175,11 @@ def pair_slopes(
     losses_B = torch.zeros_like(leaf_B.detach())
     if not len(pairs_P2):
         return losses_B, losses_B.clone()
+    # The caller may be inside no_grad. The small graph here has only log-ratios, not the model.
     with torch.enable_grad():
         losses_P = pair_loss_fn(leaf_B[pairs_P2[:, 0]], leaf_B[pairs_P2[:, 1]])
         (slopes_B,) = torch.autograd.grad(losses_P.sum(), leaf_B)
+    # Each of a pair's two rows reports half of its loss, so the sum over rows counts every pair once.
     halves_P = 0.5 * losses_P.detach().to(losses_B.dtype)
     return losses_B.index_add(0, pairs_P2[:, 0], halves_P).index_add(0, pairs_P2[:, 1], halves_P), slopes_B
 
@@ -190,12 +193,12 @@ def dpo_loss(
 ) -> torch.Tensor:
     """Return `-(1 - e) log sigmoid(beta d) - e log sigmoid(-beta d)` with `d = chosen - rejected`.
 
-    DPO ("Direct Preference Optimization", arXiv 2305.18290); with e > 0 conservative DPO, for labels that err.
+    DPO ("Direct Preference Optimization", arXiv 2305.18290); with e > 0 conservative DPO, for labels with errors.
 
     Args:
         chosen_log_ratios_P: Shape (P,), sums over tokens.
         rejected_log_ratios_P: Shape (P,).
-        beta: How strongly the reference holds.
+        beta: Strength of the regularisation towards the reference.
         label_smoothing: The e, from 0 to below 1/2.
 
     Returns:
@@ -211,7 +214,7 @@ def ipo_loss(
     """Return `(chosen - rejected - 1 / (2 beta))^2`: IPO ("A General Theoretical Paradigm ...", arXiv 2310.12036).
 
     Args:
-        chosen_log_ratios_P: Shape (P,), means over tokens (`average=True`), as its authors and TRL have it.
+        chosen_log_ratios_P: Shape (P,), means over tokens (`average=True`), as its authors and TRL do.
         rejected_log_ratios_P: Shape (P,).
         beta: The paper's tau.
 
@@ -229,7 +232,7 @@ def hinge_loss(
     Args:
         chosen_log_ratios_P: Shape (P,), sums over tokens.
         rejected_log_ratios_P: Shape (P,).
-        beta: One over the margin.
+        beta: 1 divided by the margin.
 
     Returns:
         Shape (P,), float32 or float64.
@@ -268,7 +271,7 @@ def _pairs_above(rewards_B: torch.Tensor, group_ids_B: torch.Tensor, margin: flo
 
 
 def _scored_groups(scored_B: torch.Tensor, group_ids_B: torch.Tensor) -> list[torch.Tensor]:
-    """Return the scored rows of each group that has two or more, in the order of ids."""
+    """Return the scored rows of each group with at least two of them, ordered by group id."""
     index_B, n_groups = group_index(group_ids_B)
     groups = [torch.nonzero((index_B == group) & scored_B).flatten() for group in range(n_groups)]
     return [rows for rows in groups if len(rows) > 1]

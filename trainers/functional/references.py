@@ -1,8 +1,8 @@
-"""The reference model of a KL penalty: how it is made, and how it follows the policy.
+"""The reference model of a KL penalty: functions that create it and update it.
 
-Two hooks. `ref_model_fn(policy) -> reference` makes one, before training. `update_fn(reference, policy, *, step, kl)
--> reference` is called after each optimizer step and returns the reference from then on; those here change it in
-place and return it. A reference is scored on the tokens that the policy sampled.
+There are two hooks. `ref_model_fn(policy) -> reference` creates it before training. `update_fn(reference, policy, *,
+step, kl) -> reference` is called after each optimizer step and returns the reference for the next steps; the functions
+here change it in place. The reference scores the tokens that the policy sampled.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class ReferenceUpdateFn(Protocol):
     """`(reference, policy, *, step, kl) -> reference`."""
 
     def __call__(self, reference: torch.nn.Module, policy: torch.nn.Module, *, step: int, kl: float) -> torch.nn.Module:
-        """Return the reference to go on with.
+        """Return the reference for the next steps.
 
         Args:
-            reference: The present one.
-            policy: The model that is trained, after its step.
+            reference: The present reference.
+            policy: The trained model, after its step.
             step: Optimizer steps done, from 1.
             kl: Mean KL per token of this step's batch, in nats.
         """
@@ -47,18 +47,18 @@ class ReferenceUpdateFn(Protocol):
 
 
 def freeze(model: Model) -> Model:
-    """Make a model a reference where it stands: no gradients, no dropout. So is one made that several share."""
+    """Turn a model into a reference in place, without gradients or dropout. Several runs can share such a model."""
     model.requires_grad_(False)
     return model.eval()
 
 
 def frozen_copy(policy: Model) -> Model:
-    """Return a frozen copy with weights of its own: the usual `ref_model_fn`."""
+    """Return a frozen copy of the policy that shares no weights with it: the usual `ref_model_fn`."""
     return freeze(copy.deepcopy(policy))
 
 
 def keep_reference(reference: torch.nn.Module, policy: torch.nn.Module, *, step: int, kl: float) -> torch.nn.Module:
-    """Return the reference as it is."""
+    """Return the reference unchanged."""
     return reference
 
 
@@ -69,10 +69,10 @@ def copy_weights(reference: torch.nn.Module, policy: torch.nn.Module, *, share: 
     Args:
         reference: Changed in place.
         policy: Has the same parameters by name.
-        share: 1 copies.
+        share: Between 0 and 1; 1 copies the weights.
 
     Raises:
-        ValueError: If the two have other parameters.
+        ValueError: If the two have different parameters.
     """
     sources, targets = dict(policy.named_parameters()), dict(reference.named_parameters())
     if sources.keys() != targets.keys():
@@ -80,6 +80,7 @@ def copy_weights(reference: torch.nn.Module, policy: torch.nn.Module, *, share: 
         raise ValueError(f"policy and reference have different parameters, such as {odd[:3]}.")
     for name, target in targets.items():
         target.lerp_(sources[name].to(target.device, target.dtype), share)
+    # Some buffers are integers or caches, whose average has no meaning, so copy them at any share.
     buffers = dict(policy.named_buffers())
     for name, buffer in reference.named_buffers():
         buffer.copy_(buffers[name])
@@ -88,7 +89,7 @@ def copy_weights(reference: torch.nn.Module, policy: torch.nn.Module, *, share: 
 def create_ema_update(decay: float) -> ReferenceUpdateFn:
     """Return an update by an exponential moving average: `rho <- decay rho + (1 - decay) pi` after every step.
 
-    In bfloat16 a move of less than 1/256 of a weight is lost: keep the reference in float32 for a decay near 1.
+    In bfloat16, a change of less than 1/256 of a weight is lost: for a decay near 1 keep the reference in float32.
 
     Raises:
         ValueError: If the decay is not in [0, 1).
@@ -123,12 +124,12 @@ def create_periodic_update(every: int) -> ReferenceUpdateFn:
 
 
 class KLTriggeredUpdate:
-    """Copies the policy's weights when the KL summed over steps since the last copy reaches a threshold.
+    """Copies the policy's weights when the KL, summed over the steps since the last copy, reaches a threshold.
 
     Args:
-        threshold: In nats, the sum of each step's mean KL per token.
+        threshold: Bound on the sum of each step's mean KL per token, in nats.
 
-    The sum is state: `state_dict` goes into a checkpoint.
+    The sum is state: checkpoints store the `state_dict`.
 
     Raises:
         ValueError: If the threshold is not above 0.
@@ -141,7 +142,7 @@ class KLTriggeredUpdate:
         self.accumulated_kl = 0.0
 
     def __call__(self, reference: torch.nn.Module, policy: torch.nn.Module, *, step: int, kl: float) -> torch.nn.Module:
-        """Add this step's KL; copy and start anew if that is enough."""
+        """Add this step's KL; if the sum reaches the threshold, copy the weights and reset it."""
         self.accumulated_kl += kl
         if self.accumulated_kl >= self.threshold:
             copy_weights(reference, policy)
@@ -149,9 +150,9 @@ class KLTriggeredUpdate:
         return reference
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run needs."""
+        """Return the state to save in a checkpoint."""
         return {"accumulated_kl": self.accumulated_kl}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a saved state."""
+        """Restore a saved state."""
         self.accumulated_kl = float(state["accumulated_kl"])

@@ -1,7 +1,7 @@
 """Returns and generalised advantage estimation over the policy's tokens.
 
-A step is a token that the policy wrote: masked tokens (the environment's, the template's, padding) lie between steps
-and count for nothing, neither as time nor as reward. A row with a reward of NaN (errored, unscored) has advantage 0.
+A step is a token that the policy wrote. Masked tokens (the environment's, the template's, padding) are skipped: they
+are neither time steps nor do they have rewards. A row with a reward of NaN (errored, unscored) has advantage 0.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ def discounted_returns(
     """Return `R_t = r_t + gamma_t R_(t+1)` over the policy's tokens, where t + 1 is its next token.
 
     Args:
-        rewards_BT: Shape (B, T), as `turns.place_turn_rewards` makes it. Masked places are not read; NaN where an
-            episode has no score.
+        rewards_BT: Shape (B, T), from `turns.place_turn_rewards`. Masked places are not read; NaN if an episode has no
+            score.
         mask_BT: Shape (B, T), bool or 0/1.
-        gamma: Discount: of a token, or of a turn if `turn_ids_BT` is given (time then passes between turns only).
-        bootstrap_B: Shape (B,): value of what would follow the last token where an episode was truncated, 0 where it
-            terminated. None: 0.
+        gamma: Discount per token, or per turn if `turn_ids_BT` is given (time then passes only between turns).
+        bootstrap_B: Shape (B,): value of the state after the last token of a truncated episode; 0 for a terminated
+            one. None: 0.
         turn_ids_BT: Shape (B, T), ints from `turns.turn_ids`.
 
     Returns:
@@ -50,12 +50,12 @@ def discounted_returns(
 def length_adaptive_lambda(lengths_B: torch.Tensor, *, alpha: float) -> torch.Tensor:
     """Return `lambda = 1 - 1 / (alpha l)`, at least 0: the longer an episode, the further a reward reaches back.
 
-    A constant lambda leaves of the last reward `lambda^l` at the first step; this one about `exp(-1 / alpha)` at any
-    length ("VAPO: Efficient and Reliable Reinforcement Learning for Advanced Reasoning Tasks", arXiv 2504.05118, with
-    alpha 0.05 and lengths in tokens).
+    With a constant lambda, the share of the last reward that reaches the first step is `lambda^l`. With this one it is
+    about `exp(-1 / alpha)` at any length ("VAPO: Efficient and Reliable Reinforcement Learning for Advanced Reasoning
+    Tasks", arXiv 2504.05118, with alpha 0.05 and lengths in tokens).
 
     Args:
-        lengths_B: Shape (B,): steps of each episode, tokens or turns as discount and lambda count them.
+        lengths_B: Shape (B,): steps of each episode, in tokens or turns, the unit of discount and lambda.
         alpha: Above 0.
 
     Returns:
@@ -79,23 +79,23 @@ def gae(
     bootstrap_B: torch.Tensor | None = None,
     turn_ids_BT: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return generalised advantages and the returns that a critic learns.
+    """Return generalised advantages, and the returns that a critic learns.
 
-    `A_t = delta_t + gamma_t lambda_t A_(t+1)` with `delta_t = r_t + gamma_t V_(t+1) - V_t`, and `R_t = A_t + V_t`;
-    t + 1 is the policy's next token, in the next turn too. After the last one, V is the bootstrap and A is 0. ("High-
-    Dimensional Continuous Control Using Generalized Advantage Estimation", arXiv 1506.02438.)
+    `A_t = delta_t + gamma_t lambda_t A_(t+1)` with `delta_t = r_t + gamma_t V_(t+1) - V_t`, and `R_t = A_t + V_t`.
+    Here t + 1 is the policy's next token, which may be in the next turn. After the last one, V is the bootstrap and A
+    is 0. ("High-Dimensional Continuous Control Using Generalized Advantage Estimation", arXiv 1506.02438.)
 
     Args:
-        values_BT: Shape (B, T): the critic's value of the state in which token t is chosen. Taken as constants.
-        rewards_BT: Shape (B, T); NaN where an episode has no score.
-        mask_BT: Shape (B, T), bool or 0/1; masked places of the others are not read.
-        gamma: Discount: of a token, or of a turn if `turn_ids_BT` is given.
-        lam: Weight of longer estimates: of a token, or of a turn if `turn_ids_BT` is given. One number, or one a row,
+        values_BT: Shape (B, T): the critic's value of the state in which token t is chosen, as constants.
+        rewards_BT: Shape (B, T); NaN if an episode has no score.
+        mask_BT: Shape (B, T), bool or 0/1; masked places of the other tensors are not read.
+        gamma: Discount per token, or per turn if `turn_ids_BT` is given.
+        lam: Weight of longer estimates, per token, or per turn if `turn_ids_BT` is given. One number, or one per row,
             shape (B,).
-        bootstrap_B: Shape (B,): the critic's value of the final state where an episode was truncated, 0
-            where it terminated: nothing follows a terminal state. None: 0.
-        turn_ids_BT: Shape (B, T), ints: `gamma` and `lam` then act only from the last token of a turn to the first of
-            the next, and are 1 inside a turn.
+        bootstrap_B: Shape (B,): the critic's value of the final state of a truncated episode; 0 for a terminated one,
+            because nothing follows a terminal state. None: 0.
+        turn_ids_BT: Shape (B, T), ints: `gamma` and `lam` then apply only from the last token of a turn to the first
+            of the next, and are 1 inside a turn.
 
     Returns:
         Advantages and returns (targets of the critic), both (B, T), detached, 0 at masked places. A row without a
@@ -118,12 +118,14 @@ def gae(
     next_advantages_B = values_BT.new_zeros(n_rows)
     next_turns_B: torch.Tensor | None = None
     advantages_BT = torch.zeros_like(values_BT)
+    # The `next_...` values are those of the policy's next token. At a masked place they pass through unchanged.
     for t in reversed(range(n_tokens)):
         here_B = flags_BT[:, t]
         gammas_B = values_BT.new_full((n_rows,), gamma)
         lams_B = torch.as_tensor(lam, dtype=values_BT.dtype, device=values_BT.device).expand(n_rows)
         if turn_ids_BT is not None:
             turns_B = turn_ids_BT[:, t]
+            # No turn has the id -1, so the discount always applies between an episode's last token and the bootstrap.
             within_B = turns_B == (turns_B.new_full((n_rows,), -1) if next_turns_B is None else next_turns_B)
             gammas_B, lams_B = gammas_B.masked_fill(within_B, 1.0), lams_B.masked_fill(within_B, 1.0)
             previous_B = torch.full_like(turns_B, -1) if next_turns_B is None else next_turns_B

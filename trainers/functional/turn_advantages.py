@@ -1,4 +1,4 @@
-"""Credit of single turns: returns-to-go of turn rewards, against the other members of the group."""
+"""Advantages of turns: the return-to-go of each turn, compared with the other members of the group."""
 
 from __future__ import annotations
 
@@ -40,29 +40,29 @@ def per_turn(
     scale: bool = False,
     eps: float = EPS,
 ) -> torch.Tensor:
-    """Return each turn's return-to-go less the mean of the group's others at that turn.
+    """Return each turn's return-to-go minus the mean of the group's other members at that turn.
 
     `A_ik = R_ik - mean(R_jk, j != i in the group, j has a turn k)`.
 
-    Where no other member has a turn k, the baseline is the one at the last turn that any of them has. It never
-    depends on the member's own actions, so the policy gradient is unbiased. A mean over all who have turn k, the
-    member itself included, is not: it shrinks turn k by `(n_k - 1) / n_k`, where n_k differs from turn to turn, and
-    a standard deviation per turn index reweights turns once more. So there is neither here. (Turn-level credit:
-    "Reinforcing Multi-Turn Reasoning in LLM Agents via Turn-Level Credit Assignment", arXiv 2505.11821.)
+    If no other member has a turn k, the baseline is the one at the last turn that any of them has. It never depends on
+    the member's own actions, so the policy gradient is unbiased. A mean that includes the member itself would shrink
+    turn k by `(n_k - 1) / n_k`, where n_k differs from turn to turn, and a standard deviation per turn index would
+    reweight the turns again. So this function uses neither. (Turn-level credit: "Reinforcing Multi-Turn Reasoning in
+    LLM Agents via Turn-Level Credit Assignment", arXiv 2505.11821.)
 
     Args:
-        rewards_B: Shape (B,); only read for NaN: an episode without a score counts nowhere.
+        rewards_B: Shape (B,); only read for NaN, which leaves an episode out everywhere.
         group_ids_B: Shape (B,), ints.
         turn_rewards_BK: Shape (B, K); NaN where an episode has no such turn.
         gamma: Discount of one turn.
-        scale: Whether a group's advantages are divided by their root mean square plus `eps`, one number a group.
+        scale: Whether to divide a group's advantages by their root mean square plus `eps`, one number per group.
         eps: Added to the root mean square.
 
     Returns:
-        Shape (B, K); 0 where there is no turn or no score.
+        Shape (B, K); 0 without a turn or score.
 
     Raises:
-        ValueError: If there are no turn rewards, or they do not fit.
+        ValueError: If turn rewards are missing or have another shape.
     """
     _, scored_B = check_rewards(rewards_B, group_ids_B)
     if turn_rewards_BK is None or turn_rewards_BK.ndim != 2 or len(turn_rewards_BK) != len(rewards_B):
@@ -74,7 +74,7 @@ def per_turn(
     n_others_BK = group_counts(exists_BK, group_ids_B, dtype=returns_BK.dtype) - exists_BK.to(returns_BK.dtype)
     others_BK = (group_sum(returns_BK, exists_BK, group_ids_B) - returns_BK) / n_others_BK.clamp(min=1)
     has_others_BK = n_others_BK > 0
-    # The last turn up to k that another member has; -1 where none has any.
+    # The last turn up to k that another member has; -1 if no other member has one.
     turns_K = torch.arange(returns_BK.shape[1], device=returns_BK.device)
     latest_BK = torch.where(has_others_BK, turns_K, -1)
     latest_BK = latest_BK.cummax(1).values if len(turns_K) else latest_BK

@@ -1,7 +1,7 @@
-"""Between turns and tokens: spans `[start, stop)` of what the policy wrote in each turn of a row.
+"""Converts between turns and tokens, with the spans `[start, stop)` of the policy's tokens in each turn of a row.
 
-Shapes: `starts_BK` and `stops_BK` are ints of shape (B, K), columns of the (B, T) batch. A turn that a row does not
-have has `start == stop`; so has one in which nothing was sampled.
+Shapes: `starts_BK` and `stops_BK` are ints of shape (B, K), columns of the (B, T) batch. `start == stop` means that the
+row does not have the turn, or that nothing was sampled in it.
 """
 
 from __future__ import annotations
@@ -34,13 +34,14 @@ def turn_ids(starts_BK: torch.Tensor, stops_BK: torch.Tensor, n_tokens: int) -> 
 def turns_of_mask(mask_BT: torch.Tensor) -> torch.Tensor:
     """Return the turn of each token from the mask, int64 of shape (B, T); -1 at masked places.
 
-    A turn is a run of unmasked tokens: between two turns of a row there is always a token that the policy did not
-    write, of the template at least.
+    A turn is a run of unmasked tokens: two turns of a row are always separated by a token that the policy did not
+    write, at least one of the template.
 
     Args:
         mask_BT: Shape (B, T), bool or 0/1.
     """
     flags_BT = mask_BT.bool()
+    # A turn starts at an unmasked token after a masked one, or at the first column.
     before_BT = torch.nn.functional.pad(flags_BT[:, :-1], (1, 0))
     return torch.where(flags_BT, (flags_BT & ~before_BT).cumsum(1) - 1, -1)
 
@@ -48,10 +49,10 @@ def turns_of_mask(mask_BT: torch.Tensor) -> torch.Tensor:
 def spread_turns(
     values_BK: torch.Tensor, starts_BK: torch.Tensor, stops_BK: torch.Tensor, n_tokens: int
 ) -> torch.Tensor:
-    """Give each token the value of its turn: (B, K) advantages to (B, T) ones.
+    """Give each token the value of its turn, for example to turn (B, K) advantages into (B, T).
 
     Args:
-        values_BK: Shape (B, K); what a turn without tokens holds is not read.
+        values_BK: Shape (B, K); the value of a turn without tokens is not read.
         starts_BK: Shape (B, K), ints.
         stops_BK: Shape (B, K), ints.
         n_tokens: T.
@@ -86,8 +87,8 @@ def place_turn_rewards(
 ) -> torch.Tensor:
     """Put each turn's reward at its last token.
 
-    The reward of a turn without tokens goes to the last token of the nearest earlier turn that has some, else of the
-    first later one: a row's total is kept. A row without any token has no place for a reward.
+    The reward of a turn without tokens goes to the last token of the nearest earlier turn with tokens, or else of the
+    first later one, so the row's total does not change. The rewards of a row without any token are dropped.
 
     Args:
         turn_rewards_BK: Shape (B, K); NaN where there is no turn.
@@ -106,6 +107,7 @@ def place_turn_rewards(
     has_tokens_BK = stops_BK > starts_BK
     last_BK = torch.where(has_tokens_BK, stops_BK - 1, -1).long()
     first_end_B1 = torch.where(has_tokens_BK, last_BK, n_tokens).amin(1, keepdim=True)
+    # The running maximum gives a turn without tokens the last token of the nearest earlier turn.
     places_BK = torch.where(last_BK.cummax(1).values >= 0, last_BK.cummax(1).values, first_end_B1)
     exists_BK = has_tokens_BK.any(1, keepdim=True).expand_as(places_BK)
     return rewards_BT.scatter_add(1, places_BK.clamp(max=n_tokens - 1), rewards_BK * exists_BK)

@@ -69,6 +69,7 @@ class AlgorithmState:
     ) -> None:
         self._schedule = _as_schedule(given, known)
         if isinstance(given, Mapping):
+            # A mapping lists its algorithms. A function may return any, so it is called for each generation.
             asked: Iterable[Algorithm] = (self._schedule(int(start)) for start in given)
         else:
             asked = map(self._schedule, range(_n_generations(args) if callable(given) else 1))
@@ -198,6 +199,7 @@ def with_settings(algorithm: Algorithm, settings: Mapping[str, Any] | str) -> Al
                 f"{did_you_mean(name, _SETTINGS)}"
             )
         kinds = _SETTINGS[name]
+        # In Python, bool is a subclass of int, so `true` would pass as a number.
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
             wanted = " or ".join(_JSON_NAMES[kind] for kind in kinds if kind is not int)
             raise InvalidConfigError(f"algorithm_settings has {name}={value!r}; it must be {wanted}.")

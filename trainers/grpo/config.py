@@ -161,6 +161,7 @@ class EnvGRPOConfig(GRPOConfig):
             return
         one = torch.ones(1, 1)
         try:
+            # Run it on a dummy batch: it checks the mode and the bounds.
             importance_weights(
                 one,
                 one,

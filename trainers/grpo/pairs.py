@@ -1,11 +1,11 @@
-"""Pairs of episodes in `EnvGRPOTrainer`: which rows they are, and their loss when micro-batches tear them apart.
+"""Pairs of episodes in `EnvGRPOTrainer`: their rows, and their loss if micro-batches split them.
 
 Invariants:
-1. The gradient of an optimizer step is that of `algorithm_loss` on the step's rows of all processes, however they are
-   cut into micro-batches; a generation of several steps is normalised as a whole, as TRL's "dapo" loss is.
-2. Both rows of a pair lie in one optimizer step, on one process. Where they lie in different micro-batches, a pass
-   without gradient before the step gives the slope of the pair's loss at each row's log-ratio, so each row's gradient
-   is exact without the other row: memory is that of one micro-batch.
+1. The gradient of an optimizer step is that of `algorithm_loss` on the step's rows of all processes, however the rows
+   are split into micro-batches. A generation of several steps is normalised as a whole, as TRL's "dapo" loss is.
+2. Both rows of a pair are in one optimizer step, on one process. If they are in different micro-batches, a pass without
+   gradient before the step gives the slope of the pair's loss at each row's log-ratio. Each row's gradient is then
+   exact without the other row, so memory use is that of one micro-batch.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ def temporarily(args: Any, **values: Any) -> Iterator[None]:
 
 
 def check_origin(checkpoint: str, state: Mapping[str, Any] | None, kind: str) -> None:
-    """Refuse to resume from another trainer's checkpoint: its optimizer state and steps belong to another run.
+    """Reject another trainer's checkpoint: its optimizer state and steps belong to another run.
 
     Args:
         checkpoint: The folder.

@@ -67,6 +67,8 @@ class StepShares:
 
     def pair_weight(self, n_pairs: int) -> float:
         """Return the weight of a micro-batch's pair sum in the generation's mean pair loss."""
+        # The number of processes undoes DDP's average. A step has the share n_accumulated / n_micro_batches of a
+        # generation, so the mean over the generation is scaled up to keep a step's size.
         return self.n_processes * self.n_micro_batches / self.n_accumulated / max(n_pairs, 1)
 
 
@@ -105,6 +107,7 @@ def sampling_gap(
     for start in range(0, len(output["prompt_ids"]), n_rows):
         batch = trim_padding({name: slice_rows(value, start, start + n_rows) for name, value in output.items()})
         sampled_BT, mask_BT = batch["sampling_per_token_logps"], Batch.from_trl(batch).mask_BT
+        # An oracle's tokens were not sampled, so there is nothing to compare.
         mask_BT &= ~sampled_BT.isnan()
         gaps = (score(batch) - sampled_BT).abs()[mask_BT]
         total, n_tokens = total + gaps.sum().item(), n_tokens + gaps.numel()

@@ -70,6 +70,7 @@ def load_generation(trainer: Any, folder: Path, state: Mapping[str, int]) -> Non
             f"{folder} lies inside a generation, and {path.name}, with the rest of it, is missing: copy the whole "
             "folder, or resume from an earlier checkpoint."
         )
+    # The file has only tensors and numbers, so loading it need not be able to run code.
     content = torch.load(path, map_location="cpu", weights_only=True)
     # TRL plays a new generation when `_step` is a multiple of `uses`. Any other value makes it take from the buffer.
     trainer._step = taken

@@ -49,6 +49,7 @@ def score_rows(model: Any, batch: Batch, *, with_entropies: bool = False) -> tup
     """
     completion_ids = batch.need("completion_ids")
     attention = torch.cat([batch.need("prompt_mask"), batch.need("completion_mask")], dim=1)
+    # A logit predicts the next token: start one place before the completion and drop the last.
     n_tokens = completion_ids.shape[1]
     logits = model(
         input_ids=torch.cat([batch.need("prompt_ids"), completion_ids], dim=1),
@@ -111,6 +112,7 @@ def without_filters(model: Any, batch: Batch, *, autocast_dtype: torch.dtype | N
     try:
         with autocast(ids.device, autocast_dtype):
             for row, tokens in enumerate(is_token):
+                # Without padding: `unfiltered_logps` takes the tokens of one row.
                 row_ids, row_mask, row_logps = (part[row][tokens].cpu().numpy() for part in (ids, mask, logps))
                 values = torch.from_numpy(unfiltered_logps(model, row_ids, row_mask, row_logps, batch.sampling))
                 n_tokens = int(completion_mask[row].sum())
@@ -198,6 +200,7 @@ def minibatch_rows(batch: Batch, n: int, *, seed: int) -> list[torch.Tensor]:
     n_groups = len(groups.unique())
     if n > n_groups:
         raise InvalidConfigError(f"n_minibatches={n} of {n_groups} groups: lower it, or play more groups.")
+    # `make_batch` numbers the groups from 0, so this is a permutation of their ids.
     order = np.random.default_rng(seed).permutation(n_groups)
     parts = [torch.isin(groups, torch.from_numpy(chosen.astype(np.int64))) for chosen in np.array_split(order, n)]
     return [torch.nonzero(part)[:, 0] for part in parts]

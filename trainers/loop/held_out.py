@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["HeldOutEnv", "create_eval_fn", "hold_out", "is_held_out"]
 
+# Enough even for a share of 0.01: the chance to draw none is 0.99^1000, about 1 in 20,000.
 _MAX_DRAWS = 1000
 
 
@@ -38,7 +39,7 @@ def is_held_out(key: Any, share: float) -> bool:
 class HeldOutEnv(gym.Wrapper[str, str, str, str]):
     """An environment that plays the problems of one part only: `reset` redraws until it gets one.
 
-    A given problem (`options={"problem": ...}`) is played whatever its part.
+    A given problem (`options={"problem": ...}`) is played in either part.
 
     Args:
         env: The environment.
@@ -57,11 +58,13 @@ class HeldOutEnv(gym.Wrapper[str, str, str, str]):
             InvalidConfigError: If none of many problems drawn belongs to the part.
         """
         result = self.env.reset(seed=seed, options=options)
+        # The caller chose the problem: `hold_out` has divided a list of problems already.
         if options and options.get("problem") is not None:
             return result
         for number in range(_MAX_DRAWS):
             if is_held_out(_key(self.env.unwrapped, result[0]), self.share) == self.held_out:
                 return result
+            # Derived from the seed, so that the same seed always gives the same problem.
             next_seed = None if seed is None else derive_seed(seed, "held out", number)
             result = self.env.reset(seed=next_seed, options=options)
         part = "held out" if self.held_out else "trained on"

@@ -113,6 +113,7 @@ def _play_prompts(
             yield group_specs(spec, group_size)
 
     def refills() -> Iterator[tuple[EpisodeSpec, ...]]:
+        # The first n_groups numbers belong to the wanted groups. Each number gives another seed and group id.
         for number in range(n_groups, collector.max_refills * n_groups):
             yield from specs(1, number)
 

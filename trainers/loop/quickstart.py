@@ -153,7 +153,9 @@ def quick_start_training(
         model,
         learning_rate=learning_rate,
         schedule=create_warmup_cosine(n_steps, warmup_steps=n_steps // 20),
+        # Without a KL, a reference would only take memory.
         ref_model_fn=frozen_copy if chosen.kl_coef else None,
+        # `load_model` has already put a model that was given by name on its device.
         device=device if not isinstance(model_name, str) else None,
         seed=seed,
     )
@@ -178,6 +180,7 @@ def quick_start_training(
             eval_fn=create_eval_fn(kept, policy, n=n_eval, seed=seed + 1, **played) if kept else None,
             eval_every=eval_every,
             checkpoint_fn=None if root is None else create_checkpoint_fn(root, tokenizer=tokenizer),
+            # A killed run loses at most a tenth of its iterations.
             save_every=0 if root is None else max(num_iterations // 10, 1),
             logger=multi_logger(*loggers),
         )

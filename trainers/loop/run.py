@@ -144,6 +144,7 @@ def training_iteration(
     )
     # Both need the weights that sampled, so they come before the first optimizer step.
     batch = without_filters(state.model, batch, autocast_dtype=settings.autocast_dtype)
+    # Once per run: a wrong mask, template or dtype already shows in the first batch.
     if state.step == 0 and settings.logps_tolerance is not None:
         gap = sampling_gap(
             state.model,
@@ -165,6 +166,7 @@ def training_iteration(
             log.append(stats)
             # A minibatch without a trained token takes no step; the reference then stays too.
             if state.step > before and state.reference is not None:
+                # The KL of this step's loss, or the generation's if the KL counts in the reward.
                 kl = stats.get("kl", metrics.get("kl", 0.0))
                 reference = reference_update_fn(state.reference, state.model, step=state.step, kl=kl)
                 state = replace(state, reference=reference)
@@ -241,7 +243,7 @@ def train(
     _check_run(collector, algorithm, n_groups, group_size, eval_fn, eval_every, save_every, checkpoint_fn)
     task_weights = declared_weights(collector.source) if rewards is not None and rewards.components else None
     sync = weight_sync_fn or share_weights
-    sync(collector.policy, state)  # a resumed run must not sample its first generation from the policy's old weights
+    sync(collector.policy, state)  # a resumed run must not sample its first generation with the policy's old weights
     restore(state.source_state, collector, prompt_loader, reference_update_fn)
     n_failed = 0
     while state.iteration < n_iterations:
@@ -317,6 +319,7 @@ def _prepared(
         "autocast_dtype": settings.autocast_dtype,
     }
     has_pairs, is_paid = algorithm.pair_loss_fn is not None, algorithm.kl_in == "reward" and bool(algorithm.kl_coef)
+    # One pass serves three uses: the ratios' denominators, a KL in the reward, and the reference of pairs.
     if settings.old_logps == "recomputed" or is_paid or (has_pairs and state.reference is None):
         batch = replace(batch, policy_logps_BT=score_batch(state.model, batch, **sizes))
     if settings.old_logps == "recomputed":
@@ -357,6 +360,7 @@ def _evaluated(state: TrainingState, eval_fn: EvalFn, best_by: str) -> tuple[Tra
     if best_by not in measured:
         raise InvalidConfigError(f"eval_fn returned {sorted(measured)}; best_by={best_by!r} is not among them.")
     value = measured[best_by]
+    # NaN is not equal to itself: an evaluation without a scored episode is never the best.
     is_best = value == value and (state.best is None or value > state.best[0])
     if is_best:
         state = replace(state, best=(value, state.iteration))

@@ -1,7 +1,7 @@
-"""What the functional loop carries from step to step, and how it is saved, for a killed run to go on.
+"""The state of the functional loop, and its checkpoints, from which a killed run resumes.
 
-A `TrainingState` is a value that each step replaces by another one. The model, the optimizer, the scheduler and the
-reference in it are torch's: they are changed in place, and the state before a step shares them.
+A `TrainingState` is a value that each step replaces by a new one. Its model, optimizer, scheduler and reference are
+torch objects that change in place, so the state before a step shares them with the state after it.
 """
 
 from __future__ import annotations
@@ -144,6 +144,7 @@ def create_training_state(
         raise InvalidConfigError("no parameter of the model requires a gradient: there is nothing to train.")
     optimizer = optimizer or torch.optim.AdamW(trained, lr=learning_rate, weight_decay=weight_decay)
     scheduler = None if schedule is None else torch.optim.lr_scheduler.LambdaLR(optimizer, schedule)
+    # Last, so that a copy of the model is on its device and without dropout.
     reference = None if ref_model_fn is None else ref_model_fn(model)
     return TrainingState(model, optimizer, scheduler, reference, seed)
 
@@ -161,11 +162,11 @@ def constant_schedule(step: int) -> float:
 def create_warmup_cosine(n_steps: int, *, warmup_steps: int = 0, final: float = 0.0) -> Schedule:
     """Return a schedule that rises to 1 and falls along half a cosine.
 
-    `(s + 1) / (w + 1)` for the first w steps, from then on `final + (1 - final) (1 + cos(pi p)) / 2` with
-    `p = (s - w) / (n - w)`, at most 1. The first step is taken at more than 0.
+    `(s + 1) / (w + 1)` for the first w steps, then `final + (1 - final) (1 + cos(pi p)) / 2` with
+    `p = (s - w) / (n - w)`, at most 1. The factor of the first step is above 0.
 
     Args:
-        n_steps: The n: optimizer steps in all.
+        n_steps: The n: total number of optimizer steps.
         warmup_steps: The w.
         final: Factor at the end.
 
@@ -254,6 +255,7 @@ def save_training_state(folder: str | Path, state: TrainingState, *, tokenizer: 
     }
     torch.save(tensors, scratch / STATE_FILE)
     values = {name: getattr(state, name) for name in _VALUES}
+    # NaN is not valid JSON. `moving_average` keeps it out of the statistics.
     (scratch / VALUES_FILE).write_text(json.dumps(values, allow_nan=False) + "\n", encoding="utf-8")
     if tokenizer is not None:
         model: Any = state.model
@@ -322,6 +324,7 @@ def create_checkpoint_fn(folder: str | Path, *, keep: int = 2, tokenizer: Any = 
 
     def checkpoint(state: TrainingState, *, is_best: bool) -> None:
         save_training_state(root / _name(state.iteration), state, tokenizer=tokenizer)
+        # The best one may be older than the last `keep`, so it is kept in addition.
         best = best_checkpoint(root)
         for old in _checkpoints(root)[:-keep]:
             if old != best:
@@ -357,7 +360,7 @@ def _checkpoints(root: Path) -> list[Path]:
 
 
 def _checkpoint_activations(model: Any) -> None:
-    # transformers renames it: "gradient" is the older name.
+    # transformers has renamed the method: "gradient" is the older name.
     for name in ("activation", "gradient"):
         enable = getattr(model, f"{name}_checkpointing_enable", None)
         if enable is not None:
@@ -380,6 +383,7 @@ def _random_state() -> dict[str, Any]:
     return {
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        # As a tensor: loading with weights_only does not accept NumPy arrays.
         "numpy": (str(name), torch.from_numpy(np.asarray(keys, dtype=np.int64)), *rest),
         "python": random.getstate(),
     }
@@ -387,6 +391,7 @@ def _random_state() -> dict[str, Any]:
 
 def _set_random_state(saved: Mapping[str, Any]) -> None:
     torch.set_rng_state(saved["torch"].cpu())
+    # On another number of GPUs the saved random states do not fit.
     if saved["cuda"] and len(saved["cuda"]) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all([state.cpu() for state in saved["cuda"]])
     name, keys, *rest = saved["numpy"]

@@ -135,6 +135,7 @@ def training_step(
     if batch.old_logps_BT is None:
         _check_sampled_logps(batch)
         batch = replace(batch, old_logps_BT=batch.sampled_logps_BT)
+    # transformers recomputes activations (gradient checkpointing) only in training mode.
     state.model.train()
     state.optimizer.zero_grad(set_to_none=True)
     # Divisor, group sizes and pairs are those of the whole batch, so that micro-batches do not change the gradient.
@@ -145,6 +146,7 @@ def training_step(
     sums: dict[str, float] = {}
     for rows in micro_batch_rows(batch, settings.micro_batch_size, whole_groups=pairs_P2 is not None):
         part = batch.select(rows)
+        # A micro-batch's mean over tokens, times its share of the tokens, is its part of the batch's mean.
         share = part.n_tokens / batch.n_tokens
         own = _share(algorithm, rows, pairs_P2, share)
         with autocast(part.mask_BT.device, settings.autocast_dtype):
@@ -199,9 +201,11 @@ def _share(algorithm: Algorithm, rows: torch.Tensor, pairs_P2: torch.Tensor | No
     listed = pairs_P2.cpu()
     own_P2 = listed[torch.isin(listed, rows).all(1)]
     here_P2 = places[own_P2].to(pairs_P2.device)
+    # `algorithm_loss` takes the mean over the pairs here, so weight it by their share of all pairs.
     pair_loss_fn, part = algorithm.pair_loss_fn, len(own_P2) / max(len(listed), 1)
     return replace(
         algorithm,
+        # The pairs were selected on the whole batch. Here they only get the micro-batch's row numbers.
         pair_selector=lambda rewards_B, group_ids_B: here_P2,
         pair_loss_fn=lambda chosen_P, rejected_P: part * pair_loss_fn(chosen_P, rejected_P),
     )

@@ -60,6 +60,7 @@ class Critic(nn.Module):
     def read(self, states_BTH: torch.Tensor) -> torch.Tensor:
         """Return the values of hidden states, shape (B, T), float32."""
         weight = self.head.weight
+        # Autocast would compute the head in bf16, which is too coarse for values.
         with torch.autocast(states_BTH.device.type, enabled=False):
             values_BT: torch.Tensor = self.head(states_BTH.to(weight.device, weight.dtype)).squeeze(-1)
         return values_BT
@@ -142,6 +143,7 @@ class CriticOptimizer:
             if accelerator.num_processes > 1:  # DDP does not wrap the critic
                 gradient = accelerator.reduce(gradient, reduction="mean")
             parameter.grad = gradient
+        # An infinite bound clips nothing, but gives the norm for the log.
         limit = self._max_grad_norm or float("inf")
         norm = torch.nn.utils.clip_grad_norm_(self._parameters, limit).item()
         self.optimizer.step()

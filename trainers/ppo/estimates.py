@@ -39,18 +39,18 @@ Reduce = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True)
 class EpisodeTokens:
-    """Where the S tokens of each of E episodes lie in a batch of rows, in the order in which they were written."""
+    """The places of each episode's S tokens in a batch of rows, for E episodes, in the order of writing."""
 
     rows_ES: torch.Tensor
     """Row of the batch, int64; 0 where the mask is False."""
     columns_ES: torch.Tensor
-    """Column behind the prompt, int64; 0 where the mask is False."""
+    """Column, counted from the end of the prompt, int64; 0 where the mask is False."""
     mask_ES: torch.Tensor
     """True at tokens, bool."""
     starts_EK: torch.Tensor
     """First token of each turn on the S axis, int64."""
     stops_EK: torch.Tensor
-    """Token behind each turn's last."""
+    """End of each turn on the S axis: one past its last token, int64."""
 
     def gather(self, values_BT: torch.Tensor) -> torch.Tensor:
         """Return the episodes' values, shape (E, S); 0 in padding."""
@@ -77,11 +77,13 @@ def episode_tokens(trajectories: Sequence[Trajectory], mask_BT: torch.Tensor) ->
     places: list[list[tuple[int, int]]] = []
     next_fork = len(trajectories)
     for owner, trajectory in enumerate(trajectories):
+        # The rows of this episode: its first row, then its forks, which the batch has after all first rows.
         lines = [owner, *range(next_fork, next_fork + len(trajectory.rows[1:]))]
         next_fork += len(lines) - 1
         tokens: list[tuple[int, int]] = []
         for number, turn in enumerate(trajectory.turns):
             starts[owner, number] = len(tokens)
+            # A turn in a masked row keeps its place but gets no token, so turn numbers stay those of the episode.
             if turn.row >= 0 and trained_B[lines[turn.row]]:
                 row = trajectory.rows[turn.row]
                 start, stop = (min(place - row.prompt_length, n_columns) for place in row.spans[turn.span])
@@ -167,6 +169,7 @@ def estimate(
         lam_E = length_adaptive_lambda(lengths_E, alpha=lam_alpha)
     advantages_ES, returns_ES = gae(values_ES, rewards_ES, tokens.mask_ES, lam=lam_E, **settings)
     if lam_alpha is not None or value_lam != lam:
+        # The critic's targets have their own lambda, which needs a second pass.
         _, returns_ES = gae(values_ES, rewards_ES, tokens.mask_ES, lam=value_lam, **settings)
     shape = mask_BT.shape
     return Estimates(
@@ -185,6 +188,7 @@ def global_moments(values: torch.Tensor, mask: torch.Tensor, total: Reduce) -> t
     """
     flags = mask.bool()
     n, first = total(torch.stack([flags.sum().to(values.dtype), masked_sum(values, flags)]))
+    # Two passes: the difference of E[x^2] and E[x]^2 would lose digits if the mean is large.
     mean = first / n.clamp(min=1)
     squares = total(masked_sum((zero_masked(values, flags) - mean) ** 2, flags))
     return mean, squares / (n - 1).clamp(min=1)

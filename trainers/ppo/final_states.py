@@ -53,13 +53,13 @@ def next_prompt(
 def with_next_prompts(
     output: Mapping[str, Any], trajectories: Sequence[Trajectory], prompts: Sequence[IdArray | None], *, pad_id: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return ids and attention mask of whole rows, where a row with a next prompt is replaced by it.
+    """Return ids and attention mask of whole rows, with each row replaced by its next prompt if it has one.
 
-    The two differ only behind the policy's last token, so every value before it stays the same.
+    A row and its next prompt differ only after the policy's last token, so all values up to there are the same.
 
     Args:
         output: Has `prompt_ids` and `completion_ids` of shapes (B, P) and (B, T), and their masks.
-        trajectories: E episodes, E <= B; the first row of each stands at its own index.
+        trajectories: E episodes, E <= B; row i of the batch is the first row of episode i.
         prompts: By episode, from `next_prompt`.
         pad_id: Fills the rows.
     """

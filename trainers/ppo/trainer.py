@@ -8,7 +8,7 @@ Invariants:
 2. Only states in which the policy chooses a token are valued. With `bootstrap_truncated` the value of the next turn's
    prompt follows an episode that a limit of turns or time cut; nothing follows a limit of tokens.
 3. Values, advantages and returns are those of the weights that sampled, for every pass over the generation.
-4. The critic is no part of `model`: it is in none of the policy's files, nor in what a sampling engine is handed.
+4. The critic is not part of `model`: neither the policy's files nor the weights for a sampling engine include it.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class EnvPPOTrainer(EnvGRPOTrainer):
 
     Raises:
         InvalidConfigError: If settings contradict one another, or the critic's vocabulary differs.
-        ModelError: If the model cannot be trained on conversations, or no critic can be made of what is given.
+        ModelError: If the model cannot be trained on conversations, or `critic` cannot be used as a critic.
     """
 
     _tag_names = ["trl", "ppo", "llm-envs"]
@@ -134,6 +134,7 @@ class EnvPPOTrainer(EnvGRPOTrainer):
         output["old_values"], output["returns"] = values_BT, estimates.returns_BT
         output["advantages"] = estimates.advantages_BT
         if args.whiten_advantages:
+            # Moments over all processes: the result must not depend on which process played an episode.
             moments = global_moments(estimates.advantages_BT, mask_BT, self._total)
             output["advantages"] = masked_whiten(estimates.advantages_BT, mask_BT, moments=moments)
         self._log_values(values_BT, estimates.returns_BT, bootstrap_E, mask_BT)
@@ -155,6 +156,7 @@ class EnvPPOTrainer(EnvGRPOTrainer):
             chunk = ids[start : start + size], mask[start : start + size]
             if self.critic.is_shared:
                 with captured_states(self.accelerator.unwrap_model(self.model)) as states:
+                    # The pass is made for the hidden states, so ask for the log-probability of one token only.
                     self._get_per_token_logps_and_entropies(self.model, *chunk, 1)
                 parts.append(self.critic.read(states[0]))
             else:

@@ -70,6 +70,7 @@ def first_record(path: Path) -> Any:
         InvalidConfigError: If the line is not JSON.
     """
     try:
+        # Some editors put a byte-order mark at the start of a file.
         with path.open(encoding="utf-8-sig") as file:
             return json.loads(file.readline() or "{}")
     except ValueError as error:  # neither JSON nor UTF-8
@@ -119,6 +120,7 @@ def in_tokens_of(codec: ChatCodec, trajectories: Sequence[Trajectory]) -> list[T
 
 def _is_of(codec: ChatCodec, trajectory: Trajectory) -> bool:
     """Return whether each turn's tokens decode to the text of its message."""
+    # Assistant messages before the first turn were given (examples in the prompt), so compare only the last ones.
     said = [message.content for message in trajectory.messages if message.role == "assistant"][-len(trajectory.turns) :]
     for turn, text in zip(trajectory.turns, said, strict=True):
         if turn.row < 0:

@@ -85,7 +85,7 @@ class EnvSFTConfig(SFTConfig):
 
 
 class EnvSFTTrainer(SFTTrainer):
-    """Train a language model to write what the agent wrote in trajectories.
+    """Train a language model on the agent's tokens in trajectories.
 
     Give one of `env`, `trajectories` and `source`.
 
@@ -129,6 +129,7 @@ class EnvSFTTrainer(SFTTrainer):
         refuse_unused(args, sft_cases(args, is_played=env is not None, has_trajectories=trajectories is not None))
         processing_class = load_training_tokenizer(model, processing_class, thinking=args.thinking)
         # We encode, mask and cut the rows ourselves, so that TRL takes them as they are.
+        # Each rank plays or reads the data. If one fails, the others must not wait for it in check_same_rows.
         with raise_on_all_ranks():
             rows = _rows(args, ChatCodec(processing_class, thinking=args.thinking), env, trajectories, source)
             rows, self.overlong_rows = fit_rows(rows, args.max_length, args.overlong)

@@ -1,4 +1,4 @@
-"""Environments in TRL's own `GRPOTrainer`, by its `rollout_func` or its `environment_factory`."""
+"""Environments in TRL's own `GRPOTrainer`, through its `rollout_func` or its `environment_factory`."""
 
 from __future__ import annotations
 

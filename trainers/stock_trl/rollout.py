@@ -1,7 +1,7 @@
-"""Our environments in TRL's own, unmodified `GRPOTrainer`, through the two doors that it has.
+"""Our environments in TRL's own, unmodified `GRPOTrainer`, through the two interfaces that it offers.
 
-`rollout_func` plays whole episodes with the collector; `environment_factory` lets TRL's tool loop play. What each loses
-against `EnvGRPOTrainer` is in docs/trl.md.
+`rollout_func` plays whole episodes with the collector; `environment_factory` lets TRL's tool loop play. docs/trl.md
+compares both with `EnvGRPOTrainer`.
 
     GRPOTrainer(model, env_reward, args, episode_dataset(ENV, n), rollout_func=rollout_func(ENV))
     GRPOTrainer(model, env_reward, args, prompt_dataset(ENV, n), environment_factory=environment_factory(ENV))
@@ -52,12 +52,12 @@ _PROMPT = re.compile(r"(?P<name>.+) (?P<split>\S+) #(?P<index>\d+)")
 
 
 def episode_dataset(env: Envs, n: int, *, split: str = "train") -> Dataset:
-    """Return the rows for `rollout_func`: `n` numbered episodes, whose prompts are only their names.
+    """Return the data set for `rollout_func`: `n` numbered episodes, with their names as prompts.
 
-    TRL hands a `rollout_func` nothing but the prompts, so each says which episode it stands for: "llm/X-v0 train #7".
+    TRL passes only the prompts to a `rollout_func`, so each prompt names its episode: "llm/X-v0 train #7".
 
     Args:
-        env: What `rollout_func` is given.
+        env: The same environments as for `rollout_func`.
         n: Distinct episodes: the rows of one epoch.
         split: Split of the environments.
 
@@ -86,16 +86,16 @@ def rollout_func(
 ) -> EnvRollout:
     """Return a `rollout_func` for TRL's `GRPOTrainer` that plays environments with the collector.
 
-    The policy is the trainer's own model, or with `use_vllm` the engine that TRL has colocated. How it samples is what
-    `trainer.args` says (temperature, filters, `max_completion_length`; `chat_template_kwargs["enable_thinking"]`).
-    Consecutive equal prompts are the members of a group: they play one seed.
+    The policy is the trainer's own model, or with `use_vllm` TRL's colocated engine. `trainer.args` has the sampling
+    settings (temperature, filters, `max_completion_length`; `chat_template_kwargs["enable_thinking"]`). Consecutive
+    equal prompts are the members of a group: they play the same seed.
 
     Args:
         env: An environment id, a factory or a weighted mixture (see `llm_envs.rollout.Envs`).
         env_kwargs: Keyword arguments of every environment.
-        seed: Run seed: which problem each number is. None: `trainer.args.seed`, as in `EnvGRPOTrainer`, which then
-            plays the same episodes.
-        limits: Budgets of an episode; `max_completion_tokens` is `trainer.args.max_completion_length`.
+        seed: Run seed, which maps numbers to problems. None: `trainer.args.seed`; `EnvGRPOTrainer` then plays the same
+            episodes.
+        limits: Limits of an episode; `max_completion_tokens` is `trainer.args.max_completion_length`.
         max_concurrency: As for `Collector`.
         workers: As for `Collector`.
         on_trajectory: As for `Collector`: `TrajectoryWriter.write`.
@@ -116,10 +116,10 @@ def rollout_func(
 
 
 class EnvRollout:
-    """Plays the episodes that a stock trainer asks for; made by `rollout_func`.
+    """Plays the episodes of a stock trainer; `rollout_func` creates it.
 
-    Besides TRL's own fields it returns, for reward functions, the columns `trajectory_reward`, `reward_components`,
-    `is_success` (None where the episode failed), `stop_reason` and `n_turns`.
+    It returns TRL's fields and, for reward functions, the columns `trajectory_reward`, `reward_components`,
+    `is_success` (None if the episode failed), `stop_reason` and `n_turns`.
     """
 
     last_trajectories: list[Trajectory]
@@ -144,16 +144,17 @@ class EnvRollout:
         self.last_trajectories = []
         for choice in make_items(env, "train", 1, seed=0, env_kwargs=self._env_kwargs).source.choices:
             if choice.factory is None:
-                task_spec(choice.env_id)  # a wrong id is said now
+                task_spec(choice.env_id)  # reject a wrong id before training
 
     def __call__(self, prompts: Sequence[str], trainer: GRPOTrainer) -> dict[str, list[Any]]:
-        """Play one episode for each prompt, and return what TRL expects.
+        """Play one episode for each prompt, and return the fields that TRL expects.
 
         Raises:
-            InvalidConfigError: If the prompts are not of `episode_dataset`, or the trainer cannot be played for.
+            InvalidConfigError: If the prompts are not from `episode_dataset`, or the trainer's sampling is unsupported.
         """
         if trainer is not self._trainer:
             self._start(trainer)
+        # TRL has synced its engine before it calls us; the transformers policy reads the trained model itself.
         self._policy.weight_version = trainer.state.global_step
         groups = self._collector.play(self._specs(prompts, trainer))
         self.last_trajectories = played = [trajectory for group in groups for trajectory in group]
@@ -162,7 +163,7 @@ class EnvRollout:
         return output | _columns(played)
 
     def close(self) -> None:
-        """End the collector's and the policy's threads. It may be called again afterwards, and starts anew."""
+        """End the collector's and the policy's threads. The next call starts new ones."""
         if self._trainer is None:
             return
         self._trainer = None
@@ -172,6 +173,7 @@ class EnvRollout:
         runner.close()
 
     def _start(self, trainer: GRPOTrainer) -> None:
+        # A collector samples with one trainer's policy, so end the threads of the previous trainer's.
         self.close()
         args: Any = trainer.args
         seed = args.seed if self._seed is None else self._seed
@@ -198,6 +200,7 @@ class EnvRollout:
 
     def _items_of(self, split: str, seed: int) -> EpisodeDataset:
         if split not in self._items:
+            # The number of items does not matter: the prompt has the index, and every index is a valid item.
             self._items[split] = make_items(self._env, split, 1, seed=seed, env_kwargs=self._env_kwargs)
         return self._items[split]
 
@@ -207,8 +210,9 @@ class EnvRollout:
         mode, step = "train" if model.training else "eval", trainer.state.global_step
         last_step, before = self._last_generation[mode]
         self._last_generation[mode] = (step, before + 1 if step == last_step else 0)
-        # The id decides the seeds of sampling: nothing in it may differ in a run that was resumed.
+        # Sampling seeds are derived from the group id, so it must be the same in a resumed run.
         prefix = f"{mode}-{step}-{self._last_generation[mode][1]}-{trainer.accelerator.process_index}"
+        # TRL may draw the same item for two groups in a row, so equal prompts are cut into groups of this size.
         most = int((trainer.num_generations if mode == "train" else trainer.num_generations_eval) or 1)
         specs, start = [], 0
         for prompt, members in groupby(prompts):
@@ -239,9 +243,9 @@ def env_reward(
     log_metric: Callable[[str, float], None] | None = None,
     **columns: Any,
 ) -> list[float | None]:
-    """Return what the environment paid for each episode; None for one that failed. Serves both seams.
+    """Return the environment's reward of each episode; None if it failed. Works with both interfaces.
 
-    Logs `env/success`, `env/errored`, `env/turns` and `env/stop/<reason>` of this process beside TRL's metrics.
+    Also logs this process's `env/success`, `env/errored`, `env/turns` and `env/stop/<reason>` with TRL's metrics.
     """
     episodes = _episodes(completions, environments, columns)
     if log_metric is not None and episodes:
@@ -252,16 +256,16 @@ def env_reward(
             log_metric("env/turns", sum(episode["n_turns"] for episode in scored) / len(scored))
             stops = Counter(episode["stop_reason"] for episode in scored)
             for reason in TOOL_LOOP_STOPS if environments is not None else map(str, StopReason):
-                log_metric(f"env/stop/{reason}", stops[reason] / len(scored))  # a missing 0 would spoil TRL's mean
+                log_metric(f"env/stop/{reason}", stops[reason] / len(scored))  # zeros too, since TRL takes the mean
     return [episode["reward"] for episode in episodes]
 
 
 def component_reward(name: str) -> Callable[..., list[float | None]]:
-    """Return a reward function of one of the environment's reward components, unweighted; TRL logs it by that name.
+    """Return a reward function for one of the environment's reward components, unweighted; TRL logs it by that name.
 
-    In place of `env_reward`: `reward_funcs=[component_reward("correct"), component_reward("malformed")]` with
-    `GRPOConfig(reward_weights=[1.0, -0.1])` is the environment's reward in TRL's two ways of adding them up. None for
-    an episode that failed, or that has no such component. Serves both seams.
+    Use it instead of `env_reward`: `reward_funcs=[component_reward("correct"), component_reward("malformed")]` with
+    `GRPOConfig(reward_weights=[1.0, -0.1])` gives the environment's reward, combined in either of TRL's two ways. The
+    reward is None if the episode failed or has no such component. Works with both interfaces.
     """
 
     def reward(
@@ -277,7 +281,7 @@ def component_reward(name: str) -> Callable[..., list[float | None]]:
 def _episodes(
     completions: Sequence[Any], environments: Sequence[Any] | None, columns: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
-    """Return what came of each episode, from whichever seam played it."""
+    """Return the outcome of each episode, from the interface that played it."""
     if environments is not None:
         played: list[ToolLoopEpisode] = [environment._episode for environment in environments]
         for episode, completion in zip(played, completions, strict=True):
@@ -312,7 +316,7 @@ def _policy(trainer: GRPOTrainer, max_batch_size: int) -> TransformersPolicy | V
     """Return the policy that samples with the trainer's present weights.
 
     Raises:
-        InvalidConfigError: If the trainer's sampling cannot be used: a server, a sleeping or a sharded engine, a
+        InvalidConfigError: If the trainer's sampling is unsupported: a server, a sleeping or a sharded engine, or a
             sharded model.
     """
     args: Any = trainer.args

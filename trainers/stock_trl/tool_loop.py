@@ -1,7 +1,8 @@
-"""An environment as TRL's tool loop wants it: a class whose public methods are the tools.
+"""Environments for TRL's tool loop: a class whose public methods are the tools.
 
-TRL samples, parses and calls; each call is written out again in the canonical form and stepped, and when TRL is done,
-the last thing that the assistant said is stepped too. One environment a rollout, reused from batch to batch.
+TRL samples, parses and calls the tools. We write each call in the canonical form and pass it to the environment's
+`step`. At the end, we step with the assistant's last message too. Each rollout has one environment, which is reused for
+the next batch.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from llm_envs.trainers.bridge.items import make_items
 __all__ = ["TOOL_LOOP_STOPS", "ToolLoopEpisode", "environment_factory", "prompt_dataset"]
 
 TOOL_LOOP_STOPS = ("terminated", "env_truncated", "tool_loop")
-"""Why an episode that was scored ended: as `StopReason` has it, or because TRL's tool loop did."""
+"""Why a scored episode ended: a value of `StopReason`, or the end of TRL's tool loop."""
 
 _TYPES: Mapping[str, Any] = {
     "string": str,
@@ -46,14 +47,14 @@ _OVER = "Error: the episode is over."
 def prompt_dataset(
     env: Envs, n: int, *, split: str = "train", seed: int = 0, env_kwargs: Mapping[str, Any] | None = None
 ) -> Dataset:
-    """Return the rows for `environment_factory`: the first messages of `n` episodes, each of a seed of its own.
+    """Return the data set for `environment_factory`: the first messages of `n` episodes with different seeds.
 
     Args:
         env: Id of a registered environment, or a factory.
         n: Distinct episodes: the rows of one epoch.
         split: Split of the environment.
-        seed: Run seed: which problem each number is; with `seed=args.seed` those of `EnvGRPOTrainer`.
-        env_kwargs: Keyword arguments of the environment, the same that `environment_factory` is given.
+        seed: Run seed, which maps numbers to problems; `seed=args.seed` gives those of `EnvGRPOTrainer`.
+        env_kwargs: Keyword arguments of the environment, the same as for `environment_factory`.
 
     Returns:
         A data set with the columns `prompt` (messages), `index`, `split` and `seed` (the environment's).
@@ -72,22 +73,23 @@ def prompt_dataset(
 def environment_factory(env: Envs, *, env_kwargs: Mapping[str, Any] | None = None, seed: int = 0) -> type:
     """Return an `environment_factory` for TRL's `GRPOTrainer`: a class whose public methods are the tools.
 
-    - An environment with tools has them, with signatures and docstrings made of their JSON Schemas.
-    - One of a single turn has none: what the model writes is stepped when it is rewarded.
-    - A game of several turns has one, `act(text)`, which is stepped.
+    - If the environment has tools, these are the methods, with signatures and docstrings from their JSON Schemas.
+    - A single-turn environment has no method: it is stepped with the model's reply when the reward is computed.
+    - A multi-turn environment without tools has one method, `act(text)`, which steps it.
 
-    The rewards are read by `env_reward` or `component_reward`. The tools are those that the environment has after a
-    first reset.
+    Read the rewards with `env_reward` or `component_reward`. The tools are those of the environment after a first
+    reset.
 
     Args:
         env: Id of a registered environment, or a factory.
-        env_kwargs: Keyword arguments of the environment, the same that `prompt_dataset` is given.
+        env_kwargs: Keyword arguments of the environment, the same as for `prompt_dataset`.
         seed: Seed of that first reset.
 
     Raises:
-        InvalidConfigError: If a tool cannot be a method, or the environment does not read calls in the canonical form.
+        InvalidConfigError: If a tool cannot be a method, or the environment does not parse calls in the canonical form.
     """
     probe = _maker(env, "train", env_kwargs)()
+    # Some environments have their tools only after a reset.
     probe.reset(seed=seed)
     schemas = [tool["function"] for tool in env_attribute(probe, "tools", ()) or ()]
     members: dict[str, Any] = {}
@@ -105,11 +107,12 @@ def environment_factory(env: Envs, *, env_kwargs: Mapping[str, Any] | None = Non
     def reset(self: Any, **row: Any) -> None:
         self._episode.begin(row)
 
+    # TRL takes every public method as a tool, so the logic is in the private `_episode`.
     return type(name, (), {"__doc__": doc, "__init__": __init__, "reset": reset, **members})
 
 
 class ToolLoopEpisode:
-    """What one rollout of TRL's tool loop plays."""
+    """The episode of one rollout of TRL's tool loop."""
 
     def __init__(self, env: Envs, env_kwargs: Mapping[str, Any] | None) -> None:
         self._given, self._env_kwargs = env, env_kwargs
@@ -117,13 +120,13 @@ class ToolLoopEpisode:
         self._env: Any = None
         self._is_over = True
         self.error: Exception | None = None
-        """What the environment raised; the episode is then no zero, but has no reward."""
+        """The environment's error. The episode then has no reward; it is never scored as 0."""
 
     def begin(self, row: Mapping[str, Any]) -> None:
-        """Start the episode of a row of `prompt_dataset`; a failure of the environment's own becomes data.
+        """Start the episode of a row of `prompt_dataset`. An error of the environment is stored in `error`, not raised.
 
         Raises:
-            InvalidConfigError: If it is no such row, or the environment opens in another way than the row's prompt.
+            InvalidConfigError: If the row has missing columns, or the environment's first messages are not its prompt.
         """
         if missing := sorted({"prompt", "split", "seed"} - row.keys()):
             raise InvalidConfigError(
@@ -149,7 +152,7 @@ class ToolLoopEpisode:
             )
 
     def step(self, text: str) -> str:
-        """Step the environment with what the assistant said, and return what it answers."""
+        """Step the environment with the assistant's text; return its observation."""
         if self._is_over:
             return _OVER
         try:
@@ -167,7 +170,8 @@ class ToolLoopEpisode:
         return observation
 
     def finish(self, completion: Sequence[Mapping[str, Any]]) -> None:
-        """Step the last thing that the assistant said, unless it is a call; once."""
+        """Step the environment with the assistant's last message, unless it is a call. A second call does nothing."""
+        # Every reward function calls this, and the environment must take the last step once.
         if self._is_finished:
             return
         self._is_finished = True
@@ -176,7 +180,7 @@ class ToolLoopEpisode:
             self.step(str(last.get("content") or ""))
 
     def outcome(self) -> dict[str, Any]:
-        """Return what came of it, by the names that the reward functions use."""
+        """Return the outcome, under the names that the reward functions use."""
         scored = self.error is None
         return {
             "reward": self.reward if scored else None,
@@ -206,15 +210,15 @@ def _said(text: str) -> str:
 
 
 def _write_call(tool: str, /, **arguments: Any) -> str:
-    """Write a call in the canonical form; not by `format_tool_call`, since a parameter may be called `name`."""
+    """Return a call in the canonical form. `format_tool_call` does not work for a parameter called `name`."""
     call = json.dumps({"name": tool, "arguments": arguments}, ensure_ascii=False)
     return f"<tool_call>\n{call}\n</tool_call>"
 
 
 def _method(schema: Mapping[str, Any], write: Callable[..., str]) -> Any:
-    """Return a method that steps what `write` makes of its arguments, with a tool's signature and docstring.
+    """Return a method that steps the environment with `write(**arguments)`, with a tool's signature and docstring.
 
-    It takes whatever the model gives: what does not fit is for `write` or the environment to refuse.
+    The method accepts any arguments; `write` or the environment rejects the wrong ones.
     """
     name, parameters = schema["name"], schema.get("parameters", {})
     properties, required = parameters.get("properties", {}), parameters.get("required", ())
@@ -233,20 +237,21 @@ def _method(schema: Mapping[str, Any], write: Callable[..., str]) -> Any:
         )
     method.__name__ = method.__qualname__ = name
     method.__annotations__ = {parameter: _hint(kind) for parameter, kind in properties.items()}
+    # transformers makes the tool's schema from name, signature and docstring.
     method.__signature__ = inspect.Signature(signature)  # type: ignore[attr-defined]
     method.__doc__ = _docstring(schema.get("description", ""), properties)
     return method
 
 
 def _docstring(description: str, properties: Mapping[str, Mapping[str, Any]]) -> str:
-    # transformers refuses a parameter without a description: its name stands for one.
+    # transformers rejects a parameter without a description, so use its name instead.
     texts = {name: " ".join(str(kind.get("description", "")).split()) or name for name, kind in properties.items()}
     lines = [f"    {name}: {text}" for name, text in texts.items()]
     return "\n".join([description.strip() or "A tool.", *(["", "Args:", *lines] if lines else [])])
 
 
 def _hint(kind: Mapping[str, Any]) -> Any:
-    """Return the type whose JSON Schema, as transformers writes it, is nearest to this one."""
+    """Return the type for which transformers generates the JSON Schema nearest to this one."""
     if "enum" in kind:
         return Literal[tuple(kind["enum"])]
     options = kind.get("anyOf") or kind.get("oneOf")
@@ -277,7 +282,7 @@ def _is_single_turn(env: Any) -> bool:
 
 
 def _opening(env: Any, observation: object, info: Mapping[str, Any]) -> list[Message]:
-    """Return the messages that an episode begins with."""
+    """Return the first messages of an episode."""
     system_prompt = env_attribute(env, "system_prompt", None)
     return [*([Message("system", system_prompt)] if system_prompt else []), *observed_messages(observation, info)]
 
