@@ -164,9 +164,9 @@ class EnvPPOTrainer(EnvGRPOTrainer):
         values = torch.cat(parts)
         last = mask.shape[1] - 1 - mask.flip(1).long().argmax(1)  # the last token that is not padding
         final = values.gather(1, last[:, None]).squeeze(1)[: len(prompts)]
+        follows = torch.tensor([prompt is not None for prompt in prompts], dtype=torch.bool, device=final.device)
         # A critic's output at a token is the value of the state after it: the state before the first completion token
         # is at the prompt's last column.
-        follows = torch.tensor([prompt is not None for prompt in prompts], dtype=torch.bool, device=final.device)
         return values[:, n_prompt - 1 : n_prompt - 1 + n_tokens], final.where(follows, 0.0)
 
     def _next_prompts(self) -> list[Any]:

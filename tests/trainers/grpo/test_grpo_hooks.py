@@ -16,6 +16,7 @@ from llm_envs.trainers.functional.advantages import group_normalised, leave_one_
 from llm_envs.trainers.functional.algorithm import DAPO, GRPO, PPO
 from llm_envs.trainers.functional.kl import k1, k3, k3_weighted
 from llm_envs.trainers.functional.turn_advantages import create_per_turn
+from llm_envs.trainers.schedules import create_linear
 
 pytestmark = pytest.mark.trainings
 
@@ -238,3 +239,11 @@ def test_places_that_no_refill_fills_are_masked_and_a_run_of_nothing_stops(make)
 def test_settings_that_contradict_one_another(make, settings, hooks, match):
     with pytest.raises(InvalidConfigError, match=match):
         make(settings, **hooks).train()
+
+
+@pytest.mark.parametrize(("start", "end"), [(0.1, 0.0), (0.0, 0.1)])
+def test_a_schedule_may_reach_zero_beside_a_kl_fn(make, start, end):
+    trainer = make({"max_steps": 3}, algorithm=replace(GRPO, kl_fn=k3_weighted, kl_coef=create_linear(start, end)))
+    trainer.train()
+    coefficients = [entry["kl_coef"] for entry in trainer.state.log_history if "kl_coef" in entry]
+    assert len(coefficients) == 3 and coefficients[0] == start and min(coefficients) == 0.0
