@@ -184,8 +184,10 @@ class PlayingTrainer(GRPOTrainer):
         """
         size = self.args.per_device_train_batch_size
         n_rows = len(inputs["prompt_ids"]) if isinstance(inputs, dict) else 0
-        # bnpo divides by the tokens of this micro-batch. DeepSpeed's engine steps at every backward pass.
-        is_whole = self.loss_type == "bnpo" or self.is_deepspeed_enabled
+        # bnpo, TRL's entropy bonus and a router's loss are means over the micro-batch, which parts would count several
+        # times. DeepSpeed's engine steps at every backward pass.
+        has_means = self.loss_type == "bnpo" or self._entropy_bonus_enabled or self.aux_loss_enabled
+        is_whole = has_means or self.is_deepspeed_enabled
         if n_rows <= size or self._mode != "train" or is_whole:
             loss: torch.Tensor = super().compute_loss(model, inputs, *args, **kwargs)
             return loss

@@ -160,7 +160,8 @@ def training_step(
         sums["pair_accuracy"] = sums.pop("pair_hits") / max(sums["pairs"], 1.0)
     sums |= (optimizer_step_fn or create_optimizer_step())(state)
     state.optimizer.zero_grad(set_to_none=True)
-    return replace(state, step=state.step + 1), sums
+    n_taken = 0 if sums.get("skipped") else 1  # gradients that are not finite change nothing, the reference included
+    return replace(state, step=state.step + n_taken), sums
 
 
 def _check_sampled_logps(batch: Batch) -> None:

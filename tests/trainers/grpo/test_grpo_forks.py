@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import torch
 from families import family_tokenizer
+from transformers import MixtralConfig, MixtralForCausalLM
 
 from llm_envs.errors import InvalidConfigError
 from llm_envs.policies.inference import load_model, token_logps
 from llm_envs.rollout import create_window
-from llm_envs.tiny_model import tiny_model
+from llm_envs.tiny_model import tiny_model, tiny_tokenizer
 from llm_envs.trainers import EnvGRPOTrainer
 
 pytestmark = pytest.mark.trainings
@@ -117,6 +118,32 @@ def test_memory_stays_what_it_was_and_the_gradient_too(play, loss_type):
     small_sizes, small = step(4, 4)
     assert set(small_sizes) == {4} and len(small_sizes) == 8
     assert max((a - b).abs().max().item() for a, b in zip(whole, small, strict=True)) < 2e-4
+
+
+@pytest.mark.parametrize("what", ["an entropy bonus", "a router"])
+def test_means_over_a_micro_batch_are_not_taken_in_parts(play, what, tmp_path, monkeypatch):
+    """Each part would add TRL's entropy bonus, or the loss that balances experts, once more."""
+    folder, sizes, original = None, [], EnvGRPOTrainer._compute_loss
+    if what == "a router":
+        tokenizer, folder = tiny_tokenizer(), str(tmp_path)
+        sizes_of = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+        config = MixtralConfig(
+            vocab_size=len(tokenizer), num_key_value_heads=1, num_local_experts=2, router_aux_loss_coef=0.1, **sizes_of
+        )
+        MixtralForCausalLM(config).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+
+    def watch(self, model, inputs):
+        sizes.append(len(inputs["prompt_ids"]))
+        return original(self, model, inputs)
+
+    monkeypatch.setattr(EnvGRPOTrainer, "_compute_loss", watch)
+    trainer, _ = play(
+        *([] if folder is None else [folder]), context_fn=last_only, loss_type="dapo", per_device_train_batch_size=16,
+        entropy_coef=0.05 if folder is None else 0.0,
+    )  # fmt: skip
+    assert trainer.aux_loss_enabled == (what == "a router")
+    assert sizes == [32]
 
 
 def test_groups_of_equal_reward_are_counted_by_episodes(play):

@@ -412,6 +412,15 @@ def test_clipping_scales_the_whole_gradient_and_nan_changes_nothing():
     assert torch.equal(before, state.model.table.detach()) and state.scheduler.get_last_lr() == [0.5]
 
 
+def test_a_step_with_a_gradient_that_is_not_finite_does_not_count():
+    model = Bigram()
+    model.table.data[3, 4] = torch.nan
+    before = model.table.detach().clone()
+    state, stats = training_step(sgd_state(model), as_batch(FOUR), settings=LoopSettings())
+    assert (stats["skipped"], state.step) == (1.0, 0)
+    assert torch.equal(before.nan_to_num(9), model.table.detach().nan_to_num(9))
+
+
 # With a model and a collector.
 
 
