@@ -12,7 +12,7 @@ from llm_envs.trainers import EnvSFTConfig, EnvSFTTrainer
 given = options(__doc__, steps=60, episodes=200)
 args = EnvSFTConfig(
     output_dir=str(OUT / "sft"),
-    num_episodes=1000,  # of the oracle, on the train split; trajectories= or source= takes others
+    num_episodes=1000,  # of the oracle, on the train split; source= takes others
     max_steps=given.steps,
     per_device_train_batch_size=32,
     learning_rate=1e-3,

@@ -105,7 +105,7 @@ def warm_up(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, out: Pat
         LoggerCallback(jsonl_logger(out / "sft_metrics.jsonl")),
         ProgressLineCallback("warm-up", ["loss", "mean_token_accuracy"]),
     ]
-    trainer = EnvSFTTrainer(model, args=config, trajectories=traces, processing_class=tokenizer, callbacks=shown)
+    trainer = EnvSFTTrainer(model, args=config, source=traces, processing_class=tokenizer, callbacks=shown)
     trainer.remove_callback(transformers.PrinterCallback)
     trainer.train()
 

@@ -99,7 +99,7 @@ def warm_model(env: Any = GUESS, *, name: str = "guess", other: Play = guess_bli
     trainer = EnvSFTTrainer(
         tiny_model(tokenizer, hidden_size=64, n_layers=3, n_heads=2),
         args=args,
-        trajectories=traces,
+        source=traces,
         processing_class=tokenizer,
     )
     train(trainer)

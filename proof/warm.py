@@ -124,7 +124,7 @@ def _train(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, task: Tas
         disable_tqdm=True,
         seed=WARM_SEED,
     )
-    trainer = EnvSFTTrainer(model, args=config, trajectories=traces, processing_class=tokenizer)
+    trainer = EnvSFTTrainer(model, args=config, source=traces, processing_class=tokenizer)
     trainer.remove_callback(transformers.PrinterCallback)
     trainer.train()
     losses = [f"{entry['loss']:.3f}" for entry in trainer.state.log_history if "loss" in entry]

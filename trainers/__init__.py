@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import importlib
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
+
+from llm_envs.errors import MissingExtraError
 
 if TYPE_CHECKING:
     from llm_envs.trainers.bridge.credit import RewardSettings
@@ -30,7 +33,12 @@ if __name__ != "llm_envs.trainers":
         "sys.path, and a folder there shadows its real name)."
     )
 
-# Loaded when first asked for: each needs torch, TRL or a server's client.
+# Checked here once, so that the modules below can import these packages plainly.
+for _name in ("torch", "transformers", "accelerate", "datasets", "trl"):
+    if find_spec(_name) is None:
+        raise MissingExtraError(f"training needs {_name}: pip install 'llm-envs[train]'.")
+
+# Loaded when first asked for, because TRL takes seconds to import.
 _LAZY = {
     "EnvDPOConfig": "llm_envs.trainers.dpo",
     "EnvDPOTrainer": "llm_envs.trainers.dpo",

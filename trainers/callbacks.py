@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
+import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tqdm import tqdm
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from llm_envs.tracking.progress import can_draw
 
 __all__ = ["LoggerCallback", "ProgressLineCallback"]
 
@@ -37,25 +42,28 @@ class LoggerCallback(TrainerCallback):
 
 
 class ProgressLineCallback(TrainerCallback):
-    """Show one progress bar with a few metrics, instead of a line of all metrics at each logging step.
+    """Show one line of progress with a few metrics, instead of a line of all metrics at each logging step.
 
-    Construct the trainer with `disable_tqdm=True`, which silences its own bar, and remove transformers'
-    `PrinterCallback`.
+    On a terminal the line is a bar; elsewhere a new line is written every few seconds. Construct the trainer with
+    `disable_tqdm=True`, which silences its own bar, and remove transformers' `PrinterCallback`.
 
     Args:
         name: Text before the bar.
         keys: Names of the metrics to show after the bar.
+        every_s: Seconds between two lines, where standard error is not a terminal.
     """
 
-    def __init__(self, name: str, keys: Sequence[str]) -> None:
-        self.name, self.keys = name, tuple(keys)
+    def __init__(self, name: str, keys: Sequence[str], *, every_s: float = 5.0) -> None:
+        self.name, self.keys, self.every_s = name, tuple(keys), every_s
         self._bar: tqdm[Any] | None = None
+        self._shown: dict[str, str] = {}
+        self._written_at = -math.inf
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Open the bar on the main process."""
-        if state.is_world_process_zero:
+        if state.is_world_process_zero and can_draw(sys.stderr):
             self._bar = tqdm(total=state.max_steps, initial=state.global_step, desc=self.name, dynamic_ncols=True)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -73,8 +81,11 @@ class ProgressLineCallback(TrainerCallback):
     ) -> None:
         """Show the chosen metrics."""
         shown = {key.split("/")[-1]: f"{float(logs[key]):.3g}" for key in self.keys if logs and key in logs}
+        self._shown |= shown
         if self._bar is not None and shown:
             self._bar.set_postfix(shown)
+        elif state.is_world_process_zero and time.monotonic() - self._written_at >= self.every_s:
+            self._write(state)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -82,3 +93,10 @@ class ProgressLineCallback(TrainerCallback):
         """Close the bar."""
         if self._bar is not None:
             self._bar.close()
+        elif state.is_world_process_zero:
+            self._write(state)
+
+    def _write(self, state: TrainerState) -> None:
+        self._written_at = time.monotonic()
+        metrics = "".join(f", {name} {value}" for name, value in self._shown.items())
+        print(f"{self.name}: {state.global_step}/{state.max_steps} steps{metrics}", file=sys.stderr, flush=True)

@@ -14,24 +14,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from llm_envs.errors import InvalidConfigError, MissingExtraError
+import torch
+from accelerate.utils import is_peft_model
+from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer, TrainerCallback
+from trl.models import prepare_deepspeed, prepare_fsdp
+from trl.trainer.utils import add_fused_lm_head, disable_dropout_in_model
 
-try:
-    import torch
-    from accelerate.utils import is_peft_model
-    from safetensors.torch import load_file, save_file
-    from transformers import AutoTokenizer, TrainerCallback
-    from trl.models import prepare_deepspeed, prepare_fsdp
-    from trl.trainer.utils import add_fused_lm_head, disable_dropout_in_model
-except ImportError as error:
-    raise MissingExtraError(f"training needs {error.name}: pip install 'llm-envs[train]'.") from error
-
+from llm_envs.errors import InvalidConfigError
 from llm_envs.policies.inference.positions import check_positions
 from llm_envs.trainers.functional.kl import KLFn, k3
 from llm_envs.trainers.functional.masking import masked_sum
 from llm_envs.trainers.functional.references import ReferenceUpdateFn, RefModelFn, freeze
+
+if TYPE_CHECKING:
+    from trl import DPOTrainer, GRPOTrainer
 
 __all__ = [
     "REFERENCE_FOLDER",
@@ -161,7 +160,7 @@ class Reference:
             "precompute_ref_log_probs is done before ref_model_fn is asked: give ref_model= a model."
         )
 
-    def start(self, trainer: Any) -> None:
+    def start(self, trainer: GRPOTrainer | DPOTrainer) -> None:
         """Create the reference, after TRL has set up the trainer.
 
         Raises:
@@ -181,11 +180,11 @@ class Reference:
             self._check_made(made, model, trainer)
             trainer.ref_model = _prepared(trainer, made)
         elif is_peft_model(model):
-            _add_reference_adapter(model, uses_vllm=bool(trainer.args.use_vllm))
+            _add_reference_adapter(model, uses_vllm=bool(getattr(trainer.args, "use_vllm", False)))
         else:
             freeze(trainer.accelerator.unwrap_model(trainer.ref_model))
 
-    def end_step(self, trainer: Any, kl: float | None) -> None:
+    def end_step(self, trainer: GRPOTrainer | DPOTrainer, kl: float | None) -> None:
         """Update the reference after an optimizer step, and log the number of updates."""
         if self.update_fn is None:
             return
@@ -206,7 +205,7 @@ class Reference:
         self.n_updates += _stamp(after) != before
         trainer._metrics["train"]["reference/updates"].append(float(self.n_updates))
 
-    def save(self, trainer: Any, folder: Path) -> dict[str, Any] | None:
+    def save(self, trainer: GRPOTrainer | DPOTrainer, folder: Path) -> dict[str, Any] | None:
         """Write the weights of an updated reference to a checkpoint; return the rest of its state, as JSON types."""
         if self.update_fn is None:
             return None
@@ -218,7 +217,7 @@ class Reference:
         state = self.update_fn.state_dict() if hasattr(self.update_fn, "state_dict") else None
         return {"updates": self.n_updates, "update_fn": state}
 
-    def load(self, trainer: Any, folder: Path, state: Mapping[str, Any] | None) -> None:
+    def load(self, trainer: GRPOTrainer | DPOTrainer, folder: Path, state: Mapping[str, Any] | None) -> None:
         """Restore the state that `save` wrote.
 
         Raises:
@@ -246,17 +245,17 @@ class Reference:
         if state["update_fn"] is not None and hasattr(self.update_fn, "load_state_dict"):
             self.update_fn.load_state_dict(state["update_fn"])
 
-    def _is_adapter(self, trainer: Any) -> bool:
+    def _is_adapter(self, trainer: GRPOTrainer | DPOTrainer) -> bool:
         return trainer.ref_model is None
 
-    def _modules(self, trainer: Any) -> tuple[torch.nn.Module, torch.nn.Module]:
+    def _modules(self, trainer: GRPOTrainer | DPOTrainer) -> tuple[torch.nn.Module, torch.nn.Module]:
         """Return policy and reference as modules with the same parameter names."""
         policy = trainer.accelerator.unwrap_model(trainer.model)
         if not self._is_adapter(trainer):
             return policy, trainer.accelerator.unwrap_model(trainer.ref_model)
         return adapter_weights(policy, _trained_adapter(policy)), adapter_weights(policy, REF_ADAPTER)
 
-    def _check_made(self, made: Any, policy: Any, trainer: Any) -> None:
+    def _check_made(self, made: Any, policy: Any, trainer: GRPOTrainer | DPOTrainer) -> None:
         if not isinstance(made, torch.nn.Module) or not hasattr(made, "config"):
             raise InvalidConfigError(
                 f"{self._names} returned {type(made).__name__}; a reference is a causal language model."
@@ -315,7 +314,7 @@ def adapter_weights(model: Any, adapter: str) -> torch.nn.Module:
     return weights
 
 
-def drop_reference_adapter(trainer: Any, folder: str | Path | None) -> None:
+def drop_reference_adapter(trainer: GRPOTrainer | DPOTrainer, folder: str | Path | None) -> None:
     """Delete the reference adapter from a folder that PEFT has just saved all adapters to."""
     model = trainer.accelerator.unwrap_model(trainer.model)
     target = Path(folder or trainer.args.output_dir or ".") / REF_ADAPTER
@@ -350,10 +349,11 @@ def _trained_adapter(model: Any) -> str:
     return str(active if isinstance(active, str) else active[0])
 
 
-def _prepared(trainer: Any, reference: Any) -> Any:
+def _prepared(trainer: GRPOTrainer | DPOTrainer, reference: Any) -> Any:
     """Return a reference prepared in the same way as TRL's own."""
     freeze(reference)
-    args, accelerator = trainer.args, trainer.accelerator
+    args: Any = trainer.args
+    accelerator = trainer.accelerator
     if args.disable_dropout:
         disable_dropout_in_model(reference)
     add_fused_lm_head(

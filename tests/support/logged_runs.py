@@ -120,9 +120,7 @@ def sft(model: str, out: Path) -> set[str]:
         played = [t for group in collector.collect(8) for t in group]
     counted = {"include_num_input_tokens_seen": "all", "max_length": 4096}
     args = EnvSFTConfig(**{**SMALL, **MEASURED, **counted, "output_dir": str(out)})
-    return logged(
-        EnvSFTTrainer(model, args=args, trajectories=played, eval_dataset=Dataset.from_list(sft_rows(played)))
-    )
+    return logged(EnvSFTTrainer(model, args=args, source=played, eval_dataset=Dataset.from_list(sft_rows(played))))
 
 
 @register
@@ -221,7 +219,7 @@ def dpo_offline(model: str, out: Path) -> set[str]:
 
     played = episodes(model, 8)
     args = EnvDPOConfig(**{**SMALL, **MEASURED, "output_dir": str(out), "per_device_train_batch_size": 2})
-    return logged(EnvDPOTrainer(model, args=args, trajectories=played, eval_source=played))
+    return logged(EnvDPOTrainer(model, args=args, source=played, eval_source=played))
 
 
 @register

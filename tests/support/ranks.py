@@ -267,7 +267,7 @@ class Parts:
         oracle = EnvSFTTrainer(self.model, "llm/Arithmetic-v0", self.settings(EnvSFTConfig, num_episodes=9))
         played = read_trajectories(self.episodes)
         unequal = error_of(
-            lambda: EnvSFTTrainer(self.model, args=self.settings(EnvSFTConfig), trajectories=played[RANK:]),
+            lambda: EnvSFTTrainer(self.model, args=self.settings(EnvSFTConfig), source=played[RANK:]),
             InvalidConfigError,
         )
         return numbers_of(trainer, rows=len(trainer.train_dataset), oracle=len(oracle.train_dataset), unequal=unequal)
@@ -277,7 +277,7 @@ class Parts:
         trainer.train()
         played = read_trajectories(self.episodes)
         unequal = error_of(
-            lambda: EnvDPOTrainer(self.model, args=self.settings(EnvDPOConfig), trajectories=played[4 * RANK :]),
+            lambda: EnvDPOTrainer(self.model, args=self.settings(EnvDPOConfig), source=played[4 * RANK :]),
             InvalidConfigError,
         )
         return numbers_of(trainer, rows=len(trainer.train_dataset), unequal=unequal)

@@ -6,13 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from llm_envs.errors import InvalidConfigError, MissingExtraError
+import torch
 
-try:
-    import torch
-except ImportError as error:
-    raise MissingExtraError("training needs torch: pip install 'llm-envs[train]'.") from error
-
+from llm_envs.errors import InvalidConfigError
 from llm_envs.policies.inference.sampling import has_filters
 from llm_envs.rollout.filters import TrajectoryFilter
 from llm_envs.trainers.bridge.credit import EpisodeRewards, group_numbers, token_advantages, turn_matrix, turn_penalties

@@ -6,12 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from llm_envs.errors import InvalidConfigError, MissingExtraError
+from torch.serialization import get_unsafe_globals_in_checkpoint
 
-try:
-    from torch.serialization import get_unsafe_globals_in_checkpoint
-except ImportError as error:
-    raise MissingExtraError(f"training needs {error.name}: pip install 'llm-envs[train]'.") from error
+from llm_envs.errors import InvalidConfigError
 
 __all__ = ["algorithm_of", "check_checkpoint", "check_unused", "find_checkpoints", "resume_point"]
 

@@ -12,8 +12,9 @@ from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
-from llm_envs.errors import InvalidConfigError, MissingExtraError
+from llm_envs.errors import InvalidConfigError
 from llm_envs.rewards import (
     Aggregator,
     RewardFns,
@@ -26,14 +27,8 @@ from llm_envs.rewards.base import named_rewards
 from llm_envs.rewards.shaping import ShapingFns, shape
 from llm_envs.rollout.workers.runner import EnvMaker, env_attribute
 from llm_envs.sources.source import SeedSource
-from llm_envs.types import Trajectory
-
-try:
-    import torch
-except ImportError as error:
-    raise MissingExtraError("training needs torch: pip install 'llm-envs[train]'.") from error
-
 from llm_envs.trainers.functional.turns import spread_turns
+from llm_envs.types import Trajectory
 
 __all__ = [
     "Aggregate",

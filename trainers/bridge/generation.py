@@ -16,10 +16,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, count, islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from accelerate.utils import gather_object
 
 from llm_envs.chat.codec import ChatCodec
-from llm_envs.errors import InvalidConfigError, MissingExtraError, RolloutFailedError
+from llm_envs.errors import InvalidConfigError, RolloutFailedError
 from llm_envs.policies.transformers import TransformersPolicy
 from llm_envs.rollout import Collector, EpisodeSpec, RolloutLimits, TrajectoryWriter
 from llm_envs.rollout.episode import errored_trajectory
@@ -29,14 +31,21 @@ from llm_envs.sources.source import group_specs
 from llm_envs.tracking.metrics import average_metrics, metrics_by, trajectory_metrics
 from llm_envs.trainers.bridge.items import EpisodeDataset, refills
 from llm_envs.trainers.bridge.ranks import episode_limit, raise_on_all_ranks
+from llm_envs.trainers.bridge.weight_sync import ColocatedEngine
 from llm_envs.types import SamplingParams, Trajectory
 
-try:
-    from accelerate.utils import gather_object
-except ImportError as error:
-    raise MissingExtraError(f"training needs {error.name}: pip install 'llm-envs[train]'.") from error
+if TYPE_CHECKING:
+    from trl import DPOTrainer, GRPOTrainer
 
-__all__ = ["MAX_FAILED_GENERATIONS", "STATE_FILE", "GenerationPlayer", "close_player", "make_collector", "own_policy"]
+__all__ = [
+    "MAX_FAILED_GENERATIONS",
+    "STATE_FILE",
+    "GenerationPlayer",
+    "close_player",
+    "make_collector",
+    "own_engine",
+    "own_policy",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +57,7 @@ STATE_FILE = "llm_envs_state.json"
 """File in a checkpoint with our state, such as that of the episode source and its curriculum."""
 
 
-def own_policy(trainer: Any) -> TransformersPolicy:
+def own_policy(trainer: GRPOTrainer | DPOTrainer) -> TransformersPolicy:
     """Return the policy that samples with the trainer's own model.
 
     Raises:
@@ -62,8 +71,27 @@ def own_policy(trainer: Any) -> TransformersPolicy:
             "episodes end at different turns: set use_vllm=True (one engine a process), or train with DDP or ZeRO-2, "
             "where every process has the whole model."
         )
+    args: Any = trainer.args
     model = trainer.accelerator.unwrap_model(trainer.model)
-    return TransformersPolicy(model, trainer._tokenizer, max_batch_size=trainer.args.max_concurrency)
+    return TransformersPolicy(model, trainer._tokenizer, max_batch_size=args.max_concurrency)
+
+
+def own_engine(trainer: GRPOTrainer | DPOTrainer) -> ColocatedEngine:
+    """Return a vLLM engine in this process that samples with the trainer's weights."""
+    args: Any = trainer.args
+    model: Any = trainer.model
+    return ColocatedEngine(
+        model,
+        trainer.accelerator,
+        trainer._tokenizer,
+        seed=args.seed,
+        version=lambda: trainer.state.global_step,
+        gpu_memory_utilization=args.vllm_gpu_memory_utilization,
+        max_model_length=args.vllm_max_model_length,
+        max_num_seqs=args.max_concurrency,
+        model_impl=args.vllm_model_impl,
+        trust_remote_code=args.trust_remote_code,
+    )
 
 
 def make_collector(items: EpisodeDataset, policy: Any, codec: ChatCodec, args: Any, **others: Any) -> Collector:

@@ -11,16 +11,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from llm_envs.errors import InvalidConfigError, MissingExtraError
+from datasets import Dataset
+
+from llm_envs.errors import InvalidConfigError
 from llm_envs.sources.curriculum import Curriculum
 from llm_envs.sources.mixture import derive_seed
 from llm_envs.sources.source import EnvChoice, Envs, EpisodeSpec, SeedSource
 from llm_envs.trainers.bridge.checks import with_split
-
-try:
-    from datasets import Dataset
-except ImportError as error:
-    raise MissingExtraError(f"training needs {error.name}: pip install 'llm-envs[train]'.") from error
 
 __all__ = [
     "EpisodeDataset",

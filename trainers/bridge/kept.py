@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from accelerate import Accelerator
 
 from llm_envs.errors import InvalidConfigError
 from llm_envs.policies.inference.positions import position_ids
@@ -55,19 +56,19 @@ class KeptRows:
 
     TRL shuffles rows and splits them into micro-batches, and we trim them. Equal tokens under equal weights have equal
     masks, so the token ids are enough to find a row.
+
+    Args:
+        trajectories: The episodes of the generation.
+
+    Raises:
+        InvalidConfigError: If a row has no mask.
     """
 
-    def __init__(self) -> None:
-        self._rows: dict[bytes, Row] = {}
-
-    def remember(self, trajectories: Sequence[Trajectory]) -> None:
-        """Store the rows of a generation in place of the previous one.
-
-        Raises:
-            InvalidConfigError: If a row has no mask.
-        """
+    def __init__(self, trajectories: Sequence[Trajectory] = ()) -> None:
         check_kept(trajectories)
-        self._rows = {_key(row.ids): row for t in trajectories for row in t.rows if row.kept is not None}
+        self._rows: dict[bytes, Row] = {
+            _key(row.ids): row for t in trajectories for row in t.rows if row.kept is not None
+        }
 
     def state(self) -> list[list[torch.Tensor]]:
         """Return the rows as tensors, for a checkpoint inside a generation."""
@@ -85,20 +86,21 @@ class KeptRows:
 
     def scores(
         self,
-        trainer: Any,
-        model: Any,
+        model: torch.nn.Module,
         input_ids: torch.Tensor,
         attention_mask: torch.Tensor,
         n_tokens: int,
         batch_size: int | None = None,
         compute_entropy: bool = False,
         compute_aux_loss: bool = False,
+        *,
+        temperature: float,
+        accelerator: Accelerator,
         **images: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         """Do the same as TRL's `_get_per_token_logps_and_entropies`, over the kept tokens.
 
         Args:
-            trainer: TRL's trainer.
             model: The model to score with: the policy or the reference.
             input_ids: Shape (B, L): prompts and completions.
             attention_mask: Shape (B, L).
@@ -106,6 +108,8 @@ class KeptRows:
             batch_size: Rows per forward pass; None: all.
             compute_entropy: Whether to return entropies.
             compute_aux_loss: Whether to return the load-balancing loss of a mixture of experts.
+            temperature: The sampling temperature.
+            accelerator: The trainer's, for mixed precision.
             **images: TRL's arguments for image models; unused.
         """
         logps, entropies, aux_losses = [], [], []
@@ -116,7 +120,7 @@ class KeptRows:
         ):
             # As TRL does: a model without experts does not take the argument.
             further = {"output_router_logits": True} if compute_aux_loss else {}
-            with trainer.accelerator.autocast():
+            with accelerator.autocast():
                 output = model(
                     input_ids=ids,
                     attention_mask=mask,
@@ -128,9 +132,9 @@ class KeptRows:
             sampled_BT, kept = self._find(ids, mask, n_tokens)
             # A logit predicts the next token: start one place before the completion and drop the last.
             logits = with_kept(output.logits[:, -n_tokens - 1 : -1].float(), sampled_BT, kept)
-            logps.append(logps_from_logits(logits, ids[:, -n_tokens:], temperature=trainer.temperature))
+            logps.append(logps_from_logits(logits, ids[:, -n_tokens:], temperature=temperature))
             if compute_entropy:
-                entropies.append(entropies_from_logits(logits, temperature=trainer.temperature))
+                entropies.append(entropies_from_logits(logits, temperature=temperature))
             if compute_aux_loss:
                 aux_losses.append(output.aux_loss)
         return (

@@ -8,23 +8,21 @@ a rollout, which has no collectives, must end before the timeout.
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import torch
+from accelerate import PartialState
+from accelerate.utils import gather_object
+from torch.distributed.constants import default_pg_timeout
 
-from llm_envs.errors import InvalidConfigError, MissingExtraError, ProcessFailedError
+from llm_envs.errors import InvalidConfigError, ProcessFailedError
+from llm_envs.tracking.progress import can_draw
 
-try:
-    import torch
-    from accelerate import PartialState
-    from accelerate.utils import gather_object
-    from torch.distributed.constants import default_pg_timeout
-except ImportError as error:
-    raise MissingExtraError(f"training needs {error.name}: pip install 'llm-envs[train]'.") from error
-
-__all__ = ["check_same_rows", "episode_limit", "raise_on_all_ranks", "set_for_cpu"]
+__all__ = ["check_same_rows", "episode_limit", "raise_on_all_ranks", "set_for_machine"]
 
 
 @contextmanager
@@ -113,11 +111,14 @@ def episode_limit(args: Any, n_episodes: int) -> float | None:
     return limit
 
 
-def set_for_cpu(args: Any) -> None:
-    """On a machine without an accelerator, turn bf16 off by default and set `use_cpu`.
+def set_for_machine(args: Any) -> None:
+    """Set defaults that depend on where a training runs, before transformers sets its own.
 
-    Without `use_cpu`, accelerate treats each of several processes on such a machine as the only one.
+    Without an accelerator, turn bf16 off and set `use_cpu`: otherwise accelerate treats each of several processes on
+    such a machine as the only one. If standard error is not a terminal, log lines in place of a progress bar.
     """
+    if args.disable_tqdm is None:
+        args.disable_tqdm = not can_draw(sys.stderr)
     if torch.accelerator.is_available():
         return
     args.use_cpu = True

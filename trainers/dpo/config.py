@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from trl import DPOConfig
+
 from llm_envs.data.datasets import OVERLONG
-from llm_envs.errors import InvalidConfigError, MissingExtraError
-
-try:
-    from trl import DPOConfig
-except ImportError as error:
-    raise MissingExtraError(f"training needs {error.name}: pip install 'llm-envs[train]'.") from error
-
+from llm_envs.errors import InvalidConfigError
+from llm_envs.registration import task_spec
 from llm_envs.trainers.bridge.checks import check_env_kwargs, check_loss_types
-from llm_envs.trainers.bridge.ranks import set_for_cpu
+from llm_envs.trainers.bridge.ranks import set_for_machine
 
-__all__ = ["PAIR_SELECTORS", "EnvDPOConfig"]
+__all__ = ["PAIR_SELECTORS", "EnvDPOConfig", "check_arguments"]
 
 PAIR_SELECTORS = ("best_worst", "all", "random", "length")
 """The values of `pair_selector`."""
@@ -127,8 +125,8 @@ class EnvDPOConfig(DPOConfig):
     _VALID_DICT_FIELDS = [*DPOConfig._VALID_DICT_FIELDS, "env_kwargs"]
 
     def __post_init__(self) -> None:
-        """Check our fields. On a machine without an accelerator, set the CPU options first."""
-        set_for_cpu(self)
+        """Set the defaults of this machine, then check our fields."""
+        set_for_machine(self)
         self.env_kwargs = check_env_kwargs(self.env_kwargs)
         super().__post_init__()
         checks: list[tuple[str, bool, str]] = [
@@ -182,3 +180,17 @@ class EnvDPOConfig(DPOConfig):
             )
         if self.dataloader_num_workers:
             raise InvalidConfigError("dataloader_num_workers: rounds are played in this process; leave it at 0.")
+
+
+def check_arguments(env: Any, source: Any, args: Any, kwargs: Mapping[str, Any]) -> None:
+    """Reject wrong arguments of `EnvDPOTrainer` before a model is loaded."""
+    if (env is None) == (source is None):
+        raise InvalidConfigError(
+            "EnvDPOTrainer takes env= (online) or source= (trajectories, or a saved data set): give one."
+        )
+    if isinstance(env, str):
+        task_spec(env)
+    if not isinstance(args, EnvDPOConfig):
+        raise InvalidConfigError(f"args is a {type(args).__name__}; use EnvDPOConfig, a DPOConfig with what we need.")
+    if taken := sorted({"train_dataset", "eval_dataset", "data_collator"} & kwargs.keys()):
+        raise InvalidConfigError(f"{', '.join(taken)}: EnvDPOTrainer makes these itself: give source=, eval_source=.")

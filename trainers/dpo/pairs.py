@@ -20,26 +20,21 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from datasets import Dataset, load_from_disk
+from trl.data_utils import extract_prompt
+from trl.trainer.dpo_trainer import DataCollatorForPreference
 
 from llm_envs.chat.codec import ChatCodec
 from llm_envs.data.datasets import Selector, all_pairs, best_worst, fit_rows, preference_pairs, to_groups
-from llm_envs.errors import InvalidConfigError, MissingExtraError
+from llm_envs.errors import InvalidConfigError
 from llm_envs.rollout import from_messages
 from llm_envs.sources.mixture import derive_seed
 from llm_envs.sources.prompts import read_jsonl
-from llm_envs.types import Trajectory, TrajectoryGroup
-
-try:
-    import torch
-    from datasets import Dataset, load_from_disk
-    from trl.data_utils import extract_prompt
-    from trl.trainer.dpo_trainer import DataCollatorForPreference
-except ImportError as error:
-    raise MissingExtraError(f"training needs {error.name}: pip install 'llm-envs[train]'.") from error
-
 from llm_envs.trainers.dpo.config import EnvDPOConfig
 from llm_envs.trainers.functional.pairs import PairSelector
 from llm_envs.trainers.sft.source import first_record, in_tokens_of, load_source
+from llm_envs.types import Trajectory, TrajectoryGroup
 
 __all__ = [
     "MASKS",

@@ -21,31 +21,33 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from accelerate.utils import gather_object
+from datasets import Dataset
+from torch.utils.data import DataLoader
+from trl import DPOTrainer
+
 from llm_envs.chat.codec import ChatCodec
 from llm_envs.data.datasets import Selector, to_groups
-from llm_envs.errors import InvalidConfigError, MissingExtraError
-from llm_envs.registration import task_spec
+from llm_envs.errors import InvalidConfigError
 from llm_envs.rollout import Collector
 from llm_envs.rollout.filters import GroupFilter
 from llm_envs.sources.curriculum import Curriculum
 from llm_envs.sources.mixture import derive_seed
 from llm_envs.sources.source import Envs
-
-try:
-    from accelerate.utils import gather_object
-    from datasets import Dataset
-    from torch.utils.data import DataLoader
-    from trl import DPOTrainer
-except ImportError as error:
-    raise MissingExtraError(f"training needs {error.name}: pip install 'llm-envs[train]'.") from error
-
 from llm_envs.trainers.bridge.checkpoints import check_checkpoint
 from llm_envs.trainers.bridge.checks import load_training_tokenizer
-from llm_envs.trainers.bridge.generation import STATE_FILE, GenerationPlayer, close_player, make_collector, own_policy
+from llm_envs.trainers.bridge.generation import (
+    STATE_FILE,
+    GenerationPlayer,
+    close_player,
+    make_collector,
+    own_engine,
+    own_policy,
+)
 from llm_envs.trainers.bridge.items import EpisodeDataset, index_dataset
 from llm_envs.trainers.bridge.ranks import check_same_rows, raise_on_all_ranks
 from llm_envs.trainers.bridge.unused_settings import dpo_cases, refuse_unused
-from llm_envs.trainers.dpo.config import EnvDPOConfig
+from llm_envs.trainers.dpo.config import EnvDPOConfig, check_arguments
 from llm_envs.trainers.dpo.pairs import (
     MASKS,
     PairCollator,
@@ -62,7 +64,7 @@ from llm_envs.trainers.dpo.pairs import (
     too_few_pairs,
 )
 from llm_envs.trainers.functional.references import ReferenceUpdateFn, RefModelFn
-from llm_envs.trainers.grpo.setup import as_engine, make_splits, temporarily
+from llm_envs.trainers.grpo.setup import make_splits, temporarily
 from llm_envs.trainers.reference import Reference, StepEnd, captured_log_probs, drop_reference_adapter
 from llm_envs.types import Trajectory
 
@@ -80,14 +82,14 @@ MAX_EMPTY_ROUNDS = 3
 class EnvDPOTrainer(DPOTrainer):
     """Train a language model by DPO on pairs of episodes.
 
-    Give one of `env` (online: rounds of playing and training), `trajectories` and `source` (offline).
+    Give either `env` (online: rounds of playing and training) or `source` (offline).
 
     Args:
         model: A folder, a name on a hub, or a loaded model (a PEFT model too).
         env: An environment id, a factory, a weighted mixture, or a data set of episodes, as for `EnvGRPOTrainer`.
         args: Settings; None takes the defaults.
-        trajectories: Scored trajectories, with the tokens of this model.
-        source: A saved data set: the folder of a run, exported pairs, pairs of messages, ... (`dpo.pairs.load_pairs`).
+        source: Scored trajectories, with the tokens of this model, or a saved data set: the folder of a run, exported
+            pairs, pairs of messages, ... (`dpo.pairs.load_pairs`).
         eval_source: The same, for TRL's evaluation: loss, accuracy and margins on pairs that are not trained.
         selector: Chooses the pairs of a group: scored trajectories -> pairs (chosen, rejected). None: the selector of
             `args.pair_selector`. `dpo.pairs.lift_pairs` converts a selector on rewards (`functional.pairs`).
@@ -124,8 +126,7 @@ class EnvDPOTrainer(DPOTrainer):
         env: Envs | Dataset | None = None,
         args: EnvDPOConfig | None = None,
         *,
-        trajectories: Sequence[Trajectory] | None = None,
-        source: str | Path | Dataset | None = None,
+        source: str | Path | Dataset | Sequence[Trajectory] | None = None,
         eval_source: str | Path | Dataset | Sequence[Trajectory] | None = None,
         selector: Selector | None = None,
         ref_model: PreTrainedModel | None = None,
@@ -138,7 +139,7 @@ class EnvDPOTrainer(DPOTrainer):
         **kwargs: Any,
     ) -> None:
         args = args or EnvDPOConfig(output_dir="llm-envs-DPO")
-        _check_arguments(env, trajectories, source, args, kwargs)
+        check_arguments(env, source, args, kwargs)
         refuse_unused(args, dpo_cases(args, is_online=env is not None, has_selector=selector is not None))
         self._reference = Reference(ref_model_fn, reference_update_fn)
         self._reference.check(args, ref_model=ref_model)
@@ -159,7 +160,7 @@ class EnvDPOTrainer(DPOTrainer):
             eval_dataset = index_dataset(self.items["test"], "test") if "test" in self.items else None
         else:
             with raise_on_all_ranks():
-                self.pairs = self._load(source if trajectories is None else trajectories, args)
+                self.pairs = self._load(source, args)
             check_same_rows(self.pairs, "pairs")
             train_dataset = as_dataset(self.pairs, args)
             eval_dataset = None if eval_source is None else as_dataset(self._load(eval_source, args), args)
@@ -281,7 +282,7 @@ class EnvDPOTrainer(DPOTrainer):
         )
 
     def _start_vllm(self) -> Any:
-        self._engine = as_engine(self)
+        self._engine = own_engine(self)
         return self._engine.policy
 
     def get_train_dataloader(self) -> Any:
@@ -485,17 +486,3 @@ class EnvDPOTrainer(DPOTrainer):
         """Online, close the trajectories' log and end the collector's and the policy's threads; offline, do nothing."""
         if self._is_online:
             close_player(self._player, self._policy)
-
-
-def _check_arguments(env: Any, trajectories: Any, source: Any, args: Any, kwargs: Mapping[str, Any]) -> None:
-    """Reject wrong arguments before a model is loaded."""
-    if sum(given is not None for given in (env, trajectories, source)) != 1:
-        raise InvalidConfigError(
-            "EnvDPOTrainer takes env= (online), trajectories= or source= (a saved data set), and just one of them."
-        )
-    if isinstance(env, str):
-        task_spec(env)
-    if not isinstance(args, EnvDPOConfig):
-        raise InvalidConfigError(f"args is a {type(args).__name__}; use EnvDPOConfig, a DPOConfig with what we need.")
-    if taken := sorted({"train_dataset", "eval_dataset", "data_collator"} & kwargs.keys()):
-        raise InvalidConfigError(f"{', '.join(taken)}: EnvDPOTrainer makes these itself: give source=, eval_source=.")

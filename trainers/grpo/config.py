@@ -5,16 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from llm_envs.errors import InvalidConfigError, MissingExtraError
+import torch
+from trl import GRPOConfig
 
-try:
-    import torch
-    from trl import GRPOConfig
-except ImportError as error:
-    raise MissingExtraError(f"training needs {error.name}: pip install 'llm-envs[train]'.") from error
-
+from llm_envs.errors import InvalidConfigError
 from llm_envs.trainers.bridge.checks import check_env_kwargs, check_forks, check_loss_types
-from llm_envs.trainers.bridge.ranks import set_for_cpu
+from llm_envs.trainers.bridge.ranks import set_for_machine
 from llm_envs.trainers.bridge.unused_settings import grpo_cases, refuse_unused
 from llm_envs.trainers.functional.importance import ImportanceMode, importance_weights
 
@@ -106,8 +102,8 @@ class EnvGRPOConfig(GRPOConfig):
     _VALID_DICT_FIELDS = [*GRPOConfig._VALID_DICT_FIELDS, "env_kwargs"]
 
     def __post_init__(self) -> None:
-        """Check our fields. On a machine without an accelerator, set the CPU options first."""
-        set_for_cpu(self)
+        """Set the defaults of this machine, then check our fields."""
+        set_for_machine(self)
         self.env_kwargs = check_env_kwargs(self.env_kwargs)
         super().__post_init__()
         check_loss_types(self.loss_type, "GRPO")

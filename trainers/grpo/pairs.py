@@ -14,14 +14,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from llm_envs.errors import InvalidConfigError, MissingExtraError
+import torch
+from trl.trainer.utils import split_tensor_dict
 
-try:
-    import torch
-    from trl.trainer.utils import split_tensor_dict
-except ImportError as error:
-    raise MissingExtraError(f"training needs {error.name}: pip install 'llm-envs[train]'.") from error
-
+from llm_envs.errors import InvalidConfigError
 from llm_envs.trainers.bridge.batches import Scored
 from llm_envs.trainers.functional.algorithm import Algorithm
 from llm_envs.trainers.functional.batch import Batch

@@ -16,34 +16,29 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, cast
 
+import torch
+from accelerate.utils import gather_object
+from trl import GRPOTrainer
+from trl.models.utils import disable_gradient_checkpointing
+
 from llm_envs.chat.codec import ChatCodec
-from llm_envs.errors import MissingExtraError
 from llm_envs.policies.inference.positions import pass_positions
 from llm_envs.policies.inference.sampling import has_filters
 from llm_envs.policies.transformers import TransformersPolicy
 from llm_envs.rollout import Collector, ContextFn
 from llm_envs.rollout.filters import TrajectoryFilter
 from llm_envs.sources.source import group_specs
-
-try:
-    import torch
-    from accelerate.utils import gather_object
-    from trl import GRPOTrainer
-    from trl.models.utils import disable_gradient_checkpointing
-except ImportError as error:
-    raise MissingExtraError(f"training needs {error.name}: pip install 'llm-envs[train]'.") from error
-
 from llm_envs.trainers.bridge.checks import training_template
-from llm_envs.trainers.bridge.credit import EpisodeRewards, RewardSettings, score_episodes
+from llm_envs.trainers.bridge.credit import RewardSettings, score_episodes
 from llm_envs.trainers.bridge.filtered import unfiltered_rows
-from llm_envs.trainers.bridge.generation import GenerationPlayer, close_player, make_collector
+from llm_envs.trainers.bridge.generation import GenerationPlayer, close_player, make_collector, own_engine
 from llm_envs.trainers.bridge.guard import check_gap
 from llm_envs.trainers.bridge.items import EpisodeDataset
 from llm_envs.trainers.bridge.kept import KeptRows
 from llm_envs.trainers.bridge.ranks import raise_on_all_ranks
-from llm_envs.trainers.bridge.trl_rows import rollout_output
+from llm_envs.trainers.bridge.trl_rows import create_column_reader, rollout_output
 from llm_envs.trainers.grpo.config import EnvGRPOConfig
-from llm_envs.trainers.grpo.setup import as_engine, set_columns
+from llm_envs.trainers.grpo.generation import Generation
 from llm_envs.trainers.grpo.step import StepShares, sampling_gap, slice_rows
 from llm_envs.types import Trajectory
 
@@ -58,17 +53,16 @@ class PlayingTrainer(GRPOTrainer):
 
     args: EnvGRPOConfig
     items: Mapping[str, EpisodeDataset]
+    generations: dict[str, Generation]
+    """The latest generation on this process, of training ("train") and of evaluation ("eval")."""
     last_trajectories: list[Trajectory]
-    """The episodes of the latest generation on this process, in the order of TRL's rows."""
-    kept_rows: Mapping[str, KeptRows]
+    """The episodes that were played last, in the order of TRL's rows."""
     fresh_logps: torch.Tensor | None
     """Log-probabilities of the latest forward pass."""
     _policy: Any
     _player: GenerationPlayer
     _context_fn: ContextFn | None
     _trajectory_filter: TrajectoryFilter | None
-    _inputs: list[dict[str, Any]]
-    _credit: EpisodeRewards
     _task_weights: Mapping[str, float]
     _mask_truncated: bool
     _guarded: bool
@@ -78,7 +72,7 @@ class PlayingTrainer(GRPOTrainer):
         raise NotImplementedError
 
     def _start_vllm(self) -> Any:
-        self.vllm_generation = as_engine(self)
+        self.vllm_generation = own_engine(self)
         self.use_vllm = True
         # TRL syncs the weights when this differs from the step, so -1 makes it sync before the first rollout.
         self._last_loaded_step = -1
@@ -112,33 +106,50 @@ class PlayingTrainer(GRPOTrainer):
             unit = math.lcm(group_size, int(self.args.steps_per_generation or 1))
         return -(-max(gather_object([n_forks])) // unit) * unit
 
-    def _play(self) -> None:
+    @property
+    def generation(self) -> Generation:
+        """The generation under way in the current mode."""
+        return self.generations[self._mode]
+
+    def _play(self, inputs: list[dict[str, Any]]) -> Generation:
         """Play one episode for each of TRL's rows."""
         if isinstance(self._policy, TransformersPolicy):
             self._policy.weight_version = self.state.global_step
         mode = self._mode
-        rows = self._player.play(
-            self._inputs, mode=mode, step=self.state.global_step, group_size=self._shares.group_size
-        )
+        rows = self._player.play(inputs, mode=mode, step=self.state.global_step, group_size=self._shares.group_size)
         if mode == "train":
             self._player.learn()
         # Reward functions are user code. If one fails here only, the other processes would wait at the next collective.
         with raise_on_all_ranks():
-            self._credit = score_episodes(rows, self._reward_settings(), self._task_weights)
-        self.last_trajectories = list(self._credit.trajectories)
-        if self.args.keep_sampling_mask:
-            self.kept_rows[mode].remember(self.last_trajectories)
-        set_columns(self, self._credit)
+            episodes = score_episodes(rows, self._reward_settings(), self._task_weights)
+        self.last_trajectories = list(episodes.trajectories)
+        kept = KeptRows(episodes.trajectories) if self.args.keep_sampling_mask else KeptRows()
+        self.generations[mode] = Generation(inputs, episodes, kept)
+        return self.generations[mode]
 
-    def _rows(self, n_rows: int) -> dict[str, list[Any]]:
-        """Return the episodes just played as rows. TRL calls this as its `rollout_func`, after `_play`."""
+    def _trl_settings(self, generation: Generation) -> dict[str, Any]:
+        """Return the attributes by which TRL's methods take the episodes and rewards of a generation."""
+        # TRL gathers one tensor with a column for each function, so all processes need the same columns, whatever tasks
+        # they played.
+        parts = gather_object([list(generation.episodes.weights.items())])
+        weights = dict(item for part in parts for item in part) or {"reward": 1.0}
+        return {
+            "rollout_func": lambda prompts, trainer: self._rows(generation, len(prompts)),
+            "reward_funcs": [create_column_reader(name) for name in weights],
+            "reward_func_names": list(weights),
+            "reward_processing_classes": [None] * len(weights),  # as TRL sets it for functions
+            "reward_weights": torch.tensor(list(weights.values()), dtype=torch.float32),
+        }
+
+    def _rows(self, generation: Generation, n_rows: int) -> dict[str, list[Any]]:
+        """Return the episodes as TRL's rows. TRL calls this as its `rollout_func`, after `_play`."""
         rows = rollout_output(
-            self.last_trajectories,
+            generation.episodes.trajectories,
             pad_id=int(self._tokenizer.pad_token_id),
             mask_truncated=self._mask_truncated,
             trajectory_filter=self._trajectory_filter,
             n_rows=n_rows,
-            columns=self._credit.columns,
+            columns=generation.episodes.columns,
         )
         # The sampler's log-probabilities are of the filtered distribution. Correct them only if something reads them.
         sampling = self.collector.sampling
@@ -224,7 +235,8 @@ class PlayingTrainer(GRPOTrainer):
         # TRL's loss does not return them, and a KL measured for a moving reference or a schedule needs them.
         pass_positions(self.accelerator.unwrap_model(args[0]))
         if self.args.keep_sampling_mask:
-            result: Any = self.kept_rows[self._mode].scores(self, *args, **kwargs)
+            own: dict[str, Any] = {"temperature": self.temperature, "accelerator": self.accelerator}
+            result: Any = self.generation.kept.scores(*args, **kwargs | own)
         else:
             result = super()._get_per_token_logps_and_entropies(*args, **kwargs)
         self.fresh_logps = result[0]

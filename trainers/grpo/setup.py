@@ -1,4 +1,4 @@
-"""Checks and helpers of `EnvGRPOTrainer`: arguments, splits, the vLLM engine, checkpoints, reward columns."""
+"""Checks and helpers of `EnvGRPOTrainer`: arguments, splits, temporary settings, checkpoints."""
 
 from __future__ import annotations
 
@@ -7,32 +7,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from llm_envs.errors import InvalidConfigError, MissingExtraError
+from datasets import Dataset
+
+from llm_envs.errors import InvalidConfigError
 from llm_envs.registration import task_spec
 from llm_envs.sources.curriculum import Curriculum
 from llm_envs.sources.source import Envs
-
-try:
-    import torch
-    from accelerate.utils import gather_object
-    from datasets import Dataset
-except ImportError as error:
-    raise MissingExtraError(f"training needs {error.name}: pip install 'llm-envs[train]'.") from error
-
 from llm_envs.trainers.bridge.checks import check_env_kwargs
-from llm_envs.trainers.bridge.credit import EpisodeRewards
 from llm_envs.trainers.bridge.items import EpisodeDataset, make_items
-from llm_envs.trainers.bridge.trl_rows import create_column_reader
-from llm_envs.trainers.bridge.weight_sync import ColocatedEngine
 from llm_envs.trainers.grpo.config import EnvGRPOConfig
 
 __all__ = [
-    "as_engine",
     "check_arguments",
     "check_generation",
     "check_origin",
     "make_splits",
-    "set_columns",
     "temporarily",
 ]
 
@@ -76,23 +65,6 @@ def make_splits(
         tested = env if eval_env is None else eval_env
         items["test"] = make_items(tested, "test", args.num_eval_seeds, seed=args.seed, env_kwargs=kwargs)
     return items
-
-
-def as_engine(trainer: Any) -> ColocatedEngine:
-    """Return a vLLM engine in this process, for a trainer."""
-    args = trainer.args
-    return ColocatedEngine(
-        trainer.model,
-        trainer.accelerator,
-        trainer._tokenizer,
-        seed=args.seed,
-        version=lambda: trainer.state.global_step,
-        gpu_memory_utilization=args.vllm_gpu_memory_utilization,
-        max_model_length=args.vllm_max_model_length,
-        max_num_seqs=args.max_concurrency,
-        model_impl=args.vllm_model_impl,
-        trust_remote_code=args.trust_remote_code,
-    )
 
 
 @contextmanager
@@ -151,14 +123,3 @@ def check_generation(checkpoint: str, saved: str | None, present: str | None) ->
         f"{checkpoint} was learned by {names[0]}, and in this run that generation is {names[1]}'s: resume with the "
         "algorithm of the run, or begin a new run with the folder as its model."
     )
-
-
-def set_columns(trainer: Any, credit: EpisodeRewards) -> None:
-    """Set TRL's reward functions to the reward columns of this generation, the same on all processes."""
-    # TRL gathers one tensor with a column for each function, so processes that played other tasks need equal columns.
-    parts = gather_object([list(credit.weights.items())])
-    weights = dict(item for part in parts for item in part) or {"reward": 1.0}
-    trainer.reward_funcs = [create_column_reader(name) for name in weights]
-    trainer.reward_func_names = list(weights)
-    trainer.reward_processing_classes = [None] * len(weights)  # as TRL sets it for functions
-    trainer.reward_weights = torch.tensor(list(weights.values()), dtype=torch.float32)

@@ -8,12 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
-from llm_envs.errors import MissingExtraError
-
-try:
-    import torch
-except ImportError as error:
-    raise MissingExtraError(f"training needs {error.name}: pip install 'llm-envs[train]'.") from error
+import torch
 
 from llm_envs.trainers.functional.batch import Batch
 from llm_envs.trainers.functional.importance import ImportanceMode, importance_weights

@@ -20,26 +20,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from llm_envs.errors import MissingExtraError
+import torch
+from accelerate.utils import gather_object, send_to_device
+from datasets import Dataset
+
+from llm_envs.errors import InvalidConfigError
 from llm_envs.policies.inference.positions import check_positions
 from llm_envs.rollout import ContextFn
 from llm_envs.rollout.filters import GroupFilter, TrajectoryFilter
 from llm_envs.sources.curriculum import Curriculum
 from llm_envs.sources.source import Envs
-
-try:
-    import torch
-    from accelerate.utils import gather_object
-    from datasets import Dataset
-except ImportError as error:
-    raise MissingExtraError(f"training needs {error.name}: pip install 'llm-envs[train]'.") from error
-
-from llm_envs.trainers.bridge.batches import Scored, with_advantages
+from llm_envs.trainers.bridge.batches import with_advantages
 from llm_envs.trainers.bridge.checks import check_forks, load_training_tokenizer
-from llm_envs.trainers.bridge.credit import EpisodeRewards, RewardSettings, declared_weights, with_overlong
+from llm_envs.trainers.bridge.credit import RewardSettings, declared_weights, with_overlong
 from llm_envs.trainers.bridge.generation import STATE_FILE, GenerationPlayer, own_policy
 from llm_envs.trainers.bridge.items import index_dataset
-from llm_envs.trainers.bridge.kept import KeptRows
 from llm_envs.trainers.bridge.trl_rows import fork_owners, reward_from_field
 from llm_envs.trainers.bridge.unused_settings import refuse_unused
 from llm_envs.trainers.functional.algorithm import ALGORITHMS, Algorithm, algorithm_loss
@@ -49,6 +44,7 @@ from llm_envs.trainers.functional.masking import masked_mean, trim_padding
 from llm_envs.trainers.functional.references import ReferenceUpdateFn, RefModelFn
 from llm_envs.trainers.grpo.algorithms import Algorithms, AlgorithmState
 from llm_envs.trainers.grpo.config import EnvGRPOConfig
+from llm_envs.trainers.grpo.generation import Generation
 from llm_envs.trainers.grpo.pairs import PairedRows, keep_groups_together
 from llm_envs.trainers.grpo.playing import PlayingTrainer
 from llm_envs.trainers.grpo.setup import (
@@ -63,7 +59,6 @@ from llm_envs.trainers.grpo.step import (
     reweighed,
     silence_missing_reward_warning,
 )
-from llm_envs.trainers.grpo.unfinished import load_generation, save_generation
 from llm_envs.trainers.reference import Reference, StepEnd, drop_reference_adapter
 
 if TYPE_CHECKING:
@@ -148,18 +143,15 @@ class EnvGRPOTrainer(PlayingTrainer):
         self.algorithms = self._make_algorithms(algorithm, args, may_fork=context_fn is not None)
         """The algorithms of the run; None: TRL's own loss."""
         self._has_reference = self._needs_reference(args)
-        self._paired: dict[str, PairedRows] = {}
         self._context_fn, self._trajectory_filter = context_fn, trajectory_filter
         self.items = make_splits(env, eval_env, args, curriculum)
         if context_fn is not None:
             check_forks(args.loss_type)
         self.env_ids = list(dict.fromkeys(choice.env_id for choice in self.items["train"].source.choices))
-        self.last_trajectories, self._inputs = [], []
+        self.generations, self.last_trajectories = {"train": Generation(), "eval": Generation()}, []
         self._guarded = args.logps_tolerance is None
         self._start_trl(model, args, processing_class, kwargs)
         self._reference.start(self)
-        self._credit = EpisodeRewards({}, {}, (), ())
-        self.kept_rows = {"train": KeptRows(), "eval": KeptRows()}
         self.fresh_logps = None
         # TRL judges truncation by the last token, the environment's in a multi-turn row: we carry our own flag.
         self._mask_truncated, self.mask_truncated_completions = self.mask_truncated_completions, False
@@ -225,8 +217,8 @@ class EnvGRPOTrainer(PlayingTrainer):
                 train_dataset=index_dataset(self.items["train"], "train"),
                 eval_dataset=index_dataset(self.items["test"], "test") if "test" in self.items else None,
                 processing_class=tokenizer,
-                # Control is inverted here: when TRL asks for completions through this, `_play` has already played.
-                rollout_func=lambda prompts, trainer: self._rows(len(prompts)),
+                # TRL checks that there is one. `_trl_settings` replaces it for each generation.
+                rollout_func=lambda prompts, trainer: self._rows(self.generation, len(prompts)),
                 **kwargs,
             )
         check_positions(self.accelerator.unwrap_model(self.model))
@@ -243,18 +235,18 @@ class EnvGRPOTrainer(PlayingTrainer):
         The order matters. We first sync the weights to the engine and play. Then TRL's method runs: it calls `_rows`
         to get the episodes and scores them with the trained model and the reference.
         """
-        self._inputs, algorithms = inputs, self.algorithms
+        algorithms = self.algorithms
         if self._mode == "train" and algorithms is not None:
             algorithms.begin_generation(self.state.global_step, self.state.max_steps)
             self.beta = algorithms.coefficient
         if self.use_vllm and self.state.global_step != self._last_loaded_step:  # TRL then skips its sync
             self.vllm_generation.sync_weights()
             self._last_loaded_step = self.state.global_step
-        self._play()
-        owners = fork_owners(self.last_trajectories)
+        generation = self._play(inputs)
+        owners = fork_owners(generation.episodes.trajectories)
         further_rows = [dict(inputs[0]) for _ in range(self._n_further_rows(len(owners)))]
         # TRL scores the reference only if beta is not 0, and a schedule may pass through 0.
-        changed: dict[str, Any] = {"beta": self.beta or float(self._has_reference)}
+        changed = {"beta": self.beta or float(self._has_reference)} | self._trl_settings(generation)
         mode = self.vllm_importance_sampling_mode
         if mode.startswith(OWN_IMPORTANCE_MODES):  # one that TRL knows; we replace its weights below
             changed["vllm_importance_sampling_mode"] = "token_mask"
@@ -266,7 +258,7 @@ class EnvGRPOTrainer(PlayingTrainer):
             mean = self._metrics[self._mode]["frac_reward_zero_std"]
             mean[-1] *= (len(inputs) + len(further_rows)) / len(inputs)
         if (algorithm := self._algorithm) is not None:
-            self._make_advantages(algorithm, output)
+            self._make_advantages(algorithm, generation, output)
         elif owners:  # all rows of a forked episode share its advantage
             first = len(inputs)
             output["advantages"][first : first + len(owners)] = output["advantages"][owners]
@@ -276,7 +268,7 @@ class EnvGRPOTrainer(PlayingTrainer):
         return output
 
     @torch.no_grad()
-    def _make_advantages(self, algorithm: Algorithm, output: dict[str, Any]) -> None:
+    def _make_advantages(self, algorithm: Algorithm, generation: Generation, output: dict[str, Any]) -> None:
         """Replace TRL's advantages by the algorithm's and add its loss's inputs; a critic's advantages follow later."""
         batch = Batch.from_trl(output)
         if algorithm.kl_in == "reward" and algorithm.kl_coef:
@@ -289,7 +281,7 @@ class EnvGRPOTrainer(PlayingTrainer):
         batch, scored = with_advantages(
             batch,
             algorithm,
-            self._credit,
+            generation.episodes,
             kl_coef=self.beta,
             gather=gather_object,
             process_index=self.accelerator.process_index,
@@ -301,23 +293,16 @@ class EnvGRPOTrainer(PlayingTrainer):
             output["group_tokens"] = batch.group_tokens_B
         if algorithm.advantage_fn is not None:
             output["advantages"] = batch.advantages
-            self._pair_rows(algorithm, scored, output)
-
-    def _pair_rows(self, algorithm: Algorithm, scored: Scored, output: dict[str, Any]) -> None:
-        """Choose the pairs of a generation, if the algorithm uses pairs, and number its rows."""
-        mode = self._mode
-        self._paired.pop(mode, None)
-        if algorithm.pair_loss_fn is None:
-            return
-        n_rows, device = len(output["prompt_ids"]), output["prompt_ids"].device
-        self._paired[mode] = PairedRows.choose(algorithm, scored, n_rows)
-        output["row"] = torch.arange(n_rows, device=device)  # TRL shuffles rows next; this keeps track of them
-        self._metrics[mode]["pairs/count"].append(float(self._paired[mode].n_pairs))
+        if algorithm.pair_loss_fn is not None:
+            n_rows, device = len(output["prompt_ids"]), output["prompt_ids"].device
+            generation.pairs = PairedRows.choose(algorithm, scored, n_rows)
+            output["row"] = torch.arange(n_rows, device=device)  # TRL shuffles rows next; this keeps track of them
+            self._metrics[self._mode]["pairs/count"].append(float(generation.pairs.n_pairs))
 
     def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
         """Return TRL's micro-batch; if the generation has pairs, keep the rows of each group together."""
         inputs: dict[str, Any] = super()._prepare_inputs(generation_batch)
-        if self._mode != "train" or (paired := self._paired.get("train")) is None:
+        if self._mode != "train" or (paired := self.generation.pairs) is None:
             return inputs
         buffer: Any = self._buffered_inputs
         group_size = self._shares.group_size
@@ -364,7 +349,7 @@ class EnvGRPOTrainer(PlayingTrainer):
         constant = algorithm.constant if algorithm.constant is not None else float(self.max_completion_length or 0)
         denominator = shares.denominator(algorithm.normalisation, mask_BT, n_tokens, constant=constant)
         batch = replace(batch, logps_BT=logps_BT, entropies_BT=entropies_BT, denominator=denominator)
-        if (paired := self._paired.get(self._mode)) is not None:
+        if (paired := self.generation.pairs) is not None:
             losses_B, slopes_B, accuracy = paired.slopes(logps_BT, inputs, shares.group_size)
             weight = shares.pair_weight(paired.n_pairs)
             batch = replace(batch, pair_losses_B=weight * losses_B, pair_slopes_B=weight * slopes_B)
@@ -409,9 +394,13 @@ class EnvGRPOTrainer(PlayingTrainer):
         # Ours first: a checkpoint counts as complete once transformers has written its state, the last file of `super`.
         folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
         folder.mkdir(parents=True, exist_ok=True)
-        generation = save_generation(self, folder)
+        uses = self._uses
+        taken = self._step % uses["uses"]
+        if taken:  # every process writes its own rows
+            micro_batches: Any = self._buffered_inputs
+            self.generations["train"].save(self._rest_path(folder), micro_batches)
         if self.args.should_save:
-            state = self._player.state_dict() | {"trainer": self._kind, "generation": generation}
+            state = self._player.state_dict() | {"trainer": self._kind, "generation": {"taken": taken} | uses}
             state |= {} if self.algorithms is None else self.algorithms.state_dict()
             state["reference"] = self._reference.save(self, folder)
             (folder / STATE_FILE).write_text(json.dumps(state) + "\n")
@@ -429,8 +418,44 @@ class EnvGRPOTrainer(PlayingTrainer):
         if checkpoint is not None and state is not None:
             self._player.load_state_dict(state)
             self._reference.load(self, Path(checkpoint), state.get("reference"))
-            # Before load_generation, which gives the restored pairs the current algorithm.
+            # Before the generation, whose pairs take the current algorithm.
             if self.algorithms is not None:
                 self.algorithms.load_state_dict(state)
                 self.beta = self.algorithms.coefficient
-            load_generation(self, Path(checkpoint), state.get("generation") or {"taken": 0})
+            self._load_rest(Path(checkpoint), state.get("generation") or {"taken": 0})
+
+    @property
+    def _uses(self) -> dict[str, int]:
+        """The number of micro-batches that a generation is used for, and the batch sizes that this depends on."""
+        args, steps = self.args, int(self.args.steps_per_generation or 1)
+        return {
+            "uses": steps * self.num_iterations,
+            "steps_per_generation": steps,
+            "per_device_train_batch_size": int(args.per_device_train_batch_size),
+            "gradient_accumulation_steps": int(args.gradient_accumulation_steps),
+            "processes": self.accelerator.num_processes,
+        }
+
+    def _rest_path(self, folder: Path) -> Path:
+        return folder / f"generation-{self.accelerator.process_index}.pt"
+
+    def _load_rest(self, folder: Path, state: Mapping[str, int]) -> None:
+        """Restore the generation of a checkpoint, if it was not used up.
+
+        Raises:
+            InvalidConfigError: If the batch sizes of the run differ, or the file is missing.
+        """
+        taken = state["taken"]
+        if not taken:
+            return
+        saved, uses = {name: value for name, value in state.items() if name != "taken"}, self._uses
+        if saved != uses:
+            raise InvalidConfigError(
+                f"{folder} lies inside a generation ({taken} of {state['uses']} micro-batches were taken), and its "
+                f"batches have another shape: saved {saved}, now {uses} (uses: steps_per_generation * num_iterations). "
+                "Resume with the settings and number of processes of the run, or from a checkpoint at the end of a "
+                "generation."
+            )
+        self.generations["train"], rest = Generation.load(self._rest_path(folder), self._algorithm)
+        # TRL plays a new generation if `_step` is a multiple of `uses`. Otherwise it takes the next from its buffer.
+        self._step, self._buffered_inputs = taken, send_to_device(rest, self.accelerator.device)

@@ -13,16 +13,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llm_envs.errors import InvalidConfigError, MissingExtraError, ModelError
-from llm_envs.policies.inference.positions import check_positions, position_ids
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import AutoModel, AutoTokenizer
 
-try:
-    import torch
-    from safetensors.torch import load_file, save_file
-    from torch import nn
-    from transformers import AutoModel, AutoTokenizer
-except ImportError as error:
-    raise MissingExtraError(f"training needs {error.name}: pip install 'llm-envs[train]'.") from error
+from llm_envs.errors import InvalidConfigError, ModelError
+from llm_envs.policies.inference.positions import check_positions, position_ids
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

@@ -17,15 +17,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llm_envs.errors import InvalidConfigError, MissingExtraError
+import torch
+from datasets import Dataset
+from transformers import TrainerCallback, get_scheduler
 
-try:
-    import torch
-    from datasets import Dataset
-    from transformers import TrainerCallback, get_scheduler
-except ImportError as error:
-    raise MissingExtraError(f"training needs {error.name}: pip install 'llm-envs[train]'.") from error
-
+from llm_envs.errors import InvalidConfigError
 from llm_envs.sources.source import Envs
 from llm_envs.trainers.bridge.unused_settings import ppo_cases, refuse_unused
 from llm_envs.trainers.functional.algorithm import PPO, Algorithm
@@ -114,13 +110,14 @@ class EnvPPOTrainer(EnvGRPOTrainer):
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """Play and score as GRPO does, then compute the advantages from the critic's values."""
         output = super()._generate_and_score_completions(inputs)
-        if len(self.last_trajectories) == len({t.group_id for t in self.last_trajectories}):
+        episodes = self.generation.episodes
+        if len(episodes.trajectories) == len({t.group_id for t in episodes.trajectories}):
             self._metrics[self._mode].pop("frac_reward_zero_std", None)  # meaningless for groups of one
         args, mask_BT = self.args, output["completion_mask"] * output["tool_mask"]
         values_BT, bootstrap_E = self._values(output)
         estimates = estimate(
-            self._credit.trajectories,
-            self._credit.turn_rewards,
+            episodes.trajectories,
+            episodes.turn_rewards,
             values_BT,
             bootstrap_E,
             mask_BT,

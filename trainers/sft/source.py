@@ -9,18 +9,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from datasets import Dataset, load_from_disk
+
 from llm_envs.chat.codec import ChatCodec
 from llm_envs.data.datasets import best_of, from_dataset, sft_rows, to_groups
-from llm_envs.errors import InvalidConfigError, MissingExtraError
+from llm_envs.errors import InvalidConfigError
 from llm_envs.rollout import from_messages, read_messages_jsonl, read_trajectories
 from llm_envs.rollout.token_transcript import History
 from llm_envs.sources.prompts import read_jsonl
 from llm_envs.types import Trajectory
-
-try:
-    from datasets import Dataset, load_from_disk
-except ImportError as error:
-    raise MissingExtraError(f"training needs {error.name}: pip install 'llm-envs[train]'.") from error
 
 __all__ = ["first_record", "in_tokens_of", "load_source", "rows_of"]
 
@@ -32,13 +29,21 @@ _N_LOOKED_AT = 8
 Source = Sequence[Trajectory] | list[dict[str, Any]]
 
 
-def load_source(source: str | Path | Dataset, codec: ChatCodec, *, history: History = "append") -> Source:
+def is_trajectories(source: Any) -> bool:
+    """Return whether a source is a sequence of trajectories, not a path or a data set."""
+    return isinstance(source, Sequence) and not isinstance(source, str)
+
+
+def load_source(
+    source: str | Path | Dataset | Sequence[Trajectory], codec: ChatCodec, *, history: History = "append"
+) -> Source:
     """Return the trajectories of a saved data set, or its token rows if it has no trajectories.
 
     Args:
-        source: The folder of a run (`TrajectoryWriter`, `llm-envs collect`), one of `datasets` (`to_dataset`,
-            `llm-envs export --to dataset`), a JSONL file of conversations (`messages`, perhaps `tools`, `reward`), one
-            of token rows (`llm-envs export --to sft`), or a `datasets.Dataset` with the columns of one of these.
+        source: Trajectories, returned unchanged; the folder of a run (`TrajectoryWriter`, `llm-envs collect`), one of
+            `datasets` (`to_dataset`, `llm-envs export --to dataset`), a JSONL file of conversations (`messages`,
+            perhaps `tools`, `reward`), one of token rows (`llm-envs export --to sft`), or a `datasets.Dataset` with the
+            columns of one of these.
         codec: Codec of the model to train; it encodes conversations.
         history: As for `from_messages`.
 
@@ -47,6 +52,8 @@ def load_source(source: str | Path | Dataset, codec: ChatCodec, *, history: Hist
     """
     if isinstance(source, Dataset):
         return _from_table(source, codec, history)
+    if not isinstance(source, str | Path):
+        return source
     path = Path(source)
     if (path / "dataset_info.json").exists():
         return _from_table(load_from_disk(str(path)), codec, history)

@@ -8,25 +8,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from datasets import Dataset
+from trl import SFTConfig, SFTTrainer
+
 from llm_envs.chat.codec import ChatCodec
 from llm_envs.data.datasets import OVERLONG, fit_rows
-from llm_envs.errors import InvalidConfigError, MissingExtraError
+from llm_envs.errors import InvalidConfigError
 from llm_envs.policies.scripted import OraclePolicy
 from llm_envs.rollout import Collector
 from llm_envs.rollout.token_transcript import History
-from llm_envs.trainers.bridge.checks import check_env_kwargs, check_loss_types, load_training_tokenizer, with_split
-from llm_envs.trainers.bridge.ranks import check_same_rows, raise_on_all_ranks, set_for_cpu
-from llm_envs.trainers.bridge.unused_settings import refuse_unused, sft_cases
-from llm_envs.types import Trajectory
-
-try:
-    from datasets import Dataset
-    from trl import SFTConfig, SFTTrainer
-except ImportError as error:
-    raise MissingExtraError(f"training needs {error.name}: pip install 'llm-envs[train]'.") from error
-
 from llm_envs.trainers.bridge.checkpoints import check_checkpoint
-from llm_envs.trainers.sft.source import load_source, rows_of
+from llm_envs.trainers.bridge.checks import check_env_kwargs, check_loss_types, load_training_tokenizer, with_split
+from llm_envs.trainers.bridge.ranks import check_same_rows, raise_on_all_ranks, set_for_machine
+from llm_envs.trainers.bridge.unused_settings import refuse_unused, sft_cases
+from llm_envs.trainers.sft.source import is_trajectories, load_source, rows_of
+from llm_envs.types import Trajectory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -71,8 +67,8 @@ class EnvSFTConfig(SFTConfig):
     _VALID_DICT_FIELDS = [*SFTConfig._VALID_DICT_FIELDS, "env_kwargs"]
 
     def __post_init__(self) -> None:
-        """On a machine without an accelerator, set the CPU options. Then check our fields."""
-        set_for_cpu(self)
+        """Set the defaults of this machine, then check our fields."""
+        set_for_machine(self)
         self.env_kwargs = check_env_kwargs(self.env_kwargs)
         super().__post_init__()
         if self.overlong not in OVERLONG:
@@ -87,20 +83,20 @@ class EnvSFTConfig(SFTConfig):
 class EnvSFTTrainer(SFTTrainer):
     """Train a language model on the agent's tokens in trajectories.
 
-    Give one of `env`, `trajectories` and `source`.
+    Give either `env` or `source`.
 
     Args:
         model: A folder, a name on a hub, or a loaded model.
         env: Id of an environment whose oracle plays `args.num_episodes`.
         args: Settings; None takes the defaults.
-        trajectories: Scored trajectories, from any policy; `args.best_of` and `args.min_reward` choose among them.
-        source: A saved data set: the folder of a run, a JSONL file of conversations, ... (see
-            `llm_envs.trainers.sft.source.load_source`).
+        source: Scored trajectories, from any policy, or a saved data set: the folder of a run, a JSONL file of
+            conversations, ... (see `llm_envs.trainers.sft.source.load_source`). `args.best_of` and `args.min_reward`
+            choose among scored episodes.
         processing_class: The tokenizer; None loads the model's.
         **kwargs: TRL's other arguments.
 
     Raises:
-        InvalidConfigError: If not exactly one of the three is given, nothing is left to train on, or the rows differ
+        InvalidConfigError: If not exactly one of the two is given, nothing is left to train on, or the rows differ
             between processes.
     """
 
@@ -115,23 +111,21 @@ class EnvSFTTrainer(SFTTrainer):
         env: str | None = None,
         args: EnvSFTConfig | None = None,
         *,
-        trajectories: Sequence[Trajectory] | None = None,
-        source: str | Path | Dataset | None = None,
+        source: str | Path | Dataset | Sequence[Trajectory] | None = None,
         processing_class: PreTrainedTokenizerBase | None = None,
         **kwargs: Any,
     ) -> None:
-        if sum(given is not None for given in (env, trajectories, source)) != 1:
+        if (env is None) == (source is None):
             raise InvalidConfigError(
-                "EnvSFTTrainer takes env= (its oracle plays), trajectories= or source= (a saved data set), and just "
-                "one of them."
+                "EnvSFTTrainer takes env= (its oracle plays) or source= (trajectories, or a saved data set): give one."
             )
         args = args or EnvSFTConfig(output_dir="llm-envs-SFT")
-        refuse_unused(args, sft_cases(args, is_played=env is not None, has_trajectories=trajectories is not None))
+        refuse_unused(args, sft_cases(args, is_played=env is not None, has_trajectories=is_trajectories(source)))
         processing_class = load_training_tokenizer(model, processing_class, thinking=args.thinking)
         # We encode, mask and cut the rows ourselves, so that TRL takes them as they are.
         # Each rank plays or reads the data. If one fails, the others must not wait for it in check_same_rows.
         with raise_on_all_ranks():
-            rows = _rows(args, ChatCodec(processing_class, thinking=args.thinking), env, trajectories, source)
+            rows = _rows(args, ChatCodec(processing_class, thinking=args.thinking), env, source)
             rows, self.overlong_rows = fit_rows(rows, args.max_length, args.overlong)
         check_same_rows(rows, "rows")
         if self.overlong_rows["overlong"]:
@@ -160,12 +154,11 @@ def _rows(
     args: EnvSFTConfig,
     codec: ChatCodec,
     env: str | None,
-    trajectories: Sequence[Trajectory] | None,
-    source: str | Path | Dataset | None,
+    source: str | Path | Dataset | Sequence[Trajectory] | None,
 ) -> list[dict[str, Any]]:
-    """Return the rows to train on, from whichever of the three sources is given."""
+    """Return the rows to train on, from whichever of the two is given."""
     history = cast("History", args.history)
-    given: Any = trajectories
+    given: Any = ()
     if env is not None:
         kwargs = check_env_kwargs(args.env_kwargs)
         given = oracle_trajectories(env, codec, args.num_episodes, env_kwargs=kwargs, seed=args.seed, history=history)

@@ -16,24 +16,20 @@ from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+from datasets import Dataset
+
 from llm_envs.chat.codec import ChatCodec
-from llm_envs.errors import InvalidConfigError, MissingExtraError
+from llm_envs.errors import InvalidConfigError
 from llm_envs.policies.transformers import TransformersPolicy
 from llm_envs.policies.vllm.engine import VLLMEnginePolicy
 from llm_envs.registration import task_spec
 from llm_envs.rollout import Collector, EpisodeSpec, RolloutLimits
 from llm_envs.rollout.sync import SyncRunner
 from llm_envs.sources.source import Envs, group_specs
-from llm_envs.types import SamplingParams, StopReason, Trajectory
-
-try:
-    from datasets import Dataset
-except ImportError as error:
-    raise MissingExtraError(f"training needs {error.name}: pip install 'llm-envs[train]'.") from error
-
 from llm_envs.trainers.bridge.items import EpisodeDataset, make_items
 from llm_envs.trainers.bridge.trl_rows import REWARD_FIELD, rollout_output
 from llm_envs.trainers.stock_trl.tool_loop import TOOL_LOOP_STOPS, ToolLoopEpisode, environment_factory, prompt_dataset
+from llm_envs.types import SamplingParams, StopReason, Trajectory
 
 if TYPE_CHECKING:
     from trl import GRPOTrainer

@@ -14,19 +14,15 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, Union
 
+from datasets import Dataset
+
 from llm_envs.chat.context import observed_messages
-from llm_envs.errors import InvalidConfigError, MissingExtraError
+from llm_envs.errors import InvalidConfigError
 from llm_envs.parsers import format_tool_call
 from llm_envs.rollout.workers.runner import EnvMaker, check_reset, check_step, env_attribute
 from llm_envs.sources.source import Envs
-from llm_envs.types import Message
-
-try:
-    from datasets import Dataset
-except ImportError as error:
-    raise MissingExtraError(f"training needs {error.name}: pip install 'llm-envs[train]'.") from error
-
 from llm_envs.trainers.bridge.items import make_items
+from llm_envs.types import Message
 
 __all__ = ["TOOL_LOOP_STOPS", "ToolLoopEpisode", "environment_factory", "prompt_dataset"]
 

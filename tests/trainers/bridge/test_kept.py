@@ -172,7 +172,7 @@ def test_the_trainers_train_over_the_kept_tokens(folder, config, kind):
     logged = [entry for entry in trainer.state.log_history if "kl" in entry]
     assert [entry["kl"] for entry in logged] == [0.0, 0.0] and logged[0]["entropy"] > 0
     assert len(fresh) == 2
-    rows = trainer.kept_rows["train"]
+    rows = trainer.generations["train"].kept
     again = KeptRows()
     again.load(rows.state())  # as a checkpoint inside a generation does
     assert again._rows.keys() == rows._rows.keys() and len(rows._rows) > 4

@@ -12,11 +12,12 @@ pytestmark = pytest.mark.trainings
 
 HIDE = """
 import sys
-class Hide:
-    def find_spec(self, name, path=None, target=None):
-        if name == {hidden!r}:
-            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
-sys.meta_path.insert(0, Hide())
+from importlib.machinery import PathFinder
+class Hide(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name == {hidden!r} else super().find_spec(name, path, target)
+sys.meta_path[sys.meta_path.index(PathFinder)] = Hide
 import {module}
 """
 

@@ -186,7 +186,7 @@ def test_dpo_sums_what_the_model_says_of_each_row_alone(model, folder, tokenizer
     settings = common(tmp_path)
     for name in ("max_completion_length", "max_turn_tokens", "num_train_seeds"):
         settings.pop(name)
-    trainer = EnvDPOTrainer(folder, args=EnvDPOConfig(**settings), trajectories=trajectories)
+    trainer = EnvDPOTrainer(folder, args=EnvDPOConfig(**settings), source=trajectories)
     expected = {tuple(t.rows[0].ids.tolist()): alone(model, t.rows[0])[t.rows[0].mask].sum() for t in trajectories}
     batch = trainer.data_collator(trainer.pairs[:4])
     chosen, rejected = trainer.compute_ref_log_probs(trainer.model, trainer._prepare_inputs(batch))
@@ -200,7 +200,7 @@ def test_the_loss_of_a_warm_start_is_that_of_the_rows_alone(model, tokenizer, tm
     settings = common(tmp_path, per_device_train_batch_size=len(trajectories), max_steps=1)
     for name in ("max_completion_length", "max_turn_tokens", "num_train_seeds"):
         settings.pop(name)
-    trainer = EnvSFTTrainer(model, args=EnvSFTConfig(**settings), trajectories=trajectories, processing_class=tokenizer)
+    trainer = EnvSFTTrainer(model, args=EnvSFTConfig(**settings), source=trajectories, processing_class=tokenizer)
     trainer.train()
     own = np.concatenate([alone(model, t.rows[0])[t.rows[0].mask] for t in trajectories])
     assert trainer.state.log_history[0]["loss"] == pytest.approx(-own.mean(), abs=1e-4)

@@ -276,7 +276,7 @@ def test_every_field_of_dpo_and_sft_is_classified():
         ({"encode_messages": True}, {"env": DENSE}, "encode_messages=True has no effect"),
         (
             {"groups_per_round": 8, "max_turns": 3},
-            {"trajectories": []},
+            {"source": []},
             "groups_per_round=8, max_turns=3 has no effect",
         ),
         ({"vllm_max_model_length": 9}, {"env": DENSE}, "vllm_max_model_length=9 has no effect: use_vllm is False"),
@@ -297,8 +297,8 @@ def test_dpo_refuses_what_has_no_effect(tiny_folder, settings, given, words):
     [
         ({"completion_only_loss": True}, {"env": "llm/Arithmetic-v0"}, "completion_only_loss=True has no effect: rows"),
         ({"chat_template_path": "x"}, {"env": "llm/Arithmetic-v0"}, "chat_template_path='x' has no effect"),
-        ({"num_episodes": 3}, {"trajectories": []}, "num_episodes=3 has no effect: there is no environment to play"),
-        ({"history": "template"}, {"trajectories": []}, "history='template' has no effect: trajectories are encoded"),
+        ({"num_episodes": 3}, {"source": []}, "num_episodes=3 has no effect: there is no environment to play"),
+        ({"history": "template"}, {"source": []}, "history='template' has no effect: trajectories are encoded"),
         ({"packing_strategy": "wrapped"}, {"env": "llm/Arithmetic-v0"}, "packing_strategy='wrapped' has no effect"),
     ],
 )

@@ -129,7 +129,7 @@ def batch_of(trainer, n=4):
 
 
 def test_the_mask_is_on_the_agents_tokens_alone(make, played, codec):
-    trainer = make(trajectories=played)
+    trainer = make(source=played)
     batch = batch_of(trainer)
     assert len(batch["input_ids"]) == 8  # four chosen, four rejected
     said = {tuple(m.content for m in t.messages if m.role == "assistant") for t in played}
@@ -142,7 +142,7 @@ def test_the_mask_is_on_the_agents_tokens_alone(make, played, codec):
 
 def test_the_loss_by_hand(make, played):
     """A head of zeros gives each of V tokens -log V; the references are given, so the log-ratios are 2 and -1."""
-    trainer = make(trajectories=played)
+    trainer = make(source=played)
     torch.nn.init.zeros_(trainer.model.get_output_embeddings().weight)
     row = trainer.train_dataset[0]
     each = -math.log(trainer.model.config.vocab_size)
@@ -159,7 +159,7 @@ def test_the_loss_by_hand(make, played):
 )
 def test_loss_and_gradient_are_those_of_the_masked_equation(make, played, settings, loss_type, loss_fn, average):
     """From plain logits, where masked places are cut off: no token of the environment's has a gradient."""
-    trainer = moved(make(trajectories=played, args=settings(beta=0.3, loss_type=loss_type)))
+    trainer = moved(make(source=played, args=settings(beta=0.3, loss_type=loss_type)))
     batch = batch_of(trainer)
     loss = trainer.compute_loss(trainer.model, batch)
     gradients = torch.autograd.grad(loss, list(trainer.model.parameters()), allow_unused=True)
@@ -292,7 +292,7 @@ def token_columns(trainer):
 
 
 def test_every_form_on_disk_gives_the_same_pairs(make, played, tmp_path):
-    expected = token_columns(make(trajectories=played))
+    expected = token_columns(make(source=played))
     assert len(expected) == 8
     with TrajectoryWriter(tmp_path / "run") as writer:
         for trajectory in played:
@@ -327,7 +327,7 @@ def test_messages_are_encoded_with_what_the_environment_said_masked(make, codec,
 
 def test_it_learns_from_a_fixed_data_set(make, played, settings, tmp_path):
     args = settings(max_steps=12, learning_rate=3e-3, eval_strategy="steps", eval_steps=12)
-    trainer = make(trajectories=played, args=args, eval_source=played)
+    trainer = make(source=played, args=args, eval_source=played)
     trainer.train()
     logged = trainer.state.log_history
     assert logged[0]["loss"] == pytest.approx(math.log(2), abs=1e-6)
@@ -336,9 +336,9 @@ def test_it_learns_from_a_fixed_data_set(make, played, settings, tmp_path):
 
 
 def test_precomputed_references_are_the_references_and_are_cached(make, played, settings, monkeypatch):
-    plain = moved(make(trajectories=played))
+    plain = moved(make(source=played))
     args = settings(precompute_ref_log_probs=True)
-    trainer = moved(make(trajectories=played, args=args))
+    trainer = moved(make(source=played, args=args))
     assert trainer.ref_model is None
     losses = [t.compute_loss(t.model, batch_of(t)).item() for t in (plain, trainer)]
     assert losses[0] == pytest.approx(losses[1], abs=1e-5) and losses[0] != pytest.approx(math.log(2), abs=1e-3)
@@ -347,13 +347,13 @@ def test_precomputed_references_are_the_references_and_are_cached(make, played, 
         raise AssertionError("computed again")
 
     monkeypatch.setattr(EnvDPOTrainer, "compute_ref_log_probs", fail)
-    again = make(trajectories=played, args=args)
+    again = make(source=played, args=args)
     assert again.train_dataset["ref_chosen_logps"][:] == trainer.train_dataset["ref_chosen_logps"][:]
 
 
 def test_lora_takes_the_model_without_its_adapter_as_reference(make, played, settings):
     adapter = LoraConfig(target_modules=["q_proj"], r=2)
-    trainer = make(trajectories=played, args=settings(max_steps=2, learning_rate=0.05), peft_config=adapter)
+    trainer = make(source=played, args=settings(max_steps=2, learning_rate=0.05), peft_config=adapter)
     trainer.train()
     assert trainer.ref_model is None
     first, second = (entry["loss"] for entry in trainer.state.log_history[:2])
@@ -579,11 +579,11 @@ def test_the_example_trains_from_a_file(tiny_folder, tmp_path, monkeypatch):
 def test_nothing_to_compare_is_refused(make, played, settings, tmp_path):
     tied = [rewarded(t, 0.5, t.group_id, t.member) for t in played]
     with pytest.raises(InvalidConfigError, match=r"no preference pair is left of the episodes.*pair_margin=0.0"):
-        make(trajectories=tied)
+        make(source=tied)
     with pytest.raises(InvalidConfigError, match=r"no preference pair is left.*pair_margin=5"):
-        make(trajectories=played, args=settings(pair_margin=5))
+        make(source=played, args=settings(pair_margin=5))
     with pytest.raises(InvalidConfigError, match="no preference pair is left: all 8 are longer than max_length=9"):
-        make(trajectories=played, args=settings(max_length=9))
+        make(source=played, args=settings(max_length=9))
     with pytest.raises(
         InvalidConfigError, match=r"no preference pair is left: none came of 3 times 8 groups.*num_generations or temp"
     ):
@@ -606,8 +606,8 @@ def test_tokens_without_masks_or_beyond_the_vocabulary_are_refused(make, played,
         make(source=Dataset.from_list(beyond))
     wordless = [replace(t, rows=(), turns=tuple(replace(u, row=-1, span=-1) for u in t.turns)) for t in played]
     with pytest.raises(InvalidConfigError, match=r"episodes without tokens.*encode_messages=True"):
-        make(trajectories=wordless)
-    assert len(make(trajectories=wordless, args=settings(encode_messages=True)).train_dataset) == 8
+        make(source=wordless)
+    assert len(make(source=wordless, args=settings(encode_messages=True)).train_dataset) == 8
 
 
 def test_episodes_of_another_tokenizer_are_refused_or_encoded_anew(make, settings, tiny_folder):
@@ -617,8 +617,8 @@ def test_episodes_of_another_tokenizer_are_refused_or_encoded_anew(make, setting
     with Collector(DENSE, policy, codec=ChatCodec(other), sampling=sampling, progress=False) as collector:
         foreign = [t for group in collector.collect(8, 2) for t in group]
     with pytest.raises(InvalidConfigError, match=r"tokens of pair \d are not this model's.*encode_messages=True"):
-        make(trajectories=foreign)
-    assert len(make(trajectories=foreign, args=settings(encode_messages=True)).train_dataset) == 8
+        make(source=foreign)
+    assert len(make(source=foreign, args=settings(encode_messages=True)).train_dataset) == 8
 
 
 @pytest.mark.parametrize("family", ["gptoss", "gemma4", "glm4moe", "qwen3"])
@@ -639,8 +639,8 @@ def test_words_in_a_models_own_format_are_its_own(family):
 
 
 def test_bad_settings_are_one_line_errors(make, played, settings, tiny_folder):
-    for arguments in ({}, {"env": ENV, "trajectories": played}):
-        with pytest.raises(InvalidConfigError, match="just one of them"):
+    for arguments in ({}, {"env": ENV, "source": played}):
+        with pytest.raises(InvalidConfigError, match=r"source= .*: give one"):
             make(**arguments)
     for name, value in [
         ("pair_selector", "best"), ("pair_margin", -1.0), ("num_generations", 1), ("steps_per_round", 0),
@@ -650,9 +650,9 @@ def test_bad_settings_are_one_line_errors(make, played, settings, tiny_folder):
         with pytest.raises(InvalidConfigError, match=f"{name}="):
             settings(**{name: value})
     with pytest.raises(InvalidConfigError, match="use EnvDPOConfig"):
-        make(trajectories=played, args=DPOConfig(output_dir="x", bf16=False))
+        make(source=played, args=DPOConfig(output_dir="x", bf16=False))
     with pytest.raises(InvalidConfigError, match="train_dataset: EnvDPOTrainer makes these"):
-        make(trajectories=played, train_dataset=None)
+        make(source=played, train_dataset=None)
     with pytest.raises(InvalidConfigError, match="leave one out"):
         make(ENV, settings(sync_ref_model=True, precompute_ref_log_probs=True))
     with pytest.raises(InvalidConfigError, match="max_completion_length=500 leaves no room"):

@@ -151,7 +151,7 @@ def test_dapo_punishes_every_episode_that_reaches_the_limit(make):
     """The environment's words fill most of the 30 tokens; they count in the limit, and so in the punishment."""
     trainer = make(max_completion_length=30, kwargs={"algorithm": dataclasses.replace(DAPO, dynamic_sampling=False)})
     trainer.train()
-    episodes, punished = trainer.last_trajectories, trainer._credit.columns["overlong"]
+    episodes, punished = trainer.last_trajectories, trainer.generation.episodes.columns["overlong"]
     assert {str(t.stop_reason) for t in episodes} == {"max_tokens"}
     assert all(t.n_sampled_tokens < 24 and 24 < t.n_completion_tokens <= 30 for t in episodes)
     assert list(punished) == [-1.0] * len(episodes)
@@ -209,8 +209,8 @@ def test_the_guard_sees_every_group(make):
     trainer = make(per_device_train_batch_size=4, steps_per_generation=4)
     rows = trainer._rows
 
-    def shifted(n_rows):
-        lists = rows(n_rows)
+    def shifted(generation, n_rows):
+        lists = rows(generation, n_rows)
         lists["logprobs"][8:] = [[value - 3.0 for value in row] for row in lists["logprobs"][8:]]
         return lists
 

@@ -98,8 +98,14 @@ def test_kl_in_the_reward(make):
 
     algorithm = replace(GRPO, normalisation="token", kl_coef=0.3, kl_in="reward")
     trainer = make(steps, algorithm=replace(algorithm, advantage_fn=seeing))
-    play = trainer._play
-    trainer._play = lambda: (play(), paid.append(trainer._credit.rewards))
+    score = trainer._generate_and_score_completions
+
+    def watched(inputs):
+        output = score(inputs)
+        paid.append(trainer.generation.episodes.rewards)
+        return output
+
+    trainer._generate_and_score_completions = watched
     trainer.train()
     kls = [entry["kl"] for entry in trainer.state.log_history if "kl" in entry]
     assert kls[0] == pytest.approx(0.0, abs=1e-6) and abs(kls[-1]) > 1e-5
@@ -150,9 +156,8 @@ def test_components_keep_their_names_in_both_of_trls_ways(make):
             },
             env="llm/Countdown-v0",
         )
-        weights = dict(zip(trainer.reward_func_names, trainer.reward_weights.tolist(), strict=True))
         trainer.train()
-        weights = dict(zip(trainer.reward_func_names, trainer.reward_weights.tolist(), strict=True))
+        weights = trainer.generation.episodes.weights
         task = trainer.last_trajectories[0]
         assert weights.keys() == task.components.keys() and len(weights) > 1
         logged = trainer.state.log_history[0]

@@ -331,7 +331,13 @@ def test_only_generations_that_sample_dynamically_replace_groups(make):
     )
     played = []
     play = trainer._play
-    trainer._play = lambda: (play(), played.append([t.seed % 2 for t in trainer.last_trajectories]))
+
+    def watched(inputs):
+        generation = play(inputs)
+        played.append([t.seed % 2 for t in generation.episodes.trajectories])
+        return generation
+
+    trainer._play = watched
     trainer.train()
     assert 0 in played[0] and set(played[1]) == {1}
 

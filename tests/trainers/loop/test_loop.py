@@ -455,7 +455,13 @@ def test_its_steps_are_those_of_trls_trainer(tiny_folder, config, tmp_path):
     generations = []
     trainer = EnvGRPOTrainer(model, DENSE, args, processing_class=load_tokenizer(tiny_folder))
     play = trainer._play
-    trainer._play = lambda: (play(), generations.append(list(trainer.last_trajectories)))
+
+    def watched(inputs):
+        generation = play(inputs)
+        generations.append(list(generation.episodes.trajectories))
+        return generation
+
+    trainer._play = watched
     trainer.train()
     trainer.close()
     ours = load_model(tiny_folder)

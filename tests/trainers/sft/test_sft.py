@@ -54,7 +54,7 @@ def play(codec, n=8):
 def test_labels_are_the_agents_tokens_and_nothing_else(tiny_folder, settings):
     codec = ChatCodec(AutoTokenizer.from_pretrained(tiny_folder))
     trajectories = play(codec)
-    trainer = EnvSFTTrainer(tiny_folder, args=settings(), trajectories=trajectories)
+    trainer = EnvSFTTrainer(tiny_folder, args=settings(), source=trajectories)
     batch = next(iter(trainer.get_train_dataloader()))
     for ids, labels in zip(batch["input_ids"], batch["labels"], strict=True):
         trained = labels != -100
@@ -67,7 +67,7 @@ def test_labels_are_the_agents_tokens_and_nothing_else(tiny_folder, settings):
 
 def test_a_model_learns_what_it_is_shown(tiny_folder, settings):
     trajectories = play(ChatCodec(AutoTokenizer.from_pretrained(tiny_folder)), 32)
-    trainer = EnvSFTTrainer(tiny_folder, args=settings(max_steps=80), trajectories=trajectories)
+    trainer = EnvSFTTrainer(tiny_folder, args=settings(max_steps=80), source=trajectories)
     trainer.train()
     policy = TransformersPolicy(trainer.model, trainer.processing_class)
     sampling = SamplingParams(max_new_tokens=8)
@@ -89,18 +89,18 @@ def test_the_oracle_plays_where_an_environment_is_given(tiny_folder, settings):
 
 
 def test_what_to_train_on_must_be_said_once(tiny_folder, settings):
-    for arguments in ({}, {"env": ENV, "trajectories": []}):
-        with pytest.raises(InvalidConfigError, match="just one"):
+    for arguments in ({}, {"env": ENV, "source": []}):
+        with pytest.raises(InvalidConfigError, match=r"source= .*: give one"):
             EnvSFTTrainer(tiny_folder, args=settings(), **arguments)
     with pytest.raises(InvalidConfigError, match="none of 0 trajectories"):
-        EnvSFTTrainer(tiny_folder, args=settings(), trajectories=[])
+        EnvSFTTrainer(tiny_folder, args=settings(), source=[])
 
 
 def test_long_episodes_are_trained_whole(tiny_folder, settings):
     codec = ChatCodec(AutoTokenizer.from_pretrained(tiny_folder))
     with Collector(ENV, ConstantPolicy("b" * 1500), codec=codec, progress=False) as collector:
         long = [t for group in collector.collect(8) for t in group]
-    trainer = EnvSFTTrainer(tiny_folder, args=settings(), trajectories=long)
+    trainer = EnvSFTTrainer(tiny_folder, args=settings(), source=long)
     assert {len(row["input_ids"]) for row in trainer.train_dataset} == {long[0].rows[0].spans[-1][1]}
 
 
@@ -151,13 +151,13 @@ def test_the_trainer_counts_and_logs_what_is_too_long(tiny_folder, settings):
     played = play(codec, 4)
     (first, second) = played[0].rows[0].spans
     args = settings(max_length=second[1] - 1, overlong="cut", logging_steps=1)
-    trainer = EnvSFTTrainer(tiny_folder, args=args, trajectories=played)
+    trainer = EnvSFTTrainer(tiny_folder, args=args, source=played)
     assert trainer.overlong_rows == {"overlong": 4, "dropped": 0, "cut": 4}
     assert {len(row["input_ids"]) for row in trainer.train_dataset} == {first[1]}
     trainer.train()
     assert trainer.state.log_history[0]["rows/cut"] == 4.0
     with pytest.raises(InvalidConfigError, match="all 4 rows are longer than max_length=9"):
-        EnvSFTTrainer(tiny_folder, args=settings(max_length=9), trajectories=played)
+        EnvSFTTrainer(tiny_folder, args=settings(max_length=9), source=played)
     with pytest.raises(InvalidConfigError, match="overlong='keep'"):
         settings(overlong="keep")
 
@@ -172,7 +172,7 @@ def test_every_row_of_a_forked_trajectory_is_learned_each_token_once(tiny_folder
         (trajectory,) = [t for group in collector.collect(1) for t in group]
     assert len(trajectory.rows) > 1
     model = tiny_model(tokenizer, hidden_size=32, n_heads=2, n_layers=1, max_length=4096)
-    trainer = EnvSFTTrainer(model, args=settings(), trajectories=[trajectory], processing_class=tokenizer)
+    trainer = EnvSFTTrainer(model, args=settings(), source=[trajectory], processing_class=tokenizer)
     assert len(trainer.train_dataset) == len(trajectory.rows)
     trained = sum(label != -100 for row in trainer.train_dataset for label in row["labels"])
     assert trained == trajectory.n_sampled_tokens

@@ -1,0 +1,53 @@
+"""Progress of a training: a bar on a terminal, lines elsewhere, and never a carriage return outside a terminal."""
+
+import io
+import sys
+
+import pytest
+from transformers import TrainerControl, TrainerState, TrainingArguments
+
+from llm_envs.trainers import EnvGRPOConfig
+from llm_envs.trainers.callbacks import ProgressLineCallback
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def play(callback, tmp_path):
+    """Run three steps, each logged, and the end."""
+    args, state, control = TrainingArguments(str(tmp_path), use_cpu=True), TrainerState(max_steps=3), TrainerControl()
+    callback.on_train_begin(args, state, control)
+    for step, reward in enumerate([0.25, 0.5, 1.0], 1):
+        state.global_step = step
+        callback.on_step_end(args, state, control)
+        callback.on_log(args, state, control, logs={"env/reward": reward, "loss": 3.0})
+    callback.on_train_end(args, state, control)
+
+
+def test_a_line_at_most_every_few_seconds_and_one_at_the_end(tmp_path, capsys):
+    play(ProgressLineCallback("GRPO", ["env/reward"], every_s=3600), tmp_path)
+    assert capsys.readouterr().err == "GRPO: 1/3 steps, reward 0.25\nGRPO: 3/3 steps, reward 1\n"
+    play(ProgressLineCallback("GRPO", ["env/reward"], every_s=0), tmp_path)
+    assert capsys.readouterr().err.splitlines()[:3] == [
+        "GRPO: 1/3 steps, reward 0.25",
+        "GRPO: 2/3 steps, reward 0.5",
+        "GRPO: 3/3 steps, reward 1",
+    ]
+
+
+def test_a_bar_on_a_terminal(tmp_path, monkeypatch):
+    out = Terminal()
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stderr", out)
+    play(ProgressLineCallback("GRPO", ["env/reward"]), tmp_path)
+    assert "\r" in out.getvalue() and "3/3" in out.getvalue() and "steps" not in out.getvalue()
+
+
+@pytest.mark.parametrize("stream, is_quiet", [(Terminal(), False), (io.StringIO(), True)])
+def test_a_training_draws_a_bar_only_on_a_terminal(stream, is_quiet, tmp_path, monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stderr", stream)
+    assert EnvGRPOConfig(str(tmp_path)).disable_tqdm is is_quiet
+    assert EnvGRPOConfig(str(tmp_path), disable_tqdm=False).disable_tqdm is False
