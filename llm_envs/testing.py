@@ -1,6 +1,7 @@
 """For tests, ours and other people's: a codec and a policy without a model, a small environment, and failures.
 
-Everything here is deterministic and imports no torch. A real model small enough for tests is in `llm_envs.tiny_model`.
+Everything here is deterministic and imports no torch. A model made on the spot, small enough for tests, is in
+`llm_envs.tiny_model`.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ import asyncio
 import contextlib
 import hashlib
 import json
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from random import Random
 from typing import Any, ClassVar
 
@@ -24,9 +27,37 @@ from llm_envs.policies.base import Policy
 from llm_envs.policies.scripted import before_turn
 from llm_envs.types import FinishReason, Message, Sampled, SamplingParams
 
-__all__ = ["ByteCodec", "HashingTokenPolicy", "NumbersEnv", "with_failures", "with_hangs"]
+__all__ = [
+    "REAL_MODEL_FOLDER",
+    "ByteCodec",
+    "HashingTokenPolicy",
+    "NumbersEnv",
+    "real_model",
+    "with_failures",
+    "with_hangs",
+]
 
 IdArray = npt.NDArray[np.int32]
+
+REAL_MODEL_FOLDER = Path("build/smollm2-135m")
+"""Where `make real-model` leaves a pretrained model, from the root of the checkout."""
+
+
+def real_model() -> str:
+    """Return the folder of a pretrained model for a test; skip the test if there is none.
+
+    The folder is that of the environment variable `LLM_ENVS_REAL_MODEL`, by default `REAL_MODEL_FOLDER`. With
+    `LLM_ENVS_REQUIRE_REAL_MODEL=1` the test fails instead of being skipped.
+    """
+    import pytest
+
+    folder = Path(os.environ.get("LLM_ENVS_REAL_MODEL") or REAL_MODEL_FOLDER)
+    if not (folder / "config.json").is_file():
+        message = f"there is no model in {folder}: run `make real-model`, or name a folder in LLM_ENVS_REAL_MODEL"
+        if os.environ.get("LLM_ENVS_REQUIRE_REAL_MODEL") == "1":
+            pytest.fail(message)
+        pytest.skip(message)
+    return str(folder)
 
 
 class ByteCodec:
