@@ -14,6 +14,7 @@ import argparse
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
@@ -144,20 +145,23 @@ class Row:
 
 def rows() -> dict[str, Row]:
     """Return what is compared: each a value, and most of them another with one field changed."""
-    no_baseline, mean = adv.create_reinforce(None), adv.create_reinforce(adv.batch_mean_baseline)
+    no_baseline, mean = (
+        adv.reinforce,
+        partial(adv.reinforce, baseline_fn=adv.batch_mean_baseline),
+    )
     changed = {
         "advantage: batch, whitened": replace(GRPO, advantage_fn=adv.batch_whitened),
         "advantage: rank in the group": replace(GRPO, advantage_fn=adv.group_ranked),
-        "advantage: best of 2": replace(GRPO, advantage_fn=adv.create_max_at_k(2)),
+        "advantage: best of 2": replace(GRPO, advantage_fn=partial(adv.max_at_k, k=2)),
         "advantage: each letter's": replace(GRPO, advantage_fn=per_turn),
         "advantage: no baseline": replace(REINFORCE, advantage_fn=no_baseline),
         "advantage: mean baseline": replace(REINFORCE, advantage_fn=mean),
         "entropy bonus": replace(GRPO, entropy_coef=0.05),
         "pairs: all": replace(PAIRWISE, pair_selector=pairs.all_pairs),
         "pairs: margin": replace(PAIRWISE, pair_selector=pairs.create_margin_pairs(0.25)),
-        "pairs: random": replace(PAIRWISE, pair_selector=pairs.create_random_pairs(0)),
-        "pairs: IPO": replace(PAIRWISE, pair_loss_fn=pairs.create_ipo_loss(beta=1.0), pair_average=True),
-        "pairs: hinge": replace(PAIRWISE, pair_loss_fn=pairs.create_hinge_loss(beta=1.0)),
+        "pairs: random": replace(PAIRWISE, pair_selector=partial(pairs.random_pairs, seed=0)),
+        "pairs: IPO": replace(PAIRWISE, pair_loss_fn=partial(pairs.ipo_loss, beta=1.0), pair_average=True),
+        "pairs: hinge": replace(PAIRWISE, pair_loss_fn=partial(pairs.hinge_loss, beta=1.0)),
         "KL in the reward": replace(GRPO, kl_coef=0.2, kl_in="reward"),
     }
     kl_fns: dict[str, kls.KLFn] = {

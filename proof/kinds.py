@@ -6,6 +6,7 @@ import asyncio
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -15,7 +16,7 @@ from llm_envs.rollout import RolloutLimits, collect_run
 from llm_envs.trainers import EnvDPOConfig, EnvDPOTrainer, EnvGRPOConfig, EnvGRPOTrainer, EnvPPOConfig, EnvPPOTrainer
 from llm_envs.trainers.bridge.unused_settings import ONLINE_DPO
 from llm_envs.trainers.functional.algorithm import ALGORITHMS
-from llm_envs.trainers.functional.turn_advantages import create_per_turn
+from llm_envs.trainers.functional.turn_advantages import per_turn
 from llm_envs.trainers.grpo.algorithms import with_settings
 from llm_envs.types import SamplingParams
 from proof.runs import Run
@@ -83,7 +84,7 @@ def _open_policy(engine: str, warm: Path) -> Any:
 def _make_grpo(run: Run, task: Task, warm: Path, settings: dict[str, Any]) -> EnvGRPOTrainer:
     algorithm = with_settings(ALGORITHMS[run.named], run.changes)
     if run.per_turn_gamma is not None:
-        algorithm = replace(algorithm, advantage_fn=create_per_turn(gamma=run.per_turn_gamma, scale=True))
+        algorithm = replace(algorithm, advantage_fn=partial(per_turn, gamma=run.per_turn_gamma, scale=True))
     return EnvGRPOTrainer(str(warm), task.env, EnvGRPOConfig(**settings), algorithm=algorithm)
 
 

@@ -1,6 +1,6 @@
 """Advantages of whole episodes from rewards and groups.
 
-Every function here can be an `AdvantageFn`, directly or through its `create_...` factory. An episode whose reward is
+Every function here is an `AdvantageFn`; `functools.partial` binds its settings. An episode whose reward is
 NaN (errored, unscored) does not enter any baseline, standard deviation or rank, and its advantage is 0. A group is the
 rows with the same int id, in any order and number. If only one of its episodes has a score, the advantage is 0.
 """
@@ -29,9 +29,6 @@ __all__ = [
     "batch_leave_one_out_baseline",
     "batch_mean_baseline",
     "batch_whitened",
-    "create_group_normalised",
-    "create_max_at_k",
-    "create_reinforce",
     "group_centred",
     "group_normalised",
     "group_ranked",
@@ -108,17 +105,6 @@ def group_normalised(
     else:
         raise ValueError(f"scale is {scale!r}; it must be 'group' or 'batch' (or use group_centred, for none).")
     return centred_B / (deviations_B + eps)
-
-
-def create_group_normalised(*, scale: Literal["group", "batch"] = "group", eps: float = EPS) -> AdvantageFn:
-    """Return `group_normalised` with its settings."""
-
-    def advantage_fn(
-        rewards_B: torch.Tensor, group_ids_B: torch.Tensor, turn_rewards_BK: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        return group_normalised(rewards_B, group_ids_B, scale=scale, eps=eps)
-
-    return advantage_fn
 
 
 def leave_one_out(
@@ -226,17 +212,6 @@ def max_at_k(
     return out_B
 
 
-def create_max_at_k(k: int) -> AdvantageFn:
-    """Return `max_at_k` with its k."""
-
-    def advantage_fn(
-        rewards_B: torch.Tensor, group_ids_B: torch.Tensor, turn_rewards_BK: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        return max_at_k(rewards_B, group_ids_B, k=k)
-
-    return advantage_fn
-
-
 def reinforce(
     rewards_B: torch.Tensor,
     group_ids_B: torch.Tensor,
@@ -267,17 +242,6 @@ def reinforce(
     if not torch.isfinite(baselines_B).all():
         raise ValueError("the baseline of a scored episode is not finite: baseline_fn must leave out NaN rewards.")
     return zero_masked(values_B - baselines_B, scored_B)
-
-
-def create_reinforce(baseline_fn: BaselineFn | None) -> AdvantageFn:
-    """Return `reinforce` with its baseline function."""
-
-    def advantage_fn(
-        rewards_B: torch.Tensor, group_ids_B: torch.Tensor, turn_rewards_BK: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        return reinforce(rewards_B, group_ids_B, baseline_fn=baseline_fn)
-
-    return advantage_fn
 
 
 def batch_mean_baseline(rewards_B: torch.Tensor, group_ids_B: torch.Tensor) -> torch.Tensor:

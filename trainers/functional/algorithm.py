@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Literal
 
@@ -18,17 +19,17 @@ import torch
 from llm_envs.trainers.functional.advantages import (
     AdvantageFn,
     batch_leave_one_out_baseline,
-    create_reinforce,
     group_centred,
     group_normalised,
     leave_one_out,
+    reinforce,
 )
 from llm_envs.trainers.functional.batch import Batch
 from llm_envs.trainers.functional.kl import KLFn, KLSchedule, check_reward_estimator, k1, k3, mean_kl
 from llm_envs.trainers.functional.losses import (
     LossFn,
-    create_cispo,
-    create_clipped_surrogate,
+    cispo,
+    clipped_surrogate,
     entropy_bonus,
     log_ratios,
     policy_gradient,
@@ -38,11 +39,11 @@ from llm_envs.trainers.functional.pairs import (
     PairLossFn,
     PairSelector,
     best_worst_pairs,
-    create_dpo_loss,
+    dpo_loss,
     pair_log_ratios,
     sequence_log_ratios,
 )
-from llm_envs.trainers.functional.turn_advantages import create_per_turn
+from llm_envs.trainers.functional.turn_advantages import per_turn
 
 __all__ = [
     "ALGORITHMS",
@@ -75,7 +76,7 @@ class Algorithm:
     """Name in logs and checkpoints."""
     advantage_fn: AdvantageFn | None = group_normalised
     """`(rewards_B, group_ids_B, turn_rewards_BK) -> advantages`, shape (B,) or (B, K); None: a critic's advantages."""
-    loss_fn: LossFn | None = field(default_factory=create_clipped_surrogate)
+    loss_fn: LossFn | None = clipped_surrogate
     """`(logps_BT, old_logps_BT, advantages, mask_BT) -> loss_BT`; None: no loss on tokens."""
     normalisation: Normalisation = "token"
     """The divisor of the sum over tokens, for loss and KL (`masking.aggregate_loss`)."""
@@ -225,7 +226,7 @@ DR_GRPO = Algorithm("dr_grpo", advantage_fn=group_centred, normalisation="consta
 """GRPO without its biases by length and standard deviation ("... R1-Zero-Like Training", arXiv 2503.20783)."""
 DAPO = Algorithm(
     "dapo",
-    loss_fn=create_clipped_surrogate(clip_low=0.2, clip_high=0.28),
+    loss_fn=partial(clipped_surrogate, clip_low=0.2, clip_high=0.28),
     normalisation="token",
     dynamic_sampling=True,
     overlong=0.2,
@@ -236,7 +237,7 @@ RLOO = Algorithm("rloo", advantage_fn=leave_one_out, loss_fn=policy_gradient, no
 on-policy."""
 REINFORCE = Algorithm(
     "reinforce",
-    advantage_fn=create_reinforce(batch_leave_one_out_baseline),
+    advantage_fn=partial(reinforce, baseline_fn=batch_leave_one_out_baseline),
     loss_fn=policy_gradient,
     normalisation="constant",
     constant=1.0,
@@ -245,21 +246,21 @@ REINFORCE = Algorithm(
 on-policy."""
 GSPO = Algorithm(
     "gspo",
-    loss_fn=create_clipped_surrogate(clip_low=3e-4, clip_high=4e-4, level="sequence_token"),
+    loss_fn=partial(clipped_surrogate, clip_low=3e-4, clip_high=4e-4, level="sequence_token"),
     normalisation="sequence",
 )
 """One ratio per sequence, with the paper's narrow clip ("Group Sequence Policy Optimization", arXiv 2507.18071)."""
-CISPO = Algorithm("cispo", loss_fn=create_cispo(max_ratio=5.0), normalisation="token")
+CISPO = Algorithm("cispo", loss_fn=partial(cispo, max_ratio=5.0), normalisation="token")
 """Clipped importance weights, no clipped updates ("MiniMax-M1", arXiv 2506.13585)."""
 PAIRWISE = Algorithm(
     "pairwise",
     advantage_fn=group_centred,
     loss_fn=None,
     pair_selector=best_worst_pairs,
-    pair_loss_fn=create_dpo_loss(beta=0.1),
+    pair_loss_fn=partial(dpo_loss, beta=0.1),
 )
 """DPO's loss on the best and the worst rollout of each group. Some call this DAPO, but DAPO is another algorithm."""
-PER_TURN = Algorithm("per_turn", advantage_fn=create_per_turn(scale=True), normalisation="token")
+PER_TURN = Algorithm("per_turn", advantage_fn=partial(per_turn, scale=True), normalisation="token")
 """Each turn's return-to-go, with the mean of the group's others at that turn as baseline (arXiv 2505.11821); loss over
 tokens."""
 PPO = Algorithm("ppo", advantage_fn=None, normalisation="token")

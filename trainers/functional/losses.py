@@ -1,4 +1,4 @@
-"""Losses per token, the critic's loss, and the punishment of over-long answers.
+"""Losses per token, and the critic's loss.
 
 Each loss is a number per token, (B, T); `masking.aggregate_loss` normalises it. Gradients flow only through the fresh
 `logps_BT`. Stored log-probabilities, advantages, values and returns are treated as constants, even with a graph.
@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 
 from llm_envs.trainers.functional.kl import MAX_LOG_RATIO
-from llm_envs.trainers.functional.masking import as_float, masked_mean, zero_masked
+from llm_envs.trainers.functional.masking import masked_mean, zero_masked
 from llm_envs.trainers.functional.turns import turns_of_mask
 
 __all__ = [
@@ -21,13 +21,10 @@ __all__ = [
     "cispo",
     "clip_fractions",
     "clipped_surrogate",
-    "create_cispo",
-    "create_clipped_surrogate",
     "entropy_bonus",
     "log_ratios",
     "negative_log_likelihood",
     "policy_gradient",
-    "soft_overlong_punishment",
     "value_loss",
 ]
 
@@ -161,32 +158,6 @@ def clipped_surrogate(
     return zero_masked(-torch.min(ratios_BT * advantages_BT, clipped_BT * advantages_BT), mask_BT)
 
 
-def create_clipped_surrogate(
-    *,
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
-    dual_clip: float | None = None,
-    level: RatioLevel = "token",
-) -> LossFn:
-    """Return `clipped_surrogate` with its settings."""
-
-    def loss_fn(
-        logps_BT: torch.Tensor, old_logps_BT: torch.Tensor, advantages: torch.Tensor, mask_BT: torch.Tensor
-    ) -> torch.Tensor:
-        return clipped_surrogate(
-            logps_BT,
-            old_logps_BT,
-            advantages,
-            mask_BT,
-            clip_low=clip_low,
-            clip_high=clip_high,
-            dual_clip=dual_clip,
-            level=level,
-        )
-
-    return loss_fn
-
-
 def cispo(
     logps_BT: torch.Tensor,
     old_logps_BT: torch.Tensor,
@@ -218,17 +189,6 @@ def cispo(
         raise ValueError(f"{min_ratio=} and {max_ratio=}: they must satisfy 0 <= min_ratio < max_ratio.")
     weights_BT = log_ratios(logps_BT, old_logps_BT, mask_BT).exp().clamp(min_ratio, max_ratio).detach()
     return weights_BT * policy_gradient(logps_BT, old_logps_BT, advantages, mask_BT)
-
-
-def create_cispo(*, max_ratio: float = 5.0, min_ratio: float = 0.0) -> LossFn:
-    """Return `cispo` with its settings."""
-
-    def loss_fn(
-        logps_BT: torch.Tensor, old_logps_BT: torch.Tensor, advantages: torch.Tensor, mask_BT: torch.Tensor
-    ) -> torch.Tensor:
-        return cispo(logps_BT, old_logps_BT, advantages, mask_BT, max_ratio=max_ratio, min_ratio=min_ratio)
-
-    return loss_fn
 
 
 def clip_fractions(
@@ -311,27 +271,6 @@ def negative_log_likelihood(logps_BT: torch.Tensor, mask_BT: torch.Tensor) -> to
         mask_BT: Shape (B, T), bool or 0/1.
     """
     return -zero_masked(logps_BT, mask_BT)
-
-
-def soft_overlong_punishment(lengths_B: torch.Tensor, *, max_length: int, buffer: int) -> torch.Tensor:
-    """Return a reward for the length: 0 up to `max_length - buffer`, then falling linearly to -1 at `max_length`.
-
-    DAPO (arXiv 2503.14476, equation 13) adds it to the reward of each answer.
-
-    Args:
-        lengths_B: Shape (B,): tokens that the policy wrote.
-        max_length: Greatest expected length in tokens, the answer's buffer included.
-        buffer: Tokens before it in which the punishment grows, from 1 to `max_length`.
-
-    Returns:
-        Shape (B,), float32 or float64, from -1 to 0.
-
-    Raises:
-        ValueError: If the buffer does not fit.
-    """
-    if not 1 <= buffer <= max_length:
-        raise ValueError(f"{buffer=} must lie between 1 and {max_length=}.")
-    return ((max_length - buffer - as_float(lengths_B)) / buffer).clamp(-1.0, 0.0)
 
 
 def _per_token(advantages: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:

@@ -19,11 +19,7 @@ __all__ = [
     "PairSelector",
     "all_pairs",
     "best_worst_pairs",
-    "create_dpo_loss",
-    "create_hinge_loss",
-    "create_ipo_loss",
     "create_margin_pairs",
-    "create_random_pairs",
     "dpo_loss",
     "hinge_loss",
     "ipo_loss",
@@ -108,15 +104,6 @@ def random_pairs(
         order = torch.randperm(len(places), generator=generator)[:n_per_group].to(places.device)
         drawn.append(candidates_P2[places[order]])
     return torch.cat(drawn) if drawn else candidates_P2
-
-
-def create_random_pairs(seed: int, *, n_per_group: int = 1) -> PairSelector:
-    """Return `random_pairs` with a fixed seed: the same rewards and ids give the same pairs."""
-
-    def selector(rewards_B: torch.Tensor, group_ids_B: torch.Tensor) -> torch.Tensor:
-        return random_pairs(rewards_B, group_ids_B, seed=seed, n_per_group=n_per_group)
-
-    return selector
 
 
 def sequence_log_ratios(
@@ -238,29 +225,6 @@ def hinge_loss(
         Shape (P,), float32 or float64.
     """
     return torch.relu(1.0 - beta * (as_float(chosen_log_ratios_P) - as_float(rejected_log_ratios_P)))
-
-
-def create_dpo_loss(*, beta: float = 0.1, label_smoothing: float = 0.0) -> PairLossFn:
-    """Return `dpo_loss` with its settings."""
-
-    def loss_fn(chosen_log_ratios_P: torch.Tensor, rejected_log_ratios_P: torch.Tensor) -> torch.Tensor:
-        return dpo_loss(chosen_log_ratios_P, rejected_log_ratios_P, beta=beta, label_smoothing=label_smoothing)
-
-    return loss_fn
-
-
-def create_ipo_loss(*, beta: float = 0.1) -> PairLossFn:
-    """Return `ipo_loss` with its beta."""
-    return lambda chosen_log_ratios_P, rejected_log_ratios_P: ipo_loss(
-        chosen_log_ratios_P, rejected_log_ratios_P, beta=beta
-    )
-
-
-def create_hinge_loss(*, beta: float = 0.1) -> PairLossFn:
-    """Return `hinge_loss` with its beta."""
-    return lambda chosen_log_ratios_P, rejected_log_ratios_P: hinge_loss(
-        chosen_log_ratios_P, rejected_log_ratios_P, beta=beta
-    )
 
 
 def _pairs_above(rewards_B: torch.Tensor, group_ids_B: torch.Tensor, margin: float) -> torch.Tensor:

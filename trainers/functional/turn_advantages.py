@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from llm_envs.trainers.functional.advantages import EPS, AdvantageFn
+from llm_envs.trainers.functional.advantages import EPS
 from llm_envs.trainers.functional.groups import check_rewards, group_counts, group_sum
 from llm_envs.trainers.functional.masking import as_float, zero_masked
 
-__all__ = ["create_per_turn", "per_turn", "turn_returns"]
+__all__ = ["per_turn", "turn_returns"]
 
 
 def turn_returns(turn_rewards_BK: torch.Tensor, *, gamma: float = 1.0) -> torch.Tensor:
@@ -85,14 +85,3 @@ def per_turn(
     squares_B = group_sum((advantages_BK**2).sum(1), scored_B, group_ids_B)
     counts_B = group_counts(exists_BK, group_ids_B, dtype=returns_BK.dtype).sum(1)
     return advantages_BK / ((squares_B / counts_B.clamp(min=1)).sqrt() + eps)[:, None]
-
-
-def create_per_turn(*, gamma: float = 1.0, scale: bool = False, eps: float = EPS) -> AdvantageFn:
-    """Return `per_turn` with its settings."""
-
-    def advantage_fn(
-        rewards_B: torch.Tensor, group_ids_B: torch.Tensor, turn_rewards_BK: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        return per_turn(rewards_B, group_ids_B, turn_rewards_BK, gamma=gamma, scale=scale, eps=eps)
-
-    return advantage_fn

@@ -10,7 +10,7 @@ import torch
 
 from llm_envs.trainers.functional.masking import as_float, zero_masked
 
-__all__ = ["place_turn_rewards", "spread_turns", "sum_over_turns", "turn_ids", "turns_of_mask"]
+__all__ = ["place_turn_rewards", "spread_turns", "turn_ids", "turns_of_mask"]
 
 
 def turn_ids(starts_BK: torch.Tensor, stops_BK: torch.Tensor, n_tokens: int) -> torch.Tensor:
@@ -64,22 +64,6 @@ def spread_turns(
     if not values_BK.shape[1]:
         return as_float(values_BK).new_zeros(ids_BT.shape)
     return zero_masked(as_float(values_BK).gather(1, ids_BT.clamp(min=0)), ids_BT >= 0)
-
-
-def sum_over_turns(
-    values_BT: torch.Tensor, mask_BT: torch.Tensor, starts_BK: torch.Tensor, stops_BK: torch.Tensor
-) -> torch.Tensor:
-    """Return the sum over each turn's unmasked tokens, such as its KL, shape (B, K); 0 for a turn without tokens.
-
-    Args:
-        values_BT: Shape (B, T); masked places may hold anything.
-        mask_BT: Shape (B, T), bool or 0/1.
-        starts_BK: Shape (B, K), ints.
-        stops_BK: Shape (B, K), ints.
-    """
-    ids_BT = turn_ids(starts_BK, stops_BK, values_BT.shape[1])
-    kept_BT = zero_masked(values_BT, mask_BT.bool() & (ids_BT >= 0))
-    return kept_BT.new_zeros(starts_BK.shape).scatter_add(1, ids_BT.clamp(min=0), kept_BT)
 
 
 def place_turn_rewards(

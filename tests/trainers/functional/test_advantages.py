@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -10,9 +11,6 @@ from llm_envs.trainers.functional.advantages import (
     batch_leave_one_out_baseline,
     batch_mean_baseline,
     batch_whitened,
-    create_group_normalised,
-    create_max_at_k,
-    create_reinforce,
     group_centred,
     group_normalised,
     group_ranked,
@@ -20,7 +18,7 @@ from llm_envs.trainers.functional.advantages import (
     max_at_k,
     reinforce,
 )
-from llm_envs.trainers.functional.turn_advantages import create_per_turn
+from llm_envs.trainers.functional.turn_advantages import per_turn
 
 NAN = float("nan")
 # Group 5 has the rewards 1, 2, 6 and an episode without a score; group 2 has 4, 4; group 8 one episode alone.
@@ -36,7 +34,7 @@ def test_group_centred():
 def test_group_normalised():
     expected = [-2 / (STD_5 + 1e-4), 0, -1 / (STD_5 + 1e-4), 0, 0, 0, 3 / (STD_5 + 1e-4)]
     assert group_normalised(REWARDS_B, IDS_B).tolist() == pytest.approx(expected)
-    assert create_group_normalised(eps=1.0)(REWARDS_B, IDS_B, None)[0].item() == pytest.approx(-2 / (STD_5 + 1))
+    assert group_normalised(REWARDS_B, IDS_B, None, eps=1.0)[0].item() == pytest.approx(-2 / (STD_5 + 1))
 
 
 def test_group_centred_with_the_standard_deviation_of_the_batch():
@@ -69,7 +67,7 @@ def test_max_at_k():
     assert max_at_k(REWARDS_B, IDS_B, k=2).tolist() == [0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 9.0]
     # k = 3: the best adds 6 - 2 to the set of the two others, times 3 / C(2, 2)
     assert max_at_k(REWARDS_B, IDS_B, k=3).tolist() == [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 12.0]
-    assert create_max_at_k(9)(REWARDS_B, IDS_B, None).tolist() == [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 12.0]
+    assert max_at_k(REWARDS_B, IDS_B, None, k=9).tolist() == [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 12.0]
     assert max_at_k(REWARDS_B, IDS_B, k=1).tolist() == leave_one_out(REWARDS_B, IDS_B).tolist()
     with pytest.raises(ValueError, match="at least 1"):
         max_at_k(REWARDS_B, IDS_B, k=0)
@@ -90,9 +88,9 @@ def test_max_at_k_of_a_large_group_equals_a_count_over_subsets():
 
 def test_reinforce_with_and_without_a_baseline():
     assert reinforce(REWARDS_B, IDS_B).tolist() == [1.0, 4.0, 2.0, 0.0, 4.0, 3.0, 6.0]
-    centred = create_reinforce(batch_mean_baseline)(REWARDS_B, IDS_B, None).tolist()
+    centred = reinforce(REWARDS_B, IDS_B, None, baseline_fn=batch_mean_baseline).tolist()
     assert centred == pytest.approx([r - 20 / 6 if not math.isnan(r) else 0.0 for r in REWARDS_B.tolist()])
-    others = create_reinforce(batch_leave_one_out_baseline)(REWARDS_B, IDS_B, None).tolist()
+    others = reinforce(REWARDS_B, IDS_B, None, baseline_fn=batch_leave_one_out_baseline).tolist()
     expected = [r - (20 - r) / 5 if not math.isnan(r) else 0.0 for r in REWARDS_B.tolist()]
     assert others == pytest.approx(expected, abs=1e-6)
     constant = reinforce(REWARDS_B, IDS_B, baseline_fn=lambda rewards_B, group_ids_B: torch.tensor(2.0))
@@ -104,19 +102,19 @@ def test_reinforce_with_and_without_a_baseline():
 EVERY = [
     group_centred,
     group_normalised,
-    create_group_normalised(scale="batch"),
+    partial(group_normalised, scale="batch"),
     leave_one_out,
     batch_whitened,
     group_ranked,
-    create_max_at_k(2),
-    create_reinforce(batch_mean_baseline),
-    create_reinforce(batch_leave_one_out_baseline),
-    create_per_turn(),
-    create_per_turn(scale=True),
+    partial(max_at_k, k=2),
+    partial(reinforce, baseline_fn=batch_mean_baseline),
+    partial(reinforce, baseline_fn=batch_leave_one_out_baseline),
+    per_turn,
+    partial(per_turn, scale=True),
 ]
 
 
-@pytest.mark.parametrize("advantage_fn", EVERY, ids=lambda f: f.__qualname__.split(".")[0])
+@pytest.mark.parametrize("advantage_fn", EVERY, ids=lambda f: getattr(f, "func", f).__name__)
 def test_an_episode_without_a_score_changes_nothing_for_the_others(advantage_fn):
     """NaN rewards are left out of every baseline, deviation and rank, and their advantage is 0."""
     turns_BK = torch.stack([REWARDS_B, 2 * REWARDS_B], 1)
@@ -129,7 +127,7 @@ def test_an_episode_without_a_score_changes_nothing_for_the_others(advantage_fn)
     assert (nothing == 0).all()
 
 
-@pytest.mark.parametrize("advantage_fn", EVERY, ids=lambda f: f.__qualname__.split(".")[0])
+@pytest.mark.parametrize("advantage_fn", EVERY, ids=lambda f: getattr(f, "func", f).__name__)
 def test_the_order_of_rows_does_not_matter(advantage_fn):
     order = torch.tensor([3, 6, 0, 5, 1, 2, 4])
     turns_BK = torch.stack([REWARDS_B, 2 * REWARDS_B], 1)
@@ -137,7 +135,7 @@ def test_the_order_of_rows_does_not_matter(advantage_fn):
     torch.testing.assert_close(shuffled, advantage_fn(REWARDS_B, IDS_B, turns_BK)[order])
 
 
-@pytest.mark.parametrize("advantage_fn", EVERY[:7], ids=lambda f: f.__qualname__.split(".")[0])
+@pytest.mark.parametrize("advantage_fn", EVERY[:7], ids=lambda f: getattr(f, "func", f).__name__)
 def test_equal_rewards_give_exact_zeros_even_where_their_mean_is_rounded(advantage_fn):
     rewards_B = torch.full((7,), 0.1)  # their float32 sum over 7 is not 0.1
     assert (advantage_fn(rewards_B, torch.zeros(7, dtype=torch.long), None) == 0).all()
@@ -176,13 +174,15 @@ def test_leave_one_out_is_unbiased_and_centring_is_shorter_by_one_over_n():
     gradient = exact_gradient(lambda pi: (pi * PAID).sum())
     torch.testing.assert_close(expected_gradient(leave_one_out, 3), gradient)
     torch.testing.assert_close(expected_gradient(group_centred, 3), gradient * 2 / 3)
-    torch.testing.assert_close(expected_gradient(create_reinforce(batch_leave_one_out_baseline), 3), gradient)
-    torch.testing.assert_close(expected_gradient(create_reinforce(None), 2), gradient)
+    torch.testing.assert_close(
+        expected_gradient(partial(reinforce, baseline_fn=batch_leave_one_out_baseline), 3), gradient
+    )
+    torch.testing.assert_close(expected_gradient(reinforce, 2), gradient)
 
 
 def test_max_at_k_has_the_gradient_of_the_expected_best_of_k():
     def best_of_2(pi):
         return (pi[:, None] * pi * torch.maximum(PAID[:, None], PAID)).sum()
 
-    torch.testing.assert_close(expected_gradient(create_max_at_k(2), 3), exact_gradient(best_of_2))
-    torch.testing.assert_close(expected_gradient(create_max_at_k(2), 4), exact_gradient(best_of_2))
+    torch.testing.assert_close(expected_gradient(partial(max_at_k, k=2), 3), exact_gradient(best_of_2))
+    torch.testing.assert_close(expected_gradient(partial(max_at_k, k=2), 4), exact_gradient(best_of_2))

@@ -6,6 +6,7 @@ model (log-probabilities, entropies) is given.
 
 from collections import defaultdict
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -26,11 +27,11 @@ from llm_envs.trainers.functional.algorithm import (
 )
 from llm_envs.trainers.functional.batch import Batch
 from llm_envs.trainers.functional.kl import importance_weighted_kl, k3
-from llm_envs.trainers.functional.losses import clip_fractions, create_cispo, create_clipped_surrogate
+from llm_envs.trainers.functional.losses import cispo, clip_fractions, clipped_surrogate
 from llm_envs.trainers.functional.pairs import (
-    create_dpo_loss,
-    create_hinge_loss,
-    create_ipo_loss,
+    dpo_loss,
+    hinge_loss,
+    ipo_loss,
     pair_log_ratios,
     sequence_log_ratios,
 )
@@ -135,15 +136,15 @@ CASES = {
     "dr_grpo": (DR_GRPO, "dr_grpo", {}),
     "dapo": (DAPO, "dapo", {"high": 0.28}),
     "cispo": (CISPO, "cispo", {"high": 5.0}),
-    "cispo-low": (replace(CISPO, loss_fn=create_cispo(max_ratio=1.1)), "cispo", {"high": 1.1}),
+    "cispo-low": (replace(CISPO, loss_fn=partial(cispo, max_ratio=1.1)), "cispo", {"high": 1.1}),
     "gspo": (GSPO, "grpo", {"level": "sequence", "low": 3e-4, "high": 4e-4}),
     "gspo-wide": (
-        replace(GSPO, loss_fn=create_clipped_surrogate(clip_low=0.1, clip_high=0.3, level="sequence")),
+        replace(GSPO, loss_fn=partial(clipped_surrogate, clip_low=0.1, clip_high=0.3, level="sequence")),
         "grpo",
         {"level": "sequence", "low": 0.1, "high": 0.3},
     ),
     "dual-clip": (
-        replace(GRPO, loss_fn=create_clipped_surrogate(dual_clip=1.4)),
+        replace(GRPO, loss_fn=partial(clipped_surrogate, dual_clip=1.4)),
         "grpo",
         {"delta": 1.4},
     ),
@@ -255,9 +256,9 @@ def trl_dpo(given, loss_type, beta):
 @pytest.mark.parametrize(
     ("loss_type", "pair_loss_fn", "average"),
     [
-        ("sigmoid", create_dpo_loss(beta=0.3), False),
-        ("hinge", create_hinge_loss(beta=0.3), False),
-        ("ipo", create_ipo_loss(beta=0.3), True),
+        ("sigmoid", partial(dpo_loss, beta=0.3), False),
+        ("hinge", partial(hinge_loss, beta=0.3), False),
+        ("ipo", partial(ipo_loss, beta=0.3), True),
     ],
 )
 def test_pairwise_losses(tensors, loss_type, pair_loss_fn, average):

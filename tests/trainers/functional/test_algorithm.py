@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -28,7 +29,7 @@ from llm_envs.trainers.functional.kl import (
     kl_in_reward,
 )
 from llm_envs.trainers.functional.losses import policy_gradient
-from llm_envs.trainers.functional.pairs import create_ipo_loss
+from llm_envs.trainers.functional.pairs import ipo_loss
 
 NAN = float("nan")
 LOGPS_BT = torch.tensor([[-1.0, -2.0], [-3.0, NAN]])
@@ -151,7 +152,7 @@ def test_a_new_algorithm_is_a_value():
     mine = Algorithm("mine", loss_fn=squared, normalisation="token")
     assert loss_and_gradient(mine, batch())[0] == pytest.approx((1 + 4 - 18) / 3)  # what it leaves at masks is not read
     both = replace(
-        PAIRWISE, name="both", loss_fn=policy_gradient, pair_loss_fn=create_ipo_loss(beta=0.5), pair_average=True
+        PAIRWISE, name="both", loss_fn=policy_gradient, pair_loss_fn=partial(ipo_loss, beta=0.5), pair_average=True
     )
     given = batch(rewards_B=torch.tensor([1.0, 0.0]), group_ids_B=torch.tensor([0, 0]))
     assert loss_and_gradient(both, given)[0] == pytest.approx((3 - 6) / 3 + 1.0)  # (0 - 0 - 1)^2

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -10,13 +11,10 @@ from llm_envs.trainers.functional.losses import (
     cispo,
     clip_fractions,
     clipped_surrogate,
-    create_cispo,
-    create_clipped_surrogate,
     entropy_bonus,
     log_ratios,
     negative_log_likelihood,
     policy_gradient,
-    soft_overlong_punishment,
     value_loss,
 )
 from llm_envs.trainers.functional.masking import aggregate_loss
@@ -49,7 +47,7 @@ def test_clipped_surrogate_of_a_bad_action():
 
 
 def test_decoupled_and_dual_clip():
-    loss_fn = create_clipped_surrogate(clip_low=0.2, clip_high=0.6, dual_clip=2.5)
+    loss_fn = partial(clipped_surrogate, clip_low=0.2, clip_high=0.6, dual_clip=2.5)
     assert value_and_gradient(loss_fn, torch.tensor([1.0]))[0] == pytest.approx([-1.5, -0.5, -1.1, -1.6, 0.0])
     loss, gradient = value_and_gradient(loss_fn, torch.tensor([-1.0]))
     assert loss == pytest.approx([1.5, 0.8, 1.1, 2.5, 0.0])
@@ -72,7 +70,7 @@ def test_ratios_of_sequences():
     for level in ("sequence", "sequence_token"):
         log_ratios_BT = log_ratios(LOGPS_BT, OLD_BT, MASK_BT, level=level)
         assert log_ratios_BT[0, :4].tolist() == pytest.approx([MEAN_LOG_RATIO] * 4)
-        loss_fn = create_clipped_surrogate(clip_low=0.5, clip_high=0.5, level=level)
+        loss_fn = partial(clipped_surrogate, clip_low=0.5, clip_high=0.5, level=level)
         loss, gradient = value_and_gradient(loss_fn, torch.tensor([2.0]))
         ratio = math.exp(MEAN_LOG_RATIO)
         assert loss == pytest.approx([-2 * ratio] * 4 + [0.0])
@@ -98,7 +96,7 @@ def test_ratios_of_turns():
     assert log_ratios_BT[0].tolist() == pytest.approx(expected)
     logps_BT = logs.clone().requires_grad_()
     advantages_BT = torch.tensor([[0.0, 1.0, 1.0, 0.0, -1.0, -1.0, -1.0, 0.0, 1.0]])
-    loss_fn = create_clipped_surrogate(clip_low=0.2, clip_high=2.0, level="turn")
+    loss_fn = partial(clipped_surrogate, clip_low=0.2, clip_high=2.0, level="turn")
     loss_BT = loss_fn(logps_BT, torch.zeros_like(logs), advantages_BT, mask_BT)
     loss_BT.sum().backward()
     assert loss_BT[0].tolist() == pytest.approx([0.0, -2.0, -2.0, 0.0, 2.0, 2.0, 2.0, 0.0, -3.0])
@@ -110,8 +108,8 @@ def test_with_advantages_of_tokens_only_sequence_token_credits_each_token_alone(
     advantages_BT = torch.tensor([[4.0, 0.0, 0.0, 0.0, 0.0]])
     ratio = math.exp(MEAN_LOG_RATIO)
     wide = {"clip_low": 1.0, "clip_high": 9.0}
-    own = value_and_gradient(create_clipped_surrogate(level="sequence_token", **wide), advantages_BT)
-    shared = value_and_gradient(create_clipped_surrogate(level="sequence", **wide), advantages_BT)
+    own = value_and_gradient(partial(clipped_surrogate, level="sequence_token", **wide), advantages_BT)
+    shared = value_and_gradient(partial(clipped_surrogate, level="sequence", **wide), advantages_BT)
     assert own[0] == pytest.approx(shared[0])
     assert own[1] == pytest.approx([-4 * ratio, 0.0, 0.0, 0.0, 0.0])
     assert shared[1] == pytest.approx([-ratio] * 4 + [0.0])
@@ -124,7 +122,7 @@ def test_policy_gradient():
 
 
 def test_cispo_clips_the_weight_and_keeps_the_gradient():
-    loss, gradient = value_and_gradient(create_cispo(max_ratio=2.0, min_ratio=0.75), torch.tensor([2.0]))
+    loss, gradient = value_and_gradient(partial(cispo, max_ratio=2.0, min_ratio=0.75), torch.tensor([2.0]))
     assert gradient == pytest.approx([-3.0, -1.5, -2.2, -4.0, 0.0])
     assert loss == pytest.approx(
         [g * logp for g, logp in zip(gradient[:4], LOGPS_BT[0].tolist(), strict=False)] + [0.0]
@@ -162,16 +160,8 @@ def test_entropy_and_likelihood():
     assert negative_log_likelihood(torch.tensor([[-1.0, -3.0, NAN]]), mask_BT).tolist() == [[1.0, 3.0, 0.0]]
 
 
-def test_soft_overlong_punishment():
-    lengths_B = torch.tensor([10, 80, 85, 95, 100, 130])
-    got = soft_overlong_punishment(lengths_B, max_length=100, buffer=20)
-    assert got.tolist() == [0.0, 0.0, -0.25, -0.75, -1.0, -1.0]
-    with pytest.raises(ValueError, match="buffer=0"):
-        soft_overlong_punishment(lengths_B, max_length=100, buffer=0)
-
-
 @pytest.mark.parametrize(
-    "loss_fn", [clipped_surrogate, create_clipped_surrogate(clip_high=0.9, level="sequence"), cispo, policy_gradient]
+    "loss_fn", [clipped_surrogate, partial(clipped_surrogate, clip_high=0.9, level="sequence"), cispo, policy_gradient]
 )
 def test_gradients_flow_through_fresh_log_probabilities_alone(loss_fn):
     fresh_BT, stored_BT = LOGPS_BT.clone().requires_grad_(), OLD_BT.clone().requires_grad_()

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from llm_envs.trainers.functional.turn_advantages import create_per_turn, per_turn, turn_returns
+from llm_envs.trainers.functional.turn_advantages import per_turn, turn_returns
 from llm_envs.trainers.functional.turns import spread_turns
 
 NAN = float("nan")
@@ -49,7 +49,7 @@ def test_each_turn_is_compared_with_the_others_at_that_turn():
 
 
 def test_one_scale_for_a_whole_group():
-    scaled_BK = create_per_turn(scale=True, eps=0.0)(REWARDS_B, IDS_B, TURNS_BK)
+    scaled_BK = per_turn(REWARDS_B, IDS_B, TURNS_BK, scale=True, eps=0.0)
     assert scaled_BK[1, 0].item() == pytest.approx(3.0 / (34 / 3) ** 0.5)  # (9 + 9 + 16) / 3 turns
     assert scaled_BK[4].tolist() == pytest.approx([-3.0 / (34 / 3) ** 0.5, -4.0 / (34 / 3) ** 0.5, 0.0])
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from llm_envs.trainers.functional.turns import place_turn_rewards, spread_turns, sum_over_turns, turn_ids, turns_of_mask
+from llm_envs.trainers.functional.turns import place_turn_rewards, spread_turns, turn_ids, turns_of_mask
 
 NAN = float("nan")
 STARTS_BK = torch.tensor([[1, 3, 4], [2, 0, 0]])
@@ -22,12 +22,6 @@ def test_a_turns_value_is_that_of_its_tokens():
     assert spread_BT.tolist() == [[0, 0.5, 0.5, 0, -1, -1, -1], [0, 0, 2, 2, 0, 0, 0]]
     none = torch.zeros(1, 0, dtype=torch.long)
     assert spread_turns(torch.zeros(1, 0), none, none, 2).tolist() == [[0.0, 0.0]]
-
-
-def test_sums_over_turns():
-    values_BT = torch.tensor([[9.0, 1.0, 2.0, 9.0, 3.0, NAN, 5.0], [9.0, 9.0, 1.0, 1.0, 9.0, 9.0, 9.0]])
-    mask_BT = torch.tensor([[0, 1, 1, 0, 1, 0, 1], [0, 0, 1, 1, 0, 0, 0]])
-    assert sum_over_turns(values_BT, mask_BT, STARTS_BK, STOPS_BK).tolist() == [[3.0, 0.0, 8.0], [2.0, 0.0, 0.0]]
 
 
 def test_rewards_stand_at_the_ends_of_turns_and_none_is_lost():

@@ -15,7 +15,7 @@ from llm_envs.trainers import EnvGRPOTrainer, RewardSettings
 from llm_envs.trainers.functional.advantages import group_normalised, leave_one_out
 from llm_envs.trainers.functional.algorithm import DAPO, GRPO, PPO
 from llm_envs.trainers.functional.kl import k1, k3, k3_weighted
-from llm_envs.trainers.functional.turn_advantages import create_per_turn
+from llm_envs.trainers.functional.turn_advantages import per_turn
 from llm_envs.trainers.schedules import create_linear
 
 pytestmark = pytest.mark.trainings
@@ -66,7 +66,7 @@ def test_the_weighted_k3_is_trls_corrected_kl(make):
 
 def test_another_function_is_another_step(make):
     plain = trained(make(algorithm=ON_POLICY_TOKENS))
-    for changes in ({"advantage_fn": leave_one_out}, {"kl_fn": k1}, {"advantage_fn": create_per_turn()}):
+    for changes in ({"advantage_fn": leave_one_out}, {"kl_fn": k1}, {"advantage_fn": per_turn}):
         assert distance(plain, trained(make(algorithm=replace(ON_POLICY_TOKENS, **changes)))) > 1e-5
 
 

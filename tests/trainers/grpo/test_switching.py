@@ -3,6 +3,7 @@
 import copy
 import math
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 
 import pytest
@@ -26,8 +27,8 @@ from llm_envs.trainers.functional.algorithm import (
 )
 from llm_envs.trainers.functional.batch import Batch
 from llm_envs.trainers.functional.kl import k1
-from llm_envs.trainers.functional.losses import create_clipped_surrogate, policy_gradient
-from llm_envs.trainers.functional.pairs import all_pairs, create_ipo_loss, dpo_loss, pair_slopes
+from llm_envs.trainers.functional.losses import clipped_surrogate, policy_gradient
+from llm_envs.trainers.functional.pairs import all_pairs, dpo_loss, ipo_loss, pair_slopes
 from llm_envs.trainers.functional.references import frozen_copy
 from llm_envs.trainers.grpo.pairs import keep_groups_together
 
@@ -100,9 +101,9 @@ OWN = replace(
 )
 """Nobody's: REINFORCE with leave-one-out, over tokens, and an entropy bonus."""
 MIXED = replace(PAIRWISE, name="mixed", loss_fn=policy_gradient, advantage_fn=leave_one_out, kl_coef=0.2)
-AVERAGED = replace(PAIRWISE, name="ipo", pair_loss_fn=create_ipo_loss(beta=0.5), pair_average=True)
+AVERAGED = replace(PAIRWISE, name="ipo", pair_loss_fn=partial(ipo_loss, beta=0.5), pair_average=True)
 PROMPTS = replace(GRPO, name="prompts", normalisation="prompt", kl_coef=0.1)
-TURNS = replace(GRPO, name="turns", loss_fn=create_clipped_surrogate(clip_low=1e-3, clip_high=1e-3, level="turn"))
+TURNS = replace(GRPO, name="turns", loss_fn=partial(clipped_surrogate, clip_low=1e-3, clip_high=1e-3, level="turn"))
 MANY = replace(PAIRWISE, name="many", pair_selector=all_pairs)
 
 
