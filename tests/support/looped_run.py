@@ -6,10 +6,12 @@ import dataclasses
 import os
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from dense_env import DenseEnv
+from transformers import get_scheduler
 
 from llm_envs.policies import TransformersPolicy
 from llm_envs.policies.inference import load_model, load_tokenizer
@@ -23,7 +25,6 @@ from llm_envs.trainers.loop import (
     create_checkpoint_fn,
     create_eval_fn,
     create_training_state,
-    create_warmup_cosine,
     hold_out,
     load_training_state,
     train,
@@ -44,7 +45,7 @@ def start_run(model: str, out: str, *, kill_at: int = 0, resume: str | None = No
     state = create_training_state(
         policy.model,
         learning_rate=3e-3,
-        schedule=create_warmup_cosine(20, warmup_steps=3),
+        schedule=partial(get_scheduler, "cosine", num_warmup_steps=3, num_training_steps=20),
         ref_model_fn=frozen_copy,
         seed=3,
     )

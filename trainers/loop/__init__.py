@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+from llm_envs.errors import MissingExtraError
+
+try:
+    import accelerate  # noqa: F401
+    import torch  # noqa: F401
+except ImportError as error:
+    raise MissingExtraError("training needs torch and accelerate: pip install 'llm-envs[train]'.") from error
+
 from llm_envs.trainers.loop.held_out import HeldOutEnv, create_eval_fn, hold_out, is_held_out
 from llm_envs.trainers.loop.quickstart import QuickStartResult, quick_start_training
 from llm_envs.trainers.loop.run import (
@@ -20,7 +28,6 @@ from llm_envs.trainers.loop.state import (
     create_checkpoint_fn,
     create_optimizer_step,
     create_training_state,
-    create_warmup_cosine,
     latest_checkpoint,
     load_training_state,
     save_training_state,
@@ -39,7 +46,6 @@ __all__ = [
     "create_eval_fn",
     "create_optimizer_step",
     "create_training_state",
-    "create_warmup_cosine",
     "hold_out",
     "is_held_out",
     "latest_checkpoint",

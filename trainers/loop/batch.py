@@ -8,14 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 
-from llm_envs.errors import InvalidConfigError, MissingExtraError
-
-try:
-    import torch
-except ImportError as error:
-    raise MissingExtraError("training needs torch: pip install 'llm-envs[train]'.") from error
-
+from llm_envs.errors import InvalidConfigError
 from llm_envs.policies.inference.positions import position_ids
 from llm_envs.policies.inference.sampling import has_filters
 from llm_envs.trainers.bridge.filtered import unfiltered_logps
@@ -36,7 +31,9 @@ __all__ = [
 ]
 
 
-def score_rows(model: Any, batch: Batch, *, with_entropies: bool = False) -> tuple[torch.Tensor, torch.Tensor | None]:
+def score_rows(
+    model: torch.nn.Module, batch: Batch, *, with_entropies: bool = False
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return the model's log-probabilities of a batch's completion tokens, in one forward pass.
 
     Args:
@@ -66,7 +63,11 @@ def score_rows(model: Any, batch: Batch, *, with_entropies: bool = False) -> tup
 
 @torch.no_grad()
 def score_batch(
-    model: Any, batch: Batch, *, micro_batch_size: int | None = None, autocast_dtype: torch.dtype | None = None
+    model: torch.nn.Module,
+    batch: Batch,
+    *,
+    micro_batch_size: int | None = None,
+    autocast_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """Return the log-probabilities of all rows, without gradient, shape (B, T); 0 in trimmed padding.
 
@@ -91,7 +92,7 @@ def score_batch(
 
 
 @torch.no_grad()
-def without_filters(model: Any, batch: Batch, *, autocast_dtype: torch.dtype | None = None) -> Batch:
+def without_filters(model: torch.nn.Module, batch: Batch, *, autocast_dtype: torch.dtype | None = None) -> Batch:
     """Return the batch with the sampling filters removed from its log-probabilities (`bridge.filtered`).
 
     Args:
@@ -124,7 +125,7 @@ def without_filters(model: Any, batch: Batch, *, autocast_dtype: torch.dtype | N
 
 @torch.no_grad()
 def sampling_gap(
-    model: Any,
+    model: torch.nn.Module,
     batch: Batch,
     *,
     micro_batch_size: int | None = None,

@@ -9,6 +9,7 @@ from typing import Any
 from llm_envs.errors import InvalidConfigError
 from llm_envs.rollout import Collector, EpisodeSpec, PromptBuffer, derive_seed, group_specs
 from llm_envs.tracking.metrics import trajectory_metrics
+from llm_envs.trainers.functional.references import ReferenceUpdateFn
 from llm_envs.types import Trajectory, TrajectoryGroup
 
 __all__ = ["PromptLoader", "play_generation", "restore", "source_state"]
@@ -33,9 +34,11 @@ def play_generation(
         The groups that passed the collector's filter; and `env/...`, metrics of all episodes, filtered ones too.
 
     Raises:
-        InvalidConfigError: If there is a loader and the collector has a mixture of environments.
+        InvalidConfigError: If a number is below 1, or there is a loader and the collector has several environments.
         RolloutFailedError: If too few groups pass the filter.
     """
+    if n_groups < 1 or group_size < 1:
+        raise InvalidConfigError(f"{n_groups=} and {group_size=} must be at least 1.")
     finished: list[Trajectory] = []
     outer = collector.on_trajectory
 
@@ -59,39 +62,40 @@ def play_generation(
 
 
 def source_state(
-    collector: Collector, prompt_loader: PromptLoader | None, reference_update_fn: object
+    collector: Collector, prompt_loader: PromptLoader | None, reference_update_fn: ReferenceUpdateFn
 ) -> dict[str, Any]:
     """Return the state of source, prompts and reference update, as JSON types."""
-    state: dict[str, Any] = {"source": collector.source.state_dict()}
-    for name, part in (("prompts", prompt_loader), ("reference_update", reference_update_fn)):
-        if hasattr(part, "state_dict"):
-            state[name] = part.state_dict()
-    return state
+    parts = _stateful(collector, prompt_loader, reference_update_fn)
+    return {name: part.state_dict() for name, part in parts.items()}
 
 
 def restore(
-    state: Mapping[str, Any], collector: Collector, prompt_loader: PromptLoader | None, reference_update_fn: object
+    state: Mapping[str, Any],
+    collector: Collector,
+    prompt_loader: PromptLoader | None,
+    reference_update_fn: ReferenceUpdateFn,
 ) -> None:
     """Restore source, prompts and reference update from a saved state; an empty state changes nothing.
 
     Raises:
         InvalidConfigError: If the state belongs to other parts.
     """
-    if not state:
-        return
-    given: dict[str, Any] = {
-        "source": collector.source,
-        "prompts": prompt_loader,
-        "reference_update": reference_update_fn,
-    }
-    given = {name: part for name, part in given.items() if hasattr(part, "load_state_dict")}
-    if given.keys() != state.keys():
+    parts = _stateful(collector, prompt_loader, reference_update_fn)
+    if state and parts.keys() != state.keys():
         raise InvalidConfigError(
-            f"the state was saved with {', '.join(sorted(state))}; given are {', '.join(sorted(given))}: a resumed run "
+            f"the state was saved with {', '.join(sorted(state))}; given are {', '.join(sorted(parts))}: a resumed run "
             "needs the same parts."
         )
-    for name, part in given.items():
-        part.load_state_dict(state[name])
+    for name, value in state.items():
+        parts[name].load_state_dict(value)
+
+
+def _stateful(
+    collector: Collector, prompt_loader: PromptLoader | None, reference_update_fn: ReferenceUpdateFn
+) -> dict[str, Any]:
+    """Return the parts that have a state to save, by name."""
+    parts = {"source": collector.source, "prompts": prompt_loader, "reference_update": reference_update_fn}
+    return {name: part for name, part in parts.items() if hasattr(part, "state_dict")}
 
 
 def _play_prompts(

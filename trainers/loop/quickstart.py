@@ -15,11 +15,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from llm_envs.chat.codec import ChatCodec
-from llm_envs.errors import InvalidConfigError, MissingExtraError
+import torch
+from transformers import get_scheduler
+
+from llm_envs.errors import InvalidConfigError
+from llm_envs.policies.inference.loading import load_model
 from llm_envs.policies.transformers import TransformersPolicy
 from llm_envs.rollout import Collector, EnvChoice, PromptSource, RolloutLimits, SeedSource
 from llm_envs.rollout.filters import create_spread_filter
@@ -27,14 +31,7 @@ from llm_envs.sources.prompt_task import PromptTask, RewardFn
 from llm_envs.sources.prompts import PromptsLike
 from llm_envs.sources.source import Envs
 from llm_envs.tracking.loggers import Logger, console_logger, jsonl_logger, multi_logger
-
-try:
-    import torch
-except ImportError as error:
-    raise MissingExtraError("training needs torch: pip install 'llm-envs[train]'.") from error
-
-from llm_envs.policies.inference.loading import load_model
-from llm_envs.trainers.bridge.checks import as_algorithm, load_training_tokenizer
+from llm_envs.trainers.bridge.checks import as_algorithm, load_training_tokenizer, with_split
 from llm_envs.trainers.functional.algorithm import Algorithm
 from llm_envs.trainers.functional.references import frozen_copy
 from llm_envs.trainers.loop.held_out import create_eval_fn, hold_out
@@ -43,7 +40,6 @@ from llm_envs.trainers.loop.state import (
     TrainingState,
     create_checkpoint_fn,
     create_training_state,
-    create_warmup_cosine,
     latest_checkpoint,
     load_training_state,
 )
@@ -134,41 +130,21 @@ def quick_start_training(
         InvalidConfigError: If not just one of `env` and `prompts` is given, or another argument is wrong.
         ModelError: If the model cannot be loaded, or not trained on conversations.
     """
-    chosen = as_algorithm(algorithm)
+    chosen, settings = as_algorithm(algorithm), settings or LoopSettings()
     source, kept = _sources(env, prompts, reward_fn, env_kwargs, bool(eval_every), seed)
     if resume and output_dir is None:
         raise InvalidConfigError("resume=True needs the output_dir of the run that is to go on.")
-    tokenizer = load_training_tokenizer(model_name, tokenizer, thinking=None)
-    model = load_model(model_name, device=device) if isinstance(model_name, str) else model_name
-    policy = TransformersPolicy(model, tokenizer)
-    played: dict[str, Any] = {
-        "codec": ChatCodec(tokenizer),
-        "sampling": SamplingParams(max_new_tokens=max_turn_tokens, temperature=temperature),
-        "limits": limits,
-        "progress": False,
-    }
-    loop_settings = settings or LoopSettings()
-    n_steps = num_iterations * loop_settings.n_epochs * loop_settings.n_minibatches
-    state = create_training_state(
-        model,
-        learning_rate=learning_rate,
-        schedule=create_warmup_cosine(n_steps, warmup_steps=n_steps // 20),
-        # Without a KL, a reference would only take memory.
-        ref_model_fn=frozen_copy if chosen.kl_coef else None,
-        # `load_model` has already put a model that was given by name on its device.
-        device=device if not isinstance(model_name, str) else None,
-        seed=seed,
-    )
+    policy = _load_policy(model_name, tokenizer, device)
+    n_steps = num_iterations * settings.n_epochs * settings.n_minibatches
+    state = _initial_state(policy.model, chosen, n_steps, learning_rate, seed)
     root = None if output_dir is None else Path(output_dir)
     if resume and root is not None and (newest := latest_checkpoint(root)) is not None:
         state = load_training_state(newest, state)
     history: list[Mapping[str, float]] = []
-    loggers = [logger or console_logger(keys=SHOWN), lambda step, metrics: history.append(dict(metrics))]
-    if root is not None:
-        loggers.append(jsonl_logger(root / "metrics.jsonl"))
-    with Collector(
-        source, policy, seed=seed, group_filter=create_spread_filter() if chosen.dynamic_sampling else None, **played
-    ) as collector:
+    sampling = SamplingParams(max_new_tokens=max_turn_tokens, temperature=temperature)
+    played: dict[str, Any] = {"codec": policy.codec, "sampling": sampling, "limits": limits, "progress": False}
+    group_filter = create_spread_filter() if chosen.dynamic_sampling else None
+    with Collector(source, policy, seed=seed, group_filter=group_filter, **played) as collector:
         state = train(
             state,
             collector,
@@ -176,15 +152,49 @@ def quick_start_training(
             n_groups=n_groups,
             group_size=group_size,
             algorithm=chosen,
-            settings=loop_settings,
+            settings=settings,
             eval_fn=create_eval_fn(kept, policy, n=n_eval, seed=seed + 1, **played) if kept else None,
             eval_every=eval_every,
-            checkpoint_fn=None if root is None else create_checkpoint_fn(root, tokenizer=tokenizer),
+            checkpoint_fn=None if root is None else create_checkpoint_fn(root, tokenizer=policy.tokenizer),
             # A killed run loses at most a tenth of its iterations.
             save_every=0 if root is None else max(num_iterations // 10, 1),
-            logger=multi_logger(*loggers),
+            logger=_logger(logger, history, root),
         )
-    return QuickStartResult(model, tokenizer, policy, state, history)
+    return QuickStartResult(policy.model, policy.tokenizer, policy, state, history)
+
+
+def _logger(logger: Logger | None, history: list[Mapping[str, float]], root: Path | None) -> Logger:
+    """Return a logger to the user's (or the console), to the history, and to a file in the folder."""
+    loggers = [logger or console_logger(keys=SHOWN), lambda step, metrics: history.append(dict(metrics))]
+    return multi_logger(*loggers, *([] if root is None else [jsonl_logger(root / "metrics.jsonl")]))
+
+
+def _load_policy(
+    model_name: str | PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, device: torch.device | str | None
+) -> TransformersPolicy:
+    tokenizer = load_training_tokenizer(model_name, tokenizer, thinking=None)
+    if isinstance(model_name, str):
+        return TransformersPolicy(load_model(model_name, device=device), tokenizer)
+    if device is not None:
+        cast(torch.nn.Module, model_name).to(device)
+    return TransformersPolicy(model_name, tokenizer)
+
+
+def _initial_state(
+    model: PreTrainedModel, algorithm: Algorithm, n_steps: int, learning_rate: float, seed: int
+) -> TrainingState:
+    schedule = partial(
+        get_scheduler,
+        "cosine_warmup_with_min_lr",
+        num_warmup_steps=n_steps // 20,
+        num_training_steps=n_steps + 1,  # one more than there are, so that the last step's rate is above 0
+        scheduler_specific_kwargs={"min_lr_rate": 0.0},
+    )
+    # Without a KL, a reference would only take memory.
+    ref_model_fn = frozen_copy if algorithm.kl_coef else None
+    return create_training_state(
+        model, learning_rate=learning_rate, schedule=schedule, ref_model_fn=ref_model_fn, seed=seed
+    )
 
 
 def _sources(
@@ -209,14 +219,12 @@ def _sources(
         )
     if prompts is None:
         assert env is not None
-        common = {"split": "train"} | dict(env_kwargs or {})
-        if common["split"] == "test":
+        if (env_kwargs or {}).get("split") == "test":
             raise InvalidConfigError("env_kwargs has split='test': that one is for measuring.")
         if holds_out:
-            trained, kept = hold_out(env, env_kwargs=common)
+            trained, kept = hold_out(env, env_kwargs=env_kwargs)
             return SeedSource(trained, seed=seed), kept
-        common = {name: value for name, value in common.items() if not (name == "split" and value is None)}
-        return SeedSource(env, seed=seed, env_kwargs=common), []
+        return SeedSource(env, seed=seed, env_kwargs=with_split("train", env_kwargs or {})), []
     if env_kwargs:
         raise InvalidConfigError(f"env_kwargs={dict(env_kwargs)!r} go with env: prompts have none.")
     assert reward_fn is not None

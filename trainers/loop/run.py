@@ -21,18 +21,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Protocol, cast
 
-from llm_envs.errors import InvalidConfigError, MissingExtraError, RolloutFailedError
+from llm_envs.errors import InvalidConfigError, RolloutFailedError
+from llm_envs.policies.base import Policy, UpdatablePolicy
+from llm_envs.policies.transformers import TransformersPolicy
 from llm_envs.rollout import Collector, derive_seed
 from llm_envs.tracking.loggers import Logger
-from llm_envs.types import SamplingParams, TrajectoryGroup
-
-try:
-    import torch  # noqa: F401  # so that the message below is the first to be seen
-except ImportError as error:
-    raise MissingExtraError("training needs torch: pip install 'llm-envs[train]'.") from error
-
 from llm_envs.trainers.bridge.batches import make_batch, with_advantages
 from llm_envs.trainers.bridge.credit import (
     EpisodeRewards,
@@ -53,9 +49,9 @@ from llm_envs.trainers.loop.state import (
     OptimizerStepFn,
     TrainingState,
     moving_average,
-    training_device,
 )
 from llm_envs.trainers.loop.step import LoopSettings, training_step
+from llm_envs.types import SamplingParams, TrajectoryGroup
 
 __all__ = [
     "EvalFn",
@@ -88,7 +84,7 @@ class IterationHook(Protocol):
 class WeightSyncFn(Protocol):
     """`(policy, state) -> None`."""
 
-    def __call__(self, policy: Any, state: TrainingState) -> None:
+    def __call__(self, policy: Policy, state: TrainingState) -> None:
         """Give the sampling policy the current weights."""
         ...
 
@@ -131,45 +127,23 @@ def training_iteration(
     settings, rewards, sampling = settings or LoopSettings(), rewards or RewardSettings(), sampling or SamplingParams()
     if rewards.components and task_weights is None:
         raise InvalidConfigError("components=True needs task_weights: what the tasks declare as reward_weights.")
-    _check_coefficient(algorithm)
+    _check_algorithm(algorithm, state)
     rewards = _with_overlong(rewards, algorithm, settings.max_length)
     paid = score_episodes([t for group in groups for t in group.trajectories], rewards, task_weights or {})
     batch = make_batch(
         paid,
         pad_id=0,
-        device=training_device(state),
+        device=state.device,
         sampling=sampling,
         mask_truncated=settings.mask_truncated,
         trajectory_filter=settings.trajectory_filter,
     )
-    # Both need the weights that sampled, so they come before the first optimizer step.
+    # These need the weights that sampled, so they come before the first optimizer step.
     batch = without_filters(state.model, batch, autocast_dtype=settings.autocast_dtype)
-    # Once per run: a wrong mask, template or dtype already shows in the first batch.
-    if state.step == 0 and settings.logps_tolerance is not None:
-        gap = sampling_gap(
-            state.model,
-            batch,
-            micro_batch_size=settings.micro_batch_size,
-            autocast_dtype=settings.autocast_dtype,
-        )
-        check_gap(gap, settings.logps_tolerance)
+    _check_sampling(state, batch, settings)
     batch, metrics = _prepared(state, batch, paid, algorithm, settings)
     metrics |= _paid_metrics(paid)
-    log: list[dict[str, float]] = []
-    for epoch in range(settings.n_epochs):
-        seed = derive_seed(state.seed, "minibatches", state.iteration, epoch)
-        for rows in minibatch_rows(batch, settings.n_minibatches, seed=seed):
-            before, part = state.step, batch.select(rows)
-            state, stats = training_step(
-                state, part, algorithm=algorithm, optimizer_step_fn=optimizer_step_fn, settings=settings
-            )
-            log.append(stats)
-            # A minibatch without a trained token takes no step; the reference then stays too.
-            if state.step > before and state.reference is not None:
-                # The KL of this step's loss, or the generation's if the KL counts in the reward.
-                kl = stats.get("kl", metrics.get("kl", 0.0))
-                reference = reference_update_fn(state.reference, state.model, step=state.step, kl=kl)
-                state = replace(state, reference=reference)
+    state, log = _steps(state, batch, algorithm, settings, optimizer_step_fn, reference_update_fn, metrics.get("kl"))
     metrics |= _means(log)
     state = replace(
         state,
@@ -239,9 +213,17 @@ def train(
         InvalidConfigError: If settings contradict one another.
         RolloutFailedError: If no episode could be scored in three generations in a row.
     """
-    settings = _with_limits(settings or LoopSettings(), collector)
-    _check_run(collector, algorithm, n_groups, group_size, eval_fn, eval_every, save_every, checkpoint_fn)
-    task_weights = declared_weights(collector.source) if rewards is not None and rewards.components else None
+    settings = _checked(settings, collector, algorithm, eval_fn, eval_every, checkpoint_fn, save_every)
+    learn = partial(
+        training_iteration,
+        rewards=rewards,
+        task_weights=declared_weights(collector.source) if rewards is not None and rewards.components else None,
+        sampling=collector.sampling,
+        optimizer_step_fn=optimizer_step_fn,
+        reference_update_fn=reference_update_fn,
+        iteration_hook=iteration_hook,
+        settings=settings,
+    )
     sync = weight_sync_fn or share_weights
     sync(collector.policy, state)  # a resumed run must not sample its first generation with the policy's old weights
     restore(state.source_state, collector, prompt_loader, reference_update_fn)
@@ -253,25 +235,10 @@ def train(
         groups, played = play_generation(collector, n_groups, group_size, state.iteration, prompt_loader)
         n_failed = _count_failed(groups, n_failed)
         middle = time.perf_counter()
-        state, metrics = training_iteration(
-            state,
-            groups,
-            algorithm=present,
-            rewards=rewards,
-            task_weights=task_weights,
-            sampling=collector.sampling,
-            optimizer_step_fn=optimizer_step_fn,
-            reference_update_fn=reference_update_fn,
-            iteration_hook=iteration_hook,
-            settings=settings,
-        )
-        state = replace(
-            state,
-            statistics=moving_average(state.statistics, played, decay=settings.ema_decay),
-            source_state=source_state(collector, prompt_loader, reference_update_fn),
-        )
+        state, metrics = learn(state, groups, algorithm=present)
         metrics |= played | {"time/collect_s": middle - start, "time/learn_s": time.perf_counter() - middle}
-        metrics |= {f"ema/{name}": state.statistics[name] for name in _AVERAGED if name in state.statistics}
+        state, metrics = _with_averages(state, metrics, played, settings.ema_decay)
+        state = replace(state, source_state=source_state(collector, prompt_loader, reference_update_fn))
         sync(collector.policy, state)  # before the evaluation, which must measure the new weights
         is_last, is_best = state.iteration >= n_iterations, False
         if eval_fn is not None and eval_every and (is_last or state.iteration % eval_every == 0):
@@ -285,25 +252,69 @@ def train(
     return state
 
 
-def share_weights(policy: Any, state: TrainingState) -> None:
+def share_weights(policy: Policy, state: TrainingState) -> None:
     """Give a policy the current weights. If it samples from the trained model itself, only set its version number.
 
     Raises:
         InvalidConfigError: If the policy cannot take weights.
     """
     if getattr(policy, "model", None) is state.model:
-        policy.weight_version = state.step
-        return
-    if not hasattr(policy, "update_weights"):
+        cast(TransformersPolicy, policy).weight_version = state.step
+    elif isinstance(policy, UpdatablePolicy):
+        policy.update_weights(state.model.named_parameters(), state.step)
+    else:
         raise InvalidConfigError(
             f"{type(policy).__name__} neither samples from the trained model nor has update_weights: give "
             "TransformersPolicy(model, tokenizer), or a weight_sync_fn."
         )
-    policy.update_weights(state.model.named_parameters(), state.step)
+
+
+def _check_sampling(state: TrainingState, batch: Batch, settings: LoopSettings) -> None:
+    """Compare sampled with recomputed log-probabilities, once per run: errors already show in the first batch."""
+    if state.step == 0 and settings.logps_tolerance is not None:
+        size, dtype = settings.micro_batch_size, settings.autocast_dtype
+        gap = sampling_gap(state.model, batch, micro_batch_size=size, autocast_dtype=dtype)
+        check_gap(gap, settings.logps_tolerance)
+
+
+def _steps(
+    state: TrainingState,
+    batch: Batch,
+    algorithm: Algorithm,
+    settings: LoopSettings,
+    optimizer_step_fn: OptimizerStepFn | None,
+    reference_update_fn: ReferenceUpdateFn,
+    reward_kl: float | None,
+) -> tuple[TrainingState, list[dict[str, float]]]:
+    """Take the optimizer steps of one generation; return the state and each step's metrics."""
+    log: list[dict[str, float]] = []
+    for epoch in range(settings.n_epochs):
+        seed = derive_seed(state.seed, "minibatches", state.iteration, epoch)
+        for rows in minibatch_rows(batch, settings.n_minibatches, seed=seed):
+            before, part = state.step, batch.select(rows)
+            state, stats = training_step(
+                state, part, algorithm=algorithm, optimizer_step_fn=optimizer_step_fn, settings=settings
+            )
+            log.append(stats)
+            # A minibatch without a trained token takes no step; the reference then stays too.
+            if state.step > before and state.reference is not None:
+                # The KL of this step's loss, or the generation's if the KL counts in the reward.
+                kl = stats.get("kl", reward_kl or 0.0)
+                reference = reference_update_fn(state.reference, state.model, step=state.step, kl=kl)
+                state = replace(state, reference=reference)
+    return state, log
 
 
 _AVERAGED = ("env/reward", "env/success")
 """Metrics whose moving averages are logged."""
+
+
+def _with_averages(
+    state: TrainingState, metrics: dict[str, float], played: Mapping[str, float], decay: float
+) -> tuple[TrainingState, dict[str, float]]:
+    statistics = moving_average(state.statistics, played, decay=decay)
+    shown = {f"ema/{name}": statistics[name] for name in _AVERAGED if name in statistics}
+    return replace(state, statistics=statistics), metrics | shown
 
 
 def _prepared(
@@ -329,14 +340,8 @@ def _prepared(
     if has_pairs and state.reference is None:  # pairs are then measured against the sampling policy
         batch = replace(batch, ref_logps_BT=batch.policy_logps_BT)
     if algorithm.kl_coef or (has_pairs and state.reference is not None):
-        if state.reference is None:
-            raise InvalidConfigError(
-                f"{algorithm.name!r} has kl_coef={algorithm.kl_coef} and there is no reference: give "
-                "create_training_state(ref_model_fn=frozen_copy)."
-            )
+        assert state.reference is not None
         batch = replace(batch, ref_logps_BT=score_batch(state.reference, batch, **sizes))
-    if algorithm.advantage_fn is None:
-        raise InvalidConfigError(f"{algorithm.name!r} has no advantage_fn; only EnvPPOTrainer has a critic.")
     batch, scored = with_advantages(batch, algorithm, paid)
     return batch, {} if scored.kl_BT is None else {"kl": float(mean_kl(scored.kl_BT, batch.mask_BT))}
 
@@ -382,31 +387,16 @@ def _count_failed(groups: Sequence[TrajectoryGroup], n_failed: int) -> int:
     )
 
 
-def _with_limits(settings: LoopSettings, collector: Collector) -> LoopSettings:
-    """Return the settings with the greatest length, which the collector knows."""
-    sampling, limits = collector.sampling, collector.limits
-    if not sampling.temperature > 0:
-        raise InvalidConfigError(
-            f"temperature={sampling.temperature}: groups need samples that differ; set it above 0."
-        )
-    if settings.max_length is None:
-        turn = min(limits.max_turn_tokens or sampling.max_new_tokens, sampling.max_new_tokens)
-        settings = replace(settings, max_length=float(limits.max_completion_tokens or turn))
-    return settings
-
-
-def _check_run(
+def _checked(
+    settings: LoopSettings | None,
     collector: Collector,
     algorithm: Algorithm | AlgorithmSchedule,
-    n_groups: int,
-    group_size: int,
     eval_fn: EvalFn | None,
     eval_every: int,
-    save_every: int,
     checkpoint_fn: CheckpointFn | None,
-) -> None:
-    if n_groups < 1 or group_size < 1:
-        raise InvalidConfigError(f"{n_groups=} and {group_size=} must be at least 1.")
+    save_every: int,
+) -> LoopSettings:
+    """Check the arguments of `train`; return the settings with the greatest length, which the collector knows."""
     if eval_every < 0 or save_every < 0:
         raise InvalidConfigError(f"{eval_every=} and {save_every=} must be at least 0.")
     if bool(eval_every) != (eval_fn is not None):
@@ -415,14 +405,15 @@ def _check_run(
         raise InvalidConfigError(f"{save_every=} without a checkpoint_fn: give create_checkpoint_fn(folder).")
     if not callable(algorithm) and not isinstance(algorithm, Algorithm):
         raise InvalidConfigError(f"algorithm is {algorithm!r}; it must be an Algorithm or (iteration) -> one.")
-
-
-def _check_coefficient(algorithm: Algorithm) -> None:
-    if callable(algorithm.kl_coef):
+    sampling, limits, settings = collector.sampling, collector.limits, settings or LoopSettings()
+    if not sampling.temperature > 0:
         raise InvalidConfigError(
-            f"the kl_coef of {algorithm.name!r} is a schedule, which only the trainers call: give "
-            "algorithm=lambda iteration: replace(..., kl_coef=...)."
+            f"temperature={sampling.temperature}: groups need samples that differ; set it above 0."
         )
+    if settings.max_length is not None:
+        return settings
+    turn = min(limits.max_turn_tokens or sampling.max_new_tokens, sampling.max_new_tokens)
+    return replace(settings, max_length=float(limits.max_completion_tokens or turn))
 
 
 def _with_overlong(rewards: RewardSettings, algorithm: Algorithm, max_length: float | None) -> RewardSettings:
@@ -433,12 +424,20 @@ def _with_overlong(rewards: RewardSettings, algorithm: Algorithm, max_length: fl
     return with_overlong(rewards, algorithm.overlong, int(max_length or 0))
 
 
-def _check_algorithm(algorithm: Algorithm, state: TrainingState, collector: Collector) -> None:
+def _check_algorithm(algorithm: Algorithm, state: TrainingState, collector: Collector | None = None) -> None:
+    """Check what the algorithm needs; in `train`, before the episodes are played."""
+    if callable(algorithm.kl_coef):
+        raise InvalidConfigError(
+            f"the kl_coef of {algorithm.name!r} is a schedule, which only the trainers call: give "
+            "algorithm=lambda iteration: replace(..., kl_coef=...)."
+        )
+    if algorithm.advantage_fn is None:
+        raise InvalidConfigError(f"{algorithm.name!r} has no advantage_fn; only EnvPPOTrainer has a critic.")
     if algorithm.kl_coef and state.reference is None:
         raise InvalidConfigError(
             f"{algorithm.name!r} has kl_coef={algorithm.kl_coef}: give create_training_state(ref_model_fn=frozen_copy)."
         )
-    if algorithm.dynamic_sampling and collector.group_filter is None:
+    if algorithm.dynamic_sampling and collector is not None and collector.group_filter is None:
         raise InvalidConfigError(
             f"{algorithm.name!r} samples dynamically: give Collector(group_filter=create_spread_filter())."
         )

@@ -8,49 +8,45 @@ from __future__ import annotations
 
 import json
 import math
-import random
 import re
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
-import numpy as np
+import torch
+from accelerate import PartialState
+from accelerate.checkpointing import load_accelerator_state, save_accelerator_state
+from accelerate.utils import MODEL_NAME, SCHEDULER_NAME
 
-from llm_envs.errors import InvalidConfigError, MissingExtraError, StoreError
-
-try:
-    import torch
-except ImportError as error:
-    raise MissingExtraError("training needs torch: pip install 'llm-envs[train]'.") from error
-
+from llm_envs.errors import InvalidConfigError, StoreError
 from llm_envs.policies.inference.positions import check_positions
 from llm_envs.trainers.functional.references import RefModelFn
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 __all__ = [
     "CheckpointFn",
     "OptimizerStepFn",
-    "Schedule",
+    "ScheduleFn",
     "TrainingState",
     "best_checkpoint",
-    "constant_schedule",
     "create_checkpoint_fn",
     "create_optimizer_step",
     "create_training_state",
-    "create_warmup_cosine",
     "latest_checkpoint",
     "load_training_state",
     "moving_average",
     "save_training_state",
-    "training_device",
 ]
 
-STATE_FILE, VALUES_FILE, MODEL_FOLDER = "training.pt", "state.json", "model"
+VALUES_FILE, MODEL_FOLDER = "state.json", "model"
 _CHECKPOINT = re.compile(r"iteration-(\d+)")
 
-Schedule = Callable[[int], float]
-"""`(optimizer steps done) -> factor` of the learning rate."""
+ScheduleFn = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
+"""`(optimizer) -> scheduler` of the learning rate. It is stepped after each optimizer step."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,6 +77,11 @@ class TrainingState:
     best: tuple[float, int] | None = None
     """The best evaluation result so far, and its iteration."""
 
+    @property
+    def device(self) -> torch.device:
+        """The device for batches: that of the model's first parameter."""
+        return next(self.model.parameters()).device
+
 
 OptimizerStepFn = Callable[[TrainingState], Mapping[str, float]]
 """Called after the backward passes: takes the optimizer step and returns metrics."""
@@ -105,7 +106,7 @@ def create_training_state(
     learning_rate: float = 1e-5,
     weight_decay: float = 0.0,
     optimizer: torch.optim.Optimizer | None = None,
-    schedule: Schedule | None = None,
+    schedule: ScheduleFn | None = None,
     ref_model_fn: RefModelFn | None = None,
     device: torch.device | str | None = None,
     gradient_checkpointing: bool = False,
@@ -119,7 +120,8 @@ def create_training_state(
         learning_rate: AdamW's, if no optimizer is given.
         weight_decay: AdamW's, if no optimizer is given.
         optimizer: An existing optimizer of this model's parameters, on their device.
-        schedule: `create_warmup_cosine(...)`, `constant_schedule`, or yours; None: constant.
+        schedule: Makes the scheduler, such as `partial(get_scheduler, "cosine", num_warmup_steps=10,
+            num_training_steps=100)` of transformers; None: a constant rate.
         ref_model_fn: Makes the reference (`functional.references.frozen_copy`); None: no reference.
         device: Device to move the model to; None: do not move it.
         gradient_checkpointing: Whether to recompute activations in the backward pass instead of storing them.
@@ -143,46 +145,10 @@ def create_training_state(
     if not trained:
         raise InvalidConfigError("no parameter of the model requires a gradient: there is nothing to train.")
     optimizer = optimizer or torch.optim.AdamW(trained, lr=learning_rate, weight_decay=weight_decay)
-    scheduler = None if schedule is None else torch.optim.lr_scheduler.LambdaLR(optimizer, schedule)
+    scheduler = None if schedule is None else schedule(optimizer)
     # Last, so that a copy of the model is on its device and without dropout.
     reference = None if ref_model_fn is None else ref_model_fn(model)
     return TrainingState(model, optimizer, scheduler, reference, seed)
-
-
-def training_device(state: TrainingState) -> torch.device:
-    """Return the device for batches: that of the model's first parameter."""
-    return next(state.model.parameters()).device
-
-
-def constant_schedule(step: int) -> float:
-    """Return 1: the learning rate stays constant."""
-    return 1.0
-
-
-def create_warmup_cosine(n_steps: int, *, warmup_steps: int = 0, final: float = 0.0) -> Schedule:
-    """Return a schedule that rises to 1 and falls along half a cosine.
-
-    `(s + 1) / (w + 1)` for the first w steps, then `final + (1 - final) (1 + cos(pi p)) / 2` with
-    `p = (s - w) / (n - w)`, at most 1. The factor of the first step is above 0.
-
-    Args:
-        n_steps: The n: total number of optimizer steps.
-        warmup_steps: The w.
-        final: Factor at the end.
-
-    Raises:
-        InvalidConfigError: If the warm-up is not shorter than the whole.
-    """
-    if not 0 <= warmup_steps < n_steps:
-        raise InvalidConfigError(f"{warmup_steps=} of {n_steps=}: it must be at least 0, and fewer than all.")
-
-    def schedule(step: int) -> float:
-        if step < warmup_steps:
-            return (step + 1) / (warmup_steps + 1)
-        progress = min((step - warmup_steps) / (n_steps - warmup_steps), 1.0)
-        return final + (1.0 - final) * 0.5 * (1.0 + math.cos(math.pi * progress))
-
-    return schedule
 
 
 def create_optimizer_step(max_grad_norm: float | None = 1.0) -> OptimizerStepFn:
@@ -228,8 +194,10 @@ def moving_average(statistics: Mapping[str, float], metrics: Mapping[str, float]
     return {**statistics, **averages}
 
 
-def save_training_state(folder: str | Path, state: TrainingState, *, tokenizer: Any = None) -> Path:
-    """Save everything: weights, optimizer, scheduler, reference, random numbers, sources, statistics.
+def save_training_state(
+    folder: str | Path, state: TrainingState, *, tokenizer: PreTrainedTokenizerBase | None = None
+) -> Path:
+    """Save everything, by accelerate: weights, optimizer, scheduler, reference, random numbers; and `state.json`.
 
     An existing folder is replaced. The files are first written under another name, so a killed process never leaves a
     partial checkpoint.
@@ -246,20 +214,20 @@ def save_training_state(folder: str | Path, state: TrainingState, *, tokenizer: 
     scratch = target.with_name(f".{target.name}.partial")
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
-    tensors = {
-        "model": state.model.state_dict(),
-        "optimizer": state.optimizer.state_dict(),
-        "scheduler": None if state.scheduler is None else state.scheduler.state_dict(),
-        "reference": None if state.reference is None else state.reference.state_dict(),
-        "random": _random_state(),
-    }
-    torch.save(tensors, scratch / STATE_FILE)
+    # accelerate's functions need its record of the process, which `Accelerator` would make.
+    PartialState()
+    save_accelerator_state(
+        str(scratch),
+        [model.state_dict() for model in _models(state)],
+        safe_serialization=False,  # safetensors would warn of tied weights at each save
+        **_parts(state),
+        step=state.step,
+    )
     values = {name: getattr(state, name) for name in _VALUES}
     # NaN is not valid JSON. `moving_average` keeps it out of the statistics.
     (scratch / VALUES_FILE).write_text(json.dumps(values, allow_nan=False) + "\n", encoding="utf-8")
     if tokenizer is not None:
-        model: Any = state.model
-        model.save_pretrained(scratch / MODEL_FOLDER)
+        cast("PreTrainedModel", state.model).save_pretrained(scratch / MODEL_FOLDER)
         tokenizer.save_pretrained(scratch / MODEL_FOLDER)
     shutil.rmtree(target, ignore_errors=True)
     scratch.rename(target)
@@ -269,8 +237,8 @@ def save_training_state(folder: str | Path, state: TrainingState, *, tokenizer: 
 def load_training_state(folder: str | Path, state: TrainingState) -> TrainingState:
     """Return a saved state, loaded into the model, optimizer, scheduler and reference of the given one.
 
-    This also restores the random states of torch, NumPy and Python in this process. `train` passes `source_state` on
-    to the episode source, the prompts and the reference update.
+    This also restores the random states of torch, NumPy and Python in this process (those of GPUs only if there are as
+    many as before). `train` passes `source_state` on to the episode source, the prompts and the reference update.
 
     Args:
         folder: A folder that `save_training_state` wrote.
@@ -280,34 +248,32 @@ def load_training_state(folder: str | Path, state: TrainingState) -> TrainingSta
         StoreError: If the folder has no saved state, or it does not fit.
     """
     path = Path(folder)
-    device = training_device(state)
     try:
-        tensors = torch.load(path / STATE_FILE, map_location=device, weights_only=True)
         values = json.loads((path / VALUES_FILE).read_text(encoding="utf-8"))
     except OSError as error:
         raise StoreError(f"{str(path)!r} has no saved training state: {error.strerror or error}.") from error
-    parts: dict[str, Any] = {"scheduler": state.scheduler, "reference": state.reference}
-    for name, part in parts.items():
-        if (part is None) != (tensors[name] is None):
+    for name, part, file in (
+        ("scheduler", state.scheduler, f"{SCHEDULER_NAME}.bin"),
+        ("reference", state.reference, f"{MODEL_NAME}_1.bin"),
+    ):
+        if (part is None) == (path / file).exists():
             has, lacks = ("saved", "given") if part is None else ("given", "saved")
             raise StoreError(f"{str(path)!r}: the {has} state has a {name}, the {lacks} one has none.")
     if values["seed"] != state.seed:
         raise StoreError(f"{str(path)!r}: the saved state has seed {values['seed']}, the given one {state.seed}.")
+    PartialState()
     try:
-        state.model.load_state_dict(tensors["model"])
-        state.optimizer.load_state_dict(tensors["optimizer"])
-        for name, part in parts.items():
-            if part is not None:
-                part.load_state_dict(tensors[name])
-    except (RuntimeError, ValueError) as error:
+        load_accelerator_state(str(path), _models(state), **_parts(state))
+    except (OSError, RuntimeError, ValueError) as error:
         first = str(error).strip().splitlines()[0]
         raise StoreError(f"{str(path)!r} does not fit this model and optimizer: {first}") from error
-    _set_random_state(tensors["random"])
     best = values.pop("best")
     return replace(state, **values, best=None if best is None else (float(best[0]), int(best[1])))
 
 
-def create_checkpoint_fn(folder: str | Path, *, keep: int = 2, tokenizer: Any = None) -> CheckpointFn:
+def create_checkpoint_fn(
+    folder: str | Path, *, keep: int = 2, tokenizer: PreTrainedTokenizerBase | None = None
+) -> CheckpointFn:
     """Return a function that saves states into `folder/iteration-000012` and deletes old ones.
 
     Args:
@@ -351,6 +317,16 @@ def best_checkpoint(folder: str | Path) -> Path | None:
 _VALUES = ("seed", "step", "iteration", "n_episodes", "n_tokens", "statistics", "source_state", "best")
 
 
+def _models(state: TrainingState) -> list[torch.nn.Module]:
+    return [state.model] if state.reference is None else [state.model, state.reference]
+
+
+def _parts(state: TrainingState) -> dict[str, Any]:
+    """Return the arguments that accelerate's functions for saving and loading have in common."""
+    schedulers = [] if state.scheduler is None else [state.scheduler]
+    return {"optimizers": [state.optimizer], "schedulers": schedulers, "dataloaders": [], "process_index": 0}
+
+
 def _name(iteration: int) -> str:
     return f"iteration-{iteration:06d}"
 
@@ -359,7 +335,7 @@ def _checkpoints(root: Path) -> list[Path]:
     return sorted(path for path in root.glob("iteration-*") if _CHECKPOINT.fullmatch(path.name))
 
 
-def _checkpoint_activations(model: Any) -> None:
+def _checkpoint_activations(model: torch.nn.Module) -> None:
     # transformers has renamed the method: "gradient" is the older name.
     for name in ("activation", "gradient"):
         enable = getattr(model, f"{name}_checkpointing_enable", None)
@@ -376,25 +352,3 @@ def _disable_dropout(model: torch.nn.Module) -> None:
             module.p = 0.0
         if isinstance(getattr(module, "attention_dropout", None), float):
             module.attention_dropout = 0.0  # type: ignore[assignment]
-
-
-def _random_state() -> dict[str, Any]:
-    name, keys, *rest = np.random.get_state(legacy=True)
-    return {
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-        # As a tensor: loading with weights_only does not accept NumPy arrays.
-        "numpy": (str(name), torch.from_numpy(np.asarray(keys, dtype=np.int64)), *rest),
-        "python": random.getstate(),
-    }
-
-
-def _set_random_state(saved: Mapping[str, Any]) -> None:
-    torch.set_rng_state(saved["torch"].cpu())
-    # On another number of GPUs the saved random states do not fit.
-    if saved["cuda"] and len(saved["cuda"]) == torch.cuda.device_count():
-        torch.cuda.set_rng_state_all([state.cpu() for state in saved["cuda"]])
-    name, keys, *rest = saved["numpy"]
-    np.random.set_state((name, keys.cpu().numpy().astype(np.uint32), *rest))
-    version, internal, gauss = saved["python"]
-    random.setstate((version, tuple(internal), gauss))

@@ -6,13 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Literal
 
-from llm_envs.errors import InvalidConfigError, MissingExtraError
+import torch
 
-try:
-    import torch
-except ImportError as error:
-    raise MissingExtraError("training needs torch: pip install 'llm-envs[train]'.") from error
-
+from llm_envs.errors import InvalidConfigError
 from llm_envs.policies.inference.sampling import has_filters
 from llm_envs.rollout.filters import TrajectoryFilter
 from llm_envs.trainers.functional.algorithm import GRPO, Algorithm, algorithm_loss

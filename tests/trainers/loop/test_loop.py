@@ -6,10 +6,12 @@ import copy
 import dataclasses
 import json
 import math
+import os
 import pickle
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +19,8 @@ import pytest
 import torch
 from dense_env import DenseEnv
 from looped_run import start_run
+from torch.optim.lr_scheduler import LambdaLR
+from transformers import get_scheduler
 
 from llm_envs.errors import InvalidConfigError, ModelError, RolloutFailedError, StoreError
 from llm_envs.policies import ConstantPolicy, TransformersPolicy
@@ -37,7 +41,6 @@ from llm_envs.trainers.loop import (
     create_eval_fn,
     create_optimizer_step,
     create_training_state,
-    create_warmup_cosine,
     hold_out,
     is_held_out,
     latest_checkpoint,
@@ -390,17 +393,25 @@ def test_an_importance_correction_without_effect_or_sense_is_refused():
     LoopSettings(old_logps="recomputed", importance_sampling_clip_max=None, importance_sampling_clip_min=0.5)
 
 
-def test_schedules_and_averages():
-    schedule = create_warmup_cosine(10, warmup_steps=2, final=0.1)
-    assert [schedule(step) for step in (0, 1, 2, 6, 10, 99)] == pytest.approx([1 / 3, 2 / 3, 1.0, 0.55, 0.1, 0.1])
-    with pytest.raises(InvalidConfigError, match="warmup_steps=10 of n_steps=10"):
-        create_warmup_cosine(10, warmup_steps=10)
+def test_the_learning_rate_follows_a_scheduler_of_transformers():
+    floor = {"min_lr_rate": 0.1}
+    schedule = partial(get_scheduler, "cosine_with_min_lr", num_warmup_steps=2, num_training_steps=10)
+    state = sgd_state(Bigram(), lr=2.0, schedule=partial(schedule, scheduler_specific_kwargs=floor))
+    rates = []
+    for _ in range(10):
+        state, stats = training_step(state, as_batch(FOUR), settings=LoopSettings())
+        rates.append(stats["learning_rate"])
+    assert [rates[step] for step in (0, 1, 2, 6)] == pytest.approx([0.0, 1.0, 2.0, 1.1])
+    assert state.scheduler.get_last_lr() == pytest.approx([0.2])
+
+
+def test_moving_averages():
     averages = moving_average({"a": 1.0, "b": 3.0}, {"a": 2.0, "c": 5.0, "d": float("nan")}, decay=0.75)
     assert averages == {"a": 1.25, "b": 3.0, "c": 5.0}
 
 
 def test_clipping_scales_the_whole_gradient_and_nan_changes_nothing():
-    state = sgd_state(Bigram(), lr=1.0, schedule=lambda step: 0.5**step)
+    state = sgd_state(Bigram(), lr=1.0, schedule=partial(LambdaLR, lr_lambda=lambda step: 0.5**step))
     before = state.model.table.detach().clone()
     state.model.table.grad = torch.full((5, 5), 2.0)  # norm 10
     stats = create_optimizer_step(1.0)(state)
@@ -547,7 +558,7 @@ def test_ten_iterations_are_a_kill_and_the_rest(tiny_folder, tmp_path):
 
 
 def create_again(folder):
-    schedule = create_warmup_cosine(20, warmup_steps=3)
+    schedule = partial(get_scheduler, "cosine", num_warmup_steps=3, num_training_steps=20)
     return create_training_state(load_model(folder), schedule=schedule, ref_model_fn=frozen_copy, seed=3)
 
 
@@ -559,17 +570,54 @@ def test_a_checkpoint_that_does_not_fit_is_refused(tiny_folder, tmp_path):
         save(dataclasses.replace(state, iteration=iteration, best=(0.5, 1)), is_best=False)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["iteration-000001", "iteration-000003"]
     newest = latest_checkpoint(tmp_path)
-    model = load_model(tiny_folder)
+    model, constant = load_model(tiny_folder), partial(get_scheduler, "constant")
     for settings, message in (
         ({}, "the saved state has a scheduler, the given one has none"),
-        ({"schedule": lambda step: 1.0, "seed": 3}, "the saved state has a reference"),
-        ({"schedule": lambda step: 1.0, "ref_model_fn": frozen_copy}, "seed 3, the given one 0"),
+        ({"schedule": constant, "seed": 3}, "the saved state has a reference"),
+        ({"schedule": constant, "ref_model_fn": frozen_copy}, "seed 3, the given one 0"),
     ):
         with pytest.raises(StoreError, match=message):
             load_training_state(newest, create_training_state(model, **settings))
     with pytest.raises(StoreError, match="has no saved training state"):
         load_training_state(tmp_path / "nothing", state)
     assert load_training_state(newest, state).best == (0.5, 1)
+
+
+KILLED_WHILE_WRITING = """
+import os, signal, sys
+from test_loop import create_again
+from llm_envs.trainers.loop import save_training_state
+
+class Killer:
+    def save_pretrained(self, folder):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+save_training_state(sys.argv[2], create_again(sys.argv[1]), tokenizer=Killer())
+"""
+
+
+@pytest.mark.parametrize("place", ["iteration-000001", "iteration-000002"])
+def test_a_checkpoint_that_was_killed_in_the_writing_is_never_found(tiny_folder, tmp_path, place):
+    """The new one is not there, an older one of the same name is still whole, and the next run can write it."""
+    state = dataclasses.replace(create_again(tiny_folder), iteration=1)
+    save = create_checkpoint_fn(tmp_path)
+    save(state, is_best=False)
+    paths = [str(ROOT / "tests" / "support"), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED_WHILE_WRITING, tiny_folder, str(tmp_path / place)],
+        capture_output=True,
+        timeout=300,
+        check=False,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr.decode()[-2000:]
+    assert (tmp_path / f".{place}.partial" / "state.json").exists()
+    newest = latest_checkpoint(tmp_path)
+    assert newest is not None and newest.name == "iteration-000001"
+    assert load_training_state(newest, create_again(tiny_folder)).iteration == 1
+    for iteration in (1, 2):
+        save(dataclasses.replace(state, iteration=iteration), is_best=False)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["iteration-000001", "iteration-000002"]
 
 
 def test_random_numbers_go_on(tiny_folder, tmp_path):
