@@ -1,16 +1,21 @@
-"""One name, one objective: an algorithm has the same gradients by name, as a value, in parts, and in the loop."""
+"""One name, one objective: the same gradients by name, as a value, in parts, in the loop, and from the quick start."""
+
+from contextlib import contextmanager
 
 import pytest
 import torch
 from dense_env import DenseEnv
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from transformers import TrainerCallback
 
-from llm_envs.policies.inference import load_model
-from llm_envs.rollout import EnvChoice
+from llm_envs.policies import TransformersPolicy
+from llm_envs.policies.inference import load_model, load_tokenizer
+from llm_envs.rollout import Collector, EnvChoice, RolloutLimits, SeedSource
+from llm_envs.rollout.filters import create_spread_filter
 from llm_envs.trainers import EnvGRPOTrainer
 from llm_envs.trainers.functional.algorithm import ALGORITHMS
-from llm_envs.trainers.loop import LoopSettings, create_training_state, training_iteration
-from llm_envs.types import TrajectoryGroup
+from llm_envs.trainers.loop import LoopSettings, create_training_state, quick_start_training, training_iteration
+from llm_envs.types import SamplingParams, TrajectoryGroup
 
 pytestmark = pytest.mark.trainings
 
@@ -78,3 +83,64 @@ def test_one_name_is_one_objective(tiny_folder, config, name):
     given, again = trained(tiny_folder, config(**TWO_PASSES | SPLIT), algorithm=ALGORITHMS[name])
     assert [t.rows[0].ids.tolist() for t in again] == [t.rows[0].ids.tolist() for t in played]
     assert_same(given, expected)
+
+
+@contextmanager
+def steps_of_optimizers():
+    """Collect the gradients of each optimizer step in the block, by the place of the parameter."""
+    kept = []
+
+    def keep(optimizer, args, kwargs):
+        gradients = [parameter.grad.clone() for group in optimizer.param_groups for parameter in group["params"]]
+        kept.append(dict(enumerate(gradients)))
+
+    handle = register_optimizer_step_pre_hook(keep)
+    try:
+        yield kept
+    finally:
+        handle.remove()
+
+
+def played_as_the_quick_start_does(policy, algorithm, limits):
+    source = SeedSource(EnvChoice("dense", factory=DenseEnv), env_kwargs={"split": "train"})
+    sampling = SamplingParams(max_new_tokens=8)
+    group_filter = create_spread_filter() if algorithm.dynamic_sampling else None
+    with Collector(
+        source, policy, codec=policy.codec, sampling=sampling, limits=limits, group_filter=group_filter, progress=False
+    ) as collector:
+        return collector.collect(4, 4)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_the_quick_start_has_the_gradients_of_the_loop(tiny_folder, name):
+    """Two passes over one generation; the loop gets the value, and the same episodes played again."""
+    limits, rate = RolloutLimits(max_completion_tokens=80), 1e-6 if name == "gspo" else 1e-3  # its clip is narrow
+    with steps_of_optimizers() as given:
+        result = quick_start_training(
+            tiny_folder,
+            env=EnvChoice("dense", factory=DenseEnv),
+            algorithm=name,
+            num_iterations=1,
+            n_groups=4,
+            group_size=4,
+            max_turn_tokens=8,
+            learning_rate=rate,
+            limits=limits,
+            settings=LoopSettings(n_epochs=2),
+            logger=lambda step, metrics: None,
+        )
+    policy = TransformersPolicy(load_model(tiny_folder), load_tokenizer(tiny_folder))
+    groups = played_as_the_quick_start_does(policy, ALGORITHMS[name], limits)
+    # The quick start's schedule is half a cosine of two steps; the first step's factor is 0.75.
+    state = create_training_state(policy.model, learning_rate=0.75 * rate)
+    with steps_of_optimizers() as expected:
+        settings = LoopSettings(n_epochs=2, max_length=80.0)
+        _, metrics = training_iteration(
+            state, groups, algorithm=ALGORITHMS[name], sampling=SamplingParams(max_new_tokens=8), settings=settings
+        )
+    assert len(given) == len(expected) == 2
+    assert_same(given, expected)
+    # The optimizers got clipped gradients, so their norms before clipping are compared too.
+    assert result.history[0]["grad_norm"] == pytest.approx(metrics["grad_norm"], abs=1e-6, rel=1e-6)
+    moved = max((expected[1][place] - gradient).abs().max().item() for place, gradient in expected[0].items())
+    assert moved > 1e-5, moved  # the second pass is another than the first
