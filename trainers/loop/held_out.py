@@ -157,7 +157,7 @@ class _Maker:
         return HeldOutEnv(env, self.share, self.held_out)
 
 
-def _key(env: Any, observation: str) -> Any:
+def _key(env: gym.Env[Any, Any], observation: str) -> Any:
     """Return the key of a problem: the task's own, or its first observation."""
     problem, split_key = getattr(env, "problem", None), getattr(env, "split_key", None)
     return observation if problem is None or split_key is None else split_key(problem)

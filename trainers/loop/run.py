@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from llm_envs.errors import InvalidConfigError, RolloutFailedError
 from llm_envs.policies.base import Policy, UpdatablePolicy
@@ -71,22 +71,11 @@ EvalFn = Callable[[TrainingState], Mapping[str, float]]
 """Measures a state. `held_out.create_eval_fn` makes one."""
 
 
-class IterationHook(Protocol):
-    """`(state, groups, metrics) -> more metrics, or None`."""
+IterationHook = Callable[[TrainingState, Sequence[TrajectoryGroup], Mapping[str, float]], Mapping[str, float] | None]
+"""`(state, groups, metrics) -> more metrics, or None`: called at the end of an iteration."""
 
-    def __call__(
-        self, state: TrainingState, groups: Sequence[TrajectoryGroup], metrics: Mapping[str, float]
-    ) -> Mapping[str, float] | None:
-        """Inspect a finished iteration; return more metrics to log with it."""
-        ...
-
-
-class WeightSyncFn(Protocol):
-    """`(policy, state) -> None`."""
-
-    def __call__(self, policy: Policy, state: TrainingState) -> None:
-        """Give the sampling policy the current weights."""
-        ...
+WeightSyncFn = Callable[[Policy, TrainingState], None]
+"""`(policy, state) -> None`: gives the sampling policy the current weights."""
 
 
 def training_iteration(
