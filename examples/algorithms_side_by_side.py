@@ -37,7 +37,7 @@ from llm_envs.trainers.functional.algorithm import (
     create_algorithm_schedule,
 )
 from llm_envs.trainers.functional.batch import Batch
-from llm_envs.trainers.functional.groups import groups_with_spread, regular_group_ids
+from llm_envs.trainers.functional.groups import regular_group_ids
 from llm_envs.trainers.functional.logits import entropies_from_logits, logps_from_logits
 from llm_envs.trainers.functional.masking import aggregate_loss
 from llm_envs.trainers.functional.turn_advantages import per_turn
@@ -98,7 +98,10 @@ def loss_of(policy: Policy, reference: Policy, words: Words, algorithm: Algorith
         rewards_B = kls.kl_in_reward(rewards_B, kl_BT, words.mask_BT, algorithm.kl_coef)
     mask_BT = words.mask_BT
     if algorithm.dynamic_sampling:
-        mask_BT = mask_BT & groups_with_spread(rewards_B, words.group_ids_B)[:, None]
+        # A group of equal rewards would be played again; here it is left out.
+        rewards_NG = rewards_B.view(N_GROUPS, GROUP_SIZE)
+        differ_N = rewards_NG.amax(1) > rewards_NG.amin(1)
+        mask_BT = mask_BT & differ_N.repeat_interleave(GROUP_SIZE)[:, None]
     advantages = algorithm.advantage_fn(rewards_B, words.group_ids_B, words.letter_rewards_BT)
     clipped = losses.clip_fractions(logps_BT.detach(), words.old_logps_BT, advantages, words.mask_BT)
     batch = Batch(

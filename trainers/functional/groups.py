@@ -14,7 +14,6 @@ __all__ = [
     "group_mean",
     "group_minimum",
     "group_sum",
-    "groups_with_spread",
     "regular_group_ids",
 ]
 
@@ -95,19 +94,3 @@ def group_maximum(values_B: torch.Tensor, scored_B: torch.Tensor, group_ids_B: t
     # -inf never is the maximum of a group with a score. A group without one stays at -inf, which becomes 0 below.
     most = lowest.scatter_reduce(0, index_B, values_B.masked_fill(~scored_B, -torch.inf), "amax")
     return most.masked_fill(torch.isinf(most), 0.0)[index_B]
-
-
-def groups_with_spread(rewards_B: torch.Tensor, group_ids_B: torch.Tensor, *, minimum: float = 0.0) -> torch.Tensor:
-    """Return which rows are in a group whose rewards differ by more than `minimum`, bool of shape (B,).
-
-    Dynamic sampling (DAPO, arXiv 2503.14476) replaces the other groups, because all their advantages are 0. A row
-    without a score gets its group's result.
-
-    Args:
-        rewards_B: Shape (B,); NaN is left out.
-        group_ids_B: Shape (B,), ints.
-        minimum: Greatest spread that is not enough.
-    """
-    values_B, scored_B = check_rewards(rewards_B, group_ids_B)
-    spread_B = group_maximum(values_B, scored_B, group_ids_B) - group_minimum(values_B, scored_B, group_ids_B)
-    return spread_B > minimum

@@ -2,14 +2,6 @@
 
 from __future__ import annotations
 
-from llm_envs.errors import MissingExtraError
-
-try:
-    import accelerate  # noqa: F401
-    import torch  # noqa: F401
-except ImportError as error:
-    raise MissingExtraError("training needs torch and accelerate: pip install 'llm-envs[train]'.") from error
-
 from llm_envs.trainers.loop.held_out import HeldOutEnv, create_eval_fn, hold_out, is_held_out
 from llm_envs.trainers.loop.quickstart import QuickStartResult, quick_start_training
 from llm_envs.trainers.loop.run import (

@@ -10,7 +10,6 @@ from llm_envs.trainers.functional.groups import (
     group_mean,
     group_minimum,
     group_sum,
-    groups_with_spread,
     regular_group_ids,
 )
 
@@ -40,12 +39,6 @@ def test_regular_groups():
     rewards_NG = torch.tensor([[1.0, 3.0], [5.0, 9.0]])
     values_B, scored_B = check_rewards(rewards_NG.flatten(), regular_group_ids(2, 2))
     assert group_mean(values_B, scored_B, regular_group_ids(2, 2)).tolist() == [2.0, 2.0, 7.0, 7.0]
-
-
-def test_spread():
-    rewards_B = torch.tensor([1.0, 0.5, 1.0, 0.7, NAN, NAN])
-    assert groups_with_spread(rewards_B, IDS_B).tolist() == [False, True, False, True, False, False]
-    assert groups_with_spread(rewards_B, IDS_B, minimum=0.3).tolist() == [False] * 6
 
 
 def test_bad_input_is_refused():
