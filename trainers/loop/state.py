@@ -214,7 +214,7 @@ def save_training_state(
     scratch = target.with_name(f".{target.name}.partial")
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
-    # accelerate's functions need its record of the process, which `Accelerator` would make.
+    # The functions behind `Accelerator.save_state`: an `Accelerator` would wrap the model and the optimizer first.
     PartialState()
     save_accelerator_state(
         str(scratch),
