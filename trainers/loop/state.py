@@ -214,8 +214,8 @@ def save_training_state(
     scratch = target.with_name(f".{target.name}.partial")
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
-    # The functions behind `Accelerator.save_state`: an `Accelerator` would wrap the model and the optimizer first.
-    PartialState()
+    PartialState()  # accelerate's functions ask it for the rank
+    # The functions behind `Accelerator.save_state`. An `Accelerator` would wrap the model and the optimizer first.
     save_accelerator_state(
         str(scratch),
         [model.state_dict() for model in _models(state)],

@@ -1,7 +1,8 @@
-"""One name, one objective: the same gradients by name, as a value, in parts, in the loop, and from the quick start."""
+"""One name, one objective: the same gradients by name, as a value, in parts, and from every driver."""
 
 from contextlib import contextmanager
 
+import gymnasium as gym
 import pytest
 import torch
 from dense_env import DenseEnv
@@ -13,6 +14,7 @@ from llm_envs.policies.inference import load_model, load_tokenizer
 from llm_envs.rollout import Collector, EnvChoice, RolloutLimits, SeedSource
 from llm_envs.rollout.filters import create_spread_filter
 from llm_envs.trainers import EnvGRPOTrainer
+from llm_envs.trainers.cli.commands import grpo
 from llm_envs.trainers.functional.algorithm import ALGORITHMS
 from llm_envs.trainers.loop import LoopSettings, create_training_state, quick_start_training, training_iteration
 from llm_envs.types import SamplingParams, TrajectoryGroup
@@ -99,6 +101,37 @@ def steps_of_optimizers():
         yield kept
     finally:
         handle.remove()
+
+
+gym.register("test/Gradients-v0", DenseEnv)
+OPTIONS = {
+    "per_device_train_batch_size": 16,
+    "num_generations": 4,
+    "max_completion_length": 80,
+    "max_turn_tokens": 8,
+    "lr_scheduler_type": "constant",
+    "gradient_checkpointing": False,
+    "save_strategy": "no",
+    "report_to": "none",
+    "num_train_seeds": 64,
+    "disable_tqdm": True,
+}
+"""The settings of the fixture `config`."""
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_the_command_line_has_the_gradients_of_the_trainer(tiny_folder, config, tmp_path, name):
+    """Two passes over one generation, by `llm-envs train grpo --algorithm NAME` and by the class."""
+    options = {"env": "test/Gradients-v0", "model": tiny_folder, "out": tmp_path / "cli", "algorithm": name}
+    options |= OPTIONS | TWO_PASSES
+    with steps_of_optimizers() as given:
+        assert grpo([part for key, value in options.items() for part in (f"--{key}", str(value))]) == 0
+    with steps_of_optimizers() as expected:
+        trainer = EnvGRPOTrainer(tiny_folder, "test/Gradients-v0", config(**TWO_PASSES), algorithm=name)
+        trainer.train()
+        trainer.close()
+    assert len(given) == len(expected) == 2
+    assert_same(given, expected)
 
 
 def played_as_the_quick_start_does(policy, algorithm, limits):
