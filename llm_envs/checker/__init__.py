@@ -1,4 +1,4 @@
-"""The check of a task's contract: clauses, hostile actions, blind players, twins and mutations."""
+"""The check of a task's contract: clauses, hostile actions, blind policies, twins and mutations."""
 
 from __future__ import annotations
 

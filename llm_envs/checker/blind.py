@@ -1,7 +1,7 @@
-"""Players that read little: answers and plans learned by heart, copies from the prompt, lists worked through in order.
+"""Blind policies: they repeat memorized answers and plans, copy from the prompt, or try the items of a list in order.
 
 They are made from the oracle's play on the train split (`Lesson`). If one of them wins more of the test split than the
-declared chance rate, the task can be won without what it is meant to teach; `blind_clauses.py` measures that.
+declared chance rate, the task can be won without the skill it is meant to teach; `blind_clauses.py` measures that.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from llm_envs.parsers import format_answer
 
 __all__ = [
     "QUESTIONS",
+    "BlindPolicy",
+    "BlindReply",
     "History",
     "Lesson",
-    "Player",
-    "Reply",
     "answer_in",
     "copied_replies",
     "enumerations",
@@ -42,14 +42,14 @@ _FORMULA = re.compile(r"\$([^$\n]+)\$")
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 _MOST_WORDS = 64
-"""Actions that are worked through in order, at most."""
+"""Maximum number of actions to try in order."""
 _FEW_WORDS = 16
-"""Up to so many actions are tried in `_N_ORDERS` orders."""
+"""Up to this many actions, `_N_ORDERS` random orders are tried too."""
 _N_ORDERS = 120
 _MOST_PLANS = 12
-"""The oracle's plans that are tried on other problems."""
+"""Maximum number of the oracle's plans to try on other problems."""
 _SHARES = (0.5, 0.6, 0.8, 1.0)
-"""How far equal steps lead from one number of the prompt to another."""
+"""How far to step from one number of the prompt towards another, as shares of the distance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,21 +61,21 @@ class Lesson:
     actions: tuple[str, ...]
 
 
-Reply = Callable[[str], str | None]
-"""Prompt to reply, for tasks of one turn; None where the player has nothing to say."""
+BlindReply = Callable[[str], str | None]
+"""Prompt to reply, for tasks of one turn; None if the policy has no reply."""
 History = Sequence[tuple[str, str, float]]
-"""Action, the observation that followed, and the reward, of each turn so far."""
-Player = Callable[[str, History, int], str]
+"""(action, next observation, reward) of each turn so far."""
+BlindPolicy = Callable[[str, History, int], str]
 """(prompt, history, turns left) to action."""
 
 
 def most_common(values: Sequence[str]) -> str:
-    """Return the most frequent value; of several the one that came first."""
+    """Return the most frequent value; among equally frequent ones, the first."""
     return Counter(values).most_common(1)[0][0]
 
 
 def mask(text: str) -> str:
-    """Return a text with a common placeholder for its numbers, and one for its names and quoted words."""
+    """Return a text with one placeholder for all numbers, and one for all names and quoted words."""
     text = _QUOTED.sub("X", text)
     return " ".join("0" if t[0].isdigit() else "X" if _is_name(t) else t for t in _TOKEN.findall(text))
 
@@ -89,11 +89,11 @@ def answer_in(action: str) -> str:
 # One turn.
 
 
-def learned_replies(lessons: Sequence[Lesson]) -> dict[str, Reply]:
-    """Return what can be learned by heart from problems and their answers, by name.
+def learned_replies(lessons: Sequence[Lesson]) -> dict[str, BlindReply]:
+    """Return policies that memorize problems and their answers, by name.
 
-    The most frequent answer; the answer that problems of the same wording had, but for names and numbers; the answer
-    that goes with a line of the prompt; the line that similar problems have in another form.
+    They reply with the most frequent answer; with the answer to problems that differ only in names and numbers; with
+    the answer that belongs to a line of the prompt; or with the line that similar problems have in another form.
     """
     usual = most_common([lesson.actions[0] for lesson in lessons])
     by_wording: dict[str, list[str]] = defaultdict(list)
@@ -122,11 +122,12 @@ def _is_name(token: str) -> bool:
     return token[0].isupper()
 
 
-def _restored_line(lessons: Sequence[Lesson]) -> Reply:
-    """Return a reply that names a line of the prompt in the form that most problems of the same first line have.
+def _restored_line(lessons: Sequence[Lesson]) -> BlindReply:
+    """Return a policy that replies with a line of the prompt, in its most frequent form among similar problems.
 
-    For problems that show a text with one mistake: the right text is known from the problems in which something else
-    is wrong. Words that differ from problem to problem (names of variables) are numbered in the order of appearance.
+    Problems are similar if their first line is the same. For problems that show a text with one mistake: others, with
+    other mistakes, show the right text. Words that differ between problems (names of variables) are numbered in the
+    order of appearance.
     """
     groups: dict[str, list[list[str]]] = defaultdict(list)
     for lesson in lessons:
@@ -155,7 +156,7 @@ def _restored_line(lessons: Sequence[Lesson]) -> Reply:
 
 
 def _renamed(lines: Sequence[str], names: dict[str, str]) -> tuple[list[str], dict[str, str]]:
-    """Return lines whose words are replaced by their number, where they are the names that recur in them."""
+    """Return the lines with each recurring name replaced by its number."""
     counts = Counter(word for line in lines for word in re.findall(r"[^\W\d]\w*", line))
     words = {word for word, count in counts.items() if count > 1 and word not in _KEYWORDS}
 
@@ -171,7 +172,7 @@ _KEYWORDS = frozenset(
 )
 
 
-def copied_replies(answer_form: str) -> dict[str, Reply]:
+def copied_replies(answer_form: str) -> dict[str, BlindReply]:
     """Return replies that copy a piece of the prompt as the answer, by name."""
 
     def numbers(prompt: str) -> list[str]:
@@ -193,7 +194,7 @@ def copied_replies(answer_form: str) -> dict[str, Reply]:
         return [re.sub(r"^(what is|find|compute|calculate|evaluate|solve)\b:?", "", text.strip(" .?"), flags=re.I)
                 for text in re.split(r"(?<=[.?!:])\s+", prompt.strip())[-1:]]  # fmt: skip
 
-    def copy(pieces: Callable[[str], list[str]], place: int) -> Reply:
+    def copy(pieces: Callable[[str], list[str]], place: int) -> BlindReply:
         def reply(prompt: str) -> str | None:
             found = pieces(prompt)
             if not -len(found) <= place < len(found):
@@ -206,10 +207,10 @@ def copied_replies(answer_form: str) -> dict[str, Reply]:
         "the first number of the prompt": copy(numbers, 0),
         "the second number of the prompt": copy(numbers, 1),
         "the last number of the prompt": copy(numbers, -1),
-        "the last expression of the prompt, as it stands": copy(expressions, -1),
-        "the first formula of the prompt, as it stands": copy(_FORMULA.findall, 0),
-        "the gcd of the first two numbers of the prompt, not worked out": copy(applied("\\gcd"), 0),
-        "the lcm of the first two numbers of the prompt, not worked out": copy(applied("\\operatorname{lcm}"), 0),
+        "the last expression of the prompt, unchanged": copy(expressions, -1),
+        "the first formula of the prompt, unchanged": copy(_FORMULA.findall, 0),
+        "the gcd of the first two numbers of the prompt, not computed": copy(applied("\\gcd"), 0),
+        "the lcm of the first two numbers of the prompt, not computed": copy(applied("\\operatorname{lcm}"), 0),
         "the first quoted text of the prompt": copy(quoted, 0),
         "the last quoted text of the prompt": copy(quoted, -1),
         "the last line of the prompt": copy(last_line, 0),
@@ -220,36 +221,36 @@ def copied_replies(answer_form: str) -> dict[str, Reply]:
 # Several turns.
 
 
-def plans(lessons: Sequence[Lesson]) -> dict[str, Player]:
-    """Return players whose replies do not depend on what they read, by name: the oracle's plans and common replies.
+def plans(lessons: Sequence[Lesson]) -> dict[str, BlindPolicy]:
+    """Return policies that ignore what they read, by name: the oracle's plans and common replies.
 
-    When a plan is at its end, the actions follow that it has not used, most frequent first, and then its last again.
+    After its plan, a policy plays the oracle's other actions, most frequent first, and then repeats the plan's last.
     """
     words = _vocabulary(lessons)
     distinct = list(dict.fromkeys(lesson.actions for lesson in lessons))[:_MOST_PLANS]
-    players = {
+    policies = {
         f"the plan that begins {_short(plan[0])!r} (number {i})": _plan(plan, words) for i, plan in enumerate(distinct)
     }
     longest = max(len(lesson.actions) for lesson in lessons)
     columns = [[lesson.actions[turn] for lesson in lessons if len(lesson.actions) > turn] for turn in range(longest)]
     usual = [most_common(column) for column in columns]
-    players["at each turn what the oracle says most often then"] = _plan(usual, words)
-    players |= {f"always {_short(word)!r}": _plan([word], []) for word in words[:6]}
+    policies["at each turn the oracle's most frequent reply"] = _plan(usual, words)
+    policies |= {f"always {_short(word)!r}": _plan([word], []) for word in words[:6]}
     if 1 < len(words) <= 6:
         for first, second in permutations(words, 2):
             for n in (1, 2):
-                players[f"{_short(first)!r}, {n} times {_short(second)!r}, and again"] = _cycle([first, *[second] * n])
-    return players
+                policies[f"{_short(first)!r}, {n} times {_short(second)!r}, and again"] = _cycle([first, *[second] * n])
+    return policies
 
 
-def enumerations(lessons: Sequence[Lesson]) -> dict[str, Player]:
-    """Return players that work through a list without reading what comes back, by name.
+def enumerations(lessons: Sequence[Lesson]) -> dict[str, BlindPolicy]:
+    """Return policies that go through a list and ignore the observations, by name.
 
-    The actions that the oracle has used, most frequent first; the items that the first observation lists, first or last
-    first.
+    The lists are the actions that the oracle has used, most frequent first, and the items in the first observation,
+    forwards and backwards.
     """
     words = _vocabulary(lessons)
-    players: dict[str, Player] = {}
+    policies: dict[str, BlindPolicy] = {}
     if len(words) > 1:
         orders = [words]
         if len(words) <= _FEW_WORDS:
@@ -257,18 +258,18 @@ def enumerations(lessons: Sequence[Lesson]) -> dict[str, Player]:
             orders += [rng.sample(words, len(words)) for _ in range(_N_ORDERS)]
         for number, order in enumerate(orders):
             name = ", ".join(map(_short, map(answer_in, order)))
-            players[f"each known action once, in the order {name},"] = _plan(order, [])
+            policies[f"each known action once, in the order {name},"] = _plan(order, [])
             if number <= _N_ORDERS // 4:
-                players[f"each known action until it costs something, in the order {name},"] = _until_refused(order)
+                policies[f"each known action until it costs something, in the order {name},"] = _until_refused(order)
     items = listed_items(lessons)
     if items is not None:
-        players["each listed item as the answer, in order"] = _in_order(items, 1)
-        players["each listed item as the answer, the last first"] = _in_order(items, -1)
-    return players
+        policies["each listed item as the answer, in order"] = _in_order(items, 1)
+        policies["each listed item as the answer, the last first"] = _in_order(items, -1)
+    return policies
 
 
 def _vocabulary(lessons: Sequence[Lesson]) -> list[str]:
-    """Return all actions of the oracle, most frequent first; nothing if there are too many to be worked through."""
+    """Return all actions of the oracle, most frequent first; nothing if there are too many to try."""
     counts = Counter(action for lesson in lessons for action in lesson.actions)
     return [word for word, _ in counts.most_common()] if len(counts) <= _MOST_WORDS else []
 
@@ -278,33 +279,33 @@ def _short(action: str) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _plan(actions: Sequence[str], words: Sequence[str]) -> Player:
+def _plan(actions: Sequence[str], words: Sequence[str]) -> BlindPolicy:
     whole = [*actions, *(word for word in words if word not in set(actions))]
     return lambda prompt, history, turns_left: whole[min(len(history), len(whole) - 1)]
 
 
-def _until_refused(actions: Sequence[str]) -> Player:
-    def player(prompt: str, history: History, turns_left: int) -> str:
+def _until_refused(actions: Sequence[str]) -> BlindPolicy:
+    def policy(prompt: str, history: History, turns_left: int) -> str:
         n_refused = sum(reward < 0 for _, _, reward in history)
         return actions[n_refused % len(actions)]
 
-    return player
+    return policy
 
 
-def _cycle(actions: Sequence[str]) -> Player:
+def _cycle(actions: Sequence[str]) -> BlindPolicy:
     return lambda prompt, history, turns_left: actions[len(history) % len(actions)]
 
 
-def _in_order(items: Callable[[str], list[str]], step: int) -> Player:
-    def player(prompt: str, history: History, turns_left: int) -> str:
+def _in_order(items: Callable[[str], list[str]], step: int) -> BlindPolicy:
+    def policy(prompt: str, history: History, turns_left: int) -> str:
         found = items(prompt)[::step] or ["?"]
         return format_answer(found[min(len(history), len(found) - 1)])
 
-    return player
+    return policy
 
 
 def listed_items(lessons: Sequence[Lesson]) -> Callable[[str], list[str]] | None:
-    """Return what finds the possible answers in a prompt, by what stands around the right one; None if nothing does."""
+    """Return a function that finds the possible answers in a prompt by the text around the right one, or None."""
     contexts: Counter[tuple[str, str]] = Counter()
     for lesson in lessons:
         answer = re.escape(answer_in(lesson.actions[-1]))
@@ -326,16 +327,16 @@ def listed_items(lessons: Sequence[Lesson]) -> Callable[[str], list[str]] | None
 QUESTIONS = ("How about {}?", "Is it {}?", "{}?")
 
 
-def questions(items: Callable[[str], list[str]], question: str, is_yes: Callable[[str, str], bool]) -> Player:
-    """Return a player that asks about each listed item until it hears a yes, and answers with that; else with the next.
+def questions(items: Callable[[str], list[str]], question: str, is_yes: Callable[[str, str], bool]) -> BlindPolicy:
+    """Return a policy that asks about each listed item until it reads a yes, and answers with that item or the next.
 
     Args:
-        items: Finds them in the prompt.
-        question: With {} for the item.
-        is_yes: Whether an observation, of a question about an item, is a yes.
+        items: Finds the items in the prompt.
+        question: The question, with {} for the item.
+        is_yes: Whether the observation after a question about an item is a yes.
     """
 
-    def player(prompt: str, history: History, turns_left: int) -> str:
+    def policy(prompt: str, history: History, turns_left: int) -> str:
         found = items(prompt) or ["?"]
         for item, (action, observation, _) in zip(found, history, strict=False):
             if action == question.format(item) and is_yes(item, observation):
@@ -343,14 +344,14 @@ def questions(items: Callable[[str], list[str]], question: str, is_yes: Callable
         item = found[min(len(history), len(found) - 1)]
         return format_answer(item) if turns_left <= 1 else question.format(item)
 
-    return player
+    return policy
 
 
-def equal_steps(lessons: Sequence[Lesson]) -> dict[str, Player]:
-    """Return players that go from one number of the prompt towards another in equal steps, and then close, by name.
+def equal_steps(lessons: Sequence[Lesson]) -> dict[str, BlindPolicy]:
+    """Return policies that step evenly from one number of the prompt towards another, and then close, by name.
 
-    They close with what the oracle says last most often, if that is no number. Only for tasks in which the oracle names
-    several numbers; else nothing.
+    They close with the oracle's most frequent last reply, unless that is a number. Returns nothing for tasks in which
+    the oracle does not name several numbers.
     """
     named = [[a for a in lesson.actions if _is_number(answer_in(a))] for lesson in lessons]
     if sum(len(numbers) > 1 for numbers in named) < len(lessons) / 2:
@@ -358,20 +359,20 @@ def equal_steps(lessons: Sequence[Lesson]) -> dict[str, Player]:
     lasts = [lesson.actions[-1] for lesson in lessons if not _is_number(answer_in(lesson.actions[-1]))]
     close = most_common(lasts) if len(lasts) > len(lessons) / 4 else None
     n_numbers = min(3, min(len(set(_NUMBER.findall(lesson.prompt))) for lesson in lessons))
-    players = {}
+    policies = {}
     for start, goal in permutations(range(n_numbers), 2):
         for share in _SHARES:
             name = f"equal steps from number {start + 1} of the prompt to {share:.0%} of the way to number {goal + 1}"
-            players[name] = _steps(start, goal, share, close)
-    return players
+            policies[name] = _steps(start, goal, share, close)
+    return policies
 
 
 def _is_number(text: str) -> bool:
     return re.fullmatch(r"-?\d{1,15}", text) is not None
 
 
-def _steps(start: int, goal: int, share: float, close: str | None) -> Player:
-    def player(prompt: str, history: History, turns_left: int) -> str:
+def _steps(start: int, goal: int, share: float, close: str | None) -> BlindPolicy:
+    def policy(prompt: str, history: History, turns_left: int) -> str:
         if close is not None and turns_left <= 1:
             return close
         numbers = [float(number) for number in dict.fromkeys(_NUMBER.findall(prompt))]
@@ -379,4 +380,4 @@ def _steps(start: int, goal: int, share: float, close: str | None) -> Player:
         part = share * min(1.0, len(history) / n_steps)
         return format_answer(round(numbers[start] + part * (numbers[goal] - numbers[start])))
 
-    return player
+    return policy

@@ -1,7 +1,7 @@
-"""Clauses about players that read little or nothing: what they win must be covered by the declared chance rate.
+"""Clauses about blind policies: the declared chance rate must explain their wins.
 
-`blind.py` makes the players from the oracle's play on the train split, and they play the test split. Tasks of several
-turns give many players, so these race on the train split first, and only the best ones continue.
+`blind.py` makes the policies from the oracle's play on the train split, and they play the test split. Tasks of several
+turns give many policies, so these race on the train split first, and only the best ones continue.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import gymnasium as gym
 
 from llm_envs.checker.blind import (
     QUESTIONS,
-    Player,
-    Reply,
+    BlindPolicy,
+    BlindReply,
     answer_in,
     copied_replies,
     enumerations,
@@ -30,21 +30,21 @@ from llm_envs.checker.subject import FALSE_ALARM, Subject, binomial_tail, rememb
 __all__ = ["is_not_won_by_a_fixed_plan", "is_not_won_by_enumeration", "is_not_won_by_heart"]
 
 _HOPEFUL = 0.1
-"""A player continues while the probability of its number of wins by chance is below this."""
+"""A policy continues while the probability of its number of wins by chance is below this."""
 _RACE = ((6, 16), (24, 2))
-"""Rounds of the race: episodes of each player, and how many players stay."""
+"""Rounds of the race: episodes of each policy, and how many policies stay."""
 _UNSEEN = 1_000_000
 """First seed to play. Players learn from seeds near 0, which give the same problems if the splits are not divided."""
 
 
 def is_not_won_by_heart(subject: Subject) -> str:
-    """A table of answers learned on train, or a piece of the prompt, wins no more of test than the chance rate."""
+    """Answers memorized on train, or copied from the prompt, win no more of test than the chance rate."""
     if subject.task.max_turns > 1:
         return "for tasks of one turn"
     env = remembering(subject.make(split="test"))
     won_by: dict[tuple[int, str], bool] = {}
 
-    def wins(reply: Reply, seed: int) -> bool:
+    def wins(reply: BlindReply, seed: int) -> bool:
         prompt, _ = env.reset(seed=seed)
         said = reply(prompt)
         if said is None:
@@ -57,32 +57,32 @@ def is_not_won_by_heart(subject: Subject) -> str:
     best = 0.0
     for name, reply in replies.items():
         best = max(best, _measure(subject, name, partial(wins, reply)))
-    return f"{len(replies)} ways to answer unread, which won at most {best:.0%}"
+    return f"{len(replies)} blind replies won at most {best:.0%}"
 
 
 def is_not_won_by_a_fixed_plan(subject: Subject) -> str:
-    """The oracle's actions for one problem, or any that read nothing, win no more of others than the chance rate."""
+    """A fixed sequence of actions, such as the oracle's for one problem, wins no more than the chance rate."""
     if subject.task.max_turns == 1:
         return "for tasks of several turns"
     return _race(subject, plans(subject.lessons), "plans")
 
 
 def is_not_won_by_enumeration(subject: Subject) -> str:
-    """Going through what the prompt lists, or from one of its numbers to another, wins no more than the chance rate."""
+    """Trying the items of the prompt, or stepping between two of its numbers, wins no more than the chance rate."""
     if subject.task.max_turns == 1:
         return "for tasks of several turns"
     lessons = subject.lessons
-    players = enumerations(lessons) | equal_steps(lessons) | _inquirers(subject)
-    return _race(subject, players, "players") if players else "nothing is listed"
+    policies = enumerations(lessons) | equal_steps(lessons) | _inquirers(subject)
+    return _race(subject, policies, "policies") if policies else "the prompt lists nothing"
 
 
-def _inquirers(subject: Subject) -> dict[str, Player]:
-    """Return players that ask about each listed item, where the replies of train tell the right one from others."""
+def _inquirers(subject: Subject) -> dict[str, BlindPolicy]:
+    """Return policies that ask about each listed item, if the observations on train tell the right one from others."""
     items = listed_items(subject.lessons)
-    players: dict[str, Player] = {}
+    policies: dict[str, BlindPolicy] = {}
     n_answers = sum("<answer>" in action for lesson in subject.lessons for action in lesson.actions)
-    if items is None or n_answers > len(subject.lessons):  # where several answers are given, none is the item
-        return players
+    if items is None or n_answers > len(subject.lessons):  # with several answers per problem, none is the item
+        return policies
     env = subject.make(split="train")
     for question in QUESTIONS:
         right: set[str] = set()
@@ -95,8 +95,8 @@ def _inquirers(subject: Subject) -> dict[str, Player]:
                 heard.add(_heard(item, _observed(env, question.format(item))))
         if yes := right - wrong:
             name = f"{question.format('...')!r} of each listed item until there is a yes"
-            players[name] = questions(items, question, partial(_is_in, frozenset(yes)))
-    return players
+            policies[name] = questions(items, question, partial(_is_in, frozenset(yes)))
+    return policies
 
 
 def _is_in(heard: frozenset[str], item: str, observation: str) -> bool:
@@ -114,24 +114,24 @@ def _observed(env: gym.Env[str, str], action: str) -> str:
         return repr(error)
 
 
-def _race(subject: Subject, players: Mapping[str, Player], what: str) -> str:
-    """Race players on train; require that the best of them win no more of test than chance does."""
-    env, left, seed = remembering(subject.make(split="train")), dict(players), 0
-    wins = dict.fromkeys(players, 0)
+def _race(subject: Subject, policies: Mapping[str, BlindPolicy], what: str) -> str:
+    """Race the policies on train; require that the best win no more of test than the chance rate explains."""
+    env, left, seed = remembering(subject.make(split="train")), dict(policies), 0
+    wins = dict.fromkeys(policies, 0)
     for n_episodes, n_stay in _RACE:
         if len(left) > n_stay:
-            for name, player in left.items():
-                wins[name] += sum(_plays_and_wins(env, player, seed + i) for i in range(n_episodes))
+            for name, policy in left.items():
+                wins[name] += sum(_plays_and_wins(env, policy, seed + i) for i in range(n_episodes))
             left = dict(sorted(left.items(), key=lambda entry: -wins[entry[0]])[:n_stay])
             seed += n_episodes
     env, best = remembering(subject.make(split="test")), 0.0
-    for name, player in left.items():
-        best = max(best, _measure(subject, name, partial(_plays_and_wins, env, player)))
-    return f"{len(players)} {what}, the best of which won {best:.0%}"
+    for name, policy in left.items():
+        best = max(best, _measure(subject, name, partial(_plays_and_wins, env, policy)))
+    return f"{len(policies)} {what}; the best won {best:.0%}"
 
 
 def _measure(subject: Subject, name: str, wins: Callable[[int], bool]) -> float:
-    """Require that a player wins no more than chance does; return how often it won."""
+    """Require that a policy wins no more than the chance rate explains; return its share of wins."""
     won: list[int] = []
     n = 0
     for n_tries in subject.effort.n_tries:
@@ -144,12 +144,12 @@ def _measure(subject: Subject, name: str, wins: Callable[[int], bool]) -> float:
     return len(won) / n
 
 
-def _plays_and_wins(env: gym.Env[str, str], player: Player, seed: int) -> bool:
+def _plays_and_wins(env: gym.Env[str, str], policy: BlindPolicy, seed: int) -> bool:
     prompt, _ = env.reset(seed=seed)
     max_turns = unwrap(env).max_turns
     history: list[tuple[str, str, float]] = []
     while len(history) < max_turns:
-        action = player(prompt, history, max_turns - len(history))
+        action = policy(prompt, history, max_turns - len(history))
         try:
             observation, reward, terminated, truncated, info = env.step(action)
         except Exception:  # `never_raises` reports it

@@ -55,7 +55,7 @@ _SYMMETRIES: tuple[_Symmetry, ...] = (
 
 
 def _board(lines: Sequence[str]) -> tuple[int, _Rows]:
-    """Return the first line and the cells of the longest board in a text; no cells if there is none."""
+    """Return the first line and the cells of the longest board in a text; no cells without a board."""
     split = [_cells(line) for line in lines]
     best: tuple[int, int] = (0, 0)
     start = 0

@@ -1,6 +1,6 @@
 """The facts about each registered task: from its source without importing it, and from its class.
 
-`summary` reads a docstring and imports nothing, so that a list is quick and one broken package does not spoil it.
+`summary` reads a docstring and imports nothing, so a list is quick, and one broken package does not break it.
 `describe` makes the task, for facts that only the class has.
 """
 
@@ -31,7 +31,7 @@ class LevelCard:
     n_problems: int | None
     disjoint_splits: bool
     expected_hard: str | None
-    """Why a frontier model is expected to fail about half of the episodes; None if it is not."""
+    """Why a frontier model is expected to fail about half of the episodes; None if it is not expected to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +52,12 @@ class TaskCard:
     reward_weights: dict[str, float]
 
     def to_json(self) -> dict[str, Any]:
-        """Return it made of JSON types."""
+        """Return the card as JSON types."""
         return asdict(self)
 
 
 def family_of(task_id: str) -> str:
-    """Return a task's family: of ours the folder, such as "games"; of others' the name of their package."""
+    """Return a task's family: the folder, such as "games", for our tasks; the name of the package for others."""
     entry_point = task_spec(task_id).entry_point
     module = entry_point.partition(":")[0] if isinstance(entry_point, str) else getattr(entry_point, "__module__", "")
     rest = module.removeprefix(_OURS)
@@ -65,7 +65,7 @@ def family_of(task_id: str) -> str:
 
 
 def summary(task_id: str) -> str:
-    """Return the first line of a task's docstring, read from its source; or in brackets why it cannot be read."""
+    """Return the first line of a task's docstring, read from its source, or in brackets why it cannot be read."""
     entry_point = task_spec(task_id).entry_point
     if not isinstance(entry_point, str):
         return (getattr(entry_point, "__doc__", None) or "").strip().split("\n")[0]
@@ -73,7 +73,7 @@ def summary(task_id: str) -> str:
 
 
 def read_summary(entry_point: str) -> str:
-    """Return the first line of the docstring of "module:Class"; no task module is imported."""
+    """Return the first line of the docstring of "module:Class", without importing a task module."""
     module, _, name = entry_point.partition(":")
     try:
         found = importlib.util.find_spec(module)
@@ -92,7 +92,7 @@ def read_summary(entry_point: str) -> str:
 
 
 def _may_bind(tree: ast.Module, name: str) -> bool:
-    """Whether the module may have the name otherwise than by a class statement at its top: imported, assigned, ..."""
+    """Return whether the module may define the name without a top-level class statement, such as by an import."""
     for node in ast.walk(tree):
         if isinstance(node, ast.alias) and (node.asname or node.name) in (name, "*"):
             return True
@@ -108,16 +108,14 @@ def describe(task_id: str) -> TaskCard:
 
     Raises:
         UnknownTaskError: If the task does not exist.
-        TypeError: If it is not a `TextEnv`.
+        TypeError: If the task is not a `TextEnv`.
     """
     spec = task_spec(task_id)
     env = gym.make(task_id)
     try:
         task = env.unwrapped
         if not isinstance(task, TextEnv):
-            raise TypeError(
-                f"{task_id} is a {type(task).__name__}, no llm_envs.TextEnv: nothing is known of its levels."
-            )
+            raise TypeError(f"{task_id} is a {type(task).__name__}, not an llm_envs.TextEnv, so it declares no levels.")
         env.reset(seed=0)
         entry_point = spec.entry_point
         return TaskCard(

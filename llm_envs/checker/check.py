@@ -1,6 +1,7 @@
 """`check_task`: whether a registered task keeps the environment contract.
 
-The clauses are in `clauses.py`, one small function each; here they are run and reported.
+Each clause is a small function; `clauses.py` lists them all. They are defined in `static_clauses.py`,
+`play_clauses.py`, `honesty_clauses.py`, `blind_clauses.py` and `twin_clauses.py`. This module runs and reports them.
 """
 
 from __future__ import annotations
@@ -59,18 +60,18 @@ def check_task(env_id: str, *, effort: Effort = QUICK, raise_on_failure: bool = 
     """Check that a registered task keeps the environment contract.
 
     Args:
-        env_id: Its id.
-        effort: How many seeds, problems and spoilt actions are looked at: `QUICK`, `THOROUGH` or your own.
+        env_id: The task's id.
+        effort: How many seeds, problems and damaged actions to examine: `QUICK`, `THOROUGH` or your own.
         raise_on_failure: Whether to raise if a clause does not hold.
-        **kwargs: Keyword arguments of the task, such as `difficulty`. A split given here is replaced where both are
-            looked at.
+        **kwargs: Keyword arguments of the task, such as `difficulty`. Clauses that examine both splits replace a given
+            `split`.
 
     Returns:
         The report of all clauses.
 
     Raises:
         UnknownTaskError: If the task does not exist.
-        TaskCheckError: If a clause does not hold; the message lists all of them, those with the same error together.
+        TaskCheckError: If a clause does not hold. The message lists all such clauses, grouped by error.
     """
     task_spec(env_id)
     subject = Subject(env_id, kwargs, effort)
@@ -83,7 +84,7 @@ def check_task(env_id: str, *, effort: Effort = QUICK, raise_on_failure: bool = 
             if place := _place(error, env_id):
                 detail = f"{detail} (at {place})"
             results.append(ClauseResult(clause.__name__, False, detail))
-            if clause is CLAUSES[0]:  # it cannot even be made
+            if clause is CLAUSES[0]:  # the task cannot be made
                 break
     report = CheckReport(env_id, dict(kwargs), tuple(results))
     if raise_on_failure and not report.passed:
@@ -96,7 +97,7 @@ def check_task(env_id: str, *, effort: Effort = QUICK, raise_on_failure: bool = 
 
 
 def _place(error: BaseException, env_id: str) -> str:
-    """Return file:line of the last frame inside the task's own modules; "" without such a frame."""
+    """Return file:line of the last frame inside the task's modules; "" without such a frame."""
     if isinstance(error, BrokenClause):
         if error.__cause__ is None:
             return ""

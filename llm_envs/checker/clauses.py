@@ -1,4 +1,4 @@
-"""The clauses that every task must satisfy, in order, named after their functions. `checker.check_task` runs them."""
+"""The clauses that every task must satisfy, in order, named after their functions. `check.check_task` runs them."""
 
 from __future__ import annotations
 
@@ -82,4 +82,4 @@ CLAUSES: tuple[Callable[[Subject], str], ...] = (
     resets_quickly,
     says_when_it_waits,
 )
-"""Every clause, in the order in which they are checked. Without the first, the others are not tried."""
+"""Every clause, in the order of the check. If the first does not hold, the others are not tried."""

@@ -1,4 +1,4 @@
-"""Clauses about what a task keeps to itself: mistakes it does not see, limits it does not tell, waiting it hides."""
+"""Clauses about hidden faults: shortcuts, mistakes that the judge misses, untold turn limits, undeclared waiting."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ def is_not_won_by_shortcuts(subject: Subject) -> str:
 
 
 def refuses_mutated_references(subject: Subject) -> str:
-    """A query, program, number or list of the oracle's with a small mistake is mostly refused.
+    """The judge refuses most of the oracle's queries, programs, numbers and lists after a small mistake is added.
 
-    A mistake may make no difference to one problem. One of a kind that makes none to most is not seen by the judge.
+    A mistake may make no difference to one problem. If a kind of mistake passes in most problems, the judge misses it.
     """
     tried: dict[str, int] = defaultdict(int)
     won: dict[str, list[tuple[int, str]]] = defaultdict(list)
@@ -72,14 +72,14 @@ def refuses_mutated_references(subject: Subject) -> str:
         require(
             binomial_tail(len(wins), tried[name], _MOST_EQUIVALENT) >= FALSE_ALARM,
             f"the reference with a mistake ({name}) won {len(wins)} of {tried[name]} episodes, such as seed "
-            f"{wins[0][0]}: {wins[0][1][:300]!r}; draw what it is tested on so that the mistake shows",
+            f"{wins[0][0]}: {wins[0][1][:300]!r}; draw test cases that reveal the mistake",
         )
     worst = max((len(won[name]) / n for name, n in tried.items()), default=0.0)
-    return f"{len(tried)} kinds of mistake, of which at most {worst:.0%} passed" if tried else "no such references"
+    return f"{len(tried)} kinds of mistake; at most {worst:.0%} of one kind passed" if tried else "no such references"
 
 
 def tells_its_turn_limit(subject: Subject) -> str:
-    """The agent of a task of several turns is told how many it has."""
+    """In a task of several turns, the agent is told its turn limit."""
     turns = subject.task.max_turns
     if turns == 1:
         return "for tasks of several turns"
@@ -100,7 +100,7 @@ def tells_its_turn_limit(subject: Subject) -> str:
 
 
 def says_when_it_waits(subject: Subject) -> str:
-    """No step takes long, not even of code that does not end, unless `blocking` is set."""
+    """No step takes long, not even with code that never ends, unless the task sets `blocking`."""
     task = subject.task
     if task.blocking:
         return "declared"
@@ -118,13 +118,13 @@ def says_when_it_waits(subject: Subject) -> str:
     require(
         longest <= _MOST_WAIT_S,
         f"the action {slowest[:120]!r} takes {longest:.1f} s, and blocking is False: set blocking = True, or limit "
-        f"what it may take to {_MOST_WAIT_S:g} s",
+        f"its time to {_MOST_WAIT_S:g} s",
     )
     return f"{longest * 1000:.0f} ms at most"
 
 
 def _quickest(task: TextEnv, action: str) -> float:
-    """Return the seconds that a first step takes. If that is slow, try again and return the minimum."""
+    """Return the seconds that a first step takes. If it is slow, try again and return the minimum."""
     best = float("inf")
     for _ in range(_N_TIMED):
         task.reset(seed=0)

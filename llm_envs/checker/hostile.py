@@ -1,4 +1,4 @@
-"""Hostile model outputs: actions that must not raise, and must not win more often than guessing does."""
+"""Hostile model outputs: actions that must not make the task raise, and must not win more often than guesses."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _TEXTS: dict[str, str] = {
     "an answer of a huge power": format_answer("9**9**9**9"),
     "an answer of code": format_answer("__import__('os').getpid()"),
     "an open thought": "<think>hmm",
-    "a thought alone": "<think>hmm</think>",
+    "only a thought": "<think>hmm</think>",
     "an open tool call": "<tool_call>",
     "an empty tool call": "<tool_call></tool_call>",
     "a tool call of a list": "<tool_call>[]</tool_call>",
@@ -97,7 +97,7 @@ _ARGUMENTS: dict[str, Any] = {
 
 
 def mutate(text: str, rng: random.Random) -> str:
-    """Return a text with one to three small changes, as a model makes them that has nearly learned the form."""
+    """Return a text with one to three small changes, like the mistakes of a model that has nearly learned the form."""
     for _ in range(rng.randint(1, 3)):
         start, stop = sorted(rng.randint(0, len(text)) for _ in range(2))
         text = rng.choice(_MUTATIONS)(text[:start], text[start:stop], text[stop:], rng)

@@ -1,4 +1,4 @@
-"""References with a small mistake: queries, programs, numbers and lists, each with the name of what was changed.
+"""References with a small mistake: queries, programs, numbers and lists, each with the name of the change.
 
 For `TextEnv.shortcuts`, and for the checker: a judge that runs an answer should tell most of these from the reference.
 For some problems a mutant means the same as the reference, so a judge may accept it there.
@@ -31,7 +31,7 @@ def mutants(text: str) -> list[tuple[str, str]]:
 
 
 def mutated_number(text: str) -> list[tuple[str, str]]:
-    """Return another whole number: 2n + 3, or 0 for -3, where that would be the same."""
+    """Return another whole number: 2n + 3; or 0 for -3, for which 2n + 3 is the same number."""
     if len(text) >= 1_000:
         return []
     number = int(text)
@@ -111,7 +111,7 @@ def _reversed(term: str) -> str:
 
 
 def mutated_python(source: str) -> list[tuple[str, str]]:
-    """Return mutants of a program, each with the name of its mistake; none if it cannot be read."""
+    """Return mutants of a program, each with the name of its mistake; none if it does not parse."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError):

@@ -1,7 +1,7 @@
-"""Clauses about a task's episodes: its problems, its oracle, and what a hostile player gets out of it.
+"""Clauses about a task's episodes: its problems, its oracle, and the wins of hostile policies.
 
-Each takes the task under test, returns what it saw, and raises `BrokenClause` when the clause does not hold; the
-message has the fault, its seed and the remedy.
+Each clause takes the task under test and returns its findings. If the clause does not hold, it raises `BrokenClause`
+with the fault, its seed and the remedy.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ _ENDLESS = 1_000_000
 _SMALL_SPACE = 1_000
 """A task with more problems than this can be divided into splits."""
 _MANY = 2_000
-"""The least number of essentially different problems of a level that does not declare its number."""
+"""Least number of essentially different problems of a level that does not declare its number."""
 _MOSTLY_NEW = 0.9
-"""Share of the draws of a split that are new problems, from which on hidden states are too many to be known."""
+"""From this share of new problems among the draws of a split, there are too many hidden states to memorize."""
 
 
 def is_deterministic(subject: Subject) -> str:
@@ -72,13 +72,13 @@ def is_deterministic(subject: Subject) -> str:
                     data_equivalence(first.info, second.info, exact=True)
                     and (first.observation, first.reward) == (second.observation, second.reward),
                     f"seed {seed}, action {first.action[:60]!r} gave {first.observation[:60]!r} {first.info}, then "
-                    f"{second.observation[:60]!r} {second.info}: use self.np_random alone, set all state in begin()",
+                    f"{second.observation[:60]!r} {second.info}: use only self.np_random, set all state in begin()",
                 )
     return "episodes repeat"
 
 
 def depends_on_the_seed(subject: Subject) -> str:
-    """Different seeds give different problems, as far as there are any; neighbours are no more alike than others."""
+    """Different seeds give different problems, if the task has enough; neighbours are no more alike than others."""
     n_pairs = subject.effort.n_pairs
     problems = []
     for seed in range(n_pairs + 1):
@@ -103,10 +103,10 @@ def depends_on_the_seed(subject: Subject) -> str:
 
 
 def has_honest_n_problems(subject: Subject) -> str:
-    """The declared number of problems agrees with what is drawn, luck aside; a level that declares none has many.
+    """The draws agree with the declared number of problems, apart from luck; a level that declares none has many.
 
-    Problems of one split key are one in substance: other names do not make another problem. So at most as many keys are
-    drawn as are declared, and where none or many are declared, keys seldom repeat.
+    Problems with the same split key count as one problem, because other names do not make another problem. So there are
+    at most as many keys as declared problems. If many problems are declared, or no number is, keys seldom repeat.
     """
     task, n_draws = subject.task, len(subject.drawn_problems)
     declared = task.n_problems
@@ -121,7 +121,7 @@ def has_honest_n_problems(subject: Subject) -> str:
     require(
         found >= expected / 2,
         f"n_problems is {declared}, so {n_draws} draws should give about {expected:.0f} different ones; "
-        f"they gave {found}, not counting what differs only in luck_fields: declare how many there are",
+        f"they gave {found}, not counting those that differ only in luck_fields: declare how many there are",
     )
     if declared is None or declared >= _MANY:
         n, distinct = len(keys["train"]), len(set(keys["train"]))
@@ -130,16 +130,16 @@ def has_honest_n_problems(subject: Subject) -> str:
         require(
             n - distinct <= most + 5 * math.sqrt(most) + 5,
             f"n_problems is {declared}, but {n} draws of the train split gave only {distinct} different split keys, as "
-            f"if there were about {estimate}: declare how many there are in substance, or make more",
+            f"if there were about {estimate}: declare how many really differ, or make more",
         )
     return f"{found} different problems in {n_draws} draws, of {n_keys} split keys"
 
 
 def has_disjoint_splits(subject: Subject) -> str:
-    """No problem is in both splits, nor one of the same split key, the same first observation or a turned board.
+    """The splits share no problem, split key or first observation, and no board under rotation or reflection.
 
-    A level may declare that its splits are not disjoint: if its space is too small, or if all its problems begin alike.
-    First observations may recur where they leave so much hidden that the problems do not.
+    A level may declare that its splits are not disjoint if it has few problems, or if all its problems begin alike.
+    First observations may recur if they hide so much that the problems do not recur.
     """
     n_problems = subject.task.n_problems
     if not subject.task.disjoint_splits:
@@ -147,7 +147,7 @@ def has_disjoint_splits(subject: Subject) -> str:
         require(
             is_small or len({subject.env.reset(seed=seed)[0] for seed in range(_N_DISTINCT)}) == 1,
             f"the level has disjoint_splits=False, but n_problems={n_problems}: over {_SMALL_SPACE} can be divided, "
-            "unless all begin with one observation, where a split would give away what is hidden",
+            "unless all begin with the same observation, because a split would then reveal hidden state",
         )
         return f"declared {'too small to divide' if is_small else 'alike at first'} ({n_problems} problems)"
     keys = {split: [split_key_of(subject.task, draw.problem) for draw in subject.draws[split]] for split in SPLITS}
@@ -163,15 +163,15 @@ def has_disjoint_splits(subject: Subject) -> str:
         again = [draw.shown for draw in subject.draws["test"] if form(draw.shown) in known]
         require(
             not again,
-            f"{len(again)} of {len(keys['test'])} draws of the test split have a {what} that train has, too, such as "
-            f"{again[:1]}, and the problems are few: let split_key() say what they have in common; or, if what is "
-            "divided is hidden, so that the split gives it away, declare disjoint_splits=False",
+            f"{len(again)} of {len(keys['test'])} draws of the test split have a {what} that train has too, such as "
+            f"{again[:1]}, and the problems are few: let split_key() return what they have in common; or, if the split "
+            "would reveal hidden state, declare disjoint_splits=False",
         )
-    return "no problem in both, and none that is shown alike"
+    return "no problem in both, and no first observation or board"
 
 
 def oracle_earns_the_maximum(subject: Subject) -> str:
-    """The oracle's episodes succeed and earn the maximum; more often than chance, where the oracle is not exact."""
+    """The oracle succeeds and earns the maximum; an oracle that is not exact succeeds more often than chance."""
     task, wins = subject.task, 0
     maximum = _positive_weights(task) if task.max_return is None else task.max_return
     for seed, steps in enumerate(subject.oracle_episodes):
@@ -190,7 +190,7 @@ def oracle_earns_the_maximum(subject: Subject) -> str:
     rate = wins / len(subject.oracle_episodes)
     require(
         rate > task.chance_rate or rate == 1,
-        f"the oracle succeeds in {rate:.0%}, no more than chance_rate {task.chance_rate:g}",
+        f"the oracle succeeds in {rate:.0%}, not more than chance_rate {task.chance_rate:g}",
     )
     return f"{rate:.0%} of {len(subject.oracle_episodes)} episodes"
 
@@ -208,9 +208,9 @@ def never_raises(subject: Subject) -> str:
 
 
 def withstands_fuzzing(subject: Subject) -> str:
-    """Spoilt actions in the middle of good play do not make it raise, and earn no more than good play alone."""
+    """Damaged actions in the middle of good play do not make the task raise, and earn no more than good play."""
     if any(isinstance(episode, Exception) for played in subject.hostile_episodes.values() for episode in played):
-        return "not tried: hostile actions raise"
+        return "not tried, because hostile actions raise"
     n_actions, maximum = 0, subject.task.return_range[1]
     for seed, episode in enumerate(subject.fuzzed_episodes):
         if isinstance(episode, FailedEpisode):
@@ -223,13 +223,13 @@ def withstands_fuzzing(subject: Subject) -> str:
         require(
             total <= maximum + 1e-9,
             f"seed {seed}: the actions {[step.action[:60] for step in episode]} earned {total:g}; the most that an "
-            f"episode can earn is {maximum:g}: something is paid twice",
+            f"episode can earn is {maximum:g}: something is rewarded twice",
         )
-    return f"{n_actions} actions, half of them spoilt"
+    return f"{n_actions} actions, half of them damaged"
 
 
 def costs_are_bounded(subject: Subject) -> str:
-    """No episode earns less than the declared minimum, which is within the task's scale however long an episode is."""
+    """No episode earns less than the declared minimum, which is within the task's scale for episodes of any length."""
     low, high = subject.task.return_range
     require(
         low >= -2 * high,
@@ -252,7 +252,7 @@ def _positive_weights(task: TextEnv) -> float:
 
 
 def is_not_won_by_nonsense(subject: Subject) -> str:
-    """No hostile action succeeds more often than the declared chance rate, beyond what luck explains."""
+    """No hostile action succeeds more often than the declared chance rate explains."""
     for name, played in subject.hostile_episodes.items():
         won = [seed for seed, steps in enumerate(played) if isinstance(steps, list) and steps[-1].is_win]
         require_chance(subject, f"the action {name!r}", won, len(played))
@@ -260,11 +260,11 @@ def is_not_won_by_nonsense(subject: Subject) -> str:
 
 
 def is_not_won_by_guessing(subject: Subject) -> str:
-    """What was right for another problem succeeds no more often than the declared chance rate, beyond luck."""
+    """The right replies to another problem succeed no more often than the declared chance rate explains."""
     episodes = subject.borrowed_episodes
     won = [seed for seed, steps in episodes.items() if steps[-1].is_win]
-    require_chance(subject, "what the oracle says to another problem", won, len(episodes))
-    return f"{len(won)} of {len(episodes)} episodes won by what is right for another problem"
+    require_chance(subject, "the oracle's reply to another problem", won, len(episodes))
+    return f"replies to another problem won {len(won)} of {len(episodes)} episodes"
 
 
 def ends_its_episodes(subject: Subject) -> str:
@@ -295,7 +295,8 @@ def rewards_are_weighted_components(subject: Subject) -> str:
         assert isinstance(components, dict)
         require(all(type(value) is float for value in components.values()), f"components must be floats: {components}")
         require(
-            type(step.reward) is float and math.isfinite(step.reward), f"the reward {step.reward!r} is no finite float"
+            type(step.reward) is float and math.isfinite(step.reward),
+            f"the reward {step.reward!r} is not a finite float",
         )
         total = weighted_sum(components, weights)
         require(
@@ -306,15 +307,15 @@ def rewards_are_weighted_components(subject: Subject) -> str:
 
 
 def info_is_well_formed(subject: Subject) -> str:
-    """Each key of `info` has one type; `is_success` comes at the end; messages carry the observation; all is JSON."""
+    """Each key of `info` has one type, only the last has `is_success`, messages match the observation, all is JSON."""
     types: dict[str, type] = {}
     for step in subject.all_steps:
         for key, value in step.info.items():
             known = types.setdefault(key, type(value))
             require(
                 type(value) is known and value is not None,
-                f"info[{key!r}] was a {known.__name__} and then {value!r}: one type for each key; leave a key out "
-                "rather than None",
+                f"info[{key!r}] was a {known.__name__} and then {value!r}: give each key one type; leave a key out "
+                "instead of setting it to None",
             )
         json.dumps(step.info, allow_nan=False)
         is_over = step.terminated or step.truncated
@@ -340,14 +341,14 @@ def scores_only_the_agents_words(subject: Subject) -> str:
         for tool in getattr(env.unwrapped, "toolbox", {}).values():
             tool.function = partial(_answer_anything, answer)
         replayed = play(env, seed, repeat([step.action for step in steps[:-1]]))
-        require(not replayed[-1].is_win, "a right answer in a tool's output wins: score the agent's reply alone")
+        require(not replayed[-1].is_win, "a right answer in a tool's output wins: score only the agent's reply")
     return "misplaced answers do not count"
 
 
 def _misplaced(answer: str, task: TextEnv) -> list[tuple[str, str]]:
     """Return (place, action) for a right final action in each place where it must not count.
 
-    A parser that the task defines may not know `<think>` or calls. Its content counts as the agent's words.
+    A parser that the task defines may not know `<think>` or calls; its content counts as the agent's words.
     """
     names = [tool["function"]["name"] for tool in task.tools] or ["tool"]
     places = [("inside <think>", f"<think>{answer}</think>"), ("before </think>", f"{answer}</think>")]
@@ -366,5 +367,5 @@ def _answer_anything(answer: str, **arguments: Any) -> str:
 
 
 def _expected_distinct(n: int, draws: int) -> float:
-    """Return how many different values `draws` uniform draws from `n` give on average."""
+    """Return the expected number of different values in `draws` uniform draws from `n`."""
     return n * -math.expm1(draws * math.log1p(-1 / n)) if n > 1 else 1.0

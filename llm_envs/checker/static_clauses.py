@@ -1,7 +1,7 @@
-"""Clauses about what a task is: its declarations, its docstring, and what Gymnasium does with it.
+"""Clauses about a task's declarations, its docstring, and its use by Gymnasium.
 
-Each takes the task under test, returns what it saw, and raises `BrokenClause` when the clause does not hold; the
-message has the fault and the remedy.
+Each clause takes the task under test and returns its findings. If the clause does not hold, it raises `BrokenClause`
+with the fault and the remedy.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ def is_made(subject: Subject) -> str:
         space = getattr(task, name)
         require(
             space == TextSpace(),
-            f"{name} is {space}: leave it as TextEnv sets it, else the task cannot share vector environments",
+            f"{name} is {space}: leave it as TextEnv sets it, or the task cannot share vector environments",
         )
     return type(task).__name__
 
 
 def passes_gymnasium_check(subject: Subject) -> str:
-    """Gymnasium's own `check_env` finds nothing, with warnings as errors."""
+    """Gymnasium's `check_env` finds nothing, with warnings as errors."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         check_env(subject.make().unwrapped)
@@ -88,12 +88,12 @@ def documents_its_difficulties(subject: Subject) -> str:
     task = subject.task
     require(task.difficulties, "difficulties is empty: declare at least one level")
     for name, level in task.difficulties.items():
-        require(level.description.strip(), f"the level {name!r} has no description: say what its problems look like")
+        require(level.description.strip(), f"the level {name!r} has no description: describe its problems")
         reason = level.expected_hard
         require(
             reason is None or (isinstance(reason, str) and len(reason.split()) >= _FEWEST_WORDS),
-            f"expected_hard of the level {name!r} is {reason!r}: argue in a sentence why a frontier model is expected "
-            "to fail half of the episodes, or leave it None",
+            f"expected_hard of the level {name!r} is {reason!r}: explain in a sentence why a frontier model is "
+            "expected to fail half of the episodes, or leave it None",
         )
         require(f'"{name}"' in (inspect.getdoc(type(task)) or ""), f'the docstring does not name the level "{name}"')
         subject.make(difficulty=name).reset(seed=0)
@@ -110,26 +110,26 @@ def has_docstring_headings(subject: Subject) -> str:
 
 
 def checks_its_arguments(subject: Subject) -> str:
-    """Unknown arguments, splits, levels and options are refused with `InvalidConfigError`."""
+    """The task refuses unknown arguments, splits, levels and options with `InvalidConfigError`."""
     for kwargs in ({"split": "nonsense"}, {"difficulty": "nonsense"}, {"no_such_argument": 1}):
         try:
             subject.make(**kwargs)
         except InvalidConfigError:
             continue
         raise BrokenClause(
-            f"{kwargs} was accepted: pass split, difficulty and render_mode on to super().__init__, take no **kwargs"
+            f"{kwargs} was accepted: pass split, difficulty and render_mode to super().__init__, take no **kwargs"
         )
     for options in ({"nonsense": 1}, {"problem": {"nonsense": 1}}):
         try:
             subject.make().reset(options=options)
         except InvalidConfigError:
             continue
-        raise BrokenClause(f"reset(options={options}) was accepted: pass options on to super().reset")
+        raise BrokenClause(f"reset(options={options}) was accepted: pass options to super().reset")
     return "unknown names are refused"
 
 
 def plays_given_problems(subject: Subject) -> str:
-    """`reset(options={"problem": ...})` plays that problem, whatever its split."""
+    """`reset(options={"problem": ...})` plays that problem, from any split."""
     for split in SPLITS:
         source, target = subject.make(split=split), subject.make(split="train")
         for seed in range(3):
@@ -143,10 +143,10 @@ def plays_given_problems(subject: Subject) -> str:
 
 
 def leaves_global_randomness_alone(subject: Subject) -> str:
-    """No episode draws from, or seeds, `random` and `numpy.random`."""
+    """No episode draws from or seeds `random` and `numpy.random`."""
     kept = random.getstate(), np.random.get_state()
     try:
-        # Our own state, so that a task which seeds with a constant is noticed too.
+        # A state of our own choice, so that this also notices a task that seeds with a constant.
         random.seed(987654321)
         np.random.seed(987654321)
         before = random.getstate(), pickle.dumps(np.random.get_state())
@@ -155,15 +155,15 @@ def leaves_global_randomness_alone(subject: Subject) -> str:
     finally:
         random.setstate(kept[0])
         np.random.set_state(kept[1])
-    require(before == after, "an episode changed the global random state: use self.np_random alone")
-    return "random and numpy.random are as before"
+    require(before == after, "an episode changed the global random state: draw only from self.np_random")
+    return "random and numpy.random are unchanged"
 
 
 def is_vectorized(subject: Subject) -> str:
-    """`make_vec`, sync and async, gives the environment's own strings back, emoji and line breaks included.
+    """`make_vec`, sync and async, returns the environment's strings unchanged, emoji and line breaks included.
 
-    The oracle's first action is stepped here before, so that whatever this process keeps for it (a sandbox, a pool) is
-    there when the asynchronous environments are forked.
+    The oracle's first action is stepped here first, so that anything that this process caches for it (a sandbox, a
+    pool) exists when the asynchronous environments are forked.
     """
     seeds: Any = [7, 8]  # `VectorEnv.reset` is typed for one number; sync and async both take a list
     for action in ("🙂\nnonsense", subject.oracle_episodes[seeds[0]][0].action):
@@ -180,12 +180,12 @@ def is_vectorized(subject: Subject) -> str:
                 got = list(zip(first, second, strict=True))
             finally:
                 vector.close()
-            require(got == expected, f"{mode}: {got} instead of {expected}: an instance must share nothing with others")
+            require(got == expected, f"{mode}: {got} instead of {expected}: instances must not share anything")
     return "sync and async"
 
 
 def pickles(subject: Subject) -> str:
-    """An environment pickled in mid-episode goes on as the original does."""
+    """An environment that is pickled in the middle of an episode continues like the original."""
     env = subject.make()
     env.reset(seed=3)
     if subject.task.max_turns > 1:
@@ -201,7 +201,7 @@ def pickles(subject: Subject) -> str:
         )
         if original[2] or original[3]:
             break
-    return "in mid-episode"
+    return "in the middle of an episode"
 
 
 def has_a_json_spec(subject: Subject) -> str:
@@ -214,7 +214,7 @@ def has_a_json_spec(subject: Subject) -> str:
 
 
 def resets_quickly(subject: Subject) -> str:
-    """At least 1,000 resets, and 500 steps, in a second of computing time, unless the task says why not."""
+    """The task does at least 1,000 resets, or 500 steps, in a second of computing time, unless it gives a reason."""
     resets = steps = 0.0
     env, reason = subject.env, subject.task.slow_reset_reason
     actions = {seed: subject.oracle_episodes[seed][0].action for seed in range(10)}
@@ -236,7 +236,7 @@ def resets_quickly(subject: Subject) -> str:
     ):
         require(
             rate >= least or reason,
-            f"{rate:,.0f} {what} a second, {least:,} asked for: make {method} cheaper, or say why in slow_reset_reason",
+            f"{rate:,.0f} {what} a second, {least:,} required: make {method} cheaper, or give a slow_reset_reason",
         )
     return reason or "fast enough"
 

@@ -1,4 +1,4 @@
-"""The task that `check_task` looks at, and the episodes that several clauses share."""
+"""The task that `check_task` examines, and the episodes that several clauses share."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ __all__ = [
     "BrokenClause",
     "Draw",
     "Effort",
-    "Player",
     "Step",
     "Subject",
+    "TaskPolicy",
     "binomial_tail",
     "play",
     "remembering",
@@ -45,12 +45,11 @@ class Effort:
     n_hostile_episodes: int
     """Episodes of each kind of hostile action."""
     n_fuzzed: int
-    """Mutated and hostile actions in the middle of good play."""
+    """Damaged and hostile actions in the middle of good play."""
     n_pairs: int
     """Neighbouring seeds whose problems are compared."""
     n_tries: tuple[int, ...] = (40, 160, 640)
-    """Episodes of a player that reads little, by stage. The next stage is played only if chance does not explain the
-    wins so far."""
+    """Episodes of a blind policy, by stage. A next stage is played only if chance does not explain the wins so far."""
 
 
 QUICK = Effort(n_seeds=20, n_draws=300, n_hostile_episodes=30, n_fuzzed=100, n_pairs=60)
@@ -62,7 +61,7 @@ THOROUGH = Effort(
 
 
 FALSE_ALARM = 1e-6
-"""Probability, for each player, that a task fails although its chance rate is exactly as declared."""
+"""Probability, for each policy, that a task fails although its chance rate is exactly as declared."""
 
 
 class BrokenClause(Exception):
@@ -107,13 +106,13 @@ class Draw:
     """The oracle's first reply; "" for tasks of several turns, where it may take long."""
 
 
-Player = Callable[[TextEnv, str], str]
+TaskPolicy = Callable[[TextEnv, str], str]
 """(task, last observation) to action."""
 
 
 @dataclass
 class Subject:
-    """The task under test, and the episodes that several clauses look at."""
+    """The task under test, and the episodes that several clauses share."""
 
     env_id: str
     kwargs: Mapping[str, Any] = field(default_factory=dict)
@@ -150,18 +149,18 @@ class Subject:
         rng = random.Random(0)
         episodes: dict[str, list[list[Step] | Exception]] = {}
         for name, act in hostile_actions(self.task.tools).items():
-            player = partial(_act_hostile, act, rng)
+            policy = partial(_act_hostile, act, rng)
             played = episodes[name] = []
             for seed in range(3 if "long" in name else self.effort.n_hostile_episodes):
                 try:
-                    played.append(play(self.replayed, seed, player))
+                    played.append(play(self.replayed, seed, policy))
                 except Exception as error:
                     played.append(error)
         return episodes
 
     @cached_property
     def borrowed_episodes(self) -> dict[int, list[Step]]:
-        """Episodes, by seed, of a player that gives the oracle's reply to another problem: well-formed guesses."""
+        """Episodes, by seed, of a policy that gives the oracle's reply to another problem: well-formed guesses."""
         problems = []
         for seed in range(self.effort.n_seeds):
             self.replayed.reset(seed=seed)
@@ -178,7 +177,7 @@ class Subject:
 
     @cached_property
     def fuzzed_episodes(self) -> list[list[Step] | FailedEpisode]:
-        """Episodes, by seed, of an oracle half of whose actions are spoilt: `effort.n_fuzzed` spoilt ones."""
+        """Episodes, by seed, of an oracle with half of its actions damaged: `effort.n_fuzzed` damaged ones."""
         rng = random.Random(0)
         self.env.reset(seed=0)
         hostile = [act for name, act in hostile_actions(self.task.tools).items() if "long" not in name]
@@ -243,20 +242,20 @@ class Subject:
         return lessons
 
 
-def play(env: gym.Env[str, str], seed: int | None, player: Player) -> list[Step]:
-    """Play one episode, with at most two steps more than the task's own limit."""
+def play(env: gym.Env[str, str], seed: int | None, policy: TaskPolicy) -> list[Step]:
+    """Play one episode, with at most two steps more than the task's limit."""
     task = unwrap(env)
     observation, _ = env.reset(seed=seed)
     steps: list[Step] = []
     while len(steps) < task.max_turns + 2 and not (steps and (steps[-1].terminated or steps[-1].truncated)):
-        action = player(task, observation)
+        action = policy(task, observation)
         observation, reward, terminated, truncated, info = env.step(action)
         steps.append(Step(action, observation, reward, terminated, truncated, info))
     return steps
 
 
 def remembering(env: gym.Env[str, str]) -> gym.Env[str, str]:
-    """Make the environment cache its generated problems and parsed replies, and return it.
+    """Make the environment cache its generated problems and parsed replies; return it.
 
     Problems are cached by the state of the random generator, so the cache also covers resets without a seed.
     """
@@ -268,7 +267,7 @@ def remembering(env: gym.Env[str, str]) -> gym.Env[str, str]:
         before = repr(generator.state)
         if before not in known:
             problem = generate()
-            if repr(generator.state) == before:  # drawn from something else: `depends_on_the_seed` reports it
+            if repr(generator.state) == before:  # drawn from another source: `depends_on_the_seed` reports it
                 return problem
             known[before] = (pickle.dumps(problem), generator.state)
         pickled, generator.state = known[before]
@@ -301,7 +300,7 @@ def require(condition: object, message: str) -> None:
 
 
 def require_chance(subject: Subject, what: str, won: Sequence[int], n: int) -> None:
-    """Require that so many wins of `n` episodes are explained by the chance rate."""
+    """Require that the chance rate explains this many wins of `n` episodes."""
     chance = subject.task.chance_rate
     require(
         binomial_tail(len(won), n, chance) >= FALSE_ALARM,
@@ -313,12 +312,12 @@ def unwrap(env: gym.Env[str, str]) -> TextEnv:
     """Return the task below the wrappers."""
     task = env.unwrapped
     if not isinstance(task, TextEnv):
-        raise BrokenClause(f"{type(task).__name__} is no llm_envs.TextEnv: subclass it, or one of its shapes")
+        raise BrokenClause(f"{type(task).__name__} is not an llm_envs.TextEnv: subclass it, or one of its subclasses")
     return task
 
 
 def ask_oracle(task: TextEnv, observation: str) -> str:
-    """Play as the oracle: a `Player`."""
+    """Play as the oracle: a `TaskPolicy`."""
     return task.oracle()
 
 
@@ -326,8 +325,8 @@ def _act_hostile(act: HostileAction, rng: random.Random, task: TextEnv, observat
     return act(task, observation, rng)
 
 
-def repeat(actions: Sequence[str], then: str = "I am done.") -> Player:
-    """Return a player that gives the actions in order, and then repeats `then`."""
+def repeat(actions: Sequence[str], then: str = "I am done.") -> TaskPolicy:
+    """Return a policy that gives the actions in order, and then repeats `then`."""
     left = list(actions)
     return lambda task, observation: left.pop(0) if left else then
 
@@ -353,7 +352,7 @@ def problem_of(env: gym.Env[str, str]) -> str:
 
 
 def binomial_tail(successes: int, n: int, p: float) -> float:
-    """Return the probability of at least `successes` among `n`, each with probability `p`."""
+    """Return the probability of at least `successes` in `n` trials, each with probability `p`."""
     if successes <= 0 or p >= 1:
         return 1.0
     if p <= 0:

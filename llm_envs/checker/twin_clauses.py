@@ -1,4 +1,4 @@
-"""Clauses about what the agent can know: the oracle may know no more, and the prompt must be enough for one answer."""
+"""The clause about the agent's knowledge: the oracle must not use hidden state."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _WASTED = "Hello."
 
 
 def oracle_knows_what_is_shown(subject: Subject) -> str:
-    """What was shown so far decides what the oracle does, whatever is hidden.
+    """The oracle's actions depend only on what was shown so far, never on hidden state.
 
-    Each problem is changed where the first observation does not show it, and both are played alike: as the first one's
-    oracle says, or, every other time, with turns that are wasted. As long as both show the same, both oracles must say
-    the same.
+    Change each problem in a way that the first observation does not show, and play the same actions in both episodes:
+    those of the first one's oracle, and every other time with some wasted turns. As long as both episodes show the same
+    observations, both oracles must choose the same actions.
     """
     if subject.task.max_turns == 1:
         return "for tasks of several turns"
@@ -50,7 +50,7 @@ def oracle_knows_what_is_shown(subject: Subject) -> str:
                 break
         n_twins += found
         if seed + 1 == _N_HOPELESS and not n_twins:
-            return "nothing hidden was found"
+            return "no hidden state was found"
     return f"{n_twins} problems with another hidden state"
 
 
@@ -81,7 +81,7 @@ def _difference(first: TextEnv, second: TextEnv, rng: Random, *, waste: float) -
             at = next((i for i, (a, b) in enumerate(zip(action, instead, strict=False)) if a != b), 0)
             start = max(0, at - 30)
             return (
-                f"the oracle says {instead[start : at + 40]!r} instead of {action[start : at + 40]!r} at turn "
+                f"the oracle plays {instead[start : at + 40]!r} instead of {action[start : at + 40]!r} at turn "
                 f"{first.n_turns + 1}"
             )
         if rng.random() < waste:

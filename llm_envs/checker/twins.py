@@ -17,10 +17,10 @@ _Place = tuple[Any, ...]
 
 
 def changed_problems(problem: str, others: Sequence[str], rng: Random) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield problems that differ from the given one by a single change, each with a note about it. Never ends.
+    """Yield problems that differ from the given one by a single change, each with a note about it. Endless.
 
-    A value is replaced by that of another problem, or swapped with another value of the same list or object; a number
-    is increased or decreased a little; a text of several lines gets a line of another text.
+    A change replaces a value by that of another problem, swaps it with another value of the same list or object,
+    increases or decreases a number a little, or puts a line of another text into a text of several lines.
 
     Args:
         problem: Canonical JSON.

@@ -478,7 +478,7 @@ def test_a_task_that_cannot_be_made_is_not_tried_further(registered):
 def test_something_else_than_a_text_environment_is_named():
     register_task("check/CartPole-v0", "gymnasium.envs.classic_control.cartpole:CartPoleEnv")
     try:
-        with pytest.raises(TaskCheckError, match=r"CartPoleEnv is no llm_envs\.TextEnv"):
+        with pytest.raises(TaskCheckError, match=r"CartPoleEnv is not an llm_envs\.TextEnv"):
             check_task("check/CartPole-v0")
     finally:
         gym.registry.pop("check/CartPole-v0")
@@ -634,7 +634,7 @@ def test_an_environment_that_remembers_its_problems_plays_the_same_episodes(env_
     assert memory.reset(seed=3)[0] == plain.reset(seed=3)[0], "a problem that play changed is whole the next time"
 
 
-def test_a_problem_is_generated_once_for_all_the_players_of_a_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_problem_is_generated_once_for_all_the_policies_of_a_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     env, n_generated = gym.make("llm/Calculator-v0"), 0
     generate = unwrap(env).generate
 
