@@ -2,15 +2,15 @@ r"""Parses an assistant's reply: thinking, content, tool calls, final answer.
 
 `parse_reply` takes any string in linear time and never raises. It finds the format by its markers. `PARSERS` has a
 parser for each format, and for the ambiguous forms, which are never guessed: ReAct, generic XML tags, fenced code,
-`\boxed{}`, the last number. `create_response_parser` goes through transformers.
+`\boxed{}`, the last number. `create_response_parser` uses transformers.
 
-All are strict: a reply with anything broken in it has its problems named, and then neither tool calls nor an answer, so
-that no broken form can be paid for (`format_reward` pays 0). The rules:
+All parsers are strict: if anything in a reply is broken, they list the problems and return neither tool calls nor an
+answer, so a broken form never earns a reward (`format_reward` gives 0). The rules:
 
 | form | result |
 |---|---|
 | `<think>...</think>`, anywhere, or the family's own tags | thinking; several are joined by line breaks |
-| `...</think>` before any `<think>` | thinking whose opening tag stands in the prompt |
+| `...</think>` before any `<think>` | thinking whose opening tag is in the prompt |
 | `<think>` inside `<think>`, or without `</think>` | a problem; in the latter case the rest is thinking |
 | a complete call inside thinking | a problem; a tag that is only mentioned does not count |
 | an answer inside thinking | thinking; it does not count as an answer |
@@ -19,9 +19,9 @@ that no broken form can be paid for (`format_reward` pays 0). The rules:
 | text after calls that have no closing tag (Mistral, Llama 3) | a problem |
 | markers of two formats in one reply | a problem |
 | a call without its closing tag, cut short, or with other text in its tags | a problem |
-| a closing tag without its opening one, so also tags that cross | a problem |
+| a closing tag without its opening one, which includes tags that cross | a problem |
 | a call that is not a JSON object, has no name, or arguments that are not an object | a problem |
-| `{"name": "f"}`, without arguments at all | a call with `{}` |
+| `{"name": "f"}`, without arguments | a call with `{}` |
 | a key or an argument twice in one object or call | a problem |
 | a call with NaN, Infinity, 1e999, over 4,300 digits in a row, or nested more than 32 deep | a problem |
 | `<answer>...</answer>` | the answer, stripped; it stays in the content |
@@ -31,16 +31,16 @@ that no broken form can be paid for (`format_reward` pays 0). The rules:
 | an answer beside calls | both are kept; a `ToolEnv` runs the calls and does not take the answer |
 | one end-of-turn marker at the very end (`<|im_end|>`, `</s>`, ...) | dropped |
 
-The formats that `parse_reply` finds, by their names in `PARSERS`:
+The formats that `parse_reply` recognizes, by their names in `PARSERS`:
 
 | name | calls |
 |---|---|
 | hermes | `<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>` (Hermes, Qwen 2.5 and 3) |
 | qwen3_coder | `<tool_call><function=f><parameter=a>1</parameter></function></tool_call>` (Qwen3.5, Nemotron) |
 | glm | `<tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>` |
-| llama3_json | the whole reply is `{"name": "f", "parameters": {"a": 1}}`, or several by `;` |
+| llama3_json | the whole reply is `{"name": "f", "parameters": {"a": 1}}`, or several separated by `;` |
 | llama3_python | `<|python_tag|>f.call(a="1")` |
-| pythonic | the whole reply is `[f(a=1), g(b='x')]`, or stands between `<|python_start|>` and `<|python_end|>` |
+| pythonic | the whole reply is `[f(a=1), g(b='x')]`, or is between `<|python_start|>` and `<|python_end|>` |
 | mistral | `[TOOL_CALLS][{"name": "f", "arguments": {"a": 1}}]` or `[TOOL_CALLS]f[ARGS]{"a": 1}`; `[THINK]` |
 | deepseek | `<｜tool▁calls▁begin｜>...`, of V3, R1 and V3.1, and the `<｜DSML｜function_calls>` of V3.2 |
 | harmony | GPT-OSS: `<|channel|>commentary to=functions.f<|message|>{"a": 1}<|call|>`, analysis, final |
@@ -49,9 +49,9 @@ The formats that `parse_reply` finds, by their names in `PARSERS`:
 | lfm2 | `<|tool_call_start|>[f(a=1)]<|tool_call_end|>` |
 | gemma4 | `<|tool_call>call:f{a:1,b:<|"|>x<|"|>}<tool_call|>`; `<|channel>thought` |
 
-JSON calls take "arguments" or "parameters" (both is a problem), and further keys are passed over. Where strings are
-written bare (qwen3_coder, glm, muse), a value that is JSON and no string is decoded. In a reply of messages the content
-of several is joined by line breaks.
+JSON calls have "arguments" or "parameters" (both is a problem); other keys are ignored. In formats that write strings
+without quotes (qwen3_coder, glm, muse), a value that is any other JSON value is decoded. If a reply consists of several
+messages, their contents are joined by line breaks.
 """
 
 from __future__ import annotations
@@ -100,5 +100,5 @@ PARSERS: Mapping[str, Parser] = MappingProxyType(
         "last_number": create_answer_parser(last_number),
     }
 )
-"""Parsers by name. Each reads its own format's thinking, calls and answer, and takes all else for content; "auto" is
-`parse_reply`. "last_number" reads no expressions: of "-3/4" it takes 4, and of "1e3" 3."""
+"""Parsers by name. Each reads the thinking, calls and answer of its format, and treats the rest as content. "auto" is
+`parse_reply`. "last_number" does not evaluate expressions: it reads 4 in "-3/4", and 3 in "1e3"."""

@@ -20,7 +20,7 @@ _THINKING_ALONE = ReplyGrammar(answer_tag=None)
 def last_number(text: str) -> str | None:
     """Return the last number written in `text` (sign and decimals kept, thousands separators dropped), or None.
 
-    Only numbers, not expressions: of "-3/4" it is "4", of "1e3" it is "3".
+    Only numbers, not expressions: "4" for "-3/4", and "3" for "1e3".
     """
     found = _NUMBER.findall(text)
     return found[-1].replace(",", "") if found else None
@@ -54,7 +54,7 @@ def extract_boxed(text: str) -> str | None:
 def _boxes(text: str) -> tuple[list[tuple[int, int]], bool]:
     """Return the spans of the outermost complete boxes, and whether any box is left open."""
     boxes: list[tuple[int, int]] = []
-    opened: list[int | None] = []  # of each open brace: where its box starts, or None for a plain brace
+    opened: list[int | None] = []  # for each open brace: where its box starts, or None for a plain brace
     for match in _BRACE.finditer(text):
         token = match.group()
         if token == "}":
@@ -71,22 +71,22 @@ def _boxes(text: str) -> tuple[list[tuple[int, int]], bool]:
 
 
 def split_thinking(text: str) -> ParsedReply:
-    """Take `<think>` blocks off a reply; the rest is its content, in which nothing is read."""
+    """Split off the `<think>` blocks of a reply; the rest is its content and is not parsed."""
     draft = Draft()
     read_tagged(without_end_of_turn(text), _THINKING_ALONE, draft)
     return draft.finish()
 
 
 def create_answer_parser(extract: Callable[[str], str | None], *, base: Parser = split_thinking) -> Parser:
-    """Make a parser that takes the answer from the content by a function.
+    """Make a parser that extracts the answer from the content with a function.
 
-    `create_answer_parser(last_number)` takes the last number, and `create_answer_parser(extract_boxed,
-    base=parse_reply)` reads calls too; with `str.strip` and `PARSERS["harmony"]` all of GPT-OSS's final message counts.
+    `create_answer_parser(last_number)` takes the last number. `create_answer_parser(extract_boxed, base=parse_reply)`
+    reads calls too. With `str.strip` and `base=PARSERS["harmony"]`, GPT-OSS's whole final message is the answer.
 
     Args:
-        extract: From the content, which has neither thinking nor calls, to the answer, or None. An exception becomes a
-            problem of the reply.
-        base: Parses the rest; by default only thinking. An answer that it finds is ignored.
+        extract: The content, without thinking and calls -> the answer, or None. An exception becomes a problem of the
+            reply.
+        base: Parses everything else; by default only thinking. An answer that it finds is ignored.
     """
     return partial(_parse_with_extract, extract, base)
 
@@ -97,7 +97,7 @@ def _parse_with_extract(extract: Callable[[str], str | None], base: Parser, text
         return reply
     try:
         answer = extract(reply.content)
-    except Exception as error:  # whatever a caller's function does with hostile text, a parser does not raise
+    except Exception as error:  # the caller's function may fail on hostile text, but a parser never raises
         return _refuse(reply, f"the answer cannot be read: {type(error).__name__}")
     if answer is None:
         return reply._replace(answer=None)
@@ -106,7 +106,7 @@ def _parse_with_extract(extract: Callable[[str], str | None], base: Parser, text
 
 
 def parse_boxed(text: str) -> ParsedReply:
-    r"""Parse a reply whose answer is in the only `\boxed{...}` outside thinking."""
+    r"""Parse a reply with its answer in the only `\boxed{...}` outside thinking."""
     reply = split_thinking(text)
     if reply.problems:
         return reply

@@ -1,5 +1,5 @@
 # ruff: noqa: RUF001 - the wide bars are DeepSeek's own
-"""Calls as DeepSeek writes them: V3 and R1, V3.1, and the tags of V3.2."""
+"""Calls in DeepSeek's formats: V3 and R1, V3.1, and the tags of V3.2."""
 
 from __future__ import annotations
 

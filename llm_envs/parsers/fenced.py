@@ -19,7 +19,7 @@ class Fenced(NamedTuple):
     """A fenced block of code."""
 
     language: str
-    """First word after the opening fence, in lower case; empty without one."""
+    """First word after the opening fence, in lower case; may be empty."""
     code: str
     """The lines between the fences, without the last line break."""
 
@@ -31,12 +31,12 @@ class _Span(NamedTuple):
 
 
 def fenced_blocks(text: str) -> tuple[Fenced, ...]:
-    """Return the closed blocks of fenced code, in order, as CommonMark has them: by lines, of three or more marks."""
+    """Return the closed blocks of fenced code, in order, by CommonMark's rules: fence lines of three or more marks."""
     return tuple(span.fenced for span in _scan(text)[0])
 
 
 def _scan(text: str) -> tuple[list[_Span], bool]:
-    """Return the closed blocks, and whether one is left open."""
+    """Return the closed blocks, and whether a block is left open."""
     blocks: list[_Span] = []
     fence = language = ""
     start = code_start = 0
@@ -56,13 +56,13 @@ def _scan(text: str) -> tuple[list[_Span], bool]:
 def create_fenced_parser(language: str | None = None, tool: str | None = None, argument: str = "code") -> Parser:
     """Make a parser that reads fenced code.
 
-    Code in thinking is thinking. Two blocks where one is the answer, an empty one, and one that is not closed are
-    problems.
+    Code in thinking is thinking. These are problems: a second block if the answer is a block, an empty block, and a
+    block that is not closed.
 
     Args:
-        language: Only blocks of this language count, in lower case; None for all. Others are content.
-        tool: Name of the tool that each block calls, which is then no content. None: the one block is the answer.
-        argument: The tool's argument that takes the code.
+        language: Only blocks of this language count, in lower case; None for all. Other blocks are content.
+        tool: Name of the tool that each block calls; such a block is not content. None: the only block is the answer.
+        argument: The tool's argument that gets the code.
     """
     return partial(_parse_fenced, None if language is None else language.lower(), tool, argument)
 

@@ -1,4 +1,4 @@
-"""The formats of the model families: their grammars, parsers, detection, and formatting back."""
+"""The formats of the model families: grammars, parsers, detection, and functions that write calls."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _GLM = Block(
     "<tool_call>",
     "</tool_call>",
     read_glm,
-    # Only spaces around a name are prose: "between <tool_call> and </tool_call>".
+    # A name with only spaces around it is prose: "between <tool_call> and </tool_call>".
     re.compile(r"(?!(?:null|true|false|NaN|Infinity)\b)[A-Za-z_][\w.\-]{0,199}(?:\s*<arg_key>|\n?</tool_call>)"),
 )
 _HERMES = Block("hermes", "<tool_call>", "</tool_call>", read_hermes)
@@ -90,7 +90,7 @@ def parse_reply(text: str) -> ParsedReply:
         text: The reply exactly as written, special tokens included; one end-of-turn marker at its end is dropped. Any
             string.
     """
-    # Fast path for nearly every step: a single answer or a single call, by a few passes in C.
+    # Fast path for nearly every step: a single answer or a single call takes a few passes in C.
     tags = text.count("<")
     if tags == 2 and "[T" not in text and "[/T" not in text:
         start, end = text.find("<answer>"), text.find("</answer>")
@@ -106,9 +106,9 @@ def parse_reply(text: str) -> ParsedReply:
 
 
 def detect_format(text: str) -> str | None:
-    """Return the name of the format, a key of `PARSERS`, whose markers the reply has: the first if there are several.
+    """Return the name (in `PARSERS`) of the format whose markers the reply has; the first if it has several.
 
-    None for a reply without calls and without a family's own markers; `<think>` and `<answer>` belong to none.
+    None for a reply without calls and without a family's markers; `<think>` and `<answer>` belong to no family.
     """
     return _read_any(text).format
 
@@ -181,4 +181,4 @@ FORMATTERS: Mapping[str, Callable[[Sequence[ToolCall]], str]] = MappingProxyType
         "cohere": _format_cohere,
     }
 )
-"""How calls are written, by format, where JSON makes that exact: `PARSERS[name]` reads the same calls back."""
+"""Functions that write calls, for the formats with JSON calls: `PARSERS[name]` reads the same calls back."""

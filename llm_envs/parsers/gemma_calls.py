@@ -1,4 +1,4 @@
-"""Calls as Gemma 4 writes them: JSON with bare keys, and strings between `<|"|>` marks."""
+"""Calls in Gemma 4's format: JSON with unquoted keys, and strings between `<|"|>` marks."""
 
 from __future__ import annotations
 

@@ -6,7 +6,8 @@ A reply continues after `<|start|>assistant`, which is in the prompt:
     to=functions.f<|channel|>commentary json<|message|>{...}<|call|>
     to=self<|message|>...<|eom|><|start|>assistant to=f<|message|><atem:function_calls>...</atem:function_calls><|eot|>
 
-The last message's closing token may be missing, since it ends the turn; but not after thinking, which ends no turn.
+The closing token of the last message may be missing, because it ends the turn; but not after thinking, which cannot end
+a turn.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ __all__ = ["HEADER", "read_messages"]
 
 MAX_HEADER = 300
 HEADER = re.compile(r"\s*+(?:<\|start\|>assistant)?(?: ?to=[^\s<>\"{}\[\]]{1,200})? ?(<\|channel\|>|<\|message\|>)")
-"""How a reply of messages begins; group 1 is `<|channel|>` for harmony, `<|message|>` for Muse."""
+"""The beginning of a reply of messages; group 1 is `<|channel|>` for harmony, `<|message|>` for Muse."""
 
 _HARMONY_HEADER = re.compile(
     r"\s*(?:<\|start\|>assistant)?(?: to=(?P<to>[^\s<>]+))?\s?<\|channel\|>(?P<channel>[a-z]+)"
@@ -46,8 +47,8 @@ def read_messages(text: str, draft: Draft, grammar: ReplyGrammar) -> None:
 
     Args:
         text: The reply.
-        draft: Where it goes; its `format` becomes "harmony" or "muse".
-        grammar: How content is read: answers, and what does not belong there. Calls in thinking are looked for by it.
+        draft: Gets the parts; its `format` becomes "harmony" or "muse".
+        grammar: Reads the content (answers, misplaced tags), and finds calls in thinking.
     """
     text = Document(text.rstrip())
     begin = HEADER.match(text)
@@ -115,7 +116,7 @@ def _read_body(text: str, start: int, header: _Header, draft: Draft, grammar: Re
 
 
 def _read_call_body(text: str, start: int, tool: str, draft: Draft) -> int:
-    """Read the call that a message is; return the position after it."""
+    """Read a message that is a call; return the position after it."""
     if draft.format == "harmony":
         data, end = scan_json(text, start)
         draft.tool_calls.append(call_with(tool, data))

@@ -1,8 +1,7 @@
 """Calls written as JSON: Hermes and Qwen, Llama 3, Mistral, Cohere.
 
 A reader takes the text and the position after the block's opening tag, and returns the calls and the position after
-the block. It looks no further than it must: JSON is scanned from where it starts, not up to the closing tag, so that
-a string may hold any tag.
+the block. It scans JSON from its start and does not search for the closing tag first, so a string may contain any tag.
 """
 
 from __future__ import annotations
@@ -38,10 +37,10 @@ _MISTRAL_NAME = re.compile(r'\s*([^\s\[\]{}<>"]{1,200})\s*(?:\[CALL_ID\]([^\s\[\
 
 
 class Document(str):
-    """A string in which a JSON error costs nothing.
+    """A string in which JSON errors are cheap.
 
-    `JSONDecodeError` counts the lines before it. In a text of many broken calls that would be quadratic, and nobody
-    reads the numbers.
+    `JSONDecodeError` counts the lines before the error. In a text of many broken calls that takes quadratic time, and
+    nobody reads the line numbers.
     """
 
     __slots__ = ()
@@ -72,13 +71,13 @@ def scan_json(text: str, position: int, wrapping: int = 0) -> tuple[Any, int]:
     """Return the JSON value at `position` and the position after it.
 
     Args:
-        text: A `Document`, where there may be many errors.
-        position: Where the value starts, or white space before it.
-        wrapping: How many levels of it stand around the arguments of a call.
+        text: A `Document` if there may be many errors.
+        position: Start of the value, or of white space before it.
+        wrapping: Number of levels of nesting around the arguments of a call.
 
     Raises:
-        BrokenCallError: If there is none; for a duplicate key in an object, NaN, Infinity, a number that is too large,
-            and too deep nesting.
+        BrokenCallError: If there is no value, or it has a duplicate key, NaN, Infinity, a number that is too large, or
+            too deep nesting.
     """
     start = skip_space(text, position)
     try:
@@ -100,7 +99,7 @@ def scan_json(text: str, position: int, wrapping: int = 0) -> tuple[Any, int]:
 
 
 def call_from(data: Any, name_key: str = "name", id_key: str = "id") -> ToolCall:
-    """Return the call that a decoded JSON value is; its arguments are under "arguments" or "parameters"."""
+    """Convert a decoded JSON value to a call, with its arguments under "arguments" or "parameters"."""
     if type(data) is not dict:
         raise BrokenCallError(f"a tool call must be one JSON object, not {_json_type(data)}")
     name, call_id = data.get(name_key), data.get(id_key)
@@ -120,12 +119,12 @@ def call_from(data: Any, name_key: str = "name", id_key: str = "id") -> ToolCall
 
 
 def call_with(name: str, arguments: Any, call_id: str | None = None) -> ToolCall:
-    """Return a call whose name is outside the JSON."""
+    """Return a call with a name from outside the JSON."""
     return call_from({"name": name, "arguments": arguments, "id": call_id})
 
 
 def calls_from(data: Any, name_key: str = "name", id_key: str = "id") -> Calls:
-    """Return the calls that a decoded JSON list holds."""
+    """Convert a decoded JSON list to calls."""
     if type(data) is not list:
         raise BrokenCallError(f"the tool calls must be a JSON list, not {_json_type(data)}")
     if not data:
@@ -134,7 +133,7 @@ def calls_from(data: Any, name_key: str = "name", id_key: str = "id") -> Calls:
 
 
 def decode_value(text: str) -> Any:
-    """Return the value of a tag's text, where strings are written bare: any other JSON value, else the text."""
+    """Return the value of a tag's text in a format that writes strings without quotes: a JSON value, or the text."""
     stripped = text.strip()
     if not stripped or stripped[0] not in '-0123456789{["tfn':
         return text
@@ -150,7 +149,7 @@ def decode_value(text: str) -> Any:
 
 
 def parse_sole_call(text: str) -> ToolCall | None:
-    """Return the call that `text`, the inside of a block, is; None if it is anything less plain. The quick way."""
+    """Parse the text inside a block as one plain call; None for any other text. This is the fast path."""
     try:
         data, end = _scan_quickly(text, 0)
     except (StopIteration, ValueError, RecursionError):
@@ -160,7 +159,7 @@ def parse_sole_call(text: str) -> ToolCall | None:
     name, arguments = data.get("name"), data.get("arguments")
     if type(name) is not str or not name or type(arguments) is not dict:
         return None
-    # As many colons as keys: then no key is duplicated, and arguments contain no nested values except lists.
+    # As many colons as keys: so no key is duplicated, and arguments contain no nested values except lists.
     if text.count(":") != 2 + len(arguments) or text.count("[") >= MAX_DEPTH:
         return None
     return ToolCall(name, arguments)
@@ -177,12 +176,12 @@ def read_hermes(text: str, position: int) -> tuple[Calls, int]:
 
 
 def read_json_objects(text: str, position: int, *, are_bare: bool = False) -> tuple[Calls, int]:
-    """Read objects `{"name": ..., "parameters": {...}}`, one or more, by `;` or white space apart.
+    """Read one or more objects `{"name": ..., "parameters": {...}}`, separated by `;` or white space.
 
     Args:
         text: The text.
-        position: Where the first object starts, or white space before it.
-        are_bare: Whether nothing marks them as calls, so that an object without arguments is none.
+        position: Start of the first object, or of white space before it.
+        are_bare: Whether no marker says that they are calls, so that an object without arguments is not a call.
     """
     calls: Calls = []
     while True:
@@ -199,13 +198,13 @@ def read_json_objects(text: str, position: int, *, are_bare: bool = False) -> tu
 
 
 def read_whole_json(text: str) -> Calls | None:
-    """Read a whole reply, stripped, of such objects.
+    """Read a stripped reply that consists of such objects.
 
     Returns:
-        The calls, or None if the reply is something else: it neither is one sound call nor starts as calls do.
+        The calls, or None if the reply neither is a valid call nor starts like one.
 
     Raises:
-        BrokenCallError: If it starts as a call does, and is broken.
+        BrokenCallError: If it starts like a call and is broken.
     """
     is_surely_a_call = _CLAIMS_TO_BE_A_CALL.match(text) is not None
     if not is_surely_a_call and '"name"' not in text:
@@ -277,7 +276,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _scanner(**options: Any) -> Callable[[str, int], tuple[Any, int]]:
-    """Return `decode` without its passes over white space: of every JSONDecoder, but left out of the type stubs."""
+    """Return `JSONDecoder.scan_once`, which does not skip white space; the type stubs lack it."""
     decoder = json.JSONDecoder(parse_float=_finite_float, parse_constant=_refuse_constant, **options)
     scan: Callable[[str, int], tuple[Any, int]] = vars(decoder)["scan_once"]
     return scan

@@ -1,7 +1,7 @@
 """Calls written as Python: `[f(a=1, b='x'), g()]`, and Llama's `f.call(query="x")`.
 
-Only literals are read, by our own scanner: nothing is compiled or evaluated. Strings may run over several lines,
-and JSON's `true`, `false` and `null` are read too, since models write them.
+A scanner reads only literals; nothing is compiled or evaluated. Strings may span several lines, and JSON's `true`,
+`false` and `null` are accepted because models write them.
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ def read_python_tag(text: str, position: int) -> tuple[Calls, int]:
 
 
 def read_whole_list(text: str) -> Calls | None:
-    """Read a whole reply, stripped, that is one list of calls.
+    """Read a stripped reply that is one list of calls.
 
     Returns:
-        The calls, or None if the reply is something else: it neither is such a list nor starts as `[name(key=`.
+        The calls, or None if the reply neither is such a list nor starts like `[name(key=`.
 
     Raises:
-        BrokenCallError: If it starts so, and is broken.
+        BrokenCallError: If it starts like that and is broken.
     """
     if _LOOKS_LIKE_A_LIST.match(text) is None:
         return None

@@ -22,12 +22,12 @@ _NAME = re.compile(r"[^\s(){}\[\]\"'`,:]{1,200}")
 def create_react_parser(*, input_argument: str | None = None) -> Parser:
     """Make a parser of ReAct replies.
 
-    Thoughts are thinking, and so is what stands before the first label, whose "Thought:" stands in the prompt. Each
-    action has its input; several are several calls. Problems: an action without input or an input without action, an
-    input that is no JSON object, an observation (the environment writes those), two final answers, an empty one.
+    Thoughts are thinking. So is the text before the first label, because its "Thought:" is in the prompt. Each action
+    with its input is a call. These are problems: an action without an input, an input without an action, an input that
+    is not a JSON object, an observation (the environment writes those), a second final answer, an empty answer.
 
     Args:
-        input_argument: Name of the argument for an input that is not a JSON object; it gets the text.
+        input_argument: Name of the argument that gets the text of an input that is not a JSON object.
     """
     return partial(_parse_react, input_argument)
 

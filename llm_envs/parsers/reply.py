@@ -11,7 +11,7 @@ from llm_envs.types import ToolCall
 
 __all__ = ["BrokenCallError", "Draft", "ParsedReply", "Parser", "format_answer", "format_reward", "format_tool_call"]
 
-MAX_PROBLEMS = 8  # A reply of a thousand broken tags is answered with the first few.
+MAX_PROBLEMS = 8  # A reply with a thousand broken tags gets only the first few problems.
 MAX_DEPTH = 32  # Code that walks or writes the arguments later is recursive.
 QUOTE_LENGTH = 60
 
@@ -20,7 +20,7 @@ class ParsedReply(NamedTuple):
     """An assistant's reply, taken apart by a parser."""
 
     thinking: str | None
-    """The content of `<think>` blocks or the family's own; None without any."""
+    """The text of `<think>` blocks, or of the family's own tags; None without any."""
     content: str
     """The reply without thinking and without tool calls, stripped; answer tags stay in it."""
     tool_calls: tuple[ToolCall, ...]
@@ -36,7 +36,7 @@ Parser = Callable[[str], ParsedReply]
 
 
 class BrokenCallError(Exception):
-    """A call cannot be read, for the reason in the message. Handled inside this package: it becomes a problem."""
+    """A call cannot be read, for the reason in the message. This package catches it and reports a problem."""
 
 
 class Draft:
@@ -53,23 +53,23 @@ class Draft:
         self.format: str | None = None
         """The format whose markers were seen first."""
         self.wrappers: dict[str, int] = {}
-        """How often each tag that only wraps content was seen."""
+        """Number of times that each tag around content was seen."""
 
     def use(self, name: str) -> None:
-        """Note that a marker of the format `name` was seen; a second format is a problem."""
+        """Record a marker of the format `name`; a second format is a problem."""
         if self.format is None:
             self.format = name
         elif self.format != name:
             self.complain(f"the reply mixes two formats, {self.format} and {name}")
 
     def complain(self, problem: str) -> None:
-        """Add a problem, once; beyond the first few none are kept."""
+        """Add a problem unless it is already there; only the first `MAX_PROBLEMS` are kept."""
         problem = printable(problem)
         if len(self.problems) < MAX_PROBLEMS and problem not in self.problems:
             self.problems.append(problem)
 
     def finish(self) -> ParsedReply:
-        """Return the reply. Where there is a problem there are neither calls nor an answer."""
+        """Return the reply. If it has a problem, it has neither calls nor an answer."""
         if len(self.answers) > 1:
             self.complain("there are two answers; give one")
         return ParsedReply(
@@ -82,14 +82,14 @@ class Draft:
 
 
 def printable(text: str) -> str:
-    """Return `text` in printable ASCII; DeepSeek's wide bars become plain ones, the rest is escaped."""
+    """Return `text` in printable ASCII: DeepSeek's wide bars become plain ones, other characters are escaped."""
     if text.isascii() and text.isprintable():
         return text
     return text.replace("\uff5c", "|").replace("\u2581", "_").encode("unicode_escape").decode("ascii")
 
 
 def broken(problem: str) -> ParsedReply:
-    """Return the result for a reply that is not read at all."""
+    """Return the result for a reply that is not parsed at all."""
     return ParsedReply(None, "", (), None, (printable(problem),))
 
 
@@ -102,14 +102,13 @@ _PARTS: dict[str, Callable[[ParsedReply], bool]] = {
 
 
 def format_reward(reply: ParsedReply, *, require: Collection[str] = ("answer",)) -> float:
-    """Return 1.0 if nothing in the reply is broken and all that is required is there, else 0.0.
+    """Return 1.0 if nothing in the reply is broken and it has all required parts, else 0.0.
 
-    An answer beside tool calls was written before their results were known and is not taken: it only counts where both
-    are required.
+    An answer beside tool calls was written before their results were known. It counts only if `require` has both.
 
     Args:
         reply: The result of a parser.
-        require: Some of "thinking", "content", "tool_calls", "answer"; empty ones count as missing.
+        require: Some of "thinking", "content", "tool_calls", "answer"; an empty part counts as missing.
 
     Raises:
         InvalidConfigError: If `require` names anything else.

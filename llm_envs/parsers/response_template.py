@@ -1,4 +1,4 @@
-"""Parsing through transformers, where a tokenizer carries a response template."""
+"""Parses replies with transformers, if the tokenizer has a response template."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from llm_envs.types import ToolCall
 __all__ = ["create_response_parser"]
 
 MAX_LENGTH = 100_000
-"""Longer replies are not given to transformers, whose time can grow with the square of the length."""
+"""Longer replies are not passed to transformers, because its time can grow with the square of the length."""
 
 _ANSWER_ALONE = ReplyGrammar(thinking=())
 _THINKING_KEYS = ("reasoning_content", "thinking", "reasoning")
@@ -27,17 +27,17 @@ def create_response_parser(
 ) -> Parser:
     """Make a parser that reads replies with the tokenizer's own `parse_response`.
 
-    transformers reads leniently: what is not closed counts as closed. So `parse_reply` reads each reply too, and what
-    it finds broken stays broken. Whatever transformers raises is a problem of the reply.
+    transformers is lenient: a tag that is not closed counts as closed. So `parse_reply` reads each reply too, and its
+    problems stand. An exception of transformers becomes a problem of the reply.
 
     Args:
         tokenizer: A tokenizer, or a processor that has one, with a `response_template` (transformers 5.13 or newer) or
             a `response_schema`.
-        prefix: The prompt before the reply, or its end: what the chat template writes of the assistant's turn.
-        tools: JSON Schemas of the tools, by which transformers gives arguments written in tags their types.
+        prefix: The prompt before the reply, or its end: the part of the assistant's turn that the chat template writes.
+        tools: JSON Schemas of the tools, from which transformers takes the types of arguments written in tags.
 
     Raises:
-        InvalidConfigError: If the tokenizer carries neither.
+        InvalidConfigError: If the tokenizer has neither.
     """
     inner = getattr(tokenizer, "tokenizer", tokenizer)
     options: dict[str, Any] = {}
@@ -47,7 +47,7 @@ def create_response_parser(
             options["tools"] = list(tools)
     elif getattr(inner, "response_schema", None) is None:
         raise InvalidConfigError(
-            f"{type(tokenizer).__name__} carries no response_template: set one, or use a parser from PARSERS."
+            f"{type(tokenizer).__name__} has no response_template: set one, or use a parser from PARSERS."
         )
     return partial(_parse_response, inner, options)
 
@@ -68,7 +68,7 @@ def _parse_response(tokenizer: Any, options: Mapping[str, Any], text: str) -> Pa
     except BrokenCallError as error:
         draft.complain(str(error))
         content, thoughts, calls = text, [], []
-    except Exception as error:  # templates run other people's patterns over hostile text: anything can come out
+    except Exception as error:  # templates apply unknown patterns to hostile text, so any exception is possible
         draft.complain(f"the tokenizer's response template cannot read it: {type(error).__name__}")
         content, thoughts, calls = text, [], []
     draft.thoughts.extend(thought.strip() for thought in thoughts)
@@ -78,7 +78,7 @@ def _parse_response(tokenizer: Any, options: Mapping[str, Any], text: str) -> Pa
 
 
 def _call(message: Any) -> ToolCall:
-    """Return the call that transformers found, `{"type": "function", "function": {"name": ..., "arguments": ...}}`."""
+    """Convert a call of transformers, `{"type": "function", "function": {"name": ..., "arguments": ...}}`."""
     function = message.get("function") if isinstance(message, dict) else None
     call = call_from(function if isinstance(function, dict) else message)
     call_id = message.get("id") if isinstance(message, dict) else None

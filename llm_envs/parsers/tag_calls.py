@@ -1,7 +1,7 @@
 """Calls written in tags: Qwen3-Coder and Qwen3.5, GLM, Muse's ATEM.
 
-In tags a string is written bare, so that `1` and `"1"` look the same: whatever is a JSON value but no string is decoded
-(a tool whose parameter is a string turns a number back). A value may not hold the format's own tags.
+Tags contain strings without quotes, so `1` and `"1"` look the same: every JSON value except a string is decoded. (A
+tool with a string parameter converts a number back.) A value must not contain the format's own tags.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _GLM_TAG = re.compile(r"</?(?:arg_key|arg_value|tool_call)>")
 
 @dataclass(frozen=True, slots=True)
 class TagStyle:
-    """How one family writes functions and parameters in tags."""
+    """The tags in which one family writes functions and parameters."""
 
     function: re.Pattern[str]
     """Opening tag of a function; its group 1 is the name."""
@@ -32,13 +32,13 @@ class TagStyle:
     """Opening tag of a parameter; its group 1 is the key. A group 2 of "true" means that the value is a string."""
     parameter_end: str
     tag: re.Pattern[str]
-    """Any tag of the family, for finding where a value ends."""
+    """Any tag of the family; it ends a value."""
     is_stripped: bool = False
-    """Whether a line break at either end of a value is not part of it."""
+    """Whether to remove a line break at either end of a value."""
 
 
 def invoke_style(prefix: str) -> TagStyle:
-    """Return the style of `<invoke name="f"><parameter name="a">1</parameter></invoke>`, with a prefix to its tags."""
+    """Return the style of `<invoke name="f"><parameter name="a">1</parameter></invoke>`, with a prefix in each tag."""
     quoted = r'"([^\s"<>]{1,200})"'
     return TagStyle(
         function=re.compile(rf"<{prefix}invoke name={quoted}>"),
@@ -67,7 +67,7 @@ def read_qwen3_coder(text: str, position: int) -> tuple[Calls, int]:
 
 
 def read_invokes(text: str, position: int, style: TagStyle, closing: str) -> tuple[Calls, int]:
-    """Read functions in tags, one or more, up to the block's closing tag."""
+    """Read one or more functions in tags, up to the block's closing tag."""
     calls: Calls = []
     position = skip_space(text, position)
     while not text.startswith(closing, position):

@@ -1,4 +1,4 @@
-"""One pass over a reply with tags, for every format that encloses its calls in tags."""
+"""Reads a reply with tags in one pass, for every format that puts its calls between tags."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Thinking(NamedTuple):
     opening: str
     closing: str
     format: str | None
-    """The one format that thinks so; None for `<think>`, which many share."""
+    """The only format that uses these tags; None for `<think>`, which many share."""
 
 
 class Block(NamedTuple):
@@ -35,19 +35,19 @@ class Block(NamedTuple):
     format: str
     opening: str
     closing: str | None
-    """None where a block ends with the reply, or where the next one begins."""
+    """None if a block ends with the reply, or where the next block begins."""
     read: Callable[[str, int], tuple[Calls, int]]
-    """From the text and the position after the opening tag to the calls and the position after the block."""
+    """(text, position after the opening tag) -> (calls, position after the block)."""
     begins: re.Pattern[str] | None = None
-    """The text after the opening tag; among several blocks with one opening tag the first match counts."""
+    """Matches the text after the opening tag. Among several blocks with one opening tag, the first match counts."""
 
 
 class Whole(NamedTuple):
-    """Calls without tags that are the whole reply except for thinking."""
+    """Calls without tags that make up the whole reply except for thinking."""
 
     format: str
     begins: re.Pattern[str]
-    """How such a reply begins."""
+    """The beginning of such a reply."""
     read: Callable[[str], Calls | None]
 
 
@@ -60,12 +60,12 @@ class ReplyGrammar:
     """The elements that a parser looks for.
 
     Args:
-        blocks: Blocks of calls. Of several with one opening tag, the last needs no `begins`.
+        blocks: Blocks of calls. Among several with one opening tag, the last needs no `begins`.
         thinking: Pairs of tags around thinking.
         whole: Forms of a whole reply.
-        wrappers: Pairs of tags around content, by format. The opening one may stand in the prompt.
-        strays: Tags of a format that has no place here, by tag.
-        answer_tag: Name of the tag of the final answer; None to look for none.
+        wrappers: Pairs of tags around content, by format. The opening tag may be in the prompt.
+        strays: Misplaced tags -> the format that they belong to.
+        answer_tag: Name of the tag of the final answer; None: replies have no answer.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class ReplyGrammar:
 
 
 def any_of(literals: Sequence[str] | set[str] | Mapping[str, object]) -> re.Pattern[str]:
-    """Return a pattern for any of the literals, the longer first; it decides by two characters, then by the rest."""
+    """Return a pattern for any of the literals, longer ones first; it checks two characters, and then the rest."""
     heads: dict[str, list[str]] = {}
     for literal in sorted(literals, key=lambda literal: (-len(literal), literal)):
         heads.setdefault(literal[:2], []).append(re.escape(literal[2:]))
@@ -117,7 +117,7 @@ def any_of(literals: Sequence[str] | set[str] | Mapping[str, object]) -> re.Patt
 
 
 def without_end_of_turn(text: str) -> str:
-    """Return the text without white space around it and without one marker that ends a turn."""
+    """Return the text without surrounding white space, and without one end-of-turn marker."""
     text = text.strip()
     if text.endswith((">", "]")):
         for marker in _END_OF_TURN:
@@ -127,7 +127,7 @@ def without_end_of_turn(text: str) -> str:
 
 
 def read_tagged(text: str, grammar: ReplyGrammar, draft: Draft) -> None:
-    """Read a reply, or a part of one, into the draft: from left to right, each block skipped whole."""
+    """Read a reply, or a part of one, into the draft: from left to right, block by block."""
     text = Document(text)
     position = _read_thinking_begun_in_the_prompt(text, grammar, draft)
     may_be_whole = is_blank = bool(grammar.whole)
@@ -174,9 +174,9 @@ def has_call(text: str, grammar: ReplyGrammar) -> bool:
 
 
 def _read_thinking_begun_in_the_prompt(text: str, grammar: ReplyGrammar, draft: Draft) -> int:
-    """Take what stands before the first tag of thinking as thinking if that tag is a closing one.
+    """If the first thinking tag is a closing one, read the text before it as thinking.
 
-    Unless that tag stands inside a sound call, the first thing in the reply, or all of it.
+    The exception is a tag inside a valid call that begins the reply, or is all of it.
     """
     closing = grammar.thinking_tags.search(text)
     if closing is None or closing.group() in grammar.thinking:
@@ -218,7 +218,7 @@ def _add_thought(thought: str, grammar: ReplyGrammar, draft: Draft, pair: Thinki
 
 
 def _read_whole(text: str, position: int, grammar: ReplyGrammar, draft: Draft) -> bool:
-    """Read calls that are all of the rest, if they are; return whether they were, or were meant to be."""
+    """Read the rest as calls without tags; return whether it is such calls, valid or broken."""
     start = skip_space(text, position)
     for whole in grammar.whole:
         if whole.begins.match(text, start) is None:
@@ -292,7 +292,7 @@ def _read_answer(text: str, start: int, grammar: ReplyGrammar, draft: Draft) -> 
 
 
 def _read_wrapper(after: int, grammar: ReplyGrammar, draft: Draft, tag: str) -> int:
-    """Record a tag that wraps content: a pair, or only the closing tag if the prompt has the opening one."""
+    """Record a tag around content: a pair, or only the closing tag if the prompt has the opening one."""
     draft.wrappers[tag] = draft.wrappers.get(tag, 0) + 1
     name = (grammar.wrappers.get(tag) or grammar.wrapper_ends[tag])[0]
     draft.use(name)

@@ -1,4 +1,4 @@
-"""Generic XML tags: fields of a reply, and parsers for tags of one's own."""
+"""Generic XML tags: fields of a reply, and parsers for tags that you choose."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _TAG_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]*")
 
 
 def xml_fields(text: str, names: Iterable[str]) -> dict[str, str]:
-    """Return the text of each field `<name>...</name>` that occurs once, closed and not nested; stripped.
+    """Return the stripped text of each field `<name>...</name>` that occurs once, closed and not nested.
 
-    A field that is missing, duplicated, not closed, or contains a tag of another of the names is left out.
+    A field that is missing, duplicated, not closed, or contains a tag of another field is left out.
 
     Args:
         text: Any text.
@@ -30,7 +30,7 @@ def xml_fields(text: str, names: Iterable[str]) -> dict[str, str]:
 
 
 def _fields(text: str, names: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Return the sound fields, and the problems of the others."""
+    """Return the valid fields, and the problems of the others."""
     fields: dict[str, str] = {}
     problems: list[str] = []
     spoiled: set[str] = set()
@@ -66,17 +66,17 @@ def create_xml_parser(
     call_tag: str | None = "tool_call",
     answer_tag: str | None = "answer",
 ) -> Parser:
-    """Make a parser of replies in tags of one's own choice.
+    """Make a parser of replies in tags that you choose.
 
-    A call is `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, or in place of the JSON one or more of
+    A call is `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`. Instead of the JSON it may contain one or more
     `<invoke name="f"><parameter name="a">1</parameter></invoke>`.
 
     Args:
-        fields: Names of further tags, which stay in the content: read them with `xml_fields`. One that stands twice,
-            is not closed, or crosses another is a problem.
+        fields: Names of further tags, which stay in the content: read them with `xml_fields`. A field that appears
+            twice, is not closed, or crosses another is a problem.
         thinking_tag: Name of the tag around thinking.
-        call_tag: Name of the tag around calls; None to read none.
-        answer_tag: Name of the tag around the answer; None to read none.
+        call_tag: Name of the tag around calls; None: replies have no calls.
+        answer_tag: Name of the tag around the answer; None: replies have no answer.
 
     Raises:
         InvalidConfigError: If a name is not a valid tag name, or two are the same.
@@ -84,7 +84,7 @@ def create_xml_parser(
     names = [name for name in (thinking_tag, call_tag, answer_tag, *fields) if name is not None]
     for name in names:
         if _TAG_NAME.fullmatch(name) is None:
-            raise InvalidConfigError(f"create_xml_parser: {name!r} is no name of a tag.")
+            raise InvalidConfigError(f"create_xml_parser: {name!r} is not a valid tag name.")
         if names.count(name) > 1:
             raise InvalidConfigError(f"create_xml_parser: the tag {name!r} is given twice.")
     blocks = []

@@ -152,7 +152,7 @@ def test_a_processor_lends_its_tokenizer(tokenizer):
 
 
 def test_a_tokenizer_without_either_is_refused():
-    with pytest.raises(InvalidConfigError, match="carries no response_template"):
+    with pytest.raises(InvalidConfigError, match="has no response_template"):
         create_response_parser(object())
 
 
