@@ -1,4 +1,4 @@
-"""Policies, the players of environments. `base` has the protocols; the backends are loaded on demand."""
+"""Policies choose the actions in environments. `base` has the protocols; the backends are loaded on demand."""
 
 from __future__ import annotations
 

@@ -28,8 +28,8 @@ __all__ = [
 class TokenPolicy(Protocol):
     """Token ids in, sampled token ids out. The only kind that can be trained on.
 
-    If it has an attribute `max_model_len`, its context in tokens, its rows never exceed it: a final observation, which
-    gets no reply, is cut there.
+    An attribute `max_model_len` is its context in tokens. Rows never exceed it: a final observation, which gets no
+    reply, is cut there.
     """
 
     async def sample(
@@ -90,9 +90,9 @@ class EpisodicPolicy(Protocol):
 class InterruptiblePolicy(Protocol):
     """A token policy that can stop in the middle of a turn and continue it later, perhaps with other weights.
 
-    The next piece of the turn is a new call of `sample`, whose prompt ends with the tokens of the earlier pieces. If a
-    policy uses only the turn's own tokens for something (a frequency penalty, a minimum length), that starts anew with
-    each piece. The collector searches for stop strings across pieces.
+    The next piece of the turn is a new call of `sample` with a prompt that ends with the tokens of the earlier pieces.
+    Anything that counts only the turn's own tokens (a frequency penalty, a minimum length) starts again with each
+    piece. The collector searches for stop strings across pieces.
     """
 
     def interrupt(self, session: str) -> None:

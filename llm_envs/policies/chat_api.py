@@ -173,11 +173,11 @@ def chat_message(answer: Any) -> Message:
     """
     choices = answer.get("choices") if isinstance(answer, Mapping) else None
     choice = choices[0] if isinstance(choices, list) and choices else None
-    said = choice.get("message") if isinstance(choice, Mapping) else None
-    if not isinstance(choice, Mapping) or not isinstance(said, Mapping):
+    message = choice.get("message") if isinstance(choice, Mapping) else None
+    if not isinstance(choice, Mapping) or not isinstance(message, Mapping):
         raise ModelError(f"the API's answer has no message: {str(answer)[:200]}")
-    content, calls = _text_of(said.get("content")), []
-    for function, call_id in _functions(said.get("tool_calls")):
+    content, calls = _text_of(message.get("content")), []
+    for function, call_id in _functions(message.get("tool_calls")):
         name, written = str(function.get("name") or ""), function.get("arguments")
         arguments = _json_object(written)
         if arguments is None:
@@ -186,7 +186,7 @@ def chat_message(answer: Any) -> Message:
         else:
             calls.append(ToolCall(name, arguments, call_id))
     metadata: dict[str, Any] = {}
-    reasoning = said.get("reasoning") or said.get("reasoning_content")
+    reasoning = message.get("reasoning") or message.get("reasoning_content")
     if reasoning:
         metadata["reasoning"] = str(reasoning)
     if choice.get("finish_reason"):

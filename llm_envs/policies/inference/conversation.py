@@ -143,8 +143,8 @@ async def aconversation_turn(
 ) -> ConversationTurn:
     """Sample one assistant turn and execute its tool calls: `conversation_turn` for asynchronous code.
 
-    Without an executor the tools run by `toolbox.arun_calls`, so a slow one does not block the loop. A given executor
-    is called in the loop's thread, and awaited if it is asynchronous. A synchronous generator blocks the loop.
+    Without an executor, `tools.executor.arun_calls` runs the tools, so a slow tool does not block the loop. A given
+    executor is called in the loop's thread, and awaited if it is asynchronous. A synchronous generator blocks the loop.
     """
     tools = _listed(tools)
     prompt, params = _prepare(messages, template_fn, tools, prompt_ids), params or SamplingParams()
@@ -173,10 +173,10 @@ def next_prompt_ids(turn: ConversationTurn, messages: Sequence[Message] = (), *,
     Raises:
         InvalidConfigError: If no message follows the turn.
     """
-    said = [*turn.tool_messages, *messages]
-    if not said:
+    following = [*turn.tool_messages, *messages]
+    if not following:
         raise InvalidConfigError("no message follows the turn: it called no tool, and messages is empty.")
-    delta = codec.encode_delta(said, reply_ids=turn.sampled.token_ids)
+    delta = codec.encode_delta(following, reply_ids=turn.sampled.token_ids)
     return np.concatenate([turn.prompt_ids, turn.sampled.token_ids, delta]).astype(np.int32)
 
 
@@ -201,7 +201,7 @@ def create_template_fn(
 def create_executor(
     tools: Sequence[ToolLike], *, timeout_s: float | None = None
 ) -> Callable[[Sequence[ToolCall]], tuple[ToolResult, ...]]:
-    """Return a function that executes the calls of one reply with the tools of their names: `toolbox.run_calls`.
+    """Return a function that executes the calls of one reply with the tools of their names: `tools.executor.run_calls`.
 
     An unknown name, wrong arguments, an exception in a tool or a timeout becomes a result that the model can read.
     Calls of tools that allow it run in parallel.
@@ -314,9 +314,9 @@ def _finish(
 ) -> ConversationTurn:
     """Put the turn together."""
     results = _checked(calls, given)
-    said = [] if sampled.finish_reason is FinishReason.CONTEXT_FULL else [Message("assistant", text)]
+    replies = [] if sampled.finish_reason is FinishReason.CONTEXT_FULL else [Message("assistant", text)]
     answers = [_tool_message(call, result) for call, result in zip(calls, results, strict=True)]
-    return ConversationTurn((*messages, *said, *answers), text, reply, tuple(results), prompt_ids, sampled)
+    return ConversationTurn((*messages, *replies, *answers), text, reply, tuple(results), prompt_ids, sampled)
 
 
 def _checked(calls: Sequence[ToolCall], given: Results) -> list[ToolResult]:

@@ -181,10 +181,10 @@ def _load(what: str, load: Callable[..., Any], name_or_path: str | Path, **kwarg
     try:
         return load(str(name_or_path), **kwargs)
     except (OSError, ValueError) as error:
-        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        if said.rstrip().endswith(":"):  # a list follows
-            said = f"{' '.join(str(error).split()).rstrip('.')}."
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        if reason.rstrip().endswith(":"):  # a list follows
+            reason = f"{' '.join(str(error).split()).rstrip('.')}."
         raise ModelError(
-            f"no {what} could be loaded from {str(name_or_path)!r}: {said} "
+            f"no {what} could be loaded from {str(name_or_path)!r}: {reason} "
             "Give a folder that `save_pretrained` wrote, or a name on a model hub."
         ) from error

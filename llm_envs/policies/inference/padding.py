@@ -30,7 +30,7 @@ IdArray = npt.NDArray[np.int32]
 def check_token_ids(model: PreTrainedModel, ids: Sequence[int] | IdArray, what: str) -> IdArray:
     """Return token ids as an array, checked: one axis, each an id of the model's vocabulary.
 
-    (An id outside the vocabulary ends a CUDA process for good, with everything else that it serves.)
+    (An id outside the vocabulary makes the CUDA context of the whole process unusable.)
 
     Args:
         model: The model that gets the ids.

@@ -1,8 +1,8 @@
 """Score given tokens: their log-probabilities, or the whole distributions they were drawn from.
 
-The scores of a sequence do not depend on the rest of its batch (up to rounding in the model's kernels). The exception
-are models whose rotary embedding depends on the longest sequence of a batch (`rope_type` "longrope", as in Phi-3), if
-only some sequences of a batch exceed the original context: use `micro_batch_size=1` for those.
+The scores of a sequence do not depend on the rest of its batch (up to rounding in the model's kernels). There is one
+exception: the rotary embedding of some models depends on the longest sequence of a batch (`rope_type` "longrope", as in
+Phi-3). If only some sequences exceed the original context of such a model, use `micro_batch_size=1`.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def token_logits(
 
 @torch.no_grad()
 def filter_shifts(model: Any, ids: IdArray, places: Sequence[int], params: SamplingParams) -> npt.NDArray[np.float32]:
-    """Return by how much sampling filters raise the log-probabilities of tokens of one sequence.
+    """Return how much sampling filters raise the log-probabilities of tokens of one sequence.
 
     With `top_p`, `top_k` and `min_p` that is `-log Z`, where Z is the probability of all kept tokens. Subtracting it
     from a sampler's log-probability gives the policy's own at the same temperature, over the whole vocabulary.

@@ -1,7 +1,7 @@
-"""Checkpoints for servers: written from named tensors, and compared before any server is touched.
+"""Checkpoints for servers: write them from named tensors, and compare them before any server is touched.
 
-A server that loads weights which do not fit its model does not refuse them: it dies. So names and shapes are compared
-here, from the headers of the files, without reading a weight.
+A server that loads weights of another shape does not refuse them: it crashes. So names and shapes are compared here,
+from the headers of the files, without reading any weights.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from llm_envs.errors import MissingExtraError, ModelError
 
 __all__ = ["check_same_tensors", "find_checkpoint", "tensor_shapes", "write_checkpoint"]
 
-# The format has an 8-byte length first; a header of a model with 100,000 tensors takes some 20 MB.
+# A safetensors file begins with the header's length in 8 bytes; 100,000 tensors need a header of about 20 MB.
 _MAX_HEADER_BYTES = 100_000_000
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -27,7 +27,7 @@ def tensor_shapes(folder: str | Path) -> dict[str, tuple[int, ...]]:
     """Return the names and shapes of the tensors in a folder's `*.safetensors`.
 
     Raises:
-        ModelError: If there are none, or one cannot be read.
+        ModelError: If there is no such file, or one cannot be read.
     """
     files = sorted(Path(folder).glob("*.safetensors"))
     if not files:
@@ -45,15 +45,15 @@ def tensor_shapes(folder: str | Path) -> dict[str, tuple[int, ...]]:
 
 
 def check_same_tensors(given: Shapes, expected: Shapes, where: str) -> None:
-    """Check that a checkpoint has the tensors of a model; an output layer tied to the embedding may be left out.
+    """Check that a checkpoint has the tensors of a model; an output layer tied to the embedding may be missing.
 
     Args:
-        given: Of the new checkpoint.
-        expected: Parameters of the served model.
+        given: Names and shapes of the new checkpoint.
+        expected: Names and shapes of the served model.
         where: Name of the new checkpoint in the message.
 
     Raises:
-        ModelError: If a name is missing or unknown, or a shape differs; with the first few of each.
+        ModelError: If a name is missing or unknown, or a shape differs. The message has the first few of each.
     """
     missing = sorted(name for name in expected.keys() - given.keys() if name != "lm_head.weight")
     unknown = sorted(name for name in given.keys() - expected.keys() if name != "lm_head.weight")
@@ -77,17 +77,17 @@ def find_checkpoint(name_or_path: str) -> Path | None:
         from huggingface_hub import snapshot_download
 
         return Path(snapshot_download(name_or_path, local_files_only=True))
-    except Exception:  # not installed, not in the cache, or no such name: all mean that it is not here
+    except Exception:  # not installed, not in the cache, or no such name: in each case it is not on this machine
         return None
 
 
 def write_checkpoint(named_parameters: Iterable[tuple[str, Any]], folder: Path, like: Path | None) -> None:
-    """Write tensors as a checkpoint; it appears under its name only when it is whole.
+    """Write tensors as a checkpoint. It appears under its name only when it is complete.
 
     Args:
         named_parameters: Pairs of name and tensor.
-        folder: Where to; must not exist.
-        like: A checkpoint whose `*.json` files come along (the model's configuration).
+        folder: The new folder; it must not exist.
+        like: A checkpoint whose `*.json` files (the model's configuration) are copied.
 
     Raises:
         MissingExtraError: If safetensors is not installed.
@@ -109,7 +109,7 @@ def write_checkpoint(named_parameters: Iterable[tuple[str, Any]], folder: Path, 
 
 
 def _without_aliases(tensors: dict[str, Any]) -> dict[str, Any]:
-    """Leave out a tied output layer, which shares its memory: safetensors refuses aliases."""
+    """Drop a tied output layer: it shares its memory with the embedding, and safetensors refuses aliases."""
     head = tensors.get("lm_head.weight")
     others = {value.data_ptr() for name, value in tensors.items() if name != "lm_head.weight"}
     if head is not None and head.data_ptr() in others:

@@ -1,6 +1,6 @@
 """Query model servers and change their weights: plain blocking calls, made from threads.
 
-The answers become facts (`ServerFacts`); functions without requests decide whether they are acceptable.
+Answers become facts (`ServerFacts`). Functions that send no requests decide whether these are acceptable.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from llm_envs.policies.vllm.worker import EXTENSION
 
 __all__ = ["SGLangControl", "ServerControl", "ServerFacts", "VLLMControl", "check_facts", "check_updatable"]
 
-# Loading a large checkpoint from a slow disk; a server that hangs for longer is taken for dead.
+# Time to load a large checkpoint from a slow disk. After that the server counts as dead.
 _LOAD_S = 1800.0
-# The first `/server_info` looks the whole machine over.
+# The first `/server_info` is slow, because the server examines the whole machine.
 _ASK_S = 120.0
-# A log-probability that stands for certainty, as top_k=1 must give where filters are counted in.
+# Above this, a log-probability means certainty. With top_k=1 it must be that high if filters are included.
 _CERTAIN = -1e-4
 _PROBE_IDS = ((11, 7, 5, 3), (4, 9, 6, 8), (10, 5, 12, 7))
 
@@ -38,14 +38,14 @@ class ServerFacts:
     """The folder or hub name that it was started on."""
     max_model_len: int
     process: str | None = None
-    """Differs from start to start."""
+    """Different after each start."""
     logprobs_mode: str | None = None
     device: str | None = None
     extension: str | None = None
     tag: str | None = None
-    """The tag that the last writer gave to its weights."""
+    """The tag that the last writer gave to the weights."""
     is_dev: bool = False
-    """Whether its weights can be changed by HTTP."""
+    """Whether HTTP requests can change its weights."""
 
 
 class ServerControl(Protocol):
@@ -60,11 +60,11 @@ class ServerControl(Protocol):
         ...
 
     def greedy_logps(self, facts: ServerFacts) -> list[float] | None:
-        """Return log-probabilities of tokens sampled with top_k=1; None if they would say nothing."""
+        """Return log-probabilities of tokens sampled with top_k=1; None if they would prove nothing."""
         ...
 
     def load(self, facts: ServerFacts, path: Path, tag: str) -> None:
-        """Have a server load a checkpoint's weights, and call them `tag`."""
+        """Make a server load a checkpoint's weights, and tag them with `tag`."""
         ...
 
     def close(self) -> None:
@@ -77,7 +77,7 @@ class _Asker:
 
     Args:
         headers: Sent with every request.
-        quick_s: Seconds in which a server must answer simple questions; otherwise it hangs.
+        quick_s: Seconds in which a server must answer simple questions; after that it counts as hung.
         use_proxy: Whether to use the environment's proxies for these servers.
     """
 
@@ -151,7 +151,7 @@ class VLLMControl(_Asker):
         return logps
 
     def load(self, facts: ServerFacts, path: Path, tag: str) -> None:
-        """Load weights between two steps: running turns are frozen meanwhile, and then continue."""
+        """Load weights between two steps. Running turns are frozen meanwhile and continue afterwards."""
         method = "llm_envs_reload" if facts.extension == EXTENSION else "reload_weights"
         with self._paused(facts.url):
             body = {"method": method, "kwargs": {"weights_path": str(path)}}
@@ -168,7 +168,7 @@ class VLLMControl(_Asker):
 
 
 class SGLangControl(_Asker):
-    """SGLang's server. Untested: written after its documentation."""
+    """SGLang's server. Untested: written from its documentation."""
 
     def facts(self, url: str) -> ServerFacts:
         """Ask a server for its facts."""
@@ -180,11 +180,11 @@ class SGLangControl(_Asker):
         return ServerFacts(url, path, path, int(length), tag=tag, device=server.get("device"), is_dev=True)
 
     def tokenize(self, facts: ServerFacts, text: str) -> list[int] | None:
-        """Return None: not asked."""
+        """Return None: this server is not asked."""
         return None
 
     def greedy_logps(self, facts: ServerFacts) -> list[float] | None:
-        """Return None: its log-probabilities leave filters out, and requests with filters are refused instead."""
+        """Return None: its log-probabilities never include filters, so `SGLangFormat` refuses requests with filters."""
         return None
 
     def load(self, facts: ServerFacts, path: Path, tag: str) -> None:
@@ -207,13 +207,13 @@ def check_facts(
 
     Args:
         facts: The server's facts.
-        model: The model that it must have: its name there, or the path it was started with. None: any.
+        model: The model that it must have: its name there, or the path that it was started with. None accepts any.
         greedy_logps: From `ServerControl.greedy_logps`, if the server does not report its mode.
         server_ids: A text's ids as the server sees them; None skips this.
         our_ids: The same text's ids as we see them.
 
     Raises:
-        ModelError: If it will not do, with the command that would be right.
+        ModelError: If the server is unsuitable. The message has the right command.
     """
     command = SERVE_COMMAND.format(model=model or facts.root)
     if model is not None and not _is_same_model(model, facts):
@@ -230,7 +230,7 @@ def check_facts(
         )
     if server_ids is not None and list(server_ids) != list(our_ids):
         raise ModelError(
-            f"{facts.url} tokenizes otherwise than the trainer's tokenizer ({list(server_ids)[:8]}... against "
+            f"{facts.url} does not tokenize like the trainer's tokenizer ({list(server_ids)[:8]}... against "
             f"{list(our_ids)[:8]}...): it has another model's tokenizer. Start it as: {command}"
         )
 
@@ -239,7 +239,7 @@ def check_updatable(facts: ServerFacts) -> None:
     """Check that a server's weights can be changed.
 
     Raises:
-        ModelError: If it was not started for that, with the command that would be right.
+        ModelError: If it was not started for that. The message has the right command.
     """
     command = SERVE_COMMAND.format(model=facts.root)
     if not facts.is_dev:
@@ -249,7 +249,7 @@ def check_updatable(facts: ServerFacts) -> None:
         )
     if facts.device == "cpu" and facts.extension != EXTENSION:
         raise ModelError(
-            f"{facts.url} runs on a CPU, where vLLM's own reload leaves a tied output layer as it was. Nothing was "
+            f"{facts.url} runs on a CPU, where vLLM's own reload does not update a tied output layer. Nothing was "
             f"changed. Start it as: {command} --worker-extension-cls {EXTENSION}"
         )
 

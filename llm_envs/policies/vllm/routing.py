@@ -1,6 +1,6 @@
-"""Decisions about servers, as functions and small state machines: no tasks, no clients and no clocks in here.
+"""Decisions about servers, as functions and small state machines without tasks, clients or clocks.
 
-The time is always an argument, in seconds of a clock that only moves forward.
+The time is always an argument, in seconds of a monotonic clock.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from llm_envs.errors import InvalidConfigError
 
 __all__ = ["Backoff", "RateLimit", "Router", "Verdict", "judge", "retry_after_s"]
 
-# Episodes whose place is remembered; the oldest is forgotten first, which costs it a prefix cache and nothing else.
+# Number of episodes whose server is remembered. The oldest is forgotten first; it only loses its prefix cache.
 _MAX_SESSIONS = 65_536
 
 
@@ -32,11 +32,11 @@ class Verdict(StrEnum):
     NOT_FOUND = "not_found"
     """404: no such model, or no such path."""
     REFUSED = "refused"
-    """The request itself is wrong: it would be refused again."""
+    """The request itself is wrong: every server would refuse it again."""
 
 
 def judge(status: int, text: str = "") -> Verdict:
-    """Return how to treat an answer, by its status, and for 400 by its text.
+    """Return how to treat an answer, by its status and, for 400, by its text.
 
     Args:
         status: The HTTP status.
@@ -55,7 +55,7 @@ def judge(status: int, text: str = "") -> Verdict:
 
 
 def retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """Return the seconds of a server's `Retry-After`; None if it gives none in seconds."""
+    """Return the seconds of a server's `Retry-After`; None if it is missing or not in seconds."""
     value = next((value for name, value in headers.items() if name.lower() == "retry-after"), "")
     try:
         seconds = float(value)
@@ -66,15 +66,15 @@ def retry_after_s(headers: Mapping[str, str]) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """How long to wait before trying again: exponential, with jitter that a seed decides."""
+    """Exponential waits between attempts, with jitter from a seed."""
 
     first_s: float = 0.25
     """Wait before the first retry."""
     factor: float = 2.0
     max_s: float = 15.0
-    """Longest wait by our own choice; a server may ask for a longer one."""
+    """Longest wait, unless a server asks for a longer one."""
     jitter: float = 0.5
-    """Share of a wait that is drawn: 0.5 waits half to all of it."""
+    """Random share of a wait: with 0.5, half to all of it."""
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -86,8 +86,8 @@ class Backoff:
 
         Args:
             attempt: From 0.
-            seed: Seed of the request: the same seed and attempt wait equally long, and other requests differently.
-            asked_s: The server's `Retry-After` in seconds: waited in full, plus a little jitter.
+            seed: Seed of the request: the same seed and attempt give the same wait, other requests get other waits.
+            asked_s: The server's `Retry-After` in seconds. The wait is at least that long, plus a little jitter.
         """
         digest = hashlib.blake2b(f"{seed}/{attempt}".encode(), digest_size=8).digest()
         drawn = int.from_bytes(digest, "little") / 2**64
@@ -98,10 +98,10 @@ class Backoff:
 
 
 class RateLimit:
-    """Lets at most so many requests begin in any minute, in the order in which they ask.
+    """Limits how many requests begin in any minute, in the order in which they ask.
 
     Args:
-        per_minute: Requests; None means no limit.
+        per_minute: Maximum number of requests; None means no limit.
 
     Raises:
         InvalidConfigError: If the limit is not above 0.
@@ -125,7 +125,7 @@ class RateLimit:
         return start_s - now_s
 
     def hold(self, until_s: float) -> None:
-        """Let no further request begin before a given time: the server has reported too many."""
+        """Delay further requests until a given time: the server has reported too many."""
         self._not_before_s = max(self._not_before_s, until_s)
 
 
@@ -134,17 +134,17 @@ class _Endpoint:
     running: int = 0
     sessions: int = 0
     failures: int = 0
-    """In a row."""
+    """Failures in a row."""
     down_until_s: float | None = None
-    """None while it is well."""
+    """Time until which it is avoided; None if it has not failed."""
 
 
 @dataclass
 class Router:
-    """Which endpoint a turn goes to: the one that has its episode's prefix, or else the one with least to do.
+    """Chooses the endpoint of a turn: the one with its episode's prefix in the cache, or else the least busy one.
 
-    A failed endpoint is avoided for a time that doubles with each failure in a row. Its episodes move to others and
-    stay there. After that time it may be tried again.
+    A failed endpoint is avoided for a time that doubles with each failure in a row. Its episodes move to other
+    endpoints and stay there. After that time it may be tried again.
     """
 
     n_endpoints: int
@@ -175,36 +175,36 @@ class Router:
         return index
 
     def done(self, index: int) -> None:
-        """Count a turn as over, however it ended."""
+        """Count a turn as ended, with any result."""
         self._endpoints[index].running -= 1
 
     def forget(self, session: str) -> None:
-        """Let a session's next turn go to whichever endpoint has least to do."""
+        """Send a session's next turn to the least busy endpoint."""
         index = self._places.pop(session, None)
         if index is not None:
             self._endpoints[index].sessions -= 1
 
     def succeeded(self, index: int) -> None:
-        """Note that an endpoint answered: it is well."""
+        """Record that an endpoint answered."""
         self._endpoints[index].failures, self._endpoints[index].down_until_s = 0, None
 
     def failed(self, index: int, now_s: float) -> None:
-        """Note that an endpoint failed. Turns that fall with the same failure do not count again."""
+        """Record that an endpoint failed. Other turns that end with the same failure are not counted again."""
         endpoint = self._endpoints[index]
         if endpoint.down_until_s is None or endpoint.down_until_s <= now_s:
             endpoint.down_until_s = now_s + self.cooldown.delay_s(endpoint.failures, seed=index)
             endpoint.failures += 1
 
     def wait_s(self, now_s: float) -> float:
-        """Return the seconds until some endpoint may be tried; 0 if one may now."""
+        """Return the seconds until some endpoint may be tried; 0 if one may be tried now."""
         return max(0.0, min(now_s if e.down_until_s is None else e.down_until_s for e in self._endpoints) - now_s)
 
     def is_well(self, index: int) -> bool:
-        """Say whether an endpoint has not failed since it last answered."""
+        """Return whether an endpoint has not failed since it last answered."""
         return self._endpoints[index].down_until_s is None
 
     def running(self, index: int) -> int:
-        """Return the turns that run at an endpoint."""
+        """Return the number of turns that run at an endpoint."""
         return self._endpoints[index].running
 
     def _settle(self, session: str, index: int) -> None:

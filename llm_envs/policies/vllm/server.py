@@ -1,11 +1,11 @@
-"""A token policy on one or many model servers: `vllm serve`, started by you or by `vllm_serve.start_servers`.
+"""A token policy on one or many model servers: `vllm serve`, started by you or by `launcher.start_servers`.
 
 Invariants:
-1. The source of every turn is known: a server is identified before its first turn, after each failure, and when a
-   connection to it is new (it may have been restarted). An answer from another process than the one that was asked is
-   thrown away and asked for again; a process that lost the weights it was given gets them again before it is asked.
-2. A turn is retried only where that can help: no connection, 429, 5xx. It waits, longer each time, and goes to another
-   server if there is one. Cancelling a turn closes its connection, on which the server aborts it.
+1. The process that samples a turn is always known. A server is identified before its first turn, after each failure,
+   and after each new connection (it may have been restarted). If another process answers than the one that was asked,
+   the answer is dropped and the request repeated. A restarted process gets the current weights before any request.
+2. A turn is retried only if that can help: no connection, 429, 5xx. It waits longer each time, and goes to another
+   server if there is one. Cancelling a turn closes its connection, and the server then aborts the turn.
 3. Weights are compared by name and shape before they are sent to any server, and are sent to all servers in parallel.
    No turn begins on a server that is loading. A running turn is frozen, continues under the new weights, and is marked
    with the version at which it began, as with our own engine.
@@ -53,7 +53,7 @@ __all__ = ["VLLMServerPolicy"]
 
 _LOG = logging.getLogger(__name__)
 
-# Digits, another script and a special token: tokenizers differ in these.
+# Tokenizers differ in digits, accents, other scripts and white space.
 _PROBE_TEXT = "Answer: 3141 + 59 = 3200; naïve Übung, 数学.\n  def f(x):\n\treturn x"
 _LOADING_POLL_S = 0.01
 
@@ -63,20 +63,20 @@ class _Endpoint:
     url: str
     facts: ServerFacts | None = None
     is_trusted: bool = False
-    """Identified since it last failed."""
+    """Whether it was identified after its last failure."""
     connects: int = 0
-    """Connections made to it so far."""
+    """Number of connections made to it so far."""
     checked: int = 0
     """Value of `connects` when it was last identified."""
     version: int = 0
     n_loads: int = 0
     is_loading: bool = False
     seen_s: float = 0.0
-    """When it last answered anything."""
+    """Time of its last answer."""
     lock: threading.Lock = field(default_factory=threading.Lock)
     """Held while it is identified or loads weights."""
     asking: Future[None] | None = None
-    """The current identification, shared by all turns that need one; or the last one."""
+    """The current or last identification, shared by all turns that need it."""
 
     @property
     def process(self) -> str | None:
@@ -94,27 +94,27 @@ class VLLMServerPolicy:
     """A token policy on model servers, whose weights can be changed.
 
     Args:
-        urls: Where they answer: `"http://127.0.0.1:8000"`, or several. The servers of one policy have the same model.
+        urls: Addresses of the servers: `"http://127.0.0.1:8000"`, or several. All must have the same model.
         tokenizer: The model's tokenizer, with a chat template.
-        model: The model that they must have: a folder or a hub's name. None takes the first server's.
+        model: The model that they must have: a folder or a name on a hub. None takes the first server's.
         server: "vllm", or "sglang" (untested).
         api_key: Sent as a bearer token.
         max_concurrency: Maximum number of concurrent turns over all servers.
         timeout_s: Seconds that one attempt at a turn may take.
-        max_retries: Attempts at a turn after the first. The default retries for about ten minutes: a server that dies
-            may come back.
+        max_retries: Attempts at a turn after the first. The default retries for about ten minutes, because a dead
+            server may be restarted.
         connect_timeout_s: Seconds to wait for servers that do not answer yet, on construction.
-        health_s: A server with running turns is asked for its health after this time without an answer.
+        health_s: Seconds without an answer after which the health of a server with running turns is checked.
         backoff: Waits between attempts.
-        weight_version: Version of the weights as they are.
-        exchange_dir: Folder that we can write and all servers can read under the same path, for weights. None: a
+        weight_version: Version of the current weights.
+        exchange_dir: Folder for weights, which we can write and all servers can read under the same path. None: a
             temporary one, for servers on this machine.
 
     Raises:
         InvalidConfigError: If a setting is wrong, or a server refuses the API key.
         BridgeError: If a server does not answer.
-        ModelError: If a server has another model or tokenizer, or reports log-probabilities of another distribution
-            than the sampled one. The message has the right command.
+        ModelError: If a server has another model or tokenizer, or does not report log-probabilities of the sampled
+            distribution. The message has the right command.
         MissingExtraError: If no HTTP client is installed.
     """
 
@@ -164,7 +164,7 @@ class VLLMServerPolicy:
     async def sample(
         self, prompt_ids: npt.NDArray[np.int32], params: SamplingParams, *, seed: int, session: str
     ) -> Sampled:
-        """Sample one turn; see `policies.base.TokenPolicy`. All turns of a session go to one server while it is well.
+        """Sample one turn; see `policies.base.TokenPolicy`. A session stays on one server until that fails.
 
         Raises:
             ContextFullError: If the prompt fills the context.
@@ -181,16 +181,16 @@ class VLLMServerPolicy:
     def load_checkpoint(self, path: str | Path, version: int) -> None:
         """Make all servers load the weights of a checkpoint, in parallel; later turns carry `version`.
 
-        Blocks until they have; from asynchronous code, `await asyncio.to_thread(policy.load_checkpoint, ...)`. A server
-        that is down gets the weights when it is back, so the folder must stay until the next checkpoint is loaded.
+        Blocks until all have loaded; in asynchronous code, `await asyncio.to_thread(policy.load_checkpoint, ...)`. A
+        server that is down gets the weights when it is back, so keep the folder until the next checkpoint is loaded.
 
         Args:
             path: A folder with `*.safetensors`, which every server can read under this path.
-            version: Of the weights.
+            version: Version of the weights.
 
         Raises:
-            ModelError: If names or shapes are not those of the served model, or a server cannot change its weights;
-                then no server was touched.
+            ModelError: If names or shapes are not those of the served model, or a server cannot change its weights. No
+                server was changed then.
             BridgeError: If no server could be reached.
         """
         folder = Path(path).resolve()
@@ -203,12 +203,12 @@ class VLLMServerPolicy:
         self.weight_version = version
         errors = self._side_by_side(self._load_checkpoint)
         if len(errors) == len(self._endpoints):
-            raise BridgeError(f"no server took the weights of {str(folder)!r}: {'; '.join(map(str, errors))}")
+            raise BridgeError(f"no server loaded the weights of {str(folder)!r}: {'; '.join(map(str, errors))}")
 
     def update_weights(self, named_parameters: Iterable[tuple[str, Any]], version: int) -> None:
         """Replace the weights by (name, tensor) pairs: written as a checkpoint, then loaded (`load_checkpoint`)."""
         if self._exchange_dir is None:
-            shared_memory = Path("/dev/shm")  # no disk is touched where there is one
+            shared_memory = Path("/dev/shm")  # avoids the disk, if the system has it
             base = shared_memory if shared_memory.is_dir() else None
             self._exchange_dir = self._temporary = Path(tempfile.mkdtemp(prefix="llm-envs-weights-", dir=base))
             weakref.finalize(self, shutil.rmtree, self._temporary, ignore_errors=True)
@@ -218,7 +218,7 @@ class VLLMServerPolicy:
         unused: Path | None = folder
         try:
             self.load_checkpoint(folder, version)
-        finally:  # the one that servers that come back are to load stays
+        finally:  # keep the current checkpoint: servers that come back still have to load it
             if self._checkpoint is not None and self._checkpoint.path == folder.resolve():
                 unused, self._written = self._written, folder
             if unused is not None:
@@ -252,7 +252,7 @@ class VLLMServerPolicy:
         raise BridgeError(f"a turn failed {self.max_retries + 1} times; at last: {last}") from last
 
     async def _ask(self, index: int, turn: TurnRequest) -> Sampled:
-        """Make one attempt at one server; its failures are entered with the router."""
+        """Make one attempt at one server, and report a failure to the router."""
         endpoint = self._endpoints[index]
         try:
             await self._ready(endpoint)
@@ -283,7 +283,7 @@ class VLLMServerPolicy:
         return sampled
 
     async def _ready(self, endpoint: _Endpoint) -> None:
-        """Wait until a server loads nothing and is known to be the right one."""
+        """Wait until a server is not loading weights and has been identified."""
         while endpoint.is_loading or not endpoint.is_trusted:
             if endpoint.is_loading:
                 await asyncio.sleep(_LOADING_POLL_S)
@@ -291,13 +291,13 @@ class VLLMServerPolicy:
                 await self._identified(endpoint)
 
     async def _identified(self, endpoint: _Endpoint) -> None:
-        """Wait for a server to be identified, by whichever turn asked first."""
+        """Wait until a server is identified; the first turn that needs it does it for all."""
         if endpoint.asking is None or endpoint.asking.done():
             endpoint.asking = self._threads.submit(self._identify, endpoint)
         await asyncio.shield(asyncio.wrap_future(endpoint.asking))
 
     async def _post(self, endpoint: _Endpoint, body: Mapping[str, Any]) -> Any:
-        """Send a request and watch over it: a server that hangs is noticed before the turn's time is up."""
+        """Send a request and check the server's health meanwhile, to notice a hung server before the turn's timeout."""
 
         async def note_connection(event: str, info: Mapping[str, Any]) -> None:
             if event == "connection.connect_tcp.complete":
@@ -336,7 +336,7 @@ class VLLMServerPolicy:
     # All servers: blocking, in threads.
 
     def _connect(self, timeout_s: float) -> int:
-        """Identify all servers; return the context that all have."""
+        """Identify all servers; return the smallest context."""
         deadline_s = time.monotonic() + timeout_s
         while True:
             errors = self._side_by_side(self._identify)
@@ -363,7 +363,7 @@ class VLLMServerPolicy:
             return [error for error in threads.map(call, self._endpoints) if error is not None]
 
     def _identify(self, endpoint: _Endpoint) -> None:
-        """Ask a server what it is, check that, and give it the weights that it lacks.
+        """Query and check a server's facts, and send it the current weights if it lacks them.
 
         Raises:
             RetryableError: If it does not answer.
@@ -372,7 +372,7 @@ class VLLMServerPolicy:
         with endpoint.lock:
             connects = endpoint.connects
             if endpoint.is_trusted and endpoint.checked >= connects:
-                return  # another turn has asked
+                return  # another turn has identified it
             facts = self._control.facts(endpoint.url)
             if facts.process is None or facts.process != endpoint.process or not endpoint.is_trusted:
                 self._check(facts)
@@ -383,8 +383,8 @@ class VLLMServerPolicy:
                 facts = self._control.facts(endpoint.url)
             elif wanted is None and known is not None and facts.tag != known.tag:
                 raise ModelError(
-                    f"somebody else has changed the weights of {facts.url} (from {known.tag!r} to {facts.tag!r}). One "
-                    "trainer at a time: create the policy again when the other is done."
+                    f"another client has changed the weights of {facts.url} (from {known.tag!r} to {facts.tag!r}). Use "
+                    "one trainer at a time: create the policy again when the other is done."
                 )
             endpoint.facts, endpoint.checked, endpoint.is_trusted = facts, connects, True
 
@@ -413,7 +413,7 @@ class VLLMServerPolicy:
             raise
 
     def _load(self, endpoint: _Endpoint, facts: ServerFacts, checkpoint: _Checkpoint) -> None:
-        """Have a server load weights; its lock is held."""
+        """Make a server load weights. The caller holds its lock."""
         check_updatable(facts)
         endpoint.is_loading = True
         try:
@@ -432,8 +432,8 @@ class VLLMServerPolicy:
             folder = find_checkpoint(self.model or root) or find_checkpoint(root)
             if folder is None:
                 raise ModelError(
-                    f"{root!r} is not on this machine, so new weights cannot be compared with it, and a server dies of "
-                    "wrong ones. Pass model=..., a folder that has the served model."
+                    f"{root!r} is not on this machine, so new weights cannot be compared with it, and wrong weights "
+                    "crash a server. Pass model=..., a folder with the served model."
                 )
             self._shapes = tensor_shapes(folder)
         return self._shapes

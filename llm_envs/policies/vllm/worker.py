@@ -1,8 +1,8 @@
-"""A worker extension, which a vLLM server needs besides its own API to change its weights on a CPU.
+"""A worker extension that a vLLM server on a CPU needs to change its weights.
 
     vllm serve MODEL --worker-extension-cls llm_envs.policies.vllm.worker.WorkerExtension
 
-Imported only in the server's process. Servers that `vllm_serve.start_servers` starts have it.
+Imported only in the server's process. `launcher.start_servers` starts servers with it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class WorkerExtension:
     model_runner: Any
 
     def llm_envs_reload(self, weights_path: str) -> None:
-        """Load the weights of a checkpoint, and pack an output layer again that is tied to the embedding."""
+        """Load the weights of a checkpoint, and pack an output layer that is tied to the embedding again."""
         self.model_runner.reload_weights(weights_path=weights_path)
         if next(self.model_runner.model.parameters()).device.type == "cpu":
             repack_tied_head(self.model_runner.model)

@@ -125,8 +125,8 @@ def test_a_shard_from_another_version(tmp_path: Path, capsys: pytest.CaptureFixt
 @pytest.mark.parametrize(
     ("status", "code", "said"),
     [
-        (401, 2, "answered 401: no. The server wants another API key: pass api_key=..., or set LLM_ENVS_API_KEY"),
-        (404, 1, "answered 404: no. Ask GET /v1/models which models it has, and check the URL."),
+        (401, 2, "answered 401: no. The server expects another API key: pass api_key=..., or set LLM_ENVS_API_KEY"),
+        (404, 1, "answered 404: no. GET /v1/models lists its models; check the URL too."),
     ],
 )
 def test_a_server_that_refuses_at_once(
@@ -217,7 +217,7 @@ def test_a_server_of_another_model(
     tokenizer.add_tokens(["Answer"])  # one that sees our text otherwise
     server.respond = vllm_answers(tokenizer, server.respond, root=str(folder), max_model_len=4096)
     assert collect(*command, "--model", folder) == 1
-    assert "tokenizes otherwise than the trainer's tokenizer" in one_line(capsys)
+    assert "does not tokenize like the trainer's tokenizer" in one_line(capsys)
     assert not (tmp_path / "run").exists()
 
 
@@ -309,8 +309,8 @@ def test_no_group(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ("arguments", "said"),
     [
         (["nobody/*"], "no task matches 'nobody/*'; `llm-envs list` prints all tasks."),
-        (["llm/*", "--exclude", "llm/*"], "no task is left to play: --exclude llm/* takes out"),
-        ([CALCULATOR, "--exclude", CALCULATOR], f"no task is left to play: --exclude {CALCULATOR} takes out 1."),
+        (["llm/*", "--exclude", "llm/*"], "no task is left to play: --exclude llm/* removes all"),
+        ([CALCULATOR, "--exclude", CALCULATOR], f"no task is left to play: --exclude {CALCULATOR} removes all 1."),
         ([CALCULATOR, "--exclude", "llm/Calc-v0"], f"--exclude llm/Calc-v0: it matches none of {CALCULATOR}."),
         (["llm/*:0"], "llm/*:0: the weight must be a number above 0."),
         (["llm/C*", "llm/*"], "is given twice"),

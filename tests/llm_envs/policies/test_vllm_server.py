@@ -198,7 +198,7 @@ def test_cancelling_aborts_the_requests_at_the_servers(policy, servers):
 def test_the_wrong_model_tokenizer_or_mode_is_refused_with_the_right_command(servers, tokenizer, tmp_path):
     with pytest.raises(ModelError, match=r"not '/other'.*\n?.*vllm serve /other --logprobs-mode processed_logprobs"):
         VLLMServerPolicy(servers.urls, tokenizer, model="/other")
-    with pytest.raises(ModelError, match="tokenizes otherwise"):
+    with pytest.raises(ModelError, match="does not tokenize like"):
         VLLMServerPolicy(servers.urls, tiny_tokenizer())
     control = VLLMControl({})
     facts = control.facts(servers.urls[0])
@@ -269,7 +269,7 @@ def test_a_second_trainer_is_noticed(policy, servers, tokenizer, folder):
     other.load_checkpoint(folder, 1)
     for endpoint in policy._endpoints:
         endpoint.is_trusted = False  # as after a failure
-    with pytest.raises(ModelError, match="somebody else has changed the weights"):
+    with pytest.raises(ModelError, match="another client has changed the weights"):
         sample(policy, 2)
     asyncio.run(other.aclose())
 
