@@ -1,4 +1,4 @@
-"""Checks of a model before training: its chat template, its tokens, and one episode as it is trained on."""
+"""Check a model before training: its chat template, its tokens, and one episode in the form of training data."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ TOOL: Mapping[str, Any] = {
 _THOUGHT = "Tea comes from leaves."
 _THINKS = f"<think>\n{_THOUGHT}\n</think>\n\n"
 _ASK = Message("user", "What is tea?")
-_HEARD: Mapping[str, tuple[Message, ...]] = {
+_NEXT: Mapping[str, tuple[Message, ...]] = {
     "user": (Message("user", "Are you sure?"),),
     "tool": (Message("tool", "A drink.", metadata={"name": "look_up"}),),
 }
@@ -50,16 +50,16 @@ _HEARD: Mapping[str, tuple[Message, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class ForkCase:
-    """Whether the template still shows a turn as the model wrote it, once something follows it."""
+    """Whether the template still shows a turn as the model wrote it after another message follows."""
 
     after: str
     """The kind of turn: "an answer", "thinking and an answer", "a call", "thinking and a call"."""
     role: str
     """Role of the next message: "user" or "tool"."""
     forks: bool
-    """Whether the template now writes something else than the row has: with `history="template"` a new row begins."""
+    """Whether the template's text now differs from the row's; with `history="template"` a new row begins."""
     why: str = ""
-    """Where the two part."""
+    """The first difference."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +69,11 @@ class Diagnosis:
     roles: tuple[str, ...]
     """The roles that the template has a place for."""
     tools: bool
-    """Whether it writes tools' schemas itself; else they go into the system prompt."""
+    """Whether the template writes the schemas of tools; otherwise they go into the system prompt."""
     thinking: str
     """"no place", "kept", or "opened" (the prompt for a turn ends inside a thinking block)."""
     call_format: str | None
-    """Name of the format in which the template writes a call, as `llm_envs.parsers` has it; None if it writes none."""
+    """Name (in `llm_envs.parsers`) of the format in which the template writes a call; None if it writes no calls."""
     call_text: str
     """A call in that format."""
     stop_tokens: tuple[str, ...]
@@ -86,17 +86,17 @@ class Diagnosis:
 
     @property
     def forks(self) -> bool:
-        """Whether the template is not prefix-preserving in some case."""
+        """Whether the template changes an earlier turn in any case, so that it is not prefix-preserving."""
         return any(case.forks for case in self.cases)
 
 
 def fork_cases(codec: ChatCodec) -> tuple[ForkCase, ...]:
-    """Find out where the template changes earlier turns, by playing two turns each."""
+    """Return whether the template changes an earlier turn, for each kind of turn, by playing two turns."""
     words = {"an answer": "A drink.", "thinking and an answer": _THINKS + "A drink."}
-    cases = [_fork_case(codec, after, said, "user") for after, said in words.items() if _can_say(codec, said)]
+    cases = [_fork_case(codec, after, text, "user") for after, text in words.items() if _can_write(codec, text)]
     if codec.template.traits.tool_role:
         words = {"a call": CALL, "thinking and a call": _THINKS + CALL}
-        cases += [_fork_case(codec, after, said, "tool") for after, said in words.items() if _can_say(codec, said)]
+        cases += [_fork_case(codec, after, text, "tool") for after, text in words.items() if _can_write(codec, text)]
     return tuple(cases)
 
 
@@ -104,7 +104,7 @@ def diagnose(codec: ChatCodec, *, vocabulary_size: int | None = None) -> Diagnos
     """Examine a model's tokenizer and chat template.
 
     Args:
-        codec: Made with the settings that training will have.
+        codec: A codec with the settings of the training.
         vocabulary_size: Rows of the model's embedding, if known.
     """
     traits = codec.template.traits
@@ -125,7 +125,7 @@ def diagnose(codec: ChatCodec, *, vocabulary_size: int | None = None) -> Diagnos
 
 
 def play_oracle(codec: ChatCodec, env_id: str, env_kwargs: Mapping[str, Any] | None = None) -> Trajectory:
-    """Play one episode with the task's oracle, its words in the model's own format, as token rows."""
+    """Play one episode with the task's oracle; its replies become token rows in the model's own format."""
     import gymnasium as gym
 
     from llm_envs.policies.scripted import OraclePolicy
@@ -140,7 +140,7 @@ def play_oracle(codec: ChatCodec, env_id: str, env_kwargs: Mapping[str, Any] | N
 
 
 def episode_problems(codec: ChatCodec, trajectory: Trajectory, context_length: int | None) -> Sequence[str]:
-    """Return why this environment's episodes cannot be trained on with this model."""
+    """Return the reasons why this model cannot be trained on this environment's episodes."""
     problems = []
     if trajectory.error is not None:
         problems.append(f"an oracle's episode fails in {trajectory.error.where}: {trajectory.error.message}")
@@ -151,7 +151,7 @@ def episode_problems(codec: ChatCodec, trajectory: Trajectory, context_length: i
 
 
 def model_problems(config: Any) -> Sequence[str]:
-    """Return why a model of this configuration (None: unknown) cannot be trained on."""
+    """Return the reasons why a model with this configuration (None: unknown) cannot be trained."""
     from transformers import AutoModelForCausalLM
 
     from llm_envs.policies.inference.positions import position_problem
@@ -175,7 +175,7 @@ def show_row(codec: ChatCodec, row: Row, *, colour: bool) -> str:
 
 
 def show_diagnosis(diagnosis: Diagnosis) -> str:
-    """Return the findings, a line each."""
+    """Return the findings, one line each."""
     tools = "in the template" if diagnosis.tools else "not in the template: written into the system prompt"
     lines = [
         f"roles             {', '.join(diagnosis.roles)}",
@@ -218,18 +218,18 @@ def _thinking(codec: ChatCodec) -> str:
     if codec.template.opens_thinking:
         return "opened"
     words = (_THINKS + "A drink.", _THINKS + CALL)
-    return "kept" if any(_shows_thinking(codec, said) for said in words) else "no place"
+    return "kept" if any(_shows_thinking(codec, text) for text in words) else "no place"
 
 
 def _shows_thinking(codec: ChatCodec, words: str) -> bool:
-    """Return whether the template has a place for the thinking of such a turn."""
+    """Return whether the template shows the thinking of such a turn."""
     if not codec.template.traits.tool_calls and CALL in words:
         return False
     reply = structured_reply(parse_reply(words), "")
     return _THOUGHT in codec.template.render([_ASK, reply], generation_prompt=False)
 
 
-def _can_say(codec: ChatCodec, words: str) -> bool:
+def _can_write(codec: ChatCodec, words: str) -> bool:
     return _THOUGHT not in words or codec.template.opens_thinking or _shows_thinking(codec, words)
 
 
@@ -241,14 +241,14 @@ def _fork_case(codec: ChatCodec, after: str, words: str, role: str) -> ForkCase:
     reply = Message("assistant", codec.decode_reply(ids))
     transcript.append_reply(reply, ids, None)
     written = codec.decode(transcript.row.ids)
-    transcript.append_observation(_HEARD[role])
+    transcript.append_observation(_NEXT[role])
     if not transcript.is_forked:
         return ForkCase(after, role, False)
-    return ForkCase(after, role, True, _parting(written, codec.decode(transcript.row.ids)))
+    return ForkCase(after, role, True, _first_difference(written, codec.decode(transcript.row.ids)))
 
 
-def _parting(written: str, shown: str) -> str:
-    """Say where two texts part, in a few characters of each."""
+def _first_difference(written: str, shown: str) -> str:
+    """Describe the first difference of two texts, with a few characters of each."""
     start = common_length(written, shown)
     context = max(0, start - 12)
     return f"{_excerpt(shown, context, start)} where the model saw {_excerpt(written, context, start)}"
@@ -262,16 +262,16 @@ def _excerpt(text: str, start: int, at: int) -> str:
 def _problems(codec: ChatCodec, call_text: str, vocabulary_size: int | None) -> list[str]:
     problems = []
     if codec.template.traits.tools and codec.template.traits.tool_calls and not codec.parser(call_text).tool_calls:
-        problems.append(f"a call as the template writes it is not read by the parser: {call_text!r}.")
+        problems.append(f"the parser cannot read a call that the template writes: {call_text!r}.")
     if vocabulary_size is not None and len(codec.tokenizer) > vocabulary_size:
         problems.append(
             f"the tokenizer has {len(codec.tokenizer)} tokens, the model {vocabulary_size}: ids beyond them have no "
             "embedding. Resize it (model.resize_token_embeddings) or use the model's own tokenizer."
         )
-    said = "é 😀\n  12.5"
-    plain = codec.decode(np.array(codec.tokenizer.encode(said, add_special_tokens=False), dtype=np.int32))
-    if plain.strip() != said.strip():
-        problems.append(f"the tokenizer does not keep text: {said!r} comes back as {plain!r}.")
+    text = "é 😀\n  12.5"
+    plain = codec.decode(np.array(codec.tokenizer.encode(text, add_special_tokens=False), dtype=np.int32))
+    if plain.strip() != text.strip():
+        problems.append(f"the tokenizer does not keep text: {text!r} comes back as {plain!r}.")
     return problems
 
 
@@ -293,7 +293,7 @@ def _notes(codec: ChatCodec) -> list[str]:
         notes.append("tools are shown to the model, but the template has no form for a call: it writes its own.")
     if not codec.closes_turns:
         notes.append("no end-of-turn token: the next role's token is a turn's last.")
-    if not codec.shapes.of(_HEARD["user"], True).specials:
+    if not codec.shapes.of(_NEXT["user"], True).specials:
         notes.append("roles are marked in plain text, not by special tokens: an environment's text can imitate them.")
     if codec.template.writes_date:
         notes.append("the template writes today's date: the same episode has other tokens tomorrow.")

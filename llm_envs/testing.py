@@ -1,7 +1,7 @@
-"""For tests, ours and other people's: a codec and a policy without a model, a small environment, and failures.
+"""Helpers for tests, yours too: a codec and a policy without a model, a small environment, and injected failures.
 
-Everything here is deterministic and imports no torch. A model made on the spot, small enough for tests, is in
-`llm_envs.tiny_model`.
+Everything here is deterministic and does not import torch. `llm_envs.tiny_model` makes a model small enough
+for tests.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ def real_model() -> str:
 
 
 class ByteCodec:
-    """A codec without a tokenizer: a byte is a token; a message is its role's token, its bytes and an end-of-turn."""
+    """A codec without a tokenizer: a byte is a token, and a message is a role token, its bytes and an end-of-turn."""
 
     end_of_turn_id = 256
     stop_token_ids = (256,)
     _ROLES: ClassVar[Mapping[str, int]] = {"system": 257, "user": 258, "assistant": 259, "tool": 260}
 
     def encode_prompt(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> IdArray:
-        """Encode the start of an episode; tools are a first system message of JSON."""
+        """Encode the start of an episode; the tools become a first system message in JSON."""
         shown = [Message("system", json.dumps([dict(tool) for tool in tools]))] if tools else []
         return self._encode([*shown, *messages], generation_prompt=True)
 
@@ -105,11 +105,11 @@ class ByteCodec:
 
 
 class HashingTokenPolicy:
-    """A token policy without a model: it chooses its replies by a hash of the prompt and the turn's seed.
+    """A token policy without a model: a hash of the prompt and the turn's seed chooses its replies.
 
-    Its log-probabilities are made up, deterministic, and below minus the version of its weights. It honours budgets,
-    cancellation and interrupts like an engine. When interrupted, it returns a beginning of its reply, with a length
-    chosen by the hash; asked to continue from there, it returns the rest.
+    Its log-probabilities are invented, deterministic, and below minus the version of its weights. It respects budgets,
+    cancellation and interrupts like an engine. If it is interrupted, it returns the beginning of its reply, of a length
+    that the hash chooses; a call that continues from there returns the rest.
 
     Args:
         codec: Encodes its replies.
@@ -130,19 +130,21 @@ class HashingTokenPolicy:
         self.latency_s, self.context_length = latency_s, context_length
         self.version = 0
         self.running = 0
-        """Turns being sampled now."""
+        """Number of turns that are being sampled now."""
         self.most_running = 0
         self.aborted = 0
-        """Turns that were cancelled."""
+        """Number of cancelled turns."""
         self.interrupted = 0
-        """Pieces that were interrupted."""
+        """Number of interrupted pieces."""
         self.calls: list[tuple[str, int, int]] = []
-        """(session, seed, max_new_tokens) of each turn, or piece of one."""
-        self._interrupts: dict[str, set[asyncio.Event]] = {}  # of each session with a running turn
-        self._unsaid: dict[str, tuple[bytes, IdArray]] = {}  # session -> where its turn was interrupted, and the rest
+        """(session, seed, max_new_tokens) of each turn or piece of a turn."""
+        self._interrupts: dict[str, set[asyncio.Event]] = {}  # for each session with a running turn
+        self._rest_of_turn: dict[
+            str, tuple[bytes, IdArray]
+        ] = {}  # session -> where its turn was interrupted, and the rest
 
     async def sample(self, prompt_ids: IdArray, params: SamplingParams, *, seed: int, session: str) -> Sampled:
-        """Say something."""
+        """Sample one turn."""
         self.calls.append((session, seed, params.max_new_tokens))
         self.running += 1
         self.most_running = max(self.running, self.most_running)
@@ -152,7 +154,7 @@ class HashingTokenPolicy:
             await self._wait(self.latency_of(prompt_ids, session), interrupt)
             is_interrupted = interrupt.is_set()
             budget = params.max_new_tokens
-            return self._say(prompt_ids, budget, seed, version, session=session, is_interrupted=is_interrupted)
+            return self._reply(prompt_ids, budget, seed, version, session=session, is_interrupted=is_interrupted)
         except asyncio.CancelledError:
             self.aborted += 1
             raise
@@ -183,7 +185,7 @@ class HashingTokenPolicy:
             async with asyncio.timeout(seconds):
                 await interrupt.wait()
 
-    def _say(
+    def _reply(
         self,
         prompt_ids: IdArray,
         max_new_tokens: int,
@@ -199,7 +201,7 @@ class HashingTokenPolicy:
         if room < 1:
             raise ContextFullError(f"the prompt has {len(prompt_ids)} tokens, the context {self.context_length}.")
         random = self._random(prompt_ids, seed)
-        before, words = self._unsaid.pop(session, (b"", np.array([], np.int32)))
+        before, words = self._rest_of_turn.pop(session, (b"", np.array([], np.int32)))
         if before != prompt_ids.tobytes():
             text = self.texts(prompt_ids, random) if callable(self.texts) else random.choice(self.texts)
             words = self.codec.encode_reply(text)
@@ -208,7 +210,7 @@ class HashingTokenPolicy:
         if is_interrupted:
             self.interrupted += 1
             reason, ids = FinishReason.ABORT, ids[: self._random(prompt_ids, ~seed).randrange(len(ids))]
-            self._unsaid[session] = (np.concatenate([prompt_ids, ids]).tobytes(), words[len(ids) :])
+            self._rest_of_turn[session] = (np.concatenate([prompt_ids, ids]).tobytes(), words[len(ids) :])
         logps = np.array([-random.random() - 1e-3 - version for _ in ids], dtype=np.float32)
         return Sampled(ids, logps, reason, version)
 
@@ -217,7 +219,7 @@ class HashingTokenPolicy:
 
 
 def with_failures(policy: Policy, rate: float, error: Callable[[], BaseException] | None = None) -> Policy:
-    """Return a policy of the same kind of whose turns a share `rate` fails: which ones depends on the turn's seed."""
+    """Return a policy of the same kind that fails in a share `rate` of its turns, which the turn's seed selects."""
 
     async def fail(random: Random) -> None:
         if random.random() < rate:
@@ -227,7 +229,7 @@ def with_failures(policy: Policy, rate: float, error: Callable[[], BaseException
 
 
 def with_hangs(policy: Policy, rate: float) -> Policy:
-    """Return a policy of the same kind of whose turns a share `rate` never ends, until cancelled."""
+    """Return a policy of the same kind that hangs in a share `rate` of its turns until it is cancelled."""
 
     async def hang(random: Random) -> None:
         if random.random() < rate:
@@ -237,13 +239,13 @@ def with_hangs(policy: Policy, rate: float) -> Policy:
 
 
 class NumbersEnv(gym.Env[str, str]):
-    """Says numbers and wants them repeated: an environment by the contract, small enough to work out by hand.
+    """Asks the agent to repeat digits: an environment that keeps the contract and can be computed by hand.
 
-    Each turn asks for a digit; saying it earns `1 / n_turns`. Saying all of them is success.
+    Each turn asks for a digit; the right reply earns `1 / n_turns`. The episode succeeds if all replies are right.
 
     Args:
-        n_turns: Turns of an episode.
-        split: Accepted and without effect.
+        n_turns: Number of turns of an episode.
+        split: Accepted, but has no effect.
         as_tool: Whether observations after the first are a tool's messages.
         truncate_at: Turn (from 1) at which the environment truncates.
         raise_at: Turn at which `step` raises.
@@ -306,9 +308,9 @@ class NumbersEnv(gym.Env[str, str]):
         return observation, reward, terminated, truncated, info
 
     def oracle(self) -> str:
-        """Return the digit that is asked for."""
+        """Return the digit that the environment asks for."""
         return str(self.digits[self.turn])
 
     def close(self) -> None:
-        """Remember that it was closed."""
+        """Record that the environment was closed."""
         self.closed = True

@@ -14,9 +14,10 @@ from llm_envs.rollout.group import play_group, play_member
 from llm_envs.rollout.limits import RolloutLimits
 from llm_envs.rollout.rows import RowBuilder
 from llm_envs.sources.curriculum import Curriculum
+from llm_envs.sources.mixture import derive_seed
 from llm_envs.sources.prompt_task import PromptSource, PromptTask
 from llm_envs.sources.prompts import PromptBuffer, load_prompts
-from llm_envs.sources.source import EnvChoice, EpisodeSpec, SeedSource, derive_seed, group_specs
+from llm_envs.sources.source import EnvChoice, EpisodeSpec, SeedSource, group_specs
 from llm_envs.tracking.stats import CollectorStats
 
 __all__ = [

@@ -101,11 +101,11 @@ def from_messages(
     if one_call_a_turn:
         log = _one_call_a_turn(log)
     start = _first_turn(log, context)
-    said = _as_messages(log, codec)
+    converted = _as_messages(log, codec)
     schemas = tuple(map(_schema, tools))
     transcript = TokenTranscript(codec, history)
-    transcript.begin(said[:start], schemas)
-    turns, is_over = _replay(said, log, start, transcript, codec)
+    transcript.begin(converted[:start], schemas)
+    turns, is_over = _replay(converted, log, start, transcript, codec)
     scored = reward is not None
     if reward is not None:
         turns = [replace(turn, components={"reward": 0.0}) for turn in turns]
@@ -120,7 +120,7 @@ def from_messages(
         seed=0,
         group_id=group_id,
         member=member,
-        messages=said,
+        messages=converted,
         tools=schemas,
         rows=rows,
         turns=tuple(turns),
@@ -193,7 +193,7 @@ def _read(index: int, message: Message | Mapping[str, Any]) -> _Entry:
         raise InvalidConfigError(f"{where} has the role {given!r}; known are {', '.join(_ROLES)}.")
     content = _text(where, message.get("content"))
     if message.get("audio"):
-        raise InvalidConfigError(f"{where} has audio; only text can be taken over.")
+        raise InvalidConfigError(f"{where} has audio; only text can be converted.")
     if role != "assistant":
         name, call_id = message.get("name"), message.get("tool_call_id")
         return _Entry(
@@ -232,7 +232,7 @@ def _text(where: str, content: Any) -> str:
         kind = "text" if isinstance(part, str) else part.get("type") if isinstance(part, Mapping) else None
         text = part if isinstance(part, str) else part.get(_TEXT_PARTS.get(str(kind), "")) if kind else None
         if not isinstance(text, str):
-            raise InvalidConfigError(f"{where} has a part of the type {kind!r}; only text can be taken over.")
+            raise InvalidConfigError(f"{where} has a part of the type {kind!r}; only text can be converted.")
         texts.append(text)
     return "".join(texts)
 
@@ -328,8 +328,8 @@ def _one_call_a_turn(log: Sequence[_Entry]) -> list[_Entry]:
             own = next((result for result in results if call.id is not None and result.call_id == call.id), results[0])
             results.remove(own)
             # Only the first turn keeps the text and the thinking; in every turn they would be trained on repeatedly.
-            said = entry if number == 0 else replace(entry, content="", thinking=None)
-            out += [replace(said, calls=(call,)), own]
+            one = entry if number == 0 else replace(entry, content="", thinking=None)
+            out += [replace(one, calls=(call,)), own]
     return out
 
 
@@ -393,19 +393,19 @@ def _assistants(log: Sequence[_Entry]) -> list[_Entry]:
 
 
 def _replay(
-    said: Sequence[Message], log: Sequence[_Entry], start: int, transcript: TokenTranscript, codec: Codec | None
+    messages: Sequence[Message], log: Sequence[_Entry], start: int, transcript: TokenTranscript, codec: Codec | None
 ) -> tuple[list[Turn], bool]:
     """Write the conversation from the first turn on; return the turns, and whether the last message is a reply."""
-    turns = list(context_turns(said[:start]))
-    heard: list[Message] = []
-    for place, message in enumerate(said[start:], start):
+    turns = list(context_turns(messages[:start]))
+    observed: list[Message] = []
+    for place, message in enumerate(messages[start:], start):
         if message.role != "assistant":
-            heard.append(message)
+            observed.append(message)
             continue
-        # Nothing was heard before the first turn: `begin` has already encoded those messages as the prompt.
-        if heard:
-            transcript.append_observation(tuple(heard))
-            heard = []
+        # There is no observation before the first turn: `begin` has already encoded those messages as the prompt.
+        if observed:
+            transcript.append_observation(tuple(observed))
+            observed = []
         try:
             ids = None if codec is None else codec.encode_reply(message.content)
         except ModelError as error:
@@ -415,9 +415,9 @@ def _replay(
         turns.append(
             Turn(0.0, {}, transcript.row_index if has_tokens else -1, transcript.row.n_spans - 1 if has_tokens else -1)
         )
-    if heard:
-        transcript.append_final_observation(tuple(heard))
-    return turns, not heard
+    if observed:
+        transcript.append_final_observation(tuple(observed))
+    return turns, not observed
 
 
 def _without(

@@ -104,34 +104,34 @@ def collect_run(
         raise InvalidConfigError(f"{', '.join(unused)}: a collected run keeps every episode; filter when reading it.")
     collector = {"progress": False} | collector
     # The collector comes first: it refuses wrong settings before the writer creates the folder.
-    with Collector(envs, policy, **collector) as player:
+    with Collector(envs, policy, **collector) as active:
         own = run_settings(envs, group_size=group_size, **collector)
         own |= {"policy": type(policy).__name__} | dict(settings or {})
         with TrajectoryWriter(out, settings=own, resume=resume, max_log_bytes=max_log_bytes) as writer:
             # After the writer has opened the folder: it locks it and removes a torn last line.
             done = finished(writer.path)
             # A function, because the specs are generated twice (counted, then played) and never held in memory.
-            left = partial(_left, player.source, n_groups, group_size, done)
+            left = partial(_left, active.source, n_groups, group_size, done)
             n_episodes = n_groups * group_size
             n_left = sum(map(len, left())) if done else n_episodes
-            keeper = _Keeper(writer, max_errors_in_a_row, player.on_trajectory)
-            player.on_trajectory = keeper.keep
-            # After `keep` is set, because `watched` may wrap `on_trajectory` once more.
-            with watched(player, n_episodes, n_episodes - n_left, show, logger, log_every_s):
-                player.play_each(left(), n_episodes=n_left)
+            saver = _EpisodeSaver(writer, max_errors_in_a_row, active.on_trajectory)
+            active.on_trajectory = saver.save
+            # After `save` is set, because `watched` may wrap `on_trajectory` once more.
+            with watched(active, n_episodes, n_episodes - n_left, show, logger, log_every_s):
+                active.play_each(left(), n_episodes=n_left)
     n_before = n_episodes - n_left
-    errors = keeper.n_failed, keeper.first_error
-    return CollectedRun(writer.path, n_episodes, n_before, player.stats, writer.removed, *errors)
+    errors = saver.n_failed, saver.first_error
+    return CollectedRun(writer.path, n_episodes, n_before, active.stats, writer.removed, *errors)
 
 
 @contextmanager
 def watched(
-    player: Collector, total: int, done: int, show: Show | None, logger: Logger | None, log_every_s: float
+    collector: Collector, total: int, done: int, show: Show | None, logger: Logger | None, log_every_s: float
 ) -> Iterator[None]:
     """Show and log a collector's progress while the block lasts.
 
     Args:
-        player: The collector; with a logger, its `on_trajectory` also keeps a sample of the episodes.
+        collector: The collector; with a logger, its `on_trajectory` also keeps a sample of the episodes.
         total: Total number of episodes.
         done: Episodes that were already in the folder.
         show: Shows progress, if given.
@@ -140,17 +140,17 @@ def watched(
     """
     with ExitStack() as stack:
         if show is not None:
-            stack.enter_context(show(player.stats, total, done))
+            stack.enter_context(show(collector.stats, total, done))
         if logger is not None:
-            sample, also = EpisodeSample(), player.on_trajectory
+            sample, also = EpisodeSample(), collector.on_trajectory
 
             def see(trajectory: Trajectory) -> None:
                 if also is not None:
                     also(trajectory)
                 sample.add(trajectory)
 
-            player.on_trajectory = see
-            stack.enter_context(log_collection(logger, player.stats, done, every_s=log_every_s, sample=sample))
+            collector.on_trajectory = see
+            stack.enter_context(log_collection(logger, collector.stats, done, every_s=log_every_s, sample=sample))
         yield
 
 
@@ -198,7 +198,7 @@ def _left(
         yield from remaining([group_specs(source.spec(index), group_size)], done)
 
 
-class _Keeper:
+class _EpisodeSaver:
     """Writes finished episodes, and stops the run after too many errors in a row."""
 
     def __init__(
@@ -208,7 +208,7 @@ class _Keeper:
         self.first_error: RolloutError | None = None
         self._writer, self._most, self._also, self._in_a_row = writer, max_errors_in_a_row, also, 0
 
-    def keep(self, trajectory: Trajectory) -> None:
+    def save(self, trajectory: Trajectory) -> None:
         # Write first: if the caller's own function raises, the episode is not lost.
         self._writer.write(trajectory)
         if self._also is not None:
@@ -223,6 +223,6 @@ class _Keeper:
         if self._in_a_row >= self._most:
             raise RolloutFailedError(
                 f"{self._in_a_row} episodes in a row failed, the last in {error.where} with {error.kind}: "
-                f"{error.message:.300}. The run was stopped; once that is mended, resume it: failed episodes are "
-                "played anew."
+                f"{error.message:.300}. The run was stopped. Fix the cause and resume the run: it replays failed "
+                "episodes."
             )

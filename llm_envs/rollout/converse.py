@@ -148,7 +148,7 @@ def _success_rate(results: Sequence[ToolResult]) -> float | None:
 
 
 class Conversation:
-    """The owner of toolsets, from the beginning of a conversation until they are closed."""
+    """Owns toolsets from the beginning of a conversation until they are closed."""
 
 
 class ConversationEnv(gym.Env[str, str]):
@@ -203,34 +203,34 @@ class ConversationEnv(gym.Env[str, str]):
         self._executor: Executor = executor or partial(run_calls, self._toolbox)
         self._parser, self._stop, self._user, self._tracker = parser, stop_condition, user, tool_tracker
         self._loop, self._waits_for, self._is_over = loop, _nothing(), False
-        self._said: list[Message] | None = None
+        self._messages: list[Message] | None = None
         self._n_turns = 0
         self._closed: Future[None] = Future()
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         """Begin the conversation."""
         super().reset(seed=seed)
-        self._said, self._n_turns, self.tool_results = list(self.first), 0, ()
+        self._messages, self._n_turns, self.tool_results = list(self.first), 0, ()
         if self._toolbox.keeps_state:
             self._toolbox.reset({}, self.np_random)
         return _observed(self.first)
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Take a reply; return the answer to it."""
-        if self._said is None:
+        if self._messages is None:
             raise ResetNeededError("ConversationEnv.step was called before reset().")
         reply = self._parser(action)
-        self._said.append(Message("assistant", action))
+        self._messages.append(Message("assistant", action))
         self.tool_results = ()
-        heard: tuple[Message, ...] = ()
-        is_over = bool(self._stop(tuple(self._said), reply))
+        observed: tuple[Message, ...] = ()
+        is_over = bool(self._stop(tuple(self._messages), reply))
         if not is_over:
-            heard = self._answer(reply)
-            self._said += heard
+            observed = self._answer(reply)
+            self._messages += observed
         if self._tracker is not None:
             self._tracker(self._n_turns, self.tool_results)
         self._n_turns += 1
-        observation, info = _observed(heard)
+        observation, info = _observed(observed)
         return observation, 0.0, is_over, False, {**info, "reward_components": {}}
 
     def cancel(self) -> None:
@@ -255,17 +255,17 @@ class ConversationEnv(gym.Env[str, str]):
             closed.cancel()  # this cancels `_closed` too, so `close` checks whether it is done
 
     def _answer(self, reply: ParsedReply) -> tuple[Message, ...]:
-        assert self._said is not None
+        assert self._messages is not None
         if reply.tool_calls:
             self.tool_results = _checked(self._settle(self._executor(reply.tool_calls)), reply.tool_calls)
             pairs = zip(reply.tool_calls, self.tool_results, strict=True)
             return tuple(Message("tool", result.output, (), call.id, {"name": result.name}) for call, result in pairs)
         if reply.problems:
             return (Message("user", f"Error: the reply cannot be read: {'; '.join(reply.problems)}."),)
-        said = GO_ON if self._user is None else self._settle(self._user(tuple(self._said), reply))
-        if not isinstance(said, str):
-            raise EnvContractError(f"the user said {said!r:.80}; it must be a str.")
-        return (Message("user", encodable(said)),)
+        answer = GO_ON if self._user is None else self._settle(self._user(tuple(self._messages), reply))
+        if not isinstance(answer, str):
+            raise EnvContractError(f"`user` returned {answer!r:.80}; it must be a str.")
+        return (Message("user", encodable(answer)),)
 
     def _settle(self, value: Any) -> Any:
         """Return a value; if it is awaitable, run it in the caller's event loop and return its result."""

@@ -1,4 +1,4 @@
-"""One episode: the only loop that steps an environment, and the only place that distinguishes the kinds of policy.
+"""Plays one episode. Only this module steps an environment and distinguishes the kinds of policy.
 
 Every trajectory satisfies:
 
@@ -33,7 +33,8 @@ from llm_envs.rollout.token_transcript import History, TokenTranscript
 from llm_envs.rollout.turn import SampledTurn, TimeIsUp, TurnSampler
 from llm_envs.rollout.workers.pool import WorkerPool
 from llm_envs.rollout.workers.runner import EnvRunner, Runner, env_attribute
-from llm_envs.sources.source import EpisodeSpec, derive_seed
+from llm_envs.sources.mixture import derive_seed
+from llm_envs.sources.source import EpisodeSpec
 from llm_envs.types import Message, RolloutError, SamplingParams, Status, StopReason, Trajectory, Turn
 
 __all__ = ["errored_trajectory", "play_episode", "policy_kind"]
@@ -194,9 +195,9 @@ class _Episode:
     messages: list[Message] = field(default_factory=list)
     view: tuple[Message, ...] | None = None
     """The messages that the policy sees; None is all of them."""
-    heard: tuple[Message, ...] = ()
+    observed: tuple[Message, ...] = ()
     """The last observation, as messages."""
-    heard_by_policy: tuple[Message, ...] = ()
+    observed_by_policy: tuple[Message, ...] = ()
     tools: tuple[Mapping[str, Any], ...] = ()
     turns: list[Turn] = field(default_factory=list)
     stop_reason: StopReason = StopReason.ERROR
@@ -214,7 +215,7 @@ class _Episode:
         while not (reason := self._limit_reached()):
             try:
                 # Inside the `try`: an asynchronous context function can use up the episode's time too.
-                await self._listen()
+                await self._show_observation()
                 if self._budget() < 1:
                     tokens = f"{len(self.transcript.row)} tokens before the turn, {self._token_limits()}"
                     return self._cut(StopReason.MAX_TOKENS, tokens)
@@ -254,17 +255,17 @@ class _Episode:
             return StopReason.TIMEOUT, f"max_episode_s={limits.max_episode_s:g}"
         return None
 
-    async def _listen(self) -> None:
+    async def _show_observation(self) -> None:
         """Pass the last observation on to the policy's context, after the context function."""
         # Compared by identity, because two observations may be equal. Not done in `_step`: an observation that ends the
         # episode is encoded without a generation prompt (see `_cut`).
-        if self.heard is self.heard_by_policy:
+        if self.observed is self.observed_by_policy:
             return
         with _attribute_errors_to("policy"):
             if self.context_fn is not None:
                 self.view = await self.sampler.in_time(lambda: seen_by(self.context_fn, self.messages))
-            self.transcript.append_observation(self.heard, self.view)
-        self.heard_by_policy = self.heard
+            self.transcript.append_observation(self.observed, self.view)
+        self.observed_by_policy = self.observed
 
     def _budget(self) -> int:
         return turn_budget(self.limits, self.sampling.max_new_tokens, len(self.transcript.row), self._row_limit())
@@ -282,7 +283,7 @@ class _Episode:
         if params.max_new_tokens != self._budget():
             params = replace(params, max_new_tokens=self._budget())
         with _attribute_errors_to("policy"):
-            reply = await self._speak(params)
+            reply = await self._sample_turn(params)
         reply.seconds = clock.seconds
         self.policy_s += reply.seconds
         # A token policy has kept to its budget. The reply of another policy is encoded afterwards, and may not fit.
@@ -291,7 +292,7 @@ class _Episode:
             return None
         return reply
 
-    async def _speak(self, params: SamplingParams) -> SampledTurn:
+    async def _sample_turn(self, params: SamplingParams) -> SampledTurn:
         turn = len(self.turns)
         if self.kind == "token":
             return await self.sampler.sample(self.transcript.row.ids, params, turn)
@@ -308,7 +309,7 @@ class _Episode:
         try:
             with _attribute_errors_to("env.step"):
                 observation, reward, terminated, truncated, info = await self.runner.step(reply.text)
-                heard = observed_messages(observation, info)
+                observed = observed_messages(observation, info)
                 is_success = check_success(info)
                 self._add_turn(reply, reward, info, time.perf_counter() - started)
         except _Failure:
@@ -320,9 +321,9 @@ class _Episode:
             if observation:
                 self.metadata["final_observation"] = observation
         else:
-            heard = with_call_ids(heard, reply.message)
-            self.messages += heard
-            self.heard = heard
+            observed = with_call_ids(observed, reply.message)
+            self.messages += observed
+            self.observed = observed
         if truncated and not terminated:
             self._cut(StopReason.ENV_TRUNCATED, "")
         self.is_success = is_success
@@ -347,7 +348,7 @@ class _Episode:
     def _cut(self, reason: StopReason, why: str) -> None:
         self.stop_reason = reason
         with _attribute_errors_to("policy"):
-            self.transcript.append_final_observation(self.heard)
+            self.transcript.append_final_observation(self.observed)
             self.transcript.cut(self._row_limit())
             # Also at the model's limit: a trainer could not score a longer row.
             self.transcript.cut(getattr(self.sampler.policy, "max_model_len", None))

@@ -61,9 +61,9 @@ class EpisodePool:
             return
         self.tracker.admit(n_groups)
         for _ in range(min(self._width - len(self._runners), n_groups * group_size)):
-            player = asyncio.create_task(self._go_on())
-            self._runners.add(player)
-            player.add_done_callback(self._ended)
+            runner = asyncio.create_task(self._run_episodes())
+            self._runners.add(runner)
+            runner.add_done_callback(self._ended)
         self._work.set()
 
     async def next_group(self) -> tuple[int, TrajectoryGroup] | None:
@@ -88,7 +88,7 @@ class EpisodePool:
             runner.cancel()
         await asyncio.gather(*runners, return_exceptions=True)
 
-    async def _go_on(self) -> None:
+    async def _run_episodes(self) -> None:
         # Each runner pulls its next episode itself, so that no slot idles until a whole batch is finished. A runner
         # without work waits here: groups that are admitted later, such as replacements, wake it.
         while self._failure is None:
@@ -107,9 +107,9 @@ class EpisodePool:
                 self._finished.append((ticket.index, group))
                 self._news.set()
 
-    def _ended(self, player: asyncio.Task[None]) -> None:
-        self._runners.discard(player)
-        if not player.cancelled() and (error := player.exception()) is not None and self._failure is None:
+    def _ended(self, runner: asyncio.Task[None]) -> None:
+        self._runners.discard(runner)
+        if not runner.cancelled() and (error := runner.exception()) is not None and self._failure is None:
             self._failure = error
         self._news.set()
 

@@ -52,7 +52,7 @@ class TokenTranscript:
         self._tools: Sequence[Mapping[str, Any]] = ()
         self._start: Any = None
         self._heard: tuple[Message, ...] = ()
-        self._heard_at = 0  # length of the row before the last observation
+        self._observed_at = 0  # length of the row before the last observation
 
     @property
     def row_index(self) -> int:
@@ -114,7 +114,7 @@ class TokenTranscript:
             messages: The messages since the last turn.
             view: The messages that the model sees from now on; None if its history is unchanged.
         """
-        self._heard, self._heard_at = messages, len(self.row)
+        self._heard, self._observed_at = messages, len(self.row)
         if self.codec is None:
             return
         as_it_was = (*self._view, *self._reply, *messages)
@@ -143,7 +143,7 @@ class TokenTranscript:
         elif not self.row.n_spans:
             return
         elif messages is self._heard:
-            self.row.truncate(self._heard_at)
+            self.row.truncate(self._observed_at)
         delta = self.codec.encode_delta(messages, reply_ids=self._reply_ids, generation_prompt=False, start=self._start)
         self.row.append_context(delta)
 

@@ -1,1 +1,4 @@
-"""Choose the episodes to play: seeds, mixtures, curricula, prompts. `llm_envs.rollout` exports the public names."""
+"""Choose the episodes to play: seeds, mixtures, curricula, prompts.
+
+Import the public names from `llm_envs.rollout`: `SeedSource`, `PromptSource`, `Curriculum`, `derive_seed`, ...
+"""

@@ -1,8 +1,8 @@
 """A curriculum: chooses difficulties by the success measured so far. Pure functions, and one state.
 
 Levels are ordered, the easiest first. The first is open; the next opens when the last open one is mastered. Each open
-level gets at least the floor, so that it stays in play and is not forgotten. The rest of the share goes to the levels
-that are sometimes solved and sometimes not, because there is the most to learn.
+level gets at least the floor, so the policy does not forget it. The rest of the share goes to the levels that are
+sometimes solved and sometimes not, because the policy can learn most from them.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ def parse_mixture(texts: Sequence[str], exclude: Sequence[str] = ()) -> list[Env
             raise InvalidConfigError(f"--exclude {pattern}: it matches none of {', '.join(choices)}.")
         left = {env_id: weight for env_id, weight in left.items() if env_id not in found}
     if not left:
-        raise InvalidConfigError(f"no task is left to play: --exclude {' '.join(exclude)} takes out {len(choices)}.")
+        raise InvalidConfigError(f"no task is left to play: --exclude {' '.join(exclude)} removes all {len(choices)}.")
     return [EnvChoice(env_id, weight) for env_id, weight in left.items()]
 
 

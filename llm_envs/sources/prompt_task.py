@@ -100,7 +100,7 @@ def _choose_rows(task: PromptTask, split: str, difficulty: str | None) -> Prompt
         of_level = "" if difficulty is None else f" of {task.difficulty_field} {difficulty!r}"
         raise InvalidConfigError(
             f"{task.env_id}: of {len(rows)} prompts none{of_level} is in the split {split!r}: give test_prompts=..., "
-            "or disjoint_splits=False where there are too few to be divided."
+            "or disjoint_splits=False if there are too few to divide."
         )
     return rows if len(chosen) == len(rows) else Prompts(chosen, name=rows.name)
 

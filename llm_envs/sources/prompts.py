@@ -254,7 +254,7 @@ def _complaint(prompt: Any) -> str | None:
                     f"has in message {index} the call {call!r:.80}; its function needs a name, its arguments an object"
                 )
     if prompt[-1]["role"] == "assistant":
-        return "ends with an assistant's message: there is nothing to reply to"
+        return "ends with an assistant's message, so the policy has nothing to reply to"
     return None
 
 
@@ -291,7 +291,7 @@ def _read_csv(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
             if len(set(header)) < len(header):
                 twice = sorted({name for name in header if header.count(name) > 1})
                 raise InvalidConfigError(f"{path}: the header has columns with the same name: {twice}.")
-            for values in filter(None, lines):  # a blank line has none
+            for values in filter(None, lines):  # a blank line has no values
                 if len(values) != len(header):
                     compared = "more" if len(values) > len(header) else "fewer"
                     raise InvalidConfigError(

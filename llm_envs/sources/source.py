@@ -1,4 +1,4 @@
-"""Which episodes are played: a deterministic map from an index to (environment, arguments, seed, problem)."""
+"""Sources decide which episodes are played: index -> (environment, arguments, seed, problem), deterministically."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ __all__ = [
     "EpisodeSpec",
     "SeedSource",
     "as_source",
-    "derive_seed",
     "fingerprint_of",
     "group_specs",
 ]

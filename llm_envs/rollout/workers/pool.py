@@ -347,13 +347,13 @@ class _State:
             self._workers.add(worker)
             if self._is_closed:  # in another thread, while the process was being started
                 worker.kill()
-        self._bury()
+        self._reap_killed()
 
     def drop(self, worker: WorkerProcess) -> None:
         """Unregister a killed process."""
         with self._lock:
             self._dying.append(worker)
-        self._bury()
+        self._reap_killed()
 
     def give_back(self, worker: WorkerProcess | None) -> None:
         """Pass a place to the longest waiter; keep the worker for reuse unless it was killed."""
@@ -365,7 +365,7 @@ class _State:
                     worker.kill()
                 (self._dying if worker.is_killed else self._idle).append(worker)
             self._pass_on()
-        self._bury()
+        self._reap_killed()
 
     def close(self) -> None:
         """End everything."""
@@ -394,7 +394,7 @@ class _State:
         deadline = time.monotonic() + _DEATH_S
         for worker in busy:  # the episode closes the descriptors: its event loop may still be watching them
             worker.reap(deadline - time.monotonic())
-        while self._bury() and time.monotonic() < deadline:
+        while self._reap_killed() and time.monotonic() < deadline:
             time.sleep(0.002)
 
     def _check_open(self) -> None:
@@ -429,10 +429,10 @@ class _State:
             else:
                 self._waiters.remove(waiter)
 
-    def _bury(self) -> bool:
+    def _reap_killed(self) -> bool:
         """Reap killed processes that have ended; return whether some have not."""
         with self._lock:
-            gone = {worker for worker in self._dying if worker.bury()}
+            gone = {worker for worker in self._dying if worker.release()}
             self._workers -= gone
             self._dying = [worker for worker in self._dying if worker not in gone]
             return bool(self._dying)

@@ -74,7 +74,7 @@ class WorkerProcess:
         self._in, self._out = bytearray(), bytearray()
         self._socket, theirs = socket.socketpair()
         end, ours = os.pipe()
-        self._lifeline = open(ours, "wb", buffering=0)  # noqa: SIM115  # closed by `bury`
+        self._lifeline = open(ours, "wb", buffering=0)  # noqa: SIM115  # closed by `release`
         folders = [path or _FOLDER for path in sys.path if isinstance(path, str)]
         # -P: otherwise a json.py in the working folder would be imported before `_BOOT` sets the path.
         command = [sys.executable, "-P", "-c", _BOOT, str(theirs.fileno()), str(end), json.dumps(folders)]
@@ -200,7 +200,7 @@ class WorkerProcess:
             self.loaded.clear()
         self.loaded.add(key)
 
-    def bury(self) -> bool:
+    def release(self) -> bool:
         """Release all resources; return whether the killed process has ended."""
         self._close_descriptors()
         return self.reap(0.0)

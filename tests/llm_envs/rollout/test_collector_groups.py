@@ -155,7 +155,7 @@ def test_a_stream_that_nothing_passes_stops_with_a_message():
     assert collector.stats.running == 0
     check_books(collector)
     failing = make(with_failures(HashingTokenPolicy(CODEC, DIGITS), 1.0), fail_fast=True, max_refills=2, max_retries=0)
-    with pytest.raises(RolloutFailedError, match=r"The rewards of the last one: errored.*All in all") as caught:
+    with pytest.raises(RolloutFailedError, match=r"The rewards of the last one: errored.*In total") as caught:
         list(failing.stream(2, max_open=3))
     assert "success" not in str(caught.value)  # nothing was scored: there is no share of it
 

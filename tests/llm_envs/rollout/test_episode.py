@@ -370,7 +370,7 @@ class TestFailures:
     def test_a_policy_that_overdraws_its_budget_is_data(self) -> None:
         class Talks(HashingTokenPolicy):
             async def sample(self, prompt_ids: Any, params: Any, *, seed: int, session: str) -> Any:
-                return self._say(prompt_ids, 100, seed, 0)
+                return self._reply(prompt_ids, 100, seed, 0)
 
         limits = RolloutLimits(max_turn_tokens=4)
         trajectory = play(NumbersEnv(), Talks(CODEC, ["123456789"]), codec=CODEC, limits=limits)

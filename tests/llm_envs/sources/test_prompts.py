@@ -107,7 +107,7 @@ class TestLoading:
             ("p.jsonl", '{"prompt": 3}\n', "line 1: the prompt is 3; it must be a text or a list of messages"),
             ("p.jsonl", '{"prompt": [{"role": "tutor", "content": "a"}]}\n', "role 'tutor'"),
             ("p.jsonl", '{"prompt": [{"role": "user", "content": null}]}\n', "message 0"),
-            ("p.jsonl", '{"prompt": [{"role": "assistant", "content": "a"}]}\n', "nothing to reply to"),
+            ("p.jsonl", '{"prompt": [{"role": "assistant", "content": "a"}]}\n', "has nothing to reply to"),
             (
                 "p.jsonl",
                 '{"prompt": [{"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", '
