@@ -55,7 +55,7 @@ class Difficulty:
     description: str
     """A short description of the problems."""
     chance_rate: float
-    """Upper bound on the success rate of a player that only guesses."""
+    """Upper bound on the success rate of a policy that only guesses."""
     n_problems: int | None = None
     """Number of different problems; None if practically endless."""
     disjoint_splits: bool = True

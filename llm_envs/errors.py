@@ -1,8 +1,8 @@
-"""The one exception tree of the suite.
+"""The exception tree of the package.
 
-Every class also inherits the standard exception that fits, so `except ValueError` keeps working. Every one pickles,
-because errors cross process boundaries. Inside a rollout, errors become data (`types.RolloutError`); everywhere else
-they are raised.
+Every class also inherits from the standard exception that fits, so `except ValueError` keeps working. All of them can
+be pickled, because errors cross process boundaries. Inside a rollout, errors become data (`types.RolloutError`);
+everywhere else they are raised.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class JudgeError(LLMEnvsError, RuntimeError):
 
 
 class BridgeError(LLMEnvsError, ConnectionError):
-    """An external system (an MCP server) cannot be reached, or has gone away."""
+    """An external system (an MCP server) cannot be reached, or its connection was lost."""
 
 
 class StoreError(LLMEnvsError, OSError):
@@ -111,7 +111,7 @@ def did_you_mean(given: str, known: Iterable[str]) -> str:
     Dashes and underscores are equal, and so are `NAME` and `--NAME=VALUE`.
     """
     names: dict[str, str] = {}
-    for name in known:  # the first of two spellings is shown
+    for name in known:  # of two spellings, show the first
         names.setdefault(_plain(name), name)
     found = difflib.get_close_matches(_plain(given), names, n=1, cutoff=0.6)
     return f" Did you mean {names[found[0]]}?" if found else ""

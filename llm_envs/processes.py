@@ -1,7 +1,7 @@
 """Watch processes that we start, and reset shared state in forked children.
 
-A starting process is judged by its progress, not by the clock: on a busy machine an import that usually takes a second
-may take a minute.
+A starting process is judged by its progress and not by a timeout: on a busy machine, an import that usually takes a
+second may take a minute.
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ _forgetful: weakref.WeakSet[_Forgetful] = weakref.WeakSet()
 def forget_after_fork(owner: _Forgetful) -> None:
     """Call `owner.forget()` in every process forked from this one while `owner` lives.
 
-    At the fork another thread may hold the owner's locks, and the helpers at the other ends of its pipes belong to the
-    parent.
+    During the fork, another thread may hold the owner's locks; and the processes at the other ends of its pipes belong
+    to the parent.
     """
     _forgetful.add(owner)
 

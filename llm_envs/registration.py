@@ -114,7 +114,7 @@ def installed_entry_points(group: str) -> list[EntryPoint]:
     """Return the group's entry points of all distributions, skipping unreadable ones with a warning."""
     try:
         return list(entry_points(group=group))
-    except Exception:  # one broken file stops the whole search: look at each distribution separately
+    except Exception:  # one broken file stops the whole search, so read each distribution separately
         return _entry_points_one_by_one(group)
 
 
@@ -123,7 +123,7 @@ def _entry_points_one_by_one(group: str) -> list[EntryPoint]:
     seen: set[str] = set()
     for distribution in distributions():
         name = _name(distribution)
-        if name in seen:  # an earlier path hides it
+        if name in seen:  # a distribution earlier in `sys.path` hides it
             continue
         seen.add(name)
         try:

@@ -1,10 +1,11 @@
-"""A language model small enough to train on a laptop's CPU, made on the spot: for tests, the demo and examples.
+"""Create a language model that is small enough to train on a laptop's CPU, for tests, the demo and examples.
 
-A byte-level BPE tokenizer (any text, nothing unknown; digits stay single tokens), a Qwen-style chat template with
-tools, and a Llama model with random weights. `save_pretrained` of both gives a folder that transformers and vLLM load.
+It consists of a byte-level BPE tokenizer (it encodes any text, and digits stay single tokens), a Qwen-style chat
+template with tools, and a Llama model with random weights. `save_pretrained` of both writes a folder that transformers
+and vLLM can load.
 
-(Not a Qwen2 model: for that type `AutoTokenizer` replaces the saved tokenizer by its own class, whose splitting of
-words differs.)
+(It is not a Qwen2 model: for that type `AutoTokenizer` replaces the saved tokenizer by its own class, which splits
+words differently.)
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["CHAT_TEMPLATE", "tiny_model", "tiny_tokenizer"]
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-# As in Qwen's own vocabulary these are single tokens, yet not special: they are part of the text.
+# As in Qwen's vocabulary, these are single tokens but not special ones: they are part of the text.
 MARKUP_TOKENS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
 
 CHAT_TEMPLATE = """\
@@ -68,12 +69,12 @@ def tiny_tokenizer(
     """Make a byte-level BPE tokenizer with a Qwen-style chat template.
 
     Args:
-        texts: Texts to learn the merges from. Without any, every byte is one token.
-        vocab_size: Size to stop at, special tokens included; at least 265.
-        max_token_length: Longest token in bytes; None sets no limit.
+        texts: Texts from which the merges are learned. Without texts, every byte is a token.
+        vocab_size: Maximum size of the vocabulary, special tokens included; at least 265.
+        max_token_length: Longest token in bytes; None means no limit.
 
     Returns:
-        A fast tokenizer; `<|im_end|>` is its end-of-turn token, `<|endoftext|>` pads.
+        A fast tokenizer; `<|im_end|>` is its end-of-turn token, `<|endoftext|>` its pad token.
     """
     try:
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -82,7 +83,7 @@ def tiny_tokenizer(
         raise MissingExtraError("tiny_tokenizer needs transformers: pip install 'llm-envs[train]'.") from error
 
     tokenizer = Tokenizer(models.BPE())
-    # Whole texts are merged (no splitting into words), so that a constant prompt collapses into few tokens.
+    # Merges may span words, so a constant prompt becomes a few tokens.
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Digits(individual_digits=True),
@@ -119,10 +120,11 @@ def tiny_model(
     """Make a Llama model with random weights for `tokenizer`, in float32 on the CPU.
 
     Args:
-        tokenizer: Gives the vocabulary size and the ids of the end-of-turn and pad tokens.
+        tokenizer: Determines the vocabulary size and the ids of the end-of-turn and pad tokens.
         hidden_size: Width; the feed-forward layers are twice as wide.
         n_layers: Number of blocks.
-        n_heads: Attention heads; half as many key-value heads. (vLLM on a CPU wants 32 dimensions a head, or more.)
+        n_heads: Attention heads; there are half as many key-value heads. (vLLM on a CPU needs at least 32 dimensions
+            per head.)
         max_length: Context in tokens.
         seed: Seed of the weights.
     """
@@ -140,7 +142,7 @@ def tiny_model(
         num_attention_heads=n_heads,
         num_key_value_heads=n_heads // 2,
         max_position_embeddings=max_length,
-        attention_bias=True,  # as Qwen2 has; without it some seeds learn to copy digits late or never
+        attention_bias=True,  # as in Qwen2; without it, some seeds learn to copy digits late or never
         tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,

@@ -222,9 +222,9 @@ class ChatCodec:
     def _expected_specials(self, messages: Sequence[Message], tools: Sequence[Schema]) -> list[int]:
         """Return the special tokens of a prompt whose texts are replaced by placeholders."""
         has_turns = any(message.role == "assistant" for message in messages)
-        said = [(m.role, m.metadata.get("name"), not m.content or m.content.isspace()) for m in messages]
+        shape = [(m.role, m.metadata.get("name"), not m.content or m.content.isspace()) for m in messages]
         # Earlier turns keep the markup that they wrote, so their special tokens depend on their texts: no cache key.
-        key = None if has_turns else (tuple(said), json.dumps([dict(tool) for tool in tools], sort_keys=True))
+        key = None if has_turns else (tuple(shape), json.dumps([dict(tool) for tool in tools], sort_keys=True))
         if key is not None and key in self._prompt_specials:
             return self._prompt_specials[key]
         masked = Masked()
@@ -365,16 +365,16 @@ class ChatCodec:
             # Some templates have no place for text or thinking beside a call; keep the call.
             for form in (structured_reply(parsed, text), Message("assistant", parsed.content, parsed.tool_calls)):
                 words = self._rendered_reply(form)
-                if words is not None and _says(words, [call.name for call in parsed.tool_calls]):
+                if words is not None and _contains_in_order(words, [call.name for call in parsed.tool_calls]):
                     return words
             if len(parsed.tool_calls) > 1:
                 return self._several_calls(parsed)
         versions = [(Message("assistant", text), [text])]
         if parsed.thinking and not parsed.problems:
             versions.insert(0, (structured_reply(parsed, text), [parsed.thinking, parsed.content]))
-        for version, said in versions:
+        for version, parts in versions:
             words = self._rendered_reply(version)
-            if words is not None and _says(words, said):
+            if words is not None and _contains_in_order(words, parts):
                 return words
         if not self.template.opens_thinking:
             return text
@@ -429,7 +429,7 @@ class ChatCodec:
         return [*self._closing_ids[:-1], self.end_of_turn_id]
 
 
-def _says(words: str, parts: Sequence[str]) -> bool:
+def _contains_in_order(words: str, parts: Sequence[str]) -> bool:
     """Return whether a text contains all parts, in this order."""
     position = 0
     for part in parts:

@@ -146,7 +146,7 @@ def check_extras(message: Message) -> None:
     """Check that a message's fields besides its text are strict JSON, so that the episode can be recorded.
 
     Raises:
-        TypeError: If a tool call or the metadata has a value that JSON does not know.
+        TypeError: If a tool call or the metadata has a value that JSON cannot represent.
         ValueError: If it has a number that is NaN or infinite.
     """
     if message.tool_calls or message.metadata or message.tool_call_id is not None:
@@ -167,7 +167,7 @@ def render_reply(reply: Message) -> str:
 def with_call_ids(messages: Sequence[Message], reply: Message | None) -> tuple[Message, ...]:
     """Give the tool results among `messages` the ids of the calls in `reply`, in order, if they have none.
 
-    The environment parses calls from text and never sees the ids of a chat API, but the API wants them back.
+    The environment parses calls from text and never sees the ids of a chat API, but the API requires them.
     """
     ids = iter([call.id for call in reply.tool_calls] if reply is not None else [])
     out = []

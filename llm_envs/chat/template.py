@@ -42,7 +42,7 @@ _TOOL: Schema = {
         "parameters": {"type": "object", "properties": {"x": {"type": "string"}}, "required": ["x"]},
     },
 }
-_CALL = ToolCall(_NAME, {"x": _WORD}, "qz0000000")  # Mistral wants ids of nine characters
+_CALL = ToolCall(_NAME, {"x": _WORD}, "qz0000000")  # Mistral requires ids of nine characters
 _TOOL_PROMPT = """\
 You may call tools. Their signatures, as JSON Schemas, one a line:
 <tools>

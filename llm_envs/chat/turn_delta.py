@@ -35,7 +35,7 @@ _MAX_SHAPES = 256  # Invented tool names give ever new shapes; the oldest ones a
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The part before all turns. A template may make its output depend on the system prompt and the tools."""
+    """The part before all turns. A template's output may depend on the system prompt and the tools."""
 
     messages: tuple[Message, ...] = (ASK,)
     tools: tuple[Mapping[str, Any], ...] = ()
@@ -115,10 +115,10 @@ class TurnShapes:
         start = start or Start()
         if any(m.role == "assistant" or m.tool_calls or m.metadata.keys() - {"name"} for m in messages):
             return self._find(messages, generation_prompt, start, is_kept=False)  # the shape does not determine these
-        said = tuple(
+        probed = tuple(
             (m.role, m.tool_call_id, m.metadata.get("name"), not m.content or m.content.isspace()) for m in messages
         )
-        key = (said, generation_prompt, start.key)
+        key = (probed, generation_prompt, start.key)
         shape = self._shapes.get(key)
         if shape is None:
             shape = self._shapes[key] = self._find(messages, generation_prompt, start)
@@ -130,14 +130,14 @@ class TurnShapes:
         self, messages: tuple[Message, ...], generation_prompt: bool, start: Start, *, is_kept: bool = True
     ) -> TurnShape:
         harmless = [replace(m, content=WORD if m.content.strip() else m.content) for m in messages]
-        before, alone = self._turn_before(harmless, generation_prompt, start)
+        before, ending = self._turn_before(harmless, generation_prompt, start)
         is_all_shown = self._follow([*start.messages, before], harmless, start)
         if not is_all_shown:  # the template drops or refuses these roles after a turn
             harmless = as_users(harmless)
-            before, alone = self._turn_before(harmless, generation_prompt, start)
+            before, ending = self._turn_before(harmless, generation_prompt, start)
         conversation = [*start.messages, before, *harmless]
         followed = _behind(self.template.render(conversation, start.tools, generation_prompt=generation_prompt))
-        shape = self._find_closing(alone, followed, calls=bool(before.tool_calls))
+        shape = self._find_closing(ending, followed, calls=bool(before.tool_calls))
         shape = replace(shape, before=before, as_users=not is_all_shown, start=start)
         text = self.following(harmless, shape, generation_prompt)
         shape = replace(shape, specials=self.text.specials(self.text.encode(text, shape.anchor)))
@@ -166,13 +166,13 @@ class TurnShapes:
                 continue
         return turns[-1], _behind(self.template.render([*begun, turns[-1]], tools, generation_prompt=False))
 
-    def _find_closing(self, alone: str, followed: str, *, calls: bool) -> TurnShape:
+    def _find_closing(self, ending: str, followed: str, *, calls: bool) -> TurnShape:
         """Compare the end of a last turn with that of a turn with messages after it: the common part closes it."""
-        ends, goes_on = self.text.pieces(alone), self.text.pieces(followed)
+        ends, continued = self.text.pieces(ending), self.text.pieces(followed)
         special = [self.text.marked_special.__contains__(piece) for piece in ends]
-        n_common = common_length(ends, goes_on)
+        n_common = common_length(ends, continued)
         if not any(special) or (calls and not self._closes_answers()):
-            return self._closed_by_next_role(followed, ends, goes_on, n_common)
+            return self._closed_by_next_role(followed, ends, continued, n_common)
         last = max(i for i, is_special in enumerate(special) if is_special)
         common = [i for i in range(n_common) if special[i]]
         if last < n_common or (common and not calls):
@@ -180,21 +180,21 @@ class TurnShapes:
             closing = ends[at : at + 1] if calls else ends[: at + 1]
             own_end = ends[at]
         else:  # the template closes a last turn with a different token (GPT-OSS)
-            at = next(i for i, p in enumerate(goes_on) if i >= n_common and p in self.text.marked_special)
-            closing, own_end = goes_on[at : at + 1], ends[last if calls else special.index(True)]
+            at = next(i for i, p in enumerate(continued) if i >= n_common and p in self.text.marked_special)
+            closing, own_end = continued[at : at + 1], ends[last if calls else special.index(True)]
         return TurnShape(
-            skip=len("".join(goes_on[: at + 1])),
-            anchor=goes_on[at],
+            skip=len("".join(continued[: at + 1])),
+            anchor=continued[at],
             closing_ids=tuple(self.text.encode("".join(closing)).tolist()),
             own_end=self.text.id_of(own_end),
         )
 
-    def _closed_by_next_role(self, followed: str, ends: list[str], goes_on: list[str], n_common: int) -> TurnShape:
+    def _closed_by_next_role(self, followed: str, ends: list[str], continued: list[str], n_common: int) -> TurnShape:
         """Return the shape for a template without an end-of-turn token: the next role's token ends the turn."""
-        for at, piece in enumerate(goes_on):
+        for at, piece in enumerate(continued):
             if at >= min(n_common, len(ends)) and piece in self.text.marked_special:
                 return TurnShape(
-                    skip=len("".join(goes_on[: at + 1])),
+                    skip=len("".join(continued[: at + 1])),
                     anchor=piece,
                     closing_ids=(self.text.id_of(piece),),
                     own_end=self.text.id_of(piece),
@@ -232,10 +232,10 @@ class TurnShapes:
         if any(not message.content.strip() for message in messages):
             return None
         words = [f"{WORD}{i}" for i in range(len(messages))]
-        said = _saying(messages, _PROBES[0], words)
-        rest = self.following(said, shape, generation_prompt)
+        probed = _with_contents(messages, _PROBES[0], words)
+        rest = self.following(probed, shape, generation_prompt)
         pieces = []
-        for message in said:
+        for message in probed:
             for name, treat in _TREATMENTS.items():
                 before, found, after = rest.partition(treat(message.content))
                 if found:
@@ -245,21 +245,21 @@ class TurnShapes:
             else:
                 return None
         filled = replace(shape, pieces=(*pieces, (rest, "")))
-        for probe in _PROBES:  # if the template looks at the content, the text must be rendered every time
-            said = _saying(messages, probe, words)
-            if filled.fill(said) != self.following(said, shape, generation_prompt):
+        for probe in _PROBES:  # if the output depends on the content, the text must be rendered every time
+            probed = _with_contents(messages, probe, words)
+            if filled.fill(probed) != self.following(probed, shape, generation_prompt):
                 return None
         return filled.pieces
 
     def _structure(self) -> str:
         """Return a text with every token that the template itself writes around messages."""
-        said = [Message("system", WORD), ASK, Message("assistant", WORD), Message("user", WORD)]
-        texts = [self.template.render(said)]
+        conversation = [Message("system", WORD), ASK, Message("assistant", WORD), Message("user", WORD)]
+        texts = [self.template.render(conversation)]
         if self.template.traits.tool_role:
-            heard = [Message("tool", WORD, tool_call_id="qz0000000", metadata={"name": "look_up"})]
-            turn, alone = self._turn_before(heard, True, Start())
-            followed = _behind(self.template.render([ASK, turn, *heard]))
-            texts.append(followed[common_length(alone, followed) :])
+            results = [Message("tool", WORD, tool_call_id="qz0000000", metadata={"name": "look_up"})]
+            turn, ending = self._turn_before(results, True, Start())
+            followed = _behind(self.template.render([ASK, turn, *results]))
+            texts.append(followed[common_length(ending, followed) :])
         return "".join(texts)
 
     def _follow(self, begun: Sequence[Message], messages: Sequence[Message], start: Start) -> bool:
@@ -334,7 +334,7 @@ def as_users(messages: Sequence[Message], *, keep_first: bool = False) -> list[M
     ]
 
 
-def _saying(messages: Sequence[Message], probe: str, words: Sequence[str]) -> list[Message]:
+def _with_contents(messages: Sequence[Message], probe: str, words: Sequence[str]) -> list[Message]:
     return [replace(message, content=probe.format(word)) for message, word in zip(messages, words, strict=True)]
 
 

@@ -329,9 +329,9 @@ def _preference(chosen: Trajectory, rejected: Trajectory) -> dict[str, Any]:
 def _preference_messages(chosen: Trajectory, rejected: Trajectory) -> dict[str, Any]:
     """Return a pair in the conversational form of TRL's data sets."""
     conversations = [[{"role": m.role, "content": m.content} for m in t.messages] for t in (chosen, rejected)]
-    start = _first_said(chosen)
+    start = _first_reply(chosen)
     completions = [
-        conversation[_first_said(t) :] for conversation, t in zip(conversations, (chosen, rejected), strict=True)
+        conversation[_first_reply(t) :] for conversation, t in zip(conversations, (chosen, rejected), strict=True)
     ]
     for completion in completions:
         while completion and completion[-1]["role"] != "assistant":
@@ -340,10 +340,10 @@ def _preference_messages(chosen: Trajectory, rejected: Trajectory) -> dict[str, 
     return {"prompt": conversations[0][:start], "chosen": completions[0], "rejected": completions[1]} | tools
 
 
-def _first_said(trajectory: Trajectory) -> int:
+def _first_reply(trajectory: Trajectory) -> int:
     """Return the index of the agent's first message; before it, the environment may have written as an assistant."""
-    said = [index for index, message in enumerate(trajectory.messages) if message.role == "assistant"]
-    return said[-len(trajectory.turns)]
+    replies = [index for index, message in enumerate(trajectory.messages) if message.role == "assistant"]
+    return replies[-len(trajectory.turns)]
 
 
 def _only_row(trajectory: Trajectory) -> Row:

@@ -47,7 +47,7 @@ OLD_LOG_NAME = "trajectories.jsonl"
 """The only log of a folder of version 1: part 0."""
 
 _PART = re.compile(r"(?:log-(\d{5,})\.jsonl|shard-(\d{5,})\.parquet)")
-_SALVAGE = "The trajectories may be whole: read_trajectories reads a single .jsonl or .parquet file of the folder."
+_SALVAGE = "The trajectories may be intact: read_trajectories reads a single .jsonl or .parquet file of the folder."
 
 
 @dataclass(frozen=True, slots=True)

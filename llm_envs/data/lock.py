@@ -23,7 +23,7 @@ process must be detected here. A forked child finds its parent's id and asks the
 
 
 class FolderLock:
-    """Holds a folder for this process until it is released or the process ends, however it ends.
+    """Holds a folder for this process until it is released or the process ends in any way.
 
     It is a record lock, which belongs only to the process: unlike with `flock`, a child that outlives a killed process
     does not keep the folder.
@@ -44,7 +44,7 @@ class FolderLock:
             descriptor = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as error:
             raise StoreError(
-                f"{folder / LOCK_NAME} cannot be opened ({error.strerror}). Remove what is there; it holds nothing."
+                f"{folder / LOCK_NAME} cannot be opened ({error.strerror}). Remove it; it contains no data."
             ) from error
         try:
             _lock(descriptor, folder)

@@ -1,6 +1,6 @@
 """The append log: one line of JSON per trajectory, handed to the operating system at once.
 
-Invariant: the log is complete lines, and at most one torn line at its end. A failed write is undone.
+Invariant: the log has complete lines, and at most one torn line at its end. A failed write is undone.
 """
 
 from __future__ import annotations

@@ -122,9 +122,9 @@ def _read_tables(path: Path, columns: list[str] | None, expected: int | None) ->
 
 
 def _damaged(path: Path, error: Exception) -> StoreError:
-    said = " ".join(str(error).split())
+    reason = " ".join(str(error).split())
     return StoreError(
-        f"{path} is damaged ({type(error).__name__}: {said}). The run's other files can be read one by one with "
+        f"{path} is damaged ({type(error).__name__}: {reason}). The run's other files can be read one by one with "
         "read_trajectories(FILE)."
     )
 

@@ -279,8 +279,8 @@ def check_folder(path: str | Path, settings: Mapping[str, Any], *, resume: bool 
     given = _as_json(settings)
     differing = sorted(key for key in {*stored, *given} if stored.get(key) != given.get(key))
     if differing:
-        said = ", ".join(f"{key}: {_said(stored, key)} there, {_said(given, key)} here" for key in differing)
-        raise StoreError(f"{folder} holds another run ({said}): choose another folder or the same settings.")
+        differences = ", ".join(f"{key}: {_shown(stored, key)} there, {_shown(given, key)} here" for key in differing)
+        raise StoreError(f"{folder} holds another run ({differences}): choose another folder or the same settings.")
 
 
 def read_run(path: str | Path) -> StoredRun:
@@ -351,7 +351,7 @@ def _as_json(settings: Mapping[str, Any]) -> dict[str, Any]:
     return taken
 
 
-def _said(settings: Mapping[str, Any], key: str) -> str:
+def _shown(settings: Mapping[str, Any], key: str) -> str:
     return repr(settings[key]) if key in settings else "not set"
 
 
@@ -366,14 +366,14 @@ def _parts(path: Path) -> list[Part]:
 
 def _read(parts: Sequence[Part]) -> Iterator[Trajectory]:
     """Read the parts, without errored trajectories that were replayed later."""
-    left_out = _played_anew(parts)
+    left_out = _replayed_later(parts)
     trajectories = (trajectory for part in parts for trajectory in _read_part(part))
     for place, trajectory in enumerate(trajectories):
         if place not in left_out:
             yield trajectory
 
 
-def _played_anew(parts: Sequence[Part]) -> set[int]:
+def _replayed_later(parts: Sequence[Part]) -> set[int]:
     """Return the indices, over all parts, of errored trajectories with a later record of the same episode."""
     if not any(_may_have_errored(part) for part in parts):
         return set()

@@ -1,4 +1,4 @@
-"""Compare two players on the same problems: the difference with an interval, and wins and losses by problem."""
+"""Compare two policies on the same problems: the difference with an interval, and wins and losses by problem."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ __all__ = ["Comparison", "Difference", "TaskComparison", "check_comparable", "co
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The means of two players over the same problems, and the difference."""
+    """The means of two policies over the same problems, and the difference."""
 
     this: float
     that: float
     value: float
-    """this - that; above 0 this player is better. The mean of the differences of the problems."""
+    """this - that; above 0 this policy is better. The mean of the differences of the problems."""
     error: float
     """Standard error of the paired difference."""
     interval: Interval
-    """Analytic. For success with Bonett and Price's adjustment (`statistics.paired_interval`): it adds one problem with
-    the smallest difference that the samples can show and one with its opposite; the difference is 1 if no problem
-    differs."""
+    """The analytic interval. For success it has Bonett and Price's adjustment (`statistics.paired_interval`), which
+    adds two problems: one with the smallest difference that the samples can show, and one with its opposite. If no
+    problem differs, that difference is 1."""
     bootstrap: Interval
     """By resampling problems."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskComparison:
-    """Two players on one task."""
+    """Two policies on one task."""
 
     name: str
     n_problems: int
@@ -57,7 +57,7 @@ class TaskComparison:
     success: Difference
     reward: Difference
     wins: int
-    """Problems of which this player solves a larger share of its samples."""
+    """Problems that this policy solves in a larger share of its samples."""
     losses: int
     ties: int
     both: int
@@ -66,7 +66,7 @@ class TaskComparison:
     only_that: int
     neither: int
     p_value: float
-    """Of the sign test on wins and losses; with one sample per problem, McNemar's exact test."""
+    """p-value of the sign test on wins and losses; with one sample per problem this is McNemar's exact test."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ def compare(
         this: The evaluation of interest.
         that: The evaluation to compare it with.
         names: Their names.
-        confidence: Of the intervals.
+        confidence: Confidence of the intervals.
 
     Raises:
         InvalidConfigError: If their tasks, a task's arguments, or the problems differ.
@@ -114,10 +114,10 @@ def compare(
 
 
 def check_comparable(suite: Suite, that: Results, *, names: tuple[str, str] = ("this", "that")) -> None:
-    """Refuse to compare a suite that has not been played yet with results of other tasks or problems.
+    """Check, before a suite is played, that its results can be compared with the given ones.
 
     Raises:
-        InvalidConfigError: As `compare` would later.
+        InvalidConfigError: In the same cases as `compare` after the evaluation.
     """
     source, seeds, place = SuiteSource(suite), {}, 0
     for entry in suite.entries:
@@ -201,13 +201,13 @@ def _seeds(results: Results) -> Seeds:
 def _check_same(ours: Seeds, theirs: Seeds, names: tuple[str, str]) -> None:
     only = [[key for key in one if key not in other] for one, other in ((ours, theirs), (theirs, ours))]
     if any(only):
-        said = [
+        differences = [
             f"only {name} has {', '.join(f'{key[0]} {key[1]}' for key in keys[:3])}{', ...' if keys[3:] else ''}"
             for name, keys in zip(names, only, strict=True)
             if keys
         ]
         raise InvalidConfigError(
-            f"the evaluations have different tasks or arguments: {'; '.join(said)}. Evaluate both on the same."
+            f"the evaluations have different tasks or arguments: {'; '.join(differences)}. Evaluate both on the same."
         )
     for key, (label, seeds) in ours.items():
         others = theirs[key][1]

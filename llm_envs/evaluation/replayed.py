@@ -33,8 +33,8 @@ def replay(
         path: The folder of an evaluation, or of any collected run.
         suite: Names the tasks and sets each one's k; None uses the names and k of the run's own evaluation.
         k: Largest k of pass@k and pass^k of every task; None takes the evaluation's, or the number of samples.
-        confidence: Of all intervals.
-        allow_partial: Whether to score a run that lacks episodes by those that it has.
+        confidence: Confidence of all intervals.
+        allow_partial: Whether to score an incomplete run by the episodes that it has.
 
     Raises:
         InvalidConfigError: If the run is missing, empty, damaged or incomplete, or k is above its samples.
@@ -123,6 +123,6 @@ def _stored(folder: Path) -> Results | None:
 
 def _half_written(folder: Path, why: str) -> str:
     return (
-        f"{folder} is half-written: {why}. Finish it with --resume, or score what is there with --partial "
+        f"{folder} is half-written: {why}. Finish it with --resume, or score the finished episodes with --partial "
         "(allow_partial=True)."
     )

@@ -74,20 +74,20 @@ class TaskResult:
     stop_reasons: Mapping[str, int]
     """Counts over all episodes."""
     errors: Mapping[str, int]
-    """`where: kind` -> number of episodes that it left without a score."""
+    """`where: kind` -> number of episodes without a score because of this error."""
     malformed_turns: float
     """Share of malformed turns; NaN if the task does not report them."""
     malformed_episodes: float
     """Share of episodes with such a turn."""
     truncated: float
-    """Share of episodes that a limit cut, the task's or the collector's."""
+    """Share of episodes cut by a limit of the task or the collector."""
     turns: float
     tokens: float
     """Mean tokens of all rows; 0 without token rows."""
     sampled_tokens: float
     """Mean tokens that the policy wrote."""
     seconds: float
-    """Mean wall time of an episode, with the other episodes running at the same time."""
+    """Mean wall time of an episode while the other episodes were running."""
     problems: tuple[Problem, ...] = field(repr=False)
 
     @property
@@ -122,7 +122,7 @@ class Results:
     by_difficulty: Mapping[str, Measure]
     """Level -> mean success of the tasks at this level; tasks without a level count as "default"."""
     settings: Mapping[str, Any]
-    """Everything that decides which episodes are played and how: tasks, seed, samples, sampling, limits, player."""
+    """Everything that decides which episodes are played and how: tasks, seed, samples, sampling, limits, policy."""
     versions: Mapping[str, str]
     """Versions of this package and its dependencies when the scores were computed."""
     played_with: Mapping[str, str] = field(default_factory=dict)

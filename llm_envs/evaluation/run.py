@@ -1,4 +1,4 @@
-"""Measure a policy: success with its interval, reward, how episodes ended.
+"""Measure a policy: its success with an interval, its reward, and the reasons why episodes ended.
 
 `evaluate` plays one environment or a mixture and keeps every trajectory. `evaluate_suite` plays tasks separately and
 keeps only a few numbers per episode, in a folder if requested. `replay` scores a folder's episodes without a policy.
@@ -58,7 +58,7 @@ class Evaluation:
     success_rate: float
     """`successes / n`; NaN if nothing was scored."""
     interval: Interval
-    """Of the success rate, by problem; with one sample per problem, Wilson's."""
+    """Interval of the success rate, by problem; with one sample per problem, Wilson's."""
     mean_reward: float
     """NaN if nothing was scored."""
     reward_interval: Interval
@@ -70,7 +70,7 @@ class Evaluation:
     """Episodes that never began, for example because the first prompt does not fit."""
     mean_turns: float
     confidence: float
-    """Of both intervals."""
+    """Confidence of both intervals."""
     pass_at: Mapping[int, float]
     """k -> unbiased estimate that at least one of k samples of a problem succeeds, for 1, 2, 4, ... and all samples."""
     pass_hat: Mapping[int, float]
@@ -150,7 +150,7 @@ def evaluate(
         split: Passed to the environment; None for an environment without splits, or if `env_kwargs` has it.
         seed: Decides which problems are played: equal seeds compare policies on equal problems.
         env_kwargs: Further arguments of the environment, such as `difficulty`.
-        confidence: Of the intervals.
+        confidence: Confidence of the intervals.
         **settings: All other arguments of `Collector`: `sampling`, `limits`, `max_concurrency`, `progress`, ...
 
     Returns:
@@ -206,7 +206,7 @@ def evaluate_suite(
         resume: Continue the evaluation in the folder: play missing episodes, and replay failed ones. A task may have
             more problems than before (`n`), and another k within its samples.
         codec: Messages to token ids, for a token policy.
-        confidence: Of all intervals.
+        confidence: Confidence of all intervals.
         settings: Further settings that decide the episodes, such as a model's name, as JSON types; stored in the
             results.
         show: Shows progress, for example `progress.live_progress`.
@@ -221,10 +221,10 @@ def evaluate_suite(
     """
     source, own = SuiteSource(suite), suite_settings(suite, **dict(settings or {}))
     collector = {"progress": False, "codec": codec} | collector | {"seed": suite.seed}
-    player = {"policy": type(policy).__name__}
+    policy_name = {"policy": type(policy).__name__}
     if out is not None:
         if resume:
-            extend_run(out, suite, run_settings(source, group_size=suite.samples, **collector) | player | own)
+            extend_run(out, suite, run_settings(source, group_size=suite.samples, **collector) | policy_name | own)
         collect_run(
             source,
             policy,
@@ -263,10 +263,10 @@ def _played_in_memory(
     board = Scoreboard(suite.names)
     groups = (group_specs(source.spec(index), suite.samples) for index in range(len(source)))
     with (
-        Collector(source, policy, on_trajectory=board.add, **collector) as player,
-        watched(player, suite.n_episodes, 0, show, logger, log_every_s),
+        Collector(source, policy, on_trajectory=board.add, **collector) as active,
+        watched(active, suite.n_episodes, 0, show, logger, log_every_s),
     ):
-        player.play_each(groups, n_episodes=suite.n_episodes)
+        active.play_each(groups, n_episodes=suite.n_episodes)
     record = run_settings(source, group_size=suite.samples, **collector) | {"policy": type(policy).__name__} | dict(own)
     results = results_of(board, record, {entry.label: entry.k for entry in suite.entries}, confidence)
     return replace(results, played_with=results.versions, thresholds=asked_thresholds(suite))

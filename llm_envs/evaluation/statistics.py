@@ -69,7 +69,7 @@ def wilson_interval(successes: int, n: int, confidence: float = 0.95) -> Interva
 
 
 def rate_interval(rate: float, n: float, quantile: float) -> Interval:
-    """Return Wilson's interval of a rate known as precisely as from `n` independent trials; (0, 1) for n = 0.
+    """Return Wilson's interval of a rate with the precision of `n` independent trials; (0, 1) for n = 0.
 
     Args:
         rate: In [0, 1].
@@ -277,7 +277,7 @@ def percentile_interval(draws: npt.NDArray[np.float64], confidence: float = 0.95
     return Interval(float(low), float(high))
 
 
-# --- two players on the same problems ---------------------------------------------------------------------------------
+# --- two policies on the same problems --------------------------------------------------------------------------------
 
 
 def paired_interval(
@@ -286,7 +286,7 @@ def paired_interval(
     """Return the mean of the differences by problem, its standard error, and m' ± t error.
 
     Args:
-        differences: One per problem: the mean of one player's samples minus that of the other's.
+        differences: One per problem: the mean of one policy's samples minus that of the other's.
         confidence: Of the interval.
         smallest: For rates, the smallest difference that a problem can show: 1 with one sample per problem, 1/k with k.
             The interval is then computed with two more problems, one that differs by this and one by its opposite,

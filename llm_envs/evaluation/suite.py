@@ -41,7 +41,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """Requirements of a task; None requires nothing. Compared with the measured value, not with an interval's end."""
+    """Requirements of a task; None requires nothing. They apply to the measured value, not to an interval's end."""
 
     min_success: float | None = None
     min_reward: float | None = None

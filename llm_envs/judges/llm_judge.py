@@ -2,9 +2,9 @@
 
 1. If a judge fails (no verdict, a timeout, a lost server), the result is *unscored*: `JudgeError` for one trajectory,
    None in a batch. It is never 0.
-2. The judged text cannot speak for the judge. It is shown between lines that it cannot contain (they have a hash of
-   it), and tags of a verdict in it are defused. A verdict is read only from the judge's own reply, which must have
-   exactly one, at its end. (A text may still persuade a judge; that is up to the judge.)
+2. The judged text cannot forge a verdict. It is shown between lines that it cannot contain (they have a hash of it),
+   and verdict tags in it are made harmless. A verdict is read only from the judge's own reply, which must have exactly
+   one, at its end. (A text may still persuade a judge; this module cannot prevent that.)
 3. The agent's last message is judged, without its thinking. If the agent wrote nothing, it gets the worst score on
    every point, without a request.
 4. Equal questions are asked once. Verdicts are cached, failures are not.
@@ -51,7 +51,7 @@ End with the verdict and write nothing after it, in this form:
 _VERDICT = re.compile(r"<verdict>(.*?)</verdict>", re.DOTALL)
 _TAG = re.compile(r"<(?=\s*/?\s*verdict)", re.IGNORECASE)
 _MAX_CHARACTERS = 100_000
-"""Longest text to judge; a longer reply counts as a failed judgement, because a part of it would be another reply."""
+"""Longest text to judge. A longer one is a failed judgement, because judging only a part of it would be wrong."""
 _RETRY_TEMPERATURE = 0.7
 """Temperature of retries: a greedy judge without a verdict would fail again."""
 
@@ -114,8 +114,8 @@ def parse_verdict(
         high: The best number; becomes 1.
 
     Raises:
-        JudgeError: If the text has not exactly one verdict outside thinking, at the end, as a JSON object with exactly
-            these names, or if a number is missing or outside [low, high].
+        JudgeError: If the text does not end with its only verdict outside thinking, a JSON object with exactly these
+            names; or if a number is missing or outside [low, high].
     """
     said = parse_reply(text)
     content = said.content
@@ -290,7 +290,7 @@ class LLMJudge:
                     text = await self._ask(messages, attempt)
                 verdict = self._parse(text)
             except (InvalidConfigError, MissingExtraError):
-                raise  # a retry would not help, and every trajectory would silently be unscored
+                raise  # a retry would not help, and all trajectories would silently become unscored
             except TimeoutError:
                 last = f"it took longer than timeout_s={self.timeout_s:g} s"
             except Exception as error:

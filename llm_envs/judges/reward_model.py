@@ -37,8 +37,8 @@ class RewardModel:
             plain text.
         scorer: B sequences of ids -> B scores: `torch_scorer(model)`, or any other.
         batch_size: Sequences scored at once; they are sorted by length.
-        max_length: Longest sequence in tokens. A longer one is unscored, because a part would be another conversation.
-            None means no limit.
+        max_length: Longest sequence in tokens. A longer one is unscored, because scoring only a part of it would be
+            wrong. None means no limit.
         messages_fn: Selects the messages of an episode to judge; None: everything up to the agent's last message.
         cache_size: Number of cached scores, by the ids.
         name: Name of the part.
@@ -187,7 +187,7 @@ _SAMPLE = (Message("user", "a"), Message("assistant", "b"))
 
 
 def conversation_of(trajectory: Trajectory) -> tuple[Message, ...]:
-    """Return the messages of an episode up to the agent's last one; later ones are not its doing."""
+    """Return the messages of an episode up to the agent's last one, because the agent did not cause later ones."""
     own = own_messages(trajectory)
     if not own:
         raise JudgeError("the agent wrote nothing.")

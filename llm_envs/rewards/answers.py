@@ -214,7 +214,7 @@ def keyword_share(text: str, keywords: Sequence[str], *, max_words: int = MAX_WO
     words = split_words(text[:MAX_CHARACTERS])
     if len(words) > max_words:
         return 0.0
-    return sum(_stands_in(keyword, words) for keyword in keywords) / len(keywords)
+    return sum(_has_words(keyword, words) for keyword in keywords) / len(keywords)
 
 
 def contains_all(text: str, parts: str | Sequence[str], *, max_words: int = MAX_WORDS) -> float:
@@ -226,10 +226,10 @@ def has_any(text: str, parts: str | Sequence[str]) -> float:
     """Return 1.0 if the text contains any of the parts as whole words, else 0.0. For forbidden words."""
     listed = [parts] if isinstance(parts, str) else parts
     words = split_words(text)
-    return float(any(_stands_in(part, words) for part in listed))
+    return float(any(_has_words(part, words) for part in listed))
 
 
-def _stands_in(part: str, words: Sequence[str]) -> bool:
+def _has_words(part: str, words: Sequence[str]) -> bool:
     wanted = split_words(part)
     if not wanted:
         raise InvalidConfigError(f"{normal(part)!r} contains no word.")

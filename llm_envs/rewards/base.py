@@ -190,7 +190,7 @@ def _lifted(
 def _is_copied(reply: ParsedReply, prompts: Sequence[str]) -> bool:
     if _is_echo(reply.answer or reply.content, prompts):
         return True
-    return reply.answer is not None and _stands_in_copy(reply.answer, reply.content, prompts)
+    return reply.answer is not None and _is_inside_copy(reply.answer, reply.content, prompts)
 
 
 def _is_echo(text: str, prompts: Sequence[str]) -> bool:
@@ -201,7 +201,7 @@ def _is_echo(text: str, prompts: Sequence[str]) -> bool:
     )
 
 
-def _stands_in_copy(answer: str, content: str, prompts: Sequence[str]) -> bool:
+def _is_inside_copy(answer: str, content: str, prompts: Sequence[str]) -> bool:
     """Return whether an answer is part of a longer copy: the words before and after it, its tags, are copied too."""
     words, inner = split_words(content), split_words(answer)
     starts = [i for i in range(len(words) - len(inner) + 1) if words[i : i + len(inner)] == inner]
@@ -304,9 +304,8 @@ def _add(scored: Scored, name: str, score: Score, why: str | None) -> Scored:
 
 @dataclass(frozen=True)
 class CombinedReward:
-    """Several reward functions as one vector reward: every part times its weight. Made by `combine_rewards`."""
-
     """Several reward functions as one vector reward, each part times its weight. Made by `combine_rewards`."""
+
     reward_fns: Mapping[str, RewardFn]
     weights: Mapping[str, float]
 

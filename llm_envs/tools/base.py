@@ -5,7 +5,7 @@ of a call is always data: a wrong argument, an exception in the function, a time
 result that the model can read. Only failures of a tool's infrastructure (`PASSED_ON`, for example a sandbox that cannot
 start) are raised: they are not the agent's fault, and the episode is errored.
 
-`toolbox.run_calls` runs the calls of one turn, in parallel where that is allowed.
+`executor.run_calls` runs the calls of one turn, in parallel where that is allowed.
 """
 
 from __future__ import annotations

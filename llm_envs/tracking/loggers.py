@@ -38,7 +38,7 @@ Logger = Callable[[int, Mapping[str, float]], None]
 _INVISIBLE: dict[int, str] = {code: chr(0x2400 + code) for code in range(32) if chr(code) not in "\n\t"} | {
     code: f"[U+{code:04X}]" for code in (*range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A))
 }
-"""Characters that a terminal or browser obeys or drops: control characters, and those that reorder text."""
+"""Characters that change how a terminal or browser shows a text: control characters, and those that reorder text."""
 
 
 def visible_text(text: str) -> str:
@@ -257,8 +257,8 @@ def trajectory_table(trajectories: Iterable[Trajectory], *, width: int = 40) -> 
         success = "-" if t.is_success is None else "yes" if t.is_success else "no"
         reward = f"{t.reward:.3g}" if t.status == "ok" else t.status
         line = [t.env_id, str(t.seed), str(t.member), reward, success, str(len(t.turns)), str(t.n_sampled_tokens)]
-        said = [message.content for message in t.messages if message.role == "assistant"] if t.turns else []
-        words = " ".join(visible_text(said[-1]).split()) if said else ""
+        replies = [message.content for message in t.messages if message.role == "assistant"] if t.turns else []
+        words = " ".join(visible_text(replies[-1]).split()) if replies else ""
         words = words if len(words) <= width else words[: max(width - 1, 0)].rstrip() + "…"
         lines.append([*line, t.stop_reason.value, *([words] if width else [])])
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]

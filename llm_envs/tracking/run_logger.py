@@ -75,7 +75,7 @@ def tracker_logger(
     for name in wanted:
         if name not in TRACKERS:
             raise InvalidConfigError(
-                f"there is no tracker {name!r}: they are {', '.join(TRACKERS)}, several at once, or none alone."
+                f"there is no tracker {name!r}: choose one or several of {', '.join(TRACKERS)}, or only none."
             )
         if name in NEEDS_FOLDER and folder is None:
             raise InvalidConfigError(f"{name} writes into the run's folder: give one (--out DIR, folder=...).")
@@ -124,7 +124,7 @@ class RunLogger:
             try:
                 tracker.close()
             except Exception as error:
-                _say(tracker.name, error, "what it had not written is lost")
+                _warn(tracker.name, error, "what it had not written is lost")
 
     def __enter__(self) -> RunLogger:
         """Return the logger; leaving the block closes it."""
@@ -140,7 +140,7 @@ class RunLogger:
                 act(tracker)
             except Exception as error:
                 self.trackers.remove(tracker)
-                _say(tracker.name, error, "it is disabled, and the run continues")
+                _warn(tracker.name, error, "it is disabled, and the run continues")
                 with contextlib.suppress(Exception):
                     tracker.close()
 
@@ -236,6 +236,6 @@ def log_collection(
             logger.table(max(last, 0), sample.trajectories)
 
 
-def _say(name: str, error: Exception, what: str) -> None:
-    said = " ".join(visible_text(f"{type(error).__name__}: {error}").split())
-    print(f"llm-envs: {name} failed ({said:.300}): {what}.", file=sys.stderr)
+def _warn(name: str, error: Exception, what: str) -> None:
+    message = " ".join(visible_text(f"{type(error).__name__}: {error}").split())
+    print(f"llm-envs: {name} failed ({message:.300}): {what}.", file=sys.stderr)

@@ -16,7 +16,7 @@ __all__ = ["CollectorStats", "nothing_passes"]
 
 @dataclass(slots=True)
 class CollectorStats:
-    """Counts of a collector's work so far. Only the collector updates them.
+    """Counts of a collector's episodes so far. Only the collector updates them.
 
     `running + partials + accepted + dropped == submitted` holds whenever none of the collector's code is running.
     """
@@ -157,6 +157,6 @@ def nothing_passes(few: str, setting: str, group: TrajectoryGroup, stats: Collec
     """
     rewards = ", ".join(f"{t.reward:g}" if t.status == "ok" else t.status for t in group.trajectories[:8])
     return RolloutFailedError(
-        f"{few} passed the filter ({setting}). The rewards of the last one: {rewards}. Check the difficulty against "
-        f"what the model can do, or the filter. All in all: {stats.summary()}"
+        f"{few} passed the filter ({setting}). The rewards of the last one: {rewards}. Check whether the difficulty "
+        f"fits the model, or change the filter. In total: {stats.summary()}"
     )

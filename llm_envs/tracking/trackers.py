@@ -76,7 +76,7 @@ class AccelerateTracker(Tracker):
         self._tracker: Any = None
 
     def _start(self, *arguments: Any, **settings: Any) -> None:
-        with _talking_to_stderr():
+        with _stdout_to_stderr():
             tracker = self._class(*arguments, **settings)
             tracker.start()
             self._tracker = tracker
@@ -89,7 +89,7 @@ class AccelerateTracker(Tracker):
         """End the tracker's run."""
         tracker, self._tracker = self._tracker, None
         if tracker is not None:
-            with _talking_to_stderr():
+            with _stdout_to_stderr():
                 tracker.finish()
 
 
@@ -205,7 +205,7 @@ def _fenced(text: str) -> str:
 
 
 @contextlib.contextmanager
-def _talking_to_stderr() -> Iterator[None]:
+def _stdout_to_stderr() -> Iterator[None]:
     """Redirect a library's output to standard error: standard output may be JSON for another program."""
     with contextlib.redirect_stdout(sys.stderr):
         yield

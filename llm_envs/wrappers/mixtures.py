@@ -160,17 +160,17 @@ class MixtureEnv(_ComposedEnv):
 
 
 class CurriculumEnv(_ComposedEnv):
-    """Plays one task, at the level that its success so far makes most useful.
+    """Plays one task, at a level that depends on the success so far.
 
     register_task("my/Climb-v0", CurriculumEnv, env_id="llm/Countdown-v0")
 
-    The easiest level is played first, the next opens when the last open one is mastered; see `Curriculum`. The level of
-    an episode depends on the episodes before it, so a seed gives the same episode only after the same history.
+    The easiest level is played first; the next one opens when the last open one is mastered (see `Curriculum`). The
+    level of an episode depends on the episodes before it, so a seed gives the same episode only after the same history.
 
     Args:
         env_id: The task's id.
         levels: Some of its levels, the easiest first; None: all, in the order of their declaration.
-        band: A level is mastered above the second number; between the two numbers it is played most.
+        band: (low, high) success. A level is mastered above `high`; between the two numbers it is played most.
         window: Number of episodes over which a level's success is measured.
         min_episodes: With fewer episodes, a level's success is unknown.
         floor: Minimum share of each open level.

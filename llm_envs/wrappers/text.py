@@ -117,7 +117,13 @@ class StepCost(_TextWrapper):
     def step(self, action: str) -> Stepped:
         """Take a turn and pay for it."""
         observation, reward, terminated, truncated, info = self.env.step(action)
-        return observation, float(reward) - self._cost, terminated, truncated, _paid(info, self._component, 1.0)
+        return (
+            observation,
+            float(reward) - self._cost,
+            terminated,
+            truncated,
+            _with_component(info, self._component, 1.0),
+        )
 
 
 class RequireThinking(_TextWrapper):
@@ -154,7 +160,7 @@ class RequireThinking(_TextWrapper):
         thinking = "".join((parse_reply(action).thinking or "").split())
         missing = float(len(thinking) < self._min_characters)
         paid = float(reward) - self._cost * missing
-        return observation, paid, terminated, truncated, _paid(info, self._component, missing)
+        return observation, paid, terminated, truncated, _with_component(info, self._component, missing)
 
 
 class StripThinking(_TextWrapper):
@@ -360,8 +366,9 @@ _MAX_CALLS = 16
 class BestOf(_TextWrapper):
     """Lets the agent try a problem several times; the best attempt is rewarded.
 
-    An attempt without success is followed by the same problem again, until one succeeds or the attempts are used up. At
-    its end, an attempt gets the amount that it adds to the best so far, so an episode's return is its best attempt's.
+    After an attempt without success the same problem begins again, until an attempt succeeds or the attempts are used
+    up. At its end, an attempt earns its improvement on the best attempt so far, so an episode's return is that of its
+    best attempt.
 
     Args:
         env: The environment.
@@ -429,7 +436,7 @@ def _changed(observation: str, info: Info, changes: Sequence[Callable[[str], str
     return "\n".join(message["content"] for message in messages), {**info, "messages": messages}
 
 
-def _paid(info: Info, component: str, value: float) -> Info:
+def _with_component(info: Info, component: str, value: float) -> Info:
     return {**info, "reward_components": {**info["reward_components"], component: value}}
 
 
@@ -456,4 +463,6 @@ def _check_template(template: str | None) -> None:
 
 def _at_least(wrapper: type, name: str, value: object, least: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise InvalidConfigError(f"{wrapper.__name__}: {name} is {value!r}; it must be a whole number from {least} on.")
+        raise InvalidConfigError(
+            f"{wrapper.__name__}: {name} is {value!r}; it must be a whole number of at least {least}."
+        )
