@@ -46,12 +46,12 @@ def is_not_won_by_heart(subject: Subject) -> str:
 
     def wins(reply: BlindReply, seed: int) -> bool:
         prompt, _ = env.reset(seed=seed)
-        said = reply(prompt)
-        if said is None:
+        action = reply(prompt)
+        if action is None:
             return False
-        if (seed, said) not in won_by:
-            won_by[seed, said] = _is_won(env, said)
-        return won_by[seed, said]
+        if (seed, action) not in won_by:
+            won_by[seed, action] = _is_won(env, action)
+        return won_by[seed, action]
 
     replies = learned_replies(subject.lessons) | copied_replies(subject.task.answer_form)
     best = 0.0

@@ -190,7 +190,7 @@ def oracle_earns_the_maximum(subject: Subject) -> str:
     rate = wins / len(subject.oracle_episodes)
     require(
         rate > task.chance_rate or rate == 1,
-        f"the oracle succeeds in {rate:.0%}, not more than chance_rate {task.chance_rate:g}",
+        f"the oracle succeeds in {rate:.0%}, no more than chance_rate {task.chance_rate:g}",
     )
     return f"{rate:.0%} of {len(subject.oracle_episodes)} episodes"
 

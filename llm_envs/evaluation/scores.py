@@ -161,7 +161,6 @@ def summarize_task(
         return measure(estimates, is_rate=True, n_trials=sum(map(len, known)), **settings)
 
     ks = _ks(k, max(map(len, problems.values()), default=1), name)
-    names = sorted({component for score in flat for component in score.components})
     malformed = [score for score in flat if score.malformed is not None]
     return TaskResult(
         name=name,
@@ -176,13 +175,7 @@ def summarize_task(
         reward=measure(rewards, **settings),
         pass_at={k: passes(pass_at_k, k) for k in ks},
         pass_hat={k: passes(pass_hat_k, k) for k in ks},
-        components={
-            component: measure(
-                [[s.components[component] for s in samples if component in s.components] for samples in scored],
-                **settings,
-            )
-            for component in names
-        },
+        components={name: measure(values, **settings) for name, values in _components(scored).items()},
         stop_reasons=dict(Counter(score.stop_reason for score in scores).most_common()),
         errors=dict(Counter(score.error for score in scores if score.error is not None).most_common()),
         malformed_turns=_mean(
@@ -199,6 +192,14 @@ def summarize_task(
             for seed, won, paid in zip(problems, successes, rewards, strict=True)
         ),
     )
+
+
+def _components(scored: Sequence[Sequence[EpisodeScore]]) -> dict[str, list[list[float]]]:
+    """Return the values of each reward component by problem, from the samples that have it."""
+    names = sorted({name for samples in scored for score in samples for name in score.components})
+    return {
+        name: [[s.components[name] for s in samples if name in s.components] for samples in scored] for name in names
+    }
 
 
 def measure(

@@ -25,7 +25,6 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -42,11 +41,11 @@ from llm_envs.rollout.group import check_group, play_member
 from llm_envs.rollout.group_tracker import GroupTracker, Ticket, groups_to_admit
 from llm_envs.rollout.limits import RolloutLimits
 from llm_envs.rollout.pause_gate import PauseGate
-from llm_envs.rollout.staleness import DISPATCH_VERSION
+from llm_envs.rollout.staleness import DISPATCH_VERSION, weight_version_of
 from llm_envs.rollout.sync import SyncRunner
 from llm_envs.rollout.token_transcript import History, TokenTranscript
 from llm_envs.rollout.workers.pool import WorkerPool
-from llm_envs.rollout.workers.runner import EnvMaker
+from llm_envs.rollout.workers.runner import EnvMaker, check_made
 from llm_envs.sources.source import Envs, EpisodeSpec, SeedSource, as_source, group_specs
 from llm_envs.tracking.rollout_progress import Progress, show_progress
 from llm_envs.tracking.stats import CollectorStats, nothing_passes
@@ -75,8 +74,8 @@ class Collector:
         max_concurrency: Episodes at once, over all calls that run in one event loop.
         workers: Number of worker processes for environments, each with one episode at a time. A worker that hangs
             longer than `limits.max_step_s` is killed and replaced; a crash fails only its episode. 0: no processes.
-        max_retries: How often an errored episode is replayed. An episode whose judge failed (`JudgeError`) is not
-            replayed: it is unscored, and its group counts as one with an errored member.
+        max_retries: How often an errored episode is replayed. After a judge's failure (`JudgeError`) an episode is
+            unscored and not replayed; its group counts as one with an errored member.
         fail_fast: Drop and replace a group as soon as one of its members cannot be scored. Otherwise the group is
             returned with that member errored. (`create_min_scored_filter` is a middle way.)
         group_filter: Which groups are returned (see `rollout.filters`, or your own). Dropped groups are replaced.
@@ -85,11 +84,9 @@ class Collector:
             rest waits for the next call; unfinished episodes keep their tokens.
         select_fn: Which of the groups that passed the filter `collect` returns (`filters.create_selection`, or yours).
             Keeping the best of more biases the data, and every figure measured on it; see `rollout.filters`.
-        select_from: With `select_fn`, how many candidate groups per wanted group. All of them are played to the end
-            and go to `on_trajectory`.
+        select_from: With `select_fn`, candidate groups per wanted group. All are played and go to `on_trajectory`.
         progress: True shows a bar on a terminal (nothing elsewhere), False nothing; or a function (see `Progress`).
-        on_trajectory: Called with each trajectory as soon as it is finished, for example `TrajectoryWriter.write`. An
-            exception that it raises ends the call.
+        on_trajectory: Called with each finished trajectory (`TrajectoryWriter.write`). Its exceptions end the call.
 
     Raises:
         InvalidConfigError: If a setting is wrong, or the policy needs a codec.
@@ -120,12 +117,10 @@ class Collector:
         progress: bool | Progress = True,
         on_trajectory: Callable[[Trajectory], None] | None = None,
     ) -> None:
-        if max_concurrency < 1:
-            raise InvalidConfigError(f"max_concurrency is {max_concurrency!r}; it must be at least 1.")
-        if workers < 0:
-            raise InvalidConfigError(f"workers is {workers!r}; it must be at least 0.")
-        if max_retries < 0:
-            raise InvalidConfigError(f"max_retries is {max_retries!r}; it must be at least 0.")
+        counts = {"max_concurrency": (max_concurrency, 1), "workers": (workers, 0), "max_retries": (max_retries, 0)}
+        for name, (value, least) in counts.items():
+            if value < least:
+                raise InvalidConfigError(f"{name} is {value!r}; it must be at least {least}.")
         if not (1 <= over_sampling < math.inf and max_refills >= 1 and 1 <= select_from < math.inf):
             raise InvalidConfigError(f"{over_sampling=}, {max_refills=}, {select_from=}: finite, and at least 1.")
         policy_kind(policy, codec)
@@ -137,7 +132,7 @@ class Collector:
         self.workers = workers
         self._pool = WorkerPool(workers) if workers else None
         for spec in self.source.variants():
-            self._check_made(self._maker(spec))
+            (check_made if self._pool is None else self._pool.check)(self._maker(spec))
         self.policy, self.codec, self.seed = policy, codec, seed
         self.sampling, self.limits = sampling or SamplingParams(), limits or RolloutLimits()
         self.history, self.context_fn = history, context_fn
@@ -369,11 +364,8 @@ class Collector:
                 show()
                 return trajectory
 
-        return EpisodePool(tracker, play, width=self.max_concurrency, version=self._version, fail_fast=self.fail_fast)
-
-    def _version(self) -> int | None:
-        version = getattr(self.policy, "weight_version", None)
-        return version if isinstance(version, int) else None
+        version, width = (lambda: weight_version_of(self.policy)), self.max_concurrency
+        return EpisodePool(tracker, play, width=width, version=version, fail_fast=self.fail_fast)
 
     async def _gather(
         self,
@@ -505,11 +497,3 @@ class Collector:
 
     def _maker(self, spec: EpisodeSpec) -> EnvMaker:
         return EnvMaker(spec.env_id, spec.env_kwargs, self.source.factories.get(spec.env_id))
-
-    def _check_made(self, make: EnvMaker) -> None:
-        if self._pool is None:
-            env = make()
-            with suppress(Exception):  # this checks only construction; an error in `close` costs an episode nothing
-                env.close()
-        else:
-            self._pool.check(make)

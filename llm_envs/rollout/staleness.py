@@ -11,7 +11,14 @@ from collections.abc import Mapping, Sequence
 from llm_envs.errors import InvalidConfigError
 from llm_envs.types import Trajectory, TrajectoryGroup
 
-__all__ = ["DISPATCH_VERSION", "admission_capacity", "dispatch_version", "off_policy_statistics", "sweep"]
+__all__ = [
+    "DISPATCH_VERSION",
+    "admission_capacity",
+    "dispatch_version",
+    "off_policy_statistics",
+    "sweep",
+    "weight_version_of",
+]
 
 DISPATCH_VERSION = "dispatch_version"
 """Key of `Trajectory.metadata`: the version of the weights when the trajectory's group was dispatched."""
@@ -41,6 +48,12 @@ def admission_capacity(
         if value < least:
             raise InvalidConfigError(f"{name} is {value!r}; it must be at least {least}.")
     return max(0, (version + max_staleness + 1) * batch_size - (n_trained + n_accepted + n_running))
+
+
+def weight_version_of(policy: object) -> int | None:
+    """Return the current version of a policy's weights, or None if it has no versions."""
+    version = getattr(policy, "weight_version", None)
+    return version if isinstance(version, int) else None
 
 
 def dispatch_version(trajectory: Trajectory) -> int | None:

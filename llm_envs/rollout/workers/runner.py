@@ -22,6 +22,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -30,7 +31,17 @@ from gymnasium.envs.registration import EnvSpec
 
 from llm_envs.errors import EnvContractError, ResetNeededError
 
-__all__ = ["EnvMaker", "EnvRunner", "Runner", "call", "check_reset", "check_step", "env_attribute", "make_env"]
+__all__ = [
+    "EnvMaker",
+    "EnvRunner",
+    "Runner",
+    "call",
+    "check_made",
+    "check_reset",
+    "check_step",
+    "env_attribute",
+    "make_env",
+]
 
 Env = gym.Env[str, str]
 Target = EnvSpec | str | Callable[..., Env]
@@ -110,6 +121,13 @@ def make_env(target: Target, kwargs: Mapping[str, Any]) -> Env:
         # that it relies on, and `llm-envs check` checks the whole contract.
         return gym.make(target, disable_env_checker=True, **kwargs)
     return target(**kwargs)
+
+
+def check_made(make: Callable[[], Env]) -> None:
+    """Make an environment and close it again, to check that this works."""
+    env = make()
+    with suppress(Exception):  # an error in `close` would not affect an episode either
+        env.close()
 
 
 _found_blocking: set[tuple[str, int]] = set()
