@@ -38,7 +38,7 @@ ROOMS = (
         "environments",
         "Environments",
         "Tasks, what is around them, the registry, and the check of the contract.",
-        ("env", "spaces", "wrappers.*", "registration", "checker.check", "checker.*"),
+        ("env", "problems", "spaces", "wrappers.*", "registration", "checker.check", "checker.*"),
     ),
     Room(
         "tools",
@@ -69,7 +69,7 @@ ROOMS = (
         "data",
         "Data and store",
         "What an episode is, on disk, as tables, and as rows to train on; the errors.",
-        ("types", "data.datasets", "data.writer", "data.*", "errors"),
+        ("types.*", "data.datasets", "data.writer", "data.*", "errors"),
     ),
     Room(
         "rollout",

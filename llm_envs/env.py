@@ -10,24 +10,21 @@ A task is a class with a few declarations and a few short methods:
 - a `ToolEnv`: `make_tools`, `is_correct` and `next_action` (the oracle);
 - any other multi-turn task is a `TextEnv` with `play` and `next_action`.
 
-The base class does the rest: splits, seeds, given problems, turn limits, rewards from components, `info`, rendering
-and errors.
+The base class does the rest: splits, seeds, turn limits, rewards from components, `info`, rendering and errors.
 """
 
 from __future__ import annotations
 
 import inspect
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import gymnasium as gym
 
 from llm_envs.errors import EnvContractError, InvalidActionError, InvalidConfigError, ResetNeededError
 from llm_envs.parsers import ParsedReply, parse_reply
+from llm_envs.problems import SPLITS, Difficulty, Outcome, canonical_json, check_choice, checked_problem, split_of
 from llm_envs.rewards import exact_match, weighted_sum
 from llm_envs.spaces import MAX_TEXT_LENGTH, TextSpace, encodable
 from llm_envs.tools.base import INVALID_ARGUMENTS, UNKNOWN_TOOL, Tool
@@ -40,61 +37,8 @@ if TYPE_CHECKING:
 
 __all__ = ["SPLITS", "Difficulty", "Outcome", "SingleTurnEnv", "TextEnv", "ToolEnv", "canonical_json", "split_of"]
 
-SPLITS = ("train", "test")
-_TEST_ONE_IN = 5
 _MAX_DRAWS = 1_000
 """Draws until a problem falls into the split. At one in five, missing this often has probability 1e-97."""
-
-_encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False).encode
-
-
-@dataclass(frozen=True, slots=True)
-class Difficulty:
-    """One level of a task."""
-
-    description: str
-    """A short description of the problems."""
-    chance_rate: float
-    """Upper bound on the success rate of a policy that only guesses."""
-    n_problems: int | None = None
-    """Number of different problems; None if practically endless."""
-    disjoint_splits: bool = True
-    """False if both splits draw from all problems: there are too few to divide, or they all begin with the same
-    observation, so that knowing the split would reveal something hidden."""
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    """Parameters for the task's `generate`, available as `self.settings`."""
-    max_return: float | None = None
-    """The return of a perfect episode of this level; None means the class's `max_return`."""
-    min_return: float | None = None
-    """The lowest return of an episode of this level; None means the class's `min_return`."""
-    expected_hard: str | None = None
-    """Why a frontier model is expected to fail about half of the episodes: an estimate, in one sentence. None if such a
-    model is expected to solve the level, or if nobody has estimated it."""
-
-
-class Outcome(NamedTuple):
-    """The result of one turn, returned by `TextEnv.play`."""
-
-    observation: str
-    """The text that the agent reads next."""
-    components: dict[str, float]
-    """A fresh dict with exactly the keys of `reward_weights`."""
-    terminated: bool = False
-    is_success: bool = False
-    """Whether the task is solved. Used only when the episode ends."""
-    messages: list[dict[str, Any]] | None = None
-    """The observation as messages, if it is not a single user message. A fresh list."""
-
-
-def canonical_json(value: Any) -> str:
-    """Return the canonical JSON text of a problem or split key: sorted keys, no spaces, ASCII."""
-    return _encode(value)
-
-
-def split_of(key: Any) -> str:
-    """Return the split of a `split_key`, by a hash of its canonical JSON: "test" for one in five, else "train"."""
-    digest = blake2b(_encode(key).encode(), digest_size=8).digest()
-    return "train" if int.from_bytes(digest, "big") % _TEST_ONE_IN else "test"
 
 
 class TextEnv(gym.Env[str, str], ABC):
@@ -186,18 +130,15 @@ class TextEnv(gym.Env[str, str], ABC):
         render_mode: str | None = None,
     ) -> None:
         name = self.default_difficulty if difficulty is None else difficulty
-        _check_choice(type(self).__name__, "split", split, SPLITS)
-        _check_choice(type(self).__name__, "difficulty", name, self.difficulties)
-        _check_choice(type(self).__name__, "render_mode", render_mode, (None, *self.metadata["render_modes"]))
+        check_choice(type(self).__name__, "split", split, SPLITS)
+        check_choice(type(self).__name__, "difficulty", name, self.difficulties)
+        check_choice(type(self).__name__, "render_mode", render_mode, (None, *self.metadata["render_modes"]))
         turns = self.default_max_turns if max_turns is None else max_turns
         if not isinstance(turns, int) or isinstance(turns, bool) or turns < 1:
             raise InvalidConfigError(
                 f"{type(self).__name__}: max_turns is {turns!r}; it must be a whole number of at least 1."
             )
-        self.split = split
-        self.difficulty = name
-        self.max_turns = turns
-        self.render_mode = render_mode
+        self.split, self.difficulty, self.max_turns, self.render_mode = split, name, turns, render_mode
         level = self.difficulties[name]
         self.settings: Mapping[str, Any] = level.settings
         self.chance_rate = level.chance_rate
@@ -206,11 +147,9 @@ class TextEnv(gym.Env[str, str], ABC):
             self.max_return = level.max_return
         if level.min_return is not None:
             self.min_return = level.min_return
-        self.observation_space = TextSpace()
-        self.action_space = TextSpace()
+        self.observation_space, self.action_space = TextSpace(), TextSpace()
         self.system_prompt = self.instructions
-        self.tools = []
-        self.tool_results = ()
+        self.tools, self.tool_results = [], ()
         self.n_turns = 0
         self.disjoint_splits = level.disjoint_splits
         self._component_names = frozenset(self.reward_weights)
@@ -295,8 +234,7 @@ class TextEnv(gym.Env[str, str], ABC):
         super().reset(seed=seed)
         self.problem = self._given_problem(options) if options else self._draw_problem()
         self.system_prompt = self.instructions
-        self.tools = []
-        self.tool_results = ()
+        self.tools, self.tool_results = [], ()
         self.n_turns = 0
         self._unused_limits = dict(self._declared_limits)
         self._last_action = None
@@ -384,29 +322,16 @@ class TextEnv(gym.Env[str, str], ABC):
         """Return a checked copy of `options["problem"]`, or draw a problem if it is missing."""
         name = type(self).__name__
         for key in options:
-            _check_choice(name, "option", key, ("problem",))
+            check_choice(name, "option", key, ("problem",))
         problem = options.get("problem")
         if problem is None:
             return self._draw_problem()
-        if not isinstance(problem, Mapping) or problem.keys() != self.problem_fields.keys():
-            given = sorted(map(str, problem)) if isinstance(problem, Mapping) else type(problem).__name__
-            raise InvalidConfigError(
-                f"{name}: the problem has {given}; it must have the keys {sorted(self.problem_fields)}."
-            )
-        try:
-            copied: dict[str, Any] = json.loads(_encode(dict(problem)))
-        except (TypeError, ValueError, RecursionError) as error:
-            raise InvalidConfigError(f"{name}: the problem is not made of JSON types: {error}") from error
-        for key, expected in self.problem_fields.items():
-            if type(copied[key]) is not expected:
-                raise InvalidConfigError(
-                    f"{name}: {key!r} of the problem is {copied[key]!r}; it must be of type {expected.__name__}."
-                )
+        copied = checked_problem(problem, self.problem_fields, name)
         try:
             self.check_problem(copied)
         except InvalidActionError as refusal:
             raise InvalidConfigError(
-                f"{name}: the problem {_encode(copied)[:200]} cannot be played: {refusal}."
+                f"{name}: the problem {canonical_json(copied)[:200]} cannot be played: {refusal}."
             ) from refusal
         return copied
 
@@ -573,8 +498,3 @@ def _judge(
         return bool(is_correct(reply.answer)), None
     except InvalidActionError as refusal:
         return False, f"Error: {refusal}."
-
-
-def _check_choice(where: str, what: str, value: object, known: Any) -> None:
-    if not any(value is choice or value == choice for choice in known):
-        raise InvalidConfigError(f"{where} has no {what} {value!r}; known are {', '.join(map(repr, known))}.")

@@ -47,7 +47,7 @@ def is_standard(module: str) -> bool:
 FLOORS: tuple[tuple[str, ...], ...] = (
     # The rooms of llm_envs, from the ground up. A room imports from lower floors only.
     ("errors", "processes", "types"),
-    ("mathematics", "parsers", "registration", "sandbox", "spaces", "tiny_model"),
+    ("mathematics", "parsers", "problems", "registration", "sandbox", "spaces", "tiny_model"),
     ("chat", "tools"),
     ("policies", "rewards"),
     ("env", "testing"),

@@ -158,7 +158,7 @@ def test_the_page_has_the_sections_of_the_paper_in_its_order() -> None:
         ("| a | `llm_envs.types.Row` | `{other}` | `trainers/bridge/trl_rows.py` |", "has none"),
         ("| a | `llm_envs.types.Row` | `{test}` | `trainers/nothing.py` |", "there is no trainers"),
         ("| a | `llm_envs.types.Row` | `{test}` | `llm_envs/tools/budget.py` |", "uses none"),
-        ("| a | `llm_envs.types.Row` | `{test}` | `llm_envs/types.py` |", "its own module"),
+        ("| a | `llm_envs.env.split_of` | `{split}` | `llm_envs/env.py` |", "its own module"),
         ("| a | `llm_envs.types.Row` | `{test}` | `tests/llm_envs/test_doctor.py` |", "there is no tests"),
         ("| a | `llm_envs.types.Row` | | `trainers/bridge/trl_rows.py` |", "an empty cell"),
     ],
@@ -166,7 +166,8 @@ def test_the_page_has_the_sections_of_the_paper_in_its_order() -> None:
 def test_what_is_wrong_is_seen(row: str, complaint: str) -> None:
     test = "tests/llm_envs/test_types.py::test_a_row_that_disagrees_with_itself_is_refused"
     other = "tests/test_docs.py::test_a_broken_link_is_seen"
-    assert any(complaint in problem for problem in problems(row.format(test=test, other=other)))
+    split = "tests/llm_envs/test_env.py::test_split_is_a_hash_of_the_canonical_problem"
+    assert any(complaint in problem for problem in problems(row.format(test=test, other=other, split=split)))
 
 
 def test_what_is_right_is_nothing_wrong() -> None:

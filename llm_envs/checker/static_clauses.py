@@ -146,7 +146,7 @@ def leaves_global_randomness_alone(subject: Subject) -> str:
     """No episode draws from or seeds `random` and `numpy.random`."""
     kept = random.getstate(), np.random.get_state()
     try:
-        # A state of our own choice, so that this also notices a task that seeds with a constant.
+        # A state that we choose, so that this also notices a task that seeds with a constant.
         random.seed(987654321)
         np.random.seed(987654321)
         before = random.getstate(), pickle.dumps(np.random.get_state())

@@ -76,7 +76,7 @@ def scan_json(text: str, position: int, wrapping: int = 0) -> tuple[Any, int]:
         wrapping: Number of levels of nesting around the arguments of a call.
 
     Raises:
-        BrokenCallError: If there is no value, or it has a duplicate key, NaN, Infinity, a number that is too large, or
+        BrokenCallError: If a value is missing, or it has a duplicate key, NaN, Infinity, a number that is too large, or
             too deep nesting.
     """
     start = skip_space(text, position)
@@ -181,7 +181,7 @@ def read_json_objects(text: str, position: int, *, are_bare: bool = False) -> tu
     Args:
         text: The text.
         position: Start of the first object, or of white space before it.
-        are_bare: Whether no marker says that they are calls, so that an object without arguments is not a call.
+        are_bare: Whether the calls have no marker, so that an object without arguments is not a call.
     """
     calls: Calls = []
     while True:

@@ -402,7 +402,7 @@ def _replay(
         if message.role != "assistant":
             observed.append(message)
             continue
-        # There is no observation before the first turn: `begin` has already encoded those messages as the prompt.
+        # `observed` is empty before the first turn, because `begin` has encoded those messages as the prompt.
         if observed:
             transcript.append_observation(tuple(observed))
             observed = []

@@ -27,7 +27,7 @@ def tensor_shapes(folder: str | Path) -> dict[str, tuple[int, ...]]:
     """Return the names and shapes of the tensors in a folder's `*.safetensors`.
 
     Raises:
-        ModelError: If there is no such file, or one cannot be read.
+        ModelError: If the folder has no such file, or one cannot be read.
     """
     files = sorted(Path(folder).glob("*.safetensors"))
     if not files:

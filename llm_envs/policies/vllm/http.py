@@ -89,7 +89,7 @@ def check_url(url: str, name: str) -> None:
 
 
 def bearer(api_key: str | None) -> dict[str, str]:
-    """Return the header with the key; no header if there is no key, or an empty one.
+    """Return the header with the key; no header without a key or with an empty one.
 
     Raises:
         InvalidConfigError: If a header cannot contain it. The message does not show it: errors are stored with

@@ -157,7 +157,7 @@ class _PlainPickler(pickle.Pickler):
         cls = type(obj)
         if cls is np.ndarray or isinstance(obj, (np.generic, np.dtype)):
             return NotImplemented
-        if cls.__module__ == types.__name__ and getattr(types, cls.__name__, None) is cls:
+        if getattr(types, cls.__name__, None) is cls:
             return NotImplemented
         if _is_allowed(getattr(obj, "__module__", None), getattr(obj, "__qualname__", None)):
             return NotImplemented
@@ -183,8 +183,9 @@ def _is_allowed(module: object, name: object) -> bool:
         return False
     if module == "builtins":
         return any(name == plain.__name__ for plain in _PLAIN)
-    if module == types.__name__:
-        return isinstance(getattr(types, name, None), type)
+    if module.startswith(types.__name__ + "."):
+        found = getattr(types, name, None)
+        return isinstance(found, type) and found.__module__ == module
     if module == __name__:
         return name == foreign.__name__
     return module.partition(".")[0] == "numpy" and name in _NUMPY_NAMES

@@ -123,7 +123,7 @@ def test_tags_of_ones_own():
     assert parse("<plan><result>7</plan></result>").problems != ()
     assert parse("<think><answer>1</answer>").content == "<think><answer>1</answer>"
     assert create_xml_parser(call_tag=None)(CALL).content == CALL
-    with pytest.raises(InvalidConfigError, match="no name of a tag"):
+    with pytest.raises(InvalidConfigError, match="not a valid tag name"):
         create_xml_parser(["a b"])
     with pytest.raises(InvalidConfigError, match="given twice"):
         create_xml_parser(["answer"])

@@ -1,0 +1,103 @@
+"""The problems of a task and the outcomes of its turns, as data: levels, splits, given problems, `Outcome`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+from llm_envs.errors import InvalidConfigError
+
+__all__ = ["SPLITS", "Difficulty", "Outcome", "canonical_json", "check_choice", "checked_problem", "split_of"]
+
+SPLITS = ("train", "test")
+_TEST_ONE_IN = 5
+
+_encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False).encode
+
+
+@dataclass(frozen=True, slots=True)
+class Difficulty:
+    """One level of a task."""
+
+    description: str
+    """A short description of the problems."""
+    chance_rate: float
+    """Upper bound on the success rate of a policy that only guesses."""
+    n_problems: int | None = None
+    """Number of different problems; None if practically endless."""
+    disjoint_splits: bool = True
+    """False if both splits draw from all problems: there are too few to divide, or they all begin with the same
+    observation, so that knowing the split would reveal something hidden."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Parameters for the task's `generate`, available as `self.settings`."""
+    max_return: float | None = None
+    """The return of a perfect episode of this level; None means the class's `max_return`."""
+    min_return: float | None = None
+    """The lowest return of an episode of this level; None means the class's `min_return`."""
+    expected_hard: str | None = None
+    """Why a frontier model is expected to fail about half of the episodes: an estimate, in one sentence. None if such a
+    model is expected to solve the level, or if nobody has estimated it."""
+
+
+class Outcome(NamedTuple):
+    """The result of one turn, returned by `TextEnv.play`."""
+
+    observation: str
+    """The text that the agent reads next."""
+    components: dict[str, float]
+    """A fresh dict with exactly the keys of `reward_weights`."""
+    terminated: bool = False
+    is_success: bool = False
+    """Whether the task is solved. Used only when the episode ends."""
+    messages: list[dict[str, Any]] | None = None
+    """The observation as messages, if it is not a single user message. A fresh list."""
+
+
+def canonical_json(value: Any) -> str:
+    """Return the canonical JSON text of a problem or split key: sorted keys, no spaces, ASCII."""
+    return _encode(value)
+
+
+def split_of(key: Any) -> str:
+    """Return the split of a `split_key`, by a hash of its canonical JSON: "test" for one in five, else "train"."""
+    digest = blake2b(_encode(key).encode(), digest_size=8).digest()
+    return "train" if int.from_bytes(digest, "big") % _TEST_ONE_IN else "test"
+
+
+def checked_problem(problem: Any, fields: Mapping[str, type], name: str) -> dict[str, Any]:
+    """Return a copy of a given problem, checked to have exactly these keys, with values of these types.
+
+    Args:
+        problem: The problem.
+        fields: Key -> type: str, int, float, bool, list or dict.
+        name: Name of the task in the error.
+
+    Raises:
+        InvalidConfigError: If a key is missing or unknown, a value has another type, or is not JSON.
+    """
+    if not isinstance(problem, Mapping) or problem.keys() != fields.keys():
+        given = sorted(map(str, problem)) if isinstance(problem, Mapping) else type(problem).__name__
+        raise InvalidConfigError(f"{name}: the problem has {given}; it must have the keys {sorted(fields)}.")
+    try:
+        copied: dict[str, Any] = json.loads(_encode(dict(problem)))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidConfigError(f"{name}: the problem is not made of JSON types: {error}") from error
+    for key, expected in fields.items():
+        if type(copied[key]) is not expected:
+            raise InvalidConfigError(
+                f"{name}: {key!r} of the problem is {copied[key]!r}; it must be of type {expected.__name__}."
+            )
+    return copied
+
+
+def check_choice(where: str, what: str, value: object, known: Any) -> None:
+    """Check that a value is one of the known ones.
+
+    Raises:
+        InvalidConfigError: If it is not. The message has `where`, `what` it is, and the known values.
+    """
+    if not any(value is choice or value == choice for choice in known):
+        raise InvalidConfigError(f"{where} has no {what} {value!r}; known are {', '.join(map(repr, known))}.")
