@@ -180,7 +180,7 @@ def show_diagnosis(diagnosis: Diagnosis) -> str:
     lines = [
         f"roles             {', '.join(diagnosis.roles)}",
         f"tools             {tools}",
-        f"tool calls        {diagnosis.call_format or 'no format of its own: the canonical <tool_call> JSON'}, "
+        f"tool calls        {diagnosis.call_format or 'no own format: the canonical <tool_call> JSON'}, "
         f"as in {diagnosis.call_text!r}",
         f"thinking          {_THINKING[diagnosis.thinking]}",
         f"a turn ends at    {', '.join(diagnosis.stop_tokens)}",

@@ -28,7 +28,7 @@ __all__ = ["MAX_TEXT_LENGTH", "TextSpace", "encodable"]
 MAX_TEXT_LENGTH = 2**20
 """Length of the longest text in characters. It is the same for every task, because environments with different spaces
 cannot share a vector environment. About 250,000 tokens. In an `AsyncVectorEnv`'s memory each environment reserves four
-bytes per character (4 MiB, of which the system allocates only the written part)."""
+bytes per character (4 MiB; the system allocates only the written part)."""
 
 _ALPHABET_SIZE = sys.maxunicode + 1
 _SAMPLE_ALPHABET = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 \n.,:;!?+-*/=<>()[]{}\"'äßñ中🙂"

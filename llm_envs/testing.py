@@ -174,7 +174,7 @@ class HashingTokenPolicy:
             interrupt.set()
 
     def update_weights(self, named_parameters: Iterable[tuple[str, Any]], version: int) -> None:
-        """Set the version; there are no weights."""
+        """Set the version; the policy has no weights."""
         self.version = version
 
     async def _wait(self, seconds: float, interrupt: asyncio.Event) -> None:

@@ -222,6 +222,7 @@ class TransformersPolicy:
         running: asyncio.Future[list[Sampled]] | None = None
         try:
             running = asyncio.get_running_loop().run_in_executor(self._thread, self._generate, batch)
+            # Shielded: a thread cannot be cancelled, so a cancellation waits below until it has stopped.
             results = await asyncio.shield(running)
         except asyncio.CancelledError:
             for request in batch:
@@ -239,6 +240,7 @@ class TransformersPolicy:
                 request.answer.set_result(sampled)
 
     def _generate(self, batch: list[_Request]) -> list[Sampled]:
+        # The model may be the one in training, whose mode must be restored.
         was_training = self.model.training
         self.model.eval()
         try:

@@ -200,7 +200,7 @@ def create_code_tests(
         parser: Finds the code as the answer; None takes the only fenced block of Python.
 
     Raises:
-        InvalidConfigError: If there are no tests.
+        InvalidConfigError: If no test is given.
     """
     if not callable(tests) and not tests:
         raise InvalidConfigError("create_code_tests: tests is empty; give at least one.")
@@ -228,7 +228,7 @@ def passed_share(
         limits: Replace the sandbox's limits.
 
     Raises:
-        InvalidConfigError: If there are no tests.
+        InvalidConfigError: If no test is given.
         SandboxError: If the sandbox cannot run anything.
         MissingExtraError: If no sandbox is installed.
     """

@@ -79,7 +79,7 @@ class Schedule:
         shuffle: Whether each epoch has its own order; otherwise all have the order of the items.
 
     Raises:
-        InvalidConfigError: If there are no parts, or one has a wrong weight or length.
+        InvalidConfigError: If no part is given, or one has a wrong weight or length.
     """
 
     def __init__(
@@ -132,6 +132,7 @@ class Schedule:
     def _earlier_of_part(self, index: int) -> int:
         if len(self.lengths) == 1:
             return index
+        # The place in an epoch depends on how often the part was drawn before, so all earlier indices are counted once.
         while len(self._earlier) <= index:
             part = self.part(len(self._earlier))
             self._earlier.append(self._seen[part])

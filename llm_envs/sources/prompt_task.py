@@ -59,6 +59,7 @@ class PromptTask:
 
     def __post_init__(self) -> None:
         """Load the prompts, and check the rest."""
+        # The dataclass is frozen, so the loaded prompts replace the given ones in this way.
         object.__setattr__(self, "prompts", load_prompts(self.prompts))
         if self.test_prompts is not None:
             object.__setattr__(self, "test_prompts", load_prompts(self.test_prompts))
@@ -75,7 +76,7 @@ class PromptTask:
         """Return the prompts of a split and level.
 
         Raises:
-            InvalidConfigError: If there are no such prompts.
+            InvalidConfigError: If the split has no such prompts.
         """
         if (split, difficulty) not in self._chosen:
             self._chosen[split, difficulty] = _choose_rows(self, split, difficulty)
@@ -89,6 +90,7 @@ def _choose_rows(task: PromptTask, split: str, difficulty: str | None) -> Prompt
         raise InvalidConfigError(f"{task.env_id}: difficulty={difficulty!r} needs PromptTask(difficulty_field=...).")
     rows = task.test_prompts if split == "test" and task.test_prompts is not None else task.prompts
     assert isinstance(rows, Prompts)
+    # Only the prompt is hashed, so rows with the same prompt are in the same split.
     by_hash = task.test_prompts is None and task.disjoint_splits
     chosen = [
         row
@@ -129,6 +131,7 @@ class PromptEnv(SingleTurnEnv):
         difficulty: str | None = None,
         render_mode: str | None = None,
     ) -> None:
+        # Before `super().__init__`, which reads the weights.
         self.reward_weights = task.reward_weights  # type: ignore[misc]  # declared by the task, not by the class
         super().__init__(split, None, render_mode)
         self.task = task

@@ -39,7 +39,7 @@ class Prompts(Sequence[dict[str, Any]]):
         places: Position of each row for error messages; None counts from 0.
 
     Raises:
-        InvalidConfigError: If there are no rows, or one is wrong. The message names it.
+        InvalidConfigError: If no row is given, or one is wrong. The message names it.
     """
 
     def __init__(

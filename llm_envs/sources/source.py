@@ -152,6 +152,8 @@ class SeedSource:
 
         All get the levels of the curriculum's present state, even if it learns before they are asked for.
         """
+        # The position moves before the groups are played, and the shares of the levels are read now: so a state that is
+        # saved in between, and an update in between, do not change these groups.
         start, self.position = self.position, self.position + n
         choosers = self._choosers()
         return (self._spec(index, choosers) for index in range(start, start + n))
@@ -183,6 +185,7 @@ class SeedSource:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a `state_dict`; another seed, mixture or set of problems is refused."""
         own = self.state_dict()
+        # States of earlier versions lack these keys; those versions had only these values.
         earlier: dict[str, Any] = {
             "n_seeds": None,
             "shuffle": True,
@@ -205,6 +208,7 @@ class SeedSource:
         return {env_id: _chosen_kwargs(curriculum) for env_id, curriculum in self.curricula.items()}
 
     def _spec(self, index: int, choosers: Mapping[str, Callable[[int], Mapping[str, Any]]]) -> EpisodeSpec:
+        # In an endless part the item is the index, so each group has a new seed. With `n_seeds`, each epoch repeats them.
         part, item, _ = self._schedule.at(index)
         choice = self.choices[part]
         chooser = choosers.get(choice.env_id)

@@ -122,7 +122,7 @@ class MixtureEnv(_ComposedEnv):
         render_mode: None or "ansi".
 
     Raises:
-        InvalidConfigError: If there are no parts, or a weight is not above 0.
+        InvalidConfigError: If no part is given, or a weight is not above 0.
         UnknownTaskError: If a task does not exist.
     """
 

@@ -191,7 +191,7 @@ def create_template_fn(
         **template_kwargs: Further settings for the template (`reasoning_effort`, ...).
 
     Raises:
-        ModelError: If there is no usable chat template.
+        ModelError: If the tokenizer has no usable chat template.
     """
     from llm_envs.chat.codec import ChatCodec
 

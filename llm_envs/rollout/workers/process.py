@@ -132,8 +132,8 @@ class WorkerProcess:
             watch: For a process that is starting: ends the wait if the start is stuck.
 
         Raises:
-            TimeoutError: If there is no reply in time, with the watch's complaint if it has one. The process keeps
-                running.
+            TimeoutError: If the reply does not come in time, with the watch's complaint if it has one. The process
+                keeps running.
             WorkerDiedError: If the process has ended, with the reason. The processes that it started are killed.
         """
         loop = asyncio.get_running_loop()
