@@ -47,7 +47,7 @@ LONGEST_FIRST = [
     "test_end_to_end.py",
     "test_grpo.py",
     "test_loop.py",
-    "test_seams.py",
+    "test_stock_trl.py",
     "test_grpo_hooks.py",
     "test_workers.py",
     "test_chat_families.py",

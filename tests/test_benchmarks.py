@@ -64,7 +64,7 @@ def test_memory_counts_arrays_and_what_they_are_views_of(load):
 
 
 def test_the_pages_workload_is_the_same_for_every_width(load):
-    """4 replies an episode of a token a byte and two ends of turn each; the book's waits have exactly the mean."""
+    """4 replies an episode of a token a byte and two ends of turn each; the drawn latencies have exactly the mean."""
     pages, concurrency = load("pages"), load("concurrency")
     latencies = pages.draw_latencies(64, 3, 0.01)
     assert latencies.shape == (64, 3)

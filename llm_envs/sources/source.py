@@ -208,7 +208,7 @@ class SeedSource:
         return {env_id: _chosen_kwargs(curriculum) for env_id, curriculum in self.curricula.items()}
 
     def _spec(self, index: int, choosers: Mapping[str, Callable[[int], Mapping[str, Any]]]) -> EpisodeSpec:
-        # In an endless part the item is the index, so each group has a new seed. With `n_seeds`, each epoch repeats them.
+        # In an endless part the item is the index, so each group has a new seed. With `n_seeds`, epochs repeat seeds.
         part, item, _ = self._schedule.at(index)
         choice = self.choices[part]
         chooser = choosers.get(choice.env_id)

@@ -12,7 +12,7 @@ Array = npt.NDArray[np.float64]
 
 
 class FixedPlay:
-    """Several worlds of one size, one of which is met at random; the player does not see which.
+    """Several worlds of one size, one of them chosen at random; the policy does not see which.
 
     Args:
         worlds: Of each world Gymnasium's table `P`, and for each action the world's own number of it.

@@ -399,7 +399,7 @@ class TestCollectRun:
             max_concurrency=4,
             on_trajectory=count,
         )
-        # Of the groups under way, at most one for each of the 4 players, both members; and those just finished.
+        # Of the running groups, at most one for each of the 4 runners, both members; and those just finished.
         assert done.n_finished == 400 and len(living) == 4 and max(living) <= 12
 
     def test_what_is_to_play_is_worked_out_when_there_is_room(self) -> None:

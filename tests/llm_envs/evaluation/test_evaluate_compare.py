@@ -1,4 +1,4 @@
-"""Two players on the same problems."""
+"""Two policies on the same problems."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def episode(env_id: str, kwargs: dict[str, str], seed: int, member: int, letter:
 
 
 def results(*won: str, env_id: str = "E-v0", first: int = 0, difficulty: str | None = None) -> Results:
-    """One problem for each text, one sample for each letter: 1 success (paid 2), 0 none, e an error."""
+    """One problem for each text, one sample for each letter: 1 is a success (reward 2), 0 none, e an error."""
     board = Scoreboard()
     for seed, letters in enumerate(won, start=first):
         for member, letter in enumerate(letters):

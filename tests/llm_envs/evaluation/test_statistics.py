@@ -191,7 +191,7 @@ def test_taking_samples_for_independent_would_not_cover() -> None:
     assert sum(low <= 0.6 <= high for low, high in found) / 400 < 0.85
 
 
-# --- two players ------------------------------------------------------------------------------------------------------
+# --- two policies -----------------------------------------------------------------------------------------------------
 
 
 def test_paired_differences_by_hand() -> None:

@@ -1,4 +1,4 @@
-"""What an episode is paid for learning: columns, weights, aggregates, turns, and their way to tokens."""
+"""The rewards of an episode for learning: columns, weights, aggregates, turns, and their mapping to tokens."""
 
 import dataclasses
 

@@ -54,7 +54,7 @@ def spy_on_batches(trainer):
 
 
 def test_contract_one_step(make):
-    """The seams of TRL that this subclass stands on; it fails loudly when TRL moves."""
+    """Checks the parts of TRL that this subclass relies on; fails if TRL changes them."""
     trainer = make(per_device_train_batch_size=8, gradient_accumulation_steps=2)
     before = copy.deepcopy(trainer.model.state_dict())
     batches = spy_on_batches(trainer)

@@ -239,7 +239,7 @@ DENSE = EnvChoice("dense", factory=DenseEnv)
 @pytest.mark.parametrize("kind", ["grpo", "ppo"])
 @pytest.mark.parametrize("sampling", FILTERS, ids=str)
 def test_a_policy_that_is_its_reference_pays_nothing_however_it_is_sampled(tiny_folder, tmp_path, kind, sampling):
-    """The KL is 0 exactly; in PPO every return is what the turns behind it were paid."""
+    """The KL is exactly 0; in PPO every return is the reward of the following turns."""
     own = {"output_dir": str(tmp_path), "max_completion_length": 80, "max_turn_tokens": 8, "num_generations": 4}
     algorithm = replace(PPO_LOSS if kind == "ppo" else GRPO, kl_coef=0.5, kl_in="reward")
     if kind == "ppo":
@@ -286,7 +286,7 @@ def test_the_same_in_the_loop_for_rewards_and_for_pairs(tiny_folder, sampling):
 
 
 def test_the_penalty_of_turns_is_measured_on_the_policys_own_probabilities(tiny_folder):
-    """Against itself, at the temperature of sampling, the policy pays nothing, though it was sampled with top_p."""
+    """Against itself, at the sampling temperature, the policy has no penalty, although it was sampled with top_p."""
     policy = TransformersPolicy(load_model(tiny_folder), load_tokenizer(tiny_folder))
     params = SamplingParams(max_new_tokens=8, top_p=0.8, temperature=0.7)
     with Collector(DENSE, policy, codec=policy.codec, sampling=params, progress=False) as collector:
