@@ -19,13 +19,12 @@ from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
-import numpy.typing as npt
 
 from llm_envs.chat.context import Codec
 from llm_envs.errors import ContextFullError
 from llm_envs.policies.base import Policy
 from llm_envs.policies.scripted import before_turn
-from llm_envs.types import FinishReason, Message, Sampled, SamplingParams
+from llm_envs.types import FinishReason, IdArray, Message, Sampled, SamplingParams
 
 __all__ = [
     "REAL_MODEL_FOLDER",
@@ -36,8 +35,6 @@ __all__ = [
     "with_failures",
     "with_hangs",
 ]
-
-IdArray = npt.NDArray[np.int32]
 
 REAL_MODEL_FOLDER = Path("build/smollm2-135m")
 """Where `make real-model` leaves a pretrained model, from the root of the checkout."""

@@ -16,28 +16,25 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
-from llm_envs.chat.template import ChatTemplate, structured_reply
+from llm_envs.chat.template import ChatTemplate, Schema, structured_reply
 from llm_envs.chat.tokenization import WORD, Masked
 from llm_envs.chat.turn_delta import ASK, Start, TurnShapes, as_users, plainly_named
 from llm_envs.errors import ModelError
 from llm_envs.parsers import FORMATTERS, ParsedReply, detect_format, format_tool_call, parse_reply
-from llm_envs.types import Message
+from llm_envs.types import IdArray, Message
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 __all__ = ["ChatCodec"]
 
-IdArray = npt.NDArray[np.int32]
-Schema = Mapping[str, Any]
 
 _MAX_PROMPT_SHAPES = 256
 _MAX_PROMPTS = 64

@@ -8,15 +8,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-import numpy as np
-import numpy.typing as npt
-
 from llm_envs.errors import EnvContractError, InvalidConfigError
-from llm_envs.types import Message
+from llm_envs.types import IdArray, Message
 
 __all__ = ["Codec", "ContextFn", "create_window", "observed_messages", "render_reply", "seen_by", "with_call_ids"]
-
-IdArray = npt.NDArray[np.int32]
 
 
 class Codec(Protocol):

@@ -18,13 +18,13 @@ import numpy as np
 import numpy.typing as npt
 
 from llm_envs.spaces import encodable
+from llm_envs.types import IdArray
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 __all__ = ["WORD", "Masked", "SafeTokenizer", "any_of", "common_length"]
 
-IdArray = npt.NDArray[np.int32]
 
 # A placeholder for text while a template is rendered. Only letters, so that no template trims or escapes it, and random
 # in every process, so that no text can contain it on purpose.

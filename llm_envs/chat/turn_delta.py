@@ -15,17 +15,13 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from llm_envs.chat.template import ChatTemplate
 from llm_envs.chat.tokenization import WORD, SafeTokenizer, common_length
 from llm_envs.errors import ModelError
-from llm_envs.types import Message, ToolCall
+from llm_envs.types import IdArray, Message, ToolCall
 
 __all__ = ["ASK", "Start", "TurnShape", "TurnShapes", "as_users", "plainly_named"]
 
-IdArray = npt.NDArray[np.int32]
 
 ASK = Message("user", "x")
 """A placeholder question."""

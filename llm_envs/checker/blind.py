@@ -19,8 +19,8 @@ __all__ = [
     "QUESTIONS",
     "BlindPolicy",
     "BlindReply",
-    "History",
     "Lesson",
+    "PlayedTurns",
     "answer_in",
     "copied_replies",
     "enumerations",
@@ -63,9 +63,9 @@ class Lesson:
 
 BlindReply = Callable[[str], str | None]
 """Prompt to reply, for tasks of one turn; None if the policy has no reply."""
-History = Sequence[tuple[str, str, float]]
+PlayedTurns = Sequence[tuple[str, str, float]]
 """(action, next observation, reward) of each turn so far."""
-BlindPolicy = Callable[[str, History, int], str]
+BlindPolicy = Callable[[str, PlayedTurns, int], str]
 """(prompt, history, turns left) to action."""
 
 
@@ -285,7 +285,7 @@ def _plan(actions: Sequence[str], words: Sequence[str]) -> BlindPolicy:
 
 
 def _until_refused(actions: Sequence[str]) -> BlindPolicy:
-    def policy(prompt: str, history: History, turns_left: int) -> str:
+    def policy(prompt: str, history: PlayedTurns, turns_left: int) -> str:
         n_refused = sum(reward < 0 for _, _, reward in history)
         return actions[n_refused % len(actions)]
 
@@ -297,7 +297,7 @@ def _cycle(actions: Sequence[str]) -> BlindPolicy:
 
 
 def _in_order(items: Callable[[str], list[str]], step: int) -> BlindPolicy:
-    def policy(prompt: str, history: History, turns_left: int) -> str:
+    def policy(prompt: str, history: PlayedTurns, turns_left: int) -> str:
         found = items(prompt)[::step] or ["?"]
         return format_answer(found[min(len(history), len(found) - 1)])
 
@@ -336,7 +336,7 @@ def questions(items: Callable[[str], list[str]], question: str, is_yes: Callable
         is_yes: Whether the observation after a question about an item is a yes.
     """
 
-    def policy(prompt: str, history: History, turns_left: int) -> str:
+    def policy(prompt: str, history: PlayedTurns, turns_left: int) -> str:
         found = items(prompt) or ["?"]
         for item, (action, observation, _) in zip(found, history, strict=False):
             if action == question.format(item) and is_yes(item, observation):
@@ -372,7 +372,7 @@ def _is_number(text: str) -> bool:
 
 
 def _steps(start: int, goal: int, share: float, close: str | None) -> BlindPolicy:
-    def policy(prompt: str, history: History, turns_left: int) -> str:
+    def policy(prompt: str, history: PlayedTurns, turns_left: int) -> str:
         if close is not None and turns_left <= 1:
             return close
         numbers = [float(number) for number in dict.fromkeys(_NUMBER.findall(prompt))]

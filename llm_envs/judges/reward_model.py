@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from llm_envs.errors import InvalidConfigError, JudgeError, MissingExtraError, ModelError
 from llm_envs.rewards.words import own_messages
-from llm_envs.types import Message, Trajectory
+from llm_envs.types import IdArray, Message, Trajectory
 
 if TYPE_CHECKING:
     import torch
@@ -23,7 +23,6 @@ __all__ = ["RewardModel", "Scorer", "conversation_of", "torch_scorer"]
 
 logger = logging.getLogger(__name__)
 
-IdArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float64]
 Scorer = Callable[[Sequence[IdArray]], npt.ArrayLike]
 """B sequences of token ids -> B scores."""

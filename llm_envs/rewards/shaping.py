@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from llm_envs.errors import InvalidConfigError
 from llm_envs.rewards.base import name_of
+from llm_envs.rewards.normalize import FloatArray
 from llm_envs.rewards.words import own_messages
 from llm_envs.types import Message, Trajectory
 
@@ -40,7 +41,6 @@ __all__ = [
     "turn_sums",
 ]
 
-FloatArray = npt.NDArray[np.float64]
 ShapingFn = Callable[[Trajectory], npt.ArrayLike]
 """A whole trajectory -> the additions to the rewards of its turns, shape (n_turns,)."""
 ShapingFns = ShapingFn | Mapping[str, ShapingFn] | Sequence[ShapingFn]

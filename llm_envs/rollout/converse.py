@@ -31,6 +31,7 @@ from llm_envs.chat.context import Codec, ContextFn
 from llm_envs.errors import EnvContractError, InvalidConfigError, ResetNeededError
 from llm_envs.parsers import ParsedReply, Parser, parse_reply
 from llm_envs.policies.base import Policy
+from llm_envs.rewards.base import Score
 from llm_envs.rollout.chat_logs import as_messages, context_turns
 from llm_envs.rollout.episode import play_episode, policy_kind
 from llm_envs.rollout.limits import RolloutLimits
@@ -62,9 +63,8 @@ StopCondition = Callable[[Sequence[Message], ParsedReply], bool]
 """(messages so far, with the reply last) -> whether the conversation is over."""
 User = Callable[[Sequence[Message], ParsedReply], str | Awaitable[str]]
 """(messages so far, with the reply last) -> the user's answer to a reply without tool calls."""
-Tracker = Callable[[int, Sequence[ToolResult]], None]
+TrackTurn = Callable[[int, Sequence[ToolResult]], None]
 """Called with the number of each turn, from 0, and its results."""
-Score = float | Mapping[str, float] | None
 Reward = Callable[[Trajectory], Score | Awaitable[Score]]
 """A finished conversation -> its reward, or a dict of components to sum. None leaves it unscored."""
 
@@ -180,7 +180,7 @@ class ConversationEnv(gym.Env[str, str]):
         stop_condition: StopCondition = calls_nothing,
         user: User | None = None,
         tools: Sequence[Any] = (),
-        tool_tracker: Tracker | None = None,
+        tool_tracker: TrackTurn | None = None,
         loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         self.first = as_messages(messages)
@@ -324,7 +324,7 @@ async def aconverse(
     stop_condition: StopCondition = calls_nothing,
     user: User | None = None,
     tools: Sequence[Any] = (),
-    tool_tracker: Tracker | None = None,
+    tool_tracker: TrackTurn | None = None,
     reward_fn: Reward | None = None,
     success_at: float = 1.0,
     sampling: SamplingParams | None = None,

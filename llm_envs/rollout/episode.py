@@ -21,8 +21,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
 
-import gymnasium as gym
-
 from llm_envs.chat.context import Codec, ContextFn, observed_messages, seen_by, with_call_ids
 from llm_envs.errors import ContextFullError, EnvContractError, InvalidConfigError, JudgeError
 from llm_envs.policies.base import EpisodicPolicy, Policy
@@ -32,14 +30,12 @@ from llm_envs.rollout.pause_gate import PauseGate, Stopwatch
 from llm_envs.rollout.token_transcript import History, TokenTranscript
 from llm_envs.rollout.turn import SampledTurn, TimeIsUp, TurnSampler
 from llm_envs.rollout.workers.pool import WorkerPool
-from llm_envs.rollout.workers.runner import EnvRunner, Runner, env_attribute
+from llm_envs.rollout.workers.runner import Env, EnvRunner, Runner, env_attribute
 from llm_envs.sources.mixture import derive_seed
 from llm_envs.sources.source import EpisodeSpec
 from llm_envs.types import Message, RolloutError, SamplingParams, Status, StopReason, Trajectory, Turn
 
 __all__ = ["errored_trajectory", "play_episode", "policy_kind"]
-
-Env = gym.Env[str, str]
 
 
 def policy_kind(policy: Policy, codec: Codec | None) -> Literal["token", "chat", "env"]:

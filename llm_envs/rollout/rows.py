@@ -5,11 +5,10 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from llm_envs.types import KeptTokens, Row
+from llm_envs.types import IdArray, KeptTokens, Row
 
 __all__ = ["RowBuilder"]
 
-IdArray = npt.NDArray[np.int32]
 LogpArray = npt.NDArray[np.float32]
 
 

@@ -7,7 +7,7 @@ Axis legend, used as suffixes everywhere: `_G` group member, `_B` row of a batch
 """
 
 from llm_envs.types.messages import Message, Role, ToolCall, ToolResult
-from llm_envs.types.sampling import FinishReason, KeptTokens, Sampled, SamplingParams, VersionSpan
+from llm_envs.types.sampling import FinishReason, IdArray, KeptTokens, Sampled, SamplingParams, VersionSpan
 from llm_envs.types.trajectory import (
     RolloutError,
     Row,
@@ -22,6 +22,7 @@ from llm_envs.types.trajectory import (
 
 __all__ = [
     "FinishReason",
+    "IdArray",
     "KeptTokens",
     "Message",
     "Role",

@@ -10,7 +10,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["FinishReason", "KeptTokens", "Sampled", "SamplingParams", "VersionSpan"]
+__all__ = ["FinishReason", "IdArray", "KeptTokens", "Sampled", "SamplingParams", "VersionSpan"]
+
+IdArray = npt.NDArray[np.int32]
+"""Token ids, shape (T,)."""
 
 
 class FinishReason(StrEnum):

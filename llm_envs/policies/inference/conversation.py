@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from llm_envs.errors import ContextFullError, InvalidConfigError
 from llm_envs.parsers import ParsedReply, parse_reply
@@ -23,7 +22,7 @@ from llm_envs.policies.inference.seeds import turn_seed
 from llm_envs.tools.base import Tool
 from llm_envs.tools.executor import arun_calls, run_calls
 from llm_envs.tools.toolset import Toolset, as_tools
-from llm_envs.types import FinishReason, Message, Sampled, SamplingParams, ToolCall, ToolResult
+from llm_envs.types import FinishReason, IdArray, Message, Sampled, SamplingParams, ToolCall, ToolResult
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -45,7 +44,6 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-IdArray = npt.NDArray[np.int32]
 
 GenerateFn = Callable[[IdArray, SamplingParams], Sampled | Awaitable[Sampled]]
 """Prompt ids (T,) and how to sample -> the sampled turn, or an awaitable of it. If a prompt leaves no room for a token,

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from llm_envs.errors import InvalidConfigError, MissingExtraError
 from llm_envs.policies.inference.positions import position_ids
+from llm_envs.types import IdArray
 
 try:
     import torch
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 __all__ = ["IdArray", "PaddedBatch", "check_token_ids"]
-
-IdArray = npt.NDArray[np.int32]
 
 
 def check_token_ids(model: PreTrainedModel, ids: Sequence[int] | IdArray, what: str) -> IdArray:

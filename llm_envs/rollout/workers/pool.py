@@ -34,12 +34,10 @@ from llm_envs.errors import InvalidConfigError, ResetNeededError, WorkerDiedErro
 from llm_envs.processes import StartWatch, forget_after_fork
 from llm_envs.rollout.workers.process import Reply, WorkerProcess
 from llm_envs.rollout.workers.remote_env import RemoteEnv
-from llm_envs.rollout.workers.runner import EnvMaker, Step, Target, check_reset, check_step
+from llm_envs.rollout.workers.runner import Env, EnvMaker, Step, Target, check_reset, check_step
 from llm_envs.rollout.workers.wire import MOST_TARGETS, revive
 
 __all__ = ["WorkerPool", "WorkerRunner"]
-
-Env = gym.Env[str, str]
 
 CLOSE_S = 5.0
 """Longest wait for an environment's `close`, or for a call whose episode has given up."""

@@ -294,7 +294,7 @@ class TestFailures:
         assert error.count("\n") == 1 and expected in error
 
     def test_an_unknown_tracker_is_refused(self, tmp_path: Path) -> None:
-        with pytest.raises(InvalidConfigError, match="there is no tracker 'mlflow': choose one or several of tensorboard"):
+        with pytest.raises(InvalidConfigError, match="there is no tracker 'mlflow': choose one or several of"):
             tracker_logger(["csv", "mlflow"], folder=tmp_path)
         with pytest.raises(InvalidConfigError, match="tensorboard writes into the run's folder"):
             tracker_logger("tensorboard")
