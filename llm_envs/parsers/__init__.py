@@ -50,7 +50,7 @@ The formats that `parse_reply` recognizes, by their names in `PARSERS`:
 | gemma4 | `<|tool_call>call:f{a:1,b:<|"|>x<|"|>}<tool_call|>`; `<|channel>thought` |
 
 JSON calls have "arguments" or "parameters" (both is a problem); other keys are ignored. In formats that write strings
-without quotes (qwen3_coder, glm, muse), a value that is any other JSON value is decoded. If a reply consists of several
+without quotes (qwen3_coder, glm, muse), every JSON value except a string is decoded. If a reply consists of several
 messages, their contents are joined by line breaks.
 """
 
