@@ -133,7 +133,7 @@ def calls_from(data: Any, name_key: str = "name", id_key: str = "id") -> Calls:
 
 
 def decode_value(text: str) -> Any:
-    """Return the value of a tag's text in a format without quotes: a JSON value other than a string, or else the text."""
+    """Return the value of a tag's text in a format without quotes: a JSON value but no string, or else the text."""
     stripped = text.strip()
     if not stripped or stripped[0] not in '-0123456789{["tfn':
         return text

@@ -283,7 +283,7 @@ def test_a_key_that_a_server_says_back_is_not_kept():
 
 @pytest.mark.parametrize("url", ["http://", "http://[::1", "http://x:99999", "https://x:port"])
 def test_a_url_that_cannot_be_asked_is_refused(url):
-    with pytest.raises(InvalidConfigError, match="no host, or a port"):
+    with pytest.raises(InvalidConfigError, match="no host, or an invalid port"):
         ChatAPIPolicy(url, "m")
 
 
