@@ -1,4 +1,4 @@
-"""The kinds of policy: three small protocols, distinguished only in `rollout/episode.py`."""
+"""The kinds of policy: three small protocols, which `rollout.episode.policy_kind` distinguishes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plays one episode. Only this module steps an environment and distinguishes the kinds of policy.
+"""Plays one episode: asks the policy, steps the environment, and records tokens, rewards and failures.
 
 Every trajectory satisfies:
 
