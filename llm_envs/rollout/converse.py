@@ -63,7 +63,7 @@ StopCondition = Callable[[Sequence[Message], ParsedReply], bool]
 """(messages so far, with the reply last) -> whether the conversation is over."""
 User = Callable[[Sequence[Message], ParsedReply], str | Awaitable[str]]
 """(messages so far, with the reply last) -> the user's answer to a reply without tool calls."""
-TrackTurn = Callable[[int, Sequence[ToolResult]], None]
+Tracker = Callable[[int, Sequence[ToolResult]], None]
 """Called with the number of each turn, from 0, and its results."""
 Reward = Callable[[Trajectory], Score | Awaitable[Score]]
 """A finished conversation -> its reward, or a dict of components to sum. None leaves it unscored."""
@@ -180,7 +180,7 @@ class ConversationEnv(gym.Env[str, str]):
         stop_condition: StopCondition = calls_nothing,
         user: User | None = None,
         tools: Sequence[Any] = (),
-        tool_tracker: TrackTurn | None = None,
+        tool_tracker: Tracker | None = None,
         loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         self.first = as_messages(messages)
@@ -324,7 +324,7 @@ async def aconverse(
     stop_condition: StopCondition = calls_nothing,
     user: User | None = None,
     tools: Sequence[Any] = (),
-    tool_tracker: TrackTurn | None = None,
+    tool_tracker: Tracker | None = None,
     reward_fn: Reward | None = None,
     success_at: float = 1.0,
     sampling: SamplingParams | None = None,
