@@ -67,7 +67,7 @@ class TextEnv(gym.Env[str, str], ABC):
     reward_weights: ClassVar[Mapping[str, float]] = {"correct": 1.0, "malformed": -0.1}
     max_return: float | None = None
     """The return of a perfect episode; None means the sum of the positive weights. Declare it if a component is a cost,
-    because an oracle that pays for its tools gets less than that sum."""
+    because the cost of tools reduces the oracle's return below that sum."""
     min_return: float | None = None
     """The lowest return of an episode; None means the sum of the negative weights, each times the component's limit or,
     without one, `max_turns`. Declare it if a component can be negative, or above 1 in one turn."""

@@ -188,8 +188,8 @@ def summarize_task(
         sampled_tokens=_mean([score.sampled_tokens for score in flat]),
         seconds=_mean([score.seconds for score in flat]),
         problems=tuple(
-            Problem(seed, tuple(bool(value) for value in won), tuple(paid))
-            for seed, won, paid in zip(problems, successes, rewards, strict=True)
+            Problem(seed, tuple(bool(value) for value in won), tuple(earned))
+            for seed, won, earned in zip(problems, successes, rewards, strict=True)
         ),
     )
 

@@ -1,6 +1,6 @@
 """Reward functions for the agent's answer: text scores (`answers`), lifted (`base.lift`).
 
-All look only at the agent's last message, and pay nothing for an answer in a broken message. They pickle if their
+All look only at the agent's last message, and score 0 for an answer in a broken message. They pickle if their
 arguments do.
 """
 
@@ -56,14 +56,14 @@ Tests = Sequence[tuple[str, Any]]
 
 
 def create_exact_match(target: Target, *, parser: Parser = parse_reply) -> RewardFn:
-    """Pay 1 for the right answer, ignoring differences in white space."""
+    """Score 1 for the right answer, ignoring differences in white space."""
     return lift(exact_match, target, parser=parser, name="exact_match")
 
 
 def create_numeric_match(
     target: float | Target, *, rel_tol: float = 0.0, abs_tol: float = 0.0, parser: Parser = parse_reply
 ) -> RewardFn:
-    """Pay 1 for an answer that is a single number close enough to the target; see `numeric_match`."""
+    """Score 1 for an answer that is a single number close enough to the target; see `numeric_match`."""
     match = functools.partial(numeric_match, rel_tol=rel_tol, abs_tol=abs_tol)
     return lift(match, target, parser=parser, name="numeric_match")
 
@@ -71,7 +71,7 @@ def create_numeric_match(
 def create_math_match(
     target: Target, *, final_form: bool = True, timeout_s: float = 2.0, parser: Parser = parse_reply
 ) -> RewardFn:
-    """Pay 1 for an answer that is mathematically equal to the target; see `math_match`."""
+    """Score 1 for an answer that is mathematically equal to the target; see `math_match`."""
     match = functools.partial(math_match, final_form=final_form, timeout_s=timeout_s)
     return lift(match, target, parser=parser, name="math_match")
 
@@ -83,7 +83,7 @@ def create_regex_format(
     max_words: int | None = FLOOD_WORDS,
     parser: Parser = parse_reply,
 ) -> RewardFn:
-    r"""Pay 1 for an unbroken message that matches a pattern completely and does not repeat the prompt.
+    r"""Score 1 for an unbroken message that matches a pattern completely and does not repeat the prompt.
 
     Combine it with a reward for the content (`create_gated`): any well-formed text earns it.
 
@@ -100,7 +100,7 @@ def create_regex_format(
 def create_format(
     require: Sequence[str] = ("answer",), *, max_words: int | None = FLOOD_WORDS, parser: Parser = parse_reply
 ) -> RewardFn:
-    """Pay 1 for an unbroken message that has all these parts; see `llm_envs.parsers.format_reward`.
+    """Score 1 for an unbroken message that has all these parts; see `llm_envs.parsers.format_reward`.
 
     An answer that only repeats the prompt does not count.
 
@@ -124,7 +124,7 @@ def _is_formed(require: Sequence[str], parser: Parser, text: str, trajectory: Tr
 def create_schema_match(
     schema: Mapping[str, Any], *, of: Literal["answer", "content"] = "answer", parser: Parser = parse_reply
 ) -> RewardFn:
-    """Pay 1 for an answer that is one JSON document valid under the schema, and not a copy of the prompt."""
+    """Score 1 for an answer that is one JSON document valid under the schema, and not a copy of the prompt."""
     schema_match("", schema)  # raises now if the schema is invalid
     return lift(schema_match, schema, of=of, parser=parser, copies="refuse", name="schema_match")
 
@@ -132,7 +132,7 @@ def create_schema_match(
 def create_keywords(
     keywords: Sequence[str], *, of: Part = "content", max_words: int = MAX_WORDS, parser: Parser = parse_reply
 ) -> RewardFn:
-    """Pay the share of the keywords that the agent wrote, as whole words; 0 above `max_words`.
+    """Score the share of the keywords that the agent wrote, as whole words; 0 above `max_words`.
 
     Passages copied from the prompt do not count (five consecutive words, or a whole message).
     """
@@ -152,7 +152,7 @@ def create_contains(
     max_words: int = MAX_WORDS,
     parser: Parser = parse_reply,
 ) -> RewardFn:
-    """Pay 1 for an answer of at most `max_words` that contains every part; copies of the prompt do not count."""
+    """Score 1 for an answer of at most `max_words` that contains every part; copies of the prompt do not count."""
     match = functools.partial(contains_all, max_words=max_words)
     return lift(match, parts, of=of, parser=parser, copies="drop", name="contains")
 
@@ -187,7 +187,7 @@ def create_code_tests(
     partial_credit: bool = False,
     parser: Parser | None = None,
 ) -> RewardFn:
-    """Pay for code that passes tests, run in a sandbox.
+    """Score code by tests that run in a sandbox.
 
     The expected values never enter the sandbox: the `repr` of each expression is compared here. So code that redefines
     equality, raises `SystemExit` or prints "passed" gains nothing.
@@ -196,7 +196,7 @@ def create_code_tests(
         tests: Expressions and their values; or a function of the trajectory that returns them.
         sandbox: The sandbox; None takes `shared_sandbox()`.
         limits: Replace the sandbox's limits.
-        partial_credit: Pay the share of passed tests; otherwise 1 for all of them and 0 for fewer.
+        partial_credit: Score the share of passed tests; otherwise 1 for all of them and 0 for fewer.
         parser: Finds the code as the answer; None takes the only fenced block of Python.
 
     Raises:

@@ -1,7 +1,7 @@
 """Rewards for an agent's conduct: lengths, tools, turns, checks. Functions of a trajectory and their factories.
 
-Conduct earns nothing by itself: good conduct either avoids a cost (0 at best), or pays only together with the task's
-success. So writing little, much, or nothing is never worth more than solving the task.
+Conduct earns nothing by itself: good conduct either avoids a cost (0 at best), or earns a reward only if the task
+succeeds. So writing little, much, or nothing is never worth more than solving the task.
 """
 
 from __future__ import annotations

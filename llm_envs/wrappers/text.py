@@ -115,7 +115,7 @@ class StepCost(_TextWrapper):
         return {**self.inner("reward_weights"), self._component: -self._cost}
 
     def step(self, action: str) -> Stepped:
-        """Take a turn and pay for it."""
+        """Take a turn and subtract its cost."""
         observation, reward, terminated, truncated, info = self.env.step(action)
         return (
             observation,
@@ -159,8 +159,8 @@ class RequireThinking(_TextWrapper):
         observation, reward, terminated, truncated, info = self.env.step(action)
         thinking = "".join((parse_reply(action).thinking or "").split())
         missing = float(len(thinking) < self._min_characters)
-        paid = float(reward) - self._cost * missing
-        return observation, paid, terminated, truncated, _with_component(info, self._component, missing)
+        net = float(reward) - self._cost * missing
+        return observation, net, terminated, truncated, _with_component(info, self._component, missing)
 
 
 class StripThinking(_TextWrapper):
