@@ -207,7 +207,7 @@ _THINKING = {
 
 def _summary(diagnosis: Diagnosis) -> str:
     if not diagnosis.forks:
-        return "prefix-preserving: one row an episode, whatever the history"
+        return "prefix-preserving: one row per episode, whatever the history"
     return (
         'the template changes some: history="append" (the default) keeps what the model wrote, in one row; '
         'history="template" shows what the template makes of it, and begins a new row there'

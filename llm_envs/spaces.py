@@ -162,7 +162,7 @@ class _SharedTexts(Sequence[str]):
 
 
 def _slot_bytes(space: TextSpace) -> int:
-    """Return the bytes that any text of the space needs: its length, then UTF-8 of at most four bytes a character."""
+    """Return the bytes that any text of the space needs: its length, then UTF-8 of at most four bytes per character."""
     return _LENGTH_PREFIX.size + _MAX_CHARACTER_BYTES * space.max_length
 
 

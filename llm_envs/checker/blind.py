@@ -113,7 +113,7 @@ def learned_replies(lessons: Sequence[Lesson]) -> dict[str, BlindReply]:
     return {
         "the most frequent answer": lambda prompt: usual,
         "the answer of problems with the same wording": lambda prompt: wordings.get(mask(prompt)),
-        "the answer that goes with a line of the prompt": same_line,
+        "the answer that belongs to a line of the prompt": same_line,
         "the line that similar problems have instead": _restored_line(lessons),
     }
 

@@ -28,7 +28,7 @@ def create_response_parser(
     """Make a parser that reads replies with the tokenizer's own `parse_response`.
 
     transformers is lenient: a tag that is not closed counts as closed. So `parse_reply` reads each reply too, and its
-    problems stand. An exception of transformers becomes a problem of the reply.
+    problems remain. An exception of transformers becomes a problem of the reply.
 
     Args:
         tokenizer: A tokenizer, or a processor that has one, with a `response_template` (transformers 5.13 or newer) or

@@ -29,7 +29,7 @@ def rescore(
     success_at: float | None = None,
     on_error: Literal["raise", "unscored"] = "raise",
 ) -> list[Trajectory]:
-    """Reward stored trajectories anew. Returns new ones; errored and unscored ones are unchanged.
+    """Give stored trajectories new rewards. Returns new ones; errored and unscored ones are unchanged.
 
     The new reward is on the last turn, with its components; the other turns have 0. The old values are kept as
     `metadata["task_reward"]` and `metadata["task_components"]`. A trajectory that a reward function leaves unscored

@@ -209,7 +209,7 @@ class Collector:
         Raises `RolloutFailedError` after `max_refills` × (number of open groups) dropped groups in a row.
 
         Args:
-            group_size: Members a group.
+            group_size: Members per group.
             n_groups: How many groups; None is endless. Leaving the loop cancels the running episodes.
             max_open: Groups that are running or waiting to be taken; None is twice what fills `max_concurrency`.
             capacity_fn: (groups taken, groups waiting, groups running) -> how many may begin now. Replaces `max_open`,

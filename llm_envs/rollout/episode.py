@@ -85,7 +85,7 @@ async def play_episode(
             chat template renders them, in a new row where that differs.
         context_fn: Chooses which messages the model sees. A new row begins where the model sees a changed history.
         run_seed: Turn seeds are hashed from (`sampling.seed` or else this, group, member, turn).
-        gate: Pauses the policy. While it is closed, the episode keeps its state and its clock stands still.
+        gate: Pauses the policy. While it is closed, the episode keeps its state and its clock pauses.
         workers: Processes to run environments in; None runs them in this process.
         on_tokens: Called with the number of sampled tokens after each piece of a turn.
 

@@ -36,7 +36,7 @@ def admission_capacity(
     Args:
         version: Current version of the weights, from 0.
         max_staleness: Versions that a group may be behind when it is trained on; 0 is on-policy.
-        batch_size: Groups a batch.
+        batch_size: Groups per batch.
         n_trained: Groups trained on so far.
         n_accepted: Groups finished and waiting.
         n_running: Groups that are dispatched but not finished; an errored one counts until it is replaced.

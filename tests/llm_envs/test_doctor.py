@@ -84,7 +84,7 @@ def saved(tmp_path):
 def test_the_command_on_a_sound_model(saved, capsys):
     assert main(["doctor", saved(tiny_tokenizer()), "--env", "llm/GuessNumber-v0"]) == 0
     out = capsys.readouterr().out
-    assert "prefix-preserving: one row an episode" in out
+    assert "prefix-preserving: one row per episode" in out
     assert "⟦<answer>5</answer><|im_end|>⟧" in out and "can be trained on as it is" in out
     assert "\x1b[32m" not in out
 

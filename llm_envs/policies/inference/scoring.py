@@ -200,7 +200,7 @@ def _check_masks(
         if np.shape(mask) != np.shape(ids) or np.asarray(mask).dtype != np.bool_:
             raise InvalidConfigError(
                 f"mask {place} has shape {np.shape(mask)} and dtype {np.asarray(mask).dtype}; its sequence has shape "
-                f"{np.shape(ids)}: give one bool a token."
+                f"{np.shape(ids)}: give one bool per token."
             )
         if len(mask) and mask[0]:
             raise InvalidConfigError(f"mask {place} selects the first token, which has no predecessor.")

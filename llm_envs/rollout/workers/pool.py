@@ -335,7 +335,7 @@ class _State:
             return self._take_free()
 
     def idle_worker(self) -> WorkerProcess | None:
-        """Return the worker that has been idle longest, for whoever has a place."""
+        """Return the worker that has been idle longest, for a caller that has a place."""
         with self._lock:
             return self._idle.popleft() if self._idle else None
 
