@@ -16,6 +16,7 @@ from llm_envs.tasks.language.vocabulary import BY_FIRST, VOCABULARY
 
 __all__ = [
     "add_in_writing",
+    "calculate_aloud",
     "go_by_nowhere",
     "guess_aloud",
     "halve_aloud",
@@ -25,7 +26,6 @@ __all__ = [
     "return_the_list",
     "round_aloud",
     "say_a_digit",
-    "work_aloud",
 ]
 
 Env = gym.Env[str, str]
@@ -117,14 +117,15 @@ def guess_aloud(env: Env, random: random.Random) -> str:
     return f"<think>{thought}</think>{format_answer(random.randint(1, 10))}"
 
 
-def work_aloud(env: Env, random: random.Random) -> str:
-    """Work a sum of two numbers out in words, units first."""
-    units, tens = add_in_writing(_problem(env)["expression"]).split(", ")
-    return f"<think>I begin with the units: {units}. Then come the tens: {tens}.</think>{_answer_of(env)}"
+def calculate_aloud(env: Env, random: random.Random) -> str:
+    """Say what to do next, then call the calculator or repeat its result."""
+    reply = _answer_of(env)
+    thought = "The result is there. I repeat it." if "<answer>" in reply else "This needs the tool. I write it down."
+    return f"<think>{thought}</think>{reply}"
 
 
 def round_aloud(env: Env, random: random.Random) -> str:
-    """Say that a round number will do, and say one."""
-    numbers = ", ".join(f"{random.randrange(1, 10)}0" for _ in range(4))
-    thought = f"It is about one of these: {numbers}. I say any round number."
-    return f"<think>{thought}</think>{format_answer(f'{random.randrange(1, 10)}0')}"
+    """Say that a round number will do, and answer with one."""
+    numbers = ", ".join(f"{random.randrange(1, 10)}00" for _ in range(2))
+    thought = f"It is about {numbers}. I say any."
+    return f"<think>{thought}</think>{format_answer(f'{random.randrange(1, 10)}00')}"

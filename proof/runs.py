@@ -95,7 +95,7 @@ _FIVE = (0, 1, 2, 3, 4)
 
 _THREE = (0, 1, 2)
 
-LONG_TASKS = ("guess-aloud", "arithmetic-aloud")
+LONG_TASKS = ("guess-aloud", "calculator-aloud")
 LONG = ("ppo-token", "ppo-turn")
 """Beginnings of the names of PPO's runs on long replies: as it was by default, and as it is."""
 

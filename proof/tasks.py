@@ -21,6 +21,7 @@ from proof.letters import ENV as LETTERS_ENV
 from proof.letters import LETTERS
 from proof.plays import (
     add_in_writing,
+    calculate_aloud,
     go_by_nowhere,
     guess_aloud,
     halve_aloud,
@@ -30,7 +31,6 @@ from proof.plays import (
     return_the_list,
     round_aloud,
     say_a_digit,
-    work_aloud,
 )
 
 __all__ = ["DATA_SEED", "TASKS", "TEST_SEED", "WARM_SEED", "CoinPolicy", "Task", "add_in_writing", "describe_task"]
@@ -215,13 +215,16 @@ TASKS: Mapping[str, Task] = {
         max_turn_tokens=48,
         max_completion_length=240,
     ),
-    "arithmetic-aloud": Task(
-        "llm/Arithmetic-v0",
-        "one long turn",
-        (work_aloud, round_aloud),
+    "calculator-aloud": Task(
+        "llm/Calculator-v0",
+        "tool, in long turns",
+        (calculate_aloud, round_aloud),
         EASY,
-        **{**_ALOUD, "sft_steps": 250, "vocab_size": 288},
-        max_turn_tokens=96,
-        max_completion_length=100,
+        n_traces=12_000,
+        sft_steps=600,
+        vocab_size=1280,
+        model={"n_layers": 3},
+        max_turn_tokens=48,
+        max_completion_length=240,
     ),
 }
