@@ -44,13 +44,13 @@ def real_model() -> str:
     """Return the folder of a pretrained model for a test; skip the test if it is missing.
 
     The folder is that of the environment variable `LLM_ENVS_REAL_MODEL`, by default `REAL_MODEL_FOLDER`. With
-    `LLM_ENVS_REQUIRE_REAL_MODEL=1` the test fails instead of being skipped.
+    `LLM_ENVS_REQUIRE_REAL_MODEL=1` the test then fails.
     """
     import pytest
 
     folder = Path(os.environ.get("LLM_ENVS_REAL_MODEL") or REAL_MODEL_FOLDER)
     if not (folder / "config.json").is_file():
-        message = f"there is no model in {folder}: run `make real-model`, or name a folder in LLM_ENVS_REAL_MODEL"
+        message = f"{folder} has no model: run `make real-model`, or name a folder in LLM_ENVS_REAL_MODEL"
         if os.environ.get("LLM_ENVS_REQUIRE_REAL_MODEL") == "1":
             pytest.fail(message)
         pytest.skip(message)

@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
@@ -264,7 +265,7 @@ def load_training_state(folder: str | Path, state: TrainingState) -> TrainingSta
     PartialState()
     try:
         load_accelerator_state(str(path), _models(state), **_parts(state))
-    except (OSError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError, UnpicklingError) as error:
         first = str(error).strip().splitlines()[0]
         raise StoreError(f"{str(path)!r} does not fit this model and optimizer: {first}") from error
     best = values.pop("best")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import json
@@ -45,6 +46,7 @@ from llm_envs.trainers.loop import (
     is_held_out,
     latest_checkpoint,
     load_training_state,
+    save_training_state,
     share_weights,
     train,
     training_iteration,
@@ -581,6 +583,27 @@ def test_a_checkpoint_that_does_not_fit_is_refused(tiny_folder, tmp_path):
     with pytest.raises(StoreError, match="has no saved training state"):
         load_training_state(tmp_path / "nothing", state)
     assert load_training_state(newest, state).best == (0.5, 1)
+
+
+class Intruder:
+    """Unpickled, it leaves a file."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (self.path, "w")
+
+
+def test_loading_a_checkpoint_runs_no_code_of_it(tiny_folder, tmp_path):
+    state = create_again(tiny_folder)
+    left = tmp_path / "left"
+    for name, is_refused in (("optimizer.bin", True), ("random_states_0.pkl", False)):
+        folder = save_training_state(tmp_path / "run", state)
+        torch.save({"step": Intruder(str(left))}, folder / name)
+        with pytest.raises(StoreError, match="does not fit") if is_refused else contextlib.nullcontext():
+            load_training_state(folder, state)
+        assert not left.exists()
 
 
 KILLED_WHILE_WRITING = """
