@@ -1,7 +1,7 @@
 """Python for models: one interface, two backends (see `base`).
 
 `MontySandbox` runs a subset of Python in `pydantic-monty`, a fraction of a millisecond a run. `SubprocessSandbox` runs
-CPython itself in a separate process, confined by the kernel. The caller always chooses which one to use.
+CPython itself in a separate process, confined by the kernel; it runs only where the caller asks for it.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ _ERRORS: dict[SandboxStop, str] = {
 }
 _MEBIBYTE = 1 << 20
 FLOOD_FACTOR = 100
-"""Output is cut at the limit and the code goes on; code that writes this many times the limit is stopped."""
+"""Output is cut at the limit, and the code runs on. Code that writes this many times the limit is stopped."""
 
 
 @dataclass(frozen=True)
@@ -43,11 +43,11 @@ class SandboxLimits:
     recursion_depth: int = 1_000
     """Deepest nesting of calls."""
     output_characters: int = 8_000
-    """Longest output and longest value that a result holds; what is longer is cut, with a note."""
+    """Longest output and longest value of a result. Longer ones are cut, with a note."""
     code_characters: int = 50_000
     """Longest code that is run; longer code is answered with an error."""
     file_bytes: int = 16 * _MEBIBYTE
-    """Most that the session's own directory holds, where it has one (`SubprocessSandbox` in namespaces)."""
+    """Size of the session's own directory, if it has one (`SubprocessSandbox` in namespaces)."""
 
     def __post_init__(self) -> None:
         """Check the values.
@@ -119,11 +119,11 @@ class SandboxSession(Protocol):
         ...
 
     async def arun(self, code: str) -> SandboxResult:
-        """Run code without holding up the event loop; see `run`."""
+        """Run code without blocking the event loop; see `run`."""
         ...
 
     def close(self) -> None:
-        """Give back everything the session holds. May be called again."""
+        """Release everything that the session uses. May be called again."""
         ...
 
 

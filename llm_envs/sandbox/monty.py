@@ -209,7 +209,7 @@ class MontySession:
             return compose(limits=self.limits, seconds=time.perf_counter() - started, **outcome)
 
     async def arun(self, code: str) -> SandboxResult:
-        """Run code without holding up the event loop."""
+        """Run code without blocking the event loop."""
         return await run_in_thread(self, code)
 
     def close(self) -> None:
@@ -294,7 +294,7 @@ class _Feed:
             )
 
     def _can_go_on(self) -> bool:
-        """Tell whether the variables, as they were before, leave any code room to run."""
+        """Return whether code has room to run beside the variables as they were before."""
         if self._state is None:
             return True
         try:

@@ -5,6 +5,7 @@ connection to a listening port, no bystander killed, no process, folder or descr
 """
 
 import os
+import re
 import runpy
 import secrets
 import socket
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -134,6 +136,13 @@ def test_the_corpus_is_large_enough():
     assert len({(attack.category, attack.name) for attack in ATTACKS}) == len(ATTACKS)
     kinds = {"files", "network", "system", "processes", "memory", "time", "recursion", "integers", "output"}
     assert kinds | {"introspection", "regular expressions"} <= {attack.category for attack in ATTACKS}
+
+
+def test_the_page_lists_the_corpus():
+    page = (Path(__file__).resolve().parents[3] / "docs" / "sandbox.md").read_text()
+    listed = {kind: int(n) for kind, n in re.findall(r"^\| ([a-z ]+) \| (\d+) \|", page, re.MULTILINE)}
+    assert listed == Counter(attack.category for attack in ATTACKS)
+    assert f"holds {len(ATTACKS)} attacks" in page
 
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: f"{attack.category}-{attack.name}".replace(" ", "_"))

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 
 from llm_envs.errors import InvalidConfigError, SandboxError
 from llm_envs.sandbox import CRASHED, SandboxLimits, SubprocessSandbox
-from llm_envs.sandbox.seccomp import ARCHITECTURES, build_filter
+from llm_envs.sandbox.cpython.seccomp import ARCHITECTURES, build_filter
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="SubprocessSandbox needs Linux")
 
@@ -252,8 +253,6 @@ def test_forged_replies_are_not_taken_for_those_of_later_runs(session):
 
 
 def test_closing_during_a_run_waits_for_its_end(sandbox):
-    import threading
-
     session = sandbox.session(HURRIED)
     session.run("1")
     results = []
@@ -290,6 +289,54 @@ def test_a_host_that_is_killed_takes_its_interpreters_along():
     pids = [int(word) for word in done.stdout.split()]
     assert len(pids) == 2
     assert wait_until(lambda: not any(map(is_running, pids)))
+
+
+def stop_after(seconds: float, session, until_s: float | None = None) -> None:
+    """Stop the session's interpreter from outside, as a machine does that has no processor for it."""
+    _, interpreter = interpreter_of(session)
+    threading.Timer(seconds, os.kill, (interpreter, signal.SIGSTOP)).start()
+    if until_s is not None:
+        threading.Timer(until_s, os.kill, (interpreter, signal.SIGCONT)).start()
+
+
+def test_time_without_a_processor_is_not_the_codes_time(sandbox):
+    session = sandbox.session(replace(LIMITS, timeout_s=2))
+    session.run("x = 1")
+    stop_after(0.2, session, until_s=2.6)
+    result = session.run("import time\ntime.sleep(1)\nx + sum(range(10))")
+    assert (result.value, result.stopped, result.state_lost) == ("46", None, False)
+    assert result.seconds > 2
+    session.close()
+
+
+def test_an_interpreter_that_never_has_a_processor_is_not_the_codes_fault(sandbox):
+    session = sandbox.session(replace(LIMITS, timeout_s=0.2))
+    session.run("x = 1")
+    stop_after(0.05, session)
+    with pytest.raises(SandboxError, match=r"an interpreter had a processor for 0\.\d s of 2.6 s"):
+        session.run("import time\ntime.sleep(0.15)")
+    assert session.run("1 + 1").value == "2"
+    session.close()
+
+
+def test_sleeping_is_the_codes_own_time(sandbox):
+    session = sandbox.session(HURRIED)
+    assert session.run("import time\ntime.sleep(60)").stopped == "time"
+    session.close()
+
+
+@pytest.mark.alone  # it fills the machine
+def test_a_loop_beside_eight_busy_processes_is_over_its_time(sandbox):
+    session = sandbox.session(HURRIED)
+    session.run("x = 1")
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"], start_new_session=True) for _ in range(8)]
+    try:
+        assert session.run("while True: pass").stopped == "time"
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+    session.close()
 
 
 def test_what_cannot_be_had_is_refused():

@@ -1,9 +1,9 @@
-"""The system calls that sandboxed CPython may not make, as a seccomp filter in BPF.
+"""A seccomp filter, in BPF, of the system calls that sandboxed CPython may not make.
 
-A pure function from the machine's name to the filter's bytes. A refused call fails with an error number, so that the
-code sees `PermissionError` and not the end of its process. The numbers are those of the kernel's `unistd.h`. Calls
-newer than 2019 (424 and up: `io_uring`, `clone3`, `openat2`, ...) are answered "no such call"; the C library then uses
-the older ones, which are listed here.
+`build_filter` maps the machine's name to the filter's bytes. A refused call fails with an error number: the code sees
+`PermissionError`, and its process does not end. The numbers are those of the kernel's `unistd.h`. Calls newer than
+2019 (424 and up: `io_uring`, `clone3`, `openat2`, ...) fail with "no such call"; the C library then uses older ones,
+which are listed here.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _Architecture:
     refused: tuple[int, ...]
     """Processes, sockets, signals to others, mounts, namespaces, keys, shared memory, priorities, limits, devices."""
     changing_files: tuple[int, ...]
-    """Whatever changes a file or directory otherwise than through a descriptor opened for writing."""
+    """Calls that change a file or directory without a descriptor opened for writing."""
     opening: tuple[tuple[int, int], ...]
     """(number, argument that has the flags)."""
     clone: int
@@ -106,7 +106,7 @@ def build_filter(machine: str, *, read_only: bool) -> bytes | None:
     for number in refused:
         program += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _REFUSE)]
     program += _unless(architecture.clone, 0, _ANY_BIT, _CLONE_THREAD)
-    # A limit is read with a null pointer as the new one; the two halves of the pointer are looked at in turn.
+    # Reading a limit passes a null pointer as the new limit. Both halves of the pointer are checked.
     program += [
         (_EQUAL, 0, 6, architecture.prlimit64),
         (_LOAD, 0, 0, _ARGUMENTS + 8 * 2),

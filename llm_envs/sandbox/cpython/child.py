@@ -1,8 +1,8 @@
 """The process in which `SubprocessSandbox` runs CPython. A script that uses only the standard library.
 
-Two processes. The guardian sets up what closes the interpreter in, forks it, and then does four things: it stops it
-between runs (so that threads left behind do not go on), continues it, kills it when it is told to or when the host is
-gone, and ends with it. The interpreter closes itself in for good, and answers requests.
+There are two processes. The guardian sets up the isolation and forks the interpreter. Then it stops the interpreter
+between runs (so that threads left behind do not run), continues it, kills it on the host's order or when the host is
+gone, and ends when the interpreter ends. The interpreter isolates itself for good and answers requests.
 
 Frames in both directions on the control socket: four bytes of length, then JSON. A reply carries its request's nonce.
 """
@@ -44,24 +44,24 @@ CAPSET = {"x86_64": 126, "aarch64": 91}
 MOUNT_SETATTR = 442
 SET_DEATH_SIGNAL, SET_DUMPABLE, SET_SECCOMP, SET_SUBREAPER, SET_NO_NEW_PRIVILEGES = 1, 4, 22, 36, 38
 STAGE = "/proc"
-"""Where the new root is put together: a directory that every Linux has and no interpreter lives in."""
+"""Where the new root is built: every Linux has this directory, and no interpreter is installed in it."""
 HOME = "/tmp"
 RESERVE_BYTES = 4 << 20
-"""Memory given back when the code has used up its own, so that there is enough to say so."""
+"""Memory that is released when the code has used up its own, so that the error can be reported."""
 FIRST_UID = 61_184
-"""Unprivileged users that nothing else runs as (those of systemd's dynamic users): one a sandbox, so that they do not
-share a count of processes."""
+"""First of the unprivileged users that nothing else runs as (systemd's dynamic users). Each interpreter has its own, so
+that they do not share a count of processes."""
 TRACEBACK_CHARACTERS = 2_000
 
 libc = ctypes.CDLL(None, use_errno=True)
 
 
 class SetupError(Exception):
-    """Something that was to close the interpreter in is not to be had."""
+    """A part of the isolation is not available."""
 
 
 def check(result: int, what: str) -> None:
-    """Raise if a call of the C library has failed."""
+    """Raise if a call of the C library failed."""
     if result < 0:
         number = ctypes.get_errno()
         raise SetupError(f"{what}: {os.strerror(number)}")
@@ -74,7 +74,7 @@ def send(control: socket.socket, message: dict[str, Any]) -> None:
 
 
 def receive(control: socket.socket) -> dict[str, Any]:
-    """Read one frame; the end of the connection is the end of the process."""
+    """Read one frame. If the connection ends, end the process."""
     control.setblocking(True)  # the code has the descriptor too
     data = read_exactly(control, struct.unpack("!I", read_exactly(control, 4))[0])
     message: dict[str, Any] = json.loads(data)
@@ -93,12 +93,12 @@ def read_exactly(control: socket.socket, size: int) -> bytes:
 
 
 # ----------------------------------------------------------------------------------------------------------------------
-# Closing in
+# Isolation
 # ----------------------------------------------------------------------------------------------------------------------
 
 
 def unshare(config: dict[str, Any]) -> bool:
-    """Enter new namespaces; return whether that needed one of users, that is, whether we are not root."""
+    """Enter new namespaces. Return whether that needed a namespace of users, because we are not root."""
     flags = NEW_PID | NEW_NET | NEW_MOUNT | NEW_IPC | NEW_UTS
     if os.geteuid() == 0 and not config["user_namespace"] and libc.unshare(flags) == 0:
         return False
@@ -144,7 +144,7 @@ def make_read_only(target: str, flags: int) -> None:
 
 
 def change_root(config: dict[str, Any]) -> None:
-    """Replace the file system by one of a few read-only folders and one small empty folder."""
+    """Replace the file system by a few read-only folders and one small empty folder."""
     folders = visible_folders()
     library = os.path.dirname(os.__file__)
     hidden = [f"{library}/site-packages", f"{library}/dist-packages", "/usr/lib/python3/dist-packages"]
@@ -191,7 +191,7 @@ def drop_privileges(uid: int | None) -> None:
 
 
 def limit_resources(config: dict[str, Any], counts_are_ours: bool) -> None:
-    """Set the limits of this process. Memory: its present size, the code's share, and the reserve."""
+    """Set the limits of this process. Memory is its present size, the code's share, and the reserve."""
     with open("/proc/self/statm") as file:
         now = int(file.read().split()[0]) * resource.getpagesize()
     limits = {
@@ -213,7 +213,7 @@ def limit_resources(config: dict[str, Any], counts_are_ours: bool) -> None:
 
 
 def refuse_system_calls(encoded: str) -> bool:
-    """Install the filter; return whether there is one now."""
+    """Install the filter. Return whether that worked."""
     program = base64.b64decode(encoded)
     if not program:
         return False
@@ -228,7 +228,7 @@ def refuse_system_calls(encoded: str) -> bool:
 
 
 def guard(interpreter: int, lifeline: int) -> None:
-    """Stop, continue and kill the interpreter on the host's orders; end when it has ended or the host is gone."""
+    """Stop, continue and kill the interpreter on the host's orders. End when it has ended or the host is gone."""
     waker, wakened = os.pipe()
     os.set_blocking(wakened, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -247,7 +247,7 @@ def guard(interpreter: int, lifeline: int) -> None:
             if action == signal.SIGKILL:
                 os.waitpid(interpreter, 0)
                 break
-    while True:  # whatever it has left behind is ours now
+    while True:  # processes that it left behind are our children now
         try:
             with open("/proc/self/task/self/children") as file:
                 left = file.read().split()
@@ -268,7 +268,7 @@ def guard(interpreter: int, lifeline: int) -> None:
 
 
 def answer(request: dict[str, Any], namespace: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
-    """Run code as a notebook does and describe the result."""
+    """Run code as a notebook does, and return the result as data."""
     most, name, code = config["output_characters"], f"<run {request['number']}>", request["code"]
     linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)
     sys.setrecursionlimit(config["recursion_depth"] + 20)
@@ -283,7 +283,7 @@ def answer(request: dict[str, Any], namespace: dict[str, Any], config: dict[str,
             value = eval(compile(ast.Expression(last.value), name, "eval", dont_inherit=True), namespace)
             if value is not None:
                 reply["value"] = str(repr(value))[: most + 1]
-    except BaseException as error:  # SystemExit and KeyboardInterrupt too: nothing that the code raises ends us
+    except BaseException as error:  # SystemExit and KeyboardInterrupt too: no exception of the code may end us
         reserve = bytearray()
         reply = {"error": str(type(error).__name__)[:100], "traceback": describe(error)}
     with contextlib.suppress(BaseException):
@@ -292,7 +292,7 @@ def answer(request: dict[str, Any], namespace: dict[str, Any], config: dict[str,
     del reserve
     try:
         bytearray(RESERVE_BYTES)
-    except MemoryError:  # the variables themselves take all there is
+    except MemoryError:  # the variables take all the memory
         reply["is_full"] = True
     return reply
 
@@ -324,7 +324,7 @@ def open_streams(output: int) -> None:
 
 
 def interpret(control: socket.socket, output: int, config: dict[str, Any], is_mapped: bool, guardian: int) -> None:
-    """Close this process in, say so, and answer requests."""
+    """Isolate this process, report that it is ready, and answer requests."""
     protections = ["limits"]
     os.setsid()
     open_streams(output)

@@ -1,4 +1,4 @@
-"""CPython itself for models, in a process that the kernel closes in. Linux only.
+"""The host's side of the CPython sandbox: sessions, and the processes that they start. Linux only.
 
 1. A session is two processes (`child`): an interpreter, and the guardian that kills it. They start with the first run
    and end with the session. Nothing of the host is inherited: no environment, no descriptors but the session's own
@@ -15,7 +15,10 @@
 4. Between runs the interpreter is stopped, and so are threads that the code has left running.
 5. A run that is over its time, its output or its memory, or that ends its interpreter, costs the session its variables
    (unlike in `MontySandbox`): the next run has a new interpreter, and its result has a note.
-6. The interpreter sends only data: frames of limited size with the nonce of the request, read by a JSON parser.
+6. A busy machine is not the code's fault. If a run reaches its limit and its interpreter had less than half of that
+   time on a processor because it waited for one, or was stopped from outside, the run gets more time. After
+   `_WINDOWS` it raises `SandboxError`. Code that sleeps does not wait for a processor.
+7. The interpreter sends only data: frames of limited size with the nonce of the request, read by a JSON parser.
    Anything else costs the session its interpreter. Model code shares that process, so a value may be a lie, but the
    code could have printed the same.
 """
@@ -39,11 +42,12 @@ import tempfile
 import threading
 import time
 import weakref
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from llm_envs.errors import InvalidConfigError, SandboxError
-from llm_envs.processes import StartWatch
+from llm_envs.processes import StartWatch, children_of, cpu_seconds
 from llm_envs.sandbox.base import (
     FLOOD_FACTOR,
     NotRun,
@@ -55,7 +59,7 @@ from llm_envs.sandbox.base import (
     describe,
     run_in_thread,
 )
-from llm_envs.sandbox.seccomp import build_filter
+from llm_envs.sandbox.cpython.seccomp import build_filter
 
 __all__ = ["Isolation", "SubprocessSandbox", "SubprocessSession"]
 
@@ -63,11 +67,13 @@ Isolation = Literal["namespaces", "rlimits"]
 
 _CHILD = Path(__file__).with_name("child.py")
 _PULSE_S = 1.0
-"""How often a wait for the start of an interpreter, about 0.1 s on a free machine, looks whether it gets on."""
+"""Seconds between checks of a starting interpreter's progress. A start takes about 0.1 s on a free machine."""
 _END_S = 5.0
 """Longest time for the guardian to kill its interpreter, before it is killed itself."""
+_WINDOWS = (1, 3, 9)
+"""Time limits of a run, in multiples of `timeout_s`. The next one starts if the run had no processor in the last."""
 _CPU_S = 3_600
-"""Processor time of one interpreter in all: a backstop, should the guardian be gone."""
+"""Most processor time of an interpreter, in seconds: a backstop in case the guardian is gone."""
 _ENVIRONMENT = {"HOME": "/tmp", "LANG": "C.UTF-8", "MALLOC_ARENA_MAX": "1", "PATH": "", "PYTHONHASHSEED": "0"}
 
 
@@ -173,7 +179,7 @@ class SubprocessSession:
             return compose(limits=self.limits, seconds=time.perf_counter() - started, **outcome)
 
     def _ready_child(self) -> tuple[_Child, bool]:
-        """Return the interpreter, and whether it is new and this has not been reported yet."""
+        """Return the interpreter, and whether the result must report that it is new."""
         child, told = self._child, self._child is None
         if child is not None and (child.pid != os.getpid() or not child.is_silent()):
             child.close()
@@ -184,7 +190,7 @@ class SubprocessSession:
         return child, False
 
     async def arun(self, code: str) -> SandboxResult:
-        """Run code without holding up the event loop."""
+        """Run code without blocking the event loop."""
         return await run_in_thread(self, code)
 
     def close(self) -> None:
@@ -253,18 +259,18 @@ class _Child:
         self._wait_until_ready(sandbox)
 
     def close(self) -> None:
-        """Kill the interpreter, wait until it is gone, and give everything back."""
+        """Kill the interpreter, wait until it is gone, and release everything."""
         self._end()
 
     def is_silent(self) -> bool:
-        """Tell whether the interpreter is there and has sent nothing since its last reply."""
+        """Return whether the interpreter is alive and has sent nothing since its last reply."""
         try:
             self._control.recv(1)
         except BlockingIOError:
             return True
         except OSError:
             return False
-        return False  # a forged reply to a request that is still to come, or the end
+        return False  # a reply forged for a later request, or the end of the connection
 
     def run(self, code: str) -> dict[str, Any]:
         """Run code and return the data for `compose`."""
@@ -273,7 +279,7 @@ class _Child:
         exchange = _Exchange(self, json.dumps({"code": code, "nonce": nonce, "number": self._n_runs}).encode())
         self._received.clear()
         self._order(b"C")
-        stopped = exchange.go_on(self.limits.timeout_s)
+        stopped = self._exchange_in_time(exchange)
         self._order(b"S")
         reply = exchange.reply
         outcome: dict[str, Any] = {}
@@ -287,8 +293,26 @@ class _Child:
             outcome["stopped"] = stopped or "crash"
         return outcome | {"printed": exchange.text(), "n_printed": exchange.n_characters}
 
+    def _exchange_in_time(self, exchange: _Exchange) -> SandboxStop | None:
+        """Exchange until the time limit. Extend it if the interpreter waited for a processor most of the time."""
+        limit_s = self.limits.timeout_s
+        start = last = _read_clock(self._process.pid)
+        for window in _WINDOWS:
+            stopped = exchange.run(window * limit_s)
+            now = _read_clock(self._process.pid) if stopped == "time" else None
+            if start is None or last is None or now is None or now.used_s - start.used_s >= limit_s / 2:
+                return stopped
+            if not now.is_stopped and now.waited_s - last.waited_s < window * limit_s / 2:
+                return stopped
+            last = now
+        self.close()
+        raise SandboxError(
+            f"an interpreter had a processor for {now.used_s - start.used_s:.1f} s of {sum(_WINDOWS) * limit_s:g} s. "
+            "Is this machine overloaded?"
+        )
+
     def _order(self, order: bytes) -> None:
-        """Tell the guardian to continue or stop the interpreter. That it is gone shows on the control socket."""
+        """Tell the guardian to continue or stop the interpreter. If it is gone, the control socket shows that."""
         with contextlib.suppress(OSError):
             os.write(self._lifeline, order)
 
@@ -296,7 +320,7 @@ class _Child:
         exchange = _Exchange(self, None)
         watch = StartWatch(self._process.pid)
         complaint = None
-        while (stopped := exchange.go_on(_PULSE_S)) == "time" and complaint is None:
+        while (stopped := exchange.run(_PULSE_S)) == "time" and complaint is None:
             complaint = watch.complaint()
         reply = exchange.reply or {}
         if reply.get("ready") is True and not stopped:
@@ -312,7 +336,7 @@ class _Child:
 
 
 class _Exchange:
-    """One request and its reply, and the output meanwhile."""
+    """One request, its reply, and the output in between."""
 
     def __init__(self, child: _Child, request: bytes | None) -> None:
         self.reply: dict[str, Any] | None = None
@@ -322,8 +346,8 @@ class _Exchange:
         self._most = child.limits.output_characters
         self._kept = bytearray()
 
-    def go_on(self, timeout_s: float) -> SandboxStop | None:
-        """Exchange until the reply is complete; return the limit that was reached, if one was."""
+    def run(self, timeout_s: float) -> SandboxStop | None:
+        """Exchange until the reply is complete. Return the limit that was reached, or None."""
         deadline = time.perf_counter() + timeout_s
         control, output = self._child._control, self._child._output
         with selectors.DefaultSelector() as selector:
@@ -376,7 +400,7 @@ class _Exchange:
         return bool(chunk)
 
     def _read_control(self) -> bool:
-        """Read a part of the reply; return whether all is well."""
+        """Read a part of the reply. Return False for anything but a well-formed reply."""
         chunk = self._child._control.recv(65_536)
         received = self._child._received
         received += chunk
@@ -398,6 +422,30 @@ class _Exchange:
         return True
 
 
+@dataclass(frozen=True)
+class _Clock:
+    """How a guardian and its interpreter have spent their time so far."""
+
+    used_s: float
+    """Processor time."""
+    waited_s: float
+    """Time in which they were ready to run and had no processor."""
+    is_stopped: bool
+    """Whether one of them is stopped by a signal now."""
+
+
+def _read_clock(guardian: int) -> _Clock | None:
+    """Return the clock of an interpreter, or None if it is gone or the system does not report these times."""
+    used_s, waited_ns, states = cpu_seconds(guardian), 0, ""
+    try:
+        for pid in (guardian, *children_of(guardian)):
+            waited_ns += int(Path(f"/proc/{pid}/schedstat").read_text().split()[1])
+            states += Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return None
+    return None if used_s is None else _Clock(used_s, waited_ns / 1e9, "T" in states)
+
+
 def _encode_filter(isolation: Isolation) -> str:
     program = build_filter(platform.machine(), read_only=isolation == "rlimits")
     return base64.b64encode(program or b"").decode()
@@ -406,7 +454,7 @@ def _encode_filter(isolation: Isolation) -> str:
 def _end_child(
     process: subprocess.Popen[bytes], output: int, lifeline: int, control: socket.socket, folder: str, pid: int
 ) -> None:
-    """Make the guardian kill its interpreter and end; in a forked copy of the host only close the copies."""
+    """Make the guardian kill its interpreter and end. In a forked copy of the host, only close the copies."""
     if pid == os.getpid():
         with contextlib.suppress(OSError):
             os.write(lifeline, b"K")
