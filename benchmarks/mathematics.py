@@ -119,7 +119,7 @@ def parts() -> dict[str, tuple[Any, str, Any]]:
         "words": (equality, "words_of", lambda text: None),
         "pairs and intervals": (equality, "is_interval", lambda text: False),
         "inequalities": (equality, "interval_of", lambda text: None),
-        "sets are no pairs": (equality, "is_set", lambda text: False),
+        "a set is not a pair": (equality, "is_set", lambda text: False),
         "prose in front": (answer_text, "_PREFIX", never),
         "signs that are not ASCII": (answer_text, "_ASCII", {}),
         "what stands around": (answer_text, "_WRAPPERS", ()),
