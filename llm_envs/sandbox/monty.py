@@ -4,9 +4,9 @@
    code: between runs its variables are a few kilobytes of bytes here. Any number of sessions share the workers.
 2. A run that is stopped by a limit, or that takes its worker down, leaves the session's variables as they were before
    that run. The pool replaces the worker.
-3. The worker enforces the limits; the pool kills a worker that is over its time by more than `_GRACE_S`. A busy
-   machine is not the code's fault: a worker that did not start, died, or had less than half of its time on a processor
-   is replaced and the code runs again. After `_ATTEMPTS` runs it raises `SandboxError`.
+3. The worker enforces the limits, except that of time: a thread here kills a worker that is over it (`time_limit`). A
+   busy machine is not the code's fault: a worker that did not start, or died, is replaced and the code runs again; one
+   that had no processor gets more time. After `_ATTEMPTS` runs, or the longest time, it raises `SandboxError`.
 4. pydantic-monty has threads, which a forked process lacks. In a process that is forked from one that has run code,
    the pool therefore lives in helper processes (`_Helper`), which start with the first run, in about a second.
 5. Nothing that comes out of a worker is executed, and values are written out with a budget (`rendering`).
@@ -29,7 +29,7 @@ from dataclasses import asdict
 from typing import IO, Any, cast
 
 from llm_envs.errors import InvalidConfigError, MissingExtraError, SandboxError
-from llm_envs.processes import cpu_seconds, forget_after_fork, processors
+from llm_envs.processes import forget_after_fork, processors
 from llm_envs.sandbox.base import (
     FLOOD_FACTOR,
     NotRun,
@@ -43,11 +43,10 @@ from llm_envs.sandbox.base import (
     run_in_thread,
 )
 from llm_envs.sandbox.rendering import render
+from llm_envs.sandbox.time_limit import LONGEST, TimeLimit, TimeLimits
 
 __all__ = ["MontySandbox", "MontySession"]
 
-_GRACE_S = 1.0
-"""How much longer than its limit a worker may take before it is killed: operations that do not look at the clock."""
 _START_S = 60.0
 """How long a worker may take to start, on top of the longest run."""
 _ATTEMPTS = 3
@@ -64,6 +63,7 @@ _started_in: int | None = None
 """The process in which pydantic-monty has started threads. A forked copy of it has none, and would wait for ever."""
 _Fed = tuple[dict[str, Any], bytes | None]
 """The data of a run for `compose`, and the session's variables after it."""
+_TIME_LIMITS = TimeLimits()
 _HELPER = "from llm_envs.sandbox.monty import serve; serve()"
 
 
@@ -166,8 +166,7 @@ class MontySandbox:
                     pool = self._monty.Monty(
                         min_processes=0,
                         max_processes=self.n_workers,
-                        request_timeout=self.limits.timeout_s + _START_S,
-                        feed_duration_limit_grace=_GRACE_S,
+                        request_timeout=LONGEST * self.limits.timeout_s + _START_S,
                     )
                     self._pool = pool.__enter__()
                 except (OSError, RuntimeError, self._monty.MontyError) as error:
@@ -231,7 +230,7 @@ class _Feed:
         """Why the last run must be repeated; empty if it need not."""
         self._checkout = {
             "limits": {
-                "max_feed_duration_secs": limits.timeout_s,
+                "max_feed_duration_secs": LONGEST * limits.timeout_s + _START_S,  # a backstop; see `_TIME_LIMITS`
                 "max_memory": limits.memory_bytes,
                 "max_recursion_depth": limits.recursion_depth,
             },
@@ -257,25 +256,25 @@ class _Feed:
         monty = self._monty
         printed = _Printed(self._limits.output_characters)
         outcome: dict[str, Any] = {}
+        limit: TimeLimit | None = None
         self._why_again = "no worker of pydantic-monty could be started"
         try:
             with self._pool.checkout(**self._checkout) as worker:
                 if self._state is not None:
                     worker.load_session(self._state)
                 self._why_again = ""
-                cpu_s = cpu_seconds(worker.worker_pid)
                 try:
-                    value = worker.feed_run(code, print_callback=printed)
+                    with _TIME_LIMITS.hold(worker.worker_pid, self._limits.timeout_s) as limit:
+                        value = worker.feed_run(code, print_callback=printed)
                     if value is not None:
                         outcome["value"] = render(value, self._limits.output_characters)
                 except (monty.MontyRuntimeError, monty.MontySyntaxError) as error:
                     outcome = self._explain(error, printed)
-                    if outcome.get("stopped") == "time":
-                        self._check_processor_time(worker.worker_pid, cpu_s)
                 if not outcome.get("stopped"):
                     self._keep(worker.dump(), outcome)
         except monty.MontyCrashedError as crash:
-            outcome = {"stopped": "time" if crash.timed_out else "crash"}
+            is_over = crash.timed_out or (limit is not None and limit.is_killed)
+            outcome = {"stopped": "time" if is_over else "crash"}
         except monty.MontyError as error:  # the variables themselves no longer fit
             outcome = self._explain(error, printed)
             outcome.setdefault("stopped", "memory")
@@ -283,15 +282,12 @@ class _Feed:
         except (OSError, RuntimeError):
             if not outcome.get("error"):  # a worker that ended without a message
                 outcome = {"stopped": "crash"}
-        return outcome | {"printed": printed.text(), "n_printed": printed.n_characters}
-
-    def _check_processor_time(self, pid: int | None, before_s: float | None) -> None:
-        """Have the code run again if its time ran out while its worker waited for a processor."""
-        now_s = None if pid is None else cpu_seconds(pid)
-        if before_s is not None and now_s is not None and now_s - before_s < self._limits.timeout_s / 2:
-            self._why_again = (
-                f"a worker had a processor for {now_s - before_s:.1f} s of its {self._limits.timeout_s:g} s"
+        if limit is not None and limit.was_starved:
+            raise SandboxError(
+                f"a worker had a processor for {limit.used_s:.1f} s of {limit.given_s:.1f} s. "
+                "Is this machine overloaded?"
             )
+        return outcome | {"printed": printed.text(), "n_printed": printed.n_characters}
 
     def _can_go_on(self) -> bool:
         """Return whether code has room to run beside the variables as they were before."""

@@ -16,8 +16,8 @@
 5. A run that is over its time, its output or its memory, or that ends its interpreter, costs the session its variables
    (unlike in `MontySandbox`): the next run has a new interpreter, and its result has a note.
 6. A busy machine is not the code's fault. If a run reaches its limit and its interpreter had less than half of that
-   time on a processor because it waited for one, or was stopped from outside, the run gets more time. After
-   `_WINDOWS` it raises `SandboxError`. Code that sleeps does not wait for a processor.
+   time on a processor because it waited for one, or was stopped from outside, the run gets more time. At `LONGEST`
+   it raises `SandboxError`. Code that sleeps does not wait for a processor.
 7. The interpreter sends only data: frames of limited size with the nonce of the request, read by a JSON parser.
    Anything else costs the session its interpreter. Model code shares that process, so a value may be a lie, but the
    code could have printed the same.
@@ -60,6 +60,7 @@ from llm_envs.sandbox.base import (
     run_in_thread,
 )
 from llm_envs.sandbox.cpython.seccomp import build_filter
+from llm_envs.sandbox.time_limit import LONGEST, STEP
 
 __all__ = ["Isolation", "SubprocessSandbox", "SubprocessSession"]
 
@@ -70,8 +71,6 @@ _PULSE_S = 1.0
 """Seconds between checks of a starting interpreter's progress. A start takes about 0.1 s on a free machine."""
 _END_S = 5.0
 """Longest time for the guardian to kill its interpreter, before it is killed itself."""
-_WINDOWS = (1, 3, 9)
-"""Time limits of a run, in multiples of `timeout_s`. The next one starts if the run had no processor in the last."""
 _CPU_S = 3_600
 """Most processor time of an interpreter, in seconds: a backstop in case the guardian is gone."""
 _ENVIRONMENT = {"HOME": "/tmp", "LANG": "C.UTF-8", "MALLOC_ARENA_MAX": "1", "PATH": "", "PYTHONHASHSEED": "0"}
@@ -295,20 +294,21 @@ class _Child:
 
     def _exchange_in_time(self, exchange: _Exchange) -> SandboxStop | None:
         """Exchange until the time limit. Extend it if the interpreter waited for a processor most of the time."""
-        limit_s = self.limits.timeout_s
+        limit_s = left_s = self.limits.timeout_s
+        given_s = used_s = 0.0
         start = last = _read_clock(self._process.pid)
-        for window in _WINDOWS:
-            stopped = exchange.run(window * limit_s)
+        while given_s < LONGEST * limit_s:
+            stopped = exchange.run(left_s)
             now = _read_clock(self._process.pid) if stopped == "time" else None
-            if start is None or last is None or now is None or now.used_s - start.used_s >= limit_s / 2:
+            if start is None or last is None or now is None:
                 return stopped
-            if not now.is_stopped and now.waited_s - last.waited_s < window * limit_s / 2:
+            used_s = now.used_s - start.used_s
+            if used_s >= limit_s / 2 or not (now.is_stopped or now.waited_s - last.waited_s >= left_s / 2):
                 return stopped
-            last = now
+            given_s, left_s, last = given_s + left_s, STEP * limit_s, now
         self.close()
         raise SandboxError(
-            f"an interpreter had a processor for {now.used_s - start.used_s:.1f} s of {sum(_WINDOWS) * limit_s:g} s. "
-            "Is this machine overloaded?"
+            f"an interpreter had a processor for {used_s:.1f} s of {given_s:.1f} s. Is this machine overloaded?"
         )
 
     def _order(self, order: bytes) -> None:

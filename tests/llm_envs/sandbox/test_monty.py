@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import sys
 import threading
 from dataclasses import replace
 
@@ -110,6 +111,34 @@ def test_time_without_a_processor_is_not_the_codes_time(sandbox):
         result = session.run("n = 0\nfor i in range(1000): n += x\nn")
         assert (result.value, result.stopped) == ("1000", None)
         assert result.seconds > 2
+
+
+def test_a_worker_that_is_stopped_during_a_run_gets_the_time_that_it_lost():
+    with MontySandbox(n_workers=1, limits=replace(LIMITS, timeout_s=1)) as patient:
+        session = patient.session()
+        others = workers()
+        session.run("x = 1")
+        (pid,) = set(workers()) - set(others)
+        threading.Timer(0.1, os.kill, (pid, signal.SIGSTOP)).start()
+        threading.Timer(1.6, os.kill, (pid, signal.SIGCONT)).start()
+        result = session.run("while True: pass")
+        assert result.stopped == "time"
+        assert result.seconds > 1.6
+        assert session.run("x").value == "1"
+
+
+@pytest.mark.alone  # it fills the machine
+def test_a_loop_beside_eight_busy_processes_is_over_its_time(hurried):
+    session = hurried.session()
+    session.run("x = 1")
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"], start_new_session=True) for _ in range(8)]
+    try:
+        assert session.run("while True: pass").stopped == "time"
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+    assert session.run("x").value == "1"
 
 
 def test_variables_that_take_too_much_are_not_kept(sandbox):

@@ -1,0 +1,68 @@
+"""The thread that kills workers at their time limits."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from llm_envs.sandbox.time_limit import LONGEST, TimeLimits
+
+
+@pytest.fixture
+def worker():
+    process = subprocess.Popen([sys.executable, "-c", "while True: pass"], start_new_session=True)
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_a_worker_over_its_limit_is_killed(worker):
+    with TimeLimits().hold(worker.pid, 0.2) as limit:
+        assert worker.wait(60) == -signal.SIGKILL
+    assert limit.is_killed
+    assert not limit.was_starved
+    assert limit.used_s >= 0.1
+
+
+def test_a_worker_without_a_processor_gets_more_time_and_is_then_called_starved(worker):
+    os.kill(worker.pid, signal.SIGSTOP)
+    started = time.monotonic()
+    with TimeLimits().hold(worker.pid, 0.2) as limit:
+        assert worker.wait(60) == -signal.SIGKILL
+    assert time.monotonic() - started > LONGEST * 0.2
+    assert limit.was_starved
+
+
+def test_a_worker_that_is_done_in_time_lives_on(worker):
+    limits = TimeLimits()
+    with limits.hold(worker.pid, 60) as longer:
+        with limits.hold(worker.pid, 0.3) as limit:  # an earlier deadline wakes the thread
+            pass
+        time.sleep(0.6)
+    assert worker.poll() is None
+    assert not limit.is_killed and not longer.is_killed
+
+
+def test_an_earlier_deadline_is_seen_while_a_later_one_is_waited_for(worker):
+    limits = TimeLimits()
+    with limits.hold(os.getpid(), 600), limits.hold(worker.pid, 0.2):
+        assert worker.wait(60) == -signal.SIGKILL
+
+
+def test_a_forked_child_has_its_own_thread():
+    limits = TimeLimits()
+    with limits.hold(os.getpid(), 600):
+        pid = os.fork()
+        if not pid:
+            status = 1
+            try:
+                signal.alarm(120)
+                process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+                with limits.hold(process.pid, 0.1):
+                    status = 0 if process.wait(60) == -signal.SIGKILL else 2
+            finally:
+                os._exit(status)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
