@@ -1,7 +1,7 @@
-r"""The text of a mathematical answer, before any algebra: words, units, lists, inequalities. Texts in, texts out.
+r"""Read the text of a mathematical answer, before any algebra: words, units, lists, inequalities.
 
-Every function takes a text of bounded length (`clean` refuses others) and is linear, or quadratic in a few thousand
-characters at worst. Nothing is evaluated here.
+All functions map texts to texts and evaluate nothing. They take texts of bounded length (`clean` refuses longer ones),
+in linear time, or in quadratic time for a few thousand characters at worst.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _squeezed(text: str) -> str:
 
 
 def clean(text: str) -> str | Unreadable:
-    """Take off what stands around a formula, or say why it is not read."""
+    """Remove the delimiters and prose around a formula, or return why it is not read."""
     if len(text) > MAX_CHARACTERS:
         return Unreadable(f"has {len(text)} characters; at most {MAX_CHARACTERS} are read")
     text = "".join(character if character.isprintable() else " " for character in text.translate(_ASCII)).strip()
@@ -170,7 +170,7 @@ _CONNECTIVES = frozenset({"or", "and"})
 _LETTERS = re.compile(r"[^\W\d_]+")
 _NAMES = re.compile(r"\\(?:begin|end|operatorname|mathcal|mathbb|mathbf|mathrm|color)\s*\*?\s*\{[^{}]*\}")
 _PROSE_LETTERS = 4
-"""Letters side by side from which they are a word and no product: "abc" is one, "wrong" is none."""
+"""Number of adjacent letters from which they are a word, like "wrong", and not a product, like "abc"."""
 
 
 def words_of(text: str) -> str | None:
@@ -188,7 +188,7 @@ def words_of(text: str) -> str | None:
 
 
 def has_letters(text: str) -> bool:
-    """Tell whether a formula has letters besides its commands."""
+    """Return whether a formula has letters besides its commands."""
     return any(map(str.isalpha, _COMMAND.sub("", text)))
 
 
@@ -277,7 +277,7 @@ def _spaced(unit: str) -> str:
 
 
 def _is_amount(value: str) -> bool:
-    """Tell whether a text is a number, as far as its signs go."""
+    """Return whether a text looks like a number."""
     value = re.sub(rf"{_SPACE}+\Z", "", value)
     plain = _COMMAND.sub("", value)
     if any(map(str.isalpha, plain)) or any(character in plain for character in "<>;|"):
@@ -356,12 +356,12 @@ _RELATIONS = {"\\le": "<=", "<=": "<=", "\\ge": ">=", ">=": ">=", "\\lt": "<", "
 
 
 def is_set(text: str) -> bool:
-    r"""Tell whether a text is one `\{...\}` of elements."""
+    r"""Return whether a text is one `\{...\}` of elements."""
     return _inside_set(text) is not None
 
 
 def is_interval(text: str) -> bool:
-    """Tell whether a text begins and ends like an interval, a pair, or a union of intervals."""
+    """Return whether a text begins and ends like an interval, a pair, or a union of intervals."""
     text = text.strip()
     return text[:1] in ("(", "[", "]") and text[-1:] in (")", "]", "[") and "," in text
 

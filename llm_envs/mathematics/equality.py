@@ -1,15 +1,15 @@
-r"""Whether two mathematical answers are equal: plain arithmetic here, all else by math-verify in a bounded worker.
+r"""Compare two mathematical answers: plain arithmetic here, everything else by math-verify in a bounded worker.
 
-1. A model's text is never executed. Plain numbers and arithmetic go to `llm_envs.mathematics.arithmetic`. All else
-   is read as LaTeX by math-verify, in a process in which sympy's own use of `eval` is replaced
+1. A model's text is never executed. Plain numbers and arithmetic go to `llm_envs.mathematics.arithmetic`. math-verify
+   reads everything else as LaTeX, in a process in which sympy's use of `eval` is replaced
    (`llm_envs/mathematics/worker.py`).
-2. Every check ends: inputs are limited in length and nesting, and a worker that takes longer than `timeout_s` or more
-   than its memory is replaced. Such a check is "undecided", which is not equal.
-3. Any number of threads may check at once; each check has a worker of its own, further ones wait for one. One process
-   loads sympy, in a second or, on a busy machine, many; the workers are its children, forked in milliseconds.
+2. Every check ends. Inputs are limited in length and nesting, and a worker that exceeds `timeout_s` or its memory is
+   replaced. Such a check is "undecided", which is not equal.
+3. Any number of threads may check at once. Each check uses one worker, and waits if all are busy. One process loads
+   sympy, which takes a second, or many on a busy machine. The workers are its children, forked in milliseconds.
 
-Equality is that of values, so an answer that merely restates the question ("37*24", "\sum_{n=1}^{100} n") equals its
-value. A task in which that would be cheating has to ask for a number and compare numbers.
+Values are compared, so an answer that only restates the question ("37*24", "\sum_{n=1}^{100} n") equals its value. If
+that would be cheating in a task, the task must ask for a number and compare numbers.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ class MathComparison:
 
     verdict: Verdict
     reason: str
-    """Why it is undecided, or different without a comparison; else empty."""
+    """Why it is undecided, or different without a comparison; otherwise empty."""
     seconds: float
-    """Wall-clock time, with any wait for a worker."""
+    """Wall-clock time, including any wait for a worker."""
 
     def __bool__(self) -> bool:
-        """Tell whether the answer equals the target."""
+        """Return whether the answer equals the target."""
         return self.verdict == "equal"
 
 
@@ -69,7 +69,7 @@ class MathChecker:
     """Worker processes in which math-verify compares answers. Most callers need only `compare_math`.
 
     Args:
-        n_workers: Most comparisons at one time.
+        n_workers: Largest number of comparisons at one time.
 
     Raises:
         InvalidConfigError: If `n_workers` is less than 1.
@@ -80,7 +80,7 @@ class MathChecker:
             raise InvalidConfigError(f"n_workers is {n_workers!r}; it must be a whole number from 1.")
         self.n_workers = n_workers
         self.n_loaded = 0
-        """How often sympy has been loaded: more than once only if that process was killed, or this one forked."""
+        """How often sympy was loaded: more than once only if its process was killed, or this one was forked."""
         self._is_closed = False
         self.forget()
         forget_after_fork(self)
@@ -97,7 +97,7 @@ class MathChecker:
         self._loader: _Loader | None = None
 
     def start(self) -> None:
-        """Have sympy loaded, without waiting for it."""
+        """Start loading sympy, without waiting for it."""
         self._started_loader()
 
     def compare(self, answer: str, target: str, *, timeout_s: float = 2.0) -> MathComparison:
@@ -195,9 +195,9 @@ class MathChecker:
 def compare_math(answer: str, target: str, *, timeout_s: float = 2.0) -> MathComparison:
     r"""Compare a model's answer with the right one, by value.
 
-    - The same text is equal, whatever it is, spaces aside.
-    - Numbers are equal if they are exactly so, or, where one of them is written with a decimal point, to within one
-      millionth (of the larger one if that is below 1). "1e3" and "1,000" are 1000. "x=5" equals "5".
+    - The same text is always equal, except for spaces.
+    - Numbers must be exactly equal. If one of them has a decimal point, they may differ by one millionth (of the
+      larger one if that is below 1). "1e3" and "1,000" are 1000. "x=5" equals "5".
     - An answer of several candidates ("3 or 5", "3 5", "3 = 5") does not equal one of them. Lists ("3,5", "x=3 or
       x=5", `\{3,5\}`) are equal in any order; a pair is equal to a list in the same order, and never to a set.
     - Texts of only words ("no", "cat", "north pole") are compared as text, ignoring case: never as products of
@@ -208,15 +208,15 @@ def compare_math(answer: str, target: str, *, timeout_s: float = 2.0) -> MathCom
     - "x>3" equals `(3,\infty)`.
 
     Args:
-        answer: Only the final answer, in LaTeX or as plain arithmetic; `$...$` or one `\boxed{...}` around it is
-            taken off.
-        target: The right answer, likewise.
-        timeout_s: Longest time for the comparison, seconds, without the wait for a worker: at the first comparison of
-            a process sympy is loaded.
+        answer: Only the final answer, in LaTeX or as plain arithmetic. `$...$` or one `\boxed{...}` around it is
+            removed.
+        target: The right answer, in the same form.
+        timeout_s: Longest time for the comparison, in seconds, without the wait for a worker. The first comparison of
+            a process waits until sympy is loaded.
 
     Returns:
-        The comparison; in a condition it is true only if the two are equal. Whatever cannot be read, or not compared
-        in time, is "undecided".
+        The comparison. In a condition it is true only if the two are equal. It is "undecided" if a text cannot be read
+        or the comparison takes too long.
 
     Raises:
         InvalidConfigError: If `timeout_s` is not above 0.
@@ -226,13 +226,13 @@ def compare_math(answer: str, target: str, *, timeout_s: float = 2.0) -> MathCom
 
 
 def prepare_comparison(target: str) -> None:
-    """Have sympy loaded in the background, unless the target is a plain number: call it while the answer is awaited."""
+    """Start loading sympy, unless the target is a plain number. Call this before the answer arrives."""
     if _plain_value(target) is None:
         shared_checker().start()
 
 
 def math_equal(answer: str, target: str, *, timeout_s: float = 2.0) -> bool:
-    """Tell whether an answer equals its target; False also where that cannot be decided. See `compare_math`."""
+    """Return whether an answer equals its target; False if that cannot be decided. See `compare_math`."""
     return bool(compare_math(answer, target, timeout_s=timeout_s))
 
 

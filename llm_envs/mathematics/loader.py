@@ -52,11 +52,11 @@ class Loader:
         self._is_ready = False
 
     def connect(self) -> Worker:
-        """Return a new worker; waits until sympy is loaded.
+        """Return a new worker, after sympy is loaded.
 
         Raises:
-            SandboxError: If the process does not get that far.
-            OSError: If it did, but has ended since.
+            SandboxError: If the process does not load it.
+            OSError: If the process has ended since.
         """
         self._wait_until_ready()
         ours, theirs = socket.socketpair()
@@ -116,7 +116,7 @@ class Worker:
                 if not chunk:
                     raise ConnectionError
                 reply += chunk
-        except OSError:  # it was ended by its alarm, or crashed, or answers too late
+        except OSError:  # its alarm ended it, it crashed, or its answer is late
             self.close()
             is_late = time.perf_counter() - started >= timeout_s
             return None, f"over the time limit of {timeout_s:.3g} s" if is_late else "the comparison crashed"
@@ -124,7 +124,7 @@ class Worker:
         return message["equal"], message["reason"]
 
     def is_there(self) -> bool:
-        """Tell whether the worker, which has nothing to say now, has not ended: killed when memory ran out, say."""
+        """Return whether the idle worker is alive: the system may have killed it when memory ran out."""
         self._connection.setblocking(False)
         try:
             return bool(self._connection.recv(1))
@@ -134,7 +134,7 @@ class Worker:
             return False
 
     def close(self) -> None:
-        """Give the worker up: it ends when it next looks at the connection, or by its alarm."""
+        """Abandon the worker. It ends when it next reads from the connection, or by its alarm."""
         self.is_alive = False
         self._connection.close()
 

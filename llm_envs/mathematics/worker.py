@@ -1,11 +1,11 @@
-"""The process in which `llm_envs.mathematics.equality` lets math-verify work.
+"""The process in which math-verify compares formulas for `llm_envs.mathematics.equality`.
 
-A script: it imports nothing of this package.
+This is a script: it imports nothing of this package.
 
-The first process loads sympy once and does nothing but fork: a child for each connection that it is sent, which takes
-milliseconds. A child answers requests, one line of JSON each, until its connection closes, or a check takes too long
-(the alarm ends it), needs too much memory, or crashes. Nothing is executed that came in: an audit hook refuses to
-compile text, to start a process, to open a socket and to write a file, whatever sympy would like to do with a string.
+The first process loads sympy once, and then only forks: one child for each connection that it receives, in
+milliseconds. A child answers requests, one line of JSON each, until its connection closes, or until a check takes too
+long (the alarm ends it), needs too much memory, or crashes. Input is never executed: an audit hook refuses to compile
+text, to start a process, to open a socket and to write a file, whatever sympy tries to do with a string.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
 def refuse_to_execute(event: str, arguments: tuple[Any, ...]) -> None:
-    """Audit hook: let code be imported, and nothing else."""
+    """Allow imports and refuse other execution. This is an audit hook."""
     if event == "compile":
         filename = arguments[1]
         if not (isinstance(filename, str) and filename.endswith(".py")):
@@ -61,7 +61,7 @@ def refuse_to_execute(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 def read_number(text: str, *unused: Any, **unused_too: Any) -> Any:
-    """Stand in for sympy's `parse_expr`, which hands text to `eval`: read a number, refuse everything else."""
+    """Replace sympy's `parse_expr`, which passes text to `eval`: read a number, refuse everything else."""
     sympy: Any = importlib.import_module("sympy")
     text = text.strip()
     if _WHOLE.fullmatch(text):
@@ -79,7 +79,7 @@ def replace_eval() -> None:
 
 
 def answer_request(request: dict[str, Any]) -> dict[str, Any]:
-    """Compare two expressions in LaTeX; `equal` is None where one of them cannot be read."""
+    """Compare two expressions in LaTeX. `equal` is None if one of them cannot be read."""
     from math_verify import verify
 
     parsed = []
@@ -103,14 +103,14 @@ def read(text: str) -> Any:
 
 
 def is_rounded_away(target: Any, answer: Any) -> bool:
-    """Tell whether two numbers are only equal because both round to the same decimals: 0.0000001 is not 0."""
+    """Return whether two numbers are equal only because both round to the same decimals: 0.0000001 is not 0."""
     try:
         if not (target.is_number and answer.is_number):
             return False
         left, right = complex(target.evalf(20)), complex(answer.evalf(20))
         percent = {abs(left - right), abs(left - right * 100), abs(left * 100 - right)}
         return min(percent) > 1e-6 * min(1.0, max(abs(left), abs(right)))
-    except Exception:  # no numbers after all: then verify has compared them otherwise
+    except Exception:  # not numbers after all: verify has compared them in another way
         return False
 
 
@@ -145,7 +145,7 @@ def serve(connection: socket.socket) -> None:
 
 
 def main() -> None:
-    """Load sympy, say so, then fork a child for each connection that comes on standard input, until that closes."""
+    """Load sympy, report it, and fork a child for each connection from standard input, until that closes."""
     control = socket.socket(fileno=os.dup(0))
     nothing = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1, 2):

@@ -20,7 +20,7 @@ SandboxStop = Literal["time", "memory", "output", "crash"]
 """Which limit ended a run; "crash": the interpreter itself is gone (killed, `os._exit`, a fault)."""
 
 CRASHED = "SandboxCrashedError"
-"""`SandboxResult.error` of a run that took its interpreter down."""
+"""`SandboxResult.error` of a run whose interpreter crashed or was ended by the code."""
 _ERRORS: dict[SandboxStop, str] = {
     "time": "TimeoutError",
     "memory": "MemoryError",
@@ -85,7 +85,7 @@ class SandboxResult:
     value: str | None
     """The `repr` of the last expression, cut at the limit; None without an expression, or if it is None."""
     error: str | None
-    """Class name of the exception that ended the code; of a limit, the name that stands for it; None: it succeeded."""
+    """Class name of the exception that ended the code, or the name for a limit. None if the code succeeded."""
     stopped: SandboxStop | None
     """The limit that ended the run, or None."""
     state_lost: bool

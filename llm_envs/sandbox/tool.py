@@ -15,8 +15,8 @@ __all__ = ["PythonTool", "shared_sandbox"]
 class PythonTool:
     """Give an environment the tool `python`.
 
-    An environment returns one of these from `make_tools`; a `ToolEnv` resets it with each episode and closes it. The
-    interpreter is started with an episode's first call.
+    An environment returns one of these from `make_tools`. A `ToolEnv` resets it with each episode and closes it. The
+    interpreter starts with an episode's first call.
 
     Args:
         sandbox: Where the code runs; by default `shared_sandbox()`.
@@ -47,12 +47,12 @@ class PythonTool:
         return self.last_result.output
 
     def reset(self, seed: int | None = None) -> None:
-        """Begin an episode: no variables, and `random` in the sandbox starts from `seed`."""
+        """Begin an episode without variables. `random` in the sandbox starts from `seed`."""
         self.close()
         self._seed = seed
 
     def close(self) -> None:
-        """End the interpreter. The next call has a new one."""
+        """End the interpreter. The next call starts a new one."""
         session, self._session, self.last_result = self._session, None, None
         if session is not None:
             session.close()
@@ -65,7 +65,7 @@ class PythonTool:
 def shared_sandbox() -> MontySandbox:
     """Return the `MontySandbox` of this process: made at the first call, closed as the process ends.
 
-    A forked process has workers of its own (`MontySandbox`).
+    A forked process has its own workers (`MontySandbox`).
 
     Raises:
         MissingExtraError: If pydantic-monty is not installed.

@@ -1,9 +1,9 @@
-"""Type annotations as JSON Schema, and JSON values as what an annotation asks for.
+"""Convert type annotations to JSON Schema, and JSON values to the annotated types.
 
-`describe` turns an annotation into the schema that a model is shown and the function that checks and converts what the
-model wrote. Where the schema comes from elsewhere (an MCP server), `schema_converter` makes that function from it.
+`describe` returns the schema of an annotation, which the model reads, and the function that checks and converts the
+model's value. If the schema comes from an MCP server, `schema_converter` makes that function from the schema.
 
-A value that does not fit raises a `Mismatch`. Its message names the expected form, to follow "it must be".
+A value that does not fit raises a `Mismatch`. Its message names the expected form and follows the words "it must be".
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Mismatch(Exception):
 
 
 def quote(value: object) -> str:
-    """Quote what a model wrote in printable ASCII, shortened."""
+    """Return the model's value as short, printable ASCII, in quotes."""
     text = ascii(value) if not isinstance(value, str) else ascii(value[:_QUOTE_LENGTH])
     return text if len(text) <= 2 * _QUOTE_LENGTH else text[: 2 * _QUOTE_LENGTH] + "..."
 
@@ -47,7 +47,8 @@ def describe(annotation: Any, where: str, within: tuple[Any, ...] = ()) -> tuple
             `set[...]`, `Literal[...]`, an enumeration, a dataclass, a `TypedDict`, a union of these, or one of them as
             `Annotated[..., "description"]`.
         where: The owner of the annotation, for the error message.
-        within: Classes whose fields are being described: one that contains itself has no finite schema.
+        within: Classes whose fields are being described. A class that contains itself is refused: its schema would be
+            infinite.
 
     Raises:
         InvalidConfigError: If the annotation has no JSON form.
@@ -85,7 +86,7 @@ def describe(annotation: Any, where: str, within: tuple[Any, ...] = ()) -> tuple
 
 
 def json_default(value: Any) -> Any:
-    """Return a JSON form of what `json.dumps` does not know: the `default` of that function."""
+    """Return a JSON form of a value that `json.dumps` cannot write. Pass this function as its `default`."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     if isinstance(value, Enum):
@@ -98,17 +99,17 @@ def json_default(value: Any) -> Any:
 
 
 def schema_converter(schema: Mapping[str, Any], where: str) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
-    """Return what checks a call's arguments against a JSON Schema, converting what is unmistakable.
+    """Return a function that checks a call's arguments against a JSON Schema and converts unambiguous values.
 
-    The library `jsonschema` checks; a reference to another document is never fetched.
+    The library `jsonschema` does the check. A reference to another document is never fetched.
 
     Args:
-        schema: Of an object: `{"type": "object", "properties": ...}`.
+        schema: The schema of an object: `{"type": "object", "properties": ...}`.
         where: The owner of the schema, for messages.
 
     Raises:
         MissingExtraError: If `jsonschema` is not installed.
-        InvalidConfigError: If it is not a valid JSON Schema.
+        InvalidConfigError: If the schema is not valid.
     """
     try:
         import jsonschema  # type: ignore[import-untyped]  # it ships no types
@@ -229,7 +230,7 @@ def _describe_class(cls: type, where: str, within: tuple[Any, ...]) -> tuple[dic
 
 
 def with_default(schema: dict[str, Any], default: Any) -> dict[str, Any]:
-    """Return the schema with the default in it, if it is one that JSON can write."""
+    """Return the schema with the default, if JSON can write it."""
     try:
         return schema | {"default": json.loads(json.dumps(default, default=_strict_default, allow_nan=False))}
     except (TypeError, ValueError, RecursionError):
@@ -260,7 +261,7 @@ def _describe_enum(cls: type[Enum], where: str) -> tuple[dict[str, Any], Convert
                 return member
         raise Mismatch(expected)
 
-    # A plain value: an IntEnum or StrEnum member is one already, but does not write itself so everywhere.
+    # Convert members of IntEnum and StrEnum to plain values: not every writer does.
     return {"enum": json.loads(json.dumps(values))}, convert
 
 
