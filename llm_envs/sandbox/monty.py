@@ -262,9 +262,12 @@ class _Feed:
             with self._pool.checkout(**self._checkout) as worker:
                 if self._state is not None:
                     worker.load_session(self._state)
+                pid = worker.worker_pid
+                if pid is None:
+                    raise RuntimeError("no worker is attached")
                 self._why_again = ""
                 try:
-                    with _TIME_LIMITS.hold(worker.worker_pid, self._limits.timeout_s) as limit:
+                    with _TIME_LIMITS.hold(pid, self._limits.timeout_s) as limit:
                         value = worker.feed_run(code, print_callback=printed)
                     if value is not None:
                         outcome["value"] = render(value, self._limits.output_characters)

@@ -22,6 +22,8 @@ LONGEST = 10
 """Longest time of a run that had no processor, in multiples of its time limit."""
 STEP = 0.25
 """How much more time it gets before the next look, in multiples of its time limit."""
+_KILL = getattr(signal, "SIGKILL", signal.SIGTERM)
+"""Windows has no SIGKILL; there `os.kill` ends the process with any signal."""
 
 
 @dataclass(eq=False)
@@ -53,8 +55,8 @@ class TimeLimit:
             self.deadline += STEP * self.timeout_s
             return
         self.is_killed = True
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
+        with contextlib.suppress(OSError):  # it has ended
+            os.kill(self.pid, _KILL)
 
 
 class TimeLimits:
