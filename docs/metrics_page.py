@@ -38,7 +38,7 @@ each row comes out.
 - What the environment said is over scored episodes only. What failed is counted in `env/errored` and is in no mean: an
   outage never looks like a drop of `env/success`.
 - A share is from 0 to 1.
-- Where the numbers go, and which file or tracker has them: [logging](../logging.md).
+- Where the numbers go, and which file or tracker has them: [logging](../guides/logging.md).
 """
 
 

@@ -3,7 +3,7 @@
 Command:   python examples/stock_grpo.py --model_name_or_path DIR --output_dir runs/stock --max_steps 20 --seam rollout
            python examples/stock_grpo.py --model_name_or_path DIR --output_dir runs/stock --max_steps 20 --seam tools
 Hardware:  anything that runs the model. `--seam tools` needs a chat template that TRL parses tool calls of.
-Expect:    TRL's own log, with env/success and env/turns in it. docs/trl.md says what each seam loses.
+Expect:    TRL's own log, with env/success and env/turns in it. docs/guides/trl.md says what each seam loses.
 """
 
 from dataclasses import dataclass, field

@@ -1,7 +1,7 @@
 """The proof that training learns: every run of `proof/runs.py`, each in a process of its own, one after another.
 
     python -m proof.run NAME [--seed N ...] [--fresh]
-    python -m proof.run --all [--vllm-python PYTHON] [--fresh] [--docs docs/learning.md]
+    python -m proof.run --all [--vllm-python PYTHON] [--fresh] [--docs docs/results/learning.md]
     python -m proof.run --list
 
 Writes `proof/results/NAME.json`; a run whose seeds are all there is skipped, unless `--fresh`. With `--seed`, only

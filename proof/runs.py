@@ -144,7 +144,7 @@ _ALL = (
     ),
     *(Run(f"{LONG[1]}-{task}", task, "long", kind="ppo-shared", seeds=_THREE, settings=_LONG) for task in LONG_TASKS),
     *_on_both_engines("dpo-offline", "dpo", ("calculator",), _OFFLINE),
-    *_on_both_engines("dpo-offline", "dpo", ("guess",), _ANCHORED),  # docs/learning.md says why
+    *_on_both_engines("dpo-offline", "dpo", ("guess",), _ANCHORED),  # docs/results/learning.md says why
     *_on_both_engines("dpo-online", "dpo", ("calculator", "guess"), _ONLINE),
     Run(CREDIT[0], "letters", "credit", changes=_BY_TOKENS, seeds=_FIVE, settings=_LETTERS),
     Run(CREDIT[1], "letters", "credit", changes=_BY_TOKENS, seeds=_FIVE, settings={**_LETTERS, "learning_rate": 3e-4}),

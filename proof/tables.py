@@ -1,6 +1,6 @@
-"""The tables of `docs/learning.md`, made from the results and nothing else.
+"""The tables of `docs/results/learning.md`, made from the results and nothing else.
 
-python -m proof.run --docs docs/learning.md
+python -m proof.run --docs docs/results/learning.md
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""docs/primitives.md says what is so: each name is there, each test is there, and somebody uses each.
+"""docs/reference/primitives.md says what is so: each name is there, each test is there, and somebody uses each.
 
 A name of `llm_envs.trainers` outside `functional` is looked up in its file, since importing it imports TRL; the tests
 of the trainers import it.
@@ -17,7 +17,7 @@ import pytest
 from llm_envs.errors import MissingExtraError
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = (ROOT / "docs" / "primitives.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "reference" / "primitives.md").read_text(encoding="utf-8")
 FOLDERS = ("llm_envs", "trainers", "tasks", "examples", "proof", "benchmarks")
 FOR_TESTS = "## For tests"
 

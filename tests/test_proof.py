@@ -161,9 +161,9 @@ def test_the_document_has_the_tables_of_the_results(tmp_path):
     from proof.tables import put_into
 
     document = tmp_path / "learning.md"
-    shutil.copy(ROOT / "docs" / "learning.md", document)
+    shutil.copy(ROOT / "docs" / "results" / "learning.md", document)
     assert put_into(document, RESULTS) == []
-    assert document.read_text() == (ROOT / "docs" / "learning.md").read_text()
+    assert document.read_text() == (ROOT / "docs" / "results" / "learning.md").read_text()
 
 
 def test_results_are_of_the_runs_as_they_are():

@@ -1,4 +1,4 @@
-"""`docs/publish.md`, followed word for word, and what `llm-envs new-task` writes otherwise."""
+"""`docs/guides/publish.md`, followed word for word, and what `llm-envs new-task` writes otherwise."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 from llm_envs.cli.main import main
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = (ROOT / "docs" / "publish.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "guides" / "publish.md").read_text(encoding="utf-8")
 BLOCK = re.compile(r"(?:^<!-- (\w+): (\S+) -->\n\n)?^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "comparison.md"
-TEST_LINK = re.compile(r"\[`(test_\w+)`\]\(\.\./(tests/[\w/]+\.py)\)")
+PAGE = ROOT / "docs" / "reference" / "comparison.md"
+TEST_LINK = re.compile(r"\[`(test_\w+)`\]\(\.\./\.\./(tests/[\w/]+\.py)\)")
 
 
 def tables(text: str) -> list[tuple[list[str], list[list[str]]]]:
@@ -44,7 +44,7 @@ def test_the_tables_are_read_whole() -> None:
 def test_each_of_our_cells_links_to_tests_that_are_there(cell: str) -> None:
     links = TEST_LINK.findall(cell)
     assert links, "no link to a test"
-    assert len(links) == cell.count("(../tests/"), "a link that does not name its test"
+    assert len(links) == cell.count("(../../tests/"), "a link that does not name its test"
     for name, file in links:
         assert (ROOT / file).is_file(), file
         assert name in names_of_tests(ROOT / file), f"{file} has no {name}"

@@ -1,4 +1,4 @@
-"""docs/security.md: the tests that it names are there, and what it says that no other test holds."""
+"""docs/reference/security.md: the tests that it names are there, and what it says that no other test holds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fake_server import Answer, fake_server
 from llm_envs.cli.main import main
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "reference" / "security.md").read_text(encoding="utf-8")
 SOURCES = sorted(path for folder in ("llm_envs", "trainers", "tasks") for path in (ROOT / folder).rglob("*.py"))
 NAMED = sorted(set(re.findall(r"`(tests/[\w/]+\.py)::([\w:]+)`", PAGE)))
 

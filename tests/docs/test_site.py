@@ -76,7 +76,7 @@ def test_the_reference_is_made_from_docstrings(site: Path) -> None:
 def test_what_leads_nowhere_fails_the_build(checkout: Path, tmp_path: Path) -> None:
     wrong = {
         "[x](nowhere.md)": "nowhere.md",
-        "[x](training.md#no-such-heading)": "no-such-heading",
+        "[x](tutorial.md#no-such-heading)": "no-such-heading",
         "[x](../examples/none.py)": "examples/none.py",
     }
     done = build_with(checkout, tmp_path, list(wrong))

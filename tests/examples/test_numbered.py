@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.examples, pytest.mark.slow]
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 NUMBERED = sorted(EXAMPLES.glob("[0-9][0-9]_*.py"))
-INDEX = (ROOT / "docs" / "examples.md").read_text(encoding="utf-8")
+INDEX = (ROOT / "docs" / "guides" / "examples.md").read_text(encoding="utf-8")
 OUT = Path("runs/examples")
 RATE = r"(\d\.\d{3})"
 CHANGE = rf"success on the test split: {RATE} -> {RATE}"
@@ -291,7 +291,7 @@ def test_each_is_one_screen_and_says_what_to_expect(path: Path) -> None:
 
 @pytest.mark.parametrize("path", NUMBERED, ids=lambda path: path.stem)
 def test_each_is_in_the_index_with_its_number(path: Path) -> None:
-    rows = [line for line in INDEX.splitlines() if f"](../examples/{path.name})" in line]
+    rows = [line for line in INDEX.splitlines() if f"](../../examples/{path.name})" in line]
     assert len(rows) == 1
     doc = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
     expected = " ".join(doc.partition("Expect:")[2].split())

@@ -110,7 +110,7 @@ def read_page(text: str, path: str) -> Page:
 
 def is_guide(name: str) -> bool:
     """Whether a page is one of those that a reader follows from its beginning to its end."""
-    return name in ("README.md", "docs/tutorial.md") or name.startswith("docs/howto/")
+    return name in ("README.md", "docs/tutorial.md") or name.startswith("docs/guides/")
 
 
 def misspelt(text: str) -> list[str]:

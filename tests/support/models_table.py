@@ -1,4 +1,4 @@
-"""Writes the table of docs/models.md: `python tests/support/models_table.py`. A test checks that it is up to date."""
+"""Writes the table of docs/guides/models.md: `python tests/support/models_table.py`. A test checks that it is up to date."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from families import NAMES, family_tokenizer
 from llm_envs.chat import ChatCodec
 from llm_envs.doctor import Diagnosis, diagnose
 
-DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "models.md"
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "guides" / "models.md"
 BEGIN, END = "<!-- table: begin -->\n", "<!-- table: end -->\n"
 CASES = ("an answer", "thinking and an answer", "a call", "thinking and a call")
 

@@ -1,7 +1,7 @@
 """CPython itself for models, in a process that the kernel closes in. Linux only, and used only where it is asked for.
 
 `session` is the host's side, `child` the program on the other side, `seccomp` the filter of system calls. See
-`docs/sandbox.md`.
+`docs/guides/sandbox.md`.
 """
 
 from __future__ import annotations

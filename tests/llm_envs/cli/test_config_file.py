@@ -13,7 +13,7 @@ from llm_envs.cli.main import COMMANDS, create_parser, main
 from llm_envs.errors import InvalidConfigError
 from llm_envs.rollout import read_run
 
-DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "command_line.md"
+DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "reference" / "command_line.md"
 WITH_FILE = [name for name, command in COMMANDS.items() if command.reads_config]
 
 
@@ -180,7 +180,7 @@ def test_variables_of_the_process_are_set_if_the_file_is_right(parsed, monkeypat
 def test_the_documented_file_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """docs/command_line.md shows a file and two commands that read it; here they run."""
+    """docs/reference/command_line.md shows a file and two commands that read it; here they run."""
     monkeypatch.chdir(tmp_path)
     text = DOCUMENT.read_text(encoding="utf-8")
     (content,) = re.findall(r"```yaml\n# collect\.yaml\n(.*?)```", text, flags=re.DOTALL)

@@ -315,7 +315,7 @@ class TestSuiteFile:
         assert {e.kwargs["split"] for e in suite.entries} == {"train"}
 
     def test_the_example_of_the_document(self, tmp_path: Path) -> None:
-        document = (Path(__file__).parents[3] / "docs" / "evaluation.md").read_text(encoding="utf-8")
+        document = (Path(__file__).parents[3] / "docs" / "guides" / "evaluation.md").read_text(encoding="utf-8")
         text = document.split("```yaml\n")[1].split("```")[0]
         suite, written = self.load(tmp_path, text), yaml.safe_load(text)
         n, k, last = written["n"], written["k"], written["environments"][2]

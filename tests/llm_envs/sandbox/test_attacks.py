@@ -139,7 +139,7 @@ def test_the_corpus_is_large_enough():
 
 
 def test_the_page_lists_the_corpus():
-    page = (Path(__file__).resolve().parents[3] / "docs" / "sandbox.md").read_text()
+    page = (Path(__file__).resolve().parents[3] / "docs" / "guides" / "sandbox.md").read_text()
     listed = {kind: int(n) for kind, n in re.findall(r"^\| ([a-z ]+) \| (\d+) \|", page, re.MULTILINE)}
     assert listed == Counter(attack.category for attack in ATTACKS)
     assert f"holds {len(ATTACKS)} attacks" in page

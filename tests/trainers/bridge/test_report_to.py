@@ -66,7 +66,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, li
         environment.pop("DO_NOT_TRACK", None)
         proxy = f"http://127.0.0.1:{server.server_address[1]}"
         environment |= dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"), proxy)
-        # What docs/logging.md tells to set.
+        # What docs/guides/logging.md tells to set.
         environment |= {"WANDB_MODE": "offline", "WANDB_ERROR_REPORTING": "false", "WANDB_PROJECT": "ours"}
         environment |= {"HF_HUB_DISABLE_TELEMETRY": "1", "TRACKIO_DIR": str(folder / "trackio")}
         done = subprocess.run(

@@ -297,7 +297,7 @@ def test_stock_sft_trains_our_messages_on_the_assistants_words(tmp_path, calcula
 
 
 def test_stock_dpo_trains_our_pairs(tmp_path, calculations):
-    """One turn: TRL's tokens are ours. Several: it trains what the tool said as well (docs/trl.md)."""
+    """One turn: TRL's tokens are ours. Several: it trains what the tool said as well (docs/guides/trl.md)."""
     codec, tokenizer, played = calculations
     pairs = export(tmp_path, [replace(t, group_id=f"{t.env_id}{t.group_id}") for t in played], "pairs")
     assert len(pairs) == 4
