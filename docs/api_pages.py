@@ -198,8 +198,8 @@ def pages() -> dict[str, str]:
         lines = [f"# {room.title}\n", f"{room.about}\n", "| module | |", "|---|---|"]
         lines += [f"| `llm_envs.{name}` | {described[name]} |" for name in listed[room.name]]
         lines += ["", *(f"::: llm_envs.{name}\n" for name in listed[room.name])]
-        out[f"{room.name}.md"] = "\n".join(lines)
-    out["index.md"] = "\n".join(index())
+        out[f"api_{room.name}.md"] = "\n".join(lines)
+    out["modules.md"] = "\n".join(index())
     return out
 
 
@@ -210,7 +210,7 @@ def index() -> Iterator[str]:
     yield "| | |"
     yield "|---|---|"
     for room in ROOMS:
-        yield f"| [{room.title}]({room.name}.md) | {room.about} |"
+        yield f"| [{room.title}](api_{room.name}.md) | {room.about} |"
     yield ""
 
 

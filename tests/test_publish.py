@@ -1,4 +1,4 @@
-"""`docs/guides/publish.md`, followed word for word, and what `llm-envs new-task` writes otherwise."""
+"""The section on packages of `docs/guides/task.md`, followed word for word, and what `llm-envs new-task` writes otherwise."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ import pytest
 from llm_envs.cli.main import main
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = (ROOT / "docs" / "guides" / "publish.md").read_text(encoding="utf-8")
+TASK = (ROOT / "docs" / "guides" / "task.md").read_text(encoding="utf-8")
+PAGE = TASK.partition("\n### Start from a template\n")[2].partition("\n## ")[0]
 BLOCK = re.compile(r"(?:^<!-- (\w+): (\S+) -->\n\n)?^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 

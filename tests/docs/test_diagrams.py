@@ -1,4 +1,4 @@
-"""The diagrams: every page of concepts has one, each has a title and a description, and none fetches anything."""
+"""The diagrams: every page of concepts has one, each is on one page, has a title and a description, and fetches nothing."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def faults(svg: str) -> list[str]:
 
 
 def test_there_are_pages_and_diagrams() -> None:
-    assert len(CONCEPTS) >= 11
-    assert len(DIAGRAMS) >= len(CONCEPTS)
+    assert len(CONCEPTS) >= 5
+    assert len(DIAGRAMS) >= 11
 
 
 @pytest.mark.parametrize("page", CONCEPTS, ids=lambda path: path.stem)
@@ -68,7 +68,7 @@ def test_a_diagram_is_sound_and_used(diagram: Path) -> None:
     pages = [
         page for page in DOCS.rglob("*.md") if any(Path(target).name == diagram.name for _, target in images(page))
     ]
-    assert pages, "no page shows it"
+    assert len(pages) == 1, "one page shows it"
 
 
 @pytest.mark.parametrize(
