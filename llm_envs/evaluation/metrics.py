@@ -13,7 +13,7 @@ __all__ = ["evaluation_metrics"]
 
 
 def evaluation_metrics(results: Results) -> dict[str, float]:
-    """Return an evaluation as numbers, `eval/...` and `eval/TASK/...`; docs/guides/logging.md explains each.
+    """Return an evaluation as numbers, `eval/...` and `eval/TASK/...`; docs/reference/metrics.md explains each.
 
     In a task's name, every character except letters, digits and `-_./` becomes `_`, for all trackers. Unknown values
     (NaN, an interval without an end) are left out.

@@ -173,7 +173,7 @@ class EpisodeSample:
 
 
 def collection_metrics(stats: CollectorStats, done: int = 0) -> dict[str, float]:
-    """Return a collector's counts as metrics, `collect/...`; docs/guides/logging.md explains each.
+    """Return a collector's counts as metrics, `collect/...`; docs/reference/metrics.md explains each.
 
     Args:
         stats: Statistics of the collector.
