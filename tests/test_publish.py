@@ -1,4 +1,4 @@
-"""The section on packages of `docs/guides/task.md`, followed word for word, and what `llm-envs new-task` writes otherwise."""
+"""`docs/guides/task.md` on packages, followed word for word, and what `llm-envs new-task` writes otherwise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The diagrams: every page of concepts has one, each is on one page, has a title and a description, and fetches nothing."""
+"""The diagrams: each page of concepts has one, each is on one page, is described, and fetches nothing."""
 
 from __future__ import annotations
 
