@@ -51,7 +51,7 @@ def test_remote_code_is_run_by_nobody_who_did_not_ask() -> None:
 
 
 def test_no_pickle_is_read_from_a_checkpoint() -> None:
-    """torch.load reads tensors only, as accelerate does for the loop; pickle what a process wrote, and copies made here."""
+    """torch.load reads tensors only, as accelerate does; pickle what a process of the run wrote, and local copies."""
     loads = [(p, m[1]) for p in SOURCES for m in re.finditer(r"torch\.load\(([^\n]*)\)", p.read_text(encoding="utf-8"))]
     assert len(loads) == 2 and all("weights_only=True" in arguments for _, arguments in loads)
     pickled = {path.name for path in SOURCES if re.search(r"\bpickle\.loads?\(", path.read_text(encoding="utf-8"))}
