@@ -203,8 +203,8 @@ def preference_pairs(
     own tokens, 0 for observations in between, which must not be trained on. Tokens after the agent's last one are left
     out. The same pair as messages, with each assistant message as it was written, is in `prompt`, `chosen`, `rejected`
     and `tools` (JSON): TRL's `DPOTrainer` takes these, and encodes them itself. It reads no masks, so use it only for
-    episodes of one turn; docs/guides/trl.md lists what else is lost. `chosen_reward`, `rejected_reward`, `env_id`, `group_id`,
-    `chosen_member` and `rejected_member` identify the pair.
+    episodes of one turn; docs/guides/trl.md lists what else is lost. `chosen_reward`, `rejected_reward`, `env_id`,
+    `group_id`, `chosen_member` and `rejected_member` identify the pair.
 
     Args:
         groups: For a stored run: `to_groups(read_trajectories("runs/x"))`. Errored and unscored episodes are left out.

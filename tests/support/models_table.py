@@ -1,4 +1,4 @@
-"""Writes the table of docs/guides/models.md: `python tests/support/models_table.py`. A test checks that it is up to date."""
+"""Writes the table of docs/guides/models.md: `python tests/support/models_table.py`. A test checks it."""
 
 from __future__ import annotations
 

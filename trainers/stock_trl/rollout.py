@@ -1,7 +1,7 @@
 """Our environments in TRL's own, unmodified `GRPOTrainer`, through the two interfaces that it offers.
 
-`rollout_func` plays whole episodes with the collector; `environment_factory` lets TRL's tool loop play. docs/guides/trl.md
-compares both with `EnvGRPOTrainer`.
+`rollout_func` plays whole episodes with the collector; `environment_factory` lets TRL's tool loop play.
+docs/guides/trl.md compares both with `EnvGRPOTrainer`.
 
     GRPOTrainer(model, env_reward, args, episode_dataset(ENV, n), rollout_func=rollout_func(ENV))
     GRPOTrainer(model, env_reward, args, prompt_dataset(ENV, n), environment_factory=environment_factory(ENV))
