@@ -1,8 +1,8 @@
 """Train a model on what an agent did, an environment's oracle or a saved data set: `llm-envs train sft` as a script.
 
-Command:   python examples/train_sft.py --env llm/Calculator-v0 --model_name_or_path DIR --output_dir runs/sft
-           python examples/train_sft.py --source runs/collected --best_of 1 --min_reward 1 --model_name_or_path DIR \
-               --output_dir runs/sft
+Command:   python examples/train_sft.py --env llm/Calculator-v0 --model DIR --out runs/sft
+           python examples/train_sft.py --source runs/collected --best_of 1 --min_reward 1 --model DIR \
+               --out runs/sft
 Hardware:  anything that runs the model; `--use_peft` trains a LoRA adapter. `--help` lists every field of
            `EnvSFTConfig` (TRL's `SFTConfig` and ours) and TRL's `ModelConfig`.
 Expect:    the model in OUTPUT_DIR; rows over `--max_length` are dropped or cut (`--overlong`) and counted.

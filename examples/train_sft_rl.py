@@ -8,9 +8,9 @@ Expect:    the models in OUTPUT_DIR/sft and OUTPUT_DIR/rl, the episodes of GRPO 
 The file (all of it is explained in llm_envs.trainers.cli.sft_rl):
 
     mode: sft+rl
-    model_name_or_path: runs/demo/warm
-    environment: llm/Calculator-v0
-    output_dir: runs/calculator
+    model: runs/demo/warm
+    env: llm/Calculator-v0
+    out: runs/calculator
     env_kwargs: {difficulty: easy}
     sft: {source: oracle, num_episodes: 500, max_steps: 100, max_length: 1024, overlong: cut}
     rl: {max_steps: 20, num_generations: 8, max_completion_length: 96}

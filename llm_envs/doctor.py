@@ -287,7 +287,7 @@ def _notes(codec: ChatCodec) -> list[str]:
     if not codec.template.opens_thinking and "<think>" in codec.decode(codec.encode_reply("A drink.")):
         notes.append(
             "an oracle's turns get an empty thinking block, which a warm start would train as the model's own words: "
-            "thinking=False (--thinking off) puts it into the prompt."
+            "thinking=False (--no-thinking) puts it into the prompt."
         )
     if traits.tools and not traits.tool_calls:
         notes.append("tools are shown to the model, but the template has no form for a call: it writes its own.")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import re
 from pathlib import Path
 from typing import Any
 
+from llm_envs.cli.parser import json_object
 from llm_envs.errors import InvalidConfigError
 
 __all__ = [
@@ -52,17 +52,6 @@ def temperature(text: str) -> float:
     return value
 
 
-def json_object(text: str) -> dict[str, Any]:
-    """Read a JSON object."""
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text} is not JSON ({error})") from error
-    if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError(f'{text} is not a JSON object; for example \'{{"difficulty": "easy"}}\'')
-    return value
-
-
 def add_env_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the environment."""
     parser.add_argument("--split", help="train or test; default: the task's default")
@@ -91,7 +80,7 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--temperature", type=temperature, default=1.0, help="sampling temperature, default 1; 0 is greedy"
     )
-    parser.add_argument("--max-new-tokens", type=positive, default=512, help="tokens per turn, default 512")
+    parser.add_argument("--max-turn-tokens", type=positive, default=512, help="tokens per turn, default 512")
 
 
 def require_text(task_id: str, env_kwargs: dict[str, Any]) -> None:

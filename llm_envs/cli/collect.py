@@ -22,6 +22,7 @@ from llm_envs.cli.arguments import (
     require_text,
     seconds,
 )
+from llm_envs.cli.parser import Flag, Repeatable
 from llm_envs.cli.policy_options import add_player_arguments, check_player, open_player, player_settings
 from llm_envs.cli.tracking_options import add_tracking_arguments, check_tracking, tracker_of
 from llm_envs.errors import LLMEnvsError, StoreError
@@ -53,17 +54,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="ENV",
         help="a task id or a pattern ('llm/*'); ENV:WEIGHT sets its share of the groups",
     )
-    parser.add_argument("--exclude", action="append", metavar="PATTERN", help="exclude matching tasks")
+    parser.add_argument("--exclude", action=Repeatable, metavar="PATTERN", help="exclude matching tasks")
     parser.add_argument("--out", required=True, metavar="DIR", help="output folder of the run")
     parser.add_argument("-n", type=positive, required=True, metavar="GROUPS", help="total number of groups")
     parser.add_argument("--group-size", type=positive, default=1, metavar="G", help="episodes per group; default 1")
-    parser.add_argument("--resume", action="store_true", help="resume the run in the folder, if any")
+    parser.add_argument("--resume", action=Flag, help="resume the run in the folder, if any")
     parser.add_argument("--seed", type=int, default=0, help="the run's seed; default 0")
     add_env_arguments(parser)
     add_sampling_arguments(parser)
     parser.add_argument("--max-turns", type=positive, help="turns per episode; default: the task's limit")
     parser.add_argument("--max-step-s", type=seconds, help="seconds allowed for one step of the task")
-    parser.add_argument("--concurrency", type=positive, default=64, help="concurrent episodes; default 64")
+    parser.add_argument("--max-concurrency", type=positive, default=64, help="concurrent episodes; default 64")
     parser.add_argument(
         "--workers", type=positive, metavar="N", help="run tasks in N processes, in case they hang or crash"
     )
@@ -97,7 +98,7 @@ def run(arguments: argparse.Namespace) -> int:
     collector: dict[str, Any] = {
         "seed": arguments.seed,
         "env_kwargs": env_kwargs_of(arguments),
-        "sampling": SamplingParams(temperature=arguments.temperature, max_new_tokens=arguments.max_new_tokens),
+        "sampling": SamplingParams(temperature=arguments.temperature, max_new_tokens=arguments.max_turn_tokens),
         "limits": RolloutLimits(max_turns=arguments.max_turns, max_step_s=arguments.max_step_s),
         "history": arguments.history,
     }
@@ -128,7 +129,7 @@ def run(arguments: argparse.Namespace) -> int:
                 logger=logger,
                 log_every_s=arguments.log_every_s,
                 codec=codec,
-                max_concurrency=arguments.concurrency,
+                max_concurrency=arguments.max_concurrency,
                 workers=arguments.workers or 0,
                 context_fn=None if arguments.window is None else create_window(arguments.window),
                 **collector,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from llm_envs.cli.arguments import require_model, require_text
+from llm_envs.cli.parser import Flag
 from llm_envs.errors import InvalidConfigError
 from llm_envs.tracking.loggers import visible_text
 
@@ -16,7 +17,7 @@ __all__ = ["add_arguments", "run"]
 EXAMPLES = """
 examples:
   llm-envs doctor runs/demo/model
-  llm-envs doctor owner/name --env llm/GuessNumber-v0 --thinking off
+  llm-envs doctor owner/name --env llm/GuessNumber-v0 --no-thinking
   llm-envs doctor DIR --chat-template template.jinja --colour never
 """
 
@@ -26,15 +27,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="a folder, or a name on a model hub")
     parser.add_argument(
         "--env",
-        "--environment",
-        dest="environment",
         metavar="ENV",
         default="llm/Calculator-v0",
         help="task of the example episode; default: llm/Calculator-v0",
     )
     parser.add_argument("--chat-template", metavar="FILE", help="a Jinja template to use instead of the model's")
     parser.add_argument(
-        "--thinking", choices=["on", "off"], help="the template's enable_thinking; default: the template's default"
+        "--thinking", action=Flag, default=None, help="the template's enable_thinking; default: the template's default"
     )
     parser.add_argument(
         "--colour",
@@ -53,12 +52,11 @@ def run(arguments: argparse.Namespace) -> int:
     from llm_envs.policies.inference.loading import load_tokenizer
     from llm_envs.registration import task_spec
 
-    task_spec(arguments.environment)
-    require_text(arguments.environment, {})
+    task_spec(arguments.env)
+    require_text(arguments.env, {})
     require_model(arguments.model, "doctor")
     template = None if arguments.chat_template is None else _read_template(arguments.chat_template)
-    thinking = None if arguments.thinking is None else arguments.thinking == "on"
-    codec = ChatCodec(load_tokenizer(arguments.model), chat_template=template, thinking=thinking)
+    codec = ChatCodec(load_tokenizer(arguments.model), chat_template=template, thinking=arguments.thinking)
     config = _configuration(arguments.model)
     text = None if config is None else config.get_text_config()
     vocabulary_size = getattr(text, "vocab_size", None)
@@ -68,11 +66,11 @@ def run(arguments: argparse.Namespace) -> int:
     source = arguments.chat_template or "the model's own"
     print(visible_text(f"template          {source}"))
     print(doctor.show_diagnosis(diagnosis))
-    trajectory = doctor.play_oracle(codec, arguments.environment)
+    trajectory = doctor.play_oracle(codec, arguments.env)
     colour = arguments.colour == "always" or (arguments.colour == "auto" and sys.stdout.isatty())
     for row in trajectory.rows:
         counts = f"{len(row)} tokens; trained: {int(row.mask.sum())}, marked"
-        print(f"\n{arguments.environment}, an oracle's episode of {counts}")
+        print(f"\n{arguments.env}, an oracle's episode of {counts}")
         print(doctor.show_row(codec, row, colour=colour))
     problems = [*diagnosis.problems, *doctor.episode_problems(codec, trajectory, context_length)]
     problems += doctor.model_problems(config)

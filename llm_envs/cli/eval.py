@@ -13,8 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llm_envs.cli.arguments import add_sampling_arguments, json_object, positive, require_text, seconds
+from llm_envs.cli.arguments import add_sampling_arguments, positive, require_text, seconds
 from llm_envs.cli.collect import terminated_as_interrupted
+from llm_envs.cli.parser import Flag, Repeatable, json_object
 from llm_envs.cli.policy_options import add_player_arguments, check_player, open_player, player_settings
 from llm_envs.cli.tracking_options import add_tracking_arguments, check_tracking, tracker_of
 from llm_envs.errors import InvalidConfigError
@@ -45,10 +46,10 @@ examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("envs", nargs="*", metavar="ENV", help="a task id or a pattern ('llm/*')")
-    parser.add_argument("--exclude", action="append", metavar="PATTERN", help="exclude matching tasks")
+    parser.add_argument("--exclude", action=Repeatable, metavar="PATTERN", help="exclude matching tasks")
     parser.add_argument("--suite", metavar="FILE", help="YAML file with tasks, arguments, n, k and thresholds")
     parser.add_argument("--replay", metavar="DIR", help="score the episodes of a run's folder again without playing")
-    parser.add_argument("--partial", action="store_true", help="with --replay: accept a run with missing episodes")
+    parser.add_argument("--partial", action=Flag, help="with --replay: accept a run with missing episodes")
     parser.add_argument("-n", type=positive, metavar="N", help="problems per task, default 200")
     parser.add_argument("-k", type=positive, metavar="K", help="largest k of pass@k and pass^k, default 1")
     parser.add_argument("--samples", type=positive, metavar="S", help="episodes per problem, default k")
@@ -61,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_sampling_arguments(parser)
     parser.add_argument("--max-turns", type=positive, help="turns per episode; default: the task's limit")
     parser.add_argument("--max-step-s", type=seconds, help="seconds allowed for one step of the task")
-    parser.add_argument("--concurrency", type=positive, default=64, help="concurrent episodes; default 64")
+    parser.add_argument("--max-concurrency", type=positive, default=64, help="concurrent episodes; default 64")
     parser.add_argument("--workers", type=positive, metavar="N", help="run tasks in N processes")
     parser.add_argument(
         "--history",
@@ -80,9 +81,9 @@ def _add_output_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("what comes of it")
     group.add_argument("--out", metavar="DIR", help="save the trajectories and results.json in this folder")
     group.add_argument(
-        "--resume", action="store_true", help="resume the evaluation in --out; with a larger -n, play more"
+        "--resume", action=Flag, help="resume the evaluation in --out; with a larger -n, play more"
     )
-    group.add_argument("--json", action="store_true", help="print the results as JSON")
+    group.add_argument("--json", action=Flag, help="print the results as JSON")
     group.add_argument(
         "--confidence", type=_confidence, default=0.95, metavar="C", help="confidence level of intervals, default 0.95"
     )
@@ -245,7 +246,7 @@ def _play(arguments: argparse.Namespace, suite: Suite) -> Results:
         task_spec(entry.env_id)
         require_text(entry.env_id, dict(entry.kwargs))
     collector: dict[str, Any] = {
-        "sampling": SamplingParams(temperature=arguments.temperature, max_new_tokens=arguments.max_new_tokens),
+        "sampling": SamplingParams(temperature=arguments.temperature, max_new_tokens=arguments.max_turn_tokens),
         "limits": RolloutLimits(max_turns=arguments.max_turns, max_step_s=arguments.max_step_s),
         "history": arguments.history,
     }
@@ -273,7 +274,7 @@ def _play(arguments: argparse.Namespace, suite: Suite) -> Results:
             show=live_progress,
             logger=logger,
             log_every_s=arguments.log_every_s,
-            max_concurrency=arguments.concurrency,
+            max_concurrency=arguments.max_concurrency,
             workers=arguments.workers or 0,
             context_fn=None if arguments.window is None else create_window(arguments.window),
             **collector,

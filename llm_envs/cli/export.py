@@ -35,8 +35,8 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("run_folder", metavar="RUN", help="the folder of a run")
-    parser.add_argument("target", metavar="OUT", help="output file; a folder for a dataset")
+    parser.add_argument("run", metavar="RUN", help="the folder of a run")
+    parser.add_argument("out", metavar="OUT", help="output file; a folder for a dataset")
     parser.add_argument(
         "--to", choices=FORMS, required=True, help="; ".join(f"{name}: {about}" for name, about in FORMS.items())
     )
@@ -53,13 +53,13 @@ def run(arguments: argparse.Namespace) -> int:
     """Export, and return the exit code."""
     from llm_envs.data.writer import iter_trajectories
 
-    target = Path(arguments.target)
+    target = Path(arguments.out)
     if target.exists():
         raise InvalidConfigError(f"{target} exists already: choose another name.")
     keep = _KEEP[arguments.keep or ("all" if arguments.to == "dataset" else "scored")]
-    trajectories = [t for t in iter_trajectories(arguments.run_folder) if keep(t)]
+    trajectories = [t for t in iter_trajectories(arguments.run) if keep(t)]
     if not trajectories:
-        raise InvalidConfigError(f"{arguments.run_folder}: no episode is left to export. Try --keep all.")
+        raise InvalidConfigError(f"{arguments.run}: no episode is left to export. Try --keep all.")
     try:
         n = _write(trajectories, target, arguments)
     except OSError as error:
@@ -95,7 +95,7 @@ def _write(trajectories: Sequence[Trajectory], target: Path, arguments: argparse
         records = data.preference_pairs(data.to_groups(trajectories), margin=arguments.margin)
     if not records:
         raise InvalidConfigError(
-            f"{arguments.run_folder}: no {_NOUNS[arguments.to]} come of {len(trajectories)} episodes"
+            f"{arguments.run}: no {_NOUNS[arguments.to]} come of {len(trajectories)} episodes"
             + ("; every group's rewards are equal, or within --margin." if arguments.to == "pairs" else ".")
         )
     return data.write_jsonl(records, target)

@@ -15,8 +15,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from llm_envs import __version__
-from llm_envs.cli.config_file import add_config_argument
-from llm_envs.cli.parser import CommandParser, take_debug, words
+from llm_envs.cli.parser import Parser, take_debug, words
 from llm_envs.errors import InvalidConfigError, LLMEnvsError, UnknownTaskError
 from llm_envs.tracking.loggers import visible_text
 
@@ -27,7 +26,7 @@ examples:
   llm-envs list --family games
   llm-envs play llm/Calculator-v0
   llm-envs eval llm/Calculator-v0 --model DIR -n 200 -k 4 --out runs/eval
-  llm-envs train grpo --env llm/Calculator-v0 --model DIR --output_dir runs/grpo
+  llm-envs train grpo --env llm/Calculator-v0 --model DIR --out runs/grpo
   llm-envs report runs/grpo --open
 
 `llm-envs COMMAND --help` lists the options of each. Write options with dashes or underscores.
@@ -88,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             arguments = create_parser(given[place[0]] if place else "").parse_args(given)
         except InvalidConfigError as error:
             raise SystemExit(_said(error, is_debug)) from None
-        return int(arguments.run(arguments) or 0)
+        return int(arguments.function(arguments) or 0)
     except KeyboardInterrupt:
         print("llm-envs: interrupted", file=sys.stderr)
         return 130
@@ -116,15 +115,15 @@ def _one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {message} (--debug shows the traceback)"
 
 
-def create_parser(only: str | None = None) -> CommandParser:
+def create_parser(only: str | None = None) -> Parser:
     """Return the parser of the command line.
 
     Args:
         only: Import only this command's module and add its arguments; None: all.
     """
-    common = CommandParser(add_help=False)
+    common = Parser(add_help=False)
     common.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show tracebacks")
-    parser = CommandParser(
+    parser = Parser(
         prog="llm-envs",
         description="Text environments for language models: play, check, measure, train.",
         epilog=EXAMPLES,
@@ -132,14 +131,17 @@ def create_parser(only: str | None = None) -> CommandParser:
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}", help="print the version")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    parser.commands = {
+        name: commands.add_parser(name, help=command.about, description=command.about, parents=[common])
+        for name, command in COMMANDS.items()
+    }
     for name, command in COMMANDS.items():
-        part: CommandParser = commands.add_parser(name, help=command.about, description=command.about, parents=[common])
         if only in (None, name):
             module = importlib.import_module(command.module)
-            getattr(module, command.add)(part)
-            part.set_defaults(run=getattr(module, command.run))
+            getattr(module, command.add)(parser.commands[name])
+            parser.commands[name].set_defaults(function=getattr(module, command.run))
             if command.reads_config:
-                add_config_argument(part)
+                parser.commands[name].add_config_argument()
     return parser
 
 

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from llm_envs.cli.parser import Flag
 from llm_envs.errors import InvalidConfigError
 from llm_envs.registration import task_ids
 
@@ -113,7 +114,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         KINDS, ("one question, one reply (default)", "tools to call before answering", "several moves"), strict=True
     ):
         kinds.add_argument(f"--{kind}", dest="kind", action="store_const", const=kind, default="single", help=about)
-    parser.add_argument("--package", action="store_true", help="write a package in a new folder")
+    parser.add_argument("--package", action=Flag, help="write a package in a new folder")
     parser.add_argument("--namespace", help="namespace of the id; default: llm in a checkout, else my")
     parser.add_argument("--family", help="in a checkout: folder of tasks/; default: by kind")
     parser.add_argument(

@@ -1,23 +1,43 @@
-"""The parser of all commands: options with dashes or underscores, no abbreviations, errors in one line.
+"""The parser of all commands: options with dashes or underscores, a YAML file, no abbreviations, errors in one line.
 
-`Grammar` can be a base class of any argparse parser, including TRL's. `CommandParser` is the parser of the commands
-here, which can also read their options from a YAML file (`config_file`).
+    llm-envs play --config play.yaml --seed 3
+
+    env: llm/Calculator-v0             # arguments too, by the names of the help
+    n: 20
+    max-turn-tokens: 64                # with dashes or underscores
+    variables: {HF_HUB_OFFLINE: 1}     # of the process
+
+The file's values become the parser's defaults, checked like options, so the command line overrides them. `Parser` can
+be mixed with another argparse parser, as the trainings do with TRL's.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from llm_envs.errors import InvalidConfigError, did_you_mean
 
-__all__ = ["CommandParser", "Grammar", "option_names", "take_debug", "words"]
+__all__ = ["Flag", "Parser", "Repeatable", "json_object", "read_yaml", "set_variables", "take_debug", "words"]
 
-_PARSERS = (argparse.PARSER, argparse.REMAINDER)
-"""Kinds of arguments after which all words belong to another parser."""
+_JOINED = {"difficulty": ",", "server_args": " "}
+"""Options that take several values in one text -> the separator. In a file they may also be lists."""
+
+_NO_KEYS = ("help", "h", "config", "debug", "version")
+"""Options that only the command line has."""
+
+_OPTION = re.compile(r"--?[A-Za-z][\w.-]*(=.*)?", re.DOTALL)
+
+
+def dashed(name: str) -> str:
+    """Return a long option with dashes."""
+    return name.replace("_", "-") if name.startswith("--") else name
 
 
 def words(arguments: Sequence[str]) -> list[int]:
@@ -40,33 +60,69 @@ def take_debug(arguments: Sequence[str]) -> tuple[list[str], bool]:
     return [text for place, text in enumerate(given) if place not in ours], bool(ours)
 
 
-def option_names(parser: argparse.ArgumentParser) -> list[str]:
-    """Return the options that the parser's help shows: long names, or short names of options without a long one."""
-    shown = [action for action in parser._actions if action.option_strings and action.help != argparse.SUPPRESS]
-    return [
-        name
-        for action in shown
-        for name in [text for text in action.option_strings if text.startswith("--")] or action.option_strings
-    ]
+def json_object(text: str) -> dict[str, Any]:
+    """Read a JSON object."""
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text} is not JSON ({error})") from error
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f'{text} is not a JSON object; for example \'{{"difficulty": "easy"}}\'')
+    return value
 
 
-class Grammar(argparse.ArgumentParser):
-    """A parser that accepts dashes and underscores, refuses abbreviations, and raises errors as one line."""
+class Flag(argparse.BooleanOptionalAction):
+    """An option without a value: `--resume`, and `--no-resume` to override a file."""
 
-    is_completing = False
-    """Whether the shell is completing an unfinished line. Unknown options are then left to argparse."""
+    def __init__(
+        self, option_strings: Sequence[str], dest: str, default: bool | None = False, help: str = "", **kwargs: Any
+    ) -> None:
+        super().__init__(option_strings, dest, default=default, **kwargs)
+        self.help = help  # set last, because argparse would append the default
+
+
+class Repeatable(argparse.Action):
+    """An option that may be given several times. On the command line it replaces the list of a file."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        """Append a value."""
+        earlier = getattr(namespace, self.dest)
+        setattr(namespace, self.dest, [*([] if earlier is self.default else earlier), values])
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that accepts dashes and underscores, refuses abbreviations, reads YAML, and raises errors as one line."""
+
+    commands: Mapping[str, Parser] = {}
+    """The parsers of the commands below this one."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **{"allow_abbrev": False} | kwargs)
-        self._negative_number_matcher = re.compile(r"-\.?\d")  # as in later Pythons: -1e-3 too is a number
+        defaults = {"allow_abbrev": False, "formatter_class": argparse.RawDescriptionHelpFormatter}
+        super().__init__(*args, **defaults | kwargs)
+
+    def add_argument(self, *names: str, **kwargs: Any) -> Any:
+        """Add an argument; the help shows its names with dashes."""
+        return super().add_argument(*dict.fromkeys(map(dashed, names)), **kwargs)
+
+    def add_config_argument(self) -> None:
+        """Add the option `--config FILE`."""
+        self.add_argument("--config", metavar="FILE", help="YAML file with options; the command line overrides it")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse as argparse does, after normalising the spelling of the options.
+        """Parse as argparse does; `--config FILE` supplies the options that are not given.
 
         Raises:
-            InvalidConfigError: If an option is unknown. The message suggests the nearest one.
+            InvalidConfigError: If the file or the command line has an error.
         """
-        return super().parse_known_args(self.spell(sys.argv[1:] if args is None else args), namespace)
+        given = list(sys.argv[1:] if args is None else args)
+        if "_ARGCOMPLETE" in os.environ:  # the line is unfinished
+            return super().parse_known_args(given, namespace)
+        given = self.spelled(given)
+        if "--config" in self.options():
+            path, given = _take_config(given)
+            if path is not None:
+                self.read_file(path)
+        return super().parse_known_args(given, namespace)
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse, and refuse unexpected arguments."""
@@ -75,117 +131,191 @@ class Grammar(argparse.ArgumentParser):
             self.error(f"{further[0]}: unexpected argument (keep positional arguments together)")
         return parsed
 
-    def spell(self, arguments: Sequence[str]) -> list[str]:
-        """Return the arguments with each option spelled as the parser defines it.
+    @property
+    def actions(self) -> list[argparse.Action]:
+        """The arguments and options. TRL and argcomplete read this private list of argparse too."""
+        return self._actions
 
-        Raises:
-            InvalidConfigError: If an option is unknown. The message suggests the nearest one.
-        """
-        ends_at_word = any(action.nargs in _PARSERS for action in self._get_positional_actions())
-        spelled: list[str] = []
+    def options(self) -> dict[str, argparse.Action]:
+        """Return {option: its action}, for every name of an option."""
+        return {name: action for action in self.actions for name in action.option_strings}
+
+    def spelled(self, arguments: Sequence[str]) -> list[str]:
+        """Return the arguments, each option spelled as the parser defines it; refuse unknown options."""
+        options, spelled = self.options(), list(arguments)
+        # All that follows the name of a command or training belongs to another parser.
+        ends_at_word = any(action.nargs in (argparse.PARSER, argparse.REMAINDER) for action in self.actions)
         for place, argument in enumerate(arguments):
-            is_end = argument == "--" or (ends_at_word and not argument.startswith("-"))
-            if is_end:
-                return [*spelled, *arguments[place:]]
-            name = self._known_as(argument) if self._is_option(argument) else argument
-            if name is None and not self.is_completing:
-                self._refuse(argument, spelled[-1] if spelled else "")
-            spelled += [name or argument]
+            if argument == "--" or (ends_at_word and not argument.startswith("-")):
+                break
+            if not _OPTION.fullmatch(argument):
+                continue
+            name, equals, value = argument.partition("=")
+            known = next((text for text in (name, dashed(name), name[1:]) if text in options), None)
+            if known is None and (name.startswith("--") or name[:2] not in options):
+                before = options.get(spelled[place - 1]) if place else None
+                if before is not None and before.nargs is None:
+                    option = spelled[place - 1]
+                    self.error(f"{option}: its value is missing; write {option}='{argument}' if it begins with -")
+                self._refuse(dashed(name), [text for text in options if text.startswith("--")])
+            spelled[place] = (known or name) + equals + value
         return spelled
 
-    def _is_option(self, argument: str) -> bool:
-        """Return whether argparse will treat the argument as an option."""
-        if len(argument) < 2 or argument[0] != "-":
-            return False
-        return self._negative_number_matcher.match(argument) is None and " " not in argument.partition("=")[0]
+    def _refuse(self, name: str, known: Sequence[str]) -> NoReturn:
+        near = did_you_mean(name, sorted(known))
+        raise InvalidConfigError(f"{name}: there is no such option.{near or self._hint()}")
 
-    def _known_as(self, argument: str) -> str | None:
-        """Return the argument with its option as the parser spells it; None if the option does not exist."""
-        name, equals, value = argument.partition("=")
-        body = name.lstrip("-")
-        for spelling in (name, f"--{body.replace('_', '-')}", f"--{body.replace('-', '_')}", f"-{body}"):
-            if name.startswith("--") and spelling in self._option_string_actions:
-                return spelling + equals + value
-        is_short = not name.startswith("--") and argument[:2] in self._option_string_actions
-        return argument if is_short else None
+    def _hint(self) -> str:
+        return f" `{self.prog} --help` lists every option."
 
-    def _refuse(self, argument: str, before: str) -> NoReturn:
-        """Refuse an unknown option."""
-        action = self._option_string_actions.get(before)
-        if action is not None and action.nargs is None:
-            self.error(f"{before}: its value is missing; for a value that begins with -, write {before}='{argument}'")
-        self.refuse_option(argument.partition("=")[0], option_names(self))
-
-    def refuse_option(self, name: str, known: Iterable[str], where: str = "") -> NoReturn:
-        """Refuse an unknown option and suggest the nearest one."""
-        near = did_you_mean(name, known)
-        self.error(f"{where}{name}: there is no such option{'.' + near if near else ''}", is_whole=bool(near))
-
-    def error(self, message: str, *, is_whole: bool = False) -> NoReturn:
-        """Raise an error that ends with a hint at `--help`, unless the message is complete (`is_whole`)."""
+    def error(self, message: str) -> NoReturn:
+        """Raise an error with the nearest choice, or a hint at `--help`."""
+        found = re.search(r"invalid choice: '?(.*?)'? \(choose from (.*)\)$", message)
+        near = did_you_mean(found[1], re.findall(r"[^\s,']+", found[2])) if found else ""
         end = "" if message.endswith((".", "?")) else "."
-        raise InvalidConfigError(message if is_whole else f"{message}{end} `{self.prog} --help` lists every option.")
+        raise InvalidConfigError(f"{message}{end}{near or self._hint()}")
 
-    def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
-        """Convert a text. For numbers, replace argparse's "invalid VALUE" by "not a number"."""
-        try:
-            return super()._get_value(action, arg_string)
-        except argparse.ArgumentError as error:
-            if action.type not in (int, float) and str(error.message).startswith("invalid "):
-                raise argparse.ArgumentError(action, f"{arg_string!r} is not a number") from error
-            raise
+    def read_file(self, path: str) -> None:
+        """Use the values of a YAML file as defaults, and set the environment variables in it."""
+        values = read_yaml(path)
+        variables = values.pop("variables", None)
+        self.set_values(values, path)
+        set_variables(variables, path)
 
-    def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Refuse an unknown choice and suggest the nearest one."""
-        if action.choices is None or value in action.choices:
-            return
-        known = [str(choice) for choice in action.choices]
-        near = did_you_mean(str(value), known)
-        if isinstance(action, argparse._SubParsersAction):
-            self.error(f"there is no command {value!r}.{near or ' There are ' + ', '.join(known) + '.'}", is_whole=True)
-        raise argparse.ArgumentError(action, f"invalid choice: {value!r}; there are {', '.join(known)}.{near}")
+    def set_values(self, values: Mapping[str, Any], where: str) -> None:
+        """Use values as defaults, converted and checked as on the command line.
 
-
-class CommandParser(Grammar):
-    """The parser of a command of `llm-envs`.
-
-    Flags have a negation: `--no-FLAG` overrides a file.
-    """
-
-    read_config: Callable[[CommandParser, list[str], set[str]], list[str]] | None = None
-    """Sets the values of the `--config` file as defaults; None if the command does not read a file."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **{"formatter_class": argparse.RawDescriptionHelpFormatter} | kwargs)
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse as argparse does; `--config FILE` supplies the options that are not given.
+        Args:
+            values: Names of options and arguments, with dashes or underscores, and their values as in YAML.
+            where: The file, for errors.
 
         Raises:
-            InvalidConfigError: If the file or the command line has an error.
+            InvalidConfigError: If a name is unknown or a value is invalid.
         """
-        given, off = self._take_off(sys.argv[1:] if args is None else args)
-        given = self.spell(given)
-        if self.read_config is not None and not self.is_completing:
-            given = self.read_config(self, given, off)
-        return super().parse_known_args(given, namespace)
+        keys = {action.dest: action for action in self.actions if not action.option_strings}
+        for name, action in self.options().items():
+            if not (name.startswith("--no-") and isinstance(action, argparse.BooleanOptionalAction)):
+                keys[name.lstrip("-").replace("-", "_")] = action
+        keys = {key: action for key, action in keys.items() if key not in _NO_KEYS}
+        given: dict[str, str] = {}
+        try:
+            for key, value in values.items():
+                chosen = keys.get(key.replace("-", "_"))
+                if key == "env" and isinstance(value, Mapping) and all(str(name).isidentifier() for name in value):
+                    raise InvalidConfigError("env is the environment to play; variables are below `variables:`.")
+                if chosen is None:
+                    self._refuse(key, list(keys))
+                self._set_value(chosen, key, value, given)
+        except InvalidConfigError as error:
+            raise InvalidConfigError(f"{where}: {error}") from error
 
-    def flags(self) -> Mapping[str, argparse.Action]:
-        """Return the options that take no value and are off by default, each with its action."""
-        kinds = (argparse._StoreTrueAction, argparse._StoreConstAction)
-        return {name: action for name, action in self._option_string_actions.items() if isinstance(action, kinds)}
+    def _set_value(self, action: argparse.Action, key: str, value: Any, given: dict[str, str]) -> None:
+        """Set the default of an argument; `given` has the keys of earlier ones by destination."""
+        if value is None and self.none_is_default(action):
+            return
+        if action.nargs == 0 and not isinstance(value, bool):
+            raise InvalidConfigError(f"{key} is {value!r}; it is a flag, true or false.")
+        if action.nargs == 0 and action.const is not None:  # one of several options for one destination
+            if not value:
+                return
+            value = action.const
+        elif action.nargs != 0:
+            value = self._converted(action, key, value)
+        if action.dest in given:
+            raise InvalidConfigError(f"{given[action.dest]} and {key}: give only one.")
+        given[action.dest] = key
+        self.set_defaults(**{action.dest: value})
+        action.required = False
+        if not action.option_strings:
+            action.nargs = {"+": "*", None: "?"}.get(action.nargs, action.nargs)
 
-    def _take_off(self, arguments: Sequence[str]) -> tuple[list[str], set[str]]:
-        """Return the arguments without `--no-FLAG`, and the destinations of those flags."""
-        flags = {f"--no-{name[2:]}": action.dest for name, action in self.flags().items() if name.startswith("--")}
-        end = arguments.index("--") if "--" in arguments else len(arguments)
-        taken = {
-            place: flags[dashed]
-            for place, argument in enumerate(arguments[:end])
-            if (dashed := argument.replace("_", "-")) in flags and argument not in self._option_string_actions
-        }
-        return [text for place, text in enumerate(arguments) if place not in taken], set(taken.values())
+    def none_is_default(self, action: argparse.Action) -> bool:
+        """Return whether a key without a value in a file leaves the default as it is."""
+        return True
 
-    def add_examples(self, text: str) -> None:
-        """Add examples to the end of the help, before the present epilog."""
-        self.epilog = f"\nexamples:\n{text.strip(chr(10))}\n{self.epilog or ''}"
+    def _converted(self, action: argparse.Action, key: str, value: Any) -> Any:
+        """Return a value of a file in the type of its argument."""
+        is_many = action.nargs in ("+", "*") or isinstance(action, Repeatable)
+        if isinstance(value, list) and action.dest in _JOINED and not is_many:
+            value = _JOINED[action.dest].join(map(str, value))
+        if self.takes_unchanged(action, value):
+            return value
+        if isinstance(value, list) and not is_many:
+            raise InvalidConfigError(f"{key} is a list of {len(value)}; it takes one value.")
+        items = [self._converted_one(action, key, item) for item in (value if isinstance(value, list) else [value])]
+        return items if is_many else items[0]
+
+    def takes_unchanged(self, action: argparse.Action, value: Any) -> bool:
+        """Return whether a value of a file needs no conversion."""
+        return isinstance(value, Mapping) and action.type is json_object
+
+    def _converted_one(self, action: argparse.Action, key: str, value: Any) -> Any:
+        if isinstance(value, list | Mapping):
+            kind = "a list inside a list" if isinstance(value, list) else "a mapping; it takes one value"
+            raise InvalidConfigError(f"{key} is {kind}.")
+        text = str(value)
+        if isinstance(value, bool):  # YAML reads an unquoted on, off, yes and no as truth values
+            spellings = ("true", "on", "yes") if value else ("false", "off", "no")
+            text = next((word for word in spellings if word in (action.choices or ())), spellings[0])
+        name = "/".join(action.option_strings) or action.dest
+        convert: Any = action.type or str
+        try:
+            converted = convert(text)
+        except argparse.ArgumentTypeError as error:
+            self.error(f"argument {name}: {error}")
+        except (TypeError, ValueError):
+            self.error(f"argument {name}: invalid {getattr(convert, '__name__', '')} value: {text!r}")
+        if action.choices is not None and converted not in action.choices:
+            self.error(f"argument {name}: invalid choice: {text!r} (choose from {', '.join(map(repr, action.choices))})")
+        return converted
+
+
+def _take_config(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
+    """Return the file that `--config` names, or None, and the other arguments."""
+    rest = list(arguments)
+    end = rest.index("--") if "--" in rest else len(rest)
+    found = [place for place in range(end) if rest[place].partition("=")[0] == "--config"]
+    paths: list[str] = []
+    for place in reversed(found):
+        _, equals, path = rest.pop(place).partition("=")
+        if not equals:
+            if place >= len(rest):
+                raise InvalidConfigError("--config needs a YAML file.")
+            path = rest.pop(place)
+        paths.insert(0, path)
+    if len(paths) > 1:
+        raise InvalidConfigError(f"--config is given twice, {' and '.join(paths)}: give one file.")
+    return (paths[0] if paths else None), rest
+
+
+def read_yaml(path: str | Path) -> dict[str, Any]:
+    """Read a YAML file that contains a mapping.
+
+    Raises:
+        InvalidConfigError: If the file cannot be read, or contains anything else. (An empty file contains None.)
+    """
+    import yaml  # type: ignore[import-untyped]
+
+    try:
+        with open(path, encoding="utf-8") as file:
+            content = yaml.safe_load(file)
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:  # an impossible date is a ValueError
+        raise InvalidConfigError(f"--config {path} cannot be read: {' '.join(str(error).split())}") from error
+    if not isinstance(content, dict):
+        raise InvalidConfigError(f"--config {path} has {content!r:.80}; it must be a mapping, `option: value` a line.")
+    return {str(key): value for key, value in content.items()}
+
+
+def set_variables(variables: Any, path: str | Path) -> None:
+    """Set the environment variables of the process that a file lists below `variables`.
+
+    Raises:
+        InvalidConfigError: If `variables` is neither a mapping nor None, or a variable cannot be set.
+    """
+    if variables is not None and not isinstance(variables, Mapping):
+        raise InvalidConfigError(f"{path}: variables is {variables!r:.80}; it must be a mapping, `NAME: value`.")
+    for key, value in (variables or {}).items():
+        try:
+            os.environ[str(key)] = str(value)
+        except (OSError, ValueError) as error:
+            raise InvalidConfigError(f"{path}: variables: {str(key)!r} cannot be set ({error}).") from error

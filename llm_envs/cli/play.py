@@ -32,7 +32,7 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("environment", metavar="ENV", help="a task id")
+    parser.add_argument("env", metavar="ENV", help="a task id")
     parser.add_argument("-n", type=positive, default=1, metavar="EPISODES", help="number of episodes, default 1")
     parser.add_argument(
         "--seed", type=int, default=0, help="the run's seed; equal seeds play equal episodes; default 0"
@@ -81,16 +81,16 @@ def run(arguments: argparse.Namespace) -> None:
     from llm_envs.rollout import Collector
     from llm_envs.types import SamplingParams
 
-    task_spec(arguments.environment)
-    sampling = SamplingParams(temperature=arguments.temperature, max_new_tokens=arguments.max_new_tokens)
+    task_spec(arguments.env)
+    sampling = SamplingParams(temperature=arguments.temperature, max_new_tokens=arguments.max_turn_tokens)
     env_kwargs = env_kwargs_of(arguments)
-    require_text(arguments.environment, env_kwargs)
+    require_text(arguments.env, env_kwargs)
     scripts = {"oracle": OraclePolicy, "random": RandomPolicy, "human": HumanPolicy}
     episodes: list[Trajectory] = []
     with (
         open_player(arguments, scripts) as (policy, codec),
         Collector(
-            arguments.environment,
+            arguments.env,
             policy,
             codec=codec,
             env_kwargs=env_kwargs,

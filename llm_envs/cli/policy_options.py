@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llm_envs.cli.arguments import positive, require_model
+from llm_envs.cli.parser import Repeatable
 from llm_envs.errors import BridgeError, InvalidConfigError
 from llm_envs.policies.vllm.http import API_KEY, bearer, check_url, import_httpx, is_local, said_by, without_key
 
@@ -39,7 +40,7 @@ _TAKES = {
     "vllm": set[str](),
     "server": {"url", "tokenizer"},
     "serve": {"serve", "server_args", "devices", "tokenizer"},
-    "api": {"url", "model_name", "tokenizer", "max_concurrent", "requests_per_minute", "max_tokens_name"},
+    "api": {"url", "model_name", "tokenizer", "max_concurrent_requests", "requests_per_minute", "max_tokens_name"},
     "script": {"tokenizer"},
 }
 MODEL_ENGINES = ["transformers", "vllm", "server", "api"]
@@ -81,7 +82,7 @@ def add_player_arguments(parser: argparse.ArgumentParser, policies: Sequence[str
         "transformers, or server with --url or --serve",
     )
     group.add_argument(
-        "--url", action="append", metavar="URL", help="address of the server; repeat it for several servers"
+        "--url", action=Repeatable, metavar="URL", help="address of the server; repeat it for several servers"
     )
     group.add_argument("--serve", type=positive, metavar="N", help="start N `vllm serve` of the model for this command")
     group.add_argument(
@@ -94,7 +95,7 @@ def add_player_arguments(parser: argparse.ArgumentParser, policies: Sequence[str
         help="CUDA_VISIBLE_DEVICES of each started server (0 1, or 0,1 2,3); default: one GPU each, if any",
     )
     group.add_argument(
-        "--max-concurrent", type=positive, metavar="N", help="api: concurrent requests; default: one per episode"
+        "--max-concurrent-requests", type=positive, metavar="N", help="api: concurrent requests; default: one per episode"
     )
     group.add_argument(
         "--requests-per-minute", type=positive, metavar="N", help="api: limit on requests; default: none"
@@ -278,7 +279,7 @@ def _server(
         load_tokenizer(arguments.tokenizer or arguments.model),
         model=arguments.model,
         api_key=api_key or os.environ.get(API_KEY),
-        max_concurrency=max(256, getattr(arguments, "concurrency", 0)),
+        max_concurrency=max(256, getattr(arguments, "max_concurrency", 0)),
     )
     with _closing(policy):
         yield policy, policy.codec
@@ -309,7 +310,7 @@ def _api(arguments: argparse.Namespace) -> Iterator[PolicyAndCodec]:
         arguments.url[0],
         arguments.model,
         api_key=os.environ.get(API_KEY),
-        max_concurrency=arguments.max_concurrent or max(256, getattr(arguments, "concurrency", 0)),
+        max_concurrency=arguments.max_concurrent_requests or max(256, getattr(arguments, "max_concurrency", 0)),
         requests_per_minute=arguments.requests_per_minute,
         max_tokens_name=arguments.max_tokens_name or "max_tokens",
     )

@@ -6,6 +6,7 @@ import argparse
 import webbrowser
 from pathlib import Path
 
+from llm_envs.cli.parser import Flag
 from llm_envs.errors import InvalidConfigError, LLMEnvsError
 from llm_envs.tracking.loggers import visible_text
 
@@ -34,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help=f"output file; default: {FILE_NAME} in the run, or in the current folder for several runs",
     )
-    parser.add_argument("--open", action="store_true", help="open it in a browser")
+    parser.add_argument("--open", action=Flag, help="open it in a browser")
     parser.add_argument("--title", metavar="TEXT", help="the page's title")
     parser.add_argument("--tokenizer", metavar="DIR", help="tokenizer for the token view; default: the run's, if any")
     parser.add_argument(

@@ -1,27 +1,31 @@
 """Shell completion: `llm-envs completion SHELL` prints the script, and `complete` answers the shell.
 
 A shell requests completions by running `llm-envs` with `_ARGCOMPLETE` in its environment; only then is argcomplete
-imported. Tasks and trainings are never imported. Task ids come from entry points, levels from the source of the task
-on the line, and a training's options from its entry point in the group `llm_envs.train_options`.
+imported. Task ids come from entry points; levels from the task on the line, which is imported; the options of a
+training from its entry point in the group `llm_envs.train_options`, kept in a file per installed version.
 """
 
 from __future__ import annotations
 
 import argparse
-import ast
-import importlib.util
+import contextlib
+import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib.metadata import EntryPoint, PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from llm_envs.cli.parser import CommandParser, Grammar
+from llm_envs.cli.parser import Parser
 
 __all__ = ["TRAIN_OPTIONS", "add_arguments", "complete", "levels", "run"]
 
 TRAIN_OPTIONS = "llm_envs.train_options"
 """Entry-point group of what `llm-envs train NAME` takes: each loads to a function without arguments that returns
-{option: its values, () if it takes none, None if any will do}, and imports little, since a shell waits for it."""
+{option: its values, () if it takes none, None if any will do}. It is called once per version of the packages below."""
+
+_VERSIONED = ("llm-envs", "trl", "transformers")
+"""Packages whose versions decide the options of a training."""
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -48,7 +52,7 @@ def run(arguments: argparse.Namespace) -> None:
     print(argcomplete.shellcode(["llm-envs"], shell=arguments.shell))
 
 
-def complete(parser: CommandParser) -> None:
+def complete(parser: Parser) -> None:
     """Print the completions of the line and end the process.
 
     Args:
@@ -56,61 +60,67 @@ def complete(parser: CommandParser) -> None:
     """
     import argcomplete
 
-    Grammar.is_completing = True
     line = os.environ.get("COMP_LINE", "")[: int(os.environ.get("COMP_POINT") or 0)]
-    *typed, word = line.split(" ")
-    commands = _commands(parser)
-    commands["train"] = _trainings(typed, word)
-    for command in commands.values():
-        if "_" in word:
-            _spell_with_underscores(command)
-        for action in command._actions:
+    before, _, word = line.rpartition(" ")
+    typed = before.split()
+    if word.startswith("--") and "=" not in word:  # the parsers know the spelling with dashes
+        os.environ["COMP_LINE"] = f"{before} {word.replace('_', '-')}"
+    if "train" in typed:
+        parser = _trainings(typed)
+    for command in parser.commands.values():
+        for action in command.actions:
             if (completer := _completer(action)) is not None:
-                action.completer = completer
+                action.completer = completer  # type: ignore[attr-defined]
     argcomplete.autocomplete(
         parser,
-        always_complete_options="long" if "train" in typed[:-1] else False,  # only options follow a training's name
+        always_complete_options="long" if "train" in typed else False,  # only options follow a training's name
         default_completer=argcomplete.completers.SuppressCompleter(),
     )
 
 
-def _commands(parser: argparse.ArgumentParser) -> dict[str, Any]:
-    (found,) = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
-    return found._name_parser_map
-
-
-def _trainings(typed: list[str], word: str) -> CommandParser:
-    """Return a parser with each training, and of the one that is typed its options, spelled as `word` begins."""
+def _trainings(typed: Sequence[str]) -> Parser:
+    """Return a parser of `train` with each training, and the options of the one that is typed."""
     from llm_envs.cli.train import TRAIN_COMMANDS
     from llm_envs.registration import installed_entry_points
 
-    parser = CommandParser(prog="llm-envs train")
-    parser.add_argument("--debug", action="store_true")
-    names = parser.add_subparsers(metavar="NAME")
-    with_options = {found.name: found for found in installed_entry_points(TRAIN_OPTIONS) if found.name in typed}
-    for found in installed_entry_points(TRAIN_COMMANDS):
-        training = names.add_parser(found.name, add_help=False)
-        options: Mapping[str, tuple[str, ...] | None] = {}
-        if found.name in with_options:
-            options = with_options[found.name].load()()
-        for option, values in options.items():
-            spelled = option.replace("_", "-") if "-" in word[2:] and "_" not in word else option
-            if values == ():
-                training.add_argument(spelled, action="store_true")
-                continue
-            action = training.add_argument(spelled, choices=values, nargs="?" if values == ("true", "false") else None)
-            action.completer = _task_ids if option in ("--env", "--environment") else None  # type: ignore[attr-defined]
-            if values is None and action.completer is None:  # type: ignore[attr-defined]
-                action.completer = _files  # type: ignore[attr-defined]
+    parser = Parser(prog="llm-envs")
+    names = parser.add_subparsers().add_parser("train", add_help=False).add_subparsers()
+    parser.commands = {found.name: names.add_parser(found.name, add_help=False) for found in installed_entry_points(TRAIN_COMMANDS)}
+    for found in installed_entry_points(TRAIN_OPTIONS):
+        if found.name in typed and found.name in parser.commands:
+            for option, values in _options(found).items():
+                kwargs: dict[str, Any] = {"action": "store_true"}
+                if values is None:
+                    kwargs = {"metavar": "ENV" if option == "--env" else "FILE"}
+                elif values:
+                    kwargs = {"choices": values, "nargs": "?" if "true" in values else None}
+                parser.commands[found.name].add_argument(option, **kwargs)
     return parser
 
 
-def _spell_with_underscores(parser: argparse.ArgumentParser) -> None:
-    for action in parser._actions:
-        for name in [name for name in action.option_strings if "-" in name[2:]]:
-            spelled = f"--{name[2:].replace('-', '_')}"
-            action.option_strings = [*action.option_strings, spelled]
-            parser._option_string_actions[spelled] = action
+def _options(found: EntryPoint) -> Mapping[str, Sequence[str] | None]:
+    """Return the options of a training, from a file of an earlier completion if there is one: TRL loads for seconds."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "llm-envs"
+    path = folder / f"options-{found.name}-{'-'.join(map(_version, _VERSIONED))}.json"
+    try:
+        kept: dict[str, Sequence[str] | None] = json.loads(path.read_text(encoding="utf-8"))
+        return kept
+    except (OSError, ValueError):
+        pass
+    asking = os.environ.pop("_ARGCOMPLETE")  # the training's parser must not complete
+    options: dict[str, Sequence[str] | None] = found.load()()
+    os.environ["_ARGCOMPLETE"] = asking
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(options), encoding="utf-8")
+    return options
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "none"
 
 
 def _completer(action: argparse.Action) -> Callable[..., Iterable[str]] | None:
@@ -165,35 +175,24 @@ def _splits(**_: Any) -> tuple[str, ...]:
 
 def _levels_typed(prefix: str, parsed_args: argparse.Namespace, **_: Any) -> list[str]:
     """Return the levels of the tasks on the line, also after a comma."""
-    one = getattr(parsed_args, "environment", None)
+    one = getattr(parsed_args, "env", None)
     typed = [one] if one is not None else getattr(parsed_args, "envs", None) or []
     before = prefix[: prefix.rfind(",") + 1]
     return [before + level for task_id in typed for level in levels(task_id) if level not in before.split(",")]
 
 
 def levels(task_id: str) -> list[str]:
-    """Return the names of a task's levels that its source lists, if any.
+    """Return the names of a task's levels.
 
     Args:
-        task_id: A task's id. The result is empty if it is not registered.
+        task_id: A task's id. The result is empty if it is not registered, has no levels, or cannot be imported.
     """
-    from llm_envs.errors import UnknownTaskError
+    from gymnasium.envs.registration import load_env_creator
+
     from llm_envs.registration import task_spec
 
     try:
         entry_point = task_spec(task_id).entry_point
-    except UnknownTaskError:
+        return list(getattr(load_env_creator(str(entry_point)), "difficulties", ()))
+    except Exception:  # an import may raise anything
         return []
-    module, _, name = str(entry_point).partition(":")
-    try:
-        found = importlib.util.find_spec(module)
-        tree = ast.parse(Path(str(found.origin)).read_bytes()) if found is not None else ast.Module([], [])
-    except (ImportError, OSError, SyntaxError, ValueError):
-        return []
-    for node in tree.body:
-        for item in node.body if isinstance(node, ast.ClassDef) and node.name == name else ():
-            targets = item.targets if isinstance(item, ast.Assign) else [getattr(item, "target", None)]
-            value = getattr(item, "value", None)
-            if "difficulties" in [getattr(target, "id", None) for target in targets] and isinstance(value, ast.Dict):
-                return [str(key.value) for key in value.keys if isinstance(key, ast.Constant)]
-    return []

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from llm_envs.cli.arguments import positive
+from llm_envs.cli.parser import Flag, Repeatable
 from llm_envs.errors import InvalidConfigError, TaskCheckError
 from llm_envs.tracking.loggers import visible_text
 
@@ -36,15 +37,15 @@ examples:
 
 def add_list_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `list_tasks`."""
-    parser.add_argument("--family", action="append", metavar="NAME", help="tasks of this family (repeatable)")
+    parser.add_argument("--family", action=Repeatable, metavar="NAME", help="tasks of this family (repeatable)")
     turns = parser.add_mutually_exclusive_group()
-    turns.add_argument("--single-turn", action="store_true", help="tasks with one question and one reply")
-    turns.add_argument("--multi-turn", action="store_true", help="tasks with several turns")
-    parser.add_argument("--tools", action="store_true", help="tasks with tools")
+    for turn, about in (("single", "tasks with one question and one reply"), ("multi", "tasks with several turns")):
+        turns.add_argument(f"--{turn}-turn", dest="turns", action="store_const", const=turn, help=about)
+    parser.add_argument("--tools", action=Flag, help="tasks with tools")
     parser.add_argument(
-        "--hard", action="store_true", help="tasks with a level expected to be hard for frontier models"
+        "--hard", action=Flag, help="tasks with a level expected to be hard for frontier models"
     )
-    parser.add_argument("--json", action="store_true", help="print all properties as JSON")
+    parser.add_argument("--json", action=Flag, help="print all properties as JSON")
     parser.epilog = LIST_EXAMPLES
 
 
@@ -61,7 +62,7 @@ def list_tasks(arguments: argparse.Namespace) -> None:
             if family not in known:
                 raise InvalidConfigError(f"there is no family {family!r}; there are {', '.join(known)}.")
         ids = [task_id for task_id in ids if families[task_id] in arguments.family]
-    if arguments.json or arguments.tools or arguments.hard or arguments.single_turn or arguments.multi_turn:
+    if arguments.json or arguments.tools or arguments.hard or arguments.turns:
         cards, broken = _cards(ids)
         cards = {task_id: card for task_id, card in cards.items() if _is_wanted(card, arguments)}
         if arguments.json:
@@ -93,21 +94,19 @@ def _is_wanted(card: TaskCard, arguments: argparse.Namespace) -> bool:
         return False
     if arguments.hard and not any(level.expected_hard for level in card.levels.values()):
         return False
-    if arguments.single_turn and card.multi_turn:
-        return False
-    return bool(card.multi_turn or not arguments.multi_turn)
+    return arguments.turns in (None, "multi" if card.multi_turn else "single")
 
 
 def add_check_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `check`."""
     parser.add_argument("envs", nargs="*", metavar="ENV", help="a task id")
-    parser.add_argument("--all", action="store_true", help="every registered task")
+    parser.add_argument("--all", action=Flag, help="every registered task")
     parser.add_argument("--namespace", metavar="NAME", help="with --all: only NAME/...")
     parser.add_argument("--difficulty", metavar="LEVEL", help="level to check; default: each task's default")
-    parser.add_argument("--all-levels", action="store_true", help="check every level")
+    parser.add_argument("--all-levels", action=Flag, help="check every level")
     parser.add_argument(
         "--thorough",
-        action="store_true",
+        action=Flag,
         help="200 oracle episodes, 1,000 corrupted actions, 10,000 pairs of neighbouring seeds",
     )
     parser.add_argument("--jobs", type=positive, default=1, metavar="N", help="tasks checked in parallel, default 1")

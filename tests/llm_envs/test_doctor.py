@@ -92,7 +92,7 @@ def test_the_command_on_a_sound_model(saved, capsys):
 def test_the_command_in_colour_with_another_template(saved, capsys, tmp_path):
     (tmp_path / "qwen3.jinja").write_text(family_tokenizer("qwen3").chat_template)
     arguments = ["doctor", saved(tiny_tokenizer()), "--chat-template", str(tmp_path / "qwen3.jinja")]
-    assert main([*arguments, "--thinking", "off", "--colour", "always"]) == 0
+    assert main([*arguments, "--no-thinking", "--colour", "always"]) == 0
     out = capsys.readouterr().out
     assert "qwen3.jinja" in out and "the template changes some" in out and "\x1b[32m<tool_call>" in out
 

@@ -1,10 +1,10 @@
 """The trainings of `llm-envs train NAME`, also for `accelerate launch`: one function each.
 
-llm-envs train grpo --env llm/Calculator-v0 --model_name_or_path DIR --output_dir runs/grpo --max_steps 20
-llm-envs train sft --config run.yaml --learning_rate 1e-5                  # options win over the file
+llm-envs train grpo --env llm/Calculator-v0 --model DIR --out runs/grpo --max-steps 20
+llm-envs train sft --config run.yaml --learning-rate 1e-5                  # options win over the file
 accelerate launch -m llm_envs.trainers.cli.commands ppo --env ...             # on many processes
 
-The options are the fields of the trainer's settings, of TRL's `ModelConfig` (`--use_peft`, `--lora_r`, `--dtype`, ...)
+The options are the fields of the trainer's settings, of TRL's `ModelConfig` (`--use-peft`, `--lora-r`, `--dtype`, ...)
 and of the training's dataclass here. Exit codes are those of `llm-envs`: 1 for a failure, 2 for wrong arguments.
 """
 
@@ -30,7 +30,7 @@ from llm_envs.trainers.bridge.checkpoints import check_unused, resume_point
 from llm_envs.trainers.bridge.checks import as_algorithm
 from llm_envs.trainers.cli.dry_run import describe_training
 from llm_envs.trainers.cli.parser import (
-    ENVIRONMENT,
+    ENV,
     check_model,
     loading,
     model_arguments,
@@ -46,6 +46,7 @@ from llm_envs.trainers.ppo.trainer import EnvPPOConfig, EnvPPOTrainer
 from llm_envs.trainers.sft.trainer import EnvSFTConfig, EnvSFTTrainer
 
 __all__ = [
+    "KINDS",
     "TRAININGS",
     "DPOArguments",
     "GRPOArguments",
@@ -74,7 +75,7 @@ _DRY_RUN: dict[str, Any] = {
 class GRPOArguments:
     """The environment and the algorithm."""
 
-    environment: str = field(metadata=ENVIRONMENT)
+    env: str = field(metadata=ENV)
     algorithm: str | None = field(
         default=None,
         metadata={
@@ -90,7 +91,7 @@ class GRPOArguments:
 class PPOArguments:
     """The environment and the critic."""
 
-    environment: str = field(metadata=ENVIRONMENT)
+    env: str = field(metadata=ENV)
     critic: str | None = field(
         default=None,
         metadata={
@@ -106,7 +107,7 @@ class PPOArguments:
 class DPOArguments:
     """The source of the pairs: episodes that the model plays in rounds, or a saved data set."""
 
-    environment: str | None = field(default=None, metadata=ENVIRONMENT)
+    env: str | None = field(default=None, metadata=ENV)
     source: str | None = field(
         default=None,
         metadata={"help": "In place of --env, a saved data set: the folder of a run, exported pairs, JSONL, ..."},
@@ -121,70 +122,79 @@ class DPOArguments:
 class SFTArguments:
     """The source of the training data: an environment's oracle, or a saved data set."""
 
-    environment: str | None = field(default=None, metadata=ENVIRONMENT)
+    env: str | None = field(default=None, metadata=ENV)
     source: str | None = field(
         default=None,
         metadata={
             "help": "In place of --env, whose oracle plays, a saved data set: the folder of a run, a JSONL file of "
-            "conversations, ... --best_of and --min_reward choose among its episodes."
+            "conversations, ... --best-of and --min-reward choose among its episodes."
         },
     )
     dry_run: bool = field(default=False, metadata=_DRY_RUN)
 
 
+KINDS: dict[str, tuple[type, ...]] = {
+    "sft": (SFTArguments, EnvSFTConfig, ModelConfig),
+    "grpo": (GRPOArguments, EnvGRPOConfig, ModelConfig),
+    "ppo": (PPOArguments, EnvPPOConfig, ModelConfig),
+    "dpo": (DPOArguments, EnvDPOConfig, ModelConfig),
+}
+"""Training -> the dataclasses of its options."""
+
+
 def grpo(arguments: Sequence[str]) -> int:
     """Train by GRPO; return the exit code. `--help` lists every setting."""
-    chosen, args, model = parse("grpo", (GRPOArguments, EnvGRPOConfig, ModelConfig), arguments)
+    chosen, args, model = parse("grpo", KINDS["grpo"], arguments)
     algorithm = _algorithm(None if chosen.algorithm is None else as_algorithm(chosen.algorithm), chosen)
     name = check_model(model.model_name_or_path)
     checkpoint = _begin(args, "GRPO", chosen, model)
-    env = read_environment(chosen.environment)
-    with loading(model_name_or_path=name):
+    env = read_environment(chosen.env)
+    with loading(model=name):
         trainer = EnvGRPOTrainer(name, env, args, algorithm=algorithm, **model_arguments(model, args))
     return _run(trainer, checkpoint, chosen)
 
 
 def ppo(arguments: Sequence[str]) -> int:
     """Train by PPO; return the exit code. `--help` lists every setting."""
-    chosen, args, model = parse("ppo", (PPOArguments, EnvPPOConfig, ModelConfig), arguments)
+    chosen, args, model = parse("ppo", KINDS["ppo"], arguments)
     name = check_model(model.model_name_or_path)
     algorithm = None if chosen.algorithm_settings is None else _algorithm(PPO, chosen)
     critic = chosen.critic and check_model(chosen.critic, "--critic", marks=("config.json", CRITIC_CARD))
     checkpoint = _begin(args, "PPO", chosen, model)
-    env = read_environment(chosen.environment)
-    with loading(model_name_or_path=name, critic=critic):
+    env = read_environment(chosen.env)
+    with loading(model=name, critic=critic):
         trainer = EnvPPOTrainer(name, env, args, critic=critic, algorithm=algorithm, **model_arguments(model, args))
     return _run(trainer, checkpoint, chosen)
 
 
 def dpo(arguments: Sequence[str]) -> int:
     """Train by DPO, online with --env or offline with --source; return the exit code. `--help` lists every setting."""
-    chosen, args, model = parse("dpo", (DPOArguments, EnvDPOConfig, ModelConfig), arguments)
+    chosen, args, model = parse("dpo", KINDS["dpo"], arguments)
     _check_one(chosen, "is played in rounds and learned from online")
-    if chosen.environment is not None and chosen.eval_source is not None:
-        raise InvalidConfigError("--eval_source goes with --source: with --env the test split is what is evaluated.")
+    if chosen.env is not None and chosen.eval_source is not None:
+        raise InvalidConfigError("--eval-source goes with --source: with --env the test split is what is evaluated.")
     name = check_model(model.model_name_or_path)
     checkpoint = _begin(args, "DPO", chosen, model)
     if chosen.dry_run:
         args.precompute_ref_log_probs = False  # a dry run must not write files
-    env, further = read_environment(chosen.environment), model_arguments(model, args)
+    env, further = read_environment(chosen.env), model_arguments(model, args)
     if env is None:
         further |= {"source": chosen.source, "eval_source": chosen.eval_source}
     else:
         further["group_filter"] = create_spread_filter()  # a group of equal rewards gives no pair: play another
-    with loading(model_name_or_path=name):
+    with loading(model=name):
         trainer = EnvDPOTrainer(name, env, args, **further)
     return _run(trainer, checkpoint, chosen)
 
 
 def sft(arguments: Sequence[str]) -> int:
     """Train on the oracle's episodes or a saved data set; return the exit code. `--help` lists every setting."""
-    chosen, args, model = parse("sft", (SFTArguments, EnvSFTConfig, ModelConfig), arguments)
+    chosen, args, model = parse("sft", KINDS["sft"], arguments)
     _check_one(chosen, "is played by its oracle")
     name = check_model(model.model_name_or_path)
     checkpoint = _begin(args, "SFT", chosen, model)
-    env, further = read_environment(chosen.environment), model_arguments(model, args)
-    with loading(model_name_or_path=name):
+    env, further = read_environment(chosen.env), model_arguments(model, args)
+    with loading(model=name):
         trainer = EnvSFTTrainer(name, env, args, source=chosen.source, **further)
     return _run(trainer, checkpoint, chosen)
 
@@ -203,13 +213,13 @@ def _algorithm(algorithm: Algorithm | None, chosen: Any) -> Algorithm | None:
     if chosen.algorithm_settings is None:
         return algorithm
     if algorithm is None:
-        raise InvalidConfigError("--algorithm_settings changes an algorithm: give --algorithm too.")
+        raise InvalidConfigError("--algorithm-settings changes an algorithm: give --algorithm too.")
     return with_settings(algorithm, chosen.algorithm_settings)
 
 
 def _check_one(chosen: Any, environment_is: str) -> None:
     """Check that exactly one of environment and data set is given."""
-    given = [name for name in ("environment", "source") if getattr(chosen, name) is not None]
+    given = [name for name in ("env", "source") if getattr(chosen, name) is not None]
     if len(given) != 1:
         both = "both are given" if given else "neither is given"
         raise InvalidConfigError(

@@ -1,7 +1,6 @@
-"""Parses the command lines of `llm-envs train`, in TRL's syntax, with one line per error.
+"""Parses the command lines of `llm-envs train`: every field of the settings is an option, through TRL's parser.
 
-Every field of the settings is an option. `--config FILE` reads them from YAML, and options override the file. In the
-file, `env:` sets environment variables of the process (as in TRL), and `environment:` names the environment to play.
+`--config FILE` reads the fields from YAML, and options override the file, as in the other commands.
 """
 
 from __future__ import annotations
@@ -10,15 +9,14 @@ import argparse
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from llm_envs.cli.config_file import read_yaml, set_process_environment, take_config
-from llm_envs.cli.parser import Grammar
-from llm_envs.errors import InvalidConfigError, LLMEnvsError, MissingExtraError, ModelError, did_you_mean
+from llm_envs.cli.parser import Parser, dashed
+from llm_envs.errors import InvalidConfigError, LLMEnvsError, MissingExtraError, ModelError
 
 try:
     from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
@@ -26,60 +24,52 @@ except ImportError as error:
     raise MissingExtraError(f"training needs {error.name}: pip install 'llm-envs[train]'.") from error
 
 __all__ = [
-    "ENVIRONMENT",
+    "ENV",
     "EXAMPLES",
-    "Parser",
+    "TrainingParser",
     "check_model",
     "loading",
     "make",
-    "make_parser",
     "model_arguments",
-    "nearest",
     "parse",
     "read_environment",
-    "read_yaml",
-    "set_process_environment",
 ]
 
-ENVIRONMENT: dict[str, Any] = {
-    "aliases": ["--env"],
+ENV: dict[str, Any] = {
     "help": "Id of a registered environment, such as llm/Calculator-v0, or a mixture as JSON: "
-    '{"llm/Calculator-v0": 2, "llm/Countdown-v0": 1}. In a YAML file the key is environment.',
+    '{"llm/Calculator-v0": 2, "llm/Countdown-v0": 1}.'
 }
-"""Metadata of the field `environment`."""
+"""Metadata of the field `env`."""
 
-_ALIASES = {"model_name_or_path": "--model", "output_dir": "--out"}
-"""Field -> the name that the other commands use for it."""
-
-_SAYS_NO = ("eval_strategy", "logging_strategy", "save_strategy")
-"""Options with a value "no", which YAML reads as false."""
+_ALIASES = {"--model-name-or-path": "--model", "--output-dir": "--out", "--num-generations": "--group-size"}
+"""TRL's name of an option -> the name in the other commands."""
 
 _ONLY_WITH_PEFT = ("use_rslora", "use_dora")
 
 EXAMPLES = {
     "sft": """
-  llm-envs train sft --env llm/Calculator-v0 --model DIR --output_dir runs/sft --max_steps 100
-  llm-envs train sft --source runs/oracle --model DIR --output_dir runs/sft --use_peft --lora_r 8
-  llm-envs train sft --config sft.yaml --learning_rate 1e-5
+  llm-envs train sft --env llm/Calculator-v0 --model DIR --out runs/sft --max-steps 100
+  llm-envs train sft --source runs/oracle --model DIR --out runs/sft --use-peft --lora-r 8
+  llm-envs train sft --config sft.yaml --learning-rate 1e-5
 """,
     "grpo": """
-  llm-envs train grpo --env llm/Calculator-v0 --model DIR --output_dir runs/grpo --max_steps 20 --algorithm dapo
-  llm-envs train grpo --env '{"llm/Calculator-v0": 2, "llm/Countdown-v0": 1}' --model DIR --output_dir runs/both
-  llm-envs train grpo --config grpo.yaml --learning_rate 1e-6 --dry_run
+  llm-envs train grpo --env llm/Calculator-v0 --model DIR --out runs/grpo --max-steps 20 --algorithm dapo
+  llm-envs train grpo --env '{"llm/Calculator-v0": 2, "llm/Countdown-v0": 1}' --model DIR --out runs/both
+  llm-envs train grpo --config grpo.yaml --learning-rate 1e-6 --dry-run
 """,
     "ppo": """
-  llm-envs train ppo --env llm/Calculator-v0 --model DIR --output_dir runs/ppo --max_steps 20
-  llm-envs train ppo --env llm/Calculator-v0 --model DIR --critic DIR --output_dir runs/ppo --lam 0.95
-  llm-envs train ppo --config ppo.yaml --dry_run
+  llm-envs train ppo --env llm/Calculator-v0 --model DIR --out runs/ppo --max-steps 20
+  llm-envs train ppo --env llm/Calculator-v0 --model DIR --critic DIR --out runs/ppo --lam 0.95
+  llm-envs train ppo --config ppo.yaml --dry-run
 """,
     "dpo": """
-  llm-envs train dpo --env llm/Calculator-v0 --model DIR --output_dir runs/online --num_generations 8
-  llm-envs train dpo --source pairs.jsonl --model DIR --output_dir runs/offline --loss_type ipo
+  llm-envs train dpo --env llm/Calculator-v0 --model DIR --out runs/online --group-size 8
+  llm-envs train dpo --source pairs.jsonl --model DIR --out runs/offline --loss-type ipo
   llm-envs train dpo --config dpo.yaml --beta 0.05
 """,
     "sft-rl": """
-  llm-envs train sft-rl --config run.yaml --dry_run
-  llm-envs train sft-rl --config run.yaml --mode rl --rl.max_steps 5
+  llm-envs train sft-rl --config run.yaml --dry-run
+  llm-envs train sft-rl --config run.yaml --mode rl --rl.max-steps 5
 """,
 }
 """Training -> examples at the end of its help."""
@@ -89,8 +79,29 @@ class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpF
     """Shows the defaults of options, and keeps the line breaks of the examples."""
 
 
-class Parser(Grammar, TrlParser):
-    """TRL's parser, but an error is one line instead of the full usage.
+def read_bool(text: str) -> bool:
+    """Read a truth value."""
+    found = {"false": False, "no": False, "off": False, "0": False, "true": True, "yes": True, "on": True, "1": True}
+    if text.lower() not in found:
+        raise argparse.ArgumentTypeError(f"{text!r} is not true or false")
+    return found[text.lower()]
+
+
+class Switch(argparse.Action):
+    """A truth value: `--NAME`, `--NAME true`, `--NAME false` or `--no-NAME`."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, **kwargs: Any) -> None:
+        names = [*option_strings, *(f"--no-{name.removeprefix('--')}" for name in option_strings)]
+        given = {"nargs": "?", "const": True, "type": read_bool, "metavar": "BOOL"}
+        super().__init__(names, dest, **kwargs | given)
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        """Set the value."""
+        setattr(namespace, self.dest, values != str(option_string).startswith("--no-"))
+
+
+class TrainingParser(Parser, TrlParser):
+    """TRL's parser with our rules.
 
     Args:
         kinds: Dataclasses, whose fields are the options.
@@ -101,45 +112,29 @@ class Parser(Grammar, TrlParser):
         examples = EXAMPLES.get(str(kwargs.get("prog", "")).rpartition(" ")[2])
         epilog = None if examples is None else f"examples:{examples}"
         super().__init__(kinds, **{"formatter_class": _Help, "epilog": epilog} | kwargs)
+        self.add_config_argument()
 
-    def _known_as(self, argument: str) -> str | None:
-        """Return an argument with its option in the parser's spelling; `--sft.NAME` and `--rl.NAME` stay unchanged."""
-        section = re.match(r"--(sft|rl)\.", argument)
-        return super()._known_as(argument) if section is None else argument
+    def add_argument(self, *names: str, **kwargs: Any) -> Any:
+        """Add an option as TRL asks for it, under the other commands' name too."""
+        if kwargs.get("action") == "store_false":  # TRL's `--no-NAME`, which each `Switch` has
+            return None
+        if getattr(kwargs.get("type"), "__name__", "") == "string_to_bool":
+            kwargs["action"] = Switch
+        if "--report_to" in names:
+            kwargs["nargs"] = "+"
+        if alias := _ALIASES.get(dashed(names[0])):
+            kwargs["dest"] = names[0].removeprefix("--")
+            names = (alias, *names)
+        return super().add_argument(*names, **kwargs)
 
-    def set_values(self, values: Mapping[str, Any], path: str) -> None:
-        """Use a file's values as defaults, converted and checked as on the command line.
+    def none_is_default(self, action: argparse.Action) -> bool:
+        """Return whether a key without a value leaves the default: only where a value is needed."""
+        return action.required
 
-        Raises:
-            InvalidConfigError: If a key is unknown or a value is invalid; the message names the file.
-        """
-        actions = {action.dest: action for action in self._actions}
-        by_key = {name.lstrip("-"): action for name, action in self._option_string_actions.items()} | actions
-        for key, value in values.items():
-            action = by_key.get(key) or by_key.get(key.replace("-", "_"))
-            if action is None or key in ("config", "help", "h"):
-                raise InvalidConfigError(f"{path}: {key}: there is no such option.{nearest(key, actions)}")
-            try:
-                converted = self._converted(action, value)
-            except argparse.ArgumentError as error:
-                raise InvalidConfigError(f"{path}: {error}") from error
-            self.set_defaults_with_config(**{action.dest: converted})
-
-    def _converted(self, action: argparse.Action, value: Any) -> Any:
-        """Return a YAML value in the option's type; a text or a mapping for an option of type text is unchanged."""
-        # YAML 1.1 reads an unquoted `no` as false, and `save_strategy: no` is common.
-        if value is False and action.dest in _SAYS_NO:
-            return "no"
-        if isinstance(value, list) and action.nargs in ("+", "*"):
-            return [self._converted_one(action, item) for item in value]
-        return value if value is None else self._converted_one(action, value)
-
-    def _converted_one(self, action: argparse.Action, value: Any) -> Any:
-        # YAML reads 1e-4 as text, since it has no dot: convert numbers from their text, as on the command line.
-        if action.type in (int, float) or (isinstance(value, str) and action.type is not None):
-            value = self._get_value(action, str(value))
-        self._check_value(action, value)
-        return value
+    def takes_unchanged(self, action: argparse.Action, value: Any) -> bool:
+        """Return whether a YAML value needs no conversion. TRL's fields of type text may also take other values."""
+        is_structure = isinstance(value, list | Mapping) and action.nargs not in ("+", "*")
+        return value is None or (is_structure and action.type not in (int, float) and action.choices is None)
 
 
 def parse(name: str, kinds: Sequence[type], arguments: Sequence[str]) -> tuple[Any, ...]:
@@ -153,28 +148,8 @@ def parse(name: str, kinds: Sequence[type], arguments: Sequence[str]) -> tuple[A
     Raises:
         InvalidConfigError: If a field is unknown or a value is invalid.
     """
-    parser = make_parser(name, kinds)
-    path, rest = take_config(arguments)
-    in_file = {} if path is None else read_yaml(path)
-    # Set the environment variables before the dataclasses are built: transformers and accelerate read them there.
-    set_process_environment(in_file.pop("env", None), path)
-    # The file's values become defaults, so an option on the command line overrides them.
-    parser.set_values(in_file, str(path))
-    namespace, unknown = parser.parse_known_args(rest)
-    if unknown:
-        raise InvalidConfigError(f"{unknown[0]}: there is no such option.{nearest(unknown[0], vars(namespace))}")
-    return tuple(make(kind, vars(namespace)) for kind in kinds)
-
-
-def make_parser(name: str, kinds: Sequence[type]) -> Parser:
-    """Return the parser of a training, whose options are the fields of dataclasses."""
-    parser = Parser(kinds, prog=f"llm-envs train {name}")
-    parser.add_argument("--config", metavar="FILE", help="YAML file with values of the options; those given here win.")
-    for action in parser._actions:
-        if alias := _ALIASES.get(action.dest):
-            action.option_strings = [*action.option_strings, alias]
-            parser._option_string_actions[alias] = action
-    return parser
+    values = vars(TrainingParser(kinds, prog=f"llm-envs train {name}").parse_args(arguments))
+    return tuple(make(kind, values) for kind in kinds)
 
 
 def read_environment(text: str | None) -> Any:
@@ -191,7 +166,7 @@ def read_environment(text: str | None) -> Any:
         raise InvalidConfigError(f"--env {text!r} is no JSON ({error}).") from error
 
 
-def check_model(name: str | None, option: str = "--model_name_or_path", marks: Sequence[str] = ("config.json",)) -> str:
+def check_model(name: str | None, option: str = "--model", marks: Sequence[str] = ("config.json",)) -> str:
     """Return a model's name, after checking that it is given and that a local path has a model.
 
     Args:
@@ -283,7 +258,8 @@ def _refuse_adapter_settings(model: ModelConfig) -> None:
         value = getattr(model, field.name)
         if (field.name.startswith("lora_") or field.name in _ONLY_WITH_PEFT) and value != field.default:
             said = " ".join(map(str, value)) if isinstance(value, list) else "" if value is True else str(value)
-            raise InvalidConfigError(f"{f'--{field.name} {said}'.strip()} needs --use_peft: no adapter is trained.")
+            option = dashed(f"--{field.name}")
+            raise InvalidConfigError(f"{f'{option} {said}'.strip()} needs --use-peft: no adapter is trained.")
 
 
 def make(kind: type, values: Mapping[str, Any]) -> Any:
@@ -312,8 +288,3 @@ def _explained(message: str, values: Mapping[str, Any]) -> str:
         f"{total} episodes a generation, which do not make whole groups of num_generations {group}: set for example "
         f"--per_device_train_batch_size {-(-rows // whole) * whole}."
     )
-
-
-def nearest(option: str, known: Iterable[str]) -> str:
-    """Return a sentence with the known option that is spelled most like an unknown one."""
-    return did_you_mean(option, sorted(known)) or " --help lists them."

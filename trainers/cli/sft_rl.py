@@ -1,9 +1,9 @@
 """Supervised learning, then reinforcement learning, from one YAML file.
 
     mode: sft+rl                # or sft, or rl: from the newest checkpoint of an earlier sft
-    model_name_or_path: runs/base
-    environment: llm/Calculator-v0
-    output_dir: runs/calculator # gets sft/ and rl/
+    model: runs/base
+    env: llm/Calculator-v0
+    out: runs/calculator        # gets sft/ and rl/
     seed: 0
     env_kwargs: {difficulty: easy}
     use_peft: false             # and the other fields of TRL's ModelConfig
@@ -14,22 +14,21 @@
     rl:                         # fields of EnvGRPOConfig
       max_steps: 20
 
-Settings above the sections apply to both. `model:` and `env:` are short for `model_name_or_path:` and `environment:`;
-an `env:` that is a mapping sets environment variables of the process, as in TRL. With `use_peft`, both trainings train
-an adapter. The first one's is merged into the weights (`output_dir/merged`) before the second starts.
+Settings above the sections apply to both. With `use_peft`, both trainings train an adapter. The first one's is merged
+into the weights (`out/merged`) before the second starts.
 
-    llm-envs train sft-rl --config run.yaml --mode rl --rl.max_steps 5      # options win over the file
+    llm-envs train sft-rl --config run.yaml --mode rl --rl.max-steps 5      # options win over the file
 """
 
 from __future__ import annotations
 
-import argparse
+import re
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from llm_envs.errors import InvalidConfigError, MissingExtraError
 
@@ -44,16 +43,7 @@ from llm_envs.policies.inference.loading import load_tokenizer
 from llm_envs.trainers.bridge.checkpoints import resume_point
 from llm_envs.trainers.bridge.checks import check_env_kwargs
 from llm_envs.trainers.cli.dry_run import describe_training
-from llm_envs.trainers.cli.parser import (
-    Parser,
-    check_model,
-    make,
-    model_arguments,
-    nearest,
-    read_environment,
-    read_yaml,
-    set_process_environment,
-)
+from llm_envs.trainers.cli.parser import ENV, Switch, TrainingParser, check_model, make, model_arguments, read_environment
 from llm_envs.trainers.grpo.trainer import EnvGRPOConfig, EnvGRPOTrainer
 from llm_envs.trainers.sft.trainer import EnvSFTConfig, EnvSFTTrainer
 
@@ -62,6 +52,7 @@ __all__ = [
     "SFTRLSettings",
     "describe",
     "main",
+    "make_parser",
     "newest_checkpoint",
     "read_settings",
     "train",
@@ -72,79 +63,77 @@ __all__ = [
 MODES = ("sft", "rl", "sft+rl")
 
 
-@dataclass(frozen=True)
-class SFTRLSettings:
-    """The settings of both trainings. The module's docstring shows them as YAML."""
+@dataclass(kw_only=True)
+class SFTRLSettings(ModelConfig):  # type: ignore[misc]
+    """The settings of both trainings, with the fields of TRL's `ModelConfig`. The module's docstring shows them as YAML.
 
-    mode: str
-    """One of `MODES`."""
-    model: str
-    """A folder, or a name on a hub. Mode "rl" trains it only if `output_dir` has no model from an earlier sft."""
-    env: str
-    """Id of a registered environment, or a mixture as JSON."""
-    output_dir: str
-    """Folder for the subfolders `sft` and `rl`."""
-    seed: int = 0
-    env_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    """Arguments of gym.make."""
-    sft: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of `EnvSFTConfig`, and `source`: "oracle", or a source for `sft.source.load_source`."""
-    rl: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of `EnvGRPOConfig`."""
-    of_model: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of TRL's `ModelConfig`; in the file they are above the sections."""
+    Mode "rl" trains `model_name_or_path` only if `output_dir` has no model from an earlier sft.
+    """
+
+    mode: str = field(metadata={"choices": MODES, "help": "Which trainings to run."})
+    env: str = field(metadata=ENV)
+    output_dir: str = field(metadata={"help": "Folder for the subfolders sft and rl."})
+    seed: int = field(default=0, metadata={"help": "Seed of both trainings."})
+    env_kwargs: dict[str, Any] | str | None = field(default=None, metadata={"help": "Arguments of gym.make, as JSON."})
+    sft: dict[str, Any] | str | None = field(
+        default=None,
+        metadata={"help": "Fields of EnvSFTConfig, and source (oracle, or a saved data set). --sft.FIELD VALUE sets one."},
+    )
+    rl: dict[str, Any] | str | None = field(
+        default=None, metadata={"help": "Fields of EnvGRPOConfig. --rl.FIELD VALUE sets one."}
+    )
 
     def __post_init__(self) -> None:
         """Check the mode, and that the sections are mappings."""
+        super().__post_init__()
         if self.mode not in MODES:
             raise InvalidConfigError(f"mode is {self.mode!r}; it must be one of {', '.join(MODES)}.")
-        for name in ("env_kwargs", "sft", "rl", "of_model"):
-            if not isinstance(getattr(self, name), Mapping):
+        self.env_kwargs = check_env_kwargs(self.env_kwargs)
+        for name in ("sft", "rl"):
+            if not isinstance(getattr(self, name), Mapping | None):
                 raise InvalidConfigError(f"{name} is {getattr(self, name)!r:.80}; it must be a mapping.")
+
+    @property
+    def source(self) -> Any:
+        """The data of the supervised training: "oracle", or a source for `sft.source.load_source`."""
+        return self._section("sft").get("source", "oracle")
 
     @property
     def sft_config(self) -> EnvSFTConfig:
         """The section `sft` with the common settings."""
-        section = {key: value for key, value in self.sft.items() if key != "source"}
-        config: EnvSFTConfig = self._parse(EnvSFTConfig, section, "sft")
+        section = {key: value for key, value in self._section("sft").items() if key != "source"}
+        # SFT on a saved data set plays nothing, and its config rejects env_kwargs as unused.
+        config: EnvSFTConfig = self._config(EnvSFTConfig, section, "sft", is_played=self.source == "oracle")
         return config
 
     @property
     def rl_config(self) -> EnvGRPOConfig:
         """The section `rl` with the common settings."""
-        config: EnvGRPOConfig = self._parse(EnvGRPOConfig, self.rl, "rl")
+        config: EnvGRPOConfig = self._config(EnvGRPOConfig, self._section("rl"), "rl", is_played=True)
         return config
 
-    @property
-    def model_config(self) -> ModelConfig:
-        """The model options of both trainings."""
-        return _read(ModelConfig, self.of_model, "what stands above the sections")
+    def _section(self, name: str) -> Mapping[str, Any]:
+        section: Mapping[str, Any] = getattr(self, name) or {}
+        return section
 
-    def _parse(self, config: Any, section: Mapping[str, Any], name: str) -> Any:
-        """Return the config of a section."""
+    def _config(self, kind: Any, section: Mapping[str, Any], name: str, *, is_played: bool) -> Any:
+        """Return the config of a section, its values converted as those of a file."""
+        shared = cast("dict[str, Any]", self.env_kwargs) if is_played else {}
         common = {"seed": self.seed, "output_dir": str(Path(self.output_dir) / name)}
-        given = common | dict(section)
-        # SFT on a saved data set plays nothing, and its config rejects env_kwargs as unused.
-        is_played = name == "rl" or self.sft.get("source", "oracle") == "oracle"
-        shared = dict(self.env_kwargs) if is_played else {}
-        given["env_kwargs"] = shared | check_env_kwargs(section.get("env_kwargs"))
-        return _read(config, given, f"the section {name}")
+        own = {"env_kwargs": shared | check_env_kwargs(section.get("env_kwargs"))}
+        parser, where = TrainingParser((kind,), prog="llm-envs train sft-rl"), f"the section {name}"
+        parser.set_values({**common, **section, **own}, where)
+        try:
+            return make(kind, vars(parser.parse_args([])))
+        except InvalidConfigError as error:
+            raise InvalidConfigError(f"{where}: {error}") from error
 
 
-def _read(config: Any, given: Mapping[str, Any], where: str) -> Any:
-    """Return a config from TRL's parser, which converts texts such as "1e-4" to numbers; YAML leaves them as text."""
-    parser = Parser((config,), prog="llm-envs train sft-rl", add_help=False)
-    # TRL returns what it does not know as "--key", value, "--key", value, ...
-    if unknown := parser.set_defaults_with_config(**given)[::2]:
-        names = [key.removeprefix("--") for key in unknown]
-        known = {item.name for item in fields(config)}
-        raise InvalidConfigError(
-            f"{where} has {', '.join(names)}: {config.__name__} has no such field.{nearest(names[0], known)}"
-        )
-    try:
-        return make(config, vars(parser.parse_known_args([])[0]))
-    except InvalidConfigError as error:
-        raise InvalidConfigError(f"{where}: {error}") from error
+def make_parser() -> TrainingParser:
+    """Return the parser of the command."""
+    parser = TrainingParser((SFTRLSettings,), prog="llm-envs train sft-rl")
+    parser.add_argument("--dry-run", action=Switch, default=False, help="say what would be done, and do not train")
+    return parser
 
 
 def read_settings(path: str | Path, **changes: Any) -> SFTRLSettings:
@@ -158,21 +147,19 @@ def read_settings(path: str | Path, **changes: Any) -> SFTRLSettings:
     Raises:
         InvalidConfigError: If the file is not a mapping, a key is unknown or missing, or a value is invalid.
     """
-    values = read_yaml(path)
-    if isinstance(values.get("env"), Mapping):
-        set_process_environment(values.pop("env"), str(path))
-    values, changes = ({_OUR_NAMES.get(key, key): given[key] for key in given} for given in (values, changes))
-    for key, value in changes.items():
-        both = isinstance(value, Mapping) and isinstance(values.get(key), Mapping)
-        values |= {} if value is None else {key: {**values[key], **value} if both else value}
-    known = [item.name for item in fields(SFTRLSettings) if item.name != "of_model"]
-    of_model = {item.name for item in fields(ModelConfig)} - {"model_name_or_path"}
-    if unknown := sorted(values.keys() - {*known, *of_model}):
-        raise InvalidConfigError(f"{path} has the unknown keys {unknown}; known are {', '.join(known)}.")
-    if missing := [key for key in ("mode", "model", "env", "output_dir") if key not in values]:
-        raise InvalidConfigError(f"{path} has no {', no '.join(missing)}.")
-    above = {key: value for key, value in values.items() if key in of_model}
-    return SFTRLSettings(**{key: value for key, value in values.items() if key in known}, of_model=above)
+    parser = make_parser()
+    parser.read_file(str(path))
+    given = {key: value for key, value in changes.items() if value is not None}
+    sections = {key: _joined(parser.get_default(key), given[key]) for key in given if isinstance(given[key], Mapping)}
+    parser.set_values(given | sections, str(path))
+    settings: SFTRLSettings = make(SFTRLSettings, vars(parser.parse_args([])))
+    return settings
+
+
+def _joined(section: Any, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a section with changes."""
+    both = [part for part in (section, changes) if isinstance(part, Mapping)]
+    return {key.replace("-", "_"): value for part in both for key, value in part.items()}
 
 
 def train(settings: SFTRLSettings) -> Path:
@@ -230,29 +217,27 @@ def describe(settings: SFTRLSettings, *, colour: bool = False) -> str:
 
 def _rank(settings: SFTRLSettings) -> int | None:
     """Return the rank of the trained adapters; None: all weights are trained."""
-    model = settings.model_config
-    return model.lora_r if model.use_peft else None
+    return settings.lora_r if settings.use_peft else None
 
 
 def _sft_trainer(settings: SFTRLSettings, args: EnvSFTConfig) -> EnvSFTTrainer:
-    source: Any = settings.sft.get("source", "oracle")
-    further = model_arguments(settings.model_config, args)
-    if source == "oracle":
-        return EnvSFTTrainer(check_model(settings.model), read_environment(settings.env), args, **further)
-    return EnvSFTTrainer(check_model(settings.model), args=args, source=source, **further)
+    name, further = check_model(settings.model_name_or_path), model_arguments(settings, args)
+    if settings.source == "oracle":
+        return EnvSFTTrainer(name, read_environment(settings.env), args, **further)
+    return EnvSFTTrainer(name, args=args, source=settings.source, **further)
 
 
 def _rl_trainer(settings: SFTRLSettings, args: EnvGRPOConfig) -> EnvGRPOTrainer:
-    start, model = newest_checkpoint(Path(settings.output_dir) / "sft"), settings.model_config
-    name = check_model(settings.model) if start is None else str(_merged(start, settings.output_dir, model))
-    return EnvGRPOTrainer(name, read_environment(settings.env), args, **model_arguments(model, args))
+    start = newest_checkpoint(Path(settings.output_dir) / "sft")
+    name = check_model(settings.model_name_or_path) if start is None else str(_merged(start, settings))
+    return EnvGRPOTrainer(name, read_environment(settings.env), args, **model_arguments(settings, args))
 
 
-def _merged(start: Path, output_dir: str, model: ModelConfig) -> Path:
+def _merged(start: Path, settings: SFTRLSettings) -> Path:
     """Return a folder with a whole model. If `start` has an adapter, merge it into its base model first."""
     if not (start / "adapter_config.json").exists():
         return start
-    place, state = Path(output_dir) / "merged", PartialState()
+    place, state = Path(settings.output_dir) / "merged", PartialState()
     # All ranks then load the same folder, so the others wait until rank 0 has written it.
     with state.main_process_first():
         if state.is_main_process:
@@ -260,7 +245,7 @@ def _merged(start: Path, output_dir: str, model: ModelConfig) -> Path:
 
             # The folder may have the merged model of an earlier run.
             shutil.rmtree(place, ignore_errors=True)
-            adapted = AutoPeftModelForCausalLM.from_pretrained(start, dtype=model.dtype)
+            adapted = AutoPeftModelForCausalLM.from_pretrained(start, dtype=settings.dtype)
             adapted.merge_and_unload().save_pretrained(place)
             load_tokenizer(start).save_pretrained(place)
     return place
@@ -279,52 +264,33 @@ def newest_checkpoint(folder: str | Path) -> Path | None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train from the command line: `--config FILE`, and options that override the file; return the exit code."""
-    parser = Parser(
-        (ModelConfig,),
-        prog="llm-envs train sft-rl",
-        allow_abbrev=False,
-        description="Supervised, then reinforcement learning, from one YAML file. --sft.FIELD VALUE and --rl.FIELD "
-        "VALUE change its sections.",
-    )
-    parser.add_argument("--config", required=True, metavar="FILE", help="the YAML file")
-    parser.add_argument("--mode", choices=MODES)
-    parser.add_argument("--model", dest="model_name_or_path", help="another name of --model_name_or_path")
-    parser.add_argument("--environment", "--env", help="what is played")
-    parser.add_argument("--output_dir", "--output-dir", "--out")
-    parser.add_argument("--seed", type=int)
-    parser.add_argument("--env_kwargs", "--env-kwargs", type=check_env_kwargs, metavar="JSON")
-    parser.add_argument("--dry_run", "--dry-run", action="store_true", help="say what would be done, and do not train")
-    known = {action.dest for action in parser._actions}
-    for action in parser._actions:
-        action.default = argparse.SUPPRESS  # an option that is not given must not override the file
-    given, further = parser.parse_known_args(list(sys.argv[1:] if arguments is None else arguments))
-    changes = vars(given) | _sections(further, known)
-    path, is_dry = changes.pop("config"), changes.pop("dry_run", False)
-    settings = read_settings(path, **changes)
-    if is_dry:
+    rest, sections = _sections(sys.argv[1:] if arguments is None else arguments)
+    values = vars(make_parser().parse_args(rest))
+    values |= {name: _joined(values[name], changes) for name, changes in sections.items()}
+    settings: SFTRLSettings = make(SFTRLSettings, values)
+    if values["dry_run"]:
         print(describe(settings, colour=sys.stdout.isatty()))
     else:
         print(f"the model is in {train(settings)}")
     return 0
 
 
-_OUR_NAMES = {"model_name_or_path": "model", "environment": "env"}
-"""Name of an option and in the file -> field of the settings."""
-
-
-def _sections(arguments: Sequence[str], known: set[str]) -> dict[str, dict[str, Any]]:
-    """Return the values of options such as `--rl.max_steps 5`, by section."""
+def _sections(arguments: Sequence[str]) -> tuple[list[str], dict[str, dict[str, Any]]]:
+    """Return the arguments without options such as `--rl.max-steps 5`, and the values of these by section."""
     changes: dict[str, dict[str, Any]] = {}
-    rest = [part for argument in arguments for part in argument.split("=", 1 if argument.startswith("--") else 0)]
-    while rest:
-        option = rest.pop(0)
-        section, _, name = option.removeprefix("--").partition(".")
-        if not option.startswith("--") or section not in ("sft", "rl") or not name:
-            raise InvalidConfigError(f"{option}: there is no such option.{nearest(option, known)}")
-        if not rest or rest[0].startswith("--"):
+    rest, left = [], list(arguments)
+    while left:
+        argument = left.pop(0)
+        found = re.fullmatch(r"(--(sft|rl)\.([\w-]+))(=.*)?", argument, re.DOTALL)
+        if found is None:
+            rest.append(argument)
+            continue
+        option, section, name, value = found.groups()
+        if value is None and (not left or left[0].startswith("--")):
             raise InvalidConfigError(f"{option}: the value behind it is missing.")
-        changes.setdefault(section, {})[name.replace("-", "_")] = yaml.safe_load(rest.pop(0))
-    return changes
+        text = left.pop(0) if value is None else value[1:]
+        changes.setdefault(section, {})[name.replace("-", "_")] = yaml.safe_load(text)
+    return rest, changes
 
 
 def _saved_ns(folder: Path) -> int:

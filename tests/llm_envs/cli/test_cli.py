@@ -94,7 +94,7 @@ def test_a_model_plays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     tokenizer = tiny_tokenizer()
     tokenizer.save_pretrained(tmp_path)
     tiny_model(tokenizer, hidden_size=32, n_layers=1, n_heads=2).save_pretrained(tmp_path)
-    settings = ["--model", str(tmp_path), "-n", "2", "--max-new-tokens", "5", "--temperature", "0.7"]
+    settings = ["--model", str(tmp_path), "-n", "2", "--max-turn-tokens", "5", "--temperature", "0.7"]
     assert main(["play", "llm/Arithmetic-v0", *settings]) == 0
     shown = capsys.readouterr().out
     assert shown.count("tokens=5 sampled of") == 2

@@ -163,7 +163,7 @@ def test_a_server_that_refuses_later(
 ) -> None:
     """What was played stays, what failed is said, and the same command plays it when the server is well again."""
     run = tmp_path / "run"
-    command = [CALCULATOR, "--out", run, "--model", folder, "--max-turns", "1", "--resume", "--concurrency", "1"]
+    command = [CALCULATOR, "--out", run, "--model", folder, "--max-turns", "1", "--resume", "--max-concurrency", "1"]
 
     def sample(asked: Asked, n_before: int) -> Answer:
         return completion([5, 6, 2]) if n_before < 2 else answer
@@ -188,7 +188,7 @@ def test_a_server_that_is_busy_later(tmp_path: Path, folder: Path) -> None:
 
     with fake_server(serving(folder, sample)) as server:
         command = [CALCULATOR, "-n", "3", "--out", tmp_path / "run", "--model", folder, "--max-turns", "1"]
-        assert collect(*command, "--url", server.url, "--concurrency", "1") == 0
+        assert collect(*command, "--url", server.url, "--max-concurrency", "1") == 0
         assert len(server.paths("/v1/completions")) == 7
     assert [t.status for t in read_trajectories(tmp_path / "run")] == ["ok"] * 3
 
@@ -196,7 +196,7 @@ def test_a_server_that_is_busy_later(tmp_path: Path, folder: Path) -> None:
 def test_an_api_that_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It is noticed at the first turns: a large run stops."""
     with fake_server(lambda asked, n: Answer(401, {"error": {"message": "no."}})) as server:
-        command = [CALCULATOR, "-n", "100000", "--out", tmp_path / "run", "--concurrency", "4"]
+        command = [CALCULATOR, "-n", "100000", "--out", tmp_path / "run", "--max-concurrency", "4"]
         assert collect(*command, "--model", "m", "--engine", "api", "--url", server.url) == 1
     error = one_line(capsys)
     assert "100 episodes in a row failed" in error and "answered 401: no." in error

@@ -114,7 +114,7 @@ class TestCollect:
         command = [CALCULATOR, "--out", run, "--resume", "--group-size", "2"]
         assert collect(*command, "-n", "3") == 0
         first = read_trajectories(run)
-        assert collect(*command, "-n", "3", "--concurrency", "1") == 0  # nothing to do; speed is no setting of the run
+        assert collect(*command, "-n", "3", "--max-concurrency", "1") == 0  # nothing to do; speed is no setting of the run
         assert capsys.readouterr().out.splitlines()[-1] == f"6 of 6 episodes are in {run}, 6 of them from before"
         assert read_trajectories(run) == first
         assert collect(*command, "-n", "5") == 0
@@ -138,7 +138,7 @@ class TestCollect:
 
     def test_a_model(self, tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
         run = tmp_path / "run"
-        command = [CALCULATOR, "-n", "2", "--out", run, "--model", model, "--max-new-tokens", "4", "--window", "1"]
+        command = [CALCULATOR, "-n", "2", "--out", run, "--model", model, "--max-turn-tokens", "4", "--window", "1"]
         assert collect(*command, "--temperature", "0.7", "--max-turns", "2") == 0
         stored = read_run(run)
         assert {t.status for t in stored.trajectories} == {"ok"}
@@ -157,7 +157,7 @@ class TestCollect:
     @pytest.mark.vllm
     def test_a_model_on_vllm(self, tmp_path: Path, model: Path) -> None:
         command = [CALCULATOR, "-n", "2", "--out", tmp_path / "run", "--model", model, "--engine", "vllm"]
-        assert collect(*command, "--max-new-tokens", "4", "--max-turns", "1") == 0
+        assert collect(*command, "--max-turn-tokens", "4", "--max-turns", "1") == 0
         for trajectory in read_trajectories(tmp_path / "run"):
             assert trajectory.status == "ok" and 1 <= trajectory.n_sampled_tokens <= 4
 
@@ -194,7 +194,7 @@ class TestCollect:
                 [CALCULATOR, "--model", "a/b", "--engine", "vllm", "--url", "u"],
                 "--url is for --engine server and --engine api, not for --engine vllm",
             ),
-            ([CALCULATOR, "--model", "a/b", "--url", "u", "--max-concurrent", "2"], "is for --engine api, not for"),
+            ([CALCULATOR, "--model", "a/b", "--url", "u", "--max-concurrent-requests", "2"], "is for --engine api, not for"),
             ([CALCULATOR, "--model", "a/b", "--server-args", "x"], "is for --serve, not for --engine transformers"),
             ([CALCULATOR, "--model", "./nowhere", "--url", "http://127.0.0.1:1"], "no such folder"),
             ([CALCULATOR, "--model", "./nowhere", "--serve", "1"], "no such folder"),

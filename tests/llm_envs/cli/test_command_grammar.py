@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
 import shlex
@@ -16,7 +15,7 @@ import pytest
 
 import llm_envs
 from llm_envs.cli.main import COMMANDS, create_parser, main
-from llm_envs.cli.parser import CommandParser, option_names, take_debug
+from llm_envs.cli.parser import Parser, take_debug
 from llm_envs.env import SingleTurnEnv
 from llm_envs.errors import did_you_mean
 from llm_envs.registration import register_task
@@ -46,10 +45,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
-def parsers() -> dict[str, CommandParser]:
+def parsers() -> dict[str, Parser]:
     """Return the parser of each command."""
-    (found,) = [action for action in create_parser()._actions if isinstance(action, argparse._SubParsersAction)]
-    return dict(found.choices)
+    return dict(create_parser().commands)
 
 
 def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -66,64 +64,46 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 # One grammar.
 
 
-def test_an_option_is_the_same_in_every_command() -> None:
-    """Two say in their help what differs: `-n` counts what a command makes, `--family` of a list may be given again."""
-    seen: dict[str, dict[str, object]] = {}
-    for command, parser in parsers().items():
-        for action in parser._actions:
-            for name in action.option_strings:
-                seen.setdefault(name, {})[command] = (type(action).__name__, action.dest, action.nargs)
-    different = {name: kinds for name, kinds in seen.items() if len(set(kinds.values())) > 1}
-    assert different.keys() == {"--family"}
-    counted = {name: parser._option_string_actions["-n"].help for name, parser in parsers().items() if name in COUNTS}
-    assert {name: COUNTS[name] in str(text) for name, text in counted.items()} == dict.fromkeys(COUNTS, True)
-
-
-COUNTS = {"play": "episodes", "collect": "groups", "eval": "problems"}
-
-
 def test_every_option_has_a_help_and_every_command_reads_a_file() -> None:
     for command, parser in parsers().items():
-        without = [action.dest for action in parser._actions if not action.help]
+        without = [action.dest for action in parser.actions if not action.help]
         assert without in ([], ["name"]), command
-        assert (parser.read_config is not None) == (command not in ("train", "completion")), command
-        assert ("--config" in parser._option_string_actions) == (parser.read_config is not None)
+        assert ("--config" in parser.options()) == (command not in ("train", "completion")), command
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_options_are_written_with_dashes_or_underscores_and_in_full(command: str) -> None:
     parser = parsers()[command]
-    for name in option_names(parser):
+    for name in (name for name in parser.options() if name.startswith("--")):
+        assert "_" not in name
         for spelling in (name, f"--{name.lstrip('-').replace('-', '_')}"):
-            assert parser.spell([f"{spelling}=1"] if len(name) > 2 else [spelling]) == [
-                f"{name}=1" if len(name) > 2 else name
-            ]
-        if len(name) > 5 and name[:-2] not in parser._option_string_actions:
+            assert parser.spelled([f"{spelling}=1"]) == [f"{name}=1"]
+        if len(name) > 5 and name[:-2] not in parser.options():
             with pytest.raises(ValueError, match="there is no such option"):
-                parser.spell([name[:-2]])
+                parser.spelled([name[:-2]])
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["plya"], "there is no command 'plya'. Did you mean play?"),
-        (["xyzzy"], "there is no command 'xyzzy'. There are list, check, new-task, play"),
+        (["plya"], "invalid choice: 'plya' (choose from 'list', 'check'"),
+        (["xyzzy"], "invalid choice: 'xyzzy' (choose from 'list', 'check', 'new-task', 'play'"),
         (["--fmaily"], "--fmaily: there is no such option. `llm-envs --help` lists every option."),
         (["play", "--modle", "x"], "--modle: there is no such option. Did you mean --model?"),
-        (["play", PLAYED, "--max_new_tokes", "4"], "--max_new_tokes: there is no such option. Did you mean --max"),
+        (["play", PLAYED, "--max_turn_tokes", "4"], "--max-turn-tokes: there is no such option. Did you mean --max-turn-tokens?"),
         (["collect", PLAYED, "--max-turn", "4"], "--max-turn: there is no such option. Did you mean --max-turns?"),
         (["collect", PLAYED, "-x"], "-x: there is no such option. `llm-envs collect --help` lists every option."),
         (["collect", PLAYED], "the following arguments are required: --out, -n. `llm-envs collect --help`"),
         (["play"], "the following arguments are required: ENV. `llm-envs play --help` lists every option."),
         (["play", PLAYED, "further"], "further: unexpected argument (keep positional arguments together)"),
         (["play", PLAYED, "-n", "many"], "argument -n: 'many' is not a whole number of at least 1."),
-        (["play", PLAYED, "--temperature", "warm"], "argument --temperature: 'warm' is not a number."),
-        (["play", PLAYED, "--temperature", "-1e-3"], "-1e-3 is not a number of at least 0"),
-        (["play", PLAYED, "--policy", "orakle"], "--policy: invalid choice: 'orakle'; there are oracle, random"),
+        (["play", PLAYED, "--temperature", "warm"], "argument --temperature: invalid temperature value: 'warm'."),
+        (["play", PLAYED, "--temperature=-1e-3"], "-1e-3 is not a number of at least 0"),
+        (["play", PLAYED, "--policy", "orakle"], "--policy: invalid choice: 'orakle' (choose from 'oracle', 'random'"),
         (["play", PLAYED, "--server-args", "--dtype=half"], "write --server-args='--dtype=half'"),
-        (["list", "--json=yes"], "argument --json: ignored explicit argument 'yes'"),
+        (["list", "--json=yes"], "argument --json/--no-json: ignored explicit argument 'yes'"),
         (["train", "gprpo"], "there is no training 'gprpo'; there are "),
-        (["completion", "bahs"], "invalid choice: 'bahs'; there are bash, zsh, fish. Did you mean bash?"),
+        (["completion", "bahs"], "invalid choice: 'bahs' (choose from 'bash', 'zsh', 'fish'). Did you mean bash?"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_one_line_with_what_is_meant(
@@ -133,7 +113,7 @@ def test_what_is_wrong_is_one_line_with_what_is_meant(
 
 
 def test_the_nearest_name() -> None:
-    assert did_you_mean("--max_turn", ["--max-turns", "--max-new-tokens"]) == " Did you mean --max-turns?"
+    assert did_you_mean("--max_turn", ["--max-turns", "--max-turn-tokens"]) == " Did you mean --max-turns?"
     assert (
         did_you_mean("--num-generation=4", ["--num_generations", "--num-generations"])
         == " Did you mean --num_generations?"
@@ -287,10 +267,10 @@ def test_a_help_ends_with_examples_that_parse(
     for arguments in found:
         assert not command or arguments[0] == command
         parsed = create_parser().parse_args(arguments)
-        assert callable(parsed.run)
+        assert callable(parsed.function)
 
 
-CONFIGS = {"play.yaml": "environment: llm/Calculator-v0\n"}
+CONFIGS = {"play.yaml": "env: llm/Calculator-v0\n"}
 """Files that the examples name."""
 
 

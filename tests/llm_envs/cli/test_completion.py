@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -22,12 +23,18 @@ LIMIT_S = 120
 ASK = "exec 8>&1 1>/dev/null; exec {python} -m llm_envs.cli.main"
 
 
-def asked(line: str, cwd: Path) -> list[str]:
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The folder where completions keep the options of trainings: each training is loaded once."""
+    return str(tmp_path_factory.mktemp("cache"))
+
+
+def asked(line: str, cwd: Path, cache: str) -> list[str]:
     """Return how a line may go on, as bash asks: words in the environment, answers on file descriptor 8."""
     environment = {"COMP_LINE": line, "COMP_POINT": str(len(line)), "_ARGCOMPLETE": "1", "_ARGCOMPLETE_IFS": "\n"}
     done = subprocess.run(
         ["bash", "-c", ASK.format(python=sys.executable)],
-        env=os.environ | environment,
+        env=os.environ | environment | {"XDG_CACHE_HOME": cache},
         cwd=cwd,
         capture_output=True,
         text=True,
@@ -43,24 +50,35 @@ def asked(line: str, cwd: Path) -> list[str]:
         ("llm-envs co", ["collect", "completion"]),
         ("llm-envs --v", ["--version"]),
         ("llm-envs play llm/Word", ["llm/WordProblems-v0", "llm/Wordle-v0"]),
-        ("llm-envs play --max", ["--max-new-tokens", "--max-concurrent", "--max-tokens-name"]),
-        ("llm-envs play --max_n", ["--max_new_tokens"]),
+        ("llm-envs play --max", ["--max-turn-tokens", "--max-concurrent-requests", "--max-tokens-name"]),
+        ("llm-envs play --max_turn", ["--max-turn-tokens"]),
         ("llm-envs collect llm/Wordle-v0 --history ", ["append", "template"]),
         ("llm-envs eval llm/GuessNumber-v0 --difficulty easy,", ["easy,medium", "easy,hard"]),
         ("llm-envs report a.tx", ["a.txt"]),
         ("llm-envs train gr", ["grpo"]),
-        ("llm-envs train grpo --num_gen", ["--num_generations", "--num_generations_eval"]),
+        ("llm-envs train grpo --num_gen", ["--num-generations", "--num-generations-eval"]),
         ("llm-envs train grpo --env llm/Word", ["llm/WordProblems-v0", "llm/Wordle-v0"]),
         ("llm-envs train sft --dtype b", ["bfloat16"]),
     ],
 )
-def test_a_line_goes_on(line: str, expected: list[str], tmp_path: Path) -> None:
+def test_a_line_goes_on(line: str, expected: list[str], tmp_path: Path, cache: str) -> None:
     (tmp_path / "a.txt").touch()
-    assert sorted(asked(line, tmp_path)) == sorted(expected)
+    assert sorted(asked(line, tmp_path, cache)) == sorted(expected)
 
 
-def test_no_task_and_no_trainer_is_imported_for_it(tmp_path: Path) -> None:
-    line = "llm-envs train grpo --num_gen"
+@pytest.fixture
+def kept(tmp_path: Path) -> Path:
+    """A folder with the options of a training that an earlier completion has kept."""
+    names = [version(name) for name in ("llm-envs", "trl", "transformers")]
+    (tmp_path / "llm-envs").mkdir()
+    (tmp_path / "llm-envs" / f"options-grpo-{'-'.join(names)}.json").write_text('{"--num-kept": null, "--bf16": []}')
+    return tmp_path
+
+
+def test_options_of_a_training_are_kept(kept: Path) -> None:
+    """The first completion loads TRL for seconds; later ones load neither a trainer nor a task."""
+    assert asked("llm-envs train grpo --num", kept, str(kept)) == ["--num-kept"]
+    line = "llm-envs train grpo --num"
     code = (
         "import atexit, os, sys\nleave = os._exit\n"
         "def say(code):\n    heavy = {'torch', 'transformers', 'trl', 'datasets', 'rich', 'yaml'} & set(sys.modules)\n"
@@ -68,13 +86,13 @@ def test_no_task_and_no_trainer_is_imported_for_it(tmp_path: Path) -> None:
         "    os.write(2, f'{sorted(heavy)} {tasks}'.encode())\n    leave(code)\n"
         "os._exit = say\nfrom llm_envs.cli.main import main\nmain([])\n"
     )
-    environment = {"COMP_LINE": line, "COMP_POINT": str(len(line)), "_ARGCOMPLETE": "1"}
-    environment["_ARGCOMPLETE_STDOUT_FILENAME"] = str(tmp_path / "answer")
+    environment = {"COMP_LINE": line, "COMP_POINT": str(len(line)), "_ARGCOMPLETE": "1", "XDG_CACHE_HOME": str(kept)}
+    environment["_ARGCOMPLETE_STDOUT_FILENAME"] = str(kept / "answer")
     done = subprocess.run(
         [sys.executable, "-c", code], env=os.environ | environment, capture_output=True, text=True, timeout=LIMIT_S
     )
     assert done.stderr.endswith("[] []")
-    assert (tmp_path / "answer").read_text().startswith("--num_generations")
+    assert (kept / "answer").read_text().startswith("--num-kept")
 
 
 @pytest.mark.parametrize("shell", SHELLS)
@@ -86,18 +104,18 @@ def test_what_a_shell_is_to_read(shell: str, capsys: pytest.CaptureFixture[str])
         subprocess.run(["bash", "-n"], input=printed, text=True, check=True)
 
 
-def test_levels_are_read_from_the_source() -> None:
+def test_levels_of_a_task() -> None:
     assert levels("llm/GuessNumber-v0") == ["easy", "medium", "hard"]
     assert levels("llm/Nothing-v0") == []
     assert levels("CartPole-v1") == []
 
 
-def test_an_interactive_bash_completes(tmp_path: Path) -> None:
+def test_an_interactive_bash_completes(tmp_path: Path, cache: str) -> None:
     bin_folder = Path(sys.executable).parent
     if shutil.which("bash") is None or not (bin_folder / "llm-envs").exists():
         pytest.skip("there is no bash, or the command is not installed")
     master, slave = pty.openpty()
-    environment = os.environ | {"PATH": f"{bin_folder}:{os.environ['PATH']}", "PS1": "ready> ", "TERM": "dumb"}
+    environment = os.environ | {"PATH": f"{bin_folder}:{os.environ['PATH']}", "XDG_CACHE_HOME": cache, "PS1": "ready> ", "TERM": "dumb"}
     shell = subprocess.Popen(
         ["bash", "--norc", "--noprofile", "-i"],
         stdin=slave,
@@ -127,8 +145,8 @@ def test_an_interactive_bash_completes(tmp_path: Path) -> None:
         wait_for("llm-envs play ")
         os.write(master, b"llm/Wordl\t")
         wait_for("llm/Wordle-v0 ")
-        os.write(master, b"\x15llm-envs train grpo --num_iter\t")
-        wait_for("--num_iterations ")
+        os.write(master, b"\x15llm-envs train grpo --num-iter\t")
+        wait_for("--num-iterations ")
     finally:
         shell.kill()
         shell.wait()

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from llm_envs.cli.config_file import take_config
 from llm_envs.cli.main import COMMANDS, create_parser, main
 from llm_envs.errors import InvalidConfigError
 from llm_envs.rollout import read_run
@@ -32,7 +31,7 @@ def parsed(tmp_path: Path):  # type: ignore[no-untyped-def]
 def test_options_and_arguments_by_their_names(parsed) -> None:  # type: ignore[no-untyped-def]
     text = (
         "envs: [llm/Calculator-v0:2, 'llm/G*']\nexclude: llm/GraphColouring-v0\nn: 7\ngroup-size: 2\n"
-        "max_new_tokens: 9\ntemperature: 0.5\nresume: true\ndevices: [0, '1,2']\nurl: [http://a, http://b]\n"
+        "max_turn_tokens: 9\ntemperature: 0.5\nresume: true\ndevices: [0, '1,2']\nurl: [http://a, http://b]\n"
         "env_kwargs: {difficulty: easy}\n"
         "server_args: [--max-model-len, 4096]\nout: runs/x\nworkers:\nseed: -3\n"
     )
@@ -42,7 +41,7 @@ def test_options_and_arguments_by_their_names(parsed) -> None:  # type: ignore[n
         "exclude": ["llm/GraphColouring-v0"],
         "n": 7,
         "group_size": 2,
-        "max_new_tokens": 9,
+        "max_turn_tokens": 9,
         "temperature": 0.5,
         "resume": True,
         "devices": ["0", "1,2"],
@@ -54,21 +53,21 @@ def test_options_and_arguments_by_their_names(parsed) -> None:  # type: ignore[n
         "seed": -3,
     }
     assert {name: found[name] for name in expected} == expected
-    assert found["concurrency"] == 64  # what neither says has its default
+    assert found["max_concurrency"] == 64  # what neither says has its default
 
 
 @pytest.mark.parametrize(
     ("command", "text", "key", "value"),
     [
-        ("play", "environment: llm/Wordle-v0", "environment", "llm/Wordle-v0"),
-        ("play", "env: {}\nenvironment: X\npolicy: human", "policy", "human"),
+        ("play", "env: llm/Wordle-v0", "env", "llm/Wordle-v0"),
+        ("play", "variables: {}\nenv: X\npolicy: human", "policy", "human"),
         ("check", "envs: llm/Wordle-v0\nall-levels: yes", "envs", ["llm/Wordle-v0"]),
         ("list", "family: [games, logic]\njson: true", "family", ["games", "logic"]),
         ("eval", "envs: [X]\ndifficulty: [easy, hard]", "difficulty", "easy,hard"),
         ("eval", "envs: [X]\nmin_success: 0.8", "min_success", 0.8),
-        ("export", "run: runs/x\nout: y.jsonl\nto: sft", "run_folder", "runs/x"),
+        ("export", "run: runs/x\nout: y.jsonl\nto: sft", "run", "runs/x"),
         ("report", "runs: [a, b]\nmax_tokens: 1000", "max_tokens", 1000),
-        ("doctor", "model: DIR\nthinking: off\nenvironment: X", "thinking", "off"),
+        ("doctor", "model: DIR\nthinking: off\nenv: X", "thinking", False),
         ("new-task", "name: x\ngame: true", "kind", "game"),
     ],
 )
@@ -81,7 +80,7 @@ def test_each_command_reads_one(parsed, command: str, text: str, key: str, value
     [
         ("n: 7", ["-n", "3"], "n", 3),
         ("url: [http://a, http://b]", ["--url", "http://c"], "url", ["http://c"]),
-        ("max_new_tokens: 9", ["--max_new_tokens=5"], "max_new_tokens", 5),
+        ("max_turn_tokens: 9", ["--max_turn_tokens=5"], "max_turn_tokens", 5),
         ("resume: true", ["--no-resume"], "resume", False),
         ("resume: true", ["--no_resume"], "resume", False),
         ("resume: false", ["--resume"], "resume", True),
@@ -97,13 +96,13 @@ def test_the_command_line_wins(parsed, text: str, given: list[str], key: str, va
 
 def test_one_of_a_choice_given_takes_the_others_of_the_file_back(parsed) -> None:  # type: ignore[no-untyped-def]
     found = parsed("list", "multi_turn: true", "--single-turn")
-    assert (found["single_turn"], found["multi_turn"]) == (True, False)
+    assert found["turns"] == "single"
     assert parsed("new-task", "name: x\ngame: true", "--tool")["kind"] == "tool"
 
 
 def test_what_is_required_may_stand_in_the_file_and_one_part_elsewhere(parsed) -> None:  # type: ignore[no-untyped-def]
     found = parsed("export", "out: y.jsonl\nto: sft", "runs/x")
-    assert (found["run_folder"], found["target"]) == ("runs/x", "y.jsonl")
+    assert (found["run"], found["out"]) == ("runs/x", "y.jsonl")
     with pytest.raises(InvalidConfigError, match=r"the following arguments are required: OUT\. `llm-envs export"):
         parsed("export", "run: runs/x\nto: sft")
     with pytest.raises(InvalidConfigError, match="the following arguments are required: --out, -n"):
@@ -114,21 +113,22 @@ def test_what_is_required_may_stand_in_the_file_and_one_part_elsewhere(parsed) -
     ("text", "message"),
     [
         ("tempreature: 1", "run.yaml: tempreature: there is no such option. Did you mean temperature?"),
-        ("xyzzy: 1", "run.yaml: xyzzy: there is no such option. There are "),
+        ("xyzzy: 1", "run.yaml: xyzzy: there is no such option. `llm-envs collect --help` lists every option."),
         ("config: other.yaml", "run.yaml: config: there is no such option."),
         ("n: 0", "run.yaml: argument -n: 0 is not at least 1"),
         ("n: 1.5", "run.yaml: argument -n: '1.5' is not a whole number of at least 1"),
         ("n: [1, 2]", "run.yaml: n is a list of 2; it takes one value."),
         ("n: {a: 1}", "run.yaml: n is a mapping; it takes one value."),
-        ("url: [[http://a]]", "run.yaml: url has a list inside a list."),
-        ("history: tempalte", "run.yaml: argument --history: invalid choice: 'tempalte'; there are append, template."),
+        ("url: [[http://a]]", "run.yaml: url is a list inside a list."),
+        ("history: tempalte", "run.yaml: argument --history: invalid choice: 'tempalte' (choose from 'append', 'template'). Did you mean template?"),
         ("resume: maybe", "run.yaml: resume is 'maybe'; it is a flag, true or false."),
-        ("env: llm/Wordle-v0", "run.yaml: env is 'llm/Wordle-v0': there it is a mapping of the process's"),
+        ("env: {HF_HUB_OFFLINE: 1}", "run.yaml: env is the environment to play; variables are below `variables:`."),
         ("- n", "must be a mapping, `option: value` a line."),
         ("", "has None; it must be a mapping"),
         ("n: [", "cannot be read: while parsing a flow node"),
         ("seed: 2026-13-45", "cannot be read: month must be in 1..12"),
-        ("env: {A=B: 1}", "run.yaml: env: 'A=B' is no variable that can be set (illegal"),
+        ("variables: {A=B: 1}", "run.yaml: variables: 'A=B' cannot be set (illegal"),
+        ("variables: 3", "run.yaml: variables is 3; it must be a mapping, `NAME: value`."),
     ],
 )  # fmt: skip
 def test_what_is_wrong_in_a_file_names_it(
@@ -145,7 +145,7 @@ def test_what_is_wrong_in_a_file_names_it(
 
 def test_two_of_a_choice_in_a_file_are_refused_as_on_the_command_line(parsed) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(
-        InvalidConfigError, match=r"run\.yaml: argument --multi-turn: not allowed with argument --single"
+        InvalidConfigError, match=r"run\.yaml: single_turn and multi_turn: give only one\."
     ):
         parsed("list", "single_turn: true\nmulti_turn: true")
 
@@ -162,18 +162,12 @@ def test_the_file_itself(command: str, tmp_path: Path, capsys: pytest.CaptureFix
         assert message in capsys.readouterr().err
 
 
-def test_take_config() -> None:
-    assert take_config(["a", "--config", "f", "b"]) == ("f", ["a", "b"])
-    assert take_config(["--config=f=g", "b"]) == ("f=g", ["b"])
-    assert take_config(["a", "--", "--config", "f"]) == (None, ["a", "--", "--config", "f"])
-
-
 def test_variables_of_the_process_are_set_if_the_file_is_right(parsed, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.delenv("LLM_ENVS_TEST_SEEN", raising=False)
     with pytest.raises(InvalidConfigError):
-        parsed("play", "environment: X\nenv: {LLM_ENVS_TEST_SEEN: 1}\nn: 0")
+        parsed("play", "env: X\nvariables: {LLM_ENVS_TEST_SEEN: 1}\nn: 0")
     assert "LLM_ENVS_TEST_SEEN" not in os.environ
-    parsed("play", "environment: X\nenv: {LLM_ENVS_TEST_SEEN: 1}")
+    parsed("play", "env: X\nvariables: {LLM_ENVS_TEST_SEEN: 1}")
     assert os.environ.pop("LLM_ENVS_TEST_SEEN") == "1"
 
 

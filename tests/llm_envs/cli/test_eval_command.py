@@ -101,7 +101,7 @@ class TestPlaying:
         tokenizer.save_pretrained(tmp_path / "model")
         tiny_model(tokenizer, n_layers=1).save_pretrained(tmp_path / "model")
         command = [CALCULATOR, "-n", "3", "-k", "2", "--policy", "vllm", "--model", tmp_path / "model"]
-        out = ["--out", tmp_path / "run", "--max-new-tokens", "4", "--max-turns", "2"]
+        out = ["--out", tmp_path / "run", "--max-turn-tokens", "4", "--max-turns", "2"]
         assert evaluate(*command, *out) == 0
         (task,) = Results.load(tmp_path / "run")
         assert (task.n_episodes, task.n_scored, task.error_rate) == (6, 6, 0)

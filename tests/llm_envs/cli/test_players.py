@@ -62,7 +62,7 @@ def test_a_chat_api(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
     run = tmp_path / "run"
     with fake_server(lambda asked, n: says("<answer>7</answer>")) as server:
         command = ["llm/Arithmetic-v0", "-n", "4", "--out", run, "--model", "some-model", "--engine", "api"]
-        options = ["--url", server.url, "--max-concurrent", "2", "--requests-per-minute", "1000"]
+        options = ["--url", server.url, "--max-concurrent-requests", "2", "--requests-per-minute", "1000"]
         others = ["--max-tokens-name", "max_completion_tokens", "--tokenizer", model, "--temperature", "0.5"]
         assert collect(*command, *options, *others) == 0
     assert {asked.path for asked in server.asked} == {"/v1/chat/completions"} and len(server.asked) == 4

@@ -299,7 +299,7 @@ def test_chat_through_the_same_servers_calls_the_calculator(servers, folder):
 def test_the_command_plays_on_running_servers_by_tokens_and_by_chat(servers, folder, tmp_path, capsys):
     command = ["collect", "llm/Calculator-v0", "-n", "6", "--difficulty", "easy", "--model", str(folder)]
     where = [option for url in servers.urls for option in ("--url", url)]
-    budget = ["--max-new-tokens", "60", "--max-turns", "3"]
+    budget = ["--max-turn-tokens", "60", "--max-turns", "3"]
     assert main([*command, *where, *budget, "--out", str(tmp_path / "tokens")]) == 0
     played = read_trajectories(tmp_path / "tokens")
     assert [t.status for t in played] == ["ok"] * 6
@@ -310,7 +310,7 @@ def test_the_command_plays_on_running_servers_by_tokens_and_by_chat(servers, fol
     played = read_trajectories(tmp_path / "chat")
     assert [t.status for t in played] == ["ok"] * 6
     assert all(np.isnan(row.logps[row.mask]).all() for t in played for row in t.rows)  # nobody knows what was sampled
-    assert main(["play", "llm/Calculator-v0", "--model", str(folder), *where, "--max-new-tokens", "20"]) == 0
+    assert main(["play", "llm/Calculator-v0", "--model", str(folder), *where, "--max-turn-tokens", "20"]) == 0
     assert "llm/Calculator-v0: success" in capsys.readouterr().out
 
 
@@ -318,7 +318,7 @@ def test_servers_that_the_command_starts_play_and_end_with_it(servers, folder, t
     """Ctrl-C in the middle of a run: what was finished is there, its servers have ended, ours go on."""
     run = tmp_path / "run"
     command = ["collect", "llm/Calculator-v0", "-n", "100000", "--out", str(run), "--model", str(folder)]
-    options = ["--serve", "1", f"--server-args={' '.join(ARGS)}", "--max-turns", "2", "--max-new-tokens", "20"]
+    options = ["--serve", "1", f"--server-args={' '.join(ARGS)}", "--max-turns", "2", "--max-turn-tokens", "20"]
     errors = (tmp_path / "errors").open("w+")
     process = subprocess.Popen([sys.executable, "-m", "llm_envs.cli.main", *command, *options], stderr=errors)
 

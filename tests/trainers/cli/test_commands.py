@@ -9,14 +9,16 @@ import runpy
 import shlex
 import subprocess
 import sys
+import typing
 import warnings
+from dataclasses import fields
 from importlib.metadata import entry_points
 
 import gymnasium as gym
 import pytest
 import yaml
 from dense_env import DenseEnv
-from trl import ModelConfig
+from trl import ModelConfig, TrlParser
 
 from llm_envs.cli.main import main
 from llm_envs.cli.shell_completion import TRAIN_OPTIONS
@@ -24,10 +26,9 @@ from llm_envs.errors import InvalidConfigError
 from llm_envs.rollout import EnvChoice
 from llm_envs.trainers import EnvDPOConfig, EnvGRPOConfig, EnvGRPOTrainer, EnvPPOConfig, EnvPPOTrainer, EnvSFTConfig
 from llm_envs.trainers.bridge.checks import LOSS_TYPES
-from llm_envs.trainers.cli import option_names
-from llm_envs.trainers.cli.commands import TRAININGS, DPOArguments, GRPOArguments, PPOArguments, SFTArguments, grpo, ppo
+from llm_envs.trainers.cli.commands import KINDS, TRAININGS, GRPOArguments, grpo, ppo
 from llm_envs.trainers.cli.commands import main as run
-from llm_envs.trainers.cli.parser import EXAMPLES, make_parser, parse
+from llm_envs.trainers.cli.parser import EXAMPLES, TrainingParser, parse
 from llm_envs.trainers.cli.sft_rl import main as sft_rl
 from llm_envs.trainers.functional.algorithm import ALGORITHMS, DAPO
 from llm_envs.trainers.functional.kl import k1
@@ -45,10 +46,10 @@ COMMON = {
 }
 PLAYS = {"max_completion_length": 64, "max_turn_tokens": 8, "num_train_seeds": 32, "save_trajectories": False}
 OF = {
-    "sft": {"environment": GUESS, "num_episodes": 4, "max_length": 190, "overlong": "cut"},
-    "grpo": {"environment": "test/Dense-v0", **PLAYS, "num_generations": 4},
-    "ppo": {"environment": "test/Dense-v0", **PLAYS},
-    "dpo": {"environment": "test/Dense-v0", **PLAYS, "num_generations": 4, "groups_per_round": 4},
+    "sft": {"env": GUESS, "num_episodes": 4, "max_length": 190, "overlong": "cut"},
+    "grpo": {"env": "test/Dense-v0", **PLAYS, "num_generations": 4},
+    "ppo": {"env": "test/Dense-v0", **PLAYS},
+    "dpo": {"env": "test/Dense-v0", **PLAYS, "num_generations": 4, "groups_per_round": 4},
 }
 """Training -> what it needs beside `COMMON`, as a YAML file says it."""
 
@@ -68,7 +69,7 @@ def write(tmp_path, tiny_folder):
     """Return a function that writes a training's YAML file, and returns the command line that reads it."""
 
     def write_file(name, **changes):
-        settings = {**COMMON, **OF[name], "model_name_or_path": tiny_folder, "output_dir": str(tmp_path / "out")}
+        settings = {**COMMON, **OF[name], "model": tiny_folder, "output_dir": str(tmp_path / "out")}
         path = tmp_path / f"{name}.yaml"
         path.write_text(yaml.safe_dump({k: v for k, v in (settings | changes).items() if v is not None}))
         return ["train", name, "--config", str(path)]
@@ -97,21 +98,21 @@ def pairs(tmp_path_factory):
 
 @pytest.mark.parametrize("name", OF)
 def test_a_file_is_read_options_win_and_an_adapter_is_trained(name, write, tmp_path, capsys):
-    arguments = write(name, max_steps=7, use_peft=True, lora_r=8, env={"LLM_ENVS_TEST_SEEN": name})
+    arguments = write(name, max_steps=7, use_peft=True, lora_r=8, variables={"LLM_ENVS_TEST_SEEN": name})
     assert main([*arguments, "--max_steps", "1", "--lora_r", "2", "--save_strategy", "steps"]) == 0
     out = tmp_path / "out"
     assert f"the model is in {out}" in capsys.readouterr().out
     assert json.loads((out / "adapter_config.json").read_text())["r"] == 2
     assert json.loads((out / "checkpoint-1" / "trainer_state.json").read_text())["global_step"] == 1
-    assert os.environ.pop("LLM_ENVS_TEST_SEEN") == name  # `env` is the process's, as in TRL
+    assert os.environ.pop("LLM_ENVS_TEST_SEEN") == name  # of the process
     assert (out / "critic" / "critic.json").exists() == (name == "ppo")
 
 
 def test_both_after_another_train_adapters_and_the_second_begins_with_the_first_merged(tmp_path, tiny_folder, capsys):
     sections = {"sft": {**COMMON, "num_episodes": 4, "max_length": 190, "overlong": "cut", "max_steps": 5}}
     sections["rl"] = {**COMMON, **PLAYS, "num_generations": 4}
-    above = {"mode": "sft+rl", "model_name_or_path": tiny_folder, "environment": GUESS, "use_peft": True}
-    above |= {"output_dir": str(tmp_path / "out"), "env": {"LLM_ENVS_TEST_SEEN": "both"}}
+    above = {"mode": "sft+rl", "model": tiny_folder, "env": GUESS, "use_peft": True}
+    above |= {"output_dir": str(tmp_path / "out"), "variables": {"LLM_ENVS_TEST_SEEN": "both"}}
     path = tmp_path / "both.yaml"
     path.write_text(yaml.safe_dump(above | sections))
     command = ["train", "sft-rl", "--config", str(path)]
@@ -181,43 +182,80 @@ def test_accelerate_launches_it(write, tmp_path):
 
 def test_names_in_a_file_are_those_of_options_too(tmp_path):
     path = tmp_path / "run.yaml"
-    text = "environment: x\nmax-steps: 3\nmodel: here\nout: there\nsave_strategy: no\ngradient_checkpointing: off\n"
+    text = "env: x\nmax-steps: 3\nmodel: here\nout: there\nsave_strategy: no\ngradient_checkpointing: off\n"
     path.write_text(text)
     chosen, args, model = parse("grpo", (GRPOArguments, EnvGRPOConfig, ModelConfig), ["--config", str(path)])
-    assert (chosen.environment, args.max_steps, model.model_name_or_path) == ("x", 3, "here")
+    assert (chosen.env, args.max_steps, model.model_name_or_path) == ("x", 3, "here")
     assert (args.output_dir, args.save_strategy, args.gradient_checkpointing) == ("there", "no", False)
     given = ["--config", str(path), "--max-steps", "4", "--model", "other", "--save_strategy", "steps"]
     _, args, model = parse("grpo", (GRPOArguments, EnvGRPOConfig, ModelConfig), given)
     assert (args.max_steps, model.model_name_or_path, args.save_strategy) == (4, "other", "steps")
 
 
-def test_options_are_known_without_their_trainings():
-    """What shells complete with is read from the sources; here it is what the parsers take."""
-    kinds = {
-        "sft": (SFTArguments, EnvSFTConfig, ModelConfig),
-        "grpo": (GRPOArguments, EnvGRPOConfig, ModelConfig),
-        "ppo": (PPOArguments, EnvPPOConfig, ModelConfig),
-        "dpo": (DPOArguments, EnvDPOConfig, ModelConfig),
-    }
-    for name, classes in kinds.items():
-        actions = make_parser(name, classes)._option_string_actions
-        taken = {option for option in actions if option.startswith("--") and "-" not in option[2:]}
-        found = option_names.options(name)
-        assert found.keys() == {option for option in taken if not option.startswith("--no_")}
-        for option, values in found.items():
-            if values not in (None, (), ("true", "false")):
-                assert list(values) == list(actions[option].choices)
-    assert {"--mode", "--rl.num_generations", "--sft.num_episodes", "--lora_r"} <= option_names.sft_rl().keys()
+def test_shells_complete_what_the_parsers_take():
     points = {found.name: found.load()() for found in entry_points(group=TRAIN_OPTIONS) if found.name in TRAININGS}
-    assert points == {name: option_names.options(name) for name in TRAININGS}
+    assert points.keys() == TRAININGS.keys()
+    for name, kinds in KINDS.items():
+        actions = TrainingParser(kinds).options()
+        assert points[name].keys() == {option for option in actions if option.startswith("--")}
+        assert points[name]["--bf16"] == ("true", "false") and points[name]["--no-bf16"] == ()
+        assert points[name]["--dtype"] == tuple(actions["--dtype"].choices) and points[name]["--model"] is None
+    assert points["sft-rl"]["--mode"] == ("sft", "rl", "sft+rl")
+    assert {"--rl.num-generations", "--sft.num-episodes", "--lora-r"} <= points["sft-rl"].keys()
+
+
+def lines_of(kind):
+    """Yield a field's name and arguments for it, for each field and each way in which TRL may read it."""
+    hints = typing.get_type_hints(kind)
+    for item in (item for item in fields(kind) if item.init and item.name != "report_to"):
+        values = ["1", "3", "0.25", "1e-3", "true", "false", "steps", "no", "None", '{"a": [1, null]}']
+        values += map(str, item.metadata.get("choices") or typing.get_args(hints[item.name]))
+        for spelled in (item.name, item.name.replace("_", "-")):
+            yield item.name, [f"--{spelled}"]
+            yield item.name, [f"--no_{spelled}"]
+            yield from ((item.name, [f"--{spelled}", value]) for value in values)
+            yield item.name, [f"--{spelled}", "a", "b"]
+            yield item.name, [f"--{spelled}", "1", "2"]
+
+
+@pytest.mark.parametrize("kind", [EnvSFTConfig, EnvGRPOConfig, EnvPPOConfig, EnvDPOConfig, ModelConfig])
+def test_what_trls_parser_reads_ours_reads_alike(kind, monkeypatch):
+    """Every field, in every form that TRL accepts. (--report-to takes several trackers here, and one in TRL.)"""
+
+    def refuse(message):
+        raise InvalidConfigError(message)
+
+    theirs, ours = TrlParser((kind,), allow_abbrev=False), TrainingParser((kind,))
+    monkeypatch.setattr(theirs, "error", refuse)
+    n_read = 0
+    for name, arguments in lines_of(kind):
+        try:
+            expected = getattr(theirs.parse_args(arguments), name)
+        except InvalidConfigError:
+            continue
+        n_read += 1
+        assert getattr(ours.parse_args(arguments), name) == expected, arguments
+    assert n_read > 4 * len(fields(kind))
+    defaults = vars(ours.parse_args([]))
+    assert {key: defaults[key] for key in vars(theirs.parse_args([]))} == vars(theirs.parse_args([]))
+
+
+@pytest.mark.parametrize("name", ["bf16", "thinking", "gradient_checkpointing", "log_completions"])
+def test_a_truth_value_in_each_form(name, tmp_path):
+    """Also where TRL has no `--no-NAME`, or no `--NAME` without a value."""
+    parser, path = TrainingParser((EnvGRPOConfig,)), tmp_path / "run.yaml"
+    for value, forms in {True: ("--{}", "--{}=true", "--{}=on"), False: ("--no-{}", "--{}=false", "--{}=off")}.items():
+        for form in forms:
+            assert getattr(parser.parse_args([form.format(name)]), name) is value
+        for text in ("on", "yes", "'true'") if value else ("off", "no", "'false'"):
+            path.write_text(f"{name}: {text}\n")
+            assert getattr(TrainingParser((EnvGRPOConfig,)).parse_args(["--config", str(path)]), name) is value
 
 
 def test_the_examples_of_each_training_parse(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("sft", "grpo", "ppo", "dpo"):
-        (tmp_path / f"{name}.yaml").write_text("environment: x\noutput_dir: out\n")
-    kinds = {"sft": EnvSFTConfig, "grpo": EnvGRPOConfig, "ppo": EnvPPOConfig, "dpo": EnvDPOConfig}
-    of = {"sft": SFTArguments, "grpo": GRPOArguments, "ppo": PPOArguments, "dpo": DPOArguments}
+        (tmp_path / f"{name}.yaml").write_text("env: x\nout: out\n")
     assert EXAMPLES.keys() == TRAININGS.keys()
     for name, text in EXAMPLES.items():
         lines = [shlex.split(line) for line in text.strip().splitlines()]
@@ -227,17 +265,17 @@ def test_the_examples_of_each_training_parse(tmp_path, monkeypatch):
                 with pytest.raises(InvalidConfigError, match=r"run\.yaml cannot be read"):
                     sft_rl(words[3:])
             else:
-                assert len(parse(name, (of[name], kinds[name], ModelConfig), words[3:])) == 3
+                assert len(parse(name, KINDS[name], words[3:])) == 3
 
 
 def test_every_training_is_installed_and_says_what_it_takes(capsys):
     assert main(["train"]) == 0
     assert set(capsys.readouterr().out.split()) >= set(TRAININGS) == {"sft", "grpo", "ppo", "dpo", "sft-rl"}
-    for name, option in (("sft", "--best_of"), ("ppo", "--critic"), ("dpo", "--source"), ("sft-rl", "--mode")):
+    for name, option in (("sft", "--best-of"), ("ppo", "--critic"), ("dpo", "--source"), ("sft-rl", "--mode")):
         with pytest.raises(SystemExit) as ended:
             run([name, "--help"])
         shown = capsys.readouterr().out
-        assert ended.value.code == 0 and option in shown and "--config" in shown and "--use_peft" in shown
+        assert ended.value.code == 0 and option in shown and "--config" in shown and "--use-peft" in shown
         assert shown.rstrip().endswith(EXAMPLES[name].rstrip())
 
 
@@ -319,7 +357,7 @@ def test_an_algorithm_by_options_and_file(command, tiny_folder, tmp_path, monkey
     name = command.__name__
     monkeypatch.setattr({"grpo": EnvGRPOTrainer, "ppo": EnvPPOTrainer}[name], "__init__", instead)
     path = tmp_path / "run.yaml"
-    path.write_text(("algorithm: dapo\n" if command is grpo else "") + "environment: llm/Countdown-v0\n")
+    path.write_text(("algorithm: dapo\n" if command is grpo else "") + "env: llm/Countdown-v0\n")
     given = [f"--config={path}", "--model_name_or_path", tiny_folder, "--output_dir", str(tmp_path)]
     given += SMALL if command is grpo else []
     with pytest.raises(Enough):
@@ -343,16 +381,16 @@ def test_what_is_wrong_is_said_in_a_line(tiny_folder, tmp_path, capsys):
         ([*command, "--env", "{3"], "is no JSON"),
         (
             ["grpo", "--env", "llm/Countdown-v0", "--output_dir", str(tmp_path), *SMALL],
-            "--model_name_or_path is missing",
+            "--model is missing",
         ),
-        (command, "the following arguments are required: --environment/--env. `llm-envs train grpo --help`"),
+        (command, "the following arguments are required: --env. `llm-envs train grpo --help`"),
         ([*command, "--env", "llm/Countdown-v0", "--algorithm", "gdpo"], "algorithm='gdpo' is not known"),
         (
             [*command, "--env", "x", "--num_generation", "4"],
-            "--num_generation: there is no such option. Did you mean --num_generations?",
+            "--num-generation: there is no such option. Did you mean --num-generations?",
         ),
         ([*command, "--env", "x", "--beta", "much"], "argument --beta: invalid float value: 'much'"),
-        ([*command, "--env", "x", "here"], "here: there is no such option"),
+        ([*command, "--env", "x", "here"], "here: unexpected argument"),
         ([*command, "--config"], "--config needs a YAML file"),
     ):
         assert run(arguments) == 2
@@ -366,18 +404,18 @@ def test_what_is_wrong_is_said_in_a_line(tiny_folder, tmp_path, capsys):
     ("text", "said"),
     [
         (
-            "environment: x\nnum_generation: 4\n",
+            "env: x\nnum_generation: 4\n",
             "num_generation: there is no such option. Did you mean",
         ),
-        ("env: llm/Countdown-v0\n", "env is 'llm/Countdown-v0': there it is a mapping of the process's environment"),
-        ("environment: x\nbeta: much\n", "run.yaml: argument --beta: invalid float value: 'much'"),
-        ("environment: x\nbeta: [1]\n", r"run.yaml: argument --beta: invalid float value: '\[1\]'"),
-        ("environment: x\nmax_steps: 1.5\n", "run.yaml: argument --max_steps/--max-steps: invalid int value: '1.5'"),
+        ("env: {HF_HUB_OFFLINE: 1}\n", "env is the environment to play; variables are below `variables:`"),
+        ("env: x\nbeta: much\n", "run.yaml: argument --beta: invalid float value: 'much'"),
+        ("env: x\nbeta: [1]\n", r"run.yaml: beta is a list of 1; it takes one value"),
+        ("env: x\nmax_steps: 1.5\n", "run.yaml: argument --max-steps: invalid int value: '1.5'"),
         (
-            "environment: x\ntrain_sampling_strategy: rnd\n",
-            r"run.yaml: argument --train_sampling_strategy.*'rnd'; there are",
+            "env: x\ntrain_sampling_strategy: rnd\n",
+            r"run.yaml: argument --train-sampling-strategy: invalid choice: 'rnd' .choose from .*Did you mean random",
         ),
-        ("environment: x\ntemperature: 0\n", "temperature=0.*set it above 0"),
+        ("env: x\ntemperature: 0\n", "temperature=0.*set it above 0"),
         ("- a list\n", "must be a mapping"),
         ("a: [", "cannot be read: while parsing"),
     ],
@@ -391,14 +429,14 @@ def test_what_is_wrong_in_a_file_is_said(text, said, tmp_path):
 
 def test_settings_of_an_adapter_want_one(write, tmp_path, tiny_folder, capsys):
     for name in OF:
-        for given, said in ((["--lora_r", "8"], "--lora_r 8"), (["--use_dora"], "--use_dora")):
+        for given, said in ((["--lora_r", "8"], "--lora-r 8"), (["--use_dora"], "--use-dora")):
             assert main([*write(name), *given]) == 2
-            assert f"error: {said} needs --use_peft: no adapter is trained.\n" in capsys.readouterr().err
-    both = {"mode": "sft", "model_name_or_path": tiny_folder, "environment": GUESS, "lora_target_modules": ["q_proj"]}
+            assert f"error: {said} needs --use-peft: no adapter is trained.\n" in capsys.readouterr().err
+    both = {"mode": "sft", "model": tiny_folder, "env": GUESS, "lora_target_modules": ["q_proj"]}
     path = tmp_path / "both.yaml"
     path.write_text(yaml.safe_dump(both | {"output_dir": str(tmp_path / "out"), "sft": {**COMMON, "max_length": 190}}))
     assert main(["train", "sft-rl", "--config", str(path)]) == 2
-    assert "--lora_target_modules q_proj needs --use_peft" in capsys.readouterr().err
+    assert "--lora-target-modules q_proj needs --use-peft" in capsys.readouterr().err
 
 
 def test_a_loss_that_there_is_none_of_is_found_before_training(write, capsys):
@@ -408,7 +446,7 @@ def test_a_loss_that_there_is_none_of_is_found_before_training(write, capsys):
             rf"loss_type='{wrong}'; it must be one of .*{near}.* Did you mean {near}\?", capsys.readouterr().err
         )
     assert main([*write("sft"), "--dry_run", "--loss_type", "nnl"]) == 2
-    assert "invalid choice: 'nnl'; there are nll, dft" in capsys.readouterr().err
+    assert "invalid choice: 'nnl' (choose from 'nll', 'dft', 'chunked_nll'). Did you mean nll?" in capsys.readouterr().err
     with pytest.raises(InvalidConfigError, match="loss_type='dapoo'"):
         EnvGRPOConfig(loss_type="dapoo")
     for algorithm, kind in (("SFT", EnvSFTConfig), ("GRPO", EnvGRPOConfig), ("DPO", EnvDPOConfig)):
