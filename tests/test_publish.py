@@ -107,7 +107,7 @@ def checkout(tmp_path):
 
 @pytest.mark.parametrize(("kind", "family"), [("single", "algorithmic"), ("tool", "tools"), ("game", "games")])
 def test_every_kind_of_task_works_in_the_suite_as_it_is_written(kind, family, checkout, capsys, monkeypatch):
-    assert main(["new-task", "zz-ladder", f"--{kind}", "--dir", str(checkout)]) == 0
+    assert main(["new-task", "zz-ladder", f"--{kind}", "--out", str(checkout)]) == 0
     assert "llm/ZzLadder-v0, written:" in capsys.readouterr().out
     points = tomllib.loads((checkout / "pyproject.toml").read_text())["project"]["entry-points"]["llm_envs.tasks"]
     assert points["llm/ZzLadder-v0"] == f"llm_envs.tasks.{family}.zz_ladder:ZzLadderEnv"
@@ -131,7 +131,7 @@ def test_every_kind_of_task_works_in_the_suite_as_it_is_written(kind, family, ch
 
 
 def test_a_package_has_the_files_that_were_named(tmp_path, capsys):
-    assert main(["new-task", "word_ladder", "--package", "--dir", str(tmp_path)]) == 0
+    assert main(["new-task", "word_ladder", "--package", "--out", str(tmp_path)]) == 0
     named = [line.strip() for line in capsys.readouterr().out.splitlines() if line.startswith("  /")]
     assert [Path(name) for name in named] == [path for path in map(Path, named) if path.is_file()]
     project = tomllib.loads((tmp_path / "word-ladder" / "pyproject.toml").read_text())["project"]
@@ -150,16 +150,16 @@ def test_a_package_has_the_files_that_were_named(tmp_path, capsys):
     ],
 )
 def test_wrong_requests_write_nothing(arguments, message, tmp_path, capsys):
-    assert main(["new-task", *arguments, "--dir", str(tmp_path)]) == 2
+    assert main(["new-task", *arguments, "--out", str(tmp_path)]) == 2
     assert message in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
 def test_what_is_there_is_not_overwritten(checkout, capsys):
-    assert main(["new-task", "zz_ladder", "--dir", str(checkout)]) == 0
+    assert main(["new-task", "zz_ladder", "--out", str(checkout)]) == 0
     text = (checkout / "pyproject.toml").read_text()
-    assert main(["new-task", "zz_ladder", "--dir", str(checkout)]) == 2
+    assert main(["new-task", "zz_ladder", "--out", str(checkout)]) == 2
     assert "zz_ladder.py exists already" in capsys.readouterr().err
     assert (checkout / "pyproject.toml").read_text() == text
-    assert main(["new-task", "yy", "--family", "no_such", "--dir", str(checkout)]) == 2
+    assert main(["new-task", "yy", "--family", "no_such", "--out", str(checkout)]) == 2
     assert "tasks/ has no folder 'no_such'; there are algorithmic, games, tools" in capsys.readouterr().err

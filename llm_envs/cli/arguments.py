@@ -55,7 +55,7 @@ def temperature(text: str) -> float:
 def add_env_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the environment."""
     parser.add_argument("--split", help="train or test; default: the task's default")
-    parser.add_argument("--difficulty", help="one of the task's levels")
+    parser.add_argument("--difficulty", metavar="LEVEL", help="level of the task; default: the task's default")
     parser.add_argument(
         "--env-kwargs", type=json_object, metavar="JSON", help="more arguments of the task, as a JSON object"
     )

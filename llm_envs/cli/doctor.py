@@ -18,7 +18,7 @@ EXAMPLES = """
 examples:
   llm-envs doctor runs/demo/model
   llm-envs doctor owner/name --env llm/GuessNumber-v0 --no-thinking
-  llm-envs doctor DIR --chat-template template.jinja --colour never
+  llm-envs doctor DIR --chat-template-path template.jinja --colour never
 """
 
 
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="llm/Calculator-v0",
         help="task of the example episode; default: llm/Calculator-v0",
     )
-    parser.add_argument("--chat-template", metavar="FILE", help="a Jinja template to use instead of the model's")
+    parser.add_argument("--chat-template-path", metavar="FILE", help="a Jinja template to use instead of the model's")
     parser.add_argument(
         "--thinking", action=Flag, default=None, help="the template's enable_thinking; default: the template's default"
     )
@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
     task_spec(arguments.env)
     require_text(arguments.env, {})
     require_model(arguments.model, "doctor")
-    template = None if arguments.chat_template is None else _read_template(arguments.chat_template)
+    template = None if arguments.chat_template_path is None else _read_template(arguments.chat_template_path)
     codec = ChatCodec(load_tokenizer(arguments.model), chat_template=template, thinking=arguments.thinking)
     config = _configuration(arguments.model)
     text = None if config is None else config.get_text_config()
@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
     context_length = getattr(text, "max_position_embeddings", None)
     diagnosis = doctor.diagnose(codec, vocabulary_size=vocabulary_size)
     print(visible_text(f"model             {arguments.model}"))
-    source = arguments.chat_template or "the model's own"
+    source = arguments.chat_template_path or "the model's own"
     print(visible_text(f"template          {source}"))
     print(doctor.show_diagnosis(diagnosis))
     trajectory = doctor.play_oracle(codec, arguments.env)
@@ -87,7 +87,7 @@ def _read_template(path: str) -> str:
     try:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidConfigError(f"--chat-template {path}: it cannot be read ({error}).") from error
+        raise InvalidConfigError(f"--chat-template-path {path}: it cannot be read ({error}).") from error
 
 
 def _configuration(name: str) -> Any:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["add_arguments", "run"]
 
-THRESHOLDS = ("min_success", "min_reward", "min_pass_at_k", "min_pass_hat_k", "max_errors")
+THRESHOLDS = ("min_success", "min_mean_reward", "min_pass_at_k", "min_pass_hat_k", "max_errors")
 
 EXAMPLES = """
 examples:
@@ -50,14 +50,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--suite", metavar="FILE", help="YAML file with tasks, arguments, n, k and thresholds")
     parser.add_argument("--replay", metavar="DIR", help="score the episodes of a run's folder again without playing")
     parser.add_argument("--partial", action=Flag, help="with --replay: accept a run with missing episodes")
-    parser.add_argument("-n", type=positive, metavar="N", help="problems per task, default 200")
+    parser.add_argument("-n", type=positive, metavar="N", help="problems per task, each played --group-size times; default 200")
     parser.add_argument("-k", type=positive, metavar="K", help="largest k of pass@k and pass^k, default 1")
-    parser.add_argument("--samples", type=positive, metavar="S", help="episodes per problem, default k")
-    parser.add_argument("--seed", type=int, help="seed of the problems; use equal seeds to compare; default 0")
+    parser.add_argument("--group-size", type=positive, metavar="G", help="episodes per problem; default k")
+    parser.add_argument("--seed", type=int, help="the run's seed; use equal seeds to compare; default 0")
     parser.add_argument("--split", help="train or test, default test; none for a task without splits")
-    parser.add_argument("--difficulty", metavar="LEVELS", help="one or several levels (easy,hard), measured separately")
+    parser.add_argument("--difficulty", metavar="LEVEL", help="level of the tasks; several (easy,hard) are measured separately")
     parser.add_argument(
-        "--env-kwargs", type=json_object, metavar="JSON", help="more arguments of the tasks, as a JSON object"
+        "--env-kwargs", type=json_object, metavar="JSON", help="more arguments of the task, as a JSON object"
     )
     add_sampling_arguments(parser)
     parser.add_argument("--max-turns", type=positive, help="turns per episode; default: the task's limit")
@@ -79,7 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_output_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("what comes of it")
-    group.add_argument("--out", metavar="DIR", help="save the trajectories and results.json in this folder")
+    group.add_argument("--out", metavar="DIR", help="output folder of the run: the trajectories and results.json")
     group.add_argument(
         "--resume", action=Flag, help="resume the evaluation in --out; with a larger -n, play more"
     )
@@ -89,7 +89,7 @@ def _add_output_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--compare", metavar="RESULTS", help="compare with an earlier run's folder or results.json")
     group.add_argument("--min-success", type=_finite, metavar="P", help="exit with 1 if a task's success is below P")
-    group.add_argument("--min-reward", type=_finite, metavar="R", help="the same for its mean reward")
+    group.add_argument("--min-mean-reward", type=_finite, metavar="R", help="the same for its mean reward")
     group.add_argument("--min-pass-at-k", type=_finite, metavar="P", help="the same for its pass@k")
     group.add_argument("--min-pass-hat-k", type=_finite, metavar="P", help="the same for its pass^k")
     group.add_argument("--max-errors", type=_finite, metavar="P", help="allowed share of errored episodes; default 0")
@@ -140,7 +140,7 @@ def _check(arguments: argparse.Namespace) -> None:
     if arguments.replay is not None:
         given = ["--model"] * (arguments.model is not None) + ["--policy"] * (arguments.policy is not None)
         given += ["--resume"] * arguments.resume + arguments.envs[:1]
-        settled = ["n", "samples", "seed", "env_kwargs", "max_turns", "max_step_s", "workers", "window"]
+        settled = ["n", "group_size", "seed", "env_kwargs", "max_turns", "max_step_s", "workers", "window"]
         settled += [] if arguments.suite else ["split", "difficulty", "exclude"]  # the suite sets these for its tasks
         given += [
             f"-{'-' * (len(name) > 1)}{name.replace('_', '-')}"
@@ -157,9 +157,9 @@ def _check(arguments: argparse.Namespace) -> None:
         raise InvalidConfigError("--suite lists the tasks: leave out ENV, --env-kwargs and --exclude.")
     if arguments.resume and arguments.out is None:
         raise InvalidConfigError("--resume needs --out, the folder of the evaluation.")
-    if arguments.k and arguments.samples and arguments.k > arguments.samples:
+    if arguments.k and arguments.group_size and arguments.k > arguments.group_size:
         raise InvalidConfigError(
-            f"-k {arguments.k} is above --samples {arguments.samples}: pass@k needs at least k samples of each problem."
+            f"-k {arguments.k} is above --group-size {arguments.group_size}: pass@k needs at least k episodes of each problem."
         )
 
 
@@ -168,7 +168,7 @@ def _suite(arguments: argparse.Namespace) -> Suite:
     from llm_envs.sources.mixture_text import parse_mixture
 
     if arguments.suite is not None:
-        given: dict[str, Any] = {name: getattr(arguments, name) for name in ("n", "k", "samples", "seed", "split")}
+        given: dict[str, Any] = {name: getattr(arguments, name) for name in ("n", "k", "group_size", "seed", "split")}
         given["difficulty"] = None if arguments.difficulty is None else arguments.difficulty.split(",")
         return load_suite(arguments.suite, **given, **{name: getattr(arguments, name) for name in THRESHOLDS})
     n, k, kwargs = arguments.n or 200, arguments.k or 1, dict(arguments.env_kwargs or {})
@@ -190,7 +190,7 @@ def _suite(arguments: argparse.Namespace) -> Suite:
         for env_id in unweighted(parse_mixture(arguments.envs, arguments.exclude or ()))
         for level in levels
     ]
-    return Suite(tuple(entries), arguments.samples or k, arguments.seed or 0)
+    return Suite(tuple(entries), arguments.group_size or k, arguments.seed or 0)
 
 
 def _thresholds(results: Results, arguments: argparse.Namespace) -> Suite:

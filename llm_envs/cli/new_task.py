@@ -116,9 +116,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         kinds.add_argument(f"--{kind}", dest="kind", action="store_const", const=kind, default="single", help=about)
     parser.add_argument("--package", action=Flag, help="write a package in a new folder")
     parser.add_argument("--namespace", help="namespace of the id; default: llm in a checkout, else my")
-    parser.add_argument("--family", help="in a checkout: folder of tasks/; default: by kind")
+    parser.add_argument("--family", metavar="NAME", help="family of the task, in a checkout a folder of tasks/; default: by kind")
     parser.add_argument(
-        "--dir", type=Path, default=Path(), metavar="DIR", help="output folder; default: the current one"
+        "--out", type=Path, default=Path(), metavar="DIR", help="output folder; default: the current one"
     )
     parser.epilog = EXAMPLES
 
@@ -130,14 +130,14 @@ def run(arguments: argparse.Namespace) -> None:
         if arguments.family:
             raise InvalidConfigError("--family is a folder of a checkout; leave it out with --package.")
         task = NewTask(name, arguments.kind, arguments.namespace or "my")
-        root = arguments.dir / name.replace("_", "-")
+        root = arguments.out / name.replace("_", "-")
         written = write_files(root, files_of_package(task))
         then = [f"pip install -e {root}"]
     else:
-        _require_checkout(arguments.dir)
+        _require_checkout(arguments.out)
         task = NewTask(name, arguments.kind, arguments.namespace or "llm")
         family = arguments.family or {"single": "algorithmic", "tool": "tools", "game": "games"}[arguments.kind]
-        written = write_files(arguments.dir, files_in_suite(task, family, arguments.dir))
+        written = write_files(arguments.out, files_in_suite(task, family, arguments.out))
         then = ["make test PYTEST_ARGS='-k nothing'   # installs the entry point"]
     print(f"{task.id}, written:")
     print("\n".join(f"  {path}" for path in written))
@@ -189,7 +189,7 @@ def write_files(root: Path, files: Mapping[str, str]) -> list[Path]:
             path.name == "pyproject.toml" and path.exists() and path.read_text(encoding="utf-8") in _without(text)
         )
         if path.exists() and not is_larger:
-            raise InvalidConfigError(f"{path} exists already: choose another name, or another folder with --dir.")
+            raise InvalidConfigError(f"{path} exists already: choose another name, or another folder with --out.")
     for path, text in paths.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
@@ -230,5 +230,5 @@ def _require_checkout(folder: Path) -> None:
         is_suite = False
     if not is_suite:
         raise InvalidConfigError(
-            f"{folder.resolve()} is not a checkout of llm-envs: give --package to write a package, or --dir."
+            f"{folder.resolve()} is not a checkout of llm-envs: give --package to write a package, or --out."
         )

@@ -33,7 +33,7 @@ examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("env", metavar="ENV", help="a task id")
-    parser.add_argument("-n", type=positive, default=1, metavar="EPISODES", help="number of episodes, default 1")
+    parser.add_argument("-n", type=positive, default=1, metavar="N", help="problems, each played once; default 1")
     parser.add_argument(
         "--seed", type=int, default=0, help="the run's seed; equal seeds play equal episodes; default 0"
     )

@@ -102,7 +102,7 @@ def add_check_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("envs", nargs="*", metavar="ENV", help="a task id")
     parser.add_argument("--all", action=Flag, help="every registered task")
     parser.add_argument("--namespace", metavar="NAME", help="with --all: only NAME/...")
-    parser.add_argument("--difficulty", metavar="LEVEL", help="level to check; default: each task's default")
+    parser.add_argument("--difficulty", metavar="LEVEL", help="level of the tasks; default: each task's default")
     parser.add_argument("--all-levels", action=Flag, help="check every level")
     parser.add_argument(
         "--thorough",

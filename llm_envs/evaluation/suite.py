@@ -44,7 +44,7 @@ class Thresholds:
     """Requirements of a task; None requires nothing. They apply to the measured value, not to an interval's end."""
 
     min_success: float | None = None
-    min_reward: float | None = None
+    min_mean_reward: float | None = None
     min_pass_at_k: float | None = None
     min_pass_hat_k: float | None = None
     max_errors: float | None = None
@@ -108,7 +108,7 @@ class Suite:
             if entry.k > self.samples:
                 raise InvalidConfigError(
                     f"{entry.label}: k is {entry.k} but each problem has {self.samples} samples: k must be at most "
-                    "that, or --samples at least k."
+                    "that, or --group-size at least k."
                 )
 
     @property
@@ -154,22 +154,22 @@ def load_suite(path: str | Path, **given: Any) -> Suite:
 
     Args:
         path: A YAML file, or one in JSON with a name that ends with .json.
-        **given: Values that override the file's: `n`, `k`, `samples`, `seed`, `split`, and thresholds; None does not.
+        **given: Values that override the file's: `n`, `k`, `group_size`, `seed`, `split`, and thresholds; None does not.
 
     Raises:
         InvalidConfigError: If the file cannot be read, or has an unknown or inconsistent setting.
     """
     data = _read(Path(path))
     top = {name: value for name, value in given.items() if value is not None}
-    defaults = _take(data, f"{path}", {"environments", "samples", "seed", "split", "difficulty", *_SHARED}) | top
+    defaults = _take(data, f"{path}", {"environments", "group_size", "seed", "split", "difficulty", *_SHARED}) | top
     rows = defaults.get("environments")
     if not isinstance(rows, list) or not rows:
         raise InvalidConfigError(f"{path}: `environments` must be a list of ids, or of mappings with `env`.")
     entries = [entry for row in rows for entry in _entries(row, defaults, top, str(path))]
-    samples = defaults.get("samples")
+    samples = defaults.get("group_size")
     samples = max((entry.k for entry in entries), default=1) if samples is None else samples
     seed = defaults.get("seed", 0)
-    _check_whole(f"{path}: samples", samples, 1)
+    _check_whole(f"{path}: group_size", samples, 1)
     _check_whole(f"{path}: seed", seed, None)
     return Suite(tuple(entries), samples, seed)
 
@@ -213,7 +213,7 @@ def failed_thresholds(results: Results, suite: Suite) -> list[str]:
             lines.append(f"{task.name}: none of {task.n_episodes} episodes was scored")
         found = {
             "min_success": ("success", task.success.value),
-            "min_reward": ("reward", task.reward.value),
+            "min_mean_reward": ("reward", task.reward.value),
             "min_pass_at_k": (f"pass@{task.k}", task.pass_at[task.k].value),
             "min_pass_hat_k": (f"pass^{task.k}", task.pass_hat[task.k].value),
         }
@@ -240,7 +240,7 @@ def _entries(row: Any, defaults: Mapping[str, Any], top: Mapping[str, Any], path
         raise InvalidConfigError(f"{path}: {row!r} is not an environment: give an id, or a mapping with `env`.")
     where = f"{path}, {row['env']}"
     own = _take(row, where, {"env", "name", "kwargs", "split", "difficulty", *_SHARED})
-    merged = {**defaults, **own, **{name: value for name, value in top.items() if name not in ("samples", "seed")}}
+    merged = {**defaults, **own, **{name: value for name, value in top.items() if name not in ("group_size", "seed")}}
     kwargs = own.get("kwargs") or {}
     if not isinstance(kwargs, Mapping):
         raise InvalidConfigError(f"{where}: kwargs is {kwargs!r}; it must be a mapping.")

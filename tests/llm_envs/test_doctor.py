@@ -91,7 +91,7 @@ def test_the_command_on_a_sound_model(saved, capsys):
 
 def test_the_command_in_colour_with_another_template(saved, capsys, tmp_path):
     (tmp_path / "qwen3.jinja").write_text(family_tokenizer("qwen3").chat_template)
-    arguments = ["doctor", saved(tiny_tokenizer()), "--chat-template", str(tmp_path / "qwen3.jinja")]
+    arguments = ["doctor", saved(tiny_tokenizer()), "--chat-template-path", str(tmp_path / "qwen3.jinja")]
     assert main([*arguments, "--no-thinking", "--colour", "always"]) == 0
     out = capsys.readouterr().out
     assert "qwen3.jinja" in out and "the template changes some" in out and "\x1b[32m<tool_call>" in out
@@ -123,7 +123,7 @@ def test_the_command_asked_wrongly(capsys, tmp_path):
     assert main(["doctor", str(tmp_path / "nowhere")]) == 2
     assert "there is no such folder" in capsys.readouterr().err
     assert main(["doctor", str(tmp_path), "--env", "llm/Nothing-v0"]) == 2
-    assert main(["doctor", str(tmp_path), "--chat-template", str(tmp_path / "none.jinja")]) == 2
+    assert main(["doctor", str(tmp_path), "--chat-template-path", str(tmp_path / "none.jinja")]) == 2
     assert "cannot be read" in capsys.readouterr().err
     assert main(["doctor", str(tmp_path)]) == 1
     said = capsys.readouterr().err

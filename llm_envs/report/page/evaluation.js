@@ -75,7 +75,7 @@ function conductTable(all) {
     longCell([...Object.entries(task.stop_reasons), ...Object.entries(task.errors)].map(([name, n]) => `${name} ${n.toLocaleString('en')}`).join(', '))]), [2, 9]);
 }
 
-const LIMITS = [['min_success', 'success', (task) => task.success.value, percent], ['min_reward', 'reward', (task) => task.reward.value, number],
+const LIMITS = [['min_success', 'success', (task) => task.success.value, percent], ['min_mean_reward', 'reward', (task) => task.reward.value, number],
   ['min_pass_at_k', 'pass@k', (task) => task.pass_at[largestK(task)].value, percent], ['min_pass_hat_k', 'pass^k', (task) => task.pass_hat[largestK(task)].value, percent],
   ['max_errors', 'errors', (task) => task.n_errored / task.n_episodes, percent]];
 

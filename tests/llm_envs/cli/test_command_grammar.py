@@ -168,7 +168,7 @@ def test_0_where_it_worked(run: str, tmp_path: Path, capsys: pytest.CaptureFixtu
     for arguments in (
         ["list", "--family", "games"],
         ["check", PLAYED],
-        ["new-task", "rhymes_well", "--package", "--dir", str(tmp_path)],
+        ["new-task", "rhymes_well", "--package", "--out", str(tmp_path)],
         ["play", PLAYED],
         ["collect", PLAYED, "-n", "1", "--out", str(tmp_path / "run")],
         ["eval", PLAYED, "-n", "2"],
@@ -189,7 +189,7 @@ def test_1_where_it_did_not(run: str, failing: str, tmp_path: Path, capsys: pyte
     pytest.importorskip("transformers")
     for arguments in (
         ["check", failing],
-        ["new-task", "rhymes_well", "--package", "--dir", str(tmp_path / "file")],
+        ["new-task", "rhymes_well", "--package", "--out", str(tmp_path / "file")],
         ["play", failing],
         ["collect", failing, "-n", "1", "--out", str(tmp_path / "run")],
         ["eval", PLAYED, "-n", "2", "--policy", "random", "--min-success", "1"],
@@ -226,7 +226,7 @@ def test_130_where_it_was_interrupted_and_1_where_nothing_can_be_written(
         for arguments in (
             ["list", "--family", "games"],
             ["check", PLAYED],
-            ["new-task", "rhymes_well", "--package", "--dir", str(tmp_path / str(number))],
+            ["new-task", "rhymes_well", "--package", "--out", str(tmp_path / str(number))],
             ["play", PLAYED],
             ["collect", PLAYED, "-n", "1", "--out", str(tmp_path / f"run-{number}")],
             ["eval", PLAYED, "-n", "2"],

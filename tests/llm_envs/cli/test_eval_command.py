@@ -84,13 +84,13 @@ class TestPlaying:
 
     def test_one_that_was_to_grow_and_was_killed_is_half_written(self, tmp_path: Path, capsys: Capture) -> None:
         out = tmp_path / "run"
-        assert evaluate(CALCULATOR, "-n", "3", "--samples", "2", "--out", out) == 0
+        assert evaluate(CALCULATOR, "-n", "3", "--group-size", "2", "--out", out) == 0
         suite = Suite((SuiteEntry(CALCULATOR, {"split": "test"}, n=4, k=2),), samples=2)
         extend_run(out, suite, read_manifest(out).settings)
         assert evaluate("--replay", out) == 2
         assert "is half-written: it has 6 of 8 episodes. Finish it with --resume" in capsys.readouterr().err
         # Another k, within the samples, is no other run: nothing else is played by it.
-        assert evaluate(CALCULATOR, "-n", "4", "-k", "2", "--samples", "2", "--out", out, "--resume") == 0
+        assert evaluate(CALCULATOR, "-n", "4", "-k", "2", "--group-size", "2", "--out", out, "--resume") == 0
         assert Results.load(out).tasks[0].k == 2
 
     @pytest.mark.vllm
@@ -120,7 +120,7 @@ class TestPlaying:
     def test_thresholds_decide_the_exit_code(self, capsys: Capture) -> None:
         command = [CALCULATOR, "-n", "2", "-k", "2", "--policy", "random"]
         assert evaluate(*command, "--min-success", "0", "--min-pass-hat-k", "0") == 0
-        assert evaluate(*command, "--min-success", "0.8", "--min-reward", "0.5", "--min-pass-at-k", "0.1") == 1
+        assert evaluate(*command, "--min-success", "0.8", "--min-mean-reward", "0.5", "--min-pass-at-k", "0.1") == 1
         reached = ["success is 0, below 0.8", "reward is -0.4, below 0.5", "pass@2 is 0, below 0.1"]
         assert capsys.readouterr().err.splitlines() == [f"llm-envs: {CALCULATOR}: {line}" for line in reached]
 
@@ -185,7 +185,7 @@ class TestBadInput:
         ("arguments", "expected"),
         [
             ([], "give at least one environment, --suite FILE, or --replay DIR"),
-            ([CALCULATOR, "-k", "4", "--samples", "2"], "-k 4 is above --samples 2: pass@k needs at least k samples"),
+            ([CALCULATOR, "-k", "4", "--group-size", "2"], "-k 4 is above --group-size 2: pass@k needs at least k episodes"),
             (["llm/Calculater-v0"], CALCULATOR),
             (["llm/Nothing*"], "no task matches"),
             ([f"{CALCULATOR}:2"], "plays n problems of each task; leave the weight out"),

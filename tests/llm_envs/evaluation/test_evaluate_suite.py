@@ -309,7 +309,7 @@ class TestSuiteFile:
         assert suite.entries[1].kwargs == {"split": "test", "max_turns": 12, "difficulty": "easy"}
 
     def test_the_command_line_stands_over_it(self, tmp_path: Path) -> None:
-        suite = self.load(tmp_path, self.TEXT, n=5, k=None, samples=6, split="train", min_success=0.1, seed=None)
+        suite = self.load(tmp_path, self.TEXT, n=5, k=None, group_size=6, split="train", min_success=0.1, seed=None)
         assert (suite.samples, suite.seed, {e.n for e in suite.entries}) == (6, 3, {5})
         assert {e.thresholds.min_success for e in suite.entries} == {0.1}
         assert {e.kwargs["split"] for e in suite.entries} == {"train"}
@@ -350,14 +350,14 @@ class TestSuiteFile:
                 f"environments: [{{env: {CALCULATOR}, kwargs: {{a: {{1: 2}}}}}}]",
                 "kwargs, a: the name 1 is not a string",
             ),
-            (f"{{samples: 0, environments: [{CALCULATOR}]}}", "samples is 0; it must be a whole number from 1"),
+            (f"{{group_size: 0, environments: [{CALCULATOR}]}}", "group_size is 0; it must be a whole number from 1"),
             (f"{{min_success: 1{'0' * 400}, environments: [{CALCULATOR}]}}", "it must be a number"),
             (f"{{min_success: .nan, environments: [{CALCULATOR}]}}", "min_success is nan; it must be a number"),
             (f"environments: [{{name: {CALCULATOR}}}]", "is not an environment"),
             (f"environments: [{CALCULATOR}, {CALCULATOR}]", "occurs twice with the same arguments"),
             ("environments: [{env: 'llm/*', name: all}]", "one name for several tasks"),
             ("environments: ['llm/Nothing*']", "no task matches"),
-            (f"{{k: 4, samples: 2, environments: [{CALCULATOR}]}}", "k is 4 but each problem has 2 samples"),
+            (f"{{k: 4, group_size: 2, environments: [{CALCULATOR}]}}", "k is 4 but each problem has 2 samples"),
         ],
     )
     def test_what_it_cannot_say(self, tmp_path: Path, text: str, expected: str) -> None:
