@@ -13,6 +13,7 @@ from llm_envs.errors import InvalidConfigError
 
 __all__ = [
     "add_env_arguments",
+    "add_rollout_arguments",
     "add_sampling_arguments",
     "env_kwargs_of",
     "positive",
@@ -81,6 +82,23 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
         "--temperature", type=temperature, default=1.0, help="sampling temperature, default 1; 0 is greedy"
     )
     parser.add_argument("--max-turn-tokens", type=positive, default=512, help="tokens per turn, default 512")
+
+
+def add_rollout_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options that limit and arrange the episodes of a run."""
+    parser.add_argument("--max-turns", type=positive, help="turns per episode; default: the task's limit")
+    parser.add_argument("--max-step-s", type=seconds, help="seconds allowed for one step of the task")
+    parser.add_argument("--max-concurrency", type=positive, default=64, help="concurrent episodes; default 64")
+    parser.add_argument(
+        "--workers", type=positive, metavar="N", help="run tasks in N processes, in case they hang or crash"
+    )
+    parser.add_argument(
+        "--history",
+        choices=["append", "template"],
+        default="append",
+        help="show the model its earlier turns as it wrote them, or as the chat template renders them",
+    )
+    parser.add_argument("--window", type=positive, metavar="TURNS", help="show the model only its last turns")
 
 
 def require_text(task_id: str, env_kwargs: dict[str, Any]) -> None:

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from llm_envs.cli.arguments import (
     add_env_arguments,
+    add_rollout_arguments,
     add_sampling_arguments,
     env_kwargs_of,
     positive,
     require_text,
-    seconds,
 )
 from llm_envs.cli.parser import Flag, Repeatable
 from llm_envs.cli.policy_options import add_player_arguments, check_player, open_player, player_settings
@@ -56,25 +56,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--exclude", action=Repeatable, metavar="PATTERN", help="exclude matching tasks")
     parser.add_argument("--out", required=True, metavar="DIR", help="output folder of the run")
-    parser.add_argument("-n", type=positive, required=True, metavar="N", help="problems in all, each played --group-size times")
+    parser.add_argument(
+        "-n", type=positive, required=True, metavar="N", help="problems in all, each played --group-size times"
+    )
     parser.add_argument("--group-size", type=positive, default=1, metavar="G", help="episodes per problem; default 1")
     parser.add_argument("--resume", action=Flag, help="resume the run in the folder, if any")
     parser.add_argument("--seed", type=int, default=0, help="the run's seed; default 0")
     add_env_arguments(parser)
     add_sampling_arguments(parser)
-    parser.add_argument("--max-turns", type=positive, help="turns per episode; default: the task's limit")
-    parser.add_argument("--max-step-s", type=seconds, help="seconds allowed for one step of the task")
-    parser.add_argument("--max-concurrency", type=positive, default=64, help="concurrent episodes; default 64")
-    parser.add_argument(
-        "--workers", type=positive, metavar="N", help="run tasks in N processes, in case they hang or crash"
-    )
-    parser.add_argument(
-        "--history",
-        choices=["append", "template"],
-        default="append",
-        help="show the model its earlier turns as it wrote them, or as the chat template renders them",
-    )
-    parser.add_argument("--window", type=positive, metavar="TURNS", help="show the model only its last turns")
+    add_rollout_arguments(parser)
     add_tracking_arguments(parser)
     parser.epilog = EXAMPLES
     add_player_arguments(parser, ["oracle", "random"])

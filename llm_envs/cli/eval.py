@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llm_envs.cli.arguments import add_sampling_arguments, positive, require_text, seconds
+from llm_envs.cli.arguments import add_rollout_arguments, add_sampling_arguments, positive, require_text
 from llm_envs.cli.collect import terminated_as_interrupted
 from llm_envs.cli.parser import Flag, Repeatable, json_object
 from llm_envs.cli.policy_options import add_player_arguments, check_player, open_player, player_settings
@@ -50,27 +50,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--suite", metavar="FILE", help="YAML file with tasks, arguments, n, k and thresholds")
     parser.add_argument("--replay", metavar="DIR", help="score the episodes of a run's folder again without playing")
     parser.add_argument("--partial", action=Flag, help="with --replay: accept a run with missing episodes")
-    parser.add_argument("-n", type=positive, metavar="N", help="problems per task, each played --group-size times; default 200")
+    parser.add_argument(
+        "-n", type=positive, metavar="N", help="problems per task, each played --group-size times; default 200"
+    )
     parser.add_argument("-k", type=positive, metavar="K", help="largest k of pass@k and pass^k, default 1")
     parser.add_argument("--group-size", type=positive, metavar="G", help="episodes per problem; default k")
     parser.add_argument("--seed", type=int, help="the run's seed; use equal seeds to compare; default 0")
     parser.add_argument("--split", help="train or test, default test; none for a task without splits")
-    parser.add_argument("--difficulty", metavar="LEVEL", help="level of the tasks; several (easy,hard) are measured separately")
+    parser.add_argument(
+        "--difficulty", metavar="LEVEL", help="level of the tasks; several (easy,hard) are measured separately"
+    )
     parser.add_argument(
         "--env-kwargs", type=json_object, metavar="JSON", help="more arguments of the task, as a JSON object"
     )
     add_sampling_arguments(parser)
-    parser.add_argument("--max-turns", type=positive, help="turns per episode; default: the task's limit")
-    parser.add_argument("--max-step-s", type=seconds, help="seconds allowed for one step of the task")
-    parser.add_argument("--max-concurrency", type=positive, default=64, help="concurrent episodes; default 64")
-    parser.add_argument("--workers", type=positive, metavar="N", help="run tasks in N processes")
-    parser.add_argument(
-        "--history",
-        choices=["append", "template"],
-        default="append",
-        help="show the model its earlier turns as it wrote them, or as the chat template renders them",
-    )
-    parser.add_argument("--window", type=positive, metavar="TURNS", help="show the model only its last turns")
+    add_rollout_arguments(parser)
     _add_output_arguments(parser)
     add_tracking_arguments(parser)
     parser.epilog = EXAMPLES
@@ -80,9 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_output_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("what comes of it")
     group.add_argument("--out", metavar="DIR", help="output folder of the run: the trajectories and results.json")
-    group.add_argument(
-        "--resume", action=Flag, help="resume the evaluation in --out; with a larger -n, play more"
-    )
+    group.add_argument("--resume", action=Flag, help="resume the evaluation in --out; with a larger -n, play more")
     group.add_argument("--json", action=Flag, help="print the results as JSON")
     group.add_argument(
         "--confidence", type=_confidence, default=0.95, metavar="C", help="confidence level of intervals, default 0.95"
@@ -159,7 +151,8 @@ def _check(arguments: argparse.Namespace) -> None:
         raise InvalidConfigError("--resume needs --out, the folder of the evaluation.")
     if arguments.k and arguments.group_size and arguments.k > arguments.group_size:
         raise InvalidConfigError(
-            f"-k {arguments.k} is above --group-size {arguments.group_size}: pass@k needs at least k episodes of each problem."
+            f"-k {arguments.k} is above --group-size {arguments.group_size}: pass@k needs at least k episodes of each "
+            "problem."
         )
 
 

@@ -116,7 +116,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         kinds.add_argument(f"--{kind}", dest="kind", action="store_const", const=kind, default="single", help=about)
     parser.add_argument("--package", action=Flag, help="write a package in a new folder")
     parser.add_argument("--namespace", help="namespace of the id; default: llm in a checkout, else my")
-    parser.add_argument("--family", metavar="NAME", help="family of the task, in a checkout a folder of tasks/; default: by kind")
+    parser.add_argument(
+        "--family", metavar="NAME", help="family of the task, in a checkout a folder of tasks/; default: by kind"
+    )
     parser.add_argument(
         "--out", type=Path, default=Path(), metavar="DIR", help="output folder; default: the current one"
     )

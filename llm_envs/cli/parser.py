@@ -91,13 +91,13 @@ class Repeatable(argparse.Action):
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that accepts dashes and underscores, refuses abbreviations, reads YAML, and raises errors as one line."""
+    """A parser that accepts dashes and underscores, refuses abbreviations, reads YAML, and raises one-line errors."""
 
     commands: Mapping[str, Parser] = {}
     """The parsers of the commands below this one."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        defaults = {"allow_abbrev": False, "formatter_class": argparse.RawDescriptionHelpFormatter}
+        defaults: dict[str, Any] = {"allow_abbrev": False, "formatter_class": argparse.RawDescriptionHelpFormatter}
         super().__init__(*args, **defaults | kwargs)
 
     def add_argument(self, *names: str, **kwargs: Any) -> Any:
@@ -227,7 +227,7 @@ class Parser(argparse.ArgumentParser):
         self.set_defaults(**{action.dest: value})
         action.required = False
         if not action.option_strings:
-            action.nargs = {"+": "*", None: "?"}.get(action.nargs, action.nargs)
+            action.nargs = "*" if action.nargs in ("+", "*") else "?"
 
     def none_is_default(self, action: argparse.Action) -> bool:
         """Return whether a key without a value in a file leaves the default as it is."""
@@ -266,23 +266,20 @@ class Parser(argparse.ArgumentParser):
         except (TypeError, ValueError):
             self.error(f"argument {name}: invalid {getattr(convert, '__name__', '')} value: {text!r}")
         if action.choices is not None and converted not in action.choices:
-            self.error(f"argument {name}: invalid choice: {text!r} (choose from {', '.join(map(repr, action.choices))})")
+            self.error(
+                f"argument {name}: invalid choice: {text!r} (choose from {', '.join(map(repr, action.choices))})"
+            )
         return converted
 
 
 def _take_config(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
     """Return the file that `--config` names, or None, and the other arguments."""
-    rest = list(arguments)
-    end = rest.index("--") if "--" in rest else len(rest)
-    found = [place for place in range(end) if rest[place].partition("=")[0] == "--config"]
-    paths: list[str] = []
-    for place in reversed(found):
+    rest, paths = list(arguments), list[str]()
+    for place in [place for place, text in enumerate(arguments) if text.partition("=")[0] == "--config"][::-1]:
         _, equals, path = rest.pop(place).partition("=")
-        if not equals:
-            if place >= len(rest):
-                raise InvalidConfigError("--config needs a YAML file.")
-            path = rest.pop(place)
-        paths.insert(0, path)
+        if not equals and place == len(rest):
+            raise InvalidConfigError("--config needs a YAML file.")
+        paths.insert(0, path if equals else rest.pop(place))
     if len(paths) > 1:
         raise InvalidConfigError(f"--config is given twice, {' and '.join(paths)}: give one file.")
     return (paths[0] if paths else None), rest

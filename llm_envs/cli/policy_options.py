@@ -95,7 +95,10 @@ def add_player_arguments(parser: argparse.ArgumentParser, policies: Sequence[str
         help="CUDA_VISIBLE_DEVICES of each started server (0 1, or 0,1 2,3); default: one GPU each, if any",
     )
     group.add_argument(
-        "--max-concurrent-requests", type=positive, metavar="N", help="api: concurrent requests; default: one per episode"
+        "--max-concurrent-requests",
+        type=positive,
+        metavar="N",
+        help="api: concurrent requests; default: one per episode",
     )
     group.add_argument(
         "--requests-per-minute", type=positive, metavar="N", help="api: limit on requests; default: none"

@@ -85,7 +85,9 @@ def _trainings(typed: Sequence[str]) -> Parser:
 
     parser = Parser(prog="llm-envs")
     names = parser.add_subparsers().add_parser("train", add_help=False).add_subparsers()
-    parser.commands = {found.name: names.add_parser(found.name, add_help=False) for found in installed_entry_points(TRAIN_COMMANDS)}
+    parser.commands = {
+        found.name: names.add_parser(found.name, add_help=False) for found in installed_entry_points(TRAIN_COMMANDS)
+    }
     for found in installed_entry_points(TRAIN_OPTIONS):
         if found.name in typed and found.name in parser.commands:
             for option, values in _options(found).items():
@@ -102,11 +104,9 @@ def _options(found: EntryPoint) -> Mapping[str, Sequence[str] | None]:
     """Return the options of a training, from a file of an earlier completion if there is one: TRL loads for seconds."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "llm-envs"
     path = folder / f"options-{found.name}-{'-'.join(map(_version, _VERSIONED))}.json"
-    try:
+    with contextlib.suppress(OSError, ValueError):
         kept: dict[str, Sequence[str] | None] = json.loads(path.read_text(encoding="utf-8"))
         return kept
-    except (OSError, ValueError):
-        pass
     asking = os.environ.pop("_ARGCOMPLETE")  # the training's parser must not complete
     options: dict[str, Sequence[str] | None] = found.load()()
     os.environ["_ARGCOMPLETE"] = asking
@@ -125,31 +125,18 @@ def _version(package: str) -> str:
 
 def _completer(action: argparse.Action) -> Callable[..., Iterable[str]] | None:
     """Return the completer of an argument without fixed choices; None: no completion."""
-    by_name: dict[str, Callable[..., Iterable[str]]] = {
-        "difficulty": _levels_typed,
-        "split": _splits,
-        "family": _families,
-        "namespace": _namespaces,
-    }
-    if action.dest in by_name and action.choices is None:
-        return by_name[action.dest]
-    if action.metavar == "ENV" or action.dest == "exclude":
+    from argcomplete.completers import DirectoriesCompleter, FilesCompleter
+
+    metavar = str(action.metavar)
+    if action.choices is not None:
+        return None
+    if action.dest in _BY_NAME:
+        return _BY_NAME[action.dest]
+    if metavar == "ENV":
         return _task_ids
-    if action.metavar == "DIR":
-        return _folders
-    return _files if action.metavar in _FILES else None
-
-
-def _files(prefix: str, **_: Any) -> Iterable[str]:
-    from argcomplete.completers import FilesCompleter
-
-    return FilesCompleter()(prefix)
-
-
-def _folders(prefix: str, **_: Any) -> Iterable[str]:
-    from argcomplete.completers import DirectoriesCompleter
-
-    return DirectoriesCompleter()(prefix)
+    if metavar == "DIR":
+        return DirectoriesCompleter()
+    return FilesCompleter() if metavar in _FILES else None
 
 
 def _task_ids(**_: Any) -> list[str]:
@@ -160,17 +147,8 @@ def _task_ids(**_: Any) -> list[str]:
 
 def _families(**_: Any) -> list[str]:
     from llm_envs.checker.catalogue import family_of
-    from llm_envs.registration import task_ids
 
-    return sorted({family_of(task_id) for task_id in task_ids()})
-
-
-def _namespaces(**_: Any) -> list[str]:
-    return sorted({task_id.partition("/")[0] for task_id in _task_ids()})
-
-
-def _splits(**_: Any) -> tuple[str, ...]:
-    return ("train", "test")
+    return sorted(set(map(family_of, _task_ids())))
 
 
 def _levels_typed(prefix: str, parsed_args: argparse.Namespace, **_: Any) -> list[str]:
@@ -196,3 +174,13 @@ def levels(task_id: str) -> list[str]:
         return list(getattr(load_env_creator(str(entry_point)), "difficulties", ()))
     except Exception:  # an import may raise anything
         return []
+
+
+_BY_NAME: dict[str, Callable[..., Iterable[str]]] = {
+    "difficulty": _levels_typed,
+    "exclude": _task_ids,
+    "family": _families,
+    "namespace": lambda **_: sorted({task_id.partition("/")[0] for task_id in _task_ids()}),
+    "split": lambda **_: ("train", "test"),
+}
+"""Destination of an argument -> its completer."""

@@ -42,9 +42,7 @@ def add_list_arguments(parser: argparse.ArgumentParser) -> None:
     for turn, about in (("single", "tasks with one question and one reply"), ("multi", "tasks with several turns")):
         turns.add_argument(f"--{turn}-turn", dest="turns", action="store_const", const=turn, help=about)
     parser.add_argument("--tools", action=Flag, help="tasks with tools")
-    parser.add_argument(
-        "--hard", action=Flag, help="tasks with a level expected to be hard for frontier models"
-    )
+    parser.add_argument("--hard", action=Flag, help="tasks with a level expected to be hard for frontier models")
     parser.add_argument("--json", action=Flag, help="print all properties as JSON")
     parser.epilog = LIST_EXAMPLES
 

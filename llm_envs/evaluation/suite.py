@@ -154,7 +154,7 @@ def load_suite(path: str | Path, **given: Any) -> Suite:
 
     Args:
         path: A YAML file, or one in JSON with a name that ends with .json.
-        **given: Values that override the file's: `n`, `k`, `group_size`, `seed`, `split`, and thresholds; None does not.
+        **given: Values that override the file's: `n`, `k`, `group_size`, `seed`, `split`, thresholds; None does not.
 
     Raises:
         InvalidConfigError: If the file cannot be read, or has an unknown or inconsistent setting.

@@ -52,7 +52,7 @@ def check_checkpoint(checkpoint: str | Path, algorithm: str) -> None:
     if found is not None and found != algorithm:
         raise InvalidConfigError(
             f"{checkpoint} is a checkpoint of {found}, and this is {algorithm}: begin a new run with its weights "
-            f"(as --model_name_or_path, or the trainer's model, without resume_from_checkpoint; another output_dir)."
+            f"(as --model, or the trainer's model, without resume_from_checkpoint; another output_dir)."
         )
 
 
@@ -88,7 +88,7 @@ def resume_point(args: Any, algorithm: str, lora_r: int | None = None) -> str | 
         if not (checkpoint / _STATE_FILE).is_file():
             raise InvalidConfigError(
                 f"resume_from_checkpoint: {checkpoint} is no whole checkpoint, it has no {_STATE_FILE}; {named} (true "
-                "takes the newest). To begin with a model's weights give it as --model_name_or_path."
+                "takes the newest). To begin with a model's weights give it as --model."
             )
     # All of this happens before a model is loaded, which may take minutes.
     check_checkpoint(checkpoint, algorithm)

@@ -18,7 +18,9 @@ def options(name: str) -> dict[str, tuple[str, ...] | None]:
     if name != "sft-rl":
         return _values(TrainingParser(KINDS[name]))
     sections = {"sft": TrainingParser((EnvSFTConfig,)), "rl": TrainingParser((EnvGRPOConfig,))}
-    found = {f"--{part}.{key[2:]}": values for part, parser in sections.items() for key, values in _values(parser).items()}
+    found = {
+        f"--{part}.{key[2:]}": values for part, parser in sections.items() for key, values in _values(parser).items()
+    }
     return found | _values(make_parser())
 
 
@@ -28,7 +30,7 @@ def _values(parser: TrainingParser) -> dict[str, tuple[str, ...] | None]:
         if isinstance(action, Switch):
             found[option] = () if option.startswith("--no-") else ("true", "false")
         elif option.startswith("--"):
-            found[option] = () if action.nargs == 0 else action.choices and tuple(map(str, action.choices))
+            found[option] = () if action.nargs == 0 else tuple(map(str, action.choices or ())) or None
     return found
 
 

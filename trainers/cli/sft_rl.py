@@ -43,7 +43,15 @@ from llm_envs.policies.inference.loading import load_tokenizer
 from llm_envs.trainers.bridge.checkpoints import resume_point
 from llm_envs.trainers.bridge.checks import check_env_kwargs
 from llm_envs.trainers.cli.dry_run import describe_training
-from llm_envs.trainers.cli.parser import ENV, Switch, TrainingParser, check_model, make, model_arguments, read_environment
+from llm_envs.trainers.cli.parser import (
+    ENV,
+    Switch,
+    TrainingParser,
+    check_model,
+    make,
+    model_arguments,
+    read_environment,
+)
 from llm_envs.trainers.grpo.trainer import EnvGRPOConfig, EnvGRPOTrainer
 from llm_envs.trainers.sft.trainer import EnvSFTConfig, EnvSFTTrainer
 
@@ -64,8 +72,8 @@ MODES = ("sft", "rl", "sft+rl")
 
 
 @dataclass(kw_only=True)
-class SFTRLSettings(ModelConfig):  # type: ignore[misc]
-    """The settings of both trainings, with the fields of TRL's `ModelConfig`. The module's docstring shows them as YAML.
+class SFTRLSettings(ModelConfig):
+    """The settings of both trainings, with those of TRL's `ModelConfig`. The module's docstring shows them as YAML.
 
     Mode "rl" trains `model_name_or_path` only if `output_dir` has no model from an earlier sft.
     """
@@ -77,7 +85,9 @@ class SFTRLSettings(ModelConfig):  # type: ignore[misc]
     env_kwargs: dict[str, Any] | str | None = field(default=None, metadata={"help": "Arguments of gym.make, as JSON."})
     sft: dict[str, Any] | str | None = field(
         default=None,
-        metadata={"help": "Fields of EnvSFTConfig, and source (oracle, or a saved data set). --sft.FIELD VALUE sets one."},
+        metadata={
+            "help": "Fields of EnvSFTConfig, and source (oracle, or a saved data set). --sft.FIELD VALUE sets one."
+        },
     )
     rl: dict[str, Any] | str | None = field(
         default=None, metadata={"help": "Fields of EnvGRPOConfig. --rl.FIELD VALUE sets one."}

@@ -114,7 +114,9 @@ class TestCollect:
         command = [CALCULATOR, "--out", run, "--resume", "--group-size", "2"]
         assert collect(*command, "-n", "3") == 0
         first = read_trajectories(run)
-        assert collect(*command, "-n", "3", "--max-concurrency", "1") == 0  # nothing to do; speed is no setting of the run
+        assert (
+            collect(*command, "-n", "3", "--max-concurrency", "1") == 0
+        )  # nothing to do; speed is no setting of the run
         assert capsys.readouterr().out.splitlines()[-1] == f"6 of 6 episodes are in {run}, 6 of them from before"
         assert read_trajectories(run) == first
         assert collect(*command, "-n", "5") == 0
@@ -194,7 +196,10 @@ class TestCollect:
                 [CALCULATOR, "--model", "a/b", "--engine", "vllm", "--url", "u"],
                 "--url is for --engine server and --engine api, not for --engine vllm",
             ),
-            ([CALCULATOR, "--model", "a/b", "--url", "u", "--max-concurrent-requests", "2"], "is for --engine api, not for"),
+            (
+                [CALCULATOR, "--model", "a/b", "--url", "u", "--max-concurrent-requests", "2"],
+                "is for --engine api, not for",
+            ),
             ([CALCULATOR, "--model", "a/b", "--server-args", "x"], "is for --serve, not for --engine transformers"),
             ([CALCULATOR, "--model", "./nowhere", "--url", "http://127.0.0.1:1"], "no such folder"),
             ([CALCULATOR, "--model", "./nowhere", "--serve", "1"], "no such folder"),

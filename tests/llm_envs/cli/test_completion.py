@@ -115,7 +115,12 @@ def test_an_interactive_bash_completes(tmp_path: Path, cache: str) -> None:
     if shutil.which("bash") is None or not (bin_folder / "llm-envs").exists():
         pytest.skip("there is no bash, or the command is not installed")
     master, slave = pty.openpty()
-    environment = os.environ | {"PATH": f"{bin_folder}:{os.environ['PATH']}", "XDG_CACHE_HOME": cache, "PS1": "ready> ", "TERM": "dumb"}
+    environment = os.environ | {
+        "PATH": f"{bin_folder}:{os.environ['PATH']}",
+        "XDG_CACHE_HOME": cache,
+        "PS1": "ready> ",
+        "TERM": "dumb",
+    }
     shell = subprocess.Popen(
         ["bash", "--norc", "--noprofile", "-i"],
         stdin=slave,

@@ -185,7 +185,10 @@ class TestBadInput:
         ("arguments", "expected"),
         [
             ([], "give at least one environment, --suite FILE, or --replay DIR"),
-            ([CALCULATOR, "-k", "4", "--group-size", "2"], "-k 4 is above --group-size 2: pass@k needs at least k episodes"),
+            (
+                [CALCULATOR, "-k", "4", "--group-size", "2"],
+                "-k 4 is above --group-size 2: pass@k needs at least k episodes",
+            ),
             (["llm/Calculater-v0"], CALCULATOR),
             (["llm/Nothing*"], "no task matches"),
             ([f"{CALCULATOR}:2"], "plays n problems of each task; leave the weight out"),

@@ -446,7 +446,9 @@ def test_a_loss_that_there_is_none_of_is_found_before_training(write, capsys):
             rf"loss_type='{wrong}'; it must be one of .*{near}.* Did you mean {near}\?", capsys.readouterr().err
         )
     assert main([*write("sft"), "--dry_run", "--loss_type", "nnl"]) == 2
-    assert "invalid choice: 'nnl' (choose from 'nll', 'dft', 'chunked_nll'). Did you mean nll?" in capsys.readouterr().err
+    assert (
+        "invalid choice: 'nnl' (choose from 'nll', 'dft', 'chunked_nll'). Did you mean nll?" in capsys.readouterr().err
+    )
     with pytest.raises(InvalidConfigError, match="loss_type='dapoo'"):
         EnvGRPOConfig(loss_type="dapoo")
     for algorithm, kind in (("SFT", EnvSFTConfig), ("GRPO", EnvGRPOConfig), ("DPO", EnvDPOConfig)):

@@ -28,7 +28,10 @@ CONCEPTS = {
     "--env-kwargs": ("json", r"more arguments of the task|arguments of gym.make"),
     "--exclude": ("text", r"exclude matching tasks"),
     "--family": ("text", r"tasks of this family|family of the task"),
-    "--group-size": ("number", r"episodes per problem|number of generations to sample\.|episodes of (a group|one seed)"),
+    "--group-size": (
+        "number",
+        r"episodes per problem|number of generations to sample\.|episodes of (a group|one seed)",
+    ),
     "--history": ("text", r"show the model its earlier turns|how conversations are encoded|what the model sees of its"),
     "--json": ("bool", r"print .* as json"),
     "--log-every-s": ("number", r"seconds between logged steps"),

@@ -70,13 +70,15 @@ def test_settings_are_typed_and_shared(write, tmp_path):
 def test_what_is_wrong_in_the_file_is_said(write):
     for changes, message in (
         ({"mode": "grpo"}, "argument --mode: invalid choice: 'grpo'"),
-        ({"modle": "x"}, r"modle: there is no such option. Did you mean model"),
+        ({"modle": "x"}, r"modle: there is no such option. Did you mean mode"),
         ({"sft": 3}, "sft is '3'; it must be a mapping"),
     ):
         with pytest.raises(InvalidConfigError, match=message):
             read_settings(write(**changes))
     settings = read_settings(write(rl={"num_generation": 2}))
-    with pytest.raises(InvalidConfigError, match="section rl: num_generation: there is no such option. Did you mean num_generations"):
+    with pytest.raises(
+        InvalidConfigError, match=r"section rl: num_generation: there is no such option. Did you mean num_generations"
+    ):
         settings.rl_config  # noqa: B018 - a property that parses
     path = Path(write())
     path.write_text("mode: sft\n")
