@@ -243,7 +243,7 @@ def test_what_is_learned_must_be_said_once(place: Path, tiny_folder: str, capsys
         assert main([*bare, "--env", "llm/Countdwn-v0"]) == 2
         assert "did you mean llm/Countdown-v0" in said(capsys, place)
     assert main([*bare, "--env", ENV, "--eval_source", "pairs.jsonl"]) == 2
-    assert "--eval_source goes with --source" in said(capsys, place)
+    assert "--eval-source goes with --source" in said(capsys, place)
 
 
 @pytest.mark.parametrize("name", ["sft", "dpo"])
