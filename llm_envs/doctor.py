@@ -191,7 +191,7 @@ def show_diagnosis(diagnosis: Diagnosis) -> str:
         lines.append(f"  {case.role:4} after {case.after:24} {kept}")
     if diagnosis.forks:
         lines.append(
-            "  a training template may keep more: --chat-template-path FILE shows it, use_training_template=True uses it"
+            "  a training template may keep more: --chat-template-path FILE shows it, use_training_template=True has it"
         )
     lines += [f"note              {note}" for note in diagnosis.notes]
     lines += [f"PROBLEM           {problem}" for problem in diagnosis.problems]

@@ -265,6 +265,10 @@ def options_of(command: str) -> tuple[tuple[str, ...], list[str]] | None:
     return program, [word.partition("=")[0] for word in words if re.match("--[a-z]", word)]
 
 
+def dashed(text: str) -> str:
+    return text.replace("_", "-")
+
+
 @cache
 def help_of(program: tuple[str, ...]) -> str:
     """Return what a program says for --help."""
@@ -281,6 +285,5 @@ def test_options_that_are_not_tried_exist() -> None:
         for command, _ in commands_of(block):
             program, options = options_of(command) or ((), [])
             # A help shows options with dashes; a document may write them with underscores.
-            shown = help_of(program).replace("_", "-")
-            unknown = [option for option in options if not re.search(rf"{option.replace('_', '-')}\b", shown)]
+            unknown = [name for name in options if not re.search(rf"{dashed(name)}\b", dashed(help_of(program)))]
             assert unknown == [], f"{block.where}: {command}"

@@ -90,7 +90,7 @@ def test_options_are_written_with_dashes_or_underscores_and_in_full(command: str
         (["xyzzy"], "invalid choice: 'xyzzy' (choose from 'list', 'check', 'new-task', 'play'"),
         (["--fmaily"], "--fmaily: there is no such option. `llm-envs --help` lists every option."),
         (["play", "--modle", "x"], "--modle: there is no such option. Did you mean --model?"),
-        (["play", PLAYED, "--max_turn_tokes=4"], "--max-turn-tokes: there is no such option. Did you mean --max-turn-t"),
+        (["play", PLAYED, "--max_turn_tokes=4"], "--max-turn-tokes: there is no such option. Did you mean --max-turn-"),
         (["collect", PLAYED, "--max-turn", "4"], "--max-turn: there is no such option. Did you mean --max-turns?"),
         (["collect", PLAYED, "-x"], "-x: there is no such option. `llm-envs collect --help` lists every option."),
         (["collect", PLAYED], "the following arguments are required: --out, -n. `llm-envs collect --help`"),
