@@ -5,8 +5,9 @@
 Writes `DIR/NAME.json` for each, `DIR/all.json` with all of them, and `DIR/tables.md`.
 `--docs docs/results/performance.md` puts the tables of all results in the folder into a document,
 between the lines `<!-- benchmark NAME -->` and `<!-- end NAME -->`; the name `held` stands for the table of all limits.
-Benchmarks that need vLLM run with `--vllm-python`, the Python of an environment that has it; without the option, with this one, and they are
-left out if it has none. `--check` makes every benchmark check its limits; the exit code is 1 if one missed or failed.
+Benchmarks that need vLLM run with `--vllm-python`, the Python of an environment that has it; without the option, with
+this one, and they are left out if it has none. `--check` makes every benchmark check its limits; the exit code is 1 if
+one missed or failed.
 Nothing else should run on the machine meanwhile.
 """
 

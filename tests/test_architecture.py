@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -191,6 +192,12 @@ def test_every_room_has_a_floor_and_they_are_few() -> None:
         assert rooms == {room for room in FLOOR_OF if room.startswith("trainers.") == bool(prefix)} - {"tasks"}
         assert len(rooms) <= MAX_ROOMS[folder]
         assert len(floors) <= MAX_FLOORS
+
+
+def test_no_function_takes_any_trainer() -> None:
+    """Whoever reads a function of the trainers sees which trainer it takes, and type checkers follow it."""
+    found = [path for path in (ROOT / "trainers").rglob("*.py") if re.search(r"\btrainer: Any\b", path.read_text())]
+    assert found == []
 
 
 def test_every_file_is_seen_under_its_import_name() -> None:

@@ -17,14 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from trl import ModelConfig
+
 from llm_envs.cli.main import main as cli
-from llm_envs.errors import InvalidConfigError, LLMEnvsError, MissingExtraError
-
-try:
-    from trl import ModelConfig
-except ImportError as error:
-    raise MissingExtraError(f"training needs {error.name}: pip install 'llm-envs[train]'.") from error
-
+from llm_envs.errors import InvalidConfigError, LLMEnvsError
 from llm_envs.rollout.filters import create_spread_filter
 from llm_envs.trainers.bridge.checkpoints import check_unused, resume_point
 from llm_envs.trainers.bridge.checks import as_algorithm
@@ -235,7 +231,7 @@ def _begin(args: Any, algorithm: str, chosen: Any, model: ModelConfig) -> str | 
     return checkpoint
 
 
-def _run(trainer: Any, checkpoint: str | None, chosen: Any) -> int:
+def _run(trainer: EnvGRPOTrainer | EnvDPOTrainer | EnvSFTTrainer, checkpoint: str | None, chosen: Any) -> int:
     """Train and save, or describe the training."""
     try:
         if chosen.dry_run:
@@ -254,14 +250,14 @@ def _run(trainer: Any, checkpoint: str | None, chosen: Any) -> int:
             _keep_traceback(trainer)
         raise
     finally:
-        if hasattr(trainer, "close"):
+        if not isinstance(trainer, EnvSFTTrainer):
             trainer.close()
     return 0
 
 
-def _keep_traceback(trainer: Any) -> None:
+def _keep_traceback(trainer: EnvGRPOTrainer | EnvDPOTrainer | EnvSFTTrainer) -> None:
     """Write the traceback of a failure to the output folder, because nobody repeats hours of training with --debug."""
-    path = Path(trainer.args.output_dir) / f"traceback-{trainer.accelerator.process_index}.txt"
+    path = Path(trainer.args.output_dir or ".") / f"traceback-{trainer.accelerator.process_index}.txt"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(traceback.format_exc(), encoding="utf-8")

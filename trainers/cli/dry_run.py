@@ -171,7 +171,7 @@ def _first_pair(pairs: Sequence[Mapping[str, Any]], codec: ChatCodec, colour: bo
     return lines
 
 
-def _trained(trainer: Any) -> list[str]:
+def _trained(trainer: EnvGRPOTrainer | EnvDPOTrainer | EnvSFTTrainer) -> list[str]:
     """Describe the trained parameters: those of the model, or of an adapter."""
     model = trainer.accelerator.unwrap_model(trainer.model)
     n_all = sum(parameter.numel() for parameter in model.parameters())

@@ -15,13 +15,10 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from llm_envs.cli.parser import Parser, dashed
-from llm_envs.errors import InvalidConfigError, LLMEnvsError, MissingExtraError, ModelError
+from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
 
-try:
-    from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
-except ImportError as error:
-    raise MissingExtraError(f"training needs {error.name}: pip install 'llm-envs[train]'.") from error
+from llm_envs.cli.parser import Parser, dashed
+from llm_envs.errors import InvalidConfigError, LLMEnvsError, ModelError
 
 __all__ = [
     "ENV",

@@ -30,15 +30,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from llm_envs.errors import InvalidConfigError, MissingExtraError
+import yaml  # type: ignore[import-untyped]
+from accelerate import PartialState
+from trl import ModelConfig
 
-try:
-    import yaml  # type: ignore[import-untyped]
-    from accelerate import PartialState
-    from trl import ModelConfig
-except ImportError as error:
-    raise MissingExtraError(f"training needs {error.name}: pip install 'llm-envs[train]'.") from error
-
+from llm_envs.errors import InvalidConfigError
 from llm_envs.policies.inference.loading import load_tokenizer
 from llm_envs.trainers.bridge.checkpoints import resume_point
 from llm_envs.trainers.bridge.checks import check_env_kwargs
