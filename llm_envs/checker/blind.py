@@ -172,7 +172,7 @@ _KEYWORDS = frozenset(
 )
 
 
-def copied_replies(answer_form: str) -> dict[str, BlindReply]:
+def copied_replies(answer_template: str) -> dict[str, BlindReply]:
     """Return replies that copy a piece of the prompt as the answer, by name."""
 
     def numbers(prompt: str) -> list[str]:
@@ -199,7 +199,7 @@ def copied_replies(answer_form: str) -> dict[str, BlindReply]:
             found = pieces(prompt)
             if not -len(found) <= place < len(found):
                 return None
-            return answer_form.replace("...", found[place].strip(), 1)
+            return answer_template.replace("...", found[place].strip(), 1)
 
         return reply
 

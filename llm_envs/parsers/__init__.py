@@ -12,7 +12,7 @@ answer, so a broken form never earns a reward (`format_reward` gives 0). The rul
 | `<think>...</think>`, anywhere, or the family's own tags | thinking; several are joined by line breaks |
 | `...</think>` before any `<think>` | thinking whose opening tag is in the prompt |
 | `<think>` inside `<think>`, or without `</think>` | a problem; in the latter case the rest is thinking |
-| a complete call inside thinking | a problem; a tag that is only mentioned does not count |
+| a complete call inside thinking | thinking; a problem if the reply has nothing else |
 | an answer inside thinking | thinking; it does not count as an answer |
 | a call in the format's form; several are several calls, in order | calls, taken out of the content |
 | text before, between or after calls in tags | content |
@@ -25,8 +25,9 @@ answer, so a broken form never earns a reward (`format_reward` gives 0). The rul
 | a key or an argument twice in one object or call | a problem |
 | a call with NaN, Infinity, 1e999, over 4,300 digits in a row, or nested more than 32 deep | a problem |
 | `<answer>...</answer>` | the answer, stripped; it stays in the content |
-| two answers, even equal ones | a problem |
-| an empty answer, or a tag of the formats inside `<answer>` (`<think>`, `<tool_call>`, ...) | a problem |
+| two different answers | a problem; the same answer twice is one answer |
+| `<answer>` again before `</answer>`, or an empty or dotted `<answer>...</answer>` beside an answer | a mention |
+| only empty answers, or a tag of the formats inside `<answer>` (`<think>`, `<tool_call>`, ...) | a problem |
 | any other tag inside `<answer>` (`<b>`, `</div>`) | the answer's own text |
 | an answer beside calls | both are kept; a `ToolEnv` runs the calls and does not take the answer |
 | one end-of-turn marker at the very end (`<|im_end|>`, `</s>`, ...) | dropped |
@@ -62,6 +63,7 @@ from types import MappingProxyType
 from llm_envs.parsers.answers import answer_tags, create_answer_parser, extract_boxed, last_number, parse_boxed
 from llm_envs.parsers.fenced import Fenced, create_fenced_parser, fenced_blocks
 from llm_envs.parsers.formats import FAMILIES, FORMATTERS, detect_format, parse_reply
+from llm_envs.parsers.natural import natural_answers, plain_answer, without_unit
 from llm_envs.parsers.react import create_react_parser
 from llm_envs.parsers.reply import ParsedReply, Parser, format_answer, format_reward, format_tool_call
 from llm_envs.parsers.response_template import create_response_parser
@@ -86,7 +88,10 @@ __all__ = [
     "format_reward",
     "format_tool_call",
     "last_number",
+    "natural_answers",
     "parse_reply",
+    "plain_answer",
+    "without_unit",
     "xml_fields",
 ]
 

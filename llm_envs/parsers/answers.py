@@ -9,7 +9,15 @@ from functools import partial
 from llm_envs.parsers.reply import Draft, ParsedReply, Parser, printable
 from llm_envs.parsers.tagged import ReplyGrammar, read_tagged, without_end_of_turn
 
-__all__ = ["answer_tags", "create_answer_parser", "extract_boxed", "last_number", "parse_boxed", "split_thinking"]
+__all__ = [
+    "answer_tags",
+    "boxes_in",
+    "create_answer_parser",
+    "extract_boxed",
+    "last_number",
+    "parse_boxed",
+    "split_thinking",
+]
 
 _NUMBER = re.compile(r"[-+]?[0-9][0-9,]*(?:\.[0-9]+)?")
 _ANSWER_TAG = re.compile(r"</?answer>")
@@ -44,14 +52,14 @@ def extract_boxed(text: str) -> str | None:
 
     Braces are balanced; escaped ones, `\{` and `\}`, do not count.
     """
-    boxes, _ = _boxes(text)
+    boxes, _ = boxes_in(text)
     if not boxes:
         return None
     start, end = boxes[-1]
     return text[start:end].strip()
 
 
-def _boxes(text: str) -> tuple[list[tuple[int, int]], bool]:
+def boxes_in(text: str) -> tuple[list[tuple[int, int]], bool]:
     """Return the spans of the outermost complete boxes, and whether any box is left open."""
     boxes: list[tuple[int, int]] = []
     opened: list[int | None] = []  # for each open brace: where its box starts, or None for a plain brace
@@ -106,19 +114,19 @@ def _parse_with_extract(extract: Callable[[str], str | None], base: Parser, text
 
 
 def parse_boxed(text: str) -> ParsedReply:
-    r"""Parse a reply with its answer in the only `\boxed{...}` outside thinking."""
+    r"""Parse a reply with its answer in `\boxed{...}` outside thinking; several boxes must have the same content."""
     reply = split_thinking(text)
     if reply.problems:
         return reply
-    boxes, is_open = _boxes(reply.content)
+    boxes, is_open = boxes_in(reply.content)
     if is_open:
         return _refuse(reply, "\\boxed{ is not closed by }")
-    if len(boxes) > 1:
+    contents = {reply.content[start:end].strip() for start, end in boxes}
+    if len(contents) > 1:
         return _refuse(reply, "there are two answers; give one")
     if not boxes:
         return reply
-    start, end = boxes[0]
-    answer = reply.content[start:end].strip()
+    answer = contents.pop()
     return reply._replace(answer=answer) if answer else _refuse(reply, "the answer is empty")
 
 

@@ -14,6 +14,8 @@ __all__ = ["BrokenCallError", "Draft", "ParsedReply", "Parser", "format_answer",
 MAX_PROBLEMS = 8  # A reply with a thousand broken tags gets only the first few problems.
 MAX_DEPTH = 32  # Code that walks or writes the arguments later is recursive.
 QUOTE_LENGTH = 60
+_MENTIONS = {"", "...", "\u2026"}
+"""Contents of answer tags that only mention the form."""
 
 
 class ParsedReply(NamedTuple):
@@ -42,7 +44,7 @@ class BrokenCallError(Exception):
 class Draft:
     """The parts of a reply that have been found so far."""
 
-    __slots__ = ("answers", "content", "format", "problems", "thoughts", "tool_calls", "wrappers")
+    __slots__ = ("answers", "call_in_thought", "content", "format", "problems", "thoughts", "tool_calls", "wrappers")
 
     def __init__(self) -> None:
         self.thoughts: list[str] = []
@@ -50,6 +52,8 @@ class Draft:
         self.tool_calls: list[ToolCall] = []
         self.answers: list[str] = []
         self.problems: list[str] = []
+        self.call_in_thought: str | None = None
+        """The problem of a complete call inside thinking. It counts if the reply has nothing else."""
         self.format: str | None = None
         """The format whose markers were seen first."""
         self.wrappers: dict[str, int] = {}
@@ -70,13 +74,19 @@ class Draft:
 
     def finish(self) -> ParsedReply:
         """Return the reply. If it has a problem, it has neither calls nor an answer."""
-        if len(self.answers) > 1:
+        answers = set(self.answers) - _MENTIONS
+        if len(answers) > 1:
             self.complain("there are two answers; give one")
+        elif self.answers and not answers:
+            self.complain("the answer is empty")
+        content = "".join(self.content).strip()
+        if self.call_in_thought is not None and not (self.tool_calls or content):
+            self.complain(self.call_in_thought)
         return ParsedReply(
             thinking="\n".join(self.thoughts) if self.thoughts else None,
-            content="".join(self.content).strip(),
+            content=content,
             tool_calls=() if self.problems else tuple(self.tool_calls),
-            answer=self.answers[0] if self.answers and not self.problems else None,
+            answer=answers.pop() if answers and not self.problems else None,
             problems=tuple(self.problems),
         )
 

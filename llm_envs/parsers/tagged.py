@@ -214,7 +214,7 @@ def _add_thought(thought: str, grammar: ReplyGrammar, draft: Draft, pair: Thinki
         draft.use(pair.format)
     draft.thoughts.append(thought.strip())
     if has_call(thought, grammar):
-        draft.complain(f"a tool call stands inside {pair.opening}: close {pair.closing} before calling")
+        draft.call_in_thought = f"a tool call stands inside {pair.opening}: close {pair.closing} before calling"
 
 
 def _read_whole(text: str, position: int, grammar: ReplyGrammar, draft: Draft) -> bool:
@@ -280,13 +280,15 @@ def _read_answer(text: str, start: int, grammar: ReplyGrammar, draft: Draft) -> 
         draft.complain(f"{opening} is not closed by {closing}")
         draft.content.append(text[start:].strip())
         return len(text)
+    last = str.rfind(text, opening, start, end)
+    if last >= 0:  # an earlier tag was only mentioned: "I answer in <answer> tags. <answer>42</answer>"
+        draft.content.append(text[start - len(opening) : last])
+        start = last + len(opening)
     inner = text[start:end]
     draft.content.append(opening + inner + closing)
     tag = grammar.tags.search(inner)
     if tag is not None:
         draft.complain(f"{tag.group()} stands inside {opening}")
-    elif not inner.strip():
-        draft.complain("the answer is empty")
     draft.answers.append(inner.strip())
     return end + len(closing)
 

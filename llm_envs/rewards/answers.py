@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
-from llm_envs.errors import InvalidConfigError, MissingExtraError
+from llm_envs.errors import InvalidActionError, InvalidConfigError, MissingExtraError
+from llm_envs.parsers import without_unit
 from llm_envs.rewards.words import normal, split_words
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "numeric_match",
     "parse_integer",
     "parse_number",
+    "read_integer",
     "regex_match",
     "repeated_share",
     "schema_match",
@@ -62,6 +64,25 @@ def parse_integer(text: str) -> int | None:
     if _INTEGER.fullmatch(text) is None:
         return None
     return int(text.partition(".")[0].replace(",", ""))
+
+
+def read_integer(text: str, *, unit: str | None = "") -> int:
+    """Read the whole number of an answer, for a task.
+
+    Args:
+        text: The answer, without decoration; see `llm_envs.parsers.plain_answer`.
+        unit: Word that may follow the number; "" for any words ("57 apples", "$57"), None for none.
+
+    Raises:
+        InvalidActionError: If it is not one whole number.
+    """
+    number = parse_integer(text)
+    if number is None and unit is not None:
+        bare = without_unit(text) if not unit else text.removesuffix(unit)
+        number = parse_integer(bare)
+    if number is None:
+        raise InvalidActionError("the answer is not a whole number")
+    return number
 
 
 def parse_number(text: str) -> Fraction | None:

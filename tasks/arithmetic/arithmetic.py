@@ -6,9 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from llm_envs.env import Difficulty, SingleTurnEnv
-from llm_envs.errors import InvalidActionError
 from llm_envs.mathematics.arithmetic import whole_value
-from llm_envs.rewards import parse_integer
+from llm_envs.rewards import read_integer
 from llm_envs.tasks.expressions import answerable_value, in_canonical_order
 
 __all__ = ["ArithmeticEnv"]
@@ -59,7 +58,8 @@ class ArithmeticEnv(SingleTurnEnv):
     }
     default_difficulty = "easy"
     problem_fields = {"expression": str}
-    instructions = "Work out the value. Reply with a whole number as <answer>...</answer>."
+    instructions = "Work out the value, a whole number."
+    answer_example = "-307"
 
     def generate(self) -> dict[str, Any]:
         """Draw an expression of the level."""
@@ -87,10 +87,7 @@ class ArithmeticEnv(SingleTurnEnv):
 
     def is_correct(self, answer: str) -> bool:
         """Compare as whole numbers."""
-        number = parse_integer(answer)
-        if number is None:
-            raise InvalidActionError("the answer is not a whole number")
-        return number == self._target
+        return read_integer(answer) == self._target
 
 
 def _two_terms(random: Callable[[], float]) -> str:

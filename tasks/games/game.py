@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 
 from llm_envs.env import Outcome, TextEnv
 from llm_envs.errors import InvalidActionError
-from llm_envs.parsers import parse_reply
 
 __all__ = [
     "COLUMNS",
@@ -46,8 +45,9 @@ class GameEnv(TextEnv):
         difficulty: str | None = None,
         max_turns: int | None = None,
         render_mode: str | None = None,
+        answer_form: str | None = None,
     ) -> None:
-        super().__init__(split, difficulty, max_turns, render_mode)
+        super().__init__(split, difficulty, max_turns, render_mode, answer_form)
         if max_turns is None:
             self.max_turns = self.settings["turns"]
 
@@ -57,12 +57,8 @@ class GameEnv(TextEnv):
 
     def play(self, action: str) -> Outcome:
         """Play the reply's answer, or say what is wrong with it."""
-        reply = parse_reply(action)
-        if reply.answer is None:
-            problem = "; ".join(reply.problems) or "the reply has no <answer>...</answer>"
-            return self.refuse(problem)
         try:
-            return self.move(reply.answer)
+            return self.judge(self.read(action), self.move)
         except InvalidActionError as refusal:
             return self.refuse(str(refusal))
 

@@ -7,8 +7,7 @@ from typing import Any
 
 from llm_envs.env import Difficulty, Outcome, TextEnv
 from llm_envs.errors import InvalidActionError
-from llm_envs.parsers import format_answer, parse_reply
-from llm_envs.rewards import MAX_DIGITS, parse_integer
+from llm_envs.rewards import MAX_DIGITS, read_integer
 
 __all__ = ["GuessNumberEnv"]
 
@@ -72,7 +71,8 @@ class GuessNumberEnv(TextEnv):
     }
     default_difficulty = "easy"
     problem_fields = {"low": int, "high": int, "secret": int}
-    instructions = "Find the hidden number. Reply with one guess as <answer>...</answer>."
+    instructions = "Find the hidden number. Make one guess in each reply."
+    answer_example = "5000"
 
     def __init__(
         self,
@@ -80,8 +80,9 @@ class GuessNumberEnv(TextEnv):
         difficulty: str | None = None,
         max_turns: int | None = None,
         render_mode: str | None = None,
+        answer_form: str | None = None,
     ) -> None:
-        super().__init__(split, difficulty, max_turns, render_mode)
+        super().__init__(split, difficulty, max_turns, render_mode, answer_form)
         if max_turns is None:
             self.max_turns = self.settings["guesses"]
         else:
@@ -117,12 +118,11 @@ class GuessNumberEnv(TextEnv):
 
     def play(self, action: str) -> Outcome:
         """Compare the guess with the number."""
-        reply = parse_reply(action)
-        guess = None if reply.answer is None else parse_integer(reply.answer)
         left = self.max_turns - self.n_turns
-        if guess is None:
-            problem = "; ".join(reply.problems) or "a guess is a whole number in <answer>...</answer>"
-            return Outcome(f"Error: {problem}. {left} guesses left.", {"correct": 0.0, "malformed": 1.0})
+        try:
+            guess = self.judge(self.read(action), read_integer)
+        except InvalidActionError as refusal:
+            return Outcome(f"Error: {refusal}. {left} guesses left.", {"correct": 0.0, "malformed": 1.0})
         if guess == self._secret:
             return Outcome("Correct.", {"correct": 1.0, "malformed": 0.0}, True, True)
         if guess < self._secret:
@@ -135,4 +135,4 @@ class GuessNumberEnv(TextEnv):
 
     def next_action(self) -> str:
         """Halve what is still possible."""
-        return format_answer((self._lowest + self._highest) // 2)
+        return self.write_answer((self._lowest + self._highest) // 2)

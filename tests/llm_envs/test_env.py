@@ -245,7 +245,8 @@ def test_an_action_that_is_no_text_is_refused_by_type(action):
             False,
             "Error: the reply cannot be read: there are two answers; give one.",
         ),
-        ("<answer>14</answer><answer>14</answer>", -0.1, False, None),
+        ("<answer>14</answer><answer>14</answer>", 1.0, True, "Correct."),
+        ("<answer>14</answer><answer>15</answer>", -0.1, False, None),
         ("<answer>15</answer>", 0.0, False, "Incorrect."),
         ("14", -0.1, False, "Error: the reply has no <answer>...</answer>."),
         ("<answer>14", -0.1, False, "Error: the reply cannot be read: <answer> is not closed by </answer>."),
@@ -487,7 +488,7 @@ def test_seeding():
 def test_a_parser_of_ones_own_is_used_and_its_feedback_is_not_of_tags(parser):
     """A function, a partial, a method."""
     form = "\\boxed{...}" if parser is not PARSERS["xml"] else "<answer>...</answer>"
-    own = type("Own", (Double,), {"parse_reply": parser, "answer_form": form})
+    own = type("Own", (Double,), {"parse_reply": parser, "answer_template": form})
     env = own()
     env.reset(seed=0)
     action = env.oracle()

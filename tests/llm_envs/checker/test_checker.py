@@ -542,12 +542,12 @@ def test_an_oracle_that_pays_for_its_tools_declares_max_return(registered):
 
 class Boxed(Sound):
     parse_reply = PARSERS["boxed"]
-    answer_form = "\\boxed{...}"
+    answer_template = "\\boxed{...}"
 
 
 class ReAct(SoundTool):
     parse_reply = PARSERS["react"]
-    answer_form = "Final Answer: ..."
+    answer_template = "Final Answer: ..."
 
     def next_action(self):
         if self.tool_results:
@@ -556,7 +556,7 @@ class ReAct(SoundTool):
 
 
 class OwnTags(Sound):
-    answer_form = "<result>...</result>"
+    answer_template = "<result>...</result>"
 
     def parse_reply(self, text):
         return create_xml_parser(thinking_tag="thought", call_tag=None, answer_tag="result")(text)
@@ -564,7 +564,7 @@ class OwnTags(Sound):
 
 class LastNumber(Sound):
     parse_reply = PARSERS["last_number"]
-    answer_form = "..."
+    answer_template = "..."
 
 
 @pytest.mark.parametrize("cls", [Boxed, ReAct, OwnTags, LastNumber])

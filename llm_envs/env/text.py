@@ -1,44 +1,28 @@
-"""Text environments: the base class and its two common shapes.
-
-A task is a class with a few declarations and a few short methods:
-
-- declarations: `difficulties`, `default_difficulty`, `problem_fields`, `reward_weights`, `instructions`; also
-  `parse_reply` and `answer_form` if replies use another form than `<answer>` tags;
-- every task: `generate` (a problem from `self.np_random`) and `prompt` (the first observation); also `split_key` if the
-  same problem can be written in different ways;
-- a `SingleTurnEnv`: `solution`, and `is_correct` if there are several right answers;
-- a `ToolEnv`: `make_tools`, `is_correct` and `next_action` (the oracle);
-- any other multi-turn task is a `TextEnv` with `play` and `next_action`.
-
-The base class does the rest: splits, seeds, turn limits, rewards from components, `info`, rendering and errors.
-"""
+"""The base class of all text environments."""
 
 from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, TypeVar
 
 import gymnasium as gym
 
 from llm_envs.errors import EnvContractError, InvalidActionError, InvalidConfigError, ResetNeededError
-from llm_envs.parsers import ParsedReply, parse_reply
+from llm_envs.parsers import ParsedReply, natural_answers, parse_reply, plain_answer
 from llm_envs.problems import SPLITS, Difficulty, Outcome, canonical_json, check_choice, checked_problem, split_of
-from llm_envs.rewards import exact_match, weighted_sum
+from llm_envs.rewards import weighted_sum
 from llm_envs.spaces import MAX_TEXT_LENGTH, TextSpace, encodable
-from llm_envs.tools.base import INVALID_ARGUMENTS, UNKNOWN_TOOL, Tool
-from llm_envs.tools.executor import Toolbox, run_calls
-from llm_envs.tools.toolset import Toolset
-from llm_envs.types import ToolCall, ToolResult
+from llm_envs.types import ToolResult
 
-if TYPE_CHECKING:
-    from llm_envs.sandbox import PythonTool
+__all__ = ["TextEnv"]
 
-__all__ = ["SPLITS", "Difficulty", "Outcome", "SingleTurnEnv", "TextEnv", "ToolEnv", "canonical_json", "split_of"]
+T = TypeVar("T")
 
 _MAX_DRAWS = 1_000
 """Draws until a problem falls into the split. At one in five, missing this often has probability 1e-97."""
+_NATURAL_TEMPLATE = "The answer is ...."
 
 
 class TextEnv(gym.Env[str, str], ABC):
@@ -49,6 +33,8 @@ class TextEnv(gym.Env[str, str], ABC):
         difficulty: A key of `difficulties`; `default_difficulty` if None.
         max_turns: Turns after which an unfinished episode is truncated; `default_max_turns` if None.
         render_mode: None, or "ansi": `render` returns the state as text.
+        answer_form: None: answers are written as in `answer_template`. "natural": they are also read from plain prose
+            (`llm_envs.parsers.natural_answers`), and the system prompt asks for "The answer is 42.".
 
     Raises:
         InvalidConfigError: If an argument has an unknown name or value. The message names the known ones.
@@ -83,9 +69,16 @@ class TextEnv(gym.Env[str, str], ABC):
     """Why the task cannot reset 1,000 times a second; None if it can."""
     instructions: ClassVar[str | None] = None
     """The system prompt."""
-    answer_form: ClassVar[str] = "<answer>...</answer>"
-    """How to write an answer, with "..." in its place. The agent is told this form, and `next_action` writes
-    `solution` in it. It must match `parse_reply`."""
+    answer_example: ClassVar[str | None] = None
+    """An answer in the right form, not one that is often right. The system prompt then ends with it:
+    "Give your answer in this form: <answer>42</answer>"."""
+    answer_template: str = "<answer>...</answer>"
+    """How to write an answer, with "..." in its place. It must match `parse_reply`."""
+    plain_answer: Callable[[str], str] = staticmethod(plain_answer)
+    """Removes decoration from an answer before it is judged (`**42**`, "The answer is 42."). Set it to
+    `staticmethod(str.strip)` if such characters belong to the answer."""
+    has_natural_form: ClassVar[bool] = True
+    """False if an answer is too long for a sentence, or if plain words have another meaning."""
 
     chance_rate: float = 0.0
     """Of the instance's level; on the class, of the default level."""
@@ -128,17 +121,22 @@ class TextEnv(gym.Env[str, str], ABC):
         difficulty: str | None = None,
         max_turns: int | None = None,
         render_mode: str | None = None,
+        answer_form: str | None = None,
     ) -> None:
         name = self.default_difficulty if difficulty is None else difficulty
         check_choice(type(self).__name__, "split", split, SPLITS)
         check_choice(type(self).__name__, "difficulty", name, self.difficulties)
         check_choice(type(self).__name__, "render_mode", render_mode, (None, *self.metadata["render_modes"]))
+        check_choice(type(self).__name__, "answer_form", answer_form, (None, "natural")[: 1 + self.has_natural_form])
         turns = self.default_max_turns if max_turns is None else max_turns
         if not isinstance(turns, int) or isinstance(turns, bool) or turns < 1:
             raise InvalidConfigError(
                 f"{type(self).__name__}: max_turns is {turns!r}; it must be a whole number of at least 1."
             )
         self.split, self.difficulty, self.max_turns, self.render_mode = split, name, turns, render_mode
+        self.answer_form = answer_form
+        if answer_form == "natural":
+            self.answer_template = _NATURAL_TEMPLATE
         level = self.difficulties[name]
         self.settings: Mapping[str, Any] = level.settings
         self.chance_rate = level.chance_rate
@@ -212,7 +210,7 @@ class TextEnv(gym.Env[str, str], ABC):
         r"""Parse a reply, for `SingleTurnEnv` and `ToolEnv`; by default with `llm_envs.parsers.parse_reply`.
 
         For another form, assign a parser (`parse_reply = PARSERS["boxed"]`) and declare how an answer is written in it
-        (`answer_form = r"\boxed{...}"`).
+        (`answer_template = r"\boxed{...}"`).
         """
         return parse_reply(text)
 
@@ -233,7 +231,7 @@ class TextEnv(gym.Env[str, str], ABC):
         """
         super().reset(seed=seed)
         self.problem = self._given_problem(options) if options else self._draw_problem()
-        self.system_prompt = self.instructions
+        self.system_prompt = self.written_instructions()
         self.tools, self.tool_results = [], ()
         self.n_turns = 0
         self._unused_limits = dict(self._declared_limits)
@@ -303,7 +301,65 @@ class TextEnv(gym.Env[str, str], ABC):
                 components[name] = min(components[name], left / 2)
                 self._unused_limits[name] = left - components[name]
 
+    # Methods for tasks to call.
+
+    def write_answer(self, answer: object) -> str:
+        """Write an answer in the form that the agent is told."""
+        return self.answer_template.replace("...", str(answer), 1)
+
+    def written_instructions(self) -> str | None:
+        """Return the system prompt: `instructions`, and the form of an answer if there is an `answer_example`."""
+        if self.answer_example is None:
+            return self.instructions
+        form = f"Give your answer in this form: {self.write_answer(self.answer_example)}"
+        return form if self.instructions is None else f"{self.instructions} {form}"
+
+    def read(self, action: str) -> ParsedReply:
+        """Parse a reply; one that is too long is broken."""
+        if len(action) > MAX_TEXT_LENGTH:
+            return ParsedReply(None, "", (), None, (f"it has {len(action)} characters, over {MAX_TEXT_LENGTH}",))
+        return self.parse_reply(action)
+
+    def judge(self, reply: ParsedReply, decide: Callable[[str], T], *, or_else: str = "") -> T:
+        """Return the result of `decide` for the reply's answer, without its decoration.
+
+        Prose around an answer is read too: the first reading that `decide` does not refuse counts, right or wrong.
+
+        Args:
+            reply: The parsed reply.
+            decide: Takes an answer; raises `InvalidActionError`, with nothing changed, if it has the wrong form.
+            or_else: What the reply could have instead of an answer, for the error: "tool call or ".
+
+        Raises:
+            InvalidActionError: If the reply is broken, has no answer, or the answer has the wrong form.
+        """
+        if reply.problems:
+            raise InvalidActionError(f"the reply cannot be read: {'; '.join(reply.problems)}")
+        refusal = None
+        for reading in self._readings(reply):
+            try:
+                return decide(reading)
+            except InvalidActionError as error:
+                refusal = refusal or error
+        raise refusal or InvalidActionError(f"the reply has no {or_else}{self._missing()}")
+
     # Implementation.
+
+    def _missing(self) -> str:
+        """Return the description of an answer, for a reply without one."""
+        if self.answer_example is not None:
+            return f"answer in the form {self.write_answer(self.answer_example)}"
+        is_default = self.answer_template == TextEnv.answer_template
+        return "answer" if is_default and type(self).parse_reply is not TextEnv.parse_reply else self.answer_template
+
+    def _readings(self, reply: ParsedReply) -> Iterator[str]:
+        """Yield the reply's answer without decoration, and then what it says if it is a sentence."""
+        prose = reply.content if self.answer_form == "natural" else ""
+        if reply.answer is not None:
+            prose = self.plain_answer(reply.answer)
+            yield prose
+        if self.has_natural_form:
+            yield from natural_answers(prose)
 
     def _reset_tools(self) -> None:
         """Reset the tools' state for a new episode."""
@@ -334,167 +390,3 @@ class TextEnv(gym.Env[str, str], ABC):
                 f"{name}: the problem {canonical_json(copied)[:200]} cannot be played: {refusal}."
             ) from refusal
         return copied
-
-
-class SingleTurnEnv(TextEnv):
-    """One question, one reply. The reply's `<answer>` is judged, and the episode terminates.
-
-    A task writes `generate`, `prompt`, `solution` and, unless the answer must equal the solution, `is_correct`.
-    """
-
-    def __init__(self, split: str = "train", difficulty: str | None = None, render_mode: str | None = None) -> None:
-        super().__init__(split, difficulty, 1, render_mode)
-
-    @abstractmethod
-    def solution(self) -> str:
-        """Return a right answer to `self.problem`."""
-
-    def is_correct(self, answer: str) -> bool:
-        """Return whether the answer is right; raise a readable `InvalidActionError` if it has the wrong form."""
-        return exact_match(answer, self.solution()) == 1.0
-
-    def score(self, reply: ParsedReply, *, correct: bool, malformed: bool) -> dict[str, float]:
-        """Return the reward components. Override this to add components."""
-        return {"correct": 1.0 if correct else 0.0, "malformed": 1.0 if malformed else 0.0}
-
-    def play(self, action: str) -> Outcome:
-        """Judge the reply."""
-        reply = _read(self, action)
-        correct, complaint = _judge(self, self.is_correct, reply)
-        components = self.score(reply, correct=correct, malformed=complaint is not None)
-        feedback = complaint or ("Correct." if correct else "Incorrect.")
-        return Outcome(feedback, components, True, correct)
-
-    def next_action(self) -> str:
-        """Return the solution as the final answer."""
-        return self.answer_form.replace("...", str(self.solution()), 1)
-
-
-class ToolEnv(TextEnv):
-    """An environment of several turns in which the agent calls tools until it answers.
-
-    The first rule that applies decides about a reply:
-
-    1. A part of it is broken (`ParsedReply.problems`): an error observation, malformed.
-    2. It calls tools: they run, in parallel where possible (`llm_envs.tools.executor`). Their results, in the order of
-       the calls, are the observation. An answer in the same reply is ignored, because it was written before the results
-       were known. Calling an unknown tool, or with wrong arguments, is malformed; a call that fails, times out or
-       exceeds its budget is not.
-    3. It answers: the answer is judged and the episode terminates. If the answer has the wrong form, the reply is
-       malformed and the episode continues.
-    4. Neither: an error observation, malformed.
-
-    The system prompt ends with the number of replies that an episode has.
-
-    A task writes `make_tools`, `generate`, `prompt`, `is_correct` and `next_action`.
-    """
-
-    default_max_turns = 4
-    max_calls_per_turn: ClassVar[int] = 16
-    """Calls beyond this number are not run, and the reply is malformed."""
-    max_parallel_calls: ClassVar[int] = 16
-    """Calls of one turn that may run at once; see `llm_envs.tools.executor` for which calls can."""
-    tool_timeout_s: ClassVar[float | None] = None
-    """Limit in seconds of each call, for tools without their own limit; None means no limit."""
-
-    def __init__(
-        self,
-        split: str = "train",
-        difficulty: str | None = None,
-        max_turns: int | None = None,
-        render_mode: str | None = None,
-    ) -> None:
-        super().__init__(split, difficulty, max_turns, render_mode)
-        self.toolbox = Toolbox(self.make_tools(), self)
-        self._schemas = [tool.schema for tool in self.toolbox.values()]
-        self.blocking = type(self).blocking or self.toolbox.waits(self.tool_timeout_s)
-
-    @abstractmethod
-    def make_tools(self) -> Toolset | Sequence[Tool | Toolset | PythonTool | Callable[..., Any]]:
-        """Return the tools: typed functions (bound methods to use the episode's state), `Tool`s, `Toolset`s.
-
-        It may also be a single toolset. Toolsets, budgets and `PythonTool`s are reset in each episode, before `begin`,
-        and closed with the environment. Create them here: environments share no state.
-        """
-
-    @abstractmethod
-    def is_correct(self, answer: str) -> bool:
-        """Return whether the answer is right; raise a readable `InvalidActionError` if it has the wrong form."""
-
-    def score(
-        self, reply: ParsedReply, results: Sequence[ToolResult], *, correct: bool, malformed: bool
-    ) -> dict[str, float]:
-        """Return the turn's reward components. Override this to add components."""
-        return {"correct": 1.0 if correct else 0.0, "malformed": 1.0 if malformed else 0.0}
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-        """Start an episode; see `TextEnv.reset`."""
-        result = super().reset(seed=seed, options=options)
-        limit = f"You have {self.max_turns} {'reply' if self.max_turns == 1 else 'replies'}."
-        self.system_prompt = limit if self.instructions is None else f"{self.instructions} {limit}"
-        self.tools = list(self._schemas)
-        return result
-
-    def run_calls(self, calls: Sequence[ToolCall]) -> tuple[ToolResult, ...]:
-        """Return the results of a turn's calls, in their order. Override this to run them in another way."""
-        return run_calls(self.toolbox, calls, timeout_s=self.tool_timeout_s, max_parallel=self.max_parallel_calls)
-
-    def close(self) -> None:
-        """Close the toolsets, except shared ones."""
-        self.toolbox.close()
-        super().close()
-
-    def _reset_tools(self) -> None:
-        if self.toolbox.keeps_state:
-            self.toolbox.reset(self.problem, self.np_random)
-
-    def play(self, action: str) -> Outcome:
-        """Run the reply's tool calls, or judge its answer."""
-        reply = _read(self, action)
-        if reply.tool_calls:
-            return self._play_calls(reply)
-        self.tool_results = ()
-        correct, complaint = _judge(self, self.is_correct, reply, "tool call or ")
-        components = self.score(reply, (), correct=correct, malformed=complaint is not None)
-        if complaint is not None:
-            return Outcome(complaint, components)
-        return Outcome("Correct." if correct else "Incorrect.", components, True, correct)
-
-    def _play_calls(self, reply: ParsedReply) -> Outcome:
-        calls = reply.tool_calls[: self.max_calls_per_turn]
-        self.tool_results = results = self.run_calls(calls)
-        malformed = len(calls) < len(reply.tool_calls)
-        messages = []
-        for call, result in zip(calls, results, strict=True):
-            message = {"role": "tool", "name": result.name, "content": result.output}
-            if call.id is not None:
-                message["tool_call_id"] = encodable(call.id)
-            malformed = malformed or result.error == UNKNOWN_TOOL or result.error == INVALID_ARGUMENTS
-            messages.append(message)
-        if len(calls) < len(reply.tool_calls):
-            text = f"Error: {len(reply.tool_calls)} tool calls in one reply; only the first {len(calls)} were run."
-            messages.append({"role": "user", "content": text})
-        components = self.score(reply, results, correct=False, malformed=malformed)
-        observation = "\n".join([message["content"] for message in messages])
-        return Outcome(observation, components, False, False, messages)
-
-
-def _read(env: TextEnv, action: str) -> ParsedReply:
-    if len(action) > MAX_TEXT_LENGTH:
-        return ParsedReply(None, "", (), None, (f"it has {len(action)} characters, over {MAX_TEXT_LENGTH}",))
-    return env.parse_reply(action)
-
-
-def _judge(
-    env: TextEnv, is_correct: Callable[[str], bool], reply: ParsedReply, other_form: str = ""
-) -> tuple[bool, str | None]:
-    """Return whether the reply's answer is right, and the error for the agent if the reply is malformed."""
-    if reply.problems:
-        return False, f"Error: the reply cannot be read: {'; '.join(reply.problems)}."
-    if reply.answer is None:
-        own = type(env).parse_reply is not TextEnv.parse_reply and env.answer_form == TextEnv.answer_form
-        return False, f"Error: the reply has no {other_form}{'answer' if own else env.answer_form}."
-    try:
-        return bool(is_correct(reply.answer)), None
-    except InvalidActionError as refusal:
-        return False, f"Error: {refusal}."

@@ -1,0 +1,96 @@
+"""Answers in prose: one is read, decoration goes, and hedges have none."""
+
+import time
+
+import gymnasium as gym
+import pytest
+
+import llm_envs  # noqa: F401  (registers the tasks)
+from llm_envs.parsers import natural_answers, plain_answer, without_unit
+
+PLAIN = {
+    **dict.fromkeys(["42", " 42 ", "42.", "42\u3002", "**42**", "`42`", "$42$", r"\(42\)", r"\boxed{42}"], "42"),
+    **dict.fromkeys([r"$\boxed{42}$", "```\n42\n```", "The answer is 42.", "**Final answer: 42**", '"42"'], "42"),
+    r"The answer is $\boxed{\frac{1}{2}}$.": r"\frac{1}{2}",
+    "\u221242": "-42",
+    "1{,}000": "1,000",
+    r"\text{up}": "up",
+    "Here is the query:\n```sql\nSELECT 1\n```\nIt counts.": "SELECT 1",
+    "```python\ndef f(xs):\n    return xs\n```": "def f(xs):\n    return xs",
+    # These say something else without the characters, or are not decorated as a whole.
+    **{text: text for text in ["3.5", "**a** or **b**", "$x$ + $y$", "`a` `b`", r"\frac12", "...", "-", "", "3 or 4"]},
+}
+
+
+@pytest.mark.parametrize("text", PLAIN)
+def test_decoration_goes_and_the_answer_stays(text):
+    assert plain_answer(text) == PLAIN[text]
+    assert plain_answer(PLAIN[text]) == PLAIN[text]
+
+
+@pytest.mark.parametrize(
+    ("text", "first"),
+    [
+        ("To add 7 and 5, you simply add them together: 7 + 5 = 12.", "12"),
+        ("The answer is 12. I hope this helps!", "12"),
+        ("The answer is 12. So the answer is 12.", "12"),
+        ("Answer:\n42", "42"),
+        ("**Answer:** 12", "12"),
+        ("The next move is **up**.", "up"),
+        ("I will stick.", "stick"),
+        ("A -> B -> C", "A -> B -> C"),
+        (r"7 + 5 is \boxed{12}, not 13.", "12"),
+        ("57", "57"),
+    ],
+)
+def test_one_answer_is_found_in_prose(text, first):
+    assert natural_answers(text)[0] == first
+
+
+HEDGED = ["", "  \n", "I think it is 3 or 4.", "Either 3 or 4.", "Maybe 3.", "The answer is 3.\nNo, the answer is 4."]
+HEDGED += ["The answer is 3 or 4.", r"\boxed{3} and \boxed{4}", "The answer is maybe 3."]
+
+
+@pytest.mark.parametrize("text", HEDGED)
+def test_a_text_that_hedges_has_no_answer(text):
+    assert natural_answers(text) == ()
+
+
+@pytest.mark.parametrize(("text", "number"), [("57 apples", "57"), ("$40", "40"), ("12.5 km/h", "12.5"), ("30%", "30")])
+def test_units_go(text, number):
+    assert without_unit(text) == number
+
+
+@pytest.mark.parametrize("text", ["3 or 4", "12 or more", "3, 4", "at least 5", "5 times 3", "x"])
+def test_what_is_no_number_with_a_unit_stays(text):
+    assert without_unit(text) == text
+
+
+@pytest.mark.parametrize("part", ["The answer is 1. ", "**", "\\boxed{", "= ", "```\n", "$", "answer is ", "a is b\n"])
+def test_time_is_linear(part):
+    def seconds(n):
+        started = time.process_time()
+        natural_answers(part * n)
+        plain_answer(part * n)
+        return time.process_time() - started
+
+    assert min(seconds(40_000) for _ in range(3)) < 30 * max(min(seconds(4_000) for _ in range(3)), 0.01)
+
+
+def test_a_task_reads_natural_answers_where_it_is_asked_to():
+    env = gym.make("llm/Arithmetic-v0", answer_form="natural")
+    env.reset(options={"problem": {"expression": "18+39"}})
+    assert env.unwrapped.system_prompt.endswith("Give your answer in this form: The answer is -307.")
+    assert env.unwrapped.oracle() == "The answer is 57."
+    assert env.step("18 + 39 = 57")[1] == 1.0
+    env.reset(options={"problem": {"expression": "18+39"}})
+    assert env.step("It is 57 or 58.")[1] == pytest.approx(-0.1)
+    env.reset(options={"problem": {"expression": "18+39"}})
+    assert env.step("<answer>57</answer>")[1] == 1.0
+
+
+def test_tags_are_needed_where_nothing_else_is_asked_for():
+    env = gym.make("llm/Arithmetic-v0")
+    for action, reward in [("18 + 39 = 57", -0.1), ("<answer>18 + 39 = **57**.</answer>", 1.0)]:
+        env.reset(options={"problem": {"expression": "18+39"}})
+        assert env.step(action)[1] == pytest.approx(reward)
