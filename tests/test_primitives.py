@@ -155,12 +155,12 @@ def test_the_page_has_the_sections_of_the_paper_in_its_order() -> None:
         ("| a | `llm_envs.types.Nothing` | `{test}` | `llm_envs/cli/main.py` |", "cannot be imported"),
         ("| a | `llm_envs.trainers.grpo.trainer.Nothing` | `{test}` | `llm_envs/cli/main.py` |", "cannot be imported"),
         ("| a | `llm_envs.types.Row` | `tests/llm_envs/test_types.py::test_x` | `trainers/grpo/loss.py` |", "no test"),
-        ("| a | `llm_envs.types.Row` | `{other}` | `trainers/bridge/trl_rows.py` |", "has none"),
+        ("| a | `llm_envs.types.Row` | `{other}` | `trainers/bridge/batches.py` |", "has none"),
         ("| a | `llm_envs.types.Row` | `{test}` | `trainers/nothing.py` |", "there is no trainers"),
         ("| a | `llm_envs.types.Row` | `{test}` | `llm_envs/tools/budget.py` |", "uses none"),
         ("| a | `llm_envs.env.split_of` | `{split}` | `llm_envs/env.py` |", "its own module"),
         ("| a | `llm_envs.types.Row` | `{test}` | `tests/llm_envs/test_doctor.py` |", "there is no tests"),
-        ("| a | `llm_envs.types.Row` | | `trainers/bridge/trl_rows.py` |", "an empty cell"),
+        ("| a | `llm_envs.types.Row` | | `trainers/bridge/batches.py` |", "an empty cell"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_seen(row: str, complaint: str) -> None:
@@ -172,6 +172,6 @@ def test_what_is_wrong_is_seen(row: str, complaint: str) -> None:
 
 def test_what_is_right_is_nothing_wrong() -> None:
     test = "tests/llm_envs/test_types.py::test_a_row_that_disagrees_with_itself_is_refused"
-    page = f"| a | `llm_envs.types.Row`, `Turn` | `{test}` | `trainers/bridge/trl_rows.py` |\n{FOR_TESTS}\n"
+    page = f"| a | `llm_envs.types.Row`, `Turn` | `{test}` | `trainers/bridge/batches.py` |\n{FOR_TESTS}\n"
     page += f"| a | `llm_envs.types.Row` | `{test}` | `tests/llm_envs/test_doctor.py` |"
     assert problems(page) == []

@@ -1,25 +1,171 @@
-"""Batches from episodes, and their advantages: the same two functions for TRL's trainers and the functional loop."""
+"""From episodes to the batch of a loss: rows of tokens, advantages, and shares of an optimizer step.
+
+The plain loop makes its `Batch` at once (`make_batch`). TRL's trainers take rows (`rollout_output`), which TRL pads,
+scores, shuffles and splits, and `batch_from_trl` reads them back. `with_advantages` serves both.
+
+Invariants:
+1. The first rows are the episodes in order; the further rows of forked episodes follow; then rows that only fill up.
+2. The mask is 1 exactly on the policy's tokens of scored episodes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from llm_envs.errors import InvalidConfigError
 from llm_envs.policies.inference.sampling import has_filters
 from llm_envs.rollout.filters import TrajectoryFilter
-from llm_envs.trainers.bridge.credit import EpisodeRewards, group_numbers, token_advantages, turn_matrix, turn_penalties
+from llm_envs.trainers.bridge.credit import EpisodeRewards, group_numbers
 from llm_envs.trainers.bridge.kept import check_kept
-from llm_envs.trainers.bridge.trl_rows import fork_owners, rollout_output
 from llm_envs.trainers.functional.algorithm import Algorithm
 from llm_envs.trainers.functional.batch import Batch
-from llm_envs.trainers.functional.masking import group_token_counts
-from llm_envs.types import KeptTokens, SamplingParams
+from llm_envs.trainers.functional.importance import ImportanceMode, importance_weights
+from llm_envs.trainers.functional.masking import Normalisation, group_token_counts
+from llm_envs.trainers.functional.turns import spread_turns
+from llm_envs.types import KeptTokens, Row, SamplingParams, Trajectory
 
-__all__ = ["Scored", "make_batch", "with_advantages"]
+__all__ = [
+    "OWN_IMPORTANCE_MODES",
+    "REWARD_FIELD",
+    "Scored",
+    "StepShares",
+    "batch_from_trl",
+    "create_column_reader",
+    "fork_owners",
+    "make_batch",
+    "reward_from_field",
+    "reweighed",
+    "rollout_output",
+    "slice_rows",
+    "token_advantages",
+    "turn_matrix",
+    "turn_penalties",
+    "with_advantages",
+]
+
+OWN_IMPORTANCE_MODES = ("turn", "geometric")
+"""Prefixes of the importance-sampling modes that we add to TRL's."""
+REWARD_FIELD = "trajectory_reward"
+"""Extra column that carries each row's reward from the rollout to the reward function."""
+
+
+def row_places(trajectories: Sequence[Trajectory]) -> list[tuple[int, int]]:
+    """Return (trajectory's index, which of its rows) for each row of a batch: first rows, then those of forks."""
+    # First rows come first, one per episode: TRL groups rows by position, and must not see forks between them.
+    forks = [(index, row) for index, trajectory in enumerate(trajectories) for row in range(1, len(trajectory.rows))]
+    return [(index, 0) for index in range(len(trajectories))] + forks
+
+
+def fork_owners(trajectories: Sequence[Trajectory]) -> list[int]:
+    """Return the trajectory's index for each row beyond a trajectory's first, in order."""
+    return [index for index, _ in row_places(trajectories)[len(trajectories) :]]
+
+
+def rollout_output(
+    trajectories: Sequence[Trajectory],
+    *,
+    pad_id: int,
+    mask_truncated: bool = False,
+    trajectory_filter: TrajectoryFilter | None = None,
+    n_rows: int | None = None,
+    columns: Mapping[str, Sequence[float | None]] | None = None,
+) -> dict[str, list[Any]]:
+    """Return the rows of a `rollout_func` for TRL: first rows in the order of the trajectories, then those of forks.
+
+    The tokens are the sampled ones, split where the policy first wrote; `env_mask` is 1 exactly on the policy's tokens.
+    A trajectory that was not scored (`status` other than `ok`) is fully masked. Its reward is None, which TRL leaves
+    out of the group's baseline: a failure is not a zero. Only the first row of a trajectory has its reward, so that it
+    does not count twice.
+
+    Args:
+        trajectories: B trajectories; an errored one may have no rows.
+        pad_id: Id that fills a row without tokens, since TRL does not accept an empty row.
+        mask_truncated: Whether to mask trajectories that a token limit cut (`Trajectory.is_cut`) too. Their rewards
+            still count.
+        trajectory_filter: Keeps the trajectories to train on (`rollout.filters`); the tokens of the others are masked.
+            None: all.
+        n_rows: Total rows to return; masked rows without a reward are added to reach it. None: add no rows.
+        columns: Further reward columns by name, one number per trajectory, for `create_column_reader`.
+
+    Returns:
+        Lists of one length: `prompt_ids`, `completion_ids`, `logprobs`, `env_mask`, `trajectory_reward`, and
+        `trajectory_reward/<name>` of each column.
+    """
+
+    def trained(trajectory: Trajectory) -> bool:
+        if trajectory.status != "ok" or (mask_truncated and trajectory.is_cut):
+            return False
+        return trajectory_filter is None or trajectory_filter(trajectory)
+
+    places = [(trajectories[index], row) for index, row in row_places(trajectories)]
+    rows: list[tuple[Row | None, bool]] = [(t.rows[row] if t.rows else None, trained(t)) for t, row in places]
+    rows += [(None, False)] * (0 if n_rows is None else n_rows - len(rows))
+    parts = [_trl_row(row, pad_id, trained=is_trained) for row, is_trained in rows]
+    out: dict[str, list[Any]] = {key: [part[key] for part in parts] for key in parts[0]} if parts else {}
+    rewards = [t.reward if t.status == "ok" else None for t in trajectories]
+    # Rows of forks and filling rows have no reward, so an episode counts once in its baseline.
+    fill = [None] * (len(rows) - len(rewards))
+    out[REWARD_FIELD] = rewards + fill
+    return out | {f"{REWARD_FIELD}/{name}": [*values, *fill] for name, values in (columns or {}).items()}
+
+
+def reward_from_field(
+    prompts: Sequence[Any], completions: Sequence[Any], trajectory_reward: Sequence[float | None], **columns: Any
+) -> list[float | None]:
+    """Return the environment's rewards: a reward function for TRL that reads the rollout's column."""
+    return list(trajectory_reward)
+
+
+def create_column_reader(name: str) -> Callable[..., list[float | None]]:
+    """Return a reward function for TRL that reads one column of `rollout_output`; all None if it is missing."""
+    key = f"{REWARD_FIELD}/{name}"
+
+    def read(prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
+        return list(columns.get(key, [None] * len(prompts)))
+
+    return read
+
+
+def _trl_row(row: Row | None, pad_id: int, *, trained: bool) -> Mapping[str, list[Any]]:
+    # An episode may fail before its first token, and TRL does not accept an empty completion: give it a masked one.
+    if row is None or len(row) <= row.prompt_length:
+        ids = [pad_id] if row is None or not len(row) else row.ids.tolist()
+        return {"prompt_ids": ids, "completion_ids": [pad_id], "logprobs": [0.0], "env_mask": [0]}
+    start = row.prompt_length
+    mask = row.mask[start:].astype(np.int64) if trained else np.zeros(len(row) - start, dtype=np.int64)
+    return {
+        "prompt_ids": row.ids[:start].tolist(),
+        "completion_ids": row.ids[start:].tolist(),
+        "logprobs": row.logps[start:].tolist(),
+        "env_mask": mask.tolist(),
+    }
+
+
+def batch_from_trl(inputs: Mapping[str, Any]) -> Batch:
+    """Return the batch of TRL's GRPO inputs: a generation, or a micro-batch of it.
+
+    `completion_mask` is 0 on padding and `tool_mask` on the environment's tokens, so the product has the sampled
+    tokens.
+    """
+    return Batch(
+        (inputs["completion_mask"] * inputs["tool_mask"]).bool(),
+        advantages=inputs.get("advantages"),
+        old_logps_BT=inputs.get("old_per_token_logps"),
+        ref_logps_BT=inputs.get("ref_per_token_logps"),
+        sampled_logps_BT=inputs.get("sampling_per_token_logps"),
+        weights=inputs.get("importance_sampling_ratio"),
+        prompt_ids=inputs.get("prompt_ids"),
+        prompt_mask=inputs.get("prompt_mask"),
+        completion_ids=inputs.get("completion_ids"),
+        completion_mask=inputs.get("completion_mask"),
+        group_tokens_B=inputs.get("group_tokens"),
+    )
 
 
 def make_batch(
@@ -52,15 +198,12 @@ def make_batch(
     )
     prompt_ids, prompt_mask = _padded(lists["prompt_ids"], pad_id, left=True)
     completion_ids, completion_mask = _padded(lists["completion_ids"], pad_id)
-    owners = [*range(len(trajectories)), *fork_owners(trajectories)]
-    numbers = group_numbers(trajectories)
-    n_forks = len(owners) - len(trajectories)
+    places, numbers = row_places(trajectories), group_numbers(trajectories)
     sampling = sampling or SamplingParams()
     kept: tuple[KeptTokens | None, ...] | None = None
     if sampling.keep_mask and has_filters(sampling):
         check_kept(trajectories)
-        firsts = [t.rows[0].kept if t.rows else None for t in trajectories]
-        kept = (*firsts, *(row.kept for t in trajectories for row in t.rows[1:]))
+        kept = tuple(trajectories[i].rows[row].kept if trajectories[i].rows else None for i, row in places)
         sampling = SamplingParams(temperature=sampling.temperature)  # the mask replaces the filters
     batch = Batch(
         _padded(lists["env_mask"], 0)[0].bool(),
@@ -69,10 +212,12 @@ def make_batch(
         completion_ids=completion_ids,
         completion_mask=completion_mask,
         sampled_logps_BT=_padded(lists["logprobs"], 0.0, dtype=torch.float32)[0],
-        owners_B=torch.tensor(owners),
-        group_ids_B=torch.tensor([numbers[owner] for owner in owners]),
+        owners_B=torch.tensor([index for index, _ in places]),
+        group_ids_B=torch.tensor([numbers[index] for index, _ in places]),
         # The further row of a fork has no reward, so that its episode counts once.
-        rewards_B=torch.tensor([*credit.rewards.tolist(), *[torch.nan] * n_forks], dtype=torch.float32),
+        rewards_B=torch.tensor(
+            [*credit.rewards.tolist(), *[torch.nan] * (len(places) - len(trajectories))], dtype=torch.float32
+        ),
         sampling=sampling,
         kept=kept,
     )
@@ -181,7 +326,7 @@ def _reward_kl(batch: Batch, algorithm: Algorithm) -> torch.Tensor | None:
 def _group_ids(batch: Batch, credit: EpisodeRewards) -> torch.Tensor:
     """Return each row's group; rows that only fill up the batch are in group -1."""
     numbers = group_numbers(credit.trajectories)
-    ids = [*numbers, *(numbers[owner] for owner in fork_owners(credit.trajectories))]
+    ids = [numbers[index] for index, _ in row_places(credit.trajectories)]
     return torch.tensor([*ids, *[-1] * (len(batch) - len(ids))], device=batch.mask_BT.device)
 
 
@@ -197,3 +342,134 @@ def _padded(
         values[row, place] = torch.tensor(items, dtype=dtype)
         mask[row, place] = 1
     return values, mask
+
+
+def turn_matrix(turn_rewards: Sequence[npt.ArrayLike]) -> torch.Tensor:
+    """Return rewards as one tensor, shape (B, K), float32; NaN beyond an episode's last turn."""
+    n_turns = max((len(np.atleast_1d(part)) for part in turn_rewards), default=0)
+    out = torch.full((len(turn_rewards), n_turns), torch.nan)
+    for row, part in enumerate(turn_rewards):
+        values = torch.as_tensor(np.asarray(part), dtype=torch.float32)
+        out[row, : len(values)] = values
+    return out
+
+
+def token_advantages(
+    advantages: torch.Tensor, trajectories: Sequence[Trajectory], *, n_rows: int, n_tokens: int
+) -> torch.Tensor:
+    """Spread the advantages of episodes over rows: first rows in order, then the further rows of forks.
+
+    Args:
+        advantages: Shape (B,) for episodes or (B, K) for turns.
+        trajectories: The B episodes.
+        n_rows: Rows of the batch; rows without an episode get advantage 0.
+        n_tokens: T, the columns after the prompts.
+
+    Returns:
+        Shape (n_rows,), or (n_rows, T) if `advantages` are by turn.
+    """
+    rows = row_places(trajectories)
+    owners = torch.tensor([owner for owner, _ in rows], dtype=torch.long, device=advantages.device)
+    if advantages.ndim == 1:
+        out = advantages.new_zeros(n_rows)
+        out[: len(rows)] = advantages[owners]
+        return out
+    starts, stops = np.zeros((2, n_rows, advantages.shape[1]), dtype=np.int64)
+    for place, (owner, row) in enumerate(rows):
+        for number, (start, stop) in _spans(trajectories[owner], row):
+            starts[place, number], stops[place, number] = min(start, n_tokens), min(stop, n_tokens)
+    values = advantages.new_zeros(n_rows, advantages.shape[1])
+    values[: len(rows)] = advantages[owners]
+    device = advantages.device
+    return spread_turns(values, torch.from_numpy(starts).to(device), torch.from_numpy(stops).to(device), n_tokens)
+
+
+def turn_penalties(
+    values_BT: torch.Tensor, mask_BT: torch.Tensor, trajectories: Sequence[Trajectory]
+) -> list[list[float]]:
+    """Return sums of per-token values, such as the KL, over each turn of each episode.
+
+    Args:
+        values_BT: Columns after the prompt: first rows in the episodes' order, then those of forks.
+        mask_BT: 1 on the tokens to sum.
+        trajectories: The episodes.
+    """
+    kept = (values_BT * mask_BT).double().cpu().numpy()
+    out = [[0.0] * len(trajectory.turns) for trajectory in trajectories]
+    for place, (owner, row) in enumerate(row_places(trajectories)):
+        for number, (start, stop) in _spans(trajectories[owner], row):
+            out[owner][number] += float(kept[place, start:stop].sum())
+    return out
+
+
+def _spans(trajectory: Trajectory, row: int) -> list[tuple[int, tuple[int, int]]]:
+    """Return (turn, its columns after the prompt) for each turn in a row."""
+    found = []
+    for number, turn in enumerate(trajectory.turns):
+        if turn.row == row:
+            tokens = trajectory.rows[row]
+            start, stop = tokens.spans[turn.span]
+            found.append((number, (start - tokens.prompt_length, stop - tokens.prompt_length)))
+    return found
+
+
+@dataclass(frozen=True)
+class StepShares:
+    """How the micro-batches of all processes share the loss of an optimizer step. In an evaluation all counts are 1."""
+
+    n_processes: int
+    n_micro_batches: int
+    """Micro-batches of a generation, on each process."""
+    n_accumulated: int
+    """Micro-batches of an optimizer step, on each process."""
+    micro_batch_size: int | None
+    """Rows of a micro-batch without forks; None: its actual number of rows (evaluation)."""
+    group_size: int
+
+    def denominator(
+        self, normalisation: Normalisation, mask_BT: torch.Tensor, n_tokens: torch.Tensor, *, constant: float
+    ) -> float | torch.Tensor:
+        """Return the divisor that turns a micro-batch's sum into its share of the step's loss.
+
+        Gradients are averaged over processes and summed over micro-batches.
+
+        Args:
+            normalisation: "token" divides by the tokens of the whole generation, on all processes.
+            mask_BT: The micro-batch's.
+            n_tokens: TRL's `num_items_in_batch`: trained tokens of the generation, on all processes.
+            constant: The constant of "constant".
+        """
+        if normalisation == "token":
+            return n_tokens.clamp(min=1.0) / self.n_processes * self.n_accumulated / self.n_micro_batches
+        if normalisation == "prompt":  # a micro-batch may split a group, and forks add rows but no prompts
+            n_rows = len(mask_BT) if self.micro_batch_size is None else self.micro_batch_size
+            return n_rows * self.n_accumulated / self.group_size
+        return len(mask_BT) * self.n_accumulated * (constant if normalisation == "constant" else 1.0)
+
+    def pair_weight(self, n_pairs: int) -> float:
+        """Return the weight of a micro-batch's pair sum in the generation's mean pair loss."""
+        # The number of processes undoes DDP's average. A step has the share n_accumulated / n_micro_batches of a
+        # generation, so the mean over the generation is scaled up to keep a step's size.
+        return self.n_processes * self.n_micro_batches / self.n_accumulated / max(n_pairs, 1)
+
+
+def reweighed(output: dict[str, Any], *, mode: str, maximum: float | None, minimum: float | None) -> dict[str, Any]:
+    """Return TRL's batch with our importance weights, if `mode` is not one of TRL's (`functional.importance`)."""
+    if "importance_sampling_ratio" not in output or not mode.startswith(OWN_IMPORTANCE_MODES):
+        return output
+    weights = importance_weights(
+        output["old_per_token_logps"],
+        output["sampling_per_token_logps"],
+        batch_from_trl(output).mask_BT,
+        mode=cast("ImportanceMode", mode),
+        maximum=maximum,
+        minimum=minimum,
+    )
+    return output | {"importance_sampling_ratio": weights}
+
+
+def slice_rows(value: Any, start: int, stop: int) -> Any:
+    """Return some rows of a tensor or list; a value of the whole batch (a scalar) is returned unchanged."""
+    if value is None or (isinstance(value, torch.Tensor) and value.ndim == 0):
+        return value
+    return value[start:stop] if isinstance(value, torch.Tensor | list) else value

@@ -12,7 +12,6 @@ from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from llm_envs.errors import InvalidConfigError
 from llm_envs.rewards import (
@@ -27,7 +26,6 @@ from llm_envs.rewards.base import named_rewards
 from llm_envs.rewards.shaping import ShapingFns, shape
 from llm_envs.rollout.workers.runner import EnvMaker, env_attribute
 from llm_envs.sources.source import SeedSource
-from llm_envs.trainers.functional.turns import spread_turns
 from llm_envs.types import Trajectory
 
 __all__ = [
@@ -37,9 +35,6 @@ __all__ = [
     "declared_weights",
     "group_numbers",
     "score_episodes",
-    "token_advantages",
-    "turn_matrix",
-    "turn_penalties",
     "with_overlong",
 ]
 
@@ -173,83 +168,10 @@ def declared_weights(source: SeedSource) -> dict[str, float]:
     return merged
 
 
-def turn_matrix(turn_rewards: Sequence[npt.ArrayLike]) -> torch.Tensor:
-    """Return rewards as one tensor, shape (B, K), float32; NaN beyond an episode's last turn."""
-    n_turns = max((len(np.atleast_1d(part)) for part in turn_rewards), default=0)
-    out = torch.full((len(turn_rewards), n_turns), torch.nan)
-    for row, part in enumerate(turn_rewards):
-        values = torch.as_tensor(np.asarray(part), dtype=torch.float32)
-        out[row, : len(values)] = values
-    return out
-
-
 def group_numbers(trajectories: Sequence[Trajectory]) -> list[int]:
     """Return the number of each episode's group, counted from 0 in order of appearance."""
     numbers: dict[str, int] = {}
     return [numbers.setdefault(trajectory.group_id, len(numbers)) for trajectory in trajectories]
-
-
-def token_advantages(
-    advantages: torch.Tensor, trajectories: Sequence[Trajectory], *, n_rows: int, n_tokens: int
-) -> torch.Tensor:
-    """Spread the advantages of episodes over rows: first rows in order, then the further rows of forks.
-
-    Args:
-        advantages: Shape (B,) for episodes or (B, K) for turns.
-        trajectories: The B episodes.
-        n_rows: Rows of the batch; rows without an episode get advantage 0.
-        n_tokens: T, the columns after the prompts.
-
-    Returns:
-        Shape (n_rows,), or (n_rows, T) if `advantages` are by turn.
-    """
-    rows = [(owner, 0) for owner in range(len(trajectories))]
-    rows += [(owner, row) for owner, t in enumerate(trajectories) for row in range(1, len(t.rows))]
-    # The same order of rows as in `rollout_output`.
-    owners = torch.tensor([owner for owner, _ in rows], dtype=torch.long, device=advantages.device)
-    if advantages.ndim == 1:
-        out = advantages.new_zeros(n_rows)
-        out[: len(rows)] = advantages[owners]
-        return out
-    starts, stops = np.zeros((2, n_rows, advantages.shape[1]), dtype=np.int64)
-    for place, (owner, row) in enumerate(rows):
-        for number, (start, stop) in _spans(trajectories[owner], row):
-            starts[place, number], stops[place, number] = min(start, n_tokens), min(stop, n_tokens)
-    values = advantages.new_zeros(n_rows, advantages.shape[1])
-    values[: len(rows)] = advantages[owners]
-    device = advantages.device
-    return spread_turns(values, torch.from_numpy(starts).to(device), torch.from_numpy(stops).to(device), n_tokens)
-
-
-def turn_penalties(
-    values_BT: torch.Tensor, mask_BT: torch.Tensor, trajectories: Sequence[Trajectory]
-) -> list[list[float]]:
-    """Return sums of per-token values, such as the KL, over each turn of each episode.
-
-    Args:
-        values_BT: Columns after the prompt: first rows in the episodes' order, then those of forks.
-        mask_BT: 1 on the tokens to sum.
-        trajectories: The episodes.
-    """
-    kept = (values_BT * mask_BT).double().cpu().numpy()
-    out = [[0.0] * len(trajectory.turns) for trajectory in trajectories]
-    rows = [(owner, 0) for owner in range(len(trajectories))]
-    rows += [(owner, row) for owner, t in enumerate(trajectories) for row in range(1, len(t.rows))]
-    for place, (owner, row) in enumerate(rows):
-        for number, (start, stop) in _spans(trajectories[owner], row):
-            out[owner][number] += float(kept[place, start:stop].sum())
-    return out
-
-
-def _spans(trajectory: Trajectory, row: int) -> list[tuple[int, tuple[int, int]]]:
-    """Return (turn, its columns after the prompt) for each turn in a row."""
-    found = []
-    for number, turn in enumerate(trajectory.turns):
-        if turn.row == row:
-            tokens = trajectory.rows[row]
-            start, stop = tokens.spans[turn.span]
-            found.append((number, (start - tokens.prompt_length, stop - tokens.prompt_length)))
-    return found
 
 
 def _score(

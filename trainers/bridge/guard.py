@@ -5,9 +5,16 @@ Every row is compared, in training's micro-batches and padding.
 
 from __future__ import annotations
 
-from llm_envs.errors import ModelError
+from collections.abc import Callable, Mapping
+from typing import Any
 
-__all__ = ["check_gap"]
+import torch
+
+from llm_envs.errors import ModelError
+from llm_envs.trainers.bridge.batches import batch_from_trl, slice_rows
+from llm_envs.trainers.functional.masking import trim_padding
+
+__all__ = ["check_gap", "sampling_gap"]
 
 
 def check_gap(mean_gap: float, tolerance: float | None) -> None:
@@ -26,3 +33,30 @@ def check_gap(mean_gap: float, tolerance: float | None) -> None:
             f"first batch (allowed: logps_tolerance={tolerance}). Check that policy and trainer have the same weights, "
             "dtype, temperature and chat template, and that dropout is off."
         )
+
+
+@torch.no_grad()
+def sampling_gap(
+    score: Callable[[Mapping[str, Any]], torch.Tensor], output: Mapping[str, Any], n_rows: int
+) -> tuple[float, int]:
+    """Compare the log-probabilities from sampling with the trained model's for the same tokens.
+
+    All rows are scored, in micro-batches trimmed like those of the loss.
+
+    Args:
+        score: Returns the trained model's log-probabilities of a batch, shape (B, T).
+        output: TRL's batch of a whole generation.
+        n_rows: Rows of a micro-batch.
+
+    Returns:
+        The sum of the gaps in nats, and the number of tokens.
+    """
+    total, n_tokens = 0.0, 0
+    for start in range(0, len(output["prompt_ids"]), n_rows):
+        batch = trim_padding({name: slice_rows(value, start, start + n_rows) for name, value in output.items()})
+        sampled_BT, mask_BT = batch["sampling_per_token_logps"], batch_from_trl(batch).mask_BT
+        # An oracle's tokens were not sampled, so there is nothing to compare.
+        mask_BT &= ~sampled_BT.isnan()
+        gaps = (score(batch) - sampled_BT).abs()[mask_BT]
+        total, n_tokens = total + gaps.sum().item(), n_tokens + gaps.numel()
+    return total, n_tokens

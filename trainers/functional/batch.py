@@ -1,12 +1,11 @@
 """`Batch`: the tensors used from episodes to loss, in rows of tokens.
 
-`bridge.batches.make_batch` creates it from episodes, `Batch.from_trl` from TRL's inputs. `with_advantages` adds the
-advantages, a driver adds fresh log-probabilities, and `algorithm_loss` computes the loss.
+`bridge.batches` creates it from episodes (`make_batch`) or from TRL's inputs (`batch_from_trl`), and `with_advantages`
+adds the advantages. A driver adds fresh log-probabilities, and `algorithm_loss` computes the loss.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -80,27 +79,6 @@ class Batch:
     """With `pair_slopes_B`, in place of selecting pairs: each row's part of the pairs' mean loss."""
     pair_slopes_B: torch.Tensor | None = None
     """Derivative of that mean by each row's log-ratio (`pairs.pair_slopes`): for pairs that reach beyond this batch."""
-
-    @classmethod
-    def from_trl(cls, inputs: Mapping[str, Any]) -> Batch:
-        """Return the batch of TRL's GRPO inputs: a generation, or a micro-batch of it.
-
-        `completion_mask` is 0 on padding and `tool_mask` on the environment's tokens, so the product has the sampled
-        tokens.
-        """
-        return cls(
-            (inputs["completion_mask"] * inputs["tool_mask"]).bool(),
-            advantages=inputs.get("advantages"),
-            old_logps_BT=inputs.get("old_per_token_logps"),
-            ref_logps_BT=inputs.get("ref_per_token_logps"),
-            sampled_logps_BT=inputs.get("sampling_per_token_logps"),
-            weights=inputs.get("importance_sampling_ratio"),
-            prompt_ids=inputs.get("prompt_ids"),
-            prompt_mask=inputs.get("prompt_mask"),
-            completion_ids=inputs.get("completion_ids"),
-            completion_mask=inputs.get("completion_mask"),
-            group_tokens_B=inputs.get("group_tokens"),
-        )
 
     def __len__(self) -> int:
         """Return the number of rows."""

@@ -22,8 +22,6 @@ __all__ = ["Generation"]
 class Generation:
     """The episodes that this process played at once, and what their rows need until they are trained."""
 
-    inputs: list[dict[str, Any]] = field(default_factory=list)
-    """TRL's rows of the data set, one for each episode."""
     episodes: EpisodeRewards = field(default_factory=lambda: EpisodeRewards({}, {}, (), ()))
     kept: KeptRows = field(default_factory=KeptRows)
     """With `keep_sampling_mask`, the tokens that the sampling filters kept; otherwise empty."""

@@ -18,9 +18,8 @@ import torch
 from trl.trainer.utils import split_tensor_dict
 
 from llm_envs.errors import InvalidConfigError
-from llm_envs.trainers.bridge.batches import Scored
+from llm_envs.trainers.bridge.batches import Scored, batch_from_trl
 from llm_envs.trainers.functional.algorithm import Algorithm
-from llm_envs.trainers.functional.batch import Batch
 from llm_envs.trainers.functional.masking import trim_padding
 from llm_envs.trainers.functional.pairs import pair_slopes, sequence_log_ratios
 
@@ -125,7 +124,7 @@ class PairedRows:
 
     def _log_ratios(self, logps_BT: torch.Tensor, inputs: Mapping[str, Any]) -> torch.Tensor:
         reference_BT = _pair_reference(logps_BT, inputs)
-        mask_BT = Batch.from_trl(inputs).mask_BT
+        mask_BT = batch_from_trl(inputs).mask_BT
         return sequence_log_ratios(logps_BT, reference_BT, mask_BT, average=self.algorithm.pair_average).float()
 
 

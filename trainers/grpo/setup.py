@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from datasets import Dataset
+from trl import GRPOTrainer
 
 from llm_envs.errors import InvalidConfigError
 from llm_envs.registration import task_spec
@@ -18,10 +21,12 @@ from llm_envs.trainers.bridge.items import EpisodeDataset, make_items
 from llm_envs.trainers.grpo.config import EnvGRPOConfig
 
 __all__ = [
+    "captured_logps",
     "check_arguments",
     "check_generation",
     "check_origin",
     "make_splits",
+    "silence_missing_reward_warning",
     "temporarily",
 ]
 
@@ -68,16 +73,46 @@ def make_splits(
 
 
 @contextmanager
-def temporarily(args: Any, **values: Any) -> Iterator[None]:
-    """Change settings inside a block and restore them afterwards."""
-    own = {name: getattr(args, name) for name in values}
-    for name, value in values.items():
-        setattr(args, name, value)
+def temporarily(owner: Any, **values: Any) -> Iterator[None]:
+    """Change attributes inside a block and restore them afterwards; a method too."""
+    own = {name: vars(owner)[name] for name in values if name in vars(owner)}
+    vars(owner).update(values)
     try:
         yield
     finally:
-        for name, value in own.items():
-            setattr(args, name, value)
+        for name in values:
+            del vars(owner)[name]
+        vars(owner).update(own)
+
+
+@contextmanager
+def captured_logps(trainer: GRPOTrainer) -> Iterator[list[torch.Tensor]]:
+    """Collect the log-probabilities of the trainer's scoring passes inside the block, in order, detached."""
+    # TRL's loss scores the tokens itself and returns only the loss, so look at what its scoring returns.
+    score, passes = trainer._get_per_token_logps_and_entropies, []
+
+    def captured(*args: Any, **kwargs: Any) -> Any:
+        result = score(*args, **kwargs)
+        passes.append(result[0].detach())
+        return result
+
+    with temporarily(trainer, _get_per_token_logps_and_entropies=captured):
+        yield passes
+
+
+@contextmanager
+def silence_missing_reward_warning(is_quiet: bool) -> Iterator[None]:
+    """Silence TRL's missing-reward warning: the extra rows of a forked episode have no reward on purpose."""
+
+    def keep(record: logging.LogRecord) -> bool:
+        return not (is_quiet and "All reward functions returned None" in record.getMessage())
+
+    trl_logger = logging.getLogger("trl.trainer.grpo_trainer")
+    trl_logger.addFilter(keep)
+    try:
+        yield
+    finally:
+        trl_logger.removeFilter(keep)
 
 
 def check_origin(checkpoint: str, state: Mapping[str, Any] | None, kind: str) -> None:

@@ -1,19 +1,31 @@
-"""GRPO on environments: a thin subclass of TRL's trainer that trains an `Algorithm` on the episodes it plays.
+"""GRPO on environments on one page: play episodes, make their batch, compute advantages, compute the loss.
 
-`playing.py` plays episodes and turns them into TRL's rows. This module has the learning: the algorithm of each
-generation, its advantages, its loss on a micro-batch, its KL and reference. Without an algorithm, TRL's loss is used.
+TRL's trainer has the training loop, and calls the methods of this class back, in this order:
+
+    _generate_and_score_completions  for each generation: `_play` plays it, `_rows` hands it to TRL, which scores the
+                                     tokens, and `_make_advantages` decides what they earn
+    _prepare_inputs                  for each micro-batch
+    _compute_loss                    for each micro-batch: `_algorithm_loss`; without an algorithm, TRL's own loss
+    _end_step                        for each optimizer step
+
+Two further files have all of GRPO: `bridge/batches.py` (the batch: episodes as rows of tokens, a mask, an advantage for
+each token, the shares of micro-batches) and `functional/algorithm.py` (what is learned: `algorithm_loss`).
 
 Invariants:
-1. A failed episode is never scored as 0: its reward is NaN, its tokens are masked, and no baseline includes it.
-2. The gradient of an optimizer step is that of `algorithm_loss` on the step's rows of all processes, however the rows
+1. Training uses exactly the sampled tokens. Ids are never decoded and re-encoded. On the first batch, a guard compares
+   the log-probabilities from sampling with the trainer's.
+2. The loss covers only the policy's tokens: `env_mask` is 0 on every token from the environment or the template.
+3. A failed episode is never scored as 0: its reward is NaN, its tokens are masked, and no baseline includes it.
+4. All members of a group play the same seed, on the same process.
+5. Each sampled token is trained in exactly one row. If an episode's history forks, the episode has several rows: all
+   share its advantage, and the first carries its reward.
+6. The gradient of an optimizer step is that of `algorithm_loss` on the step's rows of all processes, however the rows
    are split into micro-batches.
-3. The algorithm and its coefficient change only between generations; checkpoints store them.
+7. The algorithm and its coefficient change only between generations; checkpoints store them.
 """
 
 from __future__ import annotations
 
-import json
-import logging
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
@@ -21,45 +33,50 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from accelerate.utils import gather_object, send_to_device
+from accelerate.utils import gather_object
 from datasets import Dataset
 
-from llm_envs.errors import InvalidConfigError
-from llm_envs.policies.inference.positions import check_positions
+from llm_envs.policies.inference.positions import check_positions, pass_positions
+from llm_envs.policies.inference.sampling import has_filters
 from llm_envs.rollout import ContextFn
 from llm_envs.rollout.filters import GroupFilter, TrajectoryFilter
 from llm_envs.sources.curriculum import Curriculum
 from llm_envs.sources.source import Envs
-from llm_envs.trainers.bridge.batches import with_advantages
+from llm_envs.trainers.bridge.batches import (
+    OWN_IMPORTANCE_MODES,
+    batch_from_trl,
+    create_column_reader,
+    fork_owners,
+    reward_from_field,
+    reweighed,
+    rollout_output,
+    with_advantages,
+)
 from llm_envs.trainers.bridge.checks import check_forks, load_training_tokenizer
-from llm_envs.trainers.bridge.credit import RewardSettings, declared_weights, with_overlong
-from llm_envs.trainers.bridge.generation import STATE_FILE, GenerationPlayer, own_policy
+from llm_envs.trainers.bridge.credit import RewardSettings, declared_weights, score_episodes, with_overlong
+from llm_envs.trainers.bridge.filtered import unfiltered_rows
+from llm_envs.trainers.bridge.generation import GenerationPlayer, own_policy
 from llm_envs.trainers.bridge.items import index_dataset
-from llm_envs.trainers.bridge.trl_rows import fork_owners, reward_from_field
+from llm_envs.trainers.bridge.kept import KeptRows
+from llm_envs.trainers.bridge.ranks import raise_on_all_ranks
 from llm_envs.trainers.bridge.unused_settings import refuse_unused
 from llm_envs.trainers.functional.algorithm import ALGORITHMS, Algorithm, algorithm_loss
-from llm_envs.trainers.functional.batch import Batch
 from llm_envs.trainers.functional.kl import mean_kl
 from llm_envs.trainers.functional.masking import masked_mean, trim_padding
 from llm_envs.trainers.functional.references import ReferenceUpdateFn, RefModelFn
 from llm_envs.trainers.grpo.algorithms import Algorithms, AlgorithmState
+from llm_envs.trainers.grpo.base import EpisodeTrainer
 from llm_envs.trainers.grpo.config import EnvGRPOConfig
 from llm_envs.trainers.grpo.generation import Generation
 from llm_envs.trainers.grpo.pairs import PairedRows, keep_groups_together
-from llm_envs.trainers.grpo.playing import PlayingTrainer
 from llm_envs.trainers.grpo.setup import (
+    captured_logps,
     check_arguments,
-    check_generation,
-    check_origin,
     make_splits,
+    silence_missing_reward_warning,
     temporarily,
 )
-from llm_envs.trainers.grpo.step import (
-    OWN_IMPORTANCE_MODES,
-    reweighed,
-    silence_missing_reward_warning,
-)
-from llm_envs.trainers.reference import Reference, StepEnd, drop_reference_adapter
+from llm_envs.trainers.reference import Reference, StepEnd
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -67,11 +84,11 @@ if TYPE_CHECKING:
 
 __all__ = ["EnvGRPOConfig", "EnvGRPOTrainer"]
 
-logger = logging.getLogger(__name__)
 
-
-class EnvGRPOTrainer(PlayingTrainer):
+class EnvGRPOTrainer(EpisodeTrainer):
     """Train a language model by GRPO on an environment.
+
+    All of the algorithm is in three files: this one, `bridge/batches.py` and `functional/algorithm.py`.
 
     Args:
         model: A folder, a name on a hub, or a loaded model (a PEFT model too).
@@ -112,7 +129,6 @@ class EnvGRPOTrainer(PlayingTrainer):
     _tag_names = ["trl", "grpo", "llm-envs"]
     _kind = "grpo"
     _known_algorithms: Mapping[str, Algorithm] = ALGORITHMS
-    args: EnvGRPOConfig
 
     def __init__(
         self,
@@ -141,7 +157,6 @@ class EnvGRPOTrainer(PlayingTrainer):
         self._pays_for = replace(rewards, components=rewards.components or args.reward_components)
         self._reference = Reference(ref_model_fn, reference_update_fn)
         self.algorithms = self._make_algorithms(algorithm, args, may_fork=context_fn is not None)
-        """The algorithms of the run; None: TRL's own loss."""
         self._has_reference = self._needs_reference(args)
         self._context_fn, self._trajectory_filter = context_fn, trajectory_filter
         self.items = make_splits(env, eval_env, args, curriculum)
@@ -152,7 +167,6 @@ class EnvGRPOTrainer(PlayingTrainer):
         self._guarded = args.logps_tolerance is None
         self._start_trl(model, args, processing_class, kwargs)
         self._reference.start(self)
-        self.fresh_logps = None
         # TRL judges truncation by the last token, the environment's in a multi-turn row: we carry our own flag.
         self._mask_truncated, self.mask_truncated_completions = self.mask_truncated_completions, False
         self._policy = self._start_vllm() if args.use_vllm else own_policy(self)
@@ -168,6 +182,237 @@ class EnvGRPOTrainer(PlayingTrainer):
             seed=args.seed,
         )
         self._task_weights = declared_weights(self.items["train"].source) if self._pays_for.components else {}
+
+    # For each generation: play, rows, advantages.
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        """Play an episode for each of TRL's rows; return the rows that TRL has scored, with advantages."""
+        if self._mode == "train" and self.algorithms is not None:
+            self.algorithms.begin_generation(self.state.global_step, self.state.max_steps)
+            self.beta = self.algorithms.coefficient
+        self._prepare_policy()
+        # Play first: TRL's method asks for completions deep inside, when the number of its rows is already fixed, and
+        # an episode whose history forks needs several rows.
+        generation = self._play(inputs)
+        owners = fork_owners(generation.episodes.trajectories)
+        further_rows = [dict(inputs[0]) for _ in range(self._n_further_rows(len(owners)))]
+        with silence_missing_reward_warning(bool(further_rows)), temporarily(self, **self._trl_settings(generation)):
+            # In here TRL calls `_rows`, reads the rewards, and scores the tokens by the model and the reference.
+            output: dict[str, Any] = super()._generate_and_score_completions([*inputs, *further_rows])
+        output = reweighed(
+            output,
+            mode=self.vllm_importance_sampling_mode,
+            maximum=self.vllm_importance_sampling_clip_max,
+            minimum=self.vllm_importance_sampling_clip_min,
+        )
+        if further_rows:  # they have no reward, and TRL counts their groups as having different rewards
+            mean = self._metrics[self._mode]["frac_reward_zero_std"]
+            mean[-1] *= (len(inputs) + len(further_rows)) / len(inputs)
+        if (algorithm := self._algorithm) is not None:
+            self._make_advantages(algorithm, generation, output)
+        elif owners:  # all rows of a forked episode share its advantage
+            first = len(inputs)
+            output["advantages"][first : first + len(owners)] = output["advantages"][owners]
+        # Only now: the guard compares tokens as the loss will see them, in TRL's batch.
+        self._guard(output, lambda batch: self._score(self.model, batch)[0])
+        self._log_episodes()
+        return output
+
+    def _play(self, inputs: list[dict[str, Any]]) -> Generation:
+        """Play one episode for each of TRL's rows, and score them by the rewards."""
+        mode = self._mode
+        rows = self._player.play(inputs, mode=mode, step=self.state.global_step, group_size=self._shares.group_size)
+        if mode == "train":
+            self._player.learn()
+        # The algorithm of now may punish length: that is one more column of rewards.
+        share = 0.0 if self._algorithm is None else self._algorithm.overlong
+        rewards = with_overlong(self._pays_for, share, int(self.args.max_completion_length or 256))
+        # Reward functions are user code. If one fails here only, the other processes would wait at the next collective.
+        with raise_on_all_ranks():
+            episodes = score_episodes(rows, rewards, self._task_weights)
+        self.last_trajectories = list(episodes.trajectories)
+        kept = KeptRows(episodes.trajectories) if self.args.keep_sampling_mask else KeptRows()
+        self.generations[mode] = Generation(episodes, kept)
+        return self.generations[mode]
+
+    def _trl_settings(self, generation: Generation) -> dict[str, Any]:
+        """Return the attributes by which TRL's method takes the episodes and rewards of a generation."""
+        # TRL gathers one tensor with a column for each function, so all processes need the same columns, whatever tasks
+        # they played.
+        parts = gather_object([list(generation.episodes.weights.items())])
+        weights = dict(item for part in parts for item in part) or {"reward": 1.0}
+        mode = self.vllm_importance_sampling_mode
+        return {
+            "rollout_func": lambda prompts, trainer: self._rows(generation, len(prompts)),
+            "reward_funcs": [create_column_reader(name) for name in weights],
+            "reward_func_names": list(weights),
+            "reward_processing_classes": [None] * len(weights),  # as TRL sets it for functions
+            "reward_weights": torch.tensor(list(weights.values()), dtype=torch.float32),
+            # TRL scores the reference only if beta is not 0, and a schedule may pass through 0.
+            "beta": self.beta or float(self._has_reference),
+            # TRL refuses the modes that we add: give it one that it knows; `reweighed` replaces its weights.
+            "vllm_importance_sampling_mode": "token_mask" if mode.startswith(OWN_IMPORTANCE_MODES) else mode,
+        }
+
+    def _rows(self, generation: Generation, n_rows: int) -> dict[str, list[Any]]:
+        """Return the episodes as TRL's rows. TRL calls this as its `rollout_func`, after `_play`."""
+        rows = rollout_output(
+            generation.episodes.trajectories,
+            pad_id=int(self._tokenizer.pad_token_id),
+            mask_truncated=self._mask_truncated,
+            trajectory_filter=self._trajectory_filter,
+            n_rows=n_rows,
+            columns=generation.episodes.columns,
+        )
+        # The sampler's log-probabilities are of the filtered distribution. Correct them only if something reads them.
+        sampling = self.collector.sampling
+        is_weighted = self.use_vllm and self.vllm_importance_sampling_correction
+        is_read = is_weighted or self.off_policy_mask_threshold is not None or not self._guarded
+        if sampling.keep_mask or not has_filters(sampling) or not is_read:
+            return rows
+        with self._whole_activations():
+            return rows | {"logprobs": unfiltered_rows(self.model, rows, sampling)}
+
+    @torch.no_grad()
+    def _make_advantages(self, algorithm: Algorithm, generation: Generation, output: dict[str, Any]) -> None:
+        """Replace TRL's advantages by the algorithm's and add its loss's inputs; a critic's advantages follow later."""
+        batch = batch_from_trl(output)
+        if algorithm.kl_in == "reward" and algorithm.kl_coef:
+            logps_BT = batch.old_logps_BT
+            if logps_BT is None:
+                is_training, args = self._mode == "train", self.args
+                size = args.per_device_train_batch_size if is_training else args.per_device_eval_batch_size
+                logps_BT = self._score_without_gradient(output, batch_size=size)
+            batch = replace(batch, policy_logps_BT=logps_BT)
+        batch, scored = with_advantages(
+            batch,
+            algorithm,
+            generation.episodes,
+            kl_coef=self.beta,
+            gather=gather_object,
+            process_index=self.accelerator.process_index,
+        )
+        if scored.kl_BT is not None:
+            output["kl_penalties"] = self.beta * scored.kl_BT
+            self._log_mean("kl", mean_kl(scored.kl_BT, batch.mask_BT))
+        if batch.group_tokens_B is not None:
+            output["group_tokens"] = batch.group_tokens_B
+        if algorithm.advantage_fn is not None:
+            output["advantages"] = batch.advantages
+        if algorithm.pair_loss_fn is not None:
+            n_rows, device = len(output["prompt_ids"]), output["prompt_ids"].device
+            generation.pairs = PairedRows.choose(algorithm, scored, n_rows)
+            output["row"] = torch.arange(n_rows, device=device)  # TRL shuffles rows next; this keeps track of them
+            self._metrics[self._mode]["pairs/count"].append(float(generation.pairs.n_pairs))
+
+    # For each micro-batch: the loss.
+
+    def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
+        """Return TRL's micro-batch; if the generation has pairs, keep the rows of each group together."""
+        inputs: dict[str, Any] = super()._prepare_inputs(generation_batch)
+        if self._mode != "train" or (paired := self.generation.pairs) is None:
+            return inputs
+        buffer: Any = self._buffered_inputs
+        group_size = self._shares.group_size
+        if not paired.is_arranged:  # TRL has just shuffled a new generation into its buffer
+            buffer = keep_groups_together(buffer, group_size)
+            self._buffered_inputs, paired.is_arranged = buffer, True
+        place = self._step % len(buffer)
+        if self.args.per_device_train_batch_size % group_size:  # micro-batches split groups
+            of_this_step = buffer[place : place + self.current_gradient_accumulation_steps]
+            paired.score(of_this_step, self._score_without_gradient, self.state.global_step)
+        ready: dict[str, Any] = buffer[place]
+        return ready
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
+        """Return the loss of a micro-batch, without its shared padding; measure its KL."""
+        # TRL pads all micro-batches to the longest row of the generation. Drop the columns that this one does not need.
+        inputs, algorithm = trim_padding(inputs), self._algorithm
+        if algorithm is not None:
+            loss, logps_BT = self._algorithm_loss(algorithm, model, inputs)
+        else:
+            with captured_logps(self) as passes:
+                loss = super()._compute_loss(model, inputs)
+            logps_BT = passes[-1]
+        if self._mode == "train" and (self._reference.update_fn or (self.algorithms and self.algorithms.is_steered)):
+            batch, kl_fn = batch_from_trl(inputs), None if algorithm is None else algorithm.kl_fn
+            self._reference.meter.add(logps_BT, batch.need("ref_logps_BT"), batch.mask_BT, kl_fn)
+        return loss
+
+    def _algorithm_loss(
+        self, algorithm: Algorithm, model: Any, inputs: dict[str, Any]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return a micro-batch's share of the step's `algorithm_loss`, and its log-probabilities; log statistics.
+
+        The sampled tokens enter the loss here: the batch has the sampled ids, its mask is True on them, and `_score`
+        returns their log-probabilities under the trained model.
+        """
+        batch, shares = batch_from_trl(inputs), self._shares
+        logps_BT, entropies_BT, aux_loss = self._score(
+            model, inputs, compute_entropy=True, compute_aux_loss=self.aux_loss_enabled
+        )
+        mask_BT, n_tokens = batch.mask_BT, inputs["num_items_in_batch"]
+        constant = algorithm.constant if algorithm.constant is not None else float(self.max_completion_length or 0)
+        denominator = shares.denominator(algorithm.normalisation, mask_BT, n_tokens, constant=constant)
+        batch = replace(batch, logps_BT=logps_BT, entropies_BT=entropies_BT, denominator=denominator)
+        if (paired := self.generation.pairs) is not None:
+            losses_B, slopes_B, accuracy = paired.slopes(logps_BT, inputs, shares.group_size)
+            weight = shares.pair_weight(paired.n_pairs)
+            batch = replace(batch, pair_losses_B=weight * losses_B, pair_slopes_B=weight * slopes_B)
+            self._log_mean("pairs/accuracy", torch.tensor(accuracy, device=logps_BT.device))
+        # The entropy bonus is a mean over the tokens of the whole step, so weight this micro-batch by its tokens.
+        share = mask_BT.sum() / shares.denominator("token", mask_BT, n_tokens, constant=1.0)
+        # A schedule may pass through 0, and an algorithm with a `kl_fn` and no coefficient is refused.
+        kl_fn = algorithm.kl_fn if self.beta else None
+        present = replace(algorithm, kl_coef=self.beta, kl_fn=kl_fn, entropy_coef=algorithm.entropy_coef * float(share))
+        loss, stats = algorithm_loss(present, batch)
+        self._log_mean("entropy", masked_mean(entropies_BT, mask_BT))
+        if "kl" in stats:
+            self._log_mean("kl", stats["kl"])
+        if aux_loss is not None:  # load balancing of a mixture of experts, as in TRL
+            loss = loss + self.router_aux_loss_coef * aux_loss / shares.n_accumulated
+        return loss, logps_BT
+
+    def _score(self, model: Any, inputs: Mapping[str, Any], **asked: Any) -> tuple[torch.Tensor, Any, Any]:
+        """Return TRL's log-probabilities, entropies and auxiliary loss of a batch's completions."""
+        result: tuple[torch.Tensor, Any, Any] = self._get_per_token_logps_and_entropies(
+            model,
+            torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1),
+            torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1),
+            inputs["completion_ids"].size(1),
+            **asked,
+        )
+        return result
+
+    @torch.no_grad()
+    def _score_without_gradient(self, inputs: Mapping[str, Any], **asked: Any) -> torch.Tensor:
+        """Return the trained model's log-probabilities of a batch's completions."""
+        with self._whole_activations():
+            return self._score(self.model, inputs, **asked)[0]
+
+    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
+        """Return TRL's result, with position ids that start at each row's first token."""
+        pass_positions(self.accelerator.unwrap_model(args[0]))
+        if self.args.keep_sampling_mask:
+            own: dict[str, Any] = {"temperature": self.temperature, "accelerator": self.accelerator}
+            return self.generation.kept.scores(*args, **kwargs | own)
+        return super()._get_per_token_logps_and_entropies(*args, **kwargs)
+
+    # For each optimizer step.
+
+    def _end_step(self) -> None:
+        """After an optimizer step, log algorithm and coefficient, adjust the coefficient, update the reference."""
+        kl = self._reference.meter.take(self.accelerator)
+        metrics = self._metrics["train"]
+        if kl is not None:
+            metrics["reference/kl"].append(kl)
+        if self._has_reference:
+            metrics["kl_coef"].append(self.beta)
+        for name, value in self.algorithms.end_step(kl).items() if self.algorithms is not None else ():
+            metrics[name].append(value)
+        self._reference.end_step(self, kl)
+
+    # Once, before training.
 
     def _make_algorithms(
         self, given: Algorithms | None, args: EnvGRPOConfig, *, may_fork: bool
@@ -193,11 +438,6 @@ class EnvGRPOTrainer(PlayingTrainer):
         how = "set beta above 0, or give an algorithm with a kl_coef"
         self._reference.check(args, is_used=needed, how=how)
         return needed
-
-    @property
-    def _algorithm(self) -> Algorithm | None:
-        """The algorithm of the present generation; None: TRL's own loss."""
-        return None if self.algorithms is None else self.algorithms.algorithm
 
     def _start_trl(self, model: Any, args: EnvGRPOConfig, tokenizer: Any, kwargs: dict[str, Any]) -> None:
         """Let TRL make its trainer.
@@ -228,234 +468,3 @@ class EnvGRPOTrainer(PlayingTrainer):
     def _kl_coefficient(self, args: EnvGRPOConfig) -> float:
         """Return the current KL coefficient: the algorithm's, or `beta` for TRL's loss."""
         return float(cast("Any", args.beta) or 0.0) if self.algorithms is None else self.algorithms.coefficient
-
-    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        """Play episodes, let TRL score their tokens, and compute the advantages.
-
-        The order matters. We first sync the weights to the engine and play. Then TRL's method runs: it calls `_rows`
-        to get the episodes and scores them with the trained model and the reference.
-        """
-        algorithms = self.algorithms
-        if self._mode == "train" and algorithms is not None:
-            algorithms.begin_generation(self.state.global_step, self.state.max_steps)
-            self.beta = algorithms.coefficient
-        if self.use_vllm and self.state.global_step != self._last_loaded_step:  # TRL then skips its sync
-            self.vllm_generation.sync_weights()
-            self._last_loaded_step = self.state.global_step
-        generation = self._play(inputs)
-        owners = fork_owners(generation.episodes.trajectories)
-        further_rows = [dict(inputs[0]) for _ in range(self._n_further_rows(len(owners)))]
-        # TRL scores the reference only if beta is not 0, and a schedule may pass through 0.
-        changed = {"beta": self.beta or float(self._has_reference)} | self._trl_settings(generation)
-        mode = self.vllm_importance_sampling_mode
-        if mode.startswith(OWN_IMPORTANCE_MODES):  # one that TRL knows; we replace its weights below
-            changed["vllm_importance_sampling_mode"] = "token_mask"
-        with silence_missing_reward_warning(bool(further_rows)), temporarily(self, **changed):
-            output: dict[str, Any] = super()._generate_and_score_completions([*inputs, *further_rows])
-        bounds = self.vllm_importance_sampling_clip_max, self.vllm_importance_sampling_clip_min
-        output = reweighed(output, mode=mode, maximum=bounds[0], minimum=bounds[1])
-        if further_rows:  # they have no reward, and TRL counts their groups as having different rewards
-            mean = self._metrics[self._mode]["frac_reward_zero_std"]
-            mean[-1] *= (len(inputs) + len(further_rows)) / len(inputs)
-        if (algorithm := self._algorithm) is not None:
-            self._make_advantages(algorithm, generation, output)
-        elif owners:  # all rows of a forked episode share its advantage
-            first = len(inputs)
-            output["advantages"][first : first + len(owners)] = output["advantages"][owners]
-        if not self._guarded:  # only now: the guard compares tokens as the loss will see them, in TRL's batch
-            self._guarded = self._guard(output)
-        self._log_episodes()
-        return output
-
-    @torch.no_grad()
-    def _make_advantages(self, algorithm: Algorithm, generation: Generation, output: dict[str, Any]) -> None:
-        """Replace TRL's advantages by the algorithm's and add its loss's inputs; a critic's advantages follow later."""
-        batch = Batch.from_trl(output)
-        if algorithm.kl_in == "reward" and algorithm.kl_coef:
-            logps_BT = batch.old_logps_BT
-            if logps_BT is None:
-                is_training, args = self._mode == "train", self.args
-                size = args.per_device_train_batch_size if is_training else args.per_device_eval_batch_size
-                logps_BT = self._score_without_gradient(output, batch_size=size)
-            batch = replace(batch, policy_logps_BT=logps_BT)
-        batch, scored = with_advantages(
-            batch,
-            algorithm,
-            generation.episodes,
-            kl_coef=self.beta,
-            gather=gather_object,
-            process_index=self.accelerator.process_index,
-        )
-        if scored.kl_BT is not None:
-            output["kl_penalties"] = self.beta * scored.kl_BT
-            self._log_mean("kl", mean_kl(scored.kl_BT, batch.mask_BT))
-        if batch.group_tokens_B is not None:
-            output["group_tokens"] = batch.group_tokens_B
-        if algorithm.advantage_fn is not None:
-            output["advantages"] = batch.advantages
-        if algorithm.pair_loss_fn is not None:
-            n_rows, device = len(output["prompt_ids"]), output["prompt_ids"].device
-            generation.pairs = PairedRows.choose(algorithm, scored, n_rows)
-            output["row"] = torch.arange(n_rows, device=device)  # TRL shuffles rows next; this keeps track of them
-            self._metrics[self._mode]["pairs/count"].append(float(generation.pairs.n_pairs))
-
-    def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
-        """Return TRL's micro-batch; if the generation has pairs, keep the rows of each group together."""
-        inputs: dict[str, Any] = super()._prepare_inputs(generation_batch)
-        if self._mode != "train" or (paired := self.generation.pairs) is None:
-            return inputs
-        buffer: Any = self._buffered_inputs
-        group_size = self._shares.group_size
-        if not paired.is_arranged:  # TRL has just shuffled a new generation into its buffer
-            buffer = keep_groups_together(buffer, group_size)
-            self._buffered_inputs, paired.is_arranged = buffer, True
-        place = self._step % len(buffer)
-        if self.args.per_device_train_batch_size % group_size:  # micro-batches split groups
-            of_this_step = buffer[place : place + self.current_gradient_accumulation_steps]
-            paired.score(of_this_step, self._score_without_gradient, self.state.global_step)
-        ready: dict[str, Any] = buffer[place]
-        return ready
-
-    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
-        """Return the loss of a micro-batch, without its shared padding; measure its KL."""
-        # TRL pads all micro-batches to the longest row of the generation. Drop the columns that this one does not need.
-        inputs, algorithm = trim_padding(inputs), self._algorithm
-        try:
-            if algorithm is None:
-                loss: torch.Tensor = super()._compute_loss(model, inputs)
-            else:
-                loss = self._algorithm_loss(algorithm, model, inputs)
-            is_steered = self._reference.update_fn is not None or (self.algorithms and self.algorithms.is_steered)
-            if self._mode == "train" and is_steered:
-                kl_fn = None if algorithm is None else algorithm.kl_fn
-                assert self.fresh_logps is not None
-                batch = Batch.from_trl(inputs)
-                self._reference.meter.add(self.fresh_logps, batch.need("ref_logps_BT"), batch.mask_BT, kl_fn)
-        finally:
-            self.fresh_logps = None
-        return loss
-
-    def _algorithm_loss(self, algorithm: Algorithm, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
-        """Return a micro-batch's share of the step's `algorithm_loss`; log its statistics.
-
-        The sampled tokens enter the loss here: the batch has the sampled ids, its mask is True on them, and `_score`
-        returns their log-probabilities under the trained model.
-        """
-        batch, shares = Batch.from_trl(inputs), self._shares
-        logps_BT, entropies_BT, aux_loss = self._score(
-            model, inputs, compute_entropy=True, compute_aux_loss=self.aux_loss_enabled
-        )
-        mask_BT, n_tokens = batch.mask_BT, inputs["num_items_in_batch"]
-        constant = algorithm.constant if algorithm.constant is not None else float(self.max_completion_length or 0)
-        denominator = shares.denominator(algorithm.normalisation, mask_BT, n_tokens, constant=constant)
-        batch = replace(batch, logps_BT=logps_BT, entropies_BT=entropies_BT, denominator=denominator)
-        if (paired := self.generation.pairs) is not None:
-            losses_B, slopes_B, accuracy = paired.slopes(logps_BT, inputs, shares.group_size)
-            weight = shares.pair_weight(paired.n_pairs)
-            batch = replace(batch, pair_losses_B=weight * losses_B, pair_slopes_B=weight * slopes_B)
-            self._log_mean("pairs/accuracy", torch.tensor(accuracy, device=logps_BT.device))
-        # The entropy bonus is a mean over the tokens of the whole step, so weight this micro-batch by its tokens.
-        share = mask_BT.sum() / shares.denominator("token", mask_BT, n_tokens, constant=1.0)
-        # A schedule may pass through 0, and an algorithm with a `kl_fn` and no coefficient is refused.
-        kl_fn = algorithm.kl_fn if self.beta else None
-        present = replace(algorithm, kl_coef=self.beta, kl_fn=kl_fn, entropy_coef=algorithm.entropy_coef * float(share))
-        loss, stats = algorithm_loss(present, batch)
-        self._log_mean("entropy", masked_mean(entropies_BT, mask_BT))
-        if "kl" in stats:
-            self._log_mean("kl", stats["kl"])
-        if aux_loss is not None:  # load balancing of a mixture of experts, as in TRL
-            loss = loss + self.router_aux_loss_coef * aux_loss / shares.n_accumulated
-        return loss
-
-    def _end_step(self) -> None:
-        """After an optimizer step, log algorithm and coefficient, adjust the coefficient, update the reference."""
-        kl = self._reference.meter.take(self.accelerator)
-        metrics = self._metrics["train"]
-        if kl is not None:
-            metrics["reference/kl"].append(kl)
-        if self._has_reference:
-            metrics["kl_coef"].append(self.beta)
-        for name, value in self.algorithms.end_step(kl).items() if self.algorithms is not None else ():
-            metrics[name].append(value)
-        self._reference.end_step(self, kl)
-
-    def _reward_settings(self) -> RewardSettings:
-        """Return the user's reward settings, with the algorithm's overlong penalty added."""
-        share = 0.0 if self._algorithm is None else self._algorithm.overlong
-        return with_overlong(self._pays_for, share, int(self.args.max_completion_length or 256))
-
-    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
-        """Save the model as TRL does, but leave out an adapter that only serves as the reference."""
-        super()._save(output_dir, state_dict)
-        drop_reference_adapter(self, output_dir)
-
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """Save TRL's checkpoint, the unused part of the generation, and the state that the next generation needs."""
-        # Ours first: a checkpoint counts as complete once transformers has written its state, the last file of `super`.
-        folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
-        folder.mkdir(parents=True, exist_ok=True)
-        uses = self._uses
-        taken = self._step % uses["uses"]
-        if taken:  # every process writes its own rows
-            micro_batches: Any = self._buffered_inputs
-            self.generations["train"].save(self._rest_path(folder), micro_batches)
-        if self.args.should_save:
-            state = self._player.state_dict() | {"trainer": self._kind, "generation": {"taken": taken} | uses}
-            state |= {} if self.algorithms is None else self.algorithms.state_dict()
-            state["reference"] = self._reference.save(self, folder)
-            (folder / STATE_FILE).write_text(json.dumps(state) + "\n")
-        super()._save_checkpoint(model, trial)
-
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """Load TRL's checkpoint and the parts that `_save_checkpoint` added."""
-        path = Path(checkpoint or "") / STATE_FILE
-        state = json.loads(path.read_text()) if checkpoint is not None and path.exists() else None
-        if checkpoint is not None:
-            check_origin(checkpoint, state, self._kind)
-            present = None if self.algorithms is None else self.algorithms.name_at(state or {})
-            check_generation(checkpoint, (state or {}).get("learned_by"), present)
-        super()._load_optimizer_and_scheduler(checkpoint)
-        if checkpoint is not None and state is not None:
-            self._player.load_state_dict(state)
-            self._reference.load(self, Path(checkpoint), state.get("reference"))
-            # Before the generation, whose pairs take the current algorithm.
-            if self.algorithms is not None:
-                self.algorithms.load_state_dict(state)
-                self.beta = self.algorithms.coefficient
-            self._load_rest(Path(checkpoint), state.get("generation") or {"taken": 0})
-
-    @property
-    def _uses(self) -> dict[str, int]:
-        """The number of micro-batches that a generation is used for, and the batch sizes that this depends on."""
-        args, steps = self.args, int(self.args.steps_per_generation or 1)
-        return {
-            "uses": steps * self.num_iterations,
-            "steps_per_generation": steps,
-            "per_device_train_batch_size": int(args.per_device_train_batch_size),
-            "gradient_accumulation_steps": int(args.gradient_accumulation_steps),
-            "processes": self.accelerator.num_processes,
-        }
-
-    def _rest_path(self, folder: Path) -> Path:
-        return folder / f"generation-{self.accelerator.process_index}.pt"
-
-    def _load_rest(self, folder: Path, state: Mapping[str, int]) -> None:
-        """Restore the generation of a checkpoint, if it was not used up.
-
-        Raises:
-            InvalidConfigError: If the batch sizes of the run differ, or the file is missing.
-        """
-        taken = state["taken"]
-        if not taken:
-            return
-        saved, uses = {name: value for name, value in state.items() if name != "taken"}, self._uses
-        if saved != uses:
-            raise InvalidConfigError(
-                f"{folder} lies inside a generation ({taken} of {state['uses']} micro-batches were taken), and its "
-                f"batches have another shape: saved {saved}, now {uses} (uses: steps_per_generation * num_iterations). "
-                "Resume with the settings and number of processes of the run, or from a checkpoint at the end of a "
-                "generation."
-            )
-        self.generations["train"], rest = Generation.load(self._rest_path(folder), self._algorithm)
-        # TRL plays a new generation if `_step` is a multiple of `uses`. Otherwise it takes the next from its buffer.
-        self._step, self._buffered_inputs = taken, send_to_device(rest, self.accelerator.device)

@@ -26,6 +26,7 @@ from llm_envs.sources.source import Envs
 from llm_envs.trainers.bridge.unused_settings import ppo_cases, refuse_unused
 from llm_envs.trainers.functional.algorithm import PPO, Algorithm
 from llm_envs.trainers.functional.masking import masked_whiten, trim_padding
+from llm_envs.trainers.grpo.setup import captured_logps
 from llm_envs.trainers.grpo.trainer import EnvGRPOTrainer
 from llm_envs.trainers.ppo.config import EnvPPOConfig
 from llm_envs.trainers.ppo.critic import CRITIC_FOLDER, CriticOptimizer, captured_states, load_critic
@@ -99,7 +100,6 @@ class EnvPPOTrainer(EnvGRPOTrainer):
         for parameter in self.critic.parameters() if self.accelerator.num_processes > 1 else ():
             torch.distributed.broadcast(parameter.data, src=0)
         self._critic_optimizer: CriticOptimizer | None = None
-        self._scored = torch.zeros(())
         self.add_callback(_CriticStep(self))
 
     @property
@@ -189,12 +189,13 @@ class EnvPPOTrainer(EnvGRPOTrainer):
         inputs = trim_padding(inputs)
         # A shared critic reads the hidden states of the policy's forward pass, which must run inside the block.
         if self.critic.is_shared:
-            with captured_states(self.accelerator.unwrap_model(model)) as states:
+            with captured_states(self.accelerator.unwrap_model(model)) as states, captured_logps(self) as passes:
                 loss = super()._compute_loss(model, inputs)
             detached = self.is_warming_up or not self.args.value_trains_trunk
             values = self.critic.read(states[0].detach() if detached else states[0])
         else:
-            loss = super()._compute_loss(model, inputs)
+            with captured_logps(self) as passes:
+                loss = super()._compute_loss(model, inputs)
             values = self._separate_values(
                 torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1),
                 torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1),
@@ -210,7 +211,7 @@ class EnvPPOTrainer(EnvGRPOTrainer):
         )
         self._record("value/loss", mean_loss)
         self._record("value/clip_fraction", stopped)
-        moved = policy_statistics(self._scored, inputs, mask_BT, clip_low=self.epsilon_low, clip_high=self.epsilon_high)
+        moved = policy_statistics(passes[-1], inputs, mask_BT, clip_low=self.epsilon_low, clip_high=self.epsilon_high)
         for name, value in moved.items():
             self._record(f"policy/{name}", value)
         # Times 0 rather than left out: DDP expects a gradient for every parameter. `step_critic` drops these zeros.
@@ -223,12 +224,6 @@ class EnvPPOTrainer(EnvGRPOTrainer):
         if self._mode == "train":
             n_micro = int(self.args.steps_per_generation or 1) / self.current_gradient_accumulation_steps
         return token_count(inputs, n_processes=self.accelerator.num_processes, n_micro_batches=n_micro)
-
-    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
-        """Return TRL's result; keep the log-probabilities, to measure how far the policy has moved."""
-        result = super()._get_per_token_logps_and_entropies(*args, **kwargs)
-        self._scored = result[0].detach()
-        return result
 
     def _record(self, name: str, value: torch.Tensor) -> None:
         """Log the mean over the processes of a scalar."""

@@ -26,8 +26,8 @@ from llm_envs.registration import task_spec
 from llm_envs.rollout import Collector, EpisodeSpec, RolloutLimits
 from llm_envs.rollout.sync import SyncRunner
 from llm_envs.sources.source import Envs, group_specs
+from llm_envs.trainers.bridge.batches import REWARD_FIELD, rollout_output
 from llm_envs.trainers.bridge.items import EpisodeDataset, make_items
-from llm_envs.trainers.bridge.trl_rows import REWARD_FIELD, rollout_output
 from llm_envs.trainers.stock_trl.tool_loop import TOOL_LOOP_STOPS, ToolLoopEpisode, environment_factory, prompt_dataset
 from llm_envs.types import SamplingParams, StopReason, Trajectory
 

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from llm_envs.trainers.bridge.trl_rows import fork_owners, reward_from_field, rollout_output
+from llm_envs.trainers.bridge.batches import fork_owners, reward_from_field, rollout_output
 from llm_envs.types import FinishReason, RolloutError, Row, StopReason, Trajectory, Turn
 
 ROW = Row(

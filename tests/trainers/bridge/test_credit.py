@@ -8,13 +8,8 @@ import torch
 
 from llm_envs.errors import InvalidConfigError, JudgeError
 from llm_envs.rewards import create_gated
-from llm_envs.trainers.bridge.credit import (
-    RewardSettings,
-    score_episodes,
-    token_advantages,
-    turn_matrix,
-    turn_penalties,
-)
+from llm_envs.trainers.bridge.batches import token_advantages, turn_matrix, turn_penalties
+from llm_envs.trainers.bridge.credit import RewardSettings, score_episodes
 from llm_envs.types import Row, StopReason, Trajectory, Turn
 
 ROW = Row(

@@ -13,11 +13,10 @@ from llm_envs.policies.inference.scoring import filter_shifts
 from llm_envs.rollout import Collector, EnvChoice
 from llm_envs.tiny_model import tiny_model, tiny_tokenizer
 from llm_envs.trainers import EnvGRPOTrainer, EnvPPOConfig, EnvPPOTrainer
-from llm_envs.trainers.bridge.batches import make_batch
+from llm_envs.trainers.bridge.batches import make_batch, reweighed
 from llm_envs.trainers.bridge.credit import RewardSettings, score_episodes
 from llm_envs.trainers.bridge.filtered import unfiltered_logps
 from llm_envs.trainers.functional.algorithm import GRPO
-from llm_envs.trainers.grpo.step import reweighed
 from llm_envs.trainers.loop import LoopSettings, create_training_state, training_iteration, training_step
 from llm_envs.trainers.loop.batch import without_filters
 from llm_envs.trainers.loop.run import _prepared

@@ -11,8 +11,8 @@ from trl import GRPOConfig, GRPOTrainer
 from llm_envs.policies.inference import load_model, load_tokenizer
 from llm_envs.rollout import EnvChoice
 from llm_envs.trainers import EnvGRPOTrainer
+from llm_envs.trainers.bridge.batches import reward_from_field, rollout_output
 from llm_envs.trainers.bridge.items import index_dataset
-from llm_envs.trainers.bridge.trl_rows import reward_from_field, rollout_output
 
 pytestmark = [pytest.mark.transformers, pytest.mark.trainings]
 SETTINGS = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 2, "max_steps": 3, "seed": 7}

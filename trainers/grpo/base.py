@@ -1,75 +1,64 @@
-"""TRL's GRPO trainer with episodes in place of completions: rollout, rows, guard, and splitting of large micro-batches.
+"""TRL's GRPO trainer with everything that any loss on episodes needs and no loss depends on.
 
-Invariants:
-1. Training uses exactly the sampled tokens. Ids are never decoded and re-encoded. On the first batch, a guard compares
-   the log-probabilities from sampling with the trainer's.
-2. The loss covers only the policy's tokens: `env_mask` is 0 on every token from the environment or the template.
-3. All members of a group play the same seed, on the same process.
-4. Each sampled token is trained in exactly one row. If an episode's history forks, the episode has several rows: all
-   share its advantage, and the first carries its reward.
+The sampling engine, the collector, the guard, splitting of large micro-batches, logs and checkpoints. `trainer.py` has
+the way from episodes to the loss; its reader need not open this file.
 """
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, cast
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
-from accelerate.utils import gather_object
+from accelerate.utils import gather_object, send_to_device
 from trl import GRPOTrainer
 from trl.models.utils import disable_gradient_checkpointing
 
 from llm_envs.chat.codec import ChatCodec
-from llm_envs.policies.inference.positions import pass_positions
-from llm_envs.policies.inference.sampling import has_filters
+from llm_envs.errors import InvalidConfigError
 from llm_envs.policies.transformers import TransformersPolicy
 from llm_envs.rollout import Collector, ContextFn
-from llm_envs.rollout.filters import TrajectoryFilter
 from llm_envs.sources.source import group_specs
+from llm_envs.trainers.bridge.batches import StepShares, slice_rows
 from llm_envs.trainers.bridge.checks import training_template
-from llm_envs.trainers.bridge.credit import RewardSettings, score_episodes
-from llm_envs.trainers.bridge.filtered import unfiltered_rows
-from llm_envs.trainers.bridge.generation import GenerationPlayer, close_player, make_collector, own_engine
-from llm_envs.trainers.bridge.guard import check_gap
+from llm_envs.trainers.bridge.generation import STATE_FILE, GenerationPlayer, close_player, make_collector, own_engine
+from llm_envs.trainers.bridge.guard import check_gap, sampling_gap
 from llm_envs.trainers.bridge.items import EpisodeDataset
-from llm_envs.trainers.bridge.kept import KeptRows
-from llm_envs.trainers.bridge.ranks import raise_on_all_ranks
-from llm_envs.trainers.bridge.trl_rows import create_column_reader, rollout_output
+from llm_envs.trainers.functional.algorithm import Algorithm
+from llm_envs.trainers.grpo.algorithms import AlgorithmState
 from llm_envs.trainers.grpo.config import EnvGRPOConfig
 from llm_envs.trainers.grpo.generation import Generation
-from llm_envs.trainers.grpo.step import StepShares, sampling_gap, slice_rows
+from llm_envs.trainers.grpo.setup import check_generation, check_origin
+from llm_envs.trainers.reference import Reference, drop_reference_adapter
 from llm_envs.types import Trajectory
 
 if TYPE_CHECKING:
     from llm_envs.rollout.token_transcript import History
 
-__all__ = ["PlayingTrainer"]
+__all__ = ["EpisodeTrainer"]
 
 
-class PlayingTrainer(GRPOTrainer):
-    """Plays episodes for TRL's trainer and returns their tokens. `EnvGRPOTrainer` adds advantages and loss."""
+class EpisodeTrainer(GRPOTrainer):
+    """Samples, guards, logs and saves for `EnvGRPOTrainer`, which adds what is learned."""
 
     args: EnvGRPOConfig
     items: Mapping[str, EpisodeDataset]
+    algorithms: AlgorithmState | None
+    """The algorithms of the run; None: TRL's own loss."""
     generations: dict[str, Generation]
     """The latest generation on this process, of training ("train") and of evaluation ("eval")."""
     last_trajectories: list[Trajectory]
     """The episodes that were played last, in the order of TRL's rows."""
-    fresh_logps: torch.Tensor | None
-    """Log-probabilities of the latest forward pass."""
+    _kind: ClassVar[str]
     _policy: Any
     _player: GenerationPlayer
+    _reference: Reference
     _context_fn: ContextFn | None
-    _trajectory_filter: TrajectoryFilter | None
-    _task_weights: Mapping[str, float]
-    _mask_truncated: bool
     _guarded: bool
-
-    def _reward_settings(self) -> RewardSettings:
-        """Return the reward settings of the current generation."""
-        raise NotImplementedError
 
     def _start_vllm(self) -> Any:
         self.vllm_generation = own_engine(self)
@@ -86,6 +75,15 @@ class PlayingTrainer(GRPOTrainer):
         return make_collector(
             self.items["train"], self._policy, codec, args, history=history, context_fn=self._context_fn
         )
+
+    def _prepare_policy(self) -> None:
+        """Give the sampling policy the weights of now."""
+        if isinstance(self._policy, TransformersPolicy):
+            self._policy.weight_version = self.state.global_step
+        # TRL syncs before its own sampling, but our episodes are played before TRL's method runs: it then skips this.
+        if self.use_vllm and self.state.global_step != self._last_loaded_step:
+            self.vllm_generation.sync_weights()
+            self._last_loaded_step = self.state.global_step
 
     @property
     def _mode(self) -> str:
@@ -107,77 +105,32 @@ class PlayingTrainer(GRPOTrainer):
         return -(-max(gather_object([n_forks])) // unit) * unit
 
     @property
+    def _algorithm(self) -> Algorithm | None:
+        """The algorithm of the present generation; None: TRL's own loss."""
+        return None if self.algorithms is None else self.algorithms.algorithm
+
+    @property
     def generation(self) -> Generation:
         """The generation under way in the current mode."""
         return self.generations[self._mode]
 
-    def _play(self, inputs: list[dict[str, Any]]) -> Generation:
-        """Play one episode for each of TRL's rows."""
-        if isinstance(self._policy, TransformersPolicy):
-            self._policy.weight_version = self.state.global_step
-        mode = self._mode
-        rows = self._player.play(inputs, mode=mode, step=self.state.global_step, group_size=self._shares.group_size)
-        if mode == "train":
-            self._player.learn()
-        # Reward functions are user code. If one fails here only, the other processes would wait at the next collective.
-        with raise_on_all_ranks():
-            episodes = score_episodes(rows, self._reward_settings(), self._task_weights)
-        self.last_trajectories = list(episodes.trajectories)
-        kept = KeptRows(episodes.trajectories) if self.args.keep_sampling_mask else KeptRows()
-        self.generations[mode] = Generation(inputs, episodes, kept)
-        return self.generations[mode]
-
-    def _trl_settings(self, generation: Generation) -> dict[str, Any]:
-        """Return the attributes by which TRL's methods take the episodes and rewards of a generation."""
-        # TRL gathers one tensor with a column for each function, so all processes need the same columns, whatever tasks
-        # they played.
-        parts = gather_object([list(generation.episodes.weights.items())])
-        weights = dict(item for part in parts for item in part) or {"reward": 1.0}
-        return {
-            "rollout_func": lambda prompts, trainer: self._rows(generation, len(prompts)),
-            "reward_funcs": [create_column_reader(name) for name in weights],
-            "reward_func_names": list(weights),
-            "reward_processing_classes": [None] * len(weights),  # as TRL sets it for functions
-            "reward_weights": torch.tensor(list(weights.values()), dtype=torch.float32),
-        }
-
-    def _rows(self, generation: Generation, n_rows: int) -> dict[str, list[Any]]:
-        """Return the episodes as TRL's rows. TRL calls this as its `rollout_func`, after `_play`."""
-        rows = rollout_output(
-            generation.episodes.trajectories,
-            pad_id=int(self._tokenizer.pad_token_id),
-            mask_truncated=self._mask_truncated,
-            trajectory_filter=self._trajectory_filter,
-            n_rows=n_rows,
-            columns=generation.episodes.columns,
-        )
-        # The sampler's log-probabilities are of the filtered distribution. Correct them only if something reads them.
-        sampling = self.collector.sampling
-        is_weighted = self.use_vllm and self.vllm_importance_sampling_correction
-        is_read = is_weighted or self.off_policy_mask_threshold is not None or not self._guarded
-        if sampling.keep_mask or not has_filters(sampling) or not is_read:
-            return rows
-        with self._whole_activations():
-            return rows | {"logprobs": unfiltered_rows(self.model, rows, sampling)}
-
-    def _guard(self, output: Mapping[str, Any]) -> bool:
-        """Raise if the log-probabilities from sampling differ from those of the trained model.
-
-        Returns:
-            Whether any process had tokens to compare.
+    def _guard(self, output: Mapping[str, Any], score: Callable[[Mapping[str, Any]], torch.Tensor]) -> None:
+        """On the first batch, raise if the log-probabilities from sampling differ from those of the trained model.
 
         Raises:
             ModelError: If their mean gap exceeds `args.logps_tolerance`.
         """
+        if self._guarded:
+            return
         args = self.args
-        own = sampling_gap(lambda batch: self._score(self.model, batch)[0], output, args.per_device_train_batch_size)
+        own = sampling_gap(score, output, args.per_device_train_batch_size)
         gaps = [total / n for total, n in gather_object([own]) if n]
-        if not gaps:
-            return False
+        if not gaps:  # no process had a token to compare: try the next batch
+            return
         mean_gap = max(gaps, key=lambda gap: math.inf if math.isnan(gap) else gap)  # all processes stop, or none
         self._metrics["train"]["sampling/guard_logps_gap"].append(mean_gap)
         check_gap(mean_gap, args.logps_tolerance)
-        return True
+        self._guarded = True
 
     def _log_episodes(self) -> None:
         """Log the environment's metrics of the latest episodes, over all processes."""
@@ -212,35 +165,6 @@ class PlayingTrainer(GRPOTrainer):
                 self.accelerator.backward(loss)
             done = done + loss.detach()
         return done
-
-    def _score(self, model: Any, inputs: Mapping[str, Any], **asked: Any) -> tuple[torch.Tensor, Any, Any]:
-        """Return TRL's log-probabilities, entropies and auxiliary loss of a batch's completions."""
-        result: tuple[torch.Tensor, Any, Any] = self._get_per_token_logps_and_entropies(
-            model,
-            torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1),
-            torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1),
-            inputs["completion_ids"].size(1),
-            **asked,
-        )
-        return result
-
-    @torch.no_grad()
-    def _score_without_gradient(self, inputs: Mapping[str, Any], **asked: Any) -> torch.Tensor:
-        """Return the trained model's log-probabilities of a batch's completions."""
-        with self._whole_activations():
-            return self._score(self.model, inputs, **asked)[0]
-
-    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
-        """Return TRL's result, with position ids that start at each row's first token; keep the log-probabilities."""
-        # TRL's loss does not return them, and a KL measured for a moving reference or a schedule needs them.
-        pass_positions(self.accelerator.unwrap_model(args[0]))
-        if self.args.keep_sampling_mask:
-            own: dict[str, Any] = {"temperature": self.temperature, "accelerator": self.accelerator}
-            result: Any = self.generation.kept.scores(*args, **kwargs | own)
-        else:
-            result = super()._get_per_token_logps_and_entropies(*args, **kwargs)
-        self.fresh_logps = result[0]
-        return result
 
     @property
     def _shares(self) -> StepShares:
@@ -285,3 +209,79 @@ class PlayingTrainer(GRPOTrainer):
     def close(self) -> None:
         """Close the trajectories' log and end the collector's and the policy's threads."""
         close_player(self._player, self._policy)
+
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        """Save the model as TRL does, but leave out an adapter that only serves as the reference."""
+        super()._save(output_dir, state_dict)
+        drop_reference_adapter(self, output_dir)
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """Save TRL's checkpoint, the unused part of the generation, and the state that the next generation needs."""
+        # Ours first: a checkpoint counts as complete once transformers has written its state, the last file of `super`.
+        folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
+        folder.mkdir(parents=True, exist_ok=True)
+        uses = self._uses
+        taken = self._step % uses["uses"]
+        if taken:  # every process writes its own rows
+            micro_batches: Any = self._buffered_inputs
+            self.generations["train"].save(self._rest_path(folder), micro_batches)
+        if self.args.should_save:
+            state = self._player.state_dict() | {"trainer": self._kind, "generation": {"taken": taken} | uses}
+            state |= {} if self.algorithms is None else self.algorithms.state_dict()
+            state["reference"] = self._reference.save(self, folder)
+            (folder / STATE_FILE).write_text(json.dumps(state) + "\n")
+        super()._save_checkpoint(model, trial)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        """Load TRL's checkpoint and the parts that `_save_checkpoint` added."""
+        path = Path(checkpoint or "") / STATE_FILE
+        state = json.loads(path.read_text()) if checkpoint is not None and path.exists() else None
+        if checkpoint is not None:
+            check_origin(checkpoint, state, self._kind)
+            present = None if self.algorithms is None else self.algorithms.name_at(state or {})
+            check_generation(checkpoint, (state or {}).get("learned_by"), present)
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is not None and state is not None:
+            self._player.load_state_dict(state)
+            self._reference.load(self, Path(checkpoint), state.get("reference"))
+            # Before the generation, whose pairs take the current algorithm.
+            if self.algorithms is not None:
+                self.algorithms.load_state_dict(state)
+                self.beta = self.algorithms.coefficient
+            self._load_rest(Path(checkpoint), state.get("generation") or {"taken": 0})
+
+    @property
+    def _uses(self) -> dict[str, int]:
+        """The number of micro-batches that a generation is used for, and the batch sizes that this depends on."""
+        args, steps = self.args, int(self.args.steps_per_generation or 1)
+        return {
+            "uses": steps * self.num_iterations,
+            "steps_per_generation": steps,
+            "per_device_train_batch_size": int(args.per_device_train_batch_size),
+            "gradient_accumulation_steps": int(args.gradient_accumulation_steps),
+            "processes": self.accelerator.num_processes,
+        }
+
+    def _rest_path(self, folder: Path) -> Path:
+        return folder / f"generation-{self.accelerator.process_index}.pt"
+
+    def _load_rest(self, folder: Path, state: Mapping[str, int]) -> None:
+        """Restore the generation of a checkpoint, if it was not used up.
+
+        Raises:
+            InvalidConfigError: If the batch sizes of the run differ, or the file is missing.
+        """
+        taken = state["taken"]
+        if not taken:
+            return
+        saved, uses = {name: value for name, value in state.items() if name != "taken"}, self._uses
+        if saved != uses:
+            raise InvalidConfigError(
+                f"{folder} lies inside a generation ({taken} of {state['uses']} micro-batches were taken), and its "
+                f"batches have another shape: saved {saved}, now {uses} (uses: steps_per_generation * num_iterations). "
+                "Resume with the settings and number of processes of the run, or from a checkpoint at the end of a "
+                "generation."
+            )
+        self.generations["train"], rest = Generation.load(self._rest_path(folder), self._algorithm)
+        # TRL plays a new generation if `_step` is a multiple of `uses`. Otherwise it takes the next from its buffer.
+        self._step, self._buffered_inputs = taken, send_to_device(rest, self.accelerator.device)
