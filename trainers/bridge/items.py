@@ -25,6 +25,7 @@ __all__ = [
     "SeedItems",
     "episode_seed",
     "index_dataset",
+    "index_datasets",
     "make_items",
     "refills",
 ]
@@ -137,6 +138,12 @@ def make_items(
             raise InvalidConfigError("a data set says what is played: leave curriculum out, or give environments.")
         return ListedItems(envs, env_kwargs=env_kwargs)
     return SeedItems(envs, split, n, seed=seed, env_kwargs=env_kwargs, curriculum=curriculum)
+
+
+def index_datasets(items: Mapping[str, EpisodeDataset]) -> dict[str, Dataset]:
+    """Return TRL's `train_dataset`, and `eval_dataset` if there is a test split: one row per item."""
+    roles = {"train": "train_dataset", "test": "eval_dataset"}
+    return {roles[split]: index_dataset(part, split) for split, part in items.items()}
 
 
 def index_dataset(items: EpisodeDataset, split: str) -> Dataset:

@@ -44,7 +44,7 @@ from llm_envs.trainers.bridge.generation import (
     own_engine,
     own_policy,
 )
-from llm_envs.trainers.bridge.items import EpisodeDataset, index_dataset
+from llm_envs.trainers.bridge.items import EpisodeDataset, index_datasets
 from llm_envs.trainers.bridge.ranks import check_same_rows, raise_on_all_ranks
 from llm_envs.trainers.bridge.unused_settings import dpo_cases, refuse_unused
 from llm_envs.trainers.dpo.config import EnvDPOConfig, check_arguments
@@ -69,7 +69,7 @@ from llm_envs.trainers.reference import Reference, StepEnd, captured_log_probs, 
 from llm_envs.types import Trajectory
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel
 
 __all__ = ["EnvDPOConfig", "EnvDPOTrainer"]
 
@@ -94,17 +94,16 @@ class EnvDPOTrainer(DPOTrainer):
         selector: Chooses the pairs of a group: scored trajectories -> pairs (chosen, rejected). None: the selector of
             `args.pair_selector`. `dpo.pairs.lift_pairs` converts a selector on rewards (`functional.pairs`).
             Ties, and pairs within `args.pair_margin`, are removed from its result.
-        ref_model: The reference; None: the initial model (with PEFT, without its adapter).
-        ref_model_fn: `(policy) -> reference`, in place of `ref_model`.
+        ref_model_fn: `(policy) -> reference`, in place of TRL's `ref_model`. With neither, the reference is the initial
+            model (with PEFT, without its adapter).
         reference_update_fn: `(reference, policy, *, step, kl) -> reference`, after each optimizer step
             (`functional.references`); under PEFT it moves an adapter. `kl` is the mean of k3 over the pairs' tokens. It
             estimates the policy's KL only online, where the policy has just sampled them.
-        processing_class: The tokenizer; None loads the model's.
         eval_env: Online, the episodes of `evaluate`; None: the test split of `env`. A data set has no test split.
         curriculum: Online, chooses arguments of the training episodes by measured success.
         group_filter: Online, keeps the groups to train on (`llm_envs.rollout.filters`; `create_spread_filter()` drops
             those without a pair). Dropped groups are replaced; at most `args.max_refills` are played for each place.
-        **kwargs: TRL's other arguments (`peft_config`, `callbacks`, `optimizers`, ...).
+        **kwargs: TRL's other arguments (`processing_class`, `ref_model`, `peft_config`, `callbacks`, ...).
 
     Online, call `close` at the end.
 
@@ -129,10 +128,8 @@ class EnvDPOTrainer(DPOTrainer):
         source: str | Path | Dataset | Sequence[Trajectory] | None = None,
         eval_source: str | Path | Dataset | Sequence[Trajectory] | None = None,
         selector: Selector | None = None,
-        ref_model: PreTrainedModel | None = None,
         ref_model_fn: RefModelFn | None = None,
         reference_update_fn: ReferenceUpdateFn | None = None,
-        processing_class: PreTrainedTokenizerBase | None = None,
         eval_env: Envs | Dataset | None = None,
         curriculum: Curriculum | Mapping[str, Curriculum] | None = None,
         group_filter: GroupFilter | None = None,
@@ -142,28 +139,21 @@ class EnvDPOTrainer(DPOTrainer):
         check_arguments(env, source, args, kwargs)
         refuse_unused(args, dpo_cases(args, is_online=env is not None, has_selector=selector is not None))
         self._reference = Reference(ref_model_fn, reference_update_fn)
-        self._reference.check(args, ref_model=ref_model)
-        processing_class = load_training_tokenizer(
-            model, processing_class, thinking=args.thinking, trust_remote_code=args.trust_remote_code
+        self._reference.check(args, ref_model=kwargs.get("ref_model"))
+        tokenizer = load_training_tokenizer(
+            model, kwargs.get("processing_class"), thinking=args.thinking, trust_remote_code=args.trust_remote_code
         )
-        self._codec = ChatCodec(processing_class, thinking=args.thinking)
+        self._codec = ChatCodec(tokenizer, thinking=args.thinking)
         self._selector = selector or make_selector(args)
         self._is_online = env is not None
         self.overlong_pairs = {"overlong": 0, "dropped": 0, "cut": 0}
         self.pairs: list[dict[str, Any]] = []
         """Online, the pairs of the current round, of all processes; offline, all pairs."""
-        self.items: dict[str, EpisodeDataset] = {}
-        if env is not None:
+        if self._is_online:
             args.check_online()
-            self.items = make_splits(env, eval_env, args, curriculum)
-            train_dataset = index_dataset(self.items["train"], "train")
-            eval_dataset = index_dataset(self.items["test"], "test") if "test" in self.items else None
-        else:
-            with raise_on_all_ranks():
-                self.pairs = self._load(source, args)
-            check_same_rows(self.pairs, "pairs")
-            train_dataset = as_dataset(self.pairs, args)
-            eval_dataset = None if eval_source is None else as_dataset(self._load(eval_source, args), args)
+        self.items: dict[str, EpisodeDataset] = {} if env is None else make_splits(env, eval_env, args, curriculum)
+        # Online, the pairs come later: TRL gets rows of numbers, and `get_train_dataloader` takes each round's pairs.
+        datasets = index_datasets(self.items) if self._is_online else self._load_pairs(source, eval_source, args)
         # Online, TRL would precompute the reference before there are pairs, and then drop the model. Our own reference
         # is made afterwards: with precompute_ref_log_probs=True, TRL does not load one.
         precompute = args.precompute_ref_log_probs and env is None
@@ -171,17 +161,13 @@ class EnvDPOTrainer(DPOTrainer):
         with temporarily(args, precompute_ref_log_probs=precompute or ref_model_fn is not None):
             super().__init__(
                 model,
-                ref_model=ref_model,
                 args=args,
                 data_collator=PairCollator(
-                    int(processing_class.pad_token_id),
+                    int(tokenizer.pad_token_id),
                     max_length=args.max_length,
                     pad_to_multiple_of=cast("int | None", args.pad_to_multiple_of),  # TRL has replaced "auto"
                 ),
-                train_dataset=train_dataset,
-                eval_dataset=eval_dataset,
-                processing_class=processing_class,
-                **kwargs,
+                **kwargs | datasets | {"processing_class": tokenizer},
             )
         self.precompute_ref_logps = args.precompute_ref_log_probs
         self._makes_reference_later = False
@@ -191,6 +177,19 @@ class EnvDPOTrainer(DPOTrainer):
             self._metrics["train"][f"pairs/{name}"].append(float(count))
         if self._is_online:
             self._start_online(group_filter)
+
+    def _load_pairs(self, source: Any, eval_source: Any, args: EnvDPOConfig) -> dict[str, Dataset]:
+        """Offline, load all pairs; return TRL's arguments for them."""
+        # User code may select the pairs: an error on one process must stop the others too.
+        with raise_on_all_ranks():
+            self.pairs = self._load(source, args)
+        check_same_rows(self.pairs, "pairs")
+        datasets = {"train_dataset": as_dataset(self.pairs, args)}
+        return (
+            datasets
+            if eval_source is None
+            else datasets | {"eval_dataset": as_dataset(self._load(eval_source, args), args)}
+        )
 
     def _load(self, source: Any, args: EnvDPOConfig) -> list[dict[str, Any]]:
         """Return the pairs of a data set that fit `max_length`."""

@@ -52,7 +52,7 @@ class AlgorithmState:
             every generation before training starts, so an invalid algorithm is rejected at once.
         known: The algorithms that can be given by name.
         has_critic: Whether a critic computes the advantages.
-        may_fork: Whether an episode may have several rows.
+        may_fork: Whether an episode may have several rows even with `history="append"`.
 
     Raises:
         InvalidConfigError: If an algorithm is unknown or contradicts the settings.
@@ -84,7 +84,7 @@ class AlgorithmState:
         self.algorithm = self._schedule(0)
         self.n_generations = 0
         """Training generations started so far."""
-        _check(self.known, args, has_critic=has_critic, may_fork=may_fork)
+        _check(self.known, args, has_critic=has_critic, may_fork=may_fork or args.history == "template")
 
     def _add_controller(self, algorithm: Algorithm) -> None:
         """Make the controller of an algorithm whose coefficient is a schedule: one for each name."""

@@ -189,7 +189,7 @@ class EpisodeTrainer(GRPOTrainer):
 
     def _log_mean(self, name: str, value: torch.Tensor) -> None:
         """Log the mean of a scalar over the processes, ignoring NaN (a process with nothing to report)."""
-        self._metrics[self._mode][name].append(self.accelerator.gather(value.detach()).nanmean().item())
+        self._metrics[self._mode][name].append(self.accelerator.gather(value.detach().float()).nanmean().item())
 
     @property
     def collector(self) -> Collector:

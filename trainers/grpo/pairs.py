@@ -123,9 +123,11 @@ class PairedRows:
         return losses_R[rows].to(device), slopes_R[rows].to(device), right_P.mean().item()
 
     def _log_ratios(self, logps_BT: torch.Tensor, inputs: Mapping[str, Any]) -> torch.Tensor:
-        reference_BT = _pair_reference(logps_BT, inputs)
-        mask_BT = batch_from_trl(inputs).mask_BT
-        return sequence_log_ratios(logps_BT, reference_BT, mask_BT, average=self.algorithm.pair_average).float()
+        batch = batch_from_trl(inputs)
+        # Against the reference; without one, against the policy that sampled.
+        known = (batch.ref_logps_BT, batch.old_logps_BT, logps_BT.detach())
+        reference_BT = next(tensor for tensor in known if tensor is not None)
+        return sequence_log_ratios(logps_BT, reference_BT, batch.mask_BT, average=self.algorithm.pair_average).float()
 
 
 def keep_groups_together(buffer: Sequence[Mapping[str, Any]], group_size: int) -> list[dict[str, Any]]:
@@ -149,15 +151,6 @@ def keep_groups_together(buffer: Sequence[Mapping[str, Any]], group_size: int) -
             whole[name] = [value[place] for place in order.tolist()]
     parts: list[dict[str, Any]] = split_tensor_dict(whole, len(buffer))
     return parts
-
-
-def _pair_reference(logps_BT: torch.Tensor, inputs: Mapping[str, Any]) -> torch.Tensor:
-    """Return the log-probabilities to measure pairs against: the reference's, or else the sampling policy's."""
-    for name in ("ref_per_token_logps", "old_per_token_logps"):
-        if (known := inputs.get(name)) is not None:
-            reference_BT: torch.Tensor = known
-            return reference_BT
-    return logps_BT.detach()
 
 
 def _joined(values: Sequence[Any]) -> Any:

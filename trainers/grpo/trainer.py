@@ -56,7 +56,7 @@ from llm_envs.trainers.bridge.checks import check_forks, load_training_tokenizer
 from llm_envs.trainers.bridge.credit import RewardSettings, declared_weights, score_episodes, with_overlong
 from llm_envs.trainers.bridge.filtered import unfiltered_rows
 from llm_envs.trainers.bridge.generation import GenerationPlayer, own_policy
-from llm_envs.trainers.bridge.items import index_dataset
+from llm_envs.trainers.bridge.items import index_datasets
 from llm_envs.trainers.bridge.kept import KeptRows
 from llm_envs.trainers.bridge.ranks import raise_on_all_ranks
 from llm_envs.trainers.bridge.unused_settings import refuse_unused
@@ -79,7 +79,7 @@ from llm_envs.trainers.grpo.setup import (
 from llm_envs.trainers.reference import Reference, StepEnd
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel
 
 
 __all__ = ["EnvGRPOConfig", "EnvGRPOTrainer"]
@@ -96,7 +96,6 @@ class EnvGRPOTrainer(EpisodeTrainer):
             `llm_envs.rollout.Envs`); or a data set of episodes with the columns `env` and `seed`, optionally `options`
             and `env_kwargs` (see `llm_envs.trainers.bridge.items.ListedItems`).
         args: Settings; None takes the defaults.
-        processing_class: The tokenizer; None loads the model's.
         eval_env: The episodes for evaluation, in the same forms; None: the test split of `env`. A data set has no test
             split.
         curriculum: Chooses arguments of the training episodes by measured success; in a mixture `{env_id: Curriculum}`.
@@ -115,7 +114,7 @@ class EnvGRPOTrainer(EpisodeTrainer):
             (`functional.references.frozen_copy`), or another model of the same vocabulary, such as a teacher.
         reference_update_fn: `(reference, policy, *, step, kl) -> reference`, after each optimizer step
             (`functional.references`: EMA, periodic, triggered by the KL); under PEFT it moves an adapter.
-        **kwargs: TRL's other arguments (`peft_config`, `callbacks`, `optimizers`, ...). The environment provides
+        **kwargs: TRL's other arguments (`processing_class`, `peft_config`, `callbacks`, ...). The environment provides
             rewards, prompts and rollouts, so `reward_funcs`, datasets, `tools` and `rollout_func` are not accepted.
 
     With `args.use_vllm`, a vLLM engine in this process samples; otherwise the trainer's model does. Call `close` at the
@@ -136,7 +135,6 @@ class EnvGRPOTrainer(EpisodeTrainer):
         env: Envs | Dataset,
         args: EnvGRPOConfig | None = None,
         *,
-        processing_class: PreTrainedTokenizerBase | None = None,
         eval_env: Envs | Dataset | None = None,
         curriculum: Curriculum | Mapping[str, Curriculum] | None = None,
         context_fn: ContextFn | None = None,
@@ -150,13 +148,18 @@ class EnvGRPOTrainer(EpisodeTrainer):
     ) -> None:
         check_arguments(env, args, kwargs)
         args = args or EnvGRPOConfig(output_dir=f"{env.split('/')[-1] if isinstance(env, str) else 'llm-envs'}-GRPO")
-        processing_class = load_training_tokenizer(
-            model, processing_class, thinking=args.thinking, trust_remote_code=args.trust_remote_code
+        kwargs["processing_class"] = load_training_tokenizer(
+            model, kwargs.get("processing_class"), thinking=args.thinking, trust_remote_code=args.trust_remote_code
         )
         rewards = rewards or RewardSettings()
         self._pays_for = replace(rewards, components=rewards.components or args.reward_components)
         self._reference = Reference(ref_model_fn, reference_update_fn)
-        self.algorithms = self._make_algorithms(algorithm, args, may_fork=context_fn is not None)
+        if algorithm is None:
+            self.algorithms = None
+        else:
+            known, has_critic = self._known_algorithms, self._kind == "ppo"
+            may_fork = context_fn is not None
+            self.algorithms = AlgorithmState(args, algorithm, known=known, has_critic=has_critic, may_fork=may_fork)
         self._has_reference = self._needs_reference(args)
         self._context_fn, self._trajectory_filter = context_fn, trajectory_filter
         self.items = make_splits(env, eval_env, args, curriculum)
@@ -165,7 +168,7 @@ class EnvGRPOTrainer(EpisodeTrainer):
         self.env_ids = list(dict.fromkeys(choice.env_id for choice in self.items["train"].source.choices))
         self.generations, self.last_trajectories = {"train": Generation(), "eval": Generation()}, []
         self._guarded = args.logps_tolerance is None
-        self._start_trl(model, args, processing_class, kwargs)
+        self._start_trl(model, args, kwargs)
         self._reference.start(self)
         # TRL judges truncation by the last token, the environment's in a multi-turn row: we carry our own flag.
         self._mask_truncated, self.mask_truncated_completions = self.mask_truncated_completions, False
@@ -414,17 +417,6 @@ class EnvGRPOTrainer(EpisodeTrainer):
 
     # Once, before training.
 
-    def _make_algorithms(
-        self, given: Algorithms | None, args: EnvGRPOConfig, *, may_fork: bool
-    ) -> AlgorithmState | None:
-        """Return the algorithms of the run; None: TRL's own loss."""
-        if given is None:
-            return None
-        may_fork = may_fork or args.history == "template"
-        return AlgorithmState(
-            args, given, known=self._known_algorithms, has_critic=self._kind == "ppo", may_fork=may_fork
-        )
-
     def _needs_reference(self, args: EnvGRPOConfig) -> bool:
         """Return whether the run needs a reference; reject settings that would then have no effect.
 
@@ -439,7 +431,7 @@ class EnvGRPOTrainer(EpisodeTrainer):
         self._reference.check(args, is_used=needed, how=how)
         return needed
 
-    def _start_trl(self, model: Any, args: EnvGRPOConfig, tokenizer: Any, kwargs: dict[str, Any]) -> None:
+    def _start_trl(self, model: Any, args: EnvGRPOConfig, kwargs: dict[str, Any]) -> None:
         """Let TRL make its trainer.
 
         TRL loads a reference only if `beta` is above 0 now, so a schedule that starts at 0 needs another value here.
@@ -454,12 +446,9 @@ class EnvGRPOTrainer(EpisodeTrainer):
                 model,
                 reward_funcs=[reward_from_field],
                 args=args,
-                train_dataset=index_dataset(self.items["train"], "train"),
-                eval_dataset=index_dataset(self.items["test"], "test") if "test" in self.items else None,
-                processing_class=tokenizer,
-                # TRL checks that there is one. `_trl_settings` replaces it for each generation.
+                # TRL checks here that there is one; `_trl_settings` gives it that of each generation.
                 rollout_func=lambda prompts, trainer: self._rows(self.generation, len(prompts)),
-                **kwargs,
+                **kwargs | index_datasets(self.items),
             )
         check_positions(self.accelerator.unwrap_model(self.model))
         self.beta = self._kl_coefficient(args)

@@ -30,7 +30,6 @@ __all__ = [
     "explained_variance",
     "global_moments",
     "policy_statistics",
-    "token_count",
 ]
 
 Reduce = Callable[[torch.Tensor], torch.Tensor]
@@ -207,18 +206,6 @@ def explained_variance(
     return share, spread.sqrt().item()
 
 
-def token_count(inputs: dict[str, Any], *, n_processes: int, n_micro_batches: float) -> torch.Tensor:
-    """Return the divisor that turns a micro-batch's token sum into its share of the step's token mean.
-
-    Args:
-        inputs: A micro-batch; `num_items_in_batch` counts the generation's tokens on all processes.
-        n_processes: Number of processes; gradients are averaged over them.
-        n_micro_batches: Micro-batches of the generation, divided by those that one step accumulates.
-    """
-    n_tokens: torch.Tensor = inputs["num_items_in_batch"]
-    return n_tokens.clamp(min=1.0) / n_processes / n_micro_batches
-
-
 def critic_loss(
     values_BT: torch.Tensor,
     inputs: dict[str, Any],
@@ -234,7 +221,7 @@ def critic_loss(
         inputs: Has `old_values` and `returns`, shape (B, T).
         mask_BT: Trained tokens.
         clip: How far a value may move; None: no clip.
-        denominator: Divisor of the sum over tokens; see `token_count`.
+        denominator: Divisor of the sum over tokens (`StepShares.denominator`).
     """
     old_BT, returns_BT = inputs["old_values"], inputs["returns"]
     loss_BT = value_loss(values_BT, old_BT, returns_BT, mask_BT, clip=clip)

@@ -36,7 +36,6 @@ from llm_envs.trainers.ppo.estimates import (
     explained_variance,
     global_moments,
     policy_statistics,
-    token_count,
 )
 from llm_envs.trainers.ppo.final_states import next_prompt, with_next_prompts
 
@@ -207,27 +206,16 @@ class EnvPPOTrainer(EnvGRPOTrainer):
             inputs,
             mask_BT,
             clip=self.args.value_clip,
-            denominator=self._denominator(inputs),
+            denominator=self._shares.denominator("token", mask_BT, inputs["num_items_in_batch"], constant=1.0),
         )
-        self._record("value/loss", mean_loss)
-        self._record("value/clip_fraction", stopped)
+        self._log_mean("value/loss", mean_loss)
+        self._log_mean("value/clip_fraction", stopped)
         moved = policy_statistics(passes[-1], inputs, mask_BT, clip_low=self.epsilon_low, clip_high=self.epsilon_high)
         for name, value in moved.items():
-            self._record(f"policy/{name}", value)
+            self._log_mean(f"policy/{name}", value)
         # Times 0 rather than left out: DDP expects a gradient for every parameter. `step_critic` drops these zeros.
         warming_up = self.is_warming_up and self._mode == "train"
         return (0.0 if warming_up else 1.0) * loss + self.args.value_coef * loss_of_values
-
-    def _denominator(self, inputs: dict[str, Any]) -> torch.Tensor:
-        """Return the divisor that makes a micro-batch's token sum its share of the step's token mean, as in `dapo`."""
-        n_micro = 1.0
-        if self._mode == "train":
-            n_micro = int(self.args.steps_per_generation or 1) / self.current_gradient_accumulation_steps
-        return token_count(inputs, n_processes=self.accelerator.num_processes, n_micro_batches=n_micro)
-
-    def _record(self, name: str, value: torch.Tensor) -> None:
-        """Log the mean over the processes of a scalar."""
-        self._metrics[self._mode][name].append(self.accelerator.gather(value.detach().float()).nanmean().item())
 
     def _total(self, values: torch.Tensor) -> torch.Tensor:
         """Return the sum over the processes."""
