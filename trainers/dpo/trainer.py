@@ -217,6 +217,7 @@ class EnvDPOTrainer(DPOTrainer):
 
     def _prepare_dataset(self, dataset: Any, processing_class: Any, args: Any, dataset_name: str) -> Any:
         """Return token rows and episode indices unchanged; convert other data sets to token rows."""
+        # TRL would encode messages anew here. Our rows have the sampled ids already.
         names = set(getattr(dataset, "column_names", None) or ())
         if {"index", "split"} <= names or {"prompt_ids", *MASKS} <= names:
             return dataset
@@ -239,6 +240,7 @@ class EnvDPOTrainer(DPOTrainer):
         trained: Any = self.model
         if self._reference.update_fn is None or not trained.training:
             return super()._compute_loss(model, inputs, return_outputs)
+        # TRL returns sums over rows, and the KL needs each token: read what the forward passes of both models return.
         modules = [self.accelerator.unwrap_model(part) for part in (model, self.ref_model) if part is not None]
         with captured_log_probs(modules) as scored:
             result = super()._compute_loss(model, inputs, return_outputs)
@@ -249,6 +251,7 @@ class EnvDPOTrainer(DPOTrainer):
 
     def _end_step(self) -> None:
         """After an optimizer step, log the KL and update the reference."""
+        # A callback (`StepEnd`) calls this: transformers has no method of the trainer that runs after the optimizer.
         kl = self._reference.meter.take(self.accelerator)
         if kl is not None:
             self._metrics["train"]["reference/kl"].append(kl)

@@ -146,6 +146,7 @@ class EpisodeTrainer(GRPOTrainer):
         Losses normalised by the tokens of the whole batch (dapo, cispo) are sums over rows, so parts can be added.
         Gradients of all parts but the last are accumulated here, which keeps memory use unchanged.
         """
+        # transformers calls this for each micro-batch, and runs the backward pass of the loss that it returns.
         size = self.args.per_device_train_batch_size
         n_rows = len(inputs["prompt_ids"]) if isinstance(inputs, dict) else 0
         # bnpo, TRL's entropy bonus and a router's loss are means over the micro-batch, which parts would count several
@@ -203,6 +204,7 @@ class EpisodeTrainer(GRPOTrainer):
 
     def play_sample(self, index: int = 0) -> list[Trajectory]:
         """Play one group of training item `index` with the current weights. Nothing is trained or saved."""
+        # Not through the player, whose count of generations decides the seeds of the run.
         specs = group_specs(self.items["train"].spec(index, f"sample-{index}"), int(self.num_generations or 1))
         return list(self.collector.play([specs])[0].trajectories)
 

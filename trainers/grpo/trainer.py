@@ -146,6 +146,7 @@ class EnvGRPOTrainer(EpisodeTrainer):
         reference_update_fn: ReferenceUpdateFn | None = None,
         **kwargs: Any,
     ) -> None:
+        # Everything that can be wrong is checked before `_start_trl`, where TRL loads the model.
         check_arguments(env, args, kwargs)
         args = args or EnvGRPOConfig(output_dir=f"{env.split('/')[-1] if isinstance(env, str) else 'llm-envs'}-GRPO")
         kwargs["processing_class"] = load_training_tokenizer(
@@ -168,6 +169,7 @@ class EnvGRPOTrainer(EpisodeTrainer):
         self.env_ids = list(dict.fromkeys(choice.env_id for choice in self.items["train"].source.choices))
         self.generations, self.last_trajectories = {"train": Generation(), "eval": Generation()}, []
         self._guarded = args.logps_tolerance is None
+        # Only now are there the model, its device and the processes, which all that follows needs.
         self._start_trl(model, args, kwargs)
         self._reference.start(self)
         # TRL judges truncation by the last token, the environment's in a multi-turn row: we carry our own flag.
@@ -279,8 +281,10 @@ class EnvGRPOTrainer(EpisodeTrainer):
     @torch.no_grad()
     def _make_advantages(self, algorithm: Algorithm, generation: Generation, output: dict[str, Any]) -> None:
         """Replace TRL's advantages by the algorithm's and add its loss's inputs; a critic's advantages follow later."""
+        # TRL shuffles and splits all that is in `output`, and hands it to `_compute_loss`: write results there.
         batch = batch_from_trl(output)
         if algorithm.kl_in == "reward" and algorithm.kl_coef:
+            # TRL scores the policy if a generation is learned from several times, or if importance weights need it.
             logps_BT = batch.old_logps_BT
             if logps_BT is None:
                 is_training, args = self._mode == "train", self.args
@@ -312,6 +316,7 @@ class EnvGRPOTrainer(EpisodeTrainer):
 
     def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
         """Return TRL's micro-batch; if the generation has pairs, keep the rows of each group together."""
+        # TRL's method plays a new generation if the last one is used up, by `_generate_and_score_completions`.
         inputs: dict[str, Any] = super()._prepare_inputs(generation_batch)
         if self._mode != "train" or (paired := self.generation.pairs) is None:
             return inputs
@@ -405,6 +410,7 @@ class EnvGRPOTrainer(EpisodeTrainer):
 
     def _end_step(self) -> None:
         """After an optimizer step, log algorithm and coefficient, adjust the coefficient, update the reference."""
+        # A callback (`StepEnd`) calls this: transformers has no method of the trainer that runs after the optimizer.
         kl = self._reference.meter.take(self.accelerator)
         metrics = self._metrics["train"]
         if kl is not None:
@@ -451,6 +457,7 @@ class EnvGRPOTrainer(EpisodeTrainer):
                 **kwargs | index_datasets(self.items),
             )
         check_positions(self.accelerator.unwrap_model(self.model))
+        # TRL copied the changed value from `args`.
         self.beta = self._kl_coefficient(args)
         self.add_callback(StepEnd(self._end_step))
 

@@ -108,6 +108,7 @@ class EnvPPOTrainer(EnvGRPOTrainer):
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """Play and score as GRPO does, then compute the advantages from the critic's values."""
+        # TRL's advantages, 0 in groups of one, stay in its batch until the critic's replace them below.
         output = super()._generate_and_score_completions(inputs)
         episodes = self.generation.episodes
         if len(episodes.trajectories) == len({t.group_id for t in episodes.trajectories}):
