@@ -11,6 +11,8 @@ from functools import cache
 from pathlib import Path
 
 from documents import EDITS, ROOT, Block, Page, commands_of, is_said
+from preloaded import environment as environment_of_programs
+from preloaded import folder_of_programs
 
 LIMIT_S = 600
 """Of a block, on a machine that does much else."""
@@ -47,9 +49,8 @@ def run_page(page: Page, folder: Path, made: Made, *, named: str | None = None) 
 @cache
 def environment() -> dict[str, str]:
     """Return the variables of what is run: this environment's programs, the CPU, no network, no window, no colours."""
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
-    return kept | {"PATH": path, "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", "BROWSER": "true", "NO_COLOR": "1"}
+    return kept | environment_of_programs(folder_of_programs())
 
 
 def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
@@ -77,7 +78,7 @@ class Made:
         if target.exists():
             return target
         if what == "model":
-            done = run([sys.executable, "-c", MAKE_MODEL], self.folder)
+            done = run(["python", "-c", MAKE_MODEL], self.folder)
         elif what == "run":
             given = ["--tokenizer", str(self.get("model")), "-n", "8", "--group-size", "4", "--out", what]
             done = run(["llm-envs", "collect", ENV, "--policy", "oracle", *given], self.folder)
@@ -126,7 +127,7 @@ def run_block(block: Block, folder: Path) -> None:
     """Run a block, and fail where it does."""
     expected = int(block.said.get("exits", 0))
     if block.language != "console":
-        program = [sys.executable, "-c"] if block.language == "python" else ["bash", "-euo", "pipefail", "-c"]
+        program = ["python", "-c"] if block.language == "python" else ["bash", "-euo", "pipefail", "-c"]
         done = run([*program, block.code], folder)
         assert done.returncode == expected, f"{block.where}: exit code {done.returncode}\n{done.stdout[-6000:]}"
         return

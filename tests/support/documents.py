@@ -17,7 +17,7 @@ it each block begins in an empty one.
 
 A block of Python is one process; a block of bash one script, which ends where a command fails; a block of a console has
 commands after "$ " and what they print, in which "..." stands for anything; each is a process in the folder that `cd`
-chose.
+chose. Programs find torch, transformers and TRL imported already (`preloaded.py`).
 """
 
 from __future__ import annotations

@@ -3,10 +3,14 @@
 The program's last arguments may be anything; it finds `tests/support` on its path. When the limit is over every process
 says where it stands (all threads, to the output), and then is ended, its descendants too: torch gives each rank a
 session of its own, so the launcher's process group is not enough.
+
+The launcher is the real one. The processes that it starts find torch and TRL imported (`preloaded.py`), except where
+there is vLLM.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import subprocess
@@ -19,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+from preloaded import environment, folder_of_programs
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = ROOT / "examples" / "accelerate"
@@ -64,6 +69,9 @@ def launch(
     launcher = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(config)]
     command = [*launcher, "--num_processes", str(n_processes), *options, str(program), *arguments]
     variables = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{SUPPORT}{os.pathsep}{_path()}"}
+    if importlib.util.find_spec("vllm") is None:  # TRL would import it, too
+        programs = folder_of_programs()
+        variables |= environment(programs) | {"PYTHON_EXEC": str(programs / "python")}
     started = time.monotonic()
     with tempfile.TemporaryFile("w+") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=variables)
