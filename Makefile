@@ -60,7 +60,7 @@ test-vllm: $(VENV_VLLM)/.stamp
 		$(PARALLEL) $(PYTEST_ARGS)
 
 test-processes: $(VENV)/.stamp $(VENV_VLLM)/.stamp
-	$(VENV)/bin/python -m pytest -m "processes and not vllm" $(PYTEST_ARGS)
+	$(VENV)/bin/python -m pytest -m "processes and not vllm" $(PARALLEL) $(PYTEST_ARGS)
 	LLM_ENVS_REQUIRE_VLLM=1 $(VENV_VLLM)/bin/python -m pytest -m "processes and vllm" $(PYTEST_ARGS)
 
 test-examples: $(VENV)/.stamp

@@ -3,12 +3,16 @@
     python docs/gallery.py            writes the page
     python docs/gallery.py --check    says what would change, and exits with 1 if anything would
 
-Everything on the page follows from the tasks and from fixed seeds, so two runs write the same page.
+Everything on the page follows from the tasks and from fixed seeds, so two runs write the same page. The success rates
+take minutes to measure. `proof/gallery.json` records them with a fingerprint of the files that they depend on, and a
+task is measured again only if its fingerprint has changed. Writing the page also writes the record. Delete the record
+to measure every task.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import inspect
 import json
 import re
@@ -16,8 +20,10 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import written
 
@@ -30,7 +36,14 @@ from llm_envs.tracking import visible_text
 from llm_envs.types import Trajectory
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.append(str(ROOT))
+
+from proof.checked import fingerprint  # noqa: E402  (a folder of the checkout, beside this one)
+
 PAGE = ROOT / "docs" / "GALLERY.md"
+RECORD = ROOT / "proof" / "gallery.json"
+PLAYED_WITH = ("*.py", "checker/*.py", "mathematics/*.py", "parsers/*.py", "sandbox/**/*.py", "tools/*.py")
+"""Files of `llm_envs` on which the success rates may depend, beside those of the task in `tasks/`."""
 PROOF = ROOT / "proof" / "results"
 N_EPISODES = 100
 HARD = "★"
@@ -68,17 +81,53 @@ class Measured:
 
 
 def measure(task_id: str) -> Measured:
-    """Play the baselines of a task at each level."""
+    """Play an episode of a task's oracle, and the baselines at each level if they are not in the record."""
     card = describe(task_id)
-    rates = {}
-    for level in card.levels:
-        subject = Subject(task_id, {"difficulty": level}, dataclasses.replace(QUICK, n_seeds=N_EPISODES))
-        silent = [play(subject.env, seed, repeat([], then="")) for seed in range(N_EPISODES)]
-        others = list(subject.borrowed_episodes.values())
-        rates[level] = (success(subject.oracle_episodes), success(others), success(silent))
+    known = recorded().get(task_id, {})
+    rates = {level: tuple(rates) for level, rates in known.get("rates", {}).items()}
+    if known.get("files") != files_of(task_id) or rates.keys() != card.levels.keys():
+        rates = {level: baselines(task_id, level) for level in card.levels}
     with Collector(task_id, OraclePolicy(), progress=False) as collector:
         (group,) = collector.play([[EpisodeSpec(task_id)]])
-    return Measured(card, inspect.getdoc(type(subject.task)) or "", rates, group.trajectories[0])
+    task = Subject(task_id, {}, QUICK).task
+    return Measured(card, inspect.getdoc(type(task)) or "", rates, group.trajectories[0])
+
+
+def baselines(task_id: str, level: str) -> tuple[float, float, float]:
+    """Play the baselines of a task at a level."""
+    subject = Subject(task_id, {"difficulty": level}, dataclasses.replace(QUICK, n_seeds=N_EPISODES))
+    silent = [play(subject.env, seed, repeat([], then="")) for seed in range(N_EPISODES)]
+    others = list(subject.borrowed_episodes.values())
+    oracle, borrowed, nothing = map(success, (subject.oracle_episodes, others, silent))
+    return oracle, borrowed, nothing
+
+
+@cache
+def recorded() -> dict[str, dict[str, Any]]:
+    """Return the record: by task, the fingerprint of its files and the rates by level."""
+    found: dict[str, dict[str, Any]] = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else {}
+    return found
+
+
+def files_of(task_id: str) -> str:
+    """Return a fingerprint of the files on which the rates of a task depend."""
+    return f"{fingerprint(task_id)} {fingerprint_of_library()}"
+
+
+@cache
+def fingerprint_of_library() -> str:
+    """Return a hash of the files of `PLAYED_WITH`."""
+    paths = sorted({path for pattern in PLAYED_WITH for path in (ROOT / "llm_envs").glob(pattern)})
+    return hashlib.sha256(b"\0".join(path.read_bytes() for path in paths)).hexdigest()[:16]
+
+
+def record(measured: list[Measured]) -> str:
+    """Return the text of the record."""
+    entries = {
+        task.card.id: {"files": files_of(task.card.id), "rates": {k: list(v) for k, v in task.rates.items()}}
+        for task in sorted(measured, key=lambda task: task.card.id)
+    }
+    return "{\n" + ",\n".join(f"{json.dumps(name)}: {json.dumps(entry)}" for name, entry in entries.items()) + "\n}\n"
 
 
 def success(episodes: list[list[Step]]) -> float:
@@ -86,12 +135,17 @@ def success(episodes: list[list[Step]]) -> float:
     return sum(episode[-1].is_win for episode in episodes) / max(len(episodes), 1)
 
 
-def page() -> str:
-    """Return the whole page."""
+def pages() -> dict[Path, str]:
+    """Return the page; and the record, if it is to be written."""
     ids = [task_id for task_id in task_ids() if task_id.startswith("llm/")]
     with ProcessPoolExecutor(2) as pool:
         measured = list(pool.map(measure, ids))
-    measured.sort(key=lambda m: (m.card.family, m.card.id))
+    found = {PAGE: page(sorted(measured, key=lambda m: (m.card.family, m.card.id)))}
+    return found if "--check" in sys.argv else found | {RECORD: record(measured)}
+
+
+def page(measured: list[Measured]) -> str:
+    """Return the whole page."""
     parts = [HEAD.format(n=N_EPISODES), *overview(measured)]
     family = ""
     for task in measured:
@@ -176,4 +230,4 @@ def episode_lines(episode: Trajectory) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(written.main(__doc__, lambda: {PAGE: page()}, source="the tasks say"))
+    sys.exit(written.main(__doc__, pages, source="the tasks say"))

@@ -1,12 +1,12 @@
 """The demo, its model, and training by hand, on settings that take seconds; the numbered examples: examples/."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from preloaded import variables
 
 from llm_envs.rollout import read_trajectories
 
@@ -17,8 +17,7 @@ ROOT = Path(__file__).parent.parent
 
 def run(*command, cwd):
     """Run a command away from the checkout; return what it printed."""
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=cwd, env=variables(), capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     return done.stdout
 
@@ -29,7 +28,7 @@ def demo(tmp_path_factory):
     folder = tmp_path_factory.mktemp("demo")
     sizes = ["--traces", "64", "--sft-steps", "2", "--grpo-steps", "2", "--eval-episodes", "8"]
     script = str(ROOT / "examples" / "demo.py")
-    printed = run(sys.executable, script, "--out", "out", *sizes, "--policy", "transformers", cwd=folder)
+    printed = run("python", script, "--out", "out", *sizes, "--policy", "transformers", cwd=folder)
     return folder / "out", printed
 
 
@@ -50,8 +49,7 @@ def test_demo_leaves_what_it_promises(demo):
 
 def test_the_demos_model_plays(demo):
     out, _ = demo
-    command = Path(sys.executable).with_name("llm-envs")
-    printed = run(str(command), "play", "llm/Calculator-v0", "--model", str(out / "model"), cwd=out)
+    printed = run("llm-envs", "play", "llm/Calculator-v0", "--model", str(out / "model"), cwd=out)
     assert "What is" in printed
 
 

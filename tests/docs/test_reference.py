@@ -7,13 +7,12 @@ import importlib
 import inspect
 import logging
 import re
-import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from document_runs import run as run_program
 from metrics_page import ALL_METRICS, EPISODE_METRICS, LOGGERS, PLACEHOLDERS, MetricName, matching_names
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,8 +28,8 @@ NOT_RUN_HERE = {
 @pytest.mark.examples
 @pytest.mark.parametrize("generator", GENERATORS)
 def test_a_generated_page_is_what_its_generator_writes(generator: str) -> None:
-    done = subprocess.run([sys.executable, generator, "--check"], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"python {generator} writes it anew:\n{done.stdout}\n{done.stderr}"
+    done = run_program(["python", generator, "--check"], ROOT)
+    assert done.returncode == 0, f"python {generator} writes it anew:\n{done.stdout}"
 
 
 # Metrics.

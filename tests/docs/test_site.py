@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -23,21 +24,10 @@ def build(project: Path, site: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="module")
-def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a checkout whose documents a test may change."""
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("mkdocs", reason="the site needs the extra `docs`")
-    folder = tmp_path_factory.mktemp("checkout")
-    for path in ROOT.iterdir():
-        if path.name not in ("docs", "build", "runs") and not path.name.startswith(".") and path.suffix != ".egg-info":
-            (folder / path.name).symlink_to(path)
-    subprocess.run(["cp", "-r", str(ROOT / "docs"), str(folder / "docs")], check=True)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def site(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
-    done = build(checkout, folder)
+    done = build(ROOT, folder)
     assert done.returncode == 0, done.stderr
     return folder
 
@@ -73,29 +63,36 @@ def test_the_reference_is_made_from_docstrings(site: Path) -> None:
         assert f'id="{name}"' in text
 
 
-def test_what_leads_nowhere_fails_the_build(checkout: Path, tmp_path: Path) -> None:
+def build_page(project: Path, *lines: str) -> subprocess.CompletedProcess[str]:
+    """Build a site of one page with our settings."""
+    pytest.importorskip("mkdocs", reason="the site needs the extra `docs`")
+    (project / "docs" / "css").mkdir(parents=True)
+    for name in ("docs/site_hooks.py", "docs/css/site.css"):
+        shutil.copy(ROOT / name, project / name)
+    (project / "llm_envs").symlink_to(ROOT / "llm_envs")
+    settings, nav, _ = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")
+    (project / "mkdocs.yml").write_text(f"{settings}{nav}  - Home: index.md\n", encoding="utf-8")
+    (project / "docs" / "index.md").write_text("\n\n".join(["# Home", "[x](#home)", *lines]), encoding="utf-8")
+    return build(project, project / "site")
+
+
+def test_a_page_of_our_settings_is_built(tmp_path: Path) -> None:
+    done = build_page(tmp_path, "[x](../mkdocs.yml)", "::: llm_envs.errors")
+    assert done.returncode == 0, done.stderr
+
+
+def test_links_that_lead_nowhere_fail_the_build(tmp_path: Path) -> None:
     wrong = {
         "[x](nowhere.md)": "nowhere.md",
-        "[x](tutorial.md#no-such-heading)": "no-such-heading",
+        "[x](index.md#no-such-heading)": "no-such-heading",
         "[x](../examples/none.py)": "examples/none.py",
     }
-    done = build_with(checkout, tmp_path, list(wrong))
+    done = build_page(tmp_path, *wrong)
     assert done.returncode != 0
     assert [said for said in wrong.values() if said not in done.stderr] == []
 
 
-def test_an_unknown_object_fails_the_build(checkout: Path, tmp_path: Path) -> None:
-    done = build_with(checkout, tmp_path, ["::: llm_envs.none"])
+def test_an_unknown_object_fails_the_build(tmp_path: Path) -> None:
+    done = build_page(tmp_path, "::: llm_envs.none")
     assert done.returncode != 0
     assert "llm_envs.none" in done.stderr
-
-
-def build_with(checkout: Path, site: Path, lines: list[str]) -> subprocess.CompletedProcess[str]:
-    """Build the site with further lines on its first page."""
-    page = checkout / "docs" / "index.md"
-    before = page.read_text(encoding="utf-8")
-    page.write_text("\n\n".join([before, *lines]), encoding="utf-8")
-    try:
-        return build(checkout, site)
-    finally:
-        page.write_text(before, encoding="utf-8")

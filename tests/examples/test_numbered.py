@@ -16,6 +16,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from preloaded import folder_of_programs, variables
 
 from llm_envs.rollout import read_trajectories
 
@@ -259,7 +260,9 @@ def test_a_small_run_is_right(
 
 def test_two_processes(workplace: Path) -> None:
     command = [sys.executable, str(NUMBERED[18]), "--steps", "1", "--episodes", "8"]
-    process = subprocess.Popen(command, cwd=workplace, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    environment = variables() | {"PYTHON_EXEC": str(folder_of_programs() / "python")}
+    process = subprocess.Popen(command, cwd=workplace, env=environment, text=True, **pipes)
     try:
         printed, errors = process.communicate(timeout=240)
     finally:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
 import sys
-from functools import cache
 from pathlib import Path
 
 from documents import EDITS, ROOT, Block, Page, commands_of, is_said
-from preloaded import environment as environment_of_programs
-from preloaded import folder_of_programs
+from preloaded import variables
 
 LIMIT_S = 600
 """Of a block, on a machine that does much else."""
@@ -46,17 +43,10 @@ def run_page(page: Page, folder: Path, made: Made, *, named: str | None = None) 
             replaced = write_block(block, here, replaced)
 
 
-@cache
-def environment() -> dict[str, str]:
-    """Return the variables of what is run: this environment's programs, the CPU, no network, no window, no colours."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
-    return kept | environment_of_programs(folder_of_programs())
-
-
 def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     """Run a command; its output and errors come together, as a terminal shows them."""
     return subprocess.run(
-        command, cwd=folder, env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        command, cwd=folder, env=variables(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, text=True, timeout=LIMIT_S, check=False,
     )  # fmt: skip
 

@@ -10,7 +10,6 @@ there is vLLM.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import signal
 import subprocess
@@ -23,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
-from preloaded import environment, folder_of_programs
+from preloaded import folder_of_programs, variables
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGS = ROOT / "examples" / "accelerate"
@@ -68,13 +67,11 @@ def launch(
     """
     launcher = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(config)]
     command = [*launcher, "--num_processes", str(n_processes), *options, str(program), *arguments]
-    variables = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{SUPPORT}{os.pathsep}{_path()}"}
-    if importlib.util.find_spec("vllm") is None:  # TRL would import it, too
-        programs = folder_of_programs()
-        variables |= environment(programs) | {"PYTHON_EXEC": str(programs / "python")}
+    environment = variables() | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{SUPPORT}{os.pathsep}{_path()}"}
+    environment["PYTHON_EXEC"] = str(folder_of_programs() / "python")
     started = time.monotonic()
     with tempfile.TemporaryFile("w+") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=variables)
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
         code: int | None = None
         try:
             code = process.wait(limit_s)

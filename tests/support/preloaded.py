@@ -14,6 +14,7 @@ the server (`serve`), passes signals on, and ends as the fork did. If it is kill
 from __future__ import annotations
 
 import gc
+import importlib.util
 import json
 import os
 import select
@@ -46,7 +47,12 @@ exec {python} -SE {here} {address} {program} "$@"
 
 @cache
 def folder_of_programs() -> Path:
-    """Start the server, once, and return the folder with the programs; both end with this process."""
+    """Start the server, once, and return the folder with the programs; both end with this process.
+
+    Where there is vLLM, which TRL would import, return the folder of the real programs.
+    """
+    if importlib.util.find_spec("vllm") is not None:
+        return Path(sys.executable).parent
     folder = Path(tempfile.mkdtemp(prefix="llm-envs-preloaded-"))
     programs = {"python": Path(sys.executable), "llm-envs": Path(sys.executable).with_name("llm-envs")}
     for name, program in programs.items():
@@ -54,21 +60,26 @@ def folder_of_programs() -> Path:
         text = PROGRAM.format(python=sys.executable, here=here, address=folder / "socket", program=program)
         (folder / name).write_text(text)
         (folder / name).chmod(0o755)
-    variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
     # Its standard input is a pipe that nobody writes to: it ends when we do.
     subprocess.Popen(
         [sys.executable, __file__, str(folder / "socket")],
         stdin=subprocess.PIPE,
-        env=variables | environment(folder),
+        env=_variables(folder),
         start_new_session=True,
     )
     return folder
 
 
-def environment(folder: Path) -> dict[str, str]:
-    """Return the variables of programs: this folder first, the CPU, no network, no window, no colours."""
+def variables() -> dict[str, str]:
+    """Return the variables of programs: that folder first, the CPU, no network, no window, no colours."""
+    return _variables(folder_of_programs())
+
+
+def _variables(folder: Path) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     path = os.pathsep.join((str(folder), str(Path(sys.executable).parent), os.environ["PATH"]))
-    return {"PATH": path, "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", "BROWSER": "true", "NO_COLOR": "1"}
+    ours = {"PATH": path, "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", "BROWSER": "true", "NO_COLOR": "1"}
+    return kept | ours
 
 
 # The server.
@@ -76,8 +87,6 @@ def environment(folder: Path) -> dict[str, str]:
 
 def serve(address: str) -> None:
     """Import the modules; then run a program for each client until standard input ends."""
-    import importlib
-
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(address)
     listener.listen(16)  # clients wait here for the imports

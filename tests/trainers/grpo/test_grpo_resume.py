@@ -3,13 +3,13 @@
 import json
 import signal
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from dense_env import DenseEnv
+from preloaded import variables
 from resumed_run import train
 from safetensors.torch import load_file
 from transformers import TrainerState
@@ -30,7 +30,7 @@ def run_until_killed(model: str, out: Path, step: int) -> int:
     """Run it in a process of its own; return how that ended."""
     program = ROOT / "tests" / "support" / "resumed_run.py"
     done = subprocess.run(
-        [sys.executable, program, model, out, str(step)], capture_output=True, timeout=300, check=False
+        ["python", program, model, out, str(step)], capture_output=True, timeout=300, check=False, env=variables()
     )
     return done.returncode
 

@@ -11,7 +11,6 @@ import os
 import pickle
 import signal
 import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -20,6 +19,7 @@ import pytest
 import torch
 from dense_env import DenseEnv
 from looped_run import start_run
+from preloaded import variables
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import get_scheduler
 
@@ -536,7 +536,7 @@ def test_ten_iterations_are_a_kill_and_the_rest(tiny_folder, tmp_path):
     straight = start_run(tiny_folder, str(whole))
     program = ROOT / "tests" / "support" / "looped_run.py"
     done = subprocess.run(
-        [sys.executable, program, tiny_folder, parts, "8"], capture_output=True, timeout=300, check=False
+        ["python", program, tiny_folder, parts, "8"], capture_output=True, timeout=300, check=False, env=variables()
     )
     assert done.returncode == -signal.SIGKILL, done.stderr.decode()[-2000:]
     newest = latest_checkpoint(parts)
@@ -627,11 +627,11 @@ def test_a_checkpoint_that_was_killed_in_the_writing_is_never_found(tiny_folder,
     save(state, is_best=False)
     paths = [str(ROOT / "tests" / "support"), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
     done = subprocess.run(
-        [sys.executable, "-c", KILLED_WHILE_WRITING, tiny_folder, str(tmp_path / place)],
+        ["python", "-c", KILLED_WHILE_WRITING, tiny_folder, str(tmp_path / place)],
         capture_output=True,
         timeout=300,
         check=False,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+        env=variables() | {"PYTHONPATH": os.pathsep.join(paths)},
     )
     assert done.returncode == -signal.SIGKILL, done.stderr.decode()[-2000:]
     assert (tmp_path / f".{place}.partial" / "state.json").exists()
