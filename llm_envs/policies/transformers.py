@@ -1,21 +1,27 @@
-"""The embedded default: a transformers model in this process, on any machine, sampling concurrent requests in batches.
+"""The embedded default: a transformers model in this process, on any machine. Concurrent requests share one batch.
 
 Invariants:
 1. A request gets exactly one answer: its turn (or a part, if it was interrupted) or an error. A cancelled caller gets
    none.
-2. One batch runs at a time, in the policy's own thread; the event loops are never blocked. Each event loop has its own
-   queue and pump, which end with that loop.
-3. All requests of a batch have equal sampling parameters; requests keep their order of arrival.
-4. If a batch fails, only its own requests fail.
+2. One batch runs at a time, in the policy's own thread; the event loops are never blocked. A request joins the batch at
+   its next step, if there is a free row, and is answered when its own turn ends. Requests keep their order of arrival.
+3. If a prompt cannot be read, only the requests that joined with it fail. If a step fails, the requests that are
+   running fail. Later ones start with a new batch.
+4. `update_weights` replaces the weights between two steps. A running turn continues under the new weights, with the
+   keys and values that the old ones computed, and is marked with the version at which it began. A caller that does not
+   want this must first wait for its turns, or interrupt them.
+5. The model is in eval mode while turns run. Its mode is restored before the last of them is answered.
 """
 
 from __future__ import annotations
 
 import asyncio
-import weakref
-from collections.abc import Callable, Iterable, Mapping
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +33,7 @@ from llm_envs.errors import ContextFullError, InvalidConfigError, ModelError
 from llm_envs.policies.inference.loading import context_length, load_model, load_tokenizer
 from llm_envs.policies.inference.padding import check_token_ids
 from llm_envs.policies.inference.positions import check_positions
-from llm_envs.policies.inference.sampling import batch_generate
+from llm_envs.policies.inference.sampling import RunningBatch, Turn
 from llm_envs.types import FinishReason, Sampled, SamplingParams
 
 if TYPE_CHECKING:
@@ -39,38 +45,30 @@ __all__ = ["TransformersPolicy"]
 
 @dataclass(eq=False)
 class _Request:
-    prompt_ids: npt.NDArray[np.int32]
-    params: SamplingParams
-    seed: int
+    turn: Turn
     session: str
     answer: asyncio.Future[Sampled]
+    loop: asyncio.AbstractEventLoop
+    weight_version: int = 0
     is_interrupted: bool = False
 
-    @property
-    def batch_key(self) -> SamplingParams:
-        """The parameters that all requests of a batch share. Limits and seeds belong to each request."""
-        return replace(self.params, max_new_tokens=1, seed=None)
+    def is_aborted(self) -> bool:
+        """Return whether nobody wants further tokens."""
+        return self.is_interrupted or self.answer.done() or self.loop.is_closed()
 
+    def settle(self, answer: Sampled | Exception) -> None:
+        """Answer, from any thread."""
 
-@dataclass(eq=False)
-class _Queue:
-    """The requests of one event loop, and the task that serves them."""
+        def put() -> None:
+            if self.answer.done():
+                return
+            if isinstance(answer, Exception):
+                self.answer.set_exception(answer)
+            else:
+                self.answer.set_result(answer)
 
-    pending: list[_Request] = field(default_factory=list)
-    running: list[_Request] = field(default_factory=list)
-    """The batch that is being sampled."""
-    pump: asyncio.Task[None] | None = None
-
-    def take(self, limit: int) -> list[_Request]:
-        """Remove and return the next batch: the first request and later ones with equal parameters."""
-        self.pending = [request for request in self.pending if not request.answer.done()]
-        if not self.pending:
-            return []
-        key = self.pending[0].batch_key
-        batch = [request for request in self.pending if request.batch_key == key][:limit]
-        taken = set(map(id, batch))
-        self.pending = [request for request in self.pending if id(request) not in taken]
-        return batch
+        with suppress(RuntimeError):  # its event loop is closed: nobody waits for the answer
+            self.loop.call_soon_threadsafe(put)
 
 
 class TransformersPolicy:
@@ -79,8 +77,9 @@ class TransformersPolicy:
     Args:
         model: A causal language model. It may be the model in training: it is put into eval mode while sampling.
         tokenizer: Its tokenizer, with a chat template.
-        max_batch_size: Requests sampled together.
-        gather_s: Seconds to wait for more requests before a batch starts.
+        max_batch_size: Most requests sampled together. With 1, a turn's tokens and log-probabilities are the same to
+            the last bit whatever else is asked; with more, up to rounding in the model's kernels.
+        gather_s: Seconds to wait for more requests before the first ones of a batch start.
         weight_version: Version of the weights as loaded.
 
     Raises:
@@ -104,8 +103,14 @@ class TransformersPolicy:
         self.gather_s = gather_s
         self.weight_version = weight_version
         self.max_model_len = context_length(model)
-        self._queues: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Queue] = weakref.WeakKeyDictionary()
+        self._lock = threading.Lock()  # guards the four below
+        self._waiting: list[_Request] = []
+        self._running: list[_Request] = []
+        self._is_working = False
         self._closed = False
+        self._model_lock = threading.Lock()  # held while the model computes, and while its weights change
+        self._next_lock = threading.Lock()
+        self._told = False
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="llm-envs-transformers")
 
     @classmethod
@@ -149,29 +154,39 @@ class TransformersPolicy:
         prompt_ids = check_token_ids(self.model, prompt_ids, "the prompt")
         if not len(prompt_ids):
             raise InvalidConfigError("the prompt is empty: a model needs at least one token to continue from.")
-        if len(prompt_ids) >= self.max_model_len:
+        room = self.max_model_len - len(prompt_ids)
+        if room < 1:
             raise ContextFullError(f"a prompt of {len(prompt_ids)} tokens fills the context of {self.max_model_len}.")
-        if self._closed:
-            raise RuntimeError("the transformers policy was closed: make a new one")
         loop = asyncio.get_running_loop()
-        queue = self._queues.setdefault(loop, _Queue())
-        request = _Request(prompt_ids, params, seed, session, loop.create_future())
-        queue.pending.append(request)
-        if queue.pump is None or queue.pump.done():
-            queue.pump = loop.create_task(self._serve(queue))
-        return await request.answer
+        answer: asyncio.Future[Sampled] = loop.create_future()
+        turn = Turn(
+            prompt_ids,
+            params,
+            limit=min(params.max_new_tokens, room),
+            seed=seed,
+            stop_token_ids=self.codec.stop_token_ids,
+            detokenize=lambda ids: str(self.tokenizer.decode(ids)),
+            is_aborted=lambda: request.is_aborted(),
+        )
+        request = _Request(turn, session, answer, loop)
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("the transformers policy was closed: make a new one")
+            self._waiting.append(request)
+            if not self._is_working:
+                loop.call_later(self.gather_s, self._start)
+        return await answer
 
     def interrupt(self, session: str) -> None:
-        """End a session's turns with the tokens so far; see `policies.base.InterruptiblePolicy`.
-
-        They end at their next token. The answer comes when the whole batch has ended, so interrupt all of its turns.
-        """
-        queue = self._queues.get(asyncio.get_running_loop())
-        if queue is None:
-            return
-        for request in [*queue.pending, *queue.running]:
-            request.is_interrupted = request.is_interrupted or request.session == session
-        for request in queue.pending:
+        """End a session's turns at their next token; see `policies.base.InterruptiblePolicy`."""
+        loop = asyncio.get_running_loop()
+        with self._lock:
+            waiting, running = list(self._waiting), list(self._running)
+        for request in (*waiting, *running):
+            if request.loop is loop and request.session == session:
+                request.is_interrupted = True
+        # The thread may start such a request just now. This answer comes first, and its row stops at its first token.
+        for request in waiting:
             if request.is_interrupted and not request.answer.done():
                 request.answer.set_result(_nothing(self.weight_version))
 
@@ -190,74 +205,109 @@ class TransformersPolicy:
                 f"weights do not fit the model: {len(wrong)} unknown or of another shape ({wrong[:3]}), {len(missing)} "
                 f"missing ({missing[:3]}). Send every parameter of model.named_parameters()."
             )
-        for name, value in new.items():
-            own[name].data.copy_(value)
-        self.weight_version = version
+        with self._hold_model():
+            for name, value in new.items():
+                own[name].data.copy_(value)
+            self.weight_version = version
 
     async def aclose(self) -> None:
-        """Drop requests that have not started, wait for the running batch, and end the thread."""
-        self._closed = True
-        queue = self._queues.get(asyncio.get_running_loop())
-        if queue is not None and queue.pump is not None:
-            queue.pump.cancel()
-            await asyncio.gather(queue.pump, return_exceptions=True)
+        """Cancel all requests, wait until the running step has ended, and end the thread."""
+        with self._lock:
+            self._closed = True
+            requests = [*self._waiting, *self._running]
+        for request in requests:
+            if request.loop is asyncio.get_running_loop():
+                request.answer.cancel()
+            else:
+                with suppress(RuntimeError):  # that event loop is closed
+                    request.loop.call_soon_threadsafe(request.answer.cancel)
         await asyncio.to_thread(self._thread.shutdown, wait=True)
 
-    async def _serve(self, queue: _Queue) -> None:
-        """Answer the pending requests of one loop until none are left."""
+    @contextmanager
+    def _hold_model(self) -> Iterator[None]:
+        """Hold the model's lock. Whoever asks first is next: a lock alone would return to the thread that steps."""
+        with self._next_lock:
+            self._model_lock.acquire()
         try:
-            while queue.pending:
-                await asyncio.sleep(self.gather_s)
-                batch = queue.take(self.max_batch_size)
-                if batch:
-                    queue.running = batch
-                    await self._run(batch)
+            yield
         finally:
-            queue.running = []
-            for request in queue.pending:
-                request.answer.cancel()
-            queue.pending.clear()
+            self._model_lock.release()
 
-    async def _run(self, batch: list[_Request]) -> None:
-        running: asyncio.Future[list[Sampled]] | None = None
-        try:
-            running = asyncio.get_running_loop().run_in_executor(self._thread, self._generate, batch)
-            # Shielded: a thread cannot be cancelled, so a cancellation waits below until it has stopped.
-            results = await asyncio.shield(running)
-        except asyncio.CancelledError:
-            for request in batch:
-                request.answer.cancel()  # its row stops at the next token
-            if running is not None:
-                await asyncio.gather(running, return_exceptions=True)
-            raise
-        except Exception as error:
-            for request in batch:
-                if not request.answer.done():
-                    request.answer.set_exception(error)
-            return
-        for request, sampled in zip(batch, results, strict=True):
-            if not request.answer.done():
-                request.answer.set_result(sampled)
+    def _start(self) -> None:
+        """Let the thread sample, unless it does already."""
+        with self._lock:
+            if self._is_working or self._closed or not self._waiting:
+                return
+            self._is_working = True
+            self._thread.submit(self._work)
 
-    def _generate(self, batch: list[_Request]) -> list[Sampled]:
+    def _work(self) -> None:
+        """Sample until no request is left."""
+        while True:
+            for request, answer in self._run_batch().items():
+                request.settle(answer)
+            with self._lock:
+                if not self._waiting:
+                    self._is_working = False
+                    return
+
+    def _run_batch(self) -> dict[_Request, Sampled | Exception]:
+        """Sample and answer until no turn is running. Returns the last answers, which are still to be given."""
         # The model may be the one in training, whose mode must be restored.
         was_training = self.model.training
         self.model.eval()
+        running = RunningBatch(self.model, self.max_batch_size)
         try:
-            return batch_generate(
-                self.model,
-                [request.prompt_ids for request in batch],
-                batch[0].params,
-                max_new_tokens=[request.params.max_new_tokens for request in batch],
-                seeds=[request.seed for request in batch],
-                stop_token_ids=self.codec.stop_token_ids,
-                weight_version=self.weight_version,
-                detokenize=lambda ids: str(self.tokenizer.decode(ids)),
-                is_aborted=lambda index: batch[index].is_interrupted or batch[index].answer.cancelled(),
-            )
+            while True:
+                answers = self._step(running)
+                if not self._running:
+                    return answers
+                for request, answer in answers.items():
+                    request.settle(answer)
         finally:
             if was_training:
                 self.model.train()
+
+    def _step(self, running: RunningBatch) -> dict[_Request, Sampled | Exception]:
+        """Let requests join and sample a token of each turn. Returns the answers of those that have ended."""
+        failed: dict[_Request, Sampled | Exception] = {}
+        with self._hold_model():
+            joining = self._take(running)
+            try:
+                if joining:
+                    running.join([request.turn for request in joining])
+            except Exception as error:
+                failed |= dict.fromkeys(joining, error)
+            try:
+                running.step()
+            except Exception as error:
+                failed = {request: failed.get(request, error) for request in self._running}
+                running.clear()
+        answers = failed | {
+            request: request.turn.sampled(request.weight_version)
+            for request in self._running
+            if request not in failed and request.turn.finish_reason is not None
+        }
+        with self._lock:
+            self._running = [request for request in self._running if request not in answers]
+        return answers
+
+    def _take(self, running: RunningBatch) -> list[_Request]:
+        """Move the requests that may join from waiting to running."""
+        with self._lock:
+            self._waiting = [request for request in self._waiting if not request.is_aborted()]
+            n = max(running.n_free, 0)
+            taken, self._waiting = self._waiting[:n], self._waiting[n:]
+            self._running += taken
+            is_kept_waiting = bool(self._waiting) and running.join_problem is not None
+        for request in taken:
+            request.weight_version = self.weight_version
+        if is_kept_waiting and not self._told:
+            self._told = True
+            warnings.warn(
+                f"new turns wait until all turns of a batch have ended, because {running.join_problem}.", stacklevel=2
+            )
+        return taken
 
 
 def _nothing(weight_version: int) -> Sampled:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from llm_envs.errors import InvalidConfigError, MissingExtraError
+from llm_envs.policies.inference.caches import join_caches, join_problem, widen_cache
 from llm_envs.policies.inference.positions import position_ids
 from llm_envs.types import IdArray
 
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 __all__ = ["IdArray", "PaddedBatch", "check_token_ids"]
+
+
+_COLUMNS = ("input_ids", "attention_mask", "position_ids")
 
 
 def check_token_ids(model: PreTrainedModel, ids: Sequence[int] | IdArray, what: str) -> IdArray:
@@ -51,7 +55,7 @@ def check_token_ids(model: PreTrainedModel, ids: Sequence[int] | IdArray, what: 
 
 
 class PaddedBatch:
-    """Left-padded sequences with their key-value cache. `rows[i]` is the caller's index of place i.
+    """Left-padded sequences with their key-value cache. Rows can be added and removed between two forward passes.
 
     A row is padded with its own first token, masked out. The model would accept any id, but a repetition penalty looks
     at the ids and must not see one that is not in the row.
@@ -61,7 +65,6 @@ class PaddedBatch:
         device: Device of the tensors.
 
     Attributes:
-        rows: The caller's index of each place.
         input_ids: Shape (B, T), int64.
         attention_mask: Shape (B, T), int64: 0 on the padding.
         position_ids: Shape (B, T), int64: each row counts its own tokens from 0.
@@ -75,7 +78,6 @@ class PaddedBatch:
             ids[row] = sequence[0]
             ids[row, width - len(sequence) :] = sequence
             mask[row, width - len(sequence) :] = 1
-        self.rows = list(range(len(sequences)))
         self.input_ids = torch.from_numpy(ids).to(device)
         self.attention_mask = torch.from_numpy(mask).to(device)
         self.position_ids = position_ids(self.attention_mask)
@@ -111,6 +113,16 @@ class PaddedBatch:
         ).logits
         return logits[:, -n_last:]  # for model types without `logits_to_keep`
 
+    @property
+    def width(self) -> int:
+        """T: tokens of the longest row, and of padding in front of all rows, if longer rows have left."""
+        return self.input_ids.shape[1]
+
+    @property
+    def join_problem(self) -> str | None:
+        """Why no rows can join this batch and no columns can be dropped, or None. Known after the first forward."""
+        return join_problem(self._cache)
+
     def extend(self, next_ids: torch.Tensor, is_running: Sequence[bool]) -> None:
         """Append one token to each row.
 
@@ -118,23 +130,48 @@ class PaddedBatch:
             next_ids: Shape (B,).
             is_running: B flags. The position of an ended row stays the same, so that it does not leave the context.
         """
-        self.input_ids = torch.cat([self.input_ids, next_ids[:, None]], dim=1)
-        ones = self.attention_mask.new_ones(len(self.rows), 1)
+        self.input_ids = torch.cat([self.input_ids, next_ids[:, None].to(self.input_ids.device)], dim=1)
+        ones = self.attention_mask.new_ones(len(self.attention_mask), 1)
         self.attention_mask = torch.cat([self.attention_mask, ones], dim=1)
         steps = torch.tensor(is_running, dtype=torch.int64, device=self.position_ids.device)[:, None]
         self.position_ids = torch.cat([self.position_ids, self.position_ids[:, -1:] + steps], dim=1)
 
-    def keep(self, places: list[int]) -> None:
-        """Keep only the rows at `places`."""
-        self.rows = [self.rows[place] for place in places]
-        if not places:
-            return
+    def select(self, places: Sequence[int], width: int) -> None:
+        """Keep the rows at `places` and their last `width` columns.
+
+        Args:
+            places: Indices of rows, at least one. An index that occurs twice makes two equal rows.
+            width: At least the length of the longest of these rows. Ignored if the cache has a `join_problem`.
+        """
+        n_dropped = self.width - width if self.join_problem is None else 0
         index = torch.tensor(places, device=self.input_ids.device)
-        self.input_ids, self.attention_mask = self.input_ids[index], self.attention_mask[index]
-        self.position_ids = self.position_ids[index]
+        for name in _COLUMNS:
+            setattr(self, name, getattr(self, name)[index, n_dropped:])
         if self._cache is not None:
             # Not `batch_select_indices`: layers with a recurrent state (Qwen3.5, Qwen3-Next) only have `reorder_cache`.
             self._cache.reorder_cache(index)
+            widen_cache(self._cache, -n_dropped)
+
+    def join(self, other: PaddedBatch) -> None:
+        """Append the rows of another batch of this model, which must not be used afterwards."""
+        width = max(self.width, other.width)
+        for batch in (self, other):
+            batch._widen(width - batch.width)
+        for name in _COLUMNS:
+            setattr(self, name, torch.cat([getattr(self, name), getattr(other, name)]))
+        if self._cache is not None:
+            join_caches(self._cache, other._cache)
+
+    def _widen(self, n_columns: int) -> None:
+        """Add columns of padding at the left."""
+        if not n_columns:
+            return
+        first = self.input_ids[:, :1].expand(-1, n_columns)  # a row's own first token, as in its other padding
+        self.input_ids = torch.cat([first, self.input_ids], dim=1)
+        self.attention_mask = torch.nn.functional.pad(self.attention_mask, (n_columns, 0))
+        self.position_ids = torch.nn.functional.pad(self.position_ids, (n_columns, 0))
+        if self._cache is not None:
+            widen_cache(self._cache, n_columns)
 
 
 def _without_router_loss(model: PreTrainedModel) -> dict[str, Any]:

@@ -1,9 +1,17 @@
-"""Sample turns from a model in this process, one or a batch, each with its log-probabilities."""
+"""Sample turns from a model in this process, one or a batch, each with its log-probabilities.
+
+A `RunningBatch` has one row per turn. Turns join it between two steps, each with the key-value cache of its own prompt,
+and leave it when they end; so a new turn never waits for the longest of the others.
+
+(transformers' own continuous batching, `generate_batch`, draws all rows from one generator of the whole process, so a
+turn's tokens would depend on the turns beside it. It is not used on any device.)
+"""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,11 +31,19 @@ except ImportError as error:
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["batch_generate", "create_generator", "generate", "has_filters", "logits_processor"]
+__all__ = [
+    "RunningBatch",
+    "Turn",
+    "batch_generate",
+    "create_generator",
+    "generate",
+    "has_filters",
+    "logits_processor",
+]
 
-
-# Their causal mask or position bias is a table of the context's size, indexed by the place in the padded batch.
-_WIDTH_BOUND_TYPES = ("gpt_neo", "mpt")
+_COMPACT_BELOW = 0.75
+"""A batch is compacted if that leaves less than this share of its rows times columns. It copies the cache, so until
+then rows that have ended run on, ignored."""
 
 
 def generate(
@@ -103,7 +119,7 @@ def batch_generate(
     is_aborted: Callable[[int], bool] = lambda index: False,
     micro_batch_size: int | None = None,
 ) -> list[Sampled]:
-    """Sample one turn for each prompt, in one padded batch that shrinks as turns end.
+    """Sample one turn for each prompt, in one padded batch that turns leave as they end.
 
     Each row draws with uniform numbers from its own seed by inverting the cumulative distribution. So its tokens do not
     depend on the rest of the batch (up to rounding in the model's kernels; `scoring` names the one kind of model that
@@ -119,7 +135,8 @@ def batch_generate(
         weight_version: Recorded in the results.
         detokenize: Ids to text; required if `params.stop_strings` is not empty.
         is_aborted: Called once per step for each running row; the row stops if it returns true.
-        micro_batch_size: Rows sampled at once; None takes all. The result does not depend on it.
+        micro_batch_size: Most rows sampled at once; None takes all. When one ends, the next joins. The result does not
+            depend on it.
 
     Returns:
         B results in the order of `prompts`. Log-probabilities are those of the distribution that was drawn from; at
@@ -132,10 +149,6 @@ def batch_generate(
         ModelError: If there are several prompts and the model's log-probabilities depend on the padding of a batch.
     """
     params = params or SamplingParams()
-    if params.extra:
-        raise InvalidConfigError(f"extra={dict(params.extra)!r}: sampling by transformers has no further settings.")
-    if params.stop_strings and detokenize is None:
-        raise InvalidConfigError("stop_strings need `detokenize`, which turns token ids into text.")
     if micro_batch_size is not None and micro_batch_size < 1:
         raise InvalidConfigError(f"micro_batch_size={micro_batch_size!r}: it must be at least 1.")
     if len(prompts) > 1:
@@ -148,97 +161,227 @@ def batch_generate(
         seeds = [turn_seed(params, prompt, index) for index, prompt in enumerate(prompts)]
     if len(seeds) != len(prompts):
         raise InvalidConfigError(f"{len(seeds)} seeds for {len(prompts)} prompts.")
-    ends = _Ends(
-        tuple(eos_token_ids(model) if stop_token_ids is None else stop_token_ids), params, detokenize, is_aborted
-    )
-    drafts = [_Draft(index, limit, seed) for index, (limit, seed) in enumerate(zip(limits, seeds, strict=True))]
-    open_drafts = [draft for draft in drafts if draft.finish_reason is None]
-    size = micro_batch_size or max(len(open_drafts), 1)
-    if _is_bound_by_width(model, prompts, limits):
-        size = 1
-    for start in range(0, len(open_drafts), size):
-        some = open_drafts[start : start + size]
-        _sample_rows(model, PaddedBatch([prompts[draft.index] for draft in some], model.device), some, ends)
-    return [draft.sampled(weight_version) for draft in drafts]
+    stop_token_ids = tuple(eos_token_ids(model) if stop_token_ids is None else stop_token_ids)
+    turns = [
+        Turn(
+            prompt,
+            params,
+            limit=limit,
+            seed=seed,
+            stop_token_ids=stop_token_ids,
+            detokenize=detokenize,
+            is_aborted=partial(is_aborted, index),
+        )
+        for index, (prompt, limit, seed) in enumerate(zip(prompts, limits, seeds, strict=True))
+    ]
+    waiting = deque(turn for turn in turns if turn.finish_reason is None)
+    running = RunningBatch(model, max_rows=micro_batch_size or max(len(turns), 1))
+    while waiting or running.n_turns:
+        joining = [waiting.popleft() for _ in range(min(running.n_free, len(waiting)))]
+        if joining:
+            running.join(joining)
+        running.step()
+    return [turn.sampled(weight_version) for turn in turns]
 
 
-class _Draft:
-    """One turn while it is being sampled."""
+class Turn:
+    """One turn while it is sampled: its prompt, the conditions that end it, and its tokens so far.
 
-    def __init__(self, index: int, limit: int, seed: int) -> None:
-        self.index = index
-        self.limit = limit
-        self.uniforms = np.random.default_rng(seed).random(limit)
-        self.ids: list[int] = []
-        self.logps: list[float] = []
-        self.kept: list[Any] = []
+    Args:
+        prompt_ids: Shape (T,), T at least 1; checked ids.
+        params: How to sample; its `max_new_tokens` and `seed` are not used.
+        limit: Most tokens of the turn. 0: the prompt fills the context.
+        seed: Of the turn's uniform numbers.
+        stop_token_ids: Ids that end the turn and are kept as its last token, besides those in `params`.
+        detokenize: Ids to text; required if `params.stop_strings` is not empty.
+        is_aborted: Called after each token; the turn ends if it returns true.
+
+    Raises:
+        InvalidConfigError: If `params` has something that this sampler does not know, or `detokenize` is missing.
+    """
+
+    def __init__(
+        self,
+        prompt_ids: IdArray,
+        params: SamplingParams,
+        *,
+        limit: int,
+        seed: int,
+        stop_token_ids: Sequence[int] = (),
+        detokenize: Callable[[list[int]], str] | None = None,
+        is_aborted: Callable[[], bool] = lambda: False,
+    ) -> None:
+        if params.extra:
+            raise InvalidConfigError(f"extra={dict(params.extra)!r}: sampling by transformers has no further settings.")
+        if params.stop_strings and detokenize is None:
+            raise InvalidConfigError("stop_strings need `detokenize`, which turns token ids into text.")
+        self.prompt_ids = prompt_ids
+        self.params = params
         self.finish_reason: FinishReason | None = None if limit else FinishReason.CONTEXT_FULL
+        self._limit = limit
+        self._uniforms = np.random.default_rng(seed).random(limit)
+        self._stop_token_ids = stop_token_ids
+        self._detokenize = detokenize
+        self._is_aborted = is_aborted
+        self._ids: list[int] = []
+        self._logps: list[float] = []
+        self._kept: list[Any] = []
+
+    @property
+    def length(self) -> int:
+        """Tokens so far, the prompt's included."""
+        return len(self.prompt_ids) + len(self._ids)
+
+    @property
+    def uniform(self) -> float:
+        """The number in [0, 1) that decides the next token."""
+        return float(self._uniforms[min(len(self._ids), self._limit - 1)])
+
+    def add(self, token: int, logp: float, kept: Any = None) -> None:
+        """Append a token, and set the finish reason if it is the last one."""
+        self._ids.append(token)
+        self._logps.append(logp)
+        if kept is not None:
+            self._kept.append(kept)
+        self.finish_reason = self._reason()
 
     def sampled(self, weight_version: int) -> Sampled:
+        """Return the tokens so far; without a finish reason as an aborted turn."""
         return Sampled(
-            token_ids=np.array(self.ids, dtype=np.int32),
-            logps=np.array(self.logps, dtype=np.float32),
+            token_ids=np.array(self._ids, dtype=np.int32),
+            logps=np.array(self._logps, dtype=np.float32),
             finish_reason=self.finish_reason or FinishReason.ABORT,
             weight_version=weight_version,
-            kept=_kept_tokens(self.kept) if self.kept else None,
+            kept=_kept_tokens(self._kept) if self._kept else None,
         )
 
-
-@dataclass
-class _Ends:
-    """The conditions that end a turn."""
-
-    stop_token_ids: tuple[int, ...]
-    params: SamplingParams
-    detokenize: Callable[[list[int]], str] | None
-    is_aborted: Callable[[int], bool]
-
-    def reason(self, draft: _Draft) -> FinishReason | None:
-        """Return why a turn ends after its newest token, or None if it continues."""
-        if draft.ids[-1] in self.stop_token_ids:
+    def _reason(self) -> FinishReason | None:
+        """Return why the turn ends after its newest token, or None if it continues."""
+        if self._ids[-1] in self._stop_token_ids:
             return FinishReason.STOP
-        if draft.ids[-1] in self.params.stop_token_ids:
+        if self._ids[-1] in self.params.stop_token_ids:
             return FinishReason.STOP_STRING
-        if self.params.stop_strings and self.detokenize is not None:
-            text = self.detokenize(draft.ids)
+        if self.params.stop_strings and self._detokenize is not None:
+            text = self._detokenize(self._ids)
             if any(stop in text for stop in self.params.stop_strings):
                 return FinishReason.STOP_STRING
-        if len(draft.ids) >= draft.limit:
+        if len(self._ids) >= self._limit:
             return FinishReason.LENGTH
-        return FinishReason.ABORT if self.is_aborted(draft.index) else None
+        return FinishReason.ABORT if self._is_aborted() else None
 
 
-def _sample_rows(model: PreTrainedModel, batch: PaddedBatch, drafts: Sequence[_Draft], ends: _Ends) -> None:
-    """Sample the rows of a batch to their ends, into `drafts`."""
-    process = logits_processor(ends.params)
-    is_greedy = ends.params.temperature == 0
-    keeps_mask = ends.params.keep_mask and has_filters(ends.params)
-    while batch.rows:
-        logits = process(batch.input_ids, batch.forward(model))
-        rows = [drafts[row] for row in batch.rows]
-        next_ids, next_logps = _draw(
-            logits, [draft.uniforms[min(len(draft.ids), draft.limit - 1)] for draft in rows], greedy=is_greedy
-        )
-        if keeps_mask:
-            for draft, row_V in zip(rows, torch.isfinite(logits).cpu().numpy(), strict=True):
-                if draft.finish_reason is None:
-                    draft.kept.append(np.flatnonzero(row_V))
-        for draft, token, logp in zip(rows, next_ids.tolist(), next_logps.tolist(), strict=True):
-            if draft.finish_reason is None:
-                draft.ids.append(token)
-                draft.logps.append(logp)
-                draft.finish_reason = ends.reason(draft)
-        running = [draft.finish_reason is None for draft in rows]
-        batch.extend(next_ids, running)
-        # Copying the cache pays off once a quarter of the rows has ended; until then those rows run on, ignored.
-        if sum(running) <= 0.75 * len(running):
-            batch.keep([place for place, is_running in enumerate(running) if is_running])
+class RunningBatch:
+    """Turns that are sampled together: each step gives every running turn one token.
+
+    The parameters of the turns may differ. A turn's tokens do not depend on the others, nor on when it joined, up to
+    rounding in the model's kernels: a matrix product of another number of rows may be summed in another order.
+
+    Args:
+        model: A causal language model in eval mode.
+        max_rows: Most turns at once.
+    """
+
+    def __init__(self, model: PreTrainedModel, max_rows: int) -> None:
+        self._model = model
+        self._max_rows = max_rows
+        self._batch: PaddedBatch | None = None
+        self._turns: list[Turn] = []  # of each row; some may have ended
+
+    @property
+    def n_turns(self) -> int:
+        """Turns that have not ended."""
+        return sum(turn.finish_reason is None for turn in self._turns)
+
+    @property
+    def n_free(self) -> int:
+        """How many turns may join now."""
+        return 0 if self.join_problem is not None else self._max_rows - self.n_turns
+
+    @property
+    def join_problem(self) -> str | None:
+        """Why no turn can join before all of these have ended, or None if turns can join at any time."""
+        return None if self._batch is None else self._batch.join_problem
+
+    @torch.no_grad()
+    def join(self, turns: Sequence[Turn]) -> list[Turn]:
+        """Read the prompts of new turns, sample their first tokens, and add them to the batch.
+
+        Equal prompts are read once. If the model fails here, the batch is as it was before.
+
+        Returns:
+            Those that have ended with their first token.
+        """
+        places: dict[bytes, int] = {}
+        index = [places.setdefault(turn.prompt_ids.tobytes(), len(places)) for turn in turns]
+        prompts = [turns[index.index(place)].prompt_ids for place in range(len(places))]
+        batch = PaddedBatch(prompts, self._model.device)
+        logits = batch.forward(self._model)
+        if len(prompts) < len(turns):
+            logits = logits[index]
+            batch.select(index, batch.width)
+        ended = _add_tokens(batch, turns, logits)
+        running = [place for place, turn in enumerate(turns) if turn.finish_reason is None]
+        if not running:
+            return ended
+        if ended:
+            batch.select(running, max(turns[place].length for place in running))
+        self._compact(least_gain=0.0)
+        if self._batch is None:
+            self._batch = batch
+        else:
+            self._batch.join(batch)
+        self._turns += [turns[place] for place in running]
+        return ended
+
+    @torch.no_grad()
+    def step(self) -> list[Turn]:
+        """Sample one token for each running turn; return those that have ended with it."""
+        if self._batch is None:
+            return []
+        ended = _add_tokens(self._batch, self._turns, self._batch.forward(self._model))
+        # Some types of model (GPT-Neo, MPT) have a table of the context's size, indexed by the column.
+        is_too_wide = self._batch.width > context_length(self._model)
+        self._compact(least_gain=0.0 if is_too_wide else 1 - _COMPACT_BELOW)
+        return ended
+
+    def clear(self) -> None:
+        """Drop all turns, as they are."""
+        self._batch, self._turns = None, []
+
+    def _compact(self, least_gain: float) -> None:
+        """Remove ended rows and columns that are only padding, if that saves more than a share of the batch."""
+        running = [place for place, turn in enumerate(self._turns) if turn.finish_reason is None]
+        if not running or self._batch is None:
+            return self.clear()
+        columns = self._batch.width
+        width = columns if self.join_problem else max(self._turns[place].length for place in running)
+        if len(running) * width < (1 - least_gain) * len(self._turns) * columns:
+            self._batch.select(running, width)
+            self._turns = [self._turns[place] for place in running]
 
 
-def _is_bound_by_width(model: PreTrainedModel, prompts: Sequence[IdArray], limits: Sequence[int]) -> bool:
-    """Return whether padding could make a batch exceed a table of the model's attention."""
-    width = max(map(len, prompts), default=0) + max(limits, default=0)
-    return model.config.get_text_config().model_type in _WIDTH_BOUND_TYPES and width > context_length(model)
+def _add_tokens(batch: PaddedBatch, turns: Sequence[Turn], logits: torch.Tensor) -> list[Turn]:
+    """Draw the next token of each row, add it to its turn, and return the turns that have ended with it."""
+    alike: dict[tuple[float, ...], list[int]] = {}
+    for place, turn in enumerate(turns):
+        p = turn.params
+        settings = (p.temperature, p.top_p, p.top_k, p.min_p, p.repetition_penalty, p.keep_mask)
+        alike.setdefault(settings, []).append(place)
+    next_ids = torch.zeros(len(turns), dtype=torch.int64, device=logits.device)
+    running = [turn for turn in turns if turn.finish_reason is None]
+    for places in alike.values():
+        params, some = turns[places[0]].params, [turns[place] for place in places]
+        rows = slice(None) if len(some) == len(turns) else places
+        scores = logits_processor(params)(batch.input_ids[rows], logits[rows])
+        ids, logps = _draw(scores, [turn.uniform for turn in some], greedy=params.temperature == 0)
+        next_ids[rows] = ids
+        keeps_mask = params.keep_mask and has_filters(params)
+        masks = torch.isfinite(scores).cpu().numpy() if keeps_mask else [None] * len(some)
+        for turn, token, logp, mask in zip(some, ids.tolist(), logps.tolist(), masks, strict=True):
+            if turn.finish_reason is None:
+                turn.add(token, logp, None if mask is None else np.flatnonzero(mask))
+    batch.extend(next_ids, [turn.finish_reason is None for turn in turns])
+    return [turn for turn in running if turn.finish_reason is not None]
 
 
 def _limits(model: PreTrainedModel, prompts: Sequence[IdArray], max_new_tokens: Sequence[int]) -> list[int]:

@@ -107,6 +107,22 @@ def test_a_row_is_sampled_and_scored_as_if_alone(family):
         assert np.abs(logps[len(prompt) :] - sampled.logps).max() < tolerance
 
 
+def test_a_row_that_joins_a_running_batch_is_sampled_as_if_alone(family):
+    """Two rows at a time: each later one joins beside a row that runs, longer or shorter than itself."""
+    name, model = family
+    given = prompts(1, 60, 23, 12, 5, 30, 23)
+    given[-1] = given[2].copy()
+    limits = [40, 4, 20, 30, 12, 8, 9]
+    tolerance = TOLERANCE.get(name, 1e-5)
+    joined = batch_generate(
+        model, given, max_new_tokens=limits, seeds=range(7), stop_token_ids=(1, 2), micro_batch_size=2
+    )
+    for index, (prompt, sampled) in enumerate(zip(given, joined, strict=True)):
+        (alone,) = batch_generate(model, [prompt], max_new_tokens=[limits[index]], seeds=[index], stop_token_ids=(1, 2))
+        assert alone.token_ids.tolist() == sampled.token_ids.tolist()
+        assert np.abs(alone.logps - sampled.logps).max() < tolerance
+
+
 def test_the_context_ends_a_turn_and_a_full_one_has_its_own_reason(family):
     """The row that ends at the context's end runs on, unheard, beside four that do not: it must not break the model."""
     name, model = family

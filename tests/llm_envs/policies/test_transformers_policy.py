@@ -44,30 +44,150 @@ def test_it_is_a_token_policy(policy):
     assert isinstance(policy, InterruptiblePolicy)
 
 
-def test_concurrent_requests_share_batches_and_get_their_own_answers(policy):
-    sizes = []
-    generate = policy._generate
-    policy._generate = lambda batch: sizes.append(len(batch)) or generate(batch)
+@pytest.fixture
+def n_rows(monkeypatch):
+    """Running turns at each step, over all batches."""
+    from llm_envs.policies.inference.sampling import RunningBatch
+
+    seen, step = [], RunningBatch.step
+    monkeypatch.setattr(RunningBatch, "step", lambda batch: seen.append(batch.n_turns) or step(batch))
+    return seen
+
+
+def test_concurrent_requests_share_batches_and_get_their_own_answers(policy, n_rows):
     together = sample(policy, 20)
-    assert sizes == [20]
+    assert n_rows == [20] * 5  # the first of six tokens comes with the prompt
     assert [s.token_ids.tolist() for s in together[:3]] == [
         s.token_ids.tolist() for s in sample(policy, 3)
     ]  # and again on a second event loop
     policy.max_batch_size = 8
-    sizes.clear()
+    n_rows.clear()
     sample(policy, 20)
-    assert sizes == [8, 8, 4]
+    assert n_rows == [8] * 10 + [4] * 5
 
 
-def test_requests_with_other_parameters_are_sampled_apart(policy):
+def test_requests_with_other_parameters_share_a_batch(policy, n_rows):
+    warm, greedy = SamplingParams(max_new_tokens=3), SamplingParams(max_new_tokens=5, temperature=0)
+
+    async def run(*several):
+        return await asyncio.gather(*[policy.sample(PROMPT, params, seed=1, session="") for params in several])
+
+    first, second, other = asyncio.run(run(warm, warm, greedy))
+    assert n_rows == [3, 3, 1, 1]
+    assert first.token_ids.tolist() == second.token_ids.tolist() == asyncio.run(run(warm))[0].token_ids.tolist()
+    assert other.token_ids.tolist() == asyncio.run(run(greedy))[0].token_ids.tolist()
+    assert len(other.token_ids) == 5
+
+
+def test_short_turns_join_and_leave_while_a_long_one_runs(long_policy, n_steps):
+    """Each of five short turns is asked for after the last was answered; all are answered before the long one ends."""
+    long_policy.codec.stop_token_ids = ()
+    short = SamplingParams(max_new_tokens=4)
+
     async def run():
-        warm = [policy.sample(PROMPT, SamplingParams(max_new_tokens=3), seed=1, session="") for _ in range(2)]
-        cold = [policy.sample(PROMPT, SamplingParams(max_new_tokens=5, temperature=0), seed=1, session="")]
-        return await asyncio.gather(*warm, *cold)
+        long = asyncio.ensure_future(
+            long_policy.sample(PROMPT, SamplingParams(max_new_tokens=8000), seed=0, session="long")
+        )
+        await until(lambda: n_steps() >= 3)
+        answers = [await long_policy.sample(PROMPT[:i], short, seed=i, session="short") for i in range(1, 6)]
+        assert not long.done()
+        long_policy.interrupt("long")
+        return await long, answers
 
-    first, second, greedy = asyncio.run(run())
-    assert first.token_ids.tolist() == second.token_ids.tolist()
-    assert len(greedy.token_ids) == 5
+    long, answers = asyncio.run(run())
+    assert long.finish_reason is FinishReason.ABORT and 3 < len(long.token_ids) < 8000
+    alone = asyncio.run(
+        long_policy.sample(PROMPT, SamplingParams(max_new_tokens=len(long.token_ids)), seed=0, session="")
+    )
+    assert long.token_ids.tolist() == alone.token_ids.tolist()
+    assert np.abs(long.logps - alone.logps).max() < 1e-4
+    for i, answer in enumerate(answers, start=1):
+        alone = asyncio.run(long_policy.sample(PROMPT[:i], short, seed=i, session=""))
+        assert answer.token_ids.tolist() == alone.token_ids.tolist()
+
+
+def test_a_turn_that_cannot_join_waits_and_says_why(policy, monkeypatch):
+    from llm_envs.policies.inference import padding
+
+    monkeypatch.setattr(padding, "join_problem", lambda cache: cache and "its cache is special")
+    long, short = SamplingParams(max_new_tokens=60), SamplingParams(max_new_tokens=2)
+
+    async def run():
+        answered = []
+        first = asyncio.ensure_future(policy.sample(PROMPT, long, seed=0, session=""))
+        await until(lambda: policy._running)
+        second = asyncio.ensure_future(policy.sample(PROMPT, short, seed=1, session=""))
+        for task in (second, first):
+            task.add_done_callback(answered.append)
+        await asyncio.gather(first, second)
+        assert answered == [first, second]
+
+    with pytest.warns(UserWarning, match="until all turns of a batch have ended, because its cache is special"):
+        asyncio.run(run())
+
+
+def test_a_prompt_that_cannot_be_read_does_not_fail_the_running_turns(long_policy, n_steps):
+    long_policy.codec.stop_token_ids = ()
+    forward = long_policy.model.forward
+
+    async def run():
+        long = asyncio.ensure_future(
+            long_policy.sample(PROMPT, SamplingParams(max_new_tokens=8000), seed=0, session="long")
+        )
+        await until(lambda: n_steps() >= 3)
+
+        def fail_once(*args, **kwargs):
+            if kwargs["input_ids"].shape[1] == 1:
+                return forward(*args, **kwargs)
+            long_policy.model.forward = forward
+            raise RuntimeError("out of memory")
+
+        long_policy.model.forward = fail_once
+        with pytest.raises(RuntimeError, match="out of memory"):
+            await long_policy.sample(PROMPT, SamplingParams(), seed=1, session="")
+        answer = await long_policy.sample(PROMPT, SamplingParams(max_new_tokens=2), seed=1, session="")
+        long_policy.interrupt("long")
+        return answer, await long
+
+    answer, long = asyncio.run(run())
+    assert len(answer.token_ids) == 2 and long.finish_reason is FinishReason.ABORT
+
+
+def test_weights_change_between_two_steps_of_a_running_turn(long_policy, n_steps):
+    """The turn goes on, marked with the version at which it began; a turn that joins later has the new one."""
+    long_policy.codec.stop_token_ids = ()
+    other = tiny_model(TOKENIZER, hidden_size=32, max_length=8192, seed=9)
+
+    async def run():
+        long = asyncio.ensure_future(
+            long_policy.sample(PROMPT, SamplingParams(max_new_tokens=8000), seed=0, session="long")
+        )
+        await until(lambda: n_steps() >= 3)
+        long_policy.update_weights(other.named_parameters(), 7)
+        short = await long_policy.sample(PROMPT, SamplingParams(max_new_tokens=5), seed=3, session="")
+        long_policy.interrupt("long")
+        return short, await long
+
+    short, long = asyncio.run(run())
+    assert (long.weight_version, short.weight_version) == (0, 7)
+    expected = asyncio.run(
+        TransformersPolicy(other, TOKENIZER).sample(PROMPT, SamplingParams(max_new_tokens=5), seed=3, session="")
+    )
+    assert short.token_ids.tolist() == expected.token_ids.tolist()
+
+
+def test_closing_cancels_what_runs_and_what_waits(long_policy):
+    long_policy.max_batch_size = 1
+
+    async def run():
+        params = SamplingParams(max_new_tokens=8000)
+        turns = [asyncio.ensure_future(long_policy.sample(PROMPT, params, seed=i, session="")) for i in range(3)]
+        await until(lambda: long_policy._running)
+        await long_policy.aclose()
+        return await asyncio.gather(*turns, return_exceptions=True)
+
+    assert [type(answer) for answer in asyncio.run(run())] == [asyncio.CancelledError] * 3
+    assert not any(thread.is_alive() for thread in long_policy._thread._threads)
 
 
 def test_a_cancelled_request_ends_alone(policy):
@@ -85,17 +205,20 @@ def test_a_cancelled_request_ends_alone(policy):
     assert [len(a.token_ids) for i, a in enumerate(answers) if i != 1] == [60, 60, 60]
 
 
-def test_a_failing_batch_fails_its_requests_and_the_next_one_works(policy):
-    generate = policy._generate
+@pytest.mark.parametrize("place", ["prompt", "step"])
+def test_a_failing_batch_fails_its_requests_and_the_next_one_works(policy, place):
+    forward, n_calls = policy.model.forward, []
 
-    def fail_once(batch):
-        policy._generate = generate
-        raise RuntimeError("out of memory")
+    def fail_once(*args, **kwargs):
+        n_calls.append(1)
+        if len(n_calls) == (1 if place == "prompt" else 3):
+            raise RuntimeError("out of memory")
+        return forward(*args, **kwargs)
 
-    policy._generate = fail_once
+    policy.model.forward = fail_once
 
     async def run():
-        requests = [policy.sample(PROMPT, SamplingParams(max_new_tokens=2), seed=i, session="") for i in range(3)]
+        requests = [policy.sample(PROMPT, SamplingParams(max_new_tokens=5), seed=i, session="") for i in range(3)]
         return await asyncio.gather(*requests, return_exceptions=True)
 
     assert [str(error) for error in asyncio.run(run())] == ["out of memory"] * 3
@@ -286,7 +409,6 @@ def test_a_request_that_has_not_begun_is_answered_at_once(policy):
         policy.interrupt("a")
         answers = await asyncio.wait_for(asyncio.gather(*waiting[:2]), 30)
         waiting[2].cancel()
-        policy._queues[asyncio.get_running_loop()].pump.cancel()
         return answers
 
     for sampled in asyncio.run(run()):
