@@ -99,7 +99,7 @@ def measure_vllm(widths: list[int]) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as scratch:
         save_model(Path(scratch), tokenizer)
         settings = {"max_model_len": MAX_LENGTH, "max_num_seqs": max(WIDTHS), "logits_processors": [forced]}
-        llm = load_engine(scratch, dtype="float32", **settings)
+        llm = load_engine(scratch, dtype="float32", enforce_eager=False, **settings)
     policy = VLLMEnginePolicy(llm, tokenizer)
     measure(policy, policy.codec, "vllm", 64)
     rows = []

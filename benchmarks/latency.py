@@ -101,7 +101,9 @@ def main() -> int:
         n_parameters = save_model(
             Path(scratch), tokenizer, hidden_size=options.width, n_layers=6, n_heads=options.width // 64
         )
-        llm = load_engine(scratch, dtype="float32", max_model_len=MAX_LENGTH, logits_processors=[forced])
+        llm = load_engine(
+            scratch, dtype="float32", enforce_eager=False, max_model_len=MAX_LENGTH, logits_processors=[forced]
+        )
     row = {"parameters": n_parameters} | measure(llm, options.rollouts, options.pairs)
     name = f"time with tools of {LATENCY_MS} ms over that with 0 ms"
     figure = Figure(name, row["ratio"], "x", "lower", at_most=MOST_RATIO)

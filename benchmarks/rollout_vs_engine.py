@@ -188,7 +188,7 @@ def main() -> int:
         n_parameters = save_model(
             Path(scratch), pages_tokenizer(), hidden_size=options.width, n_layers=6, n_heads=options.width // 64
         )
-        llm = load_engine(scratch, dtype="float32", max_model_len=MAX_LENGTH)
+        llm = load_engine(scratch, dtype="float32", enforce_eager=False, max_model_len=MAX_LENGTH)
     row = {"parameters": n_parameters} | measure(llm, options.episodes, options.pairs)
     figures = [
         Figure("collector against the bare engine", row["share"], "of its tokens/s", at_least=LEAST_SHARE),

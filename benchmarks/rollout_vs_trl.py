@@ -175,7 +175,9 @@ class Sides:
         tokenizer = pages_tokenizer()
         self.n_parameters = save_model(folder, tokenizer)
         self._forced = forced_replies(tokenizer)
-        self._llm = load_engine(folder, dtype="float32", max_model_len=MAX_LENGTH, logits_processors=[self._forced])
+        self._llm = load_engine(
+            folder, dtype="float32", enforce_eager=False, max_model_len=MAX_LENGTH, logits_processors=[self._forced]
+        )
         self._policy = VLLMEnginePolicy(self._llm, tokenizer)
         self._environment: type[PlainPages] = AsyncPages if async_tools else PlainPages
         self._trainer = make_trainer(folder, self._llm, tokenizer, self._environment)

@@ -1,18 +1,21 @@
-"""Data types that this machine's processor computes quickly."""
+"""What is chosen on a CPU where the caller leaves it open: the data type, and whether vLLM compiles the model."""
 
 from __future__ import annotations
 
 import platform
 import re
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 
-__all__ = ["cpu_dtype", "has_bf16"]
+__all__ = ["cpu_dtype", "has_bf16", "skips_compilation"]
 
 _FLAGS = re.compile(r"^(?:flags|Features)\s*:(.*)$", re.MULTILINE)
 _BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16", "svebf16"})
 
-_told = False
+_COMPILATION_SETTINGS = frozenset({"enforce_eager", "no_enforce_eager", "compilation_config", "optimization_level"})
+
+_told: set[str] = set()
 
 
 def has_bf16(cpuinfo: str) -> bool:
@@ -31,18 +34,39 @@ def cpu_dtype() -> str | None:
     vLLM computes in bfloat16 on every CPU, even if the weights are float32. Without instructions for it, that is five
     to seven times slower than float32.
     """
-    global _told
     try:
         cpuinfo = Path("/proc/cpuinfo").read_text(errors="replace")
     except OSError:  # not Linux
         return None
     if platform.machine() not in ("x86_64", "aarch64") or has_bf16(cpuinfo):
         return None
-    if not _told:
-        _told = True
-        warnings.warn(
-            "this processor has no bfloat16 instructions, so vLLM computes in float32, which is faster here and takes "
-            "twice the memory; dtype='bfloat16' (--dtype bfloat16 for servers) chooses otherwise.",
-            stacklevel=3,
-        )
+    _tell_once(
+        "this processor has no bfloat16 instructions, so the model computes in float32, which is faster here and takes "
+        "twice the memory; dtype='bfloat16' (--dtype bfloat16 for servers) chooses otherwise."
+    )
     return "float32"
+
+
+def skips_compilation(settings: Iterable[str]) -> bool:
+    """Return whether a vLLM engine on a CPU starts without compiling the model. Warns once.
+
+    It does, unless a setting of the caller is about compilation.
+
+    Args:
+        settings: Names of the caller's settings (`enforce_eager`), or options (`--enforce-eager`, `-O3`).
+    """
+    for setting in settings:
+        name = setting.partition("=")[0].lstrip("-").replace("-", "_")
+        if name in _COMPILATION_SETTINGS or setting.startswith(("-O", "-cc")):
+            return False
+    _tell_once(
+        "vLLM starts on this CPU without compiling the model, which would take up to minutes; for a long run "
+        "enforce_eager=False (--no-enforce-eager for servers) may pay off."
+    )
+    return True
+
+
+def _tell_once(message: str) -> None:
+    if message not in _told:
+        _told.add(message)
+        warnings.warn(message, stacklevel=4)

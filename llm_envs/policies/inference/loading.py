@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llm_envs.errors import InvalidConfigError, MissingExtraError, ModelError
+from llm_envs.policies.inference.cpu import cpu_dtype
 
 try:
     import torch
@@ -72,7 +73,8 @@ def load_model(
 
     Args:
         name_or_path: A folder, or a name on a model hub.
-        dtype: Data type of the weights; "auto" takes the checkpoint's.
+        dtype: Data type of the weights; "auto" takes the checkpoint's, or float32 for a bfloat16 checkpoint on a CPU
+            without bfloat16 instructions.
         device: The single device for the model; None takes a GPU if there is one. Not together with `device_map`.
         device_map: Spreads the layers over devices ("auto", or module name -> device; needs accelerate).
         attention: Implementation of attention ("eager", "sdpa", "flash_attention_2", ...); None is the model's default.
@@ -125,6 +127,8 @@ def load_model(
         model = _put_adapter(model, adapter, merge_adapter)
     if not (load_in_8bit or device_map is not None or tensor_parallel is not None):
         model = model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if dtype == "auto" and model.dtype == torch.bfloat16 and model.device.type == "cpu" and cpu_dtype() is not None:
+        model = model.float()
     return model.eval()
 
 

@@ -32,7 +32,7 @@ import numpy.typing as npt
 from llm_envs.chat.codec import ChatCodec
 from llm_envs.errors import ContextFullError, InvalidConfigError, MissingExtraError, ModelError
 from llm_envs.policies.base import refuse_keep_mask
-from llm_envs.policies.inference.cpu import cpu_dtype
+from llm_envs.policies.inference.cpu import cpu_dtype, skips_compilation
 from llm_envs.types import FinishReason, Sampled, SamplingParams
 
 if TYPE_CHECKING:
@@ -52,7 +52,8 @@ def load_engine(name_or_path: str | Path, *, seed: int = 0, **engine_args: Any) 
         name_or_path: A folder, or a name on a model hub.
         seed: Seed of the engine; each request also has its own.
         **engine_args: Passed to `vllm.LLM` (`dtype`, `max_model_len`, `gpu_memory_utilization`, ...). On a CPU without
-            bfloat16 instructions the default `dtype` is "float32".
+            bfloat16 instructions the default `dtype` is "float32". On every CPU `enforce_eager=True` is the default:
+            compiling a model takes up to minutes there.
 
     Raises:
         MissingExtraError: If vLLM is not installed.
@@ -81,6 +82,8 @@ def load_engine(name_or_path: str | Path, *, seed: int = 0, **engine_args: Any) 
         settings.setdefault("enable_chunked_prefill", False)
         if settings.get("dtype", "auto") == "auto" and (dtype := cpu_dtype()) is not None:
             settings["dtype"] = dtype
+        if skips_compilation(settings):
+            settings["enforce_eager"] = True
     try:
         return vllm.LLM(model=str(name_or_path), **settings)
     except Exception as error:  # vLLM raises many kinds of errors; all mean that the engine did not start

@@ -29,7 +29,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from llm_envs.errors import InvalidConfigError, MissingExtraError, ModelError
-from llm_envs.policies.inference.cpu import cpu_dtype
+from llm_envs.policies.inference.cpu import cpu_dtype, skips_compilation
 from llm_envs.policies.vllm.http import import_httpx, is_local
 
 __all__ = ["ModelServers", "is_healthy", "last_error", "serve_command", "start_servers"]
@@ -241,6 +241,8 @@ def serve_command(model: str | Path, port: int, args: Sequence[str] = ()) -> lis
         ours.append("--no-enable-chunked-prefill")
         if not any(arg.partition("=")[0] == "--dtype" for arg in args) and (dtype := cpu_dtype()) is not None:
             ours += ["--dtype", dtype]
+        if skips_compilation(args):
+            ours.append("--enforce-eager")
     return [*entry, "--host", "127.0.0.1", "--port", str(port), *ours, *args]
 
 

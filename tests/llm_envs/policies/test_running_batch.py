@@ -8,7 +8,7 @@ import torch
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from llm_envs.policies.inference import generate, token_logps
+from llm_envs.policies.inference import batch_generate, generate, token_logps
 from llm_envs.policies.inference.caches import join_problem
 from llm_envs.policies.inference.sampling import RunningBatch, Turn
 from llm_envs.tiny_model import tiny_model, tiny_tokenizer
@@ -123,6 +123,19 @@ def test_a_failing_prompt_leaves_the_running_turns_as_they_were():
     while running.n_turns:
         running.step()
     assert one.sampled(0).token_ids.tolist() == expected.token_ids.tolist()
+
+
+def test_rows_of_a_model_with_an_adapter_join_too():
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
+    model = peft.get_peft_model(tiny_model(TOKENIZER, hidden_size=32, max_length=512, seed=1), config).eval()
+    given = [prompt(n) for n in (30, 4, 17, 50)]
+    limits = [20, 3, 9, 5]
+    joined = batch_generate(model, given, max_new_tokens=limits, seeds=range(4), stop_token_ids=(), micro_batch_size=2)
+    for i, (ids, n, sampled) in enumerate(zip(given, limits, joined, strict=True)):
+        alone = generate(model, ids, SamplingParams(max_new_tokens=n), seed=i, stop_token_ids=())
+        assert sampled.token_ids.tolist() == alone.token_ids.tolist()
+        assert np.abs(sampled.logps - alone.logps).max() < 1e-5
 
 
 class OtherLayer(DynamicLayer):

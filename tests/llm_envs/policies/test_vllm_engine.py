@@ -62,6 +62,10 @@ def test_a_cpu_without_bf16_instructions_computes_in_float32_unless_told_otherwi
         with pytest.raises(ModelError, match="far enough"):
             load_engine(folder, max_model_len=256, **given)
         assert chosen["dtype"] == expected
+        assert chosen["enforce_eager"] is True
+    with pytest.raises(ModelError, match="far enough"):
+        load_engine(folder, max_model_len=256, enforce_eager=False)
+    assert chosen["enforce_eager"] is False
 
 
 def test_tokens_of_turns_under_way_can_be_counted(policy):
