@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -11,23 +12,27 @@ from gymnasium.envs.toy_text.blackjack import sum_hand, usable_ace
 
 from llm_envs.env import Difficulty, Outcome
 from llm_envs.errors import InvalidActionError
-from llm_envs.parsers import format_answer
 from llm_envs.tasks.games.game import GameEnv, in_words
 
 __all__ = ["BlackjackEnv"]
 
 _MAX_SEED = 2**31
+_CHOICE = re.compile(
+    r"(?:i(?: will| would|'ll| choose to)? )?"
+    r"(?:(hit|draw|take(?: a| another)? card)(?: me)?|stick|stand|stay)(?: again)?!?",
+    re.IGNORECASE,
+)
 _ALLOWED = 0.02
-"""What may be given away a hand, on average, up to the hard level. It leaves room for slips in close decisions: a
-simple table by the dealer's card (Sutton and Barto's, rounded) gives away 0.0008."""
+"""The most that a player may give away a hand, on average, up to the hard level. It leaves room for slips in close
+decisions: a simple table by the dealer's card (Sutton and Barto's, rounded) gives away 0.0008."""
 _TINY = 1e-9
 """Sums of nothing given away may differ from 0 by less."""
 _CARDS = ((1, 1 / 13), *((value, 1 / 13) for value in range(2, 10)), (10, 4 / 13))
-"""Value of a card (an ace is 1) and how often it is drawn: from a deck without end."""
+"""Value of a card (an ace is 1) and its probability, from an endless deck."""
 
 
 class BlackjackEnv(GameEnv):
-    """Play hands of Blackjack against the dealer; what counts is how good the decisions are, not how lucky.
+    """Play hands of Blackjack against the dealer; the score counts good decisions, not luck.
 
     ## Description
     Teaches to decide under uncertainty by the odds: when another card is more likely to help than to bust, given what
@@ -35,11 +40,12 @@ class BlackjackEnv(GameEnv):
     doubling or insurance, a natural counts as any 21, equal sums are a draw.
 
     ## Observation
-    First the rules and the first hand. After each reply what came of it, the present hand, the hands that are over, and
-    the replies that are left.
+    First the rules and the first hand. After each reply its result, the present hand, the hands that are over, and the
+    replies that are left.
 
     ## Action
-    `<answer>hit</answer>` or `<answer>stick</answer>`. Thinking in `<think>...</think>` is allowed before it.
+    `<answer>hit</answer>` or `<answer>stick</answer>`. "Hit me.", "I stand" and the like are understood. Thinking in
+    `<think>...</think>` is allowed before it.
 
     ## Reward
     `skill` (weight 1): at the end of a hand 1 less what its decisions gave away, but at least -1, divided by the number
@@ -65,7 +71,7 @@ class BlackjackEnv(GameEnv):
     - v0: first version.
     """
 
-    # Measured on 1,500 games each: always sticking, the best of what does not look at the cards, succeeds in 0.035,
+    # Measured on 1,500 games each: always sticking, the best policy that does not look at the cards, succeeds in 0.035,
     # 0.003, 0 and 0. To stick from 17 on, whatever the dealer has, succeeds in 0.17 and 0.36 of the first two levels.
     difficulties = {
         "easy": Difficulty(
@@ -100,7 +106,8 @@ class BlackjackEnv(GameEnv):
     reward_weights = {"skill": 1.0, "malformed": -0.1}
     min_return = -1.5  # -1 in every hand, and the most that malformed replies cost
     problem_fields = {"seed": int}
-    instructions = "Play Blackjack. Reply with hit or stick as <answer>...</answer>."
+    instructions = "Play Blackjack. In each reply, answer with one word: hit or stick."
+    answer_example = "hit"
 
     def generate(self) -> dict[str, Any]:
         """Draw the seed of the cards."""
@@ -117,7 +124,7 @@ class BlackjackEnv(GameEnv):
         self._table.reset(seed=self.problem["seed"])
         self._results: list[int] = []
         self._given_away: list[float] = [0.0]
-        """What the decisions of each hand gave away, the present one last."""
+        """The loss by the decisions of each hand, the present one last."""
 
     def prompt(self) -> str:
         """Return the rules and the first hand."""
@@ -127,7 +134,7 @@ class BlackjackEnv(GameEnv):
             "10 and are written as 10, an ace A counts 11, or 1 if the sum would be over 21 otherwise; every card is "
             f"drawn from a full deck. You get two cards and see {dealer}. hit: you get another card, and lose at once "
             "if your sum is over 21. stick: the dealer draws until the sum is 17 or more; if it is over 21 you win, "
-            "else the higher sum wins, and equal sums are a draw. There is no splitting, doubling or insurance. A hand "
+            "else the higher sum wins, and equal sums are a draw. You cannot split, double or insure. A hand "
             "won counts 1, a hand lost -1. Your decisions are scored, not your luck: what each gives away is the "
             "expected result of the best decision less that of your own. Give away at most "
             f"{self.settings['allowed']} a hand on average. "
@@ -151,9 +158,10 @@ class BlackjackEnv(GameEnv):
 
     def move(self, answer: str) -> Outcome:
         """Hit or stick; deal the next hand where one is over."""
-        choice = answer.strip().lower().rstrip(".")
-        if choice not in ("hit", "stick"):
+        named = _CHOICE.fullmatch(" ".join(answer.split()))
+        if named is None:
             raise InvalidActionError("the answer is neither hit nor stick")
+        choice = "hit" if named[1] else "stick"
         table, worth = self._table, self._worth()
         self._given_away[-1] += max(worth.values()) - worth[choice]
         _, result, is_over, _, _ = table.step(int(choice == "hit"))
@@ -175,7 +183,7 @@ class BlackjackEnv(GameEnv):
     def next_action(self) -> str:
         """Hit where that is worth more on average."""
         worth = self._worth()
-        return format_answer("hit" if worth["hit"] > worth["stick"] else "stick")
+        return self.write_answer("hit" if worth["hit"] > worth["stick"] else "stick")
 
     def _worth(self) -> dict[str, float]:
         """Return the expected result of each decision, with the best play after it, by what the player sees."""

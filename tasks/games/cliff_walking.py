@@ -24,7 +24,7 @@ _STARTS = tuple(
     if (state < 3 * _N_COLUMNS or state == 3 * _N_COLUMNS)
     and abs(state // _N_COLUMNS - 3) + abs(state % _N_COLUMNS - 11) >= 6
 )
-"""The cells that are no cliff and at least 6 moves from the goal."""
+"""The cells outside the cliff that are at least 6 moves from the goal."""
 _FALL = -0.1
 _VIEWS: dict[str, tuple[bool, bool, bool]] = {
     "plain": (False, False, False),
@@ -67,8 +67,8 @@ class CliffWalkingEnv(ToyTextEnv):
       that both splits draw from all of them.
     - `difficulty`: "easy" (default): firm ground, 16 replies; "medium": one of three moves goes where it should, 80
       replies; "hard": likewise, 50 replies. The oracle plays as well as can be: it earns 1, 0.89 and 0.61 on average.
-      There is no expert level: the world has one map, on which a simple rule, to keep away from the edge as long as the
-      replies allow, is nearly as good as the oracle.
+      An expert level is missing: the world has one map, on which a simple rule, to keep away from the edge as long as
+      the replies allow, is nearly as good as the oracle.
     - `max_turns`: the number of replies, if it is to be another than the level's.
     - `reset(options={"problem": {"start": 36, "view": "mirrored", "seed": 1}})` begins at a given cell, row * 12 +
       column of Gymnasium's map, counted from 0; `view` is "plain", "mirrored" (left to right), "upturned", "turned"
@@ -110,7 +110,8 @@ class CliffWalkingEnv(ToyTextEnv):
     problem_fields = {"start": int, "view": str, "seed": int}
     luck_fields = ("seed",)
     action_names = ("up", "right", "down", "left")
-    instructions = "Walk to the goal. Reply with your next move as <answer>...</answer>."
+    instructions = "Walk to the goal G. In each reply, answer with one move: up, right, down or left."
+    answer_example = "up"
 
     def generate(self) -> dict[str, Any]:
         """Draw where to begin."""

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from llm_envs.env import Difficulty, Outcome
 from llm_envs.errors import InvalidActionError
-from llm_envs.parsers import format_answer
 from llm_envs.tasks.games.connect_four_search import N_COLUMNS, N_ROWS, Position, best_columns
 from llm_envs.tasks.games.game import GameEnv
 
 __all__ = ["ConnectFourEnv"]
 
 _MAX_SEED = 2**31
+_COLUMN = re.compile(
+    r"(?:i(?: will| would|'ll)? )?(?:(?:drop|play|place|put|choose|pick|go)(?: (?:a|my|the)(?: next)? disc)? )?"
+    r"(?:(?:in|into|to|on|with) )?(?:the )?(?:col(?:umn|\.)? ?(?:number |#)?)?([0-9])(?:(?:st|nd|rd|th)?(?: column)?)?",
+    re.IGNORECASE,
+)
 _OPENING = (4, 10)
 """Discs of an opening, at least and at most. With fewer, half of all games begin in one of 100 positions."""
 
@@ -31,11 +36,12 @@ class ConnectFourEnv(GameEnv):
     First the rules and the board. After each disc the opponent's answer, the board, and the replies that are left.
 
     ## Action
-    `<answer>4</answer>`: a column from 1 to 7 that is not full. Thinking in `<think>...</think>` is allowed before it.
+    `<answer>4</answer>`: a column from 1 to 7 that is not full; "column 4" is understood, too. Thinking in
+    `<think>...</think>` is allowed before it.
 
     ## Reward
-    `correct` (weight 1): 1 for a win. `draw` (weight 0.5): 1 for a draw, which is no success. `malformed` (weight
-    -0.1): 1 for a reply without a readable column that is not full; no disc is dropped then.
+    `correct` (weight 1): 1 for a win. `draw` (weight 0.5): 1 for a draw, which does not count as a success. `malformed`
+    (weight -0.1): 1 for a reply without a readable column that is not full; no disc is dropped then.
 
     ## Episode End
     Terminates with four in a row or a full board. Truncated after `max_turns` replies (30).
@@ -88,7 +94,8 @@ class ConnectFourEnv(GameEnv):
     max_return = 1.0
     problem_fields = {"opening": str, "seed": int}
     luck_fields = ("seed",)
-    instructions = "Play Connect Four. Reply with the column of your next disc as <answer>...</answer>."
+    instructions = "Play Connect Four. In each reply, answer with the number of one column, from 1 to 7."
+    answer_example = "1"
 
     def generate(self) -> dict[str, Any]:
         """Draw openings until neither side can complete four at once."""
@@ -157,9 +164,10 @@ class ConnectFourEnv(GameEnv):
 
     def move(self, answer: str) -> Outcome:
         """Drop a disc, and answer with one of the opponent's."""
-        text = answer.strip()
+        named = _COLUMN.fullmatch(" ".join(answer.split()))
+        text = answer.strip() if named is None else named[1]
         if text not in tuple("1234567"):
-            raise InvalidActionError(f"{text[:20]!r} is no column from 1 to 7")
+            raise InvalidActionError(f"{text[:20]!r} is not a column from 1 to 7")
         if int(text) - 1 not in self._position.columns():
             raise InvalidActionError(f"column {text} is full")
         self._position = self._position.after(int(text) - 1)
@@ -192,7 +200,7 @@ class ConnectFourEnv(GameEnv):
     def next_action(self) -> str:
         """Drop where the search finds the best, in the middle if there are several."""
         columns = best_columns(self._position, self.settings["depth"])
-        return format_answer(1 + min(columns, key=lambda column: (abs(column - N_COLUMNS // 2), column)))
+        return self.write_answer(1 + min(columns, key=lambda column: (abs(column - N_COLUMNS // 2), column)))
 
 
 def _with_draw(outcome: Outcome, draw: float) -> Outcome:

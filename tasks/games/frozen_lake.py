@@ -85,7 +85,8 @@ class FrozenLakeEnv(ToyTextEnv):
     problem_fields = {"map": list, "seed": int}
     luck_fields = ("seed",)
     action_names = ("left", "down", "right", "up")
-    instructions = "Cross the frozen lake. Reply with your next move as <answer>...</answer>."
+    instructions = "Cross the frozen lake. In each reply, answer with one move: left, down, right or up."
+    answer_example = "left"
 
     def generate(self) -> dict[str, Any]:
         """Draw a map that has a way to the goal."""
@@ -93,7 +94,7 @@ class FrozenLakeEnv(ToyTextEnv):
         return {"map": [str(row) for row in rows], "seed": 0 if self.settings["sure"] == 1 else self.draw_seed()}
 
     def check_problem(self, problem: Mapping[str, Any]) -> None:
-        """Refuse what is no map with a start, a goal and a way."""
+        """Refuse anything but a map with a start, a goal and a way."""
         rows = problem["map"]
         size = len(rows)
         if not (2 <= size <= 12 and all(isinstance(row, str) and len(row) == size for row in rows)):

@@ -1,4 +1,4 @@
-"""What the games share: a turn of one answer, moves in words, and boards as text."""
+"""The base class of the games, readers of moves and cells, and boards as text."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ __all__ = [
     "draw_board",
     "in_words",
     "read_cell",
+    "read_cells",
     "read_moves",
 ]
 
@@ -26,17 +27,34 @@ DIRECTIONS: Mapping[str, tuple[int, int]] = {"up": (-1, 0), "down": (1, 0), "lef
 """Name of a move: change of (row, column); row 0 is the topmost."""
 
 _SHORT = {"u": "up", "d": "down", "l": "left", "r": "right"}
-_CELL = re.compile(r"([A-Za-z])\s*([0-9]{1,2})")
+_ARROWS = {"\u2191": " up ", "\u2193": " down ", "\u2190": " left ", "\u2192": " right "}
+_LIST_MARKER = re.compile(r"(?<!\S)(?:[0-9]{1,3}[.)]|[-*\u2022])(?=\s)")
+_BETWEEN_MOVES = re.compile(
+    r"->|=>|[\s,;|/.>\[\]\"'\u2192-]|\b(?:first|then|and|next|finally|moves?|go|walk|step|push)\b"
+)
+_REPEATED = re.compile(
+    r"\b([a-z]+)\s*(?:\(?[x\u00d7*]\s?([0-9]{1,3})\)?|\(?([0-9]{1,3})\s?(?:times|cells?|steps?)\)?)(?![a-z0-9])"
+)
+_CELL = re.compile(
+    r"\(?(?:COLUMN |COL\.? ?)?([A-Z])(?: ?[,:/-] ?| ?)(?:AND )?(?:ROW )?([0-9]{1,2})\)?(?![0-9A-Z])"
+    r"|\(?([0-9]{1,2})([A-Z])\)?(?![0-9A-Z])"
+    r"|\(?ROW ([0-9]{1,2}) ?,? ?(?:AND )?(?:COLUMN |COL\.? ?)([A-Z])\)?(?![0-9A-Z])"
+)
+_BEFORE_CELL = re.compile(
+    r"(?:I(?: WILL|'LL| WOULD)? )?(?:(?:OPEN|REVEAL|MARK|PLACE|PUT|PLAY|CHOOSE|PICK|TAKE)(?:(?: AN?)? [XO])? )?"
+    r"(?:(?:IN|AT|ON|INTO) )?(?:THE )?(?:(?:CELLS?|SQUARES?|POSITION):? )?"
+)
+_BETWEEN_CELLS = re.compile(r"(?:[\s,;|.&\[\]\"']|AND\b|(?<!\S)(?:[0-9]{1,3}[.)]|[-*\u2022])(?=\s))+")
 
 
 class GameEnv(TextEnv):
     """A game of several turns: each reply has one `<answer>`, which `move` plays.
 
-    A reply that cannot be read or is against the rules is answered by an error, costs `malformed` and one of the
-    episode's turns, and changes nothing else. The number of turns is the level's setting "turns".
+    If a reply cannot be read or breaks the rules, the observation is an error, `malformed` is 1, and the reply counts
+    as one of the episode's turns. Nothing else changes. The number of turns is the level's setting "turns".
 
-    A game writes `generate`, `prompt`, `move`, `next_action`, and `instructions`; and `refuse`, where it has other
-    reward components than `correct` and `malformed`.
+    A game writes `generate`, `prompt`, `move`, `next_action`, `instructions` and `answer_example`. It also writes
+    `refuse` if it has other reward components than `correct` and `malformed`.
     """
 
     def __init__(
@@ -53,10 +71,10 @@ class GameEnv(TextEnv):
 
     @abstractmethod
     def move(self, answer: str) -> Outcome:
-        """Play the answer; raise `InvalidActionError`, readably and with nothing changed, if that is not possible."""
+        """Play the answer; if that is not possible, change nothing and raise a readable `InvalidActionError`."""
 
     def play(self, action: str) -> Outcome:
-        """Play the reply's answer, or say what is wrong with it."""
+        """Play the reply's answer, or return an error."""
         try:
             return self.judge(self.read(action), self.move)
         except InvalidActionError as refusal:
@@ -67,7 +85,7 @@ class GameEnv(TextEnv):
         return Outcome(f"Error: {problem}. {self.turns_left()}", {"correct": 0.0, "malformed": 1.0})
 
     def go_on(self, observation: str, *, is_illegal: bool = False) -> Outcome:
-        """Return an outcome after which the game goes on."""
+        """Return an outcome after which the game continues."""
         return Outcome(f"{observation}\n{self.turns_left()}", {"correct": 0.0, "malformed": float(is_illegal)})
 
     def win(self, observation: str) -> Outcome:
@@ -79,7 +97,7 @@ class GameEnv(TextEnv):
         return Outcome(observation, {"correct": 0.0, "malformed": float(is_illegal)}, True, False)
 
     def turns_left(self) -> str:
-        """Return a sentence on the replies that are left."""
+        """Return a sentence with the number of replies left."""
         left = self.max_turns - self.n_turns
         return f"{left} {'reply' if left == 1 else 'replies'} left."
 
@@ -93,16 +111,21 @@ class GameEnv(TextEnv):
 
 
 def read_moves(answer: str, names: Mapping[str, tuple[int, int]] = DIRECTIONS, *, limit: int) -> list[str]:
-    """Read moves separated by spaces, commas or line breaks; case and the short forms u, d, l, r are understood.
+    """Read moves such as "up up right", "Up, then right", "UUR", "up x2" or a list with one move a line.
 
     Raises:
-        InvalidActionError: If one is unknown, there is none, or there are more than `limit`.
+        InvalidActionError: If a move is unknown, there is none, or there are more than `limit`.
     """
-    words = answer.lower().replace(",", " ").split()
-    moves = [_SHORT.get(word, word) for word in words]
+    text = _LIST_MARKER.sub(" ", answer.lower())
+    if not any(letter.isalpha() for letter in text):
+        text = "".join([_ARROWS.get(mark, mark) for mark in text])
+    text = _REPEATED.sub(lambda match: f"{match[1]} " * min(int(match[2] or match[3]), limit + 1), text)
+    moves: list[str] = []
+    for word in _BETWEEN_MOVES.sub(" ", text).split():
+        moves += [_SHORT[letter] for letter in word] if set(word) <= _SHORT.keys() else [word]
     for move in moves:
         if move not in names:
-            raise InvalidActionError(f"{move[:20]!r} is no move; moves are {', '.join(names)}")
+            raise InvalidActionError(f"{move[:20]!r} is not a move; moves are {', '.join(names)}")
     if not moves:
         raise InvalidActionError("the answer has no move")
     if len(moves) > limit:
@@ -111,19 +134,49 @@ def read_moves(answer: str, names: Mapping[str, tuple[int, int]] = DIRECTIONS, *
 
 
 def read_cell(text: str, n_rows: int, n_columns: int) -> tuple[int, int]:
-    """Read a cell such as "C4" (column C, row 4) as (row, column), both counted from 0.
+    """Read a cell such as "C4", "c 4" or "column C, row 4" as (row, column), both counted from 0.
 
     Raises:
-        InvalidActionError: If it is none of the board's.
+        InvalidActionError: If it is not one cell of the board.
     """
-    match = _CELL.fullmatch(text.strip())
+    upper = " ".join(text.upper().split())
+    start = _BEFORE_CELL.match(upper)
+    match = _CELL.fullmatch(upper, 0 if start is None else start.end())
+    return _place(match, text.strip(), n_rows, n_columns)
+
+
+def read_cells(text: str, n_rows: int, n_columns: int) -> list[tuple[int, int]]:
+    """Read cells such as "B3 C4", "B3 and C4" or a list with one cell a line; see `read_cell`.
+
+    Raises:
+        InvalidActionError: If there is anything else, or no cell.
+    """
+    upper = " ".join(text.upper().split())
+    start = _BEFORE_CELL.match(upper)
+    place, cells = 0 if start is None else start.end(), []
+    while True:
+        between = _BETWEEN_CELLS.match(upper, place)
+        place = place if between is None else between.end()
+        if place == len(upper):
+            break
+        match = _CELL.match(upper, place)
+        cells.append(_place(match, re.split(r"[\s,;]", upper[place:], maxsplit=1)[0], n_rows, n_columns))
+        place = place if match is None else match.end()
+    if not cells:
+        raise InvalidActionError("the answer names no cell")
+    return cells
+
+
+def _place(match: re.Match[str] | None, text: str, n_rows: int, n_columns: int) -> tuple[int, int]:
+    """Return the row and the column of a cell that was read."""
     if match is not None:
-        column, row = COLUMNS.index(match[1].upper()), int(match[2]) - 1
+        column = COLUMNS.index(match[1] or match[4] or match[6])
+        row = int(match[2] or match[3] or match[5]) - 1
         if 0 <= row < n_rows and column < n_columns:
             return row, column
     raise InvalidActionError(
-        f"{text.strip()[:20]!r} is no cell of the board; cells are A1 to {COLUMNS[n_columns - 1]}{n_rows}, the letter "
-        "for the column and the number for the row"
+        f"{text[:20]!r} is not a cell of the board; cells are A1 to {COLUMNS[n_columns - 1]}{n_rows}, the letter for "
+        "the column and the number for the row"
     )
 
 
@@ -131,7 +184,7 @@ def draw_board(rows: Sequence[Sequence[str]], *, top: int = 0, left: int = 0) ->
     """Return a board as text: a space between cells, above it the columns' letters, before each row its number.
 
     Args:
-        rows: What to show.
+        rows: The cells to show.
         top: Index of the first row shown, 0 for the whole board.
         left: Likewise, of the first column.
     """

@@ -40,8 +40,8 @@ class GuessNumberEnv(TextEnv):
     - `split`: "train" or "test": no range is in both. The hidden number does not decide the split, so that knowing the
       split tells nothing about it. The easy level has one range: there both splits draw from all 10 numbers.
     - `difficulty`: "easy" (default): 1 to 10, 4 guesses; "medium": a range of 100 that starts anywhere up to 9000, 8
-      guesses; "hard": a range of 1000, 12 guesses. There is no expert level: halving is all there is to the game, and a
-      larger range needs nothing more.
+      guesses; "hard": a range of 1000, 12 guesses. An expert level is missing: halving is all there is to the game, and
+      a larger range needs nothing more.
     - `max_turns`: the number of guesses, if it is to be another than the level's. With fewer than halving needs, the
       oracle can lose.
     - `reset(options={"problem": {"low": 1, "high": 100, "secret": 42}})` hides a given number.

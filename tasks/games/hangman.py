@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -9,7 +10,6 @@ from typing import Any
 
 from llm_envs.env import Difficulty, Outcome
 from llm_envs.errors import InvalidActionError
-from llm_envs.parsers import format_answer
 from llm_envs.tasks.games.game import GameEnv
 from llm_envs.tasks.games.words import WORDS
 
@@ -18,6 +18,13 @@ __all__ = ["HangmanEnv"]
 _BY_LENGTH: dict[int, tuple[str, ...]] = {
     length: tuple(sorted(word for word in WORDS if len(word) == length)) for length in range(4, 9)
 }
+
+
+_GUESS = re.compile(
+    r"(?:i(?: will| would|'ll)? )?(?:(?:try|guess|say) )?"
+    r"(?:(?:the |an? )?(?:letter |(?:whole )?word )|an? (?=[\"'a-z]{1,3}$))?"
+    r"[\"'*]*([a-z]+|[a-z](?:[ -][a-z])+)[\"'*]*[.!?]?"
+)
 
 
 class HangmanEnv(GameEnv):
@@ -37,8 +44,9 @@ class HangmanEnv(GameEnv):
     allowed before it.
 
     ## Reward
-    `correct` (weight 1): 1 for the word. `malformed` (weight -0.1): 1 for each reply that is no letter or word of the
-    right length, or that was guessed before; it is no wrong guess. Single letters earn nothing.
+    `correct` (weight 1): 1 for the word. `malformed` (weight -0.1): 1 for each reply that is neither a letter nor a
+    word of the right length, or that was guessed before; it does not count as a wrong guess. Single letters earn
+    nothing.
 
     ## Episode End
     Terminates when every letter is found or the word is named, and, lost, with the last wrong guess allowed. Truncated
@@ -95,7 +103,11 @@ class HangmanEnv(GameEnv):
     default_difficulty = "easy"
     default_max_turns = 30
     problem_fields = {"word": str}
-    instructions = "Play hangman. Reply with one guess, a letter or the whole word, as <answer>...</answer>."
+    instructions = (
+        "Play hangman. In each reply, answer with one guess: one letter, such as e, or the whole word, such as "
+        "elephant."
+    )
+    answer_example = "e"
 
     def generate(self) -> dict[str, Any]:
         """Draw a word."""
@@ -129,8 +141,9 @@ class HangmanEnv(GameEnv):
 
     def move(self, answer: str) -> Outcome:
         """Show where the letter stands, or compare the word."""
-        guess = answer.strip().lower()
-        if not (guess.isascii() and guess.isalpha()) or len(guess) not in (1, len(self._word)):
+        named = _GUESS.fullmatch(" ".join(answer.lower().split()))
+        guess = "" if named is None else re.sub("[ -]", "", named[1])
+        if len(guess) not in (1, len(self._word)):
             raise InvalidActionError(f"a guess is one letter from a to z, or a word of {len(self._word)} letters")
         if guess in self._guessed:
             raise InvalidActionError(f"{guess!r} was guessed before")
@@ -157,7 +170,7 @@ class HangmanEnv(GameEnv):
         """Name the word if it is the only possible one, else the letter that is wrong for the fewest."""
         letters = frozenset(guess for guess in self._guessed if len(guess) == 1)
         words = frozenset(self._guessed) - letters
-        return format_answer(_best_guess(self._shown, letters, words))
+        return self.write_answer(_best_guess(self._shown, letters, words))
 
 
 @lru_cache(maxsize=8)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import lru_cache
 from itertools import product
@@ -12,12 +13,12 @@ import numpy.typing as npt
 
 from llm_envs.env import Difficulty, Outcome
 from llm_envs.errors import InvalidActionError
-from llm_envs.parsers import format_answer
 from llm_envs.tasks.games.game import COLUMNS, GameEnv, in_words
 
 __all__ = ["MastermindEnv", "feedback"]
 
 _MAX_CODES = 50_000
+_BETWEEN_LETTERS = re.compile(r"[\s,;|.()\[\]\"'-]+")
 _N_TRIED = 60
 """Guesses that the oracle compares in a turn. With these it needs at most 5, 6, 8 and 8 guesses at the four levels."""
 
@@ -34,8 +35,8 @@ class MastermindEnv(GameEnv):
     of it are in the code in another place (each letter of the code counts for one letter of the guess only).
 
     ## Action
-    `<answer>A A B C</answer>`: a code of the right length, with or without spaces. Thinking in `<think>...</think>` is
-    allowed before it.
+    `<answer>A A B C</answer>`: a code of the right length, with or without spaces or commas. Thinking in
+    `<think>...</think>` is allowed before it.
 
     ## Reward
     `correct` (weight 1): 1 for the code. `malformed` (weight -0.1): 1 for each reply without a readable code. Counts
@@ -89,7 +90,8 @@ class MastermindEnv(GameEnv):
     }
     default_difficulty = "easy"
     problem_fields = {"letters": int, "code": str}
-    instructions = "Break the hidden code. Reply with one guess as <answer>...</answer>."
+    instructions = "Break the hidden code. In each reply, answer with one guess: as many letters as the code has."
+    answer_example = "A B C"
 
     def generate(self) -> dict[str, Any]:
         """Draw a code."""
@@ -110,6 +112,12 @@ class MastermindEnv(GameEnv):
         self._code: str = self.problem["code"]
         self._history: tuple[tuple[str, int, int], ...] = ()
 
+    def written_instructions(self) -> str:
+        """Return the system prompt, with an example as long as the code."""
+        letters = COLUMNS[: self.problem["letters"]]
+        example = " ".join([letters[-1 - place % len(letters)] for place in range(len(self.problem["code"]))])
+        return f"{self.instructions} Give your answer in this form: {self.write_answer(example)}"
+
     def prompt(self) -> str:
         """Return the rules."""
         letters = ", ".join(COLUMNS[: self.problem["letters"]])
@@ -122,7 +130,7 @@ class MastermindEnv(GameEnv):
 
     def move(self, answer: str) -> Outcome:
         """Compare the guess with the code."""
-        guess, letters = "".join(answer.upper().replace(",", " ").split()), COLUMNS[: self.problem["letters"]]
+        guess, letters = _BETWEEN_LETTERS.sub("", answer.upper()), COLUMNS[: self.problem["letters"]]
         if len(guess) != len(self._code) or any(letter not in letters for letter in guess):
             raise InvalidActionError(f"a guess is {in_words(len(self._code), 'letter')} from A to {letters[-1]}")
         if guess == self._code:
@@ -134,7 +142,7 @@ class MastermindEnv(GameEnv):
     def next_action(self) -> str:
         """Guess a possible code that leaves the fewest in the worst case, of those compared."""
         guess = _best_guess(len(self._code), self.problem["letters"], self._history)
-        return format_answer(" ".join(guess))
+        return self.write_answer(" ".join(guess))
 
 
 def feedback(guess: str, code: str) -> tuple[int, int]:

@@ -8,7 +8,6 @@ from typing import Any
 
 from llm_envs.env import Difficulty, Outcome
 from llm_envs.errors import InvalidActionError
-from llm_envs.parsers import format_answer
 from llm_envs.tasks.games.game import DIRECTIONS, GameEnv, cell_name, draw_board, in_words, read_moves
 from llm_envs.tasks.games.symmetry import canonical_board
 
@@ -45,7 +44,7 @@ class MazeEnv(GameEnv):
     ## Arguments
     - `split`: "train" or "test": no maze is in both, be it turned, mirrored or walked from the goal to the start.
     - `difficulty`: "easy" (default): 11 by 11 cells, a quarter more moves than the shortest way has, 20 replies;
-      "medium": 17 by 17, the same, 30 replies; "hard": 15 by 15 of which 5 by 5 are seen, a quarter more moves than the
+      "medium": 17 by 17, the same, 30 replies; "hard": 15 by 15, 5 by 5 of them seen, a quarter more moves than the
       oracle makes, which sees no more, 50 replies; "expert": the same with 19 by 19 cells, 100 replies.
     - `max_turns`: the number of replies, if it is to be another than the level's. With fewer, the oracle can lose.
     - `reset(options={"problem": {"rows": ["#####", "#S.G#", "#####"], "moves": 4}})` plays a given maze: walls "#",
@@ -74,7 +73,8 @@ class MazeEnv(GameEnv):
     default_difficulty = "easy"
     slow_reset_reason = "a maze is carved cell by cell, and at the hard level explored to count the moves"
     problem_fields = {"rows": list, "moves": int}
-    instructions = "Find the way to the goal. Reply with your next moves as <answer>...</answer>."
+    instructions = "Find the way to the goal. In each reply, answer with one or more moves: up, down, left, right."
+    answer_example = "up up right"
 
     def generate(self) -> dict[str, Any]:
         """Draw a maze, a start, and a goal that is far from it."""
@@ -122,7 +122,7 @@ class MazeEnv(GameEnv):
         return rows
 
     def check_problem(self, problem: Mapping[str, Any]) -> None:
-        """Refuse what is no closed maze with a way from the start to the goal in so many moves."""
+        """Refuse anything but a closed maze with a way from the start to the goal in so many moves."""
         rows = problem["rows"]
         if not (3 <= len(rows) <= 26 and all(isinstance(row, str) and len(row) == len(rows[0]) for row in rows)):
             raise InvalidActionError("its rows must be 3 to 26 texts of one length")
@@ -199,7 +199,7 @@ class MazeEnv(GameEnv):
 
     def next_action(self) -> str:
         """Walk the shortest way to the goal through what has been seen, or to the nearest cell that shows more."""
-        return format_answer(" ".join(_next_leg(self._rows, self._at, self._goal, self._seen)))
+        return self.write_answer(" ".join(_next_leg(self._rows, self._at, self._goal, self._seen)))
 
 
 def _find(rows: Sequence[str], mark: str) -> Cell:

@@ -7,8 +7,7 @@ from typing import Any
 
 from llm_envs.env import Difficulty, Outcome
 from llm_envs.errors import InvalidActionError
-from llm_envs.parsers import format_answer
-from llm_envs.tasks.games.game import GameEnv, cell_name, draw_board, in_words, read_cell
+from llm_envs.tasks.games.game import GameEnv, cell_name, draw_board, in_words, read_cell, read_cells
 from llm_envs.tasks.games.minesweeper_solver import Field, safe_cells, safest_cell
 from llm_envs.tasks.games.symmetry import canonical_board
 
@@ -16,7 +15,7 @@ __all__ = ["MinesweeperEnv"]
 
 
 class MinesweeperEnv(GameEnv):
-    """Open every cell that has no mine; a number says how many of the cells around it have one.
+    """Open every cell that has no mine; a number counts the mines in the cells around it.
 
     ## Description
     Teaches to reason from several constraints at once about what cannot be seen. Every board can be opened to the end
@@ -25,7 +24,7 @@ class MinesweeperEnv(GameEnv):
     among those of the other, the difference tells about the rest.
 
     ## Observation
-    First the rules and the board, of which a part has been opened. After each reply the board and the replies that are
+    First the rules and the board, a part of it opened. After each reply the board and the replies that are
     left.
 
     ## Action
@@ -45,8 +44,8 @@ class MinesweeperEnv(GameEnv):
     - `difficulty`: "easy" (default): 5 by 5 cells with 4 mines, 15 replies; "medium": 6 by 6 with 7, 20 replies;
       "hard": 8 by 8 with 13, 30 replies; "expert": 10 by 10 with 20, 45 replies.
     - `max_turns`: the number of replies, if it is to be another than the level's. With fewer, the oracle can lose.
-    - `reset(options={"problem": {"rows": ["...", "..*"], "first": "A1"}})` plays a given field, "*" for a mine, of
-      which one cell is opened first. The oracle knows the mines where there is no way without guessing.
+    - `reset(options={"problem": {"rows": ["...", "..*"], "first": "A1"}})` plays a given field, "*" for a
+      mine; the cell `first` is open at the start. The oracle knows the mines where a player would have to guess.
 
     ## Version History
     - v0: first version.
@@ -77,7 +76,8 @@ class MinesweeperEnv(GameEnv):
     default_difficulty = "easy"
     slow_reset_reason = "every field is solved before it is shown, since many cannot be without guessing"
     problem_fields = {"rows": list, "first": str}
-    instructions = "Open all cells without a mine. Reply with the cells to open next as <answer>...</answer>."
+    instructions = "Open all cells without a mine. In each reply, answer with one or more cells to open next."
+    answer_example = "B3 C4"
 
     def generate(self) -> dict[str, Any]:
         """Draw fields until one can be opened without guessing, and not all at once."""
@@ -97,7 +97,7 @@ class MinesweeperEnv(GameEnv):
                 return {"rows": rows, "first": cell_name(*divmod(first, size))}
 
     def check_problem(self, problem: Mapping[str, Any]) -> None:
-        """Refuse what is no field, and a first cell with a mine or after which nothing is left."""
+        """Refuse anything but a field, and a first cell that has a mine or leaves nothing to open."""
         rows = problem["rows"]
         if not (1 <= len(rows) <= 26 and all(isinstance(row, str) and len(row) == len(rows[0]) for row in rows)):
             raise InvalidActionError("its rows must be 1 to 26 texts of one length")
@@ -129,7 +129,7 @@ class MinesweeperEnv(GameEnv):
         return (
             f"Open every cell of this field that has no mine; {in_words(self._field.mines.bit_count(), 'cell')} of it "
             f"{'has' if self._field.mines.bit_count() == 1 else 'have'} one. ? is a closed cell; a number is an open "
-            "cell and says how many of the up to 8 cells around it, diagonally too, have a mine; opening a cell with 0 "
+            "cell and counts the mines in the up to 8 cells around it, diagonally too; opening a cell with 0 "
             'opens all cells around it, too. A reply names the cells to open, such as "B3" or "B3 C4": the letter is '
             "the column, the number the row. Opening a mine loses. "
             f"You have {in_words(self.max_turns, 'reply', 'replies')}.\n"
@@ -149,15 +149,13 @@ class MinesweeperEnv(GameEnv):
 
     def move(self, answer: str) -> Outcome:
         """Open the cells in their order, until a mine."""
-        words = answer.upper().replace(",", " ").replace("OPEN ", " ").split()
-        if not 1 <= len(words) <= self._n_rows * self._n_columns:
-            raise InvalidActionError("the answer names no cell, or more than there are")
-        cells = []
-        for word in words:
-            row, column = read_cell(word, self._n_rows, self._n_columns)
-            cells.append(row * self._n_columns + column)
-            if self._opened >> cells[-1] & 1:
-                raise InvalidActionError(f"{word} is open already")
+        named = read_cells(answer, self._n_rows, self._n_columns)
+        if len(named) > self._n_rows * self._n_columns:
+            raise InvalidActionError("the answer names more cells than there are")
+        cells = [row * self._n_columns + column for row, column in named]
+        for cell in cells:
+            if self._opened >> cell & 1:
+                raise InvalidActionError(f"{cell_name(*divmod(cell, self._n_columns))} is open already")
         for cell in cells:
             if self._field.mines >> cell & 1:
                 return self.lose(f"{cell_name(*divmod(cell, self._n_columns))} has a mine. You lose.")
@@ -170,7 +168,7 @@ class MinesweeperEnv(GameEnv):
         """Open all cells that the rules show to be safe; where they show none, one that seems so."""
         safe = safe_cells(self._field, self._opened) or safest_cell(self._field, self._opened)
         cells = [cell for cell in range(self._n_rows * self._n_columns) if safe >> cell & 1]
-        return format_answer(" ".join(cell_name(*divmod(cell, self._n_columns)) for cell in cells))
+        return self.write_answer(" ".join(cell_name(*divmod(cell, self._n_columns)) for cell in cells))
 
 
 def _read(rows: list[str]) -> Field:

@@ -7,7 +7,6 @@ from typing import Any
 
 from llm_envs.env import Difficulty, Outcome
 from llm_envs.errors import InvalidActionError
-from llm_envs.parsers import format_answer
 from llm_envs.tasks.games.game import GameEnv, cell_name, draw_board, in_words, read_moves
 from llm_envs.tasks.games.sokoban_search import Warehouse, cells_of
 from llm_envs.tasks.games.symmetry import canonical_board
@@ -123,7 +122,12 @@ class SokobanEnv(GameEnv):
     default_difficulty = "easy"
     slow_reset_reason = "boxes are pulled around at random until they are far enough from the targets"
     problem_fields = {"rows": list, "moves": int}
-    instructions = "Push the boxes onto the targets. Reply with your next moves as <answer>...</answer>."
+    instructions = (
+        "Push the boxes onto the targets. In each reply, answer with one or more moves: up, down, left, right. To "
+        "begin "
+        "again from the first position, answer with the word restart."
+    )
+    answer_example = "up up right"
 
     def generate(self) -> dict[str, Any]:
         """Draw a room with boxes on their targets, and pull them away at random."""
@@ -147,7 +151,7 @@ class SokobanEnv(GameEnv):
             pulls = warehouse.pulls(player, boxes)
             if not pulls:
                 return None
-            # A box that was just pulled goes on more often than not: else two pulls mostly undo each other.
+            # A box that was just pulled is often pulled again: otherwise two pulls mostly undo each other.
             going_on = [pull for pull in pulls if pull[0] == last]
             choices = going_on if going_on and random() < 0.5 else pulls
             box, there, player = choices[int(draw * len(choices))]
@@ -162,7 +166,7 @@ class SokobanEnv(GameEnv):
         return ["".join([marks.get(row * width + column, "#") for column in range(width)]) for row in range(height)]
 
     def check_problem(self, problem: Mapping[str, Any]) -> None:
-        """Refuse what is no closed board, or cannot be solved in so many moves."""
+        """Refuse anything but a closed board that can be solved in so many moves."""
         rows = problem["rows"]
         if not (3 <= len(rows) <= 12 and all(isinstance(row, str) and len(row) == len(rows[0]) for row in rows)):
             raise InvalidActionError("its rows must be 3 to 12 texts of one length")
@@ -197,7 +201,7 @@ class SokobanEnv(GameEnv):
             "target, P is you (Q if you stand on a target). Moves are up, down, left and right, by one cell; up is "
             "towards row 1, left towards column A. To move against a box pushes it on by one cell, if that cell is "
             "neither a wall nor another box; boxes cannot be pulled. A reply can have several moves, separated by "
-            f'spaces; it is played until one is not possible. The reply "{_RESTART}" puts you and all boxes back to '
+            f'spaces; it is played until one is not possible. The answer "{_RESTART}" puts you and all boxes back to '
             f"where they were at first, but gives no moves back.\n{self._state()}\n"
             f"You have {in_words(self.max_turns, 'reply', 'replies')}."
         )
@@ -221,7 +225,7 @@ class SokobanEnv(GameEnv):
 
     def move(self, answer: str) -> Outcome:
         """Walk and push until a move is not possible, all boxes are on targets, or no move is left."""
-        if answer.strip().lower() == _RESTART:
+        if answer.strip(" !.").lower() == _RESTART:
             self._player, self._boxes = self._start
             return self.go_on(self._state())
         for name in read_moves(answer, limit=self._moves_left):
@@ -237,17 +241,17 @@ class SokobanEnv(GameEnv):
         return self.go_on(self._state())
 
     def next_action(self) -> str:
-        """Walk to the next box of a way with the fewest pushes and push it, as long as it goes straight on."""
+        """Walk to the next box of a way with the fewest pushes and push it, as long as it moves in a straight line."""
         state = (self._player, self._boxes)
         if self._plan is None or self._plan[0] != state:
             moves = self._warehouse.solve(*state)
             if moves is None:
-                return format_answer(_RESTART)
+                return self.write_answer(_RESTART)
             self._plan = (state, moves)
         moves = self._plan[1]
         leg, reached = self._warehouse.first_leg(*state, moves)
         self._plan = (reached, moves[len(leg) :])
-        return format_answer(" ".join(leg))
+        return self.write_answer(" ".join(leg))
 
 
 def _read(rows: list[str]) -> tuple[Warehouse, int, int]:

@@ -16,7 +16,7 @@ class Warehouse:
 
     width: int
     floor: int
-    """Every cell that is no wall, as bits."""
+    """Every cell except the walls, as bits."""
     targets: int
 
     def step(self, name: str) -> int:
@@ -54,7 +54,7 @@ class Warehouse:
         return found
 
     def solve(self, player: int, boxes: int) -> list[str] | None:
-        """Return the moves of a way with the fewest pushes, or None if there is none.
+        """Return the moves of a way with the fewest pushes, or None if there is no way.
 
         A breadth-first search over the boxes and the part of the room that the agent can reach. Boxes never go where
         no target can be reached from.
@@ -98,7 +98,7 @@ class Warehouse:
         return moves, (player, boxes)
 
     def _alive(self) -> int:
-        """Return the cells from which a box, alone in the room, can be pushed onto a target, as bits."""
+        """Return the cells from which a box that is the only one in the room can be pushed onto a target, as bits."""
         alive, queue = self.targets, list(cells_of(self.targets))
         for cell in queue:
             for step in (-self.width, self.width, -1, 1):

@@ -46,9 +46,9 @@ class TaxiEnv(ToyTextEnv):
     - `split`: "train" or "test". There are 300 ways to begin on one map: too few to be divided, so that both splits
       draw from all of them.
     - `difficulty`: "easy" (default): dry, 20 replies; "medium": rain, 2 of 10 moves drift sideways, 35 replies; "hard":
-      rain, and 3 of 10 passengers change the destination once, 40 replies. The oracle
-      arrives in all of the problems; where it rains, in over 99%. There is no expert level: the world has one map of 25
-      cells, and neither rain nor whims make its ways hard to find.
+      rain, and 3 of 10 passengers change the destination once, 40 replies. The oracle arrives in all of the problems;
+      where it rains, in over 99%. An expert level is missing: the world has one map of 25 cells, and neither rain nor
+      whims make its ways hard to find.
     - `max_turns`: the number of replies, if it is to be another than the level's.
     - `reset(options={"problem": {"row": 2, "column": 2, "passenger": "R", "destination": "B", "seed": 1}})` begins with
       the taxi in a given cell, counted from 0; `seed` decides the drifts and the passenger's mind.
@@ -87,7 +87,8 @@ class TaxiEnv(ToyTextEnv):
     problem_fields = {"row": int, "column": int, "passenger": str, "destination": str, "seed": int}
     luck_fields = ("seed",)
     action_names = ("south", "north", "east", "west", "pickup", "dropoff")
-    instructions = "Drive the taxi. Reply with your next action as <answer>...</answer>."
+    instructions = "Drive the taxi. In each reply, answer with one action: south, north, east, west, pickup or dropoff."
+    answer_example = "south"
 
     def generate(self) -> dict[str, Any]:
         """Draw where the taxi and the passenger are, and another destination."""
@@ -133,7 +134,8 @@ class TaxiEnv(ToyTextEnv):
             rules += " 3 of 10 passengers change the destination, once, when the taxi first moves with them."
         return (
             "Drive the taxi to the passenger, pick the passenger up, and drop them off at the destination. In the "
-            "map @ is the taxi; R, G, Y and B are the taxi stands; between two cells a | is a wall and a : is none. "
+            "map @ is the taxi; R, G, Y and B are the taxi stands; between two cells, | is a wall and : is an open "
+            "way. "
             "There are no walls between north and south. Actions are south, north, east, west (by one cell), pickup "
             "and dropoff, one a reply; north is up, towards row 1, and east is right, towards column 5. pickup is "
             "only possible where the passenger waits, dropoff only at a stand with the passenger in the taxi; at a "

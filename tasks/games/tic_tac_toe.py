@@ -9,7 +9,6 @@ from typing import Any
 
 from llm_envs.env import Difficulty, Outcome
 from llm_envs.errors import InvalidActionError
-from llm_envs.parsers import format_answer
 from llm_envs.tasks.games.game import GameEnv, cell_name, draw_board, read_cell
 from llm_envs.tasks.games.symmetry import canonical_board
 
@@ -41,8 +40,8 @@ class TicTacToeEnv(GameEnv):
 
     ## Reward
     `correct` (weight 1): 1 for a win; at the hard level, where the opponent cannot be beaten by force, for a draw, too.
-    `draw` (weight 0.5): 1 for a draw at the other levels, which is no success. `malformed` (weight -0.1): 1 for a reply
-    without a readable free cell; nothing is marked then.
+    `draw` (weight 0.5): 1 for a draw at the other levels, where it is not a success. `malformed` (weight -0.1): 1 for a
+    reply without a readable free cell; nothing is marked then.
 
     ## Episode End
     Terminates with three in a row or a full board. Truncated after `max_turns` replies (10).
@@ -52,8 +51,8 @@ class TicTacToeEnv(GameEnv):
       empty board, which would be most of the problems of one split.
     - `difficulty`: strength of the opponent. "easy" (default): marks at random; "medium": completes its own three if it
       can, else prevents the agent's, else marks at random; "hard": makes no mistake. The oracle knows the opponent's
-      way and plays the best there is against it: it earns 0.98, 0.97 and 1 on average. There is no
-      expert level: the game is solved, and who makes no mistake cannot be answered by a stronger opponent.
+      way and plays the best there is against it: it earns 0.98, 0.97 and 1 on average. An
+      expert level is missing: the game is solved, and who makes no mistake cannot be answered by a stronger opponent.
     - `max_turns`: the number of replies, if it is to be another than 10.
     - `reset(options={"problem": {"board": "X...O....", "agent": "X", "seed": 1}})` begins with a given board, row by
       row; `seed` decides what the opponent does at random.
@@ -91,7 +90,11 @@ class TicTacToeEnv(GameEnv):
     max_return = 1.0
     problem_fields = {"board": str, "agent": str, "seed": int}
     luck_fields = ("seed",)
-    instructions = "Play tic-tac-toe. Reply with the cell of your next mark as <answer>...</answer>."
+    instructions = (
+        "Play tic-tac-toe. In each reply, answer with one free cell: the letter of its column and the number of its "
+        "row."
+    )
+    answer_example = "B3"
 
     def generate(self) -> dict[str, Any]:
         """Draw a position of the level."""
@@ -101,7 +104,7 @@ class TicTacToeEnv(GameEnv):
         return {"board": board, "agent": _turn(board), "seed": int(draw() * _MAX_SEED)}
 
     def check_problem(self, problem: Mapping[str, Any]) -> None:
-        """Refuse a board that is none, is over, or where it is not the agent's turn."""
+        """Refuse a text that is not a board, a game that is over, or one where it is not the agent's turn."""
         board, agent = problem["board"], problem["agent"]
         if len(board) != 9 or set(board) - set("XO.") or agent not in _OTHER:
             raise InvalidActionError("its board must be 9 of X, O and ., its agent X or O")
@@ -168,7 +171,7 @@ class TicTacToeEnv(GameEnv):
     def next_action(self) -> str:
         """Mark what earns the most on average against this opponent."""
         cell = _best(self._board, self._agent, self.settings["opponent"])[1]
-        return format_answer(cell_name(*divmod(cell, 3)))
+        return self.write_answer(cell_name(*divmod(cell, 3)))
 
 
 def _with_draw(outcome: Outcome, draw: float) -> Outcome:
@@ -181,7 +184,7 @@ def _positions(opponent: str, worth: float, luck: float) -> Sequence[str]:
 
     Args:
         opponent: How the other side plays.
-        worth: What the best play earns on average, at least.
+        worth: The least that the best play earns on average.
         luck: How often random marks succeed, at most.
     """
     boards, reached = [], {"........."}
@@ -234,7 +237,7 @@ def _value(board: str, mark: str) -> int:
 
 @cache
 def _choices(board: str, mark: str, opponent: str) -> Sequence[int]:
-    """Return the cells of which the opponent marks one at random."""
+    """Return the cells among which the opponent chooses at random."""
     free = _free(board)
     if opponent == "perfect":
         values = [-_value(_marked(board, cell, mark), _OTHER[mark]) for cell in free]

@@ -9,14 +9,18 @@ from typing import Any
 
 from llm_envs.env import Difficulty, Outcome
 from llm_envs.errors import InvalidActionError
-from llm_envs.parsers import format_answer
 from llm_envs.tasks.games.game import GameEnv, in_words
 
 __all__ = ["TowerOfHanoiEnv"]
 
 _PEGS = "ABC"
 _MAX_DISKS = 7
-_BETWEEN = re.compile(r"\s*(?:->|>|\bTO\b)\s*")
+_MOVE = re.compile(
+    r"(?:[0-9]{1,3}[.)](?=\s)|[-*\u2022](?=\s)|MOVE\b|[\s(\[])*"
+    r"(?:(?:THE )?(?:(?:UPPER|TOP) )?DISK(?: ?([0-9]))?:?\s+)?(?:FROM )?(?:PEG )?"
+    r"([A-Z])(?:(?: ?(?:->|=>|>|\u2192|-|,) ?| TO | ONTO )(?:PEG )?)?([A-Z])(?![A-Z0-9])[\])]?"
+)
+_BETWEEN_MOVES = re.compile(r"(?:[\s,;.|\[\]\"']|(?:->|=>|>|\u2192)|(?:AND THEN|THEN|AND|FINALLY|NEXT|FIRST)\b)*")
 
 
 class TowerOfHanoiEnv(GameEnv):
@@ -33,7 +37,8 @@ class TowerOfHanoiEnv(GameEnv):
 
     ## Action
     `<answer>AC AB CB</answer>`: one or more moves, each the peg from which the upper disk is taken and the peg onto
-    which it is put ("A>C" and "A to C" are understood, too). Thinking in `<think>...</think>` is allowed before it.
+    which it is put ("A>C", "A to C" and "move disk 1 from A to C" are understood, too). Thinking in
+    `<think>...</think>` is allowed before it.
 
     ## Reward
     `correct` (weight 1): 1 for the wanted order. `malformed` (weight -0.1): 1 for a reply without readable moves, which
@@ -89,7 +94,11 @@ class TowerOfHanoiEnv(GameEnv):
     }
     default_difficulty = "easy"
     problem_fields = {"start": str, "goal": str, "moves": int}
-    instructions = "Move the disks. Reply with your next moves as <answer>...</answer>."
+    instructions = (
+        "Move the disks. In each reply, answer with one or more moves. A move is two letters: the peg to take the "
+        "upper disk from, and the peg to put it on."
+    )
+    answer_example = "AC AB CB"
 
     def generate(self) -> dict[str, Any]:
         """Draw two orders that are far enough from each other."""
@@ -105,7 +114,7 @@ class TowerOfHanoiEnv(GameEnv):
                 return {"start": start, "goal": goal, "moves": distance + (distance + 1) // 2}
 
     def check_problem(self, problem: Mapping[str, Any]) -> None:
-        """Refuse what is no order of disks, or cannot be done in so many moves."""
+        """Refuse anything but two orders of disks, one reached from the other in so many moves."""
         start, goal = problem["start"], problem["goal"]
         if not 1 <= len(start) == len(goal) <= _MAX_DISKS or set(start + goal) - set(_PEGS):
             raise InvalidActionError(f"its start and goal must be of 1 to {_MAX_DISKS} pegs A, B, C, as many in both")
@@ -138,15 +147,12 @@ class TowerOfHanoiEnv(GameEnv):
 
     def move(self, answer: str) -> Outcome:
         """Move disks until a move is against the rules, the goal is reached, or no move is left."""
-        moves = _BETWEEN.sub("", answer.upper()).replace(",", " ").split()
-        for move in moves:
-            if len(move) != 2 or move[0] not in _PEGS or move[1] not in _PEGS:
-                raise InvalidActionError(f'{move[:20]!r} is no move; a move is two pegs, such as "AC"')
+        moves = _read_moves(answer)
         if not 1 <= len(moves) <= self._moves_left:
             raise InvalidActionError(f"the answer has {len(moves)} moves; 1 to {self._moves_left} are allowed now")
-        for move in moves:
+        for disk, move in moves:
             reached = _after(self._at, move[0], move[1])
-            if reached is None:
+            if reached is None or disk not in ("", str(1 + self._at.find(move[0]))):
                 return self.go_on(f"Error: {move} is against the rules.\n{self._state()}", is_illegal=True)
             self._at = reached
             self._moves_left -= 1
@@ -165,7 +171,24 @@ class TowerOfHanoiEnv(GameEnv):
         while at != self._goal:
             at, move = min((distances[reached], reached, move) for reached, move in _moves(at))[1:]
             moves.append(move)
-        return format_answer(" ".join(moves[: self._moves_left]))
+        return self.write_answer(" ".join(moves[: self._moves_left]))
+
+
+def _read_moves(answer: str) -> list[tuple[str, str]]:
+    """Return the moves as (disk, or "" if it is not named; the two pegs)."""
+    text = " ".join(answer.upper().split())
+    moves, place = [], 0
+    while True:
+        between = _BETWEEN_MOVES.match(text, place)
+        place = place if between is None else between.end()
+        if place == len(text):
+            return moves
+        match = _MOVE.match(text, place)
+        if match is None or match[2] not in _PEGS or match[3] not in _PEGS:
+            word = text[place:].split(maxsplit=1)[0].rstrip(",;.")
+            raise InvalidActionError(f'{word[:20]!r} is not a move; a move is two pegs, such as "AC"')
+        moves.append((match[1] or "", match[2] + match[3]))
+        place = match.end()
 
 
 def _renamed(pegs: str) -> str:

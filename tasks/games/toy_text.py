@@ -1,11 +1,12 @@
-"""What the games share that wrap Gymnasium's own grid worlds of `gymnasium.envs.toy_text` as text.
+"""The base class of the games that show Gymnasium's grid worlds of `gymnasium.envs.toy_text` as text.
 
-The rules are Gymnasium's: its environment is stepped, and its table of transitions is what the oracle plans with. An
-episode's luck comes from the problem's "seed", with which that environment is reset.
+The rules are Gymnasium's: a game steps Gymnasium's environment, and the oracle plans with its table of transitions. The
+problem's "seed" decides an episode's luck: Gymnasium's environment is reset with it.
 """
 
 from __future__ import annotations
 
+import re
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
@@ -15,7 +16,6 @@ import numpy.typing as npt
 
 from llm_envs.env import Outcome
 from llm_envs.errors import InvalidActionError, InvalidConfigError
-from llm_envs.parsers import format_answer
 from llm_envs.tasks.games.game import GameEnv
 
 __all__ = ["MAX_SEED", "Plan", "ToyTextEnv", "made", "plan"]
@@ -24,12 +24,23 @@ MAX_SEED = 2**31
 _DISCOUNT = 0.9999
 """By so little that it decides only between ways that are as sure as each other: for the quicker one."""
 
+_BEFORE_ACTION = re.compile(
+    r"(?:i(?: will| would|'ll| choose to)? )?"
+    r"(?:(?:move|go|walk|step|drive|head|turn)(?: to)?(?: the)? )?(?:one (?:cell|step) )?"
+)
+_SERVICES: Mapping[str, Sequence[str]] = {
+    "pickup": ("pickup", "pick up", "pick-up", "pick"),
+    "dropoff": ("dropoff", "drop off", "drop-off", "drop"),
+}
+_AFTER_MOVE = re.compile(r"(?:wards?)?(?: (?:by )?(?:one|1) (?:cell|step))?[.!]?")
+_AFTER_SERVICE = re.compile(r"(?: (?:the |my )?passenger(?: (?:up|off|here|now))?)?[.!]?")
+
 Transitions = Mapping[int, Mapping[int, Sequence[tuple[float, int, float, bool]]]]
 """Gymnasium's `P`: state, action, and then (probability, next state, reward, terminated)."""
 
 
 class Plan:
-    """What is best in each state of a grid world, by how many turns are left."""
+    """The best action in each state of a grid world, by the number of turns left."""
 
     def __init__(self, actions: npt.NDArray[np.int8], values: npt.NDArray[np.float64]) -> None:
         self.actions = actions
@@ -53,8 +64,8 @@ def plan(
 
     Args:
         transitions: The world's `P`.
-        turns: For how many turns.
-        pay: What a step pays, of Gymnasium's reward and whether it terminated.
+        turns: The number of turns to plan.
+        pay: Takes Gymnasium's reward and whether the step terminated; returns the pay of the step.
         at_random: If given, not the best play is valued but one that draws from these actions.
 
     Returns:
@@ -143,9 +154,7 @@ class ToyTextEnv(GameEnv):
 
     def move(self, answer: str) -> Outcome:
         """Do the action named."""
-        name = answer.strip().lower()
-        if name not in self.action_names:
-            raise InvalidActionError(f"{name[:20]!r} is no action; actions are {', '.join(self.action_names)}")
+        name = self._read_action(answer)
         if not self._has_started:
             self._toy = self.make_toy()
             self._toy.reset(seed=self.problem["seed"])
@@ -155,10 +164,23 @@ class ToyTextEnv(GameEnv):
         self._state = int(state)
         return self.settle(float(reward), bool(terminated))
 
+    def _read_action(self, answer: str) -> str:
+        """Return the name of the action in "up", "Go up", "pick up the passenger" or a first letter such as "u"."""
+        text = " ".join(answer.lower().split())
+        start = _BEFORE_ACTION.match(text)
+        rest = text if start is None else text[start.end() :]
+        for name in self.action_names:
+            is_service = name in _SERVICES
+            written = _SERVICES[name] if is_service else (name, name[0])
+            after = _AFTER_SERVICE if is_service else _AFTER_MOVE
+            if any(rest.startswith(form) and after.fullmatch(rest, len(form)) for form in written):
+                return name
+        raise InvalidActionError(f"{text[:20]!r} is not an action; actions are {', '.join(self.action_names)}")
+
     def next_action(self) -> str:
-        """Do what is best with the turns that are left."""
+        """Do the best with the turns that are left."""
         action = self.make_plan().action(self._state, self.max_turns - self.n_turns)
-        return format_answer(self.shown_name(self.action_names[action]))
+        return self.write_answer(self.shown_name(self.action_names[action]))
 
     def turned(self, name: str) -> str:
         """Return Gymnasium's name of an action: the same, unless the world is turned."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from itertools import pairwise, product
 from typing import Any
 
 from llm_envs.env import Difficulty, Outcome
 from llm_envs.errors import InvalidActionError
-from llm_envs.parsers import format_answer
 from llm_envs.tasks.games.game import GameEnv, in_words
 
 __all__ = ["TwentyQuestionsEnv"]
@@ -47,6 +47,20 @@ _THEMES: dict[str, dict[str, list[str]]] = {
         "course": ["starter", "main", "dessert"],
     },
 }
+_QUESTION = re.compile(
+    r"(?:(?:is|are|does it have|has it|do they have) )?(?:(?:the|its|their) )?(?:number of )?(\S+?)\s*"
+    r"(>=|<=|\u2265|\u2264|>|<|=+|:| (?:(?:is|are|be) )?(?:equal to|greater than or equal to|less than or equal to"
+    r"|at least|at most|greater than|more than|larger than|bigger than|over|above|less than|fewer than|smaller than"
+    r"|below|under|exactly) | (?:is|are|equals?) | )\s*(\S+)"
+)
+_MAX_QUESTION = 200
+_NAMING = re.compile(
+    r"(?:(?:it is|it's|this is|(?:the )?name(?: is|:)|(?:my guess is|i guess|i say)(?: it is)?) )?(\S+)"
+)
+_AT_LEAST = (">=", "\u2265", "at least", "greater than or equal to")
+_AT_MOST = ("<=", "\u2264", "at most", "less than or equal to")
+_ABOVE = (">", "greater than", "more than", "larger than", "bigger than", "over", "above")
+_BELOW = ("<", "less than", "fewer than", "smaller than", "below", "under")
 _ONSETS = ("b", "d", "f", "g", "k", "l", "m", "n", "p", "r", "s", "t", "v", "z")
 _VOWELS = ("a", "e", "i", "o", "u")
 _NAMES = tuple("".join(syllables).capitalize() for syllables in product(_ONSETS, _VOWELS, _ONSETS, _VOWELS))
@@ -57,16 +71,16 @@ class TwentyQuestionsEnv(GameEnv):
 
     ## Description
     Teaches to ask what splits the remaining rows most evenly, and to keep track of which rows are left. The table is
-    new in every problem: invented names with four to six properties of creatures, towns, machines or dishes; no one
-    property tells enough. There are one or two questions more than a player needs who halves as well as it goes.
+    new in every problem: invented names with four to six properties of creatures, towns, machines or dishes; no
+    single property tells enough. The agent has one or two questions more than halving the rows needs.
 
     ## Observation
     First the rules and the table. After a question "Yes." or "No."
 
     ## Action
     A question, `<answer>color is red</answer>` or, about a property of numbers, `<answer>legs > 2</answer>` or
-    `<answer>legs < 4</answer>`; at the end the name, `<answer>it is Bako</answer>`. Thinking in `<think>...</think>` is
-    allowed before it.
+    `<answer>legs < 4</answer>`; at the end the name, `<answer>it is Bako</answer>` or `<answer>Bako</answer>`. "Is the
+    color red?" and "legs greater than 2" are understood, too. Thinking in `<think>...</think>` is allowed before it.
 
     ## Reward
     `correct` (weight 1): 1 for the right name. `malformed` (weight -0.1): 1 for each reply that is neither a question
@@ -109,7 +123,11 @@ class TwentyQuestionsEnv(GameEnv):
         "at the hard and expert levels every row of a table is looked for, to count the questions needed"
     )
     problem_fields = {"theme": str, "columns": list, "rows": list, "secret": str}
-    instructions = "Find out which one is meant. Reply with one question, or with its name, as <answer>...</answer>."
+    instructions = (
+        "Find out which row of the table is meant. In each reply, answer with one question about a property, or, once "
+        "you are sure, with the name of the row."
+    )
+    answer_example = "color is red"
 
     def generate(self) -> dict[str, Any]:
         """Draw tables until the oracle needs few enough questions for every row."""
@@ -137,7 +155,7 @@ class TwentyQuestionsEnv(GameEnv):
         return {"theme": theme, "columns": ["name", *columns], "rows": table, "secret": secret}
 
     def check_problem(self, problem: Mapping[str, Any]) -> None:
-        """Refuse a table whose rows cannot be told apart."""
+        """Refuse a table with rows that cannot be told apart."""
         columns, rows = problem["columns"], problem["rows"]
         if not all(
             isinstance(row, list) and len(row) == len(columns) and all(isinstance(value, str) for value in row)
@@ -166,6 +184,12 @@ class TwentyQuestionsEnv(GameEnv):
         self._row = next(place for place, row in enumerate(self._rows) if row[0] == self._secret)
         self._left = (1 << len(self._rows)) - 1
 
+    def written_instructions(self) -> str:
+        """Return the system prompt, with a question and a name of the table as examples."""
+        question = self.write_answer(f"{self.problem['columns'][-1]} is {self.problem['rows'][0][-1]}")
+        name = self.write_answer(f"it is {self.problem['rows'][0][0]}")
+        return f"{self.instructions} Ask a question in this form: {question} Give a name in this form: {name}"
+
     def prompt(self) -> str:
         """Return the rules and the table."""
         table = "\n".join([" | ".join(row) for row in (self._columns, *self._rows)])
@@ -180,40 +204,57 @@ class TwentyQuestionsEnv(GameEnv):
 
     def move(self, answer: str) -> Outcome:
         """Answer the question, or compare the name."""
-        words = answer.lower().replace("=", " is ").replace(">", " > ").replace("<", " < ").rstrip("?. ").split()
-        if len(words) == 3 and words[:2] == ["it", "is"]:
-            names = [row[0].lower() for row in self._rows]
-            if words[2] not in names:
-                raise InvalidActionError(f"{words[2][:30]!r} is no name of the table")
-            return self.win("Correct.") if words[2] == self._secret.lower() else self.lose("Wrong. You lose.")
-        if len(words) != 3 or words[1] not in ("is", ">", "<"):
-            raise InvalidActionError('the answer is no question of the form "property is value", nor "it is name"')
-        asked = self._mask(*words)
+        text = " ".join(answer.lower().rstrip("?!. ").split())
+        if (name := self._named(text)) is not None:
+            return self.win("Correct.") if name == self._secret.lower() else self.lose("Wrong. You lose.")
+        asked = self._mask(*self._question(text))
         is_yes = bool(asked >> self._row & 1)
         self._left &= asked if is_yes else ~asked
         return self.go_on("Yes." if is_yes else "No.")
+
+    def _named(self, text: str) -> str | None:
+        """Return the name that an answer gives, in lower case; None if it asks about a property."""
+        match = _NAMING.fullmatch(text)
+        names = [row[0].lower() for row in self._rows]
+        if match is not None and match[1].strip("\"'") in names:
+            return match[1].strip("\"'")
+        if match is not None and text.startswith("it is "):
+            raise InvalidActionError(f"{match[1][:30]!r} is not a name of the table")
+        return None
+
+    def _question(self, text: str) -> tuple[str, str, str]:
+        """Return a question as property, "is", ">" or "<", and value."""
+        match = _QUESTION.fullmatch(text) if len(text) <= _MAX_QUESTION else None
+        if match is None or (match[2] == " " and not re.match(r"(?:is|are|does|do|has)\b", text)):
+            raise InvalidActionError('the answer is neither a question such as "property is value" nor "it is name"')
+        column, value = match[1].strip("\"'"), match[3].strip("\"'")
+        relation = re.sub(r"^(?:is|are|be) ", "", match[2].strip())
+        if relation in _AT_LEAST + _AT_MOST and _is_number(value):
+            shift = -1 if relation in _AT_LEAST else 1
+            return column, ">" if shift < 0 else "<", str(int(value) + shift)
+        return column, ">" if relation in _ABOVE else "<" if relation in _BELOW else "is", value
 
     def _mask(self, column: str, relation: str, value: str) -> int:
         """Return the rows for which the answer is yes, as bits."""
         columns = [name.lower() for name in self._columns]
         if column not in columns[1:]:
-            raise InvalidActionError(f"{column[:30]!r} is no property; they are {', '.join(self._columns[1:])}")
+            raise InvalidActionError(f"{column[:30]!r} is not a property; they are {', '.join(self._columns[1:])}")
         place = columns.index(column, 1)
         if relation == "is":
             return _bits([row[place].lower() == value for row in self._rows])
         if not all(_is_number(row[place]) for row in self._rows):
-            raise InvalidActionError(f"the values of {column!r} are no numbers; ask whether it is one of them")
+            raise InvalidActionError(f"the values of {column!r} are not numbers; ask whether it is one of them")
         if not _is_number(value):
-            raise InvalidActionError(f"{value[:30]!r} is no whole number of at most 9 digits")
+            raise InvalidActionError(f"{value[:30]!r} is not a whole number of at most 9 digits")
         bound = int(value)
         return _bits([int(row[place]) > bound if relation == ">" else int(row[place]) < bound for row in self._rows])
 
     def next_action(self) -> str:
-        """Ask what splits the rows that are left most evenly; name the last one."""
+        """Ask the question that splits the remaining rows most evenly; name the last one."""
         if self._left & (self._left - 1) == 0:
-            return format_answer(f"it is {self._rows[self._left.bit_length() - 1][0]}")
+            return self.write_answer(f"it is {self._rows[self._left.bit_length() - 1][0]}")
         questions = _questions(self._columns, self._rows)
-        return format_answer(_best_question(questions, self._left)[0])
+        return self.write_answer(_best_question(questions, self._left)[0])
 
 
 def _is_number(text: str) -> bool:

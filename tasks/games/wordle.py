@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -11,13 +12,16 @@ import numpy.typing as npt
 
 from llm_envs.env import Difficulty, Outcome
 from llm_envs.errors import InvalidActionError
-from llm_envs.parsers import format_answer
 from llm_envs.tasks.games.game import GameEnv
 from llm_envs.tasks.games.words import FIVE_LETTER_WORDS
 
 __all__ = ["WordleEnv", "marks"]
 
 _N_CANDIDATES = 30
+_GUESS = re.compile(
+    r"(?:i(?: will| would|'ll)? )?(?:(?:try|guess|say)(?: the word)? |the word |word )?"
+    r"[\"'*]*([a-z](?:[ ,-]{0,2}[a-z]){4})[\"'*]*[.!?]?"
+)
 
 
 class WordleEnv(GameEnv):
@@ -36,7 +40,8 @@ class WordleEnv(GameEnv):
     in the right place, then from the left. At the expert level it is only told how many letters are marked G and Y.
 
     ## Action
-    `<answer>crane</answer>`: five letters. Thinking in `<think>...</think>` is allowed before it.
+    `<answer>crane</answer>`: five letters; "C-R-A-N-E" is understood, too. Thinking in `<think>...</think>` is
+    allowed before it.
 
     ## Reward
     `correct` (weight 1): 1 for the hidden word. `malformed` (weight -0.1): 1 for each reply without five letters in
@@ -87,7 +92,8 @@ class WordleEnv(GameEnv):
     default_difficulty = "easy"
     default_max_turns = 6
     problem_fields = {"word": str, "candidates": list}
-    instructions = "Find the hidden word. Reply with one guess of five letters as <answer>...</answer>."
+    instructions = "Find the hidden word. In each reply, answer with one guess: a word of five letters."
+    answer_example = "crane"
 
     def generate(self) -> dict[str, Any]:
         """Draw the word, and at the easy level the list in which it stands."""
@@ -135,9 +141,11 @@ class WordleEnv(GameEnv):
 
     def move(self, answer: str) -> Outcome:
         """Mark the guess."""
-        guess = "".join(answer.lower().split())
-        if len(guess) != 5 or not (guess.isascii() and guess.isalpha()):
+        named = _GUESS.fullmatch(" ".join(answer.lower().split()))
+        parts = [] if named is None else re.split(r"[ ,-]+", named[1])
+        if len(parts) not in (1, 5):
             raise InvalidActionError("a guess is five letters from a to z")
+        guess = "".join(parts)
         if guess == self._word:
             return self.win("Correct.")
         shown = marks(guess, self._word)
@@ -151,7 +159,7 @@ class WordleEnv(GameEnv):
     def next_action(self) -> str:
         """Guess what leaves the fewest possible words in the worst case."""
         words = tuple(self.problem["candidates"]) or FIVE_LETTER_WORDS
-        return format_answer(_best_guess(_possible(words, self._history, self._are_counted), self._are_counted))
+        return self.write_answer(_best_guess(_possible(words, self._history, self._are_counted), self._are_counted))
 
 
 def marks(guess: str, word: str) -> str:

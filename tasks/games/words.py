@@ -1,4 +1,4 @@
-"""Common English words in lower case, for the games with words: data alone."""
+"""Common English words in lower case, for the games with words: only data."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def test_what_sokoban_does_not_let_one_do():
         "Error: up is not possible.",
         "Error: down is not possible.",  # the box stands at the wall below
         "  A B C D E F",
-        "Error: 'pull' is no move; moves are up, down, left, right. 11 replies left.",
+        "Error: 'pull' is not a move; moves are up, down, left, right. 11 replies left.",
     ]
     assert [outcome[1] for outcome in outcomes] == [pytest.approx(-0.1), pytest.approx(-0.1), 0.0, pytest.approx(-0.1)]
     assert "You are at B2. You have 7 moves left." in outcomes[2][0]  # everything is back, but for the moves
@@ -223,11 +223,11 @@ def test_a_mine_loses_even_in_a_list_with_all_cells():
     [
         ("A1", "A1 is open already"),
         ("D1 B2", "B2 is open already"),
-        ("E1", "'E1' is no cell of the board; cells are A1 to D3"),
-        ("D4", "'D4' is no cell"),
-        ("D0", "'D0' is no cell"),
-        ("4,1", "'4' is no cell"),
-        ("D1 " * 13, "the answer names no cell, or more than there are"),
+        ("E1", "'E1' is not a cell of the board; cells are A1 to D3"),
+        ("D4", "'D4' is not a cell"),
+        ("D0", "'D0' is not a cell"),
+        ("4,1", "'4' is not a cell"),
+        ("D1 " * 13, "the answer names more cells than there are"),
     ],
 )
 def test_what_cannot_be_opened_changes_nothing(answer, complaint):
@@ -313,7 +313,7 @@ def test_where_only_guessing_helps_the_oracle_knows():
     [
         ({"rows": ["..", ".*"], "first": "B2"}, "must have no mine"),
         ({"rows": ["...", "..."], "first": "A1"}, "leave something to open"),
-        ({"rows": ["..", ".*"], "first": "C1"}, "no cell of the board"),
+        ({"rows": ["..", ".*"], "first": "C1"}, "not a cell of the board"),
         ({"rows": ["..", ".x"], "first": "A1"}, "1 to 26 of"),
         ({"rows": ["..", "."], "first": "A1"}, "of one length"),
     ],

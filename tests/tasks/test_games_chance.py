@@ -69,7 +69,7 @@ def test_frozen_lake():
     assert [outcome[0] for outcome in outcomes] == [
         "  A B C\n1 @ F F\n2 H F H\n3 F F G\nYou are at A1.\n23 replies left.",  # the edge of the map
         "  A B C\n1 S @ F\n2 H F H\n3 F F G\nYou are at B1.\n22 replies left.",
-        "Error: 'jump' is no action; actions are left, down, right, up. 21 replies left.",
+        "Error: 'jump' is not an action; actions are left, down, right, up. 21 replies left.",
         "  A B C\n1 S F F\n2 H @ H\n3 F F G\nYou are at B2.\n20 replies left.",
         "  A B C\n1 S F F\n2 H F H\n3 F @ G\nYou are at B3.\n19 replies left.",
         "You have reached the goal, C3.",

@@ -344,7 +344,7 @@ def test_twenty_questions():
 
 def test_a_wrong_name_loses_and_only_one_can_be_given():
     assert play("llm/TwentyQuestions-v0", TABLE, "it is Bako") == [("Wrong. You lose.", 0.0, True, False)]
-    for answer in ("it is Bako Zuni Tivo Lume", "it is Bako or Zuni", "Zuni", "is it Zuni?", "it is Nobody"):
+    for answer in ("it is Bako Zuni Tivo Lume", "it is Bako or Zuni", "Bako, Zuni", "is it Zuni?", "it is Nobody"):
         ((observation, reward, terminated, _),) = play("llm/TwentyQuestions-v0", TABLE, answer)
         assert observation.startswith("Error: ")
         assert (reward, terminated) == (pytest.approx(-0.1), False)
@@ -353,12 +353,12 @@ def test_a_wrong_name_loses_and_only_one_can_be_given():
 @pytest.mark.parametrize(
     ("answer", "complaint"),
     [
-        ("name is zuni", "'name' is no property; they are color, legs"),
-        ("wings is 2", "'wings' is no property"),
-        ("color > 2", "the values of 'color' are no numbers"),
-        ("legs > many", "'many' is no whole number"),
-        ("legs > 9999999999", "is no whole number of at most 9 digits"),
-        ("color is red or blue", "no question of the form"),
+        ("is it zuni", "'it' is not a property; they are color, legs"),
+        ("wings is 2", "'wings' is not a property"),
+        ("color > 2", "the values of 'color' are not numbers"),
+        ("legs > many", "'many' is not a whole number"),
+        ("legs > 9999999999", "is not a whole number of at most 9 digits"),
+        ("color is red or blue", "neither a question"),
     ],
 )
 def test_what_is_no_question_is_refused(answer, complaint):

@@ -80,7 +80,8 @@ def test_an_opponent_who_looks_ahead_prevents_a_three(level):
 
 
 @pytest.mark.parametrize(
-    ("answer", "complaint"), [("A1", "A1 is not free"), ("D1", "'D1' is no cell"), ("C1 C2", "'C1 C2' is no cell")]
+    ("answer", "complaint"),
+    [("A1", "A1 is not free"), ("D1", "'D1' is not a cell"), ("C1 C2", "'C1 C2' is not a cell")],
 )
 def test_marks_that_are_not_possible_change_nothing(answer, complaint):
     outcomes = play("llm/TicTacToe-v0", BOARD, answer, "C1")
@@ -257,7 +258,12 @@ def test_an_opponent_who_looks_ahead_prevents_a_four(level):
 
 @pytest.mark.parametrize(
     ("answer", "complaint"),
-    [("0", "'0' is no column"), ("8", "'8' is no column"), ("1 2", "'1 2' is no column"), ("4", "column 4 is full")],
+    [
+        ("0", "'0' is not a column"),
+        ("8", "'8' is not a column"),
+        ("1 2", "'1 2' is not a column"),
+        ("4", "column 4 is full"),
+    ],
 )
 def test_discs_that_are_not_possible_change_nothing(answer, complaint):
     env = make("llm/ConnectFour-v0")

@@ -86,9 +86,9 @@ def test_a_move_into_a_wall_ends_the_reply_and_costs_no_move():
 @pytest.mark.parametrize(
     ("answer", "complaint"),
     [
-        ("north", "'north' is no move; moves are up, down, left, right"),
+        ("north", "'north' is not a move; moves are up, down, left, right"),
         ("right right down down left left up", "the answer has 7 moves; at most 6 are allowed now"),
-        ("right (1)", "'(1)' is no move"),
+        ("right (1)", "'(1)' is not a move"),
         (",", "the answer has no move"),
     ],
 )
@@ -205,8 +205,8 @@ def test_tower_of_hanoi():
         ("AB AB", "Error: AB is against the rules.\nA: 3 2\nB: 1\nC: -\nYou have 6 moves left.\n9 replies left."),
         ("BA", "Error: BA is against the rules.\nA: 3 2 1\nB: -\nC: -\nYou have 7 moves left.\n9 replies left."),
         ("AA", "Error: AA is against the rules.\nA: 3 2 1\nB: -\nC: -\nYou have 7 moves left.\n9 replies left."),
-        ("AD", "Error: 'AD' is no move; a move is two pegs, such as \"AC\". 9 replies left."),
-        ("A", "Error: 'A' is no move; a move is two pegs, such as \"AC\". 9 replies left."),
+        ("AD", "Error: 'AD' is not a move; a move is two pegs, such as \"AC\". 9 replies left."),
+        ("A", "Error: 'A' is not a move; a move is two pegs, such as \"AC\". 9 replies left."),
         ("AB BA " * 4, "Error: the answer has 8 moves; 1 to 7 are allowed now. 9 replies left."),
     ],
 )
