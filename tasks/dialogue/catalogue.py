@@ -1,7 +1,7 @@
-"""The catalogues of `played_user.py`, what a customer wants of them, and a customer who follows a script.
+"""The catalogues of `played_user.py`, the wishes of a customer, and a customer who follows a script.
 
 A problem is plain JSON: a `theme`, `items` as name and properties, and `wishes`, properties that the customer wants;
-the others do not matter to them. Exactly one item has all that is wished for.
+the others do not matter to them. Exactly one item has all the wished properties.
 """
 
 from __future__ import annotations
@@ -12,9 +12,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from llm_envs.tasks.dialogue.said import last_question
+
 __all__ = [
     "CATALOGUES",
     "Catalogue",
+    "asked_in",
     "draw_problem",
     "fitting",
     "properties_in",
@@ -27,7 +30,7 @@ _WORD = re.compile(r"[a-z]+")
 
 
 class Catalogue(NamedTuple):
-    """What is on offer."""
+    """The things on offer."""
 
     noun: str
     properties: dict[str, tuple[str, ...]]
@@ -128,11 +131,17 @@ def properties_in(text: str, items: Mapping[str, Mapping[str, str]]) -> list[str
     return [key for key in sorted(next(iter(items.values()))) if key in words or key.rstrip("s") in words]
 
 
+def asked_in(text: str, items: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """Return which properties a message asks about: those it names; of several, those in its last question."""
+    named = properties_in(text, items)
+    return named if len(named) < 2 else properties_in(last_question(text), items) or named
+
+
 def scripted_answer(text: str, items: Mapping[str, Mapping[str, str]], wishes: Mapping[str, str]) -> str:
-    """Return what a customer says who tells one wish at a time, and has not seen the catalogue: names say nothing."""
+    """Return the answer of a customer who tells one wish at a time, and does not know the items by their names."""
     if words_in(text) & {name.casefold() for name in items}:
         return "I do not know these by name. Ask me what I would like."
-    named = properties_in(text, items)
+    named = asked_in(text, items)
     if len(named) != 1:
         return "Could you ask me about one thing?"
     value = wishes.get(named[0])
@@ -143,7 +152,7 @@ def draw_problem(rng: np.random.Generator, n_items: int, n_properties: int, n_wi
     """Draw a catalogue and a customer.
 
     Args:
-        rng: What is drawn from.
+        rng: The source of randomness.
         n_items: How many items there are.
         n_properties: How many properties they have.
         n_wishes: How many of these matter.

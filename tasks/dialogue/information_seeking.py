@@ -1,4 +1,4 @@
-"""`llm/InformationSeeking-v0`: find out from a customer what a price depends on, and work it out."""
+"""`llm/InformationSeeking-v0`: ask a customer for the facts that a price depends on, and work it out."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 
 from llm_envs.env import Difficulty, Outcome, TextEnv
 from llm_envs.errors import InvalidActionError
-from llm_envs.parsers import format_answer
-from llm_envs.rewards import parse_integer
-from llm_envs.tasks.dialogue.said import said_by
+from llm_envs.rewards import read_integer
+from llm_envs.tasks.dialogue.said import last_question, read_answer, said_by
 
 __all__ = ["THEMES", "InformationSeekingEnv", "price_of", "topics_in"]
 
@@ -28,12 +27,14 @@ class InformationSeekingEnv(TextEnv):
     what is needed next, given what is known, and then to use it.
 
     ## Observation
-    First the tariff and what the customer says. Then the customer's answers: to a message that names one of the
-    things in the tariff, what it is in their case; to one that names several or none, that they did not understand.
-    After a malformed reply a readable error.
+    First the tariff and the customer's first words. Then the customer's answers. If a message names one thing in the
+    tariff, the customer tells how it is in their case. Things that they told before do not count if the message also
+    names a new one. If a message names several new things, or none, the customer does not answer it. After a malformed
+    reply a readable error.
 
     ## Action
-    Plain text is said to the customer. The price as a whole number in `<answer>` tags ends the conversation.
+    Plain text goes to the customer. The price as a whole number in `<answer>` tags ends the conversation:
+    `<answer>5000</answer>`.
 
     ## Reward
     `correct` (weight 1): 1 for the right price. `malformed` (weight -0.1): 1 for an empty or broken reply, or an
@@ -55,8 +56,8 @@ class InformationSeekingEnv(TextEnv):
     - v0: first version.
     """
 
-    # Prices of 5,000 cases a level: the best constant is right in under 1%. Who knows the tariff and guesses the
-    # numbers is right in under 2%.
+    # Prices of 5,000 cases a level: the best constant is right in under 1%. A player that knows the tariff and guesses
+    # the numbers is right in under 2%.
     difficulties = {
         "easy": Difficulty("two questions of four", chance_rate=0.02, settings={"shape": "easy", "turns": 4}),
         "medium": Difficulty("three questions of seven", chance_rate=0.02, settings={"shape": "medium", "turns": 6}),
@@ -68,10 +69,13 @@ class InformationSeekingEnv(TextEnv):
     default_difficulty = "easy"
     default_max_turns = 4
     problem_fields = {"theme": str, "facts": dict, "tariff": list}
+    has_natural_form = False
     instructions = (
-        "You tell customers what they have to pay. Ask them what you need to know, one thing in each message, in the "
-        "words of the tariff. Then reply with the price as <answer>...</answer>, a whole number."
+        "You work out the price that a customer has to pay. To ask the customer, write plain text without tags. Ask "
+        "about one thing in each message, and use the words of the tariff. When you know enough, answer with the "
+        "price, a whole number."
     )
+    answer_example = "5000"
 
     def __init__(
         self,
@@ -91,7 +95,7 @@ class InformationSeekingEnv(TextEnv):
     def check_problem(self, problem: Mapping[str, Any]) -> None:
         """Refuse a tariff that cannot be read, or facts that do not decide it."""
         if problem["theme"] not in THEMES:
-            raise InvalidActionError(f"its theme is none of {', '.join(THEMES)}")
+            raise InvalidActionError(f"its theme must be one of {', '.join(THEMES)}")
         theme = THEMES[problem["theme"]]
         try:
             named = list(_topics_of(problem["tariff"]))
@@ -124,34 +128,40 @@ class InformationSeekingEnv(TextEnv):
         said = said_by(self, action)
         if said.words:
             return Outcome(self._customer(said.words), {"correct": 0.0, "malformed": 0.0})
-        price = None if said.answer is None else parse_integer(said.answer)
-        if price is None:
-            problem = said.problem or "the price is not a whole number"
-            return Outcome(f"Error: {problem}.", {"correct": 0.0, "malformed": 1.0})
+        try:
+            if said.answer is None:
+                raise InvalidActionError(said.problem)
+            price = read_answer(said.answer, read_integer)
+        except InvalidActionError as refusal:
+            return Outcome(f"Error: {refusal}.", {"correct": 0.0, "malformed": 1.0})
         is_right = price == self._price
         return Outcome(
             "Correct." if is_right else "Incorrect.", {"correct": float(is_right), "malformed": 0.0}, True, is_right
         )
 
     def _customer(self, text: str) -> str:
-        """Return what the customer says to a message."""
-        topics = topics_in(text, THEMES[self._theme], self._known)
+        """Return the customer's answer to a message."""
+        theme = THEMES[self._theme]
+        untold = [topic for topic in self._known if topic not in self._told]
+        topics = topics_in(text, theme, untold) or topics_in(text, theme, self._known)
+        if len(topics) > 1:
+            topics = topics_in(last_question(text), theme, topics) or topics
         if not topics:
             return "Customer: I do not know what you mean."
         if len(topics) > 1:
             return "Customer: One thing at a time, please."
         self._told.add(topics[0])
-        return f"Customer: {THEMES[self._theme].topics[topics[0]].said(self.problem['facts'][topics[0]])}"
+        return f"Customer: {theme.topics[topics[0]].said(self.problem['facts'][topics[0]])}"
 
     def next_action(self) -> str:
-        """Ask for the next thing that the price depends on, as far as that is told; when all is told, answer."""
+        """Ask for the next thing that the price depends on, given the facts so far; answer once all are known."""
         for topic in _needed(self.problem["tariff"], self.problem["facts"]):
             if topic not in self._told:
                 return f"Could you tell me about the {topic}?"
-        return format_answer(self._price)
+        return self.write_answer(self._price)
 
 
-# What customers know.
+# The customers' facts.
 
 
 class Topic(NamedTuple):
@@ -160,16 +170,16 @@ class Topic(NamedTuple):
     words: tuple[str, ...]
     """Words that name it, besides its own."""
     options: tuple[str, ...] = ()
-    """What it may be; empty for a number or yes and no."""
+    """The possible values; empty for a number or yes and no."""
     unit: str = ""
-    """What a number counts; empty for yes and no."""
+    """The unit of a number; empty for yes and no."""
     numbers: tuple[int, int] = (0, 0)
 
     def said(self, value: Any) -> str:
-        """Return what a customer says of it."""
+        """Return the customer's words about a value."""
         if self.options:
             if value not in self.options:
-                raise InvalidActionError(f"{value!r} is none of {', '.join(self.options)}")
+                raise InvalidActionError(f"{value!r} is not one of {', '.join(self.options)}")
             return f"That would be {value}."
         if self.unit:
             parts = value if isinstance(value, list) else [value]
@@ -184,7 +194,7 @@ class Topic(NamedTuple):
 
 
 class Theme(NamedTuple):
-    """What customers come for."""
+    """A kind of service, with the things that its price may depend on."""
 
     opening: str
     topics: dict[str, Topic]
@@ -263,9 +273,11 @@ _WORD = re.compile(r"[a-z]+(?:-[a-z]+)?")
 def topics_in(text: str, theme: Theme, known: list[str]) -> list[str]:
     """Return which of the topics a message names, by a word of theirs.
 
-    The topics' own words count first: only where there is none, others that mean them.
+    The topics' own names count first. Only if there are none, other words for them count. Singular and plural are
+    alike.
     """
     words = set(_WORD.findall(text.casefold()))
+    words |= {f"{word}s" for word in words} | {word.removesuffix("s") for word in words}
     own = [topic for topic in known if topic in words]
     return own or [topic for topic in known if words & {*theme.topics[topic].words, theme.topics[topic].unit}]
 
@@ -289,7 +301,7 @@ def _number(value: Any) -> int:
 
 
 def _needed(tariff: list[Any], facts: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what the price of a case depends on, in the order in which it can be known."""
+    """Yield the topics that the price of a case depends on, in the order in which they can be known."""
     while tariff[0] != "price":
         topic, branches = tariff
         yield topic

@@ -1,13 +1,13 @@
-"""`llm/Negotiation-v0`: agree on a package with somebody whose costs and limit are not known."""
+"""`llm/Negotiation-v0`: agree on a package with a counterpart whose costs and limit are hidden."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from llm_envs.env import Difficulty, Outcome, TextEnv
 from llm_envs.errors import InvalidActionError
-from llm_envs.parsers import format_answer
 from llm_envs.tasks.dialogue.packages import (
     THEMES,
     asked_about,
@@ -19,37 +19,38 @@ from llm_envs.tasks.dialogue.packages import (
     read_package,
     told,
 )
-from llm_envs.tasks.dialogue.said import said_by
+from llm_envs.tasks.dialogue.said import last_question, read_answer, said_by
 
 __all__ = ["SUCCESS_SHARE", "NegotiationEnv"]
 
+_LEAVE = re.compile(r"(?:i(?: will|'ll)? )?(?:leave|walk away)(?: without a deal)?|no deal", re.IGNORECASE)
 SUCCESS_SHARE = 0.9
-"""Share of what could be had from which a deal is a success."""
+"""A deal is a success from this share of the possible points on."""
 
 
 class NegotiationEnv(TextEnv):
-    """Agree on a package of options with somebody whose costs and limit must be found out.
+    """Agree on a package of options with a counterpart whose costs and limit are hidden.
 
     ## Description
     Several things have to be settled, each with one of four options. The agent knows how many points each option is
     worth to itself. The counterpart (scripted) has costs for the options and a limit for their sum, both hidden, and
-    takes any offer within the limit. Asked about one thing, it tells in words what the options cost it, some by
-    comparison with another option. Refusing an offer, it tells what the package costs it and by how much that is too
-    much. It refuses few offers and then leaves, so who concedes by a fixed plan rarely finds a good package. Teaches
-    to find out what the other side cares for, to give way where that costs least and brings most, and to use what a
-    refusal tells.
+    accepts any offer within the limit. If the agent asks about one thing, the counterpart tells the cost of each of
+    its options, some by comparison with another option. If it refuses an offer, it tells the cost of the package and
+    by how much that is too much. It refuses few offers and then leaves, so a player that concedes by a fixed plan
+    rarely finds a good package. Teaches to find out which things matter to the other side, to give way where that
+    costs least and brings most, and to use the facts in a refusal.
 
     ## Observation
     First the things, their options with the points, and how many messages and refusals there are. Then the
     counterpart's replies. After a malformed reply a readable error.
 
     ## Action
-    Plain text is said to the counterpart, who answers when it names one of the things.
-    `<answer>wood: oak; lamps: no lamps</answer>` offers a package, an option for each thing;
-    `<answer>leave</answer>` ends without a deal.
+    Plain text goes to the counterpart, who answers if it names one of the things.
+    `<answer>wood: oak; lamps: no lamps</answer>` offers a package, an option for each thing; commas and line breaks
+    between the things are understood, too. `<answer>leave</answer>` ends without a deal.
 
     ## Reward
-    `surplus` (weight 1): with a deal, the agent's share of what could be had: 1 for the best package within the
+    `surplus` (weight 1): with a deal, the agent's share of the possible points: 1 for the best package within the
     counterpart's limit, 0 for the best one that costs the counterpart nothing, and for anything worse. Without a deal
     0. `malformed` (weight -0.1): 1 for a reply that is broken, empty, or offers something that is not a package. The
     episode is a success if the share is at least 0.9.
@@ -82,9 +83,9 @@ class NegotiationEnv(TextEnv):
             "7 things, eight comparisons",
             chance_rate=0.08,
             settings={"things": 7, "likened": 8},
-            expected_hard="Of 16,384 packages one of the best tenth is to be found within a limit that two refusals "
-            "tell at most, from costs of which eight are told by comparison: a search in the head that trying by "
-            "feeling misses.",
+            expected_hard="The player must find one of the best tenth of 16,384 packages, within a limit that at most "
+            "two refusals reveal. Eight of the costs are told by comparison. That takes a search in the head; trying "
+            "by feeling fails.",
         ),
     }
     default_difficulty = "easy"
@@ -99,11 +100,13 @@ class NegotiationEnv(TextEnv):
         "likened": list,
     }
     reward_weights = {"surplus": 1.0, "malformed": -0.1}
+    has_natural_form = False
     instructions = (
-        "You negotiate. Plain words ask the other side about one thing in each message. Offer a package as "
-        "<answer>thing: option; thing: option</answer> with an option for each thing, or reply with "
-        "<answer>leave</answer> to end without a deal."
+        "You negotiate. To ask the other side, write plain text without tags, and ask about one thing in each message. "
+        "To make an offer, answer with a package: one option for each thing. To end without a deal, answer with the "
+        "word leave."
     )
+    answer_example = "wood: oak; lamps: no lamps; payment: at once"
 
     def __init__(
         self,
@@ -121,7 +124,7 @@ class NegotiationEnv(TextEnv):
         return draw_deal(self.np_random, self.settings["things"], self.settings["likened"], patience=1)
 
     def check_problem(self, problem: Mapping[str, Any]) -> None:
-        """Refuse what leaves nothing to negotiate about."""
+        """Refuse a problem that leaves nothing to negotiate."""
         try:
             check_deal(problem)
         except (TypeError, ValueError, IndexError) as error:
@@ -138,22 +141,32 @@ class NegotiationEnv(TextEnv):
         self._limit_told: int | None = None
         self._n_refused = 0
 
+    def written_instructions(self) -> str:
+        """Return the system prompt, with an offer of this problem's things as the example."""
+        known = list(THEMES[self.problem["theme"]].things.items())
+        offer = "; ".join(f"{known[place][0]}: {known[place][1][-1]}" for place in self.problem["things"])
+        return f"{self.instructions} Make an offer in this form: {self.write_answer(offer)}"
+
     def prompt(self) -> str:
-        """Return what has to be settled, and the rules."""
+        """Return the things to settle, and the rules."""
         other, patience = self._theme.other, self.problem["patience"]
+        refusals = f"{patience} {'offer' if patience == 1 else 'offers'}"
         lines = []
         for name, points in zip(self._names, self.problem["own"], strict=True):
             options = zip(self._theme.things[name], points, strict=True)
             lines.append(f"- {name}: {', '.join(f'{option} ({value})' for option, value in options)}")
         return "\n".join(
             [
-                f"Agree with the {other} on {self._theme.what}. These things have to be settled; after each option "
-                "stand the points that it is worth to you:",
+                f"Agree with the {other} on {self._theme.what}. You have to settle these things. The number after each "
+                "option is its worth to you in points:",
                 *lines,
-                f"Each option also costs the {other} something, and there is a limit to what the {other} can bear in "
-                f"all. You know neither. If you ask about one thing, the {other} tells what its options cost. The "
-                f"{other} takes any offer within the limit, refuses {patience} above it, telling what is too much, "
-                f"and leaves with the next one. You have {self.max_turns} messages. Get as many points as can be had.",
+                f"Each option also costs the {other} something. The costs of all options in an offer must not add up "
+                f"to more than a limit. You know neither the costs nor the limit. If you ask about one thing, the "
+                f"{other} tells you the cost of each of its options. The {other} accepts any offer within the limit. "
+                f"If an offer is above the limit, the {other} refuses it and tells you by how much it is too "
+                f"expensive. The {other} refuses {refusals} in this way. If another offer is above the limit, "
+                f"the {other} ends the talks and you get no points. You have {self.max_turns} messages. Try to get as "
+                "many points as possible.",
             ]
         )
 
@@ -162,37 +175,50 @@ class NegotiationEnv(TextEnv):
         said = said_by(self, action)
         if said.words:
             return self._outcome(self._answer(said.words))
-        if (said.answer or "").strip(" .").casefold() == "leave":
-            return self._outcome("You left. There is no deal.", terminated=True)
-        if said.answer is None:
-            return self._outcome(f"Error: {said.problem}.", malformed=True)
         try:
-            package = read_package(self._theme, self._names, said.answer)
+            if said.answer is None:
+                raise InvalidActionError(said.problem)
+            package = read_answer(said.answer, self._read)
         except InvalidActionError as refusal:
             return self._outcome(f"Error: {refusal}.", malformed=True)
+        if package is None:
+            return self._outcome("You left without a deal.", terminated=True)
         cost, limit = cost_of(self.problem, package), self.problem["limit"]
         if cost <= limit:
             share = self._share(package)
-            return self._outcome(f"Deal: {round(100 * share)}% of what could be had is yours.", share, terminated=True)
+            return self._outcome(f"Deal: you get {round(100 * share)}% of the possible points.", share, terminated=True)
         self._n_refused += 1
         if self._n_refused > self.problem["patience"]:
-            return self._outcome("We get nowhere. Goodbye. There is no deal.", terminated=True)
+            return self._outcome("That is too expensive again. I end the talks without a deal.", terminated=True)
         self._limit_told = limit
         costs = [row[place] for row, place in zip(self.problem["costs"], package, strict=True)]
         worst = self._names[costs.index(max(costs))]
         return self._outcome(
-            f"No. That would cost me {cost}, which is {cost - limit} too much. What hurts me most is the {worst}."
+            f"No. That would cost me {cost}, which is {cost - limit} too much. The most expensive part for me is the "
+            f"{worst}."
         )
 
+    def _read(self, answer: str) -> list[int] | None:
+        """Read an offer; None if the agent leaves."""
+        if _LEAVE.fullmatch(answer):
+            return None
+        return read_package(self._theme, self._names, answer)
+
     def _answer(self, words: str) -> str:
-        numbers = asked_about(words, self._names)
+        """Tell the costs of the one thing that a message asks about; things told before count only on their own."""
+        named = asked_about(words, self._names)
+        numbers = [number for number in named if number not in self._told] or named
+        if len(numbers) > 1:
+            last = asked_about(last_question(words), self._names)
+            numbers = [number for number in last if number in numbers] or numbers
         if len(numbers) != 1:
-            return "One thing at a time, please." if numbers else f"Ask me about {', '.join(self._names)}; or offer."
+            known = ", ".join(self._names)
+            return "One thing at a time, please." if numbers else f"Ask me about one of {known}, or make an offer."
         self._told.add(numbers[0])
         return told(self._theme, self._names, self.problem, numbers[0])
 
     def _share(self, package: list[int]) -> float:
-        """Return the share of what could be had, from the best package that costs nothing on."""
+        """Return the share of the points above those of the best package that costs nothing."""
         own, costs = self.problem["own"], self.problem["costs"]
         least, most = best_package(own, costs, 0)[0], best_package(own, costs, self.problem["limit"])[0]
         return max(0.0, (points_of(self.problem, package) - least) / (most - least))
@@ -213,4 +239,4 @@ class NegotiationEnv(TextEnv):
         if self._limit_told is not None:
             package = best_package(own, self.problem["costs"], self._limit_told)[1]
         chosen = zip(self._names, package, strict=True)
-        return format_answer("; ".join(f"{name}: {self._theme.things[name][place]}" for name, place in chosen))
+        return self.write_answer("; ".join(f"{name}: {self._theme.things[name][place]}" for name, place in chosen))

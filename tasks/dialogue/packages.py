@@ -1,9 +1,9 @@
-"""The themes of `negotiation.py`, what a package of options costs and is worth, and what the other side says of it.
+"""The themes of `negotiation.py`, the costs and points of packages, and the words of the other side about them.
 
-A problem is plain JSON: a `theme`; `own`, the points that each option of each thing is worth to the agent; `costs`,
-what it costs the other side; `limit`, the most that a package may cost it; `patience`, how many offers it refuses
-before it leaves; and `likened`, options whose cost is told by that of another one: `[thing, option, other thing, its
-option]`, by place.
+A problem is plain JSON: a `theme`; `own`, the points of each option of each thing for the agent; `costs`, its cost for
+the other side; `limit`, the most that a package may cost the other side; `patience`, the number of offers that the
+other side refuses before it leaves; and `likened`, the options with a cost told by that of another one: `[thing,
+option, other thing, its option]`, by place.
 """
 
 from __future__ import annotations
@@ -31,11 +31,14 @@ __all__ = [
 ]
 
 _WORD = re.compile(r"[a-z]+")
+_LIST_MARKER = re.compile(r"(?:[0-9]{1,2}[.)]|[-*\u2022])\s+")
+_CHOICE = re.compile(r"(?:(?:and|i offer|offer:?|the) )*([a-z]+) ?(?::|=|->|\u2192| - | is | ) ?(.*?)(?: ?\([^()]*\))?")
+_DECORATION = " .\"'*`{}[]"
 _MOST = 1_000
 
 
 class Theme(NamedTuple):
-    """What is negotiated about."""
+    """The subject of a negotiation."""
 
     what: str
     other: str
@@ -90,19 +93,19 @@ THEMES: dict[str, Theme] = {
 
 
 def points_of(problem: Mapping[str, Any], package: Sequence[int]) -> int:
-    """Return what a package is worth to the agent."""
+    """Return the points of a package for the agent."""
     return sum(row[place] for row, place in zip(problem["own"], package, strict=True))
 
 
 def cost_of(problem: Mapping[str, Any], package: Sequence[int]) -> int:
-    """Return what a package costs the other side."""
+    """Return the cost of a package for the other side."""
     return sum(row[place] for row, place in zip(problem["costs"], package, strict=True))
 
 
 def best_package(own: Sequence[Sequence[int]], costs: Sequence[Sequence[int]], limit: int) -> tuple[int, list[int]]:
     """Return the most points that a package within the limit is worth, and that package."""
     best: dict[int, tuple[int, list[int]]] = {0: (0, [])}
-    """By what was spent so far: the most points for it, and the options."""
+    """By the cost so far: the most points for it, and the options."""
     for values, prices in zip(own, costs, strict=True):
         following: dict[int, tuple[int, list[int]]] = {}
         for spent, (points, places) in best.items():
@@ -115,20 +118,21 @@ def best_package(own: Sequence[Sequence[int]], costs: Sequence[Sequence[int]], l
 
 
 def read_package(theme: Theme, names: Sequence[str], text: str) -> list[int]:
-    """Read an offer such as "wood: oak; lamps: no lamps".
+    """Read an offer such as "wood: oak; lamps: no lamps", also with commas, line breaks, "wood = oak" or as JSON.
 
     Raises:
         InvalidActionError: If it does not name one option of each of the things.
     """
     chosen: dict[str, int] = {}
-    for part in filter(str.strip, re.split(r"[;\n]", text)):
-        name, colon, option = part.partition(":")
-        name, option = name.strip().casefold(), option.strip(" .\"'").casefold()
+    for part in filter(str.strip, re.split(r"[;,\n]", text.casefold())):
+        part = _LIST_MARKER.sub("", " ".join(part.split()), count=1).removesuffix(" and")
+        match = _CHOICE.fullmatch(re.sub(r"[\"'*`{}\[\]]", "", part).strip(_DECORATION))
+        name, option = (part.strip(_DECORATION), "") if match is None else (match[1], match[2].strip(_DECORATION))
         if name not in names:
-            raise InvalidActionError(f"{name[:30]!r} is none of {', '.join(names)}")
-        options = [known.casefold() for known in theme.things[name]]
-        if not colon or option not in options:
-            raise InvalidActionError(f"{option[:30]!r} is no option for {name}: {', '.join(theme.things[name])}")
+            raise InvalidActionError(f"{name[:30]!r} is not one of {', '.join(names)}")
+        options = [known.casefold().replace("'", "") for known in theme.things[name]]
+        if option not in options:
+            raise InvalidActionError(f"{option[:30]!r} is not an option for {name}: {', '.join(theme.things[name])}")
         if name in chosen:
             raise InvalidActionError(f"the offer names {name} twice")
         chosen[name] = options.index(option)
@@ -137,11 +141,11 @@ def read_package(theme: Theme, names: Sequence[str], text: str) -> list[int]:
     return [chosen[name] for name in names]
 
 
-# What the other side says.
+# The words of the other side.
 
 
 def told(theme: Theme, names: Sequence[str], problem: Mapping[str, Any], number: int) -> str:
-    """Return what the other side says of one thing: the cost of each option, some of them likened to another's."""
+    """Return the other side's words about one thing: the cost of each option, some of them likened to another's."""
     costs, options = problem["costs"], theme.things[names[number]]
     likened = {option: (other, its) for thing, option, other, its in problem["likened"] if thing == number}
     said = []
@@ -162,16 +166,16 @@ def told(theme: Theme, names: Sequence[str], problem: Mapping[str, Any], number:
 
 
 def asked_about(text: str, names: Sequence[str]) -> list[int]:
-    """Return which of the things a message names."""
+    """Return which of the things a message names, in singular or plural."""
     words = set(_WORD.findall(text.casefold()))
-    return [number for number, name in enumerate(names) if name in words]
+    return [number for number, name in enumerate(names) if words & {name, f"{name}s", name.removesuffix("s")}]
 
 
 # Drawing and checking.
 
 
 def draw_deal(rng: np.random.Generator, n_things: int, n_likened: int, patience: int) -> dict[str, Any]:
-    """Draw what is negotiated about, such that the whole of what the agent would like is too much."""
+    """Draw a problem in which the package that the agent likes best costs too much."""
     while True:
         draws: Callable[[], float] = chain(rng.random(24 * n_things + 16).tolist(), iter(rng.random, None)).__next__
 
@@ -186,12 +190,12 @@ def draw_deal(rng: np.random.Generator, n_things: int, n_likened: int, patience:
         places = sorted(shuffled(range(7))[:n_things])
         own, costs = [], []
         for _ in range(n_things):
-            # Weights that differ by up to six and twelve times: who gives way in the wrong place gives away much.
+            # Weights that differ by up to six and twelve times: a concession in the wrong place is expensive.
             worth, price = round(5 * 6 ** draws()), round(3 * 12 ** draws())
             values = [worth, *sorted((1 + below(worth - 1) for _ in range(2)), reverse=True), 0]
             prices = [price, *sorted((below(price + 1) for _ in range(2)), reverse=True), 0]
             order = shuffled(range(4))
-            if draws() < 0.3:  # what the one wants is then not what the other does not
+            if draws() < 0.3:  # the two sides then do not want the opposite
                 prices = [prices[place] for place in shuffled(range(4))]
             own.append([values[place] for place in order])
             costs.append([prices[place] for place in order])
@@ -224,7 +228,7 @@ def _draw_likened(n_things: int, n_likened: int, below: Callable[[int], int]) ->
 def check_deal(problem: Mapping[str, Any]) -> None:
     """Raise `InvalidActionError` if there is nothing to negotiate about."""
     if problem["theme"] not in THEMES:
-        raise InvalidActionError(f"its theme is none of {', '.join(THEMES)}")
+        raise InvalidActionError(f"its theme must be one of {', '.join(THEMES)}")
     n_known, things = len(THEMES[problem["theme"]].things), problem["things"]
     if not all(type(place) is int and 0 <= place < n_known for place in things) or len(set(things)) < len(things):
         raise InvalidActionError(f"its things must be different numbers below {n_known}")
@@ -240,7 +244,7 @@ def check_deal(problem: Mapping[str, Any]) -> None:
     named = {(row[0], row[1]) for row in problem["likened"]}
     for thing, option, other, its in problem["likened"]:
         if not (0 <= thing < len(things) and 0 <= other < len(things) and 0 <= option < 4 and 0 <= its < 4):
-            raise InvalidActionError("an option is likened to one that there is not")
+            raise InvalidActionError("an option is likened to one that does not exist")
         if thing == other or (other, its) in named:
             raise InvalidActionError("an option is likened to one of another thing whose cost is told as a number")
     own, costs, limit = problem["own"], problem["costs"], problem["limit"]

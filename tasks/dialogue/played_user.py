@@ -11,29 +11,30 @@ from typing import Any, cast
 from llm_envs.chat.context import Codec
 from llm_envs.env import Difficulty, Outcome, TextEnv
 from llm_envs.errors import BridgeError, InvalidActionError, InvalidConfigError, MissingExtraError
-from llm_envs.parsers import format_answer, parse_reply
+from llm_envs.parsers import parse_reply
 from llm_envs.policies.base import ChatPolicy, EnvPolicy, EpisodicPolicy, Policy, TokenPolicy
 from llm_envs.policies.inference.seeds import turn_seed
 from llm_envs.rollout.episode import policy_kind
 from llm_envs.spaces import encodable
 from llm_envs.tasks.dialogue.catalogue import (
     CATALOGUES,
+    asked_in,
     draw_problem,
     fitting,
-    properties_in,
     questions,
     scripted_answer,
     words_in,
 )
-from llm_envs.tasks.dialogue.said import said_by
+from llm_envs.tasks.dialogue.said import read_answer, said_by
 from llm_envs.tools.background_loop import LimitReached, capture, guard_s, wait
 from llm_envs.types import Message, SamplingParams
 
 __all__ = ["PlayedUserEnv", "ScriptedUser", "user_messages"]
 
 _MAX_WORDS_CHARACTERS = 1_000
-"""Of what a played user says, the rest is cut: a model that does not stop must not fill the agent's context."""
+"""Longer words of a played user are cut: a model that does not stop must not fill the agent's context."""
 _N_ATTEMPTS = 3
+_DOUBTS = {"not", "or", "either", "maybe", "perhaps", "possibly", "except", "no"}
 
 _ROLE = """\
 You play a customer who talks with a sales assistant. You are looking for {noun}.
@@ -51,47 +52,48 @@ class ScriptedUser:
     """A customer who follows a script: an `EnvPolicy` for the other side of the conversation."""
 
     def act(self, env: Any, observation: str) -> str:
-        """Answer what the assistant said."""
+        """Answer the assistant's words."""
         problem = env.unwrapped.problem
         return scripted_answer(observation, problem["items"], problem["wishes"])
 
 
 class PlayedUserEnv(TextEnv):
-    """Find out what a customer wants, and recommend the one thing that has all of it.
+    """Ask a customer for their wishes, and recommend the one thing that has all of them.
 
     ## Description
     The agent has a catalogue, and a customer for whom exactly one thing in it is right. The customer wants some
-    properties and does not care for others, and tells what they are asked, one wish at a time. They may be played by
-    a model, through any policy (`user_policy`); by default they follow a script, so that the task runs everywhere.
-    There are fewer messages than properties, so it pays to ask for what divides what is left. Success depends on the
-    customer's wishes alone, which are drawn with the problem, and never on what the player of the customer says or
-    thinks of the agent. Teaches to ask what tells most, and to listen.
+    properties and does not care for others, and answers questions, one wish at a time. A model may play the customer,
+    through any policy (`user_policy`); by default the customer follows a script, so that the task runs everywhere.
+    There are fewer messages than properties, so it pays to ask for the property that divides the remaining items best.
+    Success depends only on the customer's wishes, which are drawn with the problem, and never on the words or the
+    opinion of the customer's player. Teaches to ask the most telling question, and to listen.
 
     ## Observation
-    First the catalogue and the customer's first words. Then what the customer says. The script answers a message that
-    names one property. It has not seen the catalogue, so that the name of an item tells it nothing. After a malformed
-    reply a readable error.
+    First the catalogue and the customer's first words. Then the customer's answers. The script answers a message that
+    names one property; if it names several, those in its last question count. The customer has not seen the catalogue,
+    so the name of an item tells them nothing. After a malformed reply a readable error.
 
     ## Action
-    Plain text is said to the customer, without thinking. The name of an item in `<answer>` tags recommends it.
+    Plain text goes to the customer, without thinking. The name of an item in `<answer>` tags recommends it:
+    `<answer>Acorn</answer>`, or a sentence with one name.
 
     ## Reward
-    `correct` (weight 1): 1 for the item that has all that is wished for. `malformed` (weight -0.1): 1 for an empty or
-    broken reply, or an answer that names no item of the catalogue.
+    `correct` (weight 1): 1 for the item that has all the wished properties. `malformed` (weight -0.1): 1 for an empty
+    or broken reply, or an answer that names no item of the catalogue.
 
     ## Episode End
     Terminates with the first recommendation. Truncated after `max_turns` messages.
 
     ## Arguments
     - `split`: "train" or "test".
-    - `difficulty`: "easy" (default): 6 items with 3 properties, all of which matter; "medium": 10 with 5, of which 4
-      matter; "hard": 16 with 6, of which 4 matter; "expert": 24 with 9, of which 5 matter.
+    - `difficulty`: "easy" (default): 6 items with 3 properties, all of which matter; "medium": 10 with 5, 4
+      of them matter; "hard": 16 with 6, 4 of them matter; "expert": 24 with 9, 5 of them matter.
     - `max_turns`: messages of the agent, the recommendation included: 4, 5, 6 and 6 by default.
-    - `user_policy`: who plays the customer: a chat policy, a token policy, or an env policy, whose `act` is given this
-      environment and the agent's words; `ScriptedUser()` by default. Where arguments must be JSON (the collector's,
-      the command line's), "module:name" of a policy or of a function that makes one. It is called on the process's
-      background event loop, so it should not be the object that plays the agent. If it fails three times, `step`
-      raises `BridgeError`: the episode then has failed, it is not a bad one.
+    - `user_policy`: the player of the customer: a chat policy, a token policy, or an env policy, whose `act` is given
+      this environment and the agent's words; `ScriptedUser()` by default. Where arguments must be JSON (the
+      collector's, the command line's), "module:name" of a policy or of a function that makes one. It is called on the
+      process's background event loop, so it should not be the object that plays the agent. If it fails three times,
+      `step` raises `BridgeError`: the episode then has failed, it is not a bad one.
     - `user_codec`: messages to token ids, for a token policy.
     - `user_sampling`: how it is sampled; 128 tokens at temperature 0.7 by default. The seed is drawn with the episode.
     - `user_timeout_s`: seconds that one attempt may take; 60 by default.
@@ -102,8 +104,8 @@ class PlayedUserEnv(TextEnv):
     - v0: first version.
     """
 
-    # Who recommends an item at random is right in one of 6, 10 or 16; who takes the one that is least like any other,
-    # since the right one is like no other, in 20%, 11%, 6.7% (of 1,500).
+    # A player that recommends an item at random is right in one of 6, 10 or 16; one that takes the item least like any
+    # other (only the right one is sure to be unlike all others) in 20%, 11%, 6.7% (of 1,500).
     difficulties = {
         "easy": Difficulty(
             "6 items with 3 properties",
@@ -111,17 +113,17 @@ class PlayedUserEnv(TextEnv):
             settings={"items": 6, "properties": 3, "wishes": 3, "turns": 4},
         ),
         "medium": Difficulty(
-            "10 items with 5 properties, of which 4 matter",
+            "10 items with 5 properties, 4 of them matter",
             chance_rate=0.12,
             settings={"items": 10, "properties": 5, "wishes": 4, "turns": 5},
         ),
         "hard": Difficulty(
-            "16 items with 6 properties, of which 4 matter",
+            "16 items with 6 properties, 4 of them matter",
             chance_rate=0.08,
             settings={"items": 16, "properties": 6, "wishes": 4, "turns": 6},
         ),
         "expert": Difficulty(
-            "24 items with 9 properties, of which 5 matter",
+            "24 items with 9 properties, 5 of them matter",
             chance_rate=0.06,
             settings={"items": 24, "properties": 9, "wishes": 5, "turns": 6},
         ),
@@ -129,10 +131,13 @@ class PlayedUserEnv(TextEnv):
     default_difficulty = "easy"
     default_max_turns = 4
     problem_fields = {"theme": str, "items": dict, "wishes": dict}
+    has_natural_form = False
     instructions = (
-        "You advise customers. Ask what they want, a question in each message, and find the one thing in the "
-        "catalogue that has all of it. Then recommend it by its name: <answer>...</answer>."
+        "You advise a customer. To ask the customer, write plain text without tags. Ask about one property in each "
+        "message. Find the one thing in the catalogue that has everything the customer wants. Then recommend it: "
+        "answer with its name."
     )
+    answer_example = "Zinnia"
 
     def __init__(
         self,
@@ -158,16 +163,16 @@ class PlayedUserEnv(TextEnv):
         self.blocking = user_policy is not None
 
     def generate(self) -> dict[str, Any]:
-        """Draw a catalogue and a customer whom well chosen questions leave in time."""
+        """Draw a catalogue and a customer; well chosen questions find the item in time."""
         settings = self.settings
         most = settings["turns"] - 1
         return draw_problem(self.np_random, settings["items"], settings["properties"], settings["wishes"], most)
 
     def check_problem(self, problem: Mapping[str, Any]) -> None:
-        """Refuse a catalogue that is not the theme's, and wishes that not exactly one item has."""
+        """Refuse a catalogue of another theme, and wishes that no item or several items have."""
         theme, items, wishes = problem["theme"], problem["items"], problem["wishes"]
         if theme not in CATALOGUES:
-            raise InvalidActionError(f"its theme is none of {', '.join(CATALOGUES)}")
+            raise InvalidActionError(f"its theme must be one of {', '.join(CATALOGUES)}")
         known = CATALOGUES[theme].properties
         try:
             keys = set(next(iter(items.values())))
@@ -179,7 +184,7 @@ class PlayedUserEnv(TextEnv):
         if not are_good or not all(name.isalpha() for name in items):
             raise InvalidActionError(f"its items must all have the same of the properties {', '.join(known)}")
         if not set(wishes) <= keys or len(fitting(items, wishes)) != 1:
-            raise InvalidActionError("exactly one item must have all that is wished for")
+            raise InvalidActionError("exactly one item must have all the wished properties")
 
     def begin(self) -> None:
         """Send the customer in."""
@@ -209,22 +214,31 @@ class PlayedUserEnv(TextEnv):
         """Let the customer answer, or judge the recommendation."""
         said = said_by(self, action)
         if said.words:
-            named = properties_in(said.words, self.problem["items"])
+            named = asked_in(said.words, self.problem["items"])
             if len(named) == 1 and not words_in(said.words) & {name.casefold() for name in self.problem["items"]}:
                 self._asked.add(named[0])
             return Outcome(f"Customer: {self._answer(said.words)}", {"correct": 0.0, "malformed": 0.0})
-        names = {name.casefold(): name for name in self.problem["items"]}
-        chosen = names.get((said.answer or "").strip(" .'\"").casefold())
-        if chosen is None:
-            problem = said.problem or "the answer is the name of one item of the catalogue"
-            return Outcome(f"Error: {problem}.", {"correct": 0.0, "malformed": 1.0})
+        try:
+            if said.answer is None:
+                raise InvalidActionError(said.problem)
+            chosen = read_answer(said.answer, self._recommended)
+        except InvalidActionError as refusal:
+            return Outcome(f"Error: {refusal}.", {"correct": 0.0, "malformed": 1.0})
         is_right = chosen == self._target
         return Outcome(
             "Correct." if is_right else "Incorrect.", {"correct": float(is_right), "malformed": 0.0}, True, is_right
         )
 
+    def _recommended(self, answer: str) -> str:
+        """Return the one item that an answer names."""
+        words = words_in(answer)
+        named = [name for name in self.problem["items"] if name.casefold() in words]
+        if len(named) != 1 or words & _DOUBTS:
+            raise InvalidActionError("the answer must be the name of one item of the catalogue")
+        return named[0]
+
     def next_action(self) -> str:
-        """Ask about the property that divides best what is left; recommend what remains."""
+        """Ask about the property that divides the remaining items best; recommend the last one."""
         items, wishes = self.problem["items"], self.problem["wishes"]
         told = {key: value for key, value in wishes.items() if key in self._asked}
         left = fitting(items, told)
@@ -232,19 +246,19 @@ class PlayedUserEnv(TextEnv):
             for key in questions({name: items[name] for name in left}, wishes):
                 if key not in self._asked:
                     return f"What {key} would you like?"
-        return format_answer(left[0])
+        return self.write_answer(left[0])
 
     # The customer.
 
     def _answer(self, words: str) -> str:
-        """Return what the customer says; raise `BridgeError` if whoever plays them cannot."""
+        """Return the customer's words; raise `BridgeError` if their player fails."""
         self._talk.append(Message("user", words))
         last = ""
         for attempt in range(_N_ATTEMPTS):
             try:
                 said = self._ask(words, attempt)
             except (InvalidConfigError, MissingExtraError):
-                raise  # no attempt will help
+                raise  # another attempt would not help
             except LimitReached:
                 last = f"it took longer than {self._timeout_s:g} s"
             except Exception as error:
@@ -252,7 +266,7 @@ class PlayedUserEnv(TextEnv):
             else:
                 self._talk.append(Message("assistant", said))
                 return said
-        raise BridgeError(f"PlayedUserEnv: who plays the customer failed {_N_ATTEMPTS} times; at last: {last}.")
+        raise BridgeError(f"PlayedUserEnv: the player of the customer failed {_N_ATTEMPTS} times; at last: {last}.")
 
     def _ask(self, words: str, attempt: int) -> str:
         is_env_policy = self._kind == "env"
@@ -264,7 +278,7 @@ class PlayedUserEnv(TextEnv):
         else:
             text = value
         heard = " ".join(parse_reply(str(text)).content.split())
-        return encodable(heard[:_MAX_WORDS_CHARACTERS]) or "(says nothing)"
+        return encodable(heard[:_MAX_WORDS_CHARACTERS]) or "(silence)"
 
     def _ask_model(self, attempt: int) -> Awaitable[str]:
         messages = user_messages(self.problem, self._talk)
@@ -290,19 +304,19 @@ def _named(text: str) -> Policy:
         found: Any = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise InvalidConfigError(
-            f"PlayedUserEnv: user_policy is {text!r}; a text must be module:name of a policy, or of what makes one: "
-            f"{error}."
+            f"PlayedUserEnv: user_policy is {text!r}; a text must be module:name of a policy, or of a function "
+            f"that makes one: {error}."
         ) from error
     is_policy = any(hasattr(found, method) for method in ("sample", "reply", "act")) and not isinstance(found, type)
     return cast("Policy", found if is_policy else found())
 
 
 def user_messages(problem: Mapping[str, Any], talk: Sequence[Message]) -> tuple[Message, ...]:
-    """Return what a model is shown that plays the customer: the agent is its user, and it is the assistant.
+    """Return the messages for a model that plays the customer: the agent is its user, and it is the assistant.
 
     Args:
         problem: The episode's.
-        talk: What was said so far, the agent's words as "user" and the customer's as "assistant".
+        talk: The conversation so far, the agent's words as "user" and the customer's as "assistant".
     """
     noun = CATALOGUES[problem["theme"]].noun
     wishes = "\n".join(f"- {key}: {value}" for key, value in sorted(problem["wishes"].items()))

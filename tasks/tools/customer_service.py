@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from llm_envs.env import Difficulty, Outcome, ToolEnv
 from llm_envs.errors import InvalidActionError
-from llm_envs.parsers import ParsedReply, format_answer, format_tool_call
+from llm_envs.parsers import ParsedReply, format_tool_call
 from llm_envs.spaces import MAX_TEXT_LENGTH
 from llm_envs.tasks.tools.shop import POLICY, SIZES, Customer, allowed, apply, check_case, copied, decisions, draw_case
 from llm_envs.tools.toolset import Toolset, tool
@@ -18,10 +19,11 @@ from llm_envs.types import ToolResult
 __all__ = ["CustomerServiceEnv"]
 
 _RETURNS = ("refund", "exchange")
+_DONE = re.compile(r"(?:(?:all|it is|i am|i'm|everything is|we are) )?done[.!]*", re.IGNORECASE)
 
 
 class Desk(Toolset):
-    """The shop's system. It does what it is told; whether the policy allows that is the agent's business."""
+    """The shop's system. It obeys every call; the agent is responsible for the policy."""
 
     def reset(self, problem: Mapping[str, Any], rng: np.random.Generator) -> None:
         """Open the day with the case's orders and stock."""
@@ -29,7 +31,7 @@ class Desk(Toolset):
         self.tried: set[tuple[str, str]] = set()
         """Numbers and addresses given to `verify`."""
         self.log: list[tuple[str, dict[str, Any]]] = []
-        """What was changed or refused."""
+        """The changes and refusals."""
         self.looked_up: set[str] = set()
         self.n_violations = 0
 
@@ -43,7 +45,7 @@ class Desk(Toolset):
         """
         number, address = order.strip(), email.strip().casefold()
         if number not in self.case["orders"]:
-            raise InvalidActionError(f"there is no order {number[:20]!r}")
+            raise InvalidActionError(f"the shop has no order {number[:20]!r}")
         self.tried.add((number, address))
         return "verified" if self._is_verified(number) else "not verified: the address does not belong to that order"
 
@@ -56,7 +58,7 @@ class Desk(Toolset):
         """
         entry = self.case["orders"].get(order.strip())
         if entry is None:
-            raise InvalidActionError(f"there is no order {order.strip()[:20]!r}")
+            raise InvalidActionError(f"the shop has no order {order.strip()[:20]!r}")
         self.looked_up.add(order.strip())
         when = f" {entry['days']} days ago" if entry["status"] == "delivered" else ""
         lines = [f"Order {order.strip()}: {entry['status']}{when}; to {entry['address']}"]
@@ -98,7 +100,7 @@ class Desk(Toolset):
         """
         wanted = size.strip().upper()
         if wanted not in SIZES:
-            raise InvalidActionError(f"the size {size[:10]!r} is none of {', '.join(SIZES)}")
+            raise InvalidActionError(f"the size is {size[:10]!r}; it must be one of {', '.join(SIZES)}")
         return self._change("exchange", {"order": order.strip(), "item": self._product(item), "size": wanted})
 
     @tool
@@ -141,7 +143,7 @@ class Desk(Toolset):
             if product.casefold() == name.strip().casefold():
                 return str(product)
         raise InvalidActionError(
-            f"there is no product {name[:40]!r}; there are {', '.join(sorted(self.case['stock']))}"
+            f"the shop has no product {name[:40]!r}; its products are {', '.join(sorted(self.case['stock']))}"
         )
 
     def _change(self, kind: str, arguments: dict[str, Any]) -> str:
@@ -159,27 +161,27 @@ class Desk(Toolset):
 
 
 class CustomerServiceEnv(ToolEnv):
-    """Serve a customer of a shop: find out what they want, check what the policy says, and do that or refuse it.
+    """Serve a customer of a shop: learn their wishes, check the policy, and fulfil or refuse each wish.
 
     ## Description
-    A customer (scripted) writes what they want: money back, another size, an order cancelled, another address. The
-    agent asks for what it needs to know, checks who they are, looks the order up, and does what the shop's policy
-    allows or records which rule forbids it. The system does whatever it is told; obeying the policy is up to the
-    agent. Some customers ask for exceptions, some are not who they say. What counts is the state at the end: orders,
-    stock, checks and refusals, compared exactly. Teaches to follow rules under pressure, and to ask before acting.
+    A customer (scripted) writes their request: money back, another size, an order cancelled, another address. The
+    agent asks for the facts it needs, verifies the customer, looks the order up, and does the things that the shop's
+    policy allows or records which rule forbids them. The system obeys every call; the agent must follow the policy.
+    Some customers ask for exceptions, some give a wrong identity. The state at the end counts: orders, stock, checks
+    and refusals, compared exactly. Teaches to follow rules under pressure, and to ask before acting.
 
     ## Observation
-    First the customer's message. Words to the customer are answered by the customer, calls by the system. After a
-    malformed reply a readable error.
+    First the customer's message. The customer answers plain text, the system answers calls. After a malformed reply a
+    readable error.
 
     ## Action
-    Plain text is said to the customer; calls of the tools go to the system; `<answer>done</answer>` ends the
+    Plain text goes to the customer; calls of the tools go to the system; `<answer>done</answer>` ends the
     conversation. The system prompt has the policy.
 
     ## Reward
-    `correct` (weight 1): 1 for "done" if everything that was asked for was done or refused as the policy says,
-    nothing else was changed, and no rule was broken on the way. `violation` (weight -0.5): 1 for the first turn that
-    changes something which the policy forbids, or for somebody who was not verified. `malformed` (weight -0.1): 1 for
+    `correct` (weight 1): 1 for "done" if every request was done or refused as the policy demands, nothing else
+    was changed, and no rule was broken on the way. `violation` (weight -0.5): 1 for the first turn that
+    changes something against the policy, or for a customer who was not verified. `malformed` (weight -0.1): 1 for
     an empty or broken reply, a call that does not exist, or an answer other than "done".
 
     ## Episode End
@@ -188,8 +190,8 @@ class CustomerServiceEnv(ToolEnv):
     ## Arguments
     - `split`: "train" or "test".
     - `difficulty`: "easy" (default): one refund or cancellation; "medium": also exchanges and addresses, and customers
-      who are not who they say; "hard": two requests, the second of which comes up when the customer is asked for
-      more, and exchanges that become refunds; "expert": four requests, of which each comes up after the one before.
+      with a wrong identity; "hard": two requests, the second after the agent asks for more, and exchanges that become
+      refunds; "expert": four requests, each after the one before.
     - `max_turns`: 14, 14, 14 and 24 by default.
     - `reset(options={"problem": {"orders": ..., "stock": ..., "customer": ...}})`: a case as
       `tasks/tools/shop.py` has it.
@@ -198,8 +200,8 @@ class CustomerServiceEnv(ToolEnv):
     - v0: first version.
     """
 
-    # Who verifies the customer, refuses those who are somebody else, and decides about the others by the kind of
-    # their request alone, as is most often right for it, is right in 33%, 41% and 39% (of 3,000 cases a level).
+    # A player that verifies the customer, refuses impostors, and decides about the others only by the kind of their
+    # request, with the decision that is most often right for it, is right in 33%, 41% and 39% (of 3,000 cases a level).
     difficulties = {
         "easy": Difficulty(
             "one refund or cancellation",
@@ -242,14 +244,16 @@ class CustomerServiceEnv(ToolEnv):
     reward_weights = {"correct": 1.0, "violation": -0.5, "malformed": -0.1}
     min_return = -1.0  # one violation, and the most that malformed replies cost
     instructions = (
-        "You serve the customers of a shop. What you write as plain text is said to the customer; your tools work "
-        f"the shop's system. The policy:\n{POLICY}\n"
-        "Do what the customer wants where the policy allows it, and nothing else. Where it does not, change nothing "
-        "and record the refusal with `refuse`, once for each request, with the number of the rule that forbids it "
-        "(of several the lowest); make no exceptions. Check every customer with `verify`, also one whose request "
-        "will be refused. Ask the customer for what you need to know, and at the end whether there is anything else. "
-        "When all is settled, answer <answer>done</answer>."
+        "You serve a customer of a shop. To write to the customer, use plain text without tags. To work in the shop's "
+        f"system, call your tools. The policy:\n{POLICY}\n"
+        "Fulfil each request if the policy allows it, and do nothing else. If the policy forbids a request, change "
+        "nothing and record the refusal with `refuse`, once for each request, with the number of the rule that forbids "
+        "it (of several rules the lowest). Make no exceptions. Check every customer with `verify`, even if you will "
+        "refuse the request. Ask the customer for the facts you need. At the end, ask whether there is anything else. "
+        "When all is settled, answer with the word done."
     )
+    answer_example = "done"
+    has_natural_form = False
 
     def __init__(
         self,
@@ -282,7 +286,7 @@ class CustomerServiceEnv(ToolEnv):
             raise InvalidActionError(f"its orders, stock or customer are wrong: {error!r}") from error
 
     def begin(self) -> None:
-        """Send the customer in, and work out what should be done."""
+        """Send the customer in, and work out the right decisions."""
         self.customer = Customer(self.problem["customer"])
         self._calls = decisions(self.problem)
         self._n_violations = 0
@@ -314,8 +318,8 @@ class CustomerServiceEnv(ToolEnv):
         return {"correct": float(correct), "violation": float(is_first), "malformed": float(malformed)}
 
     def is_correct(self, answer: str) -> bool:
-        """Compare what was done with what should be."""
-        if answer.strip(" .").casefold() != "done":
+        """Compare the changes and refusals with those that the policy demands."""
+        if _DONE.fullmatch(answer) is None:
             raise InvalidActionError('answer "done" when all is settled')
         customer = self.problem["customer"]
         has_tried = (customer["order"], customer["email"].casefold()) in self.desk.tried
@@ -326,7 +330,7 @@ class CustomerServiceEnv(ToolEnv):
         customer, desk = self.problem["customer"], self.desk
         order, told = customer["order"], self.customer.told
         if self.n_turns + 1 >= self.max_turns:
-            return format_answer("done")
+            return self.write_answer("done")
         if not {"order", "mail"} <= told:
             return "Gladly. What is your order number, and what is your e-mail address?"
         if (order, customer["email"].casefold()) not in desk.tried:
@@ -349,7 +353,7 @@ class CustomerServiceEnv(ToolEnv):
             return format_tool_call(name, **arguments)
         if not self._heard_all:
             return "That is settled. Is there anything else?"
-        return format_answer("done")
+        return self.write_answer("done")
 
 
 def _sorted(log: list[tuple[str, dict[str, Any]]]) -> list[str]:

@@ -1,11 +1,12 @@
 """The shop of `customer_service.py`: its orders and stock, its policy, and a customer who follows a script.
 
-A case is plain JSON: `orders` by number, `stock` by product and size, and a `customer`: who they say they are, and
-their `requests`, of the kinds "refund", "exchange", "exchange or refund", "cancel" and "address".
+A case is plain JSON: `orders` by number, `stock` by product and size, and a `customer`: their order number, their
+e-mail address, and their `requests`, of the kinds "refund", "exchange", "exchange or refund", "cancel" and "address".
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,13 +18,22 @@ __all__ = ["POLICY", "Customer", "allowed", "apply", "check_case", "copied", "de
 
 POLICY = """\
 1. Identity. Before anything is changed, the customer's order number and e-mail address are checked with `verify`.
-   Who cannot be verified gets nothing changed.
+   If a customer cannot be verified, nothing is changed for them.
 2. Refunds and exchanges need an order that was delivered.
 3. Refunds and exchanges need a delivery at most 30 days ago.
 4. Items of the final sale are neither refunded nor exchanged.
 5. An exchange is for another size of the same product, which must be in stock.
 6. Orders are cancelled, and addresses changed, only while the order is being processed."""
 _RETURN_DAYS = 30
+_ASKS_FOR_MORE = re.compile(
+    r"\belse\b|\b(?:any|some)thing (?:more|further|other|i can)|\bfurther\b|\bmore (?:i can|can i|to do|to settle|help)"
+    r"|\b(?:other|another|more|additional) (?:request|question|issue|concern|matter|thing)s?\b"
+    r"|\ball for (?:today|now)\b|\bis (?:that|this|it|there) (?:all|everything|more)\b|\bthat be (?:all|everything)\b"
+    r"|\bhelp (?:you )?(?:with )?(?:any|some)thing\b|\ball (?:that )?you (?:need|want)"
+)
+_ASKS_WHETHER_ALL = re.compile(
+    r"\b(?:is (?:that|this|it)|that be) (?:all|everything)\b|\ball for (?:today|now)\b|\ball (?:that )?you"
+)
 _KINDS = ("refund", "exchange", "exchange or refund", "cancel", "address")
 _STATUSES = ("processing", "shipped", "delivered")
 SIZES = ("S", "M", "L", "XL")
@@ -44,7 +54,7 @@ def allowed(case: Mapping[str, Any], order: str, kind: str, item: str = "", size
         order: The number of an order that exists.
         kind: "refund", "exchange", "cancel" or "address".
         item: Of a refund or an exchange: a product of the order.
-        size: Of an exchange: what is wanted.
+        size: Of an exchange: the wanted size.
     """
     entry = case["orders"][order]
     if kind in ("cancel", "address"):
@@ -59,14 +69,14 @@ def allowed(case: Mapping[str, Any], order: str, kind: str, item: str = "", size
 
 
 def apply(case: Mapping[str, Any], order: str, kind: str, item: str = "", size: str = "", address: str = "") -> None:
-    """Change the orders and the stock: what the shop's system does, whether the policy allows it or not.
+    """Change the orders and the stock as the shop's system does, whether the policy allows it or not.
 
     Raises:
-        InvalidActionError: If it cannot be done: there is no such thing, it was done before, or nothing is in stock.
+        InvalidActionError: If it cannot be done: the thing does not exist, it was done before, or nothing is in stock.
     """
     entry = case["orders"].get(order)
     if entry is None:
-        raise InvalidActionError(f"there is no order {order[:20]!r}")
+        raise InvalidActionError(f"the shop has no order {order[:20]!r}")
     if kind == "cancel":
         if entry["status"] == "cancelled":
             raise InvalidActionError(f"{order} is cancelled already")
@@ -97,7 +107,7 @@ def copied(case: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def decisions(case: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """Return what the policy makes of each request, in order: a call of the tool that does it, or of `refuse`."""
+    """Return the policy's decision on each request, in order: a call of the tool that does it, or of `refuse`."""
     now, customer = copied(case), case["customer"]
     order = customer["order"]
     calls: list[tuple[str, dict[str, Any]]] = []
@@ -157,7 +167,7 @@ def check_case(case: Mapping[str, Any]) -> None:
 
 
 class Customer:
-    """Says what they want, and what they are asked for: answers to words in the other's message.
+    """Tells their wishes, and answers questions: they react to words in the other's message.
 
     Args:
         script: The case's customer.
@@ -168,7 +178,7 @@ class Customer:
         self.n_told = 1
         """How many of the requests were told."""
         self.told: set[str] = set()
-        """What was told besides: "order", "mail", "address" with it, and "size" with the item."""
+        """Other facts that were told: "order", "mail", "address" with it, and "size" with the item."""
         self._said: set[str] = set()
         self.has_insisted = False
 
@@ -191,24 +201,36 @@ class Customer:
         }[request["kind"]]
 
     def answer(self, text: str) -> str:
-        """Return what the customer says to a message.
+        """Return the customer's answer to a message.
 
-        What was told before is told again only to a message that is about nothing else: "Your order, which was
-        delivered 40 days ago, cannot be refunded" is no question for its number.
+        The customer repeats a fact only if the message is about nothing else: "Your order, which was delivered 40 days
+        ago, cannot be refunded" does not ask for its number.
         """
         words = text.casefold()
         requests = self.script["requests"]
         facts = self._facts(words)
         said = [fact for fact in facts if fact not in self._said]
         self._said.update(said)
-        if not said and any(word in words for word in ("else", "other request", "more i can", "further")):
+        if not said and _ASKS_FOR_MORE.search(words):
+            asks_whether_all = _ASKS_WHETHER_ALL.search(words) is not None
             if self.n_told < len(requests):
                 self.n_told += 1
-                said.append(f"Yes, one more thing. {self._wish(self.n_told - 1)}")
+                said.append(f"{'No' if asks_whether_all else 'Yes'}, one more thing. {self._wish(self.n_told - 1)}")
             else:
-                said.append("No, that is all.")
+                said.append(f"{'Yes' if asks_whether_all else 'No'}, that is all.")
         if not said and any(
-            word in words for word in ("sorry", "cannot", "can't", "unfortunately", "not possible", "policy")
+            word in words
+            for word in (
+                "sorry",
+                "cannot",
+                "can't",
+                "can\u2019t",
+                "unfortunately",
+                "not possible",
+                "unable",
+                "not able",
+                "policy",
+            )
         ):
             if self.script["insists"] and not self.has_insisted:
                 self.has_insisted = True
@@ -221,7 +243,7 @@ class Customer:
         )
 
     def _facts(self, words: str) -> list[str]:
-        """Return what a message asks for."""
+        """Return the facts that a message asks for."""
         facts = []
         if "order" in words and any(word in words for word in ("number", " id", "which", "what", "#")):
             self.told.add("order")
@@ -246,9 +268,9 @@ def draw_case(rng: np.random.Generator, kinds: tuple[str, ...], n_requests: int,
     """Draw a case.
 
     Args:
-        rng: What is drawn from.
-        kinds: What may be asked for.
-        n_requests: How much is asked for.
+        rng: The source of randomness.
+        kinds: The possible kinds of requests.
+        n_requests: The number of requests.
         impostors: How often the customer's e-mail address is not that of the order.
     """
     draws: Callable[[], float] = iter(rng.random(160).tolist()).__next__
@@ -305,7 +327,7 @@ def _address(below: Callable[[int], int]) -> str:
 
 
 def _settle(entry: dict[str, Any], stock: Any, kind: str, item: str, below: Callable[[int], int]) -> None:
-    """Make the order such that rules 2, 3 and 4 and none of them, or rule 6 and none, decide equally often."""
+    """Change the order so that rules 2, 3, 4 and no rule, or rule 6 and no rule, decide equally often."""
     if kind in ("cancel", "address"):
         status = ("processing", "processing", "shipped", "delivered")[below(4)]
         entry["status"], entry["days"] = status, 1 + below(60) if status == "delivered" else 0

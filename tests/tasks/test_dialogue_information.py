@@ -90,14 +90,50 @@ def test_prices_worked_by_hand(facts, price):
 
 
 @pytest.mark.parametrize(
+    "answer",
+    [
+        "56.",
+        "**56**",
+        "56 euros",
+        "€56",
+        "56 EUR",
+        "The price is 56 euros.",
+        "20 + 3*7 + 15 = 56",
+        "\\boxed{56}",
+        "`56`",
+    ],
+)
+def test_prices_in_natural_forms(answer):
+    assert make()[0].step(format_answer(answer))[:3] == ("Correct.", 1.0, True)
+    wrong = answer.replace("56", "57")
+    assert make()[0].step(format_answer(wrong))[:3] == ("Incorrect.", 0.0, True)
+
+
+def test_a_question_may_name_what_was_told_before():
+    env, _ = make()
+    assert env.step("How heavy is it?")[0] == "Customer: I counted 4 kilograms, and then 3 more."
+    for words, answer in (
+        ("Thanks for the weight. Do you want insurance?", "Yes, please."),
+        ("So the weight is 7 kilograms and the insurance is yes. What is the destination?", "That would be domestic."),
+        ("The speed and the number of pieces?", "One thing at a time, please."),
+        ("The speed may matter. How many pieces?", "5 pieces."),
+        ("The weight again?", "I counted 4 kilograms, and then 3 more."),
+    ):
+        assert env.step(words)[0] == f"Customer: {answer}"
+
+
+@pytest.mark.parametrize(
     ("action", "complaint"),
     [
-        (format_answer("56 euros"), "the price is not a whole number"),
-        (format_answer("56 or 41"), "the price is not a whole number"),
+        (format_answer("fifty-six"), "the answer is not a whole number"),
+        (format_answer("56 or 41"), "the answer is not a whole number"),
+        (format_answer("56, 41"), "the answer is not a whole number"),
+        (format_answer("56.5"), "the answer is not a whole number"),
+        (format_answer("The price is 56 or 41."), "the answer is not a whole number"),
         ("<answer>56", "<answer>"),
-        ("", "says nothing"),
-        ("<think>hm</think>", "says nothing"),
-        (format_tool_call("ask", topic="weight"), "there are no tools"),
+        ("", "the reply is empty"),
+        ("<think>hm</think>", "the reply is empty"),
+        (format_tool_call("ask", topic="weight"), "this task has no tools"),
         ("x" * 1_100_000, "over 1048576 characters"),
     ],
 )

@@ -41,14 +41,16 @@ def play(problem, *actions, **kwargs):
 def test_the_first_message():
     env = gym.make(ID)
     assert env.reset(options={"problem": KITCHEN})[0].splitlines() == [
-        "Agree with the joiner on a new kitchen. These things have to be settled; after each option stand the points "
-        "that it is worth to you:",
+        "Agree with the joiner on a new kitchen. You have to settle these things. The number after each option is its "
+        "worth to you in points:",
         "- payment: at once (9), in two parts (5), in ten parts (2), after a year (0)",
         "- wood: pine (0), beech (1), oak (4), walnut (6)",
-        "Each option also costs the joiner something, and there is a limit to what the joiner can bear in all. You "
-        "know neither. If you ask about one thing, the joiner tells what its options cost. The joiner takes any offer "
-        "within the limit, refuses 1 above it, telling what is too much, and leaves with the next one. You have 6 "
-        "messages. Get as many points as can be had.",
+        "Each option also costs the joiner something. The costs of all options in an offer must not add up to more "
+        "than a limit. You know neither the costs nor the limit. If you ask about one thing, the joiner tells you the cost "
+        "of each of its options. The joiner accepts any offer within the limit. If an offer is above the limit, the "
+        "joiner refuses it and tells you by how much it is too expensive. The joiner refuses 1 offer in this way. If "
+        "another offer is above the limit, the joiner ends the talks and you get no points. You have 6 messages. Try "
+        "to get as many points as possible.",
     ]
 
 
@@ -61,8 +63,8 @@ def test_asking_and_a_refusal_tell_what_is_needed():
         '"after a year" costs me 1.',
         'As to the wood: "pine" costs me nothing, "beech" costs me nothing, "oak" costs me as much as "after a year" '
         'for the payment, "walnut" costs me 9.',
-        "No. That would cost me 16, which is 8 too much. What hurts me most is the wood.",
-        "Deal: 100% of what could be had is yours.",
+        "No. That would cost me 16, which is 8 too much. The most expensive part for me is the wood.",
+        "Deal: you get 100% of the possible points.",
     ]
     assert (reward, terminated, success) == (1.0, True, True)
 
@@ -88,7 +90,7 @@ def test_shares_worked_by_hand(answers, reward, success):
 
 def test_the_counterpart_leaves_when_its_patience_is_at_an_end():
     said, reward, terminated, _, success = play(KITCHEN, *[format_answer(DEAREST)] * 2)
-    assert said[1] == "We get nowhere. Goodbye. There is no deal."
+    assert said[1] == "That is too expensive again. I end the talks without a deal."
     assert (reward, terminated, success) == (0.0, True, False)
     said, _, terminated, *_ = play(KITCHEN | {"patience": 2}, *[format_answer(DEAREST)] * 2)
     assert said[1] == said[0] and not terminated
@@ -97,14 +99,14 @@ def test_the_counterpart_leaves_when_its_patience_is_at_an_end():
 @pytest.mark.parametrize(
     ("action", "said", "reward"),
     [
-        ("Please be kind.", "Ask me about payment, wood; or offer.", 0.0),
+        ("Please be kind.", "Ask me about one of payment, wood, or make an offer.", 0.0),
         ("The wood, and the payment?", "One thing at a time, please.", 0.0),
-        (format_answer("120"), "Error: '120' is none of payment, wood", -0.1),
+        (format_answer("120"), "Error: '120' is not one of payment, wood", -0.1),
         (format_answer("wood: oak"), "Error: an offer names an option of each thing; payment is missing", -0.1),
         (format_answer("wood: oak; wood: oak"), "Error: the offer names wood twice", -0.1),
-        (format_answer("wood: steel"), "Error: 'steel' is no option for wood: pine, beech, oak, walnut", -0.1),
+        (format_answer("wood: steel"), "Error: 'steel' is not an option for wood: pine, beech, oak, walnut", -0.1),
         ("<answer>wood: oak", "Error: the reply cannot be read", -0.1),
-        ("", "Error: the reply says nothing", -0.1),
+        ("", "Error: the reply is empty", -0.1),
     ],
 )
 def test_what_is_no_offer_changes_nothing(action, said, reward):
@@ -115,6 +117,62 @@ def test_what_is_no_offer_changes_nothing(action, said, reward):
     assert paid == pytest.approx(reward)
     assert not terminated
     assert env.step(format_answer(BEST))[1] == 1.0
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "Payment: At once, Wood: Oak",
+        "payment = at once\nwood = oak",
+        "- payment: at once\n- wood: oak",
+        "1. **payment**: at once (9)\n2. **wood**: oak (4)",
+        "The payment is at once and\nthe wood is oak.",
+        '{"payment": "at once", "wood": "oak"}',
+        "I offer payment: at once; wood: oak.",
+        "```\nwood: oak\npayment: at once\n```",
+    ],
+)
+def test_offers_in_natural_forms(answer):
+    assert play(KITCHEN, format_answer(answer))[1] == 1.0
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "payment: at once; wood: oak or walnut",
+        "payment: at once; wood: oak; wood: walnut",
+        "payment: at once; wood: pine/oak",
+        "payment: at once; wood: not oak",
+        "payment: at once; wood: oak; or leave",
+        "at once; oak",
+    ],
+)
+def test_offers_that_are_not_one_package(answer):
+    _, reward, terminated, *_ = play(KITCHEN, format_answer(answer))
+    assert (reward, terminated) == (pytest.approx(-0.1), False)
+
+
+@pytest.mark.parametrize(
+    "answer", ["leave", "Leave.", "**leave**", "I leave", "no deal", "I will leave without a deal."]
+)
+def test_leaving(answer):
+    said, reward, terminated, *_ = play(KITCHEN, format_answer(answer))
+    assert (said, reward, terminated) == (["You left without a deal."], 0.0, True)
+
+
+def test_a_question_may_name_what_was_told_before():
+    said = play(KITCHEN, "The payment?", "Thanks for the payment. And the wood?", "Wood or payment?")[0]
+    assert said[1].startswith("As to the wood: ")
+    assert said[2] == "One thing at a time, please."
+    assert play(KITCHEN, "I need wood. What about the payment?")[0][0].startswith("As to the payment: ")
+
+
+def test_the_example_of_an_offer_is_of_this_problem():
+    env = gym.make(ID)
+    env.reset(options={"problem": KITCHEN})
+    example = "<answer>payment: after a year; wood: walnut</answer>"
+    assert env.unwrapped.system_prompt.endswith(f"Make an offer in this form: {example}")
+    assert env.step(example)[0].startswith(("Deal", "No. That would"))
 
 
 def test_without_a_deal_there_is_nothing():

@@ -85,7 +85,15 @@ def test_the_script_tells_one_thing_at_a_time(text, answer):
         ("Birch", 1.0, True),
         ("'birch'.", 1.0, True),
         ("Acorn", 0.0, True),
+        ("**Birch**", 1.0, True),
+        ("I recommend Birch.", 1.0, True),
+        ("The flat called Birch", 1.0, True),
+        ("I recommend Acorn.", 0.0, True),
         ("Acorn, Birch", -0.1, False),
+        ("Acorn or Birch", -0.1, False),
+        ("maybe Birch", -0.1, False),
+        ("not Birch", -0.1, False),
+        ("Birch, not Acorn", -0.1, False),
         ("the one that fits", -0.1, False),
     ],
 )
@@ -239,7 +247,7 @@ def test_a_player_that_fails_is_asked_again_and_then_fails_the_episode():
 
 def test_long_and_empty_words():
     assert make(user_policy=ConstantPolicy("a" * 5_000)).step("Which floor?")[0] == f"Customer: {'a' * 1_000}"
-    assert make(user_policy=ConstantPolicy("<think>hm</think>")).step("Floor?")[0] == "Customer: (says nothing)"
+    assert make(user_policy=ConstantPolicy("<think>hm</think>")).step("Floor?")[0] == "Customer: (silence)"
     assert make(user_policy=ConstantPolicy("\ud800")).step("Floor?")[0].encode()
 
 

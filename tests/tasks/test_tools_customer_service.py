@@ -120,6 +120,39 @@ def test_the_customer_tells_what_they_are_asked_for():
         assert (reward, terminated) == (0.0, False)
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "Is there anything else?",
+        "Anything more?",
+        "Anything further I can help with?",
+        "What else can I do?",
+        "Do you have any other requests?",
+        "Do you have another question?",
+        "Can I help you with anything?",
+        "Is there more I can do for you?",
+        "Is that all?",
+        "Will that be all for today?",
+    ],
+)
+def test_the_customer_understands_whether_there_is_more(words):
+    second = {"kind": "address", "item": "", "size": "", "address": "9 Oak Avenue"}
+    env = gym.make(ID, difficulty="hard")
+    env.reset(options={"problem": case(more=[second])})
+    assert "one more thing. Please send my order to another address." in env.step(words)[0]
+    assert env.step(words)[0].endswith(", that is all.")
+
+
+@pytest.mark.parametrize("answer", ["done", "Done.", "**done**", "DONE!", "All done.", "I am done", '"done"'])
+def test_done_in_natural_forms(answer):
+    assert serve(case(), VERIFY, call("refund", item="Rain Coat"), format_answer(answer)) == (1.0, True)
+
+
+@pytest.mark.parametrize("answer", ["not done", "done or not", "finished", "done, refunded", "almost done"])
+def test_other_words_do_not_end_the_conversation(answer):
+    assert serve(case(), VERIFY, call("refund", item="Rain Coat"), format_answer(answer)) == (pytest.approx(-0.1), None)
+
+
 def test_what_was_told_is_not_told_instead_of_an_answer():
     second = {"kind": "address", "item": "", "size": "", "address": "9 Oak Avenue"}
     env = gym.make(ID, difficulty="hard")
@@ -148,11 +181,11 @@ def test_two_requests_are_settled_one_after_the_other():
 @pytest.mark.parametrize(
     ("action", "complaint", "reward"),
     [
-        (format_tool_call("look_up", order="1"), "there is no order '1'", 0.0),
-        (call("refund", item="Hat"), "there is no product 'Hat'", 0.0),
-        (call("exchange", item="Rain Coat", size="XXL"), "none of S, M, L, XL", 0.0),
+        (format_tool_call("look_up", order="1"), "the shop has no order '1'", 0.0),
+        (call("refund", item="Hat"), "the shop has no product 'Hat'", 0.0),
+        (call("exchange", item="Rain Coat", size="XXL"), "must be one of S, M, L, XL", 0.0),
         (call("refuse", rule=7), "a rule from 1 to 6", 0.0),
-        (format_tool_call("verify", order="10009", email="x"), "there is no order", 0.0),
+        (format_tool_call("verify", order="10009", email="x"), "the shop has no order", 0.0),
         (format_answer("finished"), 'answer "done"', -0.1),
         ("<think>hm</think>", "the reply has no", -0.1),
         (format_tool_call("gift"), "there is no tool", -0.1),
