@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
@@ -15,6 +16,24 @@ __all__ = ["CountdownEnv", "solve_countdown"]
 _OPERATORS = frozenset({"+", "-", "*", "/"})
 _MAX_NUMBERS = 6
 """More would take the solver, which answers a given problem, minutes."""
+_LEAD_IN = re.compile(
+    r"^(?:so|thus|hence|therefore|then|one|a|an|the|is|possible|expression|solution|we|get|have)\b"
+    r"(?:[ ,:]+(?:so|one|a|an|the|is|possible|expression|solution|we|get|have)\b)*[ ,:]*",
+    re.IGNORECASE,
+)
+_SIGNS = tuple(
+    (re.compile(pattern), sign)
+    for pattern, sign in (
+        (r"^\*\*|\*\*$|[`$]|\\(?:left|right)(?![A-Za-z])|\\[,;: ]", ""),
+        (r"\u00d7|\u00b7|\u22c5|\u2217|\\times(?![A-Za-z])|\\cdot(?![A-Za-z])|(?<=[\d)\s])[xX](?=[\d(\s])", "*"),
+        (r"\u00f7|\u2215|\\div(?![A-Za-z])", "/"),
+        (r"[\u2212\u2013]", "-"),
+        (r"[\[{]", "("),
+        (r"[\]}]", ")"),
+        (r"\b(?:equals|is equal to|is|gives)\b", "="),
+    )
+)
+"""Other ways to write the operators and parentheses."""
 _TARGETS = (10, 999)
 _LARGE_TARGETS = (1_000_000, 9_999_999)
 
@@ -31,13 +50,13 @@ class CountdownEnv(SingleTurnEnv):
     "Numbers: 25, 4, 7. Target: 93." After the reply "Correct.", "Incorrect." or what was malformed.
 
     ## Action
-    The expression as the final answer, `<answer>25*4-7</answer>`. Thinking in `<think>...</think>` is allowed before
-    it.
+    `<answer>25*4-7</answer>`: the expression. "×", "÷" and "= 93" after it are understood. Thinking in
+    `<think>...</think>` is allowed before it.
 
     ## Reward
     `correct` (weight 1): 1 if the expression's exact value is the target and it uses only the given numbers, each at
     most as often as it is given. `malformed` (weight -0.1): 1 for a reply without an answer, with broken tags, or whose
-    answer is not such an expression (an equation, a sign before a number, other operators).
+    answer is not such an expression (words, a sign before a number, other operators).
 
     ## Episode End
     Terminates after one reply.
@@ -80,9 +99,10 @@ class CountdownEnv(SingleTurnEnv):
     default_difficulty = "easy"
     problem_fields = {"numbers": list, "target": int}
     instructions = (
-        "Reach the target with the numbers, each at most once, and + - * / ( ). "
-        "Reply with the expression as <answer>...</answer>."
+        "Write an expression whose value is the target. Use the given numbers, each at most once, with + - * / and "
+        "parentheses."
     )
+    answer_example = "(25+3)*4"
 
     def generate(self) -> dict[str, Any]:
         """Draw numbers and combine them at random until the value can be a target."""
@@ -100,7 +120,7 @@ class CountdownEnv(SingleTurnEnv):
                 return problem
 
     def check_problem(self, problem: Mapping[str, Any]) -> None:
-        """Refuse what has no solution."""
+        """Refuse a problem without a solution."""
         numbers = problem["numbers"]
         if not 1 <= len(numbers) <= _MAX_NUMBERS or not all(type(n) is int and 1 <= n <= 10_000 for n in numbers):
             raise InvalidActionError(f"the numbers must be 1 to {_MAX_NUMBERS} whole numbers from 1 to 10000")
@@ -124,8 +144,11 @@ class CountdownEnv(SingleTurnEnv):
 
     def is_correct(self, answer: str) -> bool:
         """Compare the expression's exact value, and the numbers in it, with the problem."""
-        value, used = evaluate_with_numbers(answer, _OPERATORS)
-        if value != self.problem["target"]:
+        expression, stated = _without_result(answer)
+        value, used = evaluate_with_numbers(expression, _OPERATORS)
+        if len(used) == 1 and used[0] not in self.problem["numbers"]:
+            raise InvalidActionError("the answer is a number; it must be an expression of the given numbers")
+        if value != self.problem["target"] or stated not in (None, value):
             return False
         left = self.problem["numbers"].copy()
         try:
@@ -134,6 +157,20 @@ class CountdownEnv(SingleTurnEnv):
         except ValueError:
             return False
         return True
+
+
+def _without_result(answer: str) -> tuple[str, int | None]:
+    """Return the expression of an answer, and its value if the answer states it: "93 = 25 × 4 - 7" or "... = 93"."""
+    text = _LEAD_IN.sub("", answer.strip().rstrip("."), count=1)
+    for pattern, sign in _SIGNS:
+        text = pattern.sub(sign, text)
+    left, equals, right = (part.strip() for part in text.partition("="))
+    if not equals:
+        return text, None
+    for expression, number in ((left, right), (right, left)):
+        if re.fullmatch(r"[0-9]{1,12}", number):
+            return expression, int(number)
+    raise InvalidActionError("the answer must be one expression, or one expression = its value")
 
 
 def _combine(random: Callable[[], float], numbers: Sequence[int], largest: int) -> tuple[int, str]:

@@ -16,8 +16,16 @@ __all__ = ["LinearSystemsEnv", "determinant"]
 _NAMES = ("xyzwvuts", "abcdefgh", "pqrstuvw", "uvwxyzab", "klmnpqrs")
 _MOST_UNKNOWNS = 8
 _LARGEST = 10**6
-_PART = re.compile(r"([A-Za-z])\s*=\s*(\S+)")
-_BETWEEN_PARTS = re.compile(r"\s*(?:[,;\n]|\band\b)\s*|\s+(?=[A-Za-z]\s*=)")
+_PART = re.compile(r"([A-Za-z])\s*(?:=|:|\bis\b|\bequals\b)\s*([-+]?\s?\S+)")
+_TUPLES = re.compile(r"(?:\(([A-Za-z](?:\s*,\s*[A-Za-z])*)\)\s*=\s*)?\(([^()=:]*)\)")
+_MARKER = re.compile(r"^[ \t]*(?:[-*\u2022][ \t]+|[0-9][.)][ \t]+)(?=[A-Za-z])", re.MULTILINE)
+_LEAD_IN = re.compile(
+    r"^(?:(?:so|thus|hence|therefore|and|we|get|have|the|values?|solutions?|unknowns?|are|is)\b[ ,:]*)+", re.IGNORECASE
+)
+_DECORATION = re.compile(
+    r"\*\*|[`$&\"']|\\\\|\\(?:q?quad|left|right|[,;: ])|\\(?:begin|end)\{\w+\*?\}|\\text\{\s*and\s*\}"
+)
+_BETWEEN_PARTS = re.compile(r"\s*(?:[,;\n]|\band\b)\s*|\s+(?=[A-Za-z]\s*[=:])")
 
 
 class LinearSystemsEnv(SingleTurnEnv):
@@ -31,8 +39,8 @@ class LinearSystemsEnv(SingleTurnEnv):
     The equations, one a line. After the reply "Correct.", "Incorrect." or what was malformed.
 
     ## Action
-    All unknowns as the final answer, `<answer>x=3, y=-2</answer>`, in any order. Thinking in `<think>...</think>` is
-    allowed before it.
+    `<answer>x=3, y=-2</answer>`: the values of all unknowns, in any order. A pair such as (3, -2) is understood where
+    the names are in alphabetical order. Thinking in `<think>...</think>` is allowed before it.
 
     ## Reward
     `correct` (weight 1): 1 if all values are right. `malformed` (weight -0.1): 1 for a reply without an answer, with
@@ -68,7 +76,8 @@ class LinearSystemsEnv(SingleTurnEnv):
     }
     default_difficulty = "easy"
     problem_fields = {"names": str, "equations": list}
-    instructions = "Solve the equations for all unknowns. Reply with whole numbers as <answer>x=1, y=2</answer>."
+    instructions = "Solve the equations. Give the value of every unknown, a whole number."
+    answer_example = "x=31, y=-42"
 
     def generate(self) -> dict[str, Any]:
         """Draw coefficients until the solution is the only one."""
@@ -94,7 +103,7 @@ class LinearSystemsEnv(SingleTurnEnv):
         return problem
 
     def check_problem(self, problem: Mapping[str, Any]) -> None:
-        """Refuse what is no such system, or has not exactly one solution in whole numbers."""
+        """Refuse a system that does not have exactly one solution in whole numbers."""
         _solve(problem["names"], problem["equations"])
 
     def split_key(self, problem: Mapping[str, Any]) -> list[Any]:
@@ -121,17 +130,30 @@ class LinearSystemsEnv(SingleTurnEnv):
     def is_correct(self, answer: str) -> bool:
         """Compare each unknown's value."""
         found: dict[str, int] = {}
-        for part in _BETWEEN_PARTS.split(answer.strip(" \n.;,")):
+        for part in _parts(answer, list(self._values)):
             match = _PART.fullmatch(part)
             value = parse_integer(match[2]) if match else None
             if match is None or value is None:
                 raise InvalidActionError(f"{part[:40]!r} is not of the form x=3, with a whole number")
-            if match[1].lower() in found:
-                raise InvalidActionError(f"{match[1]} is given twice")
+            if found.get(match[1].lower(), value) != value:
+                raise InvalidActionError(f"{match[1]} has two values")
             found[match[1].lower()] = value
         if found.keys() != self._values.keys():
             raise InvalidActionError(f"the answer gives {', '.join(found)}; the unknowns are {', '.join(self._values)}")
         return found == self._values
+
+
+def _parts(answer: str, names: Sequence[str]) -> list[str]:
+    """Return the parts such as "x=3" of an answer; a tuple is read in the order of the names."""
+    text = _LEAD_IN.sub("", _MARKER.sub("", _DECORATION.sub(" ", answer)).strip().strip(".;,").strip(), count=1)
+    named = _TUPLES.fullmatch(text)
+    order = list(names) if named is None or not named[1] else re.split(r"\s*,\s*", named[1].strip().lower())
+    if named is not None and (named[1] or order == sorted(order)):
+        values = re.split(r"\s*,\s*", named[2].strip())
+        if len(values) == len(order):
+            return [f"{name}={value}" for name, value in zip(order, values, strict=True)]
+    text = text[1:-1].strip() if text[:1] + text[-1:] in ("()", "[]", "{}") else text
+    return [part for each in _BETWEEN_PARTS.split(text) if (part := each.strip().rstrip("."))]
 
 
 def determinant(rows: Sequence[Sequence[int]]) -> int:

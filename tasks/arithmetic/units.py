@@ -9,7 +9,7 @@ from typing import Any
 
 from llm_envs.env import Difficulty, SingleTurnEnv
 from llm_envs.errors import InvalidActionError
-from llm_envs.rewards import parse_integer
+from llm_envs.tasks.arithmetic.word_problems import read_count
 from llm_envs.tasks.draws import Random, between, pick, shuffled
 
 __all__ = ["UnitsEnv"]
@@ -51,11 +51,11 @@ class UnitsEnv(SingleTurnEnv):
     The facts and the question. After the reply "Correct.", "Incorrect." or what was malformed.
 
     ## Action
-    The number as the final answer, `<answer>96</answer>`. Thinking in `<think>...</think>` is allowed before it.
+    `<answer>96</answer>`: the number, with or without its unit. Thinking in `<think>...</think>` is allowed before it.
 
     ## Reward
     `correct` (weight 1): 1 for the right number. `malformed` (weight -0.1): 1 for a reply without an answer, with
-    broken tags, or whose answer is not a whole number (a unit behind it, a fraction).
+    broken tags, or whose answer is not a whole number (a fraction, several numbers).
 
     ## Episode End
     Terminates after one reply.
@@ -92,10 +92,11 @@ class UnitsEnv(SingleTurnEnv):
     }
     default_difficulty = "easy"
     problem_fields = {"facts": list, "amount": int, "source": list, "target": list}
-    instructions = "Convert by the stated facts. Reply with the number alone, a whole number, as <answer>...</answer>."
+    instructions = "Convert with the stated facts. The answer is a whole number."
+    answer_example = "1307"
 
     def generate(self) -> dict[str, Any]:
-        """Draw one way between units, or two for a rate, an amount that comes out whole, and facts not needed."""
+        """Draw one way between units, or two for a rate, an amount that gives a whole result, and facts that are not needed."""
         random, factors = self.np_random.random, self.settings["factors"]
         shortest, longest = self.settings["steps"]
         taken: set[str] = set()
@@ -161,10 +162,7 @@ class UnitsEnv(SingleTurnEnv):
 
     def is_correct(self, answer: str) -> bool:
         """Compare as whole numbers."""
-        number = parse_integer(answer)
-        if number is None:
-            raise InvalidActionError("the answer is not a whole number")
-        return number == self._target
+        return read_count(answer) == self._target
 
 
 def _way(

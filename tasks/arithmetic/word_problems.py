@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from llm_envs.env import Difficulty, SingleTurnEnv
 from llm_envs.errors import InvalidActionError
 from llm_envs.mathematics.arithmetic import whole_value
-from llm_envs.rewards import parse_integer
+from llm_envs.parsers.natural import is_hedged
+from llm_envs.rewards import read_integer
 from llm_envs.tasks.arithmetic.stories import STORIES, network
 from llm_envs.tasks.draws import pick, sample
 from llm_envs.tasks.expressions import answerable_value
 
-__all__ = ["WordProblemsEnv"]
+__all__ = ["WordProblemsEnv", "read_count"]
+
+_NUMBER = re.compile(r"(?<![\w.,])[-+]?\$?[0-9][0-9,]*(?:\.[0-9]+)?(?![\w/^*+])")
+_OPEN = re.compile(
+    r"\b(?:not|n't|at least|at most|about|around|roughly|nearly|almost|over|under|(?:more|less|fewer) than)\b|[*/+^=<>~?]",
+    re.IGNORECASE,
+)
+"""In a sentence with one number: signs that the number is not the answer."""
 
 
 class WordProblemsEnv(SingleTurnEnv):
@@ -30,11 +39,11 @@ class WordProblemsEnv(SingleTurnEnv):
     The story and the question. After the reply "Correct.", "Incorrect." or what was malformed.
 
     ## Action
-    The number as the final answer, `<answer>17</answer>`. Thinking in `<think>...</think>` is allowed before it.
+    `<answer>17</answer>`: the number, with or without its unit. Thinking in `<think>...</think>` is allowed before it.
 
     ## Reward
     `correct` (weight 1): 1 for the right number. `malformed` (weight -0.1): 1 for a reply without an answer, with
-    broken tags, or whose answer is not a whole number (a unit behind it, an expression).
+    broken tags, or whose answer is not a whole number (an expression, several numbers).
 
     ## Episode End
     Terminates after one reply.
@@ -71,9 +80,8 @@ class WordProblemsEnv(SingleTurnEnv):
     }
     default_difficulty = "easy"
     problem_fields = {"text": str, "expression": str}
-    instructions = (
-        "Solve the problem. Reply with the number alone, a whole number without a unit, as <answer>...</answer>."
-    )
+    instructions = "Solve the problem. The answer is a whole number."
+    answer_example = "1307"
 
     def generate(self) -> dict[str, Any]:
         """Draw a story, and mix irrelevant sentences in behind the first."""
@@ -107,7 +115,19 @@ class WordProblemsEnv(SingleTurnEnv):
 
     def is_correct(self, answer: str) -> bool:
         """Compare as whole numbers."""
-        number = parse_integer(answer)
-        if number is None:
-            raise InvalidActionError("the answer is not a whole number")
-        return number == self._target
+        return read_count(answer) == self._target
+
+
+def read_count(answer: str) -> int:
+    """Read the whole number of an answer, which may be a sentence with one number: "Ada has 17 coins left".
+
+    Raises:
+        InvalidActionError: If there is not exactly one number, or the sentence leaves it open.
+    """
+    try:
+        return read_integer(answer)
+    except InvalidActionError:
+        numbers = _NUMBER.findall(answer)
+        if len(numbers) != 1 or is_hedged(answer) or _OPEN.search(answer):
+            raise
+        return read_integer(numbers[0])

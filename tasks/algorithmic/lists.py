@@ -1,0 +1,52 @@
+"""Reading lists from answers: "A, B and C", "[A, B, C]", "A -> B -> C", numbered or marked lines."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+__all__ = ["in_brackets", "read_items", "without_markers"]
+
+_NUMBERED = re.compile(r"\(?([0-9]{1,3})(?:\)|[.:](?=\s)|[.:]\))\s*(\S.*)", re.DOTALL)
+_MARKED = re.compile(r"[-*+\u2022]\s+(\S.*)", re.DOTALL)
+_QUOTES = re.compile("\\*\\*|[`\"'\u201c\u201d\u2018\u2019]")
+_BRACKETS = ("[]", "()", "{}", "<>")
+_SEPARATORS = re.compile(
+    r"\s*(?:[,;|\n]|->|=>|[>\u2192\u21d2]|\\(?:to|rightarrow|Rightarrow)(?![A-Za-z]))\s*"
+    r"|\s+(?:and|then)\s+",
+    re.IGNORECASE,
+)
+
+
+def read_items(answer: str) -> list[str]:
+    """Return the items of a list, without list markers, brackets, quotation marks and a final full stop.
+
+    Items stand on lines, or between commas, semicolons, arrows, or the words "and" and "then". Without any of these,
+    they stand between spaces.
+    """
+    text = in_brackets(_QUOTES.sub("", answer).strip().rstrip(".;,").rstrip())
+    lines = without_markers([line.strip() for line in text.split("\n") if line.strip()])
+    items = [item for line in lines for item in _SEPARATORS.split(line.strip(" ,;|")) if item]
+    items = [re.sub(r"(?:and|then)\s+", "", item, count=1) if i else item for i, item in enumerate(items)]
+    return items[0].split() if len(items) == 1 else items
+
+
+def without_markers(parts: Sequence[str]) -> list[str]:
+    """Return the parts without the markers "1. ", "2. ", ... or "- ", if all of several parts have one."""
+    if len(parts) > 1:
+        numbered = [_NUMBERED.fullmatch(part) for part in parts]
+        if all(match is not None and int(match[1]) == i for i, match in enumerate(numbered, 1)):
+            return [match[2] for match in numbered if match is not None]
+        marked = [_MARKED.fullmatch(part) for part in parts]
+        if all(marked):
+            return [match[1] for match in marked if match is not None]
+    return list(parts)
+
+
+def in_brackets(text: str) -> str:
+    """Return the inside of a text in one pair of brackets; any other text unchanged."""
+    for opening, closing in _BRACKETS:
+        inside = text[1:-1]
+        if text[:1] == opening and text[-1:] == closing and opening not in inside and closing not in inside:
+            return inside.strip()
+    return text
