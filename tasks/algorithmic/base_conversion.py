@@ -14,6 +14,8 @@ __all__ = ["BaseConversionEnv", "to_base"]
 
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 _MOST_DIGITS = 100
+_PREFIXES = {2: "0b", 8: "0o", 16: "0x"}
+_WITH_BASE = re.compile(r"(.+?)\s*(?:\(?\s*(?:in )?base[ -]?([0-9]{1,2})\s*\)?|_\{?([0-9]{1,2})\}?)", re.DOTALL)
 
 
 class BaseConversionEnv(SingleTurnEnv):
@@ -27,12 +29,12 @@ class BaseConversionEnv(SingleTurnEnv):
     The question. After the reply "Correct.", "Incorrect." or what was malformed.
 
     ## Action
-    The digits as the final answer, `<answer>1f4</answer>`; capitals, spaces and zeros in front do not matter.
-    Thinking in `<think>...</think>` is allowed before it.
+    `<answer>1f4</answer>`: the digits. Capitals, leading zeros, spaces between groups of digits, a prefix such as 0x
+    and a base behind the digits ("1f4 (base 16)") do not matter. Thinking in `<think>...</think>` is allowed before it.
 
     ## Reward
     `correct` (weight 1): 1 for the right digits. `malformed` (weight -0.1): 1 for a reply without an answer, with
-    broken tags, or whose answer has characters that are no digits of the target's base.
+    broken tags, or whose answer has characters that are not digits of the target's base.
 
     ## Episode End
     Terminates after one reply.
@@ -78,9 +80,8 @@ class BaseConversionEnv(SingleTurnEnv):
     }
     default_difficulty = "easy"
     problem_fields = {"numbers": list, "source": int, "target": int}
-    instructions = (
-        "Digits from 10 on are letters: a is 10, b is 11, ..., z is 35. Reply with the digits as <answer>...</answer>."
-    )
+    instructions = "Digits from 10 on are letters: a is 10, b is 11, ..., z is 35. The answer is the digits."
+    answer_example = "1f4"
 
     def generate(self) -> dict[str, Any]:
         """Draw two bases and the numbers."""
@@ -99,7 +100,7 @@ class BaseConversionEnv(SingleTurnEnv):
         return pick(random, _DIGITS[1:base]) + "".join(pick(random, _DIGITS[:base]) for _ in range(n_digits - 1))
 
     def check_problem(self, problem: Mapping[str, Any]) -> None:
-        """Refuse bases that have no digits, and numbers that are none."""
+        """Refuse other bases, and texts that are not numbers of the base."""
         if not all(2 <= problem[key] <= 36 for key in ("source", "target")) or not problem["numbers"]:
             raise InvalidActionError("bases must be from 2 to 36, and there must be a number")
         for number in problem["numbers"]:
@@ -132,10 +133,27 @@ class BaseConversionEnv(SingleTurnEnv):
 
     def is_correct(self, answer: str) -> bool:
         """Compare the digits."""
-        digits = re.sub(r"\s", "", answer).lower()
-        if not digits or not set(digits) <= set(_DIGITS[: self.problem["target"]]):
-            raise InvalidActionError(f"the answer must be digits of base {self.problem['target']} alone")
+        base = self.problem["target"]
+        digits = _bare_digits(answer, base)
+        if not digits or not set(digits) <= set(_DIGITS[:base]):
+            raise InvalidActionError(f"the answer must be one number, written with the digits of base {base}")
         return (digits.lstrip("0") or "0") == self._answer
+
+
+def _bare_digits(answer: str, base: int) -> str:
+    """Return the digits of a number without a prefix, a base behind it and spaces between groups of digits."""
+    text = answer.strip().lower()
+    if (based := _WITH_BASE.fullmatch(text)) is not None:
+        if int(based[2] or based[3]) != base:
+            raise InvalidActionError(f"the answer is in base {based[2] or based[3]}; base {base} is asked for")
+        text = based[1].strip()
+    text = text[1:-1] if text[:1] + text[-1:] == "()" else text
+    text = text.removeprefix(_PREFIXES.get(base, "0d"))
+    first, *groups = re.split(r"[\s,_]+", text)
+    # Words are digits, too, in the large bases. So spaces count only between groups of one size.
+    if groups and (len(first) > len(groups[0]) or len(set(map(len, groups))) > 1 or (base > 16 and len(groups[0]) > 1)):
+        raise InvalidActionError("the answer must be one number")
+    return "".join([first, *groups])
 
 
 def to_base(value: int, base: int) -> str:

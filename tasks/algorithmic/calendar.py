@@ -10,7 +10,8 @@ from typing import Any
 
 from llm_envs.env import Difficulty, SingleTurnEnv
 from llm_envs.errors import InvalidActionError
-from llm_envs.rewards import parse_integer
+from llm_envs.rewards import read_integer
+from llm_envs.tasks.algorithmic.lists import without_markers
 from llm_envs.tasks.draws import Random, between, pick
 
 __all__ = ["CalendarEnv", "answer_to"]
@@ -21,7 +22,18 @@ _MONTHS = (
     "December",
 )
 _NTH = {1: "1st", 2: "2nd", 3: "3rd", 4: "4th", -1: "last"}
-_ISO = re.compile(r"(\d{1,4})-(\d{1,2})-(\d{1,2})", re.ASCII)
+_ISO = re.compile(r"(\d{1,4})[-/](\d{1,2})[-/](\d{1,2})", re.ASCII)
+_MONTH = "|".join(rf"{name[:3]}(?:{name[3:]})?\.?" for name in _MONTHS)
+_LONG_DATE = re.compile(
+    rf"\b(?:(?P<month>{_MONTH})\s+(?P<day>\d{{1,2}})(?:st|nd|rd|th)?,?|"
+    rf"(?P<day_too>\d{{1,2}})(?:st|nd|rd|th)?\s+(?:of\s+)?(?P<month_too>{_MONTH}),?)\s+(?P<year>\d{{1,4}})\b",
+    re.ASCII | re.IGNORECASE,
+)
+"""March 15, 2024 or 15th of March 2024."""
+_DECORATION = re.compile("\\*\\*|[`\"'\u201c\u201d\u2018\u2019]")
+_LEAD_IN = re.compile(
+    r"^(?:(?:answers?|question)\s*)?(?:\d{1,2}\s*:\s+)?(?:(?:it|[\d-]{8,10}) (?:is|was) )?(?:an? )?", re.IGNORECASE
+)
 _KINDS: Mapping[str, tuple[str, ...]] = {
     "weekday": ("date",),
     "between": ("from", "to"),
@@ -44,19 +56,19 @@ class CalendarEnv(SingleTurnEnv):
     another, for the date of, say, the third Friday of a month (or some days from it), or for the number of months
     whose, say, 13th is a Friday. All in the Gregorian
     calendar, also for years before it was introduced. Teaches leap years, lengths of months and counting in sevens.
-    Several questions must all be answered rightly, as a weekday alone could be guessed.
+    Several questions must all be answered rightly, because a single weekday could be guessed.
 
     ## Observation
     The rules and the questions. After the reply "Correct.", "Incorrect." or what was malformed.
 
     ## Action
-    The answers in order between semicolons, `<answer>Friday; 2024-03-15; 120</answer>`: weekdays by their English
-    names (or the first three letters), dates as year-month-day. Thinking in `<think>...</think>` is allowed before
-    it.
+    `<answer>Friday; 2024-03-15; 120</answer>`: the answers in order, between semicolons, commas or on lines, with or
+    without their numbers. Weekdays by their English names (or the first three letters), dates as 2024-03-15 or March
+    15, 2024. Thinking in `<think>...</think>` is allowed before it.
 
     ## Reward
     `correct` (weight 1): 1 if all answers are right. `malformed` (weight -0.1): 1 for a reply without an answer, with
-    broken tags, or whose answer has another number of parts, or a part that is no weekday, date or whole number.
+    broken tags, or whose answer has another number of parts, or a part that is not a weekday, date or whole number.
 
     ## Episode End
     Terminates after one reply.
@@ -98,9 +110,10 @@ class CalendarEnv(SingleTurnEnv):
     default_difficulty = "easy"
     problem_fields = {"questions": list}
     instructions = (
-        "Answer all questions in order, separated by semicolons: weekdays by name, dates as YYYY-MM-DD, numbers of "
-        "days as whole numbers. Reply as <answer>...; ...</answer>."
+        "Give one answer to each question, in the order of the questions, with semicolons between the answers. An "
+        "answer is the name of a weekday, a date as YYYY-MM-DD, or a whole number."
     )
+    answer_example = "Friday; 2024-03-15; 120"
 
     def generate(self) -> dict[str, Any]:
         """Draw questions."""
@@ -128,7 +141,7 @@ class CalendarEnv(SingleTurnEnv):
         return question
 
     def check_problem(self, problem: Mapping[str, Any]) -> None:
-        """Refuse what is no question about existing dates."""
+        """Refuse a question that is not about existing dates."""
         if not 1 <= len(problem["questions"]) <= 50:
             raise InvalidActionError("there must be 1 to 50 questions")
         for question in problem["questions"]:
@@ -138,7 +151,7 @@ class CalendarEnv(SingleTurnEnv):
             try:
                 answer_to(question)
             except (ValueError, TypeError, OverflowError, KeyError, AttributeError) as error:
-                raise InvalidActionError(f"the question {question} is about no date from 0001 to 9999") from error
+                raise InvalidActionError(f"the question {question} is not about dates from 0001 to 9999") from error
 
     def begin(self) -> None:
         """Answer the questions."""
@@ -156,12 +169,14 @@ class CalendarEnv(SingleTurnEnv):
 
     def is_correct(self, answer: str) -> bool:
         """Compare answer by answer."""
-        parts = [part.strip() for part in re.split(r"[;\n]", answer.strip(" \n.;")) if part.strip()]
-        if len(parts) != len(self._answers):
-            raise InvalidActionError(
-                f"the answer has {len(parts)} parts between semicolons; {len(self._answers)} are asked"
-            )
-        return [_read(part) for part in parts] == self._answers
+        wanted = len(self._answers)
+        text = _LONG_DATE.sub(_as_iso, _DECORATION.sub("", answer).strip(" \n.;"))
+        parts: list[str] = []
+        for separator in (r"[;\n]", r";|\n|,|\band\b"):
+            parts = without_markers([part.strip() for part in re.split(separator, text) if part.strip()])
+            if len(parts) == wanted:
+                return [_read(part) for part in parts] == self._answers
+        raise InvalidActionError(f"the answer has {len(parts)} parts; there are {wanted} questions")
 
 
 def answer_to(question: Mapping[str, Any]) -> str:
@@ -213,15 +228,22 @@ def _ask(question: Mapping[str, Any]) -> str:
     return f"Which date is {abs(days)} days {'before' if days < 0 else 'after'} {nth}?"
 
 
+def _as_iso(match: re.Match[str]) -> str:
+    day, month, year = match["day"] or match["day_too"], match["month"] or match["month_too"], match["year"]
+    number = next(i for i, name in enumerate(_MONTHS, 1) if name[:3].lower() == month[:3].lower())
+    return f"{year}-{number}-{day}"
+
+
 def _read(part: str) -> str:
     """Return an answer as `answer_to` writes it; raise if it is none of the three."""
+    part = _LEAD_IN.sub("", part.strip(" .,")).strip(" .,")
     name = part.lower()
     for weekday in _WEEKDAYS:
         if name in (weekday.lower(), weekday[:3].lower()):
             return weekday
     if match := _ISO.fullmatch(part):
         return f"{int(match[1]):04}-{int(match[2]):02}-{int(match[3]):02}"
-    number = parse_integer(part)
-    if number is None:
-        raise InvalidActionError(f"{part[:40]!r} is no weekday, no date as YYYY-MM-DD and no whole number")
-    return str(number)
+    try:
+        return str(read_integer(part))
+    except InvalidActionError as error:
+        raise InvalidActionError(f"{part[:40]!r} is not a weekday, a date as YYYY-MM-DD or a whole number") from error

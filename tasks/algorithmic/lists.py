@@ -10,6 +10,8 @@ __all__ = ["in_brackets", "read_items", "without_markers"]
 _NUMBERED = re.compile(r"\(?([0-9]{1,3})(?:\)|[.:](?=\s)|[.:]\))\s*(\S.*)", re.DOTALL)
 _MARKED = re.compile(r"[-*+\u2022]\s+(\S.*)", re.DOTALL)
 _QUOTES = re.compile("\\*\\*|[`\"'\u201c\u201d\u2018\u2019]")
+_LEAD_IN = re.compile(r"^[A-Za-z ]+\b(?:is|are)\b:?\s+")
+"""The order of the names is: ..."""
 _BRACKETS = ("[]", "()", "{}", "<>")
 _SEPARATORS = re.compile(
     r"\s*(?:[,;|\n]|->|=>|[>\u2192\u21d2]|\\(?:to|rightarrow|Rightarrow)(?![A-Za-z]))\s*"
@@ -24,7 +26,7 @@ def read_items(answer: str) -> list[str]:
     Items stand on lines, or between commas, semicolons, arrows, or the words "and" and "then". Without any of these,
     they stand between spaces.
     """
-    text = in_brackets(_QUOTES.sub("", answer).strip().rstrip(".;,").rstrip())
+    text = in_brackets(_LEAD_IN.sub("", _QUOTES.sub("", answer).strip()).rstrip(".;,").rstrip())
     lines = without_markers([line.strip() for line in text.split("\n") if line.strip()])
     items = [item for line in lines for item in _SEPARATORS.split(line.strip(" ,;|")) if item]
     items = [re.sub(r"(?:and|then)\s+", "", item, count=1) if i else item for i, item in enumerate(items)]

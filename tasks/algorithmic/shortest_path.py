@@ -10,6 +10,7 @@ from typing import Any
 
 from llm_envs.env import Difficulty, SingleTurnEnv
 from llm_envs.errors import InvalidActionError
+from llm_envs.tasks.algorithmic.lists import read_items
 from llm_envs.tasks.draws import between, pick, sample
 
 __all__ = ["ShortestPathEnv", "shortest"]
@@ -54,6 +55,16 @@ _STORIES: Mapping[bool, tuple[tuple[tuple[str, ...], str, str, str], ...]] = {
 }
 
 
+_TOTAL = re.compile(
+    r"\s*(?:\([^()]*[0-9][^()]*\)|=\s*[0-9]+(?: ?[a-z]+)?"
+    r"|[,;:]?\s*(?:with )?(?:an? )?total\b[^,;\n]*[0-9][^,;\n]*)\s*$",
+    re.IGNORECASE,
+)
+"""The path's total behind it: "(total: 12)", "= 12", "with a total of 12"."""
+_BETWEEN_NODES = re.compile(r"\s*[-\u2013\u2014]+\s*|\s+")
+_TO = re.compile(r"\s+to\s+", re.IGNORECASE)
+
+
 class ShortestPathEnv(SingleTurnEnv):
     """Find a path of least total weight between two nodes.
 
@@ -66,12 +77,12 @@ class ShortestPathEnv(SingleTurnEnv):
     The edges and the question. After the reply "Correct.", "Incorrect." or what was malformed.
 
     ## Action
-    The nodes of the path in order as the final answer, `<answer>A -> C -> F</answer>`; commas, hyphens or spaces
-    between them do as well. Thinking in `<think>...</think>` is allowed before it.
+    `<answer>A -> C -> F</answer>`: the nodes of the path in order. Commas, hyphens, "to", line breaks or spaces may
+    stand between them, and a total behind them in parentheses. Thinking in `<think>...</think>` is allowed before it.
 
     ## Reward
     `correct` (weight 1): 1 if it is a path from start to goal of least weight. `malformed` (weight -0.1): 1 for a
-    reply without an answer, with broken tags, or whose answer names a node that is not in the graph.
+    reply without an answer, with broken tags, or whose answer is not a list of nodes of the graph.
 
     ## Episode End
     Terminates after one reply.
@@ -104,7 +115,8 @@ class ShortestPathEnv(SingleTurnEnv):
     default_difficulty = "easy"
     slow_reset_reason = "at the expert level the edges of 60 nodes are drawn, and searched through twice"
     problem_fields = {"story": int, "directed": bool, "edges": list, "start": str, "goal": str}
-    instructions = "Find the best path. Reply with its nodes in order as <answer>first -> ... -> last</answer>."
+    instructions = "Find the best path. The answer is the names on the path, in order, from the first to the last."
+    answer_example = "A -> C -> F"
 
     def generate(self) -> dict[str, Any]:
         """Draw edges and ends until the shortest path has enough steps, and short cuts in thinking fail."""
@@ -131,7 +143,7 @@ class ShortestPathEnv(SingleTurnEnv):
                 return {"story": story, "directed": directed, "edges": edges, "start": start, "goal": goal}
 
     def check_problem(self, problem: Mapping[str, Any]) -> None:
-        """Refuse what is no graph, or has no path."""
+        """Refuse a problem that is not a graph, or that has no path."""
         if problem["story"] not in (0, 1):
             raise InvalidActionError("the story must be 0 or 1")
         seen = set()
@@ -151,7 +163,7 @@ class ShortestPathEnv(SingleTurnEnv):
             raise InvalidActionError(f"there is no path from {problem['start']} to {problem['goal']}, another node")
 
     def split_key(self, problem: Mapping[str, Any]) -> Any:
-        """Return what other names do not change: each node's weights, and which nodes are the ends."""
+        """Return a key that does not depend on names: each node's weights, and which nodes are the ends."""
         around: dict[str, list[int]] = {}
         for a, b, weight in problem["edges"]:
             around.setdefault(a, []).append(weight)
@@ -183,10 +195,14 @@ class ShortestPathEnv(SingleTurnEnv):
 
     def is_correct(self, answer: str) -> bool:
         """Check that it is a path between the ends, and as short as the shortest."""
-        nodes = [node.lower() for node in re.split(r"\s*(?:->|[-,\u2192\s])\s*", answer.strip(" \n.,")) if node]
+        items = read_items(_TO.sub(" -> ", _TOTAL.sub("", answer.strip().rstrip("."))))
+        nodes = [node.lower() for item in items for node in _BETWEEN_NODES.split(item) if node]
+        nodes = [node for i, node in enumerate(nodes) if i == 0 or node != nodes[i - 1]]  # A-C, C-F is A-C-F
         unknown = next((node for node in nodes if node not in self._nodes), None)
         if unknown is not None or not nodes:
-            raise InvalidActionError(f"{(unknown or '')[:40]!r} is no node of the graph")
+            raise InvalidActionError(f"{(unknown or '')[:40]!r} is not a node of the graph")
+        if len(nodes) < 2:
+            raise InvalidActionError("a path must have at least two nodes")
         if nodes[0] != self.problem["start"].lower() or nodes[-1] != self.problem["goal"].lower():
             return False
         return self._weigh(nodes) == self._length
@@ -251,6 +267,6 @@ def _greedy(start: str, goal: str, edges: Sequence[Sequence[Any]], directed: boo
 
 
 def shortest(problem: Mapping[str, Any]) -> list[str]:
-    """Return a shortest path from start to goal; an empty one if there is none."""
+    """Return a shortest path from start to goal; an empty list if the goal cannot be reached."""
     lengths, before = _from(problem["start"], _outgoing(problem["edges"], problem["directed"]))
     return _path(problem["goal"], before) if problem["goal"] in lengths else []

@@ -8,6 +8,7 @@ from typing import Any
 
 from llm_envs.env import Difficulty, SingleTurnEnv
 from llm_envs.errors import InvalidActionError
+from llm_envs.tasks.algorithmic.lists import read_items
 from llm_envs.tasks.draws import Random, between, pick, sample, shuffled
 from llm_envs.tasks.people import PEOPLE
 
@@ -73,12 +74,12 @@ class SortRecordsEnv(SingleTurnEnv):
     The tables and what to do. After the reply "Correct.", "Incorrect." or what was malformed.
 
     ## Action
-    The names in order as the final answer, `<answer>Ada, Ben, Cleo</answer>`. Thinking in `<think>...</think>` is
-    allowed before it.
+    `<answer>Ada, Ben, Cleo</answer>`: the names in order, between commas, arrows, spaces or on lines. Thinking in
+    `<think>...</think>` is allowed before it.
 
     ## Reward
     `correct` (weight 1): 1 for the right names in the right order. `malformed` (weight -0.1): 1 for a reply without
-    an answer, with broken tags, or whose answer has a name that is in no table, or a name twice.
+    an answer, with broken tags, or whose answer has a name that is not in a table, or a name twice.
 
     ## Episode End
     Terminates after one reply.
@@ -113,7 +114,8 @@ class SortRecordsEnv(SingleTurnEnv):
     default_difficulty = "easy"
     slow_reset_reason = "at the expert level 90 records are drawn, and sorted in several ways"
     problem_fields = {"columns": list, "a": list, "b": list, "operation": str, "condition": list, "keys": list}
-    instructions = "Reply with the names of the records in the right order as <answer>name, name, ...</answer>."
+    instructions = "The answer is the names of the records in the right order, without their other values."
+    answer_example = "Ada, Ben, Cleo"
 
     def generate(self) -> dict[str, Any]:
         """Draw tables and what to do, until enough records are left and nothing that is asked for is needless."""
@@ -142,7 +144,7 @@ class SortRecordsEnv(SingleTurnEnv):
                 return problem
 
     def check_problem(self, problem: Mapping[str, Any]) -> None:
-        """Refuse what are no tables, or cannot be asked of them."""
+        """Refuse tables, operations, conditions or keys that have the wrong form."""
         columns, rows = problem["columns"], [*problem["a"], *problem["b"]]
         if not all(isinstance(row, list) and len(row) == len(columns) + 1 for row in rows):
             raise InvalidActionError("each record must be [name, value of each column]")
@@ -204,10 +206,11 @@ class SortRecordsEnv(SingleTurnEnv):
 
     def is_correct(self, answer: str) -> bool:
         """Compare the names in order."""
-        names = [name.lower() for name in re.split(r"[,;\s]+", answer.strip(" \n.,;"))]
+        items = [re.sub(r"\s*\([^()]*\)$", "", item) for item in read_items(answer)]
+        names = [name.lower() for item in items for name in item.split()]
         unknown = next((name for name in names if name not in self._known), None)
-        if unknown is not None:
-            raise InvalidActionError(f"{unknown[:40]!r} is in no table")
+        if unknown is not None or not names:
+            raise InvalidActionError(f"{(unknown or '')[:40]!r} is not the name of a record")
         if len(set(names)) < len(names):
             raise InvalidActionError("the answer has a name twice")
         return [self._known[name] for name in names] == self._answer

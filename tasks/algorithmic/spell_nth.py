@@ -8,7 +8,7 @@ from typing import Any
 
 from llm_envs.env import Difficulty, SingleTurnEnv
 from llm_envs.errors import InvalidActionError
-from llm_envs.rewards import parse_integer
+from llm_envs.tasks.algorithmic.lists import read_items
 from llm_envs.tasks.draws import between, pick, sample
 
 __all__ = ["SpellNthEnv"]
@@ -30,6 +30,10 @@ _WORDS = (
 )
 _CONSONANTS, _VOWELS = "bcdfghjklmnpqrstvwxz", "aeiouy"
 _MOST_WORDS = 100
+_COUNT = re.compile(
+    r"(?:([A-Za-z])\s*(?:[:=]|\bis\b|\boccurs\b|->)?\s*)?([0-9]{1,9})(?:\.0|\s*times)?|([0-9]{1,9})\s*([A-Za-z])(?:s)?"
+)
+"""A number, perhaps with its letter: "3", "a: 3", "3 a"."""
 
 
 class SpellNthEnv(SingleTurnEnv):
@@ -44,8 +48,9 @@ class SpellNthEnv(SingleTurnEnv):
     The list and the question. After the reply "Correct.", "Incorrect." or what was malformed.
 
     ## Action
-    Letters one by one as the final answer, `<answer>k-i-t-e</answer>`, with hyphens, commas or spaces between them; or
-    numbers in order, `<answer>3, 0, 2</answer>`. Thinking in `<think>...</think>` is allowed before it.
+    `<answer>k-i-t-e</answer>`: letters one by one, with hyphens, commas or spaces between them; or numbers in order,
+    `<answer>3, 0, 2</answer>`, with or without their letters ("a: 3, b: 0, c: 2"). Thinking in `<think>...</think>` is
+    allowed before it.
 
     ## Reward
     `correct` (weight 1): 1 for the right letters or numbers. `malformed` (weight -0.1): 1 for a reply without an
@@ -94,9 +99,10 @@ class SpellNthEnv(SingleTurnEnv):
     slow_reset_reason = "at the expert level some 1,600 letters are drawn"
     problem_fields = {"kind": str, "words": list, "numbers": list, "letters": str}
     instructions = (
-        "Answer with letters one by one, as <answer>a-b-c</answer>; "
-        "if numbers are asked for, with these, as <answer>1, 2, 3</answer>."
+        "If the question asks for letters, write them one by one, with hyphens between them. If it asks for numbers, "
+        "the answer is the numbers in order, such as 3, 0, 2, 1."
     )
+    answer_example = "k-i-t-e"
 
     def generate(self) -> dict[str, Any]:
         """Draw words and a question."""
@@ -122,7 +128,7 @@ class SpellNthEnv(SingleTurnEnv):
         return "".join([pick(random, _VOWELS if random() < 0.3 else _CONSONANTS) for _ in range(length)])
 
     def check_problem(self, problem: Mapping[str, Any]) -> None:
-        """Refuse words that are none, and places where there is nothing."""
+        """Refuse texts that are not words, and places beyond the words."""
         kind, words, numbers, letters = (problem[key] for key in ("kind", "words", "numbers", "letters"))
         if not 1 <= len(words) <= _MOST_WORDS or not all(
             isinstance(w, str) and re.fullmatch("[a-z]{1,40}", w) for w in words
@@ -159,14 +165,27 @@ class SpellNthEnv(SingleTurnEnv):
 
     def is_correct(self, answer: str) -> bool:
         """Compare letter by letter, or number by number."""
-        parts = re.split(r"[-,;\s]+", answer.strip(" \n.,"))
+        items = read_items(answer)
         if isinstance(self._answer, str):
-            if not all(len(part) == 1 and part.isalpha() for part in parts):
+            items = [re.sub(r"^[A-Za-z]{2,40}:\s*", "", item) for item in items]  # kite: k-i-t-e
+            parts = [part for item in items for part in re.split(r"[-\u2013\s]+", item) if part]
+            if not parts or not all(len(part) == 1 and part.isalpha() for part in parts):
                 raise InvalidActionError("the letters must be written one by one: a-b-c")
             return "".join(parts).lower() == self._answer
-        numbers = [parse_integer(part) for part in parts]
-        if len(numbers) != len(self._answer) or None in numbers:
+        labels, numbers = [], []
+        for item in items:
+            match = _COUNT.fullmatch(item)
+            if match is None:
+                raise InvalidActionError(f"{item[:40]!r} is not a whole number")
+            labels.append((match[1] or match[4] or "").lower())
+            numbers.append(int(match[2] or match[3]))
+        if len(numbers) != len(self._answer):
             raise InvalidActionError(f"the answer must be {len(self._answer)} whole numbers: 1, 2, 3")
+        letters = list(self.problem["letters"])
+        if any(labels) and labels != letters:
+            if sorted(labels) != sorted(letters):
+                raise InvalidActionError(f"the numbers must be those of the letters {', '.join(letters)}")
+            numbers = [numbers[labels.index(letter)] for letter in letters]
         return numbers == self._answer
 
 
@@ -183,14 +202,14 @@ def _count(words: Sequence[str], numbers: Sequence[int], letters: str) -> list[i
 _KINDS: Mapping[str, tuple[int, Callable[..., str], Callable[..., Any]]] = {
     "spell": (
         2,
-        lambda n, x: f"Spell the {_place(n[0])} word, and then go on with the {_place(n[1])} word.",
+        lambda n, x: f"Spell the {_place(n[0])} word, and then the {_place(n[1])} word.",
         lambda words, n, x: words[n[0] - 1] + words[n[1] - 1],
     ),
     "backwards": (
         2,
         lambda n, x: (
             f"Counted from the end of the list (the last word is the 1st), spell the {_place(n[0])} word backwards, "
-            f"and then go on with the {_place(n[1])} word, backwards, too."
+            f"and then the {_place(n[1])} word, also backwards."
         ),
         lambda words, n, x: words[-n[0]][::-1] + words[-n[1]][::-1],
     ),

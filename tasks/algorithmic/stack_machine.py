@@ -9,6 +9,7 @@ from typing import Any
 from llm_envs.env import Difficulty, SingleTurnEnv
 from llm_envs.errors import InvalidActionError
 from llm_envs.rewards import parse_integer
+from llm_envs.tasks.algorithmic.lists import read_items
 from llm_envs.tasks.draws import Random, between, pick
 
 __all__ = ["StackMachineEnv", "run_program"]
@@ -28,6 +29,13 @@ _MEANINGS: Mapping[str, tuple[int, str]] = {
 """Of each instruction how many numbers it needs, and what it does."""
 _LARGEST, _MOST_STEPS, _MOST_LINES = 10**12, 2_000, 300
 _FAR = 999
+_ENDS = re.compile(
+    r"^\(?(?:from )?bottom(?: to top)?\)?\s*:\s*|\s*\((?:from )?bottom to top\)\.?$"
+    r"|(?<=[0-9\]])\s*,? from bottom to top\.?$|"
+    r"\s*\(bottom\)|\s*\(top\)\.?$",
+    re.IGNORECASE,
+)
+"""Words that say that the list goes from bottom to top."""
 
 
 class StackMachineEnv(SingleTurnEnv):
@@ -38,16 +46,15 @@ class StackMachineEnv(SingleTurnEnv):
     level with loops. Teaches to simulate a machine step by step and to keep its whole state.
 
     ## Observation
-    What the instructions that occur do, and the program. After the reply "Correct.", "Incorrect." or what was
-    malformed.
+    The meaning of each instruction, and the program. After the reply "Correct.", "Incorrect." or what was malformed.
 
     ## Action
-    The final stack from bottom to top as the final answer, `<answer>3, -1, 4</answer>`, with brackets or without.
-    Thinking in `<think>...</think>` is allowed before it.
+    `<answer>3, -1, 4</answer>`: the final stack from bottom to top, with or without brackets. Thinking in
+    `<think>...</think>` is allowed before it.
 
     ## Reward
     `correct` (weight 1): 1 if all numbers are right, in order. `malformed` (weight -0.1): 1 for a reply without an
-    answer, with broken tags, or whose answer is no list of whole numbers.
+    answer, with broken tags, or whose answer is not a list of whole numbers.
 
     ## Episode End
     Terminates after one reply.
@@ -55,7 +62,7 @@ class StackMachineEnv(SingleTurnEnv):
     ## Arguments
     - `split`: "train" or "test".
     - `difficulty`: "easy" (default): 8 instructions; "medium": 14; "hard": 16 with one or two loops, nested at
-      times; "expert": 30 with up to four loops, of which 150 to 400 are carried out.
+      times; "expert": 30 with up to four loops; it takes 150 to 400 steps.
     - `reset(options={"problem": {"program": ["push 3", "repeat 2", "dup", "add", "end"]}})` plays a given program
       that leaves at least one number.
 
@@ -79,7 +86,8 @@ class StackMachineEnv(SingleTurnEnv):
     default_difficulty = "easy"
     slow_reset_reason = "at the expert level most programs fail, or take too many steps or too few, and are drawn again"
     problem_fields = {"program": list}
-    instructions = "Run the program. Reply with the final stack from bottom to top as <answer>1, 2, 3</answer>."
+    instructions = "Run the program. The answer is the numbers of the final stack, from bottom to top."
+    answer_example = "3, -1, 4"
 
     def generate(self) -> dict[str, Any]:
         """Draw a program that leaves a few numbers, none of them large, and not only what was pushed."""
@@ -98,7 +106,7 @@ class StackMachineEnv(SingleTurnEnv):
                 return {"program": program}
 
     def check_problem(self, problem: Mapping[str, Any]) -> None:
-        """Refuse what is no program, fails, or leaves nothing."""
+        """Refuse a program that has the wrong form, fails, or leaves nothing."""
         if not all(isinstance(line, str) for line in problem["program"]) or len(problem["program"]) > _MOST_LINES:
             raise InvalidActionError(f"the program must be a list of at most {_MOST_LINES} texts")
         if not run_program(problem["program"]):
@@ -129,11 +137,9 @@ class StackMachineEnv(SingleTurnEnv):
 
     def is_correct(self, answer: str) -> bool:
         """Compare number by number."""
-        text = answer.strip()
-        if text[:1] == "[" and text[-1:] == "]":
-            text = text[1:-1].strip()
-        numbers = [parse_integer(part) for part in re.split(r"\s*,\s*|\s+", text)]
-        if None in numbers:
+        items = read_items(_ENDS.sub("", answer.replace("\u2212", "-").strip()))
+        numbers = [parse_integer(part) for item in items for part in item.split()]
+        if None in numbers or not numbers:
             raise InvalidActionError("the answer must be whole numbers between commas, from bottom to top")
         return numbers == self._stack
 
@@ -142,7 +148,7 @@ def run_program(program: Sequence[str]) -> list[int]:
     """Return the final stack, bottom first.
 
     Raises:
-        InvalidActionError: If a line is no instruction, needs more numbers than there are, a loop is not closed, or
+        InvalidActionError: If a line is not an instruction, needs more numbers than there are, a loop is not closed, or
             numbers or steps become too many.
     """
     stack: list[int] = []
@@ -174,7 +180,7 @@ def run_program(program: Sequence[str]) -> list[int]:
             if stack and abs(stack[-1]) > _LARGEST:
                 raise InvalidActionError(f"a number becomes larger than {_LARGEST}")
         else:
-            raise InvalidActionError(f"{program[place - 1][:40]!r} is no instruction that can stand here")
+            raise InvalidActionError(f"{program[place - 1][:40]!r} cannot stand here as an instruction")
     if loops:
         raise InvalidActionError("a loop has no end")
     return stack

@@ -10,14 +10,13 @@ from typing import Any
 
 from llm_envs.env import Difficulty, SingleTurnEnv
 from llm_envs.errors import InvalidActionError
-from llm_envs.parsers import format_answer
 from llm_envs.tasks.draws import Random, pick, shuffled
 
 __all__ = ["SHORTCUTS", "StringRewritingEnv", "rewrite"]
 
 _ALPHABETS = tuple("".join(names) for letters in ("abc", "xyz", "pqr", "012") for names in permutations(letters))
 _BLOCKS = tuple(map("".join, product("abcc", repeat=3)))
-"""What strings are made of; half of their letters are c, which the last rule replaces."""
+"""The parts of strings; half of their letters are c, which the last rule replaces."""
 _LAST_SIDES = tuple("".join(letters) for n in (2, 3) for letters in product("ab", repeat=n))
 _LEFT_SIDES = (*(4 * ("ac", "bc", "ca", "cb")), "aa", "ab", "ba", "bb")
 _RIGHT_SIDES = (*(3 * ("", "a", "b")), "c", "aa", "ab", "ba", "bb", "ac", "bc", "ca", "cb", *_LAST_SIDES[4:])
@@ -39,8 +38,8 @@ class StringRewritingEnv(SingleTurnEnv):
     malformed.
 
     ## Action
-    The final string as the final answer, `<answer>abba</answer>`; spaces in it do not matter. Thinking in
-    `<think>...</think>` is allowed before it.
+    `<answer>abba</answer>`: the final string. Capitals and spaces in it do not matter. Of a chain "bbaa -> baba ->
+    abba", the last string counts. Thinking in `<think>...</think>` is allowed before it.
 
     ## Reward
     `correct` (weight 1): 1 for the final string. There is nothing for steps on the way. `malformed` (weight -0.1): 1
@@ -77,7 +76,8 @@ class StringRewritingEnv(SingleTurnEnv):
     }
     default_difficulty = "easy"
     problem_fields = {"rules": list, "string": str}
-    instructions = "Carry out the rewriting. Reply with the final string as <answer>...</answer>."
+    instructions = "Carry out the rewriting to the end. The answer is the final string."
+    answer_example = "abbabba"
 
     def generate(self) -> dict[str, Any]:
         """Draw rules and strings until one takes the wanted number of steps and no shortcut gives its final string."""
@@ -103,7 +103,7 @@ class StringRewritingEnv(SingleTurnEnv):
                 n_strings += 3  # these rules are better than others
 
     def check_problem(self, problem: Mapping[str, Any]) -> None:
-        """Refuse what are no rules, or does not end."""
+        """Refuse rules that have the wrong form, and a rewriting that does not end."""
         rules, string = problem["rules"], problem["string"]
         if not all(
             isinstance(rule, list) and len(rule) == 2 and all(isinstance(x, str) for x in rule) for rule in rules
@@ -127,7 +127,7 @@ class StringRewritingEnv(SingleTurnEnv):
         """Return where simpler procedures end."""
         rules, string = self.problem["rules"], self.problem["string"]
         return {
-            shortcut.__name__.strip("_").replace("_", " "): format_answer(shortcut(rules, string, _MOST_STEPS))
+            shortcut.__name__.strip("_").replace("_", " "): self.write_answer(shortcut(rules, string, _MOST_STEPS))
             for shortcut in SHORTCUTS
         }
 
@@ -154,8 +154,9 @@ class StringRewritingEnv(SingleTurnEnv):
 
     def is_correct(self, answer: str) -> bool:
         """Compare the strings."""
-        text = "".join(answer.split()).lower()
-        if not set(text) <= self._letters:
+        *_, last = re.split(r"->|=>|[\u2192\u21d2]", answer)
+        text = re.sub(r"[\s,'\"`*-]", "", last).lower()
+        if not text or not set(text) <= self._letters:
             raise InvalidActionError(f"the answer may only have the letters {', '.join(sorted(self._letters))}")
         return text == self._final
 

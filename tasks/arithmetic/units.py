@@ -96,7 +96,7 @@ class UnitsEnv(SingleTurnEnv):
     answer_example = "1307"
 
     def generate(self) -> dict[str, Any]:
-        """Draw one way between units, or two for a rate, an amount that gives a whole result, and facts that are not needed."""
+        """Draw one way between units, or two for a rate, an amount with a whole result, and facts not needed."""
         random, factors = self.np_random.random, self.settings["factors"]
         shortest, longest = self.settings["steps"]
         taken: set[str] = set()

@@ -19,7 +19,8 @@ __all__ = ["WordProblemsEnv", "read_count"]
 
 _NUMBER = re.compile(r"(?<![\w.,])[-+]?\$?[0-9][0-9,]*(?:\.[0-9]+)?(?![\w/^*+])")
 _OPEN = re.compile(
-    r"\b(?:not|n't|at least|at most|about|around|roughly|nearly|almost|over|under|(?:more|less|fewer) than)\b|[*/+^=<>~?]",
+    r"\b(?:not|n't|at least|at most|about|around|roughly|nearly|almost|over|under|(?:more|less|fewer) than)\b"
+    r"|[*/+^=<>~?]",
     re.IGNORECASE,
 )
 """In a sentence with one number: signs that the number is not the answer."""

@@ -177,7 +177,7 @@ PATHS = {
         ("A -> C -> D", 0),  # no such edge
         ("A -> E", 0),
         ("A -> E -> D -> E -> D", 0),
-        ("A", 0),
+        ("A", -0.1),
         ("A -> F -> D", -0.1),
         ("3", -0.1),
     ],
@@ -361,7 +361,8 @@ def test_counts_must_be_as_many_as_were_asked_for():
     problem = {"kind": "count", "words": WORDS, "numbers": [1, 4], "letters": "pe"}
     assert reward("SpellNth", problem, "2, 4") == 1
     assert reward("SpellNth", problem, "2") == pytest.approx(-0.1)
-    assert reward("SpellNth", problem, "p=2, e=4") == pytest.approx(-0.1)
+    assert reward("SpellNth", problem, "p=2, e=4") == 1
+    assert reward("SpellNth", problem, "p=2, s=4") == pytest.approx(-0.1)
     assert text_of("SpellNth", problem).endswith(
         "How often does each of the letters p, e occur in the words from the 1st to the 4th, both included, taken "
         "together? Give the numbers in this order."
@@ -403,7 +404,7 @@ def test_base_conversion(numbers, source, target, right):
     assert reward("BaseConversion", problem, right) == 1
     assert reward("BaseConversion", problem, f" 00{right.upper()} ") == 1
     assert reward("BaseConversion", problem, f"{right}0" if right != "0" else "1") == 0
-    assert reward("BaseConversion", problem, f"0x{right}") == pytest.approx(0 if target > 33 else -0.1)
+    assert reward("BaseConversion", problem, f"0x{right}") == pytest.approx(1 if target == 16 else 0 if target > 33 else -0.1)
     assert reward("BaseConversion", problem, "int('ff', 16)") == pytest.approx(-0.1)
 
 
@@ -485,7 +486,7 @@ TWO_DATES = {
         ("Thursday; 2024-02-24; 1461", 0),
         ("1461; 2024-02-24; Friday", 0),
         ("Friday; 2024-02-24", -0.1),
-        ("Friday; 24 February 2024; 1461", -0.1),
+        ("Friday; 24 February 2024; 1461", 1),
         ("Friday or Saturday; 2024-02-24; 1461", -0.1),
     ],
 )
@@ -507,7 +508,7 @@ def test_several_questions_about_dates(answer, paid):
     ],
 )
 def test_calendar_refuses_dates_that_are_none(question):
-    assert is_refused("Calendar", {"questions": [question]}, "about no date|must have a kind")
+    assert is_refused("Calendar", {"questions": [question]}, "is not about dates|must have a kind")
 
 
 # StackMachine.
@@ -543,12 +544,12 @@ def test_stack_machine(program, stack):
         ("push 1, add", "add needs 2 numbers; the stack has 1"),
         ("push 1, drop", "leaves an empty stack"),
         ("push 1, repeat 2, dup", "has no end"),
-        ("push 1, end", "is no instruction that can stand here"),
+        ("push 1, end", "cannot stand here as an instruction"),
         ("push x", "needs a whole number"),
         ("push 1, repeat 0, dup, end", "needs a whole number"),
         ("push 9, repeat 50, dup, mul, end", "becomes larger"),
         ("push 1, repeat 2000, repeat 2000, neg, end, end", "over 2000 steps"),
-        ("push 1, jump 0", "is no instruction"),
+        ("push 1, jump 0", "cannot stand here as an instruction"),
     ],
 )
 def test_stack_machine_refuses_programs_that_fail(program, complaint):

@@ -33,7 +33,7 @@ def is_bound(task, wins, n):
 
 
 @pytest.mark.parametrize(
-    ("answer", "paid"), [("17", 1), (" 17.0 ", 1), ("18", 0), ("-17", 0), ("17 coins", -0.1), ("50-33", -0.1)]
+    ("answer", "paid"), [("17", 1), (" 17.0 ", 1), ("18", 0), ("-17", 0), ("17 coins", 1), ("50-33", -0.1)]
 )
 def test_word_problems(answer, paid):
     text = "Ada goes to the market with 50 coins. Ada buys 3 buns at 11 coins each. How many coins does Ada have left?"
@@ -235,7 +235,7 @@ def test_units(amount, source, target, value):
     assert reward("llm/Units-v0", problem, f"{value:,}.0") == 1
     assert reward("llm/Units-v0", problem, value + 1) == 0
     assert reward("llm/Units-v0", problem, amount) == 0
-    assert reward("llm/Units-v0", problem, f"{value} {target[0]}s") == pytest.approx(-0.1)
+    assert reward("llm/Units-v0", problem, f"{value} {target[0]}s") == 1
 
 
 def test_units_are_asked_readably():
