@@ -31,14 +31,23 @@ _COLOURS = (
     *("red", "blue", "green", "yellow", "orange", "purple", "white", "black", "pink", "brown", "grey", "golden"),
     *("silver", "beige", "violet", "turquoise", "maroon", "olive", "lilac", "cream"),
 )
-_BLOCK = r"(?:the )?(\w+)(?: block)?"
+_BLOCK = r"(?:the )?(?:block )?(\w+)(?: block)?"
 _FORMS = (
-    ("pick up", re.compile(rf"pick up {_BLOCK}(?: from the table)?")),
-    ("put down", re.compile(rf"put down {_BLOCK}(?: on(?:to)? the table)?")),
-    ("stack", re.compile(rf"stack {_BLOCK} on(?:to)?(?: top of)? {_BLOCK}")),
-    ("unstack", re.compile(rf"unstack {_BLOCK} from(?: on)?(?: top of)? {_BLOCK}")),
+    ("pick up", re.compile(rf"pick ?up {_BLOCK}(?: from (?:the )?table)?")),
+    ("put down", re.compile(rf"put ?(?:down )?{_BLOCK}(?: down)?(?: on(?:to)? (?:the )?table)?")),
+    ("stack", re.compile(rf"stack {_BLOCK}(?: on(?:to)?(?: top of)?)? {_BLOCK}")),
+    ("unstack", re.compile(rf"unstack {_BLOCK}(?: from(?: on)?(?: top of)?)? {_BLOCK}")),
 )
-_NUMBER = re.compile(r"^(?:\d{1,3}\s*[.):]|[-*])\s*")
+_NUMBER = re.compile(
+    r"^(?:(?:step|action)\s*)?(?:\(?\d{1,3}\s*[.):]|[-*\u2022]\s)?\s*(?:(?:and|then|first|next|finally)\b,?\s*)*"
+)
+_BETWEEN = re.compile(
+    r"[;\n\u2192]|->|(?:(?<![0-9])[,.]\s*|\s)(?:(?:and|then)\s+)+(?=\(?(?:pick|put|stack|unstack)\b)|"
+    r"(?<![0-9])[,.]\s*(?=\(?(?:\d{1,3}[.)]\s*)?(?:pick|put|stack|unstack)\b)",
+    re.IGNORECASE,
+)
+_HEADING = re.compile(r"(?!.*\b(?:pick|put|stack|unstack)\b)[\w ',*#-]*:\**", re.IGNORECASE)
+"""A line such as "Here is the plan:"."""
 _NO_FEWER = "; no plan has fewer."
 _MOST_BLOCKS = 20
 _MOST_ACTIONS = 1_000
@@ -62,13 +71,13 @@ class BlocksworldEnv(SingleTurnEnv):
     "Incorrect." or what was malformed.
 
     ## Action
-    The plan as the final answer, an action a line (or between semicolons): `<answer>unstack the red block from the blue
-    block; put down the red block; pick up the blue block; stack the blue block on the red block</answer>`. Thinking in
-    `<think>...</think>` is allowed before it.
+    `<answer>unstack the red block from the blue block; put down the red block; pick up the blue block; stack the blue
+    block on the red block</answer>`: the plan, with an action on each line, or semicolons, commas or "then" between
+    the actions. Thinking in `<think>...</think>` is allowed before it.
 
     ## Reward
     `correct` (weight 1): 1 for a plan that reaches the goal. `malformed` (weight -0.1): 1 for a reply without an
-    answer, with broken tags, or with a line that is none of the four actions or names a block that is not there.
+    answer, with broken tags, or with a line that is not one of the four actions or names an unknown block.
 
     ## Episode End
     Terminates after one reply.
@@ -98,8 +107,11 @@ class BlocksworldEnv(SingleTurnEnv):
     problem_fields = {"initial": list, "goal": list, "limit": int}
     slow_reset_reason = "a problem is drawn until hasty plans fail, and shortest plans are searched for"
     instructions = (
-        "Plan the actions. Reply with one action a line, each in one of the four forms, as <answer>...</answer>."
+        "Plan the actions. The answer is the whole plan, with one action on each line. Write each action in one of the "
+        "four forms."
     )
+    answer_example = "pick up the red block\nstack the red block on the blue block"
+    has_natural_form = False
 
     def generate(self) -> dict[str, Any]:
         """Draw towers until hasty plans fail, and as many blocks as wanted must make way in a shortest plan."""
@@ -127,7 +139,7 @@ class BlocksworldEnv(SingleTurnEnv):
                 return problem
 
     def check_problem(self, problem: Mapping[str, Any]) -> None:
-        """Refuse what are no towers, and a limit within which no plan is known."""
+        """Refuse towers that have the wrong form, and a limit below the plan that is known."""
         for key in ("initial", "goal"):
             _check_towers(key, problem[key])
         initial, goal = dict(problem["initial"]), dict(problem["goal"])
@@ -179,7 +191,8 @@ class BlocksworldEnv(SingleTurnEnv):
 
     def is_correct(self, answer: str) -> bool:
         """Carry the plan out."""
-        actions = [self._read(line) for line in re.split(r"[;\n]", answer) if line.strip()]
+        lines = [line for line in _BETWEEN.split(answer) if line.strip() and not _HEADING.fullmatch(line.strip())]
+        actions = [self._read(line) for line in lines]
         if not actions:
             raise InvalidActionError("the plan has no actions")
         if len(actions) > self.problem["limit"]:
@@ -188,7 +201,9 @@ class BlocksworldEnv(SingleTurnEnv):
         return places is not None and all(places[block] == below for block, below in self.problem["goal"])
 
     def _read(self, line: str) -> Action:
-        text = _NUMBER.sub("", " ".join(line.lower().split())).strip(" .,")
+        text = " ".join(
+            re.sub(r"[*`\"'_()\[\]-]|(?<=[a-z]),", " ", _NUMBER.sub("", line.lower().strip())).split()
+        ).strip(" .,")
         for verb, form in _FORMS:
             if match := form.fullmatch(text):
                 block, other = (*match.groups(), "")[:2]
@@ -196,12 +211,12 @@ class BlocksworldEnv(SingleTurnEnv):
                     if name and name not in self._initial:
                         raise InvalidActionError(f"there is no {name[:40]} block")
                 return verb, block, other
-        raise InvalidActionError(f"{line.strip()[:60]!r} is none of the four actions")
+        raise InvalidActionError(f"{line.strip()[:60]!r} is not one of the four actions")
 
     def shortcuts(self) -> Mapping[str, str]:
         """Return the plans of players who do not think ahead."""
         plans = {name: as_actions(self._initial, moves) for name, moves in _hasty_plans(self.problem).items()}
-        return {name: "<answer>" + "\n".join(map(_write, plan)) + "</answer>" for name, plan in plans.items()}
+        return {name: self.write_answer("\n".join(map(_write, plan))) for name, plan in plans.items()}
 
 
 def _draw_towers(random: Random, blocks: Sequence[str]) -> Places:

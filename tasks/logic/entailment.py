@@ -18,8 +18,21 @@ _TRIES = 200
 _ROUNDS = 2
 """Of looking at where letters stand: after so many, letters that differ have different ranks but for rare cases."""
 _Known = tuple[Formula, int, int]
-_LINE = re.compile(r"(\d{1,3})\s*[:.)]\s*(.+)")
-_VALUE = re.compile(r"([a-z])\s*[=:]\s*(true|false|t|f|1|0)", re.IGNORECASE)
+_LINE = re.compile(
+    r"(?:[-*\u2022]\s+)?(?:conclusion\s*)?\(?(\d{1,3})\)?\s*(?:->|[:.)\u2013-]|(?=\s(?:follows|does)))\s*(.+)",
+    re.IGNORECASE,
+)
+_BETWEEN = re.compile(r"[;\n]|,\s*(?=\(?\d{1,3}\s*[:.)]\s)")
+_DECORATION = re.compile("\\*\\*|[`$\"'\u201c\u201d]")
+_FOLLOWS = re.compile(
+    r"(?:yes,? )?(?:it |the conclusion )?(?:follows|does follow)(?: from the premises)?", re.IGNORECASE
+)
+_REFUTED = re.compile(
+    r"^(?:(?:no,? )?(?:it |the conclusion )?(?:does not follow|doesn't follow|doesnt follow)"
+    r"|(?:a )?counter-?example)\b[\s:,(-]*(?:(?:a )?counter-?example\b[\s:,(-]*)?(?:with |when |if |for example )?",
+    re.IGNORECASE,
+)
+_VALUE = re.compile(r"([a-z])[=:](true|false|t|f|1|0)", re.IGNORECASE)
 _TRUE = ("true", "t", "1")
 
 
@@ -37,8 +50,8 @@ class EntailmentEnv(SingleTurnEnv):
     malformed.
 
     ## Action
-    One line (or part between semicolons) for each conclusion as the final answer, with the values of all letters where
-    it does not follow: `<answer>1: follows; 2: p=true q=false r=true</answer>`. Thinking in `<think>...</think>` is
+    `<answer>1: follows; 2: p=true q=false r=true</answer>`: one line (or part between semicolons) for each conclusion,
+    with the values of all letters where it does not follow. Thinking in `<think>...</think>` is
     allowed before it.
 
     ## Reward
@@ -82,9 +95,11 @@ class EntailmentEnv(SingleTurnEnv):
     slow_reset_reason = "formulas are compared without their letters' names, so that no problem is in both splits"
     problem_fields = {"letters": str, "premises": list, "conclusions": list}
     instructions = (
-        "Say of each conclusion that it follows, or give values of all letters that make the premises true and the "
-        "conclusion false. Reply in the form <answer>1: follows; 2: p=true q=false; ...</answer>."
+        "For each conclusion, write its number and the word follows if it follows from the premises. If it does not "
+        "follow, write its number and a value for every letter, such that all premises are true and the conclusion is "
+        "false. Write semicolons between the conclusions."
     )
+    answer_example = "1: follows; 2: p=true q=false; 3: follows"
 
     def generate(self) -> dict[str, Any]:
         """Draw premises that can be true, and conclusions of which some follow and one at least does not."""
@@ -107,7 +122,7 @@ class EntailmentEnv(SingleTurnEnv):
         return {"letters": letters, "premises": [formula for formula, _, _ in premises], "conclusions": conclusions}
 
     def check_problem(self, problem: Mapping[str, Any]) -> None:
-        """Refuse what are no formulas."""
+        """Refuse formulas that have the wrong form."""
         letters = problem["letters"]
         if not re.fullmatch(r"[a-z]{1,8}", letters) or len(set(letters)) < len(letters):
             raise InvalidActionError("letters must be 1 to 8 different small letters")
@@ -115,7 +130,7 @@ class EntailmentEnv(SingleTurnEnv):
             raise InvalidActionError("there must be 1 to 100 conclusions")
         for formula in [*problem["premises"], *problem["conclusions"]]:
             if not is_formula(formula, letters):
-                raise InvalidActionError(f"{str(formula)[:60]} is no formula over {letters}")
+                raise InvalidActionError(f"{str(formula)[:60]} is not a formula over {letters}")
 
     def split_key(self, problem: Mapping[str, Any]) -> list[Any]:
         """Return the formulas without the letters' names: other letters, or another order, make no other problem.
@@ -164,19 +179,19 @@ class EntailmentEnv(SingleTurnEnv):
     def is_correct(self, answer: str) -> bool:
         """Check what is said of each conclusion."""
         said: dict[int, int | None] = {}
-        for line in re.split(r"[;\n]", answer.strip(" \n;.")):
-            if not line.strip():
-                continue
-            match = _LINE.fullmatch(line.strip(" ."))
+        lines = [line.strip(" .,*") for line in _BETWEEN.split(_DECORATION.sub("", answer).strip(" \n;."))]
+        lines = [line for line in lines if line and not (line.endswith(":") and not line[0].isdigit())]
+        if len(lines) == len(self._refuting) and not any(map(_LINE.fullmatch, lines)):
+            lines = [f"{i}: {line}" for i, line in enumerate(lines, 1)]
+        for line in lines:
+            match = _LINE.fullmatch(line)
             if match is None or not 1 <= int(match[1]) <= len(self._refuting):
-                raise InvalidActionError(
-                    f"{line.strip()[:40]!r} is not of the form 1: follows, with a conclusion's number"
-                )
+                raise InvalidActionError(f"{line[:40]!r} is not of the form 1: follows, with a conclusion's number")
             if int(match[1]) in said:
-                raise InvalidActionError(f"conclusion {match[1]} is there twice")
+                raise InvalidActionError(f"conclusion {match[1]} has two answers")
             said[int(match[1])] = _read_valuation(match[2], self.problem["letters"])
         if len(said) < len(self._refuting):
-            raise InvalidActionError(f"the answer speaks of {len(said)} of {len(self._refuting)} conclusions")
+            raise InvalidActionError(f"the answer has {len(said)} of {len(self._refuting)} conclusions")
         for i, refuting in enumerate(self._refuting, 1):
             valuation = said[i]
             if refuting if valuation is None else not refuting >> valuation & 1:
@@ -214,10 +229,16 @@ def _unnamed(formula: Formula, ranks: Mapping[str, int]) -> str:
 
 def _read_valuation(text: str, letters: str) -> int | None:
     """Return a valuation by its number; None for "follows"."""
-    if text.strip().lower() == "follows":
+    if _FOLLOWS.fullmatch(text.strip()):
         return None
+    text = _REFUTED.sub("", text.strip()).strip(" ,.()[]{}")
+    if not text:
+        raise InvalidActionError("for a conclusion that does not follow, give a value for every letter, such as p=true")
     values: dict[str, bool] = {}
-    for part in re.split(r"[\s,]+", re.sub(r"\s*([=:])\s*", r"\1", text.strip())):
+    text = re.sub(r"\s*(?:[=:]|\bis\b|->|\u2192|\\mapsto)\s*", "=", text, flags=re.IGNORECASE)
+    for part in re.split(r"\s*(?:,|\band\b|&|\s)\s*", text):
+        if not part:
+            continue
         match = _VALUE.fullmatch(part)
         if match is None or match[1].lower() not in letters or match[1].lower() in values:
             raise InvalidActionError(f"{part[:40]!r} is not a value of one of {', '.join(letters)}, such as p=true")

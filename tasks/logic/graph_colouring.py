@@ -76,8 +76,8 @@ class GraphColouringEnv(SingleTurnEnv):
     The nodes, the colours and the pairs. After the reply "Correct.", "Incorrect." or what was malformed.
 
     ## Action
-    A colour for each node as the final answer, `<answer>A: red, B: blue, C: red</answer>`, in any order. Thinking in
-    `<think>...</think>` is allowed before it.
+    `<answer>A: red, B: blue, C: red</answer>`: a colour for each node, in any order. Thinking in `<think>...</think>`
+    is allowed before it.
 
     ## Reward
     `correct` (weight 1): 1 if no pair has the same colour. There is nothing for the pairs that are right: most are in
@@ -118,7 +118,8 @@ class GraphColouringEnv(SingleTurnEnv):
     default_difficulty = "easy"
     slow_reset_reason = "at the expert level graphs are drawn until the usual way to colour them fails"
     problem_fields = {"story": str, "nodes": list, "edges": list, "colours": list}
-    instructions = "Find an assignment. Reply in the form <answer>name: value, name: value, ...</answer> for all names."
+    instructions = "Give a value to each name, as the task asks. The answer is every name with its value."
+    answer_example = "A: red, B: blue, C: red"
 
     def generate(self) -> dict[str, Any]:
         """Draw a colouring with shares as equal as can be, and pairs of different colours, connecting all nodes."""
@@ -141,7 +142,7 @@ class GraphColouringEnv(SingleTurnEnv):
         return problem
 
     def check_problem(self, problem: Mapping[str, Any]) -> None:
-        """Refuse what is no graph, or cannot be coloured."""
+        """Refuse a problem that is not a graph, or that cannot be coloured."""
         nodes, edges, colours = problem["nodes"], problem["edges"], problem["colours"]
         if problem["story"] not in _STORIES:
             raise InvalidActionError(f"the story must be one of {', '.join(_STORIES)}")
@@ -157,7 +158,7 @@ class GraphColouringEnv(SingleTurnEnv):
             raise InvalidActionError("the graph cannot be coloured with these colours")
 
     def split_key(self, problem: Mapping[str, Any]) -> Any:
-        """Return what other names do not change: how many neighbours each node has, and these have."""
+        """Return a key that does not depend on names: how many neighbours each node has, and these have."""
         neighbours = _neighbours(problem["nodes"], problem["edges"])
         degrees = {node: len(around) for node, around in neighbours.items()}
         profile = sorted([degrees[node], *sorted(degrees[x] for x in around)] for node, around in neighbours.items())

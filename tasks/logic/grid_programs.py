@@ -33,6 +33,11 @@ def _orientations(pattern: str) -> list[Grid]:
 
 _SHAPES = tuple(map(_orientations, _PATTERNS))
 _LONGEST_SIDE = 30
+_ROW_END = re.compile(r"[\])}]\s*,\s*(?=[\[({])|;|/")
+_LABEL = re.compile(
+    r"^\s*(?:row\s*[0-9]+\s*[:.)]|(?:the )?(?:final )?(?:output|grid|answer|result)(?: [0-9]+)?(?: is)?:\s*$)",
+    re.IGNORECASE,
+)
 _N_EXAMPLES = 3
 _MOST_EXAMPLES = 4
 _N_TRIES = 4
@@ -59,13 +64,13 @@ class GridProgramsEnv(SingleTurnEnv):
     was malformed.
 
     ## Action
-    The output as the final answer, a row a line, digits with or without spaces: `<answer>0 3
+    The output, with one row on each line: `<answer>0 3
     3 3</answer>`.
-    Thinking in `<think>...</think>` is allowed before it.
+    Spaces, commas and brackets between digits do not matter. Thinking in `<think>...</think>` is allowed before it.
 
     ## Reward
     `correct` (weight 1): 1 if every cell is right. There is nothing for single cells. `malformed` (weight -0.1): 1 for
-    a reply without an answer, with broken tags, or whose answer is no rectangle of digits.
+    a reply without an answer, with broken tags, or whose answer is not a rectangle of digits.
 
     ## Episode End
     Terminates after one reply.
@@ -96,9 +101,11 @@ class GridProgramsEnv(SingleTurnEnv):
     problem_fields = {"program": list, "inputs": list}
     slow_reset_reason = "every program of the family is tried on the examples, until no other than the drawn one fits"
     instructions = (
-        "Find the rule, and apply it to the last input. Reply with the rows of its output, one a line, as "
-        "<answer>...</answer>."
+        "Find the rule, and apply it to the last input. The answer is the whole output, with one row of digits on each "
+        "line."
     )
+    answer_example = "0 3\n3 3"
+    has_natural_form = False
 
     def generate(self) -> dict[str, Any]:
         """Draw programs and grids until the examples determine the program."""
@@ -142,7 +149,7 @@ class GridProgramsEnv(SingleTurnEnv):
         return None
 
     def check_problem(self, problem: Mapping[str, Any]) -> None:
-        """Refuse what is no program, and grids that it cannot be run on."""
+        """Refuse a program that has the wrong form, and grids on which it cannot run."""
         if not is_program(problem["program"]):
             raise InvalidActionError("the program must have steps [phase, kind, colour, ...] as in grid_search.PHASES")
         if len(problem["inputs"]) < 2:
@@ -184,7 +191,9 @@ class GridProgramsEnv(SingleTurnEnv):
 
     def is_correct(self, answer: str) -> bool:
         """Compare the grids."""
-        rows = [re.sub(r"[\s,|]", "", row) for row in answer.strip().splitlines()]
+        lines = _ROW_END.sub("\n", answer).strip().splitlines()
+        rows = [re.sub(r"[\s,|\[\](){}\"']", "", _LABEL.sub("", line)) for line in lines]
+        rows = [row for row in rows if row]
         if not rows or not all(re.fullmatch(r"[0-9]{1,300}", row) for row in rows):
             raise InvalidActionError("the answer must be rows of digits, one row a line")
         if len({len(row) for row in rows}) > 1:
@@ -197,7 +206,7 @@ class GridProgramsEnv(SingleTurnEnv):
         grids = {f"without the step {step[0]!r}": run(shorter, last) for step, shorter in
                  zip(self.problem["program"], _shorter(self.problem["program"]), strict=True)}  # fmt: skip
         grids |= {"the input as it stands": last, "the first output": self._outputs[0]}
-        return {name: f"<answer>{_write(grid)}</answer>" for name, grid in grids.items() if grid is not None}
+        return {name: self.write_answer(_write(grid)) for name, grid in grids.items() if grid is not None}
 
 
 def _draw_program(random: Random, n_steps: int) -> Program:

@@ -38,8 +38,8 @@ class KnightsAndKnavesEnv(SingleTurnEnv):
     The rule, the statements and the question. After the reply "Correct.", "Incorrect." or what was malformed.
 
     ## Action
-    Everybody's kind as the final answer, `<answer>Ada: knight, Ben: knave, Cleo: knight</answer>`, in any order.
-    Thinking in `<think>...</think>` is allowed before it.
+    `<answer>Ada: knight, Ben: knave, Cleo: knight</answer>`: the kind of each person, in any order. Thinking in
+    `<think>...</think>` is allowed before it.
 
     ## Reward
     `correct` (weight 1): 1 if all kinds are right. `malformed` (weight -0.1): 1 for a reply without an answer, with
@@ -80,7 +80,8 @@ class KnightsAndKnavesEnv(SingleTurnEnv):
     default_difficulty = "easy"
     slow_reset_reason = "at the expert level all 65,536 assignments are looked at until one is left"
     problem_fields = {"people": list, "kinds": list, "statements": list}
-    instructions = "Find everybody's kind. Reply in the form <answer>Name: kind, Name: kind, ...</answer>."
+    instructions = "Find out which kind each person is. The answer is each name with its kind."
+    answer_example = "Ada: knight, Ben: knave, Cleo: knight"
 
     def generate(self) -> dict[str, Any]:
         """Draw kinds, and statements that fit them, until no other kinds fit."""

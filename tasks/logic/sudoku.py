@@ -9,6 +9,7 @@ from typing import Any
 
 from llm_envs.env import Difficulty, SingleTurnEnv
 from llm_envs.errors import InvalidActionError
+from llm_envs.tasks.algorithmic.lists import without_markers
 from llm_envs.tasks.draws import between
 from llm_envs.tasks.logic.sudoku_grids import (
     BOXES,
@@ -25,7 +26,13 @@ __all__ = ["SudokuEnv"]
 
 _FEWEST_CLUES = {4: 4, 6: 8, 9: 17}
 """Fewer never have only one solution."""
-_DECORATION = re.compile(r"[\s|,;+\-]")
+_DECORATION = re.compile("[\\s|,;+\\-\\[\\](){}\"'*`\u2013\u2014\u2500-\u257f]")
+_ROW_END = re.compile(r"[\])}]\s*,\s*(?=[\[({])")
+_LABEL = re.compile(
+    r"^\W*(?:row|r)\s*[0-9]\s*[:.)]"
+    r"|^\W*(?:the )?(?:final |full |completed? |solved )?(?:grid|solution|sudoku|answer)(?: is)?:\W*$",
+    re.IGNORECASE,
+)
 
 
 class SudokuEnv(SingleTurnEnv):
@@ -41,9 +48,11 @@ class SudokuEnv(SingleTurnEnv):
     was malformed.
 
     ## Action
-    The full grid as the final answer in `<answer>...</answer>`, a row a line: 1234, 3412, ... Spaces, commas and the
-    lines of a frame (`|`, `+`, `-`) between digits do not matter. Thinking in `<think>...</think>` is allowed
-    before it.
+    The full grid, with one row on each line: `<answer>1234
+    3412
+    2143
+    4321</answer>`. Spaces, commas, brackets and the lines of a frame (`|`, `+`, `-`) do not matter. Thinking in
+    `<think>...</think>` is allowed before it.
 
     ## Reward
     `correct` (weight 1): 1 for the solution. There is nothing for cells that are right: the given ones would be paid
@@ -80,7 +89,9 @@ class SudokuEnv(SingleTurnEnv):
     default_difficulty = "easy"
     slow_reset_reason = "at the expert level a grid is solved anew for each cell that is emptied"
     problem_fields = {"rows": list}
-    instructions = "Solve the Sudoku. Reply with the full grid, a row a line, as <answer>...</answer>."
+    instructions = "Solve the Sudoku. The answer is the full grid, with one row of digits on each line."
+    answer_example = "1234\n3412\n2143\n4321"
+    has_natural_form = False
 
     def generate(self) -> dict[str, Any]:
         """Turn one of many full grids, and empty cells."""
@@ -95,7 +106,7 @@ class SudokuEnv(SingleTurnEnv):
         return problem
 
     def check_problem(self, problem: Mapping[str, Any]) -> None:
-        """Refuse what is no grid, or has not exactly one solution."""
+        """Refuse rows that are not a grid, or a grid that does not have exactly one solution."""
         rows = problem["rows"]
         size = len(rows)
         if size not in BOXES or not all(isinstance(row, str) and len(row) == size for row in rows):
@@ -108,7 +119,7 @@ class SudokuEnv(SingleTurnEnv):
             raise InvalidActionError(f"the grid of {n_clues} given digits has not exactly one solution")
 
     def split_key(self, problem: Mapping[str, Any]) -> Any:
-        """Return what turning and renaming do not change: with how many others each given digit shares its lines."""
+        """Return with how many others each given digit shares its lines: turning and renaming do not change it."""
         grid, size = _read(problem["rows"]), len(problem["rows"])
         given = [(cell, cell // size, cell % size, box) for cell, box in enumerate(box_numbers(size)) if grid[cell]]
         rows, columns = Counter(row for _, row, _, _ in given), Counter(column for _, _, column, _ in given)
@@ -144,7 +155,9 @@ class SudokuEnv(SingleTurnEnv):
     def is_correct(self, answer: str) -> bool:
         """Compare all cells."""
         size = len(self.problem["rows"])
-        rows = [row for line in answer.splitlines() if (row := _DECORATION.sub("", line))]
+        lines = [line.strip() for line in _ROW_END.sub("\n", answer).splitlines() if line.strip()]
+        lines = [_LABEL.sub("", line) for line in without_markers(lines)]
+        rows = [row for line in lines if (row := _DECORATION.sub("", line))]
         if len(rows) == 1 and len(rows[0]) == size * size:
             rows = [rows[0][start : start + size] for start in range(0, size * size, size)]
         if len(rows) != size or not all(len(row) == size and set(row) <= set("123456789"[:size]) for row in rows):

@@ -51,8 +51,8 @@ class SyllogismsEnv(SingleTurnEnv):
     The rule and the arguments. After the reply "Correct.", "Incorrect." or what was malformed.
 
     ## Action
-    A verdict on each, as the final answer, `<answer>1: valid, 2: invalid, 3: valid</answer>`. Thinking in
-    `<think>...</think>` is allowed before it.
+    `<answer>1: valid, 2: invalid, 3: valid</answer>`: a verdict on each argument. Thinking in `<think>...</think>` is
+    allowed before it.
 
     ## Reward
     `correct` (weight 1): 1 if all verdicts are right. `malformed` (weight -0.1): 1 for a reply without an answer, with
@@ -98,9 +98,10 @@ class SyllogismsEnv(SingleTurnEnv):
     slow_reset_reason = "arguments are drawn until each is one of the split's"
     problem_fields = {"arguments": list}
     instructions = (
-        "Say of each argument whether its conclusion follows from its premises. "
-        "Reply in the form <answer>1: valid, 2: invalid, ...</answer>."
+        "Decide for each argument whether its conclusion follows from its premises. The answer is the number of each "
+        "argument with the word valid or invalid."
     )
+    answer_example = "1: valid, 2: invalid, 3: valid"
 
     def generate(self) -> dict[str, Any]:
         """Draw the kind of each conclusion, whether it shall follow, and arguments of the split that are so."""

@@ -44,7 +44,18 @@ _KINDS = ("same", "same", "same", "other", "left", "left", "next", "next", "befo
 _SYMMETRIC = ("same", "other", "next")
 _ROUNDS = 3
 """Of looking at what is said of values: after so many, values that differ have different ranks but for rare cases."""
-_LINE = re.compile(r"\s*(?:house\s*)?(\d+)\s*[:.)=-]\s*(.*?)\s*", re.IGNORECASE)
+_HOUSE = re.compile(
+    r"(?:^|(?<=[\s;,.|(*#\"{]))(?:house\s*(?:number\s*|#\s*)?)?([0-9]{1,3})[\s*\"]*[:.)=|\u2013-]",
+    re.IGNORECASE | re.MULTILINE,
+)
+"""The number of a house before its values."""
+_FILLERS = frozenset(
+    (
+        *("the", "a", "an", "and", "with", "who", "person", "one", "drinks", "drink", "likes", "like", "lives", "in"),
+        *("has", "is", "owns", "keeps", "owner", "of", "house", "name", "works", "as"),
+    )
+)
+"""Words that may stand between the values."""
 
 
 class ZebraPuzzleEnv(SingleTurnEnv):
@@ -60,8 +71,9 @@ class ZebraPuzzleEnv(SingleTurnEnv):
     The attributes with their values, and the clues. After the reply "Correct.", "Incorrect." or what was malformed.
 
     ## Action
-    The whole assignment as the final answer, one house a line (or between semicolons) with its values in any order:
-    `<answer>1: Ada, tea, cat; 2: Ben, milk, dog</answer>`. Thinking in `<think>...</think>` is allowed before it.
+    `<answer>1: Ada, tea, cat; 2: Ben, milk, dog</answer>`: all houses, on lines or between semicolons, with their
+    values in any order. The names of the attributes ("pet: cat") may be there, too, and a table is understood. Thinking
+    in `<think>...</think>` is allowed before it.
 
     ## Reward
     `correct` (weight 1): 1 if everything is right. `malformed` (weight -0.1): 1 for a reply without an answer, with
@@ -106,9 +118,11 @@ class ZebraPuzzleEnv(SingleTurnEnv):
     problem_fields = {"attributes": list, "clues": list}
     slow_reset_reason = "at the hard level some 25 clues are drawn one by one, each followed through before the next"
     instructions = (
-        "Solve the puzzle. Reply with one line for each house, "
-        "<answer>1: value, value, ...</answer>, with all its values (the name, too) in any order."
+        "Solve the puzzle. The answer has one line for each house: the number of the house and all its values, in any "
+        "order. The name is one of the values."
     )
+    answer_example = "1: Ada, tea, cat\n2: Ben, milk, dog"
+    has_natural_form = False
 
     def generate(self) -> dict[str, Any]:
         """Draw an assignment, and true clues until there is no other."""
@@ -130,7 +144,7 @@ class ZebraPuzzleEnv(SingleTurnEnv):
         return problem
 
     def check_problem(self, problem: Mapping[str, Any]) -> None:
-        """Refuse what is no puzzle, or has not exactly one solution."""
+        """Refuse a puzzle that has the wrong form, or not exactly one solution."""
         attributes, clues = problem["attributes"], problem["clues"]
         n = _check_attributes(attributes)
         if not all(_is_clue(clue, len(attributes), n) for clue in clues):
@@ -209,22 +223,23 @@ class ZebraPuzzleEnv(SingleTurnEnv):
         known = {word.lower(): (i, word) for i, (_, words) in enumerate(self.problem["attributes"]) for word in words}
         n, found = len(self._solution), {}
         used: set[str] = set()
-        for line in re.split(r"[;\n]", answer.strip(" \n;.")):
-            if not line.strip():
-                continue
-            match = _LINE.fullmatch(line)
-            if match is None or not match[1].isascii() or len(match[1]) > 3 or not 1 <= int(match[1]) <= n:
-                raise InvalidActionError(f"{line.strip()[:40]!r} is not of the form 1: value, value, ...")
-            words = [word.strip().lower() for word in match[2].rstrip(" .").split(",")]
+        fillers = _FILLERS | {name.lower() for name, _ in self.problem["attributes"]}
+        head, *houses = _HOUSE.split(answer.strip(" \n;."))
+        if not houses or set(re.findall(r"\w+", head.lower())) & known.keys():
+            raise InvalidActionError(f"{answer.strip()[:40]!r} is not of the form 1: value, value, ...")
+        for number, line in zip(map(int, houses[::2]), houses[1::2], strict=True):
+            if not 1 <= number <= n:
+                raise InvalidActionError(f"there is no house {number}; the houses are 1 to {n}")
+            words = [word for word in re.findall(r"\w+", line.lower()) if word in known or word not in fillers]
             unknown = next((word for word in words if word not in known), None)
             if unknown is not None:
-                raise InvalidActionError(f"{unknown[:40]!r} is no value of the puzzle")
+                raise InvalidActionError(f"{unknown[:40]!r} is not a value of the puzzle")
             if sorted(known[word][0] for word in words) != list(range(len(self.problem["attributes"]))):
-                raise InvalidActionError(f"house {match[1]} must have one value of each attribute")
-            if int(match[1]) in found or used & set(words):
-                raise InvalidActionError(f"house {match[1]}, or a value of it, is there twice")
+                raise InvalidActionError(f"house {number} must have one value of each attribute")
+            if number in found or used & set(words):
+                raise InvalidActionError(f"house {number} or one of its values is there twice")
             used |= set(words)
-            found[int(match[1])] = {known[word][1] for word in words}
+            found[number] = {known[word][1] for word in words}
         if len(found) < n:
             raise InvalidActionError(f"the answer has {len(found)} of {n} houses")
         return all(found[i] == set(words) for i, words in enumerate(self._solution, 1))
