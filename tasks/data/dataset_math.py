@@ -13,9 +13,10 @@ from typing import Any
 from llm_envs.env import Difficulty, SingleTurnEnv, split_of
 from llm_envs.errors import InvalidActionError, InvalidConfigError, MissingExtraError
 from llm_envs.mathematics.equality import prepare_comparison
-from llm_envs.parsers import extract_boxed
-from llm_envs.rewards import math_match
+from llm_envs.parsers import extract_boxed, without_unit
+from llm_envs.rewards import math_match, parse_number
 from llm_envs.sources.prompts import PROMPT, load_prompts
+from llm_envs.tasks.data.plain_math import as_latex, is_sentence
 from llm_envs.tasks.data.problems import make_problems
 from llm_envs.tasks.draws import pick, sample
 
@@ -45,8 +46,8 @@ class DatasetMathEnv(SingleTurnEnv):
     The question. After the reply "Correct.", "Incorrect." or what was malformed.
 
     ## Action
-    The result alone as the final answer, in LaTeX or plain: `<answer>\frac{3}{4}</answer>`, `<answer>3/4</answer>`.
-    Thinking in `<think>...</think>` is allowed before it.
+    `<answer>\frac{3}{4}</answer>` or `<answer>3/4</answer>`: only the result, in LaTeX or plain text. Thinking in
+    `<think>...</think>` is allowed before it.
 
     ## Reward
     `correct` (weight 1): 1 if the answer has the value of the right one (`llm_envs.rewards.math_match`): "0.75" is
@@ -75,7 +76,7 @@ class DatasetMathEnv(SingleTurnEnv):
 
     # The chance rates bound the share of the commonest answer in either split (1.6%, 0.8%, 1.6%, 1.1%), and how often
     # one rule for the numbers of any question (their sum, median, greatest common divisor; the first times the second)
-    # is right: 5.3%, 0.5%, 1.5%, 1.2%. Of other data the commonest answer is counted.
+    # is right: 5.3%, 0.5%, 1.5%, 1.2%. For other data the share of the commonest answer is counted.
     difficulties = {
         "easy": Difficulty("fractions, equations, divisors, means", chance_rate=0.06, n_problems=4_467),
         "medium": Difficulty("roots, intervals, derivatives, series", chance_rate=0.012, n_problems=3_788),
@@ -92,9 +93,9 @@ class DatasetMathEnv(SingleTurnEnv):
     problem_fields = {"question": str, "answer": str}
     blocking = True  # formulas are compared in a worker process
     instructions = (
-        "Solve the problem. Reply with the result alone, worked out and in lowest terms, in LaTeX or plain, "
-        "as <answer>...</answer>."
+        "Solve the problem. The answer is only the result, worked out and in lowest terms, in LaTeX or plain text."
     )
+    answer_example = r"\frac{17}{23}"
 
     def __init__(
         self,
@@ -107,8 +108,9 @@ class DatasetMathEnv(SingleTurnEnv):
         question: str = "question",
         answer: str = "answer",
         divide: bool = True,
+        answer_form: str | None = None,
     ) -> None:
-        super().__init__(split, difficulty, render_mode)
+        super().__init__(split, difficulty, render_mode, answer_form)
         if importlib.util.find_spec("math_verify") is None:
             raise MissingExtraError("DatasetMathEnv compares by math-verify: pip install 'llm-envs[tools]'.")
         if data is None:
@@ -144,7 +146,7 @@ class DatasetMathEnv(SingleTurnEnv):
         return {"question": question, "answer": answer}
 
     def check_problem(self, problem: Mapping[str, Any]) -> None:
-        """Refuse what asks nothing, or has no answer that could be given."""
+        """Refuse a problem without a question, or without an answer that can be given."""
         if not problem["question"].strip() or not 0 < len(problem["answer"].strip()) <= _LONGEST:
             raise InvalidActionError(f"there must be a question, and an answer of 1 to {_LONGEST} characters")
 
@@ -168,7 +170,16 @@ class DatasetMathEnv(SingleTurnEnv):
 
     def is_correct(self, answer: str) -> bool:
         """Compare the values."""
-        return len(answer) <= _LONGEST and math_match(answer, self.problem["answer"]) == 1.0
+        if len(answer) > _LONGEST:
+            return False
+        target = self.problem["answer"]
+        text = as_latex(answer, target)
+        if answer.split() == target.split() or math_match(text, target) == 1.0:
+            return True
+        if is_sentence(answer):
+            raise InvalidActionError("the answer has the words of a sentence; give only the result")
+        bare = without_unit(text)
+        return bare != text and parse_number(target) is not None and math_match(bare, target) == 1.0
 
 
 def final_answer(text: str) -> str:
