@@ -7,7 +7,6 @@ from typing import Any
 
 from llm_envs.env import Difficulty, Outcome, TextEnv
 from llm_envs.errors import InvalidActionError
-from llm_envs.parsers import format_answer, parse_reply
 
 __all__ = ["TemplateEnv"]
 
@@ -18,8 +17,8 @@ class TemplateEnv(TextEnv):
     """Reach a number by doubling and adding one.
 
     ## Description
-    A counter has to be brought from one number to another, by two moves. Going past the goal loses, since there is no
-    way back. Teaches to plan backwards.
+    The agent brings a counter from one number to another, with two moves. Going past the goal loses, because no move
+    goes back. Teaches to plan backwards.
 
     ## Observation
     First the counter, the goal and the number of moves. After each move the counter and the moves left. After a
@@ -29,7 +28,7 @@ class TemplateEnv(TextEnv):
     `<answer>double</answer>` or `<answer>add one</answer>`. Thinking in `<think>...</think>` is allowed before it.
 
     ## Reward
-    `correct` (weight 1): 1 for reaching the goal. `malformed` (weight -0.1): 1 for each reply that is no move.
+    `correct` (weight 1): 1 for reaching the goal. `malformed` (weight -0.1): 1 for each reply that is not a move.
 
     ## Episode End
     Terminates at the goal and beyond it. Truncated after `max_turns` replies.
@@ -55,7 +54,8 @@ class TemplateEnv(TextEnv):
     default_difficulty = "easy"
     default_max_turns = 30
     problem_fields = {"start": int, "goal": int}
-    instructions = "Reply with one move: <answer>double</answer> or <answer>add one</answer>."
+    instructions = "Make one move in each reply: double, or add one. For add one, write <answer>add one</answer>."
+    answer_example = "double"
 
     def generate(self) -> dict[str, Any]:
         """Draw start and goal; only `self.np_random` is random here."""
@@ -63,7 +63,7 @@ class TemplateEnv(TextEnv):
         return {"start": 1 + int(random() * 9), "goal": highest // 2 + int(random() * (highest // 2 + 1))}
 
     def check_problem(self, problem: Mapping[str, Any]) -> None:
-        """Refuse what somebody gives to `reset` and cannot be played."""
+        """Refuse a problem that somebody gives to `reset` and that cannot be played."""
         if not 1 <= problem["start"] < problem["goal"]:
             raise InvalidActionError("it must have 1 <= start < goal")
 
@@ -79,13 +79,12 @@ class TemplateEnv(TextEnv):
         )
 
     def play(self, action: str) -> Outcome:
-        """Make one move. Whatever the agent wrote, this does not raise."""
-        reply = parse_reply(action)
-        move = " ".join((reply.answer or "").lower().split())
+        """Make one move. This does not raise, whatever the agent wrote."""
         left = self.max_turns - self.n_turns
-        if reply.problems or move not in _MOVES:
-            why = "; ".join(reply.problems) or "a move is <answer>double</answer> or <answer>add one</answer>"
-            return Outcome(f"Error: {why}. {left} moves left.", {"correct": 0.0, "malformed": 1.0})
+        try:
+            move = self.judge(self.read(action), _read_move)
+        except InvalidActionError as refusal:
+            return Outcome(f"Error: {refusal}. {left} moves left.", {"correct": 0.0, "malformed": 1.0})
         self._counter = 2 * self._counter if move == "double" else self._counter + 1
         if self._counter >= self.problem["goal"]:
             won = self._counter == self.problem["goal"]
@@ -94,9 +93,17 @@ class TemplateEnv(TextEnv):
         return Outcome(f"The counter stands at {self._counter}. {left} moves left.", {"correct": 0.0, "malformed": 0.0})
 
     def next_action(self) -> str:
-        """Return what the oracle does next: go back from the goal, by halves where that is possible."""
+        """Return the oracle's next move: go back from the goal, by halves where that is possible."""
         number, move = self.problem["goal"], "add one"
         while number > self._counter:
             halves = number % 2 == 0 and number // 2 >= self._counter
             number, move = (number // 2, "double") if halves else (number - 1, "add one")
-        return format_answer(move)
+        return self.write_answer(move)
+
+
+def _read_move(answer: str) -> str:
+    """Read a move, or refuse an answer that is not one, with an error that the model can learn from."""
+    move = " ".join(answer.lower().replace("+1", "add one").split())
+    if move not in _MOVES:
+        raise InvalidActionError(f"{move[:20]!r} is not a move; moves are {' and '.join(_MOVES)}")
+    return move

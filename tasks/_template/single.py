@@ -7,7 +7,7 @@ from typing import Any
 
 from llm_envs.env import Difficulty, SingleTurnEnv
 from llm_envs.errors import InvalidActionError
-from llm_envs.rewards import parse_integer
+from llm_envs.rewards import read_integer
 
 __all__ = ["TemplateEnv"]
 
@@ -46,7 +46,8 @@ class TemplateEnv(SingleTurnEnv):
     }
     default_difficulty = "easy"
     problem_fields = {"number": str}
-    instructions = "Add up the digits. Answer as <answer>...</answer>."
+    instructions = "Add up the digits."
+    answer_example = "75"  # not an answer that is often right
 
     def generate(self) -> dict[str, Any]:
         """Draw a number; only `self.np_random` is random here, so that one seed gives one episode."""
@@ -55,7 +56,7 @@ class TemplateEnv(SingleTurnEnv):
         return {"number": "".join(map(str, digits))}
 
     def check_problem(self, problem: Mapping[str, Any]) -> None:
-        """Refuse what somebody gives to `reset` and cannot be played."""
+        """Refuse a problem that somebody gives to `reset` and that cannot be played."""
         if not (problem["number"].isascii() and problem["number"].isdigit()):
             raise InvalidActionError("the number must consist of digits")
 
@@ -64,12 +65,9 @@ class TemplateEnv(SingleTurnEnv):
         return f"What is the sum of the digits of {self.problem['number']}?"
 
     def solution(self) -> str:
-        """Return a right answer: what the oracle says."""
+        """Return a right answer, for the oracle."""
         return str(sum(map(int, self.problem["number"])))
 
     def is_correct(self, answer: str) -> bool:
-        """Compare as numbers. An answer of the wrong form is refused, in words that the model can learn from."""
-        number = parse_integer(answer)
-        if number is None:
-            raise InvalidActionError("the answer is not a whole number")
-        return number == int(self.solution())
+        """Compare as numbers. `read_integer` refuses any other answer, with an error that a model can learn from."""
+        return read_integer(answer) == int(self.solution())

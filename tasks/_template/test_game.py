@@ -1,4 +1,4 @@
-"""What is particular to my/Template-v0. Whether it keeps the contract of all tasks is what `check_task` looks at."""
+"""The rules of my/Template-v0. `check_task` looks at the contract of all tasks."""
 
 import gymnasium as gym
 import pytest
@@ -21,7 +21,7 @@ def play(*moves: str) -> list[tuple[str, float, bool]]:
 
 
 def test_the_goal_is_reached() -> None:
-    moves = play(*["<answer>double</answer>"] * 2, "<answer>Add one</answer>")
+    moves = play("<answer>double</answer>", "<answer>I will **double**.</answer>", "<answer>Add one.</answer>")
     assert moves[0] == ("The counter stands at 6. 29 moves left.", 0.0, False)
     assert moves[2] == ("The counter stands at 13. You win.", 1.0, True)
 
@@ -35,5 +35,6 @@ def test_the_goal_is_passed() -> None:
 
 
 def test_a_reply_that_is_no_move_costs_and_play_goes_on() -> None:
-    text, reward, over = play("<answer>halve</answer>")[0]
-    assert text.startswith("Error: ") and reward == pytest.approx(-0.1) and not over
+    for answer in ("halve", "double or add one", "double, add one"):
+        text, reward, over = play(f"<answer>{answer}</answer>")[0]
+        assert text.startswith("Error: ") and reward == pytest.approx(-0.1) and not over

@@ -1,4 +1,4 @@
-"""What is particular to my/Template-v0. Whether it keeps the contract of all tasks is what `check_task` looks at."""
+"""The rules of my/Template-v0. `check_task` looks at the contract of all tasks."""
 
 import gymnasium as gym
 import pytest
@@ -18,6 +18,9 @@ def test_it_keeps_the_contract(level: str) -> None:
     [
         ("<answer>12</answer>", 1.0),
         ("<think>4 + 0 + 7 + 1</think><answer> 12 </answer>", 1.0),
+        ("<answer>The answer is **12**.</answer>", 1.0),
+        ("<answer>4 + 0 + 7 + 1 = 12</answer>", 1.0),
+        ("<answer>12 or 13</answer>", -0.1),
         ("<answer>4071</answer>", 0.0),
         ("<answer>twelve</answer>", -0.1),
         ("12", -0.1),
@@ -28,3 +31,9 @@ def test_rewards(reply: str, reward: float) -> None:
     observation, _ = env.reset(options={"problem": {"number": "4071"}})
     assert observation == "What is the sum of the digits of 4071?"
     assert env.step(reply)[1] == pytest.approx(reward)
+
+
+def test_natural_answers() -> None:
+    env = gym.make(ID, answer_form="natural")
+    env.reset(options={"problem": {"number": "4071"}})
+    assert env.step("4 + 0 + 7 + 1 is 12, so the answer is 12.")[1] == 1.0

@@ -1,4 +1,4 @@
-"""What is particular to my/Template-v0. Whether it keeps the contract of all tasks is what `check_task` looks at."""
+"""The rules of my/Template-v0. `check_task` looks at the contract of all tasks."""
 
 import gymnasium as gym
 import pytest
@@ -20,6 +20,7 @@ def test_an_order_is_looked_up_and_added_up() -> None:
     observation, _ = env.reset(options={"problem": problem})
     assert observation == "What does this order cost: 3 dates, 2 eggs? The tool gives prices for one piece."
     assert env.step(format_tool_call("price", item="eggs"))[0] == "5"
-    assert env.step(format_tool_call("price", item="ham"))[0].startswith("Error: there is no item 'ham'")
-    observation, reward, terminated, _, info = env.step("<answer>31</answer>")
+    assert env.step(format_tool_call("price", item="ham"))[0].startswith("Error: the shop does not have the item 'ham'")
+    assert env.step("<answer>30 or 31</answer>")[1:3] == (pytest.approx(-0.1), False)
+    observation, reward, terminated, _, info = env.step("<answer>**31**</answer>")
     assert (observation, reward, terminated, info["is_success"]) == ("Correct.", 1.0, True, True)

@@ -7,8 +7,8 @@ from typing import Any
 
 from llm_envs.env import Difficulty, ToolEnv
 from llm_envs.errors import InvalidActionError
-from llm_envs.parsers import format_answer, format_tool_call
-from llm_envs.rewards import parse_integer
+from llm_envs.parsers import format_tool_call
+from llm_envs.rewards import read_integer
 
 __all__ = ["TemplateEnv"]
 
@@ -19,7 +19,7 @@ class TemplateEnv(ToolEnv):
     """Add up what an order costs, with a tool that knows the prices.
 
     ## Description
-    Each episode has its own prices, so they cannot be known: the tool `price(item)` says one at a time. Teaches to
+    Each episode has its own prices, so nobody can know them: the tool `price(item)` returns one at a time. Teaches to
     gather what is missing before answering.
 
     ## Observation
@@ -55,16 +55,19 @@ class TemplateEnv(ToolEnv):
     default_difficulty = "easy"
     default_max_turns = 8
     problem_fields = {"prices": dict, "order": dict}
-    instructions = "Look up the prices, then answer as <answer>...</answer>."
+    instructions = "Look up the prices with the tool, then answer with the total, a whole number."
+    answer_example = "2345"
 
     def make_tools(self) -> Sequence[Callable[..., Any]]:
         """Return the tools: typed functions with a docstring; a method sees the episode."""
         return [self.price]
 
     def price(self, item: str) -> int:
-        """Say what one piece of an item costs."""
+        """Return the price of one piece of an item."""
         if item not in self.problem["prices"]:
-            raise InvalidActionError(f"there is no item {item!r}; there are {', '.join(self.problem['prices'])}")
+            raise InvalidActionError(
+                f"the shop does not have the item {item!r}; it has {', '.join(self.problem['prices'])}"
+            )
         return int(self.problem["prices"][item])
 
     def generate(self) -> dict[str, Any]:
@@ -76,7 +79,7 @@ class TemplateEnv(ToolEnv):
         return {"prices": prices, "order": {item: 1 + int(random() * 9) for item in sorted(chosen)}}
 
     def check_problem(self, problem: Mapping[str, Any]) -> None:
-        """Refuse what somebody gives to `reset` and cannot be played."""
+        """Refuse a problem that somebody gives to `reset` and that cannot be played."""
         numbers = [*problem["prices"].values(), *problem["order"].values()]
         if not problem["order"] or not problem["order"].keys() <= problem["prices"].keys():
             raise InvalidActionError("every item of the order must have a price, and there must be one")
@@ -84,21 +87,18 @@ class TemplateEnv(ToolEnv):
             raise InvalidActionError("prices and amounts must be whole numbers above 0")
 
     def prompt(self) -> str:
-        """Return the question. Everything but what the tool knows must be in it."""
+        """Return the question. It must have everything except the prices."""
         amounts = [f"{amount} {item}" for item, amount in self.problem["order"].items()]
         return f"What does this order cost: {', '.join(amounts)}? The tool gives prices for one piece."
 
     def is_correct(self, answer: str) -> bool:
-        """Compare as numbers; refuse an answer of the wrong form, in words that the model can learn from."""
-        number = parse_integer(answer)
-        if number is None:
-            raise InvalidActionError("the answer is not a whole number")
-        return number == self._total()
+        """Compare as numbers. `read_integer` refuses any other answer, with an error that a model can learn from."""
+        return read_integer(answer) == self._total()
 
     def next_action(self) -> str:
         """Ask for all prices in one turn, then answer. The oracle uses what the agent was shown, and nothing else."""
         if self.tool_results and all(result.success for result in self.tool_results):
-            return format_answer(self._total())
+            return self.write_answer(self._total())
         return "\n".join(format_tool_call("price", item=item) for item in self.problem["order"])
 
     def _total(self) -> int:

@@ -8,9 +8,10 @@ from typing import Any
 
 from llm_envs.env import Difficulty, ToolEnv
 from llm_envs.errors import InvalidActionError
-from llm_envs.parsers import format_answer, format_tool_call
+from llm_envs.parsers import format_tool_call
 from llm_envs.rewards.builders import passed_share
 from llm_envs.sandbox import SandboxLimits
+from llm_envs.tasks.code.judging import SANDBOX_LACKS
 from llm_envs.tasks.code.linking import LinkError, link
 from llm_envs.tasks.code.package_texts import readme, sources
 from llm_envs.tasks.code.packages import (
@@ -31,6 +32,7 @@ from llm_envs.tasks.code.packages import (
 )
 from llm_envs.tasks.code.workbench import Workbench
 from llm_envs.tasks.draws import Random, between, pick, sample, shuffled
+from llm_envs.tasks.replies import is_done
 from llm_envs.tools.toolset import Toolset
 
 __all__ = ["FixRepositoryEnv"]
@@ -66,7 +68,7 @@ class FixRepositoryEnv(ToolEnv):
 
     ## Reward
     `correct` (weight 1): 1 for "done" if every hidden test passes. `malformed` (weight -0.1): 1 for a reply that is
-    neither a call nor an answer, is broken, or answers something else than "done".
+    neither a call nor an answer, is broken, or has another answer than "done".
 
     ## Episode End
     Terminates with the answer. Truncated after `max_turns` replies; then the package does not count.
@@ -135,10 +137,13 @@ class FixRepositoryEnv(ToolEnv):
         "integers": list, "lists": list,
     }  # fmt: skip
     instructions = (
-        "Repair the package with the tools: what README.md says is right. Answer <answer>done</answer> when every "
-        "function does what it says. Hidden tests then call each function; the tests in the tree do not show every "
-        "mistake. Modules import each other at the top level, by from package.module import name."
+        "Repair the package with the tools. README.md describes what each function must do, and README.md is right. "
+        "The tests in the tree do not show every mistake: hidden tests call each function when you answer. Modules "
+        "import each other at the top level, with: from package.module import name. The tests run in a small sandbox, "
+        f"which does not have {SANDBOX_LACKS}. When every function does what README.md describes, answer done."
     )
+    answer_example = "done"
+    has_natural_form = False
     blocking = True
     slow_reset_reason = "mistakes and tests are drawn until the hidden tests show each mistake"
 
@@ -184,7 +189,7 @@ class FixRepositoryEnv(ToolEnv):
                     }
 
     def check_problem(self, problem: Mapping[str, Any]) -> None:
-        """Refuse what is no package, and mistakes that no hidden test shows."""
+        """Refuse parts that make no package, and mistakes that no hidden test shows."""
         parts = problem["parts"]
         if not is_package(parts):
             raise InvalidActionError("its parts are none that tasks/code/packages.py makes")
@@ -225,8 +230,8 @@ class FixRepositoryEnv(ToolEnv):
 
     def is_correct(self, answer: str) -> bool:
         """Run the hidden tests on the modules."""
-        if answer.strip(" .").casefold() != "done":
-            raise InvalidActionError('answer "done" when the package is right')
+        if not is_done(answer):
+            raise InvalidActionError(f"the answer must be {self.write_answer('done')}, when the package is right")
         problem = self.problem
         right = functions(problem["parts"])
         names: dict[str, list[str]] = {}
@@ -258,7 +263,7 @@ class FixRepositoryEnv(ToolEnv):
             return "\n".join(repairs[: self.max_calls_per_turn])
         if not bench.is_tested:
             return format_tool_call("run_tests")
-        return format_answer("done")
+        return self.write_answer("done")
 
 
 def _repairs(path: str, text: str, right: str) -> list[str]:

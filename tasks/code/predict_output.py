@@ -1,4 +1,4 @@
-"""`llm/PredictOutput-v0`: say what a short Python program prints."""
+"""`llm/PredictOutput-v0`: predict the output of a short Python program."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ from typing import Any
 
 from llm_envs.env import Difficulty, SingleTurnEnv
 from llm_envs.errors import InvalidActionError
+from llm_envs.parsers import plain_answer
 from llm_envs.tasks.draws import Random, between, pick, sample
 
 __all__ = ["PredictOutputEnv", "run_program"]
 
 _NAME = re.compile(r"\b[a-z]\b")
+_COMMA = re.compile(r",\s+")
 Draw = Callable[[Random, Sequence[str]], list[str]]
 
 
 class PredictOutputEnv(SingleTurnEnv):
-    r"""Say what a short Python program prints.
+    r"""Predict the output of a short Python program.
 
     ## Description
     The program changes a few variables, lists, texts and dictionaries in loops and branches, and prints some of them.
@@ -27,11 +29,11 @@ class PredictOutputEnv(SingleTurnEnv):
     in mind: integer division and remainder, slices, aliases of lists, short-circuits, what a loop variable is after it.
 
     ## Observation
-    The program. After the reply "Correct." or "Incorrect.", or what was malformed.
+    The program. After the reply "Correct.", "Incorrect." or the reason why it is malformed.
 
     ## Action
-    What it prints in the final answer, `<answer>3\n[1, 2]</answer>` (a line each). White space around lines does not
-    count. Thinking in `<think>...</think>` is allowed before it.
+    Its output in the final answer, `<answer>3\n[1, 2]</answer>` (a line each). White space around lines and behind
+    commas does not count, nor does a fence of three backticks. Thinking in `<think>...</think>` is allowed before it.
 
     ## Reward
     `correct` (weight 1): 1 for exactly the right lines. `malformed` (weight -0.1): 1 for a reply without an answer or
@@ -67,7 +69,9 @@ class PredictOutputEnv(SingleTurnEnv):
     default_difficulty = "easy"
     slow_reset_reason = "at the expert level programs of some 70 lines are compiled and run"
     problem_fields = {"program": str, "output": str}
-    instructions = "Say what the program prints. Reply with its output alone as <answer>...</answer>."
+    instructions = "Work out what the program prints. Answer with all lines of its output, and nothing else."
+    answer_example = "3 -7\n[1, 2]"
+    has_natural_form = False
 
     def generate(self) -> dict[str, Any]:
         """Draw a program and run it: its statements are ours, so this is safe and ends."""
@@ -110,18 +114,18 @@ class PredictOutputEnv(SingleTurnEnv):
 
     def is_correct(self, answer: str) -> bool:
         """Compare line by line."""
-        return _lines(answer) == _lines(self.problem["output"])
+        return _lines(answer) == _lines(plain_answer(self.problem["output"]))
 
 
 def run_program(program: str) -> str:
     """Return what a program prints. Only for programs that were drawn here: nothing closes them in."""
-    printed = StringIO()  # of its own: other threads may print meanwhile
+    printed = StringIO()  # not the process's: other threads may print meanwhile
     exec(compile(program, "<program>", "exec"), {"print": partial(print, file=printed)})
     return printed.getvalue().rstrip("\n")
 
 
 def _lines(text: str) -> list[str]:
-    return [" ".join(line.split()) for line in text.strip().splitlines()]
+    return [_COMMA.sub(",", " ".join(line.split())) for line in text.strip().splitlines()]
 
 
 def _change(random: Random, names: Sequence[str]) -> list[str]:

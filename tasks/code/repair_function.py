@@ -33,6 +33,11 @@ MOST_CHANGES = 3
 """Words, numbers and signs by which the new line may differ: else a line that does all at once, and comes before the
 wrong one or in its place, would be right for every mistake of a function."""
 _N_INPUTS = 10
+_FENCE = re.compile(r"```(?:python|py)?[ \t]*(?:\n|$)")
+_ANSWER = re.compile(
+    r"(?:the answer is:?\s+)?[*`-]*\s*(?:line\s+)?(\d{1,3})(?: should be| becomes| is)?[*`]*\s*[:.)][*]*\s*(.*?)",
+    re.IGNORECASE,
+)
 _LETTERS = tuple("abcdghkmnpqrstuvwxyz")
 _SIGN = re.compile(r"\"[^\"]*\"|\w+|//=|//|[-+*/%=!<>]=|[^\w\s]")
 
@@ -49,11 +54,12 @@ class RepairFunctionEnv(SingleTurnEnv):
 
     ## Observation
     The purpose, the function with numbered lines, and at the easy level a call that goes wrong. After the reply
-    "Correct.", "Incorrect." or what was malformed.
+    "Correct.", "Incorrect." or the reason why it is malformed.
 
     ## Action
-    The line's number, a colon and its new text in the final answer, `<answer>4: if value >= 3:</answer>`; its
-    indentation is that of the line it replaces. Thinking in `<think>...</think>` is allowed before it.
+    The line's number, a colon and its new text in the final answer, `<answer>4: if value >= 3:</answer>`, perhaps with
+    the line in backticks; its indentation is that of the line it replaces. Thinking in
+    `<think>...</think>` is allowed before it.
 
     ## Reward
     `correct` (weight 1): 1 if the function passes every test. `malformed` (weight -0.1): 1 for a reply without an
@@ -101,9 +107,12 @@ class RepairFunctionEnv(SingleTurnEnv):
     default_difficulty = "easy"
     problem_fields = {"function": dict, "mistake": int, "names": list, "inputs": list, "shown": int}
     instructions = (
-        "One line is wrong. Reply with its number and what it should be, as <answer>number: line</answer>. Change no "
-        f"more than {MOST_CHANGES} words, numbers and signs of it."
+        "One line of the function is wrong. Answer with the number of that line, a colon, and the corrected line. "
+        f"Change at most {MOST_CHANGES} words, numbers and signs of it."
     )
+    answer_example = "12: while value > 40:"
+    plain_answer = staticmethod(str.strip)
+    has_natural_form = False
     blocking = True
 
     def generate(self) -> dict[str, Any]:
@@ -131,7 +140,7 @@ class RepairFunctionEnv(SingleTurnEnv):
                     }
 
     def check_problem(self, problem: Mapping[str, Any]) -> None:
-        """Refuse what is no function, and unknown mistakes."""
+        """Refuse parts that make no function, and unknown mistakes."""
         function, inputs = problem["function"], problem["inputs"]
         if not is_function(function):
             raise InvalidActionError("its function is none that tasks/code/programs.py makes")
@@ -141,7 +150,7 @@ class RepairFunctionEnv(SingleTurnEnv):
         if not inputs or not all(isinstance(xs, list) and all(type(x) is int for x in xs) for xs in inputs):
             raise InvalidActionError("its inputs must be lists of whole numbers")
         if not -1 <= problem["shown"] < len(inputs):
-            raise InvalidActionError("there is no such input")
+            raise InvalidActionError("its shown input does not exist")
         names = problem["names"]
         if not all(isinstance(n, str) and n.isidentifier() for n in names) or len(set(names)) < N_NAMES:
             raise InvalidActionError(f"it must have {N_NAMES} different names of variables")
@@ -182,13 +191,13 @@ class RepairFunctionEnv(SingleTurnEnv):
 
     def is_correct(self, answer: str) -> bool:
         """Put the line in and run every test."""
-        found = re.fullmatch(r"\s*(?:line\s+)?(\d{1,3})\s*:(.*)", answer, re.IGNORECASE)
-        if found is None or "\n" in answer.strip():
+        found = _ANSWER.fullmatch(_FENCE.sub(" ", answer).strip())
+        if found is None:
             raise InvalidActionError("the answer is not the number of a line, a colon and the line")
         lines, place = list(self._lines), int(found[1]) - 1
         if not 0 <= place < len(lines):
             raise InvalidActionError(f"the function has {len(lines)} lines, and no line {found[1]}")
-        line = found[2].partition("#")[0].strip()
+        line = found[2].strip(" `").partition("#")[0].strip()
         if (n := changes(lines[place], line)) > MOST_CHANGES:
             raise InvalidActionError(f"line {found[1]} changes {n} words, numbers and signs, over {MOST_CHANGES}")
         indentation = lines[place][: len(lines[place]) - len(lines[place].lstrip())]

@@ -34,11 +34,11 @@ class SQLQueryEnv(SingleTurnEnv):
 
     ## Observation
     The schema, three rows of each table, and the question with the columns and the order of the answer. After the reply
-    "Correct.", "Incorrect." or what was malformed.
+    "Correct.", "Incorrect." or the reason why it is malformed.
 
     ## Action
-    One SELECT statement in the final answer, `<answer>SELECT ...</answer>`, perhaps in a fence of three backticks.
-    Thinking in `<think>...</think>` is allowed before it.
+    One SELECT statement in the final answer, `<answer>SELECT name FROM shelves ORDER BY name</answer>`, perhaps in a
+    fence of three backticks, with or without prose around it. Thinking in `<think>...</think>` is allowed before it.
 
     ## Reward
     `correct` (weight 1): 1 if it gives the right rows in the right order, on both databases. `malformed` (weight
@@ -74,9 +74,10 @@ class SQLQueryEnv(SingleTurnEnv):
     }
     default_difficulty = "easy"
     problem_fields = {"world": dict, "kind": str, "values": list}
-    instructions = (
-        "Write one SQLite query that answers the question. Reply with it alone as <answer>SELECT ...</answer>."
-    )
+    instructions = "Write one SQLite query that answers the question. Answer with the query, and nothing else."
+    answer_example = "SELECT name FROM shelves WHERE width > 40 ORDER BY name"
+    plain_answer = staticmethod(without_fence)
+    has_natural_form = False
 
     def __init__(self, split: str = "train", difficulty: str | None = None, render_mode: str | None = None) -> None:
         super().__init__(split, difficulty, render_mode)
@@ -100,7 +101,7 @@ class SQLQueryEnv(SingleTurnEnv):
                 is_loaded = True
 
     def check_problem(self, problem: Mapping[str, Any]) -> None:
-        """Refuse an unknown kind, a world that is no database, and values that do not fit."""
+        """Refuse an unknown kind, a world that is not a database, and values that do not fit."""
         if problem["kind"] not in KINDS:
             raise InvalidActionError(f"its kind is none of {', '.join(KINDS)}")
         check_world(problem["world"])
@@ -133,10 +134,10 @@ class SQLQueryEnv(SingleTurnEnv):
 
     def is_correct(self, answer: str) -> bool:
         """Run the query on the database that is described and on another one."""
-        query, right, world = without_fence(answer), self.solution(), self.problem["world"]
+        right, world = self.solution(), self.problem["world"]
         for rows in (world, _shuffled(world)):
             self._database.load(rows)
-            if self._database.query(query).rows != self._database.query(right).rows:
+            if self._database.query(answer).rows != self._database.query(right).rows:
                 return False
         return True
 

@@ -8,8 +8,7 @@ from typing import Any
 
 from llm_envs.env import Difficulty, SingleTurnEnv
 from llm_envs.errors import InvalidActionError
-from llm_envs.parsers import format_answer
-from llm_envs.tasks.code.judging import passes, without_fence
+from llm_envs.tasks.code.judging import SANDBOX_LACKS, passes, without_fence
 from llm_envs.tasks.code.pipelines import (
     DIVISORS,
     RESULTS,
@@ -30,24 +29,25 @@ _N_SHOWN = 2
 
 
 class WriteFunctionEnv(SingleTurnEnv):
-    """Write a Python function that passes hidden tests.
+    r"""Write a Python function that passes hidden tests.
 
     ## Description
     The function takes a list of whole numbers through several steps, which are described in words, with two examples.
-    It is run in a sandbox on ten lists, of which eight are not shown, an empty one among them. Those that are not shown
+    It is run in a sandbox on ten lists. Eight of them are not shown, an empty one among them. Those that are not shown
     tell the function from one that leaves out a step, or has a number that is off by one. Teaches to turn a description
     into code exactly, corner cases included.
 
     ## Observation
-    The description and two examples. After the reply "Correct.", "Incorrect." or what was malformed.
+    The description and two examples. After the reply "Correct.", "Incorrect." or the reason why it is malformed.
 
     ## Action
-    The function in the final answer, `<answer>def f(xs): ...</answer>`, perhaps in a fence of three backticks. A common
-    subset of Python is run (`pip install 'llm-envs[tools]'`). Thinking in `<think>...</think>` is allowed before it.
+    The function in the final answer, `<answer>def f(xs):\n    return xs[0] * 2</answer>`, perhaps in a fence of three
+    backticks, with or without prose around it. A common subset of Python is run (`pip install 'llm-envs[tools]'`); the
+    prompt names the parts that it lacks. Thinking in `<think>...</think>` is allowed before it.
 
     ## Reward
     `correct` (weight 1): 1 if every test is passed. `malformed` (weight -0.1): 1 for a reply without an answer, with
-    broken tags, or whose answer defines no `f`. There is nothing for some of the tests.
+    broken tags, or whose answer defines no `f`. Passing some of the tests earns nothing.
 
     ## Episode End
     Terminates after one reply.
@@ -71,7 +71,13 @@ class WriteFunctionEnv(SingleTurnEnv):
     }
     default_difficulty = "easy"
     problem_fields = {"program": list, "inputs": list}
-    instructions = "Write a Python function f(xs). Reply with its code alone, without imports, as <answer>...</answer>."
+    instructions = (
+        "Write a Python function f(xs). Answer with its code, and nothing else. Do not use imports. The code "
+        f"runs in a small sandbox, which does not have {SANDBOX_LACKS}."
+    )
+    answer_example = "def f(xs):\n    return xs[0] * 2"
+    plain_answer = staticmethod(without_fence)
+    has_natural_form = False
     blocking = True
 
     def generate(self) -> dict[str, Any]:
@@ -89,7 +95,7 @@ class WriteFunctionEnv(SingleTurnEnv):
                         return {"program": program, "inputs": inputs}
 
     def check_problem(self, problem: Mapping[str, Any]) -> None:
-        """Refuse unknown steps and inputs that are no lists of whole numbers."""
+        """Refuse unknown steps, and inputs that are not lists of whole numbers."""
         program, inputs = problem["program"], problem["inputs"]
         if not program or not all(isinstance(s, list) and list(map(type, s)) == [str, int] for s in program):
             raise InvalidActionError("the program must consist of [name, number]")
@@ -108,7 +114,7 @@ class WriteFunctionEnv(SingleTurnEnv):
         """Return the functions that leave out one of the steps."""
         program = self.problem["program"]
         return {
-            f"without step {place + 1}": format_answer(source([*program[:place], *program[place + 1 :]]))
+            f"without step {place + 1}": self.write_answer(source([*program[:place], *program[place + 1 :]]))
             for place in range(len(program) - 1)
         }
 
@@ -126,9 +132,8 @@ class WriteFunctionEnv(SingleTurnEnv):
 
     def is_correct(self, answer: str) -> bool:
         """Run every test."""
-        code = without_fence(answer)
-        if re.search(r"\bf\b", code) is None:
+        if re.search(r"\bf\b", answer) is None:
             raise InvalidActionError("the answer defines no function f")
         inputs = self.problem["inputs"]
         expected = [compute(self.problem["program"], xs) for xs in inputs]
-        return passes(code, [f"f({xs})" for xs in inputs], expected)
+        return passes(answer, [f"f({xs})" for xs in inputs], expected)

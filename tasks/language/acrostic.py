@@ -16,6 +16,8 @@ __all__ = ["AcrosticEnv", "find_fault"]
 
 _WORD = re.compile(r"[A-Za-z]{3,}")
 _PUNCTUATION = " ,.;:!?-"
+_MARKDOWN = re.compile(r"[*_`]")
+_MARKER = re.compile(r"^\s*(?:[-+\u2022]|\d{1,2}[.):])\s+")
 
 
 class AcrosticEnv(SingleTurnEnv):
@@ -31,8 +33,9 @@ class AcrosticEnv(SingleTurnEnv):
     The word and the conditions. After the reply "Correct.", "Incorrect." or what was malformed.
 
     ## Action
-    The lines in the final answer, `<answer>Morning milk\nOld owl</answer>` (with a line break). Capitals, and commas,
-    full stops and the like between words, do not matter. Thinking in `<think>...</think>` is allowed before it.
+    The lines in the final answer, `<answer>Morning milk\nOld owl</answer>` (with a line break). Capitals, bold letters,
+    list markers, and commas or full stops between words do not matter. Thinking in `<think>...</think>` is allowed
+    before it.
 
     ## Reward
     `correct` (weight 1): 1 if every condition is met; English words are those of `tasks/language/english_words.txt`,
@@ -72,7 +75,9 @@ class AcrosticEnv(SingleTurnEnv):
     }
     default_difficulty = "easy"
     problem_fields = {"first": str, "last": str, "words": int, "given": list, "letters": list, "example": str}
-    instructions = "Write the lines, one below the other, as <answer>...</answer>. They need not make sense."
+    instructions = "Write the lines that the user asks for, each on its own line. They do not have to make sense."
+    answer_example = "Morning milk\nOld owl"
+    has_natural_form = False
 
     def generate(self) -> dict[str, Any]:
         """Draw the words that are spelt, then lines that spell them, then the words that must occur."""
@@ -140,11 +145,12 @@ class AcrosticEnv(SingleTurnEnv):
 
     def is_correct(self, answer: str) -> bool:
         """Look at every condition."""
-        for line in answer.splitlines():
+        lines = [_MARKER.sub("", line) for line in _MARKDOWN.sub("", answer).splitlines()]
+        for line in lines:
             for word in line.split():
                 if word.strip(_PUNCTUATION) and not _WORD.fullmatch(word.strip(_PUNCTUATION)):
-                    raise InvalidActionError(f"{word[:30]!r} is no word of at least three letters, a to z")
-        return find_fault(answer, self.problem) is None
+                    raise InvalidActionError(f"{word[:30]!r} is not a word of at least three letters, a to z")
+        return find_fault("\n".join(lines), self.problem) is None
 
 
 def find_fault(text: str, problem: Mapping[str, Any]) -> str | None:

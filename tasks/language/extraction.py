@@ -9,6 +9,7 @@ from llm_envs.env import Difficulty, SingleTurnEnv
 from llm_envs.errors import InvalidActionError
 from llm_envs.tasks.draws import Random, between, pick, sample, shuffled
 from llm_envs.tasks.people import PEOPLE
+from llm_envs.tasks.replies import list_items
 
 __all__ = ["ExtractionEnv", "matching"]
 
@@ -19,21 +20,21 @@ class ExtractionEnv(SingleTurnEnv):
     """Find all entries of a document that meet several conditions.
 
     ## Description
-    The document is a report in prose on deliveries: of each a code, who ordered it, where it goes, what it weighs, and
-    whether it has arrived, told in changing words. From the hard level on later paragraphs correct earlier ones. The
-    question asks for the codes of all deliveries that meet the conditions. Teaches to read all of a long text, to
-    combine conditions, and to let a correction replace what it corrects.
+    The document is a report in prose on deliveries. For each it gives the code, the customer, the destination, the
+    weight, and whether it has arrived, in changing words. From the hard level on, later paragraphs correct earlier
+    ones. The question asks for the codes of all deliveries that meet the conditions. Teaches to read all of a long
+    text, to combine conditions, and to let a correction replace the statement that it corrects.
 
     ## Observation
-    The document and the question. After the reply "Correct.", "Incorrect." or what was malformed.
+    The document and the question. After the reply "Correct.", "Incorrect." or the reason why it is malformed.
 
     ## Action
-    The codes in the final answer, `<answer>K27, M81</answer>`, in any order. Thinking in `<think>...</think>` is
-    allowed before it.
+    The codes in the final answer, `<answer>K27, M81</answer>`, in any order, with commas, line breaks or "and" between
+    them. Thinking in `<think>...</think>` is allowed before it.
 
     ## Reward
     `correct` (weight 1): 1 for exactly the right codes. `malformed` (weight -0.1): 1 for a reply without an answer,
-    with broken tags, or with something that is no code of the document, or one twice.
+    with broken tags, or with a code that the document does not have, or a code twice.
 
     ## Episode End
     Terminates after one reply.
@@ -43,14 +44,14 @@ class ExtractionEnv(SingleTurnEnv):
     - `difficulty`: "easy" (default): six deliveries, one condition; "medium": twelve, two; "hard": eighteen, two, and
       corrections; "expert": 48, three, and corrections.
     - `reset(options={"problem": {"document": "...", "entries": [...], "conditions": [["city", "is", "Oslo"]]}})` gives
-      the document, what it says in the end, and the conditions, on "person", "city", "arrived" ("is") and "weight"
-      ("over", "under").
+      the document, the final state of its deliveries, and the conditions, on "person", "city", "arrived" ("is") and
+      "weight" ("over", "under").
 
     ## Version History
     - v0: first version.
     """
 
-    # Two or three of six codes: 35 sets, of which some are likelier. Two to four of 12 and of 18: 781 and 4,029 sets;
+    # Two or three of six codes: 35 sets, and some are likelier. Two to four of 12 and of 18: 781 and 4,029 sets;
     # two to eight of 48: over 400 million.
     difficulties = {
         "easy": Difficulty(
@@ -76,7 +77,8 @@ class ExtractionEnv(SingleTurnEnv):
     }
     default_difficulty = "easy"
     problem_fields = {"document": str, "entries": list, "conditions": list}
-    instructions = "Answer with the codes alone, separated by commas, as <answer>...</answer>."
+    instructions = "Read the document and answer the question. Give only the codes, with commas between them."
+    answer_example = "A12, B34"
 
     def generate(self) -> dict[str, Any]:
         """Draw deliveries, then conditions that two to four of them meet, then the words."""
@@ -130,14 +132,19 @@ class ExtractionEnv(SingleTurnEnv):
 
     def is_correct(self, answer: str) -> bool:
         """Compare as sets."""
-        given = [code for part in answer.replace(";", ",").split(",") if (code := part.strip().rstrip(".").upper())]
+        given = [code for item in list_items(answer) for code in item.upper().split() if code not in _NOT_CODES]
         known = {entry["code"] for entry in self.problem["entries"]}
         for code in given:
             if code not in known:
-                raise InvalidActionError(f"{code[:30]!r} is no code of the document")
+                raise InvalidActionError(f"{code[:30]!r} is not a code of the document")
         if len(set(given)) < len(given):
-            raise InvalidActionError("a code is given twice")
+            raise InvalidActionError("the answer has a code twice")
+        if not given:
+            raise InvalidActionError("the answer has no code")
         return set(given) == set(matching(self.problem["entries"], self.problem["conditions"]))
+
+
+_NOT_CODES = ("DELIVERY", "DELIVERIES", "CODE", "CODES")
 
 
 def matching(entries: Sequence[Entry], conditions: Sequence[Sequence[Any]]) -> list[str]:

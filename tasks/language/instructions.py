@@ -11,6 +11,7 @@ from llm_envs.env import Difficulty, SingleTurnEnv
 from llm_envs.errors import InvalidActionError
 from llm_envs.tasks.draws import Random, between, pick, shuffled
 from llm_envs.tasks.language.vocabulary import VOCABULARY
+from llm_envs.tasks.replies import without_fence
 
 __all__ = ["RULES", "InstructionsEnv", "Rule"]
 
@@ -25,11 +26,11 @@ class InstructionsEnv(SingleTurnEnv):
     to keep many constraints in mind while writing, and to count.
 
     ## Observation
-    The instructions. After the reply "Correct.", "Incorrect." or what was malformed.
+    The instructions. After the reply "Correct.", "Incorrect." or the reason why it is malformed.
 
     ## Action
-    The text in the final answer, `<answer>...</answer>`; it may have several lines. White space around it does not
-    count. Thinking in `<think>...</think>` is allowed before it.
+    The text in the final answer, `<answer>Rain fell.</answer>`; it may have several lines. White space around it, and
+    a fence of three backticks, do not count. Thinking in `<think>...</think>` is allowed before it.
 
     ## Reward
     `correct` (weight 1): 1 if every instruction is followed. `malformed` (weight -0.1): 1 for a reply without an answer
@@ -58,7 +59,10 @@ class InstructionsEnv(SingleTurnEnv):
     }
     default_difficulty = "easy"
     problem_fields = {"rules": list, "example": str}
-    instructions = "Write a text that follows every instruction, as <answer>...</answer>. What it says is up to you."
+    instructions = "Write a text that follows every instruction of the user. The content is up to you."
+    answer_example = "Rain fell."
+    plain_answer = staticmethod(without_fence)
+    has_natural_form = False
 
     def generate(self) -> dict[str, Any]:
         """Draw a text, and then instructions that it follows."""

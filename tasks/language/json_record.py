@@ -1,9 +1,8 @@
-"""`llm/JsonRecord-v0`: say in JSON, by a schema, what a text says."""
+"""`llm/JsonRecord-v0`: write the content of a text as JSON that fits a schema."""
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -11,28 +10,30 @@ from llm_envs.env import Difficulty, SingleTurnEnv
 from llm_envs.errors import InvalidActionError
 from llm_envs.tasks.draws import Random, between, pick, sample, shuffled
 from llm_envs.tasks.people import PEOPLE
+from llm_envs.tasks.replies import without_fence
 
 __all__ = ["JsonRecordEnv", "same_json"]
 
 
 class JsonRecordEnv(SingleTurnEnv):
-    """Say in JSON, by a schema, what a text says.
+    """Write the content of a text as JSON that fits a schema.
 
     ## Description
-    A JSON Schema and a short text are given; the answer is the one object that fits the schema and says what the text
-    says. Numbers are written out, dates and durations are to be converted, some properties are not mentioned, and some
-    sentences belong to no property. Teaches to follow a schema exactly, and to invent nothing.
+    A JSON Schema and a short text are given; the answer is the one object that fits the schema and has the content of
+    the text. Numbers are written out, dates and durations are to be converted, some properties are not mentioned, and
+    some sentences belong to no property. Teaches to follow a schema exactly, and to invent nothing.
 
     ## Observation
-    The schema, the rules, and the text. After the reply "Correct.", "Incorrect." or what was malformed.
+    The schema, the rules, and the text. After the reply "Correct.", "Incorrect." or the reason why it is malformed.
 
     ## Action
-    The object in the final answer, `<answer>{"name": "Ada"}</answer>`, perhaps in a fence of three backticks. The order
-    of properties and white space do not matter. Thinking in `<think>...</think>` is allowed before it.
+    The object in the final answer, `<answer>{"name": "Ada"}</answer>`, perhaps in a fence of three backticks or with
+    prose around it. The order of properties and white space do not matter. Thinking in `<think>...</think>` is allowed
+    before it.
 
     ## Reward
     `correct` (weight 1): 1 for the right object. `malformed` (weight -0.1): 1 for a reply without an answer, with
-    broken tags, or whose answer is no JSON object (a property twice included).
+    broken tags, or whose answer is not one JSON object (a property twice included).
 
     ## Episode End
     Terminates after one reply.
@@ -64,7 +65,10 @@ class JsonRecordEnv(SingleTurnEnv):
     default_difficulty = "easy"
     slow_reset_reason = "at the expert level some 150 sentences about 24 people are drawn"
     problem_fields = {"schema": dict, "text": str, "expected": dict}
-    instructions = "Reply with one JSON object that fits the schema, as <answer>{...}</answer>."
+    instructions = "Write the content of the text as one JSON object that fits the schema."
+    answer_example = '{"first_name": "Ada", "children": 2}'
+    plain_answer = staticmethod(without_fence)
+    has_natural_form = False
 
     def generate(self) -> dict[str, Any]:
         """Draw properties with their values, and say them."""
@@ -117,13 +121,15 @@ class JsonRecordEnv(SingleTurnEnv):
 
     def is_correct(self, answer: str) -> bool:
         """Compare as JSON."""
-        fenced = _FENCE.fullmatch(answer)
+        start, end = answer.find("{"), answer.rfind("}") + 1
+        is_in_prose = 0 <= start < end and answer[:1] not in ("[", '"')
         try:
-            given = json.loads(fenced[1] if fenced else answer, object_pairs_hook=_once, parse_constant=_refuse)
+            text = answer[start:end] if is_in_prose else answer
+            given = json.loads(text, object_pairs_hook=_once, parse_constant=_refuse)
         except (ValueError, RecursionError) as error:
-            raise InvalidActionError(f"the answer is no JSON ({error})") from error
+            raise InvalidActionError(f"the answer is not JSON ({error})") from error
         if not isinstance(given, dict):
-            raise InvalidActionError("the answer is JSON, but no object")
+            raise InvalidActionError("the answer is JSON, but not an object")
         return same_json(given, self.problem["expected"])
 
 
@@ -140,9 +146,6 @@ def same_json(first: Any, second: Any) -> bool:
     return type(first) is type(second) and bool(first == second)
 
 
-_FENCE = re.compile(r"\s*```(?:json)?\s*\n(.*)\n\s*```\s*", re.DOTALL)
-
-
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
@@ -151,7 +154,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _refuse(constant: str) -> Any:
-    raise ValueError(f"{constant} is no JSON")
+    raise ValueError(f"{constant} is not JSON")
 
 
 class _Field(NamedTuple):

@@ -12,6 +12,7 @@ from llm_envs.spaces import MAX_TEXT_LENGTH
 from llm_envs.tasks.draws import Random, between, pick
 from llm_envs.tasks.language.haystack import ADJECTIVES, NOUNS, common_words, haystack, word_list
 from llm_envs.tasks.people import PEOPLE
+from llm_envs.tasks.replies import list_items
 
 __all__ = ["KINDS", "LongRecallEnv"]
 
@@ -36,8 +37,9 @@ class LongRecallEnv(SingleTurnEnv):
     What will be asked, the text, and the question. After the reply "Correct.", "Incorrect." or what was malformed.
 
     ## Action
-    The numbers, names or words in the final answer, with commas between them, `<answer>48213, 90577</answer>`; in the
-    order of the question for "queries", else in any order. Thinking in `<think>...</think>` is allowed before it.
+    The numbers, names or words in the final answer, with commas (or line breaks, or "and") between them,
+    `<answer>48213, 90577</answer>`; in the order of the question for "queries", else in any order.
+    Thinking in `<think>...</think>` is allowed before it.
 
     ## Reward
     `correct` (weight 1): 1 for exactly what was asked for, and nothing else. `malformed` (weight -0.1): 1 for a reply
@@ -95,9 +97,10 @@ class LongRecallEnv(SingleTurnEnv):
     default_difficulty = "easy"
     problem_fields = {"kind": str, "facts": list, "asked": list, "depths": list, "seed": int, "n_characters": int}
     instructions = (
-        "Read the text, then answer the question at its end: only with what is asked for, separated by commas, as "
-        "<answer>...</answer>."
+        "Read the text, then answer the question at its end. Give only the numbers or words of the answer, with commas "
+        "between them. An answer of two names is written <answer>steel whistle, clay teapot</answer>."
     )
+    answer_example = "48213, 90577"
     slow_reset_reason = "texts of up to half a million characters are put together"
 
     def __init__(
@@ -106,8 +109,9 @@ class LongRecallEnv(SingleTurnEnv):
         difficulty: str | None = None,
         context_tokens: int | None = None,
         render_mode: str | None = None,
+        answer_form: str | None = None,
     ) -> None:
-        super().__init__(split, difficulty, render_mode)
+        super().__init__(split, difficulty, render_mode, answer_form)
         low, high = _CONTEXT_TOKENS
         if context_tokens is not None and (type(context_tokens) is not int or not low <= context_tokens <= high):
             raise InvalidConfigError(
@@ -171,9 +175,10 @@ class LongRecallEnv(SingleTurnEnv):
 
     def is_correct(self, answer: str) -> bool:
         """Compare what is named with what is asked for."""
-        items = [" ".join(item.casefold().split()) for item in answer.strip(" .\n").split(",")]
-        if not all(re.fullmatch(r"[0-9]+|[a-z]+( [a-z]+)?", item) for item in items):
-            raise InvalidActionError("the answer must be numbers or words, with commas between them")
+        items = [_plain_item(item) for item in list_items(self._with_plain_codes(answer))]
+        form, kind = _FORMS[self.problem["kind"]]
+        if not items or not all(re.fullmatch(form, item) for item in items):
+            raise InvalidActionError(f"the answer must be {kind}, with commas between them")
         right = self.solution().split(", ")
         if self.problem["kind"] == "queries":
             return items == right
@@ -181,9 +186,34 @@ class LongRecallEnv(SingleTurnEnv):
             raise InvalidActionError("the answer names something twice")
         return sorted(items) == sorted(right)
 
+    def _with_plain_codes(self, answer: str) -> str:
+        """Return an answer without the thousands separators of the text's codes."""
+        codes = {str(fact[-1]) for fact in self.problem["facts"]}
+
+        def plain(found: re.Match[str]) -> str:
+            code = found[0].replace(",", "")
+            return code if code in codes else found[0]
+
+        return _SEPARATED.sub(plain, answer)
+
     def _n_rare(self) -> int:
         """Return how often a word occurs that is none of the frequent ones: a quarter as often as the last of them."""
         return max(1, min(count for _, count in self.problem["facts"]) // 4)
+
+
+_SEPARATED = re.compile(r"(?<![\d,])\d{1,3}(?:,\d{3})+(?![\d,]\d)")
+_CODE = ("[0-9]+", "numbers")
+_FORMS = {
+    **{"single": _CODE, "values": _CODE, "queries": _CODE},
+    **{"chain": ("[a-z]+ [a-z]+", "names of two words"), "words": ("[a-z]+", "words")},
+}
+"""Of each kind: the form of an item, and how the error names the items."""
+_LABEL = re.compile(r"[a-z' ]+:\s*(?=\d)|the (?=[a-z]+ [a-z]+$)")
+
+
+def _plain_item(item: str) -> str:
+    """Return an item in small letters, without "the" before a name or a label before a number ("amber kettle: 5")."""
+    return _LABEL.sub("", " ".join(item.casefold().split()), count=1)
 
 
 # Codes: [person, adjective, noun, code].

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -10,6 +11,7 @@ from llm_envs.env import Difficulty, SingleTurnEnv
 from llm_envs.errors import InvalidActionError
 from llm_envs.tasks.draws import Random, between, pick, sample
 from llm_envs.tasks.language.patterns import Pattern
+from llm_envs.tasks.replies import without_fence
 
 __all__ = ["RegexEnv"]
 
@@ -19,20 +21,20 @@ class RegexEnv(SingleTurnEnv):
 
     ## Description
     Some texts must match the pattern wholly, the others must not; they are near misses. The pattern may not be much
-    longer than the one that the texts were made with, so that listing them is no way. Every pattern that fits is right.
+    longer than the one that made the texts, so that it cannot list them. Every pattern that fits is right.
     Teaches to find the rule behind examples, and to write it down exactly.
 
     ## Observation
     The two lists, the greatest length, and what a pattern may consist of. After the reply "Correct.", "Incorrect." or
-    what was malformed.
+    the reason why it is malformed.
 
     ## Action
-    The pattern alone in the final answer, `<answer>[A-F]{2}\d+</answer>`. Thinking in `<think>...</think>` is allowed
-    before it.
+    The pattern in the final answer, `<answer>[A-F]{2}\d+</answer>`, perhaps in backticks. `^` before it, `$` behind it
+    and the `?:` of groups are ignored. Thinking in `<think>...</think>` is allowed before it.
 
     ## Reward
     `correct` (weight 1): 1 for a pattern that fits. `malformed` (weight -0.1): 1 for a reply without an answer, with
-    broken tags, or whose answer is no pattern or too long.
+    broken tags, or whose answer is not a pattern, or too long.
 
     ## Episode End
     Terminates after one reply.
@@ -57,7 +59,10 @@ class RegexEnv(SingleTurnEnv):
     }
     default_difficulty = "easy"
     problem_fields = {"pattern": str, "match": list, "reject": list}
-    instructions = "Write one regular expression. Reply with it alone as <answer>...</answer>."
+    instructions = "Write one regular expression, and nothing else in the answer."
+    answer_example = r"item-\d{3,5}"
+    plain_answer = staticmethod(without_fence)
+    has_natural_form = False
 
     def generate(self) -> dict[str, Any]:
         """Draw a pattern with texts that it matches, and spoil some until it does not."""
@@ -92,9 +97,9 @@ class RegexEnv(SingleTurnEnv):
     def prompt(self) -> str:
         """Return the two lists and the rules."""
         return (
-            "These texts must match, each as a whole (there is no need for ^ and $, which are not known):\n"
+            "These texts must match, each as a whole (^ and $ are not needed):\n"
             f"{_listed(self.problem['match'])}\n"
-            f"These must not:\n{_listed(self.problem['reject'])}\n"
+            f"These texts must not match:\n{_listed(self.problem['reject'])}\n"
             f"The pattern may have at most {self._most()} characters. It may use literal characters, . [a-z] [^a-z] "
             "\\d \\w ( ) | ? * + {m} {m,n}, and a backslash before a sign that is meant literally."
         )
@@ -105,12 +110,18 @@ class RegexEnv(SingleTurnEnv):
 
     def is_correct(self, answer: str) -> bool:
         """Match every text."""
-        if len(answer) > self._most():
-            raise InvalidActionError(f"the pattern has {len(answer)} characters, over {self._most()}")
-        return _fits(Pattern(answer), self.problem)
+        pattern = _GROUP.sub("(", answer).removeprefix("^")
+        if pattern.endswith("$") and not pattern.endswith("\\$"):
+            pattern = pattern[:-1]
+        if len(pattern) > self._most():
+            raise InvalidActionError(f"the pattern has {len(pattern)} characters, over {self._most()}")
+        return _fits(Pattern(pattern), self.problem)
 
     def _most(self) -> int:
         return len(self.problem["pattern"]) + 4
+
+
+_GROUP = re.compile(r"(?<!\\)\(\?:")
 
 
 def _fits(pattern: Pattern, problem: Mapping[str, Any]) -> bool:

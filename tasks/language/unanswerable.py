@@ -30,7 +30,10 @@ _TAILS = ("an", "by", "da", "el", "ga", "is", "ka", "mo", "na", "os", "ra", "sen
 _NAMES = tuple(map("".join, product(_HEADS, _TAILS)))
 _ABSTAIN = "unanswerable"
 REASONS = ("missing", "none", "contradiction", "ambiguous")
-_LINE = re.compile(r"(\d{1,3})\s*[:.)=]\s*(.+)")
+_LINE = re.compile(r"(?:question |q)?\(?(\d{1,3})(?:\*\*)?\s*[:.)=-](?:\*\*)?\s*(.+)", re.IGNORECASE)
+_BREAK = re.compile(r"[;\n]|,?\s+(?=(?:\*\*)?\d{1,3}(?:\*\*)?\s?[:.)](?:\*\*)?\s)")
+_SENTENCE = re.compile(r"(?:the answer|it|(?:the )?[\w ]+ of \w+) is (?:the )?(\w+)")
+_OPEN = re.compile(r"(?:it is |it's )?(?:not answerable|cannot be answered|can't be answered)")
 _MOST_FACTS = 400
 Fact = Sequence[Any]
 """[number of the link, name, the name it leads to; "" if there is none]."""
@@ -58,9 +61,9 @@ class UnanswerableEnv(SingleTurnEnv):
     "Correct.", "Incorrect." or what was malformed.
 
     ## Action
-    A line (or part between semicolons) for each question as the final answer: `<answer>1: Corvik; 2:
-    unanswerable</answer>`; at the expert level with the reason, `2: unanswerable, missing`. Thinking in
-    `<think>...</think>` is allowed before it.
+    One answer with a line (or part between semicolons) for each question: `<answer>1: Corvik; 2:
+    unanswerable</answer>`; at the expert level with the reason, `2: unanswerable, missing`. Lines without numbers are
+    read in the order of the questions. Thinking in `<think>...</think>` is allowed before it.
 
     ## Reward
     `correct` (weight 1): 1 if all questions are treated rightly; a right answer and a right abstention count alike. A
@@ -112,9 +115,11 @@ class UnanswerableEnv(SingleTurnEnv):
     }
     slow_reset_reason = "up to 100 notes about names of their own are drawn for each problem"
     instructions = (
-        "Answer each question from the notes alone. Reply with one line for each, as <answer>1: name\n2: unanswerable"
-        "</answer>."
+        "Answer the questions only from the notes. Write one answer with a line for each question: its number, a "
+        "colon, and the name, or the word unanswerable."
     )
+    answer_example = "1: Ada\n2: unanswerable"
+    has_natural_form = False
 
     def generate(self) -> dict[str, Any]:
         """Draw pairs of chains, of each of which one is flawed, and ask about one of the two."""
@@ -240,19 +245,22 @@ class UnanswerableEnv(SingleTurnEnv):
     def is_correct(self, answer: str) -> bool:
         """Compare what is said to each question."""
         said: dict[int, str] = {}
-        for line in re.split(r"[;\n]", answer):
-            if not line.strip():
-                continue
-            match = _LINE.fullmatch(line.strip(" .\t\r"))
+        lines = [line for part in _BREAK.split(answer) if (line := part.strip(" .,\t\r*`-"))]
+        if len(lines) == len(self._answers) and not any(map(_LINE.fullmatch, lines)):
+            lines = [f"{number}: {line}" for number, line in enumerate(lines, 1)]
+        for line in lines:
+            match = _LINE.fullmatch(line)
             if match is None or not match[1].isascii() or not 1 <= int(match[1]) <= len(self._answers):
                 raise InvalidActionError(
                     f"{line.strip()[:40]!r} is not of the form 1: answer, with a question's number"
                 )
             if int(match[1]) in said:
-                raise InvalidActionError(f"question {match[1]} is there twice")
-            said[int(match[1])] = match[2].strip().lower()
+                raise InvalidActionError(f"the answer has question {match[1]} twice")
+            said[int(match[1])] = _bare(match[2])
         if len(said) < len(self._answers):
-            raise InvalidActionError(f"the answer speaks of {len(said)} of {len(self._answers)} questions")
+            raise InvalidActionError(
+                f"the answer has {len(said)} of {len(self._answers)} questions: one answer must have a line for each"
+            )
         verdicts = [self._is_right(said[i], *right) for i, right in enumerate(self._answers, 1)]
         return all(verdicts)
 
@@ -360,6 +368,14 @@ def _tables(problem: Mapping[str, Any], links: Sequence[str]) -> list[str]:
 
 def _as_answer(parts: Sequence[str]) -> str:
     return "<answer>" + "; ".join(f"{i}: {part}" for i, part in enumerate(parts, 1)) + "</answer>"
+
+
+def _bare(said: str) -> str:
+    """Return the name, or "unanswerable" with its reason, of an answer to one question, in small letters."""
+    text = said.lower().strip(" .*`'\"\t")
+    text = _OPEN.sub(_ABSTAIN, text, count=1) if _OPEN.match(text) else text
+    sentence = _SENTENCE.fullmatch(text)
+    return sentence[1] if sentence else text
 
 
 def _is_fact(fact: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
@@ -12,8 +13,8 @@ import numpy as np
 
 from llm_envs.env import Difficulty, ToolEnv
 from llm_envs.errors import InvalidActionError
-from llm_envs.parsers import format_answer, format_tool_call
-from llm_envs.rewards import parse_integer
+from llm_envs.parsers import format_tool_call
+from llm_envs.rewards import read_integer
 from llm_envs.tools.toolset import Toolset, tool
 from llm_envs.types import ToolCall, ToolResult
 
@@ -141,11 +142,12 @@ class APINavigationEnv(ToolEnv):
     readable error.
 
     ## Action
-    A call of the tool `get`, up to three in one reply, or the final answer in `<answer>` tags.
+    A call of the tool `get`, up to three in one reply, or the final answer, `<answer>ada@example.org</answer>` or
+    `<answer>417</answer>`.
 
     ## Reward
     `correct` (weight 1): 1 for the right answer. `malformed` (weight -0.1): 1 for a reply that is neither a call nor
-    an answer, is broken, or answers a question for a number with something else.
+    an answer, is broken, or whose answer is not an address, or not a number, as the question wants.
 
     ## Episode End
     Terminates with the first answer. Truncated after `max_turns` replies.
@@ -191,9 +193,11 @@ class APINavigationEnv(ToolEnv):
     default_difficulty = "easy"
     problem_fields = {"users": list, "failing": list, "asked": str, "name": str}
     instructions = (
-        "Answer the question with the service, beginning at the path /. Lists come in pages. At most 3 requests are "
-        "served in one turn. Reply with the answer alone as <answer>...</answer>."
+        "Answer the question with the service. Begin at the path /. Lists come in pages. The service serves at most 3 "
+        "requests in one turn. Answer with the number or the e-mail address, and nothing else. An answer that is a "
+        "number is written <answer>417</answer>."
     )
+    answer_example = "ada@example.org"
 
     def __init__(
         self,
@@ -201,8 +205,9 @@ class APINavigationEnv(ToolEnv):
         difficulty: str | None = None,
         max_turns: int | None = None,
         render_mode: str | None = None,
+        answer_form: str | None = None,
     ) -> None:
-        super().__init__(split, difficulty, max_turns, render_mode)
+        super().__init__(split, difficulty, max_turns, render_mode, answer_form)
         if max_turns is None:
             self.max_turns = self.settings["turns"]
 
@@ -254,11 +259,11 @@ class APINavigationEnv(ToolEnv):
     def is_correct(self, answer: str) -> bool:
         """Compare as numbers or as addresses."""
         if isinstance(self._answer, str):
-            return answer.strip(" .'\"").casefold() == self._answer
-        number = parse_integer(answer)
-        if number is None:
-            raise InvalidActionError("the answer is not a whole number")
-        return number == self._answer
+            address = answer.strip(" .,'\"`").casefold().removeprefix("mailto:")
+            if _ADDRESS.fullmatch(address) is None:
+                raise InvalidActionError("the answer is not an e-mail address")
+            return address == self._answer
+        return read_integer(answer) == self._answer
 
     def next_action(self) -> str:
         """Request what is next on the way and was not served yet; at its end, answer."""
@@ -266,7 +271,10 @@ class APINavigationEnv(ToolEnv):
             missing = [path for path in paths if path not in self.api.served]
             if missing:
                 return "\n".join(format_tool_call("get", path=path) for path in missing[:REQUESTS_PER_TURN])
-        return format_answer(self._answer)
+        return self.write_answer(self._answer)
+
+
+_ADDRESS = re.compile(r"[\w.+-]+@[\w.-]+")
 
 
 def _target(problem: Mapping[str, Any]) -> dict[str, Any]:

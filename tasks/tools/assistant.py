@@ -9,7 +9,8 @@ import numpy as np
 
 from llm_envs.env import Difficulty, ToolEnv
 from llm_envs.errors import InvalidActionError
-from llm_envs.parsers import format_answer, format_tool_call
+from llm_envs.parsers import format_tool_call
+from llm_envs.tasks.replies import is_done
 from llm_envs.tasks.tools.office import (
     DAYS,
     N_SLOTS,
@@ -177,7 +178,7 @@ class AssistantEnv(ToolEnv):
     day, start, minutes, attendees)`, `cancel(event)`, `reply(message, text)`. After a malformed reply a readable error.
 
     ## Action
-    Calls of the tools, and `<answer>done</answer>` when everything is dealt with.
+    Calls of the tools, and `<answer>done</answer>` when every message is dealt with.
 
     ## Reward
     `correct` (weight 1): 1 for "done" if the calendar and the replies are exactly as they should be. `malformed`
@@ -219,16 +220,18 @@ class AssistantEnv(ToolEnv):
     default_max_turns = 12
     problem_fields = {"people": list, "events": list, "messages": list}
     instructions = (
-        "You are the assistant of Robin Vale. Deal with every message in the inbox, then answer "
-        "<answer>done</answer>. A message that asks for a meeting: schedule it at the earliest time at which Robin "
-        "and all who should come are free for the whole time, within what the message says and between 9:00 and "
-        "17:00; meetings begin at full or half hours. Its title is the message's subject, its attendees are all who "
-        "should come, the sender among them. A message that calls an event off: cancel that event; its time is free "
-        "then, also for meetings that other messages ask for. Answer each message that asks for something, once. "
-        "Where it is about a meeting to be scheduled, or asks when something begins, the answer names the weekday "
-        "and the time when it begins (as 14:30), and no other weekday or time. Do not answer messages that ask for "
-        "nothing, and change nothing else."
+        "You are the assistant of Robin Vale. Deal with every message in the inbox. "
+        "If a message asks for a meeting, schedule it at the earliest time at which Robin and all who should come are "
+        "free for the whole time. The time must fit the message and lie between 9:00 and 17:00; meetings begin at full "
+        "or half hours. The title is the subject of the message; the attendees are all who should come, and the sender "
+        "is one of them. If a message calls an event off, cancel that event; its time is then free, also for meetings "
+        "that other messages ask for. Reply once to each message that asks for something. A reply about a meeting that "
+        "you schedule, or about when something begins, names the weekday and the time when it begins (such as Monday, "
+        "14:30), and no other weekday or time. Do not reply to messages that ask for nothing, and change nothing else. "
+        "When every message is dealt with, answer done."
     )
+    answer_example = "done"
+    has_natural_form = False
 
     def __init__(
         self,
@@ -271,8 +274,10 @@ class AssistantEnv(ToolEnv):
 
     def is_correct(self, answer: str) -> bool:
         """Compare the calendar and the replies with those that are wanted."""
-        if answer.strip(" .").casefold() != "done":
-            raise InvalidActionError('answer "done" when everything is dealt with')
+        if not is_done(answer):
+            raise InvalidActionError(
+                f"the answer must be {self.write_answer('done')}, when all messages are dealt with"
+            )
         return not self._open_events() and not self._surplus() and self._has_right_replies()
 
     def _open_events(self) -> list[Event]:
@@ -314,7 +319,7 @@ class AssistantEnv(ToolEnv):
             if (person, day) not in office.seen_days
         ]
         calls = calls or self._missing_calls()
-        return _together(calls[: self.max_calls_per_turn]) if calls else format_answer("done")
+        return _together(calls[: self.max_calls_per_turn]) if calls else self.write_answer("done")
 
     def _needed_days(self) -> list[tuple[int, int]]:
         """Return the people and days that the messages are about."""

@@ -6,10 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from llm_envs.env import Difficulty, ToolEnv
-from llm_envs.errors import InvalidActionError
 from llm_envs.mathematics.arithmetic import evaluate, format_number, whole_value
-from llm_envs.parsers import format_answer, format_tool_call
-from llm_envs.rewards import parse_integer
+from llm_envs.parsers import format_tool_call
+from llm_envs.rewards import read_integer
 from llm_envs.tasks.expressions import answerable_value, in_canonical_order
 
 __all__ = ["CalculatorEnv", "calculator"]
@@ -65,7 +64,8 @@ class CalculatorEnv(ToolEnv):
     }
     default_difficulty = "easy"
     problem_fields = {"expression": str}
-    instructions = "Use the calculator, then answer as <answer>...</answer>."
+    instructions = "Find the value with the calculator, then answer with that value, a whole number."
+    answer_example = "-307"
 
     def make_tools(self) -> Sequence[Callable[..., Any]]:
         """Return the calculator."""
@@ -97,17 +97,14 @@ class CalculatorEnv(ToolEnv):
 
     def is_correct(self, answer: str) -> bool:
         """Compare as whole numbers."""
-        number = parse_integer(answer)
-        if number is None:
-            raise InvalidActionError("the answer is not a whole number")
-        return number == self._target
+        return read_integer(answer) == self._target
 
     def next_action(self) -> str:
         """Call the calculator; when it has given the value, or with the last turn, answer."""
         target = str(self._target)
         computed = any(result.success and result.output == target for result in self.tool_results)
         if computed or self.n_turns + 1 >= self.max_turns:
-            return format_answer(target)
+            return self.write_answer(target)
         return format_tool_call("calculator", expression=self.problem["expression"])
 
 

@@ -10,7 +10,9 @@ import numpy as np
 
 from llm_envs.env import Difficulty, ToolEnv
 from llm_envs.errors import InvalidActionError
-from llm_envs.parsers import format_answer, format_tool_call
+from llm_envs.parsers import format_tool_call
+from llm_envs.rewards import read_integer
+from llm_envs.tasks.replies import is_done
 from llm_envs.tasks.tools.shell import MAX_ENTRIES, Shell
 from llm_envs.tools.toolset import Toolset, tool
 
@@ -55,13 +57,13 @@ class FileSystemEnv(ToolEnv):
     a malformed reply a readable error.
 
     ## Action
-    A call of the tool `shell`, or the final answer in `<answer>` tags: what is asked for, or "done" when the tree is as
-    it should be.
+    A call of the tool `shell`, or the final answer: the path or the number that the question wants,
+    `<answer>/a/b.txt</answer>` or `<answer>417</answer>`; `<answer>done</answer>` when the tree is as it should be.
 
     ## Reward
     `correct` (weight 1): 1 for the right answer; for "done" if the tree is exactly as asked. `malformed` (weight -0.1):
-    1 for a reply that is neither a call nor an answer, is broken, or answers something else than "done" where only the
-    tree counts.
+    1 for a reply that is neither a call nor an answer, is broken, or whose answer is not "done" where only the tree
+    counts, or not a path, or not a number, where the question wants one.
 
     ## Episode End
     Terminates with the first answer. Truncated after `max_turns` replies; then the tree does not count.
@@ -98,10 +100,13 @@ class FileSystemEnv(ToolEnv):
     default_max_turns = 12
     problem_fields = {"files": dict, "folders": list, "kind": str, "values": list}
     instructions = (
-        "Do what is asked, with the shell. You begin in the folder /. Answer as <answer>...</answer>: with what is "
-        "asked for, or with <answer>done</answer> when the tree is as it should be. Change nothing that you are not "
-        "asked to change: other files and folders stay as they are, folders that become empty stay too."
+        "Do the user's task with the shell. You begin in the folder /. Change only the files and folders that the user "
+        "wants changed; all others stay as they are, and folders that become empty stay too. If the user asks a "
+        "question, answer with the path or the number, and nothing else. If the user wants the files changed, answer "
+        "<answer>done</answer> when they are as they should be."
     )
+    answer_example = "/photos/2019/beach.jpg"
+    has_natural_form = False
 
     def __init__(
         self,
@@ -131,7 +136,7 @@ class FileSystemEnv(ToolEnv):
                 return {"files": files, "folders": folders, "kind": name, "values": values}
 
     def check_problem(self, problem: Mapping[str, Any]) -> None:
-        """Refuse what is no tree, an unknown goal, and one that is reached already."""
+        """Refuse an impossible tree, an unknown goal, and a goal that is reached already."""
         files, folders = problem["files"], problem["folders"]
         paths = [*files, *folders]
         if not all(map(_is_path, paths)):
@@ -165,11 +170,22 @@ class FileSystemEnv(ToolEnv):
     def is_correct(self, answer: str) -> bool:
         """Compare the answer, or the tree, with what is wanted."""
         if isinstance(self._wanted, str):
-            return answer.strip("'\"` ") == self._wanted
-        if answer.strip(" .").casefold() != "done":
-            raise InvalidActionError('answer "done" when the tree is as it should be')
+            return self._is_wanted(answer, self._wanted)
+        if not is_done(answer):
+            raise InvalidActionError("the answer must be <answer>done</answer>, when the tree is as it should be")
         machine = self.terminal.machine
         return machine.files == self._wanted and machine.folders == self._folders
+
+    def _is_wanted(self, answer: str, wanted: str) -> bool:
+        """Compare a path or a number."""
+        text = answer.strip("'\"`* \n")
+        if text == wanted:
+            return True
+        if wanted.startswith("/"):
+            if not all(word.startswith("/") for word in text.split()[1:]):
+                raise InvalidActionError("the answer is not one path")
+            return False
+        return str(read_integer(text.removeprefix("number:").strip())) == wanted if wanted.isdigit() else False
 
     def next_action(self) -> str:
         """Look, then do what is missing, then answer."""
@@ -177,10 +193,10 @@ class FileSystemEnv(ToolEnv):
             if look not in self.terminal.done:
                 return format_tool_call("shell", command=look)
         if isinstance(self._wanted, str):
-            return format_answer(self._wanted)
+            return self.write_answer(self._wanted)
         commands = _repair(self.terminal.machine, self._wanted, self._folders)
         if not commands:
-            return format_answer("done")
+            return self.write_answer("done")
         return "\n".join(format_tool_call("shell", command=line) for line in commands[: self.max_calls_per_turn])
 
 

@@ -10,8 +10,9 @@ from typing import Any
 
 from llm_envs.env import Difficulty, Outcome, ToolEnv, canonical_json
 from llm_envs.errors import InvalidActionError
-from llm_envs.parsers import format_answer, format_tool_call
+from llm_envs.parsers import format_tool_call
 from llm_envs.spaces import MAX_TEXT_LENGTH, encodable
+from llm_envs.tasks.replies import is_done
 from llm_envs.tasks.tools.function_cases import check_case, draw_case, fitting, signature
 from llm_envs.tasks.tools.functions import GIVES, NEEDS, function_name, is_value, parameters_of, request, schema_of
 from llm_envs.tools import INVALID_ARGUMENTS, UNKNOWN_TOOL
@@ -19,8 +20,11 @@ from llm_envs.types import ToolCall, ToolResult
 
 __all__ = ["FunctionCallingEnv"]
 
-_ASK = re.compile(r"ask\s+([0-9]{1,3})\s*:\s*([a-z_]{1,30})\s*[.?]?", re.IGNORECASE)
-_IMPOSSIBLE = re.compile(r"impossible\s*:\s*([0-9]{1,3}(?:\s*,\s*[0-9]{1,3})*)\s*\.?", re.IGNORECASE)
+_ASK = re.compile(
+    r"(?:[-*]\s+)?[*`]*ask\s+(?:part\s+)?([0-9]{1,3})\s*:\s*[*`'\"]*([a-z_]{1,30})[*`'\"]*\s*[.?]?[*`]*", re.IGNORECASE
+)
+_AND = r"\s*(?:,|;|&|\band\b|,\s*and\b)\s*"
+_IMPOSSIBLE = re.compile(rf"impossible\s*:?\s*(?:parts?\s*)?([0-9]{{1,3}}(?:{_AND}[0-9]{{1,3}})*)\s*\.?", re.IGNORECASE)
 
 
 class FunctionCallingEnv(ToolEnv):
@@ -99,13 +103,16 @@ class FunctionCallingEnv(ToolEnv):
     slow_reset_reason = "at the expert level 30 functions are drawn, each until it is one of the split's"
     problem_fields = {"functions": list, "parts": list, "salt": int}
     instructions = (
-        "Do what the user asks with the functions. Call a function only if its description fits, with every argument "
-        "that the user has told, in the types and formats of its schema, and no other argument. Where the user has not "
-        "told a required argument, ask for it before you call, in a line of its own without a call: ask, the number "
-        "of the part, a colon, and the parameter's name, such as: ask 2: date. When all is done, reply "
-        "<answer>done</answer>; if no function fits some parts, do the others, and name those by their numbers: "
-        "<answer>impossible: 2, 3</answer>. Calls that do not wait for each other's results belong in one reply."
+        "Do the numbered parts of the user's request with the functions. Call a function only if its description fits. "
+        "Give every argument that the user has told, in the types and formats of the function's schema, and no other "
+        "argument. If the user has not told a required argument, ask for it before you call: write a reply without a "
+        "call, with the word ask, the number of the part, a colon, and the name of the parameter, for example: "
+        "ask 2: date. If no function fits a part, do not call one for it, and do the other parts. Calls that do not "
+        "need each other's results belong in one reply. At the end, answer done; but if no function fits parts 2 and "
+        "3, answer <answer>impossible: 2, 3</answer>."
     )
+    answer_example = "done"
+    has_natural_form = False
 
     def __init__(
         self,
@@ -228,9 +235,12 @@ class FunctionCallingEnv(ToolEnv):
         """Compare the calls, the questions and the parts that cannot be done with those that there should be."""
         text = answer.strip()
         match = _IMPOSSIBLE.fullmatch(text)
-        if match is None and text.rstrip(".").casefold() != "done":
-            raise InvalidActionError("the answer must be: done, or: impossible, a colon, and the numbers of parts")
-        named = sorted(map(int, match[1].split(","))) if match else []
+        if match is None and not is_done(text):
+            raise InvalidActionError(
+                "the answer must be <answer>done</answer>, or the numbers of parts as in <answer>impossible: 2, "
+                "3</answer>"
+            )
+        named = sorted(map(int, re.findall("[0-9]+", match[1]))) if match else []
         needed = Counter(_key(*call) for calls in self._needed for call in calls)
         asked = self._told == self._missing()
         return named == self._impossible() and self._made == needed and asked and self._n_mistakes == 0
@@ -258,7 +268,7 @@ class FunctionCallingEnv(ToolEnv):
         if ready:
             return "\n".join(ready[: self.max_calls_per_turn])
         impossible = self._impossible()
-        return format_answer(f"impossible: {', '.join(map(str, impossible))}" if impossible else "done")
+        return self.write_answer(f"impossible: {', '.join(map(str, impossible))}" if impossible else "done")
 
 
 def _key(name: str, arguments: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""`llm/PythonInterpreter-v0`: questions that a few lines of Python answer, and no head."""
+"""`llm/PythonInterpreter-v0`: questions that take a few lines of Python."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 
 from llm_envs.env import Difficulty, ToolEnv
 from llm_envs.errors import InvalidActionError, InvalidConfigError
-from llm_envs.parsers import format_answer, format_tool_call
-from llm_envs.rewards import parse_integer
+from llm_envs.parsers import format_tool_call
+from llm_envs.rewards import read_integer
 from llm_envs.sandbox import PythonTool, Sandbox, SandboxLimits, SubprocessSandbox
+from llm_envs.tasks.code.judging import SANDBOX_LACKS
 
 __all__ = ["KINDS", "PythonInterpreterEnv"]
 
@@ -69,9 +70,8 @@ class PythonInterpreterEnv(ToolEnv):
     default_max_turns = 5
     blocking = True  # the code runs in a process, for up to two seconds a call
     problem_fields = {"kind": str, "numbers": list}
-    instructions = (
-        "Use Python to find the number, then answer as <answer>...</answer>. One reply may call it four times at most."
-    )
+    instructions = "Find the whole number with the tool python, then answer with it. Make at most 4 calls in a reply."
+    answer_example = "-307"
     max_calls_per_turn = 4  # each may take its two seconds
 
     def __init__(
@@ -81,13 +81,14 @@ class PythonInterpreterEnv(ToolEnv):
         max_turns: int | None = None,
         render_mode: str | None = None,
         interpreter: str = "monty",
+        answer_form: str | None = None,
     ) -> None:
         if interpreter not in _INTERPRETERS:
             raise InvalidConfigError(
                 f"PythonInterpreterEnv: interpreter is {interpreter!r}; known are {', '.join(_INTERPRETERS)}."
             )
         self._interpreter = interpreter
-        super().__init__(split, difficulty, max_turns, render_mode)
+        super().__init__(split, difficulty, max_turns, render_mode, answer_form)
 
     def make_tools(self) -> Sequence[PythonTool]:
         """Return the interpreter."""
@@ -131,12 +132,16 @@ class PythonInterpreterEnv(ToolEnv):
         """Return the question."""
         return KINDS[self.problem["kind"]].text(*self.problem["numbers"])
 
+    def written_instructions(self) -> str | None:
+        """Return the system prompt, which names the parts of Python that the small sandbox lacks."""
+        told = super().written_instructions()
+        if self._interpreter != "monty":
+            return told
+        return f"The tool python runs a subset of Python, which does not have {SANDBOX_LACKS}. {told}"
+
     def is_correct(self, answer: str) -> bool:
         """Compare as whole numbers."""
-        number = parse_integer(answer)
-        if number is None:
-            raise InvalidActionError("the answer is not a whole number")
-        return number == self.target
+        return read_integer(answer) == self.target
 
     def next_action(self) -> str:
         """Run the program; when it has given the number, or with the last turn, answer."""
@@ -144,7 +149,7 @@ class PythonInterpreterEnv(ToolEnv):
         if self.n_turns + 1 >= self.max_turns or any(
             result.success and result.output == target for result in self.tool_results
         ):
-            return format_answer(target)
+            return self.write_answer(target)
         return format_tool_call("python", code=KINDS[self.problem["kind"]].code(*self.problem["numbers"]))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from llm_envs.env import Difficulty, ToolEnv
 from llm_envs.errors import InvalidActionError
-from llm_envs.parsers import format_answer, format_tool_call
+from llm_envs.parsers import format_tool_call
 from llm_envs.rewards import parse_integer
 from llm_envs.tasks.tools.bm25 import Bm25
 from llm_envs.tools.toolset import Toolset, tool
@@ -85,8 +86,8 @@ class SearchEnv(ToolEnv):
     error.
 
     ## Action
-    A call of `search` or `read`, or the final answer in `<answer>` tags: a name or a year. Case, quotation marks, and
-    words before a name such as "the river" do not matter.
+    A call of `search` or `read`, or the final answer, a name or a year: `<answer>Norbert Quayle</answer>`.
+    Case, quotation marks, and words before a name such as "the river" do not matter.
 
     ## Reward
     `correct` (weight 1): 1 for the right answer. `malformed` (weight -0.1): 1 for a reply that is neither a call nor an
@@ -138,8 +139,9 @@ class SearchEnv(ToolEnv):
     problem_fields = {"world": dict, "start": list, "path": list, "asked": str}
     instructions = (
         "Answer the question with the encyclopedia, which you can search and read. Everything in it is invented. "
-        "Reply with the name or the year alone as <answer>...</answer>."
+        "Answer with the name or the year, and nothing else. An answer that is a year is written <answer>1874</answer>."
     )
+    answer_example = "Norbert Quayle"
 
     def __init__(
         self,
@@ -147,8 +149,9 @@ class SearchEnv(ToolEnv):
         difficulty: str | None = None,
         max_turns: int | None = None,
         render_mode: str | None = None,
+        answer_form: str | None = None,
     ) -> None:
-        super().__init__(split, difficulty, max_turns, render_mode)
+        super().__init__(split, difficulty, max_turns, render_mode, answer_form)
         if max_turns is None:
             self.max_turns = self.settings["turns"]
 
@@ -200,8 +203,11 @@ class SearchEnv(ToolEnv):
     def is_correct(self, answer: str) -> bool:
         """Compare as years or as names."""
         if isinstance(self._answer, str):
-            return _normal(answer) == _normal(self._answer)
-        year = parse_integer(answer)
+            name = _normal(answer)
+            if name != _normal(self._answer) and _SENTENCE.search(answer):
+                raise InvalidActionError("the answer is a sentence; it must be the name")
+            return name == _normal(self._answer)
+        year = parse_integer(answer.casefold().removeprefix("in ").removeprefix("the year ").strip(" ."))
         if year is None:
             raise InvalidActionError("the answer is not a year")
         return year == self._answer
@@ -220,7 +226,7 @@ class SearchEnv(ToolEnv):
             if ("search", query) in log:
                 return format_tool_call("read", title=title)
             return format_tool_call("search", query=query)
-        return format_answer(self._answer)
+        return self.write_answer(self._answer)
 
 
 # The world: lists of lists, in which a thing's first field is its name and others are places in other lists.
@@ -456,6 +462,7 @@ _ARTICLES: dict[str, Callable[[Mapping[str, list[list[Any]]]], Iterator[tuple[st
     "company": _companies,
     "book": _books,
 }
+_SENTENCE = re.compile(r"\b(?:is|was|are|were|lies|wrote|founded|let|will|search|read|cannot)\b", re.IGNORECASE)
 _BEFORE_NAMES = ("the ", "river ", "town of ", "town ", "company ", "book ")
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from math import lcm
 from typing import Any
 
 from llm_envs.env import Difficulty, ToolEnv
 from llm_envs.errors import InvalidActionError
-from llm_envs.parsers import ParsedReply, format_answer, format_tool_call
+from llm_envs.parsers import ParsedReply, format_tool_call
 from llm_envs.rewards import parse_integer
+from llm_envs.tasks.replies import list_items
 from llm_envs.tools.base import Tool
 from llm_envs.tools.budget import Budget
 from llm_envs.tools.toolset import budgeted
@@ -46,7 +48,8 @@ class SelfVerificationEnv(ToolEnv):
     budget is spent. After a malformed reply a readable error.
 
     ## Action
-    A call of the tool `check`, or the final answer: the four numbers in order, `<answer>17, 23, 5, 40</answer>`.
+    A call of the tool `check`, or the final answer: the four numbers in order, `<answer>17, 23, 5, 40</answer>`, with
+    commas, line breaks or "and" between them.
 
     ## Reward
     A vector: `quality` (weight 1), the share of the four numbers that is right; `cost` (weight -0.2), the checks of
@@ -110,10 +113,11 @@ class SelfVerificationEnv(ToolEnv):
     reward_weights = {"quality": 1.0, "cost": -COST_WEIGHT, "malformed": -0.1}
     min_return = -COST_WEIGHT - 0.5  # the whole budget, and the most that malformed replies cost
     instructions = (
-        "Find the four numbers. A number may be settled by what is said about it, or not; a check says whether a "
-        "number is the right one. Each right number earns 0.25, each check costs 0.05, and at most 4 checks are "
-        "made. Reply with the four numbers in order as <answer>17, 23, 5, 40</answer>."
+        "Find the four numbers. Some descriptions fit only one number; others fit two, and then a check tells whether "
+        "a number is the right one. Each right number earns 0.25, each check costs 0.05, and you can make at most 4 "
+        "checks. Answer with the four numbers in order, with commas between them."
     )
+    answer_example = "17, 23, 5, 40"
 
     def make_tools(self) -> Sequence[Tool]:
         """Return the check, under its budget."""
@@ -184,9 +188,11 @@ class SelfVerificationEnv(ToolEnv):
 
     def is_correct(self, answer: str) -> bool:
         """Return whether all four are right, and keep the share that is."""
-        parts = [parse_integer(part) for part in answer.strip("[]() .").split(",")]
+        parts = [parse_integer(part) for part in list_items(answer)]
+        if len(parts) != N_QUESTIONS:  # perhaps with thousands separators: 1,204, 3,011, ...
+            parts = [parse_integer(part.strip("[]() ")) for part in _BETWEEN.split(answer.strip())]
         if len(parts) != N_QUESTIONS or None in parts:
-            raise InvalidActionError(f"the answer is {N_QUESTIONS} whole numbers with commas between them")
+            raise InvalidActionError(f"the answer must be {N_QUESTIONS} whole numbers with commas between them")
         secrets = self.problem["secrets"]
         self._share = sum(part == secret for part, secret in zip(parts, secrets, strict=True)) / N_QUESTIONS
         return self._share == 1.0
@@ -214,7 +220,10 @@ class SelfVerificationEnv(ToolEnv):
             numbers.append(left[0] if known is None else known)
         if calls and self.n_turns + 1 < self.max_turns and self.budget.remaining >= len(calls):
             return "\n".join(calls)
-        return format_answer(", ".join(map(str, numbers)))
+        return self.write_answer(", ".join(map(str, numbers)))
+
+
+_BETWEEN = re.compile(r",?\s+and\s+|,\s+|\s*[;\n]\s*")
 
 
 def _draw_question(

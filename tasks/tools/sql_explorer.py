@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -10,8 +11,8 @@ import numpy as np
 
 from llm_envs.env import Difficulty, ToolEnv
 from llm_envs.errors import InvalidActionError
-from llm_envs.parsers import format_answer, format_tool_call
-from llm_envs.rewards import parse_integer
+from llm_envs.parsers import format_tool_call
+from llm_envs.rewards import read_integer
 from llm_envs.tasks.sqlite_world import THEMES, Database, check_world, format_table, generate_world
 from llm_envs.tools.toolset import Toolset, tool
 
@@ -57,8 +58,8 @@ class SQLExplorerEnv(ToolEnv):
     run, writes, or takes too long. After a malformed reply a readable error.
 
     ## Action
-    A call of the tool `sql`, or the final answer in `<answer>` tags: a whole number, or a name as it stands in the
-    database (upper and lower case alike).
+    A call of the tool `sql`, or the final answer: a whole number, `<answer>417</answer>`, or a name as it stands in the
+    database (upper and lower case alike), `<answer>Norbert Quayle</answer>`.
 
     ## Reward
     `correct` (weight 1): 1 for the right answer. `malformed` (weight -0.1): 1 for a reply that is neither a call nor an
@@ -96,9 +97,11 @@ class SQLExplorerEnv(ToolEnv):
     problem_fields = {"world": dict, "kind": str, "values": list}
     blocking = True  # a statement may take a quarter of a second
     instructions = (
-        "Answer the question from the SQLite database, which you can read with the tool sql. "
-        "Reply with the answer alone as <answer>...</answer>: a whole number, or a name as it stands in the database."
+        "Answer the question from the SQLite database, which you can read with the tool sql. Answer with a whole "
+        "number, or with a name as it stands in the database, and nothing else. An answer that is a name is written "
+        "<answer>Norbert Quayle</answer>."
     )
+    answer_example = "417"
 
     def make_tools(self) -> Toolset:
         """Return the tool that reads."""
@@ -150,23 +153,24 @@ class SQLExplorerEnv(ToolEnv):
     def is_correct(self, answer: str) -> bool:
         """Compare as whole numbers or as names."""
         if isinstance(self._answer, str):
-            return answer.strip("'\". ").casefold() == self._answer.casefold()
-        number = parse_integer(answer)
-        if number is None:
-            raise InvalidActionError("the answer is not a whole number")
-        return number == self._answer
+            name = answer.strip("'\".` ").casefold()
+            if name != self._answer.casefold() and _SENTENCE.search(name):
+                raise InvalidActionError("the answer is a sentence; it must be the name")
+            return name == self._answer.casefold()
+        return read_integer(answer) == self._answer
 
     def next_action(self) -> str:
         """Read the schema, run the query, and answer with what it gave."""
         query = KINDS[self.problem["kind"]].sql(_Words(self.problem["world"]), *self.problem["values"])
         for result in self.tool_results:
             if result.success and result.arguments.get("query") == query:
-                return format_answer(result.output.splitlines()[-1].partition(" | ")[0])
+                return self.write_answer(result.output.splitlines()[-1].partition(" | ")[0])
         if any(result.success and result.arguments.get("query") == _SCHEMA for result in self.tool_results):
             return format_tool_call("sql", query=query)
         return format_tool_call("sql", query=_SCHEMA)
 
 
+_SENTENCE = re.compile(r"\b(?:is|was|are|were|has|have|had|let|will|run|query)\b")
 _SCHEMA = "SELECT sql FROM sqlite_master WHERE type = 'table'"
 
 

@@ -51,7 +51,8 @@ def score_episodes(options, answer):
         (SINGLE, "22222", 0),  # somebody else's
         (SINGLE, "33333", 0),
         (SINGLE, "11111, 22222", 0),
-        (SINGLE, "the code is 11111", -0.1),
+        (SINGLE, "the code is 11111", 1),
+        (SINGLE, "the code is 11111 or 22222", -0.1),
         (SINGLE, "11111 22222", -0.1),
         (SINGLE, "", -0.1),
         (VALUES, "44444, 11111", 1),

@@ -96,8 +96,8 @@ def test_more_than_three_requests_a_turn_are_turned_away():
 @pytest.mark.parametrize(
     ("asked", "name", "right", "wrong"),
     [
-        ("email", "Bo", "BO@X.ORG.", "Bo"),
-        ("email", "Ada", "Ada@x.org", "Ada@x.org Bo@x.org"),
+        ("email", "Bo", "BO@X.ORG.", "ada@x.org"),
+        ("email", "Ada", "Ada@x.org", "bo@x.org"),
         ("count", "Ada", "6", "5"),  # 5 on the first page
         ("count", "N1", "0", "1"),
         ("sum", "Ada", "80", "59"),  # 59 on the first page
@@ -115,6 +115,13 @@ def test_a_number_is_asked_for_as_a_number():
     env = gym.make(ID)
     env.reset(options=problem("count"))
     assert env.step(format_answer("six"))[1:3] == (pytest.approx(-0.1), False)
+
+
+def test_an_address_is_asked_for_as_an_address():
+    env = gym.make(ID)
+    env.reset(options=problem("email", "Ada"))
+    for answer in ("Ada", "Ada@x.org Bo@x.org", "Ada@x.org or Bo@x.org"):
+        assert env.step(format_answer(answer))[0] == "Error: the answer is not an e-mail address."
 
 
 @pytest.mark.parametrize(("level", "longest"), [("easy", 6), ("medium", 11), ("hard", 17)])
