@@ -14,8 +14,8 @@ _DONE = re.compile(
 )
 _SEPARATOR = re.compile(r"[,;\n]")
 _AND = re.compile(r"\s+(?:and|&)\s+", re.IGNORECASE)
-_LEADING_AND = re.compile(r"(?:and|&)\s+", re.IGNORECASE)
-_MARKER = re.compile(r"(?:[-*+\u2022]|\(?\d{1,3}[.):])\s+")
+_LEADING_AND = re.compile(r"\s*(?:and|&)\s+", re.IGNORECASE)
+_MARKER = re.compile(r"^(?:[-*+\u2022]|\(?\d{1,3}[.):])\s+")
 _DECORATION = " \t\r*`'\"\u201c\u201d.[](){}"
 
 
@@ -44,10 +44,9 @@ def list_items(text: str) -> list[str]:
     repetition stays, so that the caller can refuse it.
     """
     items = []
-    for part in _SEPARATOR.split(text.strip(_DECORATION + "\n")):
-        for piece in _AND.split(_LEADING_AND.sub("", _bare(part), count=1) if " " in part.strip() else part):
-            if item := _bare(piece):
-                items.append(item)
+    for part in map(_bare, _SEPARATOR.split(text.strip(_DECORATION + "\n"))):
+        first = _LEADING_AND.match(part)
+        items += [item for piece in _AND.split(part[first.end() :] if first else part) if (item := _bare(piece))]
     return items
 
 

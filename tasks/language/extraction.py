@@ -132,7 +132,12 @@ class ExtractionEnv(SingleTurnEnv):
 
     def is_correct(self, answer: str) -> bool:
         """Compare as sets."""
-        given = [code for item in list_items(answer) for code in item.upper().split() if code not in _NOT_CODES]
+        given = [
+            code
+            for item in list_items(answer)
+            for word in item.upper().split()
+            if (code := word.strip("*`")) not in _NOT_CODES
+        ]
         known = {entry["code"] for entry in self.problem["entries"]}
         for code in given:
             if code not in known:

@@ -208,7 +208,7 @@ _FORMS = {
     **{"chain": ("[a-z]+ [a-z]+", "names of two words"), "words": ("[a-z]+", "words")},
 }
 """Of each kind: the form of an item, and how the error names the items."""
-_LABEL = re.compile(r"[a-z' ]+:\s*(?=\d)|the (?=[a-z]+ [a-z]+$)")
+_LABEL = re.compile(r"^(?:[a-z' ]+:\s*(?=\d)|the (?=[a-z]+ [a-z]+$))")
 
 
 def _plain_item(item: str) -> str:

@@ -31,7 +31,7 @@ _NAMES = tuple(map("".join, product(_HEADS, _TAILS)))
 _ABSTAIN = "unanswerable"
 REASONS = ("missing", "none", "contradiction", "ambiguous")
 _LINE = re.compile(r"(?:question |q)?\(?(\d{1,3})(?:\*\*)?\s*[:.)=-](?:\*\*)?\s*(.+)", re.IGNORECASE)
-_BREAK = re.compile(r"[;\n]|,?\s+(?=(?:\*\*)?\d{1,3}(?:\*\*)?\s?[:.)](?:\*\*)?\s)")
+_BREAK = re.compile(r"[;\n]|(?<!question),?\s+(?=(?:\*\*)?\d{1,3}(?:\*\*)?\s?[:.)](?:\*\*)?\s)", re.IGNORECASE)
 _SENTENCE = re.compile(r"(?:the answer|it|(?:the )?[\w ]+ of \w+) is (?:the )?(\w+)")
 _OPEN = re.compile(r"(?:it is |it's )?(?:not answerable|cannot be answered|can't be answered)")
 _MOST_FACTS = 400
@@ -208,6 +208,7 @@ class UnanswerableEnv(SingleTurnEnv):
     def begin(self) -> None:
         """Find the possible answers to each question."""
         after, several = _by_name(self.problem["facts"]), self.problem["several"]
+        self._names = {name.lower() for fact in self.problem["facts"] for name in fact[1:] if name}
         self._answers = [possible_answers(after, several, question) for question in self.problem["questions"]]
 
     def prompt(self) -> str:
@@ -268,6 +269,8 @@ class UnanswerableEnv(SingleTurnEnv):
         if not said.startswith(_ABSTAIN):
             return answer is not None and said == answer.lower()
         why = re.sub(r"\W+", " ", said.removeprefix(_ABSTAIN)).strip()
+        if "or" in why.split() or not self._names.isdisjoint(why.split()):
+            return False  # an abstention with an answer in reserve
         if self.problem["reasons"] and why not in REASONS:
             raise InvalidActionError(f"the reason of an unanswerable question must be one of {', '.join(REASONS)}")
         return answer is None and (not self.problem["reasons"] or why in reasons)

@@ -500,3 +500,37 @@ def test_a_nearly_right_query_is_wrong(level):
 def test_a_question_without_rows_is_refused():
     with pytest.raises(InvalidConfigError, match="no rows"):
         gym.make("llm/SQLQuery-v0").reset(options={"problem": OSLO | {"values": ["a", "Riga", ">", 50, "ASC"]}})
+
+
+# Natural forms of answers.
+
+SUM_CODE = "def f(xs):\n    return sum(x for x in xs if x % 2 == 0)"
+OUTPUT = {"program": "print(3)\nprint([1, 2])", "output": "3\n[1, 2]"}
+WRONG_LINE = sum_with(["one", ">=", 3])
+QUERY = "SELECT name, age FROM customers WHERE city != 'Riga' AND age <= 50 ORDER BY age, name"
+
+
+@pytest.mark.parametrize(
+    ("name", "problem", "answer", "paid"),
+    [
+        ("WriteFunction", EVEN_SUM, f"Here is the function:\n```python\n{SUM_CODE}\n```\nIt adds the even numbers.", 1),
+        ("WriteFunction", EVEN_SUM, f"```\n{SUM_CODE}\n```", 1),
+        ("WriteFunction", EVEN_SUM, f"```python\n{SUM_CODE}\n```\n```python\ndef f(xs):\n    return 0\n```", 0),
+        ("RepairFunction", WRONG_LINE, "**Line 4:** `if c > 3:`", 1),
+        ("RepairFunction", WRONG_LINE, "Line 4 should be: if c > 3:", 1),
+        ("RepairFunction", WRONG_LINE, "4:\n```python\n        if c > 3:\n```", 1),
+        ("RepairFunction", WRONG_LINE, "```\n 4:         if c > 3:\n```", 1),
+        ("RepairFunction", WRONG_LINE, "4: if c > 3: or 4: if c >= 4:", -0.1),
+        ("RepairFunction", WRONG_LINE, "3: for c in a:\n4: if c > 3:", -0.1),
+        ("PredictOutput", OUTPUT, "The output is:\n```\n3\n[1, 2]\n```", 1),
+        ("PredictOutput", OUTPUT, "3\n[1,2]", 1),
+        ("PredictOutput", OUTPUT, "**3\n[1, 2]**", 1),
+        ("PredictOutput", OUTPUT, "3\n[1, 2]\nor\n4\n[1, 2]", 0),
+        ("PredictOutput", OUTPUT, "3.0\n[1, 2]", 0),
+        ("SQLQuery", OSLO, f"`{QUERY}`", 1),
+        ("SQLQuery", OSLO, f"This query answers it:\n```sql\n{QUERY};\n```\nIt sorts by age.", 1),
+        ("SQLQuery", OSLO, f"```sql\n{QUERY};\n```\nor\n```sql\nSELECT 1\n```", -0.1),
+    ],
+)
+def test_natural_forms(name, problem, answer, paid):
+    assert reward(f"llm/{name}-v0", problem, answer) == pytest.approx(paid)

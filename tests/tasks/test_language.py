@@ -333,3 +333,59 @@ def test_patterns_take_time_in_proportion():
 def test_broken_patterns_are_refused(source):
     with pytest.raises(InvalidActionError, match="the pattern"):
         Pattern(source)
+
+
+# Natural forms of answers.
+
+REGEX = {"pattern": "a+b", "match": ["ab", "aab"], "reject": ["b", "abb"]}
+TEXT = {"rules": [["sentences", 1], ["first", "owls"], ["marks", "."]], "example": "Owls sleep."}
+
+
+@pytest.mark.parametrize(
+    ("name", "problem", "answer"),
+    [
+        ("Acrostic", POEM, "**M**orning milk\n**O**ld owl\n**O**pen rose"),
+        ("Acrostic", POEM, "1. Morning milk\n2. Old owl\n3. Open rose"),
+        ("Acrostic", POEM, "Here it is:\n```\nMorning milk\nOld owl\nOpen rose\n```"),
+        ("Instructions", TEXT, "Owls sleep."),
+        ("Instructions", TEXT, "```\nOwls sleep.\n```"),
+        ("JsonRecord", RECORD, 'Here is the record:\n```json\n{"age": 1, "married": false}\n```\nI left out the pet.'),
+        ("JsonRecord", RECORD, 'The record is {"age": 1, "married": false}.'),
+        ("Extraction", DELIVERIES, "- K27\n- M81"),
+        ("Extraction", DELIVERIES, "1. K27; 2. M81"),
+        ("Extraction", DELIVERIES, "Deliveries **K27** and **M81**."),
+        ("Extraction", DELIVERIES, "The codes are k27, m81."),
+        ("Extraction", DELIVERIES, "[K27, M81]"),
+        ("Regex", REGEX, "`a+b`"),
+        ("Regex", REGEX, "^a+b$"),
+        ("Regex", REGEX, "(?:a)+b"),
+        ("Regex", REGEX, "The pattern is:\n```\na+b\n```"),
+    ],
+)
+def test_a_right_answer_counts_in_natural_forms(name, problem, answer):
+    assert reward(f"llm/{name}-v0", problem, answer) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "problem", "answer"),
+    [
+        ("Acrostic", POEM, "Morning milk\nOld owl\nOpen rose\nor\nMoody milk\nOld owl\nOpen rose"),
+        ("Instructions", TEXT, "Owls sleep"),  # the full stop belongs to the text
+        ("Instructions", TEXT, "Owls sleep.\nOwls wake."),
+        ("JsonRecord", RECORD, '{"age": 1, "married": false} or {"age": 2, "married": false}'),
+        ("Extraction", DELIVERIES, "K27, M81 or P55"),
+        ("Extraction", DELIVERIES, "K27 and M81, maybe P55"),
+        ("Extraction", DELIVERIES, "The answer is K27, M81. The answer is P55."),
+        ("Regex", REGEX, "a+b or ab"),
+        ("Regex", REGEX, "```\na+b\n```\n```\nab\n```"),
+    ],
+)
+def test_several_answers_do_not_count(name, problem, answer):
+    assert reward(f"llm/{name}-v0", problem, answer) <= 0
+
+
+def test_codes_are_read_from_prose():
+    env = gym.make("llm/Extraction-v0", answer_form="natural")
+    for reply, paid in [("K27 and M81 go there. So the answer is K27, M81.", 1), ("It is K27, M81 or P55.", -0.1)]:
+        env.reset(options={"problem": DELIVERIES})
+        assert env.step(reply)[1] == pytest.approx(paid)

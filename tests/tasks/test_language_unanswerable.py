@@ -228,3 +228,31 @@ def test_other_names_and_another_order_make_no_other_problem():
     for split in ("train", "test"):
         for each in drawn("easy", 10, split):
             assert split_of(each.split_key(each.problem)) == split
+
+
+TWO = PROBLEM | {"questions": [[0, 1, "Ada"], [0, 1, "Eva"]], "reasons": False}
+
+
+@pytest.mark.parametrize(
+    ("problem", "answer", "paid"),
+    [
+        (TWO, "1. Red\n2. unanswerable", 1),
+        (TWO, "- **1:** Red\n- **2:** Unanswerable", 1),
+        (TWO, "Question 1: Red\nQuestion 2: unanswerable.", 1),
+        (TWO, "1: Red, 2: unanswerable", 1),
+        (TWO, "Red\nunanswerable", 1),
+        (TWO, "1: The team of Ada is Red.\n2: It is unanswerable.", 1),
+        (TWO, "1: Red\n2: cannot be answered", 1),
+        (TWO | {"reasons": True}, "1: Red\n2: unanswerable (missing)", 1),
+        (TWO, "1: Red or Blue\n2: unanswerable", 0),
+        (TWO, "1: Red\n2: unanswerable or Blue", 0),
+        (TWO, "1: The team of Ada is not Red.\n2: unanswerable", 0),
+        (TWO, "1: Red\n1: Blue\n2: unanswerable", -0.1),
+        (TWO, "Red\nBlue\nunanswerable", -0.1),
+        (TWO, "1: Red", -0.1),
+    ],
+)
+def test_natural_forms(problem, answer, paid):
+    env = gym.make(ID)
+    env.reset(seed=0, options={"problem": problem})
+    assert env.step(format_answer(answer))[1] == pytest.approx(paid)
