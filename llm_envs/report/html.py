@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +110,7 @@ def _outcome(trajectory: Trajectory) -> str:
 
 
 def _bubbles(trajectory: Trajectory) -> Iterator[Bubble]:
-    turns = iter(trajectory.turns)
+    turns = chain([None] * trajectory.n_example_replies, trajectory.turns)
     for message in trajectory.messages:
         if message.role == "assistant":
             yield Bubble("assistant", _parts(message), next(turns, None))

@@ -155,10 +155,10 @@ def diversity(trajectories: Sequence[Trajectory]) -> float:
     The mean, over pairs of trajectories, of 1 − |A ∩ B| / |A ∪ B| over the sets of words that each wrote (Jaccard's
     distance). 0 for fewer than two.
     """
-    words = [
-        {word for message in trajectory.messages if message.role == "assistant" for word in message.content.split()}
-        for trajectory in trajectories
-    ]
+    words = []
+    for trajectory in trajectories:
+        replies = [message.content for message in trajectory.messages if message.role == "assistant"]
+        words.append({word for reply in replies[trajectory.n_example_replies :] for word in reply.split()})
     distances = [1.0 - len(a & b) / len(a | b) if a | b else 0.0 for a, b in combinations(words, 2)]
     return sum(distances) / len(distances) if distances else 0.0
 

@@ -193,6 +193,16 @@ class Trajectory:
         return was_last_turn_cut or self.stop_reason in _TOKEN_LIMITS
 
     @property
+    def n_example_replies(self) -> int:
+        """Assistant messages before the agent's first one: examples in the prompt.
+
+        If the environment also answers as an assistant, those messages count too.
+        """
+        said = [message.role == "assistant" for message in self.messages]
+        n_failed = int(self.status == "errored" and bool(said) and said[-1])  # a reply whose step failed has no turn
+        return max(sum(said) - len(self.turns) - n_failed, 0)
+
+    @property
     def n_forks(self) -> int:
         """How often a new row began because the model had to see a changed history."""
         return max(len(self.rows) - 1, 0)
@@ -331,11 +341,13 @@ def inspect_trajectory(trajectory: Trajectory) -> str:
     if trajectory.error is not None:
         lines.append(f"error in {trajectory.error.where}: {trajectory.error.kind}: {trajectory.error.message}")
     turns = iter(trajectory.turns)
+    n_examples = trajectory.n_example_replies
     for message in trajectory.messages:
         lines.append(f"--- {message.role}")
         lines.append(message.content)
         if message.role == "assistant":
-            turn = next(turns, None)
+            n_examples -= 1
+            turn = next(turns, None) if n_examples < 0 else None
             if turn is not None:
                 lines.append(f"    [reward {turn.reward:g}, {turn.finish_reason.value}]")
     return "\n".join(lines)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from llm_envs.wrappers.few_shot import FewShot
 from llm_envs.wrappers.mixtures import CurriculumEnv, MixtureEnv
 from llm_envs.wrappers.text import (
     AddTools,
@@ -18,6 +19,7 @@ __all__ = [
     "AddTools",
     "BestOf",
     "CurriculumEnv",
+    "FewShot",
     "FormatObservation",
     "MixtureEnv",
     "RequireThinking",

@@ -40,7 +40,7 @@ Info = dict[str, Any]
 Stepped = tuple[str, SupportsFloat, bool, bool, Info]
 
 
-class _TextWrapper(gym.Wrapper[str, str, str, str], gym.utils.RecordConstructorArgs):
+class TextWrapper(gym.Wrapper[str, str, str, str], gym.utils.RecordConstructorArgs):
     """Base of all wrappers. It records its arguments, so that the environment can be saved and made again."""
 
     def __init__(self, env: gym.Env[str, str], **kwargs: Any) -> None:
@@ -52,7 +52,7 @@ class _TextWrapper(gym.Wrapper[str, str, str, str], gym.utils.RecordConstructorA
         return self.env.get_wrapper_attr(name)
 
 
-class TurnLimit(_TextWrapper):
+class TurnLimit(TextWrapper):
     """Truncates an episode after a number of turns, and then reports no success.
 
     The agent does not see the limit, and the task's prompt may name a higher one. Use `FormatObservation` to show it.
@@ -66,7 +66,7 @@ class TurnLimit(_TextWrapper):
     """
 
     def __init__(self, env: gym.Env[str, str], max_turns: int) -> None:
-        _at_least(type(self), "max_turns", max_turns, 1)
+        check_at_least(type(self), "max_turns", max_turns, 1)
         super().__init__(env, max_turns=max_turns)
         self._limit = max_turns
         self._n_turns = 0
@@ -90,7 +90,7 @@ class TurnLimit(_TextWrapper):
         return observation, reward, terminated, truncated, info
 
 
-class StepCost(_TextWrapper):
+class StepCost(TextWrapper):
     """Makes every turn cost something, as a separate reward component.
 
     Args:
@@ -126,7 +126,7 @@ class StepCost(_TextWrapper):
         )
 
 
-class RequireThinking(_TextWrapper):
+class RequireThinking(TextWrapper):
     """Makes a reply without thinking cost something; the reply itself is played unchanged.
 
     Args:
@@ -144,7 +144,7 @@ class RequireThinking(_TextWrapper):
     ) -> None:
         if not cost > 0:
             raise InvalidConfigError(f"RequireThinking: cost is {cost!r}; it must be above 0.")
-        _at_least(type(self), "min_characters", min_characters, 1)
+        check_at_least(type(self), "min_characters", min_characters, 1)
         super().__init__(env, cost=cost, min_characters=min_characters, component=component)
         _new_component(self, component)
         self._cost, self._min_characters, self._component = float(cost), min_characters, component
@@ -163,7 +163,7 @@ class RequireThinking(_TextWrapper):
         return observation, net, terminated, truncated, _with_component(info, self._component, missing)
 
 
-class StripThinking(_TextWrapper):
+class StripThinking(TextWrapper):
     """Removes thinking from a reply before the task reads it, for tasks that do not expect it.
 
     It removes complete `<think>...</think>` blocks, and text before a closing tag whose opening tag is in the prompt.
@@ -185,7 +185,7 @@ _THOUGHTS = re.compile(r"<think>(?:(?!<think>).)*?</think>", re.DOTALL)
 _THOUGHT_IN_PROMPT = re.compile(r"\A(?:(?!<think>).)*?</think>", re.DOTALL)
 
 
-class TruncateObservation(_TextWrapper):
+class TruncateObservation(TextWrapper):
     """Cuts long observations in the middle: a tool's result can be longer than a model's context.
 
     Args:
@@ -200,18 +200,18 @@ class TruncateObservation(_TextWrapper):
     def __init__(
         self, env: gym.Env[str, str], max_characters: int, marker: str = "\n[... {n} characters left out ...]\n"
     ) -> None:
-        _at_least(type(self), "max_characters", max_characters, len(marker) + 20)
+        check_at_least(type(self), "max_characters", max_characters, len(marker) + 20)
         super().__init__(env, max_characters=max_characters, marker=marker)
         self._max, self._marker = max_characters, marker
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, Info]:
         """Start an episode."""
-        return _changed(*self.env.reset(seed=seed, options=options), [self._cut])
+        return changed_observation(*self.env.reset(seed=seed, options=options), [self._cut])
 
     def step(self, action: str) -> Stepped:
         """Take a turn."""
         observation, reward, terminated, truncated, info = self.env.step(action)
-        observation, info = _changed(observation, info, [self._cut])
+        observation, info = changed_observation(observation, info, [self._cut])
         return observation, reward, terminated, truncated, info
 
     def _cut(self, text: str) -> str:
@@ -224,7 +224,7 @@ class TruncateObservation(_TextWrapper):
         return text[:head] + marker + text[len(text) - kept // 2 :]
 
 
-class FormatObservation(_TextWrapper):
+class FormatObservation(TextWrapper):
     """Adds text around each observation: the turn, a reminder of the answer's form, a heading.
 
     Args:
@@ -252,7 +252,7 @@ class FormatObservation(_TextWrapper):
         """Start an episode."""
         observation, info = self.env.reset(seed=seed, options=options)
         self._turn = 1
-        return _changed(observation, info, self._around(self._first))
+        return changed_observation(observation, info, self._around(self._first))
 
     def step(self, action: str) -> Stepped:
         """Take a turn."""
@@ -260,7 +260,7 @@ class FormatObservation(_TextWrapper):
         self._turn += 1
         template = self._last if terminated or truncated else self._template
         if template is not None:
-            observation, info = _changed(observation, info, self._around(template))
+            observation, info = changed_observation(observation, info, self._around(template))
         return observation, reward, terminated, truncated, info
 
     def _around(self, template: str) -> list[Callable[[str], str]]:
@@ -270,7 +270,7 @@ class FormatObservation(_TextWrapper):
         return [lambda text: before + text, lambda text: text + after]
 
 
-class AddTools(_TextWrapper):
+class AddTools(TextWrapper):
     """Gives a task tools that it does not have. A reply with tool calls is answered by their results.
 
     A reply without calls, or a broken one, goes to the task.
@@ -296,7 +296,7 @@ class AddTools(_TextWrapper):
         max_turns: int = 4,
         timeout_s: float | None = None,
     ) -> None:
-        _at_least(type(self), "max_turns", max_turns, 2)
+        check_at_least(type(self), "max_turns", max_turns, 2)
         # Tools are functions and are not copied: a copy of a toolset would be another toolset.
         gym.utils.RecordConstructorArgs.__init__(
             self, make_tools=make_tools, max_turns=max_turns, timeout_s=timeout_s, _disable_deepcopy=True
@@ -363,7 +363,7 @@ _MAX_CALLS = 16
 """Per reply, as in a `ToolEnv`."""
 
 
-class BestOf(_TextWrapper):
+class BestOf(TextWrapper):
     """Lets the agent try a problem several times; the best attempt is rewarded.
 
     After an attempt without success the same problem begins again, until an attempt succeeds or the attempts are used
@@ -383,7 +383,7 @@ class BestOf(_TextWrapper):
     reward_weights: Mapping[str, float] = {"best": 1.0}
 
     def __init__(self, env: gym.Env[str, str], k: int, feedback: bool = True) -> None:
-        _at_least(type(self), "k", k, 1)
+        check_at_least(type(self), "k", k, 1)
         super().__init__(env, k=k, feedback=feedback)
         self._k, self._feedback = k, feedback
         self._attempt, self._return, self._best = 1, 0.0, 0.0
@@ -419,7 +419,7 @@ class BestOf(_TextWrapper):
         return f"{observation}\n{again}" if self._feedback else again, gain, False, False, info
 
 
-def _changed(observation: str, info: Info, changes: Sequence[Callable[[str], str]]) -> tuple[str, Info]:
+def changed_observation(observation: str, info: Info, changes: Sequence[Callable[[str], str]]) -> tuple[str, Info]:
     """Return observation and info with the text changed: one function changes every message, two the first and last."""
     messages = info.get("messages")
     if not messages:
@@ -440,7 +440,7 @@ def _with_component(info: Info, component: str, value: float) -> Info:
     return {**info, "reward_components": {**info["reward_components"], component: value}}
 
 
-def _new_component(wrapper: _TextWrapper, component: str) -> None:
+def _new_component(wrapper: TextWrapper, component: str) -> None:
     if component in wrapper.inner("reward_weights"):
         raise InvalidConfigError(
             f"{type(wrapper).__name__}: the task has a reward component {component!r}: choose another component=."
@@ -461,7 +461,7 @@ def _check_template(template: str | None) -> None:
         raise InvalidConfigError(f"FormatObservation: {template!r} must have {{observation}} once.")
 
 
-def _at_least(wrapper: type, name: str, value: object, least: int) -> None:
+def check_at_least(wrapper: type, name: str, value: object, least: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise InvalidConfigError(
             f"{wrapper.__name__}: {name} is {value!r}; it must be a whole number of at least {least}."

@@ -18,6 +18,7 @@ from llm_envs.wrappers import (
     AddTools,
     BestOf,
     CurriculumEnv,
+    FewShot,
     FormatObservation,
     MixtureEnv,
     RequireThinking,
@@ -53,6 +54,8 @@ WRAPPED = {
     "FormatObservation": lambda: FormatObservation(gym.make(GUESS), "{observation} [{turn}/{max_turns}]"),
     "AddTools": lambda: AddTools(gym.make(SUM), [double]),
     "BestOf": lambda: BestOf(gym.make(SUM), 3),
+    "FewShot": lambda: FewShot(gym.make(GUESS), 2),
+    "FewShot, in the prompt": lambda: FewShot(gym.make(SUM), 2, form="prompt"),
     "all": lambda: FormatObservation(
         StepCost(TurnLimit(BestOf(AddTools(gym.make(SUM), [double]), 2), 5), 0.01), "{turns_left}: {observation}"
     ),
