@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from llm_envs.checker.blind_clauses import is_not_won_by_a_fixed_plan, is_not_won_by_enumeration, is_not_won_by_heart
+from llm_envs.checker.form_clauses import accepts_natural_forms, refuses_hedged_answers
 from llm_envs.checker.honesty_clauses import (
     is_not_won_by_shortcuts,
     refuses_mutated_references,
@@ -61,6 +62,8 @@ CLAUSES: tuple[Callable[[Subject], str], ...] = (
     has_disjoint_splits,
     oracle_earns_the_maximum,
     oracle_knows_what_is_shown,
+    accepts_natural_forms,
+    refuses_hedged_answers,
     never_raises,
     withstands_fuzzing,
     is_not_won_by_nonsense,

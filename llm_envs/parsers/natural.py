@@ -96,7 +96,8 @@ def _without_layer(text: str) -> str:
         return text[fence.end() : text.rfind("```")]
     for opening, closing in _WRAPPERS:
         inner = text[len(opening) : -len(closing)]
-        if inner and text.startswith(opening) and text.endswith(closing) and opening[0] not in inner:
+        is_pair = opening not in inner and closing not in inner
+        if inner and text.startswith(opening) and text.endswith(closing) and is_pair:
             return inner
     spans, is_open = boxes_in(text) if text.startswith("\\") else ([], False)
     if len(spans) == 1 and not is_open and text.find("{") + 1 == spans[0][0] and spans[0][1] == len(text) - 1:
@@ -104,7 +105,8 @@ def _without_layer(text: str) -> str:
     if (worded := _TEXT.fullmatch(text)) is not None:
         return worded[1]
     if (stated := _STATEMENT.match(text)) is not None and stated.end() < len(text):
-        return text[stated.end() :]
+        # A second statement may be another answer: `natural_answers` compares them.
+        return text if _STATEMENT.search(text, stated.end()) else text[stated.end() :]
     if text.endswith(("\u3002", ".")) and len(text) > 1 and not text.endswith(".."):
         return text[:-1]
     return text

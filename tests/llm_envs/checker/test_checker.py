@@ -16,7 +16,7 @@ from llm_envs.checker.clauses import CLAUSES
 from llm_envs.checker.subject import THOROUGH, ask_oracle, play, remembering, unwrap
 from llm_envs.env import Difficulty, Outcome, SingleTurnEnv, TextEnv, ToolEnv, split_of
 from llm_envs.errors import InvalidActionError, TaskCheckError, UnknownTaskError
-from llm_envs.parsers import PARSERS, create_xml_parser, format_answer, format_tool_call, parse_reply
+from llm_envs.parsers import PARSERS, create_xml_parser, format_answer, format_tool_call, last_number, parse_reply
 from llm_envs.registration import register_task
 from llm_envs.spaces import TextSpace
 
@@ -132,6 +132,8 @@ class NoHeadings(Sound):
 
 
 class SwallowsArguments(Sound):
+    has_natural_form = False
+
     def __init__(self, split="train", difficulty=None, render_mode=None, **kwargs):
         super().__init__(split, difficulty, render_mode)
 
@@ -252,6 +254,32 @@ class OracleEarnsLess(Sound):
         return {"correct": float(correct), "malformed": float(malformed), "style": float("style" in reply.content)}
 
 
+class TakesAnswersLiterally(Sound):
+    # Bold, a full stop and a fence make a right answer wrong.
+    plain_answer = staticmethod(lambda text: text)
+
+
+class InsistsOnItsCase(Sound):
+    def prompt(self):
+        return f"{super().prompt()} Put an n before it; upper or lower case does not matter: N5 or n5."
+
+    def solution(self):
+        return f"n{self.problem['n']}"
+
+    def is_correct(self, answer):
+        return answer == self.solution()
+
+
+class ReadsNoProse(Sound):
+    def __init__(self, split="train", difficulty=None, render_mode=None):
+        super().__init__(split, difficulty, render_mode)
+
+
+class TakesTheLastNumber(Sound):
+    def is_correct(self, answer):
+        return last_number(answer) == self.solution()
+
+
 class RaisesOnBadAnswers(Sound):
     def is_correct(self, answer):
         return int(answer) == self.problem["n"]
@@ -340,16 +368,7 @@ class SharesState(Sound):
         SharesState.shared["prompt"] = super().prompt()
 
     def step(self, action):
-        super().step(action)
-        correct = parse_reply(action).answer == self.solution()
-        components = {"correct": float(correct), "malformed": 0.0}
-        return (
-            self.shared["prompt"],
-            float(correct),
-            True,
-            False,
-            {"reward_components": components, "is_success": correct},
-        )
+        return (self.shared["prompt"], *super().step(action)[1:])
 
 
 class HoldsALambda(Sound):
@@ -385,11 +404,15 @@ BROKEN = [
     (NeedlesslyUndivided, "has_disjoint_splits"),
     (OracleIsSometimesWrong, "oracle_earns_the_maximum"),
     (OracleEarnsLess, "oracle_earns_the_maximum"),
+    (TakesAnswersLiterally, "accepts_natural_forms"),
+    (InsistsOnItsCase, "accepts_natural_forms"),
+    (ReadsNoProse, "accepts_natural_forms"),
+    (TakesTheLastNumber, "refuses_hedged_answers"),
     (RaisesOnBadAnswers, "never_raises"),
     (RaisesOnNearMisses, "withstands_fuzzing"),
     (PaysTwice, "withstands_fuzzing"),
     (HasThreeAnswers, "is_not_won_by_guessing, is_not_won_by_heart"),
-    (AcceptsAnyAnswerThatContainsIt, "is_not_won_by_nonsense, is_not_won_by_heart"),
+    (AcceptsAnyAnswerThatContainsIt, "refuses_hedged_answers, is_not_won_by_nonsense, is_not_won_by_heart"),
     (NeverEnds, "ends_its_episodes"),
     (CostsWithoutBound, "costs_are_bounded"),
     (CostsMoreThanDeclared, "costs_are_bounded"),

@@ -15,10 +15,12 @@ PLAIN = {
     "\u221242": "-42",
     "1{,}000": "1,000",
     r"\text{up}": "up",
+    **{"**3*4 + 2**": "3*4 + 2", r"\(\frac{1}{2}\)": r"\frac{1}{2}"},
     "Here is the query:\n```sql\nSELECT 1\n```\nIt counts.": "SELECT 1",
     "```python\ndef f(xs):\n    return xs\n```": "def f(xs):\n    return xs",
     # These say something else without the characters, or are not decorated as a whole.
     **{text: text for text in ["3.5", "**a** or **b**", "$x$ + $y$", "`a` `b`", r"\frac12", "...", "-", "", "3 or 4"]},
+    **{text: text for text in ["The answer is 3. The answer is 4", r"\(x\) or \(y\)", "*a* or *b*", "2**3**4"]},
 }
 
 
@@ -87,6 +89,9 @@ def test_a_task_reads_natural_answers_where_it_is_asked_to():
     assert env.step("It is 57 or 58.")[1] == pytest.approx(-0.1)
     env.reset(options={"problem": {"expression": "18+39"}})
     assert env.step("<answer>57</answer>")[1] == 1.0
+    for first, second in ((57, 58), (58, 57)):
+        env.reset(options={"problem": {"expression": "18+39"}})
+        assert env.step(f"<answer>The answer is {first}. The answer is {second}.</answer>")[1] == pytest.approx(-0.1)
 
 
 def test_tags_are_needed_where_nothing_else_is_asked_for():

@@ -1,0 +1,249 @@
+"""Clauses about the form of answers: natural forms of a right answer win, and two answers in one reply never do."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium as gym
+
+from llm_envs.checker.subject import BrokenClause, Step, Subject, ask_oracle, play, remembering, repeat, require, unwrap
+from llm_envs.env import TextEnv
+from llm_envs.errors import InvalidConfigError
+from llm_envs.parsers import ParsedReply
+
+__all__ = ["accepts_natural_forms", "refuses_hedged_answers"]
+
+_SHARE = 5
+"""One in this many of the oracle's episodes is replayed, because each is replayed in every form."""
+_NEGATIVE = re.compile(r"(?<![\w.])-(?=\d)")
+_ANY_CASE = re.compile(
+    r"\bcase (?:does not matter|is ignored)|\bignor\w+ case\b|\bin any case\b|\bcase-insensitive|"
+    r"\b(?:upper|lower) ?case or (?:upper|lower) ?case\b|\bcapitals do not matter\b",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Final:
+    """A right last action of the oracle that is read through `TextEnv.judge`, in parts."""
+
+    seed: int
+    before: tuple[str, ...]
+    """The earlier actions of the episode."""
+    prefix: str
+    answer: str
+    suffix: str
+
+    @property
+    def action(self) -> str:
+        return self.with_answer(self.answer)
+
+    def with_answer(self, answer: str) -> str:
+        """Return the action with another answer in its place."""
+        return f"{self.prefix}{answer}{self.suffix}"
+
+
+def accepts_natural_forms(subject: Subject) -> str:
+    """A right answer wins in the forms in which models write it, if the task reads answers with `TextEnv.judge`.
+
+    If the task overrides `plain_answer`, decoration may belong to its answers. Then only two forms are tried: a fenced
+    block with prose around it (not with `plain_answer = str.strip`, which takes answers literally), and the answer
+    twice. A parser that the task defines decides where an answer ends: a form is tried if the parser passes it on.
+    """
+    env = remembering(subject.make())
+    finals = _finals(subject, env)
+    if not finals:
+        return "not read with judge()"
+    names = set[str]()
+    for final in finals:
+        for name, action in _forms(unwrap(env), final, env.reset(seed=final.seed)[0]):
+            names.add(name)
+            _require_win(env, final, name, action, "or override plain_answer if such characters belong to an answer")
+    natural = _natural_env(subject)
+    for final in _finals(subject, natural) if natural is not None else []:
+        for name, action in (("in a sentence", f"So the answer is {final.answer}."), ("by itself", final.answer)):
+            names.add(name)
+            _require_win(
+                natural, final, f'{name}, with answer_form="natural",', action, "or set has_natural_form = False"
+            )
+    return f"{len(names)} forms"
+
+
+def refuses_hedged_answers(subject: Subject) -> str:
+    """A right answer beside a wrong one does not win, if the task reads answers with `TextEnv.judge`.
+
+    The wrong one is right for another problem. A parser that the task defines decides where an answer ends: two answers
+    are tried if the parser passes both on.
+    """
+    env, n_tried = remembering(subject.make()), 0
+    finals = _finals(subject, env)
+    try:
+        natural = _natural_env(subject)
+    except BrokenClause:  # `accepts_natural_forms` reports it
+        natural = None
+    for final in finals:
+        wrong = _wrong_answer(env, final, finals)
+        if wrong is None:
+            continue
+        tries = [(env, action) for action in _hedges_in_form(unwrap(env), final, wrong)]
+        if natural is not None:
+            parse = unwrap(natural).parse_reply
+            hedges = _hedges(final.answer, wrong)
+            tries += [(natural, text) for text in hedges if parse(text).answer in (None, text)]
+        for played, action in tries:
+            n_tried += 1
+            last = _last_step(played, final, action)
+            require(
+                last is None or not last.is_win,
+                f"seed {final.seed}: the reply {action!r:.300} won, and so does {final.action!r:.120} alone: a reply "
+                "with two answers must not win; let is_correct or move raise InvalidActionError unless all of the text "
+                "is one answer",
+            )
+    return f"{n_tried} replies with two answers" if finals else "not read with judge()"
+
+
+def _finals(subject: Subject, env: gym.Env[str, str]) -> list[_Final]:
+    """Return the oracle's winning last actions in some episodes, if the environment reads them with `judge`."""
+    task = unwrap(env)
+    judge, judged = task.judge, list[ParsedReply]()
+
+    def recorded(reply: ParsedReply, *args: Any, **kwargs: Any) -> Any:
+        judged.append(reply)
+        return judge(reply, *args, **kwargs)
+
+    finals = []
+    task.judge = recorded  # type: ignore[method-assign]
+    try:
+        for seed in range(max(1, subject.effort.n_seeds // _SHARE)):
+            judged.clear()
+            steps = play(env, seed, ask_oracle)
+            action = steps[-1].action
+            reply = task.parse_reply(action)
+            if not steps[-1].is_win or not judged or judged[-1] != reply:
+                continue
+            if (parts := _parts(task, action, reply)) is not None:
+                finals.append(_Final(seed, tuple(step.action for step in steps[:-1]), *parts))
+    finally:
+        del task.judge
+    return finals
+
+
+def _parts(task: TextEnv, action: str, reply: ParsedReply) -> tuple[str, str, str] | None:
+    """Split an action into the text before its answer, the answer, and the text after it; None if it is not there."""
+    answer = r"(?P<answer>.+?)" if reply.answer is None else f"(?P<answer>{re.escape(reply.answer)})"
+    for template in (task.answer_template, TextEnv.answer_template):  # in prose an oracle may still use tags
+        before, _, after = (re.escape(part) for part in template.partition("..."))
+        found = re.search(rf"{before}\s*{answer}\s*{after}\s*\Z", action, re.DOTALL)
+        if found:
+            return action[: found.start("answer")], found["answer"], action[found.end("answer") :]
+    return None
+
+
+def _natural_env(subject: Subject) -> gym.Env[str, str] | None:
+    """Return the task with `answer_form="natural"`; None if it has no such form."""
+    if not subject.task.has_natural_form:
+        return None
+    try:
+        return remembering(subject.make(answer_form="natural"))
+    except (InvalidConfigError, TypeError) as error:
+        raise BrokenClause(
+            f'the task cannot be made with answer_form="natural" ({error}): pass answer_form on from __init__, or set '
+            "has_natural_form = False"
+        ) from error
+
+
+def _require_win(env: gym.Env[str, str] | None, final: _Final, name: str, action: str, remedy: str) -> None:
+    assert env is not None
+    last = _last_step(env, final, action)
+    if last is None:
+        return
+    require(
+        last.is_win,
+        f"seed {final.seed}: the right answer {name} did not win: {action!r:.300} was answered "
+        f"{last.observation[:120]!r}, but {final.action!r:.120} wins: let judge() remove decoration before is_correct "
+        f"or move decides, be generous about form there, {remedy}",
+    )
+
+
+def _last_step(env: gym.Env[str, str], final: _Final, action: str) -> Step | None:
+    """Return the step of an action in place of the last one; None if it raised."""
+    try:
+        return play(env, final.seed, repeat([*final.before, action]))[len(final.before)]
+    except Exception:  # `never_raises` and `withstands_fuzzing` report it
+        return None
+
+
+def _forms(task: TextEnv, final: _Final, shown: str) -> Iterator[tuple[str, str]]:
+    """Yield (name, action) for the forms of a right answer."""
+    for name, text in _decorated(task, final.answer, shown):
+        action = final.with_answer(text)
+        if _is_default(task) or task.parse_reply(action).answer == text:
+            yield name, action
+    if _is_default(task) and task.answer_form is None:
+        yield "given twice", f"{final.action}\n{final.action.strip()}"
+        yield "after a mention of the tags", f"I write it in <answer> tags.\n{final.action}"
+
+
+def _decorated(task: TextEnv, answer: str, shown: str) -> Iterator[tuple[str, str]]:
+    if "```" not in answer and task.plain_answer is not str.strip:
+        yield "in a fenced block with prose around it", f"Here it is:\n```\n{answer}\n```\nThat is all."
+    if task.plain_answer is not TextEnv.plain_answer:
+        return
+    if "**" not in answer and not answer.startswith("*") and not answer.endswith("*"):
+        yield "in bold", f"**{answer}**"
+    if "`" not in answer:
+        yield "as code", f"`{answer}`"
+    if "$" not in answer:
+        yield "as a formula", f"${answer}$"
+    if "\\" not in answer and answer.count("{") == answer.count("}"):
+        yield "in a box", f"\\boxed{{{answer}}}"
+    yield "in a sentence", f"The answer is {answer}"
+    if answer[-1:].isalnum():
+        yield "with a full stop", f"{answer}."
+    if _NEGATIVE.search(answer):
+        yield "with the minus U+2212", _NEGATIVE.sub("\u2212", answer)
+    told = f"{task.system_prompt}\n{shown}\n{type(task).__doc__}"
+    if answer.swapcase() != answer and _ANY_CASE.search(told):
+        yield "in another case", answer.swapcase()
+
+
+def _is_default(task: TextEnv) -> bool:
+    return type(task).parse_reply is TextEnv.parse_reply
+
+
+def _wrong_answer(env: gym.Env[str, str], final: _Final, finals: list[_Final]) -> str | None:
+    """Return an answer that is right for another problem and wrong for this one; None if there is none."""
+    for other in finals:
+        if _items(other.answer) <= _items(final.answer):  # both together would say no more than the right one
+            continue
+        last = _last_step(env, final, final.with_answer(other.answer))
+        if last is not None and not last.is_win:
+            return other.answer
+    return None
+
+
+def _items(answer: str) -> set[str]:
+    return set(re.findall(r"\w+", answer.casefold()))
+
+
+def _hedges(right: str, wrong: str) -> Iterator[str]:
+    are_lists = "," in right + wrong or len(right.split()) > 1 or len(wrong.split()) > 1
+    for first, second in ((right, wrong), (wrong, right)):
+        yield f"{first} or {second}"
+        if not are_lists:  # two lists in a row are one longer list
+            yield f"{first}, {second}"
+        yield f"either {first} or {second}"
+        yield f"The answer is {first}. The answer is {second}."
+
+
+def _hedges_in_form(task: TextEnv, final: _Final, wrong: str) -> Iterator[str]:
+    for text in _hedges(final.answer, wrong):
+        action = final.with_answer(text)
+        if _is_default(task) or task.parse_reply(action).answer == text:
+            yield action
+    if _is_default(task):
+        both = [final.action, final.with_answer(wrong)]
+        yield from ("\n".join(both), "\n".join(both[::-1]))
