@@ -63,12 +63,13 @@ def accepts_natural_forms(subject: Subject) -> str:
             names.add(name)
             _require_win(env, final, name, action, "or override plain_answer if such characters belong to an answer")
     natural = _natural_env(subject)
-    for final in _finals(subject, natural) if natural is not None else []:
-        for name, action in (("in a sentence", f"So the answer is {final.answer}."), ("by itself", final.answer)):
-            names.add(name)
-            _require_win(
-                natural, final, f'{name}, with answer_form="natural",', action, "or set has_natural_form = False"
-            )
+    if natural is not None:
+        _require_natural_oracle(natural, finals)
+        for final in _finals(subject, natural):
+            for name, action in (("in a sentence", f"So the answer is {final.answer}."), ("by itself", final.answer)):
+                names.add(name)
+                where = f'{name}, with answer_form="natural",'
+                _require_win(natural, final, where, action, "or set has_natural_form = False")
     return f"{len(names)} forms"
 
 
@@ -155,8 +156,18 @@ def _natural_env(subject: Subject) -> gym.Env[str, str] | None:
         ) from error
 
 
-def _require_win(env: gym.Env[str, str] | None, final: _Final, name: str, action: str, remedy: str) -> None:
-    assert env is not None
+def _require_natural_oracle(natural: gym.Env[str, str], finals: list[_Final]) -> None:
+    """Require that the oracle wins the same episodes in prose."""
+    for final in finals:
+        last = play(natural, final.seed, ask_oracle)[-1]
+        require(
+            last.is_win,
+            f'seed {final.seed}: with answer_form="natural" the oracle did not succeed; {last.action[:120]!r} was '
+            f"answered {last.observation[:80]!r}: set has_natural_form = False if answers are too long for a sentence",
+        )
+
+
+def _require_win(env: gym.Env[str, str], final: _Final, name: str, action: str, remedy: str) -> None:
     last = _last_step(env, final, action)
     if last is None:
         return
