@@ -328,7 +328,7 @@ class TextEnv(gym.Env[str, str], ABC):
         Args:
             reply: The parsed reply.
             decide: Takes an answer; raises `InvalidActionError`, with nothing changed, if it has the wrong form.
-            or_else: What the reply could have instead of an answer, for the error: "tool call or ".
+            or_else: The alternative to an answer, for the error: "tool call or ".
 
         Raises:
             InvalidActionError: If the reply is broken, has no answer, or the answer has the wrong form.
@@ -353,7 +353,7 @@ class TextEnv(gym.Env[str, str], ABC):
         return "answer" if is_default and type(self).parse_reply is not TextEnv.parse_reply else self.answer_template
 
     def _readings(self, reply: ParsedReply) -> Iterator[str]:
-        """Yield the reply's answer without decoration, and then what it says if it is a sentence."""
+        """Yield the reply's answer without decoration, and then its readings as a sentence."""
         prose = reply.content if self.answer_form == "natural" else ""
         if reply.answer is not None:
             prose = self.plain_answer(reply.answer)

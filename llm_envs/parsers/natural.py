@@ -45,7 +45,7 @@ def plain_answer(text: str) -> str:
 
     Removed are white space, markdown's bold, code and fences (with prose around a single fence), LaTeX's `$...$`,
     `\(...\)`, `\boxed{...}` and `\text{...}`, quotation marks, a beginning such as "The answer is", and a final full
-    stop. U+2212 becomes "-", and `{,}` a comma. What the answer says does not change: "3 or 4" stays "3 or 4".
+    stop. U+2212 becomes "-", and `{,}` a comma. The meaning of the answer does not change: "3 or 4" stays "3 or 4".
     """
     if text.isalnum() and text.isascii():
         return text
@@ -134,7 +134,7 @@ def _last_sentence(text: str) -> str:
 
 
 def _readings(sentence: str) -> tuple[str, ...]:
-    """Return what the sentence may say: its only bold part, the part after the last "is" or "=", or all of it."""
+    """Return the possible answers of a sentence: its only bold part, the part after the last "is" or "=", or all of it."""
     found = []
     bold = set(_BOLD.findall(sentence))
     if len(bold) == 1:
