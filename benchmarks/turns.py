@@ -48,10 +48,10 @@ GATHER_S = 0.002
 METHOD = (
     f"{CONCURRENCY} episodes at once, a model in float32. *Policy*: `TransformersPolicy`, whose requests join the "
     "running batch. *Batches*: the same sampler, batch after batch. *Generate*: `model.generate`, batch after batch, "
-    "without seeds for rows or log-probabilities, so its turns are others. The tasks are played by a collector, at most "
-    "3 turns of at most 48 tokens; the mix has 3 turns an episode, 3/4 of 4 to 24 tokens and 1/4 of 96 to 192. Tokens/s "
-    "are sampled tokens over wall time; ratios are medians over rounds in which the sides take turns. *Equal turns*: the "
-    "share of turns that have the same tokens with policy and batches."
+    "without seeds for rows or log-probabilities, so its turns are others. The tasks are played by a collector, at "
+    "most 3 turns of at most 48 tokens; the mix has 3 turns an episode, 3/4 of 4 to 24 tokens and 1/4 of 96 to 192. "
+    "Tokens/s are sampled tokens over wall time; ratios are medians over rounds in which the sides take turns. *Equal "
+    "turns*: the share of turns that have the same tokens with policy and batches."
 )
 COLUMNS = [
     Column("work", "work"),

@@ -225,7 +225,7 @@ class TransformersPolicy:
 
     @contextmanager
     def _hold_model(self) -> Iterator[None]:
-        """Hold the model's lock. Whoever asks first is next: a lock alone would return to the thread that steps."""
+        """Hold the model's lock. Whoever asks first is next: one lock would return to the thread that steps."""
         with self._next_lock:
             self._model_lock.acquire()
         try:

@@ -1,4 +1,4 @@
-"""What is chosen on a CPU where the caller leaves it open: the data type, and whether vLLM compiles the model."""
+"""Defaults on a CPU: the data type, and whether vLLM compiles the model."""
 
 from __future__ import annotations
 

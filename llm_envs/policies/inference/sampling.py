@@ -1,7 +1,7 @@
 """Sample turns from a model in this process, one or a batch, each with its log-probabilities.
 
-A `RunningBatch` has one row per turn. Turns join it between two steps, each with the key-value cache of its own prompt,
-and leave it when they end; so a new turn never waits for the longest of the others.
+A `RunningBatch` has one row per turn. Turns join it between two steps, with the key-value cache of their prompts, and
+leave it when they end; so a new turn never waits for the longest of the others.
 
 (transformers' own continuous batching, `generate_batch`, draws all rows from one generator of the whole process, so a
 turn's tokens would depend on the turns beside it. It is not used on any device.)
