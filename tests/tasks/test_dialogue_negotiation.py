@@ -46,11 +46,11 @@ def test_the_first_message():
         "- payment: at once (9), in two parts (5), in ten parts (2), after a year (0)",
         "- wood: pine (0), beech (1), oak (4), walnut (6)",
         "Each option also costs the joiner something. The costs of all options in an offer must not add up to more "
-        "than a limit. You know neither the costs nor the limit. If you ask about one thing, the joiner tells you the cost "
-        "of each of its options. The joiner accepts any offer within the limit. If an offer is above the limit, the "
-        "joiner refuses it and tells you by how much it is too expensive. The joiner refuses 1 offer in this way. If "
-        "another offer is above the limit, the joiner ends the talks and you get no points. You have 6 messages. Try "
-        "to get as many points as possible.",
+        "than a limit. You know neither the costs nor the limit. If you ask about one thing, the joiner tells you the "
+        "cost of each of its options. The joiner accepts any offer within the limit. If an offer is above the limit, "
+        "the joiner refuses it and tells you by how much it is too expensive. The joiner refuses 1 offer in this way. "
+        "If another offer is above the limit, the joiner ends the talks and you get no points. You have 6 messages. "
+        "Try to get as many points as possible.",
     ]
 
 
