@@ -8,6 +8,7 @@ from typing import Any
 
 from llm_envs.env import Difficulty, SingleTurnEnv
 from llm_envs.errors import InvalidActionError
+from llm_envs.tasks.algorithmic.lists import check_length
 from llm_envs.tasks.draws import between, pick
 
 __all__ = ["BaseConversionEnv", "to_base"]
@@ -142,6 +143,7 @@ class BaseConversionEnv(SingleTurnEnv):
 
 def _bare_digits(answer: str, base: int) -> str:
     """Return the digits of a number without a prefix, a base behind it and spaces between groups of digits."""
+    check_length(answer)
     text = answer.strip().lower()
     if (based := _WITH_BASE.fullmatch(text)) is not None:
         if int(based[2] or based[3]) != base:

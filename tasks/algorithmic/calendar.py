@@ -11,7 +11,7 @@ from typing import Any
 from llm_envs.env import Difficulty, SingleTurnEnv
 from llm_envs.errors import InvalidActionError
 from llm_envs.rewards import read_integer
-from llm_envs.tasks.algorithmic.lists import without_markers
+from llm_envs.tasks.algorithmic.lists import check_length, without_markers
 from llm_envs.tasks.draws import Random, between, pick
 
 __all__ = ["CalendarEnv", "answer_to"]
@@ -169,6 +169,7 @@ class CalendarEnv(SingleTurnEnv):
 
     def is_correct(self, answer: str) -> bool:
         """Compare answer by answer."""
+        check_length(answer)
         wanted = len(self._answers)
         text = _LONG_DATE.sub(_as_iso, _DECORATION.sub("", answer).strip(" \n.;"))
         parts: list[str] = []

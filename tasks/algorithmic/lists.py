@@ -5,7 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-__all__ = ["in_brackets", "read_items", "without_markers"]
+from llm_envs.errors import InvalidActionError
+
+__all__ = ["MAX_CHARACTERS", "check_length", "in_brackets", "read_items", "without_markers"]
+
+MAX_CHARACTERS = 20_000
+"""Longest answer that is read: patterns take longer than linear time on some hostile texts."""
 
 _NUMBERED = re.compile(r"\(?([0-9]{1,3})(?:\)|[.:](?=\s)|[.:]\))\s*(\S.*)", re.DOTALL)
 _MARKED = re.compile(r"[-*+\u2022]\s+(\S.*)", re.DOTALL)
@@ -20,12 +25,19 @@ _SEPARATORS = re.compile(
 )
 
 
+def check_length(answer: str) -> None:
+    """Raise `InvalidActionError` if an answer is longer than any right one."""
+    if len(answer) > MAX_CHARACTERS:
+        raise InvalidActionError(f"the answer has {len(answer)} characters; at most {MAX_CHARACTERS} are read")
+
+
 def read_items(answer: str) -> list[str]:
     """Return the items of a list, without list markers, brackets, quotation marks and a final full stop.
 
     Items stand on lines, or between commas, semicolons, arrows, or the words "and" and "then". Without any of these,
     they stand between spaces.
     """
+    check_length(answer)
     text = in_brackets(_LEAD_IN.sub("", _QUOTES.sub("", answer).strip()).rstrip(".;,").rstrip())
     lines = without_markers([line.strip() for line in text.split("\n") if line.strip()])
     items = [item for line in lines for item in _SEPARATORS.split(line.strip(" ,;|")) if item]

@@ -10,7 +10,7 @@ from typing import Any
 
 from llm_envs.env import Difficulty, SingleTurnEnv
 from llm_envs.errors import InvalidActionError
-from llm_envs.tasks.algorithmic.lists import read_items
+from llm_envs.tasks.algorithmic.lists import check_length, read_items
 from llm_envs.tasks.draws import between, pick, sample
 
 __all__ = ["ShortestPathEnv", "shortest"]
@@ -56,8 +56,8 @@ _STORIES: Mapping[bool, tuple[tuple[tuple[str, ...], str, str, str], ...]] = {
 
 
 _TOTAL = re.compile(
-    r"\s*(?:\([^()]*[0-9][^()]*\)|=\s*[0-9]+(?: ?[a-z]+)?"
-    r"|[,;:]?\s*(?:with )?(?:an? )?total\b[^,;\n]*[0-9][^,;\n]*)\s*$",
+    r"\s{0,9}(?:\([^()0-9]{0,40}[0-9][^()]{0,40}\)|=\s?[0-9]+(?: ?[a-z]+)?"
+    r"|[,;:]?\s?(?:with )?(?:an? )?total\b[^,;\n0-9]{0,40}[0-9]+[^,;\n0-9]{0,20})$",
     re.IGNORECASE,
 )
 """The path's total behind it: "(total: 12)", "= 12", "with a total of 12"."""
@@ -195,6 +195,7 @@ class ShortestPathEnv(SingleTurnEnv):
 
     def is_correct(self, answer: str) -> bool:
         """Check that it is a path between the ends, and as short as the shortest."""
+        check_length(answer)
         items = read_items(_TO.sub(" -> ", _TOTAL.sub("", answer.strip().rstrip("."))))
         nodes = [node.lower() for item in items for node in _BETWEEN_NODES.split(item) if node]
         nodes = [node for i, node in enumerate(nodes) if i == 0 or node != nodes[i - 1]]  # A-C, C-F is A-C-F

@@ -9,7 +9,7 @@ from typing import Any
 from llm_envs.env import Difficulty, SingleTurnEnv
 from llm_envs.errors import InvalidActionError
 from llm_envs.rewards import parse_integer
-from llm_envs.tasks.algorithmic.lists import read_items
+from llm_envs.tasks.algorithmic.lists import check_length, read_items
 from llm_envs.tasks.draws import Random, between, pick
 
 __all__ = ["StackMachineEnv", "run_program"]
@@ -137,6 +137,7 @@ class StackMachineEnv(SingleTurnEnv):
 
     def is_correct(self, answer: str) -> bool:
         """Compare number by number."""
+        check_length(answer)
         items = read_items(_ENDS.sub("", answer.replace("\u2212", "-").strip()))
         numbers = [parse_integer(part) for item in items for part in item.split()]
         if None in numbers or not numbers:

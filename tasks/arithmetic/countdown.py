@@ -10,6 +10,7 @@ from typing import Any
 from llm_envs.env import Difficulty, SingleTurnEnv
 from llm_envs.errors import InvalidActionError
 from llm_envs.mathematics.arithmetic import Number, evaluate_with_numbers
+from llm_envs.tasks.algorithmic.lists import check_length
 
 __all__ = ["CountdownEnv", "solve_countdown"]
 
@@ -161,6 +162,7 @@ class CountdownEnv(SingleTurnEnv):
 
 def _without_result(answer: str) -> tuple[str, int | None]:
     """Return the expression of an answer, and its value if the answer states it: "93 = 25 × 4 - 7" or "... = 93"."""
+    check_length(answer)
     text = _LEAD_IN.sub("", answer.strip().rstrip("."), count=1)
     for pattern, sign in _SIGNS:
         text = pattern.sub(sign, text)

@@ -9,6 +9,7 @@ from typing import Any
 from llm_envs.env import Difficulty, SingleTurnEnv
 from llm_envs.errors import InvalidActionError
 from llm_envs.rewards import parse_integer
+from llm_envs.tasks.algorithmic.lists import check_length
 from llm_envs.tasks.draws import Random, between, pick
 
 __all__ = ["LinearSystemsEnv", "determinant"]
@@ -145,6 +146,7 @@ class LinearSystemsEnv(SingleTurnEnv):
 
 def _parts(answer: str, names: Sequence[str]) -> list[str]:
     """Return the parts such as "x=3" of an answer; a tuple is read in the order of the names."""
+    check_length(answer)
     text = _LEAD_IN.sub("", _MARKER.sub("", _DECORATION.sub(" ", answer)).strip().strip(".;,").strip(), count=1)
     named = _TUPLES.fullmatch(text)
     order = list(names) if named is None or not named[1] else re.split(r"\s*,\s*", named[1].strip().lower())

@@ -11,6 +11,7 @@ from llm_envs.errors import InvalidActionError
 from llm_envs.mathematics.arithmetic import whole_value
 from llm_envs.parsers.natural import is_hedged
 from llm_envs.rewards import read_integer
+from llm_envs.tasks.algorithmic.lists import check_length
 from llm_envs.tasks.arithmetic.stories import STORIES, network
 from llm_envs.tasks.draws import pick, sample
 from llm_envs.tasks.expressions import answerable_value
@@ -128,6 +129,7 @@ def read_count(answer: str) -> int:
     try:
         return read_integer(answer)
     except InvalidActionError:
+        check_length(answer)
         numbers = _NUMBER.findall(answer)
         if len(numbers) != 1 or is_hedged(answer) or _OPEN.search(answer):
             raise

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from llm_envs.errors import InvalidActionError
+from llm_envs.tasks.algorithmic.lists import check_length
 
 __all__ = ["read_assignment"]
 
@@ -39,6 +40,7 @@ def read_assignment(answer: str, keys: Sequence[str], values: Sequence[str]) -> 
         InvalidActionError: If a pair has another form, a key or value is unknown, or a key is missing or has two
             values.
     """
+    check_length(answer)
     known_keys = {key.lower(): key for key in keys}
     known_values = {value.lower(): value for value in values}
     has_numbers = all(key.isdigit() for key in keys)

@@ -39,10 +39,10 @@ _FORMS = (
     ("unstack", re.compile(rf"unstack {_BLOCK}(?: from(?: on)?(?: top of)?)? {_BLOCK}")),
 )
 _NUMBER = re.compile(
-    r"^(?:(?:step|action)\s*)?(?:\(?\d{1,3}\s*[.):]|[-*\u2022]\s)?\s*(?:(?:and|then|first|next|finally)\b,?\s*)*"
+    r"^(?:(?:step|action)\s*)?(?:\(?\d{1,3}\s*[.):]|[-*\u2022]\s)?\s*(?:(?:and|then|first|next|finally)\b,?\s*){0,3}"
 )
 _BETWEEN = re.compile(
-    r"[;\n\u2192]|->|(?:(?<![0-9])[,.]\s*|\s)(?:(?:and|then)\s+)+(?=\(?(?:pick|put|stack|unstack)\b)|"
+    r"[;\n\u2192]|->|(?:(?<![0-9])[,.]\s*|\s)(?:(?:and|then)\s+){1,2}(?=\(?(?:pick|put|stack|unstack)\b)|"
     r"(?<![0-9])[,.]\s*(?=\(?(?:\d{1,3}[.)]\s*)?(?:pick|put|stack|unstack)\b)",
     re.IGNORECASE,
 )
@@ -51,6 +51,7 @@ _HEADING = re.compile(r"(?!.*\b(?:pick|put|stack|unstack)\b)[\w ',*#-]*:\**", re
 _NO_FEWER = "; no plan has fewer."
 _MOST_BLOCKS = 20
 _MOST_ACTIONS = 1_000
+_MOST_CHARACTERS = 100_000
 
 
 class BlocksworldEnv(SingleTurnEnv):
@@ -191,6 +192,8 @@ class BlocksworldEnv(SingleTurnEnv):
 
     def is_correct(self, answer: str) -> bool:
         """Carry the plan out."""
+        if len(answer) > _MOST_CHARACTERS:
+            raise InvalidActionError(f"the plan has over {_MOST_CHARACTERS} characters")
         lines = [line for line in _BETWEEN.split(answer) if line.strip() and not _HEADING.fullmatch(line.strip())]
         actions = [self._read(line) for line in lines]
         if not actions:

@@ -8,6 +8,7 @@ from typing import Any
 
 from llm_envs.env import Difficulty, SingleTurnEnv
 from llm_envs.errors import InvalidActionError
+from llm_envs.tasks.algorithmic.lists import check_length
 from llm_envs.tasks.draws import Random, between, pick, sample
 from llm_envs.tasks.logic.formulas import Formula, formula_pool, is_formula, letters_in, meaning, write
 
@@ -179,6 +180,7 @@ class EntailmentEnv(SingleTurnEnv):
     def is_correct(self, answer: str) -> bool:
         """Check what is said of each conclusion."""
         said: dict[int, int | None] = {}
+        check_length(answer)
         lines = [line.strip(" .,*") for line in _BETWEEN.split(_DECORATION.sub("", answer).strip(" \n;."))]
         lines = [line for line in lines if line and not (line.endswith(":") and not line[0].isdigit())]
         if len(lines) == len(self._refuting) and not any(map(_LINE.fullmatch, lines)):

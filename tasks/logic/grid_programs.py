@@ -38,6 +38,8 @@ _LABEL = re.compile(
     r"^\s*(?:row\s*[0-9]+\s*[:.)]|(?:the )?(?:final )?(?:output|grid|answer|result)(?: [0-9]+)?(?: is)?:\s*$)",
     re.IGNORECASE,
 )
+_MOST_CHARACTERS = 500_000
+"""A given program may repeat a grid to 300 rows of 300 cells."""
 _N_EXAMPLES = 3
 _MOST_EXAMPLES = 4
 _N_TRIES = 4
@@ -191,6 +193,8 @@ class GridProgramsEnv(SingleTurnEnv):
 
     def is_correct(self, answer: str) -> bool:
         """Compare the grids."""
+        if len(answer) > _MOST_CHARACTERS:
+            raise InvalidActionError(f"the answer has over {_MOST_CHARACTERS} characters")
         lines = _ROW_END.sub("\n", answer).strip().splitlines()
         rows = [re.sub(r"[\s,|\[\](){}\"']", "", _LABEL.sub("", line)) for line in lines]
         rows = [row for row in rows if row]

@@ -9,7 +9,7 @@ from typing import Any
 
 from llm_envs.env import Difficulty, SingleTurnEnv
 from llm_envs.errors import InvalidActionError
-from llm_envs.tasks.algorithmic.lists import without_markers
+from llm_envs.tasks.algorithmic.lists import check_length, without_markers
 from llm_envs.tasks.draws import between
 from llm_envs.tasks.logic.sudoku_grids import (
     BOXES,
@@ -155,6 +155,7 @@ class SudokuEnv(SingleTurnEnv):
     def is_correct(self, answer: str) -> bool:
         """Compare all cells."""
         size = len(self.problem["rows"])
+        check_length(answer)
         lines = [line.strip() for line in _ROW_END.sub("\n", answer).splitlines() if line.strip()]
         lines = [_LABEL.sub("", line) for line in without_markers(lines)]
         rows = [row for line in lines if (row := _DECORATION.sub("", line))]

@@ -8,6 +8,7 @@ from typing import Any
 
 from llm_envs.env import Difficulty, SingleTurnEnv
 from llm_envs.errors import InvalidActionError
+from llm_envs.tasks.algorithmic.lists import check_length
 from llm_envs.tasks.draws import Random, pick, sample, shuffled
 from llm_envs.tasks.logic.zebra_solver import (
     BETWEEN_VALUES,
@@ -224,6 +225,7 @@ class ZebraPuzzleEnv(SingleTurnEnv):
         n, found = len(self._solution), {}
         used: set[str] = set()
         fillers = _FILLERS | {name.lower() for name, _ in self.problem["attributes"]}
+        check_length(answer)
         head, *houses = _HOUSE.split(answer.strip(" \n;."))
         if not houses or set(re.findall(r"\w+", head.lower())) & known.keys():
             raise InvalidActionError(f"{answer.strip()[:40]!r} is not of the form 1: value, value, ...")
