@@ -17,7 +17,7 @@ _MARKED = re.compile(r"[-*+\u2022]\s+(\S.*)", re.DOTALL)
 _QUOTES = re.compile("\\*\\*|[`\"'\u201c\u201d\u2018\u2019]")
 _LEAD_IN = re.compile(r"^[A-Za-z ]+\b(?:is|are)\b:?\s+")
 """The order of the names is: ..."""
-_BRACKETS = ("[]", "()", "{}", "<>")
+_BRACKETS = (("[", "]"), ("(", ")"), ("{", "}"), ("<", ">"))
 _SEPARATORS = re.compile(
     r"\s*(?:[,;|\n]|->|=>|[>\u2192\u21d2]|\\(?:to|rightarrow|Rightarrow)(?![A-Za-z]))\s*"
     r"|\s+(?:and|then)\s+",
