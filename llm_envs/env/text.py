@@ -341,11 +341,11 @@ class TextEnv(gym.Env[str, str], ABC):
                 return decide(reading)
             except InvalidActionError as error:
                 refusal = refusal or error
-        raise refusal or InvalidActionError(f"the reply has no {or_else}{self._missing()}")
+        raise refusal or InvalidActionError(f"the reply has no {or_else}{self._wanted_form()}")
 
     # Implementation.
 
-    def _missing(self) -> str:
+    def _wanted_form(self) -> str:
         """Return the description of an answer, for a reply without one."""
         if self.answer_example is not None:
             return f"answer in the form {self.write_answer(self.answer_example)}"
