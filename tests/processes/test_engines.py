@@ -10,14 +10,6 @@ pytest.importorskip("vllm", reason="vLLM is not installed (make test-vllm has it
 pytestmark = [pytest.mark.processes, pytest.mark.vllm, pytest.mark.slow]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def uncompiled():
-    """Compiling a tiny model for each engine takes longer than all the rest; test_grpo_vllm.py has compiled ones."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TORCH_COMPILE_DISABLE", "1")
-        yield
-
-
 def results(out, part):
     return [torch.load(out / f"{part}-{rank}.pt", weights_only=False) for rank in (0, 1)]
 

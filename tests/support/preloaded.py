@@ -72,9 +72,10 @@ def folder_of_programs() -> Path:
 
 def variables() -> dict[str, str]:
     """Return the variables of programs: that folder first, the CPU, no network, no window, no colours."""
-    return _variables(folder_of_programs())
+    return dict(_variables(folder_of_programs()))
 
 
+@cache  # modules that tests import set variables later
 def _variables(folder: Path) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     path = os.pathsep.join((str(folder), str(Path(sys.executable).parent), os.environ["PATH"]))
@@ -160,7 +161,7 @@ def become(request: dict[str, Any], streams: list[int]) -> NoReturn:
         os.close(stream)
     os.chdir(request["cwd"])
     folders = request["env"].get("PYTHONPATH", "").split(os.pathsep)
-    sys.path[1:1] = [folder for folder in folders if folder and folder not in sys.path]
+    sys.path[1:1] = [folder for folder in folders if folder and folder not in sys.path[1:]]
     os.environ.clear()
     os.environ.update(request["env"])
     np.random.seed()  # or all programs would draw the same numbers
