@@ -26,7 +26,16 @@ from typing import Any
 from measuring import RESULTS, Column, ReportError, figures_of, markdown_table, read_results
 
 HERE = Path(__file__).parent
-PLAIN = ("import_time", "memory", "env_steps", "codec_turns", "collector_scripted", "grpo_step", "training_steps", "turns")
+PLAIN = (
+    "import_time",
+    "memory",
+    "env_steps",
+    "codec_turns",
+    "collector_scripted",
+    "grpo_step",
+    "training_steps",
+    "turns",
+)
 WITH_VLLM = ("concurrency", "rollout_vs_engine", "latency", "rollout_vs_trl")
 
 

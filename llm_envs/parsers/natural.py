@@ -134,7 +134,7 @@ def _last_sentence(text: str) -> str:
 
 
 def _readings(sentence: str) -> tuple[str, ...]:
-    """Return the possible answers of a sentence: its only bold part, the part after the last "is" or "=", or all of it."""
+    """Return the possible answers of a sentence: its only bold part, the part after its last "is" or "=", or all."""
     found = []
     bold = set(_BOLD.findall(sentence))
     if len(bold) == 1:

@@ -177,7 +177,8 @@ class TowerOfHanoiEnv(GameEnv):
 def _read_moves(answer: str) -> list[tuple[str, str]]:
     """Return the moves as (disk, or "" if it is not named; the two pegs)."""
     text = " ".join(answer.upper().split())
-    moves, place = [], 0
+    moves: list[tuple[str, str]] = []
+    place = 0
     while True:
         between = _BETWEEN_MOVES.match(text, place)
         place = place if between is None else between.end()
