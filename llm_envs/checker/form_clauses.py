@@ -100,8 +100,8 @@ def refuses_hedged_answers(subject: Subject) -> str:
             require(
                 last is None or not last.is_win,
                 f"seed {final.seed}: the reply {action!r:.300} won, and so does {final.action!r:.120} by itself: a "
-                "reply with two answers must not win; let is_correct or move raise InvalidActionError unless all of the text "
-                "is one answer",
+                "reply with two answers must not win; let is_correct or move raise InvalidActionError unless all of the "
+                "text is one answer",
             )
     return f"{n_tried} replies with two answers" if finals else "not read with judge()"
 
