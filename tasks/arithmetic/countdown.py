@@ -65,7 +65,7 @@ class CountdownEnv(SingleTurnEnv):
     ## Arguments
     - `split`: "train" or "test".
     - `difficulty`: "easy" (default): three numbers from 1 to 25; "medium": four from 1 to 50; "hard": five from 1 to
-      99; "expert": six from 1 to 99, of which none divides the target. Targets are
+      99; "expert": six from 1 to 99 that do not divide the target. Targets are
       from 10 to 999, at the expert level from 1000000 to 9999999, and neither among the numbers nor their sum.
     - `reset(options={"problem": {"numbers": [25, 4, 7], "target": 93}})` asks for a given target; at most six numbers.
 
@@ -197,7 +197,7 @@ def _combine(random: Callable[[], float], numbers: Sequence[int], largest: int) 
 
 
 def solve_countdown(numbers: Sequence[int], target: int) -> str | None:
-    """Return an expression of some of the numbers whose value is the target, or None if there is none.
+    """Return an expression of some of the numbers whose value is the target, or None if no such expression exists.
 
     Tries positive whole numbers on the way first, then all fractions. Six numbers take up to some seconds.
     """

@@ -246,7 +246,7 @@ def network(random: Random, size: int) -> Story:
 def _compared(
     random: Random, owners: list[tuple[str, str]], values: list[int], i: int, near: int, far: int
 ) -> tuple[int, str]:
-    """Return the number of things of the i-th owner, and a sentence that says it by way of one or two others."""
+    """Return the number of things of the i-th owner, and a sentence that gives it by way of one or two others."""
     (who, thing), (other, others), (third, thirds) = owners[i], owners[near], owners[far]
     start, value, kind = f"{who} has", values[near], random()
     if value > 400 or (kind < 0.1 and value > 60):

@@ -53,7 +53,7 @@ class WordProblemsEnv(SingleTurnEnv):
     ## Arguments
     - `split`: "train" or "test". Stories with the same calculation are in the same split.
     - `difficulty`: "easy" (default): two parts, nothing irrelevant; "medium": three parts, two irrelevant sentences;
-      "hard": four parts, three irrelevant sentences; "expert": 100 comparisons, each of which needs another one, and
+      "hard": four parts, three irrelevant sentences; "expert": 100 comparisons that each need another one, and
       40 irrelevant ones.
     - `reset(options={"problem": {"text": "Ada has 3 apples and buys 4. How many has she?", "expression": "3+4"}})` asks
       a given question; the answer is the expression's value.

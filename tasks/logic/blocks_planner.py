@@ -61,7 +61,7 @@ def as_actions(places: Mapping[str, str], moves: Sequence[Move]) -> list[Action]
 
 
 class _Table:
-    """The blocks on the way to a goal that says of every block what is below it.
+    """The blocks on the way to a goal that places every block.
 
     After each change, every move that puts a block into its final place is made: some shortest plan begins with it. If
     none is left, a block must make way and go to the table; elsewhere it would only be in the way of others. See
@@ -147,7 +147,7 @@ def n_misplaced(places: Mapping[str, str], goal: Mapping[str, str]) -> int:
 
 
 def shortest_moves(places: Mapping[str, str], goal: Mapping[str, str], at_most: int | None = None) -> list[Move] | None:
-    """Return a shortest plan, as moves, to a goal that says of every block what is below it.
+    """Return a shortest plan, as moves, to a goal that places every block.
 
     Args:
         places: Where the blocks are.
@@ -165,7 +165,7 @@ def shortest_moves(places: Mapping[str, str], goal: Mapping[str, str], at_most: 
 
 
 def _search(table: _Table, n_detours: int) -> list[Move] | None:
-    """Return the moves of a plan in which so many blocks make way at most; None if there is none."""
+    """Return the moves of a plan in which so many blocks make way at most; None if no such plan exists."""
     if not table.fewest:
         return table.moves
     if not n_detours:
@@ -182,7 +182,7 @@ def _search(table: _Table, n_detours: int) -> list[Move] | None:
 def with_one_way_out(
     places: Mapping[str, str], goal: Mapping[str, str], choose: Callable[[Sequence[str], Mapping[str, str]], str]
 ) -> list[Move]:
-    """Return a plan like `shortest_moves`, in which `choose(blocks, places)` says which block makes way."""
+    """Return a plan like `shortest_moves`, in which `choose(blocks, places)` returns the block that makes way."""
     table = _Table(places, goal)
     table.settle()
     while table.fewest:

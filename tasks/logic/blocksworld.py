@@ -233,7 +233,7 @@ def _draw_towers(random: Random, blocks: Sequence[str]) -> Places:
 
 
 def _shortest_if_hidden(initial: Places, goal: Places, n_detours: int) -> list[Move] | None:
-    """Return a shortest plan, if most blocks must move, so many twice, and no simple rule says which; else None."""
+    """Return a shortest plan, if most blocks must move, so many twice, and no simple rule finds these; else None."""
     n_moving = n_misplaced(initial, goal)
     if n_moving < len(initial) - 3:
         return None
@@ -247,7 +247,7 @@ def _shortest_if_hidden(initial: Places, goal: Places, n_detours: int) -> list[M
 
 
 def _plan(problem: Mapping[str, Any]) -> list[Move]:
-    """Return a shortest plan, if the goal says of all blocks where they are to be; else one over the table."""
+    """Return a shortest plan, if the goal places all blocks; else one over the table."""
     initial, goal = dict(problem["initial"]), dict(problem["goal"])
     shortest = shortest_moves(initial, goal) if len(goal) == len(initial) else None
     return shortest or tower_after_tower(initial, goal)

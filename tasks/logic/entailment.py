@@ -56,7 +56,7 @@ class EntailmentEnv(SingleTurnEnv):
     allowed before it.
 
     ## Reward
-    `correct` (weight 1): 1 if everything that is said to follow does, and every counterexample is one. `malformed`
+    `correct` (weight 1): 1 if all verdicts are right and every counterexample is one. `malformed`
     (weight -0.1): 1 for a reply without an answer, with broken tags, or whose answer does not say "follows" or give a
     value to each letter for every conclusion.
 
@@ -103,7 +103,7 @@ class EntailmentEnv(SingleTurnEnv):
     answer_example = "1: follows; 2: p=true q=false; 3: follows"
 
     def generate(self) -> dict[str, Any]:
-        """Draw premises that can be true, and conclusions of which some follow and one at least does not."""
+        """Draw premises that can be true, and conclusions: some follow, and at least one does not."""
         random, n = self.np_random.random, self.settings["letters"]
         letters, every = pick(random, _LETTERS)[:n], (1 << 2**n) - 1
         pool = formula_pool(letters)
@@ -178,7 +178,7 @@ class EntailmentEnv(SingleTurnEnv):
         return "; ".join(parts)
 
     def is_correct(self, answer: str) -> bool:
-        """Check what is said of each conclusion."""
+        """Check the answer to each conclusion."""
         said: dict[int, int | None] = {}
         check_length(answer)
         lines = [line.strip(" .,*") for line in _BETWEEN.split(_DECORATION.sub("", answer).strip(" \n;."))]

@@ -269,7 +269,7 @@ _AROUND: Mapping[str, Callable[[int, Board], int]] = {
     "corners": _corners,
 }
 DRAW = (*_AROUND, *(f"rays {way}" for way in _FALLS))
-"""What a program draws for each object, on the background: it fills its holes, or the rest of its rectangle; surrounds
+"""The ways to draw for each object, on the background: it fills its holes, or the rest of its rectangle; surrounds
 it, or sets the four cells diagonally outside its rectangle; or draws a shadow as far as the edge or the next object."""
 
 
@@ -324,7 +324,7 @@ _BUILDS: Mapping[str, Callable[[Grid, int], Grid]] = {
 the grid before."""
 
 ARRANGE = (*_TURNS, "crop", *_BUILDS)
-"""What a program does with the whole grid at the end."""
+"""The ways to change the whole grid at the end."""
 
 
 def arranged(grid: Grid, how: str, n: int) -> Grid:
@@ -337,7 +337,7 @@ def arranged(grid: Grid, how: str, n: int) -> Grid:
 def disarranged(grid: Grid, how: str, here: Board) -> tuple[Grid, int] | None:
     """Return the grid of a given size from which a step made this one, and for how many objects (0: for any).
 
-    None if there is none. Not for "crop", which cannot be undone.
+    None if no grid does. Not for "crop", which cannot be undone.
     """
     if how in _TURNS:
         before = _TURNS[_TURNS[how][1]][0](grid)

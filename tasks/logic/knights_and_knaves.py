@@ -22,7 +22,7 @@ _IF = '"If X, then Y" is false when X is true and Y is false, and else true.'
 _MOST_PEOPLE = 16
 _SIMPLE = ("is", "is", "same", "different", "any")
 _INDIRECT = ("any", "both", "if", "if", "count")
-"""What does not tell two people's kinds apart at once."""
+"""Forms that do not tell two people's kinds apart at once."""
 _ALL = ("is", "same", "different", "any", "both", "if", "count")
 
 
@@ -30,8 +30,8 @@ class KnightsAndKnavesEnv(SingleTurnEnv):
     """Find out from what people say who always tells the truth and who always lies.
 
     ## Description
-    Each person is of one of two kinds: everything that the one kind says is true, everything that the other says is
-    false. Each makes one statement about the kinds of some of them. Exactly one assignment of kinds fits; the
+    Each person is of one of two kinds: all statements of the one kind are true, and all statements of the other
+    are false. Each makes one statement about the kinds of some of them. Exactly one assignment of kinds fits; the
     generator has tried them all. Teaches reasoning by cases, and that a lie tells something, too.
 
     ## Observation
@@ -53,7 +53,7 @@ class KnightsAndKnavesEnv(SingleTurnEnv):
     - `difficulty`: "easy" (default): three people, simple statements; "medium": five, also about numbers and
       conditions; "hard": eight; "expert": sixteen, all statements about several people.
     - `reset(options={"problem": {"people": ["Ada", "Ben"], "kinds": ["knight", "knave"], "statements":
-      [["is", 1, false], ["different", 0, 1]]}})` plays a given puzzle. Person 0 says here that person 1 is a knave.
+      [["is", 1, false], ["different", 0, 1]]}})` plays a given puzzle. Here person 0 calls person 1 a knave.
       Statements: `["is", a, truthful]`, `["same", a, b]`, `["different", a, b]`, `["any", a, b, truthful]` (at least
       one of them), `["both", a, b, truthful]`, `["if", a, truthful, b, truthful]`, `["count", k]` (exactly k of all
       are truthful).
@@ -94,7 +94,7 @@ class KnightsAndKnavesEnv(SingleTurnEnv):
         return {"people": sample(random, PEOPLE, n), "kinds": list(pick(random, _KINDS)), "statements": statements}
 
     def check_problem(self, problem: Mapping[str, Any]) -> None:
-        """Refuse what is no such puzzle, or has not exactly one solution."""
+        """Refuse a puzzle that has the wrong form, or not exactly one solution."""
         people, kinds, statements = problem["people"], problem["kinds"], problem["statements"]
         if len(kinds) != 2 or not all(isinstance(x, str) and re.fullmatch(r"[\w-]+", x) for x in [*people, *kinds]):
             raise InvalidActionError("people and the two kinds must be single words")
@@ -106,7 +106,7 @@ class KnightsAndKnavesEnv(SingleTurnEnv):
             raise InvalidActionError("not exactly one assignment of kinds fits the statements")
 
     def split_key(self, problem: Mapping[str, Any]) -> Any:
-        """Return what other names and another order do not change: what each person says, of whom, and hears."""
+        """Return a key that does not depend on names and order: the statements by and about each person."""
         said = [_described(statement, speaker) for speaker, statement in enumerate(problem["statements"])]
         about: list[list[str]] = [[] for _ in said]
         for kind, people in said:

@@ -22,12 +22,12 @@ Form = tuple[tuple[str, int, int], ...]
 
 _HOW = ("all", "no", "some", "some not")
 _CONVERTIBLE = ("no", "some")
-"""What says the same with its terms exchanged."""
+"""Propositions that mean the same with their terms exchanged."""
 _VALIDITY = ("valid", "invalid")
 _MOST_TERMS = 8
 _TURNED = 12
 """How much likelier an invalid argument is one with a premise turned round than one with another premise. So who looks
-at "all", "no" and "some" alone, or at the terms' order alone, gets about three of four arguments right."""
+only at "all", "no" and "some", or only at the terms' order, gets about three of four arguments right."""
 _NOUNS = (
     *("bakers", "singers", "sailors", "gardeners", "painters", "dancers", "pilots", "poets", "jugglers", "farmers"),
     *("potters", "weavers", "archers", "bankers", "cooks", "clerks", "drummers", "hunters", "judges", "knitters"),
@@ -44,7 +44,7 @@ class SyllogismsEnv(SingleTurnEnv):
     Several arguments are given. Each has two premises (Aristotle's syllogisms, in all figures and moods), three or
     four; one or two asides, which are premises about a kind that is named nowhere else; and a conclusion. Every invalid
     one differs from a valid one in a single premise, and half of the arguments with each kind of conclusion are valid,
-    so that the conclusion alone tells nothing. Nor do the nouns. Teaches what follows from "all", "no" and "some",
+    so that the conclusion tells nothing by itself. Nor do the nouns. Teaches what follows from "all", "no" and "some",
     whatever one believes of the conclusion.
 
     ## Observation
@@ -74,7 +74,7 @@ class SyllogismsEnv(SingleTurnEnv):
     """
 
     # Each argument is valid or not with probability 1/2, whatever the others are: a blind guess is right in 1 of 2**n.
-    # The rates bound who looks at "all", "no" and "some" alone, and goes by what is likelier: 24%, 12%, 10% of 1,000.
+    # The rates bound who looks only at "all", "no" and "some", and goes by what is likelier: 24%, 12%, 10% of 1,000.
     difficulties = {
         # n_problems: sets of forms, about as many as 10,000 draws find; names and nouns do not count.
         "easy": Difficulty(
@@ -126,7 +126,7 @@ class SyllogismsEnv(SingleTurnEnv):
         return {"premises": shuffled(random, premises), "conclusion": conclusion}
 
     def check_problem(self, problem: Mapping[str, Any]) -> None:
-        """Refuse what is no argument, or has premises that cannot all be true."""
+        """Refuse an argument that has the wrong form, or premises that cannot all be true."""
         if not 1 <= len(problem["arguments"]) <= 100:
             raise InvalidActionError("there must be 1 to 100 arguments")
         for argument in problem["arguments"]:

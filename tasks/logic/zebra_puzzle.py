@@ -44,7 +44,7 @@ _SAY = {
 _KINDS = ("same", "same", "same", "other", "left", "left", "next", "next", "before")
 _SYMMETRIC = ("same", "other", "next")
 _ROUNDS = 3
-"""Of looking at what is said of values: after so many, values that differ have different ranks but for rare cases."""
+"""Rounds of comparing the clues about values: after so many, different values have different ranks but for rare cases."""
 _HOUSE = re.compile(
     r"(?:^|(?<=[\s;,.|(*#\"{]))(?:house\s*(?:number\s*|#\s*)?)?([0-9]{1,3})[\s*\"]*[:.)=|\u2013-]",
     re.IGNORECASE | re.MULTILINE,
@@ -220,7 +220,7 @@ class ZebraPuzzleEnv(SingleTurnEnv):
         return "\n" + "\n".join(f"{i}: {', '.join(words)}" for i, words in enumerate(self._solution, 1)) + "\n"
 
     def is_correct(self, answer: str) -> bool:
-        """Compare what is said of each house."""
+        """Compare the values of each house."""
         known = {word.lower(): (i, word) for i, (_, words) in enumerate(self.problem["attributes"]) for word in words}
         n, found = len(self._solution), {}
         used: set[str] = set()

@@ -21,7 +21,7 @@ BETWEEN_VALUES: Mapping[str, Callable[[int, int], bool]] = {
     "next": lambda house, other: abs(house - other) == 1,
     "before": lambda house, other: house < other,
 }
-"""What each kind of clue says of the houses of its two values."""
+"""For each kind of clue, its condition on the houses of its two values."""
 OF_A_HOUSE: Mapping[str, Callable[[int, int], bool]] = {
     "at": lambda house, number: house == number,
     "not at": lambda house, number: house != number,
