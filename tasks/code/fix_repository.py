@@ -50,10 +50,10 @@ _PACKAGES = ("harbor", "lantern", "orchard", "quarry", "meadow", "beacon", "harv
 
 
 class FixRepositoryEnv(ToolEnv):
-    """Repair a Python package of several modules until it does what its README says.
+    """Repair a Python package of several modules until it does what its README describes.
 
     ## Description
-    Each episode has a package of its own: rules, values, lists, measures and reports, small functions that call each
+    Each episode has its own package: rules, values, lists, measures and reports, small functions that call each
     other across modules. Its README describes every function in words. Some lines are wrong: another number or
     comparison, another function called, calls in another order. Tests in the tree show some of that. Tests that are
     not in the tree call every function, on other numbers and lists, and decide. Teaches to read a specification
@@ -164,7 +164,7 @@ class FixRepositoryEnv(ToolEnv):
         return self.workbench
 
     def generate(self) -> dict[str, Any]:
-        """Draw a package, and mistakes and tests until these show what the level says."""
+        """Draw a package, and mistakes and tests until these show as much as the level wants."""
         random, settings = self.np_random.random, self.settings
         while True:
             parts = draw_parts(random, settings["n"], is_linked=settings["is_linked"])
@@ -224,7 +224,7 @@ class FixRepositoryEnv(ToolEnv):
         """Return where things are."""
         name = self.problem["package"]
         return (
-            f"The package {name} has mistakes: some functions do not do what /README.md says. Its modules are in "
+            f"The package {name} has mistakes: some functions do not do what /README.md describes. Its modules are in "
             f"/{name}, its tests in /tests. Repair the modules."
         )
 
@@ -370,7 +370,7 @@ def _draw_tests(
     hidden: tuple[Sequence[int], Sequence[list[int]]],
     settings: Mapping[str, Any],
 ) -> list[list[Any]]:
-    """Draw the tests of the tree; [] if they would not show what the level says."""
+    """Draw the tests of the tree; [] if they would show too much or too little for the level."""
     calls = _draw_calls(random, parts, settings["tested"])
     right = _outcomes(parts, calls)
     if not settings["unseen"]:

@@ -1,4 +1,4 @@
-"""The packages of `packages.py` as text: a README that says in words what the functions do, and modules of Python."""
+"""The packages of `packages.py` as text: a README that describes the functions in words, and modules of Python."""
 
 from __future__ import annotations
 

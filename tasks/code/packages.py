@@ -167,7 +167,7 @@ def _telling_value(random: Random) -> list[Any]:
     return value
 
 
-# What the functions do.
+# The behaviour of the functions.
 
 
 def functions(parts: Parts) -> dict[str, Callable[[Any], Any]]:

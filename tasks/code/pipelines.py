@@ -33,7 +33,7 @@ class Step(NamedTuple):
     """One step."""
 
     words: str
-    """What it does to the list; {k} is its number."""
+    """Its effect on the list; {k} is its number."""
     apply: Callable[[list[int], int], Any]
     code: str
     """A Python expression of `xs`; {k} is its number."""

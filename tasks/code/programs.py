@@ -55,7 +55,7 @@ _RELATIONS = {">": "greater than", ">=": "at least", "<": "less than", "<=": "at
 _OTHERS = {"==": ("!=",), "!=": ("==",), "+": ("-",), "-": ("+",), "min": ("max",), "max": ("min",)} | {
     sign: tuple(other for other in _RELATIONS if other != sign) for sign in _RELATIONS
 }
-"""What a sign can be mistaken for."""
+"""The signs for which a sign can be mistaken."""
 _STEPS = (-3, -2, -1, 1, 2, 3)
 """By how much a number can be wrong."""
 _WORDS = {"+=": "add", "-=": "subtract", "+": "plus", "-": "minus", "min": "smaller", "max": "larger"}

@@ -116,7 +116,7 @@ class RepairFunctionEnv(SingleTurnEnv):
     blocking = True
 
     def generate(self) -> dict[str, Any]:
-        """Draw a function, one of its mistakes, and inputs of which at least two show it."""
+        """Draw a function, one of its mistakes, and inputs; at least two of these show it."""
         random, settings = self.np_random.random, self.settings
         while True:
             function = draw(random, is_simple=settings["is_simple"], n_stages=settings["n_stages"])

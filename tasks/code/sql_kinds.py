@@ -17,7 +17,7 @@ from llm_envs.tasks.sqlite_world import THEMES
 __all__ = ["CANONICAL", "KINDS", "LEVELS", "Kind", "Words", "quoted"]
 
 _VERBS = {"shop": "ordered", "library": "borrowed", "school": "taken", "clinic": "received"}
-"""What the people of a theme have done with its things."""
+"""A verb for the people of a theme and its things."""
 
 
 class Words:
@@ -288,7 +288,7 @@ def _sql_counted(w: Words, lit: Literal, aggregate: str, first: str, bound: int,
     )
 
 
-# What is missing, subqueries.
+# Missing things, subqueries.
 
 
 def _draw_missing(random: Random, w: Words) -> list[Any]:

@@ -166,13 +166,13 @@ def run(world: Mapping[str, Any], query: str) -> list[tuple[Any, ...]]:
 def tells_apart(words: Words, kind: str, values: list[Any], *, is_loaded: bool = False) -> bool:
     """Whether the right query gives rows, and each that is nearly right others, or the same ones in another order.
 
-    It is tried in a database of our own whose tables have the same names in every world, with the values as parameters:
+    It is tried in a separate database whose tables have the same names in every world, with the values as parameters:
     then SQLite has compiled nearly all of the queries before.
 
     Args:
         words: The world.
         kind: The kind of question.
-        values: What it asks about.
+        values: The values in the question.
         is_loaded: Whether the world is that of the call before.
     """
     connection = _connection()

@@ -71,8 +71,8 @@ class Workbench(Toolset):
 
         Args:
             path: The file.
-            old: What stands there now, with its indentation. It must occur exactly once.
-            new: What should stand there instead.
+            old: The present text, with its indentation. It must occur exactly once.
+            new: The text to put in its place.
         """
         path = self.machine.resolve(path)
         if path not in self.machine.files:

@@ -56,7 +56,7 @@ class WriteFunctionEnv(SingleTurnEnv):
     - `split`: "train" or "test". Functions that do the same are in the same split.
     - `difficulty`: "easy" (default): two steps and a result; "medium": three; "hard": five; "expert": six.
     - `reset(options={"problem": {"program": [["even", 0], ["sum", 0]], "inputs": [[1, 2], [3, 4]]}})` gives the steps
-      (names in `tasks/code/pipelines.py`, each with its number) and the inputs, of which the last two are shown.
+      (names in `tasks/code/pipelines.py`, each with its number) and the inputs. The last two are shown.
 
     ## Version History
     - v0: first version.
@@ -90,7 +90,7 @@ class WriteFunctionEnv(SingleTurnEnv):
             for _ in range(4):
                 program = [*steps, draw_result(random)]
                 if everything_matters(program, hidden):
-                    least = 2 if program[-1][0] == "differs" else 4  # there are no more truth values
+                    least = 2 if program[-1][0] == "differs" else 4  # a truth value has only two values
                     if len({repr(compute(program, xs)) for xs in hidden}) >= least:
                         return {"program": program, "inputs": inputs}
 

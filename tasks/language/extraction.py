@@ -210,7 +210,7 @@ def _corrected(
     cities: Sequence[str],
     n_corrections: int,
 ) -> tuple[list[Entry], list[str]]:
-    """Return what is said first, with some mistakes, and their corrections; without these the answer is another."""
+    """Return the entries with some mistakes, and the corrections of these; without them the answer is another."""
     for _ in range(50):
         said = list(entries)
         corrections = []
@@ -226,7 +226,7 @@ def _corrected(
 
 
 def _other(random: Random, name: str, value: Any, cities: Sequence[str]) -> Any:
-    """Return another value of a property: what is said first, and corrected later."""
+    """Return another value of a property: the document has it first, and corrects it later."""
     if name == "arrived":
         return not value
     if name == "city":

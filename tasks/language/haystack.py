@@ -98,7 +98,7 @@ def _word_array() -> tuple[Any, float]:
 
 
 def word_list(seed: int, n_characters: int, counts: dict[str, int], n_rare: int) -> str:
-    """Return a text of words in random order, of which some occur as often as is said, and all others more seldom.
+    """Return a text of words in random order. Some occur as often as `counts` tells, and all others more seldom.
 
     Args:
         seed: What is drawn.

@@ -22,8 +22,8 @@ class InstructionsEnv(SingleTurnEnv):
     ## Description
     Each episode asks for a text under several instructions at once: numbers of words, sentences or lines, words that
     must or must not occur, letters to avoid, capitals, how lines begin. All can be met together: the generator has a
-    text that does. No word may be overused, so that a text cannot be padded. What the text says is not judged. Teaches
-    to keep many constraints in mind while writing, and to count.
+    text that does. No word may be overused, so that a text cannot be padded. The content of the text is not judged.
+    Teaches to keep many constraints in mind while writing, and to count.
 
     ## Observation
     The instructions. After the reply "Correct.", "Incorrect." or the reason why it is malformed.
@@ -119,7 +119,7 @@ class InstructionsEnv(SingleTurnEnv):
 
 
 class Rule(NamedTuple):
-    """An instruction: how it is said, whether a text follows it, and which one a given text follows."""
+    """An instruction: its words, whether a text follows it, and its arguments for a given text."""
 
     say: Callable[..., str]
     """Its arguments -> the instruction."""
@@ -306,5 +306,5 @@ RULES: Mapping[str, Rule] = {
         _draw_marks,
     ),
 }
-"""The instructions by name. What counts as a word: letters, and hyphens or apostrophes between letters."""
+"""The instructions by name. A word consists of letters, and hyphens or apostrophes between letters."""
 _OTHERS: Sequence[str] = [name for name in RULES if name != "words"]

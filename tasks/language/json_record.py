@@ -110,7 +110,7 @@ class JsonRecordEnv(SingleTurnEnv):
         """Return the schema, the rules and the text."""
         return (
             f"Schema:\n{json.dumps(self.problem['schema'], sort_keys=True)}\n\n"
-            "Leave out every property of which the text says nothing. Dates are written as YYYY-MM-DD, durations as "
+            "Leave out every property that the text does not mention. Dates are written as YYYY-MM-DD, durations as "
             "whole minutes, amounts of money as numbers, lists in the order of the text.\n\n"
             f"Text:\n{self.problem['text']}"
         )
@@ -159,10 +159,10 @@ def _refuse(constant: str) -> Any:
 
 class _Field(NamedTuple):
     keys: Sequence[str]
-    """What it may be called."""
+    """Its possible names."""
     schema: dict[str, Any]
     draw: Callable[[Random, str], tuple[Any, str]]
-    """Random numbers and the person's name -> a value, and a sentence that says it."""
+    """Random numbers and the person's name -> a value, and a sentence that tells it."""
 
 
 _MONTHS = (
@@ -259,7 +259,7 @@ _MENTIONED = 0.8
 
 
 def _draw_people(random: Random, n_people: int, n_fields: int, n_corrections: int) -> dict[str, Any]:
-    """Return a problem about several people: what is said of each stands anywhere, and some of it is corrected."""
+    """Return a problem about several people: sentences about them stand in any order, and corrections replace some."""
     people, fields = sample(random, PEOPLE, n_people), sample(random, _FIELDS, n_fields)
     keys = [pick(random, field.keys) for field in fields]
     told = [(who, i) for who in people for i in range(n_fields) if random() < _MENTIONED]

@@ -30,11 +30,12 @@ class LongRecallEnv(SingleTurnEnv):
     The kinds of RULER (arXiv 2404.06654). Sentences are hidden at any depth of a long text about nothing: the codes of
     people's things, among them many that differ from the asked one in one word ("single"; "values": a thing with
     several codes; "queries": several things); or drawers that hold a number, or the same as another drawer ("chain").
-    Or the text is a list of words, of which the most frequent are asked for ("words"). Teaches to attend to all of a
-    long context, to tell what is meant from what is nearly the same, and to follow references through it.
+    Or the text is a list of words, and the question is for the most frequent ones ("words"). Teaches to attend to
+    all of a long context, to tell the right sentence from similar ones, and to follow references through it.
 
     ## Observation
-    What will be asked, the text, and the question. After the reply "Correct.", "Incorrect." or what was malformed.
+    The kind of question, the text, and the question. After the reply "Correct.", "Incorrect." or the reason why it is
+    malformed.
 
     ## Action
     The numbers, names or words in the final answer, with commas (or line breaks, or "and") between them,
@@ -43,7 +44,7 @@ class LongRecallEnv(SingleTurnEnv):
 
     ## Reward
     `correct` (weight 1): 1 for exactly what was asked for, and nothing else. `malformed` (weight -0.1): 1 for a reply
-    without an answer, with broken tags, with something that is no number or word, or with one of them twice.
+    without an answer, with broken tags, with an item that is not a number or not a word, or with one of them twice.
 
     ## Episode End
     Terminates after one reply.
@@ -393,9 +394,9 @@ class Kind(NamedTuple):
     draw: Callable[[Random, Mapping[str, Any]], tuple[list[Any], list[Any]]]
     """Returns the facts, and what is asked for."""
     complaint: Callable[[Sequence[Any], Sequence[Any]], str]
-    """What is wrong with given ones; "" if nothing is."""
+    """A complaint about given facts; "" if they are right."""
     task: str
-    """What stands before the text."""
+    """The sentences before the text."""
     sentence: Callable[[Sequence[Any]], str]
     question: Callable[[Sequence[Any]], str]
     answer: Callable[[Sequence[Any], Sequence[Any]], list[str]]

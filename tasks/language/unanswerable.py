@@ -19,7 +19,7 @@ _THEMES = (
     ("ship", "captain", "home port", "river", "bridge", "label", "weight class"),
     ("keeper", "deputy", "village", "church", "painter", "collar", "nickname"),
 )
-"""What leads from one name to the next, in order; the last two are told of some, but never asked for."""
+"""The links that lead from one name to the next, in order; some names have the last two, but no question does."""
 _N_LINKS = 5
 _FILLERS = (5, 6)
 _HEADS = (
@@ -36,7 +36,7 @@ _SENTENCE = re.compile(r"(?:the answer|it|(?:the )?[\w ]+ of \w+) is (?:the )?(\
 _OPEN = re.compile(r"(?:it is |it's )?(?:not answerable|cannot be answered|can't be answered)")
 _MOST_FACTS = 400
 Fact = Sequence[Any]
-"""[number of the link, name, the name it leads to; "" if there is none]."""
+"""[number of the link, name, the name it leads to; "" for nowhere]."""
 
 
 class UnanswerableEnv(SingleTurnEnv):
@@ -57,7 +57,7 @@ class UnanswerableEnv(SingleTurnEnv):
     slip, should be hard for many models today.
 
     ## Observation
-    The rules, the notes and numbered questions, of which at least one can be answered and one cannot. After the reply
+    The rules, the notes and numbered questions: at least one can be answered, and at least one cannot. After the reply
     "Correct.", "Incorrect." or what was malformed.
 
     ## Action
@@ -113,7 +113,7 @@ class UnanswerableEnv(SingleTurnEnv):
         **{"theme": int, "table": bool, "several": list, "facts": list, "questions": list},
         "reasons": bool,
     }
-    slow_reset_reason = "up to 100 notes about names of their own are drawn for each problem"
+    slow_reset_reason = "each problem draws up to 100 notes with new names"
     instructions = (
         "Answer the questions only from the notes. Write one answer with a line for each question: its number, a "
         "colon, and the name, or the word unanswerable."
@@ -122,7 +122,7 @@ class UnanswerableEnv(SingleTurnEnv):
     has_natural_form = False
 
     def generate(self) -> dict[str, Any]:
-        """Draw pairs of chains, of each of which one is flawed, and ask about one of the two."""
+        """Draw pairs of chains, each with one flawed chain, and ask about one of the two."""
         random, n = self.np_random.random, self.settings["n"]
         names = iter(sample(random, _NAMES, len(_NAMES)))
         facts: list[Fact] = []
@@ -178,7 +178,7 @@ class UnanswerableEnv(SingleTurnEnv):
         return chain[0]
 
     def check_problem(self, problem: Mapping[str, Any]) -> None:
-        """Refuse what are no notes or questions."""
+        """Refuse notes and questions of another form."""
         facts, questions, several = problem["facts"], problem["questions"], problem["several"]
         if not 0 <= problem["theme"] < len(_THEMES):
             raise InvalidActionError(f"the theme must be from 0 to {len(_THEMES) - 1}")
@@ -236,7 +236,7 @@ class UnanswerableEnv(SingleTurnEnv):
         return "\n".join(lines)
 
     def solution(self) -> str:
-        """Return an answer, or that there is none, for each question."""
+        """Return an answer, or "unanswerable", for each question."""
         parts = []
         for i, (answer, reasons) in enumerate(self._answers, 1):
             why = f", {min(reasons, key=REASONS.index)}" if answer is None and self.problem["reasons"] else ""
@@ -244,7 +244,7 @@ class UnanswerableEnv(SingleTurnEnv):
         return "\n" + "\n".join(parts) + "\n"
 
     def is_correct(self, answer: str) -> bool:
-        """Compare what is said to each question."""
+        """Compare the answer to each question."""
         said: dict[int, str] = {}
         lines = [line for part in _BREAK.split(answer) if (line := part.strip(" .,\t\r*`-"))]
         if len(lines) == len(self._answers) and not any(map(_LINE.fullmatch, lines)):
@@ -302,7 +302,7 @@ class UnanswerableEnv(SingleTurnEnv):
 def possible_answers(
     after: Mapping[tuple[int, str], Sequence[str]], several: Sequence[int], question: Fact
 ) -> tuple[str | None, frozenset[str]]:
-    """Return the answer to a question, or None and the reasons why there is none.
+    """Return the answer to a question, or None and the reasons why it is unanswerable.
 
     Args:
         after: (link, name) -> where the notes say that it leads; [""] for nowhere.

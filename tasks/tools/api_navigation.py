@@ -167,7 +167,7 @@ class APINavigationEnv(ToolEnv):
     """
 
     # An address is one of a million; counts are drawn evenly from 6 to 17; sums and largest amounts have hundreds of
-    # values, of which the best constant is right in 2.5% (2,000 problems).
+    # values, and the best constant is right in 2.5% (2,000 problems).
     difficulties = {
         "easy": Difficulty(
             "an address; pages",

@@ -45,7 +45,7 @@ class Office(Toolset):
             f"e{number}": as_event(event) for number, event in enumerate(problem["events"], start=1) if 0 in event[4]
         }
         self.replies: dict[int, str] = {}
-        """What was answered to each message, by its place."""
+        """The reply to each message, by its place."""
         self.seen_inbox = False
         self.seen_messages: set[int] = set()
         self.seen_days: set[tuple[int, int]] = set()
@@ -104,7 +104,7 @@ class Office(Toolset):
         """Put a meeting into Robin's calendar and invite the others.
 
         Args:
-            title: What it is called.
+            title: Its name.
             day: Monday to Friday.
             start: When it begins, such as 09:30.
             minutes: How long it takes: 30, 60, 90 or 120.
@@ -138,7 +138,7 @@ class Office(Toolset):
 
         Args:
             message: The message's id, such as m1.
-            text: What to write.
+            text: The text of the reply.
         """
         place = self._place(message)
         if place in self.replies:
@@ -169,9 +169,9 @@ class AssistantEnv(ToolEnv):
     ## Description
     The agent is the assistant of Robin Vale, with Robin's inbox and calendar and a view of the colleagues' calendars.
     Messages ask for a meeting at the earliest time when all are free, for an event to be cancelled, or when something
-    begins; others want nothing. What counts is the state at the end, compared exactly: the calendar, and which
+    begins; others want nothing. The state at the end counts, compared exactly: the calendar, and which
     messages were answered with which day and time. Teaches to gather what a decision needs before acting, to respect
-    constraints that are said in words, and to leave no trace besides what was asked for.
+    constraints in words, and to leave no trace besides what was asked for.
 
     ## Observation
     First the task, then what the tools say: `inbox()`, `read(message)`, `calendar(person, day)`, `schedule(title,
@@ -254,7 +254,7 @@ class AssistantEnv(ToolEnv):
         return draw_office(self.np_random, self.settings["n_others"])
 
     def check_problem(self, problem: Mapping[str, Any]) -> None:
-        """Refuse an office that does not hang together, and a meeting for which there is no time."""
+        """Refuse an office that does not hang together, and a meeting that fits at no time."""
         try:
             check_office(problem)
             wanted_state(problem)

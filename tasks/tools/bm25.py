@@ -26,7 +26,7 @@ class Bm25:
     and Zaragoza, "The Probabilistic Relevance Framework: BM25 and Beyond" (2009), with the idf that is never negative.
 
     Args:
-        texts: What is searched.
+        texts: The texts to search.
         k1: How quickly a repeated word stops counting.
         b: How much a long text is held against it, from 0 to 1.
     """

@@ -28,7 +28,7 @@ class CalculatorEnv(ToolEnv):
     for a tool where guessing does not do, and to copy its result.
 
     ## Observation
-    First the question, such as "What is 37*24?". After a tool call its result alone, "888", as a message of the role
+    First the question, such as "What is 37*24?". After a tool call its result, "888", as a message of the role
     "tool"; an expression that cannot be evaluated gives "Error: ..." there. After a malformed reply a readable error.
 
     ## Action

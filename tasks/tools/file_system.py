@@ -46,14 +46,14 @@ class FileSystemEnv(ToolEnv):
     """Find something in a tree of files, or bring the tree into a given order.
 
     ## Description
-    Each episode has a tree of folders and small text files of its own, and the tool `shell(command)`, a subset of a
+    Each episode has its own tree of folders and small text files, and the tool `shell(command)`, a subset of a
     Unix shell. Either something is asked about one file, or the tree is to be changed: files moved, renamed, copied or
-    deleted by their names or by what they contain. What counts is the tree at the end, compared exactly: all that was
+    deleted by their names or by their contents. The tree at the end counts, compared exactly: all that was
     asked for and nothing else. Teaches to look before acting, to act on exactly the right files, and to notice when a
     command failed.
 
     ## Observation
-    First what is to be done. After a call what the command prints, "(done)", or "Error: ..." as a shell says it. After
+    First the task. After a call the output of the command, "(done)", or "Error: ..." as a shell prints it. After
     a malformed reply a readable error.
 
     ## Action
@@ -278,7 +278,7 @@ def _has(text: str, line: str) -> bool:
 
 
 def _moved(files: Files, target: Callable[[str, str], str | None]) -> Files:
-    """Return the files where `target(path, content)` says, None leaves one where it is; {} if two would meet."""
+    """Return the files where `target(path, content)` puts them, None leaves one where it is; {} if two would meet."""
     new = {target(path, text) or path: text for path, text in files.items()}
     return new if len(new) == len(files) else {}
 

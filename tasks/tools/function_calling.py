@@ -126,7 +126,7 @@ class FunctionCallingEnv(ToolEnv):
             self.max_turns = self.settings["turns"]
 
     def make_tools(self) -> list[Any]:
-        """Return none: every episode has functions of its own, which `run_calls` answers."""
+        """Return no tools: every episode has its own functions, which `run_calls` answers."""
         return []
 
     def generate(self) -> dict[str, Any]:
@@ -147,7 +147,7 @@ class FunctionCallingEnv(ToolEnv):
         return min(map(signature, problem["functions"]), key=canonical_json)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-        """Start an episode with tools of its own; see `TextEnv.reset`."""
+        """Start an episode with its own tools; see `TextEnv.reset`."""
         result = super().reset(seed=seed, options=options)
         self.tools = [schema_of(function) for function in self.problem["functions"]]
         return result

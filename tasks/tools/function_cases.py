@@ -146,7 +146,7 @@ class _Draft:
 
 
 def fitting(functions: list[Function], step: Mapping[str, Any]) -> Function | None:
-    """Return the function that does a step, or None if there is none."""
+    """Return the function that does a step, or None."""
     size = "large" if step["arguments"].get("people", 0) >= LARGE else "small"
     for function in functions:
         if (function["verb"], function["noun"]) == (step["verb"], step["noun"]) and function["sizes"] in ("", size):

@@ -53,7 +53,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
         *("tax consultation", "eye test", "vaccination", "massage", "translation", "boiler check", "furniture repair"),
     ),
 }
-"""What functions are about, by kind."""
+"""The things that functions are about, by kind."""
 
 
 class Parameter(NamedTuple):
@@ -229,7 +229,7 @@ SYNONYMS: Mapping[str, tuple[str, ...]] = {
     "leave": ("leave", "unqueue", "give_up"),
     "rate": ("rate", "review", "score"),
 }
-"""What a function may be called; its description says what it does."""
+"""Possible names of a function; its description tells what it does."""
 GIVES: Mapping[str, str] = {
     "quote": "quote_id",
     "reserve": "reservation_id",

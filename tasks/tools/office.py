@@ -263,7 +263,7 @@ def check_office(problem: Mapping[str, Any]) -> None:
 
 
 def text_of(message: list[Any], people: list[str], events: list[list[Any]]) -> str:
-    """Return what a message says."""
+    """Return the text of a message."""
     sender, subject, kind, details = message
     name = people[sender].split()[0]
     if kind == "news":

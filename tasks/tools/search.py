@@ -28,7 +28,7 @@ class Library(Toolset):
         """Put the problem's articles on the shelves."""
         self.world = problem["world"]
         self.log: set[tuple[str, str]] = set()
-        """What was searched for and what was read, in this episode."""
+        """The searches and the titles that were read, in this episode."""
         self._articles: dict[str, str] | None = None
         self._index: Bm25 | None = None
         self._titles: dict[str, str] = {}
@@ -74,7 +74,7 @@ class SearchEnv(ToolEnv):
     """Answer a question that needs several articles of an encyclopedia nobody has seen.
 
     ## Description
-    Each episode has an encyclopedia of its own about towns, people, companies and books, all invented, so that nothing
+    Each episode has its own encyclopedia about towns, people, companies and books, all invented, so that nothing
     can be known beforehand. The question goes from one to the next: "On which river does the town lie where the founder
     of Kalorn & Sons was born?" The tool `search(query)` finds articles by their words (BM25) and shows how they begin;
     `read(title)` shows a whole one. Some links lead backwards: the article on a person does not say which book they
@@ -233,7 +233,7 @@ class SearchEnv(ToolEnv):
 
 _KINDS = ("town", "person", "company", "book")
 _RELATIONS: dict[str, tuple[str, str, str]] = {
-    # relation: what it starts from, where it leads, and how that is said
+    # relation: its start, its end, and its words
     "birthplace": ("person", "town", "the town where {} was born"),
     "employer": ("person", "company", "the company that employs {}"),
     "founder": ("company", "person", "the founder of {}"),

@@ -23,7 +23,7 @@ N_QUESTIONS = 4
 BUDGET = 4.0
 """Checks that an episode may make; each costs 1 of it."""
 COST_WEIGHT = 0.2
-"""What spending the whole budget costs: 0.05 a check, against 0.25 for a right number."""
+"""The cost of the whole budget: 0.05 a check, against 0.25 for a right number."""
 _MOST = 100_000
 
 
@@ -39,7 +39,7 @@ class SelfVerificationEnv(ToolEnv):
     ## Description
     Four secret numbers are each described by a range and by remainders. For some, one number fits, and who works it
     out needs no check; for others two numbers fit, and only a check tells which it is. The tool `check(question,
-    number)` says "right" or "wrong" and costs a part of the reward, up to a budget. Teaches to know what one knows:
+    number)` returns "right" or "wrong" and costs a part of the reward, up to a budget. Teaches to know what one knows:
     to work out what can be worked out, to notice where an answer is not settled, and to spend a check there and
     nowhere else.
 
@@ -57,7 +57,7 @@ class SelfVerificationEnv(ToolEnv):
     neither a call nor four whole numbers. The episode is a success if all four are right. The form is that of
     `llm_envs.rewards.create_self_verification`: r = q − λ c / B.
 
-    A number of which two are left is right half the time, which is worth 0.125; with one check it is 0.25 − 0.05. So
+    A guess between two numbers is right half the time, which is worth 0.125; with one check it is 0.25 − 0.05. So
     the most that can be expected is 1 − 0.05 times the number of such questions, which is what the oracle earns and
     `max_return` declares, 0.95 down to 0.85. (With luck an episode may earn up to 1.) For a player who is right about
     a settled number with probability p, a check of it, to be used by correcting the number, pays where the correction
@@ -129,7 +129,7 @@ class SelfVerificationEnv(ToolEnv):
 
         Args:
             question: Which of the four: 1 to 4.
-            number: What to check.
+            number: The number to check.
         """
         if not 1 <= question <= N_QUESTIONS:
             raise InvalidActionError(f"there are the questions 1 to {N_QUESTIONS}")
@@ -138,7 +138,7 @@ class SelfVerificationEnv(ToolEnv):
         return "right" if is_right else "wrong"
 
     def generate(self) -> dict[str, Any]:
-        """Draw four questions, of which so many are open as the level says, and which of the numbers is meant."""
+        """Draw four questions, with as many open ones as the level wants, and the secret numbers."""
         random, settings = self.np_random.random, self.settings
         n_open = settings["n_open"]
         questions, secrets = [], []

@@ -1,6 +1,6 @@
 """A tree of files in memory, and a subset of a shell that works on it.
 
-What can be said is what `COMMANDS` lists: one command a line, without pipes, redirections, variables or scripts.
+The commands are those of `COMMANDS`: one command a line, without pipes, redirections, variables or scripts.
 Patterns (`*.log`) are expanded as a shell does. `grep` looks for the text itself, so that no pattern takes long. A
 command that fails changes nothing and raises `InvalidActionError` with a message as a shell's.
 """

@@ -48,7 +48,7 @@ class SQLExplorerEnv(ToolEnv):
     """Find an answer in a database whose tables nobody has described.
 
     ## Description
-    Each episode has an SQLite database of its own, in one of four themes, with names of columns that vary, and a
+    Each episode has its own SQLite database, in one of four themes, with names of columns that vary, and a
     question about it in everyday words. The agent reads the schema (`SELECT sql FROM sqlite_master`), looks at values,
     writes the query that answers the question, and answers. Teaches to look before querying: which tables there are,
     what a column is called here, how the tables hang together.
@@ -71,7 +71,7 @@ class SQLExplorerEnv(ToolEnv):
     ## Arguments
     - `split`: "train" or "test".
     - `difficulty`: "easy" (default): one table; "medium": two or three tables joined; "hard": joins over five tables,
-      with groups in tables of their own, two conditions, the largest of sums, and rows that are missing; "expert":
+      with groups in separate tables, two conditions, the largest of sums, and rows that are missing; "expert":
       second places among sums, and sums over those above the average.
     - `max_turns`: 8 by default.
     - `reset(options={"problem": {"world": ..., "kind": ..., "values": [...]}})`: a world as
@@ -124,7 +124,7 @@ class SQLExplorerEnv(ToolEnv):
                 return problem
 
     def check_problem(self, problem: Mapping[str, Any]) -> None:
-        """Refuse an unknown kind, a world that is no database, and a question without one answer."""
+        """Refuse an unknown kind, a world that is not a database, and a question without one answer."""
         if problem["kind"] not in KINDS:
             raise InvalidActionError(f"its kind is none of {', '.join(KINDS)}")
         check_world(problem["world"])
@@ -183,7 +183,7 @@ class _Words:
         self.left, self.right, self.link = theme.left, theme.right, theme.link
         _, self.left_label, self.left_group, self.left_number = tables[theme.left.table]
         _, self.right_label, self.right_group, self.right_number = tables[theme.right.table]
-        # What people say: left as a, right as b.
+        # The words of people: left as a, right as b.
         self.a_label, self.b_label = theme.left.labels[0], theme.right.labels[0]
         self.a_group, self.b_group = theme.left.group_columns[0], theme.right.group_columns[0]
         self.a_number, self.b_number = theme.left.number_columns[0], theme.right.number_columns[0]
