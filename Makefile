@@ -18,6 +18,7 @@
 #   make check      what CI runs: all of the above, and make docs (.ci/run has the order)
 #   make bench      the benchmarks, against the numbers that we hold; rewrites the tables of docs/results/performance.md
 #   make proof      the proof that training learns: what has no result yet (PROOF_ARGS=--fresh: all of it)
+#   make baselines  the model of `make real-model` on every task, untrained: what has no result yet
 #   make docs       the site of the documents, in build/site; every warning is an error
 #   make gallery    writes docs/GALLERY.md from the tasks
 #   make reference  writes docs/reference/ from the code: metrics, extension points, the pages of the API
@@ -41,7 +42,7 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 # The tests of one file share what they make, so a file stays with one process; tests/conftest.py says which go first.
 PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo test test-trainings test-vllm test-processes test-examples test-browser test-real-model check-tasks check-tasks-levels check-tasks-thorough real-model lint check bench proof docs gallery reference clean
+.PHONY: help demo test test-trainings test-vllm test-processes test-examples test-browser test-real-model check-tasks check-tasks-levels check-tasks-thorough real-model lint check bench proof baselines docs gallery reference clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -110,6 +111,9 @@ bench: $(VENV)/.stamp $(VENV_VLLM)/.stamp
 
 proof: $(VENV)/.stamp $(VENV_VLLM)/.stamp
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m proof.run --all --vllm-python $(VENV_VLLM)/bin/python --docs docs/results/learning.md $(PROOF_ARGS)
+
+baselines: real-model
+	$(VENV)/bin/python -m proof.baselines --docs docs/results/baselines.md $(BASELINES_ARGS)
 
 docs: $(VENV)/.stamp
 	PYTHONPATH=docs NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build --strict

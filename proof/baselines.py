@@ -16,7 +16,7 @@ import json
 import sys
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import fmean
@@ -137,8 +137,16 @@ def is_done(path: Path, settings: Mapping[str, Any]) -> bool:
     return path.exists() and json.loads(path.read_text(encoding="utf-8"))["settings"] == settings
 
 
-def play_all(env_ids: Sequence[str], options: argparse.Namespace) -> int:
-    """Play all settings that have no result; return the number that failed."""
+def play_all(
+    env_ids: Sequence[str], options: argparse.Namespace, load: Callable[[argparse.Namespace], Any] | None = None
+) -> int:
+    """Play all settings that have no result; return the number that failed.
+
+    Args:
+        env_ids: Tasks.
+        options: From `parse_options`.
+        load: Makes the policy when the first setting is played; `load_policy` if None.
+    """
     options.out.mkdir(parents=True, exist_ok=True)
     policy, n_failed = None, 0
     for env_id in env_ids:
@@ -147,7 +155,7 @@ def play_all(env_ids: Sequence[str], options: argparse.Namespace) -> int:
                 path = file_of(env_id, form, sampling, options.out)
                 if not options.fresh and is_done(path, describe_setting(env_id, form, sampling, options)):
                     continue
-                policy = policy or load_policy(options)
+                policy = policy or (load or load_policy)(options)
                 try:
                     result = play(env_id, form, sampling, policy, options)
                 except Exception:

@@ -99,9 +99,9 @@ def refuses_hedged_answers(subject: Subject) -> str:
             last = _last_step(played, final, action)
             require(
                 last is None or not last.is_win,
-                f"seed {final.seed}: the reply {action!r:.300} won, and so does {final.action!r:.120} by itself: a "
-                "reply with two answers must not win; let is_correct or move raise InvalidActionError unless all of the "
-                "text is one answer",
+                f"seed {final.seed}: the reply {action!r:.300} won, and so does {final.action!r:.120}: a reply "
+                "with two answers must not win; let is_correct or move raise InvalidActionError unless all of the text "
+                "is one answer",
             )
     return f"{n_tried} replies with two answers" if finals else "not read with judge()"
 
@@ -226,7 +226,7 @@ def _is_default(task: TextEnv) -> bool:
 
 
 def _wrong_answer(env: gym.Env[str, str], final: _Final, finals: list[_Final]) -> str | None:
-    """Return an answer that is right for another problem and wrong for this one, or None."""
+    """Return an answer that is right for another problem and wrong for this one; None if no episode has one."""
     for other in finals:
         if _items(other.answer) <= _items(final.answer):  # both together would say no more than the right one
             continue
