@@ -86,7 +86,7 @@ class PlayedUserEnv(TextEnv):
 
     ## Arguments
     - `split`: "train" or "test".
-    - `difficulty`: "easy" (default): 6 items with 3 properties, all of which matter; "medium": 10 with 5, 4
+    - `difficulty`: "easy" (default): 6 items with 3 properties, which all matter; "medium": 10 with 5, 4
       of them matter; "hard": 16 with 6, 4 of them matter; "expert": 24 with 9, 5 of them matter.
     - `max_turns`: messages of the agent, the recommendation included: 4, 5, 6 and 6 by default.
     - `user_policy`: the player of the customer: a chat policy, a token policy, or an env policy, whose `act` is given

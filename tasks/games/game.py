@@ -26,6 +26,9 @@ COLUMNS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 DIRECTIONS: Mapping[str, tuple[int, int]] = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
 """Name of a move: change of (row, column); row 0 is the topmost."""
 
+_MAX_CHARACTERS = 10_000
+"""Characters of an answer: 20 for each of the most moves that a game allows, and more."""
+
 _SHORT = {"u": "up", "d": "down", "l": "left", "r": "right"}
 _ARROWS = {"\u2191": " up ", "\u2193": " down ", "\u2190": " left ", "\u2192": " right "}
 _LIST_MARKER = re.compile(r"(?<!\S)(?:[0-9]{1,3}[.)]|[-*\u2022])(?=\s)")
@@ -76,9 +79,15 @@ class GameEnv(TextEnv):
     def play(self, action: str) -> Outcome:
         """Play the reply's answer, or return an error."""
         try:
-            return self.judge(self.read(action), self.move)
+            return self.judge(self.read(action), self._move)
         except InvalidActionError as refusal:
             return self.refuse(str(refusal))
+
+    def _move(self, answer: str) -> Outcome:
+        """Play an answer of a readable length."""
+        if len(answer) > _MAX_CHARACTERS:
+            raise InvalidActionError(f"the answer has over {_MAX_CHARACTERS} characters")
+        return self.move(answer)
 
     def refuse(self, problem: str) -> Outcome:
         """Return the answer to a reply that could not be played."""
@@ -114,7 +123,7 @@ def read_moves(answer: str, names: Mapping[str, tuple[int, int]] = DIRECTIONS, *
     """Read moves such as "up up right", "Up, then right", "UUR", "up x2" or a list with one move a line.
 
     Raises:
-        InvalidActionError: If a move is unknown, there is none, or there are more than `limit`.
+        InvalidActionError: If a move is unknown, the answer has no move, or it has more than `limit`.
     """
     text = _LIST_MARKER.sub(" ", answer.lower())
     if not any(letter.isalpha() for letter in text):

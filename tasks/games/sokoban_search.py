@@ -54,7 +54,7 @@ class Warehouse:
         return found
 
     def solve(self, player: int, boxes: int) -> list[str] | None:
-        """Return the moves of a way with the fewest pushes, or None if there is no way.
+        """Return the moves of a way with the fewest pushes, or None if it cannot be solved.
 
         A breadth-first search over the boxes and the part of the room that the agent can reach. Boxes never go where
         no target can be reached from.

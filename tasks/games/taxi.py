@@ -136,7 +136,7 @@ class TaxiEnv(ToyTextEnv):
             "Drive the taxi to the passenger, pick the passenger up, and drop them off at the destination. In the "
             "map @ is the taxi; R, G, Y and B are the taxi stands; between two cells, | is a wall and : is an open "
             "way. "
-            "There are no walls between north and south. Actions are south, north, east, west (by one cell), pickup "
+            "Walls never stand between north and south. Actions are south, north, east, west (by one cell), pickup "
             "and dropoff, one a reply; north is up, towards row 1, and east is right, towards column 5. pickup is "
             "only possible where the passenger waits, dropoff only at a stand with the passenger in the taxi; at a "
             f"stand that is not the destination the passenger gets out and waits there.{rules} You have "

@@ -149,7 +149,7 @@ def check_case(case: Mapping[str, Any]) -> None:
         raise InvalidActionError("the customer has one to four requests")
     for request in customer["requests"]:
         if request.keys() != {"kind", "item", "size", "address"} or not all(type(v) is str for v in request.values()):
-            raise InvalidActionError("a request has a kind, an item, a size and an address, of which some are empty")
+            raise InvalidActionError("a request has a kind, an item, a size and an address; some of them are empty")
         if bool(request["address"]) != (request["kind"] == "address") or request["size"] not in (
             SIZES if request["kind"].startswith("exchange") else ("",)
         ):
@@ -236,7 +236,7 @@ class Customer:
                 self.has_insisted = True
                 said.append("Please make an exception. I have been your customer for ten years, and nobody will know.")
             else:
-                said.append("Well, if there is no other way.")
+                said.append("Well, if it has to be so.")
         return (
             " ".join(said or facts)
             or "All right. If you need something from me, such as a number or an address, ask for it."

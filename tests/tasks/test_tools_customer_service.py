@@ -110,7 +110,7 @@ def test_the_customer_tells_what_they_are_asked_for():
         ("Which size?", "I need the Rain Coat in size S."),
         ("Which address?", "All right. If you need something from me, such as a number or an address, ask for it."),
         ("I am sorry, that is not possible.", "Please make an exception."),
-        ("I am sorry, that is not possible.", "Well, if there is no other way."),
+        ("I am sorry, that is not possible.", "Well, if it has to be so."),
         ("Is there anything else?", "Yes, one more thing. Please send my order to another address."),
         ("Which address?", "The new address is 9 Oak Avenue."),
         ("Anything else?", "No, that is all."),
