@@ -145,7 +145,8 @@ class NegotiationEnv(TextEnv):
         """Return the system prompt, with an offer of this problem's things as the example."""
         known = list(THEMES[self.problem["theme"]].things.items())
         offer = "; ".join(f"{known[place][0]}: {known[place][1][-1]}" for place in self.problem["things"])
-        return f"{self.instructions} Make an offer in this form: {self.write_answer(offer)}"
+        leave = self.write_answer("leave")
+        return f"{self.instructions} Leave in this form: {leave} Make an offer in this form: {self.write_answer(offer)}"
 
     def prompt(self) -> str:
         """Return the things to settle, and the rules."""

@@ -70,7 +70,7 @@ class TwentyQuestionsEnv(GameEnv):
     """Find which row of a table is meant by yes/no questions about its columns, then name it.
 
     ## Description
-    Teaches to ask what splits the remaining rows most evenly, and to keep track of which rows are left. The table is
+    Teaches to ask what splits the remaining rows most evenly, and to remember the rows that are left. The table is
     new in every problem: invented names with four to six properties of creatures, towns, machines or dishes; no
     single property tells enough. The agent has one or two questions more than halving the rows needs.
 

@@ -110,6 +110,14 @@ def test_what_is_malformed_costs_and_goes_on(action):
     assert not terminated
 
 
+def test_of_several_properties_those_of_the_last_question_count():
+    env = make()
+    assert (
+        env.step("You want two rooms. What floor would you like?")[0] != "Customer: Could you ask me about one thing?"
+    )
+    assert env.step("What floor and how many rooms?")[0] == "Customer: Could you ask me about one thing?"
+
+
 def test_questions_are_asked_without_knowing_what_matters():
     assert fitting(ITEMS, {"rooms": "two"}) == ["Acorn", "Birch"]
     # Each property leaves two of three at most; floor comes first by name, and "top" leaves Acorn and Clover.
