@@ -26,7 +26,9 @@ _SUPERSCRIPTS = {
 _SUBSCRIPTS = {0x2080 + i: f"_{i}" for i in range(10)}
 _DIGITS = str.maketrans(_SUPERSCRIPTS | _SUBSCRIPTS | {0x2212: "-"})
 _FRACTION = re.compile(r"\\[dtc]?frac(?![A-Za-z])\s*")
-_SENTENCE = re.compile(r"\b(?:the|it|is|are|so|thus|hence|therefore|equals|we|has|have|get)\b", re.IGNORECASE)
+_SENTENCE = re.compile(
+    r"\b(?:the|it|is|are|so|answer|result|solution|thus|hence|therefore|equals|we|has|have|get)\b", re.IGNORECASE
+)
 
 
 def as_latex(answer: str, target: str) -> str:

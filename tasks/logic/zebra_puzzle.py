@@ -44,7 +44,7 @@ _SAY = {
 _KINDS = ("same", "same", "same", "other", "left", "left", "next", "next", "before")
 _SYMMETRIC = ("same", "other", "next")
 _ROUNDS = 3
-"""Rounds of comparing the clues about values: after so many, different values have different ranks but for rare cases."""
+"""Rounds of comparing the clues about values: after so many, different values almost always have different ranks."""
 _HOUSE = re.compile(
     r"(?:^|(?<=[\s;,.|(*#\"{]))(?:house\s*(?:number\s*|#\s*)?)?([0-9]{1,3})[\s*\"]*[:.)=|\u2013-]",
     re.IGNORECASE | re.MULTILINE,

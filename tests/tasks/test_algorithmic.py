@@ -404,9 +404,8 @@ def test_base_conversion(numbers, source, target, right):
     assert reward("BaseConversion", problem, right) == 1
     assert reward("BaseConversion", problem, f" 00{right.upper()} ") == 1
     assert reward("BaseConversion", problem, f"{right}0" if right != "0" else "1") == 0
-    assert reward("BaseConversion", problem, f"0x{right}") == pytest.approx(
-        1 if target == 16 else 0 if target > 33 else -0.1
-    )
+    prefixed = 1 if target == 16 else 0 if target > 33 else -0.1
+    assert reward("BaseConversion", problem, f"0x{right}") == pytest.approx(prefixed)
     assert reward("BaseConversion", problem, "int('ff', 16)") == pytest.approx(-0.1)
 
 

@@ -226,5 +226,5 @@ def test_a_tool_task_tells_how_many_replies_there_are(id, level):
     for env in (gym.make(id, difficulty=level), gym.make(id, difficulty=level, max_turns=7)):
         env.reset(seed=0)
         system_prompt, n = env.get_wrapper_attr("system_prompt"), env.get_wrapper_attr("max_turns")
-        assert system_prompt.endswith(f" You have {n} replies.")
+        assert system_prompt.endswith(f"\nYou have {n} replies.")
     assert n == 7
