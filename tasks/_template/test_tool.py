@@ -22,6 +22,6 @@ def test_an_order_is_looked_up_and_added_up() -> None:
     assert env.step(format_tool_call("price", item="eggs"))[0] == "5"
     assert env.step(format_tool_call("price", item="ham"))[0].startswith("Error: the shop does not have the item 'ham'")
     _, reward, terminated, *_ = env.step("<answer>30 or 31</answer>")
-    assert float(reward) == pytest.approx(-0.1) and not terminated
+    assert reward == pytest.approx(-0.1) and not terminated
     observation, reward, terminated, _, info = env.step("<answer>**31**</answer>")
     assert (observation, reward, terminated, info["is_success"]) == ("Correct.", 1.0, True, True)

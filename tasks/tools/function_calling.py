@@ -242,19 +242,20 @@ class FunctionCallingEnv(ToolEnv):
             )
         named = sorted(map(int, re.findall("[0-9]+", match[1]))) if match else []
         needed = Counter(_key(*call) for calls in self._needed for call in calls)
-        asked = self._told == self._missing()
+        asked = self._told == self._parts_lacking()
         return named == self._impossible() and self._made == needed and asked and self._n_mistakes == 0
 
     def _impossible(self) -> list[int]:
         return [number for number, calls in enumerate(self._needed, 1) if not calls]
 
-    def _missing(self) -> set[int]:
+    def _parts_lacking(self) -> set[int]:
         return {number for number, part in enumerate(self.problem["parts"], 1) if part["missing"]}
 
     def next_action(self) -> str:
         """Ask for what is missing, make each call whose id is known, and answer."""
         questions = [
-            f"ask {number}: {self.problem['parts'][number - 1]['missing']}" for number in self._missing() - self._told
+            f"ask {number}: {self.problem['parts'][number - 1]['missing']}"
+            for number in self._parts_lacking() - self._told
         ]
         if questions:
             return "\n".join(sorted(questions))

@@ -222,3 +222,31 @@ def test_the_limit_of_turns_is_told_and_enough():
                 _, _, terminated, truncated, info = env.step(action)
                 over, n_turns = terminated or truncated, n_turns + 1
             assert info["is_success"] and n_turns <= turns
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_right"),
+    [
+        ("impossible: 1", True),
+        ("Impossible: part 1.", True),
+        ("**impossible: 1**", True),
+        ("impossible: 1 and 2", False),
+        ("impossible: 1 or done", False),
+        ("done", False),
+        ("done or impossible: 1", False),
+    ],
+)
+def test_natural_forms(answer, is_right):
+    env, _ = start(part(RESERVE), functions=(FERRY_GROUP, INSURE, CANCEL))
+    _, _, _, _, info = env.step(format_answer(answer))
+    assert info.get("is_success", False) == is_right
+
+
+@pytest.mark.parametrize("question", ["ask 1: date", "Ask 1: `date`", "- ask part 1: date.", "**ask 1: date**"])
+def test_questions_in_natural_forms(question):
+    env, _ = start(part(RESERVE, missing="date"))
+    observation, reward, *_ = env.step(question)
+    assert observation == "1: on 4 May 2031." and reward == 0
+    observation, reward, *_ = env.step("What is the date?")
+    assert observation == "Error: the reply has no tool call or answer in the form <answer>done</answer>."
+    assert reward == pytest.approx(-0.1)
