@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.util
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
-from preloaded import folder_of_programs, variables
+from preloaded import variables
 
-pytestmark = pytest.mark.examples
-
-if folder_of_programs() == Path(sys.executable).parent:
-    pytest.skip("where there is vLLM, programs are the real ones", allow_module_level=True)
+has_vllm = importlib.util.find_spec("vllm") is not None
+pytestmark = [
+    pytest.mark.examples,
+    pytest.mark.skipif(has_vllm, reason="where there is vLLM, programs are the real ones"),
+]
 
 
 def run(*command: str, folder: Path, **more: str) -> subprocess.CompletedProcess[str]:
