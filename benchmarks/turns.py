@@ -59,6 +59,7 @@ COLUMNS = [
     Column("rounds", "rounds"),
     Column("tokens", "sampled tokens", ",d"),
     Column("wall_s", "wall, s", ".1f"),
+    Column("cpu_s", "CPU, s", ".1f"),
     Column("tokens_per_s", "tokens/s", ",.0f"),
     Column("ratio", "policy is times as fast", ".2f"),
     Column("lowest", "lowest", ".2f"),
@@ -192,22 +193,28 @@ def play_mix(policy: Any, n_vocabulary: int, n_episodes: int = N_EPISODES["mix"]
 def measure(work: str, sides: list[str], n_rounds: int, model: Any, tokenizer: Any) -> list[dict[str, Any]]:
     """Let the sides take turns on one kind of work; return a row for each."""
     seconds: dict[str, list[float]] = {side: [] for side in sides}
+    cpu: dict[str, list[float]] = {side: [] for side in sides}
     n_tokens: dict[str, list[int]] = {side: [] for side in sides}
     turns: dict[str, list[list[int]]] = {}
     play_mix(make_policy("policy", model, tokenizer), len(tokenizer), n_episodes=2)  # warms up
     for index in range(n_rounds):
         for side in sides if index % 2 == 0 else sides[::-1]:
             policy = make_policy(side, model, tokenizer)
-            started = time.perf_counter()
+            started, cpu_started = time.perf_counter(), time.process_time()
             turns[side] = play_mix(policy, len(tokenizer)) if work == "mix" else play_task(policy, work)
             seconds[side].append(time.perf_counter() - started)
+            cpu[side].append(time.process_time() - cpu_started)
             n_tokens[side].append(sum(map(len, turns[side])))
-            print(f"{work} {side}: {n_tokens[side][-1]} tokens in {seconds[side][-1]:.1f} s", flush=True)
+            print(
+                f"{work} {side}: {n_tokens[side][-1]} tokens in {seconds[side][-1]:.1f} s ({cpu[side][-1]:.1f} s CPU)",
+                flush=True,
+            )
     rows = []
     for side in sides:
         rates = [n / s for n, s in zip(n_tokens[side], seconds[side], strict=True)]
         row = {"work": work, "side": side, "rounds": n_rounds, "tokens": n_tokens[side][-1]}
-        row |= {"wall_s": statistics.median(seconds[side]), "tokens_per_s": statistics.median(rates)}
+        row |= {"wall_s": statistics.median(seconds[side]), "cpu_s": statistics.median(cpu[side])}
+        row |= {"tokens_per_s": statistics.median(rates)}
         if side != "policy" and "policy" in sides:
             ours = [n / s for n, s in zip(n_tokens["policy"], seconds["policy"], strict=True)]
             ratios = [mine / other for mine, other in zip(ours, rates, strict=True)]
