@@ -244,7 +244,14 @@ class TransformersPolicy:
     def _work(self) -> None:
         """Sample until no request is left."""
         while True:
-            for request, answer in self._run_batch().items():
+            answers: dict[_Request, Sampled | Exception]
+            try:
+                answers = self._run_batch()
+            except Exception as error:  # not from the model, whose failures are answers; nobody may wait for ever
+                with self._lock:
+                    answers = dict.fromkeys([*self._running, *self._waiting], error)
+                    self._running, self._waiting = [], []
+            for request, answer in answers.items():
                 request.settle(answer)
             with self._lock:
                 if not self._waiting:

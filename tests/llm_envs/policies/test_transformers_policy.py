@@ -176,6 +176,14 @@ def test_weights_change_between_two_steps_of_a_running_turn(long_policy, n_steps
     assert short.token_ids.tolist() == expected.token_ids.tolist()
 
 
+def test_nobody_waits_for_ever_if_the_thread_fails_outside_the_model(policy):
+    policy.max_batch_size = None
+    with pytest.raises(TypeError):
+        sample(policy, 2)
+    policy.max_batch_size = 4
+    assert len(sample(policy, 2)) == 2
+
+
 def test_closing_cancels_what_runs_and_what_waits(long_policy):
     long_policy.max_batch_size = 1
 
