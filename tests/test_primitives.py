@@ -158,7 +158,7 @@ def test_the_page_has_the_sections_of_the_paper_in_its_order() -> None:
         ("| a | `llm_envs.types.Row` | `{other}` | `trainers/bridge/batches.py` |", "has none"),
         ("| a | `llm_envs.types.Row` | `{test}` | `trainers/nothing.py` |", "there is no trainers"),
         ("| a | `llm_envs.types.Row` | `{test}` | `llm_envs/tools/budget.py` |", "uses none"),
-        ("| a | `llm_envs.env.split_of` | `{split}` | `llm_envs/env.py` |", "its own module"),
+        ("| a | `llm_envs.env.text.split_of` | `{split}` | `llm_envs/env/text.py` |", "its own module"),
         ("| a | `llm_envs.types.Row` | `{test}` | `tests/llm_envs/test_doctor.py` |", "there is no tests"),
         ("| a | `llm_envs.types.Row` | | `trainers/bridge/batches.py` |", "an empty cell"),
     ],
