@@ -56,19 +56,23 @@ class _Request:
         """Return whether nobody wants further tokens."""
         return self.is_interrupted or self.answer.done() or self.loop.is_closed()
 
-    def settle(self, answer: Sampled | Exception) -> None:
-        """Answer, from any thread."""
 
-        def put() -> None:
-            if self.answer.done():
-                return
+def _settle(answers: Mapping[_Request, Sampled | Exception]) -> None:
+    """Give answers, from any thread. All of one event loop come at once, so that their next requests come together."""
+
+    def put(some: list[_Request]) -> None:
+        for request in some:
+            answer = answers[request]
+            if request.answer.done():
+                continue
             if isinstance(answer, Exception):
-                self.answer.set_exception(answer)
+                request.answer.set_exception(answer)
             else:
-                self.answer.set_result(answer)
+                request.answer.set_result(answer)
 
-        with suppress(RuntimeError):  # its event loop is closed: nobody waits for the answer
-            self.loop.call_soon_threadsafe(put)
+    for loop in {request.loop for request in answers}:
+        with suppress(RuntimeError):  # the event loop is closed: nobody waits for the answers
+            loop.call_soon_threadsafe(put, [request for request in answers if request.loop is loop])
 
 
 class TransformersPolicy:
@@ -251,12 +255,12 @@ class TransformersPolicy:
                 with self._lock:
                     answers = dict.fromkeys([*self._running, *self._waiting], error)
                     self._running, self._waiting = [], []
-            for request, answer in answers.items():
-                request.settle(answer)
             with self._lock:
-                if not self._waiting:
-                    self._is_working = False
-                    return
+                is_last = not self._waiting
+                self._is_working = not is_last  # before the answers, so that the next requests gather
+            _settle(answers)
+            if is_last:
+                return
 
     def _run_batch(self) -> dict[_Request, Sampled | Exception]:
         """Sample and answer until no turn is running. Returns the last answers, which are still to be given."""
@@ -269,8 +273,7 @@ class TransformersPolicy:
                 answers = self._step(running)
                 if not self._running:
                     return answers
-                for request, answer in answers.items():
-                    request.settle(answer)
+                _settle(answers)
         finally:
             if was_training:
                 self.model.train()
