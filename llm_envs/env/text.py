@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, ClassVar, TypeVar
 
 import gymnasium as gym
@@ -309,10 +310,7 @@ class TextEnv(gym.Env[str, str], ABC):
 
     def written_instructions(self) -> str | None:
         """Return the system prompt: `instructions`, and the form of an answer if there is an `answer_example`."""
-        if self.answer_example is None:
-            return self.instructions
-        form = f"Give your answer in this form: {self.write_answer(self.answer_example)}"
-        return form if self.instructions is None else f"{self.instructions} {form}"
+        return _with_form(self.instructions, self.answer_template, self.answer_example)
 
     def read(self, action: str) -> ParsedReply:
         """Parse a reply; one that is too long is broken."""
@@ -336,7 +334,14 @@ class TextEnv(gym.Env[str, str], ABC):
         if reply.problems:
             raise InvalidActionError(f"the reply cannot be read: {'; '.join(reply.problems)}")
         refusal = None
-        for reading in self._readings(reply):
+        prose = reply.content if self.answer_form == "natural" else ""
+        if reply.answer is not None:
+            prose = self.plain_answer(reply.answer)
+            try:
+                return decide(prose)
+            except InvalidActionError as error:
+                refusal = error
+        for reading in natural_answers(prose) if self.has_natural_form else ():
             try:
                 return decide(reading)
             except InvalidActionError as error:
@@ -351,15 +356,6 @@ class TextEnv(gym.Env[str, str], ABC):
             return f"answer in the form {self.write_answer(self.answer_example)}"
         is_default = self.answer_template == TextEnv.answer_template
         return "answer" if is_default and type(self).parse_reply is not TextEnv.parse_reply else self.answer_template
-
-    def _readings(self, reply: ParsedReply) -> Iterator[str]:
-        """Yield the reply's answer without decoration, and then its readings as a sentence."""
-        prose = reply.content if self.answer_form == "natural" else ""
-        if reply.answer is not None:
-            prose = self.plain_answer(reply.answer)
-            yield prose
-        if self.has_natural_form:
-            yield from natural_answers(prose)
 
     def _reset_tools(self) -> None:
         """Reset the tools' state for a new episode."""
@@ -390,3 +386,11 @@ class TextEnv(gym.Env[str, str], ABC):
                 f"{name}: the problem {canonical_json(copied)[:200]} cannot be played: {refusal}."
             ) from refusal
         return copied
+
+
+@lru_cache(maxsize=256)
+def _with_form(instructions: str | None, template: str, example: str | None) -> str | None:
+    if example is None:
+        return instructions
+    form = f"Give your answer in this form: {template.replace('...', example, 1)}"
+    return form if instructions is None else f"{instructions} {form}"

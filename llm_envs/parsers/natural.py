@@ -21,6 +21,8 @@ _WRAPPERS = (
     *(("**", "**"), ("__", "__"), ("$$", "$$"), ("\\(", "\\)"), ("\\[", "\\]"), ("*", "*"), ("`", "`"), ("$", "$")),
     *(('"', '"'), ("'", "'"), ("\u201c", "\u201d"), ("\u2018", "\u2019")),
 )
+_BARE = re.compile(r"[0-9(+-][0-9+\-*/() ]*[0-9)]")
+"""Signed numbers and expressions, which have no decoration."""
 _TEXT = re.compile(r"\\(?:text|textbf|mathrm|mathbf)\{([^{}]*)\}")
 _KIND = r"(?:(?:the|my|your|our) )?(?:final |correct |right |next )*(?:answer|solution|result|guess|move|action)"
 _STATEMENT = re.compile(
@@ -47,7 +49,7 @@ def plain_answer(text: str) -> str:
     `\(...\)`, `\boxed{...}` and `\text{...}`, quotation marks, a beginning such as "The answer is", and a final full
     stop. U+2212 becomes "-", and `{,}` a comma. The meaning of the answer does not change: "3 or 4" stays "3 or 4".
     """
-    if text.isalnum() and text.isascii():
+    if (text.isalnum() and text.isascii()) or _BARE.fullmatch(text) is not None:
         return text
     text = text.strip().replace("\u2212", "-").replace("\u00a0", " ").replace("{,}", ",")
     for _ in range(_MAX_LAYERS):

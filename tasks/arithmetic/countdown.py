@@ -17,6 +17,7 @@ __all__ = ["CountdownEnv", "solve_countdown"]
 _OPERATORS = frozenset({"+", "-", "*", "/"})
 _MAX_NUMBERS = 6
 """More would take the solver, which answers a given problem, minutes."""
+_BARE = re.compile(r"[0-9+\-*/() ]+")
 _LEAD_IN = re.compile(
     r"^(?:so|thus|hence|therefore|then|one|a|an|the|is|possible|expression|solution|we|get|have)\b"
     r"(?:[ ,:]+(?:so|one|a|an|the|is|possible|expression|solution|we|get|have)\b)*[ ,:]*",
@@ -163,6 +164,8 @@ class CountdownEnv(SingleTurnEnv):
 def _without_result(answer: str) -> tuple[str, int | None]:
     """Return the expression of an answer, and its value if the answer states it: "93 = 25 × 4 - 7" or "... = 93"."""
     check_length(answer)
+    if _BARE.fullmatch(answer) is not None:
+        return answer, None
     text = _LEAD_IN.sub("", answer.strip().rstrip("."), count=1)
     for pattern, sign in _SIGNS:
         text = pattern.sub(sign, text)
