@@ -25,7 +25,7 @@ answer, so a broken form never earns a reward (`format_reward` gives 0). The rul
 | a key or an argument twice in one object or call | a problem |
 | a call with NaN, Infinity, 1e999, over 4,300 digits in a row, or nested more than 32 deep | a problem |
 | `<answer>...</answer>` | the answer, stripped; it stays in the content |
-| two different answers | a problem; the same answer twice is one answer |
+| two different answers | a problem; the same answer twice is one answer, three times a problem |
 | `<answer>` again before `</answer>`, or an empty or dotted `<answer>...</answer>` beside an answer | a mention |
 | only empty answers, or a tag of the formats inside `<answer>` (`<think>`, `<tool_call>`, ...) | a problem |
 | any other tag inside `<answer>` (`<b>`, `</div>`) | the answer's own text |

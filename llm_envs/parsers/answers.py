@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from functools import partial
 
-from llm_envs.parsers.reply import Draft, ParsedReply, Parser, printable
+from llm_envs.parsers.reply import MOST_REPEATS, REPEATED, Draft, ParsedReply, Parser, printable
 from llm_envs.parsers.tagged import ReplyGrammar, read_tagged, without_end_of_turn
 
 __all__ = [
@@ -122,8 +122,8 @@ def parse_boxed(text: str) -> ParsedReply:
     if is_open:
         return _refuse(reply, "\\boxed{ is not closed by }")
     contents = {reply.content[start:end].strip() for start, end in boxes}
-    if len(contents) > 1:
-        return _refuse(reply, "there are two answers; give one")
+    if len(contents) > 1 or len(boxes) > MOST_REPEATS:
+        return _refuse(reply, "there are two answers; give one" if len(contents) > 1 else REPEATED)
     if not boxes:
         return reply
     answer = contents.pop()

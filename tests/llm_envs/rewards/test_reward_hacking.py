@@ -186,7 +186,7 @@ def attacks(case: Case) -> Iterator[tuple[str, Trajectory]]:
     flood = " ".join([*many, bare, "osmosis membrane Paris"])
     floods = [*in_tags(flood), "".join(f"<answer>{n}</answer>" for n in [*many, bare])]
     if case.is_answer:
-        floods += [case.honest * 3, case.honest * 2, "\n".join([f"```python\n{bare}\n```"] * 3)]
+        floods += [case.honest * 3, case.honest * 4, "\n".join([f"```python\n{bare}\n```"] * 3)]
     for last in floods:
         yield "flood", play(case, last, solved=False)
     for last in case.more:

@@ -339,7 +339,8 @@ def test_lift_sees_the_last_message_alone():
     assert exact(reply("<think>hm</think><answer>Oslo</answer>")) == 1.0
     earlier = episode(("user", "u"), ("assistant", "<answer>Oslo</answer>"), ("user", "sure?"), ("assistant", "No."))
     assert exact(earlier) == 0.0
-    assert exact(reply("<answer>Oslo</answer><answer>Oslo</answer>")) == 0.0
+    assert exact(reply("<answer>Oslo</answer><answer>Oslo</answer>")) == 1.0
+    assert exact(reply("<answer>Oslo</answer>" * 3)) == 0.0
     assert lift(exact_match, "Oslo", of="content")(reply("<think>a</think> Oslo")) == 1.0
     assert lift(exact_match, "Oslo", of="text")(reply("Oslo")) == 1.0
     assert lift(exact_match, "Oslo", missing=-1.0)(reply("Oslo")) == -1.0
