@@ -72,7 +72,7 @@ class TextEnv(gym.Env[str, str], ABC):
     """The system prompt."""
     answer_example: ClassVar[str | None] = None
     """An answer in the right form, not one that is often right. The system prompt then ends with it:
-    "Give your answer in this form: <answer>42</answer>"."""
+    "Answer in this form: <answer>42</answer>"."""
     answer_template: str = "<answer>...</answer>"
     """How to write an answer, with "..." in its place. It must match `parse_reply`."""
     plain_answer: Callable[[str], str] = staticmethod(plain_answer)
@@ -392,5 +392,5 @@ class TextEnv(gym.Env[str, str], ABC):
 def _with_form(instructions: str | None, template: str, example: str | None) -> str | None:
     if example is None:
         return instructions
-    form = f"Give your answer in this form: {template.replace('...', example, 1)}"
+    form = f"Answer in this form: {template.replace('...', example, 1)}"
     return form if instructions is None else f"{instructions} {form}"

@@ -116,7 +116,7 @@ class MastermindEnv(GameEnv):
         """Return the system prompt, with an example as long as the code."""
         letters = COLUMNS[: self.problem["letters"]]
         example = " ".join([letters[-1 - place % len(letters)] for place in range(len(self.problem["code"]))])
-        return f"{self.instructions} Give your answer in this form: {self.write_answer(example)}"
+        return f"{self.instructions} Answer in this form: {self.write_answer(example)}"
 
     def prompt(self) -> str:
         """Return the rules."""

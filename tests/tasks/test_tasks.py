@@ -342,7 +342,7 @@ def test_guess_number():
         ("Higher. 3 guesses left.", 0.0, False, False),
         ("Lower. 2 guesses left.", 0.0, False, False),
         (
-            "Error: a guess is a whole number in <answer>...</answer>. 1 guesses left.",
+            "Error: the reply has no answer in the form <answer>5000</answer>. 1 guesses left.",
             pytest.approx(-0.1),
             False,
             False,

@@ -155,7 +155,7 @@ def test_every_kind_of_part_is_drawn_and_look_alikes_are_near(level):
         problem = task.problem
         assert len(problem["functions"]) >= task.settings["tools"] and len(problem["parts"]) == task.settings["parts"]
         n_impossible += len(task._impossible())
-        n_missing += len(task._missing())
+        n_missing += len(task._parts_lacking())
         n_done += sum(bool(calls) for calls in task._needed)
         n_chained += sum(len(calls) > 1 for calls in task._needed)
         wanted = {(step["verb"], step["noun"]) for p in problem["parts"] for step in p["steps"]}

@@ -52,7 +52,7 @@ def tiny_folder(tmp_path_factory):
     """A saved tiny model whose every byte is a token."""
     folder = tmp_path_factory.mktemp("tiny")
     tokenizer = tiny_tokenizer()
-    tiny_model(tokenizer, hidden_size=64, n_heads=2, max_length=192, seed=3).save_pretrained(folder)
+    tiny_model(tokenizer, hidden_size=64, n_heads=2, max_length=256, seed=3).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return str(folder)
 

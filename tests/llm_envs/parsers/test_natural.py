@@ -82,7 +82,7 @@ def test_time_is_linear(part):
 def test_a_task_reads_natural_answers_where_it_is_asked_to():
     env = gym.make("llm/Arithmetic-v0", answer_form="natural")
     env.reset(options={"problem": {"expression": "18+39"}})
-    assert env.unwrapped.system_prompt.endswith("Give your answer in this form: The answer is -307.")
+    assert env.unwrapped.system_prompt.endswith("Answer in this form: The answer is -307.")
     assert env.unwrapped.oracle() == "The answer is 57."
     assert env.step("18 + 39 = 57")[1] == 1.0
     env.reset(options={"problem": {"expression": "18+39"}})

@@ -46,7 +46,7 @@ COMMON = {
 }
 PLAYS = {"max_completion_length": 64, "max_turn_tokens": 8, "num_train_seeds": 32, "save_trajectories": False}
 OF = {
-    "sft": {"env": GUESS, "num_episodes": 4, "max_length": 190, "overlong": "cut"},
+    "sft": {"env": GUESS, "num_episodes": 4, "max_length": 260, "overlong": "cut"},
     "grpo": {"env": "test/Dense-v0", **PLAYS, "num_generations": 4},
     "ppo": {"env": "test/Dense-v0", **PLAYS},
     "dpo": {"env": "test/Dense-v0", **PLAYS, "num_generations": 4, "groups_per_round": 4},
@@ -109,7 +109,7 @@ def test_a_file_is_read_options_win_and_an_adapter_is_trained(name, write, tmp_p
 
 
 def test_both_after_another_train_adapters_and_the_second_begins_with_the_first_merged(tmp_path, tiny_folder, capsys):
-    sections = {"sft": {**COMMON, "num_episodes": 4, "max_length": 190, "overlong": "cut", "max_steps": 5}}
+    sections = {"sft": {**COMMON, "num_episodes": 4, "max_length": 260, "overlong": "cut", "max_steps": 5}}
     sections["rl"] = {**COMMON, **PLAYS, "num_generations": 4}
     above = {"mode": "sft+rl", "model": tiny_folder, "env": GUESS, "use_peft": True}
     above |= {"output_dir": str(tmp_path / "out"), "variables": {"LLM_ENVS_TEST_SEEN": "both"}}
@@ -294,7 +294,7 @@ def test_a_dry_run_says_what_would_be_done_and_trains_nothing(tiny_folder, tmp_p
     assert "32 items: an epoch is 16 generations" in shown
     assert (
         "loss              dapo, KL coefficient 0, learning rate" in shown
-        and "192 of context; 32 behind the first prompt" in shown
+        and "256 of context; 32 behind the first prompt" in shown
     )
     assert "forks             none" in shown
     assert shown.count("of them sampled, ") == 4
@@ -434,7 +434,7 @@ def test_settings_of_an_adapter_want_one(write, tmp_path, tiny_folder, capsys):
             assert f"error: {said} needs --use-peft: no adapter is trained.\n" in capsys.readouterr().err
     both = {"mode": "sft", "model": tiny_folder, "env": GUESS, "lora_target_modules": ["q_proj"]}
     path = tmp_path / "both.yaml"
-    path.write_text(yaml.safe_dump(both | {"output_dir": str(tmp_path / "out"), "sft": {**COMMON, "max_length": 190}}))
+    path.write_text(yaml.safe_dump(both | {"output_dir": str(tmp_path / "out"), "sft": {**COMMON, "max_length": 260}}))
     assert main(["train", "sft-rl", "--config", str(path)]) == 2
     assert "--lora-target-modules q_proj needs --use-peft" in capsys.readouterr().err
 
