@@ -57,10 +57,22 @@ class _Request:
         return self.is_interrupted or self.answer.done() or self.loop.is_closed()
 
 
-def _settle(answers: Mapping[_Request, Sampled | Exception]) -> None:
-    """Give answers, from any thread. All of one event loop come at once, so that their next requests come together."""
+_MAX_WAIT_S = 0.1
+"""A step waits no longer than this for the requests that the last answers set off."""
+_ROUNDS_OF_THE_LOOP = 8
+"""Iterations of an event loop from an answer to the next request, generously: a few awaits and tasks lie between."""
 
-    def put(some: list[_Request]) -> None:
+
+def _settle(answers: Mapping[_Request, Sampled | Exception], wait_s: float = 0.0) -> None:
+    """Give answers, from any thread. All of one event loop come at once, so that their next requests come together.
+
+    Args:
+        answers: Request -> its answer.
+        wait_s: Most seconds to wait until the event loops have run what the answers set off. Environments that do not
+            block have asked again by then, so that the same requests join at the same step in every run.
+    """
+
+    def put(some: list[_Request], is_done: threading.Event) -> None:
         for request in some:
             answer = answers[request]
             if request.answer.done():
@@ -69,10 +81,22 @@ def _settle(answers: Mapping[_Request, Sampled | Exception]) -> None:
                 request.answer.set_exception(answer)
             else:
                 request.answer.set_result(answer)
+        follow(some[0].loop, _ROUNDS_OF_THE_LOOP, is_done)
 
+    def follow(loop: asyncio.AbstractEventLoop, n: int, is_done: threading.Event) -> None:
+        if n:
+            loop.call_soon(follow, loop, n - 1, is_done)
+        else:
+            is_done.set()
+
+    waits = []
     for loop in {request.loop for request in answers}:
         with suppress(RuntimeError):  # the event loop is closed: nobody waits for the answers
-            loop.call_soon_threadsafe(put, [request for request in answers if request.loop is loop])
+            is_done = threading.Event()
+            loop.call_soon_threadsafe(put, [request for request in answers if request.loop is loop], is_done)
+            waits.append(is_done)
+    for is_done in waits if wait_s else ():
+        is_done.wait(wait_s)
 
 
 class TransformersPolicy:
@@ -273,7 +297,7 @@ class TransformersPolicy:
                 answers = self._step(running)
                 if not self._running:
                     return answers
-                _settle(answers)
+                _settle(answers, wait_s=_MAX_WAIT_S)
         finally:
             if was_training:
                 self.model.train()

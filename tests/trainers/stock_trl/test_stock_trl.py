@@ -327,7 +327,7 @@ def test_rollout_func_says_what_is_wrong(tiny_folder, settings):
             trainer.train()
         rollout.close()
     rollout = rollout_func(SAY)
-    args = settings(max_completion_length=192)
+    args = settings(max_completion_length=256)
     trainer = GRPOTrainer(tiny_folder, env_reward, args, episode_dataset(SAY, 8), rollout_func=rollout)
     with pytest.raises(InvalidConfigError, match="leaves no room for a prompt"):
         trainer.train()
