@@ -56,7 +56,7 @@ def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:
 def test_the_reference_is_made_from_docstrings(site: Path) -> None:
     text = " ".join(page.read_text(encoding="utf-8") for page in (site / "reference" / "api").glob("*.html"))
     for name in (
-        "llm_envs.env.TextEnv",
+        "llm_envs.env.text.TextEnv",
         "llm_envs.rollout.collector.Collector",
         "llm_envs.trainers.grpo.trainer.EnvGRPOTrainer",
     ):

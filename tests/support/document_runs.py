@@ -118,6 +118,8 @@ def run_block(block: Block, folder: Path) -> None:
     expected = int(block.said.get("exits", 0))
     if block.language != "console":
         program = ["python", "-c"] if block.language == "python" else ["bash", "-euo", "pipefail", "-c"]
+        if "sys.modules" in block.code:  # about what is imported: not for a process that has imported everything
+            program = [sys.executable, "-c"]
         done = run([*program, block.code], folder)
         assert done.returncode == expected, f"{block.where}: exit code {done.returncode}\n{done.stdout[-6000:]}"
         return
