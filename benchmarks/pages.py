@@ -70,7 +70,7 @@ def read_page(latencies: Iterator[float], page: int) -> str:
 
 
 MAX_TURNS = 10_000
-SYSTEM_PROMPT = f"{INSTRUCTIONS} You have {MAX_TURNS} replies."
+SYSTEM_PROMPT = f"{INSTRUCTIONS}\nYou have {MAX_TURNS} replies."
 """What the environment shows; TRL's side is given the same."""
 
 
