@@ -107,8 +107,8 @@ def test_calculator_looks_as_documented():
     observation, _ = env.reset(options={"problem": {"expression": "37*24"}})
     assert observation == "What is 37*24?"
     told = (
-        "Find the value with the calculator, then answer with that value, a whole number. Give your answer in this "
-        "form: <answer>-307</answer>\nYou have 4 replies."
+        "Find the value with the calculator, then answer with that value, a whole number. Answer in this form: "
+        "<answer>-307</answer>\nYou have 4 replies."
     )
     assert env.get_wrapper_attr("system_prompt") == told
     assert env.get_wrapper_attr("tools") == [
