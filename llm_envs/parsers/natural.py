@@ -34,6 +34,8 @@ _SEPARATOR = re.compile(
 )
 _BOLD = re.compile(r"\*\*([^*\n]+)\*\*")
 _HEDGE = re.compile(r"\b(?:or|either|maybe|perhaps|possibly|probably not|alternatively)\b", re.IGNORECASE)
+_NEGATION = re.compile(r"\b(?:not|never|cannot)\b|n['\u2019]t\b", re.IGNORECASE)
+_DENIAL = re.compile(r"(?:\bnot|n['\u2019]t) (?:think|believe|say|claim|mean)(?: that)? *\Z", re.IGNORECASE)
 _WITH_UNIT = re.compile(
     r"[$\u20ac\u00a3]?\s*([-+]?[0-9][0-9,]*(?:\.[0-9]+)?)\s*"
     r"(%|\u00b0?[A-Za-z][A-Za-z/^\u00b2\u00b3]*(?: [A-Za-z]+){0,2})?"
@@ -118,6 +120,8 @@ def _stated(text: str) -> list[str]:
     """Return the different answers that the text states ("The answer is 12. ..." states "12"), plain: two at most."""
     found: list[str] = []
     for match in islice(_STATEMENT.finditer(text), _MAX_STATEMENTS):
+        if _DENIAL.search(text, max(0, match.start() - 40), match.start()) is not None:
+            continue
         rest = text[match.end() : match.end() + _MAX_STATED].lstrip()
         end = _SENTENCE_END.search(rest)
         rest = rest if end is None else rest[: end.start()]
@@ -137,6 +141,8 @@ def _last_sentence(text: str) -> str:
 
 def _readings(sentence: str) -> tuple[str, ...]:
     """Return the possible answers of a sentence: its only bold part, the part after its last "is" or "=", or all."""
+    if _NEGATION.search(sentence) is not None:  # a part of "I will not go up" says the opposite
+        return (plain_answer(sentence),)
     found = []
     bold = set(_BOLD.findall(sentence))
     if len(bold) == 1:

@@ -47,7 +47,7 @@ class CalculatorEnv(ToolEnv):
     ## Arguments
     - `split`: "train" or "test".
     - `difficulty`: "easy" (default): one operation, "What is 37*24?"; "medium": two, "What is 37*24+9?"; "hard": four,
-      with parentheses and a division without remainder, "What is (84/7+15)*23-48?". There is no expert level: whoever
+      with parentheses and a division without remainder, "What is (84/7+15)*23-48?". An expert level is missing: whoever
       copies the expression into a call has the answer, however long it is.
     - `max_turns`: 4 by default.
     - `reset(options={"problem": {"expression": "37*24"}})` asks for a given expression with a whole value.

@@ -12,7 +12,7 @@ TASK = "llm/GuessNumber-v0"
 
 @pytest.fixture
 def entry() -> dict[str, object]:
-    """What the record has of a task."""
+    """Return the record of a task."""
     return dict(gallery.recorded()[TASK])
 
 

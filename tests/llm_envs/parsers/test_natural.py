@@ -58,6 +58,17 @@ def test_a_text_that_hedges_has_no_answer(text):
     assert natural_answers(text) == ()
 
 
+@pytest.mark.parametrize(
+    "text", ["I will not go up.", "It isn't **5**.", "I do not think the answer is 5.", "it is not 5"]
+)
+def test_a_denied_answer_is_no_answer(text):
+    assert not {"up", "5"} & set(natural_answers(text))
+    env = gym.make("llm/GuessNumber-v0", answer_form="natural")
+    for reply in (text, f"<answer>{text}</answer>"):
+        env.reset(options={"problem": {"low": 1, "high": 10, "secret": 5}})
+        assert env.step(reply)[1] == pytest.approx(-0.1)
+
+
 @pytest.mark.parametrize(("text", "number"), [("57 apples", "57"), ("$40", "40"), ("12.5 km/h", "12.5"), ("30%", "30")])
 def test_units_go(text, number):
     assert without_unit(text) == number

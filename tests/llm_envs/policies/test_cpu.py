@@ -1,4 +1,4 @@
-"""What is chosen on a CPU: float32 without bfloat16 instructions, and no compilation."""
+"""The choices on a CPU: float32 without bfloat16 instructions, and no compilation."""
 
 import warnings
 

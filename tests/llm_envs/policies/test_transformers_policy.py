@@ -154,7 +154,7 @@ def test_a_prompt_that_cannot_be_read_does_not_fail_the_running_turns(long_polic
 
 
 def test_weights_change_between_two_steps_of_a_running_turn(long_policy, n_steps):
-    """The turn goes on, marked with the version at which it began; a turn that joins later has the new one."""
+    """A running turn keeps the version at which it began; a turn that joins later has the new one."""
     long_policy.codec.stop_token_ids = ()
     other = tiny_model(TOKENIZER, hidden_size=32, max_length=8192, seed=9)
 

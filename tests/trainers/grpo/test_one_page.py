@@ -18,7 +18,7 @@ NOT_READ = {
     "grpo/base.py::EpisodeTrainer._guard": "compares the sampler with the trained model on the first batch, and raises",
     "bridge/guard.py::sampling_gap": "the comparison itself",
 }
-"""What else is handed the rows, and why a reader need not open it."""
+"""The other functions that take the rows, and why a reader need not open them."""
 
 
 def has_rows(value):
