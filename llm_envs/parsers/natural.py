@@ -141,7 +141,7 @@ def _last_sentence(text: str) -> str:
 
 def _readings(sentence: str) -> tuple[str, ...]:
     """Return the possible answers of a sentence: its only bold part, the part after its last "is" or "=", or all."""
-    if _NEGATION.search(sentence) is not None:  # a part of "I will not go up" says the opposite
+    if _NEGATION.search(sentence) is not None:  # a part of "I will not go up" means the opposite
         return (plain_answer(sentence),)
     found = []
     bold = set(_BOLD.findall(sentence))
