@@ -64,8 +64,8 @@ class CalculatorEnv(ToolEnv):
     }
     default_difficulty = "easy"
     problem_fields = {"expression": str}
-    instructions = "Find the value with the calculator, then answer with that value, a whole number."
-    answer_example = "-307"
+    instructions = "Use the calculator, then answer with the value."
+    answer_example = "42"
 
     def make_tools(self) -> Sequence[Callable[..., Any]]:
         """Return the calculator."""
