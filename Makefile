@@ -1,6 +1,7 @@
 # Every target sets up what it needs, once: a stamp file remembers that an environment is up to date.
 #
 #   make demo       train a tool-using model from nothing, in runs/demo
+#   make demo-real  the same with a pretrained model of 135 M parameters, in runs/demo-real
 #   make test       the tests, on the CPU, offline
 #   make test-trainings  the tests that train for some seconds each: SFT, GRPO, PPO, DPO, switching, resuming
 #   make test-vllm  the tests that need vLLM, in an environment that has its CPU build, and again those that depend on
@@ -42,13 +43,16 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 # The tests of one file share what they make, so a file stays with one process; tests/conftest.py says which go first.
 PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo test test-trainings test-vllm test-processes test-examples test-browser test-real-model check-tasks check-tasks-levels check-tasks-thorough real-model lint check bench proof baselines docs gallery reference clean
+.PHONY: help demo demo-real test test-trainings test-vllm test-processes test-examples test-browser test-real-model check-tasks check-tasks-levels check-tasks-thorough real-model lint check bench proof baselines docs gallery reference clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
 
 demo: $(VENV)/.stamp
 	$(VENV)/bin/python examples/demo.py --out runs/demo
+
+demo-real: real-model
+	$(VENV)/bin/python examples/demo.py --out runs/demo-real --model build/smollm2-135m
 
 test: $(VENV)/.stamp
 	$(VENV)/bin/python -m pytest -m "not trainings and not levels and not real and not processes and not examples and not browser" $(PARALLEL) $(PYTEST_ARGS)

@@ -1,11 +1,14 @@
-"""Teach a tiny model when to reach for the calculator: from nothing to a trained tool user, on a CPU, in minutes.
+"""Teach a model when to use the calculator, on a CPU: a tiny one in minutes, or a pretrained one within an hour.
 
-Command:   make demo            (or: python examples/demo.py --out runs/demo --seed 0)
-Hardware:  2 CPU cores; samples with vLLM where it is installed, with transformers otherwise. Nothing is downloaded.
-Expect:    success on the test split about 0% untrained, below 60% after the warm-up, above 90% after GRPO.
+Commands:  make demo            (or: python examples/demo.py --out runs/demo --seed 0)
+           make demo-real       (or: python examples/demo.py --out runs/demo-real --model build/smollm2-135m)
+Hardware:  2 CPU cores; samples with vLLM where it is installed, with transformers otherwise.
+Expect:    of `make demo`, success on the test split about 0% untrained, below 60% after the warm-up, and above 85%
+           after GRPO.
 
-A model of 0.50 M parameters is warmed up on traces of mixed quality: half of them call the calculator, half guess. It
-then knows how to do both; what reinforcement learning has to find is when the tool pays.
+The model is warmed up on traces of mixed quality: half of them call the calculator, half guess. It then knows how to do
+both; what reinforcement learning has to find is when the tool pays. Without `--model` the model has 0.50 M parameters,
+random at first, and nothing is downloaded. With `--model` GRPO trains an adapter (LoRA).
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import argparse
 import asyncio
 import importlib.util
 import json
+import math
 import os
 import random
 import shutil
@@ -27,6 +31,7 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
 import gymnasium as gym
 import transformers
+from peft import LoraConfig
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from llm_envs import evaluate
@@ -34,6 +39,7 @@ from llm_envs.chat import ChatCodec
 from llm_envs.evaluation import Evaluation
 from llm_envs.parsers import format_answer
 from llm_envs.policies import OraclePolicy, TransformersPolicy
+from llm_envs.policies.inference import load_model, load_tokenizer
 from llm_envs.report import plot_training_curves, write_episode_page
 from llm_envs.rollout import Collector, TrajectoryWriter
 from llm_envs.tiny_model import tiny_model, tiny_tokenizer
@@ -43,8 +49,35 @@ from llm_envs.trainers.callbacks import LoggerCallback, ProgressLineCallback
 from llm_envs.types import SamplingParams, Trajectory
 
 ENV = "llm/Calculator-v0"
-LEVEL = {"difficulty": "easy"}
-MAX_TURN_TOKENS = 24
+TINY = {
+    "level": "easy",
+    "traces": 12_000,
+    "sft_steps": 600,
+    "sft_batch": 64,
+    "sft_learning_rate": 1e-3,
+    "grpo_steps": 100,
+    "grpo_groups": 16,
+    "grpo_learning_rate": 4e-4,
+    "micro_batch": 32,  # four micro-batches, each padded to its own longest row
+    "max_turn_tokens": 24,
+    "eval_episodes": 400,
+}
+"""The settings for the tiny model. Each is an option."""
+PRETRAINED = TINY | {
+    "traces": 64,
+    "sft_steps": 16,
+    "sft_batch": 8,
+    "sft_learning_rate": 5e-5,
+    "grpo_steps": 16,
+    "grpo_groups": 4,
+    "grpo_learning_rate": 3e-4,
+    "micro_batch": 8,
+    "max_turn_tokens": 40,
+    "eval_episodes": 100,
+}
+"""The settings for `--model`."""
+N_MEMBERS = 8
+"""Episodes of a group."""
 
 
 class MixedPolicy:
@@ -65,37 +98,39 @@ class MixedPolicy:
         return OraclePolicy().act(env, observation)
 
 
-def make_model(seed: int) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def make_model(args: argparse.Namespace) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Make a tokenizer whose merges come from a few traces, and a model with random weights."""
-    traces = Collector(ENV, MixedPolicy(), codec=ChatCodec(tiny_tokenizer()), env_kwargs=LEVEL, progress=False)
+    level = {"difficulty": args.level}
+    traces = Collector(ENV, MixedPolicy(), codec=ChatCodec(tiny_tokenizer()), env_kwargs=level, progress=False)
     codec = ChatCodec(tiny_tokenizer())
     texts = [codec.tokenizer.decode(t.rows[0].ids) for group in traces.collect(50) for t in group]
     tokenizer = tiny_tokenizer(texts, vocab_size=1280, max_token_length=64)
-    return tiny_model(tokenizer, n_layers=3, seed=seed), tokenizer
+    return tiny_model(tokenizer, n_layers=3, seed=args.seed), tokenizer
 
 
-def collect_traces(codec: ChatCodec, n: int, seed: int) -> list[Trajectory]:
+def collect_traces(codec: ChatCodec, args: argparse.Namespace) -> list[Trajectory]:
     """Collect what the model is warmed up on."""
-    print(f"\nCollecting {n} traces, of which half use the calculator and half guess", flush=True)
-    with Collector(ENV, MixedPolicy(), codec=codec, env_kwargs=LEVEL, seed=seed) as collector:
-        trajectories = [t for group in collector.collect(n) for t in group]
+    print(f"\nCollecting {args.traces} traces, of which half use the calculator and half guess", flush=True)
+    level = {"difficulty": args.level}
+    with Collector(ENV, MixedPolicy(), codec=codec, env_kwargs=level, seed=args.seed) as collector:
+        trajectories = [t for group in collector.collect(args.traces) for t in group]
         print(collector.stats.summary())
     return trajectories
 
 
 def warm_up(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, out: Path, args: argparse.Namespace) -> None:
     """Train on the traces."""
-    traces = collect_traces(ChatCodec(tokenizer), args.traces, args.seed)
-    print(f"\nWarm-up: {args.sft_steps} steps of 64 traces", flush=True)
+    traces = collect_traces(ChatCodec(tokenizer), args)
+    print(f"\nWarm-up: {args.sft_steps} steps of {args.sft_batch} traces", flush=True)
     config = EnvSFTConfig(
         output_dir=str(out / "sft"),
         max_steps=args.sft_steps,
-        per_device_train_batch_size=64,
-        learning_rate=1e-3,
+        per_device_train_batch_size=args.sft_batch,
+        learning_rate=args.sft_learning_rate,
         lr_scheduler_type="cosine",
-        warmup_steps=20,
+        warmup_steps=args.sft_steps // 30,
         gradient_checkpointing=False,
-        logging_steps=20,
+        logging_steps=math.ceil(args.sft_steps / 30),
         save_strategy="no",
         report_to="none",
         disable_tqdm=True,
@@ -112,21 +147,22 @@ def warm_up(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, out: Pat
 
 def reinforce(folder: Path, out: Path, use_vllm: bool, args: argparse.Namespace) -> None:
     """Train by GRPO on the train split; save the model into `out/model`."""
-    print(f"\nGRPO: {args.grpo_steps} steps of 16 groups of 8 episodes", flush=True)
+    print(f"\nGRPO: {args.grpo_steps} steps of {args.grpo_groups} groups of {N_MEMBERS} episodes", flush=True)
+    adapter = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
     config = EnvGRPOConfig(
         output_dir=str(out / "grpo"),
-        env_kwargs=LEVEL,
+        env_kwargs={"difficulty": args.level},
         max_steps=args.grpo_steps,
-        per_device_train_batch_size=32,  # four micro-batches, each padded to its own longest row
-        gradient_accumulation_steps=4,
-        num_generations=8,
-        max_completion_length=96,
-        max_turn_tokens=MAX_TURN_TOKENS,
-        learning_rate=4e-4,
+        per_device_train_batch_size=args.micro_batch,
+        gradient_accumulation_steps=args.grpo_groups * N_MEMBERS // args.micro_batch,
+        num_generations=N_MEMBERS,
+        max_completion_length=4 * args.max_turn_tokens,
+        max_turn_tokens=args.max_turn_tokens,
+        learning_rate=args.grpo_learning_rate,
         lr_scheduler_type="linear",
         gradient_checkpointing=False,
         use_vllm=use_vllm,
-        vllm_max_model_length=256 if use_vllm else None,
+        vllm_max_model_length=1024 if use_vllm else None,
         logging_steps=1,
         save_strategy="no",
         report_to="none",
@@ -137,20 +173,23 @@ def reinforce(folder: Path, out: Path, use_vllm: bool, args: argparse.Namespace)
         LoggerCallback(jsonl_logger(out / "metrics.jsonl")),
         ProgressLineCallback("GRPO", ["reward", "env/success", "env/tool_calls"]),
     ]
-    trainer = EnvGRPOTrainer(str(folder), ENV, config, callbacks=shown)
+    trainer = EnvGRPOTrainer(str(folder), ENV, config, callbacks=shown, peft_config=adapter if args.model else None)
     trainer.remove_callback(transformers.PrinterCallback)
     trainer.train()
-    trainer.save_model(str(out / "model"))
+    trained = trainer.accelerator.unwrap_model(trainer.model)
+    (trained.merge_and_unload() if args.model else trained).save_pretrained(out / "model")
+    trainer.processing_class.save_pretrained(out / "model")
     trainer.close()
 
 
-def measure(name: str, folder: Path, n: int) -> Evaluation:
+def measure(name: str, folder: Path, args: argparse.Namespace) -> Evaluation:
     """Play the test split."""
     policy = TransformersPolicy.from_pretrained(folder)
-    sampling = SamplingParams(max_new_tokens=MAX_TURN_TOKENS)
-    result = evaluate(
-        ENV, policy, n=n, codec=policy.codec, env_kwargs=LEVEL, seed=1, sampling=sampling, max_concurrency=128
-    )
+    settings = {
+        "env_kwargs": {"difficulty": args.level},
+        "sampling": SamplingParams(max_new_tokens=args.max_turn_tokens),
+    }
+    result = evaluate(ENV, policy, n=args.eval_episodes, codec=policy.codec, seed=1, max_concurrency=128, **settings)
     asyncio.run(policy.aclose())
     print(f"{name:>16}: {result}", flush=True)
     return result
@@ -168,7 +207,7 @@ def report(out: Path, results: dict[str, Evaluation], tokenizer: PreTrainedToken
         with TrajectoryWriter(out / "trajectories" / name.replace(" ", "-")) as writer:
             for trajectory in result.trajectories:
                 writer.write(trajectory)
-    print(f"\nSuccess on the test split of {ENV} (easy), with 95% intervals:")
+    print(f"\nSuccess on the test split of {ENV}, with 95% intervals:")
     for name, r in results.items():
         print(f"  {name:<16} {r.success_rate:6.1%}   [{r.interval[0]:.1%}, {r.interval[1]:.1%}]   n={r.n}")
     command = os.path.relpath(Path(sys.executable).with_name("llm-envs"))
@@ -194,15 +233,19 @@ def main() -> None:
     parser.add_argument(
         "--out", type=Path, default=Path("runs/demo"), help="folder to write; an earlier demo's is replaced"
     )
+    parser.add_argument(
+        "--model", help="a pretrained model: a folder, or a name on a hub; default: a tiny model, made here"
+    )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--traces", type=int, default=12_000, help="warm-up traces")
-    parser.add_argument("--sft-steps", type=int, default=600)
-    parser.add_argument("--grpo-steps", type=int, default=100)
-    parser.add_argument("--eval-episodes", type=int, default=400)
+    for name, value in TINY.items():
+        text = f"default: {value}, with --model {PRETRAINED[name]}"
+        parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), help=text)
     parser.add_argument(
         "--policy", choices=["auto", "vllm", "transformers"], default="auto", help="what samples in GRPO"
     )
     args = parser.parse_args()
+    for name, value in (PRETRAINED if args.model else TINY).items():
+        setattr(args, name, value if getattr(args, name) is None else getattr(args, name))
 
     warnings.filterwarnings("ignore", category=FutureWarning)
     warnings.filterwarnings("ignore", message=".*pin_memory.*")
@@ -220,10 +263,10 @@ def main() -> None:
     results: dict[str, Evaluation] = {}
 
     def finish(name: str) -> None:
-        results[name] = measure(name, folders[name], args.eval_episodes)
+        results[name] = measure(name, folders[name], args)
 
-    model, tokenizer = make_model(args.seed)
-    print(f"Made a model of {sum(p.numel() for p in model.parameters()):,} parameters.")
+    model, tokenizer = (load_model(args.model), load_tokenizer(args.model)) if args.model else make_model(args)
+    print(f"The model has {sum(p.numel() for p in model.parameters()):,} parameters.")
     for part in (model, tokenizer):
         part.save_pretrained(folders["untrained"])
     finish("untrained")

@@ -11,6 +11,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from peft import LoraConfig
+
 from llm_envs.policies import TransformersPolicy
 from llm_envs.rollout import RolloutLimits, collect_run
 from llm_envs.trainers import EnvDPOConfig, EnvDPOTrainer, EnvGRPOConfig, EnvGRPOTrainer, EnvPPOConfig, EnvPPOTrainer
@@ -24,7 +26,7 @@ from proof.tasks import DATA_SEED, Task
 
 __all__ = ["KINDS", "Kind", "play_data"]
 
-MAX_MODEL_LENGTH = 256
+MAX_MODEL_LENGTH = 512
 """Context of a vLLM engine, in tokens."""
 
 
@@ -85,7 +87,15 @@ def _make_grpo(run: Run, task: Task, warm: Path, settings: dict[str, Any]) -> En
     algorithm = with_settings(ALGORITHMS[run.named], run.changes)
     if run.per_turn_gamma is not None:
         algorithm = replace(algorithm, advantage_fn=partial(per_turn, gamma=run.per_turn_gamma, scale=True))
-    return EnvGRPOTrainer(str(warm), task.env, EnvGRPOConfig(**settings), algorithm=algorithm)
+    return EnvGRPOTrainer(
+        str(warm), task.env, EnvGRPOConfig(**settings), algorithm=algorithm, peft_config=_adapter(run)
+    )
+
+
+def _adapter(run: Run) -> LoraConfig | None:
+    if run.lora_rank is None:
+        return None
+    return LoraConfig(r=run.lora_rank, lora_alpha=2 * run.lora_rank, target_modules="all-linear", task_type="CAUSAL_LM")
 
 
 def _make_switching(run: Run, task: Task, warm: Path, settings: dict[str, Any]) -> EnvGRPOTrainer:
@@ -93,7 +103,7 @@ def _make_switching(run: Run, task: Task, warm: Path, settings: dict[str, Any]) 
 
 
 def _make_ppo_shared(run: Run, task: Task, warm: Path, settings: dict[str, Any]) -> EnvPPOTrainer:
-    return EnvPPOTrainer(str(warm), task.env, EnvPPOConfig(**settings))
+    return EnvPPOTrainer(str(warm), task.env, EnvPPOConfig(**settings), peft_config=_adapter(run))
 
 
 def _make_ppo_separate(run: Run, task: Task, warm: Path, settings: dict[str, Any]) -> EnvPPOTrainer:
@@ -107,11 +117,12 @@ def _make_dpo_offline(run: Run, task: Task, warm: Path, settings: dict[str, Any]
     folder = Path(settings["output_dir"]) / "play"
     sizes = {"n_groups": config.groups_per_round, "group_size": config.num_generations}
     trained = EnvDPOConfig(**{name: value for name, value in settings.items() if name not in ONLINE_DPO})
-    return EnvDPOTrainer(str(warm), args=trained, source=play_data(run, task, warm, folder, **sizes))
+    source = play_data(run, task, warm, folder, **sizes)
+    return EnvDPOTrainer(str(warm), args=trained, source=source, peft_config=_adapter(run))
 
 
 def _make_dpo_online(run: Run, task: Task, warm: Path, settings: dict[str, Any]) -> EnvDPOTrainer:
-    return EnvDPOTrainer(str(warm), task.env, EnvDPOConfig(**settings))
+    return EnvDPOTrainer(str(warm), task.env, EnvDPOConfig(**settings), peft_config=_adapter(run))
 
 
 KINDS: Mapping[str, Kind] = MappingProxyType(

@@ -91,6 +91,7 @@ def describe_run(run: Run, task: Task) -> dict[str, Any]:
         described |= {"changes": dict(run.changes)} if run.changes else {}
     if run.algorithms:
         described["algorithms"] = {str(start): name for start, name in run.algorithms.items()}
+    described |= {"lora_rank": run.lora_rank} if run.lora_rank else {}
     described |= {"engine": run.engine, "settings": dict(run.settings), "task": describe_task(task)}
     return json.loads(json.dumps(described))
 

@@ -17,7 +17,7 @@ class Run:
     name: str
     task: str
     """Of `proof.tasks.TASKS`."""
-    table: Literal["grpo", "suite", "algorithms", "ppo", "long", "dpo", "credit"]
+    table: Literal["grpo", "suite", "algorithms", "ppo", "long", "dpo", "credit", "real"]
     """Of the document."""
     kind: Literal["grpo", "ppo-shared", "ppo-separate", "dpo-offline", "dpo-online", "switching"] = "grpo"
     """Of `proof.kinds.KINDS`: which trainer."""
@@ -35,6 +35,13 @@ class Run:
     """Of the training: of its episodes and its sampling. The warm start and the test episodes are the same for all."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Further fields of the trainer's configuration."""
+    lora_rank: int | None = None
+    """Of an adapter to train; None trains all weights."""
+
+    @property
+    def weights(self) -> str:
+        """Which weights are trained, for the tables."""
+        return f"LoRA, rank {self.lora_rank}" if self.lora_rank else "all"
 
     @property
     def algorithm(self) -> str:

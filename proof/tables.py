@@ -53,6 +53,7 @@ def render(results: Results) -> dict[str, str]:
         "long": _render_long(results),
         "dpo": _render_rises(results, "dpo", ["algorithm", "engine"]),
         "credit": _render_credit(results),
+        "real": _render_rises(results, "real", ["algorithm", "engine", "weights"]),
     }
     for table in tables:
         missing = [name for name, run in RUNS.items() if run.table == table and name not in results]

@@ -2,7 +2,8 @@
 
 Half of the episodes that a model is warmed up on are played well, half badly; a coin decides for each. The model then
 knows how to do both, and what reinforcement learning has to find is which of the two pays. (Of the letters each is
-answered rightly or guessed, by a coin of its own.)
+answered rightly or guessed, by a coin of its own.) The pretrained model of `make real-model` starts as it is, or after
+a few episodes of the oracle.
 """
 
 from __future__ import annotations
@@ -54,6 +55,8 @@ class Task:
     """In words, for the table."""
     plays: tuple[Play, Play]
     """What the coin chooses between."""
+    is_pretrained: bool = False
+    """Train the model of `make real-model`, in place of a tiny one. It starts as it is if `sft_steps` is 0."""
     env_kwargs: Mapping[str, Any] = field(default_factory=dict)
     n_traces: int = 4000
     sft_steps: int = 200
@@ -71,8 +74,10 @@ class Task:
 def describe_task(task: Task) -> dict[str, Any]:
     """Return all that a warm start and a measurement depend on: JSON types only."""
     plays = [play.__name__.strip("_") for play in task.plays]
-    seeds = {"warm_seed": WARM_SEED, "test_seed": TEST_SEED}
-    return json.loads(json.dumps({**asdict(task), "plays": plays, **seeds}))
+    described = {**asdict(task), "plays": plays, "warm_seed": WARM_SEED, "test_seed": TEST_SEED}
+    if not task.is_pretrained:
+        del described["is_pretrained"]  # the first results do not have it
+    return json.loads(json.dumps(described))
 
 
 class CoinPolicy:

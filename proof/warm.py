@@ -1,4 +1,4 @@
-"""Warm starts: a tiny model made on the spot and trained on traces of mixed quality, kept and shared among the runs."""
+"""Warm starts, kept and shared among the runs: a tiny model trained on traces of mixed quality, or a pretrained one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from llm_envs import evaluate
 from llm_envs.chat import ChatCodec
 from llm_envs.evaluation import Evaluation
 from llm_envs.policies import TransformersPolicy
+from llm_envs.policies.inference import load_model, load_tokenizer
 from llm_envs.rollout import Collector
+from llm_envs.testing import real_model
 from llm_envs.tiny_model import tiny_model, tiny_tokenizer
 from llm_envs.trainers import EnvSFTConfig, EnvSFTTrainer
 from llm_envs.types import SamplingParams
@@ -46,8 +48,9 @@ def warm_start(name: str, task: Task, cache: Path) -> tuple[Path, dict[str, Any]
     shutil.rmtree(folder, ignore_errors=True)
     print(f"Warm start of {name}: {task.sft_steps} steps on {task.n_traces} traces", flush=True)
     started = perf_counter()
-    model, tokenizer = _make_model(task)
-    _train(model, tokenizer, task, folder)
+    model, tokenizer = _load_model() if task.is_pretrained else _make_model(task)
+    if task.sft_steps:
+        _train(model, tokenizer, task, folder)
     for part in (model, tokenizer):
         part.save_pretrained(folder)
     seconds = perf_counter() - started
@@ -96,6 +99,11 @@ def _evaluate(folder: Path, task: Task) -> Evaluation:
     return result
 
 
+def _load_model() -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    folder = real_model()
+    return load_model(folder), load_tokenizer(folder)
+
+
 def _make_model(task: Task) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     codec = ChatCodec(tiny_tokenizer())
     with Collector(task.env, CoinPolicy(task.plays), codec=codec, env_kwargs=task.env_kwargs, progress=False) as traces:
@@ -113,7 +121,7 @@ def _train(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, task: Tas
     config = EnvSFTConfig(
         output_dir=str(folder / "sft"),
         max_steps=task.sft_steps,
-        per_device_train_batch_size=64,
+        per_device_train_batch_size=8 if task.is_pretrained else 64,
         learning_rate=task.sft_learning_rate,
         lr_scheduler_type="cosine",
         warmup_steps=min(20, task.sft_steps // 2),

@@ -10,7 +10,7 @@ from typing import Any
 import gymnasium as gym
 
 from llm_envs.checker.subject import BrokenClause, Step, Subject, ask_oracle, play, remembering, repeat, require, unwrap
-from llm_envs.env import TextEnv
+from llm_envs.env import TextEnv, ToolEnv
 from llm_envs.errors import InvalidConfigError
 from llm_envs.parsers import ParsedReply
 
@@ -18,6 +18,8 @@ __all__ = ["accepts_natural_forms", "refuses_hedged_answers"]
 
 _SHARE = 5
 """One in this many of the oracle's episodes is replayed, because each is replayed in every form."""
+_DENIALS = ("The wrong answer is {}", "It is false that the answer is {}", "I doubt that the answer is {}")
+_RETRACTED = ("The answer is {}. No, that is wrong.", "{}? No.")
 _NEGATIVE = re.compile(r"(?<![\w.])-(?=\d)")
 _ANY_CASE = re.compile(
     r"\bcase (?:does not matter|is ignored)|\bignor\w+ case\b|\bin any case\b|\bcase-insensitive|"
@@ -66,7 +68,8 @@ def accepts_natural_forms(subject: Subject) -> str:
     if natural is not None:
         _require_natural_oracle(natural, finals)
         for final in _finals(subject, natural):
-            for name, action in (("in a sentence", f"So the answer is {final.answer}."), ("by itself", final.answer)):
+            forms = [("in a sentence", f"So the answer is {final.answer}."), ("by itself", final.answer)]
+            for name, action in forms[: 1 if isinstance(unwrap(natural), ToolEnv) else 2]:
                 names.add(name)
                 where = f'{name}, with answer_form="natural",'
                 _require_win(natural, final, where, action, "or set has_natural_form = False")
@@ -74,7 +77,7 @@ def accepts_natural_forms(subject: Subject) -> str:
 
 
 def refuses_hedged_answers(subject: Subject) -> str:
-    """A right answer beside a wrong one does not win, if the task reads answers with `TextEnv.judge`.
+    """A right answer beside a wrong one does not win, nor one that is denied, if the task reads answers with `judge`.
 
     The wrong one is right for another problem. A parser that the task defines decides where an answer ends: two answers
     are tried if the parser passes both on.
@@ -87,12 +90,11 @@ def refuses_hedged_answers(subject: Subject) -> str:
         natural = None
     for final in finals:
         wrong = _wrong_answer(env, final, finals)
-        if wrong is None:
-            continue
         tries = [(env, action) for action in _hedges_in_form(unwrap(env), final, wrong)]
         if natural is not None:
             parse = unwrap(natural).parse_reply
-            hedges = _hedges(final.answer, wrong)
+            denials = [denial.format(final.answer) for denial in (*_DENIALS, *_RETRACTED)]
+            hedges = [*_hedges(final.answer, wrong), *denials]
             tries += [(natural, text) for text in hedges if parse(text).answer in (None, text)]
         for played, action in tries:
             n_tried += 1
@@ -100,10 +102,10 @@ def refuses_hedged_answers(subject: Subject) -> str:
             require(
                 last is None or not last.is_win,
                 f"seed {final.seed}: the reply {action!r:.300} won, and so does {final.action!r:.120}: a reply "
-                "with two answers must not win; let is_correct or move raise InvalidActionError unless all of the text "
-                "is one answer",
+                "with two answers, or one that denies its answer, must not win; let is_correct or move raise "
+                "InvalidActionError unless all of the text is one answer",
             )
-    return f"{n_tried} replies with two answers" if finals else "not read with judge()"
+    return f"{n_tried} hedged or denied answers" if finals else "not read with judge()"
 
 
 def _finals(subject: Subject, env: gym.Env[str, str]) -> list[_Final]:
@@ -240,7 +242,9 @@ def _items(answer: str) -> set[str]:
     return set(re.findall(r"\w+", answer.casefold()))
 
 
-def _hedges(right: str, wrong: str) -> Iterator[str]:
+def _hedges(right: str, wrong: str | None) -> Iterator[str]:
+    if wrong is None:
+        return
     are_lists = "," in right + wrong or len(right.split()) > 1 or len(wrong.split()) > 1
     for first, second in ((right, wrong), (wrong, right)):
         yield f"{first} or {second}"
@@ -250,11 +254,12 @@ def _hedges(right: str, wrong: str) -> Iterator[str]:
         yield f"The answer is {first}. The answer is {second}."
 
 
-def _hedges_in_form(task: TextEnv, final: _Final, wrong: str) -> Iterator[str]:
-    for text in _hedges(final.answer, wrong):
+def _hedges_in_form(task: TextEnv, final: _Final, wrong: str | None) -> Iterator[str]:
+    denials = [denial.format(final.answer) for denial in _DENIALS] if task.plain_answer is not str.strip else []
+    for text in (*_hedges(final.answer, wrong), *denials):
         action = final.with_answer(text)
         if _is_default(task) or task.parse_reply(action).answer == text:
             yield action
-    if _is_default(task):
+    if wrong is not None and _is_default(task):
         both = [final.action, final.with_answer(wrong)]
         yield from ("\n".join(both), "\n".join(both[::-1]))

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import inspect
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, ClassVar, TypeVar
 
 import gymnasium as gym
 
 from llm_envs.errors import EnvContractError, InvalidActionError, InvalidConfigError, ResetNeededError
-from llm_envs.parsers import ParsedReply, natural_answers, parse_reply, plain_answer
+from llm_envs.parsers import ParsedReply, natural_answers, parse_reply, plain_answer, stated_answers
 from llm_envs.problems import SPLITS, Difficulty, Outcome, canonical_json, check_choice, checked_problem, split_of
 from llm_envs.rewards import weighted_sum
 from llm_envs.spaces import MAX_TEXT_LENGTH, TextSpace, encodable
@@ -24,6 +25,7 @@ T = TypeVar("T")
 _MAX_DRAWS = 1_000
 """Draws until a problem falls into the split. At one in five, missing this often has probability 1e-97."""
 _NATURAL_TEMPLATE = "The answer is ...."
+_TAGGED = re.compile(r"<answer>([^<]*)</answer>")
 
 
 class TextEnv(gym.Env[str, str], ABC):
@@ -310,7 +312,10 @@ class TextEnv(gym.Env[str, str], ABC):
 
     def written_instructions(self) -> str | None:
         """Return the system prompt: `instructions`, and the form of an answer if there is an `answer_example`."""
-        return _with_form(self.instructions, self.answer_template, self.answer_example)
+        instructions = self.instructions
+        if instructions is not None and self.answer_form == "natural":
+            instructions = _TAGGED.sub(lambda found: f'"{self.write_answer(found[1])}"', instructions)
+        return _with_form(instructions, self.answer_template, self.answer_example)
 
     def read(self, action: str) -> ParsedReply:
         """Parse a reply; one that is too long is broken."""
@@ -326,7 +331,8 @@ class TextEnv(gym.Env[str, str], ABC):
         Args:
             reply: The parsed reply.
             decide: Takes an answer; raises `InvalidActionError`, with nothing changed, if it has the wrong form.
-            or_else: The alternative to an answer, for the error: "tool call or ".
+            or_else: The alternative to an answer, for the error: "tool call or ". With one, prose must state its answer
+                ("The answer is 42."): another sentence may be a remark.
 
         Raises:
             InvalidActionError: If the reply is broken, has no answer, or the answer has the wrong form.
@@ -334,14 +340,7 @@ class TextEnv(gym.Env[str, str], ABC):
         if reply.problems:
             raise InvalidActionError(f"the reply cannot be read: {'; '.join(reply.problems)}")
         refusal = None
-        prose = reply.content if self.answer_form == "natural" else ""
-        if reply.answer is not None:
-            prose = self.plain_answer(reply.answer)
-            try:
-                return decide(prose)
-            except InvalidActionError as error:
-                refusal = error
-        for reading in natural_answers(prose) if self.has_natural_form else ():
+        for reading in self._readings(reply, natural_answers if not or_else else stated_answers):
             try:
                 return decide(reading)
             except InvalidActionError as error:
@@ -349,6 +348,15 @@ class TextEnv(gym.Env[str, str], ABC):
         raise refusal or InvalidActionError(f"the reply has no {or_else}{self._wanted_form()}")
 
     # Implementation.
+
+    def _readings(self, reply: ParsedReply, read_prose: Callable[[str], Sequence[str]]) -> Iterator[str]:
+        if reply.answer is not None:
+            plain = self.plain_answer(reply.answer)
+            yield plain
+            if self.has_natural_form:
+                yield from natural_answers(plain)
+        elif self.answer_form == "natural":
+            yield from read_prose(reply.content)
 
     def _wanted_form(self) -> str:
         """Return the description of an answer, for a reply without one."""

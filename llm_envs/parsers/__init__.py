@@ -63,7 +63,7 @@ from types import MappingProxyType
 from llm_envs.parsers.answers import answer_tags, create_answer_parser, extract_boxed, last_number, parse_boxed
 from llm_envs.parsers.fenced import Fenced, create_fenced_parser, fenced_blocks
 from llm_envs.parsers.formats import FAMILIES, FORMATTERS, detect_format, parse_reply
-from llm_envs.parsers.natural import natural_answers, plain_answer, without_unit
+from llm_envs.parsers.natural import is_doubtful, natural_answers, plain_answer, stated_answers, without_unit
 from llm_envs.parsers.react import create_react_parser
 from llm_envs.parsers.reply import ParsedReply, Parser, format_answer, format_reward, format_tool_call
 from llm_envs.parsers.response_template import create_response_parser
@@ -87,10 +87,12 @@ __all__ = [
     "format_answer",
     "format_reward",
     "format_tool_call",
+    "is_doubtful",
     "last_number",
     "natural_answers",
     "parse_reply",
     "plain_answer",
+    "stated_answers",
     "without_unit",
     "xml_fields",
 ]

@@ -1,22 +1,26 @@
 r"""Answers as models write them in prose: `**42**`, "The answer is 42.", `\boxed{42}`, "18 + 39 = 57".
 
-A text has one answer or none. A text that states several different answers, or hedges ("3 or 4"), has none.
+A text has one answer or none. A text that states several different answers, that hedges ("3 or 4"), or that denies or
+doubts its answer ("The answer is 3. No, that is wrong.") has none.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Iterator
 from itertools import islice
 
 from llm_envs.parsers.answers import boxes_in
 
-__all__ = ["is_hedged", "natural_answers", "plain_answer", "without_unit"]
+__all__ = ["is_doubtful", "natural_answers", "plain_answer", "stated_answers", "without_unit"]
 
 _MAX_LAYERS = 8
 _MAX_STATED = 2_000
 """Characters of a stated answer."""
 _MAX_STATEMENTS = 100
 """A longer series of statements counts by its beginning."""
+_MAX_HEAD = 300
+"""Characters before an answer in which its sentence begins."""
 _WRAPPERS = (
     *(("**", "**"), ("__", "__"), ("$$", "$$"), ("\\(", "\\)"), ("\\[", "\\]"), ("*", "*"), ("`", "`"), ("$", "$")),
     *(('"', '"'), ("'", "'"), ("\u201c", "\u201d"), ("\u2018", "\u2019")),
@@ -26,21 +30,57 @@ _BARE = re.compile(r"[0-9(+-][0-9+\-*/() ]*[0-9)]")
 _TEXT = re.compile(r"\\(?:text|textbf|mathrm|mathbf)\{([^{}]*)\}")
 _KIND = r"(?:(?:the|my|your|our) )?(?:final |correct |right |next )*(?:answer|solution|result|guess|move|action)"
 _STATEMENT = re.compile(
-    rf"\b{_KIND}(?:\*\*)?(?: would be| will be| is| are| =|:)(?: then)?:?(?:\*\*)?[ \t]*:?", re.IGNORECASE
+    rf"\b{_KIND}(?:\*\*)?(?: would be| will be| is| are| =|['\u2019]s|:)"
+    r"(?:,? (?:then|therefore|thus|simply|exactly|equal to))*:?(?:\*\*)?[ \t]*:?",
+    re.IGNORECASE,
 )
-_SENTENCE_END = re.compile(r"(?<=[\w)\]}*`$\"'])[.!?](?=\s)|\u3002|\n")
-_SEPARATOR = re.compile(
-    r"=|:|\u2192|\u21d2|\b(?:is|are|equals?|gives|get|will|go|move|choose|say|play|guess|pick|answer)\b", re.IGNORECASE
+_BEFORE_STATEMENT = re.compile(
+    r"(?:^|[^\w\s]|\n|\b(?:so|thus|hence|therefore|then|finally|and|now|that|means|overall|conclude|is|here|think|believe|guess|say|see|find))\s*\Z",
+    re.IGNORECASE,
 )
+_SENTENCE_END = re.compile(r"(?<=[\w)\]}*`$\"'])[.!?](?=\s|\Z)|\u3002|\n")
+_FINAL_MARK = re.compile(r"(?<=[\w)\]}*`$\"'])[.!?]\Z")
+_HEDGE = re.compile(r"\b(?:or|either|maybe|perhaps|possibly|probably not|alternatively|might|could)\b", re.IGNORECASE)
+_DENIAL = re.compile(
+    r"\b(?:not|never|no|nor|neither|nobody|nothing|cannot|except|unless|avoid|refuse|reject|deny|disagree|doubt\w*|wonder|"
+    r"wrong|incorrect|false|untrue|mistaken?|unlikely|impossible|unsure|uncertain|worst|silly|foolish|opposite)\b|"
+    r"n['\u2019]t\b|\?",
+    re.IGNORECASE,
+)
+_RETRACTION = re.compile(
+    r"\b(?:wrong|incorrect|false|untrue|mistaken?|wait|hmm+|oops|correction|unsure|uncertain|doubt\w*|"
+    r"disagree|disregard|never mind|not (?:sure|certain|right|correct|true|it)|(?:do|did) not (?:know|think|agree)|"
+    r"(?:do|did)n['\u2019]t (?:know|think|agree))\b|\bno\b(?=[,.!]|\s*\Z)",
+    re.IGNORECASE,
+)
+_LEAD = re.compile(
+    r"(?:(?:so|thus|hence|therefore|then|finally|ok|okay|well|now|yes|sure|in conclusion|overall)\b[,:]?\s+|#+\s+)+",
+    re.IGNORECASE,
+)
+_IS = re.compile(r"\u2192|\u21d2|\b(?:is|are|equals?|gives?|yields?|makes?)\b|(?<=\w)['\u2019]s\b", re.IGNORECASE)
+_I_WILL = re.compile(
+    r"(?:(?:I|we)(?:['\u2019]ll| will| would| should| choose to| want to| am going to)?|let['\u2019]s|let (?:me|us)) ",
+    re.IGNORECASE,
+)
+_VERB = re.compile(
+    r"(?:go|move|choose|say|play|guess|pick|answer|take|get|got|have|find|found)(?: (?:with|for|to))? ", re.IGNORECASE
+)
+_LABEL = re.compile(r"[A-Za-z ]{1,40}:\s+")
+_NUMBER = re.compile(r"[-+]?[0-9][0-9.,]*")
 _BOLD = re.compile(r"\*\*([^*\n]+)\*\*")
-_HEDGE = re.compile(r"\b(?:or|either|maybe|perhaps|possibly|probably not|alternatively)\b", re.IGNORECASE)
-_NEGATION = re.compile(r"\b(?:not|never|cannot)\b|n['\u2019]t\b", re.IGNORECASE)
-_DENIAL = re.compile(r"(?:\bnot|n['\u2019]t) (?:think|believe|say|claim|mean)(?: that)? *\Z", re.IGNORECASE)
+_MATH_MARK = re.compile(r"\${1,2}|\\[()\[\]]")
+_DISPLAY = re.compile(r"\\\[\s*([^\\\[\]\n]{0,500}?)\s*\\\]")
+_ITEM = re.compile(r"\s*(?:(?:[-*\u2022]|\(?[0-9]{1,3}[.):])\s+\S|[^:=\n]{1,40}?\s*(?::|=|->|\u2192)\s*\S)")
 _WITH_UNIT = re.compile(
     r"[$\u20ac\u00a3]?\s*([-+]?[0-9][0-9,]*(?:\.[0-9]+)?)\s*"
     r"(%|\u00b0?[A-Za-z][A-Za-z/^\u00b2\u00b3]*(?: [A-Za-z]+){0,2})?"
 )
-_NO_UNIT = re.compile(r"\b(?:or|and|to|not|than|more|less|at|about|plus|minus|times)\b", re.IGNORECASE)
+_NO_UNIT = re.compile(
+    r"\b(?:and|to|than|more|less|at|about|plus|minus|times|over|under|below|above|divided|versus|through|but|is|are|"
+    r"i|e|k|pi|squared|cubed|factorial|negative|half|halves|thirds|quarters|tenths|hundredths|thousandths|"
+    r"dozens?|scores?|hundreds?|thousands?|[mbtr]illions?|lucky)\b",
+    re.IGNORECASE,
+)
 _FENCE = re.compile(r"```[^\S\n]*[\w+#.-]*[^\S\n]*\n")
 
 
@@ -62,36 +102,46 @@ def plain_answer(text: str) -> str:
     return text
 
 
-def without_unit(text: str) -> str:
-    """Return the number of "57 apples", "12.5 km/h", "$40" or "30%"; any other text unchanged."""
+def without_unit(text: str, units: Collection[str] | None = None) -> str:
+    """Return the number of "57 apples", "12.5 km/h", "$40" or "30%"; any other text unchanged.
+
+    Args:
+        text: The answer.
+        units: The words that may follow the number, in lower case; None for any that do not change the number.
+    """
     match = _WITH_UNIT.fullmatch(text)
-    return text if match is None or (match[2] and _NO_UNIT.search(match[2])) else match[1]
+    if match is None:
+        return text
+    words = match[2] or ""
+    is_known = units is None or all(word in units for word in words.lower().split())
+    return match[1] if is_known and _NO_UNIT.search(words) is None and not is_doubtful(words) else text
 
 
 def natural_answers(text: str) -> tuple[str, ...]:
     """Return the readings of the final answer in a text, the most explicit first; () if it has none or hedges.
 
     The readings are of one statement. The caller takes the first one that has the form of an answer; it must not try
-    the others when that one is wrong. An answer in a box counts before one that is stated ("The answer is ..."), and
-    that before the last sentence.
+    the others when that one is wrong. A stated answer (`stated_answers`) counts before a list at the end, and that
+    before the last sentence.
     """
-    text = text.strip()
+    text = _on_one_line(text)
     if not text:
         return ()
-    spans, is_open = boxes_in(text)
-    if spans:
-        contents = dict.fromkeys(plain_answer(text[start:end]) for start, end in spans)
-        return tuple(contents) if len(contents) == 1 and not is_open else ()
-    stated = _stated(text)
-    if stated:
-        return () if len(stated) > 1 or is_hedged(stated[0]) else tuple(dict.fromkeys([*stated, *_readings(*stated)]))
+    explicit = _explicit(text)
+    if explicit is not None:
+        return explicit
     sentence = _last_sentence(text)
-    return () if is_hedged(sentence) else _readings(sentence)
+    return tuple(dict.fromkeys([*_final_list(text), *_readings(sentence)]))
 
 
-def is_hedged(text: str) -> bool:
-    """Return whether a sentence offers more than one answer ("3 or 4") or doubts its answer ("maybe 3")."""
-    return _HEDGE.search(text) is not None
+def stated_answers(text: str) -> tuple[str, ...]:
+    r"""Return the readings of an answer that the text states in so many words: `\boxed{42}`, "The answer is 42."."""
+    return _explicit(_on_one_line(text)) or ()
+
+
+def is_doubtful(text: str) -> bool:
+    """Return whether a text hedges ("3 or 4", "maybe 3"), denies ("not 3", "3 is wrong") or asks."""
+    return _HEDGE.search(text) is not None or _DENIAL.search(text) is not None
 
 
 def _without_layer(text: str) -> str:
@@ -116,38 +166,114 @@ def _without_layer(text: str) -> str:
     return text
 
 
-def _stated(text: str) -> list[str]:
-    """Return the different answers that the text states ("The answer is 12. ..." states "12"), plain: two at most."""
-    found: list[str] = []
+def _on_one_line(text: str) -> str:
+    r"""Return the text with each `\[...\]` of several lines on one."""
+    return _DISPLAY.sub(r"\\[\1\\]", text.strip()) if "\\[" in text else text.strip()
+
+
+def _explicit(text: str) -> tuple[str, ...] | None:
+    """Return the readings of the one answer in boxes and statements; () if they differ or are denied, None without."""
+    spans, is_open = boxes_in(text)
+    found = dict.fromkeys(plain_answer(text[start:end]) for start, end in spans)
+    ends = [end + 1 for _, end in spans]
+    is_denied = any(_is_denied(_head(text, start)) for start, _ in spans[:_MAX_STATEMENTS])
+    stated = []
+    for value, end in _statements(text):
+        stated.append(value)
+        found[value], ends = None, [*ends, end]
+    if not found:
+        return () if is_open else None
+    if is_open or is_denied or len(found) > 1 or _RETRACTION.search(text, max(ends)) is not None:
+        return ()
+    (value,) = found
+    if not stated:
+        return (value,)
+    return () if _HEDGE.search(value) is not None else tuple(dict.fromkeys([value, *_readings(value)]))
+
+
+def _statements(text: str) -> Iterator[tuple[str, int]]:
+    """Yield (answer, where its sentence ends) for each "The answer is ..." that is not denied."""
     for match in islice(_STATEMENT.finditer(text), _MAX_STATEMENTS):
-        if _DENIAL.search(text, max(0, match.start() - 40), match.start()) is not None:
+        head = _head(text, match.start())
+        if _BEFORE_STATEMENT.search(head) is None or _is_denied(head):
             continue
-        rest = text[match.end() : match.end() + _MAX_STATED].lstrip()
+        start = match.end()
+        rest = text[start : start + _MAX_STATED]
+        items = _items(rest) if rest.lstrip(" \t").startswith("\n") else ""
+        rest = rest.lstrip()
         end = _SENTENCE_END.search(rest)
-        rest = rest if end is None else rest[: end.start()]
-        value = plain_answer(rest.replace("**", "", 1) if rest.count("**") == 1 else rest)  # **The answer is 12**
-        if value and value not in found:
-            found.append(value)
-        if len(found) > 1:
-            break
-    return found
+        if items:
+            value, end = items, None
+        elif end is not None and end[0] == "?":
+            continue
+        else:
+            value = rest if end is None else rest[: end.start()]
+        value = plain_answer(value.replace("**", "", 1) if value.count("**") == 1 else value)  # **The answer is 12**
+        if value:
+            yield value, text.find(rest, start) + (len(items or rest) if end is None else end.end())
+
+
+def _head(text: str, stop: int) -> str:
+    """Return the part of a sentence before `stop`."""
+    before = text[max(0, stop - _MAX_HEAD) : stop]
+    *_, last = [None, *_SENTENCE_END.finditer(before)]
+    return before if last is None else before[last.end() :]
+
+
+def _is_denied(head: str) -> bool:
+    """Return whether the clause that `head` begins denies what follows: "I do not think that"."""
+    return _DENIAL.search(re.split("[,;]", head)[-1]) is not None
+
+
+def _items(text: str) -> str:
+    """Return the list that a text begins with: lines such as "- Ada: knight" or "1. valid", at least two; or ""."""
+    lines = text.strip("\n").splitlines()
+    n = next((i for i, line in enumerate(lines) if _ITEM.match(line) is None), len(lines))
+    return "\n".join(lines[:n]) if n > 1 else ""
+
+
+def _final_list(text: str) -> tuple[str, ...]:
+    """Return the list that a text ends with, by itself or after a line that introduces it; else ()."""
+    lines = text.splitlines()
+    start = next((i + 1 for i in reversed(range(len(lines))) if _ITEM.match(lines[i]) is None), 0)
+    above = lines[start - 1].strip()[-_MAX_HEAD:] if start else ""
+    if len(lines) - start < 2 or (above and not above.endswith(":")) or is_doubtful(_head(above, len(above))):
+        return ()
+    return ("\n".join(lines[start:]),)
 
 
 def _last_sentence(text: str) -> str:
     line = text.splitlines()[-1].strip()
     parts = [part.strip() for part in _SENTENCE_END.split(line) if part.strip()]
-    return parts[-1] if parts else line
+    mark = _FINAL_MARK.search(line)
+    return (parts[-1] if parts else line) + ("?" if mark is not None and mark[0] == "?" else "")
 
 
 def _readings(sentence: str) -> tuple[str, ...]:
-    """Return the possible answers of a sentence: its only bold part, the part after its last "is" or "=", or all."""
-    if _NEGATION.search(sentence) is not None:  # a part of "I will not go up" means the opposite
-        return (plain_answer(sentence),)
-    found = []
+    """Return the possible answers of a sentence: its only bold part, the part after its last "=" or "is", or all."""
+    whole = plain_answer(sentence)
+    if _HEDGE.search(sentence) is not None:
+        return ()
+    if _DENIAL.search(sentence) is not None:  # a part of "I will not go up" means the opposite
+        return (whole,)
+    lead = _LEAD.match(sentence)
+    clean = (sentence if lead is None else sentence[lead.end() :]).strip()
     bold = set(_BOLD.findall(sentence))
-    if len(bold) == 1:
-        found.append(bold.pop())
-    *_, last = [None, *_SEPARATOR.finditer(sentence)]
-    if last is not None:
-        found.append(sentence[last.end() :])
-    return tuple(dict.fromkeys(filter(None, map(plain_answer, [*found, sentence]))))
+    found = [*bold] if len(bold) == 1 else []
+    will = _I_WILL.match(clean)
+    clean = clean if will is None else clean[will.end() :]
+    if "=" in clean:
+        found += _last_side(_MATH_MARK.sub(" ", clean))
+    elif (verb := _VERB.match(clean)) is not None:
+        found.append(clean[verb.end() :])
+    elif will is None:
+        *_, last = [None, *_IS.finditer(clean)]
+        found += [clean[part.end() :] for part in (last, _LABEL.match(clean)) if part is not None]
+    return tuple(dict.fromkeys(filter(None, [*map(plain_answer, [*found, clean]), whole])))
+
+
+def _last_side(equation: str) -> list[str]:
+    """Return the right side; nothing for two of them ("3*4 = 13 = 12") or two equations ("x = 1 and x = 2")."""
+    _, *others, last = map(plain_answer, equation.split("="))
+    are_equal = all(_NUMBER.fullmatch(side) is None or side == last for side in others)
+    return [last] if are_equal and not any(re.search(r",|\band\b", side) for side in others) else []

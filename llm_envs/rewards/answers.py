@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -66,22 +66,21 @@ def parse_integer(text: str) -> int | None:
     return int(text.partition(".")[0].replace(",", ""))
 
 
-def read_integer(text: str, *, unit: str | None = "") -> int:
+def read_integer(text: str, *, units: Collection[str] = ()) -> int:
     """Read the whole number of an answer, for a task.
 
     Args:
         text: The answer, without decoration; see `llm_envs.parsers.plain_answer`.
-        unit: Word that may follow the number; "" for any words ("57 apples", "$57"), None for none.
+        units: Words that may follow the number, in lower case ("57 apples"). A currency sign may stand before it.
 
     Raises:
         InvalidActionError: If it is not one whole number.
     """
     number = parse_integer(text)
-    if number is None and unit is not None:
-        bare = without_unit(text) if not unit else text.removesuffix(unit)
-        number = parse_integer(bare)
     if number is None:
-        raise InvalidActionError("the answer is not a whole number")
+        number = parse_integer(without_unit(text, units))
+    if number is None:
+        raise InvalidActionError(f"the answer {text[:40]!r} is not a whole number")
     return number
 
 

@@ -18,7 +18,7 @@ from llm_envs.processes import cpu_seconds, forget_after_fork
 
 __all__ = ["LONGEST", "STEP", "TimeLimit", "TimeLimits"]
 
-LONGEST = 10
+LONGEST = 30
 """Longest time of a run that had no processor, in multiples of its time limit."""
 STEP = 0.25
 """How much more time it gets before the next look, in multiples of its time limit."""

@@ -229,6 +229,9 @@ def _ask(question: Mapping[str, Any]) -> str:
     return f"Which date is {abs(days)} days {'before' if days < 0 else 'after'} {nth}?"
 
 
+_UNITS = ("day", "days", "week", "weeks", "month", "months", "year", "years")
+
+
 def _as_iso(match: re.Match[str]) -> str:
     day, month, year = match["day"] or match["day_too"], match["month"] or match["month_too"], match["year"]
     number = next(i for i, name in enumerate(_MONTHS, 1) if name[:3].lower() == month[:3].lower())
@@ -245,6 +248,6 @@ def _read(part: str) -> str:
     if match := _ISO.fullmatch(part):
         return f"{int(match[1]):04}-{int(match[2]):02}-{int(match[3]):02}"
     try:
-        return str(read_integer(part))
+        return str(read_integer(part, units=_UNITS))
     except InvalidActionError as error:
         raise InvalidActionError(f"{part[:40]!r} is not a weekday, a date as YYYY-MM-DD or a whole number") from error

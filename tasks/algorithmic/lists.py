@@ -6,8 +6,9 @@ import re
 from collections.abc import Sequence
 
 from llm_envs.errors import InvalidActionError
+from llm_envs.parsers import is_doubtful
 
-__all__ = ["MAX_CHARACTERS", "check_length", "in_brackets", "read_items", "without_markers"]
+__all__ = ["MAX_CHARACTERS", "check_length", "check_words", "in_brackets", "read_items", "without_markers"]
 
 MAX_CHARACTERS = 20_000
 """Longest answer that is read: patterns take longer than linear time on some hostile texts."""
@@ -31,6 +32,12 @@ def check_length(answer: str) -> None:
         raise InvalidActionError(f"the answer has {len(answer)} characters; at most {MAX_CHARACTERS} are read")
 
 
+def check_words(words: str) -> None:
+    """Raise `InvalidActionError` if the words around an answer deny or doubt it."""
+    if is_doubtful(words):
+        raise InvalidActionError(f"the words {words.strip()[:60]!r} deny or doubt the answer")
+
+
 def read_items(answer: str) -> list[str]:
     """Return the items of a list, without list markers, brackets, quotation marks and a final full stop.
 
@@ -38,7 +45,11 @@ def read_items(answer: str) -> list[str]:
     they stand between spaces.
     """
     check_length(answer)
-    text = in_brackets(_LEAD_IN.sub("", _QUOTES.sub("", answer).strip()).rstrip(".;,").rstrip())
+    text = _QUOTES.sub("", answer).strip()
+    if (lead_in := _LEAD_IN.match(text)) is not None:
+        check_words(lead_in[0])
+        text = text[lead_in.end() :]
+    text = in_brackets(text.rstrip(".;,").rstrip())
     lines = without_markers([line.strip() for line in text.split("\n") if line.strip()])
     items = [item for line in lines for item in _SEPARATORS.split(line.strip(" ,;|")) if item]
     items = [re.sub(r"(?:and|then)\s+", "", item, count=1) if i else item for i, item in enumerate(items)]

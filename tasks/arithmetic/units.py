@@ -143,6 +143,8 @@ class UnitsEnv(SingleTurnEnv):
         value = _convert(self.problem)
         assert value is not None
         self._target = int(value)
+        target = self.problem["target"]
+        self._units = {"per", *target, *(word for unit in target for word in _plural(unit).split())}
 
     def prompt(self) -> str:
         """Return the facts and the question."""
@@ -162,7 +164,7 @@ class UnitsEnv(SingleTurnEnv):
 
     def is_correct(self, answer: str) -> bool:
         """Compare as whole numbers."""
-        return read_count(answer) == self._target
+        return read_count(answer, self._units) == self._target
 
 
 def _way(

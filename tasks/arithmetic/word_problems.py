@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from llm_envs.env import Difficulty, SingleTurnEnv
 from llm_envs.errors import InvalidActionError
 from llm_envs.mathematics.arithmetic import whole_value
-from llm_envs.parsers.natural import is_hedged
-from llm_envs.rewards import read_integer
+from llm_envs.parsers import is_doubtful
+from llm_envs.rewards import read_integer, split_words
 from llm_envs.tasks.algorithmic.lists import check_length
 from llm_envs.tasks.arithmetic.stories import STORIES, network
 from llm_envs.tasks.draws import pick, sample
@@ -20,11 +20,12 @@ __all__ = ["WordProblemsEnv", "read_count"]
 
 _NUMBER = re.compile(r"(?<![\w.,])[-+]?\$?[0-9][0-9,]*(?:\.[0-9]+)?(?![\w/^*+])")
 _OPEN = re.compile(
-    r"\b(?:not|n't|at least|at most|about|around|roughly|nearly|almost|over|under|(?:more|less|fewer) than)\b"
-    r"|[*/+^=<>~?]",
+    r"\b(?:least|most|about|around|roughly|nearly|almost|over|under|than|minus|negative|half|quarter|third|tenth|twice|"
+    r"double|triple|times|too|short of|percent|anything|except|idea)\b|[*/+^=<>~?%]",
     re.IGNORECASE,
 )
 """In a sentence with one number: signs that the number is not the answer."""
+_NEXT_WORD = re.compile(r"\s*([A-Za-z]+)")
 
 
 class WordProblemsEnv(SingleTurnEnv):
@@ -117,20 +118,27 @@ class WordProblemsEnv(SingleTurnEnv):
 
     def is_correct(self, answer: str) -> bool:
         """Compare as whole numbers."""
-        return read_count(answer) == self._target
+        return read_count(answer, split_words(self.problem["text"])) == self._target
 
 
-def read_count(answer: str) -> int:
+def read_count(answer: str, units: Collection[str]) -> int:
     """Read the whole number of an answer, which may be a sentence with one number: "Ada has 17 coins left".
 
+    Args:
+        answer: The answer.
+        units: Words that may follow the number, in lower case.
+
     Raises:
-        InvalidActionError: If there is not exactly one number, or the sentence leaves it open.
+        InvalidActionError: If there is not exactly one number, another word follows it, or the sentence leaves it open.
     """
     try:
-        return read_integer(answer)
+        return read_integer(answer, units=units)
     except InvalidActionError:
         check_length(answer)
-        numbers = _NUMBER.findall(answer)
-        if len(numbers) != 1 or is_hedged(answer) or _OPEN.search(answer):
+        numbers = list(_NUMBER.finditer(answer))
+        if len(numbers) != 1 or is_doubtful(answer) or _OPEN.search(answer):
             raise
-        return read_integer(numbers[0])
+        word = _NEXT_WORD.match(answer, numbers[0].end())
+        if word is not None and word[1].lower() not in (*units, "left", "altogether", "together", "in"):
+            raise
+        return read_integer(numbers[0][0])

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from llm_envs.env import Difficulty, SingleTurnEnv
 from llm_envs.errors import InvalidActionError
+from llm_envs.tasks.algorithmic.lists import check_words
 from llm_envs.tasks.draws import Random, between, pick, sample, shuffled
 from llm_envs.tasks.people import PEOPLE
 from llm_envs.tasks.replies import without_fence
@@ -123,6 +124,7 @@ class JsonRecordEnv(SingleTurnEnv):
         """Compare as JSON."""
         start, end = answer.find("{"), answer.rfind("}") + 1
         is_in_prose = 0 <= start < end and answer[:1] not in ("[", '"')
+        check_words(answer[:start] if is_in_prose else "")
         try:
             text = answer[start:end] if is_in_prose else answer
             given = json.loads(text, object_pairs_hook=_once, parse_constant=_refuse)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from llm_envs.errors import InvalidActionError
-from llm_envs.tasks.algorithmic.lists import check_length
+from llm_envs.tasks.algorithmic.lists import check_length, check_words
 
 __all__ = ["read_assignment"]
 
@@ -88,8 +88,10 @@ def _without_head(text: str, keys: Sequence[str], known_values: Mapping[str, str
     first = re.search(rf"(?<![\w-])(?:{names})(?![\w-])\s*(?:{_SIGN}|\()", text, re.IGNORECASE)
     if first is None or _HEAD.fullmatch(text[: first.start()]) is None:
         return text
-    words = set(re.findall(r"[\w-]+", text[: first.start()].lower()))
-    is_plain = not words & {*known_values, *(f"{value}s" for value in known_values), "or", "not", "either"}
+    head = text[: first.start()].lower()
+    words = set(re.findall(r"[\w-]+", head))
+    check_words(head)
+    is_plain = not words & {*known_values, *(f"{value}s" for value in known_values)}
     return text[first.start() :] if is_plain else text
 
 

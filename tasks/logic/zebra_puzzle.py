@@ -8,7 +8,7 @@ from typing import Any
 
 from llm_envs.env import Difficulty, SingleTurnEnv
 from llm_envs.errors import InvalidActionError
-from llm_envs.tasks.algorithmic.lists import check_length
+from llm_envs.tasks.algorithmic.lists import check_length, check_words
 from llm_envs.tasks.draws import Random, pick, sample, shuffled
 from llm_envs.tasks.logic.zebra_solver import (
     BETWEEN_VALUES,
@@ -229,6 +229,7 @@ class ZebraPuzzleEnv(SingleTurnEnv):
         head, *houses = _HOUSE.split(answer.strip(" \n;."))
         if not houses or set(re.findall(r"\w+", head.lower())) & known.keys():
             raise InvalidActionError(f"{answer.strip()[:40]!r} is not of the form 1: value, value, ...")
+        check_words(head)
         for number, line in zip(map(int, houses[::2]), houses[1::2], strict=True):
             if not 1 <= number <= n:
                 raise InvalidActionError(f"there is no house {number}; the houses are 1 to {n}")

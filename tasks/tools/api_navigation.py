@@ -14,7 +14,7 @@ import numpy as np
 from llm_envs.env import Difficulty, ToolEnv
 from llm_envs.errors import InvalidActionError
 from llm_envs.parsers import format_tool_call
-from llm_envs.rewards import read_integer
+from llm_envs.rewards import read_integer, split_words
 from llm_envs.tools.toolset import Toolset, tool
 from llm_envs.types import ToolCall, ToolResult
 
@@ -263,7 +263,7 @@ class APINavigationEnv(ToolEnv):
             if _ADDRESS.fullmatch(address) is None:
                 raise InvalidActionError("the answer is not an e-mail address")
             return address == self._answer
-        return read_integer(answer) == self._answer
+        return read_integer(answer, units=split_words(self.prompt())) == self._answer
 
     def next_action(self) -> str:
         """Request what is next on the way and was not served yet; at its end, answer."""

@@ -11,7 +11,7 @@ import numpy as np
 from llm_envs.env import Difficulty, ToolEnv
 from llm_envs.errors import InvalidActionError
 from llm_envs.parsers import format_tool_call
-from llm_envs.rewards import read_integer
+from llm_envs.rewards import read_integer, split_words
 from llm_envs.tasks.replies import is_done
 from llm_envs.tasks.tools.shell import MAX_ENTRIES, Shell
 from llm_envs.tools.toolset import Toolset, tool
@@ -185,7 +185,9 @@ class FileSystemEnv(ToolEnv):
             if not all(word.startswith("/") for word in text.split()[1:]):
                 raise InvalidActionError("the answer is not one path")
             return False
-        return str(read_integer(text.removeprefix("number:").strip())) == wanted if wanted.isdigit() else False
+        if not wanted.isdigit():
+            return False
+        return str(read_integer(text.removeprefix("number:").strip(), units=split_words(self.prompt()))) == wanted
 
     def next_action(self) -> str:
         """Look, then do what is missing, then answer."""

@@ -12,7 +12,7 @@ import numpy as np
 from llm_envs.env import Difficulty, ToolEnv
 from llm_envs.errors import InvalidActionError
 from llm_envs.parsers import format_tool_call
-from llm_envs.rewards import read_integer
+from llm_envs.rewards import read_integer, split_words
 from llm_envs.tasks.sqlite_world import THEMES, Database, check_world, format_table, generate_world
 from llm_envs.tools.toolset import Toolset, tool
 
@@ -157,7 +157,7 @@ class SQLExplorerEnv(ToolEnv):
             if name != self._answer.casefold() and _SENTENCE.search(name):
                 raise InvalidActionError("the answer is a sentence; it must be the name")
             return name == self._answer.casefold()
-        return read_integer(answer) == self._answer
+        return read_integer(answer, units=split_words(self.prompt())) == self._answer
 
     def next_action(self) -> str:
         """Read the schema, run the query, and answer with what it gave."""

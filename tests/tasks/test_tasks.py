@@ -107,8 +107,7 @@ def test_calculator_looks_as_documented():
     observation, _ = env.reset(options={"problem": {"expression": "37*24"}})
     assert observation == "What is 37*24?"
     told = (
-        "Use the calculator, then answer with the value. Answer in this form: <answer>42</answer>\n"
-        "You have 4 replies."
+        "Use the calculator, then answer with the value. Answer in this form: <answer>42</answer>\nYou have 4 replies."
     )
     assert env.get_wrapper_attr("system_prompt") == told
     assert env.get_wrapper_attr("tools") == [

@@ -280,6 +280,11 @@ class TakesTheLastNumber(Sound):
         return last_number(answer) == self.solution()
 
 
+class OverlooksADenial(Sound):
+    def is_correct(self, answer):
+        return super().is_correct(answer.removeprefix("The wrong answer is "))
+
+
 class RaisesOnBadAnswers(Sound):
     def is_correct(self, answer):
         return int(answer) == self.problem["n"]
@@ -408,6 +413,7 @@ BROKEN = [
     (InsistsOnItsCase, "accepts_natural_forms"),
     (ReadsNoProse, "accepts_natural_forms"),
     (TakesTheLastNumber, "refuses_hedged_answers"),
+    (OverlooksADenial, "refuses_hedged_answers"),
     (RaisesOnBadAnswers, "never_raises"),
     (RaisesOnNearMisses, "withstands_fuzzing"),
     (PaysTwice, "withstands_fuzzing"),

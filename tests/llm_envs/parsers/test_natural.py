@@ -43,6 +43,34 @@ def test_decoration_goes_and_the_answer_stays(text):
         ("A -> B -> C", "A -> B -> C"),
         (r"7 + 5 is \boxed{12}, not 13.", "12"),
         ("57", "57"),
+        *(
+            (text, "12")
+            for text in (
+                *(
+                    "It's 12.",
+                    "That's 12.",
+                    "The answer's 12.",
+                    "I got 12.",
+                    "This yields 12.",
+                    "Therefore, 12.",
+                    "#### 12",
+                ),
+                *(
+                    "So, 12",
+                    "The answer is exactly 12.",
+                    "The answer is equal to 12.",
+                    "The answer is 12!",
+                    "Total: 12",
+                ),
+                *(r"So $3*4 = 12$.", r"$3 \times 4 = 12$", r"\[ 3*4 = 12 \]", "The answer is:\n\\[\n12\n\\]"),
+                *("Since 5 is not even, the answer is 12.", "3*4 = 6+6 = 12", "I think that the answer is 12."),
+                "Not 13, I made a mistake there. The answer is 12.",
+            )
+        ),
+        (r"Thus $x = \frac{27}{10}$.", r"\frac{27}{10}"),
+        ("The kinds are:\n- Ada: knight\n- Ben: knave", "- Ada: knight\n- Ben: knave"),
+        ("The answer is:\n\n1. Valid\n2. Invalid\n\nI hope this helps.", "1. Valid\n2. Invalid"),
+        ("x = 1\ny = 2", "x = 1\ny = 2"),
     ],
 )
 def test_one_answer_is_found_in_prose(text, first):
@@ -50,7 +78,14 @@ def test_one_answer_is_found_in_prose(text, first):
 
 
 HEDGED = ["", "  \n", "I think it is 3 or 4.", "Either 3 or 4.", "Maybe 3.", "The answer is 3.\nNo, the answer is 4."]
-HEDGED += ["The answer is 3 or 4.", r"\boxed{3} and \boxed{4}", "The answer is maybe 3."]
+HEDGED += ["The answer is 3 or 4.", r"\boxed{3} and \boxed{4}", "The answer is maybe 3.", "It might be 3."]
+HEDGED += ["\\boxed{3}\n\nThe answer is 4.", r"The answer is 3. \boxed{4}"]
+HEDGED += [
+    "The answer is 3. Wait, that is wrong.",
+    "The answer is 3. No, it is something else.",
+    r"\boxed{3} is wrong.",
+]
+HEDGED += [r"It is not \boxed{3}.", "The answer is 3. I am not sure."]
 
 
 @pytest.mark.parametrize("text", HEDGED)
@@ -58,10 +93,28 @@ def test_a_text_that_hedges_has_no_answer(text):
     assert natural_answers(text) == ()
 
 
-@pytest.mark.parametrize(
-    "text", ["I will not go up.", "It isn't **5**.", "I do not think the answer is 5.", "it is not 5"]
-)
-def test_a_denied_answer_is_no_answer(text):
+DENIED = ["I will not go up.", "It isn't **5**.", "I do not think the answer is 5.", "it is not 5", "5 is wrong", "5?"]
+DENIED += ["The wrong answer is 5.", "One incorrect guess: 5", "I doubt the answer is 5.", "No way will I go up."]
+DENIED += ["It is false that the answer is 5.", "The answer is 5? No.", "**5** is wrong.", "Nobody would say 5."]
+DENIED += [
+    "I disagree with those who get 5",
+    "The answer is unlikely: 5",
+    "definitely wrong: 5",
+    "13, no: 5",
+    "2+3 = 6 = 5",
+]
+DENIED += [
+    "Under no circumstances: up",
+    "The worst move is up",
+    "It is silly to go up",
+    "anything except 5",
+    "5 thousand",
+]
+DENIED += ["5 but negative", "5 dozen", "5 squared", "5k", "5%", "minus 5", "half of 5", "5 if lucky"]
+
+
+@pytest.mark.parametrize("text", DENIED)
+def test_a_denied_or_changed_answer_is_no_answer(text):
     assert not {"up", "5"} & set(natural_answers(text))
     env = gym.make("llm/GuessNumber-v0", answer_form="natural")
     for reply in (text, f"<answer>{text}</answer>"):
@@ -69,12 +122,22 @@ def test_a_denied_answer_is_no_answer(text):
         assert env.step(reply)[1] == pytest.approx(-0.1)
 
 
+def test_a_remark_beside_tools_is_no_answer():
+    env = gym.make("llm/Search-v0", answer_form="natural")
+    env.reset(seed=0)
+    for reply in ("I need more information.", "Searching now", "ok"):
+        _, reward, terminated, *_ = env.step(reply)
+        assert (reward, terminated) == (pytest.approx(-0.1), False)
+    assert env.step(env.unwrapped.oracle())[1] >= 0
+
+
 @pytest.mark.parametrize(("text", "number"), [("57 apples", "57"), ("$40", "40"), ("12.5 km/h", "12.5"), ("30%", "30")])
 def test_units_go(text, number):
     assert without_unit(text) == number
+    assert without_unit("57 red apples", {"red", "apples"}) == "57" != without_unit("57 pears", {"red", "apples"})
 
 
-@pytest.mark.parametrize("text", ["3 or 4", "12 or more", "3, 4", "at least 5", "5 times 3", "x"])
+@pytest.mark.parametrize("text", ["3 or 4", "12 or more", "3, 4", "at least 5", "5 times 3", "x", "5 k"])
 def test_what_is_no_number_with_a_unit_stays(text):
     assert without_unit(text) == text
 

@@ -119,12 +119,21 @@ def test_broken_source_is_a_result(session, code):
     assert session.run("1").value == "1"
 
 
+def seconds_for_a_tenth():
+    """Return how long this process takes for a tenth of a second on a processor: longer on a busy machine."""
+    started, used = time.perf_counter(), time.process_time()
+    while time.process_time() < used + 0.1:
+        pass
+    return time.perf_counter() - started
+
+
 @pytest.mark.alone  # how far a limit is overrun is measured
 def test_time_limit(hurried):
     hurried.run("x = 1")
+    slowdown = seconds_for_a_tenth() / 0.1
     started = time.perf_counter()
     result = hurried.run("while True: pass")
-    assert 0.4 < time.perf_counter() - started < 0.5 + 1.0
+    assert 0.4 < time.perf_counter() - started < (0.5 + 1.0) * max(slowdown, 1.0)
     assert (result.error, result.stopped, result.succeeded) == ("TimeoutError", "time", False)
     assert "[stopped: over the time limit of 0.5 s]" in result.output
     after = hurried.run("x")
