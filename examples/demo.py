@@ -30,6 +30,7 @@ os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB; read when vLLM is i
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
 import gymnasium as gym
+import torch
 import transformers
 from peft import LoraConfig
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -253,6 +254,9 @@ def main() -> None:
     transformers.logging.disable_progress_bar()
     use_vllm = args.policy == "vllm" or (args.policy == "auto" and importlib.util.find_spec("vllm") is not None)
     print(f"Sampling with {'vLLM' if use_vllm else 'transformers'} during GRPO.", flush=True)
+    if os.getloadavg()[0] > (os.cpu_count() or 1):
+        torch.set_num_threads(1)  # threads that wait for each other are slow where other processes have the cores
+        print("This machine is busy: one thread.", flush=True)
     start = time.perf_counter()
     clear(args.out)
     folders = {
