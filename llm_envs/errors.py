@@ -1,14 +1,17 @@
 """The exception tree of the package.
 
-Every class also inherits from the standard exception that fits, so `except ValueError` keeps working. All of them can
-be pickled, because errors cross process boundaries. Inside a rollout, errors become data (`types.RolloutError`);
-everywhere else they are raised.
+Every class also inherits from the standard exception that fits, so `except ValueError` keeps working, and from
+Gymnasium's, so `except gymnasium.error.ResetNeeded` catches it with wrappers and without. All can be pickled, because
+errors cross process boundaries. Inside a rollout, errors become data (`types.RolloutError`); everywhere else they are
+raised.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+
+from gymnasium.error import InvalidAction, NameNotFound, ResetNeeded
 
 __all__ = [
     "BridgeError",
@@ -45,15 +48,15 @@ class EnvContractError(LLMEnvsError, TypeError):
     """An environment broke the contract of `llm_envs.env` (a wrong type in `info`, undeclared components, ...)."""
 
 
-class ResetNeededError(LLMEnvsError, RuntimeError):
+class ResetNeededError(LLMEnvsError, ResetNeeded, RuntimeError):
     """`step`, `render` or `oracle` was called before `reset`, or `step` after the episode's end."""
 
 
-class InvalidActionError(LLMEnvsError, ValueError):
+class InvalidActionError(LLMEnvsError, InvalidAction, ValueError):
     """A tool or a task rejects the agent's input. The environment catches it and answers with its message."""
 
 
-class UnknownTaskError(LLMEnvsError, LookupError):
+class UnknownTaskError(LLMEnvsError, NameNotFound, LookupError):
     """No environment is registered under the requested id."""
 
 
@@ -105,17 +108,18 @@ class WorkerDiedError(LLMEnvsError, RuntimeError):
     """The worker process of an environment died during a call (a fault, `os._exit`, out of memory)."""
 
 
-def did_you_mean(given: str, known: Iterable[str]) -> str:
+def _plain(name: str) -> str:
+    return name.partition("=")[0].lstrip("-").replace("_", "-").lower()
+
+
+def did_you_mean(given: str, known: Iterable[str], plain: Callable[[str], str] = _plain) -> str:
     """Return " Did you mean NAME?" with the known name closest to the given one, or "" if none is close.
 
-    Dashes and underscores are equal, and so are `NAME` and `--NAME=VALUE`.
+    Names are compared by their `plain` forms. By default dashes and underscores are equal, and so are `NAME` and
+    `--NAME=VALUE`.
     """
     names: dict[str, str] = {}
     for name in known:  # of two spellings, show the first
-        names.setdefault(_plain(name), name)
-    found = difflib.get_close_matches(_plain(given), names, n=1, cutoff=0.6)
+        names.setdefault(plain(name), name)
+    found = difflib.get_close_matches(plain(given), names, n=1, cutoff=0.6)
     return f" Did you mean {names[found[0]]}?" if found else ""
-
-
-def _plain(name: str) -> str:
-    return name.partition("=")[0].lstrip("-").replace("_", "-").lower()

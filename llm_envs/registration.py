@@ -12,13 +12,12 @@ A distribution that fails, or whose entry points cannot be read, causes one warn
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import json
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from importlib.metadata import Distribution, EntryPoint, distributions, entry_points
 from types import ModuleType
 from typing import Any
@@ -26,7 +25,7 @@ from typing import Any
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
 
-from llm_envs.errors import DuplicateTaskError, InvalidConfigError, UnknownTaskError
+from llm_envs.errors import DuplicateTaskError, InvalidConfigError, UnknownTaskError, did_you_mean
 
 __all__ = [
     "ENTRY_POINT_GROUP",
@@ -55,24 +54,20 @@ class TaskPackageWarning(UserWarning):
 def register_task(id: str, entry_point: str | Callable[..., gym.Env[str, str]], **kwargs: Any) -> None:
     """Register a task, so that `gymnasium.make(id)` makes it and `task_ids` lists it.
 
+    Registering the same task again, with equal arguments, does nothing: a module may register what its package names.
+
     Args:
         id: `namespace/Name-vN`.
         entry_point: The class, or "module:Class". The module is imported only when the task is made.
         **kwargs: Defaults of the task's keyword arguments, as JSON types, so that the spec can be saved.
 
     Raises:
-        DuplicateTaskError: If the id is already in use.
+        DuplicateTaskError: If the id is already in use, by another class or with other arguments.
         InvalidConfigError: If the id or the entry point has the wrong form, or `kwargs` are not JSON.
     """
     if not isinstance(id, str) or _ID.fullmatch(id) is None:
         raise InvalidConfigError(
             f'{id!r} is not a task id: it must read "namespace/Name-v0", the version without leading zeros.'
-        )
-    if id in gym.registry:
-        taken = gym.registry[id].entry_point
-        raise DuplicateTaskError(
-            f"{id} is already registered, as {taken}: choose another name or version (or remove the old one with "
-            f"gymnasium.registry.pop({id!r}))."
         )
     try:
         json.dumps(kwargs, allow_nan=False)
@@ -80,7 +75,15 @@ def register_task(id: str, entry_point: str | Callable[..., gym.Env[str, str]], 
         raise InvalidConfigError(
             f"{id}: the keyword arguments {kwargs!r} are not made of JSON types: {error}"
         ) from error
-    gym.register(id, entry_point=_as_string(id, entry_point), kwargs=kwargs)
+    target = _as_string(id, entry_point)
+    taken = gym.registry.get(id)
+    if taken is not None and (taken.entry_point, taken.kwargs) != (target, kwargs):
+        raise DuplicateTaskError(
+            f"{id} is already registered, as {taken.entry_point}{f' with {taken.kwargs}' if taken.kwargs else ''}: "
+            f"choose another name or version (or remove the old one with gymnasium.registry.pop({id!r}))."
+        )
+    if taken is None:
+        gym.register(id, entry_point=target, kwargs=kwargs)
     _task_ids.add(id)
 
 
@@ -173,10 +176,6 @@ def task_spec(id: str) -> EnvSpec:
     return spec
 
 
-_CLOSE = 0.7
-"""Least similarity of a suggestion: ids share "/" and "-v0", often the namespace too."""
-
-
 _FEW = 6
 """Number of ids in a message."""
 
@@ -186,17 +185,13 @@ def _bare(id: str) -> str:
     return re.sub(r".*/|-v[0-9]+$", "", id).lower()
 
 
-def _hint(name: str, known: Iterable[str]) -> str:
-    by_lower = {id.lower(): id for id in known}
-    spelled = by_lower if "/" in name else {_bare(id): id for id in by_lower.values()}
-    typed = name.lower() if "/" in name else _bare(name)
-    close = [spelled[match] for match in difflib.get_close_matches(typed, spelled, n=3, cutoff=_CLOSE)]
-    if close:
-        return f"; did you mean {' or '.join(close)}?"
-    names = sorted(by_lower.values())
-    if len(names) <= _FEW:
-        return f"; known are {', '.join(names) or 'none'}."
-    return f"; `llm-envs list` names all {len(names)}, such as {', '.join(names[:_FEW])}."
+def _hint(name: str, known: Sequence[str]) -> str:
+    # Without namespace and version, which most ids share: two ids are not alike because both end in "-v0".
+    if near := did_you_mean(name, known, plain=_bare):
+        return f".{near}"
+    if len(known) <= _FEW:
+        return f"; known are {', '.join(known) or 'none'}."
+    return f"; `llm-envs list` names all {len(known)}, such as {', '.join(known[:_FEW])}."
 
 
 def _distribution(entry_point: EntryPoint) -> str:

@@ -2,6 +2,7 @@
 
 import pickle
 
+import gymnasium as gym
 import pytest
 
 from llm_envs.env import Difficulty, Outcome, SingleTurnEnv, TextEnv, ToolEnv, canonical_json, split_of
@@ -9,7 +10,9 @@ from llm_envs.errors import (
     EnvContractError,
     InvalidActionError,
     InvalidConfigError,
+    LLMEnvsError,
     ResetNeededError,
+    UnknownTaskError,
 )
 from llm_envs.parsers import PARSERS, format_answer, format_tool_call
 from llm_envs.spaces import MAX_TEXT_LENGTH
@@ -206,6 +209,27 @@ def test_numbers_of_the_level_and_of_the_class():
 
 
 # Calls out of order, and actions of the wrong type.
+
+
+@pytest.mark.parametrize(
+    ("ours", "gymnasiums", "standard"),
+    [
+        (ResetNeededError, gym.error.ResetNeeded, RuntimeError),
+        (InvalidActionError, gym.error.InvalidAction, ValueError),
+        (UnknownTaskError, gym.error.NameNotFound, LookupError),
+    ],
+)
+def test_our_errors_are_gymnasiums_too(ours, gymnasiums, standard):
+    assert ours.__mro__[1:3] == (LLMEnvsError, gymnasiums) and issubclass(ours, standard)
+    raised = pickle.loads(pickle.dumps(ours("the reason")))
+    assert type(raised) is ours and str(raised) == "the reason"
+
+
+def test_an_episode_must_begin_with_wrappers_and_without():
+    env = gym.make("llm/Arithmetic-v0")
+    for unbegun in (env, env.unwrapped):
+        with pytest.raises(gym.error.ResetNeeded):
+            unbegun.step("x")
 
 
 def test_step_and_oracle_need_an_episode():

@@ -84,9 +84,24 @@ def test_a_duplicate_id_is_refused_and_the_first_kept(register):
     register("test/Same-v0", Same, plus=1)
     with pytest.raises(DuplicateTaskError, match=r"test/Same-v0 is already registered, as .*:Same"):
         register_task("test/Same-v0", Same, plus=2)
+    with pytest.raises(DuplicateTaskError, match=r"with \{'plus': 1\}"):
+        register_task("test/Same-v0", "other_module:Same", plus=1)
     assert gym.make("test/Same-v0").unwrapped.plus == 1
     with pytest.raises(DuplicateTaskError):
         register_task("llm/Calculator-v0", Same)
+
+
+def test_the_same_task_may_be_registered_again(register):
+    for entry_point in (Same, Same, f"{Same.__module__}:Same"):
+        register("test/Same-v0", entry_point, plus=1)
+    assert gym.make("test/Same-v0").unwrapped.plus == 1
+
+
+def test_a_module_may_register_what_its_package_names(tmp_path):
+    code = textwrap.dedent(TASK) + 'import llm_envs\nllm_envs.register_task("own/Same-v0", Same)\n'
+    install(tmp_path, "own-tasks", {"own/Same-v0": "own_tasks:Same"}, {"own_tasks": code})
+    out, err = run("import gymnasium, llm_envs; print(gymnasium.make('own/Same-v0').spec.id)", tmp_path)
+    assert (out, err) == ("own/Same-v0\n", "")
 
 
 @pytest.mark.parametrize(
@@ -112,13 +127,12 @@ def test_keyword_arguments_must_be_json(value):
 
 
 def test_an_unknown_task_names_close_ones():
-    with pytest.raises(
-        UnknownTaskError, match=r"'llm/Calculater-v0'; did you mean llm/Calculator-v0 or llm/Calendar-v0\?$"
-    ):
-        task_spec("llm/Calculater-v0")
-    with pytest.raises(UnknownTaskError, match=r"did you mean .*llm/GuessNumber-v0"):
+    for name in ("llm/Calculater-v0", "Calclator", "llm/Calculator-v7"):
+        with pytest.raises(UnknownTaskError, match=rf"'{name}'\. Did you mean llm/Calculator-v0\?$"):
+            task_spec(name)
+    with pytest.raises(UnknownTaskError, match=r"Did you mean llm/GuessNumber-v0\?$"):
         task_spec("llm/guessnumber-v0")
-    for name in ("zzz", "q/QQQQQQQQQQQQQ-v9"):
+    for name in ("zzz", "q/QQQQQQQQQQQQQ-v9", "llm/Foo-v0"):
         with pytest.raises(UnknownTaskError, match=r"`llm-envs list` names all \d+, such as llm/.*, .*[^?]\.$"):
             task_spec(name)
     with pytest.raises(UnknownTaskError, match="cannot be imported"):

@@ -514,7 +514,7 @@ def test_something_else_than_a_text_environment_is_named():
 
 
 def test_an_unknown_id():
-    with pytest.raises(UnknownTaskError, match="did you mean llm/Calculator-v0"):
+    with pytest.raises(UnknownTaskError, match="Did you mean llm/Calculator-v0"):
         check_task("llm/Calculator-v1")
 
 

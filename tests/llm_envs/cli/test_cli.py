@@ -214,7 +214,7 @@ def test_a_missing_folder_is_not_looked_for_on_a_hub(model: str, capsys: pytest.
 )
 def test_a_task_by_its_bare_name_is_told_its_id(name: str, meant: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["play", name]) == 2
-    assert capsys.readouterr().err == f"llm-envs: error: there is no task {name!r}; did you mean {meant}?\n"
+    assert capsys.readouterr().err == f"llm-envs: error: there is no task {name!r}. Did you mean {meant}?\n"
 
 
 def test_a_person_sees_what_the_task_said_last(tmp_path: Path) -> None:

@@ -241,7 +241,7 @@ def test_what_is_learned_must_be_said_once(place: Path, tiny_folder: str, capsys
         assert main(bare) == 2
         assert "neither is given, one is needed" in said(capsys, place)
         assert main([*bare, "--env", "llm/Countdwn-v0"]) == 2
-        assert "did you mean llm/Countdown-v0" in said(capsys, place)
+        assert "Did you mean llm/Countdown-v0" in said(capsys, place)
     assert main([*bare, "--env", ENV, "--eval_source", "pairs.jsonl"]) == 2
     assert "--eval-source goes with --source" in said(capsys, place)
 
