@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
-from llm_envs.errors import InvalidConfigError
+from llm_envs.errors import EnvContractError, InvalidConfigError
 
 __all__ = ["SPLITS", "Difficulty", "Outcome", "canonical_json", "check_choice", "checked_problem", "split_of"]
 
@@ -57,13 +57,38 @@ class Outcome(NamedTuple):
 
 
 def canonical_json(value: Any) -> str:
-    """Return the canonical JSON text of a problem or split key: sorted keys, no spaces, ASCII."""
-    return _encode(value)
+    """Return the canonical JSON text of a problem or split key: sorted keys, no spaces, ASCII.
+
+    Raises:
+        EnvContractError: If a part is not JSON. The message names the part and its type.
+    """
+    try:
+        return _encode(value)
+    except (TypeError, ValueError) as error:
+        raise EnvContractError(
+            f"generate or split_key gave what is not JSON: {_culprit(value)}. Convert numpy's values with int(...), "
+            f"float(...) or .tolist() ({error})."
+        ) from error
+
+
+def _culprit(value: Any, path: str = "") -> str:
+    """Return the place and the type of the first part that is not JSON."""
+    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
+    for key, part in parts:
+        try:
+            _encode(part)
+        except (TypeError, ValueError):
+            return _culprit(part, f"{path}[{key!r}]")
+    return f"{path or 'it'} is {value!r:.80}, of type {type(value).__name__}"
 
 
 def split_of(key: Any) -> str:
-    """Return the split of a `split_key`, by a hash of its canonical JSON: "test" for one in five, else "train"."""
-    digest = blake2b(_encode(key).encode(), digest_size=8).digest()
+    """Return the split of a `split_key`, by a hash of its canonical JSON: "test" for one in five, else "train".
+
+    Raises:
+        EnvContractError: If the key is not JSON.
+    """
+    digest = blake2b(canonical_json(key).encode(), digest_size=8).digest()
     return "train" if int.from_bytes(digest, "big") % _TEST_ONE_IN else "test"
 
 

@@ -3,6 +3,7 @@
 import pickle
 
 import gymnasium as gym
+import numpy as np
 import pytest
 
 from llm_envs.env import Difficulty, Outcome, SingleTurnEnv, TextEnv, ToolEnv, canonical_json, split_of
@@ -139,6 +140,25 @@ def test_a_space_that_is_too_small_and_not_declared_is_reported():
     other = "test" if split_of({"n": 1}) == "train" else "train"
     with pytest.raises(EnvContractError, match="disjoint_splits=False"):
         One(other).reset(seed=0)
+
+
+@pytest.mark.parametrize(
+    ("drawn", "complaint"),
+    [
+        ({"n": np.int64(3)}, r"\['n'\] is np.int64\(3\), of type int64\. Convert numpy's values with int"),
+        ({"n": [0, {"m": np.arange(2)}]}, r"\['n'\]\[1\]\['m'\] is array\(\[0, 1\]\), of type ndarray"),
+        ({"n": {1}}, r"\['n'\] is \{1\}, of type set"),
+        ({"n": float("nan")}, r"\['n'\] is nan, of type float"),
+        ({"n": {(1, 2): 3}}, r"\['n'\] is \{\(1, 2\): 3\}, of type dict.*keys must be str"),
+    ],
+)
+def test_a_drawn_problem_that_is_not_json_is_shown(drawn, complaint):
+    class Drawn(Double):
+        def generate(self):
+            return drawn
+
+    with pytest.raises(EnvContractError, match=complaint):
+        Drawn().reset(seed=0)
 
 
 def test_a_given_problem_is_played_and_copied():
