@@ -179,7 +179,7 @@ def _read_text_memory(space: TextSpace, shared_memory: Any, n: int = 1) -> _Shar
 @write_to_shared_memory.register(TextSpace)
 def _write_text_memory(space: TextSpace, index: int, value: str, shared_memory: Any) -> None:
     if value not in space:
-        given = f"{len(value)} characters" if isinstance(value, str) else f"a {type(value).__name__}"
+        given = f"{len(value)} characters" if isinstance(value, str) else f"type {type(value).__name__}"
         raise ValueError(
             f"an observation of {given} is outside {space}: shorten it in the environment, or make the vector "
             "environment with vector_kwargs={'shared_memory': False}."

@@ -143,6 +143,7 @@ def test_a_package_has_the_files_that_were_named(tmp_path, capsys):
     [
         (["word_ladder"], "is not a checkout of llm-envs: give --package"),
         (["2words", "--package"], "the name is '2words'; it must be words in lower case with underscores"),
+        (["Word-Ladder!", "--package"], "the name is 'Word-Ladder!'"),
         (["class", "--package"], "the name is 'class'"),
         (["guess_number", "--package", "--namespace", "llm"], "llm/GuessNumber-v0 is registered already"),
         (["x", "--package", "--namespace", "a/b"], "the namespace is 'a/b'"),

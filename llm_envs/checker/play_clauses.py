@@ -314,8 +314,8 @@ def info_is_well_formed(subject: Subject) -> str:
             known = types.setdefault(key, type(value))
             require(
                 type(value) is known and value is not None,
-                f"info[{key!r}] was a {known.__name__} and then {value!r}: give each key one type; leave a key out "
-                "instead of setting it to None",
+                f"info[{key!r}] was of type {known.__name__} and then {value!r}: give each key one type; leave a key "
+                "out instead of setting it to None",
             )
         json.dumps(step.info, allow_nan=False)
         is_over = step.terminated or step.truncated

@@ -346,7 +346,7 @@ def problem_of(env: gym.Env[str, str]) -> str:
     problem = env.get_wrapper_attr("problem")
     require(
         isinstance(problem, dict),
-        f"the problem is a {type(problem).__name__}: generate() must return a dict of JSON types",
+        f"the problem is of type {type(problem).__name__}: generate() must return a dict of JSON types",
     )
     return canonical_json(problem)
 

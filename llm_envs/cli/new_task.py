@@ -74,17 +74,19 @@ class NewTask:
     """
 
     name: str
-    """Words with underscores: `word_ladder`."""
+    """Words with underscores: `word_ladder`. Given with capitals or dashes, it is changed to that."""
     kind: str
     """One of `KINDS`."""
     namespace: str
 
     def __post_init__(self) -> None:
         """Check the name, the namespace and the id."""
-        if re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", self.name) is None or keyword.iskeyword(self.name):
+        name = self.name.lower().replace("-", "_")
+        if re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name) is None or keyword.iskeyword(name):
             raise InvalidConfigError(
                 f"the name is {self.name!r}; it must be words in lower case with underscores, such as word_ladder."
             )
+        object.__setattr__(self, "name", name)
         if re.fullmatch(r"[\w-]+", self.namespace) is None:
             raise InvalidConfigError(f"the namespace is {self.namespace!r}; it must be letters, digits, _ and -.")
         if self.id in task_ids():
@@ -127,17 +129,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Write the files and say what to do next."""
-    name = arguments.name.lower().replace("-", "_")
     if arguments.package:
         if arguments.family:
             raise InvalidConfigError("--family is a folder of a checkout; leave it out with --package.")
-        task = NewTask(name, arguments.kind, arguments.namespace or "my")
-        root = arguments.out / name.replace("_", "-")
+        task = NewTask(arguments.name, arguments.kind, arguments.namespace or "my")
+        root = arguments.out / task.name.replace("_", "-")
         written = write_files(root, files_of_package(task))
         then = [f"pip install -e {root}"]
     else:
         _require_checkout(arguments.out)
-        task = NewTask(name, arguments.kind, arguments.namespace or "llm")
+        task = NewTask(arguments.name, arguments.kind, arguments.namespace or "llm")
         family = arguments.family or {"single": "algorithmic", "tool": "tools", "game": "games"}[arguments.kind]
         written = write_files(arguments.out, files_in_suite(task, family, arguments.out))
         then = ["make test PYTEST_ARGS='-k nothing'   # installs the entry point"]

@@ -154,12 +154,26 @@ def _work(arguments: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any], 
             raise InvalidConfigError(f"there is no task {arguments.namespace}/...; `llm-envs list` names all.")
     for task_id in ids:
         task_spec(task_id)
+        if arguments.difficulty:
+            _require_level(task_id, arguments.difficulty)
     for task_id in ids:
         levels = [arguments.difficulty] if arguments.difficulty else [None]
         if arguments.all_levels:
             levels = list(describe(task_id).levels)
         for level in levels:
             yield task_id, {} if level is None else {"difficulty": level}, arguments.thorough
+
+
+def _require_level(task_id: str, level: str) -> None:
+    """Refuse an unknown level. A task that fails in another way is left to its check."""
+    import gymnasium as gym
+
+    try:
+        gym.make(task_id, difficulty=level).close()
+    except InvalidConfigError:
+        raise
+    except Exception:
+        return
 
 
 def _check_all(work: Sequence[tuple[str, dict[str, Any], bool]], jobs: int) -> Iterator[_Checked]:

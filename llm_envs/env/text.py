@@ -130,7 +130,12 @@ class TextEnv(gym.Env[str, str], ABC):
         check_choice(type(self).__name__, "split", split, SPLITS)
         check_choice(type(self).__name__, "difficulty", name, self.difficulties)
         check_choice(type(self).__name__, "render_mode", render_mode, (None, *self.metadata["render_modes"]))
-        check_choice(type(self).__name__, "answer_form", answer_form, (None, "natural")[: 1 + self.has_natural_form])
+        check_choice(type(self).__name__, "answer_form", answer_form, (None, "natural"))
+        if answer_form == "natural" and not self.has_natural_form:
+            raise InvalidConfigError(
+                f"{type(self).__name__} has no answer_form 'natural': its answers are too long for a sentence, or "
+                "plain words have another meaning. Leave answer_form out."
+            )
         turns = self.default_max_turns if max_turns is None else max_turns
         if not isinstance(turns, int) or isinstance(turns, bool) or turns < 1:
             raise InvalidConfigError(
@@ -381,6 +386,8 @@ class TextEnv(gym.Env[str, str], ABC):
     def _given_problem(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return a checked copy of `options["problem"]`, or draw a problem if it is missing."""
         name = type(self).__name__
+        if not isinstance(options, Mapping):
+            raise InvalidConfigError(f'{name}: options is {options!r:.80}; it must be a dict: {{"problem": {{...}}}}.')
         for key in options:
             check_choice(name, "option", key, ("problem",))
         problem = options.get("problem")

@@ -157,10 +157,11 @@ def evaluate(
         The evaluation; `print` it for one line.
 
     Raises:
-        InvalidConfigError: If a setting is unknown, or the environment's arguments name another split.
+        InvalidConfigError: If a setting is unknown, `n` or `k` is below 1, or the environment's arguments name another
+            split.
     """
     settings |= {"codec": codec, "seed": seed, "env_kwargs": _with_split(env_kwargs, split)}
-    with _collector(envs, policy, split, settings) as collector:
+    with _collector(envs, policy, n, split, settings) as collector:
         return _evaluation(collector, collector.collect(n, k), split, confidence)
 
 
@@ -179,7 +180,7 @@ async def aevaluate(
 ) -> Evaluation:
     """Measure a policy: `evaluate` for asynchronous code."""
     settings |= {"codec": codec, "seed": seed, "env_kwargs": _with_split(env_kwargs, split)}
-    with _collector(envs, policy, split, settings) as collector:
+    with _collector(envs, policy, n, split, settings) as collector:
         return _evaluation(collector, await collector.acollect(n, k), split, confidence)
 
 
@@ -362,14 +363,17 @@ def _check_split(name: str, kwargs: Mapping[str, Any], split: str | None) -> Non
         )
 
 
-def _collector(envs: Envs, policy: Policy, split: str | None, settings: Mapping[str, Any]) -> Collector:
+def _collector(envs: Envs, policy: Policy, n: int, split: str | None, settings: Mapping[str, Any]) -> Collector:
+    if n < 1:
+        raise InvalidConfigError(f"{n=}: an evaluation needs at least 1 problem.")
     known = inspect.signature(Collector).parameters
     unknown = sorted(set(settings) - set(known))
     if unknown:
         example = ", ".join(f"{name!r}: {settings[name]!r:.40}" for name in unknown)
+        others = [name for name in inspect.signature(evaluate).parameters | known if name != "settings"]
         raise InvalidConfigError(
             f"evaluate has no setting {', '.join(unknown)}: an environment's arguments go into "
-            f"env_kwargs={{{example}}}; the other settings are {', '.join(known)}."
+            f"env_kwargs={{{example}}}; the other settings are {', '.join(others)}."
         )
     collector = Collector(envs, policy, **settings)
     for choice in collector.source.choices:

@@ -253,7 +253,7 @@ def _decide(ask: _Ask, answer: str, target: str) -> _Decision:
     """Compare two texts as they were given."""
     for name, text in (("target", target), ("answer", answer)):
         if not isinstance(text, str):
-            return "undecided", f"the {name} is a {type(text).__name__}, not text"
+            return "undecided", f"the {name} is of type {type(text).__name__}, not text"
     if same_text(answer, target):
         return "equal", ""
     texts = []

@@ -204,4 +204,4 @@ def _is_python_tool(item: Any) -> TypeGuard[PythonTool]:
 
 
 def _quoted(item: object) -> str:
-    return f"{item!r:.80}" if item is None or isinstance(item, str | type) else f"a {type(item).__name__}"
+    return f"{item!r:.80}" if item is None or isinstance(item, str | type) else f"a value of type {type(item).__name__}"

@@ -173,6 +173,8 @@ def test_a_given_problem_is_played_and_copied():
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
+        (["problem"], r"options is \['problem'\]; it must be a dict: \{\"problem\": \{...\}\}"),
+        ("problem", "options is 'problem'; it must be a dict"),
         ({"problems": {}}, "no option 'problems'; known are 'problem'"),
         ({"problem": {}}, r"has \[\]; it must have the keys \['n'\]"),
         ({"problem": {"n": 1, "m": 2}}, r"\['m', 'n'\]"),
@@ -214,6 +216,16 @@ def test_empty_options_draw_a_problem():
 def test_bad_arguments_name_the_known_ones(kwargs, complaint):
     with pytest.raises(InvalidConfigError, match=complaint):
         Double(**kwargs)
+
+
+def test_a_task_without_a_natural_form_says_why():
+    class Long(Double):
+        has_natural_form = False
+
+    with pytest.raises(InvalidConfigError, match="Long has no answer_form 'natural': its answers are too long"):
+        Long(answer_form="natural")
+    with pytest.raises(InvalidConfigError, match="no answer_form 'prose'; known are None, 'natural'"):
+        Double(answer_form="prose")
 
 
 @pytest.mark.parametrize("max_turns", [0, -1, 2.0, True, "3"])

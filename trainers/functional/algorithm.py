@@ -107,7 +107,9 @@ class Algorithm:
     def __post_init__(self) -> None:
         """Check what can be checked without a batch."""
         if self.normalisation not in ("token", "prompt", "sequence", "constant"):
-            raise ValueError(f"normalisation is {self.normalisation!r}: 'token', 'prompt', 'sequence' or 'constant'.")
+            raise ValueError(
+                f"normalisation is {self.normalisation!r}; it must be 'token', 'prompt', 'sequence' or 'constant'."
+            )
         if self.kl_in not in ("loss", "reward"):
             raise ValueError(f"kl_in is {self.kl_in!r}; it must be 'loss' or 'reward'.")
         if (self.pair_selector is None) != (self.pair_loss_fn is None):

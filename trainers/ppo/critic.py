@@ -245,7 +245,7 @@ def _separate(given: Any, policy: Any, tokenizer: Any) -> Critic:
     if hasattr(given, "get_base_model"):
         raise ModelError("the critic is a PEFT model: merge its adapter first (`merge_and_unload`).")
     if not hasattr(given, "base_model") or not hasattr(given, "config"):
-        raise ModelError(f"critic is a {type(given).__name__}; give a folder, a name or a model of transformers.")
+        raise ModelError(f"critic is of type {type(given).__name__}; give a folder, a name or a model of transformers.")
     trunk = given.base_model
     if trunk is trunk_of(policy):
         raise ModelError("the critic is the policy itself: leave `critic` out for a value head on the policy's trunk.")

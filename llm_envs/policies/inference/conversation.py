@@ -267,7 +267,9 @@ def parse_thinking(text: str, *, opening: str = "<think>", closing: str = "</thi
 def _listed(tools: Sequence[ToolLike]) -> list[Tool | Mapping[str, Any]]:
     """Return tools and bare schemas; functions become tools, and toolsets are expanded."""
     if isinstance(tools, Mapping | str):
-        raise InvalidConfigError(f"tools is a {type(tools).__name__}; give a list of tools, functions or JSON Schemas.")
+        raise InvalidConfigError(
+            f"tools is of type {type(tools).__name__}; give a list of tools, functions or JSON Schemas."
+        )
     listed: list[Tool | Mapping[str, Any]] = []
     for item in [tools] if isinstance(tools, Tool | Toolset) or callable(tools) else tools:
         listed += [item] if isinstance(item, Mapping) else as_tools([item], "conversation_turn")
@@ -320,7 +322,9 @@ def _finish(
 def _checked(calls: Sequence[ToolCall], given: Results) -> list[ToolResult]:
     """Return an executor's return value as results, one for each call."""
     if not isinstance(given, Sequence) or isinstance(given, str):
-        raise InvalidConfigError(f"the executor returned a {type(given).__name__}; it must be a list of results.")
+        raise InvalidConfigError(
+            f"the executor returned a value of type {type(given).__name__}; it must be a list of results."
+        )
     if len(given) != len(calls):
         raise InvalidConfigError(f"the executor returned {len(given)} results for {len(calls)} calls.")
     results = []
@@ -329,8 +333,8 @@ def _checked(calls: Sequence[ToolCall], given: Results) -> list[ToolResult]:
             result = ToolResult(call.name, call.arguments, result, True)
         if not isinstance(result, ToolResult):
             raise InvalidConfigError(
-                f"the executor returned a {type(result).__name__} for the call of {call.name!r}; it must be a "
-                "ToolResult, or the output as a str."
+                f"the executor returned a value of type {type(result).__name__} for the call of {call.name!r}; it must "
+                "be a ToolResult, or the output as a str."
             )
         results.append(result)
     return results

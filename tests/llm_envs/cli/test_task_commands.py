@@ -138,6 +138,7 @@ def test_several_at_once_in_order(capsys):
         (["llm/Countdown-v0", "--namespace", "llm"], "--namespace needs --all"),
         (["--all", "--namespace", "nobody"], "there is no task nobody/..."),
         (["llm/Countdown-v0", "--difficulty", "easy", "--all-levels"], "give only one"),
+        (["llm/Countdown-v0", "--difficulty", "foo"], "has no difficulty 'foo'; known are 'easy', "),
     ],
 )
 def test_wrong_requests(arguments, message, capsys):

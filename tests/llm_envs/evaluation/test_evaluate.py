@@ -114,8 +114,17 @@ def test_another_split_in_the_arguments_is_refused() -> None:
 
 
 def test_an_environment_argument_in_the_wrong_place() -> None:
-    with pytest.raises(InvalidConfigError, match=r"env_kwargs=\{'difficulty': 'hard'\}"):
+    known = r"env_kwargs=\{'difficulty': 'hard'\}; .* n, k, codec, split, .* confidence, .* limits"
+    with pytest.raises(InvalidConfigError, match=known):
         evaluate(NumbersEnv, OraclePolicy(), n=1, difficulty="hard")
+
+
+@pytest.mark.parametrize("n", [0, -1])
+def test_no_problems_are_refused(n: int) -> None:
+    with pytest.raises(InvalidConfigError, match=f"n={n}: an evaluation needs at least 1 problem"):
+        evaluate(NumbersEnv, OraclePolicy(), n=n)
+    with pytest.raises(InvalidConfigError, match=f"n={n}: an evaluation needs at least 1 problem"):
+        asyncio.run(aevaluate(NumbersEnv, OraclePolicy(), n=n))
 
 
 def test_samples_of_a_problem_count_once() -> None:

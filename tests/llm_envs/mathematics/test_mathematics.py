@@ -548,7 +548,7 @@ def test_number_of_workers(n_workers):
 
 def test_an_answer_that_is_no_text_is_undecided(checker):
     comparison = checker.compare(5, "5")  # type: ignore[arg-type]
-    assert (comparison.verdict, comparison.reason) == ("undecided", "the answer is a int, not text")
+    assert (comparison.verdict, comparison.reason) == ("undecided", "the answer is of type int, not text")
 
 
 def test_a_worker_ends_with_the_process_that_asked_it(tmp_path):

@@ -182,9 +182,12 @@ def test_an_executor_may_be_asynchronous(how):
     ("executor", "complaint"),
     [
         (lambda calls: [], "0 results for 1 calls"),
-        (lambda calls: "5", "returned a str; it must be a list"),
-        (lambda calls: None, "returned a NoneType; it must be a list"),
-        (lambda calls: [5], "returned a int for the call of 'add'; it must be a ToolResult, or the output as a str"),
+        (lambda calls: "5", "returned a value of type str; it must be a list"),
+        (lambda calls: None, "returned a value of type NoneType; it must be a list"),
+        (
+            lambda calls: [5],
+            "returned a value of type int for the call of 'add'; it must be a ToolResult, or the output as a str",
+        ),
     ],
 )
 @HOWS
@@ -223,7 +226,7 @@ def test_tools_may_be_plain_functions_and_toolsets(how):
     assert [r.output for r in create_executor([add])([ToolCall("add", {"a": 1, "b": 1})])] == ["2"]
     with pytest.raises(InvalidConfigError, match="conversation_turn: 'add' is not a tool"):
         play(says(text), how, tools=["add"])
-    with pytest.raises(InvalidConfigError, match="tools is a dict; give a list"):
+    with pytest.raises(InvalidConfigError, match="tools is of type dict; give a list"):
         play(says(text), how, tools={"add": add})
 
 

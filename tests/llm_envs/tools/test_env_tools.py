@@ -240,11 +240,11 @@ def test_make_tools_may_return_a_toolset_alone_or_one_tool():
     ("given", "complaint"),
     [
         (None, "Odd.make_tools: tools are None; give a list of typed functions"),
-        ({"ask": Vault.ask}, "Odd.make_tools: tools are a dict; give a list"),
+        ({"ask": Vault.ask}, "Odd.make_tools: tools are a value of type dict; give a list"),
         ("ask", "Odd.make_tools: tools are 'ask'; give a list"),
         (["ask"], "Odd.make_tools: 'ask' is not a tool; give a typed function, a Tool, a Toolset or a PythonTool"),
         ([Drawer], "Odd.make_tools: <class .*Drawer'> is not a tool"),
-        ([[]], "Odd.make_tools: a list is not a tool"),
+        ([[]], "Odd.make_tools: a value of type list is not a tool"),
     ],
 )
 def test_what_is_no_tool_is_refused_by_name(given, complaint):

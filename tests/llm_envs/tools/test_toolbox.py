@@ -628,5 +628,5 @@ def test_what_tools_under_a_budget_may_be_given_as():
     assert [made.name for made in alone] == [made.name for made in shop.tools()]
     assert all(made.budget is budget and made.toolset is shop for made in alone)
     assert [made.cost for made in budgeted([plain, Tool(plain, name="other", cost=0.5)], budget)] == [1.0, 0.5]
-    with pytest.raises(InvalidConfigError, match="budgeted: a int is not a tool"):
+    with pytest.raises(InvalidConfigError, match="budgeted: a value of type int is not a tool"):
         budgeted([3], budget)

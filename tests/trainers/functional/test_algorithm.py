@@ -189,7 +189,7 @@ def test_what_is_missing_is_named():
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"normalisation": "mean"}, "normalisation is 'mean'"),
+        ({"normalisation": "mean"}, "normalisation is 'mean'; it must be 'token', "),
         ({"kl_in": "advantage"}, "kl_in is 'advantage'"),
         ({"pair_selector": PAIRWISE.pair_selector}, "go together"),
         ({"loss_fn": None}, "needs a loss_fn or a pair_loss_fn"),

@@ -112,7 +112,7 @@ def test_what_cannot_be_a_critic_is_refused(policy, tokenizer, tmp_path):
         load_critic(nameless, policy, tokenizer)
     with pytest.raises(ModelError, match="the policy itself"):
         load_critic(policy, policy, tokenizer)
-    with pytest.raises(ModelError, match="critic is a int"):
+    with pytest.raises(ModelError, match="critic is of type int"):
         load_critic(3, policy, tokenizer)
     adapted = peft.get_peft_model(
         tiny_model(tokenizer, hidden_size=32, n_heads=2),
