@@ -296,7 +296,8 @@ class Tool:
         if isinstance(raised, _NotCovered):
             return self._result(arguments, started, f"Error: {raised}", BUDGET_EXCEEDED)
         if isinstance(raised, LimitReached):
-            text = f"Error: {self.name} took longer than {raised.args[0]:g} s and was stopped"
+            end = "was stopped" if self.is_async else "may still be running"
+            text = f"Error: {self.name} took longer than {raised.args[0]:g} s and {end}"
             return self._result(arguments, started, text, TOOL_TIMEOUT)
         if isinstance(raised, PASSED_ON):
             raise raised

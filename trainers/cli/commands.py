@@ -23,7 +23,6 @@ from llm_envs.cli.main import main as cli
 from llm_envs.errors import InvalidConfigError, LLMEnvsError
 from llm_envs.rollout.filters import create_spread_filter
 from llm_envs.trainers.bridge.checkpoints import check_unused, resume_point
-from llm_envs.trainers.bridge.checks import as_algorithm
 from llm_envs.trainers.cli.dry_run import describe_training
 from llm_envs.trainers.cli.parser import (
     ENV,
@@ -31,6 +30,7 @@ from llm_envs.trainers.cli.parser import (
     loading,
     model_arguments,
     parse,
+    read_algorithm,
     read_environment,
 )
 from llm_envs.trainers.cli.sft_rl import main as sft_rl
@@ -75,8 +75,8 @@ class GRPOArguments:
     algorithm: str | None = field(
         default=None,
         metadata={
-            "help": f"A published algorithm, whole: {', '.join(ALGORITHMS)}. Left out: TRL's own loss, as loss_type, "
-            "beta, epsilon, ... configure it."
+            "help": f"A published algorithm, whole: {', '.join(ALGORITHMS)}. Or module:NAME, your own Algorithm in an "
+            "importable module. Left out: TRL's own loss, as loss_type, beta, epsilon, ... configure it."
         },
     )
     algorithm_settings: str | None = field(default=None, metadata=_ALGORITHM_SETTINGS)
@@ -141,7 +141,7 @@ KINDS: dict[str, tuple[type, ...]] = {
 def grpo(arguments: Sequence[str]) -> int:
     """Train by GRPO; return the exit code. `--help` lists every setting."""
     chosen, args, model = parse("grpo", KINDS["grpo"], arguments)
-    algorithm = _algorithm(None if chosen.algorithm is None else as_algorithm(chosen.algorithm), chosen)
+    algorithm = _algorithm(read_algorithm(chosen.algorithm), chosen)
     name = check_model(model.model_name_or_path)
     checkpoint = _begin(args, "GRPO", chosen, model)
     env = read_environment(chosen.env)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import pkgutil
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,7 +19,8 @@ from typing import Any
 from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
 
 from llm_envs.cli.parser import Parser, dashed
-from llm_envs.errors import InvalidConfigError, LLMEnvsError, ModelError
+from llm_envs.errors import InvalidConfigError, LLMEnvsError, ModelError, did_you_mean
+from llm_envs.trainers.functional.algorithm import ALGORITHMS, Algorithm
 
 __all__ = [
     "ENV",
@@ -29,6 +31,7 @@ __all__ = [
     "make",
     "model_arguments",
     "parse",
+    "read_algorithm",
     "read_environment",
 ]
 
@@ -161,6 +164,30 @@ def read_environment(text: str | None) -> Any:
         return json.loads(text)
     except ValueError as error:
         raise InvalidConfigError(f"--env {text!r} is no JSON ({error}).") from error
+
+
+def read_algorithm(text: str | None) -> Algorithm | None:
+    """Return a published algorithm by its name, or one of the user's as `module:NAME`; None: none is given.
+
+    Raises:
+        InvalidConfigError: If there is no such algorithm, or the module cannot be imported.
+    """
+    if text is None or text in ALGORITHMS:
+        return None if text is None else ALGORITHMS[text]
+    if ":" not in text:
+        near = did_you_mean(text, ALGORITHMS)
+        raise InvalidConfigError(
+            f"algorithm={text!r} is not known; give module:NAME or one of {', '.join(ALGORITHMS)}.{near}"
+        )
+    try:
+        found = pkgutil.resolve_name(text)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InvalidConfigError(
+            f"--algorithm {text}: {error}. Give module:NAME; for a module in this folder, set PYTHONPATH=."
+        ) from error
+    if not isinstance(found, Algorithm):
+        raise InvalidConfigError(f"--algorithm {text} is of type {type(found).__name__}; it must be an Algorithm.")
+    return found
 
 
 def check_model(name: str | None, option: str = "--model", marks: Sequence[str] = ("config.json",)) -> str:

@@ -371,6 +371,26 @@ def test_an_algorithm_by_options_and_file(command, tiny_folder, tmp_path, monkey
     assert [algorithm.kl_coef(step, 3, None) for step in range(3)] == pytest.approx([0.2, 0.1, 0.0])
 
 
+def test_an_algorithm_of_ones_own(tiny_folder, tmp_path, monkeypatch, capsys):
+    (tmp_path / "own_algorithm.py").write_text(
+        "from dataclasses import replace\n"
+        "from llm_envs.trainers.functional.algorithm import GRPO\n"
+        "MINE, NUMBER = replace(GRPO, name='mine'), 3\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    command = ["grpo", "--env", "llm/Countdown-v0", "--model", tiny_folder, "--out", str(tmp_path / "out"), *SMALL]
+    assert run([*command, "--dry-run", "--algorithm", "own_algorithm:MINE"]) == 0
+    assert "loss              mine, " in capsys.readouterr().out
+    for given, said in (
+        ("own_algorithm:NUMBER", "own_algorithm:NUMBER is of type int; it must be an Algorithm"),
+        ("own_algorithm:HERS", "module 'own_algorithm' has no attribute 'HERS'. Give module:NAME"),
+        ("no_such_module:MINE", "No module named 'no_such_module'. Give module:NAME; for a module in this folder"),
+        ("dappo", "give module:NAME or one of grpo, dr_grpo, "),
+    ):
+        assert run([*command, "--algorithm", given]) == 2
+        assert said in capsys.readouterr().err
+
+
 # What is wrong.
 
 
