@@ -9,7 +9,8 @@ raised.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Iterable
 
 from gymnasium.error import InvalidAction, NameNotFound, ResetNeeded
 
@@ -108,18 +109,19 @@ class WorkerDiedError(LLMEnvsError, RuntimeError):
     """The worker process of an environment died during a call (a fault, `os._exit`, out of memory)."""
 
 
-def _plain(name: str) -> str:
-    return name.partition("=")[0].lstrip("-").replace("_", "-").lower()
-
-
-def did_you_mean(given: str, known: Iterable[str], plain: Callable[[str], str] = _plain) -> str:
+def did_you_mean(given: str, known: Iterable[str]) -> str:
     """Return " Did you mean NAME?" with the known name closest to the given one, or "" if none is close.
 
-    Names are compared by their `plain` forms. By default dashes and underscores are equal, and so are `NAME` and
-    `--NAME=VALUE`.
+    Dashes and underscores are equal, and so are `NAME` and `--NAME=VALUE`, and `Name` and `llm/Name-v0`: two task ids
+    are not alike because they share a namespace and a version.
     """
     names: dict[str, str] = {}
     for name in known:  # of two spellings, show the first
-        names.setdefault(plain(name), name)
-    found = difflib.get_close_matches(plain(given), names, n=1, cutoff=0.6)
+        names.setdefault(_plain(name), name)
+    found = difflib.get_close_matches(_plain(given), names, n=1, cutoff=0.6)
     return f" Did you mean {names[found[0]]}?" if found else ""
+
+
+def _plain(name: str) -> str:
+    name = name.partition("=")[0].lstrip("-").replace("_", "-").lower()
+    return re.sub(r"^.*/|-v[0-9]+$", "", name)

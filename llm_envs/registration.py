@@ -180,14 +180,8 @@ _FEW = 6
 """Number of ids in a message."""
 
 
-def _bare(id: str) -> str:
-    """Return the bare lowercase name of an id: "wordle" of "llm/Wordle-v0"."""
-    return re.sub(r".*/|-v[0-9]+$", "", id).lower()
-
-
 def _hint(name: str, known: Sequence[str]) -> str:
-    # Without namespace and version, which most ids share: two ids are not alike because both end in "-v0".
-    if near := did_you_mean(name, known, plain=_bare):
+    if near := did_you_mean(name, known):
         return f".{near}"
     if len(known) <= _FEW:
         return f"; known are {', '.join(known) or 'none'}."

@@ -170,7 +170,7 @@ def read_algorithm(text: str | None) -> Algorithm | None:
     """Return a published algorithm by its name, or one of the user's as `module:NAME`; None: none is given.
 
     Raises:
-        InvalidConfigError: If there is no such algorithm, or the module cannot be imported.
+        InvalidConfigError: If the algorithm is unknown, or the module cannot be imported.
     """
     if text is None or text in ALGORITHMS:
         return None if text is None else ALGORITHMS[text]
