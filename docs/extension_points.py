@@ -36,8 +36,8 @@ HEAD = """\
 # Extension points
 
 Everything that may be replaced by a function or a class of yours: what it is for, its signature, where it is passed,
-what stands there otherwise, an example, and the test that puts another in its place. Nothing is registered, and nothing
-need be inherited but where a class is shown. `python docs/extension_points.py` writes this page from the code; a
+the default, an example, and a test that replaces it. You register nothing, and inherit only from the classes that are
+shown. `python docs/extension_points.py` writes this page from the code; a
 [test](../../tests/docs/test_reference.py) fails where it has drifted, where a named argument or test does not exist,
 and where a public argument takes a function and is not here.
 
