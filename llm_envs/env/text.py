@@ -259,7 +259,7 @@ class TextEnv(gym.Env[str, str], ABC):
             )
         if not isinstance(action, str):
             raise InvalidActionError(
-                f"{type(self).__name__}: the action is a {type(action).__name__}; it must be a str."
+                f"{type(self).__name__}: the action is of type {type(action).__name__}; it must be a str."
             )
         self.n_turns += 1
         self._last_action = action
@@ -376,8 +376,11 @@ class TextEnv(gym.Env[str, str], ABC):
     def _draw_problem(self) -> dict[str, Any]:
         for _ in range(_MAX_DRAWS):
             problem = self.generate()
-            if not self.disjoint_splits or split_of(self.split_key(problem)) == self.split:
-                return problem
+            try:
+                if not self.disjoint_splits or split_of(self.split_key(problem)) == self.split:
+                    return problem
+            except EnvContractError as error:
+                raise EnvContractError(f"{type(self).__name__}: {error}") from error
         raise EnvContractError(
             f"{type(self).__name__}: {_MAX_DRAWS} problems of level {self.difficulty!r} were drawn, but none is in the "
             f"split {self.split!r}: there are too few problems. Declare Difficulty(..., disjoint_splits=False)."

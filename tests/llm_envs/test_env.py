@@ -281,7 +281,7 @@ def test_step_and_oracle_need_an_episode():
 def test_an_action_that_is_no_text_is_refused_by_type(action):
     env = Double()
     env.reset(seed=0)
-    with pytest.raises(InvalidActionError, match=f"the action is a {type(action).__name__}"):
+    with pytest.raises(InvalidActionError, match=f"the action is of type {type(action).__name__}"):
         env.step(action)
     assert env.step(env.oracle())[1] == 1.0  # the refused action cost nothing
 
