@@ -6,7 +6,8 @@ and metrics.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -23,7 +24,7 @@ from llm_envs.rewards import (
     score_trajectories,
 )
 from llm_envs.rewards.base import named_rewards
-from llm_envs.rewards.shaping import ShapingFns, shape
+from llm_envs.rewards.shaping import ShapingFns, named_shaping, shape
 from llm_envs.rollout.workers.runner import EnvMaker, env_attribute
 from llm_envs.sources.source import SeedSource
 from llm_envs.types import Trajectory
@@ -32,9 +33,11 @@ __all__ = [
     "Aggregate",
     "EpisodeRewards",
     "RewardSettings",
+    "check_weights",
     "declared_weights",
     "group_numbers",
     "score_episodes",
+    "warn_of_absent",
     "with_overlong",
 ]
 
@@ -92,9 +95,10 @@ def score_episodes(
         task_weights: The tasks' declared weights of their components (`reward_weights`).
 
     Raises:
-        InvalidConfigError: If two columns have the same name, a weight has no column, or a reward function fails to
-            give a finite number.
+        InvalidConfigError: If two columns have the same name, a weight can have no column (`check_weights`), or a
+            reward function fails to give a finite number.
     """
+    check_weights(settings, task_weights)
     # Score first: an episode that a reward function cannot score gets the status `unscored`, which all below respect.
     trajectories, extra = _score(played, settings.reward_fns)
     shaped = [shape(t, settings.shaping_fns or ()) for t in trajectories]
@@ -168,6 +172,39 @@ def declared_weights(source: SeedSource) -> dict[str, float]:
     return merged
 
 
+def check_weights(settings: RewardSettings, task_weights: Mapping[str, float]) -> None:
+    """Reject weights of columns that cannot exist, before training.
+
+    A reward function may return other names, and a task's components may be undeclared: such names are known only while
+    training, and a weight whose column does not occur has no effect (`warn_of_absent`).
+
+    Args:
+        settings: The user's settings.
+        task_weights: The tasks' declared weights of their components (`declared_weights`).
+
+    Raises:
+        InvalidConfigError: If a weight names no column, and all columns are known.
+    """
+    shaping = [f"shaping/{name}" for name in named_shaping(settings.shaping_fns or ())]
+    task = [*task_weights, "reward"] if settings.components else ["reward"]  # an undeclared reward is a component
+    known = [*task, *({} if settings.reward_fns is None else named_rewards(settings.reward_fns)), *shaping]
+    is_open = settings.reward_fns is not None or (settings.components and not task_weights)
+    # An algorithm adds the column `overlong`, and a schedule of algorithms may do so later.
+    for name in sorted(set(settings.weights or {}) - {*known, "overlong"}):
+        if not is_open or name.startswith("shaping/"):
+            raise InvalidConfigError(f"RewardSettings.weights names {name!r}; the columns are {', '.join(known)}.")
+
+
+def warn_of_absent(settings: RewardSettings, columns: Iterable[str]) -> None:
+    """Warn of weights whose columns did not occur; the drivers call it after the first generation."""
+    if absent := sorted(set(settings.weights or {}) - set(columns)):
+        warnings.warn(
+            f"RewardSettings.weights names {', '.join(absent)}: no episode of the first generation has such a column. "
+            "The weight has no effect until one has.",
+            stacklevel=2,
+        )
+
+
 def group_numbers(trajectories: Sequence[Trajectory]) -> list[int]:
     """Return the number of each episode's group, counted from 0 in order of appearance."""
     numbers: dict[str, int] = {}
@@ -206,8 +243,6 @@ def _parts(
 
 def _weights(names: Sequence[str], settings: RewardSettings, task_weights: Mapping[str, float]) -> dict[str, float]:
     given = settings.weights or {}
-    if names and (unknown := sorted(given.keys() - set(names))):
-        raise InvalidConfigError(f"RewardSettings.weights names {unknown[0]!r}; the columns are {', '.join(names)}.")
     declared = task_weights if settings.components else {}
     return {name: float(given.get(name, declared.get(name, 1.0))) for name in names}
 

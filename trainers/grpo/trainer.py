@@ -53,7 +53,14 @@ from llm_envs.trainers.bridge.batches import (
     with_advantages,
 )
 from llm_envs.trainers.bridge.checks import check_forks, load_training_tokenizer
-from llm_envs.trainers.bridge.credit import RewardSettings, declared_weights, score_episodes, with_overlong
+from llm_envs.trainers.bridge.credit import (
+    RewardSettings,
+    check_weights,
+    declared_weights,
+    score_episodes,
+    warn_of_absent,
+    with_overlong,
+)
 from llm_envs.trainers.bridge.filtered import unfiltered_rows
 from llm_envs.trainers.bridge.generation import GenerationPlayer, own_policy
 from llm_envs.trainers.bridge.items import index_datasets
@@ -166,6 +173,8 @@ class EnvGRPOTrainer(EpisodeTrainer):
         self.items = make_splits(env, eval_env, args, curriculum)
         if context_fn is not None:
             check_forks(args.loss_type)
+        self._task_weights = declared_weights(self.items["train"].source) if self._pays_for.components else {}
+        check_weights(self._pays_for, self._task_weights)
         self.env_ids = list(dict.fromkeys(choice.env_id for choice in self.items["train"].source.choices))
         self.generations, self.last_trajectories = {"train": Generation(), "eval": Generation()}, []
         self._guarded = args.logps_tolerance is None
@@ -186,7 +195,6 @@ class EnvGRPOTrainer(EpisodeTrainer):
             max_refills=args.max_refills,
             seed=args.seed,
         )
-        self._task_weights = declared_weights(self.items["train"].source) if self._pays_for.components else {}
 
     # For each generation: play, rows, advantages.
 
@@ -246,6 +254,8 @@ class EnvGRPOTrainer(EpisodeTrainer):
         # they played.
         parts = gather_object([list(generation.episodes.weights.items())])
         weights = dict(item for part in parts for item in part) or {"reward": 1.0}
+        if self._mode == "train" and self.state.global_step == 0:
+            warn_of_absent(self._pays_for, weights)
         mode = self.vllm_importance_sampling_mode
         return {
             "rollout_func": lambda prompts, trainer: self._rows(generation, len(prompts)),

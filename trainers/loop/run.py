@@ -33,8 +33,10 @@ from llm_envs.trainers.bridge.batches import make_batch, with_advantages
 from llm_envs.trainers.bridge.credit import (
     EpisodeRewards,
     RewardSettings,
+    check_weights,
     declared_weights,
     score_episodes,
+    warn_of_absent,
     with_overlong,
 )
 from llm_envs.trainers.bridge.guard import check_gap
@@ -119,6 +121,8 @@ def training_iteration(
     _check_algorithm(algorithm, state)
     rewards = _with_overlong(rewards, algorithm, settings.max_length)
     paid = score_episodes([t for group in groups for t in group.trajectories], rewards, task_weights or {})
+    if state.iteration == 0:
+        warn_of_absent(rewards, paid.columns)
     batch = make_batch(
         paid,
         pad_id=0,
@@ -203,10 +207,13 @@ def train(
         RolloutFailedError: If no episode could be scored in three generations in a row.
     """
     settings = _checked(settings, collector, algorithm, eval_fn, eval_every, checkpoint_fn, save_every)
+    rewards = rewards or RewardSettings()
+    task_weights = declared_weights(collector.source) if rewards.components else {}
+    check_weights(rewards, task_weights)
     learn = partial(
         training_iteration,
         rewards=rewards,
-        task_weights=declared_weights(collector.source) if rewards is not None and rewards.components else None,
+        task_weights=task_weights,
         sampling=collector.sampling,
         optimizer_step_fn=optimizer_step_fn,
         reference_update_fn=reference_update_fn,

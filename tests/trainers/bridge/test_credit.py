@@ -9,7 +9,7 @@ import torch
 from llm_envs.errors import InvalidConfigError, JudgeError
 from llm_envs.rewards import create_gated
 from llm_envs.trainers.bridge.batches import token_advantages, turn_matrix, turn_penalties
-from llm_envs.trainers.bridge.credit import RewardSettings, score_episodes
+from llm_envs.trainers.bridge.credit import RewardSettings, score_episodes, warn_of_absent
 from llm_envs.types import Row, StopReason, Trajectory, Turn
 
 ROW = Row(
@@ -111,6 +111,11 @@ def test_pareto_compares_inside_the_group():
     ("settings", "match"),
     [
         (RewardSettings(weights={"rewrd": 1.0}), "names 'rewrd'; the columns are reward"),
+        (RewardSettings(components=True, weights={"rihgt": 1.0}), "names 'rihgt'; the columns are right, reward"),
+        (
+            RewardSettings(reward_fns=lambda t: 1.0, shaping_fns={"cost": lambda t: [0.0]}, weights={"shaping/x": 2}),
+            "names 'shaping/x'",
+        ),
         (RewardSettings(reward_fns={"reward": lambda t: 1.0}), "two reward columns are called 'reward'"),
         (RewardSettings(reward_fns={"x": lambda t: float("nan")}), "must be finite"),
         (RewardSettings(aggregate="best"), "aggregate='best'"),
@@ -118,7 +123,19 @@ def test_pareto_compares_inside_the_group():
 )
 def test_settings_that_cannot_be_meant(settings, match):
     with pytest.raises(InvalidConfigError, match=match):
-        score_episodes([episode([1.0])], settings, {})
+        score_episodes([episode([1.0])], settings, {"right": 1.0})
+
+
+def test_a_weight_whose_column_does_not_occur_has_no_effect():
+    """Only some episodes have the column of one task of a mixture, or of a function that returns other names."""
+    parts = RewardSettings(components=True, weights={"other": 2.0})
+    credit = score_episodes([episode([1.0], components=[{"right": 1.0}])], parts, {"right": 1.0, "other": 1.0})
+    assert credit.columns == {"right": (1.0,)} and credit.rewards.tolist() == [1.0]
+    named = RewardSettings(reward_fns={"f": lambda t: {"ab"[t.member]: 1.0}}, weights={"reward": 0.0, "a": 2.0})
+    first, second = (score_episodes([episode([1.0], member)], named, {}) for member in range(2))
+    assert (first.rewards.tolist(), second.rewards.tolist()) == ([2.0], [1.0])
+    with pytest.warns(UserWarning, match="names a: no episode of the first generation"):
+        warn_of_absent(named, second.columns)
 
 
 def test_turns_have_places_and_absent_ones_are_nan():
