@@ -239,6 +239,11 @@ class Scored:
     kl_BT: torch.Tensor | None
     """The KL estimates of this process's tokens, if the KL counts in the reward."""
 
+    @property
+    def pair_rewards_E(self) -> torch.Tensor:
+        """The rewards to form pairs by: NaN too for an episode without a trained token."""
+        return self.rewards_E.masked_fill(~self.learns_E, torch.nan)
+
 
 def with_advantages(
     batch: Batch,
@@ -250,6 +255,8 @@ def with_advantages(
     process_index: int = 0,
 ) -> tuple[Batch, Scored]:
     """Return a whole generation with advantages. With `kl_in="reward"`, first subtract the KL from each turn's reward.
+
+    The batch's `rewards_B`, by which pairs are formed, become NaN for episodes that are not trained on.
 
     Args:
         batch: The rows of the episodes of `credit`; with `policy_logps_BT` and `ref_logps_BT` if the KL counts in the
@@ -297,6 +304,10 @@ def with_advantages(
         learns_E=torch.tensor([learns for *_, learns in everything]),
         kl_BT=kl_BT,
     )
+    if batch.rewards_B is not None:
+        rewards_B = torch.full_like(batch.rewards_B, torch.nan)
+        rewards_B[: len(mine)] = scored.pair_rewards_E[scored.is_mine_E].to(rewards_B)
+        batch = replace(batch, rewards_B=rewards_B)
     if algorithm.advantage_fn is None:
         return batch, scored
     turn_rewards_EK = turn_matrix([turn for _, _, turn, _ in everything])

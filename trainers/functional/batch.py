@@ -62,7 +62,8 @@ class Batch:
     (`SamplingParams.keep_mask`). Every log-probability is then over those tokens. None: over the whole vocabulary."""
 
     rewards_B: torch.Tensor | None = None
-    """Float32: the episode's reward; NaN without a score, and in rows beyond its first. Needed to select pairs."""
+    """Float32: the episode's reward; NaN without a score or a trained token, and in rows beyond its first. Needed to
+    select pairs."""
     group_ids_B: torch.Tensor | None = None
     """Ints: the episode's group. Needed to select pairs, and for `normalisation="prompt"`."""
     owners_B: torch.Tensor | None = None

@@ -10,7 +10,6 @@ Invariants:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -66,8 +65,7 @@ class PairedRows:
         """
         assert algorithm.pair_selector is not None
         # Every process selects from the episodes of all, so that a selector sees the same input everywhere.
-        rewards_E = scored.rewards_E.masked_fill(~scored.learns_E, math.nan)
-        pairs_P2 = algorithm.pair_selector(rewards_E, scored.group_ids_E)
+        pairs_P2 = algorithm.pair_selector(scored.pair_rewards_E, scored.group_ids_E)
         if (scored.group_ids_E[pairs_P2[:, 0]] != scored.group_ids_E[pairs_P2[:, 1]]).any():
             raise InvalidConfigError(f"the pair_selector of {algorithm.name!r} paired rows of different groups.")
         own_P2 = pairs_P2[scored.is_mine_E[pairs_P2].all(1)]

@@ -230,6 +230,13 @@ def test_an_episode_that_is_not_trained_on_counts_in_the_baseline():
     assert metrics["skipped"] == 1.0 and metrics["reward/reward"] == 0.375
 
 
+def test_an_episode_that_is_not_trained_on_forms_no_pair():
+    """As in `EnvGRPOTrainer`: with the best row masked, a pair with it would only push the other row down."""
+    three = [episode([1, 2, 3 + n % 2], [(2, 3)], [reward], member=n) for n, reward in enumerate((1.0, 0.5, 0.0))]
+    batch = as_batch(three, algorithms.PAIRWISE, trajectory_filter=lambda trajectory: trajectory.member > 0)
+    assert algorithms.PAIRWISE.pair_selector(batch.rewards_B, batch.group_ids_B).tolist() == [[1, 2]]
+
+
 def test_pairs_stay_together_and_minibatches_are_whole_groups():
     batch = as_batch(FOUR)
     assert [part.tolist() for part in micro_batch_rows(batch, 3)] == [[0, 1, 2], [3]]
