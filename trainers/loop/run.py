@@ -21,13 +21,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Any, cast
 
 from llm_envs.errors import InvalidConfigError, RolloutFailedError
 from llm_envs.policies.base import Policy, UpdatablePolicy
 from llm_envs.policies.transformers import TransformersPolicy
 from llm_envs.rollout import Collector, derive_seed
+from llm_envs.rollout.workers.runner import EnvMaker, env_attribute
+from llm_envs.sources.source import SeedSource
 from llm_envs.tracking.loggers import Logger
 from llm_envs.trainers.bridge.batches import make_batch, with_advantages
 from llm_envs.trainers.bridge.credit import (
@@ -218,8 +220,8 @@ def train(
         optimizer_step_fn=optimizer_step_fn,
         reference_update_fn=reference_update_fn,
         iteration_hook=iteration_hook,
-        settings=settings,
     )
+    max_turns = cache(partial(_max_turns, collector.source))  # makes environments: only if an algorithm asks
     sync = weight_sync_fn or share_weights
     sync(collector.policy, state)  # a resumed run must not sample its first generation with the policy's old weights
     restore(state.source_state, collector, prompt_loader, reference_update_fn)
@@ -228,10 +230,11 @@ def train(
         start = time.perf_counter()
         present = algorithm if isinstance(algorithm, Algorithm) else algorithm(state.iteration)
         _check_algorithm(present, state, collector)
+        now = _with_max_length(settings, present, collector, max_turns)
         groups, played = play_generation(collector, n_groups, group_size, state.iteration, prompt_loader)
         n_failed = _count_failed(groups, n_failed)
         middle = time.perf_counter()
-        state, metrics = learn(state, groups, algorithm=present)
+        state, metrics = learn(state, groups, algorithm=present, settings=now)
         metrics |= played | {"time/collect_s": middle - start, "time/learn_s": time.perf_counter() - middle}
         state, metrics = _with_averages(state, metrics, played, settings.ema_decay)
         state = replace(state, source_state=source_state(collector, prompt_loader, reference_update_fn))
@@ -392,7 +395,7 @@ def _checked(
     checkpoint_fn: CheckpointFn | None,
     save_every: int,
 ) -> LoopSettings:
-    """Check the arguments of `train`; return the settings with the greatest length, which the collector knows."""
+    """Check the arguments of `train`; return the settings."""
     if eval_every < 0 or save_every < 0:
         raise InvalidConfigError(f"{eval_every=} and {save_every=} must be at least 0.")
     if bool(eval_every) != (eval_fn is not None):
@@ -401,15 +404,48 @@ def _checked(
         raise InvalidConfigError(f"{save_every=} without a checkpoint_fn: give create_checkpoint_fn(folder).")
     if not callable(algorithm) and not isinstance(algorithm, Algorithm):
         raise InvalidConfigError(f"algorithm is {algorithm!r}; it must be an Algorithm or (iteration) -> one.")
-    sampling, limits, settings = collector.sampling, collector.limits, settings or LoopSettings()
-    if not sampling.temperature > 0:
+    if not collector.sampling.temperature > 0:
         raise InvalidConfigError(
-            f"temperature={sampling.temperature}: groups need samples that differ; set it above 0."
+            f"temperature={collector.sampling.temperature}: groups need samples that differ; set it above 0."
         )
-    if settings.max_length is not None:
+    return settings or LoopSettings()
+
+
+def _with_max_length(
+    settings: LoopSettings, algorithm: Algorithm, collector: Collector, max_turns: Callable[[], int | None]
+) -> LoopSettings:
+    """Return the settings with the greatest completion length of an episode, if the algorithm needs it.
+
+    Raises:
+        InvalidConfigError: If it is not known. The limit of a turn is not that of an episode.
+    """
+    is_constant = algorithm.normalisation == "constant" and algorithm.constant is None
+    if settings.max_length is not None or not (algorithm.overlong or is_constant):
         return settings
-    turn = min(limits.max_turn_tokens or sampling.max_new_tokens, sampling.max_new_tokens)
-    return replace(settings, max_length=float(limits.max_completion_tokens or turn))
+    limits, sampling = collector.limits, collector.sampling
+    length, n_turns = limits.max_completion_tokens, None
+    if length is None:
+        turn = min(limits.max_turn_tokens or sampling.max_new_tokens, sampling.max_new_tokens)
+        n_turns = min((n for n in (limits.max_turns, max_turns()) if n is not None), default=None)
+        length = None if n_turns is None else turn * n_turns
+    # The punishment counts the environment's tokens too, which the limits of turns do not bound.
+    if length is None or (algorithm.overlong and n_turns not in (None, 1)):
+        why = "punishes overlong episodes" if algorithm.overlong else "divides by the greatest length of an episode"
+        raise InvalidConfigError(
+            f"{algorithm.name!r} {why}, and an episode of several turns has no limit here: give the collector "
+            "limits=RolloutLimits(max_completion_tokens=...), or set LoopSettings.max_length."
+        )
+    return replace(settings, max_length=float(length))
+
+
+def _max_turns(source: SeedSource) -> int | None:
+    """Return the most turns of an episode, by the environments' `max_turns`; None if one does not say."""
+    found: list[int | None] = []
+    for spec in source.variants():
+        env = EnvMaker(spec.env_id, spec.env_kwargs, source.factories.get(spec.env_id))()
+        found.append(env_attribute(env, "max_turns", None))
+        env.close()
+    return max(n or 0 for n in found) if all(found) else None
 
 
 def _with_overlong(rewards: RewardSettings, algorithm: Algorithm, max_length: float | None) -> RewardSettings:

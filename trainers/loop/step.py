@@ -51,7 +51,10 @@ class LoopSettings:
     """Keeps the episodes to train on, such as `rollout.filters.create_void_turn_filter()`. The others are left out of
     the loss, not out of baselines. None: all."""
     max_length: float | None = None
-    """Greatest completion length in tokens, for `normalisation="constant"`; None: the collector's limit."""
+    """Greatest completion length of an episode in tokens, all turns and observations: the constant of
+    `normalisation="constant"` (`dr_grpo`), and where the punishment of `Algorithm.overlong` (`dapo`) is full. None: in
+    `train`, `max_completion_tokens` of the collector's limits; without it, a turn's limit times the turns, which an
+    overlong punishment takes only for one turn."""
     logps_tolerance: float | None = 0.1
     """Largest mean gap in nats between sampled and recomputed log-probabilities at the first step. Above it training
     stops, because masks, templates or weights do not match. None: no guard."""

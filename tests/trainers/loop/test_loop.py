@@ -26,7 +26,7 @@ from transformers import get_scheduler
 from llm_envs.errors import InvalidConfigError, ModelError, RolloutFailedError, StoreError
 from llm_envs.policies import ConstantPolicy, TransformersPolicy
 from llm_envs.policies.inference import load_model, load_tokenizer
-from llm_envs.rollout import Collector, EnvChoice, PromptBuffer, PromptSource, PromptTask, RolloutLimits
+from llm_envs.rollout import Collector, EnvChoice, PromptBuffer, PromptSource, PromptTask, RolloutLimits, SeedSource
 from llm_envs.rollout.filters import create_spread_filter
 from llm_envs.trainers.bridge.batches import make_batch, with_advantages
 from llm_envs.trainers.bridge.credit import RewardSettings, score_episodes
@@ -59,7 +59,7 @@ from llm_envs.trainers.loop.batch import (
     score_batch,
     without_filters,
 )
-from llm_envs.trainers.loop.run import _prepared
+from llm_envs.trainers.loop.run import _max_turns, _prepared, _with_max_length
 from llm_envs.trainers.loop.state import moving_average
 from llm_envs.types import Row, SamplingParams, StopReason, Trajectory, TrajectoryGroup, Turn
 
@@ -506,7 +506,11 @@ def test_it_learns(policy, collect):
     n = 18
     state = train(
         create_training_state(policy.model, learning_rate=5e-3),
-        collect("test/Say-v0", limits=RolloutLimits(max_turn_tokens=8), group_filter=create_spread_filter()),
+        collect(
+            "test/Say-v0",
+            limits=RolloutLimits(max_turn_tokens=8, max_completion_tokens=64),
+            group_filter=create_spread_filter(),
+        ),
         n_iterations=n,
         n_groups=4,
         group_size=16,
@@ -744,11 +748,35 @@ def test_weights_reach_a_policy_of_its_own(tiny_folder, policy, collect):
         share_weights(ConstantPolicy("x"), state)
 
 
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        ({"max_completion_tokens": 40}, {"dapo": 40.0, "dr_grpo": 40.0}),
+        ({"max_turns": 1}, {"dapo": 8.0, "dr_grpo": 8.0}),
+        ({"max_turns": 1, "max_turn_tokens": 5}, {"dapo": 5.0, "dr_grpo": 5.0}),
+        ({"max_turns": 3}, {"dapo": "max_completion_tokens", "dr_grpo": 24.0}),
+        ({}, {"dapo": "max_completion_tokens", "dr_grpo": "max_completion_tokens", "grpo": None}),
+    ],
+)
+def test_the_limit_of_a_turn_is_not_that_of_an_episode(collect, limits, expected):
+    collector = collect(limits=RolloutLimits(**limits))
+    for name, length in expected.items():
+        call = partial(_with_max_length, LoopSettings(), algorithms.ALGORITHMS[name], collector, lambda: None)
+        if isinstance(length, str):
+            with pytest.raises(InvalidConfigError, match=length):
+                call()
+        else:
+            assert call().max_length == length
+    both = [EnvChoice("llm/Arithmetic-v0"), EnvChoice("llm/Calculator-v0", kwargs={"max_turns": 5})]
+    assert _max_turns(SeedSource(both)) == 5 and _max_turns(SeedSource([*both, DENSE])) is None
+
+
 def test_what_contradicts_itself_is_refused(policy, collect):
     state = create_training_state(policy.model)
     for changes, message in (
         ({"algorithm": dataclasses.replace(GRPO, kl_coef=0.1)}, "ref_model_fn=frozen_copy"),
         ({"algorithm": algorithms.DAPO}, "group_filter=create_spread_filter"),
+        ({"algorithm": algorithms.DR_GRPO}, "'dr_grpo' divides by the greatest length"),  # `dense` has no max_turns
         ({"eval_every": 2}, "eval_fn go together"),
         ({"save_every": 2}, "without a checkpoint_fn"),
         ({"n_groups": 0}, "must be at least 1"),
