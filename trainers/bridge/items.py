@@ -93,12 +93,14 @@ class ListedItems:
     Args:
         dataset: Columns `env` (an id) and `seed` (a number); optional `options` (passed to `reset`, such as
             {"problem": ...}) and `env_kwargs`, each a mapping or a JSON object.
+        split: Passed to every environment, unless the arguments have a `split` (None there omits it).
+        env_kwargs: Arguments common to all rows.
 
     Raises:
         InvalidConfigError: If a column is missing or a row is invalid; the error names the row.
     """
 
-    def __init__(self, dataset: Dataset, *, env_kwargs: Mapping[str, Any]) -> None:
+    def __init__(self, dataset: Dataset, split: str, *, env_kwargs: Mapping[str, Any]) -> None:
         names = dataset.column_names
         if missing := sorted({"env", "seed"} - set(names)):
             raise InvalidConfigError(
@@ -107,7 +109,7 @@ class ListedItems:
             )
         if not len(dataset):
             raise InvalidConfigError("the data set of episodes is empty.")
-        self._specs = [_listed(number, row, env_kwargs) for number, row in enumerate(dataset)]
+        self._specs = [_listed(number, row, split, env_kwargs) for number, row in enumerate(dataset)]
         # A data set may have thousands of rows but few environments: the source gets each variant once.
         variants = {json.dumps([s.env_id, dict(s.env_kwargs)], sort_keys=True) for s in self._specs}
         self.source = SeedSource(
@@ -136,7 +138,7 @@ def make_items(
     if isinstance(envs, Dataset):
         if curriculum is not None:
             raise InvalidConfigError("a data set says what is played: leave curriculum out, or give environments.")
-        return ListedItems(envs, env_kwargs=env_kwargs)
+        return ListedItems(envs, split, env_kwargs=env_kwargs)
     return SeedItems(envs, split, n, seed=seed, env_kwargs=env_kwargs, curriculum=curriculum)
 
 
@@ -180,7 +182,7 @@ def episode_seed(run_seed: int, split: str, index: int) -> int:
     return int.from_bytes(digest, "little")
 
 
-def _listed(number: int, row: Mapping[str, Any], env_kwargs: Mapping[str, Any]) -> EpisodeSpec:
+def _listed(number: int, row: Mapping[str, Any], split: str, env_kwargs: Mapping[str, Any]) -> EpisodeSpec:
     env, seed = row["env"], row["seed"]
     if not isinstance(env, str) or not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
         raise InvalidConfigError(
@@ -189,7 +191,7 @@ def _listed(number: int, row: Mapping[str, Any], env_kwargs: Mapping[str, Any]) 
         )
     own = _mapping(number, "env_kwargs", row.get("env_kwargs")) or {}
     options = _mapping(number, "options", row.get("options"))
-    return EpisodeSpec(env, {**env_kwargs, **own}, seed, options=options)
+    return EpisodeSpec(env, with_split(split, {**env_kwargs, **own}), seed, options=options)
 
 
 def _mapping(number: int, name: str, value: Any) -> dict[str, Any] | None:

@@ -103,8 +103,8 @@ class EnvGRPOTrainer(EpisodeTrainer):
             `llm_envs.rollout.Envs`); or a data set of episodes with the columns `env` and `seed`, optionally `options`
             and `env_kwargs` (see `llm_envs.trainers.bridge.items.ListedItems`).
         args: Settings; None takes the defaults.
-        eval_env: The episodes for evaluation, in the same forms; None: the test split of `env`. A data set has no test
-            split.
+        eval_env: The episodes for evaluation, in the same forms; None: the test split of `env`, or no evaluation if
+            that is a data set.
         curriculum: Chooses arguments of the training episodes by measured success; in a mixture `{env_id: Curriculum}`.
         context_fn: Chooses which messages the model sees (`llm_envs.rollout.create_window`); None: all of them.
         rewards: Your reward functions, shaping, weights and aggregate, such as

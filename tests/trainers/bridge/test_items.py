@@ -60,7 +60,7 @@ def test_rows_of_a_data_set_are_played_as_they_are():
 )
 def test_a_data_set_that_cannot_be_played_says_where(columns, match):
     with pytest.raises(InvalidConfigError, match=match):
-        ListedItems(Dataset.from_dict(columns), env_kwargs={})
+        ListedItems(Dataset.from_dict(columns), "train", env_kwargs={})
 
 
 def test_refills_repeat_by_key_and_have_ids_of_their_own():
@@ -111,6 +111,13 @@ def test_a_data_set_of_episodes_is_trained_on_and_another_is_evaluated(make):
     assert {t.seed for t in trainer.last_trajectories} <= set(range(100, 108))
     trainer.evaluate()
     assert {t.seed for t in trainer.last_trajectories} == {7, 8}
+    assert {t.env_kwargs["split"] for t in trainer.last_trajectories} == {"test"}
+
+
+def test_a_row_may_have_a_split_or_none():
+    rows = [{"env": "a", "seed": 0, "env_kwargs": kwargs} for kwargs in (None, '{"split": "train"}', '{"split": null}')]
+    items = make_items(Dataset.from_list(rows), "test", 99, seed=0, env_kwargs={})
+    assert [items.spec(index, "g").env_kwargs for index in range(3)] == [{"split": "test"}, {"split": "train"}, {}]
 
 
 def test_a_curriculum_learns_and_goes_on_where_a_checkpoint_left_it(make, tmp_path):
