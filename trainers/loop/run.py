@@ -8,7 +8,8 @@ The loop uses one process and one device. For several, use `EnvGRPOTrainer`.
 
 Invariants:
 1. Gradients of micro-batches add up to those of the whole batch: every term of the loss is divided by its count in the
-   whole batch (tokens, episodes, pairs).
+   whole batch (tokens, episodes, pairs). A generation of several steps counts tokens and pairs of all of them, so that
+   the gradients are those of `EnvGRPOTrainer`.
 2. The episodes depend only on the source's position and the run seed, so a resumed run continues exactly as an
    uninterrupted one. (Not with `Collector(over_sampling=...)`, which takes the episodes that finish first.)
 3. Checkpoints are written, and the algorithm changes, only between iterations.
@@ -54,7 +55,7 @@ from llm_envs.trainers.loop.state import (
     TrainingState,
     moving_average,
 )
-from llm_envs.trainers.loop.step import LoopSettings, training_step
+from llm_envs.trainers.loop.step import LoopSettings, share_of_generation, training_step
 from llm_envs.types import SamplingParams, TrajectoryGroup
 
 __all__ = [
@@ -290,9 +291,10 @@ def _steps(
     for epoch in range(settings.n_epochs):
         seed = derive_seed(state.seed, "minibatches", state.iteration, epoch)
         for rows in minibatch_rows(batch, settings.n_minibatches, seed=seed):
-            before, part = state.step, batch.select(rows)
+            before = state.step
+            own, part = share_of_generation(algorithm, batch, rows, settings.n_minibatches)
             state, stats = training_step(
-                state, part, algorithm=algorithm, optimizer_step_fn=optimizer_step_fn, settings=settings
+                state, part, algorithm=own, optimizer_step_fn=optimizer_step_fn, settings=settings
             )
             log.append(stats)
             # A minibatch without a trained token takes no step; the reference then stays too.

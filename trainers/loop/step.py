@@ -18,7 +18,7 @@ from llm_envs.trainers.functional.masking import masked_mean
 from llm_envs.trainers.loop.batch import autocast, micro_batch_rows, score_rows
 from llm_envs.trainers.loop.state import OptimizerStepFn, TrainingState, create_optimizer_step
 
-__all__ = ["LoopSettings", "training_step"]
+__all__ = ["LoopSettings", "share_of_generation", "training_step"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,8 @@ def training_step(
 
     Args:
         state: The state before the step; model and optimizer are changed in place.
-        batch: The rows with advantages and the algorithm's other inputs (`with_advantages`, `ref_logps_BT`).
+        batch: The rows with advantages and the algorithm's other inputs (`with_advantages`, `ref_logps_BT`). Its
+            `denominator`, if given, replaces its own.
         algorithm: The algorithm with the loss.
         optimizer_step_fn: Takes the step on the gradients; None: `create_optimizer_step()`.
         settings: Only `micro_batch_size`, `autocast_dtype` and `max_length` are used.
@@ -138,7 +139,9 @@ def training_step(
     state.model.train()
     state.optimizer.zero_grad(set_to_none=True)
     # Divisor, group sizes and pairs are those of the whole batch, so that micro-batches do not change the gradient.
-    denominator = _denominator(algorithm, batch, settings.max_length)
+    denominator = batch.denominator
+    if denominator is None:
+        denominator = _denominator(algorithm, batch, settings.max_length)
     pairs_P2 = None
     if algorithm.pair_selector is not None:
         pairs_P2 = algorithm.pair_selector(batch.need("rewards_B"), batch.need("group_ids_B"))
@@ -191,8 +194,34 @@ def _denominator(algorithm: Algorithm, batch: Batch, max_length: float | None) -
     return batch.n_episodes * constant
 
 
-def _share(algorithm: Algorithm, rows: torch.Tensor, pairs_P2: torch.Tensor | None, share: float) -> Algorithm:
-    """Return the algorithm with terms scaled so that a micro-batch's means add up to those of the whole batch."""
+def share_of_generation(
+    algorithm: Algorithm, whole: Batch, rows: torch.Tensor, n_parts: int
+) -> tuple[Algorithm, Batch]:
+    """Return the algorithm and a minibatch, normalised as in `EnvGRPOTrainer`: by the counts of the whole generation.
+
+    Args:
+        algorithm: The algorithm.
+        whole: The generation.
+        rows: The rows of the minibatch.
+        n_parts: Minibatches of the generation. Each divides by this share of the generation's tokens and pairs.
+    """
+    part = whole.select(rows)
+    if n_parts == 1:
+        return algorithm, part
+    pairs_P2 = None
+    if algorithm.pair_selector is not None:
+        pairs_P2 = algorithm.pair_selector(whole.need("rewards_B"), whole.need("group_ids_B"))
+    share = part.n_tokens / max(whole.n_tokens, 1)
+    if algorithm.normalisation == "token":
+        part = replace(part, denominator=whole.n_tokens / n_parts)
+    return _share(algorithm, rows, pairs_P2, share, n_parts), part
+
+
+def _share(
+    algorithm: Algorithm, rows: torch.Tensor, pairs_P2: torch.Tensor | None, share: float, scale: float = 1.0
+) -> Algorithm:
+    """Return the algorithm with terms scaled so that the means of parts add up to `scale` times those of the whole."""
+    share *= scale
     algorithm = replace(algorithm, entropy_coef=algorithm.entropy_coef * share)
     if pairs_P2 is None or algorithm.pair_loss_fn is None:
         return algorithm
@@ -202,7 +231,7 @@ def _share(algorithm: Algorithm, rows: torch.Tensor, pairs_P2: torch.Tensor | No
     own_P2 = listed[torch.isin(listed, rows).all(1)]
     here_P2 = places[own_P2].to(pairs_P2.device)
     # `algorithm_loss` takes the mean over the pairs here, so weight it by their share of all pairs.
-    pair_loss_fn, part = algorithm.pair_loss_fn, len(own_P2) / max(len(listed), 1)
+    pair_loss_fn, part = algorithm.pair_loss_fn, scale * len(own_P2) / max(len(listed), 1)
     return replace(
         algorithm,
         # The pairs were selected on the whole batch. Here they only get the micro-batch's row numbers.

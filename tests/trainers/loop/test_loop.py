@@ -500,6 +500,48 @@ def test_its_steps_are_those_of_trls_trainer(tiny_folder, config, tmp_path):
         torch.testing.assert_close(ours.state_dict()[name], value, rtol=0, atol=1e-6)
 
 
+def test_two_steps_of_a_generation_are_those_of_the_trainer(tiny_folder, config, monkeypatch):
+    """Tokens, pairs and entropies are counted over the generation: parameters are equal to 1e-6 after four steps."""
+    from llm_envs.trainers import EnvGRPOTrainer
+    from llm_envs.trainers.loop import run
+
+    pairs = {"pair_selector": algorithms.best_worst_pairs, "pair_loss_fn": algorithms.dpo_loss, "pair_average": True}
+    algorithm = dataclasses.replace(GRPO, normalisation="token", entropy_coef=0.5, **pairs)
+    args = config(
+        max_steps=4, per_device_train_batch_size=8, gradient_accumulation_steps=1, steps_per_generation=2, optim="sgd",
+        learning_rate=0.5,
+    )  # fmt: skip
+    folder = {"processing_class": load_tokenizer(tiny_folder)}
+    trainer = EnvGRPOTrainer(load_model(tiny_folder), DENSE, args, algorithm=algorithm, **folder)
+    play, compute_loss, generations, steps = trainer._play, trainer._compute_loss, [], []
+
+    def watched(inputs):
+        generations.append(list(play(inputs).episodes.trajectories))
+        return trainer.generation
+
+    def watched_loss(model, inputs):
+        steps.append(inputs["row"].sort().values.cpu())
+        return compute_loss(model, inputs)
+
+    trainer._play, trainer._compute_loss = watched, watched_loss
+    trainer.train()
+    trainer.close()
+    state = sgd_state(load_model(tiny_folder))
+    before = copy.deepcopy(state.model.state_dict())
+    for number, trajectories in enumerate(generations):
+        rows = steps[2 * number : 2 * number + 2]
+        n_tokens = {sum(int(trajectories[row].rows[0].mask.sum()) for row in part) for part in rows}
+        assert len(n_tokens) == 2  # equal steps would not tell the two ways to count apart
+        monkeypatch.setattr(run, "minibatch_rows", lambda batch, n, *, seed, rows=rows: rows)
+        ids = dict.fromkeys(t.group_id for t in trajectories)
+        groups = [TrajectoryGroup(i, "dense", 0, tuple(t for t in trajectories if t.group_id == i)) for i in ids]
+        state, _ = training_iteration(state, groups, algorithm=algorithm, settings=LoopSettings(n_minibatches=2))
+    assert state.step == 4
+    assert max((state.model.state_dict()[name] - value).abs().max().item() for name, value in before.items()) > 1e-3
+    for name, value in trainer.model.state_dict().items():
+        torch.testing.assert_close(state.model.state_dict()[name], value, rtol=0, atol=1e-6)
+
+
 def test_it_learns(policy, collect):
     """The share of b in two replies rises, with a filter and a schedule, on seeds fixed in advance."""
     logged = []
