@@ -107,7 +107,7 @@ def make_collector(items: EpisodeDataset, policy: Any, codec: ChatCodec, args: A
     Raises:
         InvalidConfigError: If a completion leaves no room for a prompt, or a rollout may outlast the process group.
     """
-    max_completion = int(args.max_completion_length or 256)
+    max_completion = int(args.max_completion_length)
     if max_completion >= policy.max_model_len:
         raise InvalidConfigError(
             f"max_completion_length={max_completion} leaves no room for a prompt in the model's "

@@ -53,6 +53,7 @@ class EpisodeTrainer(GRPOTrainer):
     """The latest generation on this process, of training ("train") and of evaluation ("eval")."""
     last_trajectories: list[Trajectory]
     """The episodes that were played last, in the order of TRL's rows."""
+    max_completion_length: int  # TRL's may be None, which `EnvGRPOConfig` refuses
     _kind: ClassVar[str]
     _policy: Any
     _player: GenerationPlayer

@@ -115,6 +115,8 @@ class EnvGRPOConfig(GRPOConfig):
                 "token, and where it is None TRL takes epsilon, which cuts every weight to 0.2. Set epsilon_high to 1 "
                 "or more, for example 5.0."
             )
+        if self.max_completion_length is None:
+            raise InvalidConfigError("max_completion_length=None; it must be a number: the tokens of a whole episode.")
         if not self.temperature > 0:
             raise InvalidConfigError(f"temperature={self.temperature}; GRPO needs samples that differ: set it above 0.")
         local_rows = self.per_device_train_batch_size * int(self.steps_per_generation or 1)  # set by TRL just now

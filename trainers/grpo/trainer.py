@@ -239,7 +239,7 @@ class EnvGRPOTrainer(EpisodeTrainer):
             self._player.learn()
         # The algorithm of now may punish length: that is one more column of rewards.
         share = 0.0 if self._algorithm is None else self._algorithm.overlong
-        rewards = with_overlong(self._pays_for, share, int(self.args.max_completion_length or 256))
+        rewards = with_overlong(self._pays_for, share, self.max_completion_length)
         # Reward functions are user code. If one fails here only, the other processes would wait at the next collective.
         with raise_on_all_ranks():
             episodes = score_episodes(rows, rewards, self._task_weights)
@@ -370,7 +370,7 @@ class EnvGRPOTrainer(EpisodeTrainer):
             model, inputs, compute_entropy=True, compute_aux_loss=self.aux_loss_enabled
         )
         mask_BT, n_tokens = batch.mask_BT, inputs["num_items_in_batch"]
-        constant = algorithm.constant if algorithm.constant is not None else float(self.max_completion_length or 0)
+        constant = algorithm.constant if algorithm.constant is not None else self.max_completion_length
         denominator = shares.denominator(algorithm.normalisation, mask_BT, n_tokens, constant=constant)
         batch = replace(batch, logps_BT=logps_BT, entropies_BT=entropies_BT, denominator=denominator)
         if (paired := self.generation.pairs) is not None:

@@ -172,7 +172,7 @@ class EnvPPOTrainer(EnvGRPOTrainer):
         assert codec is not None  # a trainer's policy plays in tokens
         limits = {
             "max_row_tokens": self._policy.max_model_len,
-            "max_completion_tokens": int(args.max_completion_length or 256),
+            "max_completion_tokens": self.max_completion_length,
         }
         return [
             next_prompt(trajectory, codec, **limits) if args.bootstrap_truncated else None
