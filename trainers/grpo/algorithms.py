@@ -53,6 +53,7 @@ class AlgorithmState:
         known: The algorithms that can be given by name.
         has_critic: Whether a critic computes the advantages.
         may_fork: Whether an episode may have several rows even with `history="append"`.
+        n_items: Rows of an epoch; None: `args.num_train_seeds`.
 
     Raises:
         InvalidConfigError: If an algorithm is unknown or contradicts the settings.
@@ -66,18 +67,20 @@ class AlgorithmState:
         known: Mapping[str, Algorithm] = ALGORITHMS,
         has_critic: bool = False,
         may_fork: bool = False,
+        n_items: int | None = None,
     ) -> None:
         self._schedule = _as_schedule(given, known)
         if isinstance(given, Mapping):
             # A mapping lists its algorithms. A function may return any, so it is called for each generation.
             asked: Iterable[Algorithm] = (self._schedule(int(start)) for start in given)
         else:
-            asked = map(self._schedule, range(_n_generations(args) if callable(given) else 1))
+            asked = map(self._schedule, range(_n_generations(args, n_items) if callable(given) else 1))
         kinds: dict[tuple[Any, ...], Algorithm] = {}
         self._controllers: dict[str, KLController] = {}
         for algorithm in asked:
             kinds.setdefault(_kind(algorithm), algorithm)
             self._add_controller(algorithm)
+        self._kinds = frozenset(kinds)
         self.known = list(kinds.values())
         """The distinct algorithms of the run."""
         self.names = list(dict.fromkeys(algorithm.name for algorithm in self.known))
@@ -129,8 +132,17 @@ class AlgorithmState:
         Args:
             step: Optimizer steps done.
             n_steps: Optimizer steps of the whole run.
+
+        Raises:
+            InvalidConfigError: If the schedule gives an algorithm that it did not give before training.
         """
         self.algorithm = self._schedule(self.n_generations)
+        if _kind(self.algorithm) not in self._kinds:
+            raise InvalidConfigError(
+                f"generation {self.n_generations} has the algorithm {self.algorithm.name!r}, which the schedule did "
+                f"not give when it was asked before training: it must depend only on the generation, and show all its "
+                f"algorithms in the first {_MOST_GENERATIONS:,}."
+            )
         self.n_generations += 1
         if self._controller is not None:
             self._controller.begin_generation(step, n_steps)
@@ -228,9 +240,13 @@ def _as_schedule(given: Any, known: Mapping[str, Algorithm]) -> Callable[[int], 
     return lambda generation: fixed
 
 
-def _n_generations(args: Any) -> int:
+def _n_generations(args: Any, n_items: int | None) -> int:
     """Return an upper bound on the run's number of generations."""
-    per_epoch = args.num_train_seeds * int(args.num_generations or 1) // int(args.generation_batch_size or 1)
+    per_epoch = (
+        (args.num_train_seeds if n_items is None else n_items)
+        * int(args.num_generations or 1)
+        // int(args.generation_batch_size or 1)
+    )
     n = math.ceil(args.num_train_epochs * per_epoch)
     if args.max_steps > 0:
         uses = int(args.steps_per_generation or 1) * args.num_iterations

@@ -162,15 +162,20 @@ class EnvGRPOTrainer(EpisodeTrainer):
         rewards = rewards or RewardSettings()
         self._pays_for = replace(rewards, components=rewards.components or args.reward_components)
         self._reference = Reference(ref_model_fn, reference_update_fn)
+        self.items = make_splits(env, eval_env, args, curriculum)
         if algorithm is None:
             self.algorithms = None
         else:
-            known, has_critic = self._known_algorithms, self._kind == "ppo"
-            may_fork = context_fn is not None
-            self.algorithms = AlgorithmState(args, algorithm, known=known, has_critic=has_critic, may_fork=may_fork)
+            self.algorithms = AlgorithmState(
+                args,
+                algorithm,
+                known=self._known_algorithms,
+                has_critic=self._kind == "ppo",
+                may_fork=context_fn is not None,
+                n_items=len(self.items["train"]),
+            )
         self._has_reference = self._needs_reference(args)
         self._context_fn, self._trajectory_filter = context_fn, trajectory_filter
-        self.items = make_splits(env, eval_env, args, curriculum)
         if context_fn is not None:
             check_forks(args.loss_type)
         self._task_weights = declared_weights(self.items["train"].source) if self._pays_for.components else {}

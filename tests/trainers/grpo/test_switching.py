@@ -8,6 +8,7 @@ from itertools import chain
 
 import pytest
 import torch
+from datasets import Dataset
 from dense_env import DenseEnv
 
 from llm_envs.errors import InvalidConfigError
@@ -349,6 +350,20 @@ def test_a_schedule_is_asked_for_the_whole_run_beforehand(make):
     assert late.ref_model is not None
     with pytest.raises(InvalidConfigError, match=r"'ppo' is not known.*pairwise"):
         make({"max_steps": 9}, algorithm=lambda n: "grpo" if n < 8 else "ppo")
+    # The generations of a data set are counted by its rows.
+    rows = Dataset.from_dict({"env": ["test/Say-v0"] * 160, "seed": list(range(160))})
+    one_epoch = {"max_steps": -1, "num_train_epochs": 1, "num_train_seeds": 16}
+    with pytest.raises(InvalidConfigError, match=r"'ppo' is not known.*pairwise"):
+        make(one_epoch, env=rows, algorithm=lambda n: "grpo" if n < 30 else "ppo")
+
+
+def test_a_schedule_that_changes_its_mind_says_so(make):
+    """A schedule that does not depend on the generation alone gives an algorithm that nothing was prepared for."""
+    chosen = ["grpo"]
+    trainer = make({}, algorithm=lambda n: chosen[0])
+    chosen[0] = "pairwise"
+    with pytest.raises(InvalidConfigError, match="generation 0 has the algorithm 'pairwise', which the schedule did"):
+        trainer.train()
 
 
 @pytest.mark.parametrize(
