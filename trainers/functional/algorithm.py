@@ -29,6 +29,8 @@ from llm_envs.trainers.functional.kl import KLFn, KLSchedule, check_reward_estim
 from llm_envs.trainers.functional.losses import (
     LossFn,
     cispo,
+    clip_fractions,
+    clip_settings,
     clipped_surrogate,
     entropy_bonus,
     log_ratios,
@@ -147,9 +149,10 @@ def algorithm_loss(algorithm: Algorithm, batch: Batch) -> tuple[torch.Tensor, Ma
         batch: The rows, with all inputs that the algorithm needs.
 
     Returns:
-        A scalar; and detached scalars: `loss`, `ratio` (mean of pi / pi_old per token), and if the loss has the term:
-        `kl`, `entropy`, `pairs` (their number) and `pair_accuracy` (share of pairs whose chosen row has the greater
-        log-ratio). With `pair_slopes_B` the last two are missing.
+        A scalar; and detached scalars: `loss`, `ratio` and `ratio_max` (mean and maximum of pi / pi_old per token),
+        `clip_fraction` (share of tokens that the clip cuts off, if the loss is `clipped_surrogate`), and if the loss
+        has the term: `kl`, `entropy`, `pairs` (their number) and `pair_accuracy` (share of pairs whose chosen row has
+        the greater log-ratio). With `pair_slopes_B` the last two are missing.
 
     Raises:
         ValueError: If the batch lacks what the algorithm needs.
@@ -159,9 +162,13 @@ def algorithm_loss(algorithm: Algorithm, batch: Batch) -> tuple[torch.Tensor, Ma
     # Times 0 keeps the graph, so backward works, with gradients of 0, even if no token is trained.
     loss_BT = 0.0 * zero_masked(logps_BT, mask_BT)
     loss = loss_BT.sum()
-    stats = {"ratio": masked_mean(log_ratios(logps_BT.detach(), old_logps_BT, mask_BT).exp(), mask_BT)}
+    ratios_BT = zero_masked(log_ratios(logps_BT.detach(), old_logps_BT, mask_BT).exp(), mask_BT)
+    stats = {"ratio": masked_mean(ratios_BT, mask_BT), "ratio_max": ratios_BT.max()}
     if algorithm.loss_fn is not None:
         advantages = _needed(batch.advantages, "advantages", algorithm)
+        if (clip := clip_settings(algorithm.loss_fn)) is not None:
+            below, above = clip_fractions(logps_BT, old_logps_BT, advantages, mask_BT, **clip)
+            stats["clip_fraction"] = below + above
         loss_BT = loss_BT + zero_masked(algorithm.loss_fn(logps_BT, old_logps_BT, advantages, mask_BT), mask_BT)
         if batch.weights is not None:
             loss_BT = loss_BT * zero_masked(batch.weights.expand(mask_BT.shape), mask_BT).detach()

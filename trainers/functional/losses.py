@@ -7,7 +7,8 @@ Each loss is a number per token, (B, T); `masking.aggregate_loss` normalises it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
 import torch
 
@@ -20,6 +21,7 @@ __all__ = [
     "RatioLevel",
     "cispo",
     "clip_fractions",
+    "clip_settings",
     "clipped_surrogate",
     "entropy_bonus",
     "log_ratios",
@@ -221,6 +223,13 @@ def clip_fractions(
     below_BT = (ratios_BT < 1.0 - clip_low) & (advantages_BT < 0)
     above_BT = (ratios_BT > 1.0 + clip_high) & (advantages_BT > 0)
     return masked_mean(below_BT, mask_BT), masked_mean(above_BT, mask_BT)
+
+
+def clip_settings(loss_fn: LossFn) -> dict[str, Any] | None:
+    """Return the arguments of `clip_fractions` for a loss; None if the loss is not `clipped_surrogate`."""
+    function, given = (loss_fn.func, loss_fn.keywords) if isinstance(loss_fn, partial) else (loss_fn, {})
+    names = ("clip_low", "clip_high", "level")
+    return {name: given[name] for name in names if name in given} if function is clipped_surrogate else None
 
 
 def value_loss(

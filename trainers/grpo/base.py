@@ -193,6 +193,10 @@ class EpisodeTrainer(GRPOTrainer):
         """Log the mean of a scalar over the processes, ignoring NaN (a process with nothing to report)."""
         self._metrics[self._mode][name].append(self.accelerator.gather(value.detach().float()).nanmean().item())
 
+    def _log_max(self, name: str, value: torch.Tensor) -> None:
+        """Log the maximum of a scalar over the processes."""
+        self._metrics[self._mode][name].append(self.accelerator.gather(value.detach().float()).max().item())
+
     @property
     def collector(self) -> Collector:
         """The collector that plays the episodes."""

@@ -390,9 +390,13 @@ class EnvGRPOTrainer(EpisodeTrainer):
         present = replace(algorithm, kl_coef=self.beta, kl_fn=kl_fn, entropy_coef=algorithm.entropy_coef * float(share))
         loss, stats = algorithm_loss(present, batch)
         self._log_mean("entropy", masked_mean(entropies_BT, mask_BT))
-        if "kl" in stats:
-            self._log_mean("kl", stats["kl"])
+        self._log_mean("policy/ratio", stats["ratio"])
+        self._log_max("policy/ratio_max", stats["ratio_max"])
+        for name, statistic in (("kl", "kl"), ("policy/clip_fraction", "clip_fraction")):
+            if statistic in stats:
+                self._log_mean(name, stats[statistic])
         if aux_loss is not None:  # load balancing of a mixture of experts, as in TRL
+            self._log_mean("aux_loss", aux_loss)
             loss = loss + self.router_aux_loss_coef * aux_loss / shares.n_accumulated
         return loss, logps_BT
 

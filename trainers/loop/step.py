@@ -122,9 +122,9 @@ def training_step(
         settings: Only `micro_batch_size`, `autocast_dtype` and `max_length` are used.
 
     Returns:
-        The state after the step; and `loss`, `ratio`, `sampling_gap` (mean difference from the sampled
-        log-probabilities in nats), `kl`, `entropy`, `pairs` and `pair_accuracy` if the algorithm has them, and the step
-        function's metrics. A batch without trained tokens changes nothing, and `skipped` is 1.
+        The state after the step; and `loss`, `ratio`, `ratio_max`, `sampling_gap` (mean difference from the sampled
+        log-probabilities in nats), `clip_fraction`, `kl`, `entropy`, `pairs` and `pair_accuracy` if the algorithm has
+        them, and the step function's metrics. A batch without trained tokens changes nothing, and `skipped` is 1.
 
     Raises:
         InvalidConfigError: If the batch lacks what the algorithm needs.
@@ -146,6 +146,7 @@ def training_step(
     if algorithm.pair_selector is not None:
         pairs_P2 = algorithm.pair_selector(batch.need("rewards_B"), batch.need("group_ids_B"))
     sums: dict[str, float] = {}
+    ratio_max = 0.0
     for rows in micro_batch_rows(batch, settings.micro_batch_size, whole_groups=pairs_P2 is not None):
         part = batch.select(rows)
         # A micro-batch's mean over tokens, times its share of the tokens, is its part of the batch's mean.
@@ -158,8 +159,10 @@ def training_step(
         loss.backward()
         for name, value in _additive(stats, share, logps_BT, part).items():
             sums[name] = sums.get(name, 0.0) + value
+        ratio_max = max(ratio_max, float(stats["ratio_max"]))
     if "pair_hits" in sums:
         sums["pair_accuracy"] = sums.pop("pair_hits") / max(sums["pairs"], 1.0)
+    sums["ratio_max"] = ratio_max
     sums |= (optimizer_step_fn or create_optimizer_step())(state)
     state.optimizer.zero_grad(set_to_none=True)
     n_taken = 0 if sums.get("skipped") else 1  # gradients that are not finite change nothing, the reference included
@@ -242,7 +245,7 @@ def _share(
 
 def _additive(stats: Mapping[str, torch.Tensor], share: float, logps_BT: torch.Tensor, part: Batch) -> dict[str, float]:
     """Return a micro-batch's statistics, scaled so that their sums are those of the whole batch."""
-    out = {name: float(stats[name]) * share for name in ("ratio", "kl", "entropy") if name in stats}
+    out = {name: float(stats[name]) * share for name in ("ratio", "clip_fraction", "kl", "entropy") if name in stats}
     out["loss"] = float(stats["loss"])
     if "pairs" in stats:
         out |= {"pairs": float(stats["pairs"]), "pair_hits": float(stats["pair_accuracy"] * stats["pairs"])}

@@ -212,6 +212,8 @@ class EnvPPOTrainer(EnvGRPOTrainer):
         self._log_mean("value/loss", mean_loss)
         self._log_mean("value/clip_fraction", stopped)
         moved = policy_statistics(passes[-1], inputs, mask_BT, clip_low=self.epsilon_low, clip_high=self.epsilon_high)
+        if self._algorithm is not None:  # it has its own clip, which `_algorithm_loss` has logged
+            del moved["clip_fraction"]
         for name, value in moved.items():
             self._log_mean(f"policy/{name}", value)
         # Times 0 rather than left out: DDP expects a gradient for every parameter. `step_critic` drops these zeros.

@@ -28,7 +28,7 @@ from llm_envs.trainers.functional.kl import (
     k3,
     kl_in_reward,
 )
-from llm_envs.trainers.functional.losses import policy_gradient
+from llm_envs.trainers.functional.losses import clipped_surrogate, policy_gradient
 from llm_envs.trainers.functional.pairs import ipo_loss
 
 NAN = float("nan")
@@ -69,6 +69,21 @@ def test_ready_algorithms_on_policy(algorithm, loss, gradient):
     assert got_loss == pytest.approx(loss)
     assert torch.tensor(got_gradient).flatten().tolist() == pytest.approx([*gradient[0], *gradient[1]])
     assert stats["ratio"].item() == 1.0
+
+
+def test_statistics_tell_how_far_the_policy_moved_and_what_its_own_clip_cut():
+    """The ratios are 2 and 1.1 with advantage 1 (1.48 by turn), and 0.5 with advantage -2."""
+    given = batch(old_logps_BT=LOGPS_BT - torch.tensor([[2.0, 1.1], [0.5, NAN]]).log())
+    clips = ({}, 2 / 3), ({"clip_high": 0.05}, 1.0), ({"clip_low": 0.6}, 1 / 3), ({"level": "turn"}, 1.0)
+    for clip, fraction in clips:
+        algorithm = replace(GRPO, loss_fn=partial(clipped_surrogate, **clip))
+        _, _, stats = loss_and_gradient(algorithm, given)
+        assert stats["ratio"].item() == pytest.approx(1.2) and stats["ratio_max"].item() == pytest.approx(2.0)
+        assert stats["clip_fraction"].item() == pytest.approx(fraction)
+    # On the other side of the range nothing is cut.
+    turned = replace(given, advantages=-given.advantages)
+    assert loss_and_gradient(GRPO, turned)[2]["clip_fraction"].item() == 0.0
+    assert "clip_fraction" not in loss_and_gradient(CISPO, given)[2]
 
 
 def test_ready_advantages():

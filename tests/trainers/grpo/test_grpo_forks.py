@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -13,6 +15,7 @@ from llm_envs.policies.inference import load_model, token_logps
 from llm_envs.rollout import create_window
 from llm_envs.tiny_model import tiny_model, tiny_tokenizer
 from llm_envs.trainers import EnvGRPOTrainer
+from llm_envs.trainers.functional.algorithm import GRPO
 
 pytestmark = pytest.mark.trainings
 
@@ -29,8 +32,8 @@ def play(tiny_folder, config):
     """Train one step, and return the trainer and its batch."""
     made = []
 
-    def run(model=tiny_folder, context_fn=None, **changes):
-        trainer = EnvGRPOTrainer(model, ENV, config(**changes), context_fn=context_fn)
+    def run(model=tiny_folder, context_fn=None, algorithm=None, **changes):
+        trainer = EnvGRPOTrainer(model, ENV, config(**changes), context_fn=context_fn, algorithm=algorithm)
         made.append(trainer)
         batches, original = [], trainer._generate_and_score_completions
 
@@ -144,6 +147,10 @@ def test_means_over_a_micro_batch_are_not_taken_in_parts(play, what, tmp_path, m
     )  # fmt: skip
     assert trainer.aux_loss_enabled == (what == "a router")
     assert sizes == [32]
+    if what == "a router":
+        trainer, _ = play(folder, context_fn=last_only, algorithm=replace(GRPO, normalisation="token"))
+        assert trainer.state.log_history[0]["aux_loss"] > 0.0
+        assert trainer.state.log_history[0]["policy/ratio"] == 1.0
 
 
 def test_groups_of_equal_reward_are_counted_by_episodes(play):

@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 
 import gymnasium as gym
 import numpy as np
@@ -19,6 +20,7 @@ from llm_envs.spaces import TextSpace
 from llm_envs.tiny_model import tiny_model, tiny_tokenizer
 from llm_envs.trainers import EnvGRPOTrainer, EnvPPOConfig, EnvPPOTrainer
 from llm_envs.trainers.functional.algorithm import PPO
+from llm_envs.trainers.functional.losses import clipped_surrogate
 
 pytestmark = pytest.mark.trainings
 
@@ -273,6 +275,17 @@ def test_one_generation_serves_several_passes_in_minibatches(make):
     assert logs[0]["policy/clip_fraction"] == 0 and logs[3]["policy/clip_fraction"] > 0
     assert logs[0]["value/clip_fraction"] == 0 and logs[3]["value/clip_fraction"] > 0
     assert logs[3]["policy/approx_kl"] > 0
+
+
+def test_the_clip_that_is_logged_is_the_algorithms_own(make):
+    wide = replace(PPO, loss_fn=partial(clipped_surrogate, clip_low=0.9, clip_high=9.0))
+    settings = {"max_steps": 2, "num_iterations": 2, "learning_rate": 1e-2, "max_grad_norm": 0.0}
+    for algorithm in (None, "ppo", wide):
+        trainer = make(**settings, kwargs={"algorithm": algorithm})
+        trainer.train()
+        last = [entry for entry in trainer.state.log_history if "value/loss" in entry][-1]
+        assert (last["policy/clip_fraction"] == 0) == (algorithm is wide)
+        assert algorithm is None or 1.0 < last["policy/ratio_max"] < 10.0
 
 
 def test_in_the_warm_up_the_critic_learns_and_no_policy(make, tiny_folder):
