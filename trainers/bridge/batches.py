@@ -26,7 +26,7 @@ from llm_envs.trainers.bridge.kept import check_kept
 from llm_envs.trainers.functional.algorithm import Algorithm
 from llm_envs.trainers.functional.batch import Batch
 from llm_envs.trainers.functional.importance import ImportanceMode, importance_weights
-from llm_envs.trainers.functional.masking import Normalisation, group_token_counts
+from llm_envs.trainers.functional.masking import Normalisation, group_token_counts, zero_masked
 from llm_envs.trainers.functional.turns import spread_turns
 from llm_envs.types import KeptTokens, Row, SamplingParams, Trajectory
 
@@ -401,11 +401,12 @@ def turn_penalties(
     """Return sums of per-token values, such as the KL, over each turn of each episode.
 
     Args:
-        values_BT: Columns after the prompt: first rows in the episodes' order, then those of forks.
+        values_BT: Columns after the prompt: first rows in the episodes' order, then those of forks. Masked places may
+            hold anything.
         mask_BT: 1 on the tokens to sum.
         trajectories: The episodes.
     """
-    kept = (values_BT * mask_BT).double().cpu().numpy()
+    kept = zero_masked(values_BT, mask_BT).double().cpu().numpy()
     out = [[0.0] * len(trajectory.turns) for trajectory in trajectories]
     for place, (owner, row) in enumerate(row_places(trajectories)):
         for number, (start, stop) in _spans(trajectories[owner], row):

@@ -165,5 +165,5 @@ def test_advantages_of_turns_reach_their_tokens_in_every_row():
     ]
     values = torch.arange(28.0).reshape(4, 7)
     mask = torch.ones(4, 7)
-    mask[1, 0] = 0
+    mask[1, 0], values[1, 0] = 0, torch.nan  # masked places may hold anything
     assert turn_penalties(values, mask, [forked, episode([0.0, 0.0], 1)]) == [[1.0, 12.0, 29.0], [8.0, 33.0]]
