@@ -25,6 +25,8 @@ from dataclasses import replace
 from functools import cache, partial
 from typing import Any, cast
 
+import torch
+
 from llm_envs.errors import InvalidConfigError, RolloutFailedError
 from llm_envs.policies.base import Policy, UpdatablePolicy
 from llm_envs.policies.transformers import TransformersPolicy
@@ -144,8 +146,6 @@ def training_iteration(
     state = replace(
         state,
         iteration=state.iteration + 1,
-        n_episodes=state.n_episodes + len(paid.trajectories),
-        n_tokens=state.n_tokens + batch.n_tokens,
         statistics=moving_average(state.statistics, metrics, decay=settings.ema_decay),
     )
     if iteration_hook is not None:
@@ -288,6 +288,7 @@ def _steps(
 ) -> tuple[TrainingState, list[dict[str, float]]]:
     """Take the optimizer steps of one generation; return the state and each step's metrics."""
     log: list[dict[str, float]] = []
+    stepped_B = torch.zeros(len(batch), dtype=torch.bool)
     for epoch in range(settings.n_epochs):
         seed = derive_seed(state.seed, "minibatches", state.iteration, epoch)
         for rows in minibatch_rows(batch, settings.n_minibatches, seed=seed):
@@ -297,13 +298,17 @@ def _steps(
                 state, part, algorithm=own, optimizer_step_fn=optimizer_step_fn, settings=settings
             )
             log.append(stats)
-            # A minibatch without a trained token takes no step; the reference then stays too.
-            if state.step > before and state.reference is not None:
+            if state.step == before:  # no trained token, or a gradient that is not finite: the reference stays too
+                continue
+            stepped_B[rows] = True
+            if state.reference is not None:
                 # The KL of this step's loss, or the generation's if the KL counts in the reward.
                 kl = stats.get("kl", reward_kl or 0.0)
                 reference = reference_update_fn(state.reference, state.model, step=state.step, kl=kl)
                 state = replace(state, reference=reference)
-    return state, log
+    trained_B = stepped_B.to(batch.mask_BT.device) & batch.mask_BT.any(1)
+    n_episodes, n_tokens = len(batch.need("owners_B")[trained_B].unique()), int(batch.mask_BT[trained_B].sum())
+    return replace(state, n_episodes=state.n_episodes + n_episodes, n_tokens=state.n_tokens + n_tokens), log
 
 
 _AVERAGED = ("env/reward", "env/success")

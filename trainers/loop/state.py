@@ -68,9 +68,9 @@ class TrainingState:
     iteration: int = 0
     """Generations trained on."""
     n_episodes: int = 0
-    """Episodes trained on."""
+    """Episodes trained on: those with a trained token in a step that was taken."""
     n_tokens: int = 0
-    """Tokens trained on."""
+    """Tokens trained on, counted once a generation."""
     statistics: Mapping[str, float] = field(default_factory=dict)
     """Moving averages of the metrics."""
     source_state: Mapping[str, Any] = field(default_factory=dict)
@@ -85,7 +85,8 @@ class TrainingState:
 
 
 OptimizerStepFn = Callable[[TrainingState], Mapping[str, float]]
-"""Called after the backward passes: takes the optimizer step and returns metrics."""
+"""Called after the backward passes: takes the optimizer step and returns metrics. A function that takes no step must
+return `skipped` as 1, or the step counts as taken: in `TrainingState.step` and for the reference."""
 
 
 class CheckpointFn(Protocol):

@@ -226,8 +226,14 @@ def test_an_episode_that_is_not_trained_on_counts_in_the_baseline():
         LoopSettings(trajectory_filter=lambda trajectory: False, logps_tolerance=None),
     )
     groups = [TrajectoryGroup("g", "test", 0, tuple(FOUR[:2])), TrajectoryGroup("h", "test", 0, tuple(FOUR[2:]))]
-    _, metrics = training_iteration(state, groups, settings=settings)
+    after, metrics = training_iteration(state, groups, settings=settings)
     assert metrics["skipped"] == 1.0 and metrics["reward/reward"] == 0.375
+    assert (after.step, after.n_episodes, after.n_tokens) == (0, 0, 0)
+    # Of two steps, one takes place; of its two episodes, one has a trained token.
+    chosen = {"trajectory_filter": lambda t: (t.group_id, t.member) == ("g", 0)}
+    settings = dataclasses.replace(settings, n_minibatches=2, **chosen)
+    after, _ = training_iteration(state, groups, settings=settings)
+    assert (after.step, after.n_episodes, after.n_tokens) == (1, 1, 2)
 
 
 def test_an_episode_that_is_not_trained_on_forms_no_pair():
