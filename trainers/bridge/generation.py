@@ -292,7 +292,8 @@ class GenerationPlayer:
         for start in range(0, len(rows), group_size):
             members = rows[start : start + group_size]
             index, split = members[0]["index"], members[0]["split"]
-            if any((row["index"], row["split"]) != (index, split) for row in members):
+            is_part = len(members) < group_size
+            if is_part or any((row["index"], row["split"]) != (index, split) for row in members):
                 raise InvalidConfigError(
                     f"a process holds part of a group: rows {[row['index'] for row in members]}. Make the local batch "
                     f"a multiple of {group_size}."

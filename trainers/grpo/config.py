@@ -128,6 +128,12 @@ class EnvGRPOConfig(GRPOConfig):
                 f"generation, which is no multiple of num_generations = {self.num_generations}: a group would be torn "
                 f"between processes. Make it one, for example per_device_train_batch_size={self.num_generations}."
             )
+        eval_group = int(self.num_generations_eval or group_size)
+        if self.eval_strategy != "no" and self.per_device_eval_batch_size % eval_group:
+            raise InvalidConfigError(
+                f"per_device_eval_batch_size={self.per_device_eval_batch_size} is no multiple of num_generations_eval="
+                f"{eval_group}: an evaluation would tear a group between processes."
+            )
         self._check_importance_sampling()
         leaves_out = self.top_p < 1 or bool(self.top_k) or bool(self.min_p)
         no_filter = (not leaves_out, "no filter (top_p, top_k, min_p) leaves a token out", ("keep_sampling_mask",))

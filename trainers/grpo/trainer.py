@@ -232,7 +232,7 @@ class EnvGRPOTrainer(EpisodeTrainer):
             first = len(inputs)
             output["advantages"][first : first + len(owners)] = output["advantages"][owners]
         # Only now: the guard compares tokens as the loss will see them, in TRL's batch.
-        self._guard(output, lambda batch: self._score(self.model, batch)[0])
+        self._guard(output, self._score_without_gradient)
         self._log_episodes()
         return output
 

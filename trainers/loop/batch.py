@@ -36,6 +36,9 @@ def score_rows(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return the model's log-probabilities of a batch's completion tokens, in one forward pass.
 
+    The router loss of a mixture of experts is not computed here, so the plain loop trains without it; the trainers add
+    it.
+
     Args:
         model: A causal language model of transformers, or one with the same call.
         batch: The rows.
@@ -198,10 +201,9 @@ def minibatch_rows(batch: Batch, n: int, *, seed: int) -> list[torch.Tensor]:
     if n == 1:
         return [torch.arange(len(batch))]
     groups = batch.need("group_ids_B").cpu()
-    n_groups = len(groups.unique())
-    if n > n_groups:
-        raise InvalidConfigError(f"n_minibatches={n} of {n_groups} groups: lower it, or play more groups.")
-    # `make_batch` numbers the groups from 0, so this is a permutation of their ids.
-    order = np.random.default_rng(seed).permutation(n_groups)
-    parts = [torch.isin(groups, torch.from_numpy(chosen.astype(np.int64))) for chosen in np.array_split(order, n)]
+    ids = groups.unique().numpy()
+    if n > len(ids):
+        raise InvalidConfigError(f"n_minibatches={n} of {len(ids)} groups: lower it, or play more groups.")
+    order = np.random.default_rng(seed).permutation(ids)
+    parts = [torch.isin(groups, torch.from_numpy(chosen)) for chosen in np.array_split(order, n)]
     return [torch.nonzero(part)[:, 0] for part in parts]

@@ -308,12 +308,13 @@ def latest_checkpoint(folder: str | Path) -> Path | None:
 
 
 def best_checkpoint(folder: str | Path) -> Path | None:
-    """Return the best checkpoint of a run, or None without an evaluation."""
+    """Return the best checkpoint of a run, or None without one in the folder: a run may have resumed from another."""
     latest = latest_checkpoint(folder)
     if latest is None:
         return None
     best = json.loads((latest / VALUES_FILE).read_text(encoding="utf-8"))["best"]
-    return None if best is None else Path(folder) / _name(int(best[1]))
+    path = None if best is None else Path(folder) / _name(int(best[1]))
+    return path if path is not None and path.is_dir() else None
 
 
 _VALUES = ("seed", "step", "iteration", "n_episodes", "n_tokens", "statistics", "source_state", "best")

@@ -114,7 +114,7 @@ class EnvPPOTrainer(EnvGRPOTrainer):
         if len(episodes.trajectories) == len({t.group_id for t in episodes.trajectories}):
             self._metrics[self._mode].pop("frac_reward_zero_std", None)  # meaningless for groups of one
         args, mask_BT = self.args, output["completion_mask"] * output["tool_mask"]
-        values_BT, bootstrap_E = self._values(output)
+        values_BT, bootstrap_E, follows_E = self._values(output)
         estimates = estimate(
             episodes.trajectories,
             episodes.turn_rewards,
@@ -134,14 +134,14 @@ class EnvPPOTrainer(EnvGRPOTrainer):
             # Moments over all processes: the result must not depend on which process played an episode.
             moments = global_moments(estimates.advantages_BT, mask_BT, self._total)
             output["advantages"] = masked_whiten(estimates.advantages_BT, mask_BT, moments=moments)
-        self._log_values(values_BT, estimates.returns_BT, bootstrap_E, mask_BT)
+        self._log_values(values_BT, estimates.returns_BT, bootstrap_E[follows_E], mask_BT)
         return output
 
     @torch.no_grad()
-    def _values(self, output: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    def _values(self, output: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return the critic's values of the states before each token, (B, T), and after each episode, (E,).
 
-        The latter is 0 where no next turn was possible.
+        The latter is 0 where no next turn was possible: where the third tensor, (E,), is False.
         """
         training = self._mode == "train"
         size = self.args.per_device_train_batch_size if training else self.args.per_device_eval_batch_size
@@ -152,7 +152,7 @@ class EnvPPOTrainer(EnvGRPOTrainer):
         for start in range(0, len(ids), size):
             chunk = ids[start : start + size], mask[start : start + size]
             if self.critic.is_shared:
-                with captured_states(self.accelerator.unwrap_model(self.model)) as states:
+                with self._whole_activations(), captured_states(self.accelerator.unwrap_model(self.model)) as states:
                     # The pass is made for the hidden states, so ask for the log-probability of one token only.
                     self._get_per_token_logps_and_entropies(self.model, *chunk, 1)
                 parts.append(self.critic.read(states[0]))
@@ -161,10 +161,10 @@ class EnvPPOTrainer(EnvGRPOTrainer):
         values = torch.cat(parts)
         last = mask.shape[1] - 1 - mask.flip(1).long().argmax(1)  # the last token that is not padding
         final = values.gather(1, last[:, None]).squeeze(1)[: len(prompts)]
-        follows = torch.tensor([prompt is not None for prompt in prompts], dtype=torch.bool, device=final.device)
+        follows_E = torch.tensor([prompt is not None for prompt in prompts], dtype=torch.bool, device=final.device)
         # A critic's output at a token is the value of the state after it: the state before the first completion token
         # is at the prompt's last column.
-        return values[:, n_prompt - 1 : n_prompt - 1 + n_tokens], final.where(follows, 0.0)
+        return values[:, n_prompt - 1 : n_prompt - 1 + n_tokens], final.where(follows_E, 0.0), follows_E
 
     def _next_prompts(self) -> list[Any]:
         """Return for each episode the prompt of the turn that a limit prevented, or None (see `next_prompt`)."""
@@ -226,13 +226,13 @@ class EnvPPOTrainer(EnvGRPOTrainer):
         return total
 
     def _log_values(
-        self, values_BT: torch.Tensor, returns_BT: torch.Tensor, bootstrap_E: torch.Tensor, mask_BT: torch.Tensor
+        self, values_BT: torch.Tensor, returns_BT: torch.Tensor, bootstraps: torch.Tensor, mask_BT: torch.Tensor
     ) -> None:
         """Log statistics of the critic's values on the latest generation, over all processes."""
         mean, variance = global_moments(values_BT, mask_BT, self._total)
         mean_return, _ = global_moments(returns_BT, mask_BT, self._total)
         explained, spread = explained_variance(values_BT, returns_BT, mask_BT, self._total)
-        n, bootstrapped = self._total(torch.stack([(bootstrap_E != 0).sum().float(), bootstrap_E.sum()])).tolist()
+        n, bootstrapped = self._total(torch.stack([bootstraps.new_tensor(len(bootstraps)), bootstraps.sum()])).tolist()
         metrics = self._metrics[self._mode]
         metrics["value/mean"].append(mean.item())
         metrics["value/std"].append(variance.sqrt().item())

@@ -314,9 +314,19 @@ def test_a_resumed_run_goes_on_with_the_same_episodes(make, tmp_path):
 def test_a_torn_group_is_refused_with_settings_that_fit(config):
     with pytest.raises(InvalidConfigError, match="no multiple of num_generations"):
         _two_ranks(config)
+    evaluates = {"per_device_train_batch_size": 8, "per_device_eval_batch_size": 4, "eval_strategy": "epoch"}
+    with pytest.raises(InvalidConfigError, match="no multiple of num_generations_eval=8: an evaluation would tear"):
+        _two_ranks(config, **evaluates)
 
 
-def _two_ranks(config):
+def test_part_of_a_group_is_never_played(make):
+    trainer = make()
+    rows = [{"index": 0, "split": "test"}] * 3
+    with pytest.raises(InvalidConfigError, match="holds part of a group"):
+        trainer._player.play(rows, mode="eval", step=0, group_size=4)
+
+
+def _two_ranks(config, **changes):
     """TRL accepts two processes of 4 rows with groups of 8; each would hold half of every group."""
 
     class TwoProcesses(EnvGRPOConfig):
@@ -329,7 +339,7 @@ def _two_ranks(config):
         "num_generations": 8,
         "report_to": "none",
     }
-    return TwoProcesses(**values)
+    return TwoProcesses(**values | changes)
 
 
 def test_bad_settings_are_one_line_errors(make, tiny_folder):

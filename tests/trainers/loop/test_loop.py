@@ -251,6 +251,8 @@ def test_pairs_stay_together_and_minibatches_are_whole_groups():
     assert sorted(part.tolist() for part in parts) == [[0, 1], [2, 3]]
     orders = {tuple(minibatch_rows(batch, 2, seed=seed)[0].tolist()) for seed in range(8)}
     assert orders == {(0, 1), (2, 3)}  # the seed decides
+    other_ids = dataclasses.replace(batch, group_ids_B=torch.tensor([7, 7, -3, -3]))
+    assert sorted(part.tolist() for part in minibatch_rows(other_ids, 2, seed=3)) == [[0, 1], [2, 3]]
     with pytest.raises(InvalidConfigError, match="n_minibatches=3 of 2 groups"):
         minibatch_rows(batch, 3, seed=0)
 
@@ -751,6 +753,12 @@ def test_held_out_problems_are_never_trained_on(collect):
         create_eval_fn(EnvChoice("llm/Arithmetic-v0", kwargs={"split": "test"}), ConstantPolicy("x"))
     with pytest.raises(InvalidConfigError, match="share is 1"):
         hold_out("llm/Arithmetic-v0", share=1)
+
+
+def test_the_best_checkpoint_may_lie_in_the_folder_of_an_earlier_run(tmp_path):
+    state = dataclasses.replace(sgd_state(Bigram()), iteration=9, best=(0.5, 7))
+    create_checkpoint_fn(tmp_path)(state, is_best=False)
+    assert latest_checkpoint(tmp_path).name == "iteration-000009" and best_checkpoint(tmp_path) is None
 
 
 def test_the_best_is_kept(policy, collect, tmp_path):

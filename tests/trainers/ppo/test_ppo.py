@@ -264,6 +264,29 @@ def test_kl_in_the_reward_is_paid_token_by_token(make):
     assert log["kl"] == pytest.approx(0.1)
 
 
+def test_a_value_of_zero_is_a_bootstrap_too(make):
+    trainer = make(max_turns=1, bootstrap_truncated=True)
+    trainer.critic.head.weight.data.zero_()
+    trainer.critic.head.bias.data.zero_()
+    trainer.train()
+    assert trainer.state.log_history[0]["value/bootstrap_mean"] == 0.0
+
+
+def test_no_activation_is_computed_twice_without_a_gradient(make):
+    trainer, seen = make(gradient_checkpointing=True), []
+    score = trainer._get_per_token_logps_and_entropies
+    newer = hasattr(trainer.model, "is_activation_checkpointing")  # releases of transformers differ in the name
+    flag = "is_activation_checkpointing" if newer else "is_gradient_checkpointing"
+
+    def watched(model, *args, **kwargs):
+        seen.append((torch.is_grad_enabled(), getattr(model, flag)))
+        return score(model, *args, **kwargs)
+
+    trainer._get_per_token_logps_and_entropies = watched
+    trainer.train()
+    assert set(seen) == {(True, True), (False, False)}
+
+
 def test_one_generation_serves_several_passes_in_minibatches(make):
     trainer = make(
         max_steps=5, num_iterations=2, steps_per_generation=2, per_device_train_batch_size=8, value_clip=0.01,
