@@ -155,7 +155,8 @@ class KLController:
         """
         if self.schedule is None or step == self._asked_at:
             return
-        # Several generations may start at the same step. Only the first asks the schedule: there is no new KL later.
+        # Several generations may start at the same step. Only the first calls the schedule: no step has measured a new
+        # KL since.
         kl = sum(self._measured) / len(self._measured) if self._measured else None
         self._measured, self._asked_at = [], step
         self.coefficient = float(self.schedule(step, n_steps, kl))

@@ -275,7 +275,7 @@ def with_advantages(
     if has_forks and (algorithm.normalisation == "sequence" or algorithm.pair_loss_fn is not None):
         raise InvalidConfigError(
             f"an episode has several rows, and {algorithm.name!r} weighs each row alike: take one that is normalised "
-            "by tokens or a constant, without pairs, or history='append' and no context function."
+            "by tokens, prompts or a constant, without pairs, or history='append' and no context function."
         )
     rewards, turns = credit.rewards.tolist(), [part.tolist() for part in credit.turn_rewards]
     kl_BT = _reward_kl(batch, algorithm)

@@ -34,6 +34,7 @@ __all__ = [
     "EpisodeRewards",
     "RewardSettings",
     "check_weights",
+    "checked_weights",
     "declared_weights",
     "group_numbers",
     "score_episodes",
@@ -193,6 +194,13 @@ def check_weights(settings: RewardSettings, task_weights: Mapping[str, float]) -
     for name in sorted(set(settings.weights or {}) - {*known, "overlong"}):
         if not is_open or name.startswith("shaping/"):
             raise InvalidConfigError(f"RewardSettings.weights names {name!r}; the columns are {', '.join(known)}.")
+
+
+def checked_weights(settings: RewardSettings, source: SeedSource) -> dict[str, float]:
+    """Return the `declared_weights` of a source if the components are columns, else {}; `check_weights` of both."""
+    task_weights = declared_weights(source) if settings.components else {}
+    check_weights(settings, task_weights)
+    return task_weights
 
 
 def warn_of_absent(settings: RewardSettings, columns: Iterable[str]) -> None:

@@ -131,8 +131,8 @@ class EnvGRPOConfig(GRPOConfig):
         eval_group = int(self.num_generations_eval or group_size)
         if self.eval_strategy != "no" and self.per_device_eval_batch_size % eval_group:
             raise InvalidConfigError(
-                f"per_device_eval_batch_size={self.per_device_eval_batch_size} is no multiple of num_generations_eval="
-                f"{eval_group}: an evaluation would tear a group between processes."
+                f"per_device_eval_batch_size={self.per_device_eval_batch_size} must be a multiple of "
+                f"num_generations_eval={eval_group}: an evaluation would tear a group between processes."
             )
         self._check_importance_sampling()
         leaves_out = self.top_p < 1 or bool(self.top_k) or bool(self.min_p)

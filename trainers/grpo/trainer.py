@@ -8,8 +8,9 @@ TRL's trainer has the training loop, and calls the methods of this class back, i
     _compute_loss                    for each micro-batch: `_algorithm_loss`; without an algorithm, TRL's own loss
     _end_step                        for each optimizer step
 
-Two further files have all of GRPO: `bridge/batches.py` (the batch: episodes as rows of tokens, a mask, an advantage for
-each token, the shares of micro-batches) and `functional/algorithm.py` (what is learned: `algorithm_loss`).
+Two further files complete the path from episode to loss: `bridge/batches.py` (the batch: episodes as rows of tokens, a
+mask, an advantage for each token, the shares of micro-batches) and `functional/algorithm.py` (what is learned:
+`algorithm_loss`).
 
 Invariants:
 1. Training uses exactly the sampled tokens. Ids are never decoded and re-encoded. On the first batch, a guard compares
@@ -20,7 +21,7 @@ Invariants:
 5. Each sampled token is trained in exactly one row. If an episode's history forks, the episode has several rows: all
    share its advantage, and the first carries its reward.
 6. The gradient of an optimizer step is that of `algorithm_loss` on the step's rows of all processes, however the rows
-   are split into micro-batches.
+   are split into micro-batches. If a generation has several steps, tokens and pairs are counted over all of them.
 7. The algorithm and its coefficient change only between generations; checkpoints store them.
 """
 
@@ -55,8 +56,7 @@ from llm_envs.trainers.bridge.batches import (
 from llm_envs.trainers.bridge.checks import check_forks, load_training_tokenizer
 from llm_envs.trainers.bridge.credit import (
     RewardSettings,
-    check_weights,
-    declared_weights,
+    checked_weights,
     score_episodes,
     warn_of_absent,
     with_overlong,
@@ -95,7 +95,7 @@ __all__ = ["EnvGRPOConfig", "EnvGRPOTrainer"]
 class EnvGRPOTrainer(EpisodeTrainer):
     """Train a language model by GRPO on an environment.
 
-    All of the algorithm is in three files: this one, `bridge/batches.py` and `functional/algorithm.py`.
+    The path from episode to loss is in three files: this one, `bridge/batches.py` and `functional/algorithm.py`.
 
     Args:
         model: A folder, a name on a hub, or a loaded model (a PEFT model too).
@@ -166,20 +166,14 @@ class EnvGRPOTrainer(EpisodeTrainer):
         if algorithm is None:
             self.algorithms = None
         else:
-            self.algorithms = AlgorithmState(
-                args,
-                algorithm,
-                known=self._known_algorithms,
-                has_critic=self._kind == "ppo",
-                may_fork=context_fn is not None,
-                n_items=len(self.items["train"]),
-            )
+            known: dict[str, Any] = {"known": self._known_algorithms, "n_items": len(self.items["train"])}
+            is_ppo, may_fork = self._kind == "ppo", context_fn is not None
+            self.algorithms = AlgorithmState(args, algorithm, has_critic=is_ppo, may_fork=may_fork, **known)
         self._has_reference = self._needs_reference(args)
         self._context_fn, self._trajectory_filter = context_fn, trajectory_filter
         if context_fn is not None:
             check_forks(args.loss_type)
-        self._task_weights = declared_weights(self.items["train"].source) if self._pays_for.components else {}
-        check_weights(self._pays_for, self._task_weights)
+        self._task_weights = checked_weights(self._pays_for, self.items["train"].source)
         self.env_ids = list(dict.fromkeys(choice.env_id for choice in self.items["train"].source.choices))
         self.generations, self.last_trajectories = {"train": Generation(), "eval": Generation()}, []
         self._guarded = args.logps_tolerance is None

@@ -38,8 +38,7 @@ from llm_envs.trainers.bridge.batches import make_batch, with_advantages
 from llm_envs.trainers.bridge.credit import (
     EpisodeRewards,
     RewardSettings,
-    check_weights,
-    declared_weights,
+    checked_weights,
     score_episodes,
     warn_of_absent,
     with_overlong,
@@ -211,8 +210,7 @@ def train(
     """
     settings = _checked(settings, collector, algorithm, eval_fn, eval_every, checkpoint_fn, save_every)
     rewards = rewards or RewardSettings()
-    task_weights = declared_weights(collector.source) if rewards.components else {}
-    check_weights(rewards, task_weights)
+    task_weights = checked_weights(rewards, collector.source)
     learn = partial(
         training_iteration,
         rewards=rewards,

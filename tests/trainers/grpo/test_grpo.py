@@ -315,7 +315,9 @@ def test_a_torn_group_is_refused_with_settings_that_fit(config):
     with pytest.raises(InvalidConfigError, match="no multiple of num_generations"):
         _two_ranks(config)
     evaluates = {"per_device_train_batch_size": 8, "per_device_eval_batch_size": 4, "eval_strategy": "epoch"}
-    with pytest.raises(InvalidConfigError, match="no multiple of num_generations_eval=8: an evaluation would tear"):
+    with pytest.raises(
+        InvalidConfigError, match="must be a multiple of num_generations_eval=8: an evaluation would tear"
+    ):
         _two_ranks(config, **evaluates)
 
 
