@@ -255,7 +255,7 @@ REINFORCE = Algorithm(
 on-policy."""
 GSPO = Algorithm(
     "gspo",
-    loss_fn=partial(clipped_surrogate, clip_low=3e-4, clip_high=4e-4, level="sequence_token"),
+    loss_fn=partial(clipped_surrogate, clip_low=3e-4, clip_high=4e-4, level="geometric_token"),
     normalisation="sequence",
 )
 """One ratio per sequence, with the paper's narrow clip ("Group Sequence Policy Optimization", arXiv 2507.18071)."""

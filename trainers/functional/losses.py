@@ -38,7 +38,7 @@ have shape (B,), (B, 1) or (B, T); `mask_BT` is bool or 0/1. Masked places of th
 (float32 or float64) they hold 0.
 """
 
-RatioLevel = Literal["token", "turn", "geometric", "sequence", "sequence_token"]
+RatioLevel = Literal["token", "turn", "geometric", "geometric_token"]
 """The tokens that share one importance ratio; see `log_ratios`."""
 
 
@@ -51,10 +51,10 @@ def log_ratios(
     - "turn": `s_k = sum_{t in k} l_t / n_k`, one for all tokens of a turn, the geometric mean of their ratios
       ("Stabilizing Off-Policy Training for Long-Horizon LLM Agent via Turn-Level Importance Sampling ...",
       arXiv 2511.20718). A turn is a run of unmasked tokens (`turns.turns_of_mask`).
-    - "geometric", which GSPO and TRL call "sequence": `s = sum_t m l_t / sum_t m`, one for all tokens of a row, the
-      geometric mean of their ratios (GSPO, "Group Sequence Policy Optimization", arXiv 2507.18071). Both names work.
-    - "sequence_token": `stopgrad(s) + log pi_t - stopgrad(log pi_t)`: the value of "sequence" with each token's own
-      gradient (GSPO-token in that paper). It equals "sequence" if a row has one advantage; use it for (B, T)
+    - "geometric": `s = sum_t m l_t / sum_t m`, one for all tokens of a row, the geometric mean of their ratios (GSPO,
+      "Group Sequence Policy Optimization", arXiv 2507.18071, which calls it the ratio of the sequence, as TRL does).
+    - "geometric_token": `stopgrad(s) + log pi_t - stopgrad(log pi_t)`: the value of "geometric" with each token's own
+      gradient (GSPO-token in that paper). It equals "geometric" if a row has one advantage; use it for (B, T)
       advantages.
 
     Args:
@@ -64,7 +64,7 @@ def log_ratios(
         level: One of the above.
 
     Returns:
-        Shape (B, T), 0 at masked places ("geometric", "sequence": the row's value there too).
+        Shape (B, T), 0 at masked places ("geometric": the row's value there too).
 
     Raises:
         ValueError: If the level is unknown.
@@ -76,13 +76,11 @@ def log_ratios(
         return differences_BT.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     if level == "turn":
         return _turn_means(differences_BT, mask_BT).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-    if level not in ("geometric", "sequence", "sequence_token"):
-        raise ValueError(
-            f"level is {level!r}; it must be 'token', 'turn', 'geometric' ('sequence') or 'sequence_token'."
-        )
+    if level not in ("geometric", "geometric_token"):
+        raise ValueError(f"level is {level!r}; it must be 'token', 'turn', 'geometric' or 'geometric_token'.")
     means_BT = masked_mean(differences_BT, mask_BT, dim=1)[:, None].expand_as(differences_BT)
     means_BT = means_BT.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-    if level in ("geometric", "sequence"):
+    if level == "geometric":
         return means_BT
     # The two last terms cancel in value and leave the token's own gradient.
     return zero_masked(means_BT.detach() + fresh_BT - fresh_BT.detach(), mask_BT)
@@ -128,7 +126,7 @@ def clipped_surrogate(
     """Return `-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)` with `r = pi / pi_old`.
 
     PPO ("Proximal Policy Optimization Algorithms", arXiv 1707.06347), GRPO (arXiv 2402.03300); with `clip_high >
-    clip_low` the decoupled clip of DAPO (arXiv 2503.14476); with `level="sequence"` GSPO (arXiv 2507.18071);
+    clip_low` the decoupled clip of DAPO (arXiv 2503.14476); with `level="geometric"` GSPO (arXiv 2507.18071);
     `dual_clip` c bounds the ratio of a bad action, `-max(..., c A)` where A < 0 ("Mastering Complex Control in MOBA
     Games", arXiv 1912.09729).
 

@@ -50,13 +50,13 @@ def all_pairs(rewards_B: torch.Tensor, group_ids_B: torch.Tensor) -> torch.Tenso
 
 
 def create_margin_pairs(margin: float) -> PairSelector:
-    """Return a selector of every pair of a group whose rewards differ by at least `margin`.
+    """Return a selector of every pair of a group whose rewards differ by more than `margin`.
 
     Raises:
-        ValueError: If the margin is not above 0: ties are no pairs.
+        ValueError: If the margin is below 0: ties are no pairs.
     """
-    if not margin > 0.0:
-        raise ValueError(f"margin is {margin}; it must be above 0.")
+    if not margin >= 0.0:
+        raise ValueError(f"margin is {margin}; it must be at least 0.")
 
     def margin_pairs(rewards_B: torch.Tensor, group_ids_B: torch.Tensor) -> torch.Tensor:
         return _pairs_above(rewards_B, group_ids_B, margin)
@@ -231,7 +231,7 @@ def _pairs_above(rewards_B: torch.Tensor, group_ids_B: torch.Tensor, margin: flo
     values_B, scored_B = check_rewards(rewards_B, group_ids_B)
     gaps_BB = values_B[:, None] - values_B
     together_BB = (group_ids_B[:, None] == group_ids_B) & scored_B[:, None] & scored_B
-    return torch.nonzero(together_BB & (gaps_BB > 0) & (gaps_BB >= margin))
+    return torch.nonzero(together_BB & (gaps_BB > margin))
 
 
 def _scored_groups(scored_B: torch.Tensor, group_ids_B: torch.Tensor) -> list[torch.Tensor]:

@@ -139,7 +139,7 @@ CASES = {
     "cispo-low": (replace(CISPO, loss_fn=partial(cispo, max_ratio=1.1)), "cispo", {"high": 1.1}),
     "gspo": (GSPO, "grpo", {"level": "sequence", "low": 3e-4, "high": 4e-4}),
     "gspo-wide": (
-        replace(GSPO, loss_fn=partial(clipped_surrogate, clip_low=0.1, clip_high=0.3, level="sequence")),
+        replace(GSPO, loss_fn=partial(clipped_surrogate, clip_low=0.1, clip_high=0.3, level="geometric")),
         "grpo",
         {"level": "sequence", "low": 0.1, "high": 0.3},
     ),

@@ -67,7 +67,7 @@ MEAN_LOG_RATIO = sum(math.log(r) for r in RATIOS) / 4
 
 
 def test_ratios_of_sequences():
-    for level in ("sequence", "sequence_token"):
+    for level in ("geometric", "geometric_token"):
         log_ratios_BT = log_ratios(LOGPS_BT, OLD_BT, MASK_BT, level=level)
         assert log_ratios_BT[0, :4].tolist() == pytest.approx([MEAN_LOG_RATIO] * 4)
         loss_fn = partial(clipped_surrogate, clip_low=0.5, clip_high=0.5, level=level)
@@ -76,15 +76,9 @@ def test_ratios_of_sequences():
         assert loss == pytest.approx([-2 * ratio] * 4 + [0.0])
         # of the sum over 4 tokens: 4 (-2 ratio) / 4 for each
         assert gradient == pytest.approx([-2 * ratio] * 4 + [0.0])
-    with pytest.raises(ValueError, match="level is 'row'"):
-        log_ratios(LOGPS_BT, OLD_BT, MASK_BT, level="row")
-
-
-def test_geometric_is_the_ratio_of_sequences():
-    assert torch.equal(
-        log_ratios(LOGPS_BT, OLD_BT, MASK_BT, level="geometric"),
-        log_ratios(LOGPS_BT, OLD_BT, MASK_BT, level="sequence"),
-    )
+    # "sequence" is a product of ratios in `importance_weights`, so it is no name here.
+    with pytest.raises(ValueError, match="level is 'sequence'; it must be 'token', 'turn', 'geometric'"):
+        log_ratios(LOGPS_BT, OLD_BT, MASK_BT, level="sequence")
 
 
 def test_ratios_of_turns():
@@ -104,12 +98,12 @@ def test_ratios_of_turns():
     assert logps_BT.grad[0].tolist() == pytest.approx([0.0, -2.0, -2.0, 0.0, 2.0, 2.0, 2.0, 0.0, 0.0])
 
 
-def test_with_advantages_of_tokens_only_sequence_token_credits_each_token_alone():
+def test_with_advantages_of_tokens_only_geometric_token_credits_each_token_alone():
     advantages_BT = torch.tensor([[4.0, 0.0, 0.0, 0.0, 0.0]])
     ratio = math.exp(MEAN_LOG_RATIO)
     wide = {"clip_low": 1.0, "clip_high": 9.0}
-    own = value_and_gradient(partial(clipped_surrogate, level="sequence_token", **wide), advantages_BT)
-    shared = value_and_gradient(partial(clipped_surrogate, level="sequence", **wide), advantages_BT)
+    own = value_and_gradient(partial(clipped_surrogate, level="geometric_token", **wide), advantages_BT)
+    shared = value_and_gradient(partial(clipped_surrogate, level="geometric", **wide), advantages_BT)
     assert own[0] == pytest.approx(shared[0])
     assert own[1] == pytest.approx([-4 * ratio, 0.0, 0.0, 0.0, 0.0])
     assert shared[1] == pytest.approx([-ratio] * 4 + [0.0])
@@ -161,7 +155,7 @@ def test_entropy_and_likelihood():
 
 
 @pytest.mark.parametrize(
-    "loss_fn", [clipped_surrogate, partial(clipped_surrogate, clip_high=0.9, level="sequence"), cispo, policy_gradient]
+    "loss_fn", [clipped_surrogate, partial(clipped_surrogate, clip_high=0.9, level="geometric"), cispo, policy_gradient]
 )
 def test_gradients_flow_through_fresh_log_probabilities_alone(loss_fn):
     fresh_BT, stored_BT = LOGPS_BT.clone().requires_grad_(), OLD_BT.clone().requires_grad_()

@@ -33,10 +33,13 @@ def test_all_pairs_without_ties():
 
 
 def test_pairs_with_a_margin():
+    """The rewards differ by more than the margin, as with `pair_margin` of `EnvDPOConfig`."""
     assert create_margin_pairs(0.5)(REWARDS_B, IDS_B).tolist() == [[0, 2], [0, 5], [6, 2], [6, 5]]
     assert create_margin_pairs(0.7)(REWARDS_B, IDS_B).tolist() == [[0, 2], [6, 2]]
-    with pytest.raises(ValueError, match="it must be above 0"):
-        create_margin_pairs(0.0)
+    assert create_margin_pairs(1.0)(REWARDS_B, IDS_B).tolist() == []
+    assert torch.equal(create_margin_pairs(0.0)(REWARDS_B, IDS_B), all_pairs(REWARDS_B, IDS_B))
+    with pytest.raises(ValueError, match="it must be at least 0"):
+        create_margin_pairs(-0.1)
 
 
 def test_random_pairs_are_of_all_pairs_and_follow_the_seed():
