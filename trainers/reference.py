@@ -41,6 +41,7 @@ __all__ = [
     "adapter_weights",
     "check_vocabulary",
     "drop_reference_adapter",
+    "vocabulary_difference",
 ]
 
 REFERENCE_FOLDER = "reference"
@@ -280,26 +281,39 @@ def check_vocabulary(reference: Any, policy: Any, tokenizer: Any) -> None:
         InvalidConfigError: If the vocabularies differ.
     """
     size, expected = reference.get_output_embeddings().weight.shape[0], policy.get_output_embeddings().weight.shape[0]
-    where, words = getattr(reference, "name_or_path", ""), tokenizer.get_vocab()
+    where = getattr(reference, "name_or_path", "")
     # The common case, a copy of the policy: no second tokenizer has to be loaded.
     if size == expected and where == getattr(policy, "name_or_path", ""):
         return
-    theirs, largest = _vocabulary(where), max(words.values())
-    if theirs is None:
-        if size == expected:
-            return
-        what = f"scores {size} ids, the policy {expected}"
-    elif differing := [word for word, number in words.items() if theirs.get(word) != number]:
-        what = f"has another tokenizer: {len(differing)} of the policy's {len(words)} tokens are not the same there"
-    elif size <= largest:
-        what = f"scores {size} ids, and the tokenizer's go up to {largest}"
-    else:
+    what = vocabulary_difference(where, tokenizer, scores=size, expected=expected)
+    if what is None:
         return
     raise InvalidConfigError(
         f"the reference {where or type(reference).__name__} {what}, so it would score other words than were sampled: "
         "take a model of the same family (a teacher must share the student's tokenizer), or learn from what it writes "
         "by supervised fine-tuning."
     )
+
+
+def vocabulary_difference(name: str, tokenizer: Any, *, scores: int, expected: int) -> str | None:
+    """Return how another model's vocabulary differs from the policy's; None if it knows each of the policy's tokens.
+
+    If the other model's folder or name has a tokenizer, each of the policy's tokens must have the same id in it.
+    Otherwise, both models must know the same number of ids.
+
+    Args:
+        name: Folder or name of the other model; may be empty.
+        tokenizer: The policy's.
+        scores: Number of ids that the other model knows.
+        expected: Number of ids that the policy knows.
+    """
+    words, theirs = tokenizer.get_vocab(), _vocabulary(name)
+    if theirs is None:
+        return None if scores == expected else f"knows {scores} ids, the policy {expected}"
+    if differing := [word for word, number in words.items() if theirs.get(word) != number]:
+        return f"has another tokenizer ({len(differing)} of the policy's {len(words)} tokens are not the same there)"
+    largest = max(words.values())
+    return f"knows {scores} ids, and the tokenizer's go up to {largest}" if scores <= largest else None
 
 
 def adapter_weights(model: Any, adapter: str) -> torch.nn.Module:

@@ -309,10 +309,10 @@ def test_a_teacher_of_other_words_is_refused(make, tmp_path, tiny_folder):
     unknown.resize_token_embeddings(400)
     unknown.config._name_or_path = unknown.name_or_path = ""
     for kind in ("grpo", "dpo"):
-        with pytest.raises(InvalidConfigError, match=r"scores 400 ids, the policy \d+.*same family"):
+        with pytest.raises(InvalidConfigError, match=r"knows 400 ids, the policy \d+.*same family"):
             make(kind=kind, ref_model_fn=lambda policy: unknown)
     shifted = shifted_words(tmp_path, tiny_folder)
-    with pytest.raises(InvalidConfigError, match=r"has another tokenizer: \d+ of the policy's"):
+    with pytest.raises(InvalidConfigError, match=r"has another tokenizer \(\d+ of the policy's"):
         make(ref_model_fn=lambda policy: shifted)
     larger = other_words(tmp_path)  # further words do no harm
     make({"max_steps": 1}, ref_model_fn=lambda policy: larger).train()

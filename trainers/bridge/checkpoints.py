@@ -1,4 +1,4 @@
-"""Finds the checkpoint to resume from, and the algorithm that wrote it."""
+"""Finds the checkpoint to resume from, and the trainer that wrote it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from torch.serialization import get_unsafe_globals_in_checkpoint
 
 from llm_envs.errors import InvalidConfigError
 
-__all__ = ["algorithm_of", "check_checkpoint", "check_unused", "find_checkpoints", "resume_point"]
+__all__ = ["check_checkpoint", "check_unused", "find_checkpoints", "resume_point", "trainer_of"]
 
-ALGORITHMS = ("GRPO", "PPO", "DPO", "SFT")
-"""Algorithms whose checkpoints we recognise, by the class name of their settings (`EnvGRPOConfig`, `GRPOConfig`)."""
+TRAINERS = ("GRPO", "PPO", "DPO", "SFT")
+"""Trainers whose checkpoints we recognise, by the class name of their settings (`EnvGRPOConfig`, `GRPOConfig`)."""
 _ARGUMENTS_FILE, _STATE_FILE = "training_args.bin", "trainer_state.json"
 
 
@@ -24,8 +24,8 @@ def find_checkpoints(folder: str | Path) -> list[Path]:
     return sorted((place for place in places if _step(place) is not None), key=lambda place: _step(place) or 0)
 
 
-def algorithm_of(checkpoint: str | Path) -> str | None:
-    """Return which of `ALGORITHMS` wrote a checkpoint, or None if unknown.
+def trainer_of(checkpoint: str | Path) -> str | None:
+    """Return which of `TRAINERS` wrote a checkpoint, or None if unknown.
 
     Only the class name of the saved settings is read; no code in the file is executed.
     """
@@ -39,33 +39,33 @@ def algorithm_of(checkpoint: str | Path) -> str | None:
     # The file also names other classes, such as accelerate's `AcceleratorConfig`: look at ours first.
     ours_first = sorted(names, key=lambda name: not name[0].startswith("llm_envs."))
     found = (name.removeprefix("Env").removesuffix("Config") for _, _, name in ours_first if name.endswith("Config"))
-    return next((name for name in found if name in ALGORITHMS), None)
+    return next((name for name in found if name in TRAINERS), None)
 
 
-def check_checkpoint(checkpoint: str | Path, algorithm: str) -> None:
-    """Reject another algorithm's checkpoint: its optimizer state and step count belong to another run.
+def check_checkpoint(checkpoint: str | Path, trainer: str) -> None:
+    """Reject another trainer's checkpoint: its optimizer state and step count belong to another run.
 
     Raises:
-        InvalidConfigError: If another algorithm wrote the checkpoint.
+        InvalidConfigError: If another trainer wrote the checkpoint.
     """
-    found = algorithm_of(checkpoint)
-    if found is not None and found != algorithm:
+    found = trainer_of(checkpoint)
+    if found is not None and found != trainer:
         raise InvalidConfigError(
-            f"{checkpoint} is a checkpoint of {found}, and this is {algorithm}: begin a new run with its weights "
+            f"{checkpoint} is a checkpoint of {found}, and this is {trainer}: begin a new run with its weights "
             f"(as --model, or the trainer's model, without resume_from_checkpoint; another output_dir)."
         )
 
 
-def resume_point(args: Any, algorithm: str, lora_r: int | None = None) -> str | None:
+def resume_point(args: Any, trainer: str, lora_r: int | None = None) -> str | None:
     """Return the checkpoint named by `args.resume_from_checkpoint`; "true" means the newest in the output folder.
 
     Args:
         args: The trainer's settings.
-        algorithm: One of `ALGORITHMS`.
+        trainer: One of `TRAINERS`.
         lora_r: Rank of the trained adapter; None: the whole model is trained.
 
     Raises:
-        InvalidConfigError: If the checkpoint is missing or incomplete, or does not match the algorithm or adapter.
+        InvalidConfigError: If the checkpoint is missing or incomplete, or does not match the trainer or adapter.
     """
     given = args.resume_from_checkpoint
     if given is None or str(given).lower() in ("false", "no", ""):
@@ -91,7 +91,7 @@ def resume_point(args: Any, algorithm: str, lora_r: int | None = None) -> str | 
                 "takes the newest). To begin with a model's weights give it as --model."
             )
     # All of this happens before a model is loaded, which may take minutes.
-    check_checkpoint(checkpoint, algorithm)
+    check_checkpoint(checkpoint, trainer)
     _check_adapter(checkpoint, lora_r)
     return str(checkpoint)
 

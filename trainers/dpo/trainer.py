@@ -439,7 +439,7 @@ class EnvDPOTrainer(DPOTrainer):
 
     def _own_state(self, folder: Path) -> dict[str, Any]:
         """Return the state that a checkpoint needs besides TRL's; write a moving reference's weights."""
-        state: dict[str, Any] = {"algorithm": "dpo", "online": self._is_online}
+        state: dict[str, Any] = {"trainer": "dpo", "online": self._is_online}
         state["reference"] = self._reference.save(self, folder)
         if self._is_online:
             is_in_round = self.state.global_step < self._round_start + self._n_round_steps
@@ -462,7 +462,7 @@ class EnvDPOTrainer(DPOTrainer):
             if state.get("online", bool(state)):
                 raise InvalidConfigError(f"{checkpoint} is one of online DPO: start from its weights as a model.")
             return
-        if state.get("algorithm") != "dpo" or not state.get("online", True):
+        if (state.get("trainer") or state.get("algorithm")) != "dpo" or not state.get("online", True):
             raise InvalidConfigError(f"{checkpoint} is no checkpoint of online DPO: start from its weights as a model.")
         if state["steps_per_round"] != self._steps_per_round:
             raise InvalidConfigError(

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import AutoModel, AutoTokenizer
+from transformers import AutoModel
 
 from llm_envs.errors import InvalidConfigError, ModelError
 from llm_envs.policies.inference.positions import check_positions, position_ids
+from llm_envs.trainers.reference import vocabulary_difference
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -261,33 +262,11 @@ def _separate(given: Any, policy: Any, tokenizer: Any) -> Critic:
 def _check_vocabulary(trunk: Any, policy: Any, tokenizer: Any) -> None:
     """Reject a critic whose token ids mean other tokens than the policy's."""
     size = trunk.get_input_embeddings().num_embeddings
-    words, where = tokenizer.get_vocab(), trunk.name_or_path
-    theirs = _vocabulary(where) if where else None
-    if theirs is None:  # without a tokenizer, only the sizes can be compared
-        expected = policy.get_input_embeddings().num_embeddings
-        if size == expected:
-            return
-        what = f"embeds {size} ids, the policy {expected}"
-    elif theirs != words:
-        differing = sorted(theirs.items() ^ words.items(), key=str)
-        what = f"has another tokenizer ({len(theirs)} tokens; {len(differing)} entries differ, such as {differing[0]})"
-    elif size <= (largest := max(words.values())):
-        what = f"embeds {size} ids, and the tokenizer's go up to {largest}"
-    else:
+    expected, where = policy.get_input_embeddings().num_embeddings, trunk.name_or_path
+    what = vocabulary_difference(where, tokenizer, scores=size, expected=expected)
+    if what is None:
         return
     raise InvalidConfigError(
         f"the critic {where or type(trunk).__name__} {what}: its vocabulary differs from the policy's, whose token ids "
         "it would misread. Take a model of the same family, or leave `critic` out for a value head on the policy."
     )
-
-
-def _vocabulary(name: str) -> dict[str, int] | None:
-    """Return the vocabulary of a model's tokenizer, or None if it has no tokenizer."""
-    folder = Path(name)
-    if folder.is_dir() and not any([*folder.glob("*token*"), *folder.glob("vocab*")]):
-        return None  # for some types transformers would create an empty tokenizer
-    try:
-        vocabulary: dict[str, int] = AutoTokenizer.from_pretrained(name).get_vocab()
-    except (OSError, ValueError, KeyError):
-        return None
-    return vocabulary

@@ -12,7 +12,7 @@
 | | test_sft.py::test_episodes_of_another_tokenizer_or_none_are_encoded_from_their_messages |
 | a checkpoint of another algorithm | `test_checkpoints_of_another_algorithm`, `test_..._from_python` |
 | ... of online DPO, offline | `test_checkpoints_of_online_preferences` |
-| ... of another algorithm, by online DPO | test_dpo.py::test_checkpoints_of_another_algorithm_are_refused |
+| ... of another algorithm, by online DPO | test_dpo.py::test_checkpoints_of_another_trainer_are_refused |
 | a checkpoint that is not there, not whole, or another's adapter | `test_nothing_to_go_on_from` |
 | a folder with the checkpoints of another run, or a file | `test_an_output_folder_that_is_taken` |
 | an environment and a data set, or neither | `test_what_is_learned_must_be_said_once` |
@@ -48,7 +48,7 @@ from llm_envs.trainers import (
     EnvSFTConfig,
     EnvSFTTrainer,
 )
-from llm_envs.trainers.bridge.checkpoints import algorithm_of
+from llm_envs.trainers.bridge.checkpoints import trainer_of
 
 pytestmark = pytest.mark.trainings
 
@@ -160,7 +160,7 @@ def test_checkpoints_of_another_algorithm(
 ) -> None:
     for other in set(ALGORITHMS) - {name}:
         checkpoint = place / other / "checkpoint-1"
-        assert algorithm_of(checkpoint) == other.upper()
+        assert trainer_of(checkpoint) == other.upper()
         assert train(place, name, tiny_folder, "--resume_from_checkpoint", checkpoint) == 2
         assert f"is a checkpoint of {other.upper()}, and this is {name.upper()}: begin a new run" in said(capsys, place)
 

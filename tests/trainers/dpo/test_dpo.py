@@ -514,11 +514,11 @@ def test_the_reference_of_a_round_is_the_frozen_one(make, settings):
     assert [logps.item() for logps in scored] == pytest.approx([row["ref_chosen_logps"], row["ref_rejected_logps"]])
 
 
-def test_checkpoints_of_another_algorithm_are_refused(make, settings, tmp_path):
+def test_checkpoints_of_another_trainer_are_refused(make, settings, tmp_path):
     args = settings(max_steps=1, save_strategy="steps", save_steps=1)
     make(DENSE, args).train()
     file = Path(args.output_dir) / "checkpoint-1" / "llm_envs_state.json"
-    file.write_text(json.dumps({k: v for k, v in json.loads(file.read_text()).items() if k != "algorithm"}))
+    file.write_text(json.dumps({k: v for k, v in json.loads(file.read_text()).items() if k != "trainer"}))
     with pytest.raises(InvalidConfigError, match="no checkpoint of online DPO"):
         make(DENSE, settings(max_steps=2)).train(resume_from_checkpoint=str(file.parent))
 

@@ -1,5 +1,7 @@
 """The critic: what it reads, which ones are refused, its optimizer and its files."""
 
+import copy
+
 import peft
 import pytest
 import torch
@@ -97,6 +99,15 @@ def test_models_with_other_heads_and_widths_are_critics(policy, tokenizer, tiny_
     assert load_critic(narrow, policy, tokenizer).head.in_features == 32
 
 
+def test_a_critic_may_know_further_tokens(policy, tokenizer, tmp_path):
+    """As a reference may: it is only asked about the policy's tokens."""
+    larger = copy.deepcopy(tokenizer)
+    larger.add_tokens(["<one-more>"])
+    tiny_model(larger, hidden_size=32, n_heads=2, max_length=192).save_pretrained(tmp_path)
+    larger.save_pretrained(tmp_path)
+    assert load_critic(str(tmp_path), policy, tokenizer).head.in_features == 32
+
+
 def test_what_cannot_be_a_critic_is_refused(policy, tokenizer, tmp_path):
     # As large, and each id another word: only the tokenizer beside it tells.
     other = tiny_tokenizer(["the cat sat on the mat, the dog on the log"] * 3, vocab_size=290)
@@ -108,7 +119,7 @@ def test_what_cannot_be_a_critic_is_refused(policy, tokenizer, tmp_path):
     with pytest.raises(InvalidConfigError, match="its vocabulary differs"):
         load_critic(loaded, policy, tokenizer)
     nameless = tiny_model(other, hidden_size=32, n_heads=2, max_length=192)
-    with pytest.raises(InvalidConfigError, match=r"embeds \d+ ids, the policy \d+: its vocabulary differs"):
+    with pytest.raises(InvalidConfigError, match=r"knows \d+ ids, the policy \d+: its vocabulary differs"):
         load_critic(nameless, policy, tokenizer)
     with pytest.raises(ModelError, match="the policy itself"):
         load_critic(policy, policy, tokenizer)
