@@ -29,6 +29,7 @@ from llm_envs.rollout.filters import GroupFilter
 from llm_envs.rollout.sync import SyncRunner
 from llm_envs.sources.source import group_specs
 from llm_envs.tracking.metrics import average_metrics, metrics_by, trajectory_metrics
+from llm_envs.trainers.bridge.guard import MAX_FAILED_GENERATIONS
 from llm_envs.trainers.bridge.items import EpisodeDataset, refills
 from llm_envs.trainers.bridge.ranks import episode_limit, raise_on_all_ranks
 from llm_envs.trainers.bridge.weight_sync import ColocatedEngine
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from trl import DPOTrainer, GRPOTrainer
 
 __all__ = [
-    "MAX_FAILED_GENERATIONS",
     "STATE_FILE",
     "GenerationPlayer",
     "close_player",
@@ -48,10 +48,6 @@ __all__ = [
 ]
 
 logger = logging.getLogger(__name__)
-
-MAX_FAILED_GENERATIONS = 3
-"""Tolerate a failed generation; stop after three in a row."""
-
 
 STATE_FILE = "llm_envs_state.json"
 """File in a checkpoint with our state, such as that of the episode source and its curriculum."""

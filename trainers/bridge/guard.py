@@ -1,6 +1,6 @@
-"""The guard of a run's first batch: do the log-probabilities from sampling match those of the trained model?
+"""The guards of a run: do the log-probabilities from sampling match the trained model's, and did all episodes fail?
 
-Every row is compared, in training's micro-batches and padding.
+On the first batch, every row is compared, in training's micro-batches and padding.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ from llm_envs.errors import ModelError
 from llm_envs.trainers.bridge.batches import batch_from_trl, slice_rows
 from llm_envs.trainers.functional.masking import trim_padding
 
-__all__ = ["check_gap", "sampling_gap"]
+__all__ = ["MAX_FAILED_GENERATIONS", "check_gap", "sampling_gap"]
+
+MAX_FAILED_GENERATIONS = 3
+"""Tolerate a failed generation; stop after three in a row."""
 
 
 def check_gap(mean_gap: float, tolerance: float | None) -> None:

@@ -43,7 +43,7 @@ from llm_envs.trainers.bridge.credit import (
     warn_of_absent,
     with_overlong,
 )
-from llm_envs.trainers.bridge.guard import check_gap
+from llm_envs.trainers.bridge.guard import MAX_FAILED_GENERATIONS, check_gap
 from llm_envs.trainers.functional.algorithm import GRPO, Algorithm, AlgorithmSchedule
 from llm_envs.trainers.functional.batch import Batch
 from llm_envs.trainers.functional.kl import mean_kl
@@ -69,9 +69,6 @@ __all__ = [
     "training_iteration",
     "training_step",
 ]
-
-MAX_FAILED_GENERATIONS = 3
-"""Tolerate a failed generation; stop after three in a row."""
 
 EvalFn = Callable[[TrainingState], Mapping[str, float]]
 """Measures a state. `held_out.create_eval_fn` makes one."""
