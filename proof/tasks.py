@@ -55,8 +55,6 @@ class Task:
     """In words, for the table."""
     plays: tuple[Play, Play]
     """What the coin chooses between."""
-    is_pretrained: bool = False
-    """Train the model of `make real-model`, in place of a tiny one. It starts as it is if `sft_steps` is 0."""
     env_kwargs: Mapping[str, Any] = field(default_factory=dict)
     n_traces: int = 4000
     sft_steps: int = 200
@@ -69,6 +67,8 @@ class Task:
     max_completion_length: int = 96
     n_test: int = 200
     """Episodes of the test split, each of its own seed."""
+    is_pretrained: bool = False
+    """Train the model of `make real-model`, in place of a tiny one. It starts as it is if `sft_steps` is 0."""
 
 
 def describe_task(task: Task) -> dict[str, Any]:
