@@ -97,6 +97,15 @@ _LETTERS = {
     "learning_rate": 1e-3,
 }
 _BY_TOKENS = {"normalisation": "token"}
+# The pretrained model: 64 episodes a step, 16 at a time.
+_REAL = {
+    "max_steps": 40,
+    "per_device_train_batch_size": 16,
+    "gradient_accumulation_steps": 4,
+    "num_generations": 8,
+    "learning_rate": 2e-4,
+    "warmup_steps": 2,
+}
 _ENGINES: tuple[tuple[Literal["transformers", "vllm"], str], ...] = (("transformers", ""), ("vllm", "-vllm"))
 _FIVE = (0, 1, 2, 3, 4)
 
@@ -153,6 +162,7 @@ _ALL = (
     *_on_both_engines("dpo-offline", "dpo", ("calculator",), _OFFLINE),
     *_on_both_engines("dpo-offline", "dpo", ("guess",), _ANCHORED),  # docs/results/learning.md says why
     *_on_both_engines("dpo-online", "dpo", ("calculator", "guess"), _ONLINE),
+    Run("real-grpo-arithmetic", "arithmetic-real", "real", lora_rank=16, settings=_REAL),
     Run(CREDIT[0], "letters", "credit", changes=_BY_TOKENS, seeds=_FIVE, settings=_LETTERS),
     Run(CREDIT[1], "letters", "credit", changes=_BY_TOKENS, seeds=_FIVE, settings={**_LETTERS, "learning_rate": 3e-4}),
     Run(CREDIT[2], "letters", "credit", changes=_BY_TOKENS, per_turn_gamma=1.0, seeds=_FIVE, settings=_LETTERS),

@@ -220,6 +220,16 @@ TASKS: Mapping[str, Task] = {
         max_turn_tokens=48,
         max_completion_length=240,
     ),
+    "arithmetic-real": Task(
+        "llm/Arithmetic-v0",
+        "single turn, in prose",
+        (_oracle, _oracle),
+        {**EASY, "answer_form": "natural"},
+        sft_steps=0,
+        max_turn_tokens=32,
+        max_completion_length=40,
+        is_pretrained=True,
+    ),
     "calculator-aloud": Task(
         "llm/Calculator-v0",
         "tool, in long turns",

@@ -366,7 +366,7 @@ class TextEnv(gym.Env[str, str], ABC):
     def _wanted_form(self) -> str:
         """Return the description of an answer, for a reply without one."""
         if self.answer_example is not None:
-            return f"answer in the form {self.write_answer(self.answer_example)}"
+            return f"answer in the form {self.write_answer(self.answer_example)}".removesuffix(".")
         is_default = self.answer_template == TextEnv.answer_template
         return "answer" if is_default and type(self).parse_reply is not TextEnv.parse_reply else self.answer_template
 

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import ast
 import posixpath
+import threading
 from collections.abc import Mapping, Sequence
 
 __all__ = ["LinkError", "link"]
 
 MAX_MODULE_CHARACTERS = 20_000
+_PARSER = threading.Lock()
+_MAX_TRIES = 100
 
 
 class LinkError(Exception):
@@ -69,7 +72,7 @@ class _Linker:
             self.load(other, (*importing, path))
             for alias in statement.names:
                 value = self.export(other, alias.name, f"{path}, line {statement.lineno}")
-                body += ast.parse(f"{alias.asname or alias.name} = {value}").body
+                body += _parse(f"{alias.asname or alias.name} = {value}").body
         tree.body = body
         self._trees[path] = tree
 
@@ -89,7 +92,7 @@ class _Linker:
                 if isinstance(node, ast.Global):
                     node.__class__ = ast.Nonlocal  # type: ignore[assignment]  # they are the function's variables
             names = ", ".join(f"{name!r}: {name}" for name in sorted(self._needed[path]))
-            block = ast.parse(f"def _load_{number}():\n    return {{{names}}}\n_module_{number} = _load_{number}()")
+            block = _parse(f"def _load_{number}():\n    return {{{names}}}\n_module_{number} = _load_{number}()")
             assert isinstance(block.body[0], ast.FunctionDef)
             block.body[0].body[:0] = tree.body
             try:
@@ -105,7 +108,7 @@ class _Linker:
         if len(text) > MAX_MODULE_CHARACTERS:
             raise LinkError(f"{path} has {len(text)} characters; a module may have {MAX_MODULE_CHARACTERS}")
         try:
-            return ast.parse(text)
+            return _parse(text)
         except SyntaxError as error:
             raise LinkError(f"{type(error).__name__}: {path}, line {error.lineno}: {error.msg}") from error
         except (ValueError, RecursionError, MemoryError) as error:
@@ -122,6 +125,21 @@ class _Linker:
         found = "/" + "/".join(parts) + ".py"
         is_ours = found in self._files or any(other.startswith(f"/{parts[0]}/") for other in self._files)
         return found if is_ours else None
+
+
+def _parse(text: str) -> ast.Module:
+    """Parse a module.
+
+    Python 3.11 counts the depth of the tree for all threads together. If garbage collection gives another thread its
+    turn, and that one parses too, `ast.parse` raises SystemError.
+    """
+    with _PARSER:
+        for _ in range(_MAX_TRIES):  # a thread that does not take the lock may parse too
+            try:
+                return ast.parse(text)
+            except SystemError:
+                continue
+        return ast.parse(text)
 
 
 def _bound(tree: ast.Module) -> set[str]:

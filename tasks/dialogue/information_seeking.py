@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ from llm_envs.tasks.dialogue.said import last_question, read_answer, said_by
 __all__ = ["THEMES", "InformationSeekingEnv", "price_of", "topics_in"]
 
 _MAX_DEPTH = 4
+_UNITS = ("euros", "euro", "eur")
 
 
 class InformationSeekingEnv(TextEnv):
@@ -131,7 +133,7 @@ class InformationSeekingEnv(TextEnv):
         try:
             if said.answer is None:
                 raise InvalidActionError(said.problem)
-            price = read_answer(said.answer, read_integer)
+            price = read_answer(said.answer, partial(read_integer, units=_UNITS))
         except InvalidActionError as refusal:
             return Outcome(f"Error: {refusal}.", {"correct": 0.0, "malformed": 1.0})
         is_right = price == self._price

@@ -157,7 +157,7 @@ class SQLExplorerEnv(ToolEnv):
             if name != self._answer.casefold() and _SENTENCE.search(name):
                 raise InvalidActionError("the answer is a sentence; it must be the name")
             return name == self._answer.casefold()
-        return read_integer(answer, units=split_words(self.prompt())) == self._answer
+        return read_integer(answer, units=[*split_words(self.prompt()), "years"]) == self._answer
 
     def next_action(self) -> str:
         """Read the schema, run the query, and answer with what it gave."""

@@ -1,7 +1,10 @@
 """FixRepository: packages as data and as text, linking, and players that are in a hurry."""
 
+import gc
 import json
 import re
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import gymnasium as gym
 import pytest
@@ -208,6 +211,24 @@ def test_a_function_may_change_its_modules_variables():
 def test_what_cannot_be_linked_is_said(text, complaint):
     with pytest.raises(LinkError, match=re.escape(complaint)):
         link({"/p/a.py": text, "/p/c.py": "h = 1"}, {"/p/a.py": ["f"]})
+
+
+def test_linking_in_many_threads():
+    files = {"/p/a.py": "".join(f"def f{i}(x, y):\n    return [a + {i} for a in x if a in y]\n" for i in range(60))}
+
+    def other_threads_turn(phase, info):
+        time.sleep(0)
+
+    threshold = gc.get_threshold()
+    gc.callbacks.append(other_threads_turn)
+    gc.set_threshold(5)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            texts = set(pool.map(lambda _: link(files, {"/p/a.py": ["f0"]}), range(120)))
+    finally:
+        gc.set_threshold(*threshold)
+        gc.callbacks.remove(other_threads_turn)
+    assert len(texts) == 1
 
 
 # The tools.

@@ -140,7 +140,7 @@ def test_calculator_looks_as_documented():
         ("<answer> 888.0 </answer>", ("Correct.", 1.0, True, False)),
         ("<answer>887</answer>", ("Incorrect.", 0.0, True, False)),
         ("<answer>-888</answer>", ("Incorrect.", 0.0, True, False)),
-        ("<answer>37*24</answer>", ("Error: the answer is not a whole number.", -0.1, False, False)),
+        ("<answer>37*24</answer>", ("Error: the answer '37*24' is not a whole number.", -0.1, False, False)),
         (format_tool_call("calculator", expression="1/0"), ("Error: division by zero", 0.0, False, False)),
         (
             format_tool_call("calculator", expression="9**9**9"),

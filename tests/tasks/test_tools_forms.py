@@ -132,10 +132,10 @@ def test_several_answers_do_not_count(name, problem, answer):
     ("name", "problem", "reply"),
     [
         ("Calculator", SUM, "37 times 24 is 888. So the answer is 888."),
-        ("PythonInterpreter", DIGITS, "1 + 0 + 2 + 4 = 7"),
+        ("PythonInterpreter", DIGITS, "1 + 0 + 2 + 4 = 7, so the answer is 7."),
         ("APINavigation", SERVICE | {"asked": "email"}, "I found it. The answer is ada@x.org."),
         ("Search", RIVER, "The answer is the river Nevis."),
-        ("SQLExplorer", OLDEST, "**Ben Dahl**"),
+        ("SQLExplorer", OLDEST, "The answer is **Ben Dahl**."),
         ("SelfVerification", NUMBERS, "The answer is 31, 1232, 22, 7."),
     ],
 )

@@ -247,7 +247,7 @@ def test_a_number_is_asked_for_as_a_number():
     env = gym.make("llm/SQLExplorer-v0")
     env.reset(options={"problem": problem("number", "Ben Dahl")})
     observation, reward, terminated, *_ = env.step(format_answer("41 or 42"))
-    assert (observation, terminated) == ("Error: the answer is not a whole number.", False)
+    assert (observation, terminated) == ("Error: the answer '41 or 42' is not a whole number.", False)
     assert reward == pytest.approx(-0.1)
     assert env.step(format_tool_call("sql", query="DELETE FROM orders"))[1] == 0.0
     assert env.step(format_tool_call("sql", query="SELECT age FROM customers WHERE id = 2"))[0] == "age\n41"
