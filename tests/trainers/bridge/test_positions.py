@@ -177,7 +177,7 @@ def test_without_learning_no_ratio_moves_and_the_kl_is_zero(model, folder, confi
             n_prompt, n = int(one["prompt_mask"].sum()), int(one["completion_mask"].sum())
             one |= {name: one[name][:, -n_prompt:] for name in ("prompt_ids", "prompt_mask")}
             one |= {name: one[name][:, :n] for name in ("completion_ids", "completion_mask", "tool_mask")}
-            values, _ = trainer._values(one)
+            values, _, _ = trainer._values(one)
             torch.testing.assert_close(batch["old_values"][row, :n], values[0], rtol=0, atol=1e-4)
 
 
