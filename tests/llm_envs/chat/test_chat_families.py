@@ -118,7 +118,7 @@ def test_every_sampled_token_is_trained_as_it_was_sampled(name: str, history: st
     codec = codec_of(name)
 
     @given(conversations(name), hostile_texts(name), hostile_texts(name))
-    @settings(max_examples=8, deadline=None)
+    @settings(max_examples=4, deadline=None)
     def play(turns, system, task):
         transcript, messages, said = (
             TokenTranscript(codec, history),

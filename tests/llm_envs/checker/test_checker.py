@@ -332,7 +332,7 @@ class NeverEnds(SoundGame):
 
 
 class CostsWithoutBound(SoundGame):
-    default_max_turns = 80
+    default_max_turns = 30
     component_limits = {}
 
 

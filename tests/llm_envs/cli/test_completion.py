@@ -58,7 +58,7 @@ def asked(line: str, cwd: Path, cache: str) -> list[str]:
         ("llm-envs train gr", ["grpo"]),
         ("llm-envs train grpo --num_gen", ["--num-generations", "--num-generations-eval"]),
         ("llm-envs train grpo --env llm/Word", ["llm/WordProblems-v0", "llm/Wordle-v0"]),
-        ("llm-envs train sft --dtype b", ["bfloat16"]),
+        ("llm-envs train grpo --dtype b", ["bfloat16"]),
     ],
 )
 def test_a_line_goes_on(line: str, expected: list[str], tmp_path: Path, cache: str) -> None:

@@ -100,8 +100,10 @@ def folder_of(tmp_path_factory):
     return make
 
 
-@pytest.mark.parametrize("template", [None, "llama3_1", "gptoss", "glm4moe", "gemma4"])
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize(
+    ("template", "temperature"),
+    [(None, 1.0), (None, 0.7), ("llama3_1", 0.7), ("gptoss", 0.7), ("glm4moe", 0.7), ("gemma4", 1.0)],
+)
 def test_transformers(folder_of, template, temperature):
     folder = folder_of(template)
     policy = TransformersPolicy.from_pretrained(str(folder))
