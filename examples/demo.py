@@ -73,7 +73,7 @@ PRETRAINED = TINY | {
     "grpo_groups": 4,
     "grpo_learning_rate": 3e-4,
     "micro_batch": 8,
-    "max_turn_tokens": 40,
+    "max_turn_tokens": 48,
     "eval_episodes": 100,
 }
 """The settings for `--model`."""
@@ -162,6 +162,7 @@ def reinforce(folder: Path, out: Path, use_vllm: bool, args: argparse.Namespace)
         learning_rate=args.grpo_learning_rate,
         lr_scheduler_type="linear",
         gradient_checkpointing=False,
+        share_prompts=True,
         use_vllm=use_vllm,
         vllm_max_model_length=1024 if use_vllm else None,
         logging_steps=1,

@@ -87,6 +87,13 @@ class EnvGRPOConfig(GRPOConfig):
             "(DeepSeek-V3.2's Keep Sampling Mask); not with use_vllm or a repetition_penalty."
         },
     )
+    share_prompts: bool = field(
+        default=False,
+        metadata={
+            "help": "Whether the rows of a group share one pass over their prompt; faster where prompts are longer "
+            "than completions. Needs gradient_checkpointing=False."
+        },
+    )
     save_trajectories: bool = field(
         default=True, metadata={"help": "Whether every episode is written to output_dir/trajectories."}
     )
@@ -143,6 +150,12 @@ class EnvGRPOConfig(GRPOConfig):
                 f"keep_sampling_mask with use_vllm={self.use_vllm} and repetition_penalty={self.repetition_penalty}: "
                 "vLLM does not report which tokens its filters kept, and a mask cannot tell by how much a penalty "
                 "moved them. Set use_vllm=False and repetition_penalty=1, or leave keep_sampling_mask out."
+            )
+        if self.share_prompts and (self.gradient_checkpointing or self.keep_sampling_mask):
+            raise InvalidConfigError(
+                f"share_prompts=True with gradient_checkpointing={self.gradient_checkpointing} and "
+                f"keep_sampling_mask={self.keep_sampling_mask}: rows continue from the cached keys and values of their "
+                "prompt, which neither has. Set both to False."
             )
         if self.max_refills < 1:
             raise InvalidConfigError(f"max_refills={self.max_refills}; it must be at least 1.")

@@ -27,6 +27,8 @@ class Generation:
     """With `keep_sampling_mask`, the tokens that the sampling filters kept; otherwise empty."""
     pairs: PairedRows | None = None
     """The pairs of an algorithm that learns from pairs."""
+    is_arranged: bool = False
+    """Whether the rows of each group are adjacent in the micro-batches."""
 
     def save(self, path: Path, micro_batches: Sequence[Mapping[str, Any]]) -> None:
         """Write what a resumed run needs to train the rest of this generation.
@@ -37,7 +39,8 @@ class Generation:
         """
         pairs = None if self.pairs is None else self.pairs.state_dict()
         path.parent.mkdir(parents=True, exist_ok=True)
-        torch.save({"inputs": micro_batches, "pairs": pairs, "kept": self.kept.state()}, path)
+        state = {"pairs": pairs, "kept": self.kept.state(), "is_arranged": self.is_arranged}
+        torch.save({"inputs": micro_batches, **state}, path)
 
     @classmethod
     def load(cls, path: Path, algorithm: Algorithm | None) -> tuple[Generation, list[dict[str, Any]]]:
@@ -57,7 +60,7 @@ class Generation:
             )
         # The file has only tensors and numbers, so loading it need not be able to run code.
         content = torch.load(path, map_location="cpu", weights_only=True)
-        generation = cls()
+        generation = cls(is_arranged=content["is_arranged"])
         generation.kept.load(content.get("kept", ()))
         if content["pairs"] is not None:
             assert algorithm is not None  # only an algorithm has pairs

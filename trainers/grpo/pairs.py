@@ -33,7 +33,6 @@ class PairedRows:
         pairs_P2: The pairs, as row numbers on this process.
         n_pairs: Number of pairs on all processes together.
         n_rows: Number of rows on this process.
-        is_arranged: Whether the rows of each group are adjacent in the micro-batches.
     """
 
     def __init__(
@@ -43,9 +42,8 @@ class PairedRows:
         pairs_P2: torch.Tensor,
         n_pairs: int,
         n_rows: int,
-        is_arranged: bool = False,
     ) -> None:
-        self.algorithm, self.n_pairs, self.is_arranged = algorithm, n_pairs, is_arranged
+        self.algorithm, self.n_pairs = algorithm, n_pairs
         self.pairs_P2 = pairs_P2.cpu()
         self.ratios_R = torch.zeros(n_rows)
         """Each row's log-ratio at the weights of the current step, used if micro-batches split groups."""
@@ -78,7 +76,6 @@ class PairedRows:
             "pairs_P2": self.pairs_P2,
             "n_pairs": self.n_pairs,
             "n_rows": len(self.ratios_R),
-            "is_arranged": self.is_arranged,
         }
 
     def score(

@@ -66,6 +66,7 @@ from llm_envs.trainers.bridge.generation import GenerationPlayer, own_policy
 from llm_envs.trainers.bridge.items import index_datasets
 from llm_envs.trainers.bridge.kept import KeptRows
 from llm_envs.trainers.bridge.ranks import raise_on_all_ranks
+from llm_envs.trainers.bridge.shared_prompts import SharedPrompts
 from llm_envs.trainers.bridge.unused_settings import refuse_unused
 from llm_envs.trainers.functional.algorithm import ALGORITHMS, Algorithm, algorithm_loss
 from llm_envs.trainers.functional.kl import mean_kl
@@ -225,6 +226,8 @@ class EnvGRPOTrainer(EpisodeTrainer):
         elif owners:  # all rows of a forked episode share its advantage
             first = len(inputs)
             output["advantages"][first : first + len(owners)] = output["advantages"][owners]
+        if self._keeps_groups:  # TRL shuffles rows next; this keeps track of them
+            output["row"] = torch.arange(len(output["prompt_ids"]), device=output["prompt_ids"].device)
         # Only now: the guard compares tokens as the loss will see them, in TRL's batch.
         self._guard(output, self._score_without_gradient)
         self._log_episodes()
@@ -316,26 +319,25 @@ class EnvGRPOTrainer(EpisodeTrainer):
         if algorithm.advantage_fn is not None:
             output["advantages"] = batch.advantages
         if algorithm.pair_loss_fn is not None:
-            n_rows, device = len(output["prompt_ids"]), output["prompt_ids"].device
-            generation.pairs = PairedRows.choose(algorithm, scored, n_rows)
-            output["row"] = torch.arange(n_rows, device=device)  # TRL shuffles rows next; this keeps track of them
+            generation.pairs = PairedRows.choose(algorithm, scored, len(output["prompt_ids"]))
             self._metrics[self._mode]["pairs/count"].append(float(generation.pairs.n_pairs))
 
     # For each micro-batch: the loss.
 
     def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
-        """Return TRL's micro-batch; if the generation has pairs, keep the rows of each group together."""
+        """Return TRL's micro-batch. With pairs or shared prompts, keep the rows of each group together."""
         # TRL's method plays a new generation if the last one is used up, by `_generate_and_score_completions`.
         inputs: dict[str, Any] = super()._prepare_inputs(generation_batch)
-        if self._mode != "train" or (paired := self.generation.pairs) is None:
+        if self._mode != "train" or not self._keeps_groups:
             return inputs
         buffer: Any = self._buffered_inputs
-        group_size = self._shares.group_size
-        if not paired.is_arranged:  # TRL has just shuffled a new generation into its buffer
+        group_size, generation = self._shares.group_size, self.generation
+        if not generation.is_arranged:  # TRL has just shuffled a new generation into its buffer
             buffer = keep_groups_together(buffer, group_size)
-            self._buffered_inputs, paired.is_arranged = buffer, True
+            self._buffered_inputs, generation.is_arranged = buffer, True
         place = self._step % len(buffer)
-        if self.args.per_device_train_batch_size % group_size:  # micro-batches split groups
+        paired = generation.pairs
+        if paired is not None and self.args.per_device_train_batch_size % group_size:  # micro-batches split groups
             of_this_step = buffer[place : place + self.current_gradient_accumulation_steps]
             paired.score(of_this_step, self._score_without_gradient, self.state.global_step)
         ready: dict[str, Any] = buffer[place]
@@ -411,13 +413,19 @@ class EnvGRPOTrainer(EpisodeTrainer):
         with self._whole_activations():
             return self._score(self.model, inputs, **asked)[0]
 
-    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> Any:
+    def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> Any:
         """Return TRL's result, with position ids that start at each row's first token."""
-        pass_positions(self.accelerator.unwrap_model(args[0]))
+        pass_positions(self.accelerator.unwrap_model(model))
         if self.args.keep_sampling_mask:
             own: dict[str, Any] = {"temperature": self.temperature, "accelerator": self.accelerator}
-            return self.generation.kept.scores(*args, **kwargs | own)
-        return super()._get_per_token_logps_and_entropies(*args, **kwargs)
+            return self.generation.kept.scores(model, *args, **kwargs | own)
+        if self.args.share_prompts:
+            model = SharedPrompts(model, args[2])
+        return super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
+
+    @property
+    def _keeps_groups(self) -> bool:
+        return self.args.share_prompts or self.generation.pairs is not None
 
     # For each optimizer step.
 
