@@ -1,4 +1,4 @@
-"""Key-value caches of padded batches: drop columns at the left, and put the rows of two caches together.
+"""Key-value caches of padded batches: append tokens, drop columns at the left, and join the rows of two caches.
 
 Rows end at the same column, so the padding is at the left, and a layer that keeps only a window of the last columns
 needs no special case: it has the same last columns as any other. States of recurrent layers have no columns.
@@ -12,15 +12,57 @@ from llm_envs.errors import MissingExtraError
 
 try:
     import torch
+    from transformers.cache_utils import DynamicLayer
 except ImportError as error:
     raise MissingExtraError("a key-value cache needs torch: pip install 'llm-envs[train]'.") from error
 
-__all__ = ["join_caches", "join_problem", "widen_cache"]
+__all__ = ["RoomyLayer", "join_caches", "join_problem", "make_room", "widen_cache"]
 
-_WITH_COLUMNS = ("DynamicLayer", "DynamicSlidingWindowLayer")
+_WITH_COLUMNS = ("DynamicLayer", "DynamicSlidingWindowLayer", "RoomyLayer")
 _WITH_STATES = ("LinearAttentionLayer",)
 _WITH_BOTH = ("LinearAttentionAndFullAttentionLayer", "LinearAttentionAndSlidingWindowAttentionLayer")
 _STATES = {"conv_states": "is_conv_states_initialized", "recurrent_states": "is_recurrent_states_initialized"}
+
+
+_ROOM = 64
+"""Columns."""
+
+
+class RoomyLayer(DynamicLayer):
+    """The keys and values of all tokens, with room for further ones, so that a new token does not copy all others."""
+
+    _buffers: tuple[torch.Tensor, torch.Tensor]
+    _in_buffer: torch.Tensor | None = None  # the keys, until something else replaces them
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Append keys and values (B, H, n, D); return all of them, (B, H, T, D)."""
+        keys, values = self.keys, self.values
+        assert keys is not None and values is not None  # `make_room` has seen them
+        start, stop = keys.shape[-2], keys.shape[-2] + key_states.shape[-2]
+        if self._in_buffer is not keys or self._buffers[0].shape[-2] < stop:
+            self._buffers = _with_room(keys, stop), _with_room(values, stop)
+        for buffer, new in zip(self._buffers, (key_states, value_states), strict=True):
+            buffer[..., start:stop, :] = new
+        self.keys, self.values = (buffer[..., :stop, :] for buffer in self._buffers)
+        self._in_buffer = self.keys
+        return self.keys, self.values
+
+
+def make_room(cache: Any) -> None:
+    """Give the plain layers of a filled cache room for further tokens. For sampling: gradients are not kept."""
+    for layer in getattr(cache, "layers", ()):
+        if type(layer) is DynamicLayer and layer.is_initialized:
+            layer.__class__ = RoomyLayer
+
+
+def _with_room(values: torch.Tensor, n_columns: int) -> torch.Tensor:
+    """Return a copy of keys or values (B, H, T, D) with more than `n_columns` columns; the new ones are not set."""
+    n_rows, n_heads, width, size = values.shape
+    copy = values.new_empty(n_rows, n_heads, n_columns + _ROOM, size)
+    copy[..., :width, :] = values
+    return copy
 
 
 def join_problem(cache: Any) -> str | None:

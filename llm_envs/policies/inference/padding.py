@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from llm_envs.errors import InvalidConfigError, MissingExtraError
-from llm_envs.policies.inference.caches import join_caches, join_problem, widen_cache
+from llm_envs.policies.inference.caches import join_caches, join_problem, make_room, widen_cache
 from llm_envs.policies.inference.positions import position_ids
 from llm_envs.types import IdArray
 
@@ -99,6 +99,7 @@ class PaddedBatch:
             **_without_router_loss(model),
         )
         self._cache = getattr(output, "past_key_values", None)
+        make_room(self._cache)
         return output.logits[:, -1].float()
 
     def score(self, model: PreTrainedModel, n_last: int = 0) -> torch.Tensor:

@@ -9,7 +9,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from llm_envs.policies.inference import batch_generate, generate, token_logps
-from llm_envs.policies.inference.caches import join_problem
+from llm_envs.policies.inference.caches import join_problem, make_room
 from llm_envs.policies.inference.sampling import RunningBatch, Turn
 from llm_envs.tiny_model import tiny_model, tiny_tokenizer
 from llm_envs.types import FinishReason, SamplingParams
@@ -43,6 +43,25 @@ def play(schedule, max_rows=64):
         running.step()
         n_steps += 1
     return [one.sampled(0) for _, one in schedule]
+
+
+def test_a_token_is_appended_without_a_copy_of_the_others():
+    layer, plain = DynamicLayer(), DynamicLayer()
+    for cached in (layer, plain):
+        cached.update(torch.ones(2, 3, 5, 4), torch.zeros(2, 3, 5, 4))
+    cache = DynamicCache()
+    cache.layers.append(layer)
+    make_room(cache)
+    places = []
+    for step in range(70):
+        keys, values = torch.full((2, 3, 1, 4), float(step)), torch.rand(2, 3, 1, 4)
+        found, expected = layer.update(keys, values), plain.update(keys, values)
+        places.append(found[0].data_ptr())
+        assert all(map(torch.equal, found, expected))
+        if step == 40:  # rows are chosen: what was in the old place no longer counts
+            for cached in (layer, plain):
+                cached.reorder_cache(torch.tensor([1, 0]))
+    assert len(set(places[:41])) == len(set(places[41:])) == 1 and places[0] != places[-1]
 
 
 def test_turns_that_join_at_any_step_have_the_tokens_of_turns_alone():
