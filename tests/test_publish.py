@@ -105,6 +105,7 @@ def checkout(tmp_path):
     return tmp_path
 
 
+@pytest.mark.examples
 @pytest.mark.parametrize(("kind", "family"), [("single", "algorithmic"), ("tool", "tools"), ("game", "games")])
 def test_every_kind_of_task_works_in_the_suite_as_it_is_written(kind, family, checkout, capsys, monkeypatch):
     assert main(["new-task", "zz-ladder", f"--{kind}", "--out", str(checkout)]) == 0

@@ -83,6 +83,7 @@ def collected(env: Any, policy: Policy, concurrency: int, n: int = 4, group_size
     return serialised(trajectories)
 
 
+@pytest.mark.levels
 @pytest.mark.parametrize("env_id", TASKS)
 def test_every_task_with_every_policy_without_a_model(env_id: str, codec: ChatCodec) -> None:
     plays: list[tuple[Policy, Any]] = [
