@@ -212,7 +212,8 @@ def tiny_models(task_id: str) -> Iterator[str]:
         before = fmean(result["warm"]["outcomes"]["successes"])
         after = fmean(fmean(seed["outcomes"]["successes"]) for seed in result["seeds"].values())
         level = result["run"]["task"]["env_kwargs"].get("difficulty", "with data of its own")
-        yield f"A tiny model, {level}: {before:.2f} before training, {after:.2f} after.\n"
+        model = "SmolLM2-135M" if path.name.startswith("real-") else "A tiny model"
+        yield f"{model}, {level}: {before:.2f} before training, {after:.2f} after.\n"
 
 
 def episode_lines(episode: Trajectory) -> Iterator[str]:

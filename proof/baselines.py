@@ -150,8 +150,8 @@ def play_all(
     options.out.mkdir(parents=True, exist_ok=True)
     policy, n_failed = None, 0
     for env_id in env_ids:
-        for form in easiest(env_id)[1]:
-            for sampling in TEMPERATURES:
+        for form in (form for form in easiest(env_id)[1] if form in options.forms):
+            for sampling in options.samplings:
                 path = file_of(env_id, form, sampling, options.out)
                 if not options.fresh and is_done(path, describe_setting(env_id, form, sampling, options)):
                     continue
@@ -248,11 +248,13 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tasks", nargs="*", metavar="TASK", help="only these: Arithmetic, llm/Arithmetic-v0")
     parser.add_argument("--model", type=Path, default=REAL_MODEL_FOLDER, help="a model's folder")
+    parser.add_argument("--forms", nargs="+", choices=FORMS, default=FORMS, help="only these")
+    parser.add_argument("--samplings", nargs="+", choices=TEMPERATURES, default=list(TEMPERATURES), help="only these")
     parser.add_argument("--n", type=int, default=100, help="episodes of each task and setting")
     parser.add_argument("--max-turns", type=int, default=6, help="turns of an episode")
     parser.add_argument("--turn-tokens", type=int, default=128, help="tokens of a turn")
     parser.add_argument("--episode-tokens", type=int, default=3072, help="tokens of an episode, prompt included")
-    parser.add_argument("--batch", type=int, default=16, help="episodes that are played at once")
+    parser.add_argument("--batch", type=int, default=32, help="episodes that are played at once")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the JSON files")
     parser.add_argument("--docs", type=Path, metavar="FILE", help="put the table into this document")
     parser.add_argument("--only-table", action="store_true", help="play nothing")

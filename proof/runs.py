@@ -97,13 +97,31 @@ _LETTERS = {
     "learning_rate": 1e-3,
 }
 _BY_TOKENS = {"normalisation": "token"}
-# The pretrained model: 64 episodes a step, 16 at a time.
+# The pretrained model: 32 episodes a step, 16 at a time.
 _REAL = {
-    "max_steps": 40,
+    "max_steps": 24,
     "per_device_train_batch_size": 16,
-    "gradient_accumulation_steps": 4,
+    "gradient_accumulation_steps": 2,
     "num_generations": 8,
-    "learning_rate": 2e-4,
+    "learning_rate": 3e-4,
+    "warmup_steps": 2,
+    "share_prompts": True,
+}
+# Longer rows: 8 at a time, or the logits of a step take 15 GB.
+_REAL_LONG = {**_REAL, "max_steps": 16, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 4}
+_REAL_WHOLE = {**_REAL, "learning_rate": 1e-5}  # all weights
+_REAL_PPO = {
+    **{name: value for name, value in _REAL.items() if name not in ("num_generations", "share_prompts")},
+    "bootstrap_truncated": False,
+    "value_learning_rate": 1e-3,
+}
+_REAL_DPO = {
+    "max_steps": 12,
+    "per_device_train_batch_size": 4,
+    "gradient_accumulation_steps": 2,
+    "groups_per_round": 64,
+    "num_generations": 4,
+    "learning_rate": 1e-4,
     "warmup_steps": 2,
 }
 _ENGINES: tuple[tuple[Literal["transformers", "vllm"], str], ...] = (("transformers", ""), ("vllm", "-vllm"))
@@ -162,7 +180,20 @@ _ALL = (
     *_on_both_engines("dpo-offline", "dpo", ("calculator",), _OFFLINE),
     *_on_both_engines("dpo-offline", "dpo", ("guess",), _ANCHORED),  # docs/results/learning.md says why
     *_on_both_engines("dpo-online", "dpo", ("calculator", "guess"), _ONLINE),
-    Run("real-grpo-arithmetic", "arithmetic-real", "real", lora_rank=16, settings=_REAL),
+    Run("real-grpo-arithmetic", "arithmetic-real", "real", lora_rank=16, seeds=_THREE, settings=_REAL),
+    Run("real-grpo-calculator", "calculator-real", "real", lora_rank=16, seeds=(1,), settings=_REAL_LONG),
+    Run("real-grpo-guess", "guess-real", "real", seeds=(1, 2), settings=_REAL_WHOLE),
+    Run("real-grpo-guess-vllm", "guess-real", "real", engine="vllm", lora_rank=16, seeds=(1,), settings=_REAL),
+    Run("real-ppo-guess", "guess-real", "real", kind="ppo-shared", lora_rank=16, seeds=(1,), settings=_REAL_PPO),
+    Run(
+        "real-dpo-calculator",
+        "calculator-real",
+        "real",
+        kind="dpo-offline",
+        lora_rank=16,
+        seeds=(1,),
+        settings=_REAL_DPO,
+    ),
     Run(CREDIT[0], "letters", "credit", changes=_BY_TOKENS, seeds=_FIVE, settings=_LETTERS),
     Run(CREDIT[1], "letters", "credit", changes=_BY_TOKENS, seeds=_FIVE, settings={**_LETTERS, "learning_rate": 3e-4}),
     Run(CREDIT[2], "letters", "credit", changes=_BY_TOKENS, per_turn_gamma=1.0, seeds=_FIVE, settings=_LETTERS),

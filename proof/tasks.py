@@ -123,6 +123,14 @@ def _answer_half(env: gym.Env[str, str], random: random.Random) -> str:
 EASY = {"difficulty": "easy"}
 # Of a task that stands for its family: the same for all.
 _FAMILY: dict[str, Any] = {"n_traces": 6000, "sft_steps": 300, "sft_learning_rate": 3e-3}
+# The pretrained model: a warm start teaches it the form of an answer or a call, and short replies.
+_REAL: dict[str, Any] = {
+    "n_traces": 64,
+    "sft_steps": 8,
+    "sft_learning_rate": 1e-4,
+    "n_test": 100,
+    "is_pretrained": True,
+}
 # Long replies: a vocabulary too small to have many of their phrases as one token.
 _ALOUD: dict[str, Any] = {"n_traces": 6000, "sft_steps": 150, "sft_learning_rate": 3e-3, "vocab_size": 320}
 
@@ -222,13 +230,75 @@ TASKS: Mapping[str, Task] = {
     ),
     "arithmetic-real": Task(
         "llm/Arithmetic-v0",
-        "single turn, in prose",
+        "single turn",
         (_oracle, _oracle),
-        {**EASY, "answer_form": "natural"},
-        sft_steps=0,
-        max_turn_tokens=32,
-        max_completion_length=40,
-        is_pretrained=True,
+        EASY,
+        **{**_REAL, "n_traces": 96, "sft_steps": 24, "sft_learning_rate": 5e-5},
+        max_turn_tokens=16,
+        max_completion_length=24,
+    ),
+    "calculator-real": Task(
+        "llm/Calculator-v0",
+        "tool",
+        (_oracle, _say_a_round_hundred),
+        EASY,
+        **{**_REAL, "sft_steps": 16, "sft_learning_rate": 5e-5},
+        max_turn_tokens=48,
+        max_completion_length=192,
+    ),
+    "guess-real": Task(
+        "llm/GuessNumber-v0",
+        "game of several turns",
+        (_oracle, _guess_a_number),
+        EASY,
+        **_REAL,
+        max_turn_tokens=16,
+        max_completion_length=128,
+    ),
+    "record-real": Task(
+        "llm/JsonRecord-v0",
+        "single turn",
+        (_oracle, _oracle),
+        EASY,
+        **_REAL,
+        max_turn_tokens=96,
+        max_completion_length=104,
+    ),
+    "sort-real": Task(
+        "llm/SortRecords-v0",
+        "single turn",
+        (_oracle, _oracle),
+        EASY,
+        **_REAL,
+        max_turn_tokens=48,
+        max_completion_length=56,
+    ),
+    "spell-real": Task(
+        "llm/SpellNth-v0",
+        "single turn",
+        (_oracle, _oracle),
+        EASY,
+        **_REAL,
+        max_turn_tokens=48,
+        max_completion_length=56,
+    ),
+    "extraction-real": Task(
+        "llm/Extraction-v0",
+        "single turn",
+        (_oracle, _oracle),
+        EASY,
+        **_REAL,
+        max_turn_tokens=48,
+        max_completion_length=56,
+    ),
+    "lake-real": Task(
+        "llm/FrozenLake-v0",
+        "game of several turns",
+        (_oracle, _oracle),
+        EASY,
+        **_REAL,
+        max_turn_tokens=16,
+        max_completion_length=400,
     ),
     "calculator-aloud": Task(
         "llm/Calculator-v0",

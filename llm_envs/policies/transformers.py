@@ -33,6 +33,7 @@ from llm_envs.errors import ContextFullError, InvalidConfigError, ModelError
 from llm_envs.policies.inference.loading import context_length, load_model, load_tokenizer
 from llm_envs.policies.inference.padding import check_token_ids
 from llm_envs.policies.inference.positions import check_positions
+from llm_envs.policies.inference.prefixes import PrefixCache, depends_on_length
 from llm_envs.policies.inference.sampling import RunningBatch, Turn
 from llm_envs.types import FinishReason, Sampled, SamplingParams
 
@@ -109,6 +110,9 @@ class TransformersPolicy:
             the last bit whatever else is asked; with more, up to rounding in the model's kernels.
         gather_s: Seconds to wait for more requests before the first ones of a batch start.
         weight_version: Version of the weights as loaded.
+        prefix_cache_gib: Most memory (GiB) for the keys and values of turns that have ended, so that the next turn of
+            an episode reads only what is new. 0, a `max_batch_size` of 1, or a model whose keys depend on the length of
+            the whole prompt (RoPE types longrope, dynamic): every prompt is read whole.
 
     Raises:
         ModelError: If its log-probabilities depend on the padding of a batch.
@@ -122,6 +126,7 @@ class TransformersPolicy:
         max_batch_size: int = 128,
         gather_s: float = 0.002,
         weight_version: int = 0,
+        prefix_cache_gib: float = 2.0,
     ) -> None:
         check_positions(model)
         self.model = model
@@ -131,6 +136,8 @@ class TransformersPolicy:
         self.gather_s = gather_s
         self.weight_version = weight_version
         self.max_model_len = context_length(model)
+        is_caching = prefix_cache_gib > 0 and max_batch_size > 1 and not depends_on_length(model)
+        self._prefixes = PrefixCache(int(prefix_cache_gib * 2**30)) if is_caching else None
         self._lock = threading.Lock()  # guards the four below
         self._waiting: list[_Request] = []
         self._running: list[_Request] = []
@@ -234,9 +241,17 @@ class TransformersPolicy:
                 f"missing ({missing[:3]}). Send every parameter of model.named_parameters()."
             )
         with self._hold_model():
+            if self._prefixes is not None:
+                self._prefixes.clear()
             for name, value in new.items():
                 own[name].data.copy_(value)
             self.weight_version = version
+
+    def clear_prefixes(self) -> None:
+        """Release the memory of the prefix cache; a trainer does so when it has played a generation."""
+        if self._prefixes is not None:
+            with self._hold_model():
+                self._prefixes.clear()
 
     async def aclose(self) -> None:
         """Cancel all requests, wait until the running step has ended, and end the thread."""
@@ -250,6 +265,7 @@ class TransformersPolicy:
                 with suppress(RuntimeError):  # that event loop is closed
                     request.loop.call_soon_threadsafe(request.answer.cancel)
         await asyncio.to_thread(self._thread.shutdown, wait=True)
+        self.clear_prefixes()
 
     @contextmanager
     def _hold_model(self) -> Iterator[None]:
@@ -290,9 +306,11 @@ class TransformersPolicy:
         """Sample and answer until no turn is running. Returns the last answers, which are still to be given."""
         # The model may be the one in training, whose mode must be restored.
         was_training = self.model.training
-        self.model.eval()
-        running = RunningBatch(self.model, self.max_batch_size)
         try:
+            self.model.eval()
+            if self._prefixes is not None:
+                self._prefixes.check_weights(self.model)
+            running = RunningBatch(self.model, self.max_batch_size, self._prefixes)
             while True:
                 answers = self._step(running)
                 if not self._running:

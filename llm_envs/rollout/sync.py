@@ -1,4 +1,4 @@
-"""Run a coroutine from synchronous code, even if an event loop is already running (a notebook)."""
+"""Run coroutines from synchronous code: one and wait for it, even in a notebook, or some beside other work."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-__all__ = ["SyncRunner"]
+__all__ = ["BackgroundLoop", "SyncRunner"]
 
 T = TypeVar("T")
 
@@ -69,6 +69,36 @@ class SyncRunner:
             raise
         finally:
             thread.join()
+
+
+class BackgroundLoop:
+    """An event loop in a second thread, whose coroutines run while the calling thread does something else."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        # A daemon: the process can end with an error although nobody has called `close`.
+        self._thread = threading.Thread(target=self._loop.run_forever, name="llm-envs-background", daemon=True)
+        self._thread.start()
+
+    def start(self, function: Callable[[], Coroutine[Any, Any, T]]) -> Future[T]:
+        """Start `function()` in the other thread; cancelling the future cancels it there."""
+        return asyncio.run_coroutine_threadsafe(function(), self._loop)
+
+    def close(self) -> None:
+        """Cancel what is running, wait until it has ended, and end the thread. Harmless when repeated."""
+        if self._loop.is_closed():
+            return
+        asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+async def _cancel_others() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
 
 
 def _is_in_a_loop() -> bool:

@@ -1,4 +1,4 @@
-"""A vLLM engine on each of two processes: GRPO with LoRA, PPO, DPO online; sharded, too (ranks.py, sharded.py)."""
+"""vLLM for two processes, an engine on each or servers: GRPO with LoRA, PPO, DPO online; sharded, too."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from launched import CONFIGS, SUPPORT, launch
 
 pytest.importorskip("vllm", reason="vLLM is not installed (make test-vllm has it)")
 pytestmark = [pytest.mark.processes, pytest.mark.vllm, pytest.mark.slow]
+
+from llm_envs.policies import start_servers  # noqa: E402  (after the skip)
 
 
 def results(out, part):
@@ -21,10 +23,22 @@ def engines(tmp_path_factory, model_folder, episodes):
     return results(out, "engines")
 
 
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory, model_folder, episodes):
+    """Two servers for both processes: each is a client, the first sends the weights."""
+    out = tmp_path_factory.mktemp("servers")
+    args = ("--dtype", "float32", "--max-model-len", "192", "--max-num-seqs", "32")
+    with start_servers(model_folder, 2, args=args, env={"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}) as started:
+        env = {"SERVER_URLS": " ".join(started.urls)}
+        launch(SUPPORT / "ranks.py", model_folder, str(out), episodes, "servers", limit_s=420, env=env).check()
+    return results(out, "servers")
+
+
 @pytest.mark.parametrize("name", ["grpo", "ppo", "dpo"])
-def test_engines_follow_and_weights_stay_alike(engines, name):
+@pytest.mark.parametrize("kind", ["engines", "servers"])
+def test_engines_follow_and_weights_stay_alike(request, kind, name):
     """Three generations, each compared with the weights of then; no episode of process 1 ends before those of 0."""
-    one, other = (rank[name] for rank in engines)
+    one, other = (rank[name] for rank in request.getfixturevalue(kind))
     assert one["step"] == other["step"] == 3
     for rank in (one, other):
         assert len(rank["gaps"]) == 3 and max(rank["gaps"]) < 1e-4
@@ -32,10 +46,21 @@ def test_engines_follow_and_weights_stay_alike(engines, name):
     assert one["weights"].keys() == other["weights"].keys()
     assert all(torch.equal(value, other["weights"][key]) for key, value in one["weights"].items())
     assert len(one["changed"]) > 4
+    assert set(one["versions"]) == set(other["versions"]) == {2}
 
 
-def test_an_adapter_is_merged_for_the_engine_and_the_base_is_bit_equal(engines):
-    for rank in engines:
+@pytest.mark.parametrize("n", [1, 4])
+def test_generations_that_are_played_ahead_are_no_older_than_the_bound(servers, n):
+    """Two processes on two servers, whose weights change while episodes run."""
+    one, other = (rank[f"ahead-{n}"] for rank in servers)
+    assert one["step"] == other["step"] == 6
+    assert one["ages"] == other["ages"] == [min(step, n) for step in range(6)]
+    assert all(torch.equal(value, other["weights"][key]) for key, value in one["weights"].items())
+
+
+@pytest.mark.parametrize("kind", ["engines", "servers"])
+def test_an_adapter_is_merged_for_the_engine_and_the_base_is_bit_equal(request, kind):
+    for rank in request.getfixturevalue(kind):
         changed = set(rank["grpo"]["changed"])
         assert changed == {key for key in rank["grpo"]["weights"] if "lora_" in key}
 

@@ -134,7 +134,7 @@ def vllm_answers(tokenizer: Any, sample: Respond, *, process: str = "1", tag: st
         "instance_id": process,
         "model_config": {"logprobs_mode": served.pop("logprobs_mode", "processed_logprobs")},
         "device_config": {"device": "cuda"},
-        "parallel_config": {"worker_extension_cls": ""},
+        "parallel_config": {"worker_extension_cls": served.pop("extension", "")},
     }
     tags = [tag]
 

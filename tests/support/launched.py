@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,6 +54,7 @@ def launch(
     n_processes: int = 2,
     limit_s: float = 180.0,
     options: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
 ) -> Launched:
     """Run a program on several processes and wait for its end, at most `limit_s` seconds.
 
@@ -64,10 +65,12 @@ def launch(
         n_processes: How many.
         limit_s: After which the program has hung.
         options: Further ones of `accelerate launch`.
+        env: Further variables.
     """
     launcher = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(config)]
     command = [*launcher, "--num_processes", str(n_processes), *options, str(program), *arguments]
     environment = variables() | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{SUPPORT}{os.pathsep}{_path()}"}
+    environment |= env or {}
     environment["PYTHON_EXEC"] = str(folder_of_programs() / "python")
     started = time.monotonic()
     with tempfile.TemporaryFile("w+") as output:

@@ -302,6 +302,10 @@ class Parts:
         trainer.close()
         return numbers_of(trainer, batches=batches, evaluated=evaluated["eval_env/reward"])
 
+    def shared(self) -> dict[str, Any]:
+        """`grpo` again, with one pass over each prompt of a batch."""
+        return self.grpo(share_prompts=True)
+
     def resumed(self) -> dict[str, Any]:
         """The second step of `grpo` again, from its checkpoint."""
         self.begin()
@@ -430,15 +434,33 @@ class Parts:
 
     # With a vLLM engine on each process.
 
-    def engines(self) -> dict[str, Any]:
+    def servers(self) -> dict[str, Any]:
+        """The same on servers that both processes share, and generations that are played ahead."""
+        urls = os.environ["SERVER_URLS"].split()
+        engine = {"use_vllm": True, "vllm_mode": "server", "vllm_server_urls": urls, "max_steps": 3}
+        said = self.engines(engine)
+        for n in (1, 4):
+            self.name = f"ahead-{n}"
+            self.begin()
+            Later.reset(None)  # whose turn it is would be counted by generations, one after the other
+            ahead = engine | {"async_generations": n, "max_steps": 6, "logging_steps": 1}
+            trainer = EnvGRPOTrainer(self.model, ENV, self.settings(EnvGRPOConfig, GROUPS, ahead))
+            trainer.train()
+            trainer.close()
+            said[self.name] = numbers_of(trainer)
+            logs = [entry for entry in trainer.state.log_history if "loss" in entry]
+            said[self.name]["ages"] = [entry.get("sampling/staleness_max") for entry in logs]
+        return said
+
+    def engines(self, engine: dict[str, Any] = ENGINE) -> dict[str, Any]:
         """Each trainer that plays, and what its engine's log-probabilities differ by from those of its weights."""
         said: dict[str, Any] = {}
         makers: dict[str, Callable[[], Any]] = {
             "grpo": lambda: EnvGRPOTrainer(
-                self.model, ENV, self.settings(EnvGRPOConfig, GROUPS, ENGINE), peft_config=adapter()
+                self.model, ENV, self.settings(EnvGRPOConfig, GROUPS, engine), peft_config=adapter()
             ),
-            "ppo": lambda: EnvPPOTrainer(self.model, ENV, self.settings(EnvPPOConfig, VALUES, ENGINE)),
-            "dpo": lambda: EnvDPOTrainer(self.model, ENV, self.settings(EnvDPOConfig, ROUNDS, ENGINE)),
+            "ppo": lambda: EnvPPOTrainer(self.model, ENV, self.settings(EnvPPOConfig, VALUES, engine)),
+            "dpo": lambda: EnvDPOTrainer(self.model, ENV, self.settings(EnvDPOConfig, ROUNDS, engine)),
         }
         for name, make in makers.items():
             self.name = f"engine-{name}"
@@ -449,6 +471,7 @@ class Parts:
             trainer.train()
             trainer.close()
             numbers = numbers_of(trainer, gaps=gaps, texts=[t.messages[1].content for t in trainer.last_trajectories])
+            numbers["versions"] = [s.version for t in trainer.last_trajectories for s in t.turns[0].weight_versions]
             numbers["changed"] = [key for key, value in numbers["weights"].items() if not torch.equal(value, base[key])]
             said[name] = numbers
         return said

@@ -11,9 +11,10 @@ Invariants:
 from __future__ import annotations
 
 import logging
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain, count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,19 +22,22 @@ from typing import TYPE_CHECKING, Any
 from accelerate.utils import gather_object
 
 from llm_envs.chat.codec import ChatCodec
+from llm_envs.data.datasets import to_groups
+from llm_envs.data.log import AppendLog, read_log
 from llm_envs.errors import InvalidConfigError, RolloutFailedError
 from llm_envs.policies.transformers import TransformersPolicy
 from llm_envs.rollout import Collector, EpisodeSpec, RolloutLimits, TrajectoryWriter
 from llm_envs.rollout.episode import errored_trajectory
 from llm_envs.rollout.filters import GroupFilter
-from llm_envs.rollout.sync import SyncRunner
+from llm_envs.rollout.sync import BackgroundLoop, SyncRunner
 from llm_envs.sources.source import group_specs
 from llm_envs.tracking.metrics import average_metrics, metrics_by, trajectory_metrics
 from llm_envs.trainers.bridge.guard import MAX_FAILED_GENERATIONS
 from llm_envs.trainers.bridge.items import EpisodeDataset, refills
 from llm_envs.trainers.bridge.ranks import episode_limit, raise_on_all_ranks
+from llm_envs.trainers.bridge.servers import ServerEngines
 from llm_envs.trainers.bridge.weight_sync import ColocatedEngine
-from llm_envs.types import SamplingParams, Trajectory
+from llm_envs.types import SamplingParams, Trajectory, TrajectoryGroup
 
 if TYPE_CHECKING:
     from trl import DPOTrainer, GRPOTrainer
@@ -73,15 +77,25 @@ def own_policy(trainer: GRPOTrainer | DPOTrainer) -> TransformersPolicy:
 
 
 def own_engine(trainer: GRPOTrainer | DPOTrainer) -> ColocatedEngine:
-    """Return a vLLM engine in this process that samples with the trainer's weights."""
+    """Return a vLLM engine in this process, or servers, that sample with the trainer's weights."""
     args: Any = trainer.args
     model: Any = trainer.model
+    common: dict[str, Any] = {"seed": args.seed, "version": lambda: trainer.state.global_step}
+    if args.vllm_mode == "server":
+        return ServerEngines(
+            model,
+            trainer.accelerator,
+            trainer._tokenizer,
+            **common,
+            settings=args,
+            max_concurrency=args.max_concurrency,
+            max_model_length=args.vllm_max_model_length,
+        )
     return ColocatedEngine(
         model,
         trainer.accelerator,
         trainer._tokenizer,
-        seed=args.seed,
-        version=lambda: trainer.state.global_step,
+        **common,
         gpu_memory_utilization=args.vllm_gpu_memory_utilization,
         max_model_length=args.vllm_max_model_length,
         max_num_seqs=args.max_concurrency,
@@ -137,6 +151,17 @@ def _episodes_at_a_time(args: Any) -> int:
     return int(args.per_device_train_batch_size * (args.steps_per_generation or 1))
 
 
+@dataclass(eq=False)
+class _Begun:
+    """A generation that has begun, in this thread's next call or in another thread."""
+
+    specs: Sequence[Sequence[EpisodeSpec]]
+    last: tuple[int, int]
+    wait: Callable[[], Sequence[TrajectoryGroup]]
+    """Returns the groups that passed the filter."""
+    dropped: list[TrajectoryGroup] = field(default_factory=list)
+
+
 class GenerationPlayer:
     """Plays the episodes of TRL's rows.
 
@@ -149,6 +174,7 @@ class GenerationPlayer:
         group_filter: Keeps the groups to train on. Dropped groups are replaced by other items.
         max_refills: Maximum groups to play for each place. If none passes the filter, the place stays empty.
         seed: Run seed; it also decides the replacements of dropped groups.
+        is_ahead: Whether generations may begin before the one that is asked for, in a second thread.
     """
 
     def __init__(
@@ -162,6 +188,7 @@ class GenerationPlayer:
         group_filter: GroupFilter | None = None,
         max_refills: int = 10,
         seed: int = 0,
+        is_ahead: bool = False,
     ) -> None:
         self.collector, self.items = collector, items
         self._filter, self._max_refills, self._seed = group_filter, max_refills, seed
@@ -170,40 +197,139 @@ class GenerationPlayer:
         self._process_index, self._folder, self._settings = process_index, folder, dict(settings)
         self._writer: TrajectoryWriter | None = None
         self._last = {"train": (-1, -1), "eval": (-1, -1)}  # (step, how many generations before it in that step)
+        self._taken = self._last["train"]
+        self._loop = BackgroundLoop() if is_ahead else None
+        self._begun: deque[_Begun] = deque()
+        """The training generations that have begun early, in order."""
+        self._stored: deque[tuple[list[TrajectoryGroup], list[TrajectoryGroup]]] = deque()
+        """Of a checkpoint: the groups of generations that had begun early, kept and dropped."""
         self._n_failed = 0
 
-    def play(self, rows: Sequence[Mapping[str, Any]], *, mode: str, step: int, group_size: int) -> list[Trajectory]:
+    def play(
+        self,
+        rows: Sequence[Mapping[str, Any]],
+        *,
+        mode: str,
+        step: int,
+        group_size: int,
+        upcoming: Sequence[tuple[int, Sequence[Mapping[str, Any]]]] = (),
+    ) -> list[Trajectory]:
         """Play one episode for each row, in the rows' order; `mode` is train or eval.
 
         With a filter, the groups that passed it come first. A place that stayed empty has episodes with the status
         `errored` and the reason. An error on one process is raised on all.
+
+        Args:
+            rows: TRL's rows.
+            mode: train or eval.
+            step: The step that trains on them.
+            group_size: Rows of a group.
+            upcoming: Steps and rows of the next generations: they begin now, and later calls return their episodes.
         """
         with raise_on_all_ranks():
-            return self._play(rows, mode, step, group_size)
+            return self._play(rows, mode, step, group_size, upcoming)
 
-    def _play(self, rows: Sequence[Mapping[str, Any]], mode: str, step: int, group_size: int) -> list[Trajectory]:
-        specs = self._specs(rows, mode, step, group_size)
-        chosen = self._filter if mode == "train" else None
-        # Each place has one group in `specs` already, hence the - 1.
-        spare = islice(self._refills(step, group_size), (self._max_refills - 1) * len(specs)) if chosen else ()
-        finished: list[Trajectory] = []
-        # The collector's result lacks the dropped groups. Their episodes count in the log, metrics and curriculum.
-        self.collector.on_trajectory = finished.append
-        try:
-            groups = self.collector.play(specs, group_filter=chosen, refills=spare)
-        finally:
-            self.collector.on_trajectory = None
+    def _play(
+        self,
+        rows: Sequence[Mapping[str, Any]],
+        mode: str,
+        step: int,
+        group_size: int,
+        upcoming: Sequence[tuple[int, Sequence[Mapping[str, Any]]]],
+    ) -> list[Trajectory]:
+        is_begun = mode == "train" and bool(self._begun)
+        begun = self._begun.popleft() if is_begun else self._begin(rows, mode, step, group_size)
+        for next_step, next_rows in upcoming[len(self._begun) :]:
+            self._begun.append(self._begin(next_rows, "train", next_step, group_size))
+        groups = begun.wait()
+        if isinstance(self.collector.policy, TransformersPolicy):
+            self.collector.policy.clear_prefixes()  # the weights change next, and training needs the memory
+        if mode == "train":
+            self._taken = begun.last
         kept = [trajectory for group in groups for trajectory in group.trajectories]
-        ids = {trajectory.group_id for trajectory in kept}
-        dropped = [trajectory for trajectory in finished if trajectory.group_id not in ids]
-        # Episodes finish in any order, so sort them. By length first: group 10 comes after group 9.
+        # The collector's result lacks the dropped groups. Their episodes count in the log, metrics and curriculum.
+        dropped = [trajectory for group in begun.dropped for trajectory in group.trajectories]
+        # Groups finish in any order, so sort them. By length first: group 10 comes after group 9.
         self.played = [*kept, *sorted(dropped, key=lambda t: (len(t.group_id), t.group_id, t.member))]
         if self._folder is not None:
             self._store(self.played, self._folder)
         # TRL needs an episode for every row. An errored one is masked and has no reward.
         nothing = RolloutFailedError(f"none of {self._max_refills} groups played for each place passed the filter")
-        empty = [errored_trajectory(spec, nothing, "group_filter") for group in specs[len(groups) :] for spec in group]
+        empty = [
+            errored_trajectory(spec, nothing, "group_filter") for group in begun.specs[len(groups) :] for spec in group
+        ]
         return kept + empty
+
+    def _begin(self, rows: Sequence[Mapping[str, Any]], mode: str, step: int, group_size: int) -> _Begun:
+        specs = self._specs(rows, mode, step, group_size)
+        chosen = self._filter if mode == "train" else None
+        if mode == "train" and self._stored:
+            kept, dropped = self._stored.popleft()
+            _check_stored(specs, [*kept, *dropped])
+            return _Begun(specs, self._last[mode], lambda: kept, dropped)
+        begun = _Begun(specs, self._last[mode], lambda: ())
+        passes = None if chosen is None else partial(_passes, chosen, begun.dropped)
+        # Each place has one group in `specs` already, hence the - 1.
+        key = (self._seed, "train", step, self._last["train"][1], self._process_index)
+        others = (group_specs(spec, group_size) for spec in refills(self.items["train"], key))
+        spare = islice(others, (self._max_refills - 1) * len(specs)) if chosen else ()
+        if self._loop is None:
+            begun.wait = partial(self.collector.play, specs, group_filter=passes, refills=spare)
+        else:
+            play = partial(self.collector.aplay, specs, group_filter=passes, refills=spare)
+            begun.wait = self._loop.start(play).result
+        return begun
+
+    def stop(self) -> None:
+        """Drop the generations that have begun early, and their episodes."""
+        self._begun.clear()
+        self._last["train"] = self._taken
+        if self._loop is not None:
+            self._loop.close()
+            self._loop = BackgroundLoop()
+
+    def save_begun(self, folder: Path) -> None:
+        """Wait for the generations that have begun early, and write their episodes for `load_begun`.
+
+        An error on one process is raised on all.
+        """
+        if self._loop is not None:
+            with raise_on_all_ranks():
+                self._save_begun(folder)
+
+    def _save_begun(self, folder: Path) -> None:
+        for number, begun in enumerate(self._begun):
+            for name, groups in (("kept", begun.wait()), ("dropped", begun.dropped)):
+                path = folder / f"{number}-{name}-{self._process_index}.jsonl"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.unlink(missing_ok=True)
+                log = AppendLog(path)
+                for group in groups:
+                    for trajectory in group.trajectories:
+                        log.append(trajectory)
+                log.close()
+
+    def load_begun(self, folder: Path, n: int) -> None:
+        """Take the episodes of the next `n` generations from a checkpoint.
+
+        Raises:
+            InvalidConfigError: If a file is missing.
+        """
+        self._stored.clear()
+        for number in range(n):
+            paths = [folder / f"{number}-{name}-{self._process_index}.jsonl" for name in ("kept", "dropped")]
+            if missing := [path.name for path in paths if not path.is_file()]:
+                raise InvalidConfigError(
+                    f"{folder} lacks {' and '.join(missing)}, with episodes that were played early: copy the whole "
+                    "checkpoint, or resume from an earlier one."
+                )
+            kept, dropped = (to_groups(read_log(path)) for path in paths)
+            self._stored.append((kept, dropped))
+
+    @property
+    def n_begun(self) -> int:
+        """Number of training generations that have begun early."""
+        return len(self._begun)
 
     def learn(self) -> None:
         """Update the curriculum from the training episodes of all processes, the same on each."""
@@ -213,10 +339,6 @@ class GenerationPlayer:
         # A curriculum reads only outcomes, so do not send messages and tokens between processes.
         outcomes = [replace(t, messages=(), tools=(), rows=(), turns=(), metadata={}) for t in self.played]
         source.update(gather_object(outcomes))
-
-    def _refills(self, step: int, group_size: int) -> Iterator[tuple[EpisodeSpec, ...]]:
-        key = (self._seed, "train", step, self._last["train"][1], self._process_index)
-        return (group_specs(spec, group_size) for spec in refills(self.items["train"], key))
 
     def metrics(self, mode: str) -> dict[str, float]:
         """Return the environment's metrics of the latest generation, over all processes, including dropped groups.
@@ -263,16 +385,18 @@ class GenerationPlayer:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state to save in a checkpoint, as JSON types."""
-        return {"source": self.items["train"].source.state_dict(), "last": self._last["train"]}
+        return {"source": self.items["train"].source.state_dict(), "last": self._taken}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a saved state; raise if the mixture, seed or curriculum differs."""
         self.items["train"].source.load_state_dict(state["source"])
         step, before = state["last"]
-        self._last["train"] = (step, before)
+        self._last["train"] = self._taken = (step, before)
 
     def close(self) -> None:
-        """Close the episodes' log and the collector."""
+        """End what is running, and close the episodes' log and the collector."""
+        if self._loop is not None:
+            self._loop.close()
         self.collector.close()
         if self._writer is not None:
             self._writer.close()
@@ -310,6 +434,26 @@ def close_player(player: GenerationPlayer, policy: Any) -> None:
     runner = SyncRunner()  # a notebook already runs an event loop
     runner.run(policy.aclose)
     runner.close()
+
+
+def _passes(group_filter: GroupFilter, dropped: list[TrajectoryGroup], group: TrajectoryGroup) -> bool:
+    """Return whether a group passes; note it otherwise."""
+    if group_filter(group):
+        return True
+    dropped.append(group)
+    return False
+
+
+def _check_stored(specs: Sequence[Sequence[EpisodeSpec]], groups: Sequence[TrajectoryGroup]) -> None:
+    """Raise unless the stored groups are those of the specs, and replacements of them."""
+    wanted = {members[0].group_id: members[0].seed for members in specs}
+    stored = {group.trajectories[0].group_id: group.trajectories[0].seed for group in groups}
+    if wanted.items() <= stored.items():
+        return
+    raise InvalidConfigError(
+        f"the checkpoint has episodes that were played early, of the groups {sorted(stored)[:3]}, but this run plays "
+        f"{sorted(wanted)[:3]} next: resume with the settings of the run, or from a checkpoint without such episodes."
+    )
 
 
 def _what_failed(trajectory: Trajectory) -> str:

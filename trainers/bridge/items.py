@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from datasets import Dataset
+from torch.utils.data import Sampler
 
 from llm_envs.errors import InvalidConfigError
 from llm_envs.sources.curriculum import Curriculum
@@ -22,12 +23,14 @@ from llm_envs.trainers.bridge.checks import with_split
 __all__ = [
     "EpisodeDataset",
     "ListedItems",
+    "RecordedSampler",
     "SeedItems",
     "episode_seed",
     "index_dataset",
     "index_datasets",
     "make_items",
     "refills",
+    "upcoming_rows",
 ]
 
 
@@ -159,6 +162,53 @@ def index_dataset(items: EpisodeDataset, split: str) -> Dataset:
             "split": [split] * n,
         }
     )
+
+
+class RecordedSampler(Sampler[int]):
+    """Yields what another sampler yields, and records the order of the whole epoch."""
+
+    def __init__(self, sampler: Sampler[int]) -> None:
+        self._sampler = sampler
+        self.order: list[int] = []
+        """The indices of the present epoch."""
+
+    def __iter__(self) -> Iterator[int]:
+        """Begin an epoch."""
+        self.order = list(self._sampler)
+        return iter(self.order)
+
+    def __len__(self) -> int:
+        """Return the number of indices of an epoch."""
+        return len(self._sampler)  # type: ignore[arg-type]
+
+
+def upcoming_rows(
+    order: Sequence[int], rows: Sequence[Mapping[str, Any]], *, n: int, stride: int
+) -> list[list[dict[str, Any]]]:
+    """Return the rows that TRL will ask this process to play next; fewer at the end of an epoch.
+
+    Args:
+        order: The indices of the epoch.
+        rows: The rows of the present generation.
+        n: Number of generations.
+        stride: Indices from one generation to the next: those of all processes, with their repetitions.
+
+    Raises:
+        InvalidConfigError: If the rows are not in this order.
+    """
+    here, split = [row["index"] for row in rows], rows[0]["split"]
+    start = order.index(here[0]) if here[0] in order else 0
+    if list(order[start : start + len(here)]) != here:
+        raise InvalidConfigError(
+            "async_generations plays the rows that TRL's own sampler will ask for, and the trainer has another data "
+            "loader: set async_generations=0."
+        )
+    places = [start + stride * number for number in range(1, n + 1)]
+    return [
+        [{"index": index, "split": split} for index in order[place : place + len(here)]]
+        for place in places
+        if place + len(here) <= len(order)
+    ]
 
 
 def refills(items: EpisodeDataset, key: Sequence[int | str]) -> Iterator[EpisodeSpec]:

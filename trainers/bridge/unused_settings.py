@@ -12,6 +12,7 @@ from dataclasses import MISSING, fields
 from typing import Any
 
 from llm_envs.errors import InvalidConfigError
+from llm_envs.trainers.bridge.servers import SERVER_SETTINGS
 
 __all__ = [
     "ONLINE_DPO",
@@ -22,6 +23,7 @@ __all__ = [
     "is_changed",
     "ppo_cases",
     "refuse_unused",
+    "server_cases",
     "sft_cases",
 ]
 
@@ -38,7 +40,8 @@ ONLINE_DPO = (
     *("env_kwargs", "groups_per_round", "num_generations", "steps_per_round", "num_train_seeds", "num_eval_seeds"),
     *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_completion_length", "max_turns"),
     *("max_turn_tokens", "max_episode_s", "max_step_s", "max_concurrency", "max_refills", "save_trajectories"),
-    *("use_vllm", "vllm_gpu_memory_utilization", "vllm_max_model_length", "vllm_model_impl"),
+    *("use_vllm", "vllm_mode", "vllm_gpu_memory_utilization", "vllm_max_model_length", "vllm_model_impl"),
+    *SERVER_SETTINGS,
 )
 """The fields of `EnvDPOConfig` for playing episodes."""
 _VLLM_WEIGHTS = tuple(f"vllm_importance_sampling_{name}" for name in ("mode", "clip_max", "clip_min", "cap"))
@@ -92,6 +95,7 @@ def grpo_cases(args: Any) -> list[Case]:
                 *_VLLM_WEIGHTS,
             ),
         ),
+        *server_cases(args),
         (
             not args.vllm_importance_sampling_correction,
             "vllm_importance_sampling_correction is False",
@@ -118,6 +122,21 @@ def grpo_cases(args: Any) -> list[Case]:
             ("scale_rewards",),
         ),
         (not args.log_completions, "log_completions is False", ("num_completions_to_print", "log_unique_prompts")),
+    ]
+
+
+def server_cases(args: Any) -> list[Case]:
+    """Return the cases of vLLM servers, for GRPO and DPO."""
+    is_server = args.use_vllm and args.vllm_mode == "server"
+    has_urls = args.vllm_server_urls is not None
+    return [
+        (not is_server, "vllm_mode is not 'server'", SERVER_SETTINGS),
+        (is_server, "servers have their own arguments", ("vllm_gpu_memory_utilization", "vllm_model_impl")),
+        (
+            is_server and has_urls,
+            "vllm_server_urls names running servers",
+            ("vllm_num_servers", "server_args", "vllm_max_model_length"),
+        ),
     ]
 
 
@@ -162,8 +181,9 @@ def dpo_cases(args: Any, *, is_online: bool, has_selector: bool) -> list[Case]:
         (
             not args.use_vllm,
             "use_vllm is False",
-            ("vllm_gpu_memory_utilization", "vllm_max_model_length", "vllm_model_impl"),
+            ("vllm_mode", "vllm_gpu_memory_utilization", "vllm_max_model_length", "vllm_model_impl"),
         ),
+        *server_cases(args),
         (
             not {"exo_pair", "robust", "aot", "aot_unpaired"} & set(losses),
             f"loss_type {', '.join(losses)} does not smooth labels",

@@ -90,6 +90,9 @@ class ColocatedEngine(VLLMGeneration):
         """Copy the trainer's current weights to the engine. TRL calls this before the first rollout of a step."""
         self.policy.update_weights(self._iter_named_params(), self._version())
 
+    def close(self) -> None:
+        """Do nothing: the policy ends the engine."""
+
     def _iter_named_params(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Iterate over the weights under the engine's names, with adapters merged."""
         model: Any = self.model

@@ -14,6 +14,7 @@ from llm_envs.errors import InvalidConfigError
 from llm_envs.registration import task_spec
 from llm_envs.trainers.bridge.checks import check_env_kwargs, check_loss_types
 from llm_envs.trainers.bridge.ranks import set_for_machine
+from llm_envs.trainers.bridge.servers import ServerSettings
 
 __all__ = ["PAIR_SELECTORS", "EnvDPOConfig", "check_arguments"]
 
@@ -22,7 +23,7 @@ PAIR_SELECTORS = ("best_worst", "all", "random", "length")
 
 
 @dataclass
-class EnvDPOConfig(DPOConfig):
+class EnvDPOConfig(ServerSettings, DPOConfig):
     """TRL's `DPOConfig` with settings for pairs of episodes. TRL's fields keep their meaning, except `max_length`.
 
     Online, an epoch is a full round of `steps_per_round` steps, and `num_train_epochs` counts those, unless `max_steps`
@@ -117,7 +118,8 @@ class EnvDPOConfig(DPOConfig):
     save_trajectories: bool = field(
         default=True, metadata={"help": "Whether every episode is written to output_dir/trajectories."}
     )
-    use_vllm: bool = field(default=False, metadata={"help": "Whether a vLLM engine in this process samples."})
+    use_vllm: bool = field(default=False, metadata={"help": "Whether vLLM samples: see vllm_mode."})
+    vllm_mode: str = field(default="colocate", metadata={"help": "colocate: an engine in each process; or server."})
     vllm_gpu_memory_utilization: float = field(default=0.3, metadata={"help": "Share of the device for vLLM."})
     vllm_max_model_length: int | None = field(default=None, metadata={"help": "Context of vLLM; None: the model's."})
     vllm_model_impl: str = field(default="vllm", metadata={"help": "vllm, or transformers."})
@@ -139,6 +141,8 @@ class EnvDPOConfig(DPOConfig):
             ("num_generations", self.num_generations >= 2, "at least 2: a pair is two episodes of one seed"),
             ("steps_per_round", self.steps_per_round is None or self.steps_per_round >= 1, "at least 1, or None"),
             ("max_pair_uses", self.max_pair_uses >= 1, "at least 1"),
+            ("vllm_mode", self.vllm_mode in ("colocate", "server"), "colocate or server"),
+            ("vllm_transport", self.vllm_transport in ("whole", "delta"), "whole or delta"),
             ("temperature", self.temperature > 0, "above 0, so that episodes of one seed differ"),
             ("max_refills", self.max_refills >= 1, "at least 1"),
         ]

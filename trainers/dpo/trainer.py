@@ -488,3 +488,5 @@ class EnvDPOTrainer(DPOTrainer):
         """Online, close the trajectories' log and end the collector's and the policy's threads; offline, do nothing."""
         if self._is_online:
             close_player(self._player, self._policy)
+            if self._engine is not None:
+                self._engine.close()

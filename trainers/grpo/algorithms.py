@@ -84,6 +84,11 @@ class AlgorithmState:
         self.known = list(kinds.values())
         """The distinct algorithms of the run."""
         self.names = list(dict.fromkeys(algorithm.name for algorithm in self.known))
+        if getattr(args, "async_generations", 0) and len({algorithm.dynamic_sampling for algorithm in self.known}) > 1:
+            raise InvalidConfigError(
+                f"async_generations={args.async_generations}, and only some algorithms have dynamic_sampling: it "
+                "filters groups while they are played, before their algorithm is known. Set it in all or none."
+            )
         self.algorithm = self._schedule(0)
         self.n_generations = 0
         """Training generations started so far."""

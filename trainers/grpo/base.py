@@ -22,12 +22,13 @@ from llm_envs.chat.codec import ChatCodec
 from llm_envs.errors import InvalidConfigError
 from llm_envs.policies.transformers import TransformersPolicy
 from llm_envs.rollout import Collector, ContextFn
+from llm_envs.rollout.staleness import off_policy_statistics
 from llm_envs.sources.source import group_specs
 from llm_envs.trainers.bridge.batches import StepShares, slice_rows
 from llm_envs.trainers.bridge.checks import training_template
 from llm_envs.trainers.bridge.generation import STATE_FILE, GenerationPlayer, close_player, make_collector, own_engine
 from llm_envs.trainers.bridge.guard import check_gap, sampling_gap
-from llm_envs.trainers.bridge.items import EpisodeDataset
+from llm_envs.trainers.bridge.items import EpisodeDataset, RecordedSampler, upcoming_rows
 from llm_envs.trainers.functional.algorithm import Algorithm
 from llm_envs.trainers.grpo.algorithms import AlgorithmState
 from llm_envs.trainers.grpo.config import EnvGRPOConfig
@@ -38,6 +39,7 @@ from llm_envs.types import Trajectory
 
 if TYPE_CHECKING:
     from llm_envs.rollout.token_transcript import History
+    from llm_envs.trainers.bridge.weight_sync import ColocatedEngine
 
 __all__ = ["EpisodeTrainer"]
 
@@ -60,6 +62,7 @@ class EpisodeTrainer(GRPOTrainer):
     _reference: Reference
     _context_fn: ContextFn | None
     _guarded: bool
+    _sampler: RecordedSampler
 
     def _start_vllm(self) -> Any:
         self.vllm_generation = own_engine(self)
@@ -76,6 +79,28 @@ class EpisodeTrainer(GRPOTrainer):
         return make_collector(
             self.items["train"], self._policy, codec, args, history=history, context_fn=self._context_fn
         )
+
+    def _get_train_sampler(self, dataset: Any = None) -> Any:
+        self._sampler = RecordedSampler(super()._get_train_sampler(dataset))
+        return self._sampler
+
+    def _upcoming(self, inputs: list[dict[str, Any]]) -> list[tuple[int, list[dict[str, Any]]]]:
+        """Return the steps and rows of the generations to play while the trainer steps on this one."""
+        args, n = self.args, self.args.async_generations
+        if not n or self._mode != "train":
+            return []
+        uses = self._uses["uses"]
+        rows = upcoming_rows(self._sampler.order, inputs, n=n, stride=int(args.generation_batch_size or 1) * uses)
+        numbered = enumerate(rows, start=1)
+        coming = [(self.state.global_step + k * uses // args.gradient_accumulation_steps, some) for k, some in numbered]
+        return [(step, some) for step, some in coming if step < self.state.max_steps]
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """Train as TRL does. Episodes that are still running at the end, or after an error, are dropped."""
+        try:
+            return super().train(*args, **kwargs)
+        finally:
+            self._player.stop()
 
     def _prepare_policy(self) -> None:
         """Give the sampling policy the weights of now."""
@@ -124,7 +149,10 @@ class EpisodeTrainer(GRPOTrainer):
         if self._guarded:
             return
         args = self.args
-        own = sampling_gap(score, output, args.per_device_train_batch_size)
+        # With `async_generations`, a resumed run begins with episodes of older weights.
+        statistics = off_policy_statistics(self.last_trajectories, self.state.global_step)
+        is_stale = bool(statistics.get("off_policy_share"))
+        own = (0.0, 0) if is_stale else sampling_gap(score, output, args.per_device_train_batch_size)
         gaps = [total / n for total, n in gather_object([own]) if n]
         if not gaps:  # no process had a token to compare: try the next batch
             return
@@ -139,6 +167,12 @@ class EpisodeTrainer(GRPOTrainer):
         metrics = self._player.metrics(mode)
         for name, value in metrics.items():
             self._metrics[mode][f"env/{name}"].append(value)
+        if mode == "train" and self.args.async_generations:
+            parts = gather_object([dict(off_policy_statistics(self.last_trajectories, self.state.global_step))])
+            for name in ("staleness_mean", "staleness_max", "off_policy_share", "mixed_share"):
+                if values := [part[name] for part in parts if name in part]:
+                    mean = max(values) if name == "staleness_max" else sum(values) / len(values)
+                    self._metrics[mode][f"sampling/{name}"].append(mean)
         self._player.check_failures(self.last_trajectories)
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -204,7 +238,7 @@ class EpisodeTrainer(GRPOTrainer):
 
     @property
     def policy(self) -> Any:
-        """The sampling policy: the trainer's own model, or a colocated engine."""
+        """The sampling policy: the trainer's own model, a colocated engine, or servers."""
         return self._policy
 
     def play_sample(self, index: int = 0) -> list[Trajectory]:
@@ -214,8 +248,10 @@ class EpisodeTrainer(GRPOTrainer):
         return list(self.collector.play([specs])[0].trajectories)
 
     def close(self) -> None:
-        """Close the trajectories' log and end the collector's and the policy's threads."""
+        """Close the trajectories' log, end the collector's and the policy's threads, and servers that were started."""
         close_player(self._player, self._policy)
+        if self.use_vllm:
+            cast("ColocatedEngine", self.vllm_generation).close()
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         """Save the model as TRL does, but leave out an adapter that only serves as the reference."""
@@ -232,8 +268,10 @@ class EpisodeTrainer(GRPOTrainer):
         if taken:  # every process writes its own rows
             micro_batches: Any = self._buffered_inputs
             self.generations["train"].save(self._rest_path(folder), micro_batches)
+        self._player.save_begun(folder / "ahead")
         if self.args.should_save:
-            state = self._player.state_dict() | {"trainer": self._kind, "generation": {"taken": taken} | uses}
+            begun = {"taken": taken, "ahead": self._player.n_begun}
+            state = self._player.state_dict() | {"trainer": self._kind, "generation": begun | uses}
             state |= {} if self.algorithms is None else self.algorithms.state_dict()
             state["reference"] = self._reference.save(self, folder)
             (folder / STATE_FILE).write_text(json.dumps(state) + "\n")
@@ -278,10 +316,10 @@ class EpisodeTrainer(GRPOTrainer):
         Raises:
             InvalidConfigError: If the batch sizes of the run differ, or the file is missing.
         """
-        taken = state["taken"]
-        if not taken:
+        taken, n_ahead = state["taken"], state.get("ahead", 0)
+        if not taken and not n_ahead:
             return
-        saved, uses = {name: value for name, value in state.items() if name != "taken"}, self._uses
+        saved, uses = {name: value for name, value in state.items() if name not in ("taken", "ahead")}, self._uses
         if saved != uses:
             raise InvalidConfigError(
                 f"{folder} lies inside a generation ({taken} of {state['uses']} micro-batches were taken), and its "
@@ -289,6 +327,9 @@ class EpisodeTrainer(GRPOTrainer):
                 "Resume with the settings and number of processes of the run, or from a checkpoint at the end of a "
                 "generation."
             )
+        self._player.load_begun(folder / "ahead", n_ahead)
+        if not taken:
+            return
         self.generations["train"], rest = Generation.load(self._rest_path(folder), self._algorithm)
         # TRL plays a new generation if `_step` is a multiple of `uses`. Otherwise it takes the next from its buffer.
         self._step, self._buffered_inputs = taken, send_to_device(rest, self.accelerator.device)

@@ -11,6 +11,7 @@ from trl import GRPOConfig
 from llm_envs.errors import InvalidConfigError
 from llm_envs.trainers.bridge.checks import check_env_kwargs, check_forks, check_loss_types
 from llm_envs.trainers.bridge.ranks import set_for_machine
+from llm_envs.trainers.bridge.servers import ServerSettings
 from llm_envs.trainers.bridge.unused_settings import grpo_cases, refuse_unused
 from llm_envs.trainers.functional.importance import ImportanceMode, importance_weights
 
@@ -18,7 +19,7 @@ __all__ = ["EnvGRPOConfig"]
 
 
 @dataclass
-class EnvGRPOConfig(GRPOConfig):
+class EnvGRPOConfig(ServerSettings, GRPOConfig):
     """TRL's `GRPOConfig` with settings for environments. TRL's fields keep their meaning.
 
     If you change a field that has no effect in this trainer or with your other settings, an error is raised.
@@ -78,6 +79,13 @@ class EnvGRPOConfig(GRPOConfig):
         metadata={
             "help": "Largest mean gap in nats between sampled and recomputed log-probabilities of the first batch; "
             "above it training stops. Masking and template bugs cost whole nats, bf16 about 0.01. None: no guard."
+        },
+    )
+    async_generations: int = field(
+        default=0,
+        metadata={
+            "help": "Generations that are played while the trainer steps on an earlier one, under weights of up to as "
+            "many generations ago. Needs use_vllm."
         },
     )
     keep_sampling_mask: bool = field(
@@ -156,6 +164,11 @@ class EnvGRPOConfig(GRPOConfig):
                 f"share_prompts=True with gradient_checkpointing={self.gradient_checkpointing} and "
                 f"keep_sampling_mask={self.keep_sampling_mask}: rows continue from the cached keys and values of their "
                 "prompt, which neither has. Set both to False."
+            )
+        if self.async_generations < 0 or (self.async_generations and not self.use_vllm):
+            raise InvalidConfigError(
+                f"async_generations={self.async_generations} with use_vllm={self.use_vllm}: it must be at least 0, and "
+                "the trainer's own model cannot sample while it is trained. Set use_vllm=True, or async_generations=0."
             )
         if self.max_refills < 1:
             raise InvalidConfigError(f"max_refills={self.max_refills}; it must be at least 1.")

@@ -47,12 +47,16 @@ def check_arguments(env: Any, args: Any, kwargs: Mapping[str, Any]) -> None:
             f"{', '.join(taken)}: EnvGRPOTrainer takes these from the environment; leave them out. "
             "Rewards of yours are rewards=RewardSettings(reward_fns=...)."
         )
-    wanted = {"vllm_mode": "colocate", "vllm_tensor_parallel_size": 1, "vllm_enable_sleep_mode": False}
+    if args is not None and args.vllm_mode not in ("colocate", "server"):
+        raise InvalidConfigError(f"vllm_mode={args.vllm_mode!r}; it must be colocate or server.")
+    if args is not None and args.vllm_transport not in ("whole", "delta"):
+        raise InvalidConfigError(f"vllm_transport={args.vllm_transport!r}; it must be whole or delta.")
+    wanted = {"vllm_tensor_parallel_size": 1, "vllm_enable_sleep_mode": False}
     for name, value in wanted.items() if args is not None and args.use_vllm else ():
         if getattr(args, name) != value:
             raise InvalidConfigError(
-                f"{name}={getattr(args, name)!r} is not supported here: each process has an engine of its own, awake, "
-                f"on its own device. Use {name}={value!r}."
+                f"{name}={getattr(args, name)!r} is not supported here: each process has an awake engine on its own "
+                f"device, or all share servers (vllm_mode='server', server_args). Use {name}={value!r}."
             )
 
 

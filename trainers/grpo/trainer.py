@@ -194,6 +194,7 @@ class EnvGRPOTrainer(EpisodeTrainer):
             group_filter=group_filter if self.algorithms is None else self.algorithms.group_filter(group_filter),
             max_refills=args.max_refills,
             seed=args.seed,
+            is_ahead=args.async_generations > 0,
         )
 
     # For each generation: play, rows, advantages.
@@ -236,7 +237,8 @@ class EnvGRPOTrainer(EpisodeTrainer):
     def _play(self, inputs: list[dict[str, Any]]) -> Generation:
         """Play one episode for each of TRL's rows, and score them by the rewards."""
         mode = self._mode
-        rows = self._player.play(inputs, mode=mode, step=self.state.global_step, group_size=self._shares.group_size)
+        size, step = self._shares.group_size, self.state.global_step
+        rows = self._player.play(inputs, mode=mode, step=step, group_size=size, upcoming=self._upcoming(inputs))
         if mode == "train":
             self._player.learn()
         # The algorithm of now may punish length: that is one more column of rewards.

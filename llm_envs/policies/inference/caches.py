@@ -6,17 +6,30 @@ needs no special case: it has the same last columns as any other. States of recu
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
 
 from llm_envs.errors import MissingExtraError
+from llm_envs.types import IdArray
 
 try:
     import torch
-    from transformers.cache_utils import DynamicLayer
+    from transformers.cache_utils import DynamicCache, DynamicLayer
 except ImportError as error:
     raise MissingExtraError("a key-value cache needs torch: pip install 'llm-envs[train]'.") from error
 
-__all__ = ["RoomyLayer", "join_caches", "join_problem", "make_room", "widen_cache"]
+__all__ = [
+    "Prefix",
+    "RoomyLayer",
+    "cache_of",
+    "has_all_tokens",
+    "join_caches",
+    "join_problem",
+    "make_room",
+    "take_prefix",
+    "widen_cache",
+]
 
 _WITH_COLUMNS = ("DynamicLayer", "DynamicSlidingWindowLayer", "RoomyLayer")
 _WITH_STATES = ("LinearAttentionLayer",)
@@ -31,7 +44,7 @@ _ROOM = 64
 class RoomyLayer(DynamicLayer):
     """The keys and values of all tokens, with room for further ones, so that a new token does not copy all others."""
 
-    _buffers: tuple[torch.Tensor, torch.Tensor]
+    _buffers: tuple[torch.Tensor, ...]
     _in_buffer: torch.Tensor | None = None  # the keys, until something else replaces them
 
     def update(
@@ -48,6 +61,11 @@ class RoomyLayer(DynamicLayer):
         self.keys, self.values = (buffer[..., :stop, :] for buffer in self._buffers)
         self._in_buffer = self.keys
         return self.keys, self.values
+
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        """Keep these rows, and release the room that the others had."""
+        self._buffers, self._in_buffer = (), None
+        super().reorder_cache(cast("torch.LongTensor", beam_idx))
 
 
 def make_room(cache: Any) -> None:
@@ -116,3 +134,51 @@ def _widened(values: torch.Tensor, width: int) -> torch.Tensor:
     """Return keys or values (B, H, T, D) with `width` columns: the last ones, behind zeros if there are fewer."""
     missing = width - values.shape[-2]
     return torch.nn.functional.pad(values, (0, 0, missing, 0)) if missing > 0 else values[..., -missing:, :]
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """Tokens (T,), and for each layer the keys and values (H, T, D) of them all."""
+
+    ids: IdArray
+    layers: Sequence[tuple[torch.Tensor, torch.Tensor]]
+
+    n_bytes: int = field(init=False)
+    """Memory of the keys and values."""
+
+    def __post_init__(self) -> None:
+        """Count the bytes."""
+        n_bytes = sum(part.numel() * part.element_size() for layer in self.layers for part in layer)
+        object.__setattr__(self, "n_bytes", n_bytes)
+
+    def first(self, n: int) -> Prefix:
+        """Return its first `n` tokens, in the same memory."""
+        return Prefix(self.ids[:n], [(keys[:, :n], values[:, :n]) for keys, values in self.layers])
+
+
+def has_all_tokens(cache: Any) -> bool:
+    """Return whether each layer of a filled cache has the keys and values of all tokens, and nothing else."""
+    layers = getattr(cache, "layers", ())
+    return bool(layers) and all(type(layer) is RoomyLayer for layer in layers)
+
+
+def take_prefix(cache: Any, place: int, ids: IdArray) -> Prefix:
+    """Copy the end of a row of such a cache, whose tokens are `ids`, shape (T,)."""
+    n = len(ids)
+    layers = [(layer.keys[place, :, -n:].clone(), layer.values[place, :, -n:].clone()) for layer in cache.layers]
+    return Prefix(ids, layers)
+
+
+def cache_of(prefixes: Sequence[Prefix | None]) -> DynamicCache:
+    """Return a cache with a row for each prefix, padded on the left; at least one is not None."""
+    known = [prefix for prefix in prefixes if prefix is not None]
+    width = max(len(prefix.ids) for prefix in known)
+    cache = DynamicCache()
+    for index, layer in enumerate(known[0].layers):
+        keys, values = (part.new_zeros(len(prefixes), part.shape[0], width, part.shape[2]) for part in layer)
+        for row, prefix in enumerate(prefixes):
+            if prefix is not None:
+                for part, own in zip((keys, values), prefix.layers[index], strict=True):
+                    part[row, :, width - len(prefix.ids) :] = own
+        cache.update(keys, values, index)
+    return cache

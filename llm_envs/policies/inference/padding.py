@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from llm_envs.errors import InvalidConfigError, MissingExtraError
-from llm_envs.policies.inference.caches import join_caches, join_problem, make_room, widen_cache
+from llm_envs.policies.inference.caches import (
+    Prefix,
+    cache_of,
+    has_all_tokens,
+    join_caches,
+    join_problem,
+    make_room,
+    take_prefix,
+    widen_cache,
+)
 from llm_envs.policies.inference.positions import position_ids
 from llm_envs.types import IdArray
 
@@ -89,10 +98,41 @@ class PaddedBatch:
         Without a key-value cache (a purely recurrent model) it reads the whole sequence again each time.
         """
         new = slice(None) if self._cache is None else slice(-1, None)
+        return self._forward(model, self.input_ids[:, new], self.attention_mask, self.position_ids[:, new])
+
+    def read_on(self, model: PreTrainedModel, prefixes: Sequence[Prefix | None]) -> torch.Tensor:
+        """Do the first `forward` from what is known of each row: B prefixes that leave at least one token to read.
+
+        All rows read as many tokens as the least known one.
+        """
+        # Every row reads as many tokens as the least known one, because padding inside a row would be wrong for types
+        # of model that count columns (MPT, GPT-Neo).
+        lengths = self.attention_mask.sum(1).tolist()
+        n_new = max(n - (len(prefix.ids) if prefix else 0) for n, prefix in zip(lengths, prefixes, strict=True))
+        used = [
+            prefix.first(n - n_new) if prefix and n > n_new else None
+            for n, prefix in zip(lengths, prefixes, strict=True)
+        ]
+        if not any(used):
+            return self.forward(model)
+        self._cache = cache_of(used)
+        return self._forward(model, self.input_ids[:, -n_new:], self.attention_mask, self.position_ids[:, -n_new:])
+
+    def prefix(self, place: int, n_tokens: int) -> Prefix | None:
+        """Copy the last `n_tokens` columns of a row that the model has read; None if its cache has something else."""
+        if not has_all_tokens(self._cache):
+            return None
+        n_read = self._cache.get_seq_length()
+        ids = self.input_ids[place, n_read - n_tokens : n_read].cpu().numpy().astype(np.int32)
+        return take_prefix(self._cache, place, ids)
+
+    def _forward(
+        self, model: PreTrainedModel, ids: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor
+    ) -> torch.Tensor:
         output = model(
-            input_ids=self.input_ids[:, new],
-            attention_mask=self.attention_mask,
-            position_ids=self.position_ids[:, new],
+            input_ids=ids,
+            attention_mask=mask,
+            position_ids=positions,
             past_key_values=self._cache,
             use_cache=True,
             logits_to_keep=1,

@@ -20,6 +20,7 @@ from llm_envs.errors import InvalidConfigError, MissingExtraError
 from llm_envs.policies.inference.loading import context_length, eos_token_ids
 from llm_envs.policies.inference.padding import IdArray, PaddedBatch, check_token_ids
 from llm_envs.policies.inference.positions import check_positions
+from llm_envs.policies.inference.prefixes import PrefixCache
 from llm_envs.policies.inference.seeds import turn_seed
 from llm_envs.types import FinishReason, KeptTokens, Sampled, SamplingParams
 
@@ -226,6 +227,7 @@ class Turn:
         self._ids: list[int] = []
         self._logps: list[float] = []
         self._kept: list[Any] = []
+        self.n_clears = 0  # of the prefix cache, when the prompt was read
 
     @property
     def length(self) -> int:
@@ -279,11 +281,13 @@ class RunningBatch:
     Args:
         model: A causal language model in eval mode.
         max_rows: Most turns at once.
+        prefixes: Known beginnings of prompts, which are not read again. Turns that have ended are added to it.
     """
 
-    def __init__(self, model: PreTrainedModel, max_rows: int) -> None:
+    def __init__(self, model: PreTrainedModel, max_rows: int, prefixes: PrefixCache | None = None) -> None:
         self._model = model
         self._max_rows = max_rows
+        self._prefixes = prefixes
         self._batch: PaddedBatch | None = None
         self._turns: list[Turn] = []  # of each row; some may have ended
 
@@ -314,12 +318,18 @@ class RunningBatch:
         places: dict[bytes, int] = {}
         index = [places.setdefault(turn.prompt_ids.tobytes(), len(places)) for turn in turns]
         prompts = [turns[index.index(place)].prompt_ids for place in range(len(places))]
-        batch = PaddedBatch(prompts, self._model.device)
-        logits = batch.forward(self._model)
+        if self._prefixes is None:
+            batch = PaddedBatch(prompts, self._model.device)
+            logits = batch.forward(self._model)
+        else:
+            self._prefixes.check_model(self._model)
+            batch, logits = self._prefixes.read(self._model, prompts)
+            for turn in turns:
+                turn.n_clears = self._prefixes.n_clears
         if len(prompts) < len(turns):
             logits = logits[index]
             batch.select(index, batch.width)
-        ended = _add_tokens(batch, turns, logits)
+        ended = self._add_tokens(batch, turns, logits)
         running = [place for place, turn in enumerate(turns) if turn.finish_reason is None]
         if not running:
             return ended
@@ -338,7 +348,7 @@ class RunningBatch:
         """Sample one token for each running turn; return those that have ended with it."""
         if self._batch is None:
             return []
-        ended = _add_tokens(self._batch, self._turns, self._batch.forward(self._model))
+        ended = self._add_tokens(self._batch, self._turns, self._batch.forward(self._model))
         # Some types of model (GPT-Neo, MPT) have a table of the context's size, indexed by the column.
         is_too_wide = self._batch.width > context_length(self._model)
         self._compact(least_gain=0.0 if is_too_wide else 1 - _COMPACT_BELOW)
@@ -347,6 +357,17 @@ class RunningBatch:
     def clear(self) -> None:
         """Drop all turns, as they are."""
         self._batch, self._turns = None, []
+
+    def _add_tokens(self, batch: PaddedBatch, turns: Sequence[Turn], logits: torch.Tensor) -> list[Turn]:
+        """Draw the next token of each row; return the turns that have ended with it, and keep what was read of them."""
+        ended = _add_tokens(batch, turns, logits)
+        if self._prefixes is not None:
+            for turn in ended:
+                # The model has not read the last token.
+                prefix = batch.prefix(turns.index(turn), turn.length - 1)
+                if prefix is not None and turn.n_clears == self._prefixes.n_clears:
+                    self._prefixes.add(prefix)
+        return ended
 
     def _compact(self, least_gain: float) -> None:
         """Remove ended rows and columns that are only padding, if that saves more than a share of the batch."""

@@ -15,7 +15,14 @@ from typing import Any
 
 from llm_envs.errors import MissingExtraError, ModelError
 
-__all__ = ["check_same_tensors", "find_checkpoint", "tensor_shapes", "write_checkpoint"]
+__all__ = [
+    "check_same_tensors",
+    "dtype_of",
+    "find_checkpoint",
+    "tensor_dtypes",
+    "tensor_shapes",
+    "write_checkpoint",
+]
 
 # A safetensors file begins with the header's length in 8 bytes; 100,000 tensors need a header of about 20 MB.
 _MAX_HEADER_BYTES = 100_000_000
@@ -29,19 +36,47 @@ def tensor_shapes(folder: str | Path) -> dict[str, tuple[int, ...]]:
     Raises:
         ModelError: If the folder has no such file, or one cannot be read.
     """
+    return {name: tuple(entry["shape"]) for name, entry in _headers(folder).items()}
+
+
+def tensor_dtypes(folder: str | Path) -> dict[str, str]:
+    """Return the names of the tensors in a folder's `*.safetensors`, with their dtypes: "BF16", "F32", ...
+
+    Raises:
+        ModelError: As for `tensor_shapes`.
+    """
+    return {name: entry["dtype"] for name, entry in _headers(folder).items()}
+
+
+def dtype_of(stored: str | None, computed: str | None, value: Any) -> Any:
+    """Return the dtype in which to send a tensor: that of its place in the served checkpoint if the server has it too.
+
+    Args:
+        stored: From `tensor_dtypes`; None if unknown.
+        computed: The server's dtype ("torch.bfloat16"); None if unknown.
+        value: The tensor.
+    """
+    import torch
+
+    known = {"BF16": torch.bfloat16, "F16": torch.float16}.get(stored or "")
+    return known if known is not None and str(known) == computed else value.dtype
+
+
+def _headers(folder: str | Path) -> dict[str, dict[str, Any]]:
     files = sorted(Path(folder).glob("*.safetensors"))
     if not files:
         raise ModelError(f"{str(folder)!r} has no *.safetensors file; save the model with save_pretrained.")
-    shapes: dict[str, tuple[int, ...]] = {}
+    entries: dict[str, dict[str, Any]] = {}
     for path in files:
         try:
             with path.open("rb") as file:
                 (length,) = struct.unpack("<Q", file.read(8))
                 header = json.loads(file.read(min(length, _MAX_HEADER_BYTES)))
-            shapes |= {name: tuple(entry["shape"]) for name, entry in header.items() if name != "__metadata__"}
+            header.pop("__metadata__", None)
+            entries |= {name: {"shape": list(e["shape"]), "dtype": str(e["dtype"])} for name, e in header.items()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
             raise ModelError(f"{str(path)!r} cannot be read as safetensors: {error}") from error
-    return shapes
+    return entries
 
 
 def check_same_tensors(given: Shapes, expected: Shapes, where: str) -> None:

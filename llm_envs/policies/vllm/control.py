@@ -5,18 +5,37 @@ Answers become facts (`ServerFacts`). Functions that send no requests decide whe
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import base64
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from llm_envs.errors import ModelError
+from llm_envs.errors import LLMEnvsError, ModelError
+from llm_envs.policies.vllm.exchange import ServedCheckpoint
 from llm_envs.policies.vllm.formats import SERVE_COMMAND
-from llm_envs.policies.vllm.http import RetryableError, import_httpx, read_answer
+from llm_envs.policies.vllm.http import RetryableError, import_httpx, is_local, read_answer, without_key
 from llm_envs.policies.vllm.worker import EXTENSION
 
-__all__ = ["SGLangControl", "ServerControl", "ServerFacts", "VLLMControl", "check_facts", "check_updatable"]
+__all__ = [
+    "CHANGING",
+    "SGLangControl",
+    "ServerControl",
+    "ServerFacts",
+    "VLLMControl",
+    "WholeFn",
+    "check_facts",
+    "check_updatable",
+]
+
+_LOG = logging.getLogger(__name__)
+
+CHANGING = " (changing)"
+"""After the tag of weights while a server loads them: nobody takes such a server for one that has them."""
+WholeFn = Callable[[ServedCheckpoint], ServedCheckpoint | None]
+"""Weights with deltas -> the same as a whole checkpoint, or None if they are not at hand."""
 
 # Time to load a large checkpoint from a slow disk. After that the server counts as dead.
 _LOAD_S = 1800.0
@@ -46,6 +65,12 @@ class ServerFacts:
     """The tag that the last writer gave to the weights."""
     is_dev: bool = False
     """Whether HTTP requests can change its weights."""
+    dtype: str | None = None
+
+    @property
+    def has_extension(self) -> bool:
+        """Whether its workers have our methods."""
+        return self.extension == EXTENSION
 
 
 class ServerControl(Protocol):
@@ -63,8 +88,18 @@ class ServerControl(Protocol):
         """Return log-probabilities of tokens sampled with top_k=1; None if they would prove nothing."""
         ...
 
-    def load(self, facts: ServerFacts, path: Path, tag: str) -> None:
-        """Make a server load a checkpoint's weights, and tag them with `tag`."""
+    def bring_up(self, facts: ServerFacts, checkpoint: ServedCheckpoint, whole_fn: WholeFn) -> ServedCheckpoint:
+        """Make a server load a checkpoint and tag its weights; return what it has loaded, by the same tag.
+
+        Args:
+            facts: The server's facts.
+            checkpoint: The weights.
+            whole_fn: Writes the same weights as a whole checkpoint, for a server that cannot apply its deltas.
+        """
+        ...
+
+    def resume(self, facts: ServerFacts) -> None:
+        """Resume a server that was left paused, because its answer was lost."""
         ...
 
     def close(self) -> None:
@@ -101,7 +136,8 @@ class _Asker:
                 response = self._client.post(url, json=body, timeout=timeout_s)
         except (self._httpx.HTTPError, self._httpx.StreamError) as error:
             raise RetryableError(f"{url}: {type(error).__name__}: {error}") from error
-        return read_answer(url, response.status_code, response.headers, response.text)
+        text = without_key(response.text, response.status_code, self._client.headers)
+        return read_answer(url, response.status_code, response.headers, text)
 
     def ask_if_there(self, url: str, body: Mapping[str, Any] | None = None) -> Any:
         """Do what `ask` does; None if the server does not know the path."""
@@ -133,6 +169,7 @@ class VLLMControl(_Asker):
             extension=(config.get("parallel_config") or {}).get("worker_extension_cls"),
             tag=None if tag is None else tag.get("weight_version"),
             is_dev=info is not None,
+            dtype=model_config.get("dtype"),
         )
 
     def tokenize(self, facts: ServerFacts, text: str) -> list[int] | None:
@@ -150,21 +187,79 @@ class VLLMControl(_Asker):
             logps += answer["choices"][0]["logprobs"]["token_logprobs"]
         return logps
 
-    def load(self, facts: ServerFacts, path: Path, tag: str) -> None:
-        """Load weights between two steps. Running turns are frozen meanwhile and continue afterwards."""
-        method = "llm_envs_reload" if facts.extension == EXTENSION else "reload_weights"
-        with self._paused(facts.url):
-            body = {"method": method, "kwargs": {"weights_path": str(path)}}
-            self.ask(f"{facts.url}/collective_rpc", body, timeout_s=_LOAD_S)
-            self.ask_if_there(f"{facts.url}/update_weight_version", {"new_version": tag})
+    def bring_up(self, facts: ServerFacts, checkpoint: ServedCheckpoint, whole_fn: WholeFn) -> ServedCheckpoint:
+        """Change the weights between two steps. Running turns are frozen meanwhile and continue afterwards.
+
+        If that fails, running turns are aborted, because the workers may have different weights by then, and the server
+        stays paused until it is brought up to date.
+        """
+        with self._paused(facts):
+            self._set_tag(facts, checkpoint.tag + CHANGING)
+            try:
+                self._load(facts, checkpoint)
+            except LLMEnvsError as error:
+                self._ask_twice(f"{facts.url}/health")  # a server that is down needs no other file
+                if not checkpoint.deltas or (whole := whole_fn(checkpoint)) is None:
+                    raise
+                _LOG.warning("%s refused a delta and gets the whole weights. %s", facts.url, error)
+                checkpoint = whole
+                self._load(facts, checkpoint)
+            self._set_tag(facts, checkpoint.tag)
+        return checkpoint
+
+    def resume(self, facts: ServerFacts) -> None:
+        """Resume a server that was left paused."""
+        self._ask_twice(f"{facts.url}/resume", {})
+
+    def _ask_twice(self, url: str, body: Mapping[str, Any] | None = None) -> None:
+        try:
+            self.ask_if_there(url, body)
+        except RetryableError:  # a server that has reported an error closes the connection
+            self.ask_if_there(url, body)
+
+    def _load(self, facts: ServerFacts, checkpoint: ServedCheckpoint) -> None:
+        if facts.has_extension:
+            method, kwargs = (
+                "llm_envs_bring_up",
+                {
+                    "folder": str(checkpoint.path),
+                    "whole_tag": checkpoint.whole_tag,
+                    "deltas": _described(checkpoint, facts),
+                },
+            )
+        else:
+            method, kwargs = "reload_weights", {"weights_path": str(checkpoint.path)}
+        self.ask(f"{facts.url}/collective_rpc", {"method": method, "kwargs": kwargs}, timeout_s=_LOAD_S)
+
+    def _set_tag(self, facts: ServerFacts, tag: str) -> None:
+        self.ask(f"{facts.url}/update_weight_version", {"new_version": tag})
 
     @contextmanager
-    def _paused(self, url: str) -> Iterator[None]:
-        self.ask_if_there(f"{url}/pause?mode=keep", {})
+    def _paused(self, facts: ServerFacts) -> Iterator[None]:
         try:
+            self.ask_if_there(f"{facts.url}/pause?mode=keep", {})
             yield
-        finally:
-            self.ask_if_there(f"{url}/resume", {})
+        except BaseException:
+            with suppress(LLMEnvsError):
+                self._ask_twice(f"{facts.url}/pause?mode=abort", {})
+            raise
+        self.resume(facts)
+
+
+def _described(checkpoint: ServedCheckpoint, facts: ServerFacts) -> list[dict[str, str]]:
+    """Return the deltas for a server's workers: by path on this machine, elsewhere the bytes of those it lacks."""
+    deltas = [{"tag": delta.tag, "sha256": delta.sha256} for delta in checkpoint.deltas]
+    tags = [checkpoint.whole_tag, *(delta.tag for delta in checkpoint.deltas)]
+    n_there = tags.index(facts.tag) if facts.tag in tags else 0
+    for number, (delta, described) in enumerate(zip(checkpoint.deltas, deltas, strict=True)):
+        if is_local(facts.url):
+            described["path"] = str(delta.path)
+        elif number >= n_there:
+            try:
+                described["data"] = base64.b64encode(delta.path.read_bytes()).decode()
+            except OSError as error:
+                raise ModelError(f"{delta.path} cannot be read: {error.strerror}") from error
+    return deltas
 
 
 class SGLangControl(_Asker):
@@ -187,12 +282,16 @@ class SGLangControl(_Asker):
         """Return None: its log-probabilities never include filters, so `SGLangFormat` refuses requests with filters."""
         return None
 
-    def load(self, facts: ServerFacts, path: Path, tag: str) -> None:
-        """Load weights from a folder that the server can read."""
-        body = {"model_path": str(path), "weight_version": tag, "flush_cache": True}
+    def bring_up(self, facts: ServerFacts, checkpoint: ServedCheckpoint, whole_fn: WholeFn) -> ServedCheckpoint:
+        """Load weights from a folder that the server can read; this server takes no deltas."""
+        body = {"model_path": str(checkpoint.path), "weight_version": checkpoint.tag, "flush_cache": True}
         answer = self.ask(f"{facts.url}/update_weights_from_disk", body, timeout_s=_LOAD_S)
         if not answer.get("success"):
-            raise ModelError(f"{facts.url} did not load {str(path)!r}: {answer.get('message')}")
+            raise ModelError(f"{facts.url} did not load {str(checkpoint.path)!r}: {answer.get('message')}")
+        return checkpoint
+
+    def resume(self, facts: ServerFacts) -> None:
+        """Do nothing: this server is not paused."""
 
 
 def check_facts(
@@ -247,7 +346,12 @@ def check_updatable(facts: ServerFacts) -> None:
             f"{facts.url} cannot change its weights: it was started without VLLM_SERVER_DEV_MODE=1. Nothing was "
             f"changed. Start it as: {command}"
         )
-    if facts.device == "cpu" and facts.extension != EXTENSION:
+    if facts.tag is None:
+        raise ModelError(
+            f"{facts.url} does not say which weights it has (/weight_info): it is too old to follow a trainer. "
+            "Nothing was changed. Update it."
+        )
+    if facts.device == "cpu" and not facts.has_extension:
         raise ModelError(
             f"{facts.url} runs on a CPU, where vLLM's own reload does not update a tied output layer. Nothing was "
             f"changed. Start it as: {command} --worker-extension-cls {EXTENSION}"

@@ -148,10 +148,12 @@ class AsyncClients:
             url, response.status_code, response.headers, without_key(response.text, response.status_code, self._headers)
         )
 
-    async def is_alive(self, url: str, timeout_s: float) -> bool:
+    async def is_alive(self, url: str, timeout_s: float, *, trace: Trace | None = None) -> bool:
         """Return whether a GET is answered in time and without an error."""
+        extensions = {} if trace is None else {"trace": trace}
         try:
-            return bool((await self._client().get(url, timeout=timeout_s)).status_code == 200)
+            answer = await self._client().get(url, timeout=timeout_s, extensions=extensions)
+            return bool(answer.status_code == 200)
         except (self._httpx.HTTPError, self._httpx.StreamError):
             return False
 

@@ -184,7 +184,7 @@ def start_servers(
         devices: `CUDA_VISIBLE_DEVICES` of each server (`["0", "1"]`, or `["0,1", "2,3"]` with
             `--tensor-parallel-size 2`); None leaves the variable unchanged.
         env: Further environment variables.
-        log_dir: Folder of their logs. None makes a temporary one, which is kept only after a failure.
+        log_dir: Folder of their logs. None makes a temporary one, which is kept only after a failure or a restart.
         start_timeout_s: Seconds until all servers must answer.
         max_restarts: How often a dead server is started again.
 
@@ -215,7 +215,8 @@ def start_servers(
         yield group
     finally:
         group.stop()
-    if log_dir is None:  # not reached after a failure, so its logs are kept
+    # Not reached after a failure. The logs are kept then, and also if a server died in between.
+    if log_dir is None and not any(server.n_restarts for server in servers):
         shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -15,11 +15,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import shutil
-import tempfile
 import threading
 import time
-import uuid
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -32,8 +29,13 @@ import numpy.typing as npt
 
 from llm_envs.chat.codec import ChatCodec
 from llm_envs.errors import BridgeError, ContextFullError, InvalidConfigError, LLMEnvsError, ModelError
-from llm_envs.policies.vllm.checkpoints import check_same_tensors, find_checkpoint, tensor_shapes, write_checkpoint
+from llm_envs.policies.vllm.checkpoints import (
+    check_same_tensors,
+    find_checkpoint,
+    tensor_shapes,
+)
 from llm_envs.policies.vllm.control import (
+    CHANGING,
     ServerControl,
     ServerFacts,
     SGLangControl,
@@ -41,6 +43,7 @@ from llm_envs.policies.vllm.control import (
     check_facts,
     check_updatable,
 )
+from llm_envs.policies.vllm.exchange import Exchange, ServedCheckpoint, new_tag
 from llm_envs.policies.vllm.formats import ServerFormat, SGLangFormat, TurnRequest, VLLMFormat
 from llm_envs.policies.vllm.http import AsyncClients, RetryableError, bearer, check_url, is_local
 from llm_envs.policies.vllm.routing import Backoff, Router
@@ -69,7 +72,8 @@ class _Endpoint:
     checked: int = 0
     """Value of `connects` when it was last identified."""
     version: int = 0
-    n_loads: int = 0
+    salt: str = ""
+    """Of the server's prefix cache: each checkpoint has another one."""
     is_loading: bool = False
     seen_s: float = 0.0
     """Time of its last answer."""
@@ -82,12 +86,10 @@ class _Endpoint:
     def process(self) -> str | None:
         return None if self.facts is None else self.facts.process
 
-
-@dataclass(frozen=True)
-class _Checkpoint:
-    path: Path
-    version: int
-    tag: str
+    async def note_connection(self, event: str, info: Mapping[str, Any]) -> None:
+        """Count the connections that a client makes."""
+        if event == "connection.connect_tcp.complete":
+            self.connects += 1
 
 
 class VLLMServerPolicy:
@@ -109,6 +111,8 @@ class VLLMServerPolicy:
         weight_version: Version of the current weights.
         exchange_dir: Folder for weights, which we can write and all servers can read under the same path. None: a
             temporary one, for servers on this machine.
+        transport: How `update_weights` sends weights: "whole", or "delta": only the elements that have changed, where
+            these are few. For a delta, this process and each worker of a server keep a copy of the weights in memory.
 
     Raises:
         InvalidConfigError: If a setting is wrong, or a server refuses the API key.
@@ -134,9 +138,12 @@ class VLLMServerPolicy:
         backoff: Backoff | None = None,
         weight_version: int = 0,
         exchange_dir: str | Path | None = None,
+        transport: Literal["whole", "delta"] = "whole",
     ) -> None:
         addresses = [urls] if isinstance(urls, str) else list(urls)
         _check_settings(addresses, server, max_concurrency, timeout_s, max_retries, health_s)
+        if transport not in ("whole", "delta") or (transport == "delta" and server != "vllm"):
+            raise InvalidConfigError(f"transport={transport!r}, server={server!r}: use 'whole', or with vLLM 'delta'.")
         self.tokenizer, self.codec = tokenizer, ChatCodec(tokenizer)
         self.model = None if model is None else str(model)
         self.timeout_s, self.max_retries, self.health_s = timeout_s, max_retries, health_s
@@ -154,11 +161,12 @@ class VLLMServerPolicy:
         )
         self._threads = ThreadPoolExecutor(len(addresses), thread_name_prefix="llm-envs-identify")
         self._endpoints = [_Endpoint(url.rstrip("/").removesuffix("/v1"), version=weight_version) for url in addresses]
-        self._checkpoint: _Checkpoint | None = None
+        self._checkpoint: ServedCheckpoint | None = None
         self._shapes: Mapping[str, tuple[int, ...]] | None = None
-        self._exchange_dir = None if exchange_dir is None else Path(exchange_dir)
-        self._temporary: Path | None = None
-        self._written: Path | None = None
+        self._exchange = Exchange(exchange_dir, is_sparse=transport == "delta")
+        self._needs_folder = exchange_dir is None and not all(map(is_local, addresses))
+        self._own_tags: set[str | None] = set()
+        self._whole_lock = threading.Lock()
         self.max_model_len: int = self._connect(connect_timeout_s)
 
     async def sample(
@@ -193,44 +201,83 @@ class VLLMServerPolicy:
                 server was changed then.
             BridgeError: If no server could be reached.
         """
-        folder = Path(path).resolve()
-        shapes = tensor_shapes(folder)
-        check_same_tensors(shapes, self._served_shapes(), str(folder))
+        checkpoint = ServedCheckpoint(Path(path).resolve(), version, new_tag(version))
+        self._check_sendable(checkpoint)
+        self._exchange.forget()
+        self.send(checkpoint)
+
+    def update_weights(self, named_parameters: Iterable[tuple[str, Any]], version: int) -> None:
+        """Replace the weights by (name, tensor) pairs: `prepare`, then `send`."""
+        self.send(self.prepare(named_parameters, version))
+
+    def prepare(self, named_parameters: Iterable[tuple[str, Any]], version: int) -> ServedCheckpoint:
+        """Write weights for the servers, which do not have them before `send`.
+
+        Raises:
+            InvalidConfigError: If servers are on other machines, without an `exchange_dir`.
+            ModelError: As for `load_checkpoint`.
+        """
+        if self._needs_folder:
+            raise InvalidConfigError(
+                "new weights are written to a folder of this machine, which servers on other machines cannot read: set "
+                "exchange_dir (vllm_exchange_dir in a trainer) to a shared folder with the same path."
+            )
+        facts = self._facts()
+        checkpoint = self._exchange.write(
+            named_parameters,
+            version,
+            self._checkpoint,
+            like=find_checkpoint(self.model or facts.root) or find_checkpoint(facts.root),
+            computed=facts.dtype,
+            sparse_allowed=all(e.facts is None or e.facts.has_extension for e in self._endpoints),
+        )
+        if not checkpoint.deltas:
+            try:
+                self._check_sendable(checkpoint)
+            except BaseException:
+                self._exchange.keep_only(self._checkpoint)
+                raise
+        return checkpoint
+
+    def send(self, checkpoint: ServedCheckpoint) -> None:
+        """Make all servers load prepared weights, in parallel, and delete those before."""
+        self._take(checkpoint)
+        errors = self._side_by_side(self._load_checkpoint)
+        self._exchange.keep_only(self._checkpoint)
+        if len(errors) == len(self._endpoints):
+            raise BridgeError(f"no server loaded the weights of version {checkpoint.version}: {errors[0]}")
+
+    @property
+    def checkpoint(self) -> ServedCheckpoint | None:
+        """The weights that the servers have loaded last, for `follow`; None before the first."""
+        return self._checkpoint
+
+    def follow(self, checkpoint: ServedCheckpoint) -> None:
+        """Take over a checkpoint that another client of the same servers makes them load.
+
+        A server that does not have it yet, or is restarted later, loads it at this client's next request.
+        """
+        self._take(checkpoint)
+        for endpoint in self._endpoints:
+            if endpoint.facts is None or endpoint.facts.tag != checkpoint.tag:
+                endpoint.is_trusted = False
+
+    def _take(self, checkpoint: ServedCheckpoint) -> None:
+        self._own_tags |= {checkpoint.whole_tag, *(delta.tag for delta in checkpoint.deltas)}
+        self._checkpoint, self.weight_version = checkpoint, checkpoint.version
+
+    def _check_sendable(self, checkpoint: ServedCheckpoint) -> None:
+        check_same_tensors(tensor_shapes(checkpoint.path), self._served_shapes(), str(checkpoint.path))
         for endpoint in self._endpoints:
             if endpoint.facts is not None:
                 check_updatable(endpoint.facts)
-        self._checkpoint = _Checkpoint(folder, version, f"llm-envs {version} {uuid.uuid4().hex}")
-        self.weight_version = version
-        errors = self._side_by_side(self._load_checkpoint)
-        if len(errors) == len(self._endpoints):
-            raise BridgeError(f"no server loaded the weights of {str(folder)!r}: {'; '.join(map(str, errors))}")
-
-    def update_weights(self, named_parameters: Iterable[tuple[str, Any]], version: int) -> None:
-        """Replace the weights by (name, tensor) pairs: written as a checkpoint, then loaded (`load_checkpoint`)."""
-        if self._exchange_dir is None:
-            shared_memory = Path("/dev/shm")  # avoids the disk, if the system has it
-            base = shared_memory if shared_memory.is_dir() else None
-            self._exchange_dir = self._temporary = Path(tempfile.mkdtemp(prefix="llm-envs-weights-", dir=base))
-            weakref.finalize(self, shutil.rmtree, self._temporary, ignore_errors=True)
-        folder = self._exchange_dir / f"version-{version}-{uuid.uuid4().hex[:8]}"
-        facts = self._facts()
-        write_checkpoint(named_parameters, folder, find_checkpoint(facts.root))
-        unused: Path | None = folder
-        try:
-            self.load_checkpoint(folder, version)
-        finally:  # keep the current checkpoint: servers that come back still have to load it
-            if self._checkpoint is not None and self._checkpoint.path == folder.resolve():
-                unused, self._written = self._written, folder
-            if unused is not None:
-                shutil.rmtree(unused, ignore_errors=True)
 
     async def aclose(self) -> None:
         """Close the connections, which aborts running requests. The servers belong to their owner."""
         await self._clients.aclose()
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._control.close()
-        if self._temporary is not None:
-            shutil.rmtree(self._temporary, ignore_errors=True)
+        self._exchange.close()
 
     # One turn.
 
@@ -258,8 +305,7 @@ class VLLMServerPolicy:
             await self._ready(endpoint)
             facts, version = endpoint.facts, endpoint.version
             assert facts is not None
-            salt = str(endpoint.n_loads) if endpoint.n_loads else ""
-            body = self._format.request(turn, model=facts.model, salt=salt)
+            body = self._format.request(turn, model=facts.model, salt=endpoint.salt)
             answer = await self._post(endpoint, body)
             while endpoint.checked < endpoint.connects:
                 await self._identified(endpoint)
@@ -298,13 +344,8 @@ class VLLMServerPolicy:
 
     async def _post(self, endpoint: _Endpoint, body: Mapping[str, Any]) -> Any:
         """Send a request and check the server's health meanwhile, to notice a hung server before the turn's timeout."""
-
-        async def note_connection(event: str, info: Mapping[str, Any]) -> None:
-            if event == "connection.connect_tcp.complete":
-                endpoint.connects += 1
-
         url = f"{endpoint.url}{self._format.sample_path}"
-        post = asyncio.ensure_future(self._clients.post(url, body, trace=note_connection))
+        post = asyncio.ensure_future(self._clients.post(url, body, trace=endpoint.note_connection))
         try:
             async with asyncio.timeout(self.timeout_s):
                 while not (await asyncio.wait({post}, timeout=self.health_s))[0]:
@@ -322,7 +363,7 @@ class VLLMServerPolicy:
         now_s = time.monotonic()
         if now_s - endpoint.seen_s < self.health_s:
             return
-        if not await self._clients.is_alive(f"{endpoint.url}/health", self.health_s):
+        if not await self._clients.is_alive(f"{endpoint.url}/health", self.health_s, trace=endpoint.note_connection):
             raise RetryableError(f"{endpoint.url} has stopped answering.")
         endpoint.seen_s = time.monotonic()
 
@@ -347,6 +388,11 @@ class VLLMServerPolicy:
                 raise (fatal or errors)[0]
             time.sleep(0.25)
         facts = [endpoint.facts for endpoint in self._endpoints if endpoint.facts is not None]
+        for one in facts if self.model is None else ():
+            if one.root != facts[0].root:
+                raise ModelError(
+                    f"{one.url} serves {one.root!r}, but {facts[0].url} {facts[0].root!r}: give all one model."
+                )
         return min(one.max_model_len for one in facts)
 
     def _side_by_side(self, function: Callable[[_Endpoint], None]) -> list[LLMEnvsError]:
@@ -376,26 +422,33 @@ class VLLMServerPolicy:
             facts = self._control.facts(endpoint.url)
             if facts.process is None or facts.process != endpoint.process or not endpoint.is_trusted:
                 self._check(facts)
-            known, wanted = endpoint.facts, self._checkpoint
-            is_new = known is not None and facts.process != known.process
-            if wanted is not None and (facts.tag != wanted.tag if facts.tag is not None else is_new):
+            self._check_owner(endpoint, facts)
+            wanted = self._checkpoint
+            if wanted is not None and facts.tag != wanted.tag:
                 self._load(endpoint, facts, wanted)
                 facts = self._control.facts(endpoint.url)
-            elif wanted is None and known is not None and facts.tag != known.tag:
-                raise ModelError(
-                    f"another client has changed the weights of {facts.url} (from {known.tag!r} to {facts.tag!r}). Use "
-                    "one trainer at a time: create the policy again when the other is done."
-                )
+            elif not endpoint.is_trusted and facts.is_dev:
+                self._control.resume(facts)
+            if wanted is not None:
+                endpoint.version, endpoint.salt = wanted.version, wanted.tag
             endpoint.facts, endpoint.checked, endpoint.is_trusted = facts, connects, True
+
+    def _check_owner(self, endpoint: _Endpoint, facts: ServerFacts) -> None:
+        """Raise if a process has weights that another client gave it since we saw it."""
+        known = endpoint.facts
+        if facts.tag is None or known is None or facts.process is None or known.process != facts.process:
+            self._own_tags.add(facts.tag)
+        elif facts.tag.removesuffix(CHANGING) not in self._own_tags:
+            raise ModelError(
+                f"another client has changed the weights of {facts.url} (from {known.tag!r} to {facts.tag!r}). Use "
+                "one trainer at a time: create the policy again when the other is done."
+            )
 
     def _check(self, facts: ServerFacts) -> None:
         ours = self.tokenizer(_PROBE_TEXT, add_special_tokens=False)["input_ids"]
         greedy = None if facts.logprobs_mode is not None else self._control.greedy_logps(facts)
         theirs = self._control.tokenize(facts, _PROBE_TEXT)
         check_facts(facts, self.model, greedy_logps=greedy, server_ids=theirs, our_ids=list(ours))
-        first = next((e.facts for e in self._endpoints if e.facts is not None), None)
-        if self.model is None and first is not None and facts.root != first.root:
-            raise ModelError(f"{facts.url} serves {facts.root!r}, but {first.url} {first.root!r}: give all one model.")
         known = getattr(self, "max_model_len", 0)
         if facts.max_model_len < known:
             raise ModelError(f"{facts.url} came back with a context of {facts.max_model_len} tokens; it was {known}.")
@@ -406,22 +459,32 @@ class VLLMServerPolicy:
         try:
             with endpoint.lock:
                 facts = self._control.facts(endpoint.url)
+                self._check_owner(endpoint, facts)
                 self._load(endpoint, facts, checkpoint)
                 endpoint.facts = self._control.facts(endpoint.url)
         except LLMEnvsError as error:
             self._failed(self._endpoints.index(endpoint), error)
             raise
 
-    def _load(self, endpoint: _Endpoint, facts: ServerFacts, checkpoint: _Checkpoint) -> None:
+    def _load(self, endpoint: _Endpoint, facts: ServerFacts, checkpoint: ServedCheckpoint) -> None:
         """Make a server load weights. The caller holds its lock."""
         check_updatable(facts)
         endpoint.is_loading = True
         try:
-            self._control.load(facts, checkpoint.path, checkpoint.tag)
-            endpoint.version = checkpoint.version
-            endpoint.n_loads += 1
+            self._control.bring_up(facts, checkpoint, self._write_whole)
+            endpoint.version, endpoint.salt = checkpoint.version, checkpoint.tag
         finally:
             endpoint.is_loading = False
+
+    def _write_whole(self, checkpoint: ServedCheckpoint) -> ServedCheckpoint | None:
+        with self._whole_lock:
+            now = self._checkpoint
+            if now is not None and now.tag == checkpoint.tag and not now.deltas:  # written for another server
+                return now
+            whole = self._exchange.write_whole(checkpoint)
+            if whole is not None:
+                self._checkpoint = whole
+            return whole
 
     def _facts(self) -> ServerFacts:
         return next(endpoint.facts for endpoint in self._endpoints if endpoint.facts is not None)

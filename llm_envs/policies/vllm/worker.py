@@ -7,8 +7,12 @@ Imported only in the server's process. `launcher.start_servers` starts servers w
 
 from __future__ import annotations
 
+import base64
+import hashlib
+from pathlib import Path
 from typing import Any
 
+from llm_envs.policies.vllm.deltas import apply_delta
 from llm_envs.policies.vllm.engine import repack_tied_head
 
 __all__ = ["EXTENSION", "WorkerExtension"]
@@ -21,9 +25,74 @@ class WorkerExtension:
     """Methods that vLLM adds to its workers, called through `/collective_rpc`."""
 
     model_runner: Any
+    llm_envs_tag: str | None = None
+    """Of the model's weights; None before the first change, and after one that failed."""
+    llm_envs_copy: tuple[str, dict[str, Any]] | None = None
+    """With deltas: a tag, and its weights in the CPU's memory."""
 
-    def llm_envs_reload(self, weights_path: str) -> None:
-        """Load the weights of a checkpoint, and pack an output layer that is tied to the embedding again."""
-        self.model_runner.reload_weights(weights_path=weights_path)
+    def llm_envs_bring_up(self, folder: str, whole_tag: str, deltas: list[dict[str, str]]) -> None:
+        """Have the weights of a checkpoint and of its deltas; nothing is done if this worker has them.
+
+        Args:
+            folder: The whole checkpoint.
+            whole_tag: Its tag.
+            deltas: In order, each with the `tag` of its version, its `sha256`, and its file's `path` or, in base64, its
+                `data`. One that the worker has applied needs neither.
+
+        Raises:
+            ValueError: If a file is missing or not complete. Nothing was changed.
+        """
+        tags = [whole_tag, *(delta["tag"] for delta in deltas)]
+        if self.llm_envs_tag == tags[-1]:
+            return
+        if not deltas:
+            _files(Path(folder))
+            self.llm_envs_copy = None
+            self._llm_envs_load(tags[-1], weights_path=folder)
+            return
+        tag, weights = self.llm_envs_copy or ("", {})
+        if tag not in tags:
+            tag, weights = whole_tag, _read(Path(folder))
+        changes = [_delta(delta) for delta in deltas[tags.index(tag) :]]  # all of them before the first is applied
+        self.llm_envs_copy = None
+        for change in changes:
+            apply_delta(weights, change)
+        self.llm_envs_copy = tags[-1], weights
+        self._llm_envs_load(tags[-1], weights_iterator=iter(weights.items()))
+
+    def _llm_envs_load(self, tag: str, **source: Any) -> None:
+        self.llm_envs_tag = None
+        self.model_runner.reload_weights(**source)
+        self._llm_envs_repack()
+        self.llm_envs_tag = tag
+
+    def _llm_envs_repack(self) -> None:
         if next(self.model_runner.model.parameters()).device.type == "cpu":
             repack_tied_head(self.model_runner.model)
+
+
+def _delta(delta: dict[str, str]) -> bytes:
+    """Return the bytes of a delta."""
+    if "path" in delta:
+        data = Path(delta["path"]).read_bytes()
+    elif "data" in delta:
+        data = base64.b64decode(delta["data"])
+    else:
+        raise ValueError(f"this worker lacks the delta {delta['tag']!r}, which did not come with the request.")
+    if hashlib.sha256(data).hexdigest() != delta["sha256"]:
+        raise ValueError(f"the delta {delta['tag']!r} has another checksum: it is not complete.")
+    return data
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    """Return the tensors of a checkpoint, in memory that can be changed."""
+    from safetensors.torch import load_file
+
+    return {name: value.clone() for file in _files(folder) for name, value in load_file(file).items()}
+
+
+def _files(folder: Path) -> list[Path]:
+    """Return the files of a checkpoint. vLLM notices that there are none only when it has begun to change the model."""
+    if files := sorted(folder.glob("*.safetensors")):
+        return files
+    raise ValueError(f"{folder} has no *.safetensors here: the server must see the trainer's folder under this path.")

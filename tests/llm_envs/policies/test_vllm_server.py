@@ -28,6 +28,7 @@ from llm_envs.policies.base import TokenPolicy, UpdatablePolicy  # noqa: E402
 from llm_envs.policies.inference import load_model, token_logps  # noqa: E402
 from llm_envs.policies.inference.loading import load_tokenizer  # noqa: E402
 from llm_envs.policies.vllm.control import VLLMControl, check_facts, check_updatable  # noqa: E402
+from llm_envs.policies.vllm.deltas import write_delta  # noqa: E402
 from llm_envs.policies.vllm.launcher import is_healthy  # noqa: E402
 from llm_envs.rollout import Collector, RolloutLimits, read_trajectories  # noqa: E402
 from llm_envs.tiny_model import tiny_model, tiny_tokenizer  # noqa: E402
@@ -237,7 +238,94 @@ def test_weights_after_several_updates_are_the_ones_that_sample(policy, folder):
         assert {s.weight_version for s in sampled} == {version}
     policy.update_weights(original.items(), 3)
     assert largest_gap(load_model(folder, dtype=torch.float32), sample(policy, 12)) < 1e-4
-    assert len(list(policy._temporary.iterdir())) == 1
+    assert len(list(policy._exchange._folder.iterdir())) == 1
+
+
+def change_a_little(model, seed):
+    """Change one element in a hundred of each tensor, as a step at a small learning rate does in bfloat16."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            places = torch.rand(parameter.shape, generator=generator) < 0.01
+            parameter[places] += 0.1 * torch.randn(int(places.sum()), generator=generator)
+
+
+@pytest.fixture
+def by_delta(servers, folder, tokenizer):
+    policy = VLLMServerPolicy(servers.urls, tokenizer, model=folder, connect_timeout_s=60, transport="delta")
+    calls, load = [], policy._control._load
+
+    def call(facts, checkpoint):
+        calls.append("deltas" if checkpoint.deltas else "whole")
+        return load(facts, checkpoint)
+
+    policy._control._load = call
+    policy.calls = calls
+    yield policy
+    policy.load_checkpoint(folder, 0)
+    asyncio.run(policy.aclose())
+
+
+def test_fifty_deltas_are_bit_equal_to_the_whole(by_delta, folder, tmp_path):
+    policy, model = by_delta, load_model(folder, dtype=torch.float32)
+    for version in range(1, 52):
+        change_a_little(model, version)
+        policy.update_weights(model.named_parameters(), version)
+        if version in (1, 2, 51):
+            assert largest_gap(model, sample(policy, 12)) < 1e-4
+    n_whole = policy.calls.count("whole") // 2
+    assert policy.calls.count("deltas") // 2 == 51 - n_whole >= 45  # a new whole one now and then, on two servers
+    found = sample(policy, 12)
+    model.save_pretrained(tmp_path)
+    policy.load_checkpoint(tmp_path, 52)
+    for one, other in zip(found, sample(policy, 12), strict=True):
+        assert one.token_ids.tolist() == other.token_ids.tolist()
+        assert one.logps.tobytes() == other.logps.tobytes()
+
+
+def test_a_torn_delta_is_never_loaded_and_the_whole_comes_instead(by_delta, folder, monkeypatch):
+    """Twenty files that were cut at any place, as by a writer that is killed; and none at all."""
+    policy, model = by_delta, load_model(folder, dtype=torch.float32)
+    policy.update_weights(model.named_parameters(), 1)
+    random = np.random.default_rng(0)
+
+    def torn(data, path, tag):
+        delta = write_delta(data, path, tag)
+        n = int(random.integers(0, len(data)))
+        path.write_bytes(data[:n]) if n % 5 else path.unlink()
+        return delta
+
+    monkeypatch.setattr("llm_envs.policies.vllm.exchange.write_delta", torn)
+    for version in range(2, 22):
+        change_a_little(model, version)
+        policy.calls.clear()
+        policy.update_weights(model.named_parameters(), version)
+        assert sorted(policy.calls) in (["deltas"] * 2 + ["whole"] * 2, ["whole"] * 2)
+        sampled = sample(policy, 4)
+        assert {s.weight_version for s in sampled} == {version}
+        assert largest_gap(model, sampled) < 1e-4
+    monkeypatch.undo()
+    change_a_little(model, 99)
+    policy.update_weights(model.named_parameters(), 99)
+    assert policy.calls[-2:] == ["deltas", "deltas"]
+    assert largest_gap(model, sample(policy, 12)) < 1e-4
+
+
+def test_a_delta_whose_answer_was_lost_is_applied_once(by_delta, folder):
+    """The worker has it, and the server's tag is still the one before: it is sent again."""
+    policy, model = by_delta, load_model(folder, dtype=torch.float32)
+    policy.update_weights(model.named_parameters(), 1)
+    before = {endpoint.url: endpoint.facts.tag for endpoint in policy._endpoints}
+    change_a_little(model, 1)
+    policy.update_weights(model.named_parameters(), 2)
+    for endpoint in policy._endpoints:
+        policy._control.ask(f"{endpoint.url}/update_weight_version", {"new_version": before[endpoint.url]})
+        endpoint.is_trusted = False
+    policy.calls.clear()
+    sampled = sample(policy, 12)
+    assert policy.calls == ["deltas", "deltas"]
+    assert {s.weight_version for s in sampled} == {2}
+    assert largest_gap(model, sampled) < 1e-4
 
 
 def test_turns_under_way_survive_an_update_and_carry_the_version_at_which_they_began(policy, folder):

@@ -23,6 +23,7 @@ from llm_envs.trainers import (
     EnvSFTConfig,
     EnvSFTTrainer,
 )
+from llm_envs.trainers.bridge.servers import SERVER_SETTINGS
 from llm_envs.trainers.bridge.unused_settings import (
     SAID_BY_THE_ALGORITHM,
     dpo_cases,
@@ -36,6 +37,8 @@ from llm_envs.trainers.grpo.algorithms import AlgorithmState
 DENSE = EnvChoice("dense", factory=DenseEnv)
 BARE = {"output_dir": "x", "report_to": "none", "bf16": False, "use_cpu": True}
 VLLM = {"use_vllm": True}
+SERVER = VLLM | {"vllm_mode": "server"}
+URLS = SERVER | {"vllm_server_urls": ["http://localhost:1"]}
 SAPO, VESPO, ADAPTIVE = {"loss_type": "sapo"}, {"loss_type": "vespo"}, {"use_adaptive_entropy": True}
 
 PLAYED_BY_US = {
@@ -58,6 +61,11 @@ PLAYED_BY_US = {
 """Fields of `GRPOConfig` that never have an effect, each with another value than its default."""
 CONDITIONAL = {
     "vllm_mode": ("server", VLLM),
+    "vllm_server_urls": (["http://localhost:1"], SERVER),
+    "vllm_num_servers": (2, SERVER),
+    "server_args": ("--max-num-seqs 8", SERVER),
+    "vllm_exchange_dir": ("weights", SERVER),
+    "vllm_transport": ("delta", SERVER),
     "vllm_model_impl": ("transformers", VLLM),
     "vllm_enable_sleep_mode": (True, VLLM),
     "vllm_gpu_memory_utilization": (0.5, VLLM),
@@ -90,6 +98,11 @@ OTHERWISE = {
     "delta": (2.0, [{"loss_type": "cispo", "epsilon_high": 5.0}, SAPO, VESPO]),
     "importance_sampling_level": ("sequence", [VESPO]),
     "scale_rewards": ("none", [{"multi_objective_aggregation": "normalize_then_sum"}]),
+    "vllm_gpu_memory_utilization": (0.5, [SERVER]),
+    "vllm_model_impl": ("transformers", [SERVER]),
+    "vllm_max_model_length": (99, [URLS]),
+    "vllm_num_servers": (2, [VLLM, URLS]),
+    "server_args": ("--max-num-seqs 8", [VLLM, URLS]),
     "vllm_importance_sampling_mode": ("token_mask", [VLLM | {"vllm_importance_sampling_correction": False}]),
 }
 """Those that have one unless another setting takes it away: a changed value, and such settings."""
@@ -165,7 +178,7 @@ def test_every_field_is_classified():
     assert of_trl(GRPOConfig) - {name for group in groups for name in group} == set()
     args = grpo_config()
     assert named(grpo_cases(args)) == {*PLAYED_BY_US, *CONDITIONAL, *OTHERWISE}
-    assert named(grpo_cases(args)) <= of_trl(GRPOConfig)
+    assert named(grpo_cases(args)) <= of_trl(GRPOConfig) | set(SERVER_SETTINGS)
     hooked = named([*ppo_cases(), (True, "", SAID_BY_THE_ALGORITHM)])
     assert hooked <= {field.name for field in fields(EnvPPOConfig)}
 
@@ -280,6 +293,8 @@ def test_every_field_of_dpo_and_sft_is_classified():
             "groups_per_round=8, max_turns=3 has no effect",
         ),
         ({"vllm_max_model_length": 9}, {"env": DENSE}, "vllm_max_model_length=9 has no effect: use_vllm is False"),
+        ({"vllm_mode": "server"}, {"env": DENSE}, "vllm_mode='server' has no effect: use_vllm is False"),
+        ({"use_vllm": True, "vllm_num_servers": 2}, {"env": DENSE}, "vllm_num_servers=2 has no effect: vllm_mode"),
         ({"label_smoothing": 0.1}, {"env": DENSE}, "label_smoothing=0.1 has no effect: loss_type sigmoid"),
         ({"discopop_tau": 0.1}, {"env": DENSE}, "discopop_tau=0.1 has no effect"),
         ({"f_alpha_divergence_coef": 0.1}, {"env": DENSE}, "f_alpha_divergence_coef=0.1 has no effect"),

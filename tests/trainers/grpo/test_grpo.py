@@ -349,7 +349,7 @@ def test_bad_settings_are_one_line_errors(make, tiny_folder):
         make(max_completion_length=500)
     with pytest.raises(InvalidConfigError, match="max_completion_length=None; it must be a number"):
         make(max_completion_length=None)
-    for refused in ({"vllm_mode": "server"}, {"vllm_tensor_parallel_size": 2}, {"vllm_enable_sleep_mode": True}):
+    for refused in ({"vllm_tensor_parallel_size": 2}, {"vllm_enable_sleep_mode": True}):
         with pytest.raises(InvalidConfigError, match=f"{next(iter(refused))}=.* is not supported here"):
             make(use_vllm=True, **refused)
     with pytest.raises(InvalidConfigError, match=r"difficulty.*easy"):

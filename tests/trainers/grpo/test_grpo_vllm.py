@@ -10,6 +10,7 @@ pytestmark = pytest.mark.vllm
 import peft  # noqa: E402  (after the skip)
 
 from llm_envs.policies.inference import load_model, token_logps  # noqa: E402
+from llm_envs.policies.vllm.launcher import is_healthy  # noqa: E402
 from llm_envs.trainers import (  # noqa: E402
     EnvGRPOTrainer,
     EnvPPOConfig,
@@ -129,3 +130,15 @@ def test_a_filter_is_no_part_of_the_importance_weights(tiny_folder, tmp_path, co
     plain = batch["old_per_token_logps"][0, : len(row) - row.prompt_length].cpu().numpy()
     assert np.abs(row.logps[completion] - plain)[row.mask[completion]].max() > 0.01  # the trajectory keeps the filter's
     trainer.close()
+
+
+def test_a_server_that_is_started_for_the_run_follows_the_trainer(train, monkeypatch):
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    server = {"vllm_mode": "server", "vllm_gpu_memory_utilization": 0.3, "server_args": "--max-num-seqs 32"}
+    trainer, gaps, versions = train(max_steps=3, **server)
+    assert max(gaps) < 1e-4
+    assert versions == [{0}, {1}, {2}]
+    (url,) = [endpoint.url for endpoint in trainer.policy._endpoints]
+    assert is_healthy(url)
+    trainer.close()
+    assert not is_healthy(url, 1.0)

@@ -609,7 +609,12 @@ def test_ten_iterations_are_a_kill_and_the_rest(tiny_folder, tmp_path):
             torch.testing.assert_close(getattr(resumed, part).state_dict()[name], value, rtol=0, atol=1e-6)
     moved = [(straight.model.state_dict()[name] - value).abs().max().item() for name, value in first.items()]
     assert max(moved) > 1e-3
-    assert resumed.source_state == straight.source_state and resumed.statistics == pytest.approx(straight.statistics)
+    assert resumed.source_state["source"] == straight.source_state["source"]
+    # The loss and the KL are sums of terms near 1 that cancel, in float32: their error is of the terms' size.
+    assert resumed.source_state["reference_update"] == pytest.approx(
+        straight.source_state["reference_update"], abs=1e-7
+    )
+    assert resumed.statistics == pytest.approx(straight.statistics, abs=1e-7)
     assert (resumed.best, resumed.step, resumed.n_tokens) == (straight.best, 20, straight.n_tokens)
     assert best_checkpoint(parts).name == best_checkpoint(whole).name == f"iteration-{straight.best[1]:06d}"
     lines = [[json.loads(line) for line in (f / "metrics.jsonl").read_text().splitlines()] for f in (whole, parts)]

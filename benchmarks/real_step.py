@@ -1,0 +1,302 @@
+"""GRPO with a pretrained model, part by part, beside TRL's own trainer on the same task, model and engine.
+
+    python benchmarks/real_step.py [--out FILE] [--model DIR] [--engines NAME...] [--steps N] [--until SHARE]
+
+Both trainers have the same settings, the same problems and the same rewards. TRL's has its ordinary door: a data set
+of prompts, and a reward function, which here plays the environment's one step. Its engine is `model.generate`, or
+vLLM in this process, started as ours is (TRL's own start asks for an accelerator). `--until 0.9` goes on until that
+share of the last three steps' episodes was right, at most `--steps` steps. Each trainer runs in a separate process.
+`--model qwen-0.5b` is a shape of random weights: the layers of Qwen2.5-0.5B with the tokenizer of `make real-model`.
+
+The parts of a step: sampling, with the environment's steps of ours; rewards (TRL's environment); scoring, which is
+log-probabilities without gradients; sending weights to the engine; training, which is all the rest. The first step is
+left out of the medians. Memory is the highest resident set (Linux).
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import re
+import statistics
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+
+from measuring import Column, Report, finish, make_parser
+
+TASK = "llm/Arithmetic-v0"
+SETTINGS = {"difficulty": "easy", "answer_form": "natural"}
+SIDES = {
+    "EnvGRPOTrainer": {},
+    "EnvGRPOTrainer, share_prompts": {"share_prompts": True},
+    "TRL's GRPOTrainer": None,
+}
+N_EPISODES, GROUP_SIZE, MICRO_BATCH, MAX_TOKENS = 32, 8, 8, 40
+PARTS = ("sampling", "rewards", "scoring", "weights", "training")
+REAL_MODEL = "build/smollm2-135m"
+SHAPE = "qwen-0.5b"
+METHOD = (
+    f"`{TASK}` (easy, answers in prose), {N_EPISODES} episodes a step in groups of {GROUP_SIZE}, replies of at most "
+    f"{MAX_TOKENS} tokens, micro-batches of {MICRO_BATCH}, LoRA of rank 16, float32. Medians over the steps after the "
+    "first, in seconds. Tokens/s are sampled tokens over the time of sampling. *Until*: steps and wall time until the "
+    "last three steps had the wanted share of right replies, where it was asked for."
+)
+COLUMNS = [
+    Column("model", "model"),
+    Column("engine", "engine"),
+    Column("trainer", "trainer"),
+    Column("steps", "steps"),
+    Column("step", "step", ".1f"),
+    *(Column(part, part, ".2f") for part in PARTS),
+    Column("tokens_per_s", "tokens/s", ".0f"),
+    Column("memory_gib", "memory, GiB", ".1f"),
+    Column("until", "until"),
+]
+
+
+class Clock:
+    """Adds up the seconds of methods by name; what runs inside another counts for itself alone."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+        self._inner: list[float] = []
+
+    def follow(self, owner: Any, method: str, name: str | Callable[[], str | None]) -> None:
+        """Time a method of an object; a function decides at each call what it counts as, None for not at all."""
+        original = getattr(owner, method)
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            counted = name() if callable(name) else name
+            if counted is None:
+                return original(*args, **kwargs)
+            started = time.perf_counter()
+            self._inner.append(0.0)
+            try:
+                return original(*args, **kwargs)
+            finally:
+                whole = time.perf_counter() - started
+                self.seconds[counted] += whole - self._inner.pop()
+                if self._inner:
+                    self._inner[-1] += whole
+
+        setattr(owner, method, timed)
+
+    def take(self) -> dict[str, float]:
+        """Return the seconds since the last call."""
+        taken, self.seconds = dict(self.seconds), defaultdict(float)
+        return taken
+
+
+def trl_trainer(model: Any, tokenizer: Any, settings: dict[str, Any], engine: str) -> Any:
+    """Return TRL's trainer, with the environment as its reward function."""
+    import gymnasium as gym
+    from trl import GRPOConfig, GRPOTrainer
+
+    import llm_envs  # noqa: F401
+    from llm_envs.trainers.bridge.weight_sync import ColocatedEngine
+    from llm_envs.trainers.stock_trl import prompt_dataset
+
+    env = gym.make(TASK, split="train", **SETTINGS)
+
+    def play(completions: list[Any], seed: list[int], **_: Any) -> list[float]:
+        rewards = []
+        for completion, env_seed in zip(completions, seed, strict=True):
+            env.reset(seed=env_seed)
+            rewards.append(float(env.step(completion[0]["content"])[1]))
+        return rewards
+
+    args = GRPOConfig(**settings, loss_type="grpo", beta=0.0)
+    rows = prompt_dataset(TASK, 4096, seed=args.seed, env_kwargs=SETTINGS)
+    from peft import LoraConfig
+
+    adapter = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
+    trainer = GRPOTrainer(model, play, args, rows, processing_class=tokenizer, peft_config=adapter)
+    if engine == "vllm":
+        trainer.vllm_generation = ColocatedEngine(
+            trainer.model,
+            trainer.accelerator,
+            tokenizer,
+            seed=args.seed,
+            version=lambda: trainer.state.global_step,
+            max_model_length=512,
+            max_completion_length=MAX_TOKENS,
+        )
+        trainer.use_vllm, trainer.vllm_mode, trainer._last_loaded_step = True, "colocate", -1
+    return trainer
+
+
+def our_trainer(model: Any, tokenizer: Any, settings: dict[str, Any], engine: str, own: dict[str, Any]) -> Any:
+    """Return ours."""
+    from peft import LoraConfig
+
+    from llm_envs.trainers import EnvGRPOConfig, EnvGRPOTrainer
+
+    vllm = {"use_vllm": True, "vllm_max_model_length": 512} if engine == "vllm" else {}
+    args = EnvGRPOConfig(**settings, **vllm, **own, env_kwargs=SETTINGS, save_trajectories=False)
+    adapter = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
+    return EnvGRPOTrainer(model, TASK, args, processing_class=tokenizer, peft_config=adapter)
+
+
+def load(name: str) -> tuple[Any, Any]:
+    """Return a model and its tokenizer."""
+    from llm_envs.policies.inference import load_model, load_tokenizer
+
+    if name != SHAPE:
+        return load_model(name), load_tokenizer(name)
+    from transformers import AutoModelForCausalLM, Qwen2Config
+
+    tokenizer = load_tokenizer(REAL_MODEL)
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=896,
+        intermediate_size=4864,
+        num_hidden_layers=24,
+        num_attention_heads=14,
+        num_key_value_heads=2,
+        max_position_embeddings=4096,
+        tie_word_embeddings=True,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    return AutoModelForCausalLM.from_config(config), tokenizer
+
+
+def run_child(side: str, engine: str, options: Any, pipe: Connection) -> None:
+    """Train, and say for each step what its parts took."""
+    import torch
+    import transformers
+    from transformers import TrainerCallback
+
+    torch.manual_seed(0)
+    transformers.logging.set_verbosity_error()
+    clock, steps, rewards = Clock(), [], []
+
+    class Steps(TrainerCallback):
+        def on_step_begin(self, *_: Any, **__: Any) -> None:
+            self.started = time.perf_counter()
+            clock.take()
+
+        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+            if "reward" not in logs:
+                return
+            rewards.append(logs["reward"])
+            steps.append({"step": time.perf_counter() - self.started, "tokens": counted.pop(), **clock.take()})
+            print(f"{side}, {engine}: {steps[-1]['step']:.1f} s, reward {rewards[-1]:.3f}", flush=True)
+            if options.until and len(rewards) >= 3 and statistics.fmean(rewards[-3:]) >= options.until:
+                control.should_training_stop = True
+
+    counted: list[int] = []
+    with tempfile.TemporaryDirectory() as folder:
+        settings = {
+            "output_dir": folder,
+            "max_steps": options.steps,
+            "per_device_train_batch_size": MICRO_BATCH,
+            "gradient_accumulation_steps": N_EPISODES // MICRO_BATCH,
+            "num_generations": GROUP_SIZE,
+            "max_completion_length": MAX_TOKENS,
+            "learning_rate": 2e-4,
+            "gradient_checkpointing": False,
+            "logging_steps": 1,
+            "save_strategy": "no",
+            "report_to": "none",
+            "disable_tqdm": True,
+            "bf16": False,
+            "seed": 0,
+        }
+        model, tokenizer = load(options.model)
+        make = trl_trainer if SIDES[side] is None else partial(our_trainer, own=SIDES[side])
+        trainer = make(model, tokenizer, settings, engine)
+        n_parameters = sum(p.numel() for name, p in trainer.model.named_parameters() if "lora" not in name)
+        is_generating: list[int] = []
+        generate = trainer._generate_and_score_completions
+
+        def follow_generation(inputs: Any) -> Any:
+            is_generating.append(1)
+            output = generate(inputs)
+            is_generating.pop()
+            mask = (
+                output["completion_mask"] * output["tool_mask"] if "tool_mask" in output else output["completion_mask"]
+            )
+            counted[:] = [int(mask.sum())]
+            return output
+
+        trainer._generate_and_score_completions = follow_generation
+        if SIDES[side] is None:
+            clock.follow(trainer, "_generate", "sampling")
+        else:
+            clock.follow(trainer._player, "play", "sampling")
+        clock.follow(trainer, "_calculate_rewards", "rewards")
+        scoring = lambda: "scoring" if is_generating else None  # noqa: E731
+        clock.follow(trainer, "_get_per_token_logps_and_entropies", scoring)
+        if engine == "vllm":
+            clock.follow(trainer.vllm_generation, "sync_weights", "weights")
+        trainer.add_callback(Steps())
+        started = time.perf_counter()
+        trainer.train()
+        seconds = time.perf_counter() - started
+        if hasattr(trainer, "close"):
+            trainer.close()
+    peak = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert peak is not None
+    is_there = options.until and statistics.fmean(rewards[-3:]) >= options.until
+    pipe.send(
+        {
+            "steps": steps,
+            "memory_gib": int(peak[1]) / 2**20,
+            "n_parameters": n_parameters,
+            "until": f"{len(steps)} steps, {seconds:.0f} s" if is_there else "not reached" if options.until else "",
+        }
+    )
+
+
+def measure(side: str, engine: str, options: Any) -> dict[str, Any]:
+    """Return a row of the table."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=run_child, args=(side, engine, options, theirs))
+    process.start()
+    theirs.close()
+    try:
+        found = ours.recv()
+    except EOFError:
+        raise SystemExit(f"{side} with {engine} ended before its time; its error is above") from None
+    finally:
+        process.join()
+    steps = found["steps"][1:] or found["steps"]
+    row = {name: statistics.median(s.get(name, 0.0) for s in steps) for name in ("step", *PARTS[:-1])}
+    row["training"] = statistics.median(s["step"] - sum(s.get(part, 0.0) for part in PARTS[:-1]) for s in steps)
+    row["tokens_per_s"] = statistics.median(s["tokens"] / s["sampling"] for s in steps)
+    names = {"model": f"{Path(options.model).name}, {found['n_parameters'] / 1e6:.0f} M", "engine": engine}
+    row = {key: round(value, 3) for key, value in row.items()}
+    return (
+        names
+        | {"trainer": side, "steps": len(found["steps"]), "memory_gib": found["memory_gib"]}
+        | row
+        | {"until": found["until"]}
+    )
+
+
+def main() -> int:
+    parser = make_parser(__file__, __doc__)
+    parser.add_argument("--model", default=REAL_MODEL, help=f"a folder, or {SHAPE}")
+    parser.add_argument("--engines", nargs="+", choices=("transformers", "vllm"), default=("transformers",))
+    parser.add_argument("--sides", nargs="+", choices=SIDES, default=tuple(SIDES))
+    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--until", type=float, help="stop at this mean reward over three steps")
+    options = parser.parse_args()
+    rows = [measure(side, engine, options) for engine in options.engines for side in options.sides]
+    return finish(Report("real_step", "A step with a pretrained model", METHOD, COLUMNS, rows), options)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,153 @@
+"""Where a client writes new weights for its servers: whole checkpoints, and what has changed since.
+
+Files appear under their names only when they are complete. A checkpoint stays until all servers have had the chance to
+load the next one, because a server that comes back still has to load it.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import uuid
+import weakref
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from llm_envs.policies.vllm.checkpoints import dtype_of, tensor_dtypes, write_checkpoint
+from llm_envs.policies.vllm.deltas import Delta, encode_delta, write_delta
+
+__all__ = ["Exchange", "ServedCheckpoint", "new_tag"]
+
+_MOST_IN_DELTAS = 0.5
+"""Deltas may have this share of the whole's bytes, all together; a restarted server loads the whole and all of them."""
+
+
+@dataclass(frozen=True)
+class ServedCheckpoint:
+    """Weights that servers have: a whole checkpoint, and the changes since."""
+
+    path: Path
+    version: int
+    whole_tag: str
+    """By which the servers know the whole checkpoint."""
+    deltas: tuple[Delta, ...] = ()
+
+    @property
+    def tag(self) -> str:
+        """By which the servers know these weights."""
+        return self.deltas[-1].tag if self.deltas else self.whole_tag
+
+
+def new_tag(version: int) -> str:
+    """Return a name for weights that no other client gives."""
+    return f"llm-envs {version} {uuid.uuid4().hex}"
+
+
+class Exchange:
+    """Writes weights.
+
+    Args:
+        folder: Which we can write and all servers can read under the same path. None: a temporary one, in shared memory
+            if the system has it.
+        is_sparse: Whether to write only what has changed, where that is little. Then copies of the last weights are
+            kept in memory.
+    """
+
+    def __init__(self, folder: str | Path | None, *, is_sparse: bool) -> None:
+        self._given = None if folder is None else Path(folder)
+        self._temporary: Path | None = None
+        self._is_sparse = is_sparse
+        self._sent: tuple[str, dict[str, Any]] | None = None  # with deltas: the tag of the last weights, and copies
+        self._like: Path | None = None
+        self._written: list[Path] = []
+
+    def write(
+        self,
+        named_parameters: Iterable[tuple[str, Any]],
+        version: int,
+        now: ServedCheckpoint | None,
+        *,
+        like: Path | None,
+        computed: str | None,
+        sparse_allowed: bool,
+    ) -> ServedCheckpoint:
+        """Write weights: a delta to the present ones if that is possible and small, else a whole checkpoint.
+
+        Args:
+            named_parameters: Pairs of name and tensor.
+            version: Their version.
+            now: The weights that servers have.
+            like: The served checkpoint, for its configuration and dtypes.
+            computed: The servers' dtype ("torch.bfloat16"); None if unknown.
+            sparse_allowed: Whether all servers take deltas.
+        """
+        self._like = like
+        if not self._is_sparse:
+            return self._write_whole(named_parameters, version, new_tag(version))
+        kinds = tensor_dtypes(like) if like is not None else {}
+        tensors = {
+            name: value.detach().to("cpu", dtype_of(kinds.get(name), computed, value), copy=True).contiguous()
+            for name, value in named_parameters
+        }
+        changed = self._write_delta(tensors, version, now) if sparse_allowed and now is not None else None
+        checkpoint = changed or self._write_whole(tensors.items(), version, new_tag(version))
+        self._sent = checkpoint.tag, tensors
+        return checkpoint
+
+    def write_whole(self, checkpoint: ServedCheckpoint) -> ServedCheckpoint | None:
+        """Write the same weights as a whole checkpoint; None if this process does not have them."""
+        if self._sent is None or self._sent[0] != checkpoint.tag:
+            return None
+        return self._write_whole(self._sent[1].items(), checkpoint.version, checkpoint.tag)
+
+    def forget(self) -> None:
+        """Forget the last weights, because servers get others."""
+        self._sent = None
+
+    def keep_only(self, checkpoint: ServedCheckpoint | None) -> None:
+        """Delete what was written, except this checkpoint."""
+        kept = [] if checkpoint is None else [path for path in self._written if path == checkpoint.path]
+        for path in self._written:
+            if path not in kept:
+                shutil.rmtree(path, ignore_errors=True)
+        self._written = kept
+
+    def close(self) -> None:
+        """Delete everything that was written."""
+        self.keep_only(None)
+        if self._temporary is not None:
+            shutil.rmtree(self._temporary, ignore_errors=True)
+
+    def _write_whole(self, named_parameters: Iterable[tuple[str, Any]], version: int, tag: str) -> ServedCheckpoint:
+        path = (self._folder / f"version-{version}-{uuid.uuid4().hex[:8]}").resolve()
+        self._written.append(path)
+        try:
+            write_checkpoint(named_parameters, path, self._like)
+        except BaseException:
+            shutil.rmtree(path.with_name(path.name + ".partial"), ignore_errors=True)
+            raise
+        return ServedCheckpoint(path, version, tag)
+
+    def _write_delta(self, tensors: Mapping[str, Any], version: int, now: ServedCheckpoint) -> ServedCheckpoint | None:
+        if self._sent is None or self._sent[0] != now.tag:
+            return None
+        n_whole = sum(value.numel() * value.element_size() for value in tensors.values())
+        room = int(_MOST_IN_DELTAS * n_whole) - sum(delta.n_bytes for delta in now.deltas)
+        data = encode_delta(self._sent[1], tensors, max_bytes=room)
+        if data is None:
+            return None
+        delta = write_delta(data, now.path / f"delta-{len(now.deltas) + 1}", new_tag(version))
+        return replace(now, version=version, deltas=(*now.deltas, delta))
+
+    @property
+    def _folder(self) -> Path:
+        if self._given is not None:
+            return self._given
+        if self._temporary is None:
+            shared_memory = Path("/dev/shm")  # avoids the disk, if the system has it
+            base = shared_memory if shared_memory.is_dir() else None
+            self._temporary = Path(tempfile.mkdtemp(prefix="llm-envs-weights-", dir=base))
+            weakref.finalize(self, shutil.rmtree, self._temporary, ignore_errors=True)
+        return self._temporary

@@ -1,0 +1,98 @@
+"""Training on generations that were played ahead, with a real vLLM engine: the same episodes where the weights stay, a
+bound on how old weights may be, and a resume from the middle."""
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("vllm", reason="vLLM is not installed (make test-vllm has it)")
+pytestmark = pytest.mark.vllm
+
+from transformers import TrainerCallback  # noqa: E402  (after the skip)
+
+from llm_envs.trainers import EnvGRPOTrainer, EnvPPOConfig, EnvPPOTrainer  # noqa: E402
+
+ENV = "test/Say-v0"
+
+
+class Finish(TrainerCallback):
+    """Waits after each step until all that has begun is played: then no episode sees a change of weights."""
+
+    def on_step_end(self, args, state, control, **_):
+        for begun in self.trainer._player._begun:
+            begun.wait()
+
+
+@pytest.fixture
+def train(tiny_folder, config):
+    trainers = []
+
+    def run(n, resume=None, trainer_class=EnvGRPOTrainer, **changes):
+        settings = {"use_vllm": True, "vllm_max_model_length": 192, "vllm_gpu_memory_utilization": 0.3, "max_steps": 6}
+        trainer = trainer_class(tiny_folder, ENV, config(**settings | changes, async_generations=n))
+        finish = Finish()
+        finish.trainer = trainer
+        trainer.add_callback(finish)
+        trainers.append(trainer)
+        trainer.played, trainer.ages = [], []
+        original = trainer._generate_and_score_completions
+
+        def look(inputs):
+            output = original(inputs)
+            spans = [s for t in trainer.last_trajectories for turn in t.turns for s in turn.weight_versions]
+            trainer.played.append([(t.group_id, t.seed, t.rows[0].ids.tolist()) for t in trainer.last_trajectories])
+            trainer.ages.append({trainer.state.global_step - span.version for span in spans})
+            return output
+
+        trainer._generate_and_score_completions = look
+        trainer.train(resume_from_checkpoint=resume)
+        return trainer
+
+    yield run
+    for trainer in trainers:
+        trainer.close()
+
+
+def test_without_learning_every_bound_plays_the_same_and_no_weights_are_older_than_it(train):
+    """A learning rate of 0; with two steps for each generation."""
+    runs = {n: train(n, learning_rate=0.0) for n in (0, 1, 4)}
+    for n, trainer in runs.items():
+        assert trainer.played == runs[0].played
+        assert [max(ages) for ages in trainer.ages] == [min(step, n) for step in range(6)]
+        logs = [entry for entry in trainer.state.log_history if "loss" in entry]
+        assert [entry.get("sampling/staleness_max") for entry in logs] == (
+            [None] * 6 if n == 0 else [min(step, n) for step in range(6)]
+        )
+
+
+def test_a_run_that_was_killed_goes_on_with_the_episodes_that_it_had_played_ahead(train, tmp_path):
+    saves = {"save_strategy": "steps", "save_steps": 2, "output_dir": str(tmp_path), "learning_rate": 3e-3}
+    whole = train(2, **saves)
+    resumed = train(2, resume=str(tmp_path / "checkpoint-2"), **saves)
+    assert resumed.played == whole.played[2:]
+    assert resumed.ages == whole.ages[2:]
+    for one, other in zip(resumed.model.parameters(), whole.model.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
+
+
+def test_ppo_plays_ahead_too(train, tiny_folder, tmp_path):
+    trainer = EnvPPOTrainer(
+        tiny_folder,
+        ENV,
+        EnvPPOConfig(
+            str(tmp_path),
+            use_vllm=True,
+            vllm_max_model_length=192,
+            async_generations=1,
+            max_steps=3,
+            max_completion_length=16,
+            per_device_train_batch_size=4,
+            report_to="none",
+            logging_steps=1,
+            save_strategy="no",
+        ),
+    )
+    trainer.train()
+    assert np.isfinite([entry["loss"] for entry in trainer.state.log_history if "loss" in entry]).all()
+    assert [entry["sampling/staleness_max"] for entry in trainer.state.log_history if "loss" in entry] == [0, 1, 1]
+    trainer.close()

@@ -1,0 +1,176 @@
+"""Model servers that sample with the trainer's weights: `vllm serve` on other devices than training.
+
+Every process is a client: it plays its own episodes. Only new weights are sent together, by the first process.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import torch
+from accelerate.utils import broadcast_object_list
+
+from llm_envs.errors import InvalidConfigError
+from llm_envs.policies.vllm.http import API_KEY
+from llm_envs.policies.vllm.launcher import start_servers
+from llm_envs.policies.vllm.server import VLLMServerPolicy
+from llm_envs.trainers.bridge.ranks import raise_on_all_ranks
+from llm_envs.trainers.bridge.weight_sync import ColocatedEngine
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+__all__ = ["SERVER_SETTINGS", "ServerEngines", "ServerSettings"]
+
+
+@dataclass
+class ServerSettings:
+    """The fields of a trainer's configuration for `vllm_mode="server"`."""
+
+    vllm_server_urls: list[str] | None = field(
+        default=None,
+        metadata={"help": "Addresses of running `vllm serve` processes; None: start some on this machine."},
+    )
+    vllm_num_servers: int = field(
+        default=1,
+        metadata={"help": "Servers to start, on the GPUs behind those that train, an equal number each."},
+    )
+    server_args: str = field(
+        default="", metadata={"help": "Arguments of `vllm serve` for started servers: '--tensor-parallel-size 2'."}
+    )
+    vllm_exchange_dir: str | None = field(
+        default=None,
+        metadata={"help": "Folder that all servers can read, for new weights; None: this machine's shared memory."},
+    )
+    vllm_transport: str = field(
+        default="whole",
+        metadata={"help": "How new weights are sent: whole, or delta: only what has changed, where that is little."},
+    )
+
+
+SERVER_SETTINGS = tuple(field.name for field in fields(ServerSettings))
+
+
+class ServerEngines(ColocatedEngine):
+    """Has the methods of `ColocatedEngine`, for servers that all processes share.
+
+    Args:
+        model: The trained model.
+        accelerator: The trainer's accelerator.
+        processing_class: The tokenizer.
+        settings: Where the servers are.
+        version: Returns the version of the trainer's current weights: its step.
+        max_concurrency: Turns at once on each process.
+        **kwargs: Arguments of `ColocatedEngine`.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        accelerator: Accelerator,
+        processing_class: PreTrainedTokenizerBase,
+        *,
+        settings: ServerSettings,
+        version: Callable[[], int],
+        max_concurrency: int,
+        **kwargs: Any,
+    ) -> None:
+        self._settings, self._max_concurrency, self._opened = settings, max_concurrency, ExitStack()
+        self.policy: Any
+        super().__init__(model, accelerator, processing_class, version=version, **kwargs)
+
+    def _init_vllm(self) -> None:
+        settings = self._settings
+        urls: Sequence[str] | None = settings.vllm_server_urls
+        is_on_nodes = self.accelerator.num_processes > int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        if urls is None and is_on_nodes:
+            raise InvalidConfigError(
+                "servers are started on one machine, and this run has processes on others: start the servers yourself, "
+                "and set vllm_server_urls and vllm_exchange_dir."
+            )
+        try:
+            with raise_on_all_ranks():
+                if urls is None and self.accelerator.is_main_process:
+                    urls = self._start()
+            (urls,) = broadcast_object_list([urls])
+            with raise_on_all_ranks():
+                self.policy = VLLMServerPolicy(
+                    urls,
+                    self._tokenizer,
+                    max_concurrency=self._max_concurrency,
+                    api_key=os.environ.get(API_KEY),
+                    exchange_dir=settings.vllm_exchange_dir,
+                    transport=cast("Literal['whole', 'delta']", settings.vllm_transport),
+                )
+        except BaseException:
+            self._opened.__exit__(*sys.exc_info())  # the servers' logs are kept
+            raise
+
+    def _start(self) -> Sequence[str]:
+        """Start servers of the model on this machine, until `close`."""
+        settings = self._settings
+        scratch = self._opened.enter_context(TemporaryDirectory())
+        args = ["--dtype", str(self.model.dtype).removeprefix("torch."), *shlex.split(settings.server_args)]
+        if self.max_model_length is not None:
+            args += ["--max-model-len", str(self.max_model_length)]
+        devices = _free_devices(settings.vllm_num_servers)
+        servers = start_servers(self._source(Path(scratch)), settings.vllm_num_servers, args=args, devices=devices)
+        return self._opened.enter_context(servers).urls
+
+    def sync_weights(self) -> None:
+        """Send the trainer's current weights to all servers. All processes call this, before the first episode."""
+        # A sharded weight is gathered by all processes together, so each goes through all of them, whatever fails.
+        kept = [
+            (name, value.detach().cpu()) if self.accelerator.is_main_process else (name, None)
+            for name, value in self._iter_named_params()
+        ]
+        checkpoint = None
+        with raise_on_all_ranks():
+            if self.accelerator.is_main_process:
+                checkpoint = self.policy.prepare(kept, self._version())
+        # All follow before the servers change: a process whose episodes are running would send the old weights back.
+        self._follow(checkpoint)
+        with raise_on_all_ranks():
+            if self.accelerator.is_main_process:
+                self.policy.send(checkpoint)
+        self._follow(self.policy.checkpoint)  # a server that refused a delta has a whole checkpoint now
+
+    def _follow(self, checkpoint: Any) -> None:
+        (checkpoint,) = broadcast_object_list([checkpoint])
+        with raise_on_all_ranks():
+            if not self.accelerator.is_main_process:
+                self.policy.follow(checkpoint)
+
+    def close(self) -> None:
+        """End the servers that were started."""
+        self._opened.close()
+
+
+def _free_devices(n_servers: int) -> list[str] | None:
+    """Return the GPUs of each server: those behind the GPUs of the training processes. None on a machine without GPUs.
+
+    Raises:
+        InvalidConfigError: If they cannot be shared out equally.
+    """
+    n_found = torch.cuda.device_count()
+    if not n_found:
+        return None
+    names = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(n_found)))).split(",")
+    free = names[int(os.environ.get("LOCAL_WORLD_SIZE", "1")) :]
+    if not free or len(free) % n_servers:
+        raise InvalidConfigError(
+            f"vllm_num_servers={n_servers}: {len(names) - len(free)} of {len(names)} GPUs train, so "
+            f"{len(free)} are left, which must be a multiple of the number of servers. Start fewer processes, or start "
+            "the servers yourself and set vllm_server_urls."
+        )
+    each = len(free) // n_servers
+    return [",".join(free[place : place + each]) for place in range(0, len(free), each)]
