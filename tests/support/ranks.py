@@ -250,9 +250,9 @@ class Parts:
             return trainer
         play, player, played = trainer._player.play, trainer._player, self.played
 
-        def replay(rows: Any, *, mode: str, step: int, group_size: int) -> Any:
+        def replay(rows: Any, *, mode: str, step: int, **further: Any) -> Any:
             if mode == "eval":
-                return play(rows, mode=mode, step=step, group_size=group_size)
+                return play(rows, mode=mode, step=step, **further)
             player.played = list(played[step])
             return list(played[step])
 
