@@ -110,7 +110,7 @@ lint: $(VENV)/.stamp
 check:
 	.ci/run
 
-bench: $(VENV)/.stamp $(VENV_VLLM)/.stamp
+bench: real-model $(VENV)/.stamp $(VENV_VLLM)/.stamp
 	$(VENV)/bin/python benchmarks/run_all.py --check --vllm-python $(VENV_VLLM)/bin/python --docs docs/results/performance.md
 
 proof: $(VENV)/.stamp $(VENV_VLLM)/.stamp

@@ -2,10 +2,10 @@
 
     python benchmarks/real_step.py [--out FILE] [--model DIR] [--engines NAME...] [--steps N] [--until SHARE]
 
-Both trainers have the same settings, the same problems and the same rewards. TRL's has its ordinary door: a data set
-of prompts, and a reward function, which here plays the environment's one step. Its engine is `model.generate`, or
-vLLM in this process, started as ours is (TRL's own start asks for an accelerator). `--until 0.9` goes on until that
-share of the last three steps' episodes was right, at most `--steps` steps. Each trainer runs in a separate process.
+Both trainers have the same settings, problems and rewards. TRL's takes a data set of prompts and a reward function,
+which plays the environment's one step here. Its engine is `model.generate`, or vLLM in this process, started as ours
+is, because TRL starts it only on an accelerator. With `--until 0.9` a trainer stops when the mean reward of its last
+three steps is at least that, and after `--steps` steps otherwise. Each trainer runs in a separate process.
 `--model qwen-0.5b` is a shape of random weights: the layers of Qwen2.5-0.5B with the tokenizer of `make real-model`.
 
 The parts of a step: sampling, with the environment's steps of ours; rewards (TRL's environment); scoring, which is
@@ -15,6 +15,7 @@ left out of the medians. Memory is the highest resident set (Linux).
 
 from __future__ import annotations
 
+import importlib.util
 import multiprocessing
 import os
 import re
@@ -32,7 +33,10 @@ from typing import Any
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
+import torch
+import transformers
 from measuring import Column, Report, finish, make_parser
+from transformers import TrainerCallback
 
 TASK = "llm/Arithmetic-v0"
 SETTINGS = {"difficulty": "easy", "answer_form": "natural"}
@@ -171,90 +175,101 @@ def load(name: str) -> tuple[Any, Any]:
     return AutoModelForCausalLM.from_config(config), tokenizer
 
 
-def run_child(side: str, engine: str, options: Any, pipe: Connection) -> None:
-    """Train, and say for each step what its parts took."""
-    import torch
-    import transformers
-    from transformers import TrainerCallback
+def step_settings(folder: str, n_steps: int) -> dict[str, Any]:
+    """Return the settings that both trainers have."""
+    return {
+        "output_dir": folder,
+        "max_steps": n_steps,
+        "per_device_train_batch_size": MICRO_BATCH,
+        "gradient_accumulation_steps": N_EPISODES // MICRO_BATCH,
+        "num_generations": GROUP_SIZE,
+        "max_completion_length": MAX_TOKENS,
+        "learning_rate": 2e-4,
+        "gradient_checkpointing": False,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+        "bf16": False,
+        "seed": 0,
+    }
 
+
+class Steps(TrainerCallback):
+    """Notes what each step took, and stops when enough replies are right."""
+
+    def __init__(self, title: str, clock: Clock, until: float | None) -> None:
+        self.title, self.clock, self.until = title, clock, until
+        self.steps: list[dict[str, float]] = []
+        self.rewards: list[float] = []
+        self.n_tokens = 0
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether the mean reward of the last three steps is high enough."""
+        return bool(self.until and len(self.rewards) >= 3 and statistics.fmean(self.rewards[-3:]) >= self.until)
+
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
+        self.started = time.perf_counter()
+        self.clock.take()
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        if "reward" not in logs:
+            return
+        self.rewards.append(logs["reward"])
+        self.steps.append({"step": time.perf_counter() - self.started, "tokens": self.n_tokens, **self.clock.take()})
+        print(f"{self.title}: {self.steps[-1]['step']:.1f} s, reward {self.rewards[-1]:.3f}", flush=True)
+        control.should_training_stop = self.is_reached or control.should_training_stop
+
+
+def follow(trainer: Any, clock: Clock, notes: Steps, *, is_ours: bool, engine: str) -> None:
+    """Time the parts of a trainer's steps, and count what it samples."""
+    generate, is_generating = trainer._generate_and_score_completions, []
+
+    def follow_generation(inputs: Any) -> Any:
+        is_generating.append(True)
+        output = generate(inputs)
+        is_generating.pop()
+        notes.n_tokens = int((output["completion_mask"] * output.get("tool_mask", 1)).sum())
+        return output
+
+    trainer._generate_and_score_completions = follow_generation
+    clock.follow(trainer._player if is_ours else trainer, "play" if is_ours else "_generate", "sampling")
+    clock.follow(trainer, "_calculate_rewards", "rewards")
+    name = "_get_per_token_logps_and_entropies"
+    clock.follow(trainer, name, lambda: "scoring" if is_generating else None)
+    if engine == "vllm":
+        clock.follow(trainer.vllm_generation, "sync_weights", "weights")
+    trainer.add_callback(notes)
+
+
+def run_child(side: str, engine: str, options: Any, pipe: Connection) -> None:
+    """Train, and send what each step's parts took."""
     torch.manual_seed(0)
     transformers.logging.set_verbosity_error()
-    clock, steps, rewards = Clock(), [], []
-
-    class Steps(TrainerCallback):
-        def on_step_begin(self, *_: Any, **__: Any) -> None:
-            self.started = time.perf_counter()
-            clock.take()
-
-        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
-            if "reward" not in logs:
-                return
-            rewards.append(logs["reward"])
-            steps.append({"step": time.perf_counter() - self.started, "tokens": counted.pop(), **clock.take()})
-            print(f"{side}, {engine}: {steps[-1]['step']:.1f} s, reward {rewards[-1]:.3f}", flush=True)
-            if options.until and len(rewards) >= 3 and statistics.fmean(rewards[-3:]) >= options.until:
-                control.should_training_stop = True
-
-    counted: list[int] = []
+    own = SIDES[side]
+    make = trl_trainer if own is None else partial(our_trainer, own=own)
+    clock = Clock()
+    notes = Steps(f"{side}, {engine}", clock, options.until)
     with tempfile.TemporaryDirectory() as folder:
-        settings = {
-            "output_dir": folder,
-            "max_steps": options.steps,
-            "per_device_train_batch_size": MICRO_BATCH,
-            "gradient_accumulation_steps": N_EPISODES // MICRO_BATCH,
-            "num_generations": GROUP_SIZE,
-            "max_completion_length": MAX_TOKENS,
-            "learning_rate": 2e-4,
-            "gradient_checkpointing": False,
-            "logging_steps": 1,
-            "save_strategy": "no",
-            "report_to": "none",
-            "disable_tqdm": True,
-            "bf16": False,
-            "seed": 0,
-        }
         model, tokenizer = load(options.model)
-        make = trl_trainer if SIDES[side] is None else partial(our_trainer, own=SIDES[side])
-        trainer = make(model, tokenizer, settings, engine)
+        trainer = make(model, tokenizer, step_settings(folder, options.steps), engine)
         n_parameters = sum(p.numel() for name, p in trainer.model.named_parameters() if "lora" not in name)
-        is_generating: list[int] = []
-        generate = trainer._generate_and_score_completions
-
-        def follow_generation(inputs: Any) -> Any:
-            is_generating.append(1)
-            output = generate(inputs)
-            is_generating.pop()
-            mask = (
-                output["completion_mask"] * output["tool_mask"] if "tool_mask" in output else output["completion_mask"]
-            )
-            counted[:] = [int(mask.sum())]
-            return output
-
-        trainer._generate_and_score_completions = follow_generation
-        if SIDES[side] is None:
-            clock.follow(trainer, "_generate", "sampling")
-        else:
-            clock.follow(trainer._player, "play", "sampling")
-        clock.follow(trainer, "_calculate_rewards", "rewards")
-        scoring = lambda: "scoring" if is_generating else None  # noqa: E731
-        clock.follow(trainer, "_get_per_token_logps_and_entropies", scoring)
-        if engine == "vllm":
-            clock.follow(trainer.vllm_generation, "sync_weights", "weights")
-        trainer.add_callback(Steps())
+        follow(trainer, clock, notes, is_ours=own is not None, engine=engine)
         started = time.perf_counter()
         trainer.train()
         seconds = time.perf_counter() - started
-        if hasattr(trainer, "close"):
+        if own is not None:
             trainer.close()
     peak = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
     assert peak is not None
-    is_there = options.until and statistics.fmean(rewards[-3:]) >= options.until
+    reached = f"{len(notes.steps)} steps, {seconds:.0f} s" if notes.is_reached else "not reached"
     pipe.send(
         {
-            "steps": steps,
+            "steps": notes.steps,
             "memory_gib": int(peak[1]) / 2**20,
             "n_parameters": n_parameters,
-            "until": f"{len(steps)} steps, {seconds:.0f} s" if is_there else "not reached" if options.until else "",
+            "until": reached if options.until else "",
         }
     )
 
@@ -289,7 +304,8 @@ def measure(side: str, engine: str, options: Any) -> dict[str, Any]:
 def main() -> int:
     parser = make_parser(__file__, __doc__)
     parser.add_argument("--model", default=REAL_MODEL, help=f"a folder, or {SHAPE}")
-    parser.add_argument("--engines", nargs="+", choices=("transformers", "vllm"), default=("transformers",))
+    engines = ("transformers", "vllm") if importlib.util.find_spec("vllm") else ("transformers",)
+    parser.add_argument("--engines", nargs="+", choices=("transformers", "vllm"), default=engines)
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=tuple(SIDES))
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--until", type=float, help="stop at this mean reward over three steps")

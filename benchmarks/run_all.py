@@ -36,7 +36,7 @@ PLAIN = (
     "training_steps",
     "turns",
 )
-WITH_VLLM = ("concurrency", "rollout_vs_engine", "latency", "rollout_vs_trl")
+WITH_VLLM = ("concurrency", "rollout_vs_engine", "latency", "rollout_vs_trl", "real_step")
 
 
 def run(name: str, python: str, out: Path, *, check: bool) -> int:

@@ -121,6 +121,7 @@ def _answer_half(env: gym.Env[str, str], random: random.Random) -> str:
 
 
 EASY = {"difficulty": "easy"}
+STARTER = {"difficulty": "starter"}
 # Of a task that stands for its family: the same for all.
 _FAMILY: dict[str, Any] = {"n_traces": 6000, "sft_steps": 300, "sft_learning_rate": 3e-3}
 # The pretrained model: a warm start teaches it the form of an answer or a call, and short replies.
@@ -259,7 +260,7 @@ TASKS: Mapping[str, Task] = {
         "llm/JsonRecord-v0",
         "single turn",
         (_oracle, _oracle),
-        EASY,
+        STARTER,
         **_REAL,
         max_turn_tokens=96,
         max_completion_length=104,
@@ -268,7 +269,7 @@ TASKS: Mapping[str, Task] = {
         "llm/SortRecords-v0",
         "single turn",
         (_oracle, _oracle),
-        EASY,
+        STARTER,
         **_REAL,
         max_turn_tokens=48,
         max_completion_length=56,
@@ -277,7 +278,7 @@ TASKS: Mapping[str, Task] = {
         "llm/SpellNth-v0",
         "single turn",
         (_oracle, _oracle),
-        EASY,
+        STARTER,
         **_REAL,
         max_turn_tokens=48,
         max_completion_length=56,
@@ -286,19 +287,10 @@ TASKS: Mapping[str, Task] = {
         "llm/Extraction-v0",
         "single turn",
         (_oracle, _oracle),
-        EASY,
+        STARTER,
         **_REAL,
         max_turn_tokens=48,
         max_completion_length=56,
-    ),
-    "lake-real": Task(
-        "llm/FrozenLake-v0",
-        "game of several turns",
-        (_oracle, _oracle),
-        EASY,
-        **_REAL,
-        max_turn_tokens=16,
-        max_completion_length=400,
     ),
     "calculator-aloud": Task(
         "llm/Calculator-v0",

@@ -42,9 +42,9 @@ class BaseConversionEnv(SingleTurnEnv):
 
     ## Arguments
     - `split`: "train" or "test".
-    - `difficulty`: "easy" (default): 16 to 999 between the bases 2, 8, 10 and 16; "medium": 1000 to 20000 between the
-      bases 2 to 16; "hard": the sum of two numbers up to 60000 between the bases 3 to 36; "expert": the sum of four
-      numbers of 20 digits between the bases 7 to 36.
+    - `difficulty`: "starter": 8 to 127 between the bases 2 and 10; "easy" (default): 16 to 999 between the bases 2, 8,
+      10 and 16; "medium": 1000 to 20000 between the bases 2 to 16; "hard": the sum of two numbers up to 60000 between
+      the bases 3 to 36; "expert": the sum of four numbers of 20 digits between the bases 7 to 36.
     - `reset(options={"problem": {"numbers": ["ff"], "source": 16, "target": 10}})` asks for a given conversion; of
       several numbers, for their sum.
 
@@ -52,8 +52,14 @@ class BaseConversionEnv(SingleTurnEnv):
     - v0: first version.
     """
 
-    # The chance rates bound the share of the commonest string of digits: 0.4%, 0.02%, 0.01%, next to 0.
+    # The chance rates bound the share of the commonest string of digits: 0.9%, 0.4%, 0.02%, 0.01%, next to 0.
     difficulties = {
+        "starter": Difficulty(
+            "bases 2 and 10",
+            chance_rate=0.02,
+            n_problems=120,
+            settings={"bases": (2, 10), "values": (8, 127), "count": 1},
+        ),
         "easy": Difficulty(
             "bases 2, 8, 10, 16",
             chance_rate=0.005,

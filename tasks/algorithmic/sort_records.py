@@ -86,9 +86,9 @@ class SortRecordsEnv(SingleTurnEnv):
 
     ## Arguments
     - `split`: "train" or "test".
-    - `difficulty`: "easy" (default): one table of 6 records, one key with ties; "medium": two tables of 7, an
-      operation and two keys; "hard": two tables of 10, an operation, a condition and three keys; "expert": two tables
-      of 60, likewise, and four keys.
+    - `difficulty`: "starter": one table of 4 records, one key; "easy" (default): one of 6, one key with ties; "medium":
+      two tables of 7, an operation and two keys; "hard": two tables of 10, an operation, a condition and three keys;
+      "expert": two tables of 60, likewise, and four keys.
     - `reset(options={"problem": {"columns": ["age"], "a": [["Ada", 30], ["Ben", 25]], "b": [], "operation": "first",
       "condition": [], "keys": [["age", "ascending"]]}})` plays a given problem. Operations are "first", "union",
       "both", "only first" and "one"; a condition is `["age", "at least", 25]` or `["city", "is not", "Rome"]`.
@@ -97,9 +97,11 @@ class SortRecordsEnv(SingleTurnEnv):
     - v0: first version.
     """
 
-    # The chance rates bound how often a random order of the right records is right: 1 of 6!, and on average over their
-    # number 1.7% and 1.3%; and how often the order by name is: 0.2%, 1.3%, 1.6%.
+    # The chance rates bound how often a random order of the right records is right: 1 of 4!, 1 of 6!, and on average
+    # over their number 1.7% and 1.3%; how often the order by name is: 4%, 0.2%, 1.3%, 1.6%; and at the starter level
+    # how often the likeliest order of the places is: 7%.
     difficulties = {
+        "starter": Difficulty("one table of four", chance_rate=0.08, settings={"rows": 4, "keys": 1}),
         "easy": Difficulty("one table, one key", chance_rate=0.005, settings={"rows": 6, "keys": 1}),
         "medium": Difficulty("two tables, two keys", chance_rate=0.03, settings={"rows": 7, "keys": 2}),
         "hard": Difficulty("two tables, a condition, three keys", chance_rate=0.03, settings={"rows": 10, "keys": 3}),

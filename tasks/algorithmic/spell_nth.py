@@ -62,9 +62,9 @@ class SpellNthEnv(SingleTurnEnv):
 
     ## Arguments
     - `split`: "train" or "test".
-    - `difficulty`: "easy" (default): spell the n-th and the m-th of 12 words; "medium": all kinds of questions over 14
-      words; "hard": all but spelling, over 18 words without meaning; "expert": the k-th letters, or counts, over 100
-      long words without meaning.
+    - `difficulty`: "starter": spell two of 4 words; "easy" (default): spell the n-th and the m-th of 12 words;
+      "medium": all kinds of questions over 14 words; "hard": all but spelling, over 18 words without meaning; "expert":
+      the k-th letters, or counts, over 100 long words without meaning.
     - `reset(options={"problem": {"kind": "spell", "words": ["kite", "sun"], "numbers": [2, 1], "letters": ""}})` asks a
       given question. Kinds: "spell" and "backwards" (two places), "column" (one place in each word), "ends" (every how
       many words), "count" (from which word to which, and the letters).
@@ -73,9 +73,10 @@ class SpellNthEnv(SingleTurnEnv):
     - v0: first version.
     """
 
-    # Of the spelled words any two in order are equally likely: 1 of 132. The chance rates bound the share of the
-    # commonest answer otherwise, which is one of "count": 0.8%, 0.5%; next to 0 of 100 words.
+    # Of the spelled words any two in order are equally likely: 1 of 12, 1 of 132. The chance rates bound the share of
+    # the commonest answer otherwise, which is one of "count": 0.8%, 0.5%; next to 0 of 100 words.
     difficulties = {
+        "starter": Difficulty("spell two words of four", 0.1, settings={"words": 4, "kinds": ("spell",), "real": True}),
         "easy": Difficulty("spell two words", 0.008, settings={"words": 12, "kinds": ("spell",), "real": True}),
         "medium": Difficulty(
             "all kinds",

@@ -61,8 +61,8 @@ class StackMachineEnv(SingleTurnEnv):
 
     ## Arguments
     - `split`: "train" or "test".
-    - `difficulty`: "easy" (default): 8 instructions; "medium": 14; "hard": 16 with one or two loops, nested at
-      times; "expert": 30 with up to four loops; it takes 150 to 400 steps.
+    - `difficulty`: "starter": 4 instructions; "easy" (default): 8; "medium": 14; "hard": 16 with one or two loops,
+      nested at times; "expert": 30 with up to four loops; it takes 150 to 400 steps.
     - `reset(options={"problem": {"program": ["push 3", "repeat 2", "dup", "add", "end"]}})` plays a given program
       that leaves at least one number.
 
@@ -70,8 +70,9 @@ class StackMachineEnv(SingleTurnEnv):
     - v0: first version.
     """
 
-    # The chance rates bound the share of the commonest final stack: 0.3%, 0.2%, 0.2%, 0.2%.
+    # The chance rates bound the share of the commonest final stack: 0.5%, 0.3%, 0.2%, 0.2%, 0.2%.
     difficulties = {
+        "starter": Difficulty("4 instructions", chance_rate=0.01, settings={"size": 4, "loops": 0}),
         "easy": Difficulty("8 instructions", chance_rate=0.01, settings={"size": 8, "loops": 0}),
         "medium": Difficulty("14 instructions", chance_rate=0.01, settings={"size": 14, "loops": 0}),
         "hard": Difficulty("16 instructions with loops", chance_rate=0.01, settings={"size": 16, "loops": 2}),

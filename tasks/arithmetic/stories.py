@@ -7,7 +7,7 @@ from typing import NamedTuple
 from llm_envs.tasks.draws import Random, between, pick, sample, shuffled
 from llm_envs.tasks.people import PEOPLE
 
-__all__ = ["STORIES", "Story", "network"]
+__all__ = ["STORIES", "Story", "network", "relations", "stock"]
 
 
 class Story(NamedTuple):

@@ -62,9 +62,9 @@ class UnitsEnv(SingleTurnEnv):
 
     ## Arguments
     - `split`: "train" or "test".
-    - `difficulty`: "easy" (default): an amount over two facts, among four; "medium": over three or four, among six;
-      "hard": a rate, whose both units change, among eight facts; "expert": a rate, over eight or nine facts for each
-      unit, with numbers of two digits, among 36.
+    - `difficulty`: "starter": an amount over one fact of two; "easy" (default): an amount over two facts, among four;
+      "medium": over three or four, among six; "hard": a rate, whose both units change, among eight facts; "expert": a
+      rate, over eight or nine facts for each unit, with numbers of two digits, among 36.
     - `reset(options={"problem": {"facts": [["mile", 8, "furlong"]], "amount": 3, "source": ["mile"],
       "target": ["furlong"]}})` asks for a given conversion; of a rate, `source` and `target` have two units.
 
@@ -72,9 +72,13 @@ class UnitsEnv(SingleTurnEnv):
     - v0: first version.
     """
 
-    # The chance rates bound the share of the commonest answer (1.7%, 1.4%, 1.2%, below 0.1%) and of the best blind
-    # pattern over the numbers of the text (the amount times any two factors is right in 7%, 0.6%, 0.4%, 0%).
+    # The chance rates bound the share of the commonest answer (2.1%, 1.7%, 1.4%, 1.2%, below 0.1%) and of the best
+    # blind pattern over the numbers of the text (the amount times the last factor, or any two: 28%, 7%, 0.6%, 0.4%,
+    # 0%).
     difficulties = {
+        "starter": Difficulty(
+            "an amount over one fact", chance_rate=0.3, settings={"steps": (1, 1), "facts": 2} | _USUAL
+        ),
         "easy": Difficulty(
             "an amount over two facts", chance_rate=0.08, settings={"steps": (2, 2), "facts": 4} | _USUAL
         ),

@@ -12,7 +12,7 @@ from llm_envs.mathematics.arithmetic import whole_value
 from llm_envs.parsers import is_doubtful
 from llm_envs.rewards import read_integer, split_words
 from llm_envs.tasks.algorithmic.lists import check_length
-from llm_envs.tasks.arithmetic.stories import STORIES, network
+from llm_envs.tasks.arithmetic.stories import STORIES, network, relations, stock
 from llm_envs.tasks.draws import pick, sample
 from llm_envs.tasks.expressions import answerable_value
 
@@ -53,9 +53,9 @@ class WordProblemsEnv(SingleTurnEnv):
 
     ## Arguments
     - `split`: "train" or "test". Stories with the same calculation are in the same split.
-    - `difficulty`: "easy" (default): two parts, nothing irrelevant; "medium": three parts, two irrelevant sentences;
-      "hard": four parts, three irrelevant sentences; "expert": 100 comparisons that each need another one, and
-      40 irrelevant ones.
+    - `difficulty`: "starter": one change or comparison; "easy" (default): two parts, nothing irrelevant; "medium":
+      three parts, two irrelevant sentences; "hard": four parts, three irrelevant sentences; "expert": 100 comparisons
+      that each need another one, and 40 irrelevant ones.
     - `reset(options={"problem": {"text": "Ada has 3 apples and buys 4. How many has she?", "expression": "3+4"}})` asks
       a given question; the answer is the expression's value.
 
@@ -63,9 +63,15 @@ class WordProblemsEnv(SingleTurnEnv):
     - v0: first version.
     """
 
-    # The chance rates bound the share of the commonest answer (1.3%, 1.1%, 1.2%, 0.5%) and of the best blind pattern
-    # over the numbers of the text (all numbers as a-b*c-d*e, which is shopping: 15.5%, 0.6%, 0.7%, 0%).
+    # The chance rates bound the share of the commonest answer (1.7%, 1.3%, 1.1%, 1.2%, 0.5%) and of the best blind
+    # pattern over the numbers of the text (a+b: 23% at the starter level; then all numbers as a-b*c-d*e, which is
+    # shopping: 15.5%, 0.6%, 0.7%, 0%).
     difficulties = {
+        "starter": Difficulty(
+            "one change or comparison",
+            chance_rate=0.25,
+            settings={"size": 1, "asides": 0, "stories": (stock, relations)},
+        ),
         "easy": Difficulty("two parts", chance_rate=0.16, settings={"size": 2, "asides": 0, "stories": STORIES}),
         "medium": Difficulty(
             "three parts, two asides", chance_rate=0.015, settings={"size": 3, "asides": 2, "stories": STORIES}

@@ -44,8 +44,8 @@ class PredictOutputEnv(SingleTurnEnv):
 
     ## Arguments
     - `split`: "train" or "test".
-    - `difficulty`: "easy" (default): two statements; "medium": four, with lists and texts; "hard": seven, with
-      dictionaries, nested loops and aliases; "expert": forty.
+    - `difficulty`: "starter": one statement; "easy" (default): two; "medium": four, with lists and texts; "hard":
+      seven, with dictionaries, nested loops and aliases; "expert": forty.
     - `reset(options={"problem": {"program": "x = 2\nprint(x * 3)", "output": "6"}})` gives a program and what it
       prints.
 
@@ -53,9 +53,10 @@ class PredictOutputEnv(SingleTurnEnv):
     - v0: first version.
     """
 
-    # Measured over 2,000 problems: the commonest output is that of 0.5%, 0.05%, 0.05% and 0.05%.
+    # Measured over 2,000 problems: the commonest output is that of 0.5%, 0.5%, 0.05%, 0.05% and 0.05%.
     difficulties = {
-        "easy": Difficulty("two statements", chance_rate=0.01, settings={"n": 2, "kinds": 5}),
+        "starter": Difficulty("one statement", chance_rate=0.01, settings={"n": 1, "kinds": 1, "shown": 1}),
+        "easy": Difficulty("two statements", chance_rate=0.01, settings={"n": 2, "kinds": 5, "shown": 1}),
         "medium": Difficulty("four statements", chance_rate=0.005, settings={"n": 4, "kinds": 10}),
         "hard": Difficulty("seven statements", chance_rate=0.005, settings={"n": 7, "kinds": 14}),
         "expert": Difficulty(
@@ -83,9 +84,7 @@ class PredictOutputEnv(SingleTurnEnv):
         kinds = _STATEMENTS[: self.settings["kinds"]]
         for _ in range(self.settings["n"]):
             lines += pick(random, kinds)(random, names)
-        shown = [f"print({names[0]}, {names[1]})", "print(xs)", "print(word)"]
-        if self.difficulty == "easy":
-            shown = shown[:1]
+        shown = [f"print({names[0]}, {names[1]})", "print(xs)", "print(word)"][: self.settings.get("shown", 3)]
         used = "\n".join(lines[4:] + shown)
         lines = [line for line in lines[:4] if line.split()[0] in names or line.split()[0] in used] + lines[4:]
         program = "\n".join(lines + shown)

@@ -41,8 +41,8 @@ class ExtractionEnv(SingleTurnEnv):
 
     ## Arguments
     - `split`: "train" or "test".
-    - `difficulty`: "easy" (default): six deliveries, one condition; "medium": twelve, two; "hard": eighteen, two, and
-      corrections; "expert": 48, three, and corrections.
+    - `difficulty`: "starter": four deliveries, one condition; "easy" (default): six, one; "medium": twelve, two;
+      "hard": eighteen, two, and corrections; "expert": 48, three, and corrections.
     - `reset(options={"problem": {"document": "...", "entries": [...], "conditions": [["city", "is", "Oslo"]]}})` gives
       the document, the final state of its deliveries, and the conditions, on "person", "city", "arrived" ("is") and
       "weight" ("over", "under").
@@ -51,9 +51,14 @@ class ExtractionEnv(SingleTurnEnv):
     - v0: first version.
     """
 
-    # Two or three of six codes: 35 sets, and some are likelier. Two to four of 12 and of 18: 781 and 4,029 sets;
-    # two to eight of 48: over 400 million.
+    # Two of four codes: 6 sets, the likeliest right in 17%. Two or three of six: 35 sets, and some are likelier. Two to
+    # four of 12 and of 18: 781 and 4,029 sets; two to eight of 48: over 400 million.
     difficulties = {
+        "starter": Difficulty(
+            "four deliveries, one condition",
+            chance_rate=0.19,
+            settings={"n": 4, "conditions": 1, "most": 2, "corrections": 0},
+        ),
         "easy": Difficulty(
             "six deliveries, one condition",
             chance_rate=0.06,

@@ -64,17 +64,21 @@ class SudokuEnv(SingleTurnEnv):
 
     ## Arguments
     - `split`: "train" or "test". Grids that are turned or renamed into each other are in the same split.
-    - `difficulty`: "easy" (default): 4×4 with 5 to 7 digits given; "medium": 6×6 with 12 to 16; "hard": 9×9 with 30 to
-      36, now and then a few more; "expert": 9×9 with fewer, which cannot be completed by forced digits.
+    - `difficulty`: "starter": 4×4 with 9 to 11 digits given; "easy" (default): 4×4 with 5 to 7; "medium": 6×6 with 12
+      to 16; "hard": 9×9 with 30 to 36, now and then a few more; "expert": 9×9 with fewer, which cannot be completed by
+      forced digits.
     - `reset(options={"problem": {"rows": ["1...", "..1.", ".2..", "...4"]}})` plays a given grid with one solution.
 
     ## Version History
     - v0: first version.
     """
 
-    # The chance rates bound how often filling each row with its missing digits in random order is right: 0.9% at the
-    # easy level, 2e-7 at the next. n_problems: split keys, about as many as 20,000 draws find.
+    # The chance rates bound how often filling each row with its missing digits in random order is right: 18% at the
+    # starter level, 0.9% and 2e-7 at the next ones. n_problems: split keys, about as many as 20,000 draws find.
     difficulties = {
+        "starter": Difficulty(
+            "4x4, more than half given", chance_rate=0.2, n_problems=1_500, settings={"size": 4, "clues": (9, 11)}
+        ),
         "easy": Difficulty("4x4", chance_rate=0.02, n_problems=1_000, settings={"size": 4, "clues": (5, 7)}),
         "medium": Difficulty("6x6", chance_rate=1e-5, settings={"size": 6, "clues": (12, 16)}),
         "hard": Difficulty("9x9", chance_rate=1e-9, settings={"size": 9, "clues": (30, 36)}),

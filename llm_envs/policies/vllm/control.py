@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import base64
 import logging
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,6 +26,7 @@ __all__ = [
     "SGLangControl",
     "ServerControl",
     "ServerFacts",
+    "ServerState",
     "VLLMControl",
     "WholeFn",
     "check_facts",
@@ -71,6 +74,40 @@ class ServerFacts:
     def has_extension(self) -> bool:
         """Whether its workers have our methods."""
         return self.extension == EXTENSION
+
+
+@dataclass(eq=False)
+class ServerState:
+    """A server as its client knows it."""
+
+    url: str
+    facts: ServerFacts | None = None
+    is_trusted: bool = False
+    """Whether it was identified after its last failure."""
+    connects: int = 0
+    """Number of connections made to it so far."""
+    checked: int = 0
+    """Value of `connects` when it was last identified."""
+    version: int = 0
+    salt: str = ""
+    """Of the server's prefix cache: each checkpoint has another one."""
+    is_loading: bool = False
+    seen_s: float = 0.0
+    """Time of its last answer."""
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    """Held while it is identified or loads weights."""
+    asking: Future[None] | None = None
+    """The current or last identification, shared by all turns that need it."""
+
+    @property
+    def process(self) -> str | None:
+        """Different after each start; None if it is not known."""
+        return None if self.facts is None else self.facts.process
+
+    async def note_connection(self, event: str, info: Mapping[str, Any]) -> None:
+        """Count the connections that a client makes."""
+        if event == "connection.connect_tcp.complete":
+            self.connects += 1
 
 
 class ServerControl(Protocol):

@@ -19,8 +19,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -29,15 +28,12 @@ import numpy.typing as npt
 
 from llm_envs.chat.codec import ChatCodec
 from llm_envs.errors import BridgeError, ContextFullError, InvalidConfigError, LLMEnvsError, ModelError
-from llm_envs.policies.vllm.checkpoints import (
-    check_same_tensors,
-    find_checkpoint,
-    tensor_shapes,
-)
+from llm_envs.policies.vllm.checkpoints import check_same_tensors, find_checkpoint, tensor_shapes
 from llm_envs.policies.vllm.control import (
     CHANGING,
     ServerControl,
     ServerFacts,
+    ServerState,
     SGLangControl,
     VLLMControl,
     check_facts,
@@ -59,37 +55,6 @@ _LOG = logging.getLogger(__name__)
 # Tokenizers differ in digits, accents, other scripts and white space.
 _PROBE_TEXT = "Answer: 3141 + 59 = 3200; naïve Übung, 数学.\n  def f(x):\n\treturn x"
 _LOADING_POLL_S = 0.01
-
-
-@dataclass(eq=False)
-class _Endpoint:
-    url: str
-    facts: ServerFacts | None = None
-    is_trusted: bool = False
-    """Whether it was identified after its last failure."""
-    connects: int = 0
-    """Number of connections made to it so far."""
-    checked: int = 0
-    """Value of `connects` when it was last identified."""
-    version: int = 0
-    salt: str = ""
-    """Of the server's prefix cache: each checkpoint has another one."""
-    is_loading: bool = False
-    seen_s: float = 0.0
-    """Time of its last answer."""
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    """Held while it is identified or loads weights."""
-    asking: Future[None] | None = None
-    """The current or last identification, shared by all turns that need it."""
-
-    @property
-    def process(self) -> str | None:
-        return None if self.facts is None else self.facts.process
-
-    async def note_connection(self, event: str, info: Mapping[str, Any]) -> None:
-        """Count the connections that a client makes."""
-        if event == "connection.connect_tcp.complete":
-            self.connects += 1
 
 
 class VLLMServerPolicy:
@@ -160,7 +125,9 @@ class VLLMServerPolicy:
             weakref.WeakKeyDictionary()
         )
         self._threads = ThreadPoolExecutor(len(addresses), thread_name_prefix="llm-envs-identify")
-        self._endpoints = [_Endpoint(url.rstrip("/").removesuffix("/v1"), version=weight_version) for url in addresses]
+        self._endpoints = [
+            ServerState(url.rstrip("/").removesuffix("/v1"), version=weight_version) for url in addresses
+        ]
         self._checkpoint: ServedCheckpoint | None = None
         self._shapes: Mapping[str, tuple[int, ...]] | None = None
         self._exchange = Exchange(exchange_dir, is_sparse=transport == "delta")
@@ -328,7 +295,7 @@ class VLLMServerPolicy:
         self.router.succeeded(index)
         return sampled
 
-    async def _ready(self, endpoint: _Endpoint) -> None:
+    async def _ready(self, endpoint: ServerState) -> None:
         """Wait until a server is not loading weights and has been identified."""
         while endpoint.is_loading or not endpoint.is_trusted:
             if endpoint.is_loading:
@@ -336,13 +303,13 @@ class VLLMServerPolicy:
             else:
                 await self._identified(endpoint)
 
-    async def _identified(self, endpoint: _Endpoint) -> None:
+    async def _identified(self, endpoint: ServerState) -> None:
         """Wait until a server is identified; the first turn that needs it does it for all."""
         if endpoint.asking is None or endpoint.asking.done():
             endpoint.asking = self._threads.submit(self._identify, endpoint)
         await asyncio.shield(asyncio.wrap_future(endpoint.asking))
 
-    async def _post(self, endpoint: _Endpoint, body: Mapping[str, Any]) -> Any:
+    async def _post(self, endpoint: ServerState, body: Mapping[str, Any]) -> Any:
         """Send a request and check the server's health meanwhile, to notice a hung server before the turn's timeout."""
         url = f"{endpoint.url}{self._format.sample_path}"
         post = asyncio.ensure_future(self._clients.post(url, body, trace=endpoint.note_connection))
@@ -359,7 +326,7 @@ class VLLMServerPolicy:
                 post.cancel()
                 await asyncio.wait({post})
 
-    async def _check_health(self, endpoint: _Endpoint) -> None:
+    async def _check_health(self, endpoint: ServerState) -> None:
         now_s = time.monotonic()
         if now_s - endpoint.seen_s < self.health_s:
             return
@@ -395,10 +362,10 @@ class VLLMServerPolicy:
                 )
         return min(one.max_model_len for one in facts)
 
-    def _side_by_side(self, function: Callable[[_Endpoint], None]) -> list[LLMEnvsError]:
+    def _side_by_side(self, function: Callable[[ServerState], None]) -> list[LLMEnvsError]:
         """Call a function for each server in parallel threads; return the errors."""
 
-        def call(endpoint: _Endpoint) -> LLMEnvsError | None:
+        def call(endpoint: ServerState) -> LLMEnvsError | None:
             try:
                 function(endpoint)
             except LLMEnvsError as error:
@@ -408,7 +375,7 @@ class VLLMServerPolicy:
         with ThreadPoolExecutor(len(self._endpoints)) as threads:
             return [error for error in threads.map(call, self._endpoints) if error is not None]
 
-    def _identify(self, endpoint: _Endpoint) -> None:
+    def _identify(self, endpoint: ServerState) -> None:
         """Query and check a server's facts, and send it the current weights if it lacks them.
 
         Raises:
@@ -433,7 +400,7 @@ class VLLMServerPolicy:
                 endpoint.version, endpoint.salt = wanted.version, wanted.tag
             endpoint.facts, endpoint.checked, endpoint.is_trusted = facts, connects, True
 
-    def _check_owner(self, endpoint: _Endpoint, facts: ServerFacts) -> None:
+    def _check_owner(self, endpoint: ServerState, facts: ServerFacts) -> None:
         """Raise if a process has weights that another client gave it since we saw it."""
         known = endpoint.facts
         if facts.tag is None or known is None or facts.process is None or known.process != facts.process:
@@ -453,7 +420,7 @@ class VLLMServerPolicy:
         if facts.max_model_len < known:
             raise ModelError(f"{facts.url} came back with a context of {facts.max_model_len} tokens; it was {known}.")
 
-    def _load_checkpoint(self, endpoint: _Endpoint) -> None:
+    def _load_checkpoint(self, endpoint: ServerState) -> None:
         checkpoint = self._checkpoint
         assert checkpoint is not None
         try:
@@ -466,7 +433,7 @@ class VLLMServerPolicy:
             self._failed(self._endpoints.index(endpoint), error)
             raise
 
-    def _load(self, endpoint: _Endpoint, facts: ServerFacts, checkpoint: ServedCheckpoint) -> None:
+    def _load(self, endpoint: ServerState, facts: ServerFacts, checkpoint: ServedCheckpoint) -> None:
         """Make a server load weights. The caller holds its lock."""
         check_updatable(facts)
         endpoint.is_loading = True
