@@ -36,7 +36,7 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 import torch
 import transformers
 from measuring import Column, Report, finish, make_parser
-from transformers import TrainerCallback
+from transformers import PrinterCallback, TrainerCallback
 
 TASK = "llm/Arithmetic-v0"
 SETTINGS = {"difficulty": "easy", "answer_form": "natural"}
@@ -241,6 +241,7 @@ def follow(trainer: Any, clock: Clock, notes: Steps, *, is_ours: bool, engine: s
     if engine == "vllm":
         clock.follow(trainer.vllm_generation, "sync_weights", "weights")
     trainer.add_callback(notes)
+    trainer.remove_callback(PrinterCallback)
 
 
 def run_child(side: str, engine: str, options: Any, pipe: Connection) -> None:
