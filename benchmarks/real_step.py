@@ -25,7 +25,6 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -40,11 +39,13 @@ from transformers import PrinterCallback, TrainerCallback
 
 TASK = "llm/Arithmetic-v0"
 SETTINGS = {"difficulty": "easy", "answer_form": "natural"}
-SIDES = {
-    "EnvGRPOTrainer": {},
-    "EnvGRPOTrainer, share_prompts": {"share_prompts": True},
-    "TRL's GRPOTrainer": None,
+SIDES: dict[str, tuple[bool, dict[str, Any]]] = {
+    "EnvGRPOTrainer": (True, {}),
+    "EnvGRPOTrainer, share_prompts": (True, {"share_prompts": True}),
+    "TRL's GRPOTrainer": (False, {}),
+    "TRL's GRPOTrainer, seeds": (False, {"generation_kwargs": {"seed": 0}}),
 }
+"""Whether the trainer is ours, and its additional settings."""
 N_EPISODES, GROUP_SIZE, MICRO_BATCH, MAX_TOKENS = 32, 8, 8, 40
 PARTS = ("sampling", "rewards", "scoring", "weights", "training")
 REAL_MODEL = "build/smollm2-135m"
@@ -52,8 +53,9 @@ SHAPE = "qwen-0.5b"
 METHOD = (
     f"`{TASK}` (easy, answers in prose), {N_EPISODES} episodes a step in groups of {GROUP_SIZE}, replies of at most "
     f"{MAX_TOKENS} tokens, micro-batches of {MICRO_BATCH}, LoRA of rank 16, float32. Medians over the steps after the "
-    "first, in seconds. Tokens/s are sampled tokens over the time of sampling. *Until*: steps and wall time until the "
-    "last three steps had the wanted share of right replies, where it was asked for."
+    "first, in seconds. Tokens/s are sampled tokens over the time of sampling. *Seeds*: each request has one, as all "
+    "of ours have, and vLLM draws row by row. *Until*: steps and wall time until the last three steps had the wanted "
+    "share of right replies, where it was asked for."
 )
 COLUMNS = [
     Column("model", "model"),
@@ -101,7 +103,7 @@ class Clock:
         return taken
 
 
-def trl_trainer(model: Any, tokenizer: Any, settings: dict[str, Any], engine: str) -> Any:
+def trl_trainer(model: Any, tokenizer: Any, settings: dict[str, Any], engine: str, own: dict[str, Any]) -> Any:
     """Return TRL's trainer, with the environment as its reward function."""
     import gymnasium as gym
     from trl import GRPOConfig, GRPOTrainer
@@ -119,7 +121,7 @@ def trl_trainer(model: Any, tokenizer: Any, settings: dict[str, Any], engine: st
             rewards.append(float(env.step(completion[0]["content"])[1]))
         return rewards
 
-    args = GRPOConfig(**settings, loss_type="grpo", beta=0.0)
+    args = GRPOConfig(**settings, **own, loss_type="grpo", beta=0.0)
     rows = prompt_dataset(TASK, 4096, seed=args.seed, env_kwargs=SETTINGS)
     from peft import LoraConfig
 
@@ -248,19 +250,19 @@ def run_child(side: str, engine: str, options: Any, pipe: Connection) -> None:
     """Train, and send what each step's parts took."""
     torch.manual_seed(0)
     transformers.logging.set_verbosity_error()
-    own = SIDES[side]
-    make = trl_trainer if own is None else partial(our_trainer, own=own)
+    is_ours, own = SIDES[side]
+    make = our_trainer if is_ours else trl_trainer
     clock = Clock()
     notes = Steps(f"{side}, {engine}", clock, options.until)
     with tempfile.TemporaryDirectory() as folder:
         model, tokenizer = load(options.model)
-        trainer = make(model, tokenizer, step_settings(folder, options.steps), engine)
+        trainer = make(model, tokenizer, step_settings(folder, options.steps), engine, own)
         n_parameters = sum(p.numel() for name, p in trainer.model.named_parameters() if "lora" not in name)
-        follow(trainer, clock, notes, is_ours=own is not None, engine=engine)
+        follow(trainer, clock, notes, is_ours=is_ours, engine=engine)
         started = time.perf_counter()
         trainer.train()
         seconds = time.perf_counter() - started
-        if own is not None:
+        if is_ours:
             trainer.close()
     peak = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
     assert peak is not None
@@ -311,7 +313,12 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--until", type=float, help="stop at this mean reward over three steps")
     options = parser.parse_args()
-    rows = [measure(side, engine, options) for engine in options.engines for side in options.sides]
+    rows = [
+        measure(side, engine, options)
+        for engine in options.engines
+        for side in options.sides
+        if engine == "vllm" or "seeds" not in side
+    ]
     return finish(Report("real_step", "A step with a pretrained model", METHOD, COLUMNS, rows), options)
 
 
