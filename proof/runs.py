@@ -184,6 +184,7 @@ _ALL = (
     Run("real-grpo-arithmetic", "arithmetic-real", "real", lora_rank=16, seeds=(3, 4, 5), settings=_REAL_SLOW),
     Run("real-grpo-calculator", "calculator-real", "real", lora_rank=16, seeds=(1,), settings=_REAL_LONG),
     Run("real-grpo-guess", "guess-real", "real", seeds=(1, 2, 3), settings=_REAL_WHOLE),
+    Run("real-grpo-record", "record-real", "real", lora_rank=16, seeds=(1,), settings=_REAL_LONG),
     Run("real-grpo-guess-vllm", "guess-real", "real", engine="vllm", lora_rank=16, seeds=(1,), settings=_REAL),
     Run("real-ppo-guess", "guess-real", "real", kind="ppo-shared", lora_rank=16, seeds=(1,), settings=_REAL_PPO),
     Run(
