@@ -68,6 +68,8 @@ _VERB = re.compile(
 _LABEL = re.compile(r"[A-Za-z ]{1,40}:\s+")
 _NUMBER = re.compile(r"[-+]?[0-9][0-9.,]*")
 _BOLD = re.compile(r"\*\*([^*\n]+)\*\*")
+_RELATION = re.compile(r"[!<>~:\u2248\u2260\u2264\u2265]\s*\Z|[\u2248\u2260\u2264\u2265]")
+"""Before "=": not an equation."""
 _MATH_MARK = re.compile(r"\${1,2}|\\[()\[\]]")
 _DISPLAY = re.compile(r"\\\[\s*([^\\\[\]\n]{0,500}?)\s*\\\]")
 _ITEM = re.compile(r"\s*(?:(?:[-*\u2022]|\(?[0-9]{1,3}[.):])\s+\S|[^:=\n]{1,40}?\s*(?::|=|->|\u2192)\s*\S)")
@@ -273,7 +275,11 @@ def _readings(sentence: str) -> tuple[str, ...]:
 
 
 def _last_side(equation: str) -> list[str]:
-    """Return the right side; nothing for two of them ("3*4 = 13 = 12") or two equations ("x = 1 and x = 2")."""
-    _, *others, last = map(plain_answer, equation.split("="))
-    are_equal = all(_NUMBER.fullmatch(side) is None or side == last for side in others)
+    """Return the right side; nothing if sides differ ("3*4 = 13 = 12"), for two equations, or another relation."""
+    sides = equation.split("=")
+    if any(_RELATION.search(side) for side in sides[:-1]):
+        return []
+    first, *others, last = map(plain_answer, sides)
+    compared = [first, *others] if _NUMBER.fullmatch(last) is not None else others
+    are_equal = all(_NUMBER.fullmatch(side) is None or side == last for side in compared)
     return [last] if are_equal and not any(re.search(r",|\band\b", side) for side in others) else []

@@ -17,6 +17,8 @@ _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 _MOST_DIGITS = 100
 _PREFIXES = {2: "0b", 8: "0o", 16: "0x"}
 _WITH_BASE = re.compile(r"(.+?)\s*(?:\(?\s*(?:in )?base[ -]?([0-9]{1,2})\s*\)?|_\{?([0-9]{1,2})\}?)", re.DOTALL)
+_NAMES = {2: "binary", 8: "octal", 10: "decimal", 16: "hexadecimal"}
+_SUBSCRIPTS = str.maketrans("\u2080\u2081\u2082\u2083\u2084\u2085\u2086\u2087\u2088\u2089", "0123456789")
 
 
 class BaseConversionEnv(SingleTurnEnv):
@@ -141,7 +143,9 @@ class BaseConversionEnv(SingleTurnEnv):
     def is_correct(self, answer: str) -> bool:
         """Compare the digits."""
         base = self.problem["target"]
-        digits = _bare_digits(answer, base)
+        question, equals, result = answer.partition("=")
+        is_asked = bool(equals) and _bare_digits(question, self.problem["source"]) in self.problem["numbers"]
+        digits = _bare_digits(result if is_asked else answer, base)  # 500 = 1f4
         if not digits or not set(digits) <= set(_DIGITS[:base]):
             raise InvalidActionError(f"the answer must be one number, written with the digits of base {base}")
         return (digits.lstrip("0") or "0") == self._answer
@@ -150,7 +154,9 @@ class BaseConversionEnv(SingleTurnEnv):
 def _bare_digits(answer: str, base: int) -> str:
     """Return the digits of a number without a prefix, a base behind it and spaces between groups of digits."""
     check_length(answer)
-    text = answer.strip().lower()
+    text = re.sub("[\u2080-\u2089]+", lambda found: "_" + found[0].translate(_SUBSCRIPTS), answer.strip().lower())
+    if base in _NAMES:
+        text = re.sub(rf"^{_NAMES[base]}:?\s+|\s*\(?(?:in )?{_NAMES[base]}\)?$", "", text)
     if (based := _WITH_BASE.fullmatch(text)) is not None:
         if int(based[2] or based[3]) != base:
             raise InvalidActionError(f"the answer is in base {based[2] or based[3]}; base {base} is asked for")

@@ -41,8 +41,8 @@ def check_words(words: str) -> None:
 def read_items(answer: str) -> list[str]:
     """Return the items of a list, without list markers, brackets, quotation marks and a final full stop.
 
-    Items stand on lines, or between commas, semicolons, arrows, or the words "and" and "then". Without any of these,
-    they stand between spaces.
+    Items stand on lines, perhaps below a line that ends with a colon, or between commas, semicolons, arrows, or the
+    words "and" and "then". Without any of these, they stand between spaces.
     """
     check_length(answer)
     text = _QUOTES.sub("", answer).strip()
@@ -50,7 +50,11 @@ def read_items(answer: str) -> list[str]:
         check_words(lead_in[0])
         text = text[lead_in.end() :]
     text = in_brackets(text.rstrip(".;,").rstrip())
-    lines = without_markers([line.strip() for line in text.split("\n") if line.strip()])
+    lines = [line.strip() for line in text.split("\n") if line.strip()]
+    if len(lines) > 1 and lines[0].endswith(":"):
+        check_words(lines[0])
+        lines = lines[1:]
+    lines = without_markers(lines)
     items = [item for line in lines for item in _SEPARATORS.split(line.strip(" ,;|")) if item]
     items = [re.sub(r"(?:and|then)\s+", "", item, count=1) if i else item for i, item in enumerate(items)]
     return items[0].split() if len(items) == 1 else items

@@ -8,7 +8,7 @@ from typing import Any
 
 from llm_envs.env import Difficulty, SingleTurnEnv
 from llm_envs.errors import InvalidActionError
-from llm_envs.tasks.algorithmic.lists import read_items
+from llm_envs.tasks.algorithmic.lists import check_words, read_items
 from llm_envs.tasks.draws import Random, between, pick, sample, shuffled
 from llm_envs.tasks.people import PEOPLE
 
@@ -208,6 +208,8 @@ class SortRecordsEnv(SingleTurnEnv):
 
     def is_correct(self, answer: str) -> bool:
         """Compare the names in order."""
+        for remark in re.findall(r"\(([^()]*)\)", answer):
+            check_words(remark)
         items = [re.sub(r"\s*\([^()]*\)$", "", item) for item in read_items(answer)]
         names = [name.lower() for item in items for name in item.split()]
         unknown = next((name for name in names if name not in self._known), None)

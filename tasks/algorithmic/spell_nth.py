@@ -169,6 +169,7 @@ class SpellNthEnv(SingleTurnEnv):
         items = read_items(answer)
         if isinstance(self._answer, str):
             items = [re.sub(r"^[A-Za-z]{2,40}:\s*", "", item) for item in items]  # kite: k-i-t-e
+            items = [item for item in items if item not in ("and", "then")]
             parts = [part for item in items for part in re.split(r"[-\u2013\s]+", item) if part]
             if not parts or not all(len(part) == 1 and part.isalpha() for part in parts):
                 raise InvalidActionError("the letters must be written one by one: a-b-c")

@@ -15,13 +15,14 @@ from llm_envs.tasks.algorithmic.lists import check_length
 from llm_envs.tasks.arithmetic.stories import STORIES, network, relations, stock
 from llm_envs.tasks.draws import pick, sample
 from llm_envs.tasks.expressions import answerable_value
+from llm_envs.tasks.people import PEOPLE
 
 __all__ = ["WordProblemsEnv", "read_count"]
 
 _NUMBER = re.compile(r"(?<![\w.,])[-+]?\$?[0-9][0-9,]*(?:\.[0-9]+)?(?![\w/^*+])")
 _OPEN = re.compile(
     r"\b(?:least|most|about|around|roughly|nearly|almost|over|under|than|minus|negative|half|quarter|third|tenth|twice|"
-    r"double|triple|times|too|short of|percent|anything|except|idea)\b|[*/+^=<>~?%]",
+    r"double|triple|times|too|short of|percent|anything|except|idea)\b|[*/+^=<>~?%\u2248\u2260\u2264\u2265\u00b1]",
     re.IGNORECASE,
 )
 """In a sentence with one number: signs that the number is not the answer."""
@@ -123,7 +124,13 @@ class WordProblemsEnv(SingleTurnEnv):
         return str(self._target)
 
     def is_correct(self, answer: str) -> bool:
-        """Compare as whole numbers."""
+        """Compare as whole numbers; a sentence about another person than the question's is no answer to it."""
+        asked, named = (
+            set(PEOPLE).intersection(re.findall(r"\w+", text))
+            for text in (self.problem["text"].rpartition(". ")[2], answer)
+        )
+        if asked and named and not asked & named:
+            return False
         return read_count(answer, split_words(self.problem["text"])) == self._target
 
 

@@ -33,7 +33,7 @@ _SHORT = {"u": "up", "d": "down", "l": "left", "r": "right"}
 _ARROWS = {"\u2191": " up ", "\u2193": " down ", "\u2190": " left ", "\u2192": " right "}
 _LIST_MARKER = re.compile(r"(?<!\S)(?:[0-9]{1,3}[.)]|[-*\u2022])(?=\s)")
 _BETWEEN_MOVES = re.compile(
-    r"->|=>|[\s,;|/.>\[\]\"'\u2192-]|\b(?:first|then|and|next|finally|moves?|go|walk|step|push)\b"
+    r"->|=>|[\s,;|/.>\[\]()\"'\u2192-]|\b(?:first|then|and|next|finally|moves?|go|walk|step|push)\b"
 )
 _REPEATED = re.compile(
     r"\b([a-z]+)\s*(?:\(?[x\u00d7*]\s?([0-9]{1,3})\)?|\(?([0-9]{1,3})\s?(?:times|cells?|steps?)\)?)(?![a-z0-9])"

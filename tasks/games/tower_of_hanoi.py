@@ -16,7 +16,7 @@ __all__ = ["TowerOfHanoiEnv"]
 _PEGS = "ABC"
 _MAX_DISKS = 7
 _MOVE = re.compile(
-    r"(?:[0-9]{1,3}[.)](?=\s)|[-*\u2022](?=\s)|MOVE\b|[\s(\[])*"
+    r"(?:(?:MOVE |STEP )?[0-9]{1,3}[.):](?=\s)|[-*\u2022](?=\s)|MOVE\b|[\s(\[])*"
     r"(?:(?:THE )?(?:(?:UPPER|TOP) )?DISK(?: ?([0-9]))?:?\s+)?(?:FROM )?(?:PEG )?"
     r"([A-Z])(?:(?: ?(?:->|=>|>|\u2192|-|,) ?| TO | ONTO )(?:PEG )?)?([A-Z])(?![A-Z0-9])[\])]?"
 )

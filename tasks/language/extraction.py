@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from llm_envs.env import Difficulty, SingleTurnEnv
 from llm_envs.errors import InvalidActionError
+from llm_envs.tasks.algorithmic.lists import check_words
 from llm_envs.tasks.draws import Random, between, pick, sample, shuffled
 from llm_envs.tasks.people import PEOPLE
 from llm_envs.tasks.replies import list_items
@@ -136,11 +138,13 @@ class ExtractionEnv(SingleTurnEnv):
         return ", ".join(matching(self.problem["entries"], self.problem["conditions"]))
 
     def is_correct(self, answer: str) -> bool:
-        """Compare as sets."""
+        """Compare as sets; a remark in parentheses behind a code does not matter."""
+        for remark in re.findall(r"\(([^()]*)\)", answer):
+            check_words(remark)
         given = [
             code
             for item in list_items(answer)
-            for word in item.upper().split()
+            for word in re.sub(r"\([^()]*\)?$", "", item).upper().split()
             if (code := word.strip("*`")) not in _NOT_CODES
         ]
         known = {entry["code"] for entry in self.problem["entries"]}

@@ -41,7 +41,7 @@ class JsonRecordEnv(SingleTurnEnv):
 
     ## Arguments
     - `split`: "train" or "test".
-    - `difficulty`: "starter": one plain property; "easy" (default): three; "medium": five, some of them not mentioned,
+    - `difficulty`: "starter": one property; "easy" (default): three; "medium": five, some of them not mentioned,
       and sentences that belong to none; "hard": six and a list of two to four objects; "expert": a list of 24 people
       with up to seven properties each, told in any order, some of them corrected later.
     - `reset(options={"problem": {"schema": {...}, "text": "...", "expected": {...}}})` gives all three.
@@ -53,8 +53,8 @@ class JsonRecordEnv(SingleTurnEnv):
     # Measured for one property: the commonest record of a schema is right in 11%. Three values are right together in
     # less than one of a thousand records.
     difficulties = {
-        "starter": Difficulty("one plain property", chance_rate=0.12, settings={"n": 1}),
-        "easy": Difficulty("three plain properties", chance_rate=0.001, settings={"n": 3}),
+        "starter": Difficulty("one property", chance_rate=0.12, settings={"n": 1}),
+        "easy": Difficulty("three properties", chance_rate=0.001, settings={"n": 3}),
         "medium": Difficulty("five, asides and gaps", chance_rate=1e-4, settings={"n": 5, "asides": 2}),
         "hard": Difficulty("six and a list of objects", chance_rate=1e-5, settings={"n": 6, "asides": 2}),
         "expert": Difficulty(
@@ -125,7 +125,10 @@ class JsonRecordEnv(SingleTurnEnv):
         """Compare as JSON."""
         start, end = answer.find("{"), answer.rfind("}") + 1
         is_in_prose = 0 <= start < end and answer[:1] not in ("[", '"')
-        check_words(answer[:start] if is_in_prose else "")
+        around = f"{answer[:start]} {answer[end:]}" if is_in_prose else ""
+        check_words(around)
+        if any(character.isdigit() for character in answer[end:] if is_in_prose):
+            raise InvalidActionError("there are numbers after the object: they may be another answer")
         try:
             text = answer[start:end] if is_in_prose else answer
             given = json.loads(text, object_pairs_hook=_once, parse_constant=_refuse)

@@ -27,7 +27,7 @@ __all__ = ["SudokuEnv"]
 _FEWEST_CLUES = {4: 4, 6: 8, 9: 17}
 """Fewer never have only one solution."""
 _DECORATION = re.compile("[\\s|,;+\\-\\[\\](){}\"'*`\u2013\u2014\u2500-\u257f]")
-_ROW_END = re.compile(r"[\])}]\s*,\s*(?=[\[({])")
+_ROW_END = re.compile(r"[\])}]\s*,\s*(?=[\[({])|(?<=[0-9])\s*/\s*(?=[0-9])")
 _LABEL = re.compile(
     r"^\W*(?:row|r)\s*[0-9]\s*[:.)]"
     r"|^\W*(?:the )?(?:final |full |completed? |solved )?(?:grid|solution|sudoku|answer)(?: is)?:\W*$",
