@@ -124,7 +124,7 @@ class WordProblemsEnv(SingleTurnEnv):
         return str(self._target)
 
     def is_correct(self, answer: str) -> bool:
-        """Compare as whole numbers; a sentence about another person than the question's is no answer to it."""
+        """Compare as whole numbers; a sentence about another person than the question's is wrong."""
         asked, named = (
             set(PEOPLE).intersection(re.findall(r"\w+", text))
             for text in (self.problem["text"].rpartition(". ")[2], answer)

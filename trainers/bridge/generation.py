@@ -160,6 +160,7 @@ class _Begun:
     wait: Callable[[], Sequence[TrajectoryGroup]]
     """Returns the groups that passed the filter."""
     dropped: list[TrajectoryGroup] = field(default_factory=list)
+    is_stored: bool = False
 
 
 class GenerationPlayer:
@@ -194,6 +195,8 @@ class GenerationPlayer:
         self._filter, self._max_refills, self._seed = group_filter, max_refills, seed
         self.played: list[Trajectory] = []
         """All episodes of the latest generation, including dropped groups, in a fixed order."""
+        self.was_early = False
+        """Whether the latest generation had begun early, in this run or before a checkpoint."""
         self._process_index, self._folder, self._settings = process_index, folder, dict(settings)
         self._writer: TrajectoryWriter | None = None
         self._last = {"train": (-1, -1), "eval": (-1, -1)}  # (step, how many generations before it in that step)
@@ -244,6 +247,7 @@ class GenerationPlayer:
         groups = begun.wait()
         if isinstance(self.collector.policy, TransformersPolicy):
             self.collector.policy.clear_prefixes()  # the weights change next, and training needs the memory
+        self.was_early = is_begun or begun.is_stored
         if mode == "train":
             self._taken = begun.last
         kept = [trajectory for group in groups for trajectory in group.trajectories]
@@ -266,7 +270,7 @@ class GenerationPlayer:
         if mode == "train" and self._stored:
             kept, dropped = self._stored.popleft()
             _check_stored(specs, [*kept, *dropped])
-            return _Begun(specs, self._last[mode], lambda: kept, dropped)
+            return _Begun(specs, self._last[mode], lambda: kept, dropped, is_stored=True)
         begun = _Begun(specs, self._last[mode], lambda: ())
         passes = None if chosen is None else partial(_passes, chosen, begun.dropped)
         # Each place has one group in `specs` already, hence the - 1.

@@ -167,7 +167,7 @@ class EpisodeTrainer(GRPOTrainer):
         metrics = self._player.metrics(mode)
         for name, value in metrics.items():
             self._metrics[mode][f"env/{name}"].append(value)
-        if mode == "train" and self.args.async_generations:
+        if mode == "train" and (self.args.async_generations or self._player.was_early):
             parts = gather_object([dict(off_policy_statistics(self.last_trajectories, self.state.global_step))])
             for name in ("staleness_mean", "staleness_max", "off_policy_share", "mixed_share"):
                 if values := [part[name] for part in parts if name in part]:

@@ -165,10 +165,12 @@ class EnvGRPOConfig(ServerSettings, GRPOConfig):
                 f"keep_sampling_mask={self.keep_sampling_mask}: rows continue from the cached keys and values of their "
                 "prompt, which neither has. Set both to False."
             )
-        if self.async_generations < 0 or (self.async_generations and not self.use_vllm):
+        if type(self.async_generations) is not int or self.async_generations < 0:
+            raise InvalidConfigError(f"async_generations={self.async_generations!r}; it must be a whole number from 0.")
+        if self.async_generations and not self.use_vllm:
             raise InvalidConfigError(
-                f"async_generations={self.async_generations} with use_vllm={self.use_vllm}: it must be at least 0, and "
-                "the trainer's own model cannot sample while it is trained. Set use_vllm=True, or async_generations=0."
+                f"async_generations={self.async_generations} with use_vllm=False: the trainer's own model cannot "
+                "sample while it is trained. Set use_vllm=True, or async_generations=0."
             )
         if self.max_refills < 1:
             raise InvalidConfigError(f"max_refills={self.max_refills}; it must be at least 1.")

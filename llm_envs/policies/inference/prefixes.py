@@ -77,7 +77,7 @@ class PrefixCache:
         Reads all weights once: 0.05 s for 0.5 GB on a CPU.
         """
         self.check_model(model)
-        sums = [_checksum(parameter) for parameter in model.parameters()]
+        sums = [_checksum(parameter) for parameter in (*model.parameters(), *model.buffers())]
         weights = torch.stack([one.to(sums[0].device) for one in sums]).tolist()  # from the device at once
         if weights != self._weights:
             self.clear()

@@ -6,11 +6,13 @@ load the next one, because a server that comes back still has to load it.
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 import uuid
 import weakref
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from llm_envs.policies.vllm.deltas import Delta, encode_delta, write_delta
 
 __all__ = ["Exchange", "ServedCheckpoint", "new_tag"]
 
+_PREFIX = "llm-envs-weights-"
 _MOST_IN_DELTAS = 0.5
 """Deltas may have this share of the whole's bytes, all together; a restarted server loads the whole and all of them."""
 
@@ -58,6 +61,7 @@ class Exchange:
     def __init__(self, folder: str | Path | None, *, is_sparse: bool) -> None:
         self._given = None if folder is None else Path(folder)
         self._temporary: Path | None = None
+        self._lock: int | None = None
         self._is_sparse = is_sparse
         self._sent: tuple[str, dict[str, Any]] | None = None  # with deltas: the tag of the last weights, and copies
         self._like: Path | None = None
@@ -119,6 +123,9 @@ class Exchange:
         self.keep_only(None)
         if self._temporary is not None:
             shutil.rmtree(self._temporary, ignore_errors=True)
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
     def _write_whole(self, named_parameters: Iterable[tuple[str, Any]], version: int, tag: str) -> ServedCheckpoint:
         path = (self._folder / f"version-{version}-{uuid.uuid4().hex[:8]}").resolve()
@@ -148,6 +155,29 @@ class Exchange:
         if self._temporary is None:
             shared_memory = Path("/dev/shm")  # avoids the disk, if the system has it
             base = shared_memory if shared_memory.is_dir() else None
-            self._temporary = Path(tempfile.mkdtemp(prefix="llm-envs-weights-", dir=base))
+            self._temporary = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
+            self._lock = _locked(self._temporary)
+            self._temporary.mkdir(exist_ok=True)  # another process may have taken it for one that was left
             weakref.finalize(self, shutil.rmtree, self._temporary, ignore_errors=True)
+            for left in self._temporary.parent.glob(f"{_PREFIX}*"):  # by a process that was killed
+                with suppress(OSError):
+                    if left.stat().st_uid == os.getuid() and (lock := _locked(left)) is not None:
+                        shutil.rmtree(left, ignore_errors=True)
+                        os.close(lock)
         return self._temporary
+
+
+def _locked(folder: Path) -> int | None:
+    """Lock a folder for as long as this process lives; None if another process has locked it."""
+    import fcntl  # Windows has neither this module nor servers
+
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(handle)
+        return None
+    return handle

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import logging
 import os
 import re
 import shutil
@@ -44,10 +45,11 @@ _LAUNCH = (
     "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
 )
 # `(EngineCore pid=1) ERROR 11-21 13:30:00 [core.py:1] `, which vLLM writes before each line of a traceback.
-_PREFIX = re.compile(r"^(\(\w+ pid=\d+\) *)?(\w+ [\d-]+ [\d:]+ \[[^\]]*\] *)?")
+_PREFIX = re.compile(r"^(\([\w-]+ pid=\d+\) *)?(\w+ [\d-]+ [\d:]+ \[[^\]]*\] *)?")
 _ERROR = re.compile(r"^([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit): .+|.*\berror: .+)$")
 _NEW_TRACEBACK = ("Traceback ", "The above exception", "During handling")
-_SECOND_HAND = ("root cause above", "stack trace above", "initialization failed")
+_SECOND_HAND = ("root cause above", "stack trace above", "stack trace (above)", "initialization failed")
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
@@ -59,6 +61,7 @@ class _Server:
     process: subprocess.Popen[bytes] | None = None
     was_ready: bool = False
     n_restarts: int = 0
+    is_given_up: bool = False
 
     def start(self) -> None:
         with self.log.open("ab") as log:
@@ -145,7 +148,18 @@ class ModelServers:
 
     def _revive(self, server: _Server) -> None:
         is_dead = server.process is not None and server.process.poll() is not None
-        if is_dead and server.was_ready and server.n_restarts < self._max_restarts:
+        if not (is_dead and server.was_ready) or server.is_given_up:
+            return
+        server.is_given_up = server.n_restarts >= self._max_restarts
+        then = "It is not started again" if server.is_given_up else "It is started again"
+        _LOG.warning(
+            "The server at %s ended. %s. Its last error: %s\nIts log: %s",
+            server.url,
+            then,
+            last_error(server.log),
+            server.log,
+        )
+        if not server.is_given_up:
             server.signal(signal.SIGKILL)  # an engine that outlived its server holds the device
             server.n_restarts += 1
             server.start()

@@ -404,7 +404,7 @@ class VLLMServerPolicy:
         """Raise if a process has weights that another client gave it since we saw it."""
         known = endpoint.facts
         if facts.tag is None or known is None or facts.process is None or known.process != facts.process:
-            self._own_tags.add(facts.tag)
+            self._own_tags.add(facts.tag and facts.tag.removesuffix(CHANGING))  # a load that failed leaves the mark
         elif facts.tag.removesuffix(CHANGING) not in self._own_tags:
             raise ModelError(
                 f"another client has changed the weights of {facts.url} (from {known.tag!r} to {facts.tag!r}). Use "

@@ -1,6 +1,10 @@
 """The weights and versions of servers when requests fail. The servers are fake, and their workers are real."""
 
 import asyncio
+import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +14,7 @@ from fake_worker import FakeWorker, save_weights, weights
 from llm_envs.errors import BridgeError, InvalidConfigError, ModelError
 from llm_envs.policies import VLLMServerPolicy
 from llm_envs.policies.vllm import control
+from llm_envs.policies.vllm.exchange import Exchange
 from llm_envs.policies.vllm.routing import Backoff
 from llm_envs.tiny_model import tiny_tokenizer
 from llm_envs.types import SamplingParams
@@ -159,6 +164,33 @@ def test_a_change_that_fails_half_way_is_not_sampled_from(worker, server):
         sample(policy)
     worker.reload_weights = reload
     assert sample(policy) == {(12, 2)}
+    worker.reload_weights = torn
+    with pytest.raises(BridgeError, match="out of memory"):
+        policy.update_weights(weights(13), 3)
+    later = make_policy(server.url)  # another client, after the first has given up
+    worker.reload_weights = reload
+    chain(later, 4)
+    assert sample(later) == {(14, 4)}
+
+
+def test_weights_of_a_killed_process_are_deleted_by_the_next():
+    """Those of a process that lives stay."""
+    code = (
+        "import os, signal, sys\nfrom llm_envs.policies.vllm.exchange import Exchange\n"
+        "exchange = Exchange(None, is_sparse=False)\nprint(exchange._folder, flush=True)\n"
+        "sys.stdin.read() or os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    killed = subprocess.run([sys.executable, "-c", code], stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    left = Path(killed.stdout.strip())
+    assert killed.returncode == -signal.SIGKILL and left.is_dir()
+    living = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    used = Path(living.stdout.readline().strip())
+    exchange = Exchange(None, is_sparse=False)
+    own = exchange._folder
+    assert own.is_dir() and used.is_dir() and not left.exists()
+    exchange.close()
+    living.communicate("end")
+    assert not own.exists() and not used.exists()
 
 
 def test_a_disk_that_is_full_leaves_nothing(server, tmp_path, monkeypatch):
