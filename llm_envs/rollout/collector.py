@@ -489,11 +489,8 @@ class Collector:
             run_seed=self.seed,
             gate=gate,
             workers=self._pool,
-            on_tokens=self._count_tokens,
+            stats=self.stats,
         )
-
-    def _count_tokens(self, n_tokens: int) -> None:
-        self.stats.written_tokens += n_tokens
 
     def _maker(self, spec: EpisodeSpec) -> EnvMaker:
         return EnvMaker(spec.env_id, spec.env_kwargs, self.source.factories.get(spec.env_id))

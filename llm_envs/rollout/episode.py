@@ -33,6 +33,7 @@ from llm_envs.rollout.workers.pool import WorkerPool
 from llm_envs.rollout.workers.runner import Env, EnvRunner, Runner, env_attribute
 from llm_envs.sources.mixture import derive_seed
 from llm_envs.sources.source import EpisodeSpec
+from llm_envs.tracking.stats import CollectorStats
 from llm_envs.types import Message, RolloutError, SamplingParams, Status, StopReason, Trajectory, Turn
 
 __all__ = ["errored_trajectory", "play_episode", "policy_kind"]
@@ -69,7 +70,7 @@ async def play_episode(
     run_seed: int = 0,
     gate: PauseGate | None = None,
     workers: WorkerPool | None = None,
-    on_tokens: Callable[[int], None] | None = None,
+    stats: CollectorStats | None = None,
 ) -> Trajectory:
     """Play one episode to its end.
 
@@ -87,7 +88,7 @@ async def play_episode(
         run_seed: Turn seeds are hashed from (`sampling.seed` or else this, group, member, turn).
         gate: Pauses the policy. While it is closed, the episode keeps its state and its clock pauses.
         workers: Processes to run environments in; None runs them in this process.
-        on_tokens: Called with the number of sampled tokens after each piece of a turn.
+        stats: Counts the sampled tokens after each piece of a turn, and the times of policy and environment.
 
     Returns:
         The trajectory; a failure is in its `error`.
@@ -101,8 +102,9 @@ async def play_episode(
     transcript = TokenTranscript(codec, history)
     given: Any = env  # workers take only an `EnvMaker`, and raise otherwise
     runner: Runner = (EnvRunner if workers is None else workers.runner)(given, limits.max_step_s)
-    sampler = TurnSampler(policy, spec, codec, limits, seed_base, gate, on_tokens)
-    episode = _Episode(spec, kind, transcript, sampling, limits, runner, sampler, context_fn)
+    stats = stats or CollectorStats()
+    sampler = TurnSampler(policy, spec, codec, limits, seed_base, gate, stats.add_tokens)
+    episode = _Episode(spec, kind, transcript, sampling, limits, runner, sampler, context_fn, stats)
     try:
         await episode.run()
     except _Failure as failure:
@@ -186,6 +188,7 @@ class _Episode:
     runner: Runner
     sampler: TurnSampler
     context_fn: ContextFn | None = None
+    stats: CollectorStats = field(default_factory=CollectorStats)
     env: Env | None = None
     observation: str = ""
     messages: list[Message] = field(default_factory=list)
@@ -228,9 +231,9 @@ class _Episode:
 
     async def _reset(self) -> None:
         started = time.perf_counter()
-        with _attribute_errors_to("env.make"):
+        with self.stats.env_time, _attribute_errors_to("env.make"):
             self.env = await self.runner.open()
-        with _attribute_errors_to("env.reset"):
+        with self.stats.env_time, _attribute_errors_to("env.reset"):
             options = None if self.spec.options is None else dict(self.spec.options)
             self.observation, info = await self.runner.reset(self.spec.seed, options)
             system_prompt = env_attribute(self.env, "system_prompt", None)
@@ -278,7 +281,7 @@ class _Episode:
         params = self.sampling
         if params.max_new_tokens != self._budget():
             params = replace(params, max_new_tokens=self._budget())
-        with _attribute_errors_to("policy"):
+        with self.stats.policy_time, _attribute_errors_to("policy"):
             reply = await self._sample_turn(params)
         reply.seconds = clock.seconds
         self.policy_s += reply.seconds
@@ -303,7 +306,7 @@ class _Episode:
         self.transcript.append_reply(reply.message, reply.ids, reply.logps, reply.kept)
         started = time.perf_counter()
         try:
-            with _attribute_errors_to("env.step"):
+            with self.stats.env_time, _attribute_errors_to("env.step"):
                 observation, reward, terminated, truncated, info = await self.runner.step(reply.text)
                 observed = observed_messages(observation, info)
                 is_success = check_success(info)

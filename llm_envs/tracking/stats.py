@@ -11,7 +11,34 @@ from dataclasses import dataclass, field
 from llm_envs.errors import RolloutFailedError
 from llm_envs.types import Trajectory, TrajectoryGroup
 
-__all__ = ["CollectorStats", "nothing_passes"]
+__all__ = ["BusyTime", "CollectorStats", "nothing_passes"]
+
+
+class BusyTime:
+    """The seconds during which at least one of several overlapping activities is under way.
+
+    Each activity is a `with` block; all of them are in one thread. Other threads may read `seconds`.
+    """
+
+    def __init__(self) -> None:
+        self._n, self._since, self._earlier_s = 0, 0.0, 0.0
+
+    def __enter__(self) -> None:
+        """Begin an activity."""
+        if not self._n:
+            self._since = time.perf_counter()
+        self._n += 1
+
+    def __exit__(self, *exception: object) -> None:
+        """End it."""
+        self._n -= 1
+        if not self._n:
+            self._earlier_s += time.perf_counter() - self._since
+
+    @property
+    def seconds(self) -> float:
+        """The seconds until now."""
+        return self._earlier_s + (time.perf_counter() - self._since if self._n else 0.0)
 
 
 @dataclass(slots=True)
@@ -59,6 +86,10 @@ class CollectorStats:
     """Wall time spent collecting, over all calls that have ended."""
     started: float | None = None
     """`time.perf_counter()` at the start of the call that is running."""
+    policy_time: BusyTime = field(default_factory=BusyTime, compare=False)
+    """When at least one episode waits for the policy."""
+    env_time: BusyTime = field(default_factory=BusyTime, compare=False)
+    """When at least one environment is being made, reset or stepped."""
     is_paused: bool = False
     """Whether the unfinished episodes wait for the next call."""
 
@@ -101,6 +132,10 @@ class CollectorStats:
             self.partials += change
         else:
             self.running += change
+
+    def add_tokens(self, n_tokens: int) -> None:
+        """Count tokens of a turn."""
+        self.written_tokens += n_tokens
 
     def add(self, trajectory: Trajectory) -> None:
         """Count a finished episode."""

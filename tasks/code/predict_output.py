@@ -17,6 +17,7 @@ __all__ = ["PredictOutputEnv", "run_program"]
 
 _NAME = re.compile(r"\b[a-z]\b")
 _COMMA = re.compile(r",\s+")
+_LABEL = re.compile(r"\A(?:the )?output(?: is)?:\s*", re.IGNORECASE)
 Draw = Callable[[Random, Sequence[str]], list[str]]
 
 
@@ -124,7 +125,7 @@ def run_program(program: str) -> str:
 
 
 def _lines(text: str) -> list[str]:
-    return [_COMMA.sub(",", " ".join(line.split())) for line in text.strip().splitlines()]
+    return [_COMMA.sub(",", " ".join(line.split())) for line in _LABEL.sub("", text.strip()).splitlines()]
 
 
 def _change(random: Random, names: Sequence[str]) -> list[str]:

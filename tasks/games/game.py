@@ -36,7 +36,7 @@ _BETWEEN_MOVES = re.compile(
     r"->|=>|[\s,;|/.>\[\]()\"'\u2192-]|\b(?:first|then|and|next|finally|moves?|go|walk|step|push)\b"
 )
 _REPEATED = re.compile(
-    r"\b([a-z]+)\s*(?:\(?[x\u00d7*]\s?([0-9]{1,3})\)?|\(?([0-9]{1,3})\s?(?:times|cells?|steps?)\)?)(?![a-z0-9])"
+    r"\b([a-z]+)\s*(?:\(?[x\u00d7*]\s?([0-9]{1,3})\)?|\(?([0-9]{1,3})(?:\s?(?:times|cells?|steps?))?\)?)(?![a-z0-9])"
 )
 _CELL = re.compile(
     r"\(?(?:COLUMN |COL\.? ?)?([A-Z])(?: ?[,:/-] ?| ?)(?:AND )?(?:ROW )?([0-9]{1,2})\)?(?![0-9A-Z])"
@@ -120,7 +120,7 @@ class GameEnv(TextEnv):
 
 
 def read_moves(answer: str, names: Mapping[str, tuple[int, int]] = DIRECTIONS, *, limit: int) -> list[str]:
-    """Read moves such as "up up right", "Up, then right", "UUR", "up x2" or a list with one move a line.
+    """Read moves such as "up up right", "Up, then right", "UUR", "up x2", "up 2" or a list with one move a line.
 
     Raises:
         InvalidActionError: If a move is unknown, the answer has no move, or it has more than `limit`.

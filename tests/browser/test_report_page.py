@@ -269,3 +269,16 @@ def test_metrics_alone_and_episodes_alone_are_shown(chromium: Chromium, tmp_path
     chromium.go("#episode/0")
     assert "env.make: E: m" in chromium.text()
     assert chromium.problems() == []
+
+
+def test_the_shares_of_a_runs_time_are_one_plot(chromium: Chromium, tmp_path: Path) -> None:
+    shares = {"sampling": 0.75, "environment": 0.25, "training": 0.5, "waiting": 0.5}
+    records = [{"step": step} | {f"time/{name}": value for name, value in shares.items()} for step in (1, 2)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(record | {"reward": 1.0}) + "\n" for record in records))
+    write_report([tmp_path], tmp_path / "report.html")
+    chromium.open(tmp_path / "report.html")
+    assert chromium.texts("figcaption") == ["reward", f"Shares of the time, {tmp_path.name}"]
+    assert [text for text in chromium.texts(".legend li") if text in shares] == list(shares)
+    label = chromium.js("[...document.querySelectorAll('figure svg')].at(-1).getAttribute('aria-label')")
+    assert "sampling from 0.75 to 0.75 over 2 points; environment from 0.25 to 0.25 over 2 points" in label
+    assert chromium.problems() == []

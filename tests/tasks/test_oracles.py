@@ -47,7 +47,7 @@ HIDDEN = {
     "llm/Wordle-v0": ("word",),
 }
 SEES_ALL = {("llm/FrozenLake-v0", "easy"), ("llm/CliffWalking-v0", "easy"), ("llm/Taxi-v0", "easy"), *(
-    ("llm/Maze-v0", level) for level in ("easy", "medium")
+    ("llm/Maze-v0", level) for level in ("starter", "easy", "medium")
 )}  # fmt: skip
 """Levels at which nothing is hidden after all."""
 

@@ -13,6 +13,7 @@ from llm_envs.trainers.functional.algorithm import ALGORITHMS, Algorithm
 __all__ = [
     "LOSS_TYPES",
     "as_algorithm",
+    "check_async_generations",
     "check_env_kwargs",
     "check_forks",
     "check_loss_types",
@@ -46,6 +47,22 @@ def as_algorithm(value: Any, known: Mapping[str, Algorithm] = ALGORITHMS) -> Alg
             f"algorithm={value!r} is not known; give an Algorithm or one of {', '.join(known)}.{near}"
         )
     return known[value]
+
+
+def check_async_generations(args: Any) -> None:
+    """Refuse a number of generations to play ahead that is none, or that nothing can play.
+
+    Raises:
+        InvalidConfigError: If so.
+    """
+    n = args.async_generations
+    if type(n) is not int or n < 0:
+        raise InvalidConfigError(f"async_generations={n!r}; it must be a whole number from 0.")
+    if n and not args.use_vllm:
+        raise InvalidConfigError(
+            f"async_generations={n} with use_vllm=False: the trainer's own model cannot sample while it is trained. "
+            "Set use_vllm=True, or async_generations=0."
+        )
 
 
 def check_env_kwargs(value: Any) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from llm_envs.policies.transformers import TransformersPolicy
 from llm_envs.rollout import Collector, EpisodeSpec, RolloutLimits, TrajectoryWriter
 from llm_envs.rollout.episode import errored_trajectory
 from llm_envs.rollout.filters import GroupFilter
+from llm_envs.rollout.staleness import off_policy_statistics
 from llm_envs.rollout.sync import BackgroundLoop, SyncRunner
 from llm_envs.sources.source import group_specs
 from llm_envs.tracking.metrics import average_metrics, metrics_by, trajectory_metrics
@@ -36,6 +37,7 @@ from llm_envs.trainers.bridge.guard import MAX_FAILED_GENERATIONS
 from llm_envs.trainers.bridge.items import EpisodeDataset, refills
 from llm_envs.trainers.bridge.ranks import episode_limit, raise_on_all_ranks
 from llm_envs.trainers.bridge.servers import ServerEngines
+from llm_envs.trainers.bridge.time_shares import TimeShares
 from llm_envs.trainers.bridge.weight_sync import ColocatedEngine
 from llm_envs.types import SamplingParams, Trajectory, TrajectoryGroup
 
@@ -207,6 +209,7 @@ class GenerationPlayer:
         self._stored: deque[tuple[list[TrajectoryGroup], list[TrajectoryGroup]]] = deque()
         """Of a checkpoint: the groups of generations that had begun early, kept and dropped."""
         self._n_failed = 0
+        self.time_shares = TimeShares(collector.stats)
 
     def play(
         self,
@@ -244,12 +247,14 @@ class GenerationPlayer:
         begun = self._begun.popleft() if is_begun else self._begin(rows, mode, step, group_size)
         for next_step, next_rows in upcoming[len(self._begun) :]:
             self._begun.append(self._begin(next_rows, "train", next_step, group_size))
-        groups = begun.wait()
+        with self.time_shares.waiting():
+            groups = begun.wait()
         if isinstance(self.collector.policy, TransformersPolicy):
             self.collector.policy.clear_prefixes()  # the weights change next, and training needs the memory
         self.was_early = is_begun or begun.is_stored
         if mode == "train":
             self._taken = begun.last
+            self.time_shares.end_generation()
         kept = [trajectory for group in groups for trajectory in group.trajectories]
         # The collector's result lacks the dropped groups. Their episodes count in the log, metrics and curriculum.
         dropped = [trajectory for group in begun.dropped for trajectory in group.trajectories]
@@ -359,6 +364,17 @@ class GenerationPlayer:
         if mode == "train":
             for curriculum in self.items["train"].source.curricula.values():
                 metrics |= curriculum.metrics()
+        return metrics
+
+    def use_metrics(self, rows: Sequence[Trajectory], step: int) -> dict[str, float]:
+        """Return how the time was used, and how old the weights of `rows` are at `step` if they were played early."""
+        metrics = {f"time/{name}": share for name, share in self.time_shares.gather().items()}
+        if self._loop is None and not self.was_early:  # the same on all processes
+            return metrics
+        parts = gather_object([dict(off_policy_statistics(rows, step))])
+        for name in sorted({name for part in parts for name in part}):
+            values = [part[name] for part in parts if name in part]
+            metrics[f"sampling/{name}"] = max(values) if name == "staleness_max" else sum(values) / len(values)
         return metrics
 
     def check_failures(self, rows: Sequence[Trajectory]) -> None:

@@ -12,7 +12,7 @@ from trl import DPOConfig
 from llm_envs.data.datasets import OVERLONG
 from llm_envs.errors import InvalidConfigError
 from llm_envs.registration import task_spec
-from llm_envs.trainers.bridge.checks import check_env_kwargs, check_loss_types
+from llm_envs.trainers.bridge.checks import check_async_generations, check_env_kwargs, check_loss_types
 from llm_envs.trainers.bridge.ranks import set_for_machine
 from llm_envs.trainers.bridge.servers import ServerSettings
 
@@ -112,6 +112,13 @@ class EnvDPOConfig(ServerSettings, DPOConfig):
     max_episode_s: float | None = field(default=None, metadata={"help": "Seconds an episode may take in all."})
     max_step_s: float | None = field(default=None, metadata={"help": "Seconds one step of the environment may take."})
     max_concurrency: int = field(default=128, metadata={"help": "Episodes played at once on each process."})
+    async_generations: int = field(
+        default=0,
+        metadata={
+            "help": "Rounds that are played while the trainer steps on an earlier one, under weights of up to as many "
+            "rounds ago. Needs use_vllm."
+        },
+    )
     max_refills: int = field(
         default=10, metadata={"help": "Groups played for each one wanted, where a group_filter drops some."}
     )
@@ -150,6 +157,7 @@ class EnvDPOConfig(ServerSettings, DPOConfig):
             if not holds:
                 raise InvalidConfigError(f"{name}={getattr(self, name)!r}; it must be {expected}.")
         check_loss_types(self.loss_type, "DPO")
+        check_async_generations(self)
 
     @property
     def n_steps_per_round(self) -> int:

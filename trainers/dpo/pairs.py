@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -39,7 +39,6 @@ from llm_envs.types import Trajectory, TrajectoryGroup
 __all__ = [
     "MASKS",
     "PairCollator",
-    "RoundRows",
     "as_dataset",
     "check_tokenizer",
     "choose_length_controlled",
@@ -50,10 +49,6 @@ __all__ = [
     "make_selector",
     "pair_metrics",
     "pair_rows",
-    "permutation",
-    "share_of_round",
-    "shortened_round",
-    "too_few_pairs",
 ]
 
 IDS = ("prompt_ids", "chosen_ids", "rejected_ids")
@@ -86,21 +81,6 @@ class PairCollator(DataCollatorForPreference):
             own_BT[row, start : start + len(kept)] = kept
         batch["completion_mask"] = batch["completion_mask"] * own_BT
         return batch
-
-
-class RoundRows(torch.utils.data.Dataset[Row]):
-    """A data set of fixed length whose rows are looked up on access, because they change from round to round."""
-
-    def __init__(self, length: int, row_at: Callable[[int], Row]) -> None:
-        self._length, self._row_at = length, row_at
-
-    def __len__(self) -> int:
-        """Return the number of rows in a full round."""
-        return self._length
-
-    def __getitem__(self, place: int) -> Row:
-        """Return a row of the current round."""
-        return self._row_at(place)
 
 
 def make_selector(args: EnvDPOConfig) -> Selector:
@@ -272,53 +252,6 @@ def as_dataset(rows: Sequence[Row], args: EnvDPOConfig) -> Dataset:
         if not (folder / "state.json").exists():
             Dataset.from_list(list(rows)).save_to_disk(str(folder))
     return load_from_disk(str(folder))
-
-
-def share_of_round(pairs: Sequence[Row], n_local: int, *, process_index: int, n_processes: int, seed: int) -> list[Row]:
-    """Return one process's pairs of a round, from a list shared by all and reshuffled for each pass over it.
-
-    Args:
-        pairs: The pairs of all processes, at least one.
-        n_local: Number of pairs for each process.
-        process_index: Index of this process.
-        n_processes: Number of processes.
-        seed: Seed of the round.
-    """
-    places: list[int] = []
-    while len(places) < n_local * n_processes:
-        places += permutation(len(pairs), derive_seed(seed, len(places)))
-    # All processes build the same list and take every n-th place: the shares are disjoint and of equal length.
-    return [pairs[place] for place in places[process_index : n_local * n_processes : n_processes]]
-
-
-def shortened_round(args: EnvDPOConfig, n_pairs: int, n_groups: int) -> str:
-    """Return the message for a round with fewer steps than a full one."""
-    return (
-        f"{n_pairs} preference pairs came of {n_groups} groups, too few for {args.n_steps_per_round} steps "
-        f"of {args.n_pairs_per_step}: the round has {args.steps_with(n_pairs)}, so that no pair is trained more than "
-        f"max_pair_uses={args.max_pair_uses} times. group_filter=create_spread_filter() replaces groups without a "
-        "pair. Later rounds say it in pairs/steps and pairs/uses only."
-    )
-
-
-def too_few_pairs(args: EnvDPOConfig, n_pairs: int, n_tries: int, *, is_filtered: bool) -> str:
-    """Return the message for a round whose pairs do not fill one step."""
-    few = f"too few preference pairs are left for a step of {args.n_pairs_per_step}: {n_pairs}"
-    return (
-        f"{few if n_pairs else 'no preference pair is left: none'} came of {n_tries} times {args.groups_per_round} "
-        f"groups of {args.num_generations} episodes: in a group without one all rewards are equal or within "
-        f"pair_margin={args.pair_margin} (or the pairs are over max_length). Raise num_generations or temperature, or "
-        "play problems that are sometimes solved"
-        + ("" if is_filtered else "; group_filter=create_spread_filter() replaces groups of equal rewards")
-        + (f"; or lower the batch, or raise max_pair_uses={args.max_pair_uses}" if n_pairs else "")
-    )
-
-
-def permutation(n: int, seed: int) -> list[int]:
-    """Return the numbers below `n` in random order."""
-    order = list(range(n))
-    Random(seed).shuffle(order)
-    return order
 
 
 def pair_metrics(pairs: Sequence[Row], n_groups: int) -> dict[str, float]:

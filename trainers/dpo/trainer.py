@@ -51,18 +51,14 @@ from llm_envs.trainers.dpo.config import EnvDPOConfig, check_arguments
 from llm_envs.trainers.dpo.pairs import (
     MASKS,
     PairCollator,
-    RoundRows,
     as_dataset,
     fit_pairs,
     load_pairs,
     make_selector,
     pair_metrics,
     pair_rows,
-    permutation,
-    share_of_round,
-    shortened_round,
-    too_few_pairs,
 )
+from llm_envs.trainers.dpo.rounds import RoundRows, items_of_play, share_of_round, shortened_round, too_few_pairs
 from llm_envs.trainers.functional.references import ReferenceUpdateFn, RefModelFn
 from llm_envs.trainers.grpo.setup import make_splits, temporarily
 from llm_envs.trainers.reference import Reference, StepEnd, captured_log_probs, drop_reference_adapter
@@ -185,11 +181,9 @@ class EnvDPOTrainer(DPOTrainer):
             self.pairs = self._load(source, args)
         check_same_rows(self.pairs, "pairs")
         datasets = {"train_dataset": as_dataset(self.pairs, args)}
-        return (
-            datasets
-            if eval_source is None
-            else datasets | {"eval_dataset": as_dataset(self._load(eval_source, args), args)}
-        )
+        if eval_source is not None:
+            datasets["eval_dataset"] = as_dataset(self._load(eval_source, args), args)
+        return datasets
 
     def _load(self, source: Any, args: EnvDPOConfig) -> list[dict[str, Any]]:
         """Return the pairs of a data set that fit `max_length`."""
@@ -262,15 +256,15 @@ class EnvDPOTrainer(DPOTrainer):
     def _start_online(self, group_filter: GroupFilter | None) -> None:
         args = self.args
         self._steps_per_round = args.n_steps_per_round
-        self._n_played = 0
+        self._n_played = 0  # how often groups were played: once a round, or more often if their pairs were too few
         self.local_pairs: list[dict[str, Any]] = []
         """This process's pairs of the current round, in training order."""
         self.last_trajectories: list[Trajectory] = []
         """The episodes of the latest round on this process."""
-        self._engine: Any = None
         self._has_warned = False
         self._is_filtered = group_filter is not None  # a filter has already replaced groups
-        self._policy = self._start_vllm() if args.use_vllm else own_policy(self)
+        self._engine: Any = own_engine(self) if args.use_vllm else None
+        self._policy = own_policy(self) if self._engine is None else self._engine.policy
         folder = Path(args.output_dir or ".") / "trajectories" / f"process-{self.accelerator.process_index}"
         self._player = GenerationPlayer(
             make_collector(self.items["train"], self._policy, self._codec, args),
@@ -281,11 +275,16 @@ class EnvDPOTrainer(DPOTrainer):
             group_filter=group_filter,
             max_refills=args.max_refills,
             seed=args.seed,
+            is_ahead=args.async_generations > 0,
         )
 
-    def _start_vllm(self) -> Any:
-        self._engine = own_engine(self)
-        return self._engine.policy
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """Train as TRL does. Online, episodes that are still running at the end, or after an error, are dropped."""
+        try:
+            return super().train(*args, **kwargs)
+        finally:
+            if self._is_online:
+                self._player.stop()
 
     def get_train_dataloader(self) -> Any:
         """Return TRL's data loader; online, one with the batches of the current round."""
@@ -325,7 +324,7 @@ class EnvDPOTrainer(DPOTrainer):
             self._play_round()
             self._n_round_steps = self.args.steps_with(len(self.pairs))
             if self._n_round_steps:
-                self._log_round(self._n_played - n_played)
+                self._log_round((self._n_played - n_played) * self.args.groups_per_round)
         if self._n_round_steps and not self.local_pairs:  # a new round, or one that a checkpoint restored
             share = share_of_round(
                 self.pairs,
@@ -357,11 +356,16 @@ class EnvDPOTrainer(DPOTrainer):
             self._policy.weight_version = step
         n_tries = 1 if self._is_filtered else MAX_EMPTY_ROUNDS
         for _ in range(n_tries):
-            rows = self._player.play(self._next_items(), mode="train", step=step, group_size=self.args.num_generations)
+            (number, items), *coming = self._coming_plays()
+            self._n_played += 1
+            size = self.args.num_generations
+            rows = self._player.play(items, mode="train", step=number, group_size=size, upcoming=coming)
             self._player.learn()
             self.last_trajectories = rows
             for name, value in self._player.metrics("train").items():
                 self._metrics["train"][f"env/{name}"].append(value)
+            for name, value in self._player.use_metrics(rows, step).items():
+                self._metrics["train"][name].append(value)
             self._player.check_failures([t for t in rows if t.error is None or t.error.where != "group_filter"])
             # Selectors are user code: an error on one process must not leave the others waiting in gather_object.
             with raise_on_all_ranks():
@@ -378,15 +382,14 @@ class EnvDPOTrainer(DPOTrainer):
             raise InvalidConfigError(message + ".")
         logger.warning(f"training ends at step {step}: {message}; if all are solved, there is no more to learn.")
 
-    def _next_items(self) -> list[dict[str, Any]]:
-        """Return the rows of this process's next groups; each pass over the items has another order."""
-        n_items, size, args = len(self.items["train"]), self.args.num_generations, self.args
-        n_local = args.groups_per_round // self.accelerator.num_processes
-        start = self._n_played + self.accelerator.process_index * n_local
-        self._n_played += args.groups_per_round
-        places = [divmod(number, n_items) for number in range(start, start + n_local)]
-        orders = {epoch: permutation(n_items, derive_seed(args.seed, "items", epoch)) for epoch, _ in places}
-        return [{"index": orders[epoch][place], "split": "train"} for epoch, place in places for _ in range(size)]
+    def _coming_plays(self) -> list[tuple[int, list[dict[str, Any]]]]:
+        """Return numbers and rows of the next play, and of those to begin while the trainer steps on it."""
+        args, n_items = self.args, len(self.items["train"])
+        ranks = {"process_index": self.accelerator.process_index, "n_processes": self.accelerator.num_processes}
+        # Each play is a round, unless its pairs are too few.
+        n_rounds = -(-(self.state.max_steps - self.state.global_step) // self._steps_per_round)
+        numbers = range(self._n_played, self._n_played + max(min(args.async_generations + 1, n_rounds), 1))
+        return [(number, items_of_play(number, n_items, args, **ranks)) for number in numbers]
 
     def _with_reference(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return the rows with the reference's log-probabilities, if they are to be computed once per round."""
@@ -431,8 +434,10 @@ class EnvDPOTrainer(DPOTrainer):
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """Save TRL's checkpoint, the reference, and online the state of the current round and the player."""
+        folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
+        if self._is_online:
+            self._player.save_begun(folder / "ahead")
         if self.args.should_save:  # first: the state that `super` writes last makes the checkpoint complete
-            folder = Path(self._get_output_dir(trial=trial)) / f"checkpoint-{self.state.global_step}"
             folder.mkdir(parents=True, exist_ok=True)
             (folder / STATE_FILE).write_text(json.dumps(self._own_state(folder)) + "\n")
         super()._save_checkpoint(model, trial)
@@ -444,6 +449,7 @@ class EnvDPOTrainer(DPOTrainer):
         if self._is_online:
             is_in_round = self.state.global_step < self._round_start + self._n_round_steps
             state |= {"player": self._player.state_dict(), "n_played": self._n_played, "round": self._round}
+            state["ahead"] = self._player.n_begun
             state |= {"steps_per_round": self._steps_per_round}
             state |= {"round_start": self._round_start, "round_steps": self._n_round_steps}
             state["pairs"] = self.pairs if is_in_round else []
@@ -470,6 +476,7 @@ class EnvDPOTrainer(DPOTrainer):
                 f"set steps_per_round={state['steps_per_round']}, with the same batch sizes."
             )
         self._player.load_state_dict(state["player"])
+        self._player.load_begun(Path(checkpoint) / "ahead", state["ahead"])
         self._n_played, self.pairs, self.local_pairs = state["n_played"], state["pairs"], []
         self._round, self._round_start = state["round"], state["round_start"]
         self._n_round_steps = state["round_steps"]

@@ -167,12 +167,9 @@ class EpisodeTrainer(GRPOTrainer):
         metrics = self._player.metrics(mode)
         for name, value in metrics.items():
             self._metrics[mode][f"env/{name}"].append(value)
-        if mode == "train" and (self.args.async_generations or self._player.was_early):
-            parts = gather_object([dict(off_policy_statistics(self.last_trajectories, self.state.global_step))])
-            for name in ("staleness_mean", "staleness_max", "off_policy_share", "mixed_share"):
-                if values := [part[name] for part in parts if name in part]:
-                    mean = max(values) if name == "staleness_max" else sum(values) / len(values)
-                    self._metrics[mode][f"sampling/{name}"].append(mean)
+        if mode == "train":
+            for name, value in self._player.use_metrics(self.last_trajectories, self.state.global_step).items():
+                self._metrics[mode][name].append(value)
         self._player.check_failures(self.last_trajectories)
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:

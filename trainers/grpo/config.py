@@ -9,7 +9,7 @@ import torch
 from trl import GRPOConfig
 
 from llm_envs.errors import InvalidConfigError
-from llm_envs.trainers.bridge.checks import check_env_kwargs, check_forks, check_loss_types
+from llm_envs.trainers.bridge.checks import check_async_generations, check_env_kwargs, check_forks, check_loss_types
 from llm_envs.trainers.bridge.ranks import set_for_machine
 from llm_envs.trainers.bridge.servers import ServerSettings
 from llm_envs.trainers.bridge.unused_settings import grpo_cases, refuse_unused
@@ -165,13 +165,7 @@ class EnvGRPOConfig(ServerSettings, GRPOConfig):
                 f"keep_sampling_mask={self.keep_sampling_mask}: rows continue from the cached keys and values of their "
                 "prompt, which neither has. Set both to False."
             )
-        if type(self.async_generations) is not int or self.async_generations < 0:
-            raise InvalidConfigError(f"async_generations={self.async_generations!r}; it must be a whole number from 0.")
-        if self.async_generations and not self.use_vllm:
-            raise InvalidConfigError(
-                f"async_generations={self.async_generations} with use_vllm=False: the trainer's own model cannot "
-                "sample while it is trained. Set use_vllm=True, or async_generations=0."
-            )
+        check_async_generations(self)
         if self.max_refills < 1:
             raise InvalidConfigError(f"max_refills={self.max_refills}; it must be at least 1.")
         if self.reward_weights is not None:

@@ -52,7 +52,7 @@ function barPlot(title, rows, {low = 0, high = 1, format = percent} = {}) {
   return plot(title, rows.map((row) => row.about).join('; '), width, Math.max(rows.length * line, line), drawn);
 }
 
-// series: [{run, points: [[x, y], ...]}], ascending in x.
+// series: [{run, points: [[x, y], ...], name}], ascending in x; without a name, it is the run's.
 function linePlot(title, series, xLabel = 'step') {
   const width = WIDTH, height = 190, left = 46, bottom = 36, top = 8, right = 12;
   const all = series.flatMap((one) => one.points);
@@ -64,8 +64,8 @@ function linePlot(title, series, xLabel = 'step') {
   const x = (value) => left + (highX > lowX ? (value - lowX) / (highX - lowX) : 0.5) * (width - left - right);
   const y = (value) => top + (highY - value) / (highY - lowY) * (height - top - bottom);
   const path = (points) => points.map(([a, b], place) => `${place ? 'L' : 'M'}${x(a).toFixed(1)} ${y(b).toFixed(1)}`).join('');
-  const said = series.map(({run, points}) =>
-    `${index.runs[run].name} from ${number(points[0][1])} to ${number(points[points.length - 1][1])} over ${count(points.length, 'point')}`);
+  const said = series.map(({run, points, name}) =>
+    `${name || index.runs[run].name} from ${number(points[0][1])} to ${number(points[points.length - 1][1])} over ${count(points.length, 'point')}`);
   return plot(title, said.join('; '), width, height,
     ticks(lowY, highY).map((tick) => svg('g', {},
       svg('path', {class: 'grid', d: `M${left} ${y(tick)}H${width - right}`}),

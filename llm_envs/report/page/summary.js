@@ -7,6 +7,7 @@ const FIRST_CURVES = [['reward', 'rewards/margins', 'eval_reward'], ['env/succes
   ['loss'], ['entropy'], ['kl', 'policy/kl', 'objective/kl'], ['completions/mean_length', 'tokens/sampled'], ['env/turns', 'env/tool_calls'],
   ['grad_norm'], ['eval_loss']];
 const CURVES_SHOWN = 6;
+const PARTS_OF_TIME = ['time/sampling', 'time/environment', 'time/training', 'time/waiting'];  // in one plot
 
 function summaryView() {
   const names = index.runs.map((run) => run.name);
@@ -84,11 +85,16 @@ function distribution(title, column) {
   return histogram(title, samples.filter(({values}) => values.length));
 }
 
+// The shares of a run's time, from one generation to the next.
+const utilisation = (run) => linePlot(`Shares of the time, ${run.name}`, PARTS_OF_TIME
+  .map((key, place) => ({run: place, name: key.slice(5), points: run.curves[key] || []})).filter(({points}) => points.length));
+
 function curves() {
   const keys = [...new Set(index.runs.flatMap((run) => Object.keys(run.curves)))];
   if (!keys.length) return null;
   const found = FIRST_CURVES.map((names) => names.find((name) => keys.includes(name))).filter(Boolean);
-  const order = [...new Set([...found, ...keys])];
+  const used = index.runs.filter((run) => PARTS_OF_TIME.some((key) => run.curves[key]));
+  const order = [...new Set([...found, ...keys])].filter((key) => !PARTS_OF_TIME.includes(key));
   const draw = (key) => linePlot(key, index.runs.map((run, place) => ({run: place, points: run.curves[key] || []}))
     .filter(({points}) => points.length));
   const rest = order.slice(CURVES_SHOWN);
@@ -97,5 +103,7 @@ function curves() {
     if (event.target.open && !target.children.length) append(target, rest.slice(0, MOST_CURVES).map(draw));
     if (rest.length > MOST_CURVES) target.nextElementSibling.textContent = 'Not drawn: ' + rest.slice(MOST_CURVES).join(', ');
   }}, el('summary', {}, count(rest.length, 'more metric')), el('div', {class: 'plots'}), el('p', {class: 'soft'}));
-  return [el('h3', {}, 'Training'), el('div', {class: 'plots'}, order.slice(0, CURVES_SHOWN).map(draw)), rest.length ? more : null];
+  return [el('h3', {}, 'Training'), el('div', {class: 'plots'}, order.slice(0, CURVES_SHOWN).map(draw)),
+    used.length ? [el('h3', {}, 'Utilisation'), legend(PARTS_OF_TIME.map((key) => key.slice(5))),
+      el('div', {class: 'plots'}, used.map(utilisation))] : null, rest.length ? more : null];
 }

@@ -36,8 +36,8 @@ from llm_envs.trainers.dpo.pairs import (
     fit_pairs,
     lift_pairs,
     pair_rows,
-    share_of_round,
 )
+from llm_envs.trainers.dpo.rounds import share_of_round
 from llm_envs.trainers.functional.pairs import all_pairs as all_pairs_of_rewards
 from llm_envs.trainers.functional.pairs import dpo_loss, hinge_loss, ipo_loss, pair_log_ratios
 from llm_envs.types import SamplingParams, TrajectoryGroup
