@@ -2,8 +2,9 @@
 
     python -m proof.baselines [TASK ...] [--n 100] [--docs docs/results/baselines.md]
 
-Plays each task at its easiest level on the test split, at temperature 1 and greedily, in three forms: as the task is
-("plain"), after three solved problems ("few-shot", `FewShot`), and with `answer_form="natural"` if the task has it.
+Plays each task at its easiest level on the test split in three forms: as the task is ("plain"), after three solved
+problems ("few-shot", `FewShot`), and with `answer_form="natural"` if the task has it. Plain tasks are played at
+temperature 1 and greedily, the other forms greedily unless `--samplings` says otherwise.
 Writes one JSON file for each task, form and sampling into `--out`, so a run that was stopped continues with the missing
 ones. `--docs` puts the table into a document, and three replies of each task into `replies.md` beside the JSON. The
 default sizes suit the model of `make real-model` on two CPU cores.
@@ -27,7 +28,7 @@ import gymnasium as gym
 import llm_envs
 from benchmarks.measuring import Column, describe_hardware, describe_versions, find_commit, markdown_table
 from llm_envs.checker.catalogue import family_of
-from llm_envs.env import TextEnv
+from llm_envs.env import SingleTurnEnv, TextEnv
 from llm_envs.evaluation import evaluate
 from llm_envs.evaluation.statistics import wilson_interval
 from llm_envs.rewards import own_words
@@ -39,6 +40,9 @@ from llm_envs.wrappers import FewShot
 RESULTS = Path("proof/results/baselines")
 FORMS = ("plain", "few-shot", "natural")
 TEMPERATURES = {"sampled": 1.0, "greedy": 0.0}
+SAMPLINGS = {"plain": ("sampled", "greedy"), "few-shot": ("greedy",), "natural": ("greedy",)}
+TURN_TOKENS = {True: 128, False: 64}
+"""Whether a task has one turn -> tokens of a turn."""
 N_SHOTS = 3
 N_REPLIES = 3
 """Replies to keep of each task and setting."""
@@ -55,14 +59,14 @@ def make_env(env_id: str, form: str, **kwargs: Any) -> gym.Env[str, str]:
     return FewShot(env, N_SHOTS) if form == "few-shot" else env
 
 
-def easiest(env_id: str) -> tuple[str, list[str]]:
-    """Return the name of a task's easiest level, and the forms that it can be played in."""
+def easiest(env_id: str) -> tuple[str, list[str], bool]:
+    """Return the name of a task's easiest level, the forms that it can be played in, and whether it has one turn."""
     env = gym.make(env_id)
     task = env.unwrapped
     assert isinstance(task, TextEnv)
     level, forms = next(iter(task.difficulties)), [form for form in FORMS if form != "natural" or task.has_natural_form]
     env.close()
-    return level, forms
+    return level, forms, isinstance(task, SingleTurnEnv)
 
 
 def summarize(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
@@ -104,7 +108,7 @@ def play(env_id: str, form: str, sampling: str, policy: Any, options: argparse.N
         codec=policy.codec,
         split="test",
         env_kwargs={"difficulty": settings["level"]},
-        sampling=SamplingParams(temperature=TEMPERATURES[sampling], max_new_tokens=options.turn_tokens),
+        sampling=SamplingParams(temperature=TEMPERATURES[sampling], max_new_tokens=settings["turn_tokens"]),
         limits=RolloutLimits(max_turns=options.max_turns, max_episode_tokens=options.episode_tokens),
         max_concurrency=options.batch,
         progress=False,
@@ -122,7 +126,8 @@ def play(env_id: str, form: str, sampling: str, policy: Any, options: argparse.N
 def describe_setting(env_id: str, form: str, sampling: str, options: argparse.Namespace) -> dict[str, Any]:
     """Return what decides the episodes of one file, except the code."""
     limits = {name: getattr(options, name) for name in ("n", "max_turns", "turn_tokens", "episode_tokens")}
-    level, _ = easiest(env_id)
+    level, _, has_one_turn = easiest(env_id)
+    limits["turn_tokens"] = limits["turn_tokens"] or TURN_TOKENS[has_one_turn]
     return {"env": env_id, "level": level, "form": form, "sampling": sampling, "model": options.model.name} | limits
 
 
@@ -151,7 +156,7 @@ def play_all(
     policy, n_failed = None, 0
     for env_id in env_ids:
         for form in (form for form in easiest(env_id)[1] if form in options.forms):
-            for sampling in options.samplings:
+            for sampling in options.samplings or SAMPLINGS[form]:
                 path = file_of(env_id, form, sampling, options.out)
                 if not options.fresh and is_done(path, describe_setting(env_id, form, sampling, options)):
                     continue
@@ -249,10 +254,12 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("tasks", nargs="*", metavar="TASK", help="only these: Arithmetic, llm/Arithmetic-v0")
     parser.add_argument("--model", type=Path, default=REAL_MODEL_FOLDER, help="a model's folder")
     parser.add_argument("--forms", nargs="+", choices=FORMS, default=FORMS, help="only these")
-    parser.add_argument("--samplings", nargs="+", choices=TEMPERATURES, default=list(TEMPERATURES), help="only these")
+    parser.add_argument("--samplings", nargs="+", choices=TEMPERATURES, help="these in each form")
     parser.add_argument("--n", type=int, default=100, help="episodes of each task and setting")
     parser.add_argument("--max-turns", type=int, default=6, help="turns of an episode")
-    parser.add_argument("--turn-tokens", type=int, default=128, help="tokens of a turn")
+    parser.add_argument(
+        "--turn-tokens", type=int, help="tokens of a turn; by default 128, and 64 if a task has several turns"
+    )
     parser.add_argument("--episode-tokens", type=int, default=3072, help="tokens of an episode, prompt included")
     parser.add_argument("--batch", type=int, default=32, help="episodes that are played at once")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the JSON files")

@@ -32,6 +32,9 @@ def options(tmp_path):
             "4",
             "--max-turns",
             "2",
+            "--samplings",
+            "sampled",
+            "greedy",
             "--out",
             str(tmp_path),
             "--docs",
@@ -83,6 +86,18 @@ def test_every_form_is_played_stored_and_shown(options):
     assert page.count("| llm/GuessNumber-v0 | easy |") == 6
     assert "Made with `make baselines` in 0.0 hours on:" in page
     assert (options.out / "replies.md").read_text().count("Asked:") == 36
+
+
+def test_the_plain_form_is_sampled_too_and_a_turn_among_others_is_shorter(options):
+    from proof import baselines
+
+    options.samplings = None
+    assert baselines.play_all(options.env_ids, options, lambda given: scripted()) == 0
+    wanted = ["few-shot-greedy", "natural-greedy", "plain-greedy", "plain-sampled"]
+    files = [options.out / f"{task}-v0-{name}.json" for task in ("Arithmetic", "GuessNumber") for name in wanted]
+    assert sorted(options.out.glob("*.json")) == files
+    settings = [json.loads(path.read_text())["settings"] for path in files]
+    assert [setting["turn_tokens"] for setting in settings] == [128] * 4 + [64] * 4
 
 
 def test_a_row_by_hand():
