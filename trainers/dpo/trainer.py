@@ -476,7 +476,7 @@ class EnvDPOTrainer(DPOTrainer):
                 f"set steps_per_round={state['steps_per_round']}, with the same batch sizes."
             )
         self._player.load_state_dict(state["player"])
-        self._player.load_begun(Path(checkpoint) / "ahead", state["ahead"])
+        self._player.load_begun(Path(checkpoint) / "ahead", state.get("ahead", 0))
         self._n_played, self.pairs, self.local_pairs = state["n_played"], state["pairs"], []
         self._round, self._round_start = state["round"], state["round_start"]
         self._n_round_steps = state["round_steps"]
