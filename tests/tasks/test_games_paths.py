@@ -88,7 +88,7 @@ def test_a_move_into_a_wall_ends_the_reply_and_costs_no_move():
     [
         ("north", "'north' is not a move; moves are up, down, left, right"),
         ("right right down down left left up", "the answer has 7 moves; at most 6 are allowed now"),
-        ("right (1)", "'1' is not a move"),
+        ("1 right", "'1' is not a move"),
         (",", "the answer has no move"),
     ],
 )
