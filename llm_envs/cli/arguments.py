@@ -6,7 +6,7 @@ import argparse
 import math
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from llm_envs.cli.parser import json_object
 from llm_envs.errors import InvalidConfigError
@@ -35,6 +35,11 @@ def positive(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value} is not at least 1")
     return value
+
+
+def concurrency(text: str) -> int | Literal["auto"]:
+    """Read a number of episodes, or "auto"."""
+    return "auto" if text == "auto" else positive(text)
 
 
 def seconds(text: str) -> float:
@@ -88,7 +93,13 @@ def add_rollout_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options that limit and arrange the episodes of a run."""
     parser.add_argument("--max-turns", type=positive, help="turns per episode; default: the task's limit")
     parser.add_argument("--max-step-s", type=seconds, help="seconds allowed for one step of the task")
-    parser.add_argument("--max-concurrency", type=positive, default=64, help="concurrent episodes; default 64")
+    parser.add_argument(
+        "--max-concurrency",
+        type=concurrency,
+        default=64,
+        metavar="N",
+        help="concurrent episodes, or auto: as many as raise the throughput; default 64",
+    )
     parser.add_argument(
         "--workers", type=positive, metavar="N", help="run tasks in N processes, in case they hang or crash"
     )

@@ -282,10 +282,17 @@ def _server(
         load_tokenizer(arguments.tokenizer or arguments.model),
         model=arguments.model,
         api_key=api_key or os.environ.get(API_KEY),
-        max_concurrency=max(256, getattr(arguments, "max_concurrency", 0)),
+        max_concurrency=_at_once(arguments),
     )
     with _closing(policy):
         yield policy, policy.codec
+
+
+def _at_once(arguments: argparse.Namespace) -> int:
+    """Return how many turns a policy must allow at once, so that it does not limit the collector."""
+    from llm_envs.rollout.concurrency import most_of
+
+    return max(256, most_of(getattr(arguments, "max_concurrency", 1)))
 
 
 @contextmanager
@@ -313,7 +320,7 @@ def _api(arguments: argparse.Namespace) -> Iterator[PolicyAndCodec]:
         arguments.url[0],
         arguments.model,
         api_key=os.environ.get(API_KEY),
-        max_concurrency=arguments.max_concurrent_requests or max(256, getattr(arguments, "max_concurrency", 0)),
+        max_concurrency=arguments.max_concurrent_requests or _at_once(arguments),
         requests_per_minute=arguments.requests_per_minute,
         max_tokens_name=arguments.max_tokens_name or "max_tokens",
     )

@@ -34,6 +34,7 @@ from llm_envs.chat.context import Codec, ContextFn
 from llm_envs.errors import InvalidConfigError
 from llm_envs.policies.base import Policy
 from llm_envs.registration import task_spec
+from llm_envs.rollout.concurrency import AUTO, AutoConcurrency, Concurrency, EpisodeSlots, most_of
 from llm_envs.rollout.episode import play_episode, policy_kind
 from llm_envs.rollout.episode_pool import CarryOver, EpisodePool
 from llm_envs.rollout.filters import GroupFilter, SelectFn, select
@@ -71,7 +72,8 @@ class Collector:
             them as the chat template renders them, in a new row where that differs.
         context_fn: Chooses which messages the model sees. A new row begins where the model sees a changed history.
         seed: Run seed: decides environments, their seeds and the seeds of sampling.
-        max_concurrency: Episodes at once, over all calls that run in one event loop.
+        max_concurrency: Episodes at once, over all calls that run in one event loop. "auto" begins with 16, raises the
+            number until the throughput stops rising, and lowers it when the engine preempts turns (see `concurrency`).
         workers: Number of worker processes for environments, each with one episode at a time. A worker that hangs
             longer than `limits.max_step_s` is killed and replaced; a crash fails only its episode. 0: no processes.
         max_retries: How often an errored episode is replayed. After a judge's failure (`JudgeError`) an episode is
@@ -105,7 +107,7 @@ class Collector:
         history: History = "append",
         context_fn: ContextFn | None = None,
         seed: int = 0,
-        max_concurrency: int = 64,
+        max_concurrency: Concurrency = 64,
         workers: int = 0,
         max_retries: int = 2,
         fail_fast: bool = False,
@@ -117,10 +119,8 @@ class Collector:
         progress: bool | Progress = True,
         on_trajectory: Callable[[Trajectory], None] | None = None,
     ) -> None:
-        counts = {"max_concurrency": (max_concurrency, 1), "workers": (workers, 0), "max_retries": (max_retries, 0)}
-        for name, (value, least) in counts.items():
-            if value < least:
-                raise InvalidConfigError(f"{name} is {value!r}; it must be at least {least}.")
+        if min(workers, max_retries) < 0:
+            raise InvalidConfigError(f"{workers=}, {max_retries=}: they must be at least 0.")
         if not (1 <= over_sampling < math.inf and max_refills >= 1 and 1 <= select_from < math.inf):
             raise InvalidConfigError(f"{over_sampling=}, {max_refills=}, {select_from=}: finite, and at least 1.")
         policy_kind(policy, codec)
@@ -139,18 +139,22 @@ class Collector:
         self.group_filter, self.fail_fast = group_filter, fail_fast
         self.max_refills, self.over_sampling = max_refills, over_sampling
         self.select_fn, self.select_from = select_fn, select_from
-        # Each episode occupies a worker, so episodes beyond `workers` would only wait for one.
-        self.max_concurrency = min(max_concurrency, workers) if workers else max_concurrency
         self.max_retries = max_retries
         self.progress, self.on_trajectory = progress, on_trajectory
         self.stats = CollectorStats()
         self.stats.open_tokens = lambda: getattr(policy, "n_open_tokens", 0)
-        self._slots: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
-            weakref.WeakKeyDictionary()
-        )
+        # Each episode occupies a worker, so episodes beyond `workers` would only wait for one.
+        self._most = min(most_of(max_concurrency), workers or sys.maxsize)
+        self._auto = AutoConcurrency(self.stats, policy, self._most) if max_concurrency == AUTO else None
+        self._slots: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, EpisodeSlots] = weakref.WeakKeyDictionary()
         self._sync: SyncRunner | None = None
         self._carry_over: CarryOver | None = None
         self._show_now: Callable[[], None] = lambda: None
+
+    @property
+    def max_concurrency(self) -> int:
+        """Episodes at once; with "auto", now."""
+        return self._most if self._auto is None else self._auto.limit
 
     def collect(self, n_groups: int, group_size: int = 1) -> list[TrajectoryGroup]:
         """Play the next `n_groups` groups of the source; waits until all are done. Works in a notebook too."""
@@ -182,19 +186,9 @@ class Collector:
 
         Episodes make progress only while you wait for the next group.
         """
-        groups = self.astream(group_size, n_groups=n_groups, max_open=max_open, capacity_fn=capacity_fn)
-
-        async def next_group() -> TrajectoryGroup | None:
-            return await anext(groups, None)
-
-        async def end() -> None:
-            await groups.aclose()
-
-        try:
-            while (group := self._run(next_group)) is not None:
-                yield group
-        finally:
-            self._run(end)
+        yield from self._runner().each(
+            self.astream(group_size, n_groups=n_groups, max_open=max_open, capacity_fn=capacity_fn)
+        )
 
     async def astream(
         self,
@@ -211,7 +205,8 @@ class Collector:
         Args:
             group_size: Members per group.
             n_groups: How many groups; None is endless. Leaving the loop cancels the running episodes.
-            max_open: Groups that are running or waiting to be taken; None is twice what fills `max_concurrency`.
+            max_open: Groups that are running or waiting to be taken; None is twice what fills `max_concurrency`. With
+                "auto" and a curriculum, give it: the number of open groups decides what the curriculum has learned.
             capacity_fn: (groups taken, groups waiting, groups running) -> how many may begin now. Replaces `max_open`,
                 for example with `staleness.admission_capacity` bound to the current version of the weights.
         """
@@ -219,8 +214,11 @@ class Collector:
             raise InvalidConfigError(f"{group_size=}, {n_groups=}, {max_open=}: at least 1, 0 and 1.")
         if self.select_fn is not None:
             raise InvalidConfigError("select_fn needs all groups of a call; it does not work with a stream.")
-        most = max_open or 2 * -(-self.max_concurrency // group_size)
-        capacity = capacity_fn or (lambda taken, waiting, under_way: most - waiting - under_way)
+
+        def most_open() -> int:
+            return max_open or 2 * -(-self.max_concurrency // group_size)
+
+        capacity = capacity_fn or (lambda taken, waiting, under_way: most_open() - waiting - under_way)
         # Specs are drawn only when they are admitted: a curriculum chooses with what it has learned until then.
         drawn: deque[EpisodeSpec] = deque()
         supply = iter(lambda: group_specs(drawn.popleft(), group_size), ())
@@ -251,7 +249,7 @@ class Collector:
                     # Before the yield, and also for a dropped group: the curriculum must see every group, in order.
                     self.source.update(group)
                     n_dropped = 0 if stays else n_dropped + 1
-                    if n_dropped >= self.max_refills * most:
+                    if n_dropped >= self.max_refills * (most := most_open()):
                         few = f"{n_dropped} groups in a row were played and none"
                         raise nothing_passes(few, f"max_refills={self.max_refills}, {most} open", group, self.stats)
                     if stays:
@@ -346,9 +344,11 @@ class Collector:
         self.close()
 
     def _run(self, function: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        if self._sync is None:
-            self._sync = SyncRunner()
-        return self._sync.run(function)
+        return self._runner().run(function)
+
+    def _runner(self) -> SyncRunner:
+        self._sync = self._sync or SyncRunner()
+        return self._sync
 
     def _supply(self, group_size: int) -> Iterator[Sequence[EpisodeSpec]]:
         while True:
@@ -358,14 +358,17 @@ class Collector:
         self, tracker: GroupTracker, show: Callable[[], None], gate: PauseGate | None = None
     ) -> EpisodePool:
         async def play(ticket: Ticket) -> Trajectory:
-            slots = self._slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self.max_concurrency))
-            async with slots:  # shared, first come first served, by all calls that run in this event loop
-                trajectory = await self._episode(ticket.spec, tracker.version_of(ticket), gate)
-                show()
-                return trajectory
+            trajectory = await self._episode(ticket.spec, tracker.version_of(ticket), gate)
+            show()
+            if self._auto is not None:
+                await self._auto.episode_ended(is_full=slots.locked())
+                slots.resize(self._auto.limit)
+            return trajectory
 
-        version, width = (lambda: weight_version_of(self.policy)), self.max_concurrency
-        return EpisodePool(tracker, play, width=width, version=version, fail_fast=self.fail_fast)
+        # Shared, first come first served, by all calls that run in this event loop.
+        slots = self._slots.setdefault(asyncio.get_running_loop(), EpisodeSlots(self.max_concurrency))
+        version = partial(weight_version_of, self.policy)
+        return EpisodePool(tracker, play, slots, width=self._most, version=version, fail_fast=self.fail_fast)
 
     async def _gather(
         self,

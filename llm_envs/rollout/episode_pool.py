@@ -10,7 +10,9 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
+from typing import Any
 
 from llm_envs.errors import InvalidConfigError
 from llm_envs.rollout.group_tracker import GroupTracker, Ticket
@@ -26,7 +28,8 @@ class EpisodePool:
     Args:
         tracker: Hands out the episodes.
         play: Plays one episode.
-        width: Episodes at once.
+        slots: Each running episode holds one.
+        width: The highest number of episodes at once.
         version: The present version of the weights, if the policy has one.
         fail_fast: Whether no further member of a group begins once one could not be scored.
     """
@@ -35,13 +38,15 @@ class EpisodePool:
         self,
         tracker: GroupTracker,
         play: Callable[[Ticket], Awaitable[Trajectory]],
+        slots: AbstractAsyncContextManager[Any],
         *,
         width: int,
         version: Callable[[], int | None] = lambda: None,
         fail_fast: bool = False,
     ) -> None:
         self.tracker = tracker
-        self._play, self._width, self._version, self._fail_fast = play, width, version, fail_fast
+        self._play, self._slots, self._width = play, slots, width
+        self._version, self._fail_fast = version, fail_fast
         self._finished: deque[tuple[int, TrajectoryGroup]] = deque()
         self._runners: set[asyncio.Task[None]] = set()
         self._failure: BaseException | None = None
@@ -90,15 +95,17 @@ class EpisodePool:
 
     async def _run_episodes(self) -> None:
         # Each runner pulls its next episode itself, so that no slot idles until a whole batch is finished. A runner
-        # without work waits here: groups that are admitted later, such as replacements, wake it.
+        # without work waits here: groups that are admitted later, such as replacements, wake it. It takes an episode
+        # only when it has a slot, so that the episode begins at once, under the version of the weights that it notes.
         while self._failure is None:
-            ticket = self.tracker.next_episode(self._version())
-            if ticket is None:
+            async with self._slots:
+                ticket = self.tracker.next_episode(self._version())
+                trajectory = None if ticket is None else await self._play(ticket)
+            if ticket is None or trajectory is None:
                 self._work.clear()
                 self._news.set()
                 await self._work.wait()
                 continue
-            trajectory = await self._play(ticket)
             # Abandon before finish: that lowers the number of members that the group waits for.
             if self._fail_fast and trajectory.status != "ok":
                 self.tracker.abandon(ticket)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import threading
 import weakref
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, TypeVar
 
 __all__ = ["BackgroundLoop", "SyncRunner"]
@@ -28,6 +29,14 @@ class SyncRunner:
     def run(self, function: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Return the result of `await function()`."""
         return self._run_beside(function) if _is_in_a_loop() else self._run_here(function)
+
+    def each(self, items: AsyncGenerator[T, None]) -> Iterator[T]:
+        """Yield the items of an asynchronous generator, which makes progress only while the next one is awaited."""
+        try:
+            while (item := self.run(partial(anext, items, None))) is not None:
+                yield item
+        finally:
+            self.run(items.aclose)
 
     def close(self) -> None:
         """Close the loop. Harmless when repeated."""

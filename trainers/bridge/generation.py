@@ -27,6 +27,7 @@ from llm_envs.data.log import AppendLog, read_log
 from llm_envs.errors import InvalidConfigError, RolloutFailedError
 from llm_envs.policies.transformers import TransformersPolicy
 from llm_envs.rollout import Collector, EpisodeSpec, RolloutLimits, TrajectoryWriter
+from llm_envs.rollout.concurrency import most_of
 from llm_envs.rollout.episode import errored_trajectory
 from llm_envs.rollout.filters import GroupFilter
 from llm_envs.rollout.staleness import off_policy_statistics
@@ -75,7 +76,7 @@ def own_policy(trainer: GRPOTrainer | DPOTrainer) -> TransformersPolicy:
         )
     args: Any = trainer.args
     model = trainer.accelerator.unwrap_model(trainer.model)
-    return TransformersPolicy(model, trainer._tokenizer, max_batch_size=args.max_concurrency)
+    return TransformersPolicy(model, trainer._tokenizer, max_batch_size=most_of(args.max_concurrency))
 
 
 def own_engine(trainer: GRPOTrainer | DPOTrainer) -> ColocatedEngine:
@@ -90,7 +91,7 @@ def own_engine(trainer: GRPOTrainer | DPOTrainer) -> ColocatedEngine:
             trainer._tokenizer,
             **common,
             settings=args,
-            max_concurrency=args.max_concurrency,
+            max_concurrency=most_of(args.max_concurrency),
             max_model_length=args.vllm_max_model_length,
         )
     return ColocatedEngine(
@@ -100,7 +101,7 @@ def own_engine(trainer: GRPOTrainer | DPOTrainer) -> ColocatedEngine:
         **common,
         gpu_memory_utilization=args.vllm_gpu_memory_utilization,
         max_model_length=args.vllm_max_model_length,
-        max_num_seqs=args.max_concurrency,
+        max_num_seqs=most_of(args.max_concurrency),
         model_impl=args.vllm_model_impl,
         trust_remote_code=args.trust_remote_code,
     )

@@ -20,6 +20,7 @@ from accelerate.utils import gather_object
 from torch.distributed.constants import default_pg_timeout
 
 from llm_envs.errors import InvalidConfigError, ProcessFailedError
+from llm_envs.rollout.concurrency import AUTO, FIRST
 from llm_envs.tracking.progress import can_draw
 
 __all__ = ["check_same_rows", "episode_limit", "raise_on_all_ranks", "set_for_machine"]
@@ -87,7 +88,8 @@ def episode_limit(args: Any, n_episodes: int) -> float | None:
 
     Args:
         args: A trainer's settings.
-        n_episodes: Episodes of one process in a rollout; at most `args.max_concurrency` run at once.
+        n_episodes: Episodes of one process in a rollout; at most `args.max_concurrency` run at once ("auto": at least
+            as many as at its beginning).
 
     Raises:
         InvalidConfigError: If the settings allow a rollout as long as the timeout, or longer.
@@ -98,7 +100,7 @@ def episode_limit(args: Any, n_episodes: int) -> float | None:
     # transformers does not pass ddp_timeout on for CPUs.
     timeout_s = default_pg_timeout.total_seconds() if args.use_cpu else float(args.ddp_timeout)
     # Only `max_concurrency` episodes run at once, so a rollout takes up to this many times an episode's limit.
-    n_turns = max(1, -(-n_episodes // args.max_concurrency))
+    n_turns = max(1, -(-n_episodes // (FIRST if args.max_concurrency == AUTO else args.max_concurrency)))
     if limit is None:
         return timeout_s / (2 * n_turns)
     longest = n_turns * (limit + (args.max_step_s or 0.0))

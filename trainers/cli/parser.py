@@ -18,6 +18,7 @@ from typing import Any
 
 from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
 
+from llm_envs.cli.arguments import concurrency
 from llm_envs.cli.parser import Parser, dashed
 from llm_envs.errors import InvalidConfigError, LLMEnvsError, ModelError, did_you_mean
 from llm_envs.trainers.functional.algorithm import ALGORITHMS, Algorithm
@@ -120,6 +121,8 @@ class TrainingParser(Parser, TrlParser):
             return None
         if getattr(kwargs.get("type"), "__name__", "") == "string_to_bool":
             kwargs["action"] = Switch
+        if "--max_concurrency" in names:
+            kwargs["type"] = concurrency
         if "--report_to" in names:
             kwargs["nargs"] = "+"
         if alias := _ALIASES.get(dashed(names[0])):

@@ -111,7 +111,10 @@ class EnvDPOConfig(ServerSettings, DPOConfig):
     )
     max_episode_s: float | None = field(default=None, metadata={"help": "Seconds an episode may take in all."})
     max_step_s: float | None = field(default=None, metadata={"help": "Seconds one step of the environment may take."})
-    max_concurrency: int = field(default=128, metadata={"help": "Episodes played at once on each process."})
+    max_concurrency: int | str = field(
+        default=128,
+        metadata={"help": "Episodes played at once on each process. auto: as many as raise the throughput."},
+    )
     async_generations: int = field(
         default=0,
         metadata={

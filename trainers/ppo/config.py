@@ -122,9 +122,10 @@ class EnvPPOConfig(EnvGRPOConfig):
                 raise InvalidConfigError(f"{name}={getattr(self, name)}; it must lie between {low:g} and {high:g}.")
         if self.lam_alpha is not None and not self.lam_alpha > 0:
             raise InvalidConfigError(f"lam_alpha={self.lam_alpha}; it must be above 0, or None for lam.")
-        if self.share_prompts:
+        if self.share_prompts or self.packing:
             raise InvalidConfigError(
-                "share_prompts=True: a critic reads the hidden states of whole rows; leave it out."
+                f"share_prompts={self.share_prompts}, packing={self.packing}: a critic reads the hidden states of "
+                "padded, whole rows; leave both out."
             )
         if self.discount not in ("token", "turn"):
             raise InvalidConfigError(f"discount={self.discount!r}; it must be token or turn.")

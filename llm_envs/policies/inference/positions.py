@@ -16,7 +16,7 @@ try:
 except ImportError as error:
     raise MissingExtraError("positions of tokens need torch: pip install 'llm-envs[train]'.") from error
 
-__all__ = ["check_positions", "pass_positions", "position_ids", "position_problem"]
+__all__ = ["accepts_positions", "check_positions", "pass_positions", "position_ids", "position_problem"]
 
 _FREE_OF_POSITIONS = ("bloom", "falcon_mamba", "mamba", "mamba2", "mpt")
 """Model types without `position_ids` that need none: they have relative positions, or a state that ignores padding. A
@@ -35,7 +35,7 @@ def position_problem(model_class: type, model_type: str) -> str | None:
         model_class: A causal language model of transformers.
         model_type: From its configuration.
     """
-    if model_type in _FREE_OF_POSITIONS or _accepts_positions(model_class):
+    if model_type in _FREE_OF_POSITIONS or accepts_positions(model_class):
         return None
     return (
         f"{model_class.__name__} takes no position_ids, so a token's log-probability depends on the padding of its "
@@ -56,17 +56,21 @@ def check_positions(model: Any) -> None:
         raise ModelError(problem)
 
 
-def pass_positions(model: Any) -> None:
+def pass_positions(model: Any) -> Any:
     """Make a model's forward compute its tokens' positions whenever the caller does not pass them.
 
     TRL passes only input ids and an attention mask. A second call changes nothing.
 
     Args:
         model: A causal language model, perhaps with a PEFT adapter; not one wrapped for several processes.
+
+    Returns:
+        The language model without its adapter.
     """
     causal = _causal(model)
-    if _accepts_positions(type(causal)) and _add_positions not in causal._forward_pre_hooks.values():
+    if accepts_positions(type(causal)) and _add_positions not in causal._forward_pre_hooks.values():
         causal.register_forward_pre_hook(_add_positions, with_kwargs=True)
+    return causal
 
 
 def _add_positions(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
@@ -76,7 +80,8 @@ def _add_positions(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     return args, kwargs | {"position_ids": position_ids(mask)}
 
 
-def _accepts_positions(model_class: Any) -> bool:
+def accepts_positions(model_class: Any) -> bool:
+    """Return whether the forward of a class of models takes `position_ids`."""
     return "position_ids" in inspect.signature(model_class.forward).parameters
 
 

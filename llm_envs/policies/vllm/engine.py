@@ -122,6 +122,7 @@ class VLLMEnginePolicy:
         self.codec = ChatCodec(tokenizer)
         self.weight_version = weight_version
         self._n_loads = 0
+        self._n_preemptions, self._preempted = 0, 0  # of all turns, of the running ones
         self._n_updates = 0  # waiting or running updates: the pump gives way to them
         self._engine = llm.llm_engine
         config = self._engine.model_config
@@ -169,6 +170,10 @@ class VLLMEnginePolicy:
             return sum(state.detokenizer.num_output_tokens() for state in states if state.detokenizer is not None)
         except (AttributeError, RuntimeError):  # vLLM may store them elsewhere, or a turn has just ended
             return 0
+
+    async def count_preemptions(self) -> int:
+        """Return how many turns the engine has preempted: they wait for room in its cache and are computed again."""
+        return self._n_preemptions
 
     def interrupt(self, session: str) -> None:
         """End a session's turns at their next token; see `policies.base.InterruptiblePolicy`."""
@@ -289,6 +294,7 @@ class VLLMEnginePolicy:
                 with self._stepping:
                     self._admit()
                     outputs = self._engine.step() if self._engine.has_unfinished_requests() else []
+                    self._note_preemptions()
                 for output in outputs:
                     if output.finished:
                         self._answer(output)
@@ -296,6 +302,14 @@ class VLLMEnginePolicy:
             self._failure = error
         finally:
             self._abandon()
+
+    def _note_preemptions(self) -> None:
+        try:
+            requests = self._engine.engine_core.engine_core.scheduler.requests.values()
+        except AttributeError:  # vLLM may keep them elsewhere
+            return
+        before, self._preempted = self._preempted, sum(request.num_preemptions for request in requests)
+        self._n_preemptions += max(0, self._preempted - before)
 
     def _wait_for_work(self) -> bool:
         """Wait until there is work; return False if the policy was closed."""

@@ -148,14 +148,14 @@ class AsyncClients:
             url, response.status_code, response.headers, without_key(response.text, response.status_code, self._headers)
         )
 
-    async def is_alive(self, url: str, timeout_s: float, *, trace: Trace | None = None) -> bool:
-        """Return whether a GET is answered in time and without an error."""
+    async def get(self, url: str, timeout_s: float, *, trace: Trace | None = None) -> str | None:
+        """Return a page's text; None if the answer is an error, or late."""
         extensions = {} if trace is None else {"trace": trace}
         try:
             answer = await self._client().get(url, timeout=timeout_s, extensions=extensions)
-            return bool(answer.status_code == 200)
+            return str(answer.text) if answer.status_code == 200 else None
         except (self._httpx.HTTPError, self._httpx.StreamError):
-            return False
+            return None
 
     async def aclose(self) -> None:
         """Close the client of the running loop. Clients of loops that have ended hold no resources."""

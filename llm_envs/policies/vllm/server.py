@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import threading
 import time
 import weakref
@@ -55,6 +56,7 @@ _LOG = logging.getLogger(__name__)
 # Tokenizers differ in digits, accents, other scripts and white space.
 _PROBE_TEXT = "Answer: 3141 + 59 = 3200; naïve Übung, 数学.\n  def f(x):\n\treturn x"
 _LOADING_POLL_S = 0.01
+_PREEMPTIONS = re.compile(r"^vllm:num_preemptions_total\S* (\S+)$", re.MULTILINE)
 
 
 class VLLMServerPolicy:
@@ -239,6 +241,12 @@ class VLLMServerPolicy:
             if endpoint.facts is not None:
                 check_updatable(endpoint.facts)
 
+    async def count_preemptions(self) -> int:
+        """Return how many turns the servers have preempted since they started; one that does not answer counts 0."""
+        pages = [self._clients.get(f"{endpoint.url}/metrics", self.health_s) for endpoint in self._endpoints]
+        found = [_PREEMPTIONS.findall(page or "") for page in await asyncio.gather(*pages)]
+        return sum(int(float(number)) for numbers in found for number in numbers)
+
     async def aclose(self) -> None:
         """Close the connections, which aborts running requests. The servers belong to their owner."""
         await self._clients.aclose()
@@ -330,7 +338,8 @@ class VLLMServerPolicy:
         now_s = time.monotonic()
         if now_s - endpoint.seen_s < self.health_s:
             return
-        if not await self._clients.is_alive(f"{endpoint.url}/health", self.health_s, trace=endpoint.note_connection):
+        url = f"{endpoint.url}/health"
+        if await self._clients.get(url, self.health_s, trace=endpoint.note_connection) is None:
             raise RetryableError(f"{endpoint.url} has stopped answering.")
         endpoint.seen_s = time.monotonic()
 
