@@ -47,7 +47,10 @@ class EnvGRPOConfig(ServerSettings, GRPOConfig):
     )
     max_episode_s: float | None = field(default=None, metadata={"help": "Seconds an episode may take in all."})
     max_step_s: float | None = field(default=None, metadata={"help": "Seconds one step of the environment may take."})
-    max_concurrency: int = field(default=128, metadata={"help": "Episodes played at once on each process."})
+    max_concurrency: int | str = field(
+        default=128,
+        metadata={"help": "Episodes played at once on each process. auto: as many as raise the throughput."},
+    )
     thinking: bool | None = field(
         default=None, metadata={"help": "Passed to the chat template as enable_thinking; None: the template's default."}
     )
@@ -100,6 +103,13 @@ class EnvGRPOConfig(ServerSettings, GRPOConfig):
         metadata={
             "help": "Whether the rows of a group share one pass over their prompt; faster where prompts are longer "
             "than completions. Needs gradient_checkpointing=False."
+        },
+    )
+    packing: bool = field(
+        default=False,
+        metadata={
+            "help": "Whether the trainer's forward passes pack the rows of a micro-batch without their padding; faster "
+            "where rows are of unequal length."
         },
     )
     save_trajectories: bool = field(
@@ -164,6 +174,11 @@ class EnvGRPOConfig(ServerSettings, GRPOConfig):
                 f"share_prompts=True with gradient_checkpointing={self.gradient_checkpointing} and "
                 f"keep_sampling_mask={self.keep_sampling_mask}: rows continue from the cached keys and values of their "
                 "prompt, which neither has. Set both to False."
+            )
+        if self.packing and (self.share_prompts or self.keep_sampling_mask):
+            raise InvalidConfigError(
+                f"packing=True with share_prompts={self.share_prompts} and keep_sampling_mask="
+                f"{self.keep_sampling_mask}: they replace the forward pass too. Set only one of them."
             )
         check_async_generations(self)
         if self.max_refills < 1:

@@ -65,6 +65,7 @@ from llm_envs.trainers.bridge.filtered import unfiltered_rows
 from llm_envs.trainers.bridge.generation import GenerationPlayer, own_policy
 from llm_envs.trainers.bridge.items import index_datasets
 from llm_envs.trainers.bridge.kept import KeptRows
+from llm_envs.trainers.bridge.packed_rows import PackedRows
 from llm_envs.trainers.bridge.ranks import raise_on_all_ranks
 from llm_envs.trainers.bridge.shared_prompts import SharedPrompts
 from llm_envs.trainers.bridge.unused_settings import refuse_unused
@@ -417,12 +418,14 @@ class EnvGRPOTrainer(EpisodeTrainer):
 
     def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> Any:
         """Return TRL's result, with position ids that start at each row's first token."""
-        pass_positions(self.accelerator.unwrap_model(model))
+        causal = pass_positions(self.accelerator.unwrap_model(model))
         if self.args.keep_sampling_mask:
             own: dict[str, Any] = {"temperature": self.temperature, "accelerator": self.accelerator}
             return self.generation.kept.scores(model, *args, **kwargs | own)
         if self.args.share_prompts:
             model = SharedPrompts(model, args[2])
+        elif self.args.packing:
+            model = PackedRows(model, causal)
         return super()._get_per_token_logps_and_entropies(model, *args, **kwargs)
 
     @property

@@ -89,13 +89,13 @@ def test_a_model_that_forgets_is_refused():
 def test_settings_that_cannot_be_together_are_refused():
     with pytest.raises(InvalidConfigError, match="gradient_checkpointing=True"):
         EnvGRPOConfig(output_dir="x", share_prompts=True, bf16=False)
-    with pytest.raises(InvalidConfigError, match="hidden states of whole rows"):
+    with pytest.raises(InvalidConfigError, match="hidden states of padded, whole rows"):
         EnvPPOConfig(output_dir="x", share_prompts=True, gradient_checkpointing=False, bf16=False)
 
 
-def step_of(folder, args, **kwargs):
+def step_of(folder, args, env="test/Say-v0", **kwargs):
     """Train; return the weights, and how many tokens the model read for the losses."""
-    trainer, n_tokens = EnvGRPOTrainer(folder, "test/Say-v0", args, **kwargs), []
+    trainer, n_tokens = EnvGRPOTrainer(folder, env, args, **kwargs), []
     compute = trainer._compute_loss
 
     def counted(*given):
