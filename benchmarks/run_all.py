@@ -34,9 +34,10 @@ PLAIN = (
     "collector_scripted",
     "grpo_step",
     "training_steps",
+    "long_rows",
     "turns",
 )
-WITH_VLLM = ("concurrency", "rollout_vs_engine", "latency", "rollout_vs_trl", "real_step")
+WITH_VLLM = ("concurrency", "auto_concurrency", "rollout_vs_engine", "latency", "rollout_vs_trl", "real_step")
 
 
 def run(name: str, python: str, out: Path, *, check: bool) -> int:
