@@ -306,6 +306,10 @@ class Parts:
         """`grpo` again, with one pass over each prompt of a batch."""
         return self.grpo(share_prompts=True)
 
+    def packed(self) -> dict[str, Any]:
+        """`grpo` again, without the padding of rows."""
+        return self.grpo(packing=True)
+
     def resumed(self) -> dict[str, Any]:
         """The second step of `grpo` again, from its checkpoint."""
         self.begin()
