@@ -39,7 +39,12 @@ def positive(text: str) -> int:
 
 def concurrency(text: str) -> int | Literal["auto"]:
     """Read a number of episodes, or "auto"."""
-    return "auto" if text == "auto" else positive(text)
+    if text == "auto":
+        return "auto"
+    try:
+        return positive(text)
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number of at least 1, or auto") from error
 
 
 def seconds(text: str) -> float:

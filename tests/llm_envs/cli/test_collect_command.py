@@ -121,7 +121,8 @@ class TestCollect:
         assert read_trajectories(run) == first
         assert collect(*command, "-n", "5") == 0
         assert capsys.readouterr().out.splitlines()[-1] == f"10 of 10 episodes are in {run}, 6 of them from before"
-        assert collect(CALCULATOR, "--out", tmp_path / "whole", "--group-size", "2", "-n", "5") == 0
+        command = [CALCULATOR, "--out", tmp_path / "whole", "--group-size", "2", "-n", "5", "--max-concurrency", "auto"]
+        assert collect(*command) == 0
         whole = read_trajectories(tmp_path / "whole")
         assert sorted(read_trajectories(run), key=lambda t: (t.group_id, t.member)) == whole
 

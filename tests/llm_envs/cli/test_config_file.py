@@ -65,6 +65,8 @@ def test_options_and_arguments_by_their_names(parsed) -> None:  # type: ignore[n
         ("list", "family: [games, logic]\njson: true", "family", ["games", "logic"]),
         ("eval", "envs: [X]\ndifficulty: [easy, hard]", "difficulty", "easy,hard"),
         ("eval", "envs: [X]\nmin_success: 0.8", "min_success", 0.8),
+        ("eval", "envs: [X]\nmax_concurrency: auto", "max_concurrency", "auto"),
+        ("eval", "envs: [X]\nmax_concurrency: 9", "max_concurrency", 9),
         ("export", "run: runs/x\nout: y.jsonl\nto: sft", "run", "runs/x"),
         ("report", "runs: [a, b]\nmax_tokens: 1000", "max_tokens", 1000),
         ("doctor", "model: DIR\nthinking: off\nenv: X", "thinking", False),

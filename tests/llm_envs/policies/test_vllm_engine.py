@@ -346,6 +346,21 @@ def test_each_piece_of_a_turn_has_the_log_probabilities_of_its_own_weights(polic
         assert gaps[span.version].max() < 1e-4 and gaps[1 - span.version].max() > 1e-2
 
 
+def test_turns_that_a_small_cache_preempts_are_counted_and_have_the_same_tokens(policy, folder):
+    small = load_engine(
+        folder, dtype="float32", max_model_len=256, max_num_seqs=64, num_gpu_blocks_override=6, block_size=128
+    )
+    crowded = VLLMEnginePolicy(small, small.get_tokenizer())
+    settings = {"max_new_tokens": 200, "extra": {"ignore_eos": True}}
+    assert asyncio.run(crowded.count_preemptions()) == 0
+    turns = sample(crowded, 6, **settings)
+    assert asyncio.run(crowded.count_preemptions()) > 0
+    asyncio.run(crowded.aclose())
+    for turn, same in zip(turns, sample(policy, 6, **settings), strict=True):
+        assert turn.token_ids.tolist() == same.token_ids.tolist()
+    assert asyncio.run(policy.count_preemptions()) == 0
+
+
 def test_a_full_context_is_refused(policy):
     with pytest.raises(ContextFullError, match="256"):
         asyncio.run(policy.sample(np.zeros(256, np.int32), SamplingParams(), seed=0, session=""))

@@ -107,6 +107,25 @@ def metric(url, name):
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
 
 
+def test_preemptions_are_read_from_every_servers_metrics(policy, servers, monkeypatch):
+    assert asyncio.run(policy.count_preemptions()) == 0
+    pages = []
+    get = policy._clients.get
+
+    async def get_more(*args):
+        pages.append(await get(*args))
+        return pages[-1].replace(metric_line(pages[-1]), metric_line(pages[-1]).replace(" 0.0", f" {len(pages)}.0"))
+
+    monkeypatch.setattr(policy._clients, "get", get_more)
+    assert asyncio.run(policy.count_preemptions()) == 1 + 2
+    assert len(pages) == len(servers.urls) == 2
+
+
+def metric_line(page):
+    (line,) = [line for line in page.splitlines() if line.startswith("vllm:num_preemptions_total{")]
+    return line
+
+
 def test_it_is_a_token_policy(policy):
     assert isinstance(policy, TokenPolicy)
     assert isinstance(policy, UpdatablePolicy)

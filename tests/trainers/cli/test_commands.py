@@ -47,9 +47,9 @@ COMMON = {
 PLAYS = {"max_completion_length": 64, "max_turn_tokens": 8, "num_train_seeds": 32, "save_trajectories": False}
 OF = {
     "sft": {"env": GUESS, "num_episodes": 4, "max_length": 260, "overlong": "cut"},
-    "grpo": {"env": "test/Dense-v0", **PLAYS, "num_generations": 4},
+    "grpo": {"env": "test/Dense-v0", **PLAYS, "num_generations": 4, "max_concurrency": 3},
     "ppo": {"env": "test/Dense-v0", **PLAYS},
-    "dpo": {"env": "test/Dense-v0", **PLAYS, "num_generations": 4, "groups_per_round": 4},
+    "dpo": {"env": "test/Dense-v0", **PLAYS, "num_generations": 4, "groups_per_round": 4, "max_concurrency": "auto"},
 }
 """Training -> what it needs beside `COMMON`, as a YAML file says it."""
 
@@ -106,6 +106,14 @@ def test_a_file_is_read_options_win_and_an_adapter_is_trained(name, write, tmp_p
     assert json.loads((out / "checkpoint-1" / "trainer_state.json").read_text())["global_step"] == 1
     assert os.environ.pop("LLM_ENVS_TEST_SEEN") == name  # of the process
     assert (out / "critic" / "critic.json").exists() == (name == "ppo")
+
+
+@pytest.mark.parametrize("wrong", ["many", 0])
+def test_a_number_of_episodes_at_once_that_is_none_is_one_error(wrong, write, capsys):
+    assert main(write("grpo", max_concurrency=wrong)) == 2
+    assert (
+        f"argument --max-concurrency: {wrong} is not a whole number of at least 1, or auto." in capsys.readouterr().err
+    )
 
 
 def test_both_after_another_train_adapters_and_the_second_begins_with_the_first_merged(tmp_path, tiny_folder, capsys):
