@@ -116,6 +116,7 @@ def play(env_id: str, form: str, sampling: str, policy: Any, options: argparse.N
     return {
         "settings": settings,
         "outcomes": summarize(result.trajectories),
+        "engine": options.engine,
         "seconds": round(time.perf_counter() - started, 1),
         "hardware": describe_hardware(),
         "versions": describe_versions(),
@@ -176,11 +177,15 @@ def play_all(
 
 def load_policy(options: argparse.Namespace) -> Any:
     """Load the model."""
-    from llm_envs.policies import TransformersPolicy
+    from llm_envs.policies import TransformersPolicy, VLLMEnginePolicy
 
     if not (options.model / "config.json").exists():
         sys.exit(f"{options.model} has no model: run `make real-model`, or give --model.")
-    return TransformersPolicy.from_pretrained(options.model, max_batch_size=options.batch)
+    if options.engine == "transformers":
+        return TransformersPolicy.from_pretrained(options.model, max_batch_size=options.batch)
+    return VLLMEnginePolicy.from_pretrained(
+        options.model, max_model_len=options.episode_tokens, max_num_seqs=options.batch
+    )
 
 
 def describe(result: Mapping[str, Any]) -> dict[str, Any]:
@@ -213,7 +218,8 @@ def render(results: Sequence[Mapping[str, Any]]) -> str:
     columns += [Column("not_played", "not played")]
     rows = sorted(map(describe, results), key=lambda row: (row["family"], row["env"], FORMS.index(row["form"])))
     lines = {
-        f"- {result['settings']['model']} on {result['hardware']['cpu']}, {result['hardware']['cpus']} cores; "
+        f"- {result['settings']['model']} with {result.get('engine', 'transformers')} on "
+        f"{result['hardware']['cpu']}, {result['hardware']['cpus']} cores; "
         + ", ".join(f"{name} {number}" for name, number in result["versions"].items() if name != "llm-envs")
         for result in results
     }
@@ -261,6 +267,12 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         "--turn-tokens", type=int, help="tokens of a turn; by default 128, and 64 if a task has several turns"
     )
     parser.add_argument("--episode-tokens", type=int, default=3072, help="tokens of an episode, prompt included")
+    parser.add_argument(
+        "--engine",
+        choices=["transformers", "vllm"],
+        default="transformers",
+        help="vllm is faster where conversations are long",
+    )
     parser.add_argument("--batch", type=int, default=32, help="episodes that are played at once")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the JSON files")
     parser.add_argument("--docs", type=Path, metavar="FILE", help="put the table into this document")

@@ -247,7 +247,7 @@ class TransformersPolicy:
                 own[name].data.copy_(value)
             self.weight_version = version
 
-    def clear_prefixes(self) -> None:
+    def free_memory(self) -> None:
         """Release the memory of the prefix cache; a trainer does so when it has played a generation."""
         if self._prefixes is not None:
             with self._hold_model():
@@ -265,7 +265,7 @@ class TransformersPolicy:
                 with suppress(RuntimeError):  # that event loop is closed
                     request.loop.call_soon_threadsafe(request.answer.cancel)
         await asyncio.to_thread(self._thread.shutdown, wait=True)
-        self.clear_prefixes()
+        self.free_memory()
 
     @contextmanager
     def _hold_model(self) -> Iterator[None]:

@@ -29,7 +29,8 @@ class FakeWorker(WorkerExtension):
     """The worker, its runner and what surrounds them. Give `respond` to a `fake_server`."""
 
     def __init__(self, tokenizer, folder):
-        self.model_runner, self.token = self, 5
+        self.model_runner, self.model, self.token = self, torch.nn.Linear(1, 1), 5
+        self.model.config = None
         self.is_paused, self.process, self.tag, self.loads = False, "1", "default", []
         self.refuses = lambda asked: False
         """(request) -> whether it is answered by an error, after it was carried out if the answer is "lost"."""
@@ -40,9 +41,6 @@ class FakeWorker(WorkerExtension):
         self.loads.append("whole" if weights_path else "deltas")
         tensors = dict(weights_iterator or load_file(f"{weights_path}/model.safetensors"))
         self.token = int(tensors["w"][0])
-
-    def _llm_envs_repack(self):
-        pass
 
     def respond(self, asked, n_before):
         """Answer a request."""

@@ -63,6 +63,11 @@ def check_async_generations(args: Any) -> None:
             f"async_generations={n} with use_vllm=False: the trainer's own model cannot sample while it is trained. "
             "Set use_vllm=True, or async_generations=0."
         )
+    if args.vllm_enable_sleep_mode and args.use_vllm and (n or args.vllm_mode == "server"):
+        raise InvalidConfigError(
+            f"vllm_enable_sleep_mode=True with vllm_mode={args.vllm_mode!r} and async_generations={n}: only an engine "
+            "in the trainer's process that has nothing to play meanwhile can sleep. Set it to False."
+        )
 
 
 def check_env_kwargs(value: Any) -> dict[str, Any]:

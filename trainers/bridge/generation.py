@@ -103,6 +103,7 @@ def own_engine(trainer: GRPOTrainer | DPOTrainer) -> ColocatedEngine:
         max_model_length=args.vllm_max_model_length,
         max_num_seqs=most_of(args.max_concurrency),
         model_impl=args.vllm_model_impl,
+        enable_sleep_mode=args.vllm_enable_sleep_mode,
         trust_remote_code=args.trust_remote_code,
     )
 
@@ -250,8 +251,8 @@ class GenerationPlayer:
             self._begun.append(self._begin(next_rows, "train", next_step, group_size))
         with self.time_shares.waiting():
             groups = begun.wait()
-        if isinstance(self.collector.policy, TransformersPolicy):
-            self.collector.policy.clear_prefixes()  # the weights change next, and training needs the memory
+        if free_memory := getattr(self.collector.policy, "free_memory", None):
+            free_memory()  # the weights change next, and training needs the memory
         self.was_early = is_begun or begun.is_stored
         if mode == "train":
             self._taken = begun.last

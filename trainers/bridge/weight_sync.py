@@ -7,13 +7,14 @@ again would not do: W + BA - BA is not W in floating point, and the base would d
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate.utils import is_peft_model
+from transformers.core_model_loading import revert_weight_conversion
 from trl.generation.vllm_generation import VLLMGeneration
 
 from llm_envs.policies.vllm.engine import VLLMEnginePolicy, load_engine
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-__all__ = ["ColocatedEngine", "merged_layers"]
+__all__ = ["ColocatedEngine", "merged_layers", "single_experts"]
 
 
 class ColocatedEngine(VLLMGeneration):
@@ -65,6 +66,7 @@ class ColocatedEngine(VLLMGeneration):
             "gpu_memory_utilization": self.gpu_memory_utilization,
             "model_impl": self.model_impl,
             "trust_remote_code": self.trust_remote_code,
+            "enable_sleep_mode": self.enable_sleep_mode,
         }
         is_one_of_many = self.accelerator.num_processes > 1
         if is_one_of_many:
@@ -94,7 +96,10 @@ class ColocatedEngine(VLLMGeneration):
         """Do nothing: the policy ends the engine."""
 
     def _iter_named_params(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Iterate over the weights under the engine's names, with adapters merged."""
+        """Iterate over the weights under the engine's names, with adapters merged and experts apart."""
+        return single_experts(self.accelerator.unwrap_model(self.model), self._iter_merged())
+
+    def _iter_merged(self) -> Iterator[tuple[str, torch.Tensor]]:
         model: Any = self.model
         if not is_peft_model(model) or self._dist.is_zero3:  # ZeRO-3 merges into gathered copies, and drops them
             yield from super()._iter_named_params()
@@ -105,6 +110,18 @@ class ColocatedEngine(VLLMGeneration):
             for name, value in merged_layers(model):
                 if "original_module" not in name:  # the untrained copy of a fully trained module
                     yield self._fix_param_name_to_vllm(name, extra_prefixes=["modules_to_save.default."]), value
+
+
+def single_experts(
+    model: Any, named_parameters: Iterable[tuple[str, torch.Tensor]]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield parameters as the checkpoints of a mixture of experts have them: each expert for itself, under its name."""
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    if not any(".experts." in name for name, _ in base.named_parameters()):
+        yield from named_parameters
+        return
+    for name, value in named_parameters:
+        yield from revert_weight_conversion(base, {name: value}).items()
 
 
 def merged_layers(model: Any) -> Iterator[tuple[str, torch.Tensor]]:

@@ -132,6 +132,9 @@ class EnvDPOConfig(ServerSettings, DPOConfig):
     vllm_mode: str = field(default="colocate", metadata={"help": "colocate: an engine in each process; or server."})
     vllm_gpu_memory_utilization: float = field(default=0.3, metadata={"help": "Share of the device for vLLM."})
     vllm_max_model_length: int | None = field(default=None, metadata={"help": "Context of vLLM; None: the model's."})
+    vllm_enable_sleep_mode: bool = field(
+        default=False, metadata={"help": "Whether the engine gives its memory to the trainer while it does not play."}
+    )
     vllm_model_impl: str = field(default="vllm", metadata={"help": "vllm, or transformers."})
 
     _VALID_DICT_FIELDS = [*DPOConfig._VALID_DICT_FIELDS, "env_kwargs"]

@@ -51,13 +51,12 @@ def check_arguments(env: Any, args: Any, kwargs: Mapping[str, Any]) -> None:
         raise InvalidConfigError(f"vllm_mode={args.vllm_mode!r}; it must be colocate or server.")
     if args is not None and args.vllm_transport not in ("whole", "delta"):
         raise InvalidConfigError(f"vllm_transport={args.vllm_transport!r}; it must be whole or delta.")
-    wanted = {"vllm_tensor_parallel_size": 1, "vllm_enable_sleep_mode": False}
-    for name, value in wanted.items() if args is not None and args.use_vllm else ():
-        if getattr(args, name) != value:
-            raise InvalidConfigError(
-                f"{name}={getattr(args, name)!r} is not supported here: each process has an awake engine on its own "
-                f"device, or all share servers (vllm_mode='server', server_args). Use {name}={value!r}."
-            )
+    if args is not None and args.use_vllm and args.vllm_tensor_parallel_size != 1:
+        raise InvalidConfigError(
+            f"vllm_tensor_parallel_size={args.vllm_tensor_parallel_size} is not supported here: each process has an "
+            "engine on its own device. Use servers: vllm_mode='server' with server_args='--tensor-parallel-size "
+            f"{args.vllm_tensor_parallel_size}'."
+        )
 
 
 def make_splits(

@@ -3,7 +3,8 @@
 Requests enter with `add_request`, one pump thread calls `step`, and answers go back to the event loop that asked.
 
 Invariants:
-1. Only one thread at a time uses the engine: the pump, or, while the pump is stopped, `update_weights`.
+1. Only one thread at a time uses the engine: the pump, or, while the pump is stopped, `update_weights` or
+   `free_memory`.
 2. A request gets exactly one answer (the tokens so far, if it was interrupted). If its caller is cancelled, the request
    is aborted in the engine.
 3. Weights change only between two steps. The prefix cache of older weights is never used: each request has a salt for
@@ -33,6 +34,7 @@ from llm_envs.chat.codec import ChatCodec
 from llm_envs.errors import ContextFullError, InvalidConfigError, MissingExtraError, ModelError
 from llm_envs.policies.base import refuse_keep_mask
 from llm_envs.policies.inference.cpu import cpu_dtype, skips_compilation
+from llm_envs.policies.vllm.weights import load_weights
 from llm_envs.types import FinishReason, Sampled, SamplingParams
 
 if TYPE_CHECKING:
@@ -122,6 +124,7 @@ class VLLMEnginePolicy:
         self.codec = ChatCodec(tokenizer)
         self.weight_version = weight_version
         self._n_loads = 0
+        self._asleep: set[str] = set()  # vLLM's names of the memory that it has given back
         self._n_preemptions, self._preempted = 0, 0  # of all turns, of the running ones
         self._n_updates = 0  # waiting or running updates: the pump gives way to them
         self._engine = llm.llm_engine
@@ -274,12 +277,29 @@ class VLLMEnginePolicy:
             self._n_updates += 1
         try:
             with self._stepping:
+                self._wake_up("weights")
                 load_weights(self.llm, named_parameters)
                 self.weight_version, self._n_loads = version, self._n_loads + 1
         finally:
             with self._wake:
                 self._n_updates -= 1
                 self._wake.notify()
+
+    def free_memory(self) -> None:
+        """Put an engine that was started with `enable_sleep_mode=True` to sleep; others stay as they are.
+
+        Its weights move to the host's memory and its cache is dropped, until the next turn or update. While turns run,
+        nothing happens.
+        """
+        with self._stepping:
+            if self._engine.model_config.enable_sleep_mode and not (self._open or self._asleep):
+                self.llm.sleep(level=1)
+                self._asleep = {"weights", "kv_cache"}
+
+    def _wake_up(self, *tags: str) -> None:
+        if asleep := [tag for tag in tags if tag in self._asleep]:
+            self.llm.wake_up(asleep)
+            self._asleep -= set(asleep)
 
     async def aclose(self) -> None:
         """Abort open requests and end the pump. The engine itself belongs to its owner."""
@@ -324,6 +344,8 @@ class VLLMEnginePolicy:
             arrived, self._arrived = self._arrived, []
             cancelled, self._cancelled = set(self._cancelled), []
             interrupted, self._interrupted = self._interrupted - cancelled, set()
+        if arrived:
+            self._wake_up("weights", "kv_cache")
         for request in arrived:
             if request.id in cancelled:
                 continue
@@ -369,33 +391,6 @@ class VLLMEnginePolicy:
 
     def _why_closed(self) -> str:
         return "the vLLM policy was closed" if self._failure is None else f"the vLLM engine failed: {self._failure}"
-
-
-def load_weights(llm: vllm.LLM, named_parameters: Iterable[tuple[str, Any]]) -> None:
-    """Replace the weights of an in-process engine by (name, tensor) pairs and empty its prefix cache.
-
-    On a CPU the engine's layers are packed after loading, so this uses `reload_weights`, which packs them again. On
-    other devices it uses the model's `load_weights`.
-    """
-    runner: Any = llm.llm_engine.model_executor.driver_worker.model_runner
-    if next(runner.model.parameters()).device.type == "cpu":
-        # Copies: some layers are packed only after all weights have arrived, when a merged adapter is unmerged again.
-        copies = [(name, value.detach().clone()) for name, value in named_parameters]
-        runner.reload_weights(weights_iterator=iter(copies))
-        repack_tied_head(runner.model)
-    else:
-        runner.model.load_weights(named_parameters)
-    llm.reset_prefix_cache()
-
-
-def repack_tied_head(model: Any) -> None:
-    """Pack an output layer again if it shares its weight with the embedding.
-
-    `reload_weights` packs only the layers that it loads. A tied head is not among them and would keep its old weights.
-    """
-    head: Any = getattr(model, "lm_head", None)
-    if getattr(model.config, "tie_word_embeddings", False) and hasattr(head, "quant_method"):
-        head.quant_method.process_weights_after_loading(head)
 
 
 def _resolve(request: _Request, set_outcome: Callable[[], None]) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from llm_envs.policies.vllm.deltas import apply_delta
-from llm_envs.policies.vllm.engine import repack_tied_head
+from llm_envs.policies.vllm.weights import repacking
 
 __all__ = ["EXTENSION", "WorkerExtension"]
 
@@ -62,13 +62,9 @@ class WorkerExtension:
 
     def _llm_envs_load(self, tag: str, **source: Any) -> None:
         self.llm_envs_tag = None
-        self.model_runner.reload_weights(**source)
-        self._llm_envs_repack()
+        with repacking(self.model_runner.model):
+            self.model_runner.reload_weights(**source)
         self.llm_envs_tag = tag
-
-    def _llm_envs_repack(self) -> None:
-        if next(self.model_runner.model.parameters()).device.type == "cpu":
-            repack_tied_head(self.model_runner.model)
 
 
 def _delta(delta: dict[str, str]) -> bytes:

@@ -216,7 +216,7 @@ def test_the_memory_of_the_prefixes_is_released():
     policy = TransformersPolicy(qwen(), TOKENIZER)
     play(policy)
     assert policy._prefixes._prefixes
-    policy.clear_prefixes()
+    policy.free_memory()
     assert not policy._prefixes._prefixes
     play(policy)
     asyncio.run(policy.aclose())

@@ -6,6 +6,7 @@ import threading
 import numpy as np
 import pytest
 import torch
+from experts import tiny_experts
 
 pytest.importorskip("vllm", reason="vLLM is not installed (make test-vllm has it)")
 pytestmark = pytest.mark.vllm
@@ -14,6 +15,7 @@ from llm_envs.errors import ContextFullError, InvalidConfigError, ModelError  # 
 from llm_envs.policies import VLLMEnginePolicy, load_engine  # noqa: E402
 from llm_envs.policies.base import InterruptiblePolicy, TokenPolicy, UpdatablePolicy  # noqa: E402
 from llm_envs.policies.inference import load_model, token_logps  # noqa: E402
+from llm_envs.policies.vllm.worker import EXTENSION  # noqa: E402
 from llm_envs.rollout import EpisodeSpec, play_episode  # noqa: E402
 from llm_envs.rollout.pause_gate import PauseGate  # noqa: E402
 from llm_envs.testing import NumbersEnv  # noqa: E402
@@ -344,6 +346,65 @@ def test_each_piece_of_a_turn_has_the_log_probabilities_of_its_own_weights(polic
         piece = slice(start + span.start, start + span.stop)
         gaps = [np.abs(token_logps(m, [row.ids[:stop]], temperature=0.7)[0][piece] - row.logps[piece]) for m in models]
         assert gaps[span.version].max() < 1e-4 and gaps[1 - span.version].max() > 1e-2
+
+
+def test_a_mixture_of_experts_follows_its_updates_here_and_in_a_servers_worker(tmp_path):
+    """vLLM packs experts on a CPU, and by itself not again when they are loaded a second time."""
+    model = tiny_experts()
+    for name in ("first", "second"):
+        model.save_pretrained(tmp_path / name)
+        tiny_tokenizer().save_pretrained(tmp_path / name)
+        change(model)
+    llm = load_engine(tmp_path / "first", dtype="float32", max_model_len=256, worker_extension_cls=EXTENSION)
+    policy = VLLMEnginePolicy(llm, llm.get_tokenizer())
+    assert largest_gap(load_model(tmp_path / "first"), sample(policy, 8)) < 1e-4
+    assert largest_gap(model, sample(policy, 8)) > 0.1
+    for version in (1, 2):
+        policy.update_weights(model.named_parameters(), version)
+        assert largest_gap(model, sample(policy, 8)) < 1e-4
+        change(model)
+    llm.collective_rpc(
+        "llm_envs_bring_up", kwargs={"folder": str(tmp_path / "second"), "whole_tag": "second", "deltas": []}
+    )
+    assert llm.reset_prefix_cache()
+    assert largest_gap(load_model(tmp_path / "second"), sample(policy, 8)) < 1e-4
+    asyncio.run(policy.aclose())
+
+
+def change(model):
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.05)
+
+
+def test_a_sleeping_engine_wakes_for_turns_and_for_weights(policy, folder, monkeypatch):
+    """On a CPU vLLM pauses the engine but keeps its memory."""
+    told = []
+    monkeypatch.setattr(policy._engine.model_config, "enable_sleep_mode", True)
+    for name in ("sleep", "wake_up"):
+        call = getattr(policy.llm, name)
+        monkeypatch.setattr(policy.llm, name, lambda *a, call=call, **k: (told.append((a, k)), call(*a, **k)))
+    sleeps, weights, cache = ((), {"level": 1}), ((["weights"],), {}), ((["kv_cache"],), {})
+    before = sample(policy, 4)
+    policy.free_memory()
+    policy.free_memory()
+    assert told == [sleeps] and policy._engine.is_sleeping()
+    for turn, same in zip(before, sample(policy, 4), strict=True):
+        assert turn.token_ids.tolist() == same.token_ids.tolist()
+    assert told == [sleeps, ((["weights", "kv_cache"],), {})]
+    told.clear()
+    policy.free_memory()
+    model = tiny_model(tiny_tokenizer(), max_length=256, seed=7)
+    policy.update_weights(model.named_parameters(), 1)
+    assert told == [sleeps, weights]
+    assert largest_gap(model, sample(policy, 4)) < 1e-4
+    assert told == [sleeps, weights, cache]
+    policy.update_weights(load_model(folder, dtype=torch.float32).named_parameters(), 0)
+
+
+def test_an_engine_without_sleep_mode_stays_awake(policy):
+    policy.free_memory()
+    assert not policy._engine.is_sleeping()
 
 
 def test_turns_that_a_small_cache_preempts_are_counted_and_have_the_same_tokens(policy, folder):

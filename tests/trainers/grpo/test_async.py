@@ -11,6 +11,7 @@ pytestmark = pytest.mark.vllm
 from transformers import TrainerCallback  # noqa: E402  (after the skip)
 
 from llm_envs.trainers import EnvDPOConfig, EnvDPOTrainer, EnvGRPOTrainer, EnvPPOConfig, EnvPPOTrainer  # noqa: E402
+from llm_envs.trainers.bridge.generation import GenerationPlayer  # noqa: E402
 
 ENV = "test/Say-v0"
 
@@ -21,6 +22,11 @@ class Finish(TrainerCallback):
     def on_step_end(self, args, state, control, **_):
         for begun in self.trainer._player._begun:
             begun.wait()
+
+
+class SecondThread(GenerationPlayer):
+    def __init__(self, *args, is_ahead, **kwargs):
+        super().__init__(*args, is_ahead=True, **kwargs)
 
 
 @pytest.fixture
@@ -51,6 +57,17 @@ def train(tiny_folder, config):
     yield run
     for trainer in trainers:
         trainer.close()
+
+
+def test_bound_0_in_a_second_thread_is_the_run_without_one_bit_for_bit_over_20_steps(train, monkeypatch):
+    settings = {"max_steps": 20, "learning_rate": 3e-3}
+    plain = train(0, **settings)
+    monkeypatch.setattr("llm_envs.trainers.grpo.trainer.GenerationPlayer", SecondThread)
+    threaded = train(0, **settings)
+    assert threaded._player._loop is not None and plain._player._loop is None
+    assert len(plain.played) == 20 and threaded.played == plain.played
+    for one, other in zip(plain.model.parameters(), threaded.model.parameters(), strict=True):
+        assert torch.equal(one, other)
 
 
 def test_without_learning_every_bound_plays_the_same_and_no_weights_are_older_than_it(train):
