@@ -37,7 +37,7 @@ from measuring import Column, Figure, Report, finish, make_parser
 from pages import MAX_LENGTH, pages_tokenizer, save_model
 
 from llm_envs.policies import VLLMEnginePolicy, load_engine
-from llm_envs.policies.vllm.engine import _to_vllm
+from llm_envs.policies.vllm.engine_format import to_vllm
 from llm_envs.rollout import Collector, TrajectoryWriter
 from llm_envs.types import Sampled, SamplingParams
 
@@ -111,10 +111,7 @@ def collect(policy: Any, codec: Any, n_episodes: int) -> float:
 def replay(llm: Any, conversations: list[list[tuple[list[int], SamplingParams, int]]], stop_ids: Any) -> float:
     """Have the bare engine sample the same turns; return the seconds that it took."""
     turns = [
-        [
-            ({"prompt_token_ids": ids}, _to_vllm(params, params.max_new_tokens, seed, stop_ids))
-            for ids, params, seed in c
-        ]
+        [({"prompt_token_ids": ids}, to_vllm(params, params.max_new_tokens, seed, stop_ids)) for ids, params, seed in c]
         for c in conversations
     ]
     engine, waiting, n_tokens = llm.llm_engine, deque(range(len(turns))), 0

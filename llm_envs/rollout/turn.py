@@ -263,11 +263,12 @@ def _joined(prompt_ids: npt.NDArray[np.int32], pieces: Sequence[Sampled]) -> npt
 
 
 def _version_spans(pieces: Sequence[Sampled], n_tokens: int) -> tuple[VersionSpan, ...]:
-    """Return a span for each piece with tokens among the first `n_tokens`, or one empty span for a turn without any."""
+    """Return the pieces' spans with tokens among the first `n_tokens`, or one empty span for a turn without any."""
     spans, start = [], 0
     for piece in pieces:
-        stop = min(start + len(piece.token_ids), n_tokens)
-        if stop > start:
-            spans.append(VersionSpan(start, stop, piece.weight_version))
-        start = stop
+        for span in piece.version_spans:
+            stop = min(start + span.stop, n_tokens)
+            if stop > start + span.start:
+                spans.append(VersionSpan(start + span.start, stop, span.version))
+        start += len(piece.token_ids)
     return tuple(spans) or (VersionSpan(0, 0, pieces[-1].weight_version),)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["FinishReason", "IdArray", "KeptTokens", "Sampled", "SamplingParams", "VersionSpan"]
+__all__ = ["FinishReason", "IdArray", "KeptTokens", "Sampled", "SamplingParams", "VersionSpan", "spans_of_changes"]
 
 IdArray = npt.NDArray[np.int32]
 """Token ids, shape (T,)."""
@@ -139,8 +139,32 @@ class Sampled:
     weight_version: int = 0
     kept: KeptTokens | None = None
     """The tokens that the filters kept for each id, if `SamplingParams.keep_mask` asks for them."""
+    versions: tuple[VersionSpan, ...] = ()
+    """Spans of all tokens, in order, if the weights changed during the turn. Empty: all have `weight_version`."""
 
     def __post_init__(self) -> None:
         """Check that the two arrays have the same shape."""
         if self.token_ids.shape != self.logps.shape or self.token_ids.ndim != 1:
             raise ValueError(f"Sampled: {self.token_ids.shape} token ids but {self.logps.shape} log-probabilities.")
+
+    @property
+    def version_spans(self) -> tuple[VersionSpan, ...]:
+        """Spans of all tokens; at least one."""
+        return self.versions or (VersionSpan(0, len(self.token_ids), self.weight_version),)
+
+
+def spans_of_changes(first: int, changes: Iterable[tuple[int, int]], n_tokens: int) -> tuple[VersionSpan, ...]:
+    """Return the spans of a turn during which the weights changed; empty if all tokens have the first version.
+
+    Args:
+        first: Version of the first token.
+        changes: For each change, in order: the number of tokens before it, and the version after it.
+        n_tokens: Tokens of the turn.
+    """
+    spans, start, version = [], 0, first
+    for stop, after in (*changes, (n_tokens, first)):
+        if start < (stop := min(stop, n_tokens)):
+            spans.append(VersionSpan(start, stop, version))
+            start = stop
+        version = after
+    return tuple(spans) if len(spans) > 1 or (spans and spans[0].version != first) else ()

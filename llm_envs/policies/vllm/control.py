@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from llm_envs.errors import LLMEnvsError, ModelError
+from llm_envs.errors import InvalidConfigError, LLMEnvsError, ModelError
 from llm_envs.policies.vllm.exchange import ServedCheckpoint
 from llm_envs.policies.vllm.formats import SERVE_COMMAND
-from llm_envs.policies.vllm.http import RetryableError, import_httpx, is_local, read_answer, without_key
+from llm_envs.policies.vllm.http import RetryableError, check_url, import_httpx, is_local, read_answer, without_key
 from llm_envs.policies.vllm.worker import EXTENSION
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "VLLMControl",
     "WholeFn",
     "check_facts",
+    "check_settings",
     "check_updatable",
 ]
 
@@ -368,6 +369,25 @@ def check_facts(
         raise ModelError(
             f"{facts.url} does not tokenize like the trainer's tokenizer ({list(server_ids)[:8]}... against "
             f"{list(our_ids)[:8]}...): it has another model's tokenizer. Start it as: {command}"
+        )
+
+
+def check_settings(
+    urls: Sequence[str], server: str, max_concurrency: int, timeout_s: float, max_retries: int, health_s: float
+) -> None:
+    """Check a client's settings.
+
+    Raises:
+        InvalidConfigError: If one is out of range.
+    """
+    for url in urls:
+        check_url(url, "the server's URL")
+    if server not in ("vllm", "sglang"):
+        raise InvalidConfigError(f"server is {server!r}; it must be 'vllm' or 'sglang'.")
+    if max_concurrency < 1 or max_retries < 0 or not timeout_s > 0 or not health_s > 0:
+        raise InvalidConfigError(
+            f"{max_concurrency=}, {max_retries=}, {timeout_s=}, {health_s=}: they must be at least 1 and 0, and "
+            "above 0."
         )
 
 

@@ -9,8 +9,8 @@ Invariants:
    is aborted in the engine.
 3. Weights change only between two steps. The prefix cache of older weights is never used: each request has a salt for
    the weights under which it begins. (The cache is also emptied, but that fails while turns are running.) A running
-   turn continues under the new weights and is marked with the version at which it *began*. A caller that does not want
-   this must first wait for its turns, or interrupt them.
+   turn continues under the new weights, and its tokens carry the versions that sampled them. A caller that does not
+   want this must first wait for its turns, or interrupt them.
 4. If the engine fails, every open request and every later one gets the error. No caller waits for ever.
 """
 
@@ -21,7 +21,7 @@ import gc
 import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -32,19 +32,17 @@ import numpy.typing as npt
 
 from llm_envs.chat.codec import ChatCodec
 from llm_envs.errors import ContextFullError, InvalidConfigError, MissingExtraError, ModelError
-from llm_envs.policies.base import refuse_keep_mask
 from llm_envs.policies.inference.cpu import cpu_dtype, skips_compilation
+from llm_envs.policies.vllm.engine_format import nothing, sampled_so_far, to_logps, to_sampled, to_vllm
 from llm_envs.policies.vllm.weights import load_weights
-from llm_envs.types import FinishReason, Sampled, SamplingParams
+from llm_envs.types import Sampled, SamplingParams
+from llm_envs.types.sampling import spans_of_changes
 
 if TYPE_CHECKING:
     import vllm
     from transformers import PreTrainedTokenizerBase
 
 __all__ = ["VLLMEnginePolicy", "load_engine"]
-
-# vLLM reads a request's seed as a signed 64-bit number.
-_SEED_BITS = 63
 
 
 def load_engine(name_or_path: str | Path, *, seed: int = 0, **engine_args: Any) -> vllm.LLM:
@@ -104,6 +102,8 @@ class _Request:
     session: str | None = None
     """The session of the turn. None: the turn cannot be interrupted."""
     weight_version: int = 0
+    changes: list[tuple[int, int]] = field(default_factory=list)
+    """Changes of the weights during the turn: the tokens before each, the version after it."""
 
 
 class VLLMEnginePolicy:
@@ -161,8 +161,8 @@ class VLLMEnginePolicy:
         room = self.max_model_len - len(prompt_ids)
         if room < 1:
             raise ContextFullError(f"a prompt of {len(prompt_ids)} tokens fills the context of {self.max_model_len}.")
-        settings = _to_vllm(params, min(params.max_new_tokens, room), seed, self.codec.stop_token_ids)
-        sampled: Sampled = await self._ask(prompt_ids, settings, _to_sampled, session)
+        settings = to_vllm(params, min(params.max_new_tokens, room), seed, self.codec.stop_token_ids)
+        sampled: Sampled = await self._ask(prompt_ids, settings, to_sampled, session)
         return sampled
 
     @property
@@ -237,7 +237,7 @@ class VLLMEnginePolicy:
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
-        read = partial(_to_logps, ids=ids, temperature=temperature)
+        read = partial(to_logps, ids=ids, temperature=temperature)
         logps: npt.NDArray[np.float32] = await self._ask(ids, settings, read)
         return logps
 
@@ -280,6 +280,9 @@ class VLLMEnginePolicy:
                 self._wake_up("weights")
                 load_weights(self.llm, named_parameters)
                 self.weight_version, self._n_loads = version, self._n_loads + 1
+                for request in self._open.values():
+                    n_tokens = len(sampled_so_far(self._engine, request.id, version).token_ids)
+                    request.changes.append((n_tokens, version))
         finally:
             with self._wake:
                 self._n_updates -= 1
@@ -351,7 +354,7 @@ class VLLMEnginePolicy:
                 continue
             request.weight_version = self.weight_version
             if request.id in interrupted:
-                _resolve(request, partial(request.answer.set_result, _nothing(self.weight_version)))
+                _resolve(request, partial(request.answer.set_result, nothing(self.weight_version)))
                 continue
             # Both are needed: a version may be loaded twice, and a trainer that loads weights itself does not count in
             # `_n_loads`.
@@ -364,7 +367,10 @@ class VLLMEnginePolicy:
                 continue
             self._open[request.id] = request
         found = [self._open[request_id] for request_id in interrupted & self._open.keys()]
-        answers = [_sampled_so_far(self._engine, request.id, request.weight_version) for request in found]
+        answers = [
+            _with_changes(sampled_so_far(self._engine, request.id, request.weight_version), request)
+            for request in found
+        ]
         ended = cancelled | interrupted
         aborted = [request_id for request_id in ended if self._open.pop(request_id, None) is not None]
         if aborted:
@@ -376,7 +382,8 @@ class VLLMEnginePolicy:
         request = self._open.pop(output.request_id, None)
         if request is None:
             return
-        _resolve(request, partial(request.answer.set_result, request.read(output, request.weight_version)))
+        answer = _with_changes(request.read(output, request.weight_version), request)
+        _resolve(request, partial(request.answer.set_result, answer))
 
     def _abandon(self) -> None:
         """Answer all open requests with the engine's failure (or its closing)."""
@@ -404,92 +411,7 @@ def _resolve(request: _Request, set_outcome: Callable[[], None]) -> None:
         request.loop.call_soon_threadsafe(set_if_open)
 
 
-def _to_vllm(params: SamplingParams, max_tokens: int, seed: int, stop_ids: Sequence[int]) -> vllm.SamplingParams:
-    refuse_keep_mask(params, "vLLM")
-    import vllm
-    from vllm.sampling_params import RequestOutputKind
-
-    return vllm.SamplingParams(
-        max_tokens=max_tokens,
-        temperature=params.temperature,
-        top_p=params.top_p,
-        top_k=params.top_k,
-        min_p=params.min_p,
-        repetition_penalty=params.repetition_penalty,
-        stop=list(params.stop_strings) or None,
-        stop_token_ids=[*stop_ids, *params.stop_token_ids],
-        seed=seed & ((1 << _SEED_BITS) - 1),
-        logprobs=0,
-        flat_logprobs=True,  # avoids a dict for each token
-        skip_clone=True,  # this object belongs to this request only
-        detokenize=bool(params.stop_strings),
-        output_kind=RequestOutputKind.FINAL_ONLY,
-        **params.extra,
-    )
-
-
-def _to_sampled(request: vllm.RequestOutput, weight_version: int) -> Sampled:
-    output = request.outputs[0]
-    ids = list(output.token_ids)
-    found: Any = output.logprobs
-    if found is None or found.token_ids != ids:
-        raise RuntimeError(f"vLLM returned {len(ids)} tokens without a log-probability for each.")
-    return Sampled(
-        token_ids=np.array(ids, dtype=np.int32),
-        logps=np.array(found.logprobs, dtype=np.float32),
-        finish_reason=_finish_reason(output),
-        weight_version=weight_version,
-    )
-
-
-def _nothing(weight_version: int) -> Sampled:
-    return Sampled(np.zeros(0, np.int32), np.zeros(0, np.float32), FinishReason.ABORT, weight_version)
-
-
-def _sampled_so_far(engine: Any, request_id: str, weight_version: int) -> Sampled:
-    """Return a turn's tokens so far; none, if this version of vLLM stores them elsewhere.
-
-    vLLM has no public function for this. This does what `OutputProcessor.abort_requests` does for a streaming caller
-    when a request is aborted.
-    """
-    from vllm.v1.engine import FinishReason as Reason
-
-    try:
-        processor = engine.output_processor
-        (internal_id,) = processor.external_req_ids[request_id]
-        state = processor.request_states[internal_id]
-        output = state.make_request_output([], None, Reason.ABORT, None)
-        return _to_sampled(output, weight_version) if output.outputs[0].token_ids else _nothing(weight_version)
-    except (AttributeError, KeyError, TypeError, ValueError):
-        return _nothing(weight_version)
-
-
-def _to_logps(
-    request: vllm.RequestOutput, weight_version: int, *, ids: npt.NDArray[np.int32], temperature: float
-) -> npt.NDArray[np.float32]:
-    """Return the log-probabilities of a request's prompt tokens, shape (T,).
-
-    Each position has the given token first, followed by all tokens if the whole vocabulary was requested.
-    """
-    found: Any = request.prompt_logprobs
-    if found is None or len(found) != len(ids):
-        raise RuntimeError(f"vLLM returned {len(found or ())} log-probabilities for {len(ids)} given tokens.")
-    out = np.zeros(len(ids), np.float32)
-    for place in range(1, len(ids)):
-        tokens = found.token_ids[found.start_indices[place] : found.end_indices[place]]
-        logps = np.array(found.logprobs[found.start_indices[place] : found.end_indices[place]])
-        given = logps[tokens.index(int(ids[place]))] / temperature
-        if temperature != 1:
-            _, every = np.unique(tokens, return_index=True)  # the given token occurs twice there
-            scaled = logps[every] / temperature
-            given -= scaled.max() + np.log(np.exp(scaled - scaled.max()).sum())
-        out[place] = given
-    return out
-
-
-def _finish_reason(output: vllm.CompletionOutput) -> FinishReason:
-    if output.finish_reason == "length":
-        return FinishReason.LENGTH
-    if output.finish_reason == "stop":
-        return FinishReason.STOP_STRING if isinstance(output.stop_reason, str) else FinishReason.STOP
-    return FinishReason.ABORT
+def _with_changes(answer: Any, request: _Request) -> Any:
+    if not request.changes or not isinstance(answer, Sampled):
+        return answer
+    return replace(answer, versions=spans_of_changes(request.weight_version, request.changes, len(answer.token_ids)))

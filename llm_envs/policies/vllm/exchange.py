@@ -20,7 +20,7 @@ from typing import Any
 from llm_envs.policies.vllm.checkpoints import dtype_of, tensor_dtypes, write_checkpoint
 from llm_envs.policies.vllm.deltas import Delta, encode_delta, write_delta
 
-__all__ = ["Exchange", "ServedCheckpoint", "new_tag"]
+__all__ = ["Exchange", "ServedCheckpoint", "new_tag", "version_of"]
 
 _PREFIX = "llm-envs-weights-"
 _MOST_IN_DELTAS = 0.5
@@ -46,6 +46,11 @@ class ServedCheckpoint:
 def new_tag(version: int) -> str:
     """Return a name for weights that no other client gives."""
     return f"llm-envs {version} {uuid.uuid4().hex}"
+
+
+def version_of(tag: str) -> int:
+    """Return the version in a name from `new_tag`."""
+    return int(tag.split()[1])
 
 
 class Exchange:

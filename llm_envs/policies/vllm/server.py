@@ -7,8 +7,8 @@ Invariants:
 2. A turn is retried only if that can help: no connection, 429, 5xx. It waits longer each time, and goes to another
    server if there is one. Cancelling a turn closes its connection, and the server then aborts the turn.
 3. Weights are compared by name and shape before they are sent to any server, and are sent to all servers in parallel.
-   No turn begins on a server that is loading. A running turn is frozen, continues under the new weights, and is marked
-   with the version at which it began, as with our own engine.
+   No turn begins on a server that is loading. A running turn is frozen and continues under the new weights. With our
+   worker extension its tokens carry the versions that sampled them; otherwise, the one at which it began.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -38,13 +39,15 @@ from llm_envs.policies.vllm.control import (
     SGLangControl,
     VLLMControl,
     check_facts,
+    check_settings,
     check_updatable,
 )
-from llm_envs.policies.vllm.exchange import Exchange, ServedCheckpoint, new_tag
+from llm_envs.policies.vllm.exchange import Exchange, ServedCheckpoint, new_tag, version_of
 from llm_envs.policies.vllm.formats import ServerFormat, SGLangFormat, TurnRequest, VLLMFormat
-from llm_envs.policies.vllm.http import AsyncClients, RetryableError, bearer, check_url, is_local
+from llm_envs.policies.vllm.http import AsyncClients, RetryableError, bearer, is_local
 from llm_envs.policies.vllm.routing import Backoff, Router
 from llm_envs.types import FinishReason, Sampled, SamplingParams
+from llm_envs.types.sampling import spans_of_changes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -108,7 +111,7 @@ class VLLMServerPolicy:
         transport: Literal["whole", "delta"] = "whole",
     ) -> None:
         addresses = [urls] if isinstance(urls, str) else list(urls)
-        _check_settings(addresses, server, max_concurrency, timeout_s, max_retries, health_s)
+        check_settings(addresses, server, max_concurrency, timeout_s, max_retries, health_s)
         if transport not in ("whole", "delta") or (transport == "delta" and server != "vllm"):
             raise InvalidConfigError(f"transport={transport!r}, server={server!r}: use 'whole', or with vLLM 'delta'.")
         self.tokenizer, self.codec = tokenizer, ChatCodec(tokenizer)
@@ -287,6 +290,8 @@ class VLLMServerPolicy:
             if endpoint.process != facts.process:
                 raise RetryableError(f"{endpoint.url} was restarted during a turn.")
             sampled = self._format.sampled(answer, version)
+            if self.weight_version != version and facts.has_extension:
+                sampled = await self._with_changes(endpoint, answer, sampled)
             if sampled.finish_reason is FinishReason.ABORT:
                 raise RetryableError(f"{endpoint.url} aborted a turn.")
         except RetryableError as error:
@@ -302,6 +307,14 @@ class VLLMServerPolicy:
             _LOG.warning("%s is back.", endpoint.url)
         self.router.succeeded(index)
         return sampled
+
+    async def _with_changes(self, endpoint: ServerState, answer: Any, sampled: Sampled) -> Sampled:
+        """Return a turn with the versions that its server's worker has noted for it."""
+        asked = {"method": "llm_envs_versions", "args": [answer["id"]]}
+        answered = await self._clients.post(f"{endpoint.url}/collective_rpc", asked)
+        changes = [(n_tokens, version_of(tag)) for n_tokens, tag in answered["results"][0]]
+        versions = spans_of_changes(sampled.weight_version, changes, len(sampled.token_ids))
+        return replace(sampled, versions=versions)
 
     async def _ready(self, endpoint: ServerState) -> None:
         """Wait until a server is not loading weights and has been identified."""
@@ -476,17 +489,3 @@ class VLLMServerPolicy:
                 )
             self._shapes = tensor_shapes(folder)
         return self._shapes
-
-
-def _check_settings(
-    urls: Sequence[str], server: str, max_concurrency: int, timeout_s: float, max_retries: int, health_s: float
-) -> None:
-    for url in urls:
-        check_url(url, "the server's URL")
-    if server not in ("vllm", "sglang"):
-        raise InvalidConfigError(f"server is {server!r}; it must be 'vllm' or 'sglang'.")
-    if max_concurrency < 1 or max_retries < 0 or not timeout_s > 0 or not health_s > 0:
-        raise InvalidConfigError(
-            f"{max_concurrency=}, {max_retries=}, {timeout_s=}, {health_s=}: they must be at least 1 and 0, and "
-            "above 0."
-        )

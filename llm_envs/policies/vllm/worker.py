@@ -29,6 +29,8 @@ class WorkerExtension:
     """Of the model's weights; None before the first change, and after one that failed."""
     llm_envs_copy: tuple[str, dict[str, Any]] | None = None
     """With deltas: a tag, and its weights in the CPU's memory."""
+    llm_envs_changes: tuple[dict[str, list[tuple[int, str]]], dict[str, list[tuple[int, str]]]] = ({}, {})
+    """Of the turns that ran when the weights changed last, and the time before: request -> see `llm_envs_versions`."""
 
     def llm_envs_bring_up(self, folder: str, whole_tag: str, deltas: list[dict[str, str]]) -> None:
         """Have the weights of a checkpoint and of its deltas; nothing is done if this worker has them.
@@ -65,6 +67,22 @@ class WorkerExtension:
         with repacking(self.model_runner.model):
             self.model_runner.reload_weights(**source)
         self.llm_envs_tag = tag
+        before, changes = self.llm_envs_changes[0], {}
+        for name, request in getattr(self.model_runner, "requests", {}).items():
+            if n_tokens := sum(token >= 0 for token in request.output_token_ids):  # -1: not sampled yet
+                changes[name] = [*before.get(name, []), (n_tokens, tag)]
+        self.llm_envs_changes = changes, before
+
+    def llm_envs_versions(self, request_id: str) -> list[tuple[int, str]]:
+        """Return the changes of the weights during a turn: its tokens before each, and the tag of the new weights.
+
+        Args:
+            request_id: The `id` of the server's answer. It must not be older than one more change.
+        """
+        found = (
+            changes for names in self.llm_envs_changes for name, changes in names.items() if name.startswith(request_id)
+        )
+        return next(found, [])
 
 
 def _delta(delta: dict[str, str]) -> bytes:

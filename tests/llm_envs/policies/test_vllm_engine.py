@@ -6,7 +6,6 @@ import threading
 import numpy as np
 import pytest
 import torch
-from experts import tiny_experts
 
 pytest.importorskip("vllm", reason="vLLM is not installed (make test-vllm has it)")
 pytestmark = pytest.mark.vllm
@@ -15,7 +14,6 @@ from llm_envs.errors import ContextFullError, InvalidConfigError, ModelError  # 
 from llm_envs.policies import VLLMEnginePolicy, load_engine  # noqa: E402
 from llm_envs.policies.base import InterruptiblePolicy, TokenPolicy, UpdatablePolicy  # noqa: E402
 from llm_envs.policies.inference import load_model, token_logps  # noqa: E402
-from llm_envs.policies.vllm.worker import EXTENSION  # noqa: E402
 from llm_envs.rollout import EpisodeSpec, play_episode  # noqa: E402
 from llm_envs.rollout.pause_gate import PauseGate  # noqa: E402
 from llm_envs.testing import NumbersEnv  # noqa: E402
@@ -348,33 +346,29 @@ def test_each_piece_of_a_turn_has_the_log_probabilities_of_its_own_weights(polic
         assert gaps[span.version].max() < 1e-4 and gaps[1 - span.version].max() > 1e-2
 
 
-def test_a_mixture_of_experts_follows_its_updates_here_and_in_a_servers_worker(tmp_path):
-    """vLLM packs experts on a CPU, and by itself not again when they are loaded a second time."""
-    model = tiny_experts()
-    for name in ("first", "second"):
-        model.save_pretrained(tmp_path / name)
-        tiny_tokenizer().save_pretrained(tmp_path / name)
-        change(model)
-    llm = load_engine(tmp_path / "first", dtype="float32", max_model_len=256, worker_extension_cls=EXTENSION)
-    policy = VLLMEnginePolicy(llm, llm.get_tokenizer())
-    assert largest_gap(load_model(tmp_path / "first"), sample(policy, 8)) < 1e-4
-    assert largest_gap(model, sample(policy, 8)) > 0.1
-    for version in (1, 2):
-        policy.update_weights(model.named_parameters(), version)
-        assert largest_gap(model, sample(policy, 8)) < 1e-4
-        change(model)
-    llm.collective_rpc(
-        "llm_envs_bring_up", kwargs={"folder": str(tmp_path / "second"), "whole_tag": "second", "deltas": []}
-    )
-    assert llm.reset_prefix_cache()
-    assert largest_gap(load_model(tmp_path / "second"), sample(policy, 8)) < 1e-4
-    asyncio.run(policy.aclose())
+def test_each_token_of_a_running_turn_has_the_version_that_sampled_it(policy, folder):
+    """The updates change the last norm only, so what was cached before them stays right."""
+    models = [load_model(folder, dtype=torch.float32) for _ in range(3)]
+    for model, factor in zip(models[1:], (1.5, 0.5), strict=True):
+        model.model.norm.weight.data.mul_(factor)
 
+    async def run():
+        params = SamplingParams(max_new_tokens=200, extra={"ignore_eos": True})
+        policy.codec.stop_token_ids = ()
+        turn = asyncio.ensure_future(policy.sample(PROMPT, params, seed=3, session="a"))
+        for version in (1, 2):
+            await until(lambda version=version: policy.n_open_tokens > 40 * version)
+            policy.update_weights(models[version].named_parameters(), version)
+        return await turn
 
-def change(model):
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.05)
+    turn = asyncio.run(run())
+    policy.update_weights(models[0].named_parameters(), 0)
+    assert [span.version for span in turn.versions] == [0, 1, 2] and turn.versions[-1].stop == len(turn.token_ids)
+    ids = np.concatenate([PROMPT, turn.token_ids])
+    scored = [token_logps(model, [ids]) for model in models]
+    for span in turn.versions:
+        gaps = [np.abs(logps[0][len(PROMPT) :] - turn.logps)[span.start : span.stop].max() for logps in scored]
+        assert gaps[span.version] < 1e-4 and min(gaps[: span.version] + gaps[span.version + 1 :]) > 1e-2
 
 
 def test_a_sleeping_engine_wakes_for_turns_and_for_weights(policy, folder, monkeypatch):
@@ -405,21 +399,6 @@ def test_a_sleeping_engine_wakes_for_turns_and_for_weights(policy, folder, monke
 def test_an_engine_without_sleep_mode_stays_awake(policy):
     policy.free_memory()
     assert not policy._engine.is_sleeping()
-
-
-def test_turns_that_a_small_cache_preempts_are_counted_and_have_the_same_tokens(policy, folder):
-    small = load_engine(
-        folder, dtype="float32", max_model_len=256, max_num_seqs=64, num_gpu_blocks_override=6, block_size=128
-    )
-    crowded = VLLMEnginePolicy(small, small.get_tokenizer())
-    settings = {"max_new_tokens": 200, "extra": {"ignore_eos": True}}
-    assert asyncio.run(crowded.count_preemptions()) == 0
-    turns = sample(crowded, 6, **settings)
-    assert asyncio.run(crowded.count_preemptions()) > 0
-    asyncio.run(crowded.aclose())
-    for turn, same in zip(turns, sample(policy, 6, **settings), strict=True):
-        assert turn.token_ids.tolist() == same.token_ids.tolist()
-    assert asyncio.run(policy.count_preemptions()) == 0
 
 
 def test_a_full_context_is_refused(policy):
@@ -481,3 +460,19 @@ def test_an_engine_with_other_logps_is_refused(llm, monkeypatch):
 def test_a_model_that_cannot_be_loaded_is_one_readable_error(tmp_path):
     with pytest.raises(ModelError, match="could not start"):
         load_engine(tmp_path)
+
+
+def test_turns_that_a_small_cache_preempts_are_counted_and_have_the_same_tokens(policy, folder):
+    """The last test: when the second engine ends, the first one cannot go on."""
+    small = load_engine(
+        folder, dtype="float32", max_model_len=256, max_num_seqs=64, num_gpu_blocks_override=6, block_size=128
+    )
+    crowded = VLLMEnginePolicy(small, small.get_tokenizer())
+    settings = {"max_new_tokens": 200, "extra": {"ignore_eos": True}}
+    assert asyncio.run(crowded.count_preemptions()) == 0
+    turns = sample(crowded, 6, **settings)
+    assert asyncio.run(crowded.count_preemptions()) > 0
+    asyncio.run(crowded.aclose())
+    for turn, same in zip(turns, sample(policy, 6, **settings), strict=True):
+        assert turn.token_ids.tolist() == same.token_ids.tolist()
+    assert asyncio.run(policy.count_preemptions()) == 0

@@ -347,7 +347,7 @@ def test_a_delta_whose_answer_was_lost_is_applied_once(by_delta, folder):
     assert largest_gap(model, sampled) < 1e-4
 
 
-def test_turns_under_way_survive_an_update_and_carry_the_version_at_which_they_began(policy, folder):
+def test_turns_under_way_survive_an_update_and_each_token_carries_its_version(policy, folder):
     settings = SamplingParams(max_new_tokens=400, extra={"ignore_eos": True, "stop_token_ids": []})
 
     async def run():
@@ -359,7 +359,34 @@ def test_turns_under_way_survive_an_update_and_carry_the_version_at_which_they_b
 
     *began, later = asyncio.run(run())
     assert [(len(s.token_ids), s.weight_version) for s in began] == [(400, 0)] * 4
-    assert later.weight_version == 7
+    for turn in began:
+        assert [span.version for span in turn.versions] == [0, 7]
+        assert turn.versions[0].start == 0 < turn.versions[0].stop == turn.versions[1].start < 400
+    assert later.weight_version == 7 and later.versions == ()
+
+
+def test_a_turn_through_two_updates_has_three_versions_whoever_sends_them(servers, tokenizer, policy, folder):
+    """The second client only follows, as the second process of a training does."""
+    other = VLLMServerPolicy(servers.urls, tokenizer, model=folder, connect_timeout_s=60)
+    settings = SamplingParams(max_new_tokens=400, extra={"ignore_eos": True, "stop_token_ids": []})
+    model = load_model(folder, dtype=torch.float32)
+
+    async def run():
+        turn = asyncio.create_task(other.sample(PROMPT, settings, seed=1, session="1"))
+        for version in (1, 2):
+            await asyncio.sleep(0.15)
+            change_a_little(model, version)
+            checkpoint = policy.prepare(model.named_parameters(), version)
+            other.follow(checkpoint)
+            await asyncio.to_thread(policy.send, checkpoint)
+        return await turn
+
+    turn = asyncio.run(run())
+    assert [span.version for span in turn.versions] == [0, 1, 2]
+    assert [span.start for span in turn.versions[1:]] == [span.stop for span in turn.versions[:-1]]
+    assert turn.versions[-1].stop == 400
+    asyncio.run(other.aclose())
+    policy.update_weights(load_model(folder, dtype=torch.float32).named_parameters(), 0)
 
 
 def test_weights_that_do_not_fit_are_refused_before_any_server_hears_of_them(policy, folder, tmp_path):

@@ -11,7 +11,7 @@ from llm_envs.errors import InvalidConfigError
 from llm_envs.policies import TransformersPolicy
 from llm_envs.policies.chat_api import chat_request
 from llm_envs.policies.inference import load_model, load_tokenizer
-from llm_envs.policies.vllm.engine import _to_vllm
+from llm_envs.policies.vllm.engine_format import to_vllm
 from llm_envs.policies.vllm.formats import SGLangFormat, TurnRequest, VLLMFormat
 from llm_envs.rollout import Collector, EnvChoice, RowBuilder
 from llm_envs.rollout.turn import join_pieces
@@ -185,7 +185,7 @@ def test_who_cannot_say_it_refuses(config):
     params = SamplingParams(keep_mask=True)
     turn = TurnRequest(np.array([1], np.int32), params, 4, 0, (2,))
     with pytest.raises(InvalidConfigError, match="vLLM does not report which tokens its filters kept"):
-        _to_vllm(params, 4, 0, ())
+        to_vllm(params, 4, 0, ())
     for form in (VLLMFormat(), SGLangFormat()):
         with pytest.raises(InvalidConfigError, match="keep_mask=True: a server"):
             form.request(turn, model="m", salt="")

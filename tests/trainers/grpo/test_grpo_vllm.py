@@ -8,11 +8,9 @@ pytest.importorskip("vllm", reason="vLLM is not installed (make test-vllm has it
 pytestmark = pytest.mark.vllm
 
 import peft  # noqa: E402  (after the skip)
-from experts import tiny_experts  # noqa: E402
 
 from llm_envs.policies.inference import load_model, token_logps  # noqa: E402
 from llm_envs.policies.vllm.launcher import is_healthy  # noqa: E402
-from llm_envs.tiny_model import tiny_tokenizer  # noqa: E402
 from llm_envs.trainers import (  # noqa: E402
     EnvGRPOTrainer,
     EnvPPOConfig,
@@ -80,21 +78,6 @@ def test_lora_reaches_the_engine(train):
     trainer, gaps, _ = train(kwargs={"peft_config": adapter}, max_steps=4, learning_rate=1e-2)
     assert max(gaps) < 1e-4, gaps
     assert any("lora_B" in name and value.abs().max() > 0 for name, value in trainer.model.named_parameters())
-
-
-def test_the_experts_reach_the_engine(tmp_path, config):
-    tiny_experts().save_pretrained(tmp_path / "model")
-    tiny_tokenizer().save_pretrained(tmp_path / "model")
-    settings = {"use_vllm": True, "vllm_max_model_length": 192, "max_steps": 3, "learning_rate": 1e-2}
-    trainer = EnvGRPOTrainer(str(tmp_path / "model"), ENV, config(**settings))
-    trainer.train()
-    trainer.close()
-    history = [entry for entry in trainer.state.log_history if "reward" in entry]
-    assert len(history) == 3
-    assert max(entry["sampling/sampling_logp_difference/max"] for entry in history) < 1e-4
-    start = load_model(tmp_path / "model").state_dict()
-    moved = {name: (value - start[name]).abs().max().item() for name, value in trainer.model.named_parameters()}
-    assert min(value for name, value in moved.items() if "experts" in name) > 1e-3, moved
 
 
 def test_an_unsaved_model_can_be_trained(tiny_folder, config):

@@ -1,0 +1,121 @@
+"""Requests and answers of vLLM's engine inside this process, as our types."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from llm_envs.policies.base import refuse_keep_mask
+from llm_envs.types import FinishReason, Sampled, SamplingParams
+
+if TYPE_CHECKING:
+    import vllm
+
+__all__ = ["nothing", "sampled_so_far", "to_logps", "to_sampled", "to_vllm"]
+
+# vLLM reads a request's seed as a signed 64-bit number.
+_SEED_BITS = 63
+
+
+def to_vllm(params: SamplingParams, max_tokens: int, seed: int, stop_ids: Sequence[int]) -> vllm.SamplingParams:
+    """Return the sampling parameters of one request.
+
+    Args:
+        params: Ours.
+        max_tokens: Most tokens of the turn.
+        seed: Of the turn.
+        stop_ids: Ids that end a turn of the model.
+    """
+    refuse_keep_mask(params, "vLLM")
+    import vllm
+    from vllm.sampling_params import RequestOutputKind
+
+    return vllm.SamplingParams(
+        max_tokens=max_tokens,
+        temperature=params.temperature,
+        top_p=params.top_p,
+        top_k=params.top_k,
+        min_p=params.min_p,
+        repetition_penalty=params.repetition_penalty,
+        stop=list(params.stop_strings) or None,
+        stop_token_ids=[*stop_ids, *params.stop_token_ids],
+        seed=seed & ((1 << _SEED_BITS) - 1),
+        logprobs=0,
+        flat_logprobs=True,  # avoids a dict for each token
+        skip_clone=True,  # this object belongs to this request only
+        detokenize=bool(params.stop_strings),
+        output_kind=RequestOutputKind.FINAL_ONLY,
+        **params.extra,
+    )
+
+
+def to_sampled(request: vllm.RequestOutput, weight_version: int) -> Sampled:
+    """Return an answer as a turn."""
+    output = request.outputs[0]
+    ids = list(output.token_ids)
+    found: Any = output.logprobs
+    if found is None or found.token_ids != ids:
+        raise RuntimeError(f"vLLM returned {len(ids)} tokens without a log-probability for each.")
+    return Sampled(
+        token_ids=np.array(ids, dtype=np.int32),
+        logps=np.array(found.logprobs, dtype=np.float32),
+        finish_reason=_finish_reason(output),
+        weight_version=weight_version,
+    )
+
+
+def nothing(weight_version: int) -> Sampled:
+    """Return a turn that was interrupted before its first token."""
+    return Sampled(np.zeros(0, np.int32), np.zeros(0, np.float32), FinishReason.ABORT, weight_version)
+
+
+def sampled_so_far(engine: Any, request_id: str, weight_version: int) -> Sampled:
+    """Return a turn's tokens so far; none, if this version of vLLM stores them elsewhere.
+
+    vLLM has no public function for this. This does what `OutputProcessor.abort_requests` does for a streaming caller
+    when a request is aborted.
+    """
+    from vllm.v1.engine import FinishReason as Reason
+
+    try:
+        processor = engine.output_processor
+        (internal_id,) = processor.external_req_ids[request_id]
+        state = processor.request_states[internal_id]
+        output = state.make_request_output([], None, Reason.ABORT, None)
+        return to_sampled(output, weight_version) if output.outputs[0].token_ids else nothing(weight_version)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return nothing(weight_version)
+
+
+def to_logps(
+    request: vllm.RequestOutput, weight_version: int, *, ids: npt.NDArray[np.int32], temperature: float
+) -> npt.NDArray[np.float32]:
+    """Return the log-probabilities of a request's prompt tokens, shape (T,).
+
+    Each position has the given token first, followed by all tokens if the whole vocabulary was requested.
+    """
+    found: Any = request.prompt_logprobs
+    if found is None or len(found) != len(ids):
+        raise RuntimeError(f"vLLM returned {len(found or ())} log-probabilities for {len(ids)} given tokens.")
+    out = np.zeros(len(ids), np.float32)
+    for place in range(1, len(ids)):
+        tokens = found.token_ids[found.start_indices[place] : found.end_indices[place]]
+        logps = np.array(found.logprobs[found.start_indices[place] : found.end_indices[place]])
+        given = logps[tokens.index(int(ids[place]))] / temperature
+        if temperature != 1:
+            _, every = np.unique(tokens, return_index=True)  # the given token occurs twice there
+            scaled = logps[every] / temperature
+            given -= scaled.max() + np.log(np.exp(scaled - scaled.max()).sum())
+        out[place] = given
+    return out
+
+
+def _finish_reason(output: vllm.CompletionOutput) -> FinishReason:
+    if output.finish_reason == "length":
+        return FinishReason.LENGTH
+    if output.finish_reason == "stop":
+        return FinishReason.STOP_STRING if isinstance(output.stop_reason, str) else FinishReason.STOP
+    return FinishReason.ABORT
