@@ -24,6 +24,13 @@ def engines(tmp_path_factory, model_folder, episodes):
 
 
 @pytest.fixture(scope="module")
+def shards(tmp_path_factory, model_folder, episodes):
+    out = tmp_path_factory.mktemp("shards")
+    launch(SUPPORT / "ranks.py", model_folder, str(out), episodes, "shards", limit_s=420).check()
+    return results(out, "shards")
+
+
+@pytest.fixture(scope="module")
 def servers(tmp_path_factory, model_folder, episodes):
     """Two servers for both processes: each is a client, the first sends the weights."""
     out = tmp_path_factory.mktemp("servers")
@@ -35,7 +42,7 @@ def servers(tmp_path_factory, model_folder, episodes):
 
 
 @pytest.mark.parametrize("name", ["grpo", "ppo", "dpo"])
-@pytest.mark.parametrize("kind", ["engines", "servers"])
+@pytest.mark.parametrize("kind", ["engines", "servers", "shards"])
 def test_engines_follow_and_weights_stay_alike(request, kind, name):
     """Three generations, each compared with the weights of then; no episode of process 1 ends before those of 0."""
     one, other = (rank[name] for rank in request.getfixturevalue(kind))
@@ -47,6 +54,11 @@ def test_engines_follow_and_weights_stay_alike(request, kind, name):
     assert all(torch.equal(value, other["weights"][key]) for key, value in one["weights"].items())
     assert len(one["changed"]) > 4
     assert set(one["versions"]) == set(other["versions"]) == {2}
+
+
+def test_a_shared_engine_has_a_part_of_each_layer_in_each_process(shards, engines):
+    for one, whole in zip(shards, engines, strict=True):
+        assert 0.5 <= one["grpo"]["share"] < 0.6 and whole["grpo"]["share"] == 1  # both have the only key-value head
 
 
 @pytest.mark.parametrize("n", [1, 4])

@@ -456,6 +456,10 @@ class Parts:
             said[self.name]["ages"] = [entry.get("sampling/staleness_max") for entry in logs]
         return said
 
+    def shards(self) -> dict[str, Any]:
+        """The same on one engine for both processes: each has half of every layer."""
+        return self.engines(ENGINE | {"vllm_tensor_parallel_size": 2})
+
     def engines(self, engine: dict[str, Any] = ENGINE) -> dict[str, Any]:
         """Each trainer that plays, and what its engine's log-probabilities differ by from those of its weights."""
         said: dict[str, Any] = {}
@@ -472,13 +476,26 @@ class Parts:
             trainer = make()
             base = weights_of(trainer.model)
             gaps = gaps_of(self.follow(trainer))
+            share = engine_share(trainer)
             trainer.train()
             trainer.close()
-            numbers = numbers_of(trainer, gaps=gaps, texts=[t.messages[1].content for t in trainer.last_trajectories])
+            numbers = numbers_of(
+                trainer, share=share, gaps=gaps, texts=[t.messages[1].content for t in trainer.last_trajectories]
+            )
             numbers["versions"] = [s.version for t in trainer.last_trajectories for s in t.turns[0].weight_versions]
             numbers["changed"] = [key for key, value in numbers["weights"].items() if not torch.equal(value, base[key])]
             said[name] = numbers
         return said
+
+
+def engine_share(trainer: Any) -> float | None:
+    """Return the share of the layers' outputs that this process's engine computes; None with servers."""
+    llm = getattr(trainer._policy, "llm", None)
+    if llm is None:
+        return None
+    model = llm.llm_engine.model_executor.driver_worker.model_runner.model
+    layers = [layer for layer in model.modules() if hasattr(layer, "output_size_per_partition")]
+    return sum(layer.output_size_per_partition for layer in layers) / sum(layer.output_size for layer in layers)
 
 
 def main() -> None:

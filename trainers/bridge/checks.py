@@ -14,6 +14,7 @@ __all__ = [
     "LOSS_TYPES",
     "as_algorithm",
     "check_async_generations",
+    "check_engine",
     "check_env_kwargs",
     "check_forks",
     "check_loss_types",
@@ -63,10 +64,28 @@ def check_async_generations(args: Any) -> None:
             f"async_generations={n} with use_vllm=False: the trainer's own model cannot sample while it is trained. "
             "Set use_vllm=True, or async_generations=0."
         )
-    if args.vllm_enable_sleep_mode and args.use_vllm and (n or args.vllm_mode == "server"):
+
+
+def check_engine(args: Any) -> None:
+    """Refuse settings of a vLLM engine in the trainer's process that do not fit together.
+
+    Raises:
+        InvalidConfigError: If so.
+    """
+    if not args.use_vllm:
+        return
+    n_shards, is_server, n_ahead = args.vllm_tensor_parallel_size, args.vllm_mode == "server", args.async_generations
+    if n_shards != 1 and (is_server or n_shards < 1 or args.world_size % n_shards):
         raise InvalidConfigError(
-            f"vllm_enable_sleep_mode=True with vllm_mode={args.vllm_mode!r} and async_generations={n}: only an engine "
-            "in the trainer's process that has nothing to play meanwhile can sleep. Set it to False."
+            f"vllm_tensor_parallel_size={n_shards} with vllm_mode={args.vllm_mode!r} and {args.world_size} processes: "
+            "they share engines in groups of this size, so it must divide their number. Servers have "
+            f"server_args='--tensor-parallel-size {n_shards}' instead."
+        )
+    if args.vllm_enable_sleep_mode and (n_ahead or is_server or n_shards > 1):
+        raise InvalidConfigError(
+            f"vllm_enable_sleep_mode=True with vllm_mode={args.vllm_mode!r}, async_generations={n_ahead} and "
+            f"vllm_tensor_parallel_size={n_shards}: only an engine that this process has for itself, and that has "
+            "nothing to play meanwhile, can sleep. Set it to False."
         )
 
 

@@ -104,6 +104,7 @@ def own_engine(trainer: GRPOTrainer | DPOTrainer) -> ColocatedEngine:
         max_num_seqs=most_of(args.max_concurrency),
         model_impl=args.vllm_model_impl,
         enable_sleep_mode=args.vllm_enable_sleep_mode,
+        tensor_parallel_size=args.vllm_tensor_parallel_size,
         trust_remote_code=args.trust_remote_code,
     )
 

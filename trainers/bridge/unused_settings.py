@@ -41,7 +41,7 @@ ONLINE_DPO = (
     *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_completion_length", "max_turns"),
     *("max_turn_tokens", "max_episode_s", "max_step_s", "max_concurrency", "max_refills", "save_trajectories"),
     *("use_vllm", "vllm_mode", "vllm_gpu_memory_utilization", "vllm_max_model_length", "vllm_model_impl"),
-    "vllm_enable_sleep_mode",
+    *("vllm_enable_sleep_mode", "vllm_tensor_parallel_size"),
     "async_generations",
     *SERVER_SETTINGS,
 )
@@ -185,7 +185,7 @@ def dpo_cases(args: Any, *, is_online: bool, has_selector: bool) -> list[Case]:
             "use_vllm is False",
             (
                 *("vllm_mode", "vllm_gpu_memory_utilization", "vllm_max_model_length", "vllm_model_impl"),
-                "vllm_enable_sleep_mode",
+                *("vllm_enable_sleep_mode", "vllm_tensor_parallel_size"),
             ),
         ),
         *server_cases(args),

@@ -58,11 +58,13 @@ class ColocatedEngine(VLLMGeneration):
 
     def _init_vllm(self) -> None:
         """Start the engine in this process."""
+        n_shards = self.tensor_parallel_size
         settings: dict[str, Any] = {
             "dtype": str(self.model.dtype).removeprefix("torch."),
-            "seed": self._seed + self.accelerator.process_index,
+            "seed": self._seed + self.accelerator.process_index // n_shards,
             "max_model_len": self.max_model_length,
-            "max_num_seqs": self.max_num_seqs,
+            "max_num_seqs": (self.max_num_seqs or 256) * n_shards,  # the turns of all processes of the group
+            "tensor_parallel_size": n_shards,
             "gpu_memory_utilization": self.gpu_memory_utilization,
             "model_impl": self.model_impl,
             "trust_remote_code": self.trust_remote_code,
@@ -75,7 +77,12 @@ class ColocatedEngine(VLLMGeneration):
             self.llm = load_engine(self._source(Path(scratch)), **settings)
         if is_one_of_many and (finalizer := getattr(self.llm.llm_engine.engine_core, "_finalizer", None)):
             finalizer.detach()  # otherwise the engine's end would destroy the trainer's process groups
-        self.policy = VLLMEnginePolicy(self.llm, self._tokenizer)
+        group = None
+        if n_shards > 1:
+            n_processes = self.accelerator.num_processes
+            ranks = [list(range(first, first + n_shards)) for first in range(0, n_processes, n_shards)]
+            group, _ = torch.distributed.new_subgroups_by_enumeration(ranks, backend="gloo")
+        self.policy = VLLMEnginePolicy(self.llm, self._tokenizer, group=group)
 
     def _source(self, scratch: Path) -> str:
         """Return where the engine can load the architecture and tokenizer from."""

@@ -12,7 +12,7 @@ from trl import DPOConfig
 from llm_envs.data.datasets import OVERLONG
 from llm_envs.errors import InvalidConfigError
 from llm_envs.registration import task_spec
-from llm_envs.trainers.bridge.checks import check_async_generations, check_env_kwargs, check_loss_types
+from llm_envs.trainers.bridge.checks import check_async_generations, check_engine, check_env_kwargs, check_loss_types
 from llm_envs.trainers.bridge.ranks import set_for_machine
 from llm_envs.trainers.bridge.servers import ServerSettings
 
@@ -132,6 +132,9 @@ class EnvDPOConfig(ServerSettings, DPOConfig):
     vllm_mode: str = field(default="colocate", metadata={"help": "colocate: an engine in each process; or server."})
     vllm_gpu_memory_utilization: float = field(default=0.3, metadata={"help": "Share of the device for vLLM."})
     vllm_max_model_length: int | None = field(default=None, metadata={"help": "Context of vLLM; None: the model's."})
+    vllm_tensor_parallel_size: int = field(
+        default=1, metadata={"help": "Number of processes that share an engine, each with a part of every layer."}
+    )
     vllm_enable_sleep_mode: bool = field(
         default=False, metadata={"help": "Whether the engine gives its memory to the trainer while it does not play."}
     )
@@ -164,6 +167,7 @@ class EnvDPOConfig(ServerSettings, DPOConfig):
                 raise InvalidConfigError(f"{name}={getattr(self, name)!r}; it must be {expected}.")
         check_loss_types(self.loss_type, "DPO")
         check_async_generations(self)
+        check_engine(self)
 
     @property
     def n_steps_per_round(self) -> int:

@@ -9,7 +9,12 @@ import torch
 from trl import GRPOConfig
 
 from llm_envs.errors import InvalidConfigError
-from llm_envs.trainers.bridge.checks import check_async_generations, check_env_kwargs, check_forks, check_loss_types
+from llm_envs.trainers.bridge.checks import (
+    check_async_generations,
+    check_env_kwargs,
+    check_forks,
+    check_loss_types,
+)
 from llm_envs.trainers.bridge.ranks import set_for_machine
 from llm_envs.trainers.bridge.servers import ServerSettings
 from llm_envs.trainers.bridge.unused_settings import grpo_cases, refuse_unused

@@ -16,7 +16,7 @@ from llm_envs.errors import InvalidConfigError
 from llm_envs.registration import task_spec
 from llm_envs.sources.curriculum import Curriculum
 from llm_envs.sources.source import Envs
-from llm_envs.trainers.bridge.checks import check_env_kwargs
+from llm_envs.trainers.bridge.checks import check_engine, check_env_kwargs
 from llm_envs.trainers.bridge.items import EpisodeDataset, make_items
 from llm_envs.trainers.grpo.config import EnvGRPOConfig
 
@@ -51,12 +51,8 @@ def check_arguments(env: Any, args: Any, kwargs: Mapping[str, Any]) -> None:
         raise InvalidConfigError(f"vllm_mode={args.vllm_mode!r}; it must be colocate or server.")
     if args is not None and args.vllm_transport not in ("whole", "delta"):
         raise InvalidConfigError(f"vllm_transport={args.vllm_transport!r}; it must be whole or delta.")
-    if args is not None and args.use_vllm and args.vllm_tensor_parallel_size != 1:
-        raise InvalidConfigError(
-            f"vllm_tensor_parallel_size={args.vllm_tensor_parallel_size} is not supported here: each process has an "
-            "engine on its own device. Use servers: vllm_mode='server' with server_args='--tensor-parallel-size "
-            f"{args.vllm_tensor_parallel_size}'."
-        )
+    if args is not None:
+        check_engine(args)
 
 
 def make_splits(

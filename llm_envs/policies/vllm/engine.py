@@ -12,6 +12,7 @@ Invariants:
    turn continues under the new weights, and its tokens carry the versions that sampled them. A caller that does not
    want this must first wait for its turns, or interrupt them.
 4. If the engine fails, every open request and every later one gets the error. No caller waits for ever.
+5. With tensor parallelism, the pumps of a group go in lockstep (`lockstep.py`): everything above holds in each process.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from llm_envs.chat.codec import ChatCodec
 from llm_envs.errors import ContextFullError, InvalidConfigError, MissingExtraError, ModelError
 from llm_envs.policies.inference.cpu import cpu_dtype, skips_compilation
 from llm_envs.policies.vllm.engine_format import nothing, sampled_so_far, to_logps, to_sampled, to_vllm
+from llm_envs.policies.vllm.lockstep import Agreed, Lockstep
 from llm_envs.policies.vllm.weights import load_weights
 from llm_envs.types import Sampled, SamplingParams
 from llm_envs.types.sampling import spans_of_changes
@@ -113,12 +115,17 @@ class VLLMEnginePolicy:
         llm: A `vllm.LLM` in this process, with `logprobs_mode="processed_logprobs"`.
         tokenizer: Its tokenizer, with a chat template.
         weight_version: Version of the weights as loaded.
+        group: With tensor parallelism, the processes whose engines share this model: a gloo process group for this
+            policy alone. Weights change when all of them have called `update_weights`, and the engines end when all are
+            closed.
 
     Raises:
         ModelError: If the engine does not report log-probabilities of the sampled distribution.
     """
 
-    def __init__(self, llm: vllm.LLM, tokenizer: PreTrainedTokenizerBase, *, weight_version: int = 0) -> None:
+    def __init__(
+        self, llm: vllm.LLM, tokenizer: PreTrainedTokenizerBase, *, weight_version: int = 0, group: Any = None
+    ) -> None:
         self.llm = llm
         self.tokenizer = tokenizer
         self.codec = ChatCodec(tokenizer)
@@ -127,7 +134,10 @@ class VLLMEnginePolicy:
         self._asleep: set[str] = set()  # vLLM's names of the memory that it has given back
         self._n_preemptions, self._preempted = 0, 0  # of all turns, of the running ones
         self._n_updates = 0  # waiting or running updates: the pump gives way to them
-        self._engine = llm.llm_engine
+        self._lockstep = None if group is None else Lockstep(llm.llm_engine, group)
+        self._may_update = threading.Event()  # with a group: all processes want to
+        self._prefix = f"{id(self)}-" if group is None else f"{group.rank()}-{id(self)}-"
+        self._engine: Any = self._lockstep or llm.llm_engine
         config = self._engine.model_config
         self.max_model_len: int = config.max_model_len
         if config.logprobs_mode != "processed_logprobs":
@@ -250,7 +260,7 @@ class VLLMEnginePolicy:
     ) -> Any:
         """Pass one request to the engine and return its answer; a cancellation aborts the request in the engine."""
         loop = asyncio.get_running_loop()
-        name = f"{id(self)}-{next(self._ids)}"
+        name = f"{self._prefix}{next(self._ids)}"
         request = _Request(name, prompt_ids.tolist(), settings, read, loop.create_future(), loop, session)
         with self._wake:
             if self._failure is not None or self._closed:
@@ -276,6 +286,9 @@ class VLLMEnginePolicy:
         with self._wake:
             self._n_updates += 1
         try:
+            while self._lockstep is not None and not self._may_update.wait(0.1):
+                if self._failure is not None:
+                    raise RuntimeError(self._why_closed())
             with self._stepping:
                 self._wake_up("weights")
                 load_weights(self.llm, named_parameters)
@@ -318,6 +331,9 @@ class VLLMEnginePolicy:
                     self._admit()
                     outputs = self._engine.step() if self._engine.has_unfinished_requests() else []
                     self._note_preemptions()
+                if self._lockstep is not None:
+                    for name, error in self._lockstep.refused.items():
+                        self._refuse(self._open.pop(name), error)
                 for output in outputs:
                     if output.finished:
                         self._answer(output)
@@ -325,6 +341,8 @@ class VLLMEnginePolicy:
             self._failure = error
         finally:
             self._abandon()
+        if self._failure is not None and self._lockstep is not None:
+            self._lockstep.fail(self._failure)
 
     def _note_preemptions(self) -> None:
         try:
@@ -336,10 +354,25 @@ class VLLMEnginePolicy:
 
     def _wait_for_work(self) -> bool:
         """Wait until there is work; return False if the policy was closed."""
+        if self._lockstep is not None:
+            return self._wait_for_group(self._lockstep)
         with self._wake:
             while not self._closed and (self._n_updates or not (self._arrived or self._open)):
                 self._wake.wait()
             return not self._closed
+
+    def _wait_for_group(self, lockstep: Lockstep) -> bool:
+        while True:
+            with self._wake:
+                is_busy, has_update, is_closed = bool(self._arrived or self._open), bool(self._n_updates), self._closed
+            agreed = lockstep.agree(is_busy=is_busy, has_update=has_update, is_closed=is_closed)
+            if agreed is Agreed.UPDATE:
+                self._may_update.set()
+                with self._wake:
+                    self._wake.wait_for(lambda: not self._n_updates)
+                self._may_update.clear()
+            elif agreed is not Agreed.WAIT:
+                return agreed is Agreed.STEP
 
     def _admit(self) -> None:
         """Pass new requests to the engine, abort cancelled ones, and answer and abort interrupted ones."""
@@ -363,7 +396,7 @@ class VLLMEnginePolicy:
             try:
                 self._engine.add_request(request.id, prompt, request.params)
             except Exception as error:  # the engine refuses this one request
-                _resolve(request, partial(request.answer.set_exception, error))
+                self._refuse(request, error)
                 continue
             self._open[request.id] = request
         found = [self._open[request_id] for request_id in interrupted & self._open.keys()]
@@ -377,6 +410,10 @@ class VLLMEnginePolicy:
             self._engine.abort_request(aborted)
         for request, sampled in zip(found, answers, strict=True):  # the engine no longer has these requests
             _resolve(request, partial(request.answer.set_result, sampled))
+
+    @staticmethod
+    def _refuse(request: _Request, error: Exception) -> None:
+        _resolve(request, partial(request.answer.set_exception, error))
 
     def _answer(self, output: vllm.RequestOutput) -> None:
         request = self._open.pop(output.request_id, None)

@@ -349,10 +349,11 @@ def test_bad_settings_are_one_line_errors(make, tiny_folder):
         make(max_completion_length=500)
     with pytest.raises(InvalidConfigError, match="max_completion_length=None; it must be a number"):
         make(max_completion_length=None)
-    with pytest.raises(InvalidConfigError, match="vllm_tensor_parallel_size=2 is not supported here"):
-        make(use_vllm=True, vllm_tensor_parallel_size=2)
+    for shards, mode in ((2, "colocate"), (0, "colocate"), (2, "server")):
+        with pytest.raises(InvalidConfigError, match=f"size={shards} with .* and 1 processes: .* must divide"):
+            make(use_vllm=True, vllm_tensor_parallel_size=shards, vllm_mode=mode)
     for busy in ({"vllm_mode": "server"}, {"async_generations": 1}):
-        with pytest.raises(InvalidConfigError, match=r"only an engine in the trainer's process .* can sleep"):
+        with pytest.raises(InvalidConfigError, match=r"only an engine that this process has for itself.* can sleep"):
             make(use_vllm=True, vllm_enable_sleep_mode=True, **busy)
     with pytest.raises(InvalidConfigError, match=r"difficulty.*easy"):
         make(env="llm/Calculator-v0", env_kwargs={"difficulty": "impossible"})
