@@ -115,8 +115,8 @@ class VLLMEnginePolicy:
         llm: A `vllm.LLM` in this process, with `logprobs_mode="processed_logprobs"`.
         tokenizer: Its tokenizer, with a chat template.
         weight_version: Version of the weights as loaded.
-        group: With tensor parallelism, the processes whose engines share this model: a gloo process group for this
-            policy alone. Weights change when all of them have called `update_weights`, and the engines end when all are
+        group: With tensor parallelism, the processes whose engines share this model: a gloo process group that nothing
+            else uses. Weights change when all of them have called `update_weights`, and the engines end when all are
             closed.
 
     Raises:

@@ -37,7 +37,7 @@ class Agreed(IntEnum):
 class Lockstep:
     """A vLLM engine whose steps are those of a group.
 
-    Every method that says so is a collective: all processes of the group call it, in the same order.
+    `agree` and `step` are collectives: all processes of the group call them, in the same order.
 
     Args:
         engine: The `LLMEngine` of this process.
