@@ -6,15 +6,19 @@ import argparse
 import math
 import re
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from llm_envs.cli.parser import json_object
 from llm_envs.errors import InvalidConfigError
+
+if TYPE_CHECKING:
+    from llm_envs.data.shards import Shard
 
 __all__ = [
     "add_env_arguments",
     "add_rollout_arguments",
     "add_sampling_arguments",
+    "add_shard_argument",
     "env_kwargs_of",
     "positive",
     "require_model",
@@ -45,6 +49,26 @@ def concurrency(text: str) -> int | Literal["auto"]:
         return positive(text)
     except argparse.ArgumentTypeError as error:
         raise argparse.ArgumentTypeError(f"{text} is not a whole number of at least 1, or auto") from error
+
+
+def add_shard_argument(parser: argparse._ActionsContainer) -> None:
+    """Add `--shard`."""
+    parser.add_argument(
+        "--shard",
+        type=shard,
+        metavar="I/N",
+        help="play only shard I of N, into a folder of that name in --out; llm-envs merge joins them",
+    )
+
+
+def shard(text: str) -> Shard:
+    """Read "0/4"."""
+    from llm_envs.data.shards import Shard
+
+    try:
+        return Shard.parse(text)
+    except InvalidConfigError as error:
+        raise argparse.ArgumentTypeError(str(error).rstrip(".")) from error
 
 
 def seconds(text: str) -> float:

@@ -18,6 +18,7 @@ from llm_envs.cli.arguments import (
     add_env_arguments,
     add_rollout_arguments,
     add_sampling_arguments,
+    add_shard_argument,
     env_kwargs_of,
     positive,
     require_text,
@@ -40,6 +41,7 @@ examples:
   llm-envs collect llm/Calculator-v0 --model DIR --serve 2 -n 1000 --out runs/served --resume
   llm-envs collect llm/Calculator-v0 --model DIR --url http://a:8000 --url http://b:8000 -n 1000 --out runs/servers
   llm-envs collect llm/Calculator-v0 --model https://host/v1 --model-name NAME -n 50 --out runs/api
+  llm-envs collect llm/Calculator-v0 --model DIR -n 1000 --out runs/parts --shard 0/4
   llm-envs collect llm/Calculator-v0 --model DIR --policy vllm -n 50 --out runs/logged --report-to tensorboard jsonl
 
 Ctrl-C ends it in order; the same command with --resume goes on. llm-envs export writes what was collected for others.
@@ -61,6 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--group-size", type=positive, default=1, metavar="G", help="episodes per problem; default 1")
     parser.add_argument("--resume", action=Flag, help="resume the run in the folder, if any")
+    add_shard_argument(parser)
     parser.add_argument("--seed", type=int, default=0, help="the run's seed; default 0")
     add_env_arguments(parser)
     add_sampling_arguments(parser)
@@ -98,6 +101,9 @@ def run(arguments: argparse.Namespace) -> int:
     settings = player_settings(arguments) | ({} if arguments.window is None else {"window": arguments.window})
     # A model may take minutes to load, so report errors in the folder and its settings first.
     own = run_settings(envs, group_size=arguments.group_size, **collector) | settings
+    if arguments.shard is not None:
+        own |= arguments.shard.settings(arguments.n)
+        arguments.out = str(arguments.shard.folder(arguments.out))
     check_folder(arguments.out, own, resume=arguments.resume)
     if (Path(arguments.out) / MANIFEST_NAME).exists():
         finished(arguments.out)
@@ -114,6 +120,7 @@ def run(arguments: argparse.Namespace) -> int:
                 n_groups=arguments.n,
                 group_size=arguments.group_size,
                 resume=arguments.resume,
+                shard=arguments.shard,
                 settings=settings,
                 show=live_progress,
                 logger=logger,
@@ -159,8 +166,9 @@ def _say_how_to_go_on(arguments: argparse.Namespace) -> None:
         n = len(finished(arguments.out))
     except StoreError:  # the run had not created its folder
         n = 0
+    n_groups = arguments.n if arguments.shard is None else len(arguments.shard.groups(arguments.n))
     print(
-        f"llm-envs: interrupted: {n} of {arguments.n * arguments.group_size} episodes are finished and saved in "
+        f"llm-envs: interrupted: {n} of {n_groups * arguments.group_size} episodes are finished and saved in "
         f"{visible_text(arguments.out)}. To resume, repeat the command with --resume.",
         file=sys.stderr,
     )

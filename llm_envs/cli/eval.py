@@ -13,7 +13,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llm_envs.cli.arguments import add_rollout_arguments, add_sampling_arguments, positive, require_text
+from llm_envs.cli.arguments import (
+    add_rollout_arguments,
+    add_sampling_arguments,
+    add_shard_argument,
+    positive,
+    require_text,
+)
 from llm_envs.cli.collect import terminated_as_interrupted
 from llm_envs.cli.parser import Flag, Repeatable, json_object
 from llm_envs.cli.policy_options import add_player_arguments, check_player, open_player, player_settings
@@ -38,6 +44,7 @@ examples:
   llm-envs eval llm/Calculator-v0 --model DIR -n 500 --out runs/eval --resume --report-to wandb csv
   llm-envs eval --suite suite.yaml --model DIR --json
   llm-envs eval llm/Calculator-v0 --model AFTER --out runs/after --compare runs/before
+  llm-envs eval llm/Calculator-v0 --model DIR --out runs/parts --shard 0/4
   llm-envs eval --replay runs/eval
   llm-envs eval --replay runs/after --compare runs/before
 """
@@ -75,6 +82,7 @@ def _add_output_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("what comes of it")
     group.add_argument("--out", metavar="DIR", help="output folder of the run: the trajectories and results.json")
     group.add_argument("--resume", action=Flag, help="resume the evaluation in --out; with a larger -n, play more")
+    add_shard_argument(group)
     group.add_argument("--json", action=Flag, help="print the results as JSON")
     group.add_argument(
         "--confidence", type=_confidence, default=0.95, metavar="C", help="confidence level of intervals, default 0.95"
@@ -118,8 +126,12 @@ def run(arguments: argparse.Namespace) -> int:
         print(show_results(results))
         if found is not None:
             print("\n" + show_comparison(found))
-        if arguments.out is not None:
+        if arguments.shard is not None:
+            print(visible_text(f"\n{arguments.out}: shard {arguments.shard}; llm-envs merge joins all shards"))
+        elif arguments.out is not None:
             print(visible_text(f"\n{arguments.out}: results.json{'' if arguments.replay else ' and the trajectories'}"))
+    if arguments.shard is not None:
+        return 0
     failed = failed_thresholds(results, suite or _thresholds(results, arguments))
     for line in failed:
         print(f"llm-envs: {visible_text(line)}", file=sys.stderr)
@@ -149,6 +161,15 @@ def _check(arguments: argparse.Namespace) -> None:
         raise InvalidConfigError("--suite lists the tasks: leave out ENV, --env-kwargs and --exclude.")
     if arguments.resume and arguments.out is None:
         raise InvalidConfigError("--resume needs --out, the folder of the evaluation.")
+    if arguments.shard is not None:
+        whole = ["replay", "compare", *THRESHOLDS]
+        if found := [name for name in whole if getattr(arguments, name) is not None]:
+            raise InvalidConfigError(
+                f"--shard plays a part of an evaluation: leave out --{found[0].replace('_', '-')}, and give it to "
+                "llm-envs eval --replay with the merged run."
+            )
+        if arguments.out is None:
+            raise InvalidConfigError("--shard needs --out, the folder of the evaluation.")
     if arguments.k and arguments.group_size and arguments.k > arguments.group_size:
         raise InvalidConfigError(
             f"-k {arguments.k} is above --group-size {arguments.group_size}: pass@k needs at least k episodes of each "
@@ -246,6 +267,9 @@ def _play(arguments: argparse.Namespace, suite: Suite) -> Results:
     settings = player_settings(arguments) | ({} if arguments.window is None else {"window": arguments.window})
     own = run_settings(SuiteSource(suite), group_size=suite.samples, seed=suite.seed, **collector)
     own |= suite_settings(suite, **settings)
+    if arguments.shard is not None:
+        own |= arguments.shard.settings(len(SuiteSource(suite)))
+        arguments.out = str(arguments.shard.folder(arguments.out))
     if arguments.out is not None:  # a model may take minutes to load, so report these errors first
         kept = resumable_settings(arguments.out, suite) if arguments.resume else {}
         check_folder(arguments.out, own | kept, resume=arguments.resume)
@@ -261,6 +285,7 @@ def _play(arguments: argparse.Namespace, suite: Suite) -> Results:
             policy,
             out=arguments.out,
             resume=arguments.resume,
+            shard=arguments.shard,
             codec=codec,
             confidence=arguments.confidence,
             settings=settings,

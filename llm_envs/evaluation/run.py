@@ -18,6 +18,7 @@ from typing import Any
 from llm_envs.chat.context import Codec
 from llm_envs.data.folder import MANIFEST_NAME, read_manifest, write_manifest
 from llm_envs.data.lock import FolderLock
+from llm_envs.data.shards import Shard
 from llm_envs.data.writer import check_folder
 from llm_envs.errors import InvalidConfigError
 from llm_envs.evaluation.metrics import evaluation_metrics
@@ -190,6 +191,7 @@ def evaluate_suite(
     *,
     out: str | Path | None = None,
     resume: bool = False,
+    shard: Shard | None = None,
     codec: Codec | None = None,
     confidence: float = 0.95,
     settings: Mapping[str, Any] | None = None,
@@ -206,6 +208,8 @@ def evaluate_suite(
         out: A folder for the trajectories, as `collect_run` writes it, and `results.json`; None keeps neither.
         resume: Continue the evaluation in the folder: play missing episodes, and replay failed ones. A task may have
             more problems than before (`n`), and another k within its samples.
+        shard: Play only the problems of this shard into `out`, and return the results of these. `merge_runs` joins the
+            shards, and `replay` scores the whole.
         codec: Messages to token ids, for a token policy.
         confidence: Confidence of all intervals.
         settings: Further settings that decide the episodes, such as a model's name, as JSON types; stored in the
@@ -220,12 +224,16 @@ def evaluate_suite(
         InvalidConfigError: If a setting is wrong, or a task has fewer problems than the evaluation in the folder.
         StoreError: If the folder holds another run, or cannot be written to.
     """
+    if shard is not None and out is None:
+        raise InvalidConfigError("a shard of an evaluation needs a folder (out), from which all shards are merged.")
     source, own = SuiteSource(suite), suite_settings(suite, **dict(settings or {}))
     collector = {"progress": False, "codec": codec} | collector | {"seed": suite.seed}
     policy_name = {"policy": type(policy).__name__}
     if out is not None:
         if resume:
-            extend_run(out, suite, run_settings(source, group_size=suite.samples, **collector) | policy_name | own)
+            of_shard = {} if shard is None else shard.settings(len(source))
+            now = run_settings(source, group_size=suite.samples, **collector) | policy_name | own | of_shard
+            extend_run(out, suite, now)
         collect_run(
             source,
             policy,
@@ -233,15 +241,17 @@ def evaluate_suite(
             n_groups=len(source),
             group_size=suite.samples,
             resume=resume,
+            shard=shard,
             settings=own,
             show=show,
             logger=logger,
             log_every_s=log_every_s,
             **collector,
         )
-        results = replay(out, suite=suite, confidence=confidence)
+        results = replay(out, suite=suite, confidence=confidence, allow_partial=shard is not None)
         results = replace(results, played_with=results.versions)
-        results.save(out)
+        if shard is None:
+            results.save(out)
     else:
         results = _played_in_memory(source, suite, policy, own, confidence, show, logger, log_every_s, collector)
     if logger is not None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from llm_envs.data.shards import Shard
 from llm_envs.data.writer import MAX_LOG_BYTES, EpisodeKey, TrajectoryWriter, finished, remaining
 from llm_envs.errors import InvalidConfigError, RolloutFailedError
 from llm_envs.policies.base import Policy
@@ -59,6 +60,7 @@ def collect_run(
     n_groups: int,
     group_size: int = 1,
     resume: bool = False,
+    shard: Shard | None = None,
     settings: Mapping[str, Any] | None = None,
     show: Show | None = None,
     logger: Logger | None = None,
@@ -81,6 +83,8 @@ def collect_run(
         group_size: Episodes of each group's seed.
         resume: Continue the run in the folder, if there is one. All settings that decide which episodes are played must
             be the same as at its start.
+        shard: Play only the groups of this shard; the others are other calls', perhaps on other machines, with other
+            folders. `merge_runs` joins them. The number of groups then cannot grow on resume.
         settings: Further settings that decide it, such as a model's name, as JSON types. They are stored in the
             manifest and compared on resume.
         show: Shows progress, for example `progress.live_progress`.
@@ -107,12 +111,14 @@ def collect_run(
     with Collector(envs, policy, **collector) as active:
         own = run_settings(envs, group_size=group_size, **collector)
         own |= {"policy": type(policy).__name__} | dict(settings or {})
+        own |= {} if shard is None else shard.settings(n_groups)
+        indices = range(n_groups) if shard is None else shard.groups(n_groups)
         with TrajectoryWriter(out, settings=own, resume=resume, max_log_bytes=max_log_bytes) as writer:
             # After the writer has opened the folder: it locks it and removes a torn last line.
             done = finished(writer.path)
             # A function, because the specs are generated twice (counted, then played) and never held in memory.
-            left = partial(_left, active.source, n_groups, group_size, done)
-            n_episodes = n_groups * group_size
+            left = partial(_left, active.source, indices, group_size, done)
+            n_episodes = len(indices) * group_size
             n_left = sum(map(len, left())) if done else n_episodes
             saver = _EpisodeSaver(writer, max_errors_in_a_row, active.on_trajectory)
             active.on_trajectory = saver.save
@@ -190,12 +196,12 @@ def run_settings(
 
 
 def _left(
-    source: SeedSource, n_groups: int, group_size: int, done: Collection[EpisodeKey]
+    source: SeedSource, indices: Iterable[int], group_size: int, done: Collection[EpisodeKey]
 ) -> Iterator[Sequence[EpisodeSpec]]:
-    """Yield the missing specs of a source's next groups, computed when they are asked for."""
+    """Yield the missing specs of a source's groups, counted from its position, when they are asked for."""
     # `spec` and not `take`, which would advance the source: counting and playing must see the same groups.
-    for index in range(source.position, source.position + n_groups):
-        yield from remaining([group_specs(source.spec(index), group_size)], done)
+    for index in indices:
+        yield from remaining([group_specs(source.spec(source.position + index), group_size)], done)
 
 
 class _EpisodeSaver:

@@ -1,0 +1,190 @@
+"""Runs that several machines play without talking to each other: each plays a shard, and `merge_runs` joins them.
+
+Which episodes a run has depends only on its settings. So shard 2 of 4 plays groups 2, 6, 10, ... wherever it runs, and
+the merged run has the same trajectories as one that a single machine plays.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from llm_envs.data.folder import (
+    MANIFEST_NAME,
+    Manifest,
+    find_parts,
+    log_name,
+    read_manifest,
+    shard_name,
+    write_manifest,
+)
+from llm_envs.data.lock import FolderLock
+from llm_envs.data.log import remove_torn_line
+from llm_envs.data.writer import check_folder, finished
+from llm_envs.errors import InvalidConfigError, StoreError
+
+__all__ = ["Shard", "find_shards", "merge_runs"]
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Every `of`-th group of a run, from group `index` on.
+
+    Raises:
+        InvalidConfigError: If the index is not from 0 to `of` - 1.
+    """
+
+    index: int
+    of: int
+
+    def __post_init__(self) -> None:
+        """Check the index."""
+        if not 0 <= self.index < self.of:
+            raise InvalidConfigError(
+                f"shard {self.index}/{self.of}: the shards of {self.of} are 0/{self.of} to {self.of - 1}/{self.of}."
+            )
+
+    @classmethod
+    def parse(cls, text: str) -> Shard:
+        """Read "2/4".
+
+        Raises:
+            InvalidConfigError: If it is anything else.
+        """
+        index, _, of = text.partition("/")
+        if not (index.isdecimal() and of.isdecimal()):
+            raise InvalidConfigError(f"shard {text!r}: give its index and the number of shards, such as 0/4.")
+        return cls(int(index), int(of))
+
+    def __str__(self) -> str:
+        """Return "2/4"."""
+        return f"{self.index}/{self.of}"
+
+    def folder(self, out: str | Path) -> Path:
+        """Return the shard's folder in that of the whole run."""
+        return Path(out) / f"shard-{self.index}-of-{self.of}"
+
+    def groups(self, n_groups: int) -> range:
+        """Return the indices of the shard's groups, of a run with so many."""
+        return range(self.index, n_groups, self.of)
+
+    def settings(self, n_groups: int) -> dict[str, str | int]:
+        """Return the settings of the shard for its manifest. The number of groups is one of them."""
+        return {"shard": str(self), "shard_groups": n_groups}
+
+
+def find_shards(paths: Iterable[str | Path]) -> list[Path]:
+    """Return the folders of shards: those given, and those in given folders that hold no run themselves.
+
+    Raises:
+        StoreError: If a folder has neither.
+    """
+    found: list[Path] = []
+    for path in map(Path, paths):
+        names = [manifest.parent.name for manifest in path.glob(f"shard-*-of-*/{MANIFEST_NAME}")]
+        inside = [path / name for name in sorted(names, key=lambda name: (len(name), name))]
+        if not inside and not (path / MANIFEST_NAME).exists():
+            raise StoreError(f"{path} has no shard: give the --out of a command with --shard, or the shards' folders.")
+        found += inside or [path]
+    return found
+
+
+def merge_runs(paths: Sequence[str | Path], out: str | Path) -> int:
+    """Join all shards of a run in a new folder, which then is a run like any other; return its number of episodes.
+
+    The shards stay. A merge that was killed leaves no run, and can be repeated.
+
+    Args:
+        paths: Folders of shards, or folders that hold them.
+        out: A new folder.
+
+    Raises:
+        StoreError: If a shard is missing, given twice, not finished, being written, or one of another run; or if `out`
+            holds something.
+    """
+    runs = [(folder, read_manifest(folder)) for folder in find_shards(paths)]
+    settings, n_groups = _common(runs)
+    target = Path(out)
+    check_folder(target, settings)
+    temporary = target.with_name(f"{target.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    n_episodes, merged = 0, Manifest(settings)
+    try:
+        for folder, manifest in runs:
+            lock = FolderLock(folder)
+            try:
+                n_episodes += _check_whole(folder, manifest, n_groups)
+                merged = _copy(folder, read_manifest(folder), temporary, merged)
+            finally:
+                lock.release()
+        write_manifest(temporary, merged)
+        if target.exists():  # empty, or it would have been refused
+            shutil.rmtree(target)
+        temporary.rename(target)
+    except StoreError:
+        raise
+    except OSError as error:
+        raise StoreError(f"{target} cannot be written ({error.strerror}).") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return n_episodes
+
+
+def _common(runs: Sequence[tuple[Path, Manifest]]) -> tuple[dict[str, object], int]:
+    """Check that the folders are all shards of one run; return its settings and its number of groups."""
+    first: dict[str, object] | None = None
+    places: dict[int, Path] = {}
+    for folder, manifest in runs:
+        if "shard" not in manifest.settings:
+            raise StoreError(f"{folder} is a whole run: only shards, played with --shard, can be merged.")
+        shard = Shard.parse(manifest.settings["shard"])
+        given = {key: value for key, value in manifest.settings.items() if key != "shard"} | {"shard": shard.of}
+        if first is None:
+            first = given
+        if differing := sorted(key for key in {*first, *given} if first.get(key) != given.get(key)):
+            differences = ", ".join(f"{key}: {first.get(key)!r} there, {given.get(key)!r} here" for key in differing)
+            raise StoreError(
+                f"{folder} is a shard of another run than {runs[0][0]} ({differences}): play it with the same settings."
+            )
+        if shard.index in places:
+            raise StoreError(f"shard {shard} is there twice, {places[shard.index]} and {folder}: leave one out.")
+        places[shard.index] = folder
+    if first is None:
+        raise StoreError("there is nothing to merge: give the folders of shards.")
+    of, n_groups = first.pop("shard"), first.pop("shard_groups")
+    assert isinstance(of, int) and isinstance(n_groups, int)
+    if missing := [f"{index}/{of}" for index in range(of) if index not in places]:
+        raise StoreError(
+            f"{len(missing)} of {of} shards are missing ({', '.join(missing[:5])}): play each with the command of the "
+            f"others and --shard {missing[0]}."
+        )
+    return first, n_groups
+
+
+def _check_whole(folder: Path, manifest: Manifest, n_groups: int) -> int:
+    """Return a shard's number of episodes, all of them finished."""
+    shard = Shard.parse(manifest.settings["shard"])
+    wanted = len(shard.groups(n_groups)) * int(manifest.settings.get("group_size", 1))
+    if (n_there := len(finished(folder))) != wanted:
+        raise StoreError(
+            f"{folder} has {n_there} of {wanted} episodes: finish it with its command, --shard {shard} and --resume."
+        )
+    return wanted
+
+
+def _copy(folder: Path, manifest: Manifest, target: Path, merged: Manifest) -> Manifest:
+    """Copy a run's parts behind those of another; return the manifest of both."""
+    number = len(list(target.iterdir()))
+    for part in find_parts(folder, manifest):
+        if part.counts is None:
+            log = target / log_name(number)
+            shutil.copyfile(part.path, log)
+            remove_torn_line(log)
+        else:
+            shutil.copyfile(part.path, target / shard_name(number))
+            merged = merged.with_shard(number, part.counts)
+        number += 1
+    return merged
