@@ -12,6 +12,7 @@ EXAMPLES = """
 examples:
   llm-envs merge runs/parts --out runs/whole
   llm-envs merge shard-0-of-2 shard-1-of-2 --out runs/whole
+  llm-envs merge disk-a/parts disk-b/parts --out runs/whole
 """
 
 
