@@ -54,6 +54,7 @@ CONCEPTS = {
     "--seed": ("number", r"the run's seed|random seed that|seed of both"),
     "--serve": ("number", r"start n `vllm serve`"),
     "--server-args": ("text", r"arguments of `vllm serve`"),
+    "--shard": ("number", r"play only shard i of n"),
     "--split": ("text", r"train or test"),
     "--temperature": ("number", r"(sampling temperature|temperature for sampling|of sampling; above 0)"),
     "--thinking": ("bool", r"(passed to the chat template as |the template's )enable_thinking"),
