@@ -5,8 +5,10 @@ import json
 import sys
 from pathlib import Path
 
+import gymnasium as gym
 import numpy as np
 import torch
+from dense_env import DenseEnv
 from experts import tiny_experts
 
 from llm_envs.policies import VLLMEnginePolicy, load_engine
@@ -74,7 +76,8 @@ def main(folder):
         gradient_checkpointing=False,
         use_cpu=True,
     )
-    trainer = EnvGRPOTrainer(str(folder / "first"), "llm/GuessNumber-v0", settings)
+    gym.register("test/Dense-v0", DenseEnv)  # replies of random weights differ in reward
+    trainer = EnvGRPOTrainer(str(folder / "first"), "test/Dense-v0", settings)
     trainer.train()
     trainer.close()
     logged = "sampling/sampling_logp_difference/max"
