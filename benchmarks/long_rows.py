@@ -3,7 +3,7 @@
     python benchmarks/long_rows.py [--check] [--out FILE] [--longest N]
 
 What `EnvGRPOTrainer` does with a micro-batch: the log-probabilities of the completions through TRL's fused head, and
-their gradients, with and without `packing` and gradient checkpointing. Each row of the table is a process of its own;
+their gradients, with and without `packing` and gradient checkpointing. Each row of the table has its own process;
 the first of four passes is not timed (one pass, timed, beyond 10,000 tokens). Memory is how much the process's resident
 set rose above what it held with the model (Linux). `--longest` leaves out longer rows: 32,768 tokens take some minutes.
 """

@@ -7,6 +7,7 @@ the merged run has the same trajectories as one that a single machine plays.
 from __future__ import annotations
 
 import shutil
+import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,28 +109,25 @@ def merge_runs(paths: Sequence[str | Path], out: str | Path) -> int:
     settings, n_groups = _common(runs)
     target = Path(out)
     check_folder(target, settings)
-    temporary = target.with_name(f"{target.name}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
     n_episodes, merged = 0, Manifest(settings)
     try:
-        for folder, manifest in runs:
-            lock = FolderLock(folder)
-            try:
-                n_episodes += _check_whole(folder, manifest, n_groups)
-                merged = _copy(folder, read_manifest(folder), temporary, merged)
-            finally:
-                lock.release()
-        write_manifest(temporary, merged)
-        if target.exists():  # empty, or it would have been refused
-            shutil.rmtree(target)
-        temporary.rename(target)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=target.name + ".tmp-") as temporary:
+            whole = Path(temporary) / "run"
+            whole.mkdir()
+            for folder, manifest in runs:
+                lock = FolderLock(folder)
+                try:
+                    n_episodes += _check_whole(folder, manifest, n_groups)
+                    merged = _copy(folder, read_manifest(folder), whole, merged)
+                finally:
+                    lock.release()
+            write_manifest(whole, merged)
+            whole.rename(target)  # an empty folder is replaced; anything else has been refused
     except StoreError:
         raise
     except OSError as error:
         raise StoreError(f"{target} cannot be written ({error.strerror}).") from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
     return n_episodes
 
 

@@ -88,8 +88,8 @@ def episode_limit(args: Any, n_episodes: int) -> float | None:
 
     Args:
         args: A trainer's settings.
-        n_episodes: Episodes of one process in a rollout; at most `args.max_concurrency` run at once ("auto": at least
-            as many as at its beginning).
+        n_episodes: Episodes of one process in a rollout; at most `args.max_concurrency` run at once ("auto"
+            counts as its first number).
 
     Raises:
         InvalidConfigError: If the settings allow a rollout as long as the timeout, or longer.

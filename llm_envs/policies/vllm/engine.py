@@ -135,7 +135,7 @@ class VLLMEnginePolicy:
         self._n_preemptions, self._preempted = 0, 0  # of all turns, of the running ones
         self._n_updates = 0  # waiting or running updates: the pump gives way to them
         self._lockstep = None if group is None else Lockstep(llm.llm_engine, group)
-        self._may_update = threading.Event()  # with a group: all processes want to
+        self._may_update, self._has_updated = threading.Event(), threading.Event()  # with a group: one update of each
         self._prefix = f"{id(self)}-" if group is None else f"{group.rank()}-{id(self)}-"
         self._engine: Any = self._lockstep or llm.llm_engine
         config = self._engine.model_config
@@ -287,8 +287,9 @@ class VLLMEnginePolicy:
             self._n_updates += 1
         try:
             while self._lockstep is not None and not self._may_update.wait(0.1):
-                if self._failure is not None:
+                if self._failure is not None or not self._pump.is_alive():
                     raise RuntimeError(self._why_closed())
+            self._may_update.clear()
             with self._stepping:
                 self._wake_up("weights")
                 load_weights(self.llm, named_parameters)
@@ -300,13 +301,16 @@ class VLLMEnginePolicy:
             with self._wake:
                 self._n_updates -= 1
                 self._wake.notify()
+            self._has_updated.set()
 
     def free_memory(self) -> None:
         """Put an engine that was started with `enable_sleep_mode=True` to sleep; others stay as they are.
 
         Its weights move to the host's memory and its cache is dropped, until the next turn or update. While turns run,
-        nothing happens.
+        and with tensor parallelism, nothing happens.
         """
+        if self._lockstep is not None:  # the others may be stepping, which needs this engine
+            return
         with self._stepping:
             if self._engine.model_config.enable_sleep_mode and not (self._open or self._asleep):
                 self.llm.sleep(level=1)
@@ -366,12 +370,11 @@ class VLLMEnginePolicy:
             with self._wake:
                 is_busy, has_update, is_closed = bool(self._arrived or self._open), bool(self._n_updates), self._closed
             agreed = lockstep.agree(is_busy=is_busy, has_update=has_update, is_closed=is_closed)
-            if agreed is Agreed.UPDATE:
+            if agreed is Agreed.UPDATE and has_update:  # a closed process has none
+                self._has_updated.clear()
                 self._may_update.set()
-                with self._wake:
-                    self._wake.wait_for(lambda: not self._n_updates)
-                self._may_update.clear()
-            elif agreed is not Agreed.WAIT:
+                self._has_updated.wait()
+            elif agreed in (Agreed.STEP, Agreed.CLOSE):
                 return agreed is Agreed.STEP
 
     def _admit(self) -> None:

@@ -187,9 +187,12 @@ def test_a_killed_merge_is_repeated(parts: Path, tmp_path: Path, monkeypatch: py
         with pytest.raises(KeyboardInterrupt):
             merge_runs([parts], tmp_path / "merged")
     assert not (tmp_path / "merged").exists()
-    (tmp_path / "merged.tmp").mkdir()  # what a kill leaves
-    (tmp_path / "merged.tmp" / "log-00000.jsonl").write_text("torn")
+    assert [path.name for path in tmp_path.iterdir()] == ["parts"]
+    (tmp_path / "merged.tmp").mkdir()  # somebody's
+    (tmp_path / "merged.tmp" / "notes.txt").write_text("keep")
+    (tmp_path / "merged").mkdir()
     assert merge_runs([parts], tmp_path / "merged") == 22
+    assert (tmp_path / "merged.tmp" / "notes.txt").read_text() == "keep"
 
 
 def test_an_evaluation(tmp_path: Path) -> None:
