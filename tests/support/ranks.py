@@ -477,6 +477,10 @@ class Parts:
             base = weights_of(trainer.model)
             gaps = gaps_of(self.follow(trainer))
             share = engine_share(trainer)
+            if engine.get("vllm_tensor_parallel_size"):  # without a turn between them, at another pace on each process
+                for _ in range(3):
+                    time.sleep(0.3 * RANK)
+                    (trainer._engine if name == "dpo" else trainer.vllm_generation).sync_weights()
             trainer.train()
             trainer.close()
             numbers = numbers_of(
