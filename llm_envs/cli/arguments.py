@@ -133,6 +133,12 @@ def add_rollout_arguments(parser: argparse.ArgumentParser) -> None:
         "--workers", type=positive, metavar="N", help="run tasks in N processes, in case they hang or crash"
     )
     parser.add_argument(
+        "--env-servers",
+        nargs="+",
+        metavar="HOST:PORT",
+        help="addresses of llm-envs serve-envs, which run tasks; --workers limits them",
+    )
+    parser.add_argument(
         "--history",
         choices=["append", "template"],
         default="append",

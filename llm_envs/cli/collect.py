@@ -128,6 +128,7 @@ def run(arguments: argparse.Namespace) -> int:
                 codec=codec,
                 max_concurrency=arguments.max_concurrency,
                 workers=arguments.workers or 0,
+                env_servers=arguments.env_servers or (),
                 context_fn=None if arguments.window is None else create_window(arguments.window),
                 **collector,
             )

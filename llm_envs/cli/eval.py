@@ -144,7 +144,8 @@ def _check(arguments: argparse.Namespace) -> None:
     if arguments.replay is not None:
         given = ["--model"] * (arguments.model is not None) + ["--policy"] * (arguments.policy is not None)
         given += ["--resume"] * arguments.resume + arguments.envs[:1]
-        settled = ["n", "group_size", "seed", "env_kwargs", "max_turns", "max_step_s", "workers", "window"]
+        settled = ["n", "group_size", "seed", "env_kwargs", "max_turns", "max_step_s", "workers", "env_servers"]
+        settled += ["window"]
         settled += [] if arguments.suite else ["split", "difficulty", "exclude"]  # the suite sets these for its tasks
         given += [
             f"-{'-' * (len(name) > 1)}{name.replace('_', '-')}"
@@ -294,6 +295,7 @@ def _play(arguments: argparse.Namespace, suite: Suite) -> Results:
             log_every_s=arguments.log_every_s,
             max_concurrency=arguments.max_concurrency,
             workers=arguments.workers or 0,
+            env_servers=arguments.env_servers or (),
             context_fn=None if arguments.window is None else create_window(arguments.window),
             **collector,
         )

@@ -46,6 +46,7 @@ from llm_envs.rollout.staleness import DISPATCH_VERSION, weight_version_of
 from llm_envs.rollout.sync import SyncRunner
 from llm_envs.rollout.token_transcript import History, TokenTranscript
 from llm_envs.rollout.workers.pool import WorkerPool
+from llm_envs.rollout.workers.remote import EnvServers
 from llm_envs.rollout.workers.runner import EnvMaker, check_made
 from llm_envs.sources.source import Envs, EpisodeSpec, SeedSource, as_source, group_specs
 from llm_envs.tracking.rollout_progress import Progress, show_progress
@@ -72,10 +73,10 @@ class Collector:
             them as the chat template renders them, in a new row where that differs.
         context_fn: Chooses which messages the model sees. A new row begins where the model sees a changed history.
         seed: Run seed: decides environments, their seeds and the seeds of sampling.
-        max_concurrency: Episodes at once, over all calls that run in one event loop. "auto" begins with 16, raises the
-            number until the throughput stops rising, and lowers it when the engine preempts turns (see `concurrency`).
+        max_concurrency: Episodes at once, over all calls that run in one event loop; "auto": see `concurrency`.
         workers: Number of worker processes for environments, each with one episode at a time. A worker that hangs
             longer than `limits.max_step_s` is killed and replaced; a crash fails only its episode. 0: no processes.
+        env_servers: Addresses ("host:port") of `llm-envs serve-envs`, which have the workers; `workers=0`: all.
         max_retries: How often an errored episode is replayed. After a judge's failure (`JudgeError`) an episode is
             unscored and not replayed; its group counts as one with an errored member.
         fail_fast: Drop and replace a group as soon as one of its members cannot be scored. Otherwise the group is
@@ -109,6 +110,7 @@ class Collector:
         seed: int = 0,
         max_concurrency: Concurrency = 64,
         workers: int = 0,
+        env_servers: Sequence[str] = (),
         max_retries: int = 2,
         fail_fast: bool = False,
         group_filter: GroupFilter | None = None,
@@ -129,22 +131,21 @@ class Collector:
         for choice in self.source.choices:  # report a wrong id, split or difficulty once, not in every episode
             if choice.factory is None:
                 task_spec(choice.env_id)
-        self.workers = workers
-        self._pool = WorkerPool(workers) if workers else None
+        self._pool = WorkerPool(workers, EnvServers.of(env_servers)) if workers or env_servers else None
+        self.workers = 0 if self._pool is None else self._pool.n_workers
         for spec in self.source.variants():
             (check_made if self._pool is None else self._pool.check)(self._maker(spec))
         self.policy, self.codec, self.seed = policy, codec, seed
         self.sampling, self.limits = sampling or SamplingParams(), limits or RolloutLimits()
         self.history, self.context_fn = history, context_fn
-        self.group_filter, self.fail_fast = group_filter, fail_fast
-        self.max_refills, self.over_sampling = max_refills, over_sampling
+        self.group_filter, self.fail_fast, self.max_refills = group_filter, fail_fast, max_refills
         self.select_fn, self.select_from = select_fn, select_from
-        self.max_retries = max_retries
+        self.max_retries, self.over_sampling = max_retries, over_sampling
         self.progress, self.on_trajectory = progress, on_trajectory
         self.stats = CollectorStats()
         self.stats.open_tokens = lambda: getattr(policy, "n_open_tokens", 0)
         # Each episode occupies a worker, so episodes beyond `workers` would only wait for one.
-        self._most = min(most_of(max_concurrency), workers or sys.maxsize)
+        self._most = min(most_of(max_concurrency), self.workers or sys.maxsize)
         self._auto = AutoConcurrency(self.stats, policy, self._most) if max_concurrency == AUTO else None
         self._slots: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, EpisodeSlots] = weakref.WeakKeyDictionary()
         self._sync: SyncRunner | None = None
@@ -326,7 +327,7 @@ class Collector:
             self._sync = None
         if self._pool is not None:
             self._pool.close()
-            self._pool = WorkerPool(self.workers)  # the collector stays usable; processes start when first needed
+            self._pool = self._pool.fresh()  # the collector stays usable; processes start when first needed
 
     async def aclose(self) -> None:
         """Drop what over-sampling left; `close` does it for synchronous calls."""

@@ -146,6 +146,7 @@ def make_collector(items: EpisodeDataset, policy: Any, codec: ChatCodec, args: A
         max_step_s=args.max_step_s,
     )
     others = {"sampling": sampling, "limits": limits, "seed": args.seed, "progress": False, **others}
+    others |= {"workers": args.workers, "env_servers": args.env_servers or ()}
     return Collector(items.source, policy, codec=codec, max_concurrency=args.max_concurrency, **others)
 
 

@@ -1,6 +1,7 @@
-"""Model servers that sample with the trainer's weights: `vllm serve` on other devices than training.
+"""Servers of models, on other devices than training, and where environments run.
 
-Every process is a client: it plays its own episodes. Only new weights are sent together, by the first process.
+Every process is a client of `vllm serve`: it plays its own episodes. Only new weights are sent together, by the first
+process.
 """
 
 from __future__ import annotations
@@ -29,7 +30,21 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-__all__ = ["SERVER_SETTINGS", "ServerEngines", "ServerSettings"]
+__all__ = ["SERVER_SETTINGS", "WORKER_SETTINGS", "ServerEngines", "ServerSettings", "WorkerSettings"]
+
+
+@dataclass
+class WorkerSettings:
+    """The fields of a trainer's configuration for environments in other processes."""
+
+    workers: int = field(
+        default=0,
+        metadata={"help": "Run tasks in N processes beside each of the trainer's, in case they hang or crash."},
+    )
+    env_servers: list[str] | None = field(
+        default=None,
+        metadata={"help": "Addresses (HOST:PORT) of `llm-envs serve-envs`, which run tasks; `workers` limits them."},
+    )
 
 
 @dataclass
@@ -58,6 +73,7 @@ class ServerSettings:
 
 
 SERVER_SETTINGS = tuple(field.name for field in fields(ServerSettings))
+WORKER_SETTINGS = tuple(field.name for field in fields(WorkerSettings))
 
 
 class ServerEngines(ColocatedEngine):

@@ -12,7 +12,7 @@ from dataclasses import MISSING, fields
 from typing import Any
 
 from llm_envs.errors import InvalidConfigError
-from llm_envs.trainers.bridge.servers import SERVER_SETTINGS
+from llm_envs.trainers.bridge.servers import SERVER_SETTINGS, WORKER_SETTINGS
 
 __all__ = [
     "ONLINE_DPO",
@@ -44,6 +44,7 @@ ONLINE_DPO = (
     *("vllm_enable_sleep_mode", "vllm_tensor_parallel_size"),
     "async_generations",
     *SERVER_SETTINGS,
+    *WORKER_SETTINGS,
 )
 """The fields of `EnvDPOConfig` for playing episodes."""
 _VLLM_WEIGHTS = tuple(f"vllm_importance_sampling_{name}" for name in ("mode", "clip_max", "clip_min", "cap"))

@@ -14,7 +14,7 @@ from llm_envs.errors import InvalidConfigError
 from llm_envs.registration import task_spec
 from llm_envs.trainers.bridge.checks import check_async_generations, check_engine, check_env_kwargs, check_loss_types
 from llm_envs.trainers.bridge.ranks import set_for_machine
-from llm_envs.trainers.bridge.servers import ServerSettings
+from llm_envs.trainers.bridge.servers import ServerSettings, WorkerSettings
 
 __all__ = ["PAIR_SELECTORS", "EnvDPOConfig", "check_arguments"]
 
@@ -23,7 +23,7 @@ PAIR_SELECTORS = ("best_worst", "all", "random", "length")
 
 
 @dataclass
-class EnvDPOConfig(ServerSettings, DPOConfig):
+class EnvDPOConfig(WorkerSettings, ServerSettings, DPOConfig):
     """TRL's `DPOConfig` with settings for pairs of episodes. TRL's fields keep their meaning, except `max_length`.
 
     Online, an epoch is a full round of `steps_per_round` steps, and `num_train_epochs` counts those, unless `max_steps`

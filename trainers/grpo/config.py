@@ -16,7 +16,7 @@ from llm_envs.trainers.bridge.checks import (
     check_loss_types,
 )
 from llm_envs.trainers.bridge.ranks import set_for_machine
-from llm_envs.trainers.bridge.servers import ServerSettings
+from llm_envs.trainers.bridge.servers import ServerSettings, WorkerSettings
 from llm_envs.trainers.bridge.unused_settings import grpo_cases, refuse_unused
 from llm_envs.trainers.functional.importance import ImportanceMode, importance_weights
 
@@ -24,7 +24,7 @@ __all__ = ["EnvGRPOConfig"]
 
 
 @dataclass
-class EnvGRPOConfig(ServerSettings, GRPOConfig):
+class EnvGRPOConfig(WorkerSettings, ServerSettings, GRPOConfig):
     """TRL's `GRPOConfig` with settings for environments. TRL's fields keep their meaning.
 
     If you change a field that has no effect in this trainer or with your other settings, an error is raised.

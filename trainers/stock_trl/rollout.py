@@ -78,6 +78,7 @@ def rollout_func(
     limits: RolloutLimits | None = None,
     max_concurrency: int = 128,
     workers: int = 0,
+    env_servers: Sequence[str] = (),
     on_trajectory: Callable[[Trajectory], None] | None = None,
 ) -> EnvRollout:
     """Return a `rollout_func` for TRL's `GRPOTrainer` that plays environments with the collector.
@@ -94,6 +95,7 @@ def rollout_func(
         limits: Limits of an episode; `max_completion_tokens` is `trainer.args.max_completion_length`.
         max_concurrency: As for `Collector`.
         workers: As for `Collector`.
+        env_servers: As for `Collector`.
         on_trajectory: As for `Collector`: `TrajectoryWriter.write`.
 
     Raises:
@@ -107,6 +109,7 @@ def rollout_func(
         limits=limits,
         max_concurrency=max_concurrency,
         workers=workers,
+        env_servers=env_servers,
         on_trajectory=on_trajectory,
     )
 

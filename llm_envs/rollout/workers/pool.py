@@ -24,18 +24,18 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import gymnasium as gym
-from gymnasium.envs.registration import EnvSpec
 
 from llm_envs.errors import InvalidConfigError, ResetNeededError, WorkerDiedError
-from llm_envs.processes import StartWatch, forget_after_fork
-from llm_envs.rollout.workers.process import Reply, WorkerProcess
+from llm_envs.processes import forget_after_fork
+from llm_envs.rollout.workers.channel import Channel, Reply
+from llm_envs.rollout.workers.process import WorkerProcess
+from llm_envs.rollout.workers.remote import EnvServers, NoRoomError
 from llm_envs.rollout.workers.remote_env import RemoteEnv
 from llm_envs.rollout.workers.runner import Env, EnvMaker, Step, Target, check_reset, check_step
-from llm_envs.rollout.workers.wire import MOST_TARGETS, revive
+from llm_envs.rollout.workers.wire import MOST_TARGETS, by_value, pickled, revive
 
 __all__ = ["WorkerPool", "WorkerRunner"]
 
@@ -45,6 +45,9 @@ ABANDONED_S = 1.0
 """The same limit when the pool is closed while the environment is inside another call."""
 ASK_S = 60.0
 """Default limit of an `EnvPolicy`'s request to the environment, which blocks the event loop."""
+SERVERS_S = 30.0
+"""Longest wait of an episode for an environment server that answers."""
+_AGAIN_S = 0.2
 _DEATH_S = 10.0
 """Longest wait for a killed process to end."""
 
@@ -55,13 +58,17 @@ class WorkerPool:
     Usable from any event loop, in turn or concurrently. A context manager; closes itself at exit.
 
     Args:
-        n_workers: Maximum number of processes, and so of concurrent episodes.
+        n_workers: Maximum number of processes, and so of concurrent episodes. With servers, 0 means all of theirs.
+        servers: Environment servers, which have the processes then.
 
     Raises:
         InvalidConfigError: If `n_workers` is not at least 1.
     """
 
-    def __init__(self, n_workers: int) -> None:
+    def __init__(self, n_workers: int, servers: EnvServers | None = None) -> None:
+        self._servers = servers
+        if servers is not None:
+            n_workers = min(n_workers or servers.n_workers, servers.n_workers)
         if isinstance(n_workers, bool) or not isinstance(n_workers, int) or n_workers < 1:
             raise InvalidConfigError(f"WorkerPool: n_workers is {n_workers!r}; it must be a whole number above 0.")
         self.n_workers = n_workers
@@ -96,7 +103,10 @@ class WorkerPool:
         runner = WorkerRunner(self, make, None)
         if not self._state.take_now():
             raise InvalidConfigError("WorkerPool.check: all workers are in use; check before playing.")
-        runner.open_here()
+        try:
+            runner.open_here()
+        except NoRoomError:  # others use the servers now; an error will be seen when they have room
+            return
         runner.close()
 
     def close(self) -> None:
@@ -106,6 +116,10 @@ class WorkerPool:
         """
         self._finalizer()
 
+    def fresh(self) -> WorkerPool:
+        """Return a pool like this one, without processes yet."""
+        return WorkerPool(self.n_workers, self._servers)
+
     def __enter__(self) -> WorkerPool:
         """Return the pool; leaving the block closes it."""
         return self
@@ -113,6 +127,17 @@ class WorkerPool:
     def __exit__(self, *exception: object) -> None:
         """Close the pool."""
         self.close()
+
+    def _add_worker(self) -> Channel:
+        worker = WorkerProcess() if self._servers is None else self._servers.connect()
+        self.n_started += 1
+        self._state.add(worker)
+        return worker
+
+    def _drop_late(self, connecting: asyncio.Future[Channel]) -> None:
+        if not connecting.cancelled() and connecting.exception() is None:
+            connecting.result().kill()
+            self._state.drop(connecting.result())
 
     def _pack(self, make: Callable[[], Env]) -> tuple[int, bytes, bytes]:
         """Return the target's key, the pickled target and its pickled arguments."""
@@ -127,9 +152,9 @@ class WorkerPool:
             if len(self._targets) >= MOST_TARGETS:
                 self._targets.clear()
             self._n_keys += 1
-            self._targets[id(target)] = self._n_keys, _pickled(_by_value(target), target), target
-        key, pickled, _ = self._targets[id(target)]
-        return key, pickled, _pickled(dict(kwargs), target)
+            self._targets[id(target)] = self._n_keys, pickled(by_value(target), target), target
+        key, data, _ = self._targets[id(target)]
+        return key, data, pickled(dict(kwargs), target)
 
     def forget(self) -> None:
         """Reset the pool in a forked child: it has no processes, and the parent's stay untouched."""
@@ -143,7 +168,7 @@ class WorkerRunner:
         self._pool, self._limit_s = pool, limit_s
         self._key, self._target, self._kwargs = pool._pack(make)
         self._has_place = False
-        self._worker: WorkerProcess | None = None
+        self._worker: Channel | None = None
         self._env: RemoteEnv | None = None
 
     async def open(self) -> RemoteEnv:
@@ -166,9 +191,31 @@ class WorkerRunner:
         return self._env
 
     async def _make_in_a_new_one(self) -> None:
-        self._start()
+        if self._pool._servers is not None:
+            await self._connect()
+        else:
+            self._worker = self._pool._add_worker()
         await self._call("starting a worker", None, starting=True)
         await self._make()
+
+    async def _connect(self) -> None:
+        """Get a worker from a server; while all are in use, wait, and for a while if no server answers."""
+        begun = time.monotonic()
+        while True:
+            connecting = asyncio.ensure_future(asyncio.to_thread(self._pool._add_worker))  # a server may take long
+            try:
+                self._worker = await asyncio.shield(connecting)
+                return
+            except asyncio.CancelledError:  # the thread still connects: its worker must not occupy a place
+                connecting.add_done_callback(self._pool._drop_late)
+                raise
+            except WorkerDiedError as error:
+                if not isinstance(error, NoRoomError) and time.monotonic() - begun > SERVERS_S:
+                    raise
+            await asyncio.sleep(_AGAIN_S)
+            if (idle := self._pool._state.idle_worker()) is not None:  # it may occupy the place that we wait for
+                idle.kill()
+                self._pool._state.drop(idle)
 
     async def _make(self) -> None:
         # No time limit for imports, which depend on the machine: `starting` watches for progress instead.
@@ -186,9 +233,9 @@ class WorkerRunner:
                 self._worker.kill()
                 self._pool._state.drop(self._worker)
             if self._worker is None or self._worker.is_killed:
-                self._start()
+                self._worker = self._pool._add_worker()
             if not self._present.is_settled:
-                self._present.wait_here(None, StartWatch(self._present.pid))
+                self._present.wait_here(None, self._present.watch())
             self._ask("load", self._key, self._target, starting=True)
             self._present.note_loaded(self._key)
             self._ask("make", self._key, self._kwargs, starting=True)
@@ -217,7 +264,7 @@ class WorkerRunner:
         worker, what = self._present, f"env.{name}"
         worker.post(name, *arguments)
         try:
-            reply = worker.wait_here(limit_s, StartWatch(worker.pid) if starting else None)
+            reply = worker.wait_here(limit_s, worker.watch() if starting else None)
         except TimeoutError as late:
             raise self._over_time(what, limit_s, late) from None
         except WorkerDiedError as error:
@@ -236,7 +283,7 @@ class WorkerRunner:
         self._pool._state.give_back(worker)
 
     @property
-    def _present(self) -> WorkerProcess:
+    def _present(self) -> Channel:
         if self._worker is None:
             raise ResetNeededError("WorkerRunner: call open() first.")
         return self._worker
@@ -247,18 +294,13 @@ class WorkerRunner:
             raise ResetNeededError("WorkerRunner: call open() first.")
         return self._env
 
-    def _start(self) -> None:
-        self._worker = WorkerProcess()
-        self._pool.n_started += 1
-        self._pool._state.add(self._worker)
-
-    async def _settle(self, worker: WorkerProcess) -> None:
+    async def _settle(self, worker: Channel) -> None:
         """Wait until the worker has finished the previous episode; kill it if that takes too long or it has ended."""
         try:
             # A process that has never replied is still importing, which `CLOSE_S` is too short for.
             if not worker.is_settled:
                 has_started = worker.has_started
-                await worker.wait(CLOSE_S if has_started else None, None if has_started else StartWatch(worker.pid))
+                await worker.wait(CLOSE_S if has_started else None, None if has_started else worker.watch())
         except (TimeoutError, WorkerDiedError):
             worker.kill()
         if not worker.is_there():
@@ -271,7 +313,7 @@ class WorkerRunner:
         if request:
             worker.post(*request)
         try:
-            reply = await worker.wait(limit_s, StartWatch(worker.pid) if starting else None)
+            reply = await worker.wait(limit_s, worker.watch() if starting else None)
         except TimeoutError as late:
             raise self._over_time(what, limit_s, late) from None
         except WorkerDiedError as error:
@@ -307,9 +349,9 @@ class _State:
         self._lock = threading.Lock()
         self._n_free = n_places
         self._waiters: deque[_Waiter] = deque()
-        self._workers: set[WorkerProcess] = set()
-        self._idle: deque[WorkerProcess] = deque()
-        self._dying: list[WorkerProcess] = []
+        self._workers: set[Channel] = set()
+        self._idle: deque[Channel] = deque()
+        self._dying: list[Channel] = []
         self._is_closed = False
 
     async def take(self) -> None:
@@ -334,12 +376,12 @@ class _State:
             self._check_open()
             return self._take_free()
 
-    def idle_worker(self) -> WorkerProcess | None:
+    def idle_worker(self) -> Channel | None:
         """Return the worker that has been idle longest, for a caller that has a place."""
         with self._lock:
             return self._idle.popleft() if self._idle else None
 
-    def add(self, worker: WorkerProcess) -> None:
+    def add(self, worker: Channel) -> None:
         """Register a new process."""
         with self._lock:
             self._workers.add(worker)
@@ -347,13 +389,13 @@ class _State:
                 worker.kill()
         self._reap_killed()
 
-    def drop(self, worker: WorkerProcess) -> None:
+    def drop(self, worker: Channel) -> None:
         """Unregister a killed process."""
         with self._lock:
             self._dying.append(worker)
         self._reap_killed()
 
-    def give_back(self, worker: WorkerProcess | None) -> None:
+    def give_back(self, worker: Channel | None) -> None:
         """Pass a place to the longest waiter; keep the worker for reuse unless it was killed."""
         with self._lock:
             if worker is not None:
@@ -446,30 +488,6 @@ def _value(reply: Reply) -> Any:
     if status == "error":
         raise revive(*value)
     return value
-
-
-def _by_value(target: Target) -> Target:
-    """Replace the entry point of a spec from the main module by the class itself: a worker has another main module."""
-    if isinstance(target, EnvSpec) and isinstance(target.entry_point, str):
-        module, _, name = target.entry_point.partition(":")
-        if module == "__main__":
-            found = getattr(__import__("__main__"), name, None)
-            if found is not None:
-                return replace(target, entry_point=found)
-    return target
-
-
-def _pickled(value: Any, target: Target) -> bytes:
-    import cloudpickle  # type: ignore[import-untyped]  # Gymnasium brings it; pickles what is defined in a script or a notebook by value
-
-    try:
-        data: bytes = cloudpickle.dumps(value)
-    except Exception as error:
-        raise InvalidConfigError(
-            f"{target!r:.200} cannot go to a worker process: {type(error).__name__}: {error}. Pass an id and arguments "
-            "of JSON types, or a function that makes what cannot be pickled itself."
-        ) from error
-    return data
 
 
 def _close(state: _State) -> None:

@@ -13,11 +13,14 @@ import io
 import pickle
 import struct
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from gymnasium.envs.registration import EnvSpec
 
 from llm_envs import errors, types
+from llm_envs.errors import InvalidConfigError
 
 __all__ = [
     "HEADER",
@@ -25,10 +28,12 @@ __all__ = [
     "MOST_TARGETS",
     "Foreign",
     "RemoteError",
+    "by_value",
     "dump_plain",
     "error_bases",
     "error_text",
     "load_plain",
+    "pickled",
     "revive",
 ]
 
@@ -137,6 +142,35 @@ def _known_class(module: str, name: str) -> type[Exception] | None:
 @functools.lru_cache(maxsize=256)
 def _error_class(name: str, known: type[Exception] | None) -> type[RemoteError]:
     return type(name, (RemoteError,) if known is None else (RemoteError, known), {})
+
+
+def by_value(target: Any) -> Any:
+    """Replace the entry point of a spec from the main module by the class itself: a worker has another main module."""
+    if isinstance(target, EnvSpec) and isinstance(target.entry_point, str):
+        module, _, name = target.entry_point.partition(":")
+        if module == "__main__":
+            found = getattr(__import__("__main__"), name, None)
+            if found is not None:
+                return replace(target, entry_point=found)
+    return target
+
+
+def pickled(value: Any, target: Any) -> bytes:
+    """Return the pickle of an environment's factory, or of its arguments.
+
+    Raises:
+        InvalidConfigError: If it cannot be pickled.
+    """
+    import cloudpickle  # type: ignore[import-untyped]  # Gymnasium brings it; pickles what is defined in a script or a notebook by value
+
+    try:
+        data: bytes = cloudpickle.dumps(value)
+    except Exception as error:
+        raise InvalidConfigError(
+            f"{target!r:.200} cannot go to a worker process: {type(error).__name__}: {error}. Pass an id and arguments "
+            "of JSON types, or a function that makes what cannot be pickled itself."
+        ) from error
+    return data
 
 
 def dump_plain(value: Any) -> bytes:

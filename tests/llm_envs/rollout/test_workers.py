@@ -26,7 +26,9 @@ from llm_envs.rollout import Collector, EnvChoice, EpisodeSpec, RolloutLimits, p
 from llm_envs.rollout import episode as episodes
 from llm_envs.rollout.token_transcript import TokenTranscript
 from llm_envs.rollout.workers.pool import WorkerPool
+from llm_envs.rollout.workers.remote import TOKEN_VARIABLE, EnvServers
 from llm_envs.rollout.workers.runner import EnvMaker, EnvRunner, Runner
+from llm_envs.rollout.workers.server import EnvServer
 from llm_envs.rollout.workers.wire import Foreign, RemoteError, dump_plain, error_bases, load_plain, revive
 from llm_envs.testing import ByteCodec, HashingTokenPolicy, NumbersEnv
 from llm_envs.types import SamplingParams, ToolResult, Trajectory
@@ -42,11 +44,18 @@ START_S = 30.0
 """Longest wait for something that takes well under a second on a machine of one's own."""
 
 
-@pytest.fixture(scope="module")
-def pool() -> Iterator[WorkerPool]:
-    """Two workers for all tests that do not look at processes."""
-    with WorkerPool(2) as pool:
-        yield pool
+@pytest.fixture(scope="module", params=["here", "served"])
+def pool(request: pytest.FixtureRequest) -> Iterator[WorkerPool]:
+    """Two workers for all tests that do not look at processes: of this process, and of an environment server."""
+    if request.param == "here":
+        with WorkerPool(2) as pool:
+            yield pool
+        return
+    token = "for these tests only"
+    with pytest.MonkeyPatch.context() as patch, EnvServer(2, token.encode()) as server:
+        patch.setenv(TOKEN_VARIABLE, token)
+        with WorkerPool(2, EnvServers([server.address])) as pool:
+            yield pool
 
 
 def maker(**kwargs: Any) -> EnvMaker:
@@ -277,7 +286,7 @@ class TestDeath:
     def test_a_worker_that_dies_is_named_and_replaced(
         self, deed: str, how: str, one: WorkerPool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("llm_envs.rollout.workers.process._PULSE_S", 0.1)
+        monkeypatch.setattr("llm_envs.rollout.workers.channel._PULSE_S", 0.1)
         trajectory = play_one(one, maker(at="step", deed=deed))
         error = trajectory.error
         assert error is not None and (error.kind, error.where) == ("WorkerDiedError", "env.step")

@@ -26,6 +26,7 @@ CONCEPTS = {
     "--engine": ("text", r"engine of the model"),
     "--env": ("text", r"id of a registered environment|task of the example episode"),
     "--env-kwargs": ("json", r"more arguments of the task|arguments of gym.make"),
+    "--env-servers": ("texts", r"addresses( \(host:port\))? of `?llm-envs serve-envs"),
     "--exclude": ("text", r"exclude matching tasks"),
     "--family": ("text", r"tasks of this family|family of the task"),
     "--group-size": (

@@ -11,6 +11,8 @@ from dense_env import DenseEnv
 from llm_envs.errors import InvalidConfigError, JudgeError, RolloutFailedError
 from llm_envs.rollout import EnvChoice
 from llm_envs.rollout.filters import create_spread_filter
+from llm_envs.rollout.workers.remote import TOKEN_VARIABLE
+from llm_envs.rollout.workers.server import EnvServer
 from llm_envs.trainers import EnvGRPOTrainer, RewardSettings
 from llm_envs.trainers.functional.advantages import group_normalised, leave_one_out
 from llm_envs.trainers.functional.algorithm import DAPO, GRPO, PPO
@@ -68,6 +70,14 @@ def test_another_function_is_another_step(make):
     plain = trained(make(algorithm=ON_POLICY_TOKENS))
     for changes in ({"advantage_fn": leave_one_out}, {"kl_fn": k1}, {"advantage_fn": per_turn}):
         assert distance(plain, trained(make(algorithm=replace(ON_POLICY_TOKENS, **changes)))) > 1e-5
+
+
+def test_environments_elsewhere_train_the_same_weights(make, monkeypatch):
+    monkeypatch.setenv(TOKEN_VARIABLE, "a token for this test")
+    plain = trained(make())
+    assert_same(plain, trained(make({"workers": 2})), atol=1e-5)
+    with EnvServer(2, b"a token for this test") as server:
+        assert_same(plain, trained(make({"env_servers": [server.address]})), atol=1e-5)
 
 
 def test_advantages_by_turn_are_on_the_turns_tokens(make):

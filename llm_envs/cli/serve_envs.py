@@ -1,0 +1,59 @@
+"""`llm-envs serve-envs`: worker processes for environments of runs on other machines."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import secrets
+import sys
+
+from llm_envs.cli.arguments import positive
+from llm_envs.cli.collect import terminated_as_interrupted
+
+__all__ = ["add_arguments", "run"]
+
+EXAMPLES = """
+examples:
+  llm-envs serve-envs
+  llm-envs serve-envs --host 10.0.0.5 --port 7100 --workers 32
+  llm-envs serve-envs --host 0.0.0.0
+
+Runs reach it with --env-servers HOST:PORT and the token in LLM_ENVS_ENV_TOKEN. Whoever has the token can run any code
+here.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument(
+        "--workers",
+        type=positive,
+        metavar="N",
+        help="run tasks in N processes at most; default: one for each processor",
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on; default: only for this machine")
+    parser.add_argument("--port", type=int, default=7100, help="port to listen on; 0: a free one; default 7100")
+    parser.epilog = EXAMPLES
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serve until Ctrl-C or SIGTERM, and return the exit code."""
+    from llm_envs.processes import processors
+    from llm_envs.rollout.workers.remote import TOKEN_VARIABLE
+    from llm_envs.rollout.workers.server import EnvServer
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
+    try:
+        with terminated_as_interrupted():
+            token = os.environ.get(TOKEN_VARIABLE)
+            if not token:
+                token = secrets.token_urlsafe(24)
+                print(f"export {TOKEN_VARIABLE}={token}", flush=True)
+            n_workers = arguments.workers or processors()
+            server = EnvServer(n_workers, token.encode(), host=arguments.host, port=arguments.port)
+            print(f"{n_workers} workers at {server.address}; Ctrl-C ends them", flush=True)
+            server.serve()
+    except KeyboardInterrupt:
+        pass
+    return 0

@@ -1,0 +1,267 @@
+"""Workers on other machines: the connection to an environment server (`server`), and one worker there.
+
+Both sides prove that they know the token (`multiprocessing.connection`'s challenge) and never send it. Requests and
+replies are neither encrypted nor signed, and the server runs what it is sent: use it inside a network that you trust.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+import time
+import weakref
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import answer_challenge, deliver_challenge
+from typing import Any
+
+from llm_envs import __version__
+from llm_envs.errors import InvalidConfigError, WorkerDiedError
+from llm_envs.processes import START_WALL_S, StartWatch
+from llm_envs.rollout.workers.channel import Channel
+from llm_envs.rollout.workers.wire import HEADER
+
+__all__ = [
+    "CONNECT_S",
+    "TOKEN_VARIABLE",
+    "EnvServers",
+    "Frames",
+    "NoRoomError",
+    "RemoteWorker",
+    "keep_alive",
+    "server_info",
+    "token_of",
+]
+
+TOKEN_VARIABLE = "LLM_ENVS_ENV_TOKEN"
+"""The environment variable with the token, on both sides."""
+CONNECT_S = 10.0
+_MAX_HANDSHAKE_BYTES = 4096
+
+
+class NoRoomError(WorkerDiedError):
+    """A server answers, but all of its workers are in use."""
+
+
+class Frames:
+    """Blocking frames over a socket, for the handshake."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+
+    def send_bytes(self, data: bytes) -> None:
+        """Send a frame."""
+        self._socket.sendall(HEADER.pack(len(data)) + data)
+
+    def recv_bytes(self, maxlength: int = _MAX_HANDSHAKE_BYTES) -> bytes:
+        """Receive a frame.
+
+        Raises:
+            OSError: If the other side closes the connection, or sends a longer one.
+        """
+        (size,) = HEADER.unpack(self._read(HEADER.size))
+        if size > maxlength:
+            raise OSError(f"a frame of {size} bytes, where at most {maxlength} were expected")
+        return self._read(size)
+
+    def _read(self, size: int) -> bytes:
+        data = b""
+        while len(data) < size:
+            chunk = self._socket.recv(size - len(data))  # not more: what follows belongs to the worker
+            if not chunk:
+                raise OSError("the connection was closed")
+            data += chunk
+        return data
+
+
+def token_of(variables: Any = os.environ) -> bytes:
+    """Return the token in the environment's variables.
+
+    Raises:
+        InvalidConfigError: If it is missing.
+    """
+    token = variables.get(TOKEN_VARIABLE, "")
+    if not token:
+        raise InvalidConfigError(f"{TOKEN_VARIABLE} is not set: it needs the token of the environment servers.")
+    return str(token).encode()
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Return host and port of "host:port".
+
+    Raises:
+        InvalidConfigError: If it is anything else.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+        raise InvalidConfigError(f"{address!r} is not the address of an environment server: give HOST:PORT.")
+    return host.strip("[]"), int(port)
+
+
+def keep_alive(connection: socket.socket) -> None:
+    """Notice a peer that has vanished, and send small messages at once."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 20), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4)):
+        if hasattr(socket, name):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def server_info(address: str, token: bytes) -> dict[str, Any]:
+    """Return a server's number of workers (`n_workers`) and its version.
+
+    Raises:
+        InvalidConfigError: If it has another token or version.
+        WorkerDiedError: If it does not answer.
+    """
+    connection, info = _ask(address, token, b"info")
+    connection.close()
+    return info
+
+
+class RemoteWorker(Channel):
+    """A worker process of an environment server. Closing the connection kills it.
+
+    Args:
+        address: "host:port".
+        token: The server's.
+
+    Raises:
+        WorkerDiedError: If the server does not answer, or has no free worker.
+        InvalidConfigError: If it has another token or version.
+    """
+
+    def __init__(self, address: str, token: bytes) -> None:
+        self.address = address
+        connection, info = _ask(address, token, b"worker")
+        if not info.get("has_room"):
+            connection.close()
+            raise NoRoomError(f"{address} has no free worker (of {info.get('n_workers')})")
+        super().__init__(connection)
+
+    def watch(self) -> StartWatch:
+        """Return a limit on the start."""
+        return RemoteWatch()
+
+    def kill(self) -> None:
+        """Close the connection; the server then kills the worker and all processes that it has started."""
+        if not self.is_killed and os.getpid() == self._owner:
+            self.is_killed = True
+            with suppress(OSError):  # not closed: an event loop may be watching it
+                self._socket.shutdown(socket.SHUT_RDWR)
+
+    def release(self) -> bool:
+        """Release the connection."""
+        self._socket.close()
+        return True
+
+    def reap(self, limit_s: float) -> bool:
+        """Return True: the server waits for its processes."""
+        return True
+
+    def forget(self) -> None:
+        """Close the connection in a forked child; the parent has it still."""
+        self._socket.close()
+
+    def _has_ended(self) -> bool:
+        return False
+
+    def _ending(self) -> str:
+        return f"the connection to {self.address} was lost"
+
+
+class EnvServers:
+    """Environment servers, with the token in the environment variable `TOKEN_VARIABLE`. Thread-safe.
+
+    Args:
+        addresses: Each "host:port".
+
+    Raises:
+        InvalidConfigError: If a server is named twice, or has another token or version, or the variable is not set.
+        WorkerDiedError: If a server does not answer.
+    """
+
+    def __init__(self, addresses: Sequence[str]) -> None:
+        if len(set(addresses)) < len(addresses):
+            raise InvalidConfigError(f"{', '.join(addresses)}: an environment server is named twice.")
+        self._token = token_of()
+        self._capacities = {address: int(server_info(address, self._token)["n_workers"]) for address in addresses}
+        self._lock = threading.Lock()
+        self._running: list[tuple[str, weakref.ref[RemoteWorker]]] = []
+
+    @classmethod
+    def of(cls, addresses: Sequence[str]) -> EnvServers | None:
+        """Return the servers, or None if none is named."""
+        return cls(addresses) if addresses else None
+
+    @property
+    def n_workers(self) -> int:
+        """Number of workers of all servers."""
+        return sum(self._capacities.values())
+
+    def connect(self) -> RemoteWorker:
+        """Start a worker at the server with the largest share of free ones that answers."""
+        failures: list[WorkerDiedError] = []
+        for address in self._by_room():
+            try:
+                worker = RemoteWorker(address, self._token)
+            except WorkerDiedError as error:
+                failures.append(error)
+                continue
+            with self._lock:
+                self._running.append((address, weakref.ref(worker)))
+            return worker
+        kind = NoRoomError if any(isinstance(error, NoRoomError) for error in failures) else WorkerDiedError
+        raise kind(f"no environment server has a worker: {'; '.join(map(str, failures))}")
+
+    def _by_room(self) -> list[str]:
+        with self._lock:
+            self._running = [(a, ref) for a, ref in self._running if (w := ref()) is not None and not w.is_killed]
+            used = Counter(address for address, _ in self._running)
+        return sorted(self._capacities, key=lambda address: used[address] / self._capacities[address])
+
+
+class RemoteWatch(StartWatch):
+    """Ends the wait for a remote worker's start after a quarter of an hour; its progress cannot be seen from here."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+
+    def complaint(self) -> str | None:
+        """Return why the worker will never be ready, or None."""
+        late = time.monotonic() - self._started > START_WALL_S
+        return f"it is not ready after {START_WALL_S:g} s" if late else None
+
+
+def _ask(address: str, token: bytes, purpose: bytes) -> tuple[socket.socket, dict[str, Any]]:
+    """Connect, exchange proofs, and ask for something; return the connection and the answer."""
+    place = split_address(address)
+    try:
+        connection = socket.create_connection(place, timeout=CONNECT_S)
+    except OSError as error:
+        raise WorkerDiedError(f"{address} does not answer ({error}): is llm-envs serve-envs running there?") from error
+    try:
+        keep_alive(connection)
+        frames: Any = Frames(connection)
+        answer_challenge(frames, token)
+        deliver_challenge(frames, token)
+        frames.send_bytes(purpose)
+        info: dict[str, Any] = json.loads(frames.recv_bytes())
+        version = info["version"]
+    except AuthenticationError as error:
+        connection.close()
+        raise InvalidConfigError(f"{address} has another token: set {TOKEN_VARIABLE} to the server's.") from error
+    except (OSError, ValueError, KeyError) as error:
+        connection.close()
+        raise WorkerDiedError(f"{address} does not answer as an environment server does ({error})") from error
+    except BaseException:
+        connection.close()
+        raise
+    if version != __version__:
+        connection.close()
+        raise InvalidConfigError(f"{address} has llm-envs {version}, here it is {__version__}: install one on both.")
+    return connection, info

@@ -1,0 +1,216 @@
+"""`llm-envs serve-envs`: worker processes for collectors on other machines.
+
+Each connection gets a process, which speaks with the collector directly (`child`). When the connection ends, however
+that happens, the process is killed with everything that it has started. When the process ends, so does the connection.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import logging
+import os
+import select
+import socket
+import subprocess
+import threading
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import answer_challenge, deliver_challenge
+from typing import Any
+
+from llm_envs import __version__
+from llm_envs.errors import InvalidConfigError, WorkerDiedError
+from llm_envs.rollout.workers.process import end_group, has_ended, start_child
+from llm_envs.rollout.workers.remote import CONNECT_S, Frames, keep_alive
+
+__all__ = ["EnvServer"]
+
+_LOG = logging.getLogger(__name__)
+
+_LOOK_S = 0.1
+"""How often ended processes are looked for."""
+_MOST_GREETINGS = 64
+"""Connections that may be in their handshake at once; further ones are closed."""
+
+
+@dataclass(eq=False)
+class _Served:
+    process: subprocess.Popen[bytes]
+    lifeline: int
+    connection: socket.socket
+    """A second descriptor of the worker's connection, to notice its end."""
+    peer: str
+
+
+class EnvServer:
+    """Listens for collectors. Usable as a context manager, which serves in a thread.
+
+    Args:
+        n_workers: Maximum number of processes.
+        token: Must be known to collectors. Whoever knows it can run any code here.
+        host: Address to listen on. The default can be reached from this machine only.
+        port: 0 chooses a free one.
+
+    Raises:
+        InvalidConfigError: If a setting is wrong, or the address cannot be listened on.
+    """
+
+    def __init__(self, n_workers: int, token: bytes, *, host: str = "127.0.0.1", port: int = 0) -> None:
+        if n_workers < 1 or len(token) < 16:
+            raise InvalidConfigError(
+                f"an environment server needs at least 1 worker and a token of at least 16 bytes; it has {n_workers} "
+                f"and {len(token)}."
+            )
+        self.n_workers, self._token = n_workers, token
+        try:
+            self._listener = socket.create_server((host, port), family=_family(host), backlog=128)
+        except (OSError, OverflowError) as error:
+            raise InvalidConfigError(f"{host}:{port} cannot be listened on: {error}.") from error
+        self._lock = threading.Lock()
+        self._served: dict[int, _Served] = {}
+        self._n_begun = 0  # processes, those that are being started too
+        self._greetings = threading.BoundedSemaphore(_MOST_GREETINGS)
+        self._is_closed = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def address(self) -> str:
+        """The address, as "host:port"."""
+        host, port = self._listener.getsockname()[:2]
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    @property
+    def n_busy(self) -> int:
+        """Number of processes, those included that are starting or ending."""
+        with self._lock:
+            return self._n_begun
+
+    def serve(self) -> None:
+        """Serve until `close` is called, perhaps in another thread."""
+        poller = select.poll()
+        poller.register(self._listener, select.POLLIN)
+        watched: dict[int, int] = {}  # descriptor -> process id
+        try:
+            while not self._is_closed.is_set():
+                with self._lock:
+                    new = {s.connection.fileno(): pid for pid, s in self._served.items()}
+                for descriptor in new.keys() - watched.keys():
+                    poller.register(descriptor, select.POLLRDHUP)
+                watched = new
+                for descriptor, _ in poller.poll(_LOOK_S * 1e3):
+                    if descriptor == self._listener.fileno():
+                        self._accept()
+                    elif descriptor in watched:
+                        self._end(watched.pop(descriptor), poller)
+                with self._lock:
+                    ended = [pid for pid, served in self._served.items() if has_ended(served.process)]
+                for pid in ended:
+                    self._end(pid, poller)
+                watched = {descriptor: pid for descriptor, pid in watched.items() if pid not in ended}
+        finally:
+            self._listener.close()
+            with self._lock:
+                left = list(self._served)
+            for pid in left:
+                self._end(pid, poller)
+
+    def close(self) -> None:
+        """Stop serving and kill all processes."""
+        self._is_closed.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def __enter__(self) -> EnvServer:
+        """Serve in a thread; leaving the block closes the server."""
+        self._thread = threading.Thread(target=self.serve, name="llm-envs-env-server", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Close the server."""
+        self.close()
+
+    def _accept(self) -> None:
+        try:
+            connection, peer = self._listener.accept()
+        except OSError:
+            return
+        if not self._greetings.acquire(blocking=False):
+            connection.close()
+            return
+        name = f"{peer[0]}:{peer[1]}"
+        threading.Thread(target=self._greet, args=(connection, name), name=f"greet-{name}", daemon=True).start()
+
+    def _greet(self, connection: socket.socket, peer: str) -> None:
+        # One limit for the whole handshake: a peer that sends a byte now and then must not hold a place.
+        timer = threading.Timer(CONNECT_S, _give_up, args=(connection,))
+        timer.daemon = True
+        timer.start()
+        try:
+            connection.settimeout(CONNECT_S)
+            keep_alive(connection)
+            frames: Any = Frames(connection)
+            deliver_challenge(frames, self._token)
+            answer_challenge(frames, self._token)
+            purpose = frames.recv_bytes()
+            timer.cancel()
+            self._answer(connection, frames, peer, is_worker=hmac.compare_digest(purpose, b"worker"))
+        except AuthenticationError:
+            _LOG.warning("%s has another token and was refused.", peer)
+        except (OSError, WorkerDiedError, ValueError) as error:
+            _LOG.warning("%s: %s", peer, error)
+        finally:
+            timer.cancel()
+            connection.close()
+            self._greetings.release()
+
+    def _answer(self, connection: socket.socket, frames: Frames, peer: str, *, is_worker: bool) -> None:
+        with self._lock:
+            has_room = self._n_begun < self.n_workers and not self._is_closed.is_set()
+            self._n_begun += is_worker and has_room
+        info = {"n_workers": self.n_workers, "has_room": has_room, "version": __version__}
+        try:
+            frames.send_bytes(json.dumps(info).encode())
+            if not (is_worker and has_room):
+                return
+            connection.settimeout(None)
+            kept = connection.dup()
+            end, lifeline = os.pipe()
+            try:
+                process = start_child(connection, end)
+            except BaseException:
+                kept.close()
+                os.close(lifeline)
+                raise
+        except BaseException:
+            with self._lock:
+                self._n_begun -= is_worker and has_room
+            raise
+        with self._lock:
+            self._served[process.pid] = _Served(process, lifeline, kept, peer)
+
+    def _end(self, pid: int, poller: select.poll) -> None:
+        with self._lock:
+            served = self._served.pop(pid, None)
+        if served is None:
+            return
+        with suppress(KeyError, ValueError):
+            poller.unregister(served.connection)
+        end_group(pid)
+        os.close(served.lifeline)
+        served.connection.close()
+        code = served.process.wait()
+        _LOG.info("the worker of %s has ended (%s).", served.peer, code)
+        with self._lock:
+            self._n_begun -= 1
+
+
+def _give_up(connection: socket.socket) -> None:
+    with suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -1,0 +1,272 @@
+"""Environments on other machines: an environment server, its clients, and either of them dying. See test_workers.py."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rogue_envs import RogueEnv
+
+import llm_envs.rollout.workers.remote as remote
+from llm_envs.cli.main import main
+from llm_envs.errors import InvalidConfigError, WorkerDiedError
+from llm_envs.policies import ConstantPolicy
+from llm_envs.policies.scripted import before_turn
+from llm_envs.processes import children_of
+from llm_envs.rollout import Collector, RolloutLimits, read_trajectories
+from llm_envs.rollout.workers.remote import TOKEN_VARIABLE, EnvServers, RemoteWorker
+from llm_envs.rollout.workers.server import EnvServer
+from llm_envs.testing import ByteCodec, HashingTokenPolicy, NumbersEnv
+
+TOKEN = "a token for these tests"
+CODEC = ByteCodec()
+REPLIES = ["1", "2", "3", "4", "5", "6", "7", "8", "9"]
+
+
+@pytest.fixture(autouse=True)
+def token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
+
+
+@pytest.fixture
+def server() -> Iterator[EnvServer]:
+    with EnvServer(2, TOKEN.encode()) as server:
+        yield server
+
+
+def collect(n: int = 12, policy: Any = None, envs: Any = NumbersEnv, **settings: Any) -> list[Any]:
+    policy = policy or HashingTokenPolicy(CODEC, REPLIES)
+    with Collector(envs, policy, codec=CODEC, progress=False, **settings) as collector:
+        return sorted(collector.collect(n, 2), key=lambda group: group.group_id)
+
+
+def until(holds: Callable[[], Any], limit_s: float = 20.0) -> None:
+    deadline = time.monotonic() + limit_s
+    while not holds():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.02)
+
+
+def test_two_servers_play_the_episodes_of_this_process(server: EnvServer) -> None:
+    with EnvServer(1, TOKEN.encode()) as other:
+        with Collector(
+            NumbersEnv,
+            HashingTokenPolicy(CODEC, REPLIES),
+            codec=CODEC,
+            progress=False,
+            env_servers=[server.address, other.address],
+        ) as collector:
+            assert collector.workers == 3
+            assert sorted(collector.collect(12, 2), key=lambda group: group.group_id) == collect()
+            assert (server.n_busy, other.n_busy) == (2, 1)
+        until(lambda: server.n_busy == other.n_busy == 0)
+
+
+def test_workers_limits_them(server: EnvServer) -> None:
+    with Collector(
+        NumbersEnv, ConstantPolicy("1"), env_servers=[server.address], workers=1, progress=False
+    ) as collector:
+        collector.collect(4)
+        assert collector.workers == server.n_busy == 1
+
+
+@pytest.mark.parametrize(
+    ("variable", "said"),
+    [
+        ("another token, of any length", "has another token: set LLM_ENVS_ENV_TOKEN"),
+        ("", "LLM_ENVS_ENV_TOKEN is not set"),
+    ],
+)
+def test_another_token(server: EnvServer, monkeypatch: pytest.MonkeyPatch, variable: str, said: str) -> None:
+    monkeypatch.setenv(TOKEN_VARIABLE, variable)
+    with pytest.raises(InvalidConfigError, match=said):
+        collect(env_servers=[server.address])
+    assert server.n_busy == 0
+
+
+def test_another_version(server: EnvServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "__version__", "9.9")
+    with pytest.raises(InvalidConfigError, match=r"has llm-envs .*, here it is 9.9: install one on both"):
+        EnvServers([server.address])
+
+
+def test_nobody_and_somebody_else() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = "{}:{}".format(*listener.getsockname())
+
+        def answer() -> None:
+            connection, _ = listener.accept()
+            connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            connection.close()
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(WorkerDiedError, match="does not answer as an environment server does"):
+            EnvServers([address])
+        thread.join()
+    with pytest.raises(WorkerDiedError, match="is llm-envs serve-envs running there"):
+        EnvServers([address])
+
+
+@pytest.mark.parametrize("address", ["localhost", "localhost:", ":7100", "localhost:x", "localhost:99999", ""])
+def test_what_is_no_address(address: str) -> None:
+    with pytest.raises(InvalidConfigError, match="give HOST:PORT"):
+        EnvServers([address])
+
+
+def test_bad_servers(server: EnvServer) -> None:
+    with pytest.raises(InvalidConfigError, match="is named twice"):
+        EnvServers([server.address] * 2)
+    with pytest.raises(InvalidConfigError, match="at least 1 worker and a token of at least 16"):
+        EnvServer(0, TOKEN.encode())
+    with pytest.raises(InvalidConfigError, match="at least 16 bytes"):
+        EnvServer(1, b"short")
+    with pytest.raises(InvalidConfigError, match="cannot be listened on"):
+        EnvServer(1, TOKEN.encode(), port=int(server.address.rpartition(":")[2]))
+
+
+def test_a_full_server(server: EnvServer) -> None:
+    workers = [RemoteWorker(server.address, TOKEN.encode()) for _ in range(2)]
+    with pytest.raises(WorkerDiedError, match=r"has no free worker \(of 2\)"):
+        RemoteWorker(server.address, TOKEN.encode())
+    for worker in workers:
+        worker.kill()
+        worker.release()
+    until(lambda: server.n_busy == 0)
+    assert len(collect(4, env_servers=[server.address])) == 4
+
+
+def test_peers_that_say_nothing_hold_nobody_up(server: EnvServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llm_envs.rollout.workers.server.CONNECT_S", 0.5)
+    host, port = server.address.split(":")
+    silent = [socket.create_connection((host, int(port))) for _ in range(5)]
+    assert len(collect(4, env_servers=[server.address])) == 4
+    for connection in silent:
+        connection.settimeout(20)
+        while connection.recv(1024):  # the challenge, and then the end
+            pass
+        connection.close()
+
+
+def test_an_environment_that_hangs_is_killed_there(server: EnvServer) -> None:
+    limits = RolloutLimits(max_step_s=0.5)
+    settings: dict[str, Any] = {"env_kwargs": {"at": "step", "deed": "hang"}, "limits": limits, "max_retries": 0}
+    (group,) = collect(1, envs=RogueEnv, env_servers=[server.address], **settings)
+    for trajectory in group.trajectories:
+        assert "took longer than max_step_s=0.5 s; its process was killed" in trajectory.error.message
+    until(lambda: server.n_busy == 0)
+
+
+CLIENT = """
+import sys
+from llm_envs.policies import ConstantPolicy
+from llm_envs.rollout import Collector
+from llm_envs.testing import NumbersEnv
+from llm_envs.policies.scripted import with_latency
+policy = with_latency(ConstantPolicy("1"), 60)
+with Collector(NumbersEnv, policy, env_servers=sys.argv[1:], progress=False) as collector:
+    print("playing", flush=True)
+    collector.collect(4)
+"""
+
+
+def test_a_client_that_is_killed_leaves_no_process(server: EnvServer) -> None:
+    with subprocess.Popen([sys.executable, "-c", CLIENT, server.address], stdout=subprocess.PIPE) as client:
+        assert client.stdout is not None and client.stdout.readline() == b"playing\n"
+        until(lambda: server.n_busy == 2)
+        pids = list(server._served)
+        client.send_signal(signal.SIGKILL)
+    until(lambda: server.n_busy == 0)
+    until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
+
+
+def start(*arguments: str) -> tuple[subprocess.Popen[str], str]:
+    """Start `llm-envs serve-envs`; return it and its address."""
+    command = [sys.executable, "-m", "llm_envs.cli", "serve-envs", "--port", "0", *arguments]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    assert process.stdout is not None
+    found = re.fullmatch(r"(\d+) workers at (\S+); Ctrl-C ends them\n", process.stdout.readline())
+    assert found is not None
+    return process, found[2]
+
+
+def test_a_server_that_is_killed_costs_no_episode() -> None:
+    """Its episodes are played again under the same seeds at the other one."""
+    first, second = start("--workers", "2"), start("--workers", "2")
+    n_turns = 0
+
+    async def kill_at_the_tenth(_: Any) -> None:
+        nonlocal n_turns
+        n_turns += 1
+        if n_turns == 10:
+            first[0].kill()
+
+    policy = before_turn(HashingTokenPolicy(CODEC, REPLIES), kill_at_the_tenth)
+    try:
+        groups = collect(policy=policy, env_servers=[first[1], second[1]])
+        assert n_turns >= 24 and any("retries" in t.metadata for group in groups for t in group.trajectories)
+        for group, same in zip(groups, collect(), strict=True):
+            for one, other in zip(group.trajectories, same.trajectories, strict=True):
+                assert replace(one, metadata={}) == replace(other, metadata={})
+    finally:
+        for process, _ in (first, second):
+            process.kill()
+            process.wait()
+
+
+def test_no_server_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    process, address = start("--workers", "1")
+
+    async def kill_at_once(_: Any) -> None:
+        workers = children_of(process.pid)
+        process.kill()
+        while any(Path(f"/proc/{pid}/exe").exists() for pid in workers):
+            await asyncio.sleep(0.01)
+
+    policy = before_turn(HashingTokenPolicy(CODEC, REPLIES), kill_at_once)
+    monkeypatch.setattr("llm_envs.rollout.workers.pool.SERVERS_S", 1.0)
+    groups = collect(1, policy=policy, env_servers=[address], fail_fast=False)
+    process.wait()
+    errors = [trajectory.error.message for group in groups for trajectory in group.trajectories if trajectory.error]
+    assert errors and all("no environment server has a worker" in message for message in errors)
+
+
+def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    process, address = start("--workers", "2")
+    command = ["collect", "llm/Calculator-v0", "-n", "6", "--out"]
+    try:
+        assert main([*command, str(tmp_path / "there"), "--env-servers", address]) == 0
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 0
+        assert main([*command, str(tmp_path / "again"), "--env-servers", address]) == 1
+        assert "does not answer" in capsys.readouterr().err
+    finally:
+        process.kill()
+    assert main([*command, str(tmp_path / "here")]) == 0
+    there, here = (sorted(read_trajectories(tmp_path / n), key=lambda t: t.group_id) for n in ("there", "here"))
+    assert there == here
+
+
+def test_without_a_token_the_command_makes_one() -> None:
+    code = "import sys; from llm_envs.cli.main import main; sys.exit(main(['serve-envs', '--port', '0']))"
+    environment = {name: value for name, value in os.environ.items() if name != TOKEN_VARIABLE}
+    with subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        assert process.stdout is not None
+        assert re.fullmatch(rf"export {TOKEN_VARIABLE}=\S{{32}}\n", process.stdout.readline())
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
