@@ -11,6 +11,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -198,6 +199,7 @@ def evaluate_suite(
     show: Show | None = None,
     logger: Logger | None = None,
     log_every_s: float = 10.0,
+    make_collector: Callable[..., Collector] = Collector,
     **collector: Any,
 ) -> Results:
     """Measure a policy on each task of a suite separately, without holding episodes in memory.
@@ -218,6 +220,7 @@ def evaluate_suite(
         logger: Gets `tracking.collection_metrics` during the run, with the number of finished episodes as the step, and
             `tracking.evaluation_metrics` at the end.
         log_every_s: Seconds between two of its steps.
+        make_collector: See `collect_run`.
         **collector: All other arguments of `Collector`: `sampling`, `limits`, `max_concurrency`, ...
 
     Raises:
@@ -228,9 +231,11 @@ def evaluate_suite(
         raise InvalidConfigError("a shard of an evaluation needs a folder (out), from which all shards are merged.")
     source, own = SuiteSource(suite), suite_settings(suite, **dict(settings or {}))
     collector = {"progress": False, "codec": codec} | collector | {"seed": suite.seed}
-    policy_name = {"policy": type(policy).__name__}
     if out is not None:
-        if resume:
+        if resume and (Path(out) / MANIFEST_NAME).exists():
+            # An actor's policy is known only when it runs; `collect_run` compares it.
+            is_known = make_collector is Collector
+            policy_name = {"policy": type(policy).__name__ if is_known else read_manifest(out).settings.get("policy")}
             of_shard = {} if shard is None else shard.settings(len(source))
             now = run_settings(source, group_size=suite.samples, **collector) | policy_name | own | of_shard
             extend_run(out, suite, now)
@@ -246,6 +251,7 @@ def evaluate_suite(
             show=show,
             logger=logger,
             log_every_s=log_every_s,
+            make_collector=make_collector,
             **collector,
         )
         results = replay(out, suite=suite, confidence=confidence, allow_partial=shard is not None)
@@ -253,16 +259,17 @@ def evaluate_suite(
         if shard is None:
             results.save(out)
     else:
-        results = _played_in_memory(source, suite, policy, own, confidence, show, logger, log_every_s, collector)
+        make = partial(make_collector, source, policy, **collector)
+        results = _played_in_memory(make, source, suite, own, confidence, show, logger, log_every_s, collector)
     if logger is not None:
         logger(sum(task.n_episodes for task in results), evaluation_metrics(results))
     return results
 
 
 def _played_in_memory(
+    make: Callable[..., Collector],
     source: SuiteSource,
     suite: Suite,
-    policy: Policy,
     own: Mapping[str, Any],
     confidence: float,
     show: Show | None,
@@ -274,11 +281,11 @@ def _played_in_memory(
     board = Scoreboard(suite.names)
     groups = (group_specs(source.spec(index), suite.samples) for index in range(len(source)))
     with (
-        Collector(source, policy, on_trajectory=board.add, **collector) as active,
+        make(on_trajectory=board.add) as active,
         watched(active, suite.n_episodes, 0, show, logger, log_every_s),
     ):
         active.play_each(groups, n_episodes=suite.n_episodes)
-    record = run_settings(source, group_size=suite.samples, **collector) | {"policy": type(policy).__name__} | dict(own)
+    record = run_settings(source, group_size=suite.samples, **collector) | {"policy": active.policy_name} | dict(own)
     results = results_of(board, record, {entry.label: entry.k for entry in suite.entries}, confidence)
     return replace(results, played_with=results.versions, thresholds=asked_thresholds(suite))
 

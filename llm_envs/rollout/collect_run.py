@@ -67,6 +67,7 @@ def collect_run(
     log_every_s: float = 10.0,
     max_log_bytes: int = MAX_LOG_BYTES,
     max_errors_in_a_row: int = 100,
+    make_collector: Callable[..., Collector] = Collector,
     **collector: Any,
 ) -> CollectedRun:
     """Play groups of a mixture and write every finished episode to a folder, without keeping any in memory.
@@ -93,6 +94,8 @@ def collect_run(
         log_every_s: Seconds between two of its steps.
         max_log_bytes: See `TrajectoryWriter`.
         max_errors_in_a_row: The run stops after this many failed episodes in a row.
+        make_collector: Makes the collector; `RayCollector`, perhaps with some of its arguments, takes as `policy` the
+            function that makes an actor's.
         **collector: All other arguments of `Collector`, except those that choose among finished groups: all are kept.
 
     Raises:
@@ -108,9 +111,9 @@ def collect_run(
         raise InvalidConfigError(f"{', '.join(unused)}: a collected run keeps every episode; filter when reading it.")
     collector = {"progress": False} | collector
     # The collector comes first: it refuses wrong settings before the writer creates the folder.
-    with Collector(envs, policy, **collector) as active:
+    with make_collector(envs, policy, **collector) as active:
         own = run_settings(envs, group_size=group_size, **collector)
-        own |= {"policy": type(policy).__name__} | dict(settings or {})
+        own |= {"policy": active.policy_name} | dict(settings or {})
         own |= {} if shard is None else shard.settings(n_groups)
         indices = range(n_groups) if shard is None else shard.groups(n_groups)
         with TrajectoryWriter(out, settings=own, resume=resume, max_log_bytes=max_log_bytes) as writer:

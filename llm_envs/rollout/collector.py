@@ -133,9 +133,9 @@ class Collector:
                 task_spec(choice.env_id)
         self._pool = WorkerPool(workers, EnvServers.of(env_servers)) if workers or env_servers else None
         self.workers = 0 if self._pool is None else self._pool.n_workers
-        for spec in self.source.variants():
-            (check_made if self._pool is None else self._pool.check)(self._maker(spec))
+        self._check_envs()
         self.policy, self.codec, self.seed = policy, codec, seed
+        self.policy_name = type(policy).__name__
         self.sampling, self.limits = sampling or SamplingParams(), limits or RolloutLimits()
         self.history, self.context_fn = history, context_fn
         self.group_filter, self.fail_fast, self.max_refills = group_filter, fail_fast, max_refills
@@ -344,6 +344,10 @@ class Collector:
         """Close the collector."""
         self.close()
 
+    def _check_envs(self) -> None:
+        for spec in self.source.variants():
+            (check_made if self._pool is None else self._pool.check)(self._maker(spec))
+
     def _run(self, function: Callable[[], Coroutine[Any, Any, T]]) -> T:
         return self._runner().run(function)
 
@@ -437,9 +441,8 @@ class Collector:
         # their tasks. The next call opens the gate, and they continue with their tokens under the new weights.
         if carry_over is None:
             gate = PauseGate()
-            carry_over = CarryOver(
-                self._episode_pool(GroupTracker(self._supply(group_size)), self._show, gate), gate, group_size
-            )
+            pool = self._episode_pool(GroupTracker(self._supply(group_size)), lambda: self._show_now(), gate)
+            carry_over = CarryOver(pool, gate, group_size)
             self._carry_over = carry_over
         carry_over.check(group_size)
         self.stats.pause(False)
@@ -455,9 +458,6 @@ class Collector:
                 self._show_now = lambda: None
         self.stats.pause(True)
         return taken
-
-    def _show(self) -> None:
-        self._show_now()
 
     async def _episode(self, spec: EpisodeSpec, version: int | None, gate: PauseGate | None) -> Trajectory:
         """Admit one episode, play it and emit it."""
