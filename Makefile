@@ -9,6 +9,7 @@
 #   make test-processes  the tests in which several processes train together, with transformers and with vLLM
 #   make test-examples   the examples, each with small settings, and the snippets and commands of the documents
 #   make test-browser    the report page in headless Chromium, which must be installed
+#   make test-ray    the tests on clusters of Ray, in an environment of their own
 #   make test-real-model a pretrained model: its tokens, the doctor, two steps of GRPO on both engines
 #   make check-tasks     every task at its default level against the whole contract, the oracles at every level,
 #                        equal plays at every concurrency, and docs/GALLERY.md against the tasks
@@ -36,6 +37,7 @@ SHELL := bash
 
 VENV := .venv
 VENV_VLLM := .venv-vllm
+VENV_RAY := .venv-ray
 
 # Installed first and alone: the pinned torch must never be replaced by one that a later resolution prefers.
 TORCH := $(shell grep '^torch==' constraints.txt)
@@ -43,7 +45,7 @@ TORCH := $(shell grep '^torch==' constraints.txt)
 # The tests of one file share what they make, so a file stays with one process; tests/conftest.py says which go first.
 PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo demo-real test test-trainings test-vllm test-processes test-examples test-browser test-real-model check-tasks check-tasks-levels check-tasks-thorough real-model lint check bench proof baselines docs gallery reference clean
+.PHONY: help demo demo-real test test-trainings test-vllm test-processes test-examples test-browser test-ray test-real-model check-tasks check-tasks-levels check-tasks-thorough real-model lint check bench proof baselines docs gallery reference clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -74,6 +76,9 @@ test-examples: $(VENV)/.stamp
 # Debian's package of Chromium is enough; without a browser this fails and says so.
 test-browser: $(VENV)/.stamp
 	LLM_ENVS_REQUIRE_BROWSER=1 $(VENV)/bin/python -m pytest -m browser $(PYTEST_ARGS)
+
+test-ray: $(VENV_RAY)/.stamp
+	LLM_ENVS_REQUIRE_RAY=1 $(VENV_RAY)/bin/python -m pytest -m ray $(PYTEST_ARGS)
 
 test-real-model: real-model $(VENV_VLLM)/.stamp
 	LLM_ENVS_REQUIRE_VLLM=1 LLM_ENVS_REQUIRE_REAL_MODEL=1 $(VENV_VLLM)/bin/python -m pytest -m real $(PYTEST_ARGS)
@@ -123,7 +128,7 @@ docs: $(VENV)/.stamp
 	PYTHONPATH=docs NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build --strict
 
 clean:
-	rm -rf $(VENV) $(VENV_VLLM) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV_VLLM) $(VENV_RAY) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 define CREATE
 @command -v $(PYTHON) >/dev/null || { echo "make: there is no '$(PYTHON)' here; say which one to use: make PYTHON=/path/to/python3.11 ..." >&2; exit 1; }
@@ -143,4 +148,10 @@ $(VENV_VLLM)/.stamp: pyproject.toml constraints-vllm.txt
 	$(call CREATE,$(VENV_VLLM))
 	$(VENV_VLLM)/bin/pip install -q --no-compile --no-deps -r constraints-vllm.txt
 	$(VENV_VLLM)/bin/pip install -q --no-compile --no-build-isolation -e '.[train,report,tools,bridges]' pytest pytest-xdist hypothesis -c constraints-vllm.txt
+	@touch $@
+
+$(VENV_RAY)/.stamp: pyproject.toml constraints.txt
+	$(call CREATE,$(VENV_RAY))
+	$(VENV_RAY)/bin/pip install -q --no-compile setuptools -c constraints.txt
+	$(VENV_RAY)/bin/pip install -q --no-compile --no-build-isolation -e '.[ray]' ray==2.60.0 pytest pytest-xdist -c constraints.txt
 	@touch $@

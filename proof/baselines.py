@@ -43,6 +43,12 @@ TEMPERATURES = {"sampled": 1.0, "greedy": 0.0}
 SAMPLINGS = {"plain": ("sampled", "greedy"), "few-shot": ("greedy",), "natural": ("greedy",)}
 TURN_TOKENS = {True: 128, False: 64}
 """Whether a task has one turn -> tokens of a turn."""
+LONG_EXAMPLES = frozenset(
+    f"llm/{name}-v0" for name in ("Blackjack", "CliffWalking", "FixRepository", "FrozenLake", "GridPrograms", "Taxi")
+)
+"""Tasks whose three solved problems leave too little of `--episode-tokens`."""
+LONG_TOKENS = 8192
+"""Their tokens of an episode then: all that the model of `make real-model` has."""
 N_SHOTS = 3
 N_REPLIES = 3
 """Replies to keep of each task and setting."""
@@ -109,7 +115,7 @@ def play(env_id: str, form: str, sampling: str, policy: Any, options: argparse.N
         split="test",
         env_kwargs={"difficulty": settings["level"]},
         sampling=SamplingParams(temperature=TEMPERATURES[sampling], max_new_tokens=settings["turn_tokens"]),
-        limits=RolloutLimits(max_turns=options.max_turns, max_episode_tokens=options.episode_tokens),
+        limits=RolloutLimits(max_turns=options.max_turns, max_episode_tokens=settings["episode_tokens"]),
         max_concurrency=options.batch,
         progress=False,
     )
@@ -129,6 +135,8 @@ def describe_setting(env_id: str, form: str, sampling: str, options: argparse.Na
     limits = {name: getattr(options, name) for name in ("n", "max_turns", "turn_tokens", "episode_tokens")}
     level, _, has_one_turn = easiest(env_id)
     limits["turn_tokens"] = limits["turn_tokens"] or TURN_TOKENS[has_one_turn]
+    if form == "few-shot" and env_id in LONG_EXAMPLES:
+        limits["episode_tokens"] = max(options.episode_tokens, LONG_TOKENS)
     return {"env": env_id, "level": level, "form": form, "sampling": sampling, "model": options.model.name} | limits
 
 
@@ -184,7 +192,7 @@ def load_policy(options: argparse.Namespace) -> Any:
     if options.engine == "transformers":
         return TransformersPolicy.from_pretrained(options.model, max_batch_size=options.batch)
     return VLLMEnginePolicy.from_pretrained(
-        options.model, max_model_len=options.episode_tokens, max_num_seqs=options.batch
+        options.model, max_model_len=max(options.episode_tokens, LONG_TOKENS), max_num_seqs=options.batch
     )
 
 

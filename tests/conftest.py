@@ -144,11 +144,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with what takes longest; skip what needs vLLM where it is not installed, unless the run promised it."""
     order = {name: place for place, name in enumerate(LONGEST_FIRST)}
     items.sort(key=lambda item: order.get(item.path.name, len(order)))
-    if importlib.util.find_spec("vllm") is not None:
-        return
-    if os.environ.get("LLM_ENVS_REQUIRE_VLLM"):
-        raise pytest.UsageError("LLM_ENVS_REQUIRE_VLLM is set, but vLLM is not installed here")
-    skip = pytest.mark.skip(reason="vLLM is not installed here; `make test-vllm` runs this")
-    for item in items:
-        if "vllm" in item.keywords:
-            item.add_marker(skip)
+    for module, name in (("vllm", "vLLM"), ("ray", "Ray")):
+        if importlib.util.find_spec(module) is not None:
+            continue
+        if os.environ.get(f"LLM_ENVS_REQUIRE_{module.upper()}"):
+            raise pytest.UsageError(f"LLM_ENVS_REQUIRE_{module.upper()} is set, but {name} is not installed here")
+        skip = pytest.mark.skip(reason=f"{name} is not installed here; `make test-{module}` runs this")
+        for item in items:
+            if module in item.keywords:
+                item.add_marker(skip)

@@ -24,7 +24,8 @@ from llm_envs.cli.arguments import (
     require_text,
 )
 from llm_envs.cli.parser import Flag, Repeatable
-from llm_envs.cli.policy_options import add_player_arguments, check_player, open_player, player_settings
+from llm_envs.cli.policy_options import add_player_arguments, check_player, player_settings
+from llm_envs.cli.ray_options import add_ray_arguments, open_collector
 from llm_envs.cli.tracking_options import add_tracking_arguments, check_tracking, tracker_of
 from llm_envs.errors import LLMEnvsError, StoreError
 from llm_envs.tracking.loggers import visible_text
@@ -42,6 +43,7 @@ examples:
   llm-envs collect llm/Calculator-v0 --model DIR --url http://a:8000 --url http://b:8000 -n 1000 --out runs/servers
   llm-envs collect llm/Calculator-v0 --model https://host/v1 --model-name NAME -n 50 --out runs/api
   llm-envs collect llm/Calculator-v0 --model DIR -n 1000 --out runs/parts --shard 0/4
+  llm-envs collect llm/Calculator-v0 --model DIR --policy vllm -n 1000 --out runs/ray --ray auto --ray-gpus 1
   llm-envs collect llm/Calculator-v0 --model DIR --policy vllm -n 50 --out runs/logged --report-to tensorboard jsonl
 
 Ctrl-C ends it in order; the same command with --resume goes on. llm-envs export writes what was collected for others.
@@ -68,6 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_env_arguments(parser)
     add_sampling_arguments(parser)
     add_rollout_arguments(parser)
+    add_ray_arguments(parser)
     add_tracking_arguments(parser)
     parser.epilog = EXAMPLES
     add_player_arguments(parser, ["oracle", "random"])
@@ -111,7 +114,7 @@ def run(arguments: argparse.Namespace) -> int:
         with (
             terminated_as_interrupted(),
             tracker_of(arguments, own) as logger,
-            open_player(arguments, {"oracle": OraclePolicy, "random": RandomPolicy}) as (policy, codec),
+            open_collector(arguments, {"oracle": OraclePolicy, "random": RandomPolicy}) as (policy, played),
         ):
             done = collect_run(
                 envs,
@@ -125,11 +128,11 @@ def run(arguments: argparse.Namespace) -> int:
                 show=live_progress,
                 logger=logger,
                 log_every_s=arguments.log_every_s,
-                codec=codec,
                 max_concurrency=arguments.max_concurrency,
                 workers=arguments.workers or 0,
                 env_servers=arguments.env_servers or (),
                 context_fn=None if arguments.window is None else create_window(arguments.window),
+                **played,
                 **collector,
             )
     except KeyboardInterrupt:

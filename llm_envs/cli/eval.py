@@ -22,7 +22,8 @@ from llm_envs.cli.arguments import (
 )
 from llm_envs.cli.collect import terminated_as_interrupted
 from llm_envs.cli.parser import Flag, Repeatable, json_object
-from llm_envs.cli.policy_options import add_player_arguments, check_player, open_player, player_settings
+from llm_envs.cli.policy_options import add_player_arguments, check_player, player_settings
+from llm_envs.cli.ray_options import add_ray_arguments, open_collector
 from llm_envs.cli.tracking_options import add_tracking_arguments, check_tracking, tracker_of
 from llm_envs.errors import InvalidConfigError
 from llm_envs.tracking.loggers import visible_text
@@ -72,6 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_sampling_arguments(parser)
     add_rollout_arguments(parser)
+    add_ray_arguments(parser)
     _add_output_arguments(parser)
     add_tracking_arguments(parser)
     parser.epilog = EXAMPLES
@@ -144,7 +146,7 @@ def _check(arguments: argparse.Namespace) -> None:
     if arguments.replay is not None:
         given = ["--model"] * (arguments.model is not None) + ["--policy"] * (arguments.policy is not None)
         given += ["--resume"] * arguments.resume + arguments.envs[:1]
-        settled = ["n", "group_size", "seed", "env_kwargs", "max_turns", "max_step_s", "workers", "env_servers"]
+        settled = ["n", "group_size", "seed", "env_kwargs", "max_turns", "max_step_s", "workers", "env_servers", "ray"]
         settled += ["window"]
         settled += [] if arguments.suite else ["split", "difficulty", "exclude"]  # the suite sets these for its tasks
         given += [
@@ -279,7 +281,7 @@ def _play(arguments: argparse.Namespace, suite: Suite) -> Results:
     with (
         terminated_as_interrupted(),
         tracker_of(arguments, own) as logger,
-        open_player(arguments, {"oracle": OraclePolicy, "random": RandomPolicy}) as (policy, codec),
+        open_collector(arguments, {"oracle": OraclePolicy, "random": RandomPolicy}) as (policy, played),
     ):
         return evaluate_suite(
             suite,
@@ -287,7 +289,6 @@ def _play(arguments: argparse.Namespace, suite: Suite) -> Results:
             out=arguments.out,
             resume=arguments.resume,
             shard=arguments.shard,
-            codec=codec,
             confidence=arguments.confidence,
             settings=settings,
             show=live_progress,
@@ -297,6 +298,7 @@ def _play(arguments: argparse.Namespace, suite: Suite) -> Results:
             workers=arguments.workers or 0,
             env_servers=arguments.env_servers or (),
             context_fn=None if arguments.window is None else create_window(arguments.window),
+            **played,
             **collector,
         )
 

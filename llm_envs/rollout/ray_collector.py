@@ -117,7 +117,8 @@ class RayCollector(Collector):
             for crew in self._crews.values():
                 self._background.start(crew.run)
             # An actor with an environment that cannot be made, or a model that cannot be loaded, is reported here.
-            self.policy_name = [self._background.start(crew.name).result() for crew in self._crews.values()][0]
+            for crew in self._crews.values():
+                self.policy_name = self._background.start(crew.name).result()
         except BaseException:
             self._stack.close()
             raise

@@ -1,0 +1,74 @@
+"""The options of a run on Ray, and the policy and collector that a command plays with."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from llm_envs.cli.arguments import positive
+from llm_envs.cli.parser import json_object
+from llm_envs.cli.policy_options import open_player
+from llm_envs.errors import InvalidConfigError
+
+if TYPE_CHECKING:
+    from llm_envs.policies.base import Policy
+
+__all__ = ["add_ray_arguments", "open_collector"]
+
+HERE = "here"
+
+
+def add_ray_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of Ray."""
+    group = parser.add_argument_group("Ray")
+    group.add_argument(
+        "--ray",
+        nargs="?",
+        const=HERE,
+        metavar="ADDRESS",
+        help="play in Ray actors of the cluster at ADDRESS; default: the one found here, else a new one",
+    )
+    group.add_argument("--ray-actors", type=positive, metavar="N", help="Ray: actors; default: as many as have room")
+    group.add_argument("--ray-gpus", type=positive, metavar="G", help="Ray: GPUs of an actor, for its engine")
+    group.add_argument(
+        "--ray-labels", type=json_object, metavar="JSON", help="Ray: task id -> labels of the nodes that may play it"
+    )
+
+
+@contextmanager
+def open_collector(
+    arguments: argparse.Namespace, scripts: Mapping[str, Callable[[], Policy]]
+) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """Yield the policy, and the arguments `codec` and `make_collector` of `collect_run`. With Ray, actors have both.
+
+    Args:
+        arguments: The parsed options.
+        scripts: See `open_player`.
+
+    Raises:
+        InvalidConfigError: If the options contradict each other, or as `open_player` does.
+    """
+    if arguments.ray is None:
+        named = [name for name in ("ray_actors", "ray_gpus", "ray_labels") if getattr(arguments, name) is not None]
+        if named:
+            raise InvalidConfigError(f"--{named[0].replace('_', '-')} needs --ray.")
+        with open_player(arguments, scripts) as (policy, codec):
+            yield policy, {"codec": codec}
+        return
+    if getattr(arguments, "serve", None):
+        raise InvalidConfigError("--serve starts servers on this machine: with --ray, start them and give --url.")
+    if arguments.max_concurrency == "auto":
+        raise InvalidConfigError("--max-concurrency auto does not work with --ray: give a number for each actor.")
+    from llm_envs.rollout.ray_collector import RayCollector
+
+    options = {} if arguments.ray_gpus is None else {"num_gpus": arguments.ray_gpus}
+    settings = {"n_actors": arguments.ray_actors, "actor_options": options, "labels": arguments.ray_labels}
+    settings["address"] = None if arguments.ray == HERE else arguments.ray
+    yield partial(_player, vars(arguments), scripts), {"make_collector": partial(RayCollector, **settings)}
+
+
+def _player(options: Mapping[str, Any], scripts: Mapping[str, Callable[[], Policy]]) -> Any:
+    return open_player(argparse.Namespace(**options), scripts)

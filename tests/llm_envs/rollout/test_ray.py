@@ -1,0 +1,290 @@
+"""Episodes in Ray actors: as without Ray, whatever happens to the actors, their nodes and the head."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from document_runs import Made, run_page
+from documents import ROOT, read_page
+
+from llm_envs.cli.main import main
+from llm_envs.data import read_manifest
+from llm_envs.errors import InvalidConfigError
+from llm_envs.policies import ConstantPolicy, OraclePolicy
+from llm_envs.policies.scripted import before_turn, with_latency
+from llm_envs.rollout import Collector, EnvChoice, RolloutLimits, read_trajectories
+from llm_envs.rollout.collect_run import collect_run
+from llm_envs.rollout.filters import create_spread_filter
+from llm_envs.rollout.ray_collector import MOST_LOSSES, RayCollector
+from llm_envs.testing import ByteCodec, HashingTokenPolicy, NumbersEnv
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+REPLIES = ["1", "2", "3", "4", "5", "6", "7", "8", "9"]
+TASKS = ["llm/Calculator-v0", "llm/GuessNumber-v0"]
+
+
+def oracle() -> Any:
+    return OraclePolicy(), None
+
+
+def tokens(latency_s: float = 0.0) -> Any:
+    policy = HashingTokenPolicy(ByteCodec(), REPLIES)
+    return (with_latency(policy, latency_s) if latency_s else policy), ByteCodec()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def ray() -> Any:
+    """Ray, to which the functions and classes of this file go by value."""
+    import ray
+
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    return ray
+
+
+@pytest.fixture
+def cluster(ray: Any) -> Iterator[Any]:
+    """A cluster whose head plays nothing, and this process connected to it."""
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    ray.init(address=cluster.address, log_to_driver=False)
+    yield cluster
+    ray.shutdown()
+    cluster.shutdown()
+
+
+@pytest.fixture
+def node(cluster: Any) -> Any:
+    cluster.add_node(num_cpus=2)
+    return cluster
+
+
+def plain(envs: Any, make_player: Callable[[], Any], n: int = 12, **settings: Any) -> list[Any]:
+    policy, codec = make_player()
+    with Collector(envs, policy, codec=codec, progress=False, **settings) as collector:
+        return collector.collect(n, 2)
+
+
+def assert_same(groups: Any, others: Any) -> None:
+    """The same trajectories; only how often an episode was begun may differ."""
+    for group, other in zip(groups, others, strict=True):
+        for one, two in zip(group, other, strict=True):
+            assert replace(one, metadata={}).to_json(timings=False) == replace(two, metadata={}).to_json(timings=False)
+
+
+def test_the_same_trajectories(node: Any) -> None:
+    for envs, player in ((TASKS, oracle), (NumbersEnv, tokens)):
+        with RayCollector(envs, player, n_actors=2, seed=3, progress=False) as collector:
+            assert collector.policy_name in ("OraclePolicy", "HashingTokenPolicy")
+            assert_same(collector.collect(12, 2), plain(envs, player, seed=3))
+            assert collector.stats.accepted == collector.stats.submitted == 24
+
+
+def test_filters_streams_and_limits(node: Any) -> None:
+    settings: dict[str, Any] = {"group_filter": create_spread_filter(), "limits": RolloutLimits(max_turns=2)}
+    with RayCollector(NumbersEnv, tokens, n_actors=2, progress=False, **settings) as collector:
+        assert_same(collector.collect(6, 2), plain(NumbersEnv, tokens, 6, **settings))
+    with RayCollector(NumbersEnv, tokens, n_actors=2, progress=False) as collector:
+        assert_same(list(collector.stream(2, n_groups=12)), plain(NumbersEnv, tokens))
+
+
+def test_a_run_is_that_of_one_process(node: Any, tmp_path: Path) -> None:
+    """Begun with Ray and resumed without it."""
+    run = partial(collect_run, NumbersEnv, group_size=2)
+    make = partial(RayCollector, n_actors=2)
+    done = run(tokens, out=tmp_path / "ray", n_groups=10, make_collector=make)
+    assert (done.n_finished, done.n_failed) == (20, 0)
+    policy, codec = tokens()
+    assert run(policy, codec=codec, out=tmp_path / "ray", n_groups=12, resume=True).n_before == 20
+    run(policy, codec=codec, out=tmp_path / "plain", n_groups=12)
+    assert read_manifest(tmp_path / "ray").settings == read_manifest(tmp_path / "plain").settings
+    both = [sorted(read_trajectories(tmp_path / name), key=key_of) for name in ("ray", "plain")]
+    assert_same([both[0]], [both[1]])
+
+
+def key_of(trajectory: Any) -> Any:
+    return trajectory.group_id, trajectory.member
+
+
+def test_nodes_that_are_killed_at_random(cluster: Any) -> None:
+    """No episode is lost, none is there twice, and all are those of a run without Ray."""
+    nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
+    rng, is_over, n_killed = random.Random(0), threading.Event(), 0
+
+    def kill() -> None:
+        nonlocal n_killed
+        while not is_over.wait(2.0) and n_killed < 3:
+            victim = nodes.pop(rng.randrange(len(nodes)))
+            cluster.remove_node(victim, allow_graceful=False)
+            n_killed += 1
+            nodes.append(cluster.add_node(num_cpus=1))
+
+    seen = []
+    player = partial(tokens, 0.1)
+    settings: dict[str, Any] = {"max_concurrency": 8, "on_trajectory": seen.append, "progress": False}
+    with RayCollector(NumbersEnv, player, n_actors=2, **settings) as collector:
+        thread = threading.Thread(target=kill)
+        thread.start()
+        try:
+            groups = collector.collect(150, 2)
+        finally:
+            is_over.set()
+            thread.join()
+    assert n_killed >= 2
+    assert_same(groups, plain(NumbersEnv, tokens, 150))
+    assert len(seen) == len({key_of(trajectory) for trajectory in seen}) == 300
+
+
+class KillsEnv(NumbersEnv):
+    """Kills its process in the fifth episode."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        if seed == self.deadly:
+            os._exit(1)
+        return super().reset(seed=seed, options=options)
+
+    deadly: int | None = None
+
+
+def test_an_episode_that_kills_its_actors_fails_alone(node: Any) -> None:
+    usual = plain(NumbersEnv, tokens)
+    KillsEnv.deadly = usual[4].seed
+    deadly = EnvChoice("NumbersEnv", factory=KillsEnv)
+    with RayCollector(deadly, tokens, n_actors=2, max_retries=0, progress=False) as collector:
+        groups = collector.collect(12, 2)
+    for trajectory in groups[4]:
+        assert trajectory.error is not None and f"{MOST_LOSSES} actors were lost" in trajectory.error.message
+    others = [group for index, group in enumerate(groups) if index != 4]
+    assert all(trajectory.status == "ok" for group in others for trajectory in group)
+
+
+class WhereEnv(NumbersEnv):
+    """Says on which node it is."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        import ray
+
+        _, info = super().reset(seed=seed, options=options)
+        return ray.get_runtime_context().get_node_id(), info
+
+
+def test_an_environment_that_needs_a_label(cluster: Any) -> None:
+    cluster.add_node(num_cpus=1)
+    special = cluster.add_node(num_cpus=1, labels={"disk": "ssd"})
+    envs = [EnvChoice("anywhere", factory=NumbersEnv), EnvChoice("ssd", factory=WhereEnv)]
+    labels = {"ssd": {"disk": "ssd"}}
+    with RayCollector(envs, oracle_of_numbers, labels=labels, n_actors=1, progress=False) as collector:
+        groups = collector.collect(20)
+    where = {t.messages[0].content for group in groups for t in group if t.env_id == "ssd"}
+    assert where == {special.node_id}
+
+
+def oracle_of_numbers() -> Any:
+    return ConstantPolicy("1"), None
+
+
+def test_a_slow_writer_slows_the_actors_down(node: Any, tmp_path: Path) -> None:
+    """Never more episodes have begun than were received, and those that the actors may have open."""
+    most = 0
+
+    def player() -> Any:
+        async def note(_: Any) -> None:
+            (tmp_path / f"{os.getpid()}-{time.monotonic_ns()}").touch()
+
+        return before_turn(ConstantPolicy("1"), note), None
+
+    n_received = 0
+
+    def write(_: Any) -> None:
+        nonlocal most, n_received
+        most = max(most, len(list(tmp_path.iterdir())) - n_received)
+        n_received += 1
+        time.sleep(0.02)
+
+    limits = RolloutLimits(max_turns=1)
+    with RayCollector(
+        NumbersEnv, player, n_actors=2, max_concurrency=4, limits=limits, on_trajectory=write, progress=False
+    ) as collector:
+        collector.collect(60)
+    assert 0 < most <= 2 * 4 + 1
+
+
+def fails() -> Any:
+    raise ValueError("there is no such model")
+
+
+def test_bad_input(node: Any) -> None:
+    with pytest.raises(ValueError, match="there is no such model"):
+        RayCollector(NumbersEnv, fails, n_actors=1)
+    with pytest.raises(InvalidConfigError, match="over_sampling keeps unfinished episodes"):
+        RayCollector(NumbersEnv, oracle, over_sampling=1.5)
+    with pytest.raises(InvalidConfigError, match="at least 1"):
+        RayCollector(NumbersEnv, oracle, max_concurrency=0)
+
+
+def test_nobody_at_the_address() -> None:
+    with pytest.raises(InvalidConfigError, match=r"no Ray cluster answers at '127\.0\.0\.1:1'"):
+        RayCollector(NumbersEnv, oracle, address="127.0.0.1:1")
+
+
+def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """On a cluster of this machine, which the command starts and ends."""
+    command = ["collect", "llm/Calculator-v0", "-n", "6", "--out"]
+    assert main([*command, str(tmp_path / "ray"), "--ray", "--ray-actors", "1"]) == 0
+    assert main([*command, str(tmp_path / "plain")]) == 0
+    both = [sorted(read_trajectories(tmp_path / name), key=key_of) for name in ("ray", "plain")]
+    assert_same([both[0]], [both[1]])
+    assert read_manifest(tmp_path / "ray").settings == read_manifest(tmp_path / "plain").settings
+    evaluate = ["eval", "llm/Calculator-v0", "--policy", "oracle", "-n", "6", "--out"]
+    for n in ("6", "8"):
+        evaluate[evaluate.index("-n") + 1] = n
+        assert main([*evaluate, str(tmp_path / "eval"), "--ray", "--ray-actors", "1", "--resume"]) == 0
+    assert "100.0%" in capsys.readouterr().out
+    assert main([*command, str(tmp_path / "no"), "--ray-actors", "1"]) == 2
+    assert main([*command, str(tmp_path / "no"), "--ray", "--model", str(tmp_path), "--serve", "1"]) == 2
+
+
+def test_blocks_that_need_ray_run(tmp_path: Path) -> None:
+    page = read_page((ROOT / "docs/guides/machines.md").read_text(encoding="utf-8"), "machines.md")
+    here = "tests/llm_envs/rollout/test_ray.py::test_blocks_that_need_ray_run"
+    assert any(here in block.said.get("run by", "") for block in page.blocks)
+    run_page(page, tmp_path, Made(tmp_path), named=here)
+
+
+def test_a_head_that_dies(ray: Any, tmp_path: Path) -> None:
+    """The run ends or hangs; a killed and resumed one has all episodes once."""
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+    script = [sys.executable, "-m", "llm_envs.cli", "collect", "llm/GuessNumber-v0", "--policy", "random", "-n", "3000"]
+    script += ["--out", str(tmp_path / "run"), "--max-step-s", "30"]
+    process = subprocess.Popen(
+        [*script, "--ray", cluster.address, "--ray-actors", "1"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        log = tmp_path / "run"
+        deadline = time.monotonic() + 60
+        while not any(path.stat().st_size > 100_000 for path in log.glob("*.jsonl")):
+            assert time.monotonic() < deadline and process.poll() is None
+            time.sleep(0.02)
+        cluster.shutdown()
+        time.sleep(1.0)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert main([*script[3:], "--resume"]) == 0
+    found = [key_of(trajectory) for trajectory in read_trajectories(tmp_path / "run")]
+    assert len(found) == len(set(found)) == 3000
