@@ -153,5 +153,5 @@ $(VENV_VLLM)/.stamp: pyproject.toml constraints-vllm.txt
 $(VENV_RAY)/.stamp: pyproject.toml constraints.txt
 	$(call CREATE,$(VENV_RAY))
 	$(VENV_RAY)/bin/pip install -q --no-compile setuptools -c constraints.txt
-	$(VENV_RAY)/bin/pip install -q --no-compile --no-build-isolation -e '.[ray]' ray==2.60.0 pytest pytest-xdist -c constraints.txt
+	$(VENV_RAY)/bin/pip install -q --no-compile --no-build-isolation -e '.[ray]' ray==2.60.0 pytest pytest-xdist hypothesis -c constraints.txt
 	@touch $@

@@ -86,8 +86,14 @@ def main() -> int:
             RayCollector(NumbersEnv, waiting, n_actors=1, actor_options=free, max_concurrency=64, **three),
             N_WAITING,
         ),
-        ("processor", "one actor"): (RayCollector(BusyEnv, at_once, n_actors=1, actor_options=free, **three), N_COMPUTING),
-        ("processor", "two actors"): (RayCollector(BusyEnv, at_once, n_actors=2, actor_options=free, **three), N_COMPUTING),
+        ("processor", "one actor"): (
+            RayCollector(BusyEnv, at_once, n_actors=1, actor_options=free, **three),
+            N_COMPUTING,
+        ),
+        ("processor", "two actors"): (
+            RayCollector(BusyEnv, at_once, n_actors=2, actor_options=free, **three),
+            N_COMPUTING,
+        ),
     }
     times: dict[tuple[str, str], list[float]] = {name: [] for name in sides}
     for _ in range(options.rounds):

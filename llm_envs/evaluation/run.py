@@ -235,7 +235,9 @@ def evaluate_suite(
         if resume and (Path(out) / MANIFEST_NAME).exists():
             # An actor's policy is known only when it runs; `collect_run` compares it.
             is_known = make_collector is Collector
-            policy_name = {"policy": type(policy).__name__ if is_known else read_manifest(out).settings.get("policy")}
+            policy_name = {
+                "policy": type(policy).__name__ if is_known else read_manifest(Path(out)).settings.get("policy")
+            }
             of_shard = {} if shard is None else shard.settings(len(source))
             now = run_settings(source, group_size=suite.samples, **collector) | policy_name | own | of_shard
             extend_run(out, suite, now)

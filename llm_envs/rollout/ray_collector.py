@@ -9,9 +9,11 @@ Invariants:
    trajectories as without Ray.
 2. An actor has at most `max_concurrency` episodes. A new episode is begun only when an earlier one was received here,
    so a slow writer slows the actors down.
-3. An actor that is lost, alone or with its node, loses no episode: those that it had not returned are played by others
+3. An actor that is lost, perhaps with its node, loses no episode: those that it had not returned are played by others
    under the same seeds, and nothing more is accepted from it. Another one is started in its place, as soon as the
    cluster has room.
+4. An episode that has lost `ALONE_AFTER` actors has the next one to itself, and fails after `MOST_LOSSES`. So one that
+   kills its process takes no other with it.
 """
 
 from __future__ import annotations
@@ -19,11 +21,12 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import socket
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from llm_envs.chat.context import Codec
 from llm_envs.errors import InvalidConfigError, MissingExtraError, WorkerDiedError
@@ -32,6 +35,7 @@ from llm_envs.rollout.collector import Collector
 from llm_envs.rollout.episode import errored_trajectory
 from llm_envs.rollout.pause_gate import PauseGate
 from llm_envs.rollout.sync import BackgroundLoop
+from llm_envs.rollout.workers.remote import CONNECT_S, split_address
 from llm_envs.sources.source import Envs, EpisodeSpec, SeedSource
 from llm_envs.types import Trajectory
 
@@ -44,9 +48,11 @@ MakePlayer = Callable[[], "tuple[Policy, Codec | None] | AbstractContextManager[
 
 MOST_LOSSES = 5
 """How many actors an episode may lose before it fails: it may be the one that kills them."""
+ALONE_AFTER = 2
+"""After how many losses an episode has an actor to itself, so that it takes no others along."""
 _AGAIN_S = 0.5
 _IMPATIENT_S = 30.0
-"""After how many seconds without any actor a warning says what is missing."""
+"""After how many seconds without any actor a warning names what is missing."""
 
 
 class RayCollector(Collector):
@@ -102,22 +108,31 @@ class RayCollector(Collector):
             ray = self._stack.enter_context(_Connection(address)).ray
             n_actors = n_actors or _room(ray, options)
             selectors = {json.dumps(dict(chosen), sort_keys=True): dict(chosen) for chosen in (labels or {}).values()}
-            super().__init__(envs, _Elsewhere(), max_concurrency=n_actors * max_concurrency * (1 + len(selectors)), **kept)
+            super().__init__(
+                envs,
+                cast("Policy", _Elsewhere()),
+                max_concurrency=n_actors * max_concurrency * (1 + len(selectors)),
+                **kept,
+            )
             arguments = envs, make_player, played | {"workers": workers, "env_servers": tuple(env_servers)}
             self._background = BackgroundLoop()
             self._stack.callback(self._background.close)
-            kinds = [{}, *selectors.values()] if {c.env_id for c in self.source.choices} - set(labels or {}) else None
+            # Those with labels begin first: the others would take their places.
+            others: list[dict[str, str]] = (
+                [{}] if {choice.env_id for choice in self.source.choices} - set(labels or {}) else []
+            )
             self._crews = {
                 json.dumps(chosen, sort_keys=True): _Crew(
                     ray, options | ({"label_selector": chosen} if chosen else {}), arguments, n_actors, max_concurrency
                 )
-                for chosen in (kinds or selectors.values())
+                for chosen in [*selectors.values(), *others]
             }
-            self._kind_of = {env_id: json.dumps(dict(chosen), sort_keys=True) for env_id, chosen in (labels or {}).items()}
-            for crew in self._crews.values():
-                self._background.start(crew.run)
+            self._kind_of = {
+                env_id: json.dumps(dict(chosen), sort_keys=True) for env_id, chosen in (labels or {}).items()
+            }
             # An actor with an environment that cannot be made, or a model that cannot be loaded, is reported here.
             for crew in self._crews.values():
+                self._background.start(crew.run)
                 self.policy_name = self._background.start(crew.name).result()
         except BaseException:
             self._stack.close()
@@ -163,6 +178,11 @@ class _Connection:
         self._is_ours = not ray.is_initialized()
         if not self._is_ours:
             return
+        if address is not None and ":" in address and "://" not in address:
+            try:  # Ray tries for minutes
+                socket.create_connection(split_address(address), timeout=CONNECT_S).close()
+            except OSError as error:
+                raise InvalidConfigError(f"no Ray cluster answers at {address!r}: {error}") from error
         options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.WARNING}
         try:
             ray.init(address=address or "auto", **options)
@@ -196,7 +216,7 @@ class _Crew:
         # Ray itself restarts nothing: a new actor is one that `start` was called on.
         self._options = dict(options) | {"max_restarts": 0, "max_task_retries": 0, "max_concurrency": 1_000}
         self._seats: list[_Seat] = []
-        self._waiting: deque[asyncio.Future[_Seat]] = deque()
+        self._waiting: deque[tuple[asyncio.Future[_Seat], int]] = deque()
         self._named: asyncio.Future[str] | None = None
         self._n_played = 0
 
@@ -227,52 +247,49 @@ class _Crew:
     async def play(self, spec: EpisodeSpec) -> Trajectory:
         """Play an episode on the actor that has the fewest; on another one if that is lost."""
         why = ""
-        for _ in range(MOST_LOSSES):
-            seat = await self._seat()
+        for n_losses in range(MOST_LOSSES):
+            places = self._most if n_losses >= ALONE_AFTER else 1
+            seat = await self._seat(places)
             self._n_played += 1
             try:
-                return await seat.play(self._n_played, spec)
+                return await seat.play(self._n_played, spec, places)
             except _LostError as error:
                 why = str(error)
         lost = WorkerDiedError(f"{MOST_LOSSES} actors were lost while they played this episode, the last: {why}")
         return errored_trajectory(spec, lost, "env")
 
-    async def _seat(self) -> _Seat:
-        """Wait for an actor with room."""
+    async def _seat(self, places: int) -> _Seat:
+        """Wait for an actor with as many free places, and take them; first come, first served."""
         if self._named is not None and self._named.done() and (failure := self._named.exception()) is not None:
             raise failure
-        free = [seat for seat in self._seats if seat.n_episodes < self._most]
-        if free and not self._waiting:
-            seat = min(free, key=lambda seat: seat.n_episodes)
-            seat.n_episodes += 1
-            return seat
         future: asyncio.Future[_Seat] = asyncio.get_running_loop().create_future()
-        self._waiting.append(future)
+        self._waiting.append((future, places))
+        self._fill()
         try:
             return await future
         except asyncio.CancelledError:
             if future.done() and not future.cancelled() and future.exception() is None:
-                self._leave(future.result())  # it got its place just before
+                self._leave(future.result(), places)  # it got its places just before
             raise
 
-    def _leave(self, seat: _Seat) -> None:
-        seat.n_episodes -= 1
+    def _leave(self, seat: _Seat, places: int) -> None:
+        seat.n_taken -= places
         self._fill()
 
     def _fill(self) -> None:
-        """Give places to those who wait."""
+        """Give places to those who wait, on the actors with the fewest episodes."""
         while self._waiting:
-            free = [seat for seat in self._seats if seat.n_episodes < self._most]
-            if not free:
-                return
-            future = self._waiting.popleft()
+            future, places = self._waiting[0]
             if not future.done():
-                seat = min(free, key=lambda seat: seat.n_episodes)
-                seat.n_episodes += 1
+                seat = min(self._seats, key=lambda seat: seat.n_taken, default=None)
+                if seat is None or seat.n_taken + places > self._most:
+                    return
+                seat.n_taken += places
                 future.set_result(seat)
+            self._waiting.popleft()
 
     def _fail(self, error: BaseException) -> None:
-        for future in (self._named, *self._waiting):
+        for future in (self._named, *(future for future, _ in self._waiting)):
             if future is not None and not future.done():
                 future.set_exception(error)
         self._named = asyncio.get_running_loop().create_future()
@@ -299,7 +316,7 @@ class _Crew:
             except ray.exceptions.RayTaskError as error:
                 raise (error.cause or error) from None  # ours: the user's code is at fault, and would be again
             except ray.exceptions.RayError as error:
-                _LOG.warning("an actor was lost; its %d episodes are played again: %.200s", seat.n_episodes, error)
+                _LOG.warning("an actor was lost; its %d episodes are played again: %.200s", seat.n_open, error)
                 why = _LostError(f"{type(error).__name__}: {error!s:.200}")
             finally:
                 if seat in self._seats:
@@ -312,15 +329,20 @@ class _Crew:
 class _Seat:
     """One actor and its episodes, seen from here."""
 
-    def __init__(self, actor: Any, leave: Callable[[_Seat], None]) -> None:
-        self.n_episodes = 0
-        """Those that wait to be sent included."""
+    def __init__(self, actor: Any, leave: Callable[[_Seat, int], None]) -> None:
+        self.n_taken = 0
+        """Places taken by its episodes."""
         self._actor, self._leave = actor, leave
         self._open: dict[int, asyncio.Future[Trajectory]] = {}
         self._unsent: list[tuple[int, EpisodeSpec]] = []
 
-    async def play(self, number: int, spec: EpisodeSpec) -> Trajectory:
-        """Play an episode there.
+    @property
+    def n_open(self) -> int:
+        """Number of its episodes."""
+        return len(self._open)
+
+    async def play(self, number: int, spec: EpisodeSpec, places: int) -> Trajectory:
+        """Play an episode there, on places that were taken for it.
 
         Raises:
             _LostError: If the actor is lost.
@@ -338,7 +360,7 @@ class _Seat:
             raise
         finally:
             self._open.pop(number, None)
-            self._leave(self)
+            self._leave(self, places)
 
     def receive(self, results: Sequence[tuple[int, Trajectory | BaseException]]) -> None:
         """Hand out what the actor has finished."""
@@ -359,7 +381,7 @@ class _Seat:
 
     def _send(self) -> None:
         unsent, self._unsent = self._unsent, []
-        with suppress(Exception):  # if the actor is gone, `finished` says so
+        with suppress(Exception):  # if the actor is gone, `finished` raises
             self._actor.play.remote(unsent)
 
 

@@ -34,6 +34,7 @@ __all__ = [
     "RemoteWorker",
     "keep_alive",
     "server_info",
+    "split_address",
     "token_of",
 ]
 
@@ -94,11 +95,11 @@ def split_address(address: str) -> tuple[str, int]:
     """Return host and port of "host:port".
 
     Raises:
-        InvalidConfigError: If it is anything else.
+        InvalidConfigError: If it has another form.
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
-        raise InvalidConfigError(f"{address!r} is not the address of an environment server: give HOST:PORT.")
+        raise InvalidConfigError(f"{address!r} is not an address: give HOST:PORT.")
     return host.strip("[]"), int(port)
 
 

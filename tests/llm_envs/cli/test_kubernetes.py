@@ -50,7 +50,7 @@ def test_the_trainer() -> None:
     from llm_envs.trainers.cli.parser import TrainingParser
 
     (container,) = dict(pods())["train"]["spec"]["containers"]
-    assert "exec llm-envs train grpo \"$@\" --resume-from-checkpoint=" in container["command"][2]
+    assert 'exec llm-envs train grpo "$@" --resume-from-checkpoint=' in container["command"][2]
     settings = TrainingParser(KINDS["grpo"]).parse_args([*container["args"], "--resume-from-checkpoint=false"])
     assert settings.vllm_mode == "server" and settings.vllm_exchange_dir == "/shared/weights"
     named = [*settings.vllm_server_urls, *(f"http://{address}" for address in settings.env_servers)]

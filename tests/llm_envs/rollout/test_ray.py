@@ -7,9 +7,9 @@ import random
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from document_runs import Made, run_page
 from documents import ROOT, read_page
 
 from llm_envs.cli.main import main
-from llm_envs.data import read_manifest
+from llm_envs.data.folder import read_manifest
 from llm_envs.errors import InvalidConfigError
 from llm_envs.policies import ConstantPolicy, OraclePolicy
 from llm_envs.policies.scripted import before_turn, with_latency
@@ -122,30 +122,22 @@ def key_of(trajectory: Any) -> Any:
 def test_nodes_that_are_killed_at_random(cluster: Any) -> None:
     """No episode is lost, none is there twice, and all are those of a run without Ray."""
     nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
-    rng, is_over, n_killed = random.Random(0), threading.Event(), 0
-
-    def kill() -> None:
-        nonlocal n_killed
-        while not is_over.wait(2.0) and n_killed < 3:
-            victim = nodes.pop(rng.randrange(len(nodes)))
-            cluster.remove_node(victim, allow_graceful=False)
-            n_killed += 1
-            nodes.append(cluster.add_node(num_cpus=1))
-
-    seen = []
+    rng, n_killed, seen = random.Random(0), 0, []
     player = partial(tokens, 0.1)
     settings: dict[str, Any] = {"max_concurrency": 8, "on_trajectory": seen.append, "progress": False}
-    with RayCollector(NumbersEnv, player, n_actors=2, **settings) as collector:
-        thread = threading.Thread(target=kill)
-        thread.start()
-        try:
-            groups = collector.collect(150, 2)
-        finally:
-            is_over.set()
-            thread.join()
+    with (
+        RayCollector(NumbersEnv, player, n_actors=2, **settings) as collector,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        groups = pool.submit(collector.collect, 600, 2)
+        while not groups.done() and n_killed < 4:  # here, because Ray adds nodes in the main thread only
+            time.sleep(2.0)
+            cluster.remove_node(nodes.pop(rng.randrange(len(nodes))), allow_graceful=False)
+            n_killed += 1
+            nodes.append(cluster.add_node(num_cpus=1))
+        assert_same(groups.result(), plain(NumbersEnv, tokens, 600))
     assert n_killed >= 2
-    assert_same(groups, plain(NumbersEnv, tokens, 150))
-    assert len(seen) == len({key_of(trajectory) for trajectory in seen}) == 300
+    assert len(seen) == len({key_of(trajectory) for trajectory in seen}) == 1200
 
 
 class KillsEnv(NumbersEnv):
@@ -185,10 +177,11 @@ def test_an_environment_that_needs_a_label(cluster: Any) -> None:
     cluster.add_node(num_cpus=1)
     special = cluster.add_node(num_cpus=1, labels={"disk": "ssd"})
     envs = [EnvChoice("anywhere", factory=NumbersEnv), EnvChoice("ssd", factory=WhereEnv)]
+    limits = RolloutLimits(max_turns=1)
     labels = {"ssd": {"disk": "ssd"}}
-    with RayCollector(envs, oracle_of_numbers, labels=labels, n_actors=1, progress=False) as collector:
+    with RayCollector(envs, oracle_of_numbers, labels=labels, n_actors=1, limits=limits, progress=False) as collector:
         groups = collector.collect(20)
-    where = {t.messages[0].content for group in groups for t in group if t.env_id == "ssd"}
+    where = {t.messages[-2].content for group in groups for t in group if t.env_id == "ssd"}
     assert where == {special.node_id}
 
 
