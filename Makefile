@@ -78,7 +78,7 @@ test-browser: $(VENV)/.stamp
 	LLM_ENVS_REQUIRE_BROWSER=1 $(VENV)/bin/python -m pytest -m browser $(PYTEST_ARGS)
 
 test-ray: $(VENV_RAY)/.stamp
-	LLM_ENVS_REQUIRE_RAY=1 $(VENV_RAY)/bin/python -m pytest -m ray $(PYTEST_ARGS)
+	LLM_ENVS_REQUIRE_RAY=1 $(VENV_RAY)/bin/python -m pytest tests/llm_envs/rollout/test_ray.py $(PYTEST_ARGS)
 
 test-real-model: real-model $(VENV_VLLM)/.stamp
 	LLM_ENVS_REQUIRE_VLLM=1 LLM_ENVS_REQUIRE_REAL_MODEL=1 $(VENV_VLLM)/bin/python -m pytest -m real $(PYTEST_ARGS)
