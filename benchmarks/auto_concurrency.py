@@ -40,7 +40,7 @@ LATENCY_S = {"waiting": 0.05, "engine": 0.05, "cache": 0.0}
 N_EPISODES = {"waiting": 1024, "engine": 256, "cache": 256}
 AUTO_TIMES = 5
 """How many times as many episodes auto plays."""
-CACHE_BLOCKS = 160
+CACHE_BLOCKS = 640
 METHOD = (
     "Episodes of three tool calls and an answer. *Waiting*: a scripted policy, tools of 50 ms on average. *Engine*: a "
     "tiny model on vLLM with forced replies, the same tools. *Cache*: no waits, and a cache with room for about 40 "
@@ -101,7 +101,7 @@ def policy_for(workload: str) -> Iterator[tuple[Any, Any]]:
     forced.n_turns = TURNS  # type: ignore[attr-defined]
     settings: dict[str, Any] = {"max_model_len": MAX_LENGTH, "max_num_seqs": HIGHEST, "logits_processors": [forced]}
     if workload == "cache":
-        settings |= {"num_gpu_blocks_override": CACHE_BLOCKS, "block_size": 128}
+        settings |= {"num_gpu_blocks_override": CACHE_BLOCKS, "block_size": 32}
     with tempfile.TemporaryDirectory() as scratch:
         save_model(Path(scratch), tokenizer)
         policy = VLLMEnginePolicy(load_engine(scratch, dtype="float32", **settings), tokenizer)

@@ -21,6 +21,7 @@ AUTO: Literal["auto"] = "auto"
 FIRST = 16
 """Episodes at once before anything is measured."""
 HIGHEST = 512
+_GAIN = 1.05
 _LEAST_S = 0.5
 _MOST_PATIENCE = 64
 
@@ -87,8 +88,8 @@ class Climb:
 def climb(state: Climb, rate: float, *, is_preempting: bool = False, highest: int = HIGHEST) -> Climb:
     """Return the state after a measurement at `state.limit`.
 
-    The limit doubles as long as the throughput rises by 10% each time. After the first try without success, tries are
-    smaller (half more, for 5%) and rarer, each time after twice as many measurements. When the engine preempts turns
+    The limit doubles as long as the throughput rises by 5% each time. After the first try without success, tries are
+    smaller (half more) and rarer, each time after twice as many measurements. When the engine preempts turns
     because its cache is full, a quarter of the episodes is given up at once.
 
     Args:
@@ -101,9 +102,8 @@ def climb(state: Climb, rate: float, *, is_preempting: bool = False, highest: in
     if is_preempting:
         fewer = max(1, state.limit * 3 // 4)
         return replace(rarer, limit=fewer, base=fewer, base_rate=0.0)
-    gain = 1 + (state.factor - 1) / 10
     if state.limit > state.base:
-        if rate < gain * state.base_rate:
+        if rate < _GAIN * state.base_rate:
             return replace(rarer, limit=state.base)
         state = replace(state, base=state.limit, base_rate=rate, patience=1, waited=0)
     else:

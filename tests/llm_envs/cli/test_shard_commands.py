@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from llm_envs.cli.main import main
+from llm_envs.data.writer import TrajectoryWriter
 from llm_envs.rollout import read_trajectories
+from llm_envs.types import Trajectory
 
 ROOT = Path(__file__).resolve().parents[3]
 GUESS = "llm/GuessNumber-v0"
@@ -38,10 +40,21 @@ def test_collect(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert merged == whole
 
 
-def test_eval(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_eval(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first shard is interrupted, and resumed."""
     command = ["eval", GUESS, "--policy", "random", "-n", 5]
+    with monkeypatch.context() as patch:
+        write, written = TrajectoryWriter.write, []
+
+        def write_one(writer: TrajectoryWriter, trajectory: Trajectory) -> None:
+            write(writer, trajectory)
+            written.append(trajectory)
+            raise KeyboardInterrupt
+
+        patch.setattr(TrajectoryWriter, "write", write_one)
+        assert run(*command, "--out", tmp_path / "parts", "--shard", "0/2") == 130 and len(written) == 1
     for shard in ("0/2", "1/2"):
-        assert run(*command, "--out", tmp_path / "parts", "--shard", shard) == 0
+        assert run(*command, "--out", tmp_path / "parts", "--shard", shard, "--resume") == 0
         assert f"shard {shard}; llm-envs merge joins all shards" in capsys.readouterr().out
     assert run("merge", tmp_path / "parts", "--out", tmp_path / "merged") == 0
     capsys.readouterr()

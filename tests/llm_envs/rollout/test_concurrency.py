@@ -7,6 +7,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 
 from llm_envs.errors import InvalidConfigError
@@ -42,6 +43,12 @@ class TestClimb:
 
     def test_a_throughput_that_always_rises_reaches_the_highest_limit(self) -> None:
         assert settle(float)[-1] == HIGHEST
+
+    def test_a_measured_curve(self) -> None:
+        """An engine with a small cache, in benchmarks/auto_concurrency.py: the last doubling brings 8%."""
+        widths, rates = [8, 16, 32, 64, 128, 256], [18.3, 29.6, 43.3, 57.9, 70.7, 76.1]
+        limits = settle(lambda limit: float(np.interp(limit, widths, rates)), noise=0.01)
+        assert all(np.interp(limit, widths, rates) >= 0.95 * rates[-1] for limit in limits[-100:])
 
     def test_limits_double_at_first(self) -> None:
         assert settle(float, n=4) == [32, 64, 128, 256]
