@@ -69,7 +69,7 @@ def seconds(collector: Collector, n: int) -> float:
 
 def main() -> int:
     """Run the benchmark."""
-    parser = make_parser(__doc__)
+    parser = make_parser(__file__, __doc__)
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     import ray

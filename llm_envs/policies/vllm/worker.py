@@ -69,8 +69,8 @@ class WorkerExtension:
         self.llm_envs_tag = tag
         before, changes = self.llm_envs_changes[0], {}
         for name, request in getattr(self.model_runner, "requests", {}).items():
-            if n_tokens := sum(token >= 0 for token in request.output_token_ids):  # -1: not sampled yet
-                changes[name] = [*before.get(name, []), (n_tokens, tag)]
+            n_tokens = sum(token >= 0 for token in request.output_token_ids)  # -1: not sampled yet
+            changes[name] = [*before.get(name, []), (n_tokens, tag)]
         self.llm_envs_changes = changes, before
 
     def llm_envs_versions(self, request_id: str) -> list[tuple[int, str]]:
