@@ -22,8 +22,8 @@ from measuring import Column, Figure, Report, finish, make_parser
 
 TASK = "llm/Arithmetic-v0"
 METHOD = (
-    f"Episodes of one turn of `{TASK}`, played by the oracle. *Collect* plays 60% of them, *resume* the rest. *Read* "
-    "counts them, *score* gives them new rewards. Memory is the highest "
+    f"Episodes of one turn of `{TASK}`, played by the oracle. *Collect* plays 60% of them, *resume* the rest. *List* "
+    "reads the keys of the finished ones, as a resumed run does. *Read* counts the successes, *score* gives them new rewards. Memory is the highest "
     "resident set of the process, in MiB; *growth* is against a tenth of the episodes. Held: 2 times."
 )
 COLUMNS = [
@@ -34,16 +34,21 @@ COLUMNS = [
     Column("memory_mib", "memory, MiB", ",.0f"),
     Column("growth", "growth", ".2f"),
 ]
+LIST = """
+import sys
+from llm_envs.rollout import finished
+print(len(finished(sys.argv[1])), "finished")
+"""
 READ = """
 import sys
-from llm_envs.data import iter_trajectories
+from llm_envs.rollout import iter_trajectories
 n = sum(trajectory.is_success for trajectory in iter_trajectories(sys.argv[1]))
 print(n, "right")
 """
 SCORE = """
 import sys
 from itertools import islice
-from llm_envs.data import iter_trajectories
+from llm_envs.rollout import iter_trajectories
 from llm_envs.rewards import rescore
 
 def brevity(trajectory):
@@ -65,6 +70,7 @@ def parts(run: Path, scratch: Path, n: int) -> dict[str, list[str]]:
     return {
         "collect": [*collect, str(n * 6 // 10)],
         "resume": [*collect, str(n), "--resume"],
+        "list": [sys.executable, "-c", LIST, str(run)],
         "read": [sys.executable, "-c", READ, str(run)],
         "score": [sys.executable, "-c", SCORE, str(run)],
         "export, messages": [*export, str(scratch / "messages.jsonl"), "--to", "messages"],

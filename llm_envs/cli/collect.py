@@ -11,7 +11,6 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llm_envs.cli.arguments import (
@@ -22,6 +21,7 @@ from llm_envs.cli.arguments import (
     env_kwargs_of,
     positive,
     require_text,
+    seconds,
 )
 from llm_envs.cli.parser import Flag, Repeatable
 from llm_envs.cli.policy_options import add_player_arguments, check_player, player_settings
@@ -59,13 +59,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a task id or a pattern ('llm/*'); ENV:WEIGHT sets its share of the groups",
     )
     parser.add_argument("--exclude", action=Repeatable, metavar="PATTERN", help="exclude matching tasks")
-    parser.add_argument("--out", required=True, metavar="DIR", help="output folder of the run")
+    parser.add_argument(
+        "--out",
+        required=True,
+        metavar="DIR",
+        help="output folder of the run, or its address on object storage (s3://...)",
+    )
     parser.add_argument(
         "-n", type=positive, required=True, metavar="N", help="problems in all, each played --group-size times"
     )
     parser.add_argument("--group-size", type=positive, default=1, metavar="G", help="episodes per problem; default 1")
     parser.add_argument("--resume", action=Flag, help="resume the run in the folder, if any")
     add_shard_argument(parser)
+    parser.add_argument(
+        "--upload-every-s",
+        type=seconds,
+        default=60.0,
+        metavar="S",
+        help="seconds between uploads, if --out is on object storage; default 60",
+    )
     parser.add_argument("--seed", type=int, default=0, help="the run's seed; default 0")
     add_env_arguments(parser)
     add_sampling_arguments(parser)
@@ -79,7 +91,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Collect, and return the exit code."""
     from llm_envs.data.folder import MANIFEST_NAME
-    from llm_envs.data.writer import check_folder, finished
+    from llm_envs.data.storage import as_path, exists
+    from llm_envs.data.writer import check_folder, finished_keys
     from llm_envs.policies.scripted import OraclePolicy, RandomPolicy
     from llm_envs.registration import task_spec
     from llm_envs.rollout import RolloutLimits, create_window
@@ -108,8 +121,8 @@ def run(arguments: argparse.Namespace) -> int:
         own |= arguments.shard.settings(arguments.n)
         arguments.out = str(arguments.shard.folder(arguments.out))
     check_folder(arguments.out, own, resume=arguments.resume)
-    if (Path(arguments.out) / MANIFEST_NAME).exists():
-        finished(arguments.out)
+    if exists(as_path(arguments.out) / MANIFEST_NAME):
+        finished_keys(arguments.out)
     try:
         with (
             terminated_as_interrupted(),
@@ -128,6 +141,7 @@ def run(arguments: argparse.Namespace) -> int:
                 show=live_progress,
                 logger=logger,
                 log_every_s=arguments.log_every_s,
+                upload_every_s=arguments.upload_every_s,
                 max_concurrency=arguments.max_concurrency,
                 workers=arguments.workers or 0,
                 env_servers=arguments.env_servers or (),
@@ -164,10 +178,10 @@ def terminated_as_interrupted() -> Iterator[None]:
 
 
 def _say_how_to_go_on(arguments: argparse.Namespace) -> None:
-    from llm_envs.data.writer import finished
+    from llm_envs.data.writer import finished_keys
 
     try:
-        n = len(finished(arguments.out))
+        n = len(finished_keys(arguments.out))
     except StoreError:  # the run had not created its folder
         n = 0
     n_groups = arguments.n if arguments.shard is None else len(arguments.shard.groups(arguments.n))

@@ -33,7 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out",
         metavar="FILE",
-        help=f"output file; default: {FILE_NAME} in the run, or in the current folder for several runs",
+        help=f"output file; default: {FILE_NAME} in the run's folder, or in the current one for several runs or one on "
+        "object storage",
     )
     parser.add_argument("--open", action=Flag, help="open it in a browser")
     parser.add_argument("--title", metavar="TEXT", help="the page's title")
@@ -49,13 +50,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the page, print the notes about missing parts, and open the page if requested."""
+    from llm_envs.data.storage import as_path, exists
     from llm_envs.report.site import MAX_TOKENS, write_report
 
     for path in arguments.runs:
-        if not Path(path).exists():
+        if not exists(as_path(path)):
             raise InvalidConfigError(f"{path} does not exist: give the folder of a run.")
     first = Path(arguments.runs[0])
-    folder = first if len(arguments.runs) == 1 and first.is_dir() else Path()
+    folder = first if len(arguments.runs) == 1 and first.is_dir() else Path()  # never on object storage
     target = Path(arguments.out) if arguments.out else folder / FILE_NAME
     notes = write_report(
         arguments.runs,

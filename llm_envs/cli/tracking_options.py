@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from llm_envs.cli.arguments import seconds
+from llm_envs.data.storage import is_remote
 from llm_envs.errors import InvalidConfigError
 from llm_envs.tracking.run_logger import NEEDS_FOLDER, TRACKERS, RunLogger, tracker_logger
 from llm_envs.tracking.trackers import DEFAULT_PROJECT
@@ -45,8 +46,9 @@ def check_tracking(arguments: argparse.Namespace) -> None:
     for option in ("project", "run_name"):
         if getattr(arguments, option) is not None and names == ["none"]:
             raise InvalidConfigError(f"--{option.replace('_', '-')} needs --report-to with a tracker.")
-    if arguments.out is None and (lying := [name for name in names if name in NEEDS_FOLDER]):
-        raise InvalidConfigError(f"--report-to {lying[0]} writes into the run's folder: give --out DIR.")
+    lying = [name for name in names if name in NEEDS_FOLDER]
+    if lying and (arguments.out is None or is_remote(arguments.out)):
+        raise InvalidConfigError(f"--report-to {lying[0]} writes into the run's folder: give --out DIR, a local one.")
 
 
 def tracker_of(

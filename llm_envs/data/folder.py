@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from llm_envs.data.json_files import read_json
+from llm_envs.data.storage import exists, is_remote, names_in, reaching
 from llm_envs.errors import StoreError
 
 __all__ = [
@@ -32,6 +33,8 @@ __all__ = [
     "clean",
     "find_parts",
     "log_name",
+    "manifest_text",
+    "part_numbers",
     "read_manifest",
     "shard_name",
     "sync_folder",
@@ -91,10 +94,13 @@ def read_manifest(folder: Path) -> Manifest:
         StoreError: If it is missing, damaged, or of another version.
     """
     path = folder / MANIFEST_NAME
-    if not path.exists():
+    if not exists(path):
         raise StoreError(f"{folder} holds no run: it has no {MANIFEST_NAME}.{_runs_below(folder)}")
     try:
-        data: Any = read_json(path)
+        with reaching(path):
+            data: Any = read_json(path)
+    except StoreError:
+        raise
     except ValueError as error:
         raise StoreError(f"{path} is damaged: {error}. {_SALVAGE}") from error
     if not isinstance(data, dict):
@@ -110,16 +116,21 @@ def read_manifest(folder: Path) -> Manifest:
     return Manifest(data["settings"], shards, data["format"])
 
 
-def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Replace the manifest atomically."""
+def manifest_text(manifest: Manifest) -> str:
+    """Return the content of `manifest.json`."""
     shards = {
         shard_name(number): {"trajectories": count, "errored": errored}
         for number, (count, errored) in sorted(manifest.shards.items())
     }
     data = {"format": FORMAT_VERSION, "settings": dict(manifest.settings), "shards": shards}
+    return json.dumps(data, indent=2) + "\n"
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Replace the manifest of a local folder atomically."""
     temporary = folder / (MANIFEST_NAME + ".tmp")  # one left by a kill is overwritten
     with open(temporary, "w", encoding="utf-8") as file:
-        file.write(json.dumps(data, indent=2) + "\n")
+        file.write(manifest_text(manifest))
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(folder / MANIFEST_NAME)
@@ -134,6 +145,8 @@ def find_parts(folder: Path, manifest: Manifest) -> list[Part]:
     """
     logs, shards = _listed(folder)
     stray = {n for n in shards if n not in manifest.shards and n not in logs}
+    if is_remote(folder):  # a writer that was killed left these, or one is about to list them: they do not count
+        stray = set()
     if stray and not stray <= {*read_manifest(folder).shards}:  # else compacted since the manifest was read
         names = ", ".join(str(folder / shard_name(n)) for n in sorted(stray))
         raise StoreError(f"{names}: not listed in the run's manifest. Move it elsewhere; it can be read by itself.")
@@ -165,15 +178,21 @@ def sync_folder(folder: Path) -> None:
             os.close(descriptor)
 
 
+def part_numbers(folder: Path) -> tuple[set[int], set[int]]:
+    """Return the numbers of the logs and of the shards in a folder, whether they count or not."""
+    logs, shards = _listed(folder)
+    return {*logs}, shards
+
+
 def _listed(folder: Path) -> tuple[dict[int, Path], set[int]]:
     """Return the logs and the shards in the folder by their numbers."""
     logs: dict[int, Path] = {}
     shards: set[int] = set()
-    for path in folder.iterdir():
-        if path.name == OLD_LOG_NAME:
-            logs[0] = path
-        elif (match := _PART.fullmatch(path.name)) is not None and match[1] is not None:
-            logs[int(match[1])] = path
+    for name in names_in(folder):
+        if name == OLD_LOG_NAME:
+            logs[0] = folder / name
+        elif (match := _PART.fullmatch(name)) is not None and match[1] is not None:
+            logs[int(match[1])] = folder / name
         elif match is not None:
             shards.add(int(match[2]))
     return logs, shards
@@ -192,6 +211,8 @@ def _counts(value: Any) -> tuple[int, int]:
 
 def _runs_below(folder: Path) -> str:
     """Return a hint that lists the runs in subfolders, for a caller who gave their parent folder."""
+    if is_remote(folder):
+        return ""  # a bucket may hold millions of objects
     manifests = [path for depth in ("*", "*/*", "*/*/*") for path in folder.glob(f"{depth}/{MANIFEST_NAME}")]
     names = sorted(str(path.parent) for path in manifests)
     if not names:

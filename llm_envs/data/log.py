@@ -12,6 +12,7 @@ from io import FileIO
 from pathlib import Path
 from typing import BinaryIO, Literal
 
+from llm_envs.data.storage import reaching
 from llm_envs.errors import StoreError
 from llm_envs.types import Trajectory
 
@@ -137,13 +138,16 @@ def remove_torn_line(log: Path) -> str | None:
 
 def _open(log: Path, mode: Literal["rb", "rb+"]) -> BinaryIO:
     try:
-        return open(log, mode)
+        with reaching(log):
+            return log.open(mode)
     except OSError as error:
-        raise _unreadable(log, error) from error
+        raise error if isinstance(error, StoreError) else _unreadable(log, error) from error
 
 
 def _unreadable(log: Path, error: OSError) -> StoreError:
-    return StoreError(f"{log} cannot be opened ({error.strerror}). Put the log back, or move what is there elsewhere.")
+    return StoreError(
+        f"{log} cannot be opened ({error.strerror or error}). Put the log back, or move what is there elsewhere."
+    )
 
 
 def _torn(log: Path) -> bytes | None:

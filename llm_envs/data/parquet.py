@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from llm_envs.data.records import SCHEMA, from_record, is_same_record, to_record
+from llm_envs.data.storage import is_remote, reaching
 from llm_envs.errors import MissingExtraError, StoreError
 from llm_envs.types import Row, Trajectory
 
@@ -107,7 +108,7 @@ def _read_tables(path: Path, columns: list[str] | None, expected: int | None) ->
         # Python's file object, read by this thread: if one of Arrow's threads releases a Python object while the
         # interpreter ends, the process crashes (SIGABRT; apache/arrow issues 34314 and 50482).
         with (
-            arrow.OSFile(os.fspath(path), "rb") as opened,
+            _opened(arrow, path) as opened,
             parquet.ParquetFile(opened, pre_buffer=False, page_checksum_verification=True) as file,
         ):
             _check(path, file, expected)
@@ -119,6 +120,13 @@ def _read_tables(path: Path, columns: list[str] | None, expected: int | None) ->
         raise
     except (arrow.ArrowException, OSError, *_DAMAGE) as error:
         raise _damaged(path, error) from error
+
+
+def _opened(arrow: Any, path: Path) -> Any:
+    if not is_remote(path):
+        return arrow.OSFile(os.fspath(path), "rb")
+    with reaching(path):
+        return arrow.BufferReader(path.read_bytes())  # one request, of the size of a shard
 
 
 def _damaged(path: Path, error: Exception) -> StoreError:

@@ -23,6 +23,7 @@ from llm_envs.data.folder import (
 )
 from llm_envs.data.lock import FolderLock
 from llm_envs.data.log import remove_torn_line
+from llm_envs.data.storage import as_path, local_path
 from llm_envs.data.writer import check_folder, finished
 from llm_envs.errors import InvalidConfigError, StoreError
 
@@ -65,7 +66,7 @@ class Shard:
 
     def folder(self, out: str | Path) -> Path:
         """Return the shard's folder in that of the whole run."""
-        return Path(out) / f"shard-{self.index}-of-{self.of}"
+        return as_path(out) / f"shard-{self.index}-of-{self.of}"
 
     def groups(self, n_groups: int) -> range:
         """Return the indices of the shard's groups, of a run with so many."""
@@ -83,7 +84,7 @@ def find_shards(paths: Iterable[str | Path]) -> list[Path]:
         StoreError: If a folder has neither.
     """
     found: list[Path] = []
-    for path in map(Path, paths):
+    for path in (local_path(path, "a merged run") for path in paths):
         names = [manifest.parent.name for manifest in path.glob(f"shard-*-of-*/{MANIFEST_NAME}")]
         inside = [path / name for name in sorted(names, key=lambda name: (len(name), name))]
         if not inside and not (path / MANIFEST_NAME).exists():
@@ -107,7 +108,7 @@ def merge_runs(paths: Sequence[str | Path], out: str | Path) -> int:
     """
     runs = [(folder, read_manifest(folder)) for folder in find_shards(paths)]
     settings, n_groups = _common(runs)
-    target = Path(out)
+    target = local_path(out, "a merged run")
     check_folder(target, settings)
     n_episodes, merged = 0, Manifest(settings)
     try:

@@ -17,8 +17,9 @@ import json
 import threading
 import warnings
 import weakref
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ from llm_envs.data.folder import (
 from llm_envs.data.lock import LOCK_NAME, FolderLock
 from llm_envs.data.log import AppendLog, has_errored, read_keys, read_log, remove_torn_line, torn_line
 from llm_envs.data.parquet import can_compact, read_shard, read_shard_keys, write_shard
+from llm_envs.data.storage import as_path, exists, is_remote, local_path, names_in
 from llm_envs.errors import InvalidConfigError, StoreError
 from llm_envs.sources.source import EpisodeSpec
 from llm_envs.types import Trajectory
@@ -50,7 +52,9 @@ __all__ = [
     "TrajectoryWriter",
     "check_folder",
     "finished",
+    "finished_keys",
     "iter_trajectories",
+    "json_settings",
     "read_run",
     "read_trajectories",
     "remaining",
@@ -102,8 +106,8 @@ class TrajectoryWriter:
     ) -> None:
         if max_log_bytes < 1:
             raise InvalidConfigError(f"max_log_bytes is {max_log_bytes!r}; it must be at least 1.")
-        self.path = Path(path)
-        self.settings = _as_json(settings or {})
+        self.path = local_path(path, "a TrajectoryWriter's log")
+        self.settings = json_settings(settings or {})
         self.max_log_bytes = max_log_bytes
         self.removed: str | None = None
         """A torn last line that resuming removed."""
@@ -261,14 +265,16 @@ def check_folder(path: str | Path, settings: Mapping[str, Any], *, resume: bool 
     Raises:
         StoreError: If not.
     """
-    folder = Path(path)
+    folder = as_path(path)
     try:
-        is_run = (folder / MANIFEST_NAME).exists()
+        is_run = exists(folder / MANIFEST_NAME)
+    except StoreError:
+        raise
     except OSError as error:  # a name that is too long, or a folder without permission
         raise StoreError(f"{folder} cannot be read ({error.strerror}): choose another folder.") from error
     if not is_run:
         own = {LOCK_NAME, MANIFEST_NAME + ".tmp"}  # a kill may have left these
-        if folder.is_dir() and any(entry.name not in own for entry in folder.iterdir()):
+        if any(name not in own for name in names_in(folder)):
             raise StoreError(f"{folder} is not empty and holds no run: choose a new folder.")
         return
     stored = read_manifest(folder).settings
@@ -276,7 +282,7 @@ def check_folder(path: str | Path, settings: Mapping[str, Any], *, resume: bool 
         raise StoreError(
             f"{folder} holds a run already: choose another folder, or continue that run (resume=True, --resume)."
         )
-    given = _as_json(settings)
+    given = json_settings(settings)
     differing = sorted(key for key in {*stored, *given} if stored.get(key) != given.get(key))
     if differing:
         differences = ", ".join(f"{key}: {_shown(stored, key)} there, {_shown(given, key)} here" for key in differing)
@@ -290,7 +296,7 @@ def read_run(path: str | Path) -> StoredRun:
         StoreError: If the folder has no run, the run has another format, or a file of it is damaged.
         MissingExtraError: If the run has shards and pyarrow is not installed.
     """
-    folder = Path(path)
+    folder = as_path(path)
     manifest = read_manifest(folder)
     parts = find_parts(folder, manifest)
     torn = _torn(parts[-1]) if parts else None
@@ -311,7 +317,7 @@ def read_trajectories(path: str | Path) -> list[Trajectory]:
 
 def iter_trajectories(path: str | Path) -> Iterator[Trajectory]:
     """Read trajectories one by one, as `read_trajectories` does, without holding them all."""
-    parts = _parts(Path(path))
+    parts = _parts(as_path(path))
     for part in parts:
         if (torn := _torn(part)) is not None:
             warnings.warn(f"{part.path}: the last line is torn ({torn[:60]!r}...) and was skipped.", stacklevel=2)
@@ -320,11 +326,45 @@ def iter_trajectories(path: str | Path) -> Iterator[Trajectory]:
 
 def finished(path: str | Path) -> frozenset[EpisodeKey]:
     """Return (group_id, member) of each episode in a folder that need not be replayed: all without an error."""
-    return frozenset((group, member) for group, member, is_errored in _keys(_parts(Path(path))) if not is_errored)
+    return frozenset((group, member) for group, member, is_errored in _keys(_parts(as_path(path))) if not is_errored)
+
+
+def finished_keys(path: str | Path) -> FinishedKeys:
+    """Return what `finished` does, for runs of millions of episodes: in 16 bytes for each."""
+    return FinishedKeys((group, member) for group, member, is_errored in _keys(_parts(as_path(path))) if not is_errored)
+
+
+class FinishedKeys:
+    """Keys of episodes as digests of 128 bits, which answers whether a key is among them.
+
+    Args:
+        keys: The keys; repeated ones count once.
+    """
+
+    def __init__(self, keys: Iterable[EpisodeKey]) -> None:
+        digests = bytearray()
+        for key in keys:
+            digests += _digest(key)
+        self._sorted = np.unique(np.frombuffer(digests, dtype="S16"))
+
+    def __len__(self) -> int:
+        """Return their number."""
+        return len(self._sorted)
+
+    def __contains__(self, key: Any) -> bool:
+        """Return whether (group_id, member) is among them."""
+        digest = np.frombuffer(_digest(key), dtype="S16")
+        place = int(self._sorted.searchsorted(digest[0]))
+        return place < len(self._sorted) and bool(self._sorted[place] == digest[0])
+
+
+def _digest(key: EpisodeKey) -> bytes:
+    group, member = key
+    return blake2b(f"{member} {group}".encode(errors="surrogatepass"), digest_size=16).digest()
 
 
 def remaining(
-    groups: Iterable[Sequence[EpisodeSpec]], finished: Collection[EpisodeKey]
+    groups: Iterable[Sequence[EpisodeSpec]], finished: Container[EpisodeKey]
 ) -> list[tuple[EpisodeSpec, ...]]:
     """Return the specs that are not finished, by group, without finished groups.
 
@@ -336,7 +376,7 @@ def remaining(
     return [specs for specs in left if specs]
 
 
-def _as_json(settings: Mapping[str, Any]) -> dict[str, Any]:
+def json_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings as they come back from a manifest; NumPy numbers become numbers."""
 
     def plain(value: Any) -> Any:
@@ -357,9 +397,9 @@ def _shown(settings: Mapping[str, Any], key: str) -> str:
 
 def _parts(path: Path) -> list[Part]:
     """Return the parts of a folder, or a single file as one part."""
-    if path.is_dir():
+    if path.suffix not in (".jsonl", ".parquet") if is_remote(path) else path.is_dir():
         return find_parts(path, read_manifest(path))
-    if not path.exists():
+    if not exists(path):
         raise StoreError(f"{path} does not exist.")
     return [Part(0, path)]
 
@@ -389,7 +429,7 @@ def _replayed_later(parts: Sequence[Part]) -> set[int]:
 def _may_have_errored(part: Part) -> bool:
     if part.counts is not None:
         return part.counts[1] > 0
-    return part.path.suffix == ".parquet" or not part.path.exists() or has_errored(part.path)
+    return part.path.suffix == ".parquet" or not exists(part.path) or has_errored(part.path)
 
 
 def _read_part(part: Part) -> Iterator[Trajectory]:
@@ -409,11 +449,13 @@ def _keys(parts: Sequence[Part]) -> Iterator[tuple[str, int, bool]]:
 
 
 def _torn(part: Part) -> str | None:
-    is_log = part.path.suffix != ".parquet" and part.path.exists()
+    is_log = part.path.suffix != ".parquet" and exists(part.path)
     return torn_line(part.path) if is_log else None
 
 
 def _now(part: Part) -> Path:
     """Return the present file of a part: a log may have been compacted since it was found."""
+    if part.counts is not None:
+        return part.path
     shard = part.path.with_name(shard_name(part.number))
-    return shard if not part.path.exists() and shard.exists() else part.path
+    return shard if not exists(part.path) and exists(shard) else part.path

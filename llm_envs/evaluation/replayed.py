@@ -10,6 +10,7 @@ from typing import Any
 
 from llm_envs.data.folder import find_parts, read_manifest
 from llm_envs.data.log import torn_line
+from llm_envs.data.storage import as_path
 from llm_envs.data.writer import iter_trajectories
 from llm_envs.errors import InvalidConfigError, StoreError
 from llm_envs.evaluation.results import RESULTS_NAME, Results, installed_versions
@@ -39,7 +40,7 @@ def replay(
     Raises:
         InvalidConfigError: If the run is missing, empty, damaged or incomplete, or k is above its samples.
     """
-    folder = Path(path)
+    folder = as_path(path)
     try:
         settings = dict(read_manifest(folder).settings)
         entries = played_entries(settings) if suite is None else suite.entries
@@ -66,7 +67,7 @@ def load_results(path: str | Path, *, confidence: float = 0.95) -> Results:
     Raises:
         InvalidConfigError: If there are neither results nor episodes.
     """
-    where = Path(path)
+    where = as_path(path)
     if not where.exists():
         raise InvalidConfigError(f"{where} does not exist: give the folder of a run, or its {RESULTS_NAME}.")
     if where.is_dir() and not (where / RESULTS_NAME).exists():

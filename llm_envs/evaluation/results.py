@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from llm_envs.data.json_files import NO_JSON, problem_of
+from llm_envs.data.storage import as_path
 from llm_envs.errors import InvalidConfigError
 from llm_envs.evaluation.statistics import Interval
 
@@ -170,7 +171,7 @@ class Results:
         Raises:
             InvalidConfigError: If the file is missing, damaged, or of another version.
         """
-        file = Path(path)
+        file = as_path(path)
         file = file / RESULTS_NAME if file.is_dir() else file
         try:
             data: Any = json.loads(file.read_text(encoding="utf-8"))

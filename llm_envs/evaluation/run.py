@@ -20,6 +20,7 @@ from llm_envs.chat.context import Codec
 from llm_envs.data.folder import MANIFEST_NAME, read_manifest, write_manifest
 from llm_envs.data.lock import FolderLock
 from llm_envs.data.shards import Shard
+from llm_envs.data.storage import local_path
 from llm_envs.data.writer import check_folder
 from llm_envs.errors import InvalidConfigError
 from llm_envs.evaluation.metrics import evaluation_metrics
@@ -229,15 +230,14 @@ def evaluate_suite(
     """
     if shard is not None and out is None:
         raise InvalidConfigError("a shard of an evaluation needs a folder (out), from which all shards are merged.")
+    out = None if out is None else local_path(out, "an evaluation")
     source, own = SuiteSource(suite), suite_settings(suite, **dict(settings or {}))
     collector = {"progress": False, "codec": codec} | collector | {"seed": suite.seed}
     if out is not None:
-        if resume and (Path(out) / MANIFEST_NAME).exists():
+        if resume and (out / MANIFEST_NAME).exists():
             # An actor's policy is known only when it runs; `collect_run` compares it.
             is_known = make_collector is Collector
-            policy_name = {
-                "policy": type(policy).__name__ if is_known else read_manifest(Path(out)).settings.get("policy")
-            }
+            policy_name = {"policy": type(policy).__name__ if is_known else read_manifest(out).settings.get("policy")}
             of_shard = {} if shard is None else shard.settings(len(source))
             now = run_settings(source, group_size=suite.samples, **collector) | policy_name | own | of_shard
             extend_run(out, suite, now)

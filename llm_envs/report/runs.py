@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from llm_envs.data.folder import MANIFEST_NAME, read_manifest
+from llm_envs.data.storage import as_path, exists
 from llm_envs.data.writer import iter_trajectories
 from llm_envs.errors import InvalidConfigError, StoreError
 from llm_envs.evaluation.replayed import played_entries
@@ -83,8 +84,8 @@ def open_runs(path: str | Path, name: str | None = None) -> list[ReportRun]:
         StoreError: If a report would have nothing to show.
         InvalidConfigError: If the folder has only results, and they cannot be read.
     """
-    run = Path(path)
-    if not run.exists():
+    run = as_path(path)
+    if not exists(run):
         raise StoreError(f"{run} does not exist: give the folder of a run.")
     name = name or run.resolve().name
     whole = ReportRun(run, name, name, tokenizer=_tokenizer(run))

@@ -22,6 +22,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from llm_envs.data.storage import as_path
 from llm_envs.errors import InvalidConfigError, StoreError
 from llm_envs.report.episodes import COLUMNS, OUTCOMES, Details, Names, table_line
 from llm_envs.report.evaluation import compare_results, results_block, visible
@@ -160,7 +161,7 @@ def script_json(value: Any) -> str:
 
 def _open(paths: Sequence[str | Path]) -> list[ReportRun]:
     """Open the runs; runs with the same name are distinguished by their parent folders."""
-    resolved = [Path(path).resolve() for path in paths]
+    resolved = [as_path(path).resolve() for path in paths]
     if twice := sorted({str(path) for path in resolved if resolved.count(path) > 1}):
         raise InvalidConfigError(f"{', '.join(twice)}: given twice; give each run once.")
     names: list[str] = []

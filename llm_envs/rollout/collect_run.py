@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from llm_envs.data.remote_writer import UPLOAD_EVERY_S, RemoteWriter, open_writer
 from llm_envs.data.shards import Shard
-from llm_envs.data.writer import MAX_LOG_BYTES, EpisodeKey, TrajectoryWriter, finished, remaining
+from llm_envs.data.writer import MAX_LOG_BYTES, EpisodeKey, TrajectoryWriter, finished_keys, remaining
 from llm_envs.errors import InvalidConfigError, RolloutFailedError
 from llm_envs.policies.base import Policy
 from llm_envs.rollout.collector import Collector
@@ -66,6 +67,7 @@ def collect_run(
     logger: Logger | None = None,
     log_every_s: float = 10.0,
     max_log_bytes: int = MAX_LOG_BYTES,
+    upload_every_s: float = UPLOAD_EVERY_S,
     max_errors_in_a_row: int = 100,
     make_collector: Callable[..., Collector] = Collector,
     **collector: Any,
@@ -79,7 +81,7 @@ def collect_run(
         envs: An environment id, a mixture, or a source; see `Collector`. A curriculum uses its earlier state and does
             not learn here, so that a resumed run plays the same episodes.
         policy: Any policy.
-        out: The folder of the run; created if missing.
+        out: The folder of the run; created if missing. It may be on object storage, such as "s3://bucket/runs/a".
         n_groups: Total number of groups.
         group_size: Episodes of each group's seed.
         resume: Continue the run in the folder, if there is one. All settings that decide which episodes are played must
@@ -93,6 +95,7 @@ def collect_run(
             as the step. A logger from `tracking.tracker_logger` also gets a sample of the episodes as a table.
         log_every_s: Seconds between two of its steps.
         max_log_bytes: See `TrajectoryWriter`.
+        upload_every_s: For a folder on object storage; see `RemoteWriter`.
         max_errors_in_a_row: The run stops after this many failed episodes in a row.
         make_collector: Makes the collector; `RayCollector`, perhaps with some of its arguments, takes as `policy` the
             function that makes an actor's.
@@ -116,13 +119,14 @@ def collect_run(
         own |= {"policy": active.policy_name} | dict(settings or {})
         own |= {} if shard is None else shard.settings(n_groups)
         indices = range(n_groups) if shard is None else shard.groups(n_groups)
-        with TrajectoryWriter(out, settings=own, resume=resume, max_log_bytes=max_log_bytes) as writer:
+        sizes: dict[str, Any] = {"max_log_bytes": max_log_bytes, "upload_every_s": upload_every_s}
+        with open_writer(out, settings=own, resume=resume, **sizes) as writer:
             # After the writer has opened the folder: it locks it and removes a torn last line.
-            done = finished(writer.path)
+            done = finished_keys(writer.path)
             # A function, because the specs are generated twice (counted, then played) and never held in memory.
             left = partial(_left, active.source, indices, group_size, done)
             n_episodes = len(indices) * group_size
-            n_left = sum(map(len, left())) if done else n_episodes
+            n_left = sum(map(len, left())) if len(done) else n_episodes
             saver = _EpisodeSaver(writer, max_errors_in_a_row, active.on_trajectory)
             active.on_trajectory = saver.save
             # After `save` is set, because `watched` may wrap `on_trajectory` once more.
@@ -199,7 +203,7 @@ def run_settings(
 
 
 def _left(
-    source: SeedSource, indices: Iterable[int], group_size: int, done: Collection[EpisodeKey]
+    source: SeedSource, indices: Iterable[int], group_size: int, done: Container[EpisodeKey]
 ) -> Iterator[Sequence[EpisodeSpec]]:
     """Yield the missing specs of a source's groups, counted from its position, when they are asked for."""
     # `spec` and not `take`, which would advance the source: counting and playing must see the same groups.
@@ -211,7 +215,10 @@ class _EpisodeSaver:
     """Writes finished episodes, and stops the run after too many errors in a row."""
 
     def __init__(
-        self, writer: TrajectoryWriter, max_errors_in_a_row: int, also: Callable[[Trajectory], None] | None
+        self,
+        writer: TrajectoryWriter | RemoteWriter,
+        max_errors_in_a_row: int,
+        also: Callable[[Trajectory], None] | None,
     ) -> None:
         self.n_failed = 0
         self.first_error: RolloutError | None = None
