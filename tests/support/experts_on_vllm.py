@@ -13,7 +13,7 @@ from experts import tiny_experts
 
 from llm_envs.policies import VLLMEnginePolicy, load_engine
 from llm_envs.policies.inference import load_model, token_logps
-from llm_envs.policies.vllm.worker import EXTENSION
+from llm_envs.policies.vllm.formats import EXTENSION
 from llm_envs.tiny_model import tiny_tokenizer
 from llm_envs.trainers import EnvGRPOConfig, EnvGRPOTrainer
 from llm_envs.types import SamplingParams

@@ -6,7 +6,8 @@ import torch
 from fake_server import Answer, completion, vllm_answers
 from safetensors.torch import load_file, save_file
 
-from llm_envs.policies.vllm.worker import EXTENSION, WorkerExtension
+from llm_envs.policies.vllm.formats import EXTENSION
+from llm_envs.policies.vllm.worker import WorkerExtension
 
 N = 4096
 

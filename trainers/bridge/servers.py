@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, fields
@@ -23,6 +24,7 @@ from llm_envs.errors import InvalidConfigError
 from llm_envs.policies.vllm.http import API_KEY
 from llm_envs.policies.vllm.launcher import start_servers
 from llm_envs.policies.vllm.server import VLLMServerPolicy
+from llm_envs.policies.vllm.transfer import GROUP_TRANSPORTS, check_transport, transfer_args
 from llm_envs.trainers.bridge.ranks import raise_on_all_ranks
 from llm_envs.trainers.bridge.weight_sync import ColocatedEngine
 
@@ -68,9 +70,22 @@ class ServerSettings:
     )
     vllm_transport: str = field(
         default="whole",
-        metadata={"help": "How new weights are sent: whole, or delta: only what has changed, where that is little."},
+        metadata={
+            "help": "How new weights are sent: whole; delta: only what has changed, where that is little; nccl: from GPU "
+            "to GPU by vLLM's weight transfer; gloo: the same on CPUs."
+        },
+    )
+    vllm_transfer_address: str | None = field(
+        default=None,
+        metadata={
+            "help": "With nccl and gloo, HOST or HOST:PORT by which servers reach the first process; None: the host is "
+            "found by the route to them."
+        },
     )
 
+
+# A process waits longer for another one to bring a restarted server up to date.
+_LOOK_S = 15.0
 
 SERVER_SETTINGS = tuple(field.name for field in fields(ServerSettings))
 WORKER_SETTINGS = tuple(field.name for field in fields(WorkerSettings))
@@ -107,6 +122,7 @@ class ServerEngines(ColocatedEngine):
     def _init_vllm(self) -> None:
         settings = self._settings
         urls: Sequence[str] | None = settings.vllm_server_urls
+        check_transport(settings.vllm_transport, settings.vllm_transfer_address)  # before servers start
         is_on_nodes = self.accelerator.num_processes > int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         if urls is None and is_on_nodes:
             raise InvalidConfigError(
@@ -125,17 +141,33 @@ class ServerEngines(ColocatedEngine):
                     max_concurrency=self._max_concurrency,
                     api_key=os.environ.get(API_KEY),
                     exchange_dir=settings.vllm_exchange_dir,
-                    transport=cast("Literal['whole', 'delta']", settings.vllm_transport),
+                    transport=cast("Literal['whole', 'delta', 'nccl', 'gloo']", settings.vllm_transport),
+                    transfer_address=settings.vllm_transfer_address,
                 )
         except BaseException:
             self._opened.__exit__(*sys.exc_info())  # the servers' logs are kept
             raise
+        is_first_of_many = self.accelerator.is_main_process and self.accelerator.num_processes > 1
+        if settings.vllm_transport in GROUP_TRANSPORTS and is_first_of_many:
+            self._look_after_servers()
+
+    def _look_after_servers(self) -> None:
+        """Bring restarted servers up to date until `close`: the other processes, which cannot, may wait for them."""
+        closed = threading.Event()
+
+        def run() -> None:
+            while not closed.wait(_LOOK_S):
+                self.policy.look_after()
+
+        threading.Thread(target=run, name="llm-envs-look-after", daemon=True).start()
+        self._opened.callback(closed.set)
 
     def _start(self) -> Sequence[str]:
         """Start servers of the model on this machine, until `close`."""
         settings = self._settings
         scratch = self._opened.enter_context(TemporaryDirectory())
-        args = ["--dtype", str(self.model.dtype).removeprefix("torch."), *shlex.split(settings.server_args)]
+        args = ["--dtype", str(self.model.dtype).removeprefix("torch."), *transfer_args(settings.vllm_transport)]
+        args += shlex.split(settings.server_args)
         if self.max_model_length is not None:
             args += ["--max-model-len", str(self.max_model_length)]
         devices = _free_devices(settings.vllm_num_servers)

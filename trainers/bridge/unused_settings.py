@@ -12,6 +12,7 @@ from dataclasses import MISSING, fields
 from typing import Any
 
 from llm_envs.errors import InvalidConfigError
+from llm_envs.policies.vllm.transfer import GROUP_TRANSPORTS
 from llm_envs.trainers.bridge.servers import SERVER_SETTINGS, WORKER_SETTINGS
 
 __all__ = [
@@ -139,6 +140,11 @@ def server_cases(args: Any) -> list[Case]:
             is_server and has_urls,
             "vllm_server_urls names running servers",
             ("vllm_num_servers", "server_args", "vllm_max_model_length"),
+        ),
+        (
+            args.vllm_transport not in GROUP_TRANSPORTS,
+            f"vllm_transport={args.vllm_transport} is for files",
+            ("vllm_transfer_address",),
         ),
     ]
 

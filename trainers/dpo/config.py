@@ -11,6 +11,7 @@ from trl import DPOConfig
 
 from llm_envs.data.datasets import OVERLONG
 from llm_envs.errors import InvalidConfigError
+from llm_envs.policies.vllm.transfer import TRANSPORTS
 from llm_envs.registration import task_spec
 from llm_envs.trainers.bridge.checks import check_async_generations, check_engine, check_env_kwargs, check_loss_types
 from llm_envs.trainers.bridge.ranks import set_for_machine
@@ -158,7 +159,7 @@ class EnvDPOConfig(WorkerSettings, ServerSettings, DPOConfig):
             ("steps_per_round", self.steps_per_round is None or self.steps_per_round >= 1, "at least 1, or None"),
             ("max_pair_uses", self.max_pair_uses >= 1, "at least 1"),
             ("vllm_mode", self.vllm_mode in ("colocate", "server"), "colocate or server"),
-            ("vllm_transport", self.vllm_transport in ("whole", "delta"), "whole or delta"),
+            ("vllm_transport", self.vllm_transport in TRANSPORTS, f"one of {', '.join(TRANSPORTS)}"),
             ("temperature", self.temperature > 0, "above 0, so that episodes of one seed differ"),
             ("max_refills", self.max_refills >= 1, "at least 1"),
         ]

@@ -13,6 +13,7 @@ from datasets import Dataset
 from trl import GRPOTrainer
 
 from llm_envs.errors import InvalidConfigError
+from llm_envs.policies.vllm.transfer import TRANSPORTS
 from llm_envs.registration import task_spec
 from llm_envs.sources.curriculum import Curriculum
 from llm_envs.sources.source import Envs
@@ -49,8 +50,8 @@ def check_arguments(env: Any, args: Any, kwargs: Mapping[str, Any]) -> None:
         )
     if args is not None and args.vllm_mode not in ("colocate", "server"):
         raise InvalidConfigError(f"vllm_mode={args.vllm_mode!r}; it must be colocate or server.")
-    if args is not None and args.vllm_transport not in ("whole", "delta"):
-        raise InvalidConfigError(f"vllm_transport={args.vllm_transport!r}; it must be whole or delta.")
+    if args is not None and args.vllm_transport not in TRANSPORTS:
+        raise InvalidConfigError(f"vllm_transport={args.vllm_transport!r}; it must be one of {', '.join(TRANSPORTS)}.")
     if args is not None:
         check_engine(args)
 

@@ -8,18 +8,21 @@ from __future__ import annotations
 import base64
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from llm_envs.errors import InvalidConfigError, LLMEnvsError, ModelError
 from llm_envs.policies.vllm.exchange import ServedCheckpoint
-from llm_envs.policies.vllm.formats import SERVE_COMMAND
+from llm_envs.policies.vllm.formats import EXTENSION, SERVE_COMMAND
 from llm_envs.policies.vllm.http import RetryableError, check_url, import_httpx, is_local, read_answer, without_key
-from llm_envs.policies.vllm.worker import EXTENSION
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 __all__ = [
     "CHANGING",
@@ -43,10 +46,14 @@ WholeFn = Callable[[ServedCheckpoint], ServedCheckpoint | None]
 
 # Time to load a large checkpoint from a slow disk. After that the server counts as dead.
 _LOAD_S = 1800.0
+# Until another process sends weights or brings a restarted server up to date, which it looks for more often.
+_WAIT_S, _WAIT_POLL_S = 60.0, 0.1
 # The first `/server_info` is slow, because the server examines the whole machine.
 _ASK_S = 120.0
 # Above this, a log-probability means certainty. With top_k=1 it must be that high if filters are included.
 _CERTAIN = -1e-4
+# Tokenizers differ in digits, accents, other scripts and white space.
+_PROBE_TEXT = "Answer: 3141 + 59 = 3200; naïve Übung, 数学.\n  def f(x):\n\treturn x"
 _PROBE_IDS = ((11, 7, 5, 3), (4, 9, 6, 8), (10, 5, 12, 7))
 
 
@@ -70,6 +77,8 @@ class ServerFacts:
     is_dev: bool = False
     """Whether HTTP requests can change its weights."""
     dtype: str | None = None
+    transfer: str | None = None
+    """The backend of vLLM's weight transfer."""
 
     @property
     def has_extension(self) -> bool:
@@ -105,6 +114,15 @@ class ServerState:
         """Different after each start; None if it is not known."""
         return None if self.facts is None else self.facts.process
 
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        """Let no turn begin here in the block."""
+        self.is_loading = True
+        try:
+            yield
+        finally:
+            self.is_loading = False
+
     async def note_connection(self, event: str, info: Mapping[str, Any]) -> None:
         """Count the connections that a client makes."""
         if event == "connection.connect_tcp.complete":
@@ -118,12 +136,8 @@ class ServerControl(Protocol):
         """Ask a server for its facts."""
         ...
 
-    def tokenize(self, facts: ServerFacts, text: str) -> list[int] | None:
-        """Return a text's ids as the server sees them; None if it cannot be asked."""
-        ...
-
-    def greedy_logps(self, facts: ServerFacts) -> list[float] | None:
-        """Return log-probabilities of tokens sampled with top_k=1; None if they would prove nothing."""
+    def check(self, facts: ServerFacts, model: str | None, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Do what `check_facts` does, with what the server answers to a few questions."""
         ...
 
     def bring_up(self, facts: ServerFacts, checkpoint: ServedCheckpoint, whole_fn: WholeFn) -> ServedCheckpoint:
@@ -177,6 +191,21 @@ class _Asker:
         text = without_key(response.text, response.status_code, self._client.headers)
         return read_answer(url, response.status_code, response.headers, text)
 
+    def tokenize(self, facts: ServerFacts, text: str) -> list[int] | None:
+        """Return a text's ids as the server sees them; None if it cannot be asked."""
+        return None
+
+    def greedy_logps(self, facts: ServerFacts) -> list[float] | None:
+        """Return log-probabilities of tokens sampled with top_k=1; None if they would prove nothing."""
+        return None
+
+    def check(self, facts: ServerFacts, model: str | None, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Do what `check_facts` does, with what the server answers to a few questions."""
+        ours = tokenizer(_PROBE_TEXT, add_special_tokens=False)["input_ids"]
+        greedy = None if facts.logprobs_mode is not None else self.greedy_logps(facts)
+        theirs = self.tokenize(facts, _PROBE_TEXT)
+        check_facts(facts, model, greedy_logps=greedy, server_ids=theirs, our_ids=list(ours))
+
     def ask_if_there(self, url: str, body: Mapping[str, Any] | None = None) -> Any:
         """Do what `ask` does; None if the server does not know the path."""
         try:
@@ -208,6 +237,7 @@ class VLLMControl(_Asker):
             tag=None if tag is None else tag.get("weight_version"),
             is_dev=info is not None,
             dtype=model_config.get("dtype"),
+            transfer=(config.get("weight_transfer_config") or {}).get("backend"),
         )
 
     def tokenize(self, facts: ServerFacts, text: str) -> list[int] | None:
@@ -231,8 +261,11 @@ class VLLMControl(_Asker):
         If that fails, running turns are aborted, because the workers may have different weights by then, and the server
         stays paused until it is brought up to date.
         """
-        with self._paused(facts):
-            self._set_tag(facts, checkpoint.tag + CHANGING)
+        if checkpoint.path is None:
+            if (whole := whole_fn(checkpoint)) is None:
+                return self._wait_for(facts, checkpoint)
+            checkpoint = whole
+        with self._changing(facts, checkpoint.tag):
             try:
                 self._load(facts, checkpoint)
             except LLMEnvsError as error:
@@ -242,7 +275,32 @@ class VLLMControl(_Asker):
                 _LOG.warning("%s refused a delta and gets the whole weights. %s", facts.url, error)
                 checkpoint = whole
                 self._load(facts, checkpoint)
-            self._set_tag(facts, checkpoint.tag)
+        return checkpoint
+
+    @contextmanager
+    def all_changing(self, servers: Sequence[ServerFacts], tag: str) -> Iterator[None]:
+        """Do what `bring_up` does before and after, for several servers whose weights the block changes together."""
+        noted = [facts for facts in servers if facts.has_extension]
+        with ExitStack() as changing:
+            for facts in servers:
+                changing.enter_context(self._changing(facts, tag))
+            for facts in noted:
+                self._call(facts, "llm_envs_note", {"tag": None})
+            yield
+            for facts in noted:
+                self._call(facts, "llm_envs_note", {"tag": tag})
+
+    def _wait_for(self, facts: ServerFacts, checkpoint: ServedCheckpoint) -> ServedCheckpoint:
+        """Wait until another process has sent these weights."""
+        deadline_s = time.monotonic() + _WAIT_S
+        while self.ask(f"{facts.url}/weight_info")["weight_version"] != checkpoint.tag:
+            if time.monotonic() > deadline_s:
+                raise RetryableError(
+                    f"{facts.url} lacks the weights of version {checkpoint.version}, and gets them with the next ones. "
+                    "Sooner only if it can read a folder of the process that sends them: exchange_dir "
+                    "(vllm_exchange_dir in a trainer), if it is on another machine."
+                )
+            time.sleep(_WAIT_POLL_S)
         return checkpoint
 
     def resume(self, facts: ServerFacts) -> None:
@@ -257,26 +315,26 @@ class VLLMControl(_Asker):
 
     def _load(self, facts: ServerFacts, checkpoint: ServedCheckpoint) -> None:
         if facts.has_extension:
-            method, kwargs = (
-                "llm_envs_bring_up",
-                {
-                    "folder": str(checkpoint.path),
-                    "whole_tag": checkpoint.whole_tag,
-                    "deltas": _described(checkpoint, facts),
-                },
-            )
+            whole = {"folder": str(checkpoint.path), "whole_tag": checkpoint.whole_tag}
+            self._call(facts, "llm_envs_bring_up", whole | {"deltas": _described(checkpoint, facts)})
         else:
-            method, kwargs = "reload_weights", {"weights_path": str(checkpoint.path)}
+            self._call(facts, "reload_weights", {"weights_path": str(checkpoint.path)})
+
+    def _call(self, facts: ServerFacts, method: str, kwargs: Mapping[str, Any]) -> None:
+        """Call a method of all workers."""
         self.ask(f"{facts.url}/collective_rpc", {"method": method, "kwargs": kwargs}, timeout_s=_LOAD_S)
 
     def _set_tag(self, facts: ServerFacts, tag: str) -> None:
         self.ask(f"{facts.url}/update_weight_version", {"new_version": tag})
 
     @contextmanager
-    def _paused(self, facts: ServerFacts) -> Iterator[None]:
+    def _changing(self, facts: ServerFacts, tag: str) -> Iterator[None]:
+        """Pause a server whose weights the block changes; it has the tag afterwards."""
         try:
             self.ask_if_there(f"{facts.url}/pause?mode=keep", {})
+            self._set_tag(facts, tag + CHANGING)
             yield
+            self._set_tag(facts, tag)
         except BaseException:
             with suppress(LLMEnvsError):
                 self._ask_twice(f"{facts.url}/pause?mode=abort", {})
@@ -301,7 +359,10 @@ def _described(checkpoint: ServedCheckpoint, facts: ServerFacts) -> list[dict[st
 
 
 class SGLangControl(_Asker):
-    """SGLang's server. Untested: written from its documentation."""
+    """SGLang's server. Untested: written from its documentation.
+
+    Its log-probabilities never include filters, so `SGLangFormat` refuses requests with filters.
+    """
 
     def facts(self, url: str) -> ServerFacts:
         """Ask a server for its facts."""
@@ -311,14 +372,6 @@ class SGLangControl(_Asker):
         path = str(model["model_path"])
         tag = model.get("weight_version")
         return ServerFacts(url, path, path, int(length), tag=tag, device=server.get("device"), is_dev=True)
-
-    def tokenize(self, facts: ServerFacts, text: str) -> list[int] | None:
-        """Return None: this server is not asked."""
-        return None
-
-    def greedy_logps(self, facts: ServerFacts) -> list[float] | None:
-        """Return None: its log-probabilities never include filters, so `SGLangFormat` refuses requests with filters."""
-        return None
 
     def bring_up(self, facts: ServerFacts, checkpoint: ServedCheckpoint, whole_fn: WholeFn) -> ServedCheckpoint:
         """Load weights from a folder that the server can read; this server takes no deltas."""

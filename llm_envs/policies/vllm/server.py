@@ -30,7 +30,7 @@ import numpy.typing as npt
 
 from llm_envs.chat.codec import ChatCodec
 from llm_envs.errors import BridgeError, ContextFullError, InvalidConfigError, LLMEnvsError, ModelError
-from llm_envs.policies.vllm.checkpoints import check_same_tensors, find_checkpoint, tensor_shapes
+from llm_envs.policies.vllm.checkpoints import Shapes, check_same_tensors, find_checkpoint, tensor_shapes
 from llm_envs.policies.vllm.control import (
     CHANGING,
     ServerControl,
@@ -38,7 +38,6 @@ from llm_envs.policies.vllm.control import (
     ServerState,
     SGLangControl,
     VLLMControl,
-    check_facts,
     check_settings,
     check_updatable,
 )
@@ -46,6 +45,7 @@ from llm_envs.policies.vllm.exchange import Exchange, ServedCheckpoint, new_tag,
 from llm_envs.policies.vllm.formats import ServerFormat, SGLangFormat, TurnRequest, VLLMFormat
 from llm_envs.policies.vllm.http import AsyncClients, RetryableError, bearer, is_local
 from llm_envs.policies.vllm.routing import Backoff, Router
+from llm_envs.policies.vllm.transfer import GROUP_TRANSPORTS, check_transport, make_transfer
 from llm_envs.types import FinishReason, Sampled, SamplingParams
 from llm_envs.types.sampling import spans_of_changes
 
@@ -56,8 +56,6 @@ __all__ = ["VLLMServerPolicy"]
 
 _LOG = logging.getLogger(__name__)
 
-# Tokenizers differ in digits, accents, other scripts and white space.
-_PROBE_TEXT = "Answer: 3141 + 59 = 3200; naïve Übung, 数学.\n  def f(x):\n\treturn x"
 _LOADING_POLL_S = 0.01
 _PREEMPTIONS = re.compile(r"^vllm:num_preemptions_total\S* (\S+)$", re.MULTILINE)
 
@@ -82,7 +80,10 @@ class VLLMServerPolicy:
         exchange_dir: Folder for weights, which we can write and all servers can read under the same path. None: a
             temporary one, for servers on this machine.
         transport: How `update_weights` sends weights: "whole", or "delta": only the elements that have changed, where
-            these are few. For a delta, this process and each worker of a server keep a copy of the weights in memory.
+            these are few. "nccl": by vLLM's weight transfer, from a GPU to GPUs; "gloo": the same on CPUs. With all but
+            "whole" this process keeps a copy of the weights in memory, with "delta" each worker of a server too.
+        transfer_address: With "nccl" and "gloo": HOST or HOST:PORT of this machine for the servers' workers. None:
+            the host by which this machine reaches the servers, and a free port.
 
     Raises:
         InvalidConfigError: If a setting is wrong, or a server refuses the API key.
@@ -108,12 +109,12 @@ class VLLMServerPolicy:
         backoff: Backoff | None = None,
         weight_version: int = 0,
         exchange_dir: str | Path | None = None,
-        transport: Literal["whole", "delta"] = "whole",
+        transport: Literal["whole", "delta", "nccl", "gloo"] = "whole",
+        transfer_address: str | None = None,
     ) -> None:
         addresses = [urls] if isinstance(urls, str) else list(urls)
         check_settings(addresses, server, max_concurrency, timeout_s, max_retries, health_s)
-        if transport not in ("whole", "delta") or (transport == "delta" and server != "vllm"):
-            raise InvalidConfigError(f"transport={transport!r}, server={server!r}: use 'whole', or with vLLM 'delta'.")
+        check_transport(transport, transfer_address, server)
         self.tokenizer, self.codec = tokenizer, ChatCodec(tokenizer)
         self.model = None if model is None else str(model)
         self.timeout_s, self.max_retries, self.health_s = timeout_s, max_retries, health_s
@@ -135,7 +136,8 @@ class VLLMServerPolicy:
         ]
         self._checkpoint: ServedCheckpoint | None = None
         self._shapes: Mapping[str, tuple[int, ...]] | None = None
-        self._exchange = Exchange(exchange_dir, is_sparse=transport == "delta")
+        self._exchange = Exchange(exchange_dir, is_sparse=transport == "delta", is_memory=transport in GROUP_TRANSPORTS)
+        self._transfer = make_transfer(transport, transfer_address, self._control)
         self._needs_folder = exchange_dir is None and not all(map(is_local, addresses))
         self._own_tags: set[str | None] = set()
         self._whole_lock = threading.Lock()
@@ -174,7 +176,7 @@ class VLLMServerPolicy:
             BridgeError: If no server could be reached.
         """
         checkpoint = ServedCheckpoint(Path(path).resolve(), version, new_tag(version))
-        self._check_sendable(checkpoint)
+        self._check_sendable(tensor_shapes(Path(path)), str(path))
         self._exchange.forget()
         self.send(checkpoint)
 
@@ -183,37 +185,33 @@ class VLLMServerPolicy:
         self.send(self.prepare(named_parameters, version))
 
     def prepare(self, named_parameters: Iterable[tuple[str, Any]], version: int) -> ServedCheckpoint:
-        """Write weights for the servers, which do not have them before `send`.
+        """Write or copy weights for the servers, which do not have them before `send`.
 
         Raises:
             InvalidConfigError: If servers are on other machines, without an `exchange_dir`.
             ModelError: As for `load_checkpoint`.
         """
-        if self._needs_folder:
+        if self._needs_folder and self._transfer is None:
             raise InvalidConfigError(
                 "new weights are written to a folder of this machine, which servers on other machines cannot read: set "
                 "exchange_dir (vllm_exchange_dir in a trainer) to a shared folder with the same path."
             )
         facts = self._facts()
-        checkpoint = self._exchange.write(
+        return self._exchange.write(
             named_parameters,
             version,
             self._checkpoint,
             like=find_checkpoint(self.model or facts.root) or find_checkpoint(facts.root),
             computed=facts.dtype,
             sparse_allowed=all(e.facts is None or e.facts.has_extension for e in self._endpoints),
+            check_fn=self._check_sendable,
         )
-        if not checkpoint.deltas:
-            try:
-                self._check_sendable(checkpoint)
-            except BaseException:
-                self._exchange.keep_only(self._checkpoint)
-                raise
-        return checkpoint
 
     def send(self, checkpoint: ServedCheckpoint) -> None:
         """Make all servers load prepared weights, in parallel, and delete those before."""
         self._take(checkpoint)
+        if self._transfer is not None and (tensors := self._exchange.tensors(checkpoint)) is not None:
+            self._transfer.send(self._endpoints, checkpoint, tensors, self._check_owner)
         errors = self._side_by_side(self._load_checkpoint)
         self._exchange.keep_only(self._checkpoint)
         if len(errors) == len(self._endpoints):
@@ -238,8 +236,18 @@ class VLLMServerPolicy:
         self._own_tags |= {checkpoint.whole_tag, *(delta.tag for delta in checkpoint.deltas)}
         self._checkpoint, self.weight_version = checkpoint, checkpoint.version
 
-    def _check_sendable(self, checkpoint: ServedCheckpoint) -> None:
-        check_same_tensors(tensor_shapes(checkpoint.path), self._served_shapes(), str(checkpoint.path))
+    def look_after(self) -> None:
+        """Bring restarted servers up to date now; other clients may lack the weights (`transport="nccl"`)."""
+
+        def look(endpoint: ServerState) -> None:
+            if self._control.facts(endpoint.url).process != endpoint.process:
+                endpoint.is_trusted = False
+            self._identify(endpoint)
+
+        self._side_by_side(look)
+
+    def _check_sendable(self, shapes: Shapes, where: str = "this update") -> None:
+        check_same_tensors(shapes, self._served_shapes(), where)
         for endpoint in self._endpoints:
             if endpoint.facts is not None:
                 check_updatable(endpoint.facts)
@@ -256,6 +264,8 @@ class VLLMServerPolicy:
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._control.close()
         self._exchange.close()
+        if self._transfer is not None:
+            self._transfer.close()
 
     # One turn.
 
@@ -434,10 +444,9 @@ class VLLMServerPolicy:
             )
 
     def _check(self, facts: ServerFacts) -> None:
-        ours = self.tokenizer(_PROBE_TEXT, add_special_tokens=False)["input_ids"]
-        greedy = None if facts.logprobs_mode is not None else self._control.greedy_logps(facts)
-        theirs = self._control.tokenize(facts, _PROBE_TEXT)
-        check_facts(facts, self.model, greedy_logps=greedy, server_ids=theirs, our_ids=list(ours))
+        self._control.check(facts, self.model, self.tokenizer)
+        if self._transfer is not None:
+            self._transfer.check(facts)
         known = getattr(self, "max_model_len", 0)
         if facts.max_model_len < known:
             raise ModelError(f"{facts.url} came back with a context of {facts.max_model_len} tokens; it was {known}.")
@@ -449,8 +458,10 @@ class VLLMServerPolicy:
             with endpoint.lock:
                 facts = self._control.facts(endpoint.url)
                 self._check_owner(endpoint, facts)
-                self._load(endpoint, facts, checkpoint)
-                endpoint.facts = self._control.facts(endpoint.url)
+                if facts.tag != checkpoint.tag:
+                    self._load(endpoint, facts, checkpoint)
+                    facts = self._control.facts(endpoint.url)
+                endpoint.version, endpoint.salt, endpoint.facts = checkpoint.version, checkpoint.tag, facts
         except LLMEnvsError as error:
             self._failed(self._endpoints.index(endpoint), error)
             raise
@@ -458,17 +469,16 @@ class VLLMServerPolicy:
     def _load(self, endpoint: ServerState, facts: ServerFacts, checkpoint: ServedCheckpoint) -> None:
         """Make a server load weights. The caller holds its lock."""
         check_updatable(facts)
-        endpoint.is_loading = True
-        try:
+        with endpoint.loading():
             self._control.bring_up(facts, checkpoint, self._write_whole)
             endpoint.version, endpoint.salt = checkpoint.version, checkpoint.tag
-        finally:
-            endpoint.is_loading = False
 
     def _write_whole(self, checkpoint: ServedCheckpoint) -> ServedCheckpoint | None:
+        if self._needs_folder:
+            return None
         with self._whole_lock:
             now = self._checkpoint
-            if now is not None and now.tag == checkpoint.tag and not now.deltas:  # written for another server
+            if now is not None and now.tag == checkpoint.tag and now.is_whole:  # written for another server
                 return now
             whole = self._exchange.write_whole(checkpoint)
             if whole is not None:

@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import sys
 from pathlib import Path
 from typing import Any
 
 from llm_envs.policies.vllm.deltas import apply_delta
 from llm_envs.policies.vllm.weights import repacking
 
-__all__ = ["EXTENSION", "WorkerExtension"]
+__all__ = ["WorkerExtension"]
 
-EXTENSION = f"{__name__}.WorkerExtension"
-"""The value for `--worker-extension-cls`."""
+if "vllm" in sys.modules:  # in a server, which makes its weight transfer after it has loaded this extension
+    from llm_envs.policies.vllm.gloo import register_gloo
+
+    register_gloo()
 
 
 class WorkerExtension:
@@ -66,7 +69,17 @@ class WorkerExtension:
         self.llm_envs_tag = None
         with repacking(self.model_runner.model):
             self.model_runner.reload_weights(**source)
+        self.llm_envs_note(tag)
+
+    def llm_envs_note(self, tag: str | None) -> None:
+        """Note the tag of weights that were loaded, and for each running turn the tokens before them.
+
+        Args:
+            tag: Of the weights; None before a change that others make.
+        """
         self.llm_envs_tag = tag
+        if tag is None:
+            return
         before, changes = self.llm_envs_changes[0], {}
         for name, request in getattr(self.model_runner, "requests", {}).items():
             n_tokens = sum(token >= 0 for token in request.output_token_ids)  # -1: not sampled yet

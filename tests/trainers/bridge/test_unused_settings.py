@@ -66,6 +66,7 @@ CONDITIONAL = {
     "server_args": ("--max-num-seqs 8", SERVER),
     "vllm_exchange_dir": ("weights", SERVER),
     "vllm_transport": ("delta", SERVER),
+    "vllm_transfer_address": ("trainer:29600", SERVER | {"vllm_transport": "gloo"}),
     "vllm_model_impl": ("transformers", VLLM),
     "vllm_enable_sleep_mode": (True, VLLM),
     "vllm_gpu_memory_utilization": (0.5, VLLM),
@@ -102,6 +103,7 @@ OTHERWISE = {
     "vllm_model_impl": ("transformers", [SERVER]),
     "vllm_max_model_length": (99, [URLS]),
     "vllm_num_servers": (2, [VLLM, URLS]),
+    "vllm_transfer_address": ("trainer:29600", [SERVER | {"vllm_transport": "delta"}]),
     "server_args": ("--max-num-seqs 8", [VLLM, URLS]),
     "vllm_importance_sampling_mode": ("token_mask", [VLLM | {"vllm_importance_sampling_correction": False}]),
 }
