@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import math
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llm_envs.data.storage import as_path
 from llm_envs.errors import InvalidConfigError, StoreError
 from llm_envs.tracking.loggers import visible_text
 
@@ -50,21 +52,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Export, and return the exit code."""
-    from llm_envs.data.writer import iter_trajectories
-
+    """Export, and return the exit code. No more of the run is in memory than is being written."""
     target = Path(arguments.out)
     if target.exists():
         raise InvalidConfigError(f"{target} exists already: choose another name.")
-    keep = _KEEP[arguments.keep or ("all" if arguments.to == "dataset" else "scored")]
-    trajectories = [t for t in iter_trajectories(arguments.run) if keep(t)]
-    if not trajectories:
-        raise InvalidConfigError(f"{arguments.run}: no episode is left to export. Try --keep all.")
+    episodes = _Counted(_kept(arguments))
     try:
-        n = _write(trajectories, target, arguments)
+        n = _write(episodes, target, arguments)
+    except StoreError:
+        raise
     except OSError as error:
         raise StoreError(f"{target} cannot be written ({error.strerror}); nothing was left there.") from error
-    print(visible_text(f"{n} {_NOUNS[arguments.to]} of {len(trajectories)} episodes are in {target}"))
+    print(visible_text(f"{n} {_NOUNS[arguments.to]} of {episodes.n} episodes are in {target}"))
     return 0
 
 
@@ -76,29 +75,64 @@ _KEEP: Mapping[str, Callable[[Trajectory], bool]] = {
 _NOUNS = {"messages": "conversations", "sft": "rows", "pairs": "pairs", "dataset": "rows"}
 
 
-def _write(trajectories: Sequence[Trajectory], target: Path, arguments: argparse.Namespace) -> int:
+class _Counted:
+    """The episodes, and how many of them were read."""
+
+    def __init__(self, episodes: Iterator[Trajectory]) -> None:
+        self._episodes, self.n = episodes, 0
+
+    def __iter__(self) -> Iterator[Trajectory]:
+        for self.n, episode in enumerate(self._episodes, start=1):  # noqa: B020
+            yield episode
+
+
+def _kept(arguments: argparse.Namespace) -> Iterator[Trajectory]:
+    """Return the episodes to export: at least one."""
+    from llm_envs.data.writer import iter_trajectories
+
+    keep = _KEEP[arguments.keep or ("all" if arguments.to == "dataset" else "scored")]
+    episodes = (episode for episode in iter_trajectories(arguments.run) if keep(episode))
+    first = next(episodes, None)
+    if first is None:
+        raise InvalidConfigError(f"{arguments.run}: no episode is left to export. Try --keep all.")
+    return chain([first], episodes)
+
+
+def _write(episodes: _Counted, target: Path, arguments: argparse.Namespace) -> int:
     from llm_envs.data import datasets as data
 
     if arguments.to == "dataset":
-        table = data.to_dataset(trajectories)
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=target.name + ".tmp-") as temporary:
-            table.save_to_disk(str(Path(temporary) / "table"))
+            n = data.write_dataset(episodes, Path(temporary) / "table")
             (Path(temporary) / "table").rename(target)  # whole, or not at all
-        return len(table)
-    records: Sequence[Mapping[str, Any]]
+        return n
     if arguments.to == "messages":
-        return data.to_messages_jsonl(trajectories, target, keep=lambda trajectory: True)
+        return data.to_messages_jsonl(episodes, target, keep=lambda trajectory: True)
+    records: Iterator[Mapping[str, Any]]
     if arguments.to == "sft":
-        records = data.sft_rows(trajectories, keep=lambda trajectory: True)
+        records = (row for episode in episodes for row in data.sft_rows([episode], keep=lambda trajectory: True))
     else:
-        records = data.preference_pairs(data.to_groups(trajectories), margin=arguments.margin)
-    if not records:
+        groups = data.iter_groups(episodes, _group_size(arguments.run))
+        records = (pair for group in groups for pair in data.preference_pairs([group], margin=arguments.margin))
+    first = next(records, None)
+    if first is None:
         raise InvalidConfigError(
-            f"{arguments.run}: no {_NOUNS[arguments.to]} come of {len(trajectories)} episodes"
+            f"{arguments.run}: no {_NOUNS[arguments.to]} come of {episodes.n} episodes"
             + ("; every group's rewards are equal, or within --margin." if arguments.to == "pairs" else ".")
         )
-    return data.write_jsonl(records, target)
+    return data.write_jsonl(chain([first], records), target)
+
+
+def _group_size(run: str) -> int | None:
+    """Return the number of episodes of each group; None if the run does not say."""
+    from llm_envs.data.folder import read_manifest
+
+    try:
+        size = read_manifest(as_path(run)).settings.get("group_size")
+    except StoreError:  # a single file
+        return None
+    return size if isinstance(size, int) else None
 
 
 def _margin(text: str) -> float:

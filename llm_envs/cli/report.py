@@ -6,6 +6,7 @@ import argparse
 import webbrowser
 from pathlib import Path
 
+from llm_envs.cli.arguments import positive
 from llm_envs.cli.parser import Flag
 from llm_envs.errors import InvalidConfigError, LLMEnvsError
 from llm_envs.tracking.loggers import visible_text
@@ -45,13 +46,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="tokens kept in the page; default 1,000,000; 0 for none",
     )
+    parser.add_argument(
+        "--max-episodes",
+        type=positive,
+        metavar="N",
+        help="episodes kept of each run, those of randomly drawn problems; default 20,000",
+    )
     parser.epilog = EXAMPLES
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the page, print the notes about missing parts, and open the page if requested."""
     from llm_envs.data.storage import as_path, exists
-    from llm_envs.report.site import MAX_TOKENS, write_report
+    from llm_envs.report.site import MAX_EPISODES, MAX_TOKENS, write_report
 
     for path in arguments.runs:
         if not exists(as_path(path)):
@@ -64,6 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
         target,
         tokenizer=arguments.tokenizer,
         title=arguments.title,
+        max_episodes=arguments.max_episodes or MAX_EPISODES,
         max_tokens=MAX_TOKENS if arguments.max_tokens is None else arguments.max_tokens,
     )
     for note in notes:

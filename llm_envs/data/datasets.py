@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,14 +30,19 @@ __all__ = [
     "fit_rows",
     "from_dataset",
     "is_scored",
+    "iter_groups",
     "preference_pairs",
     "sft_rows",
     "to_dataset",
     "to_groups",
     "to_messages",
     "to_messages_jsonl",
+    "write_dataset",
     "write_jsonl",
 ]
+
+_BATCH = 1000
+"""Trajectories that `write_dataset` holds at a time."""
 
 IGNORED_LABEL = -100
 """The label that PyTorch's cross-entropy ignores, and so every trainer does."""
@@ -63,6 +71,33 @@ def to_dataset(trajectories: Iterable[Trajectory]) -> datasets.Dataset:
     features, records = module.Features(_features(module)), [to_record(t) for t in trajectories]
     columns = {name: [record[name] for record in records] for name in features}
     return module.Dataset.from_dict(columns, features=features)
+
+
+def write_dataset(trajectories: Iterable[Trajectory], folder: str | Path) -> int:
+    """Write `to_dataset(trajectories)` as `save_to_disk` does, without holding it, and return the number of lines.
+
+    Args:
+        trajectories: From any policy.
+        folder: A new folder, for `datasets.load_from_disk`.
+
+    Raises:
+        MissingExtraError: If `datasets` is not installed.
+    """
+    arrow = importlib.import_module("pyarrow")
+    rest, target = iter(trajectories), Path(folder)
+    some = list(islice(rest, _BATCH))
+    first = to_dataset(some)
+    first.save_to_disk(
+        str(target), num_shards=1
+    )  # the folder's own files; the whole table then replaces the first part
+    (data,), state, n = target.glob("*.arrow"), target / "state.json", 0
+    with open(data, "wb") as file, arrow.ipc.new_stream(file, first.data.table.schema) as stream:
+        while some:
+            stream.write_table(to_dataset(some).data.table)
+            n += len(some)
+            some = list(islice(rest, _BATCH))
+    state.write_text(json.dumps(json.loads(state.read_text()) | {"_fingerprint": secrets.token_hex(8)}, indent=2))
+    return n
 
 
 def from_dataset(dataset: datasets.Dataset | Iterable[Mapping[str, Any]]) -> list[Trajectory]:
@@ -171,11 +206,19 @@ def to_groups(trajectories: Iterable[Trajectory]) -> list[TrajectoryGroup]:
 
     The key of a group includes its environment and seed, because runs of other tasks may use the same ids.
     """
+    return list(iter_groups(trajectories))
+
+
+def iter_groups(trajectories: Iterable[Trajectory], group_size: int | None = None) -> Iterator[TrajectoryGroup]:
+    """Yield the groups of `to_groups`. With their size, each comes when it is complete, and only open ones are held."""
     groups: dict[tuple[str, int, str], list[Trajectory]] = {}
     for trajectory in trajectories:
-        groups.setdefault((trajectory.env_id, trajectory.seed, trajectory.group_id), []).append(trajectory)
-    ordered = [sorted(members, key=lambda trajectory: trajectory.member) for members in groups.values()]
-    return [TrajectoryGroup(m[0].group_id, m[0].env_id, m[0].seed, tuple(m)) for m in ordered]
+        key = (trajectory.env_id, trajectory.seed, trajectory.group_id)
+        members = groups.setdefault(key, [])
+        members.append(trajectory)
+        if len(members) == group_size:
+            yield _group(groups.pop(key))
+    yield from map(_group, groups.values())
 
 
 Selector = Callable[[Sequence[Trajectory]], Iterable[tuple[Trajectory, Trajectory]]]
@@ -287,6 +330,11 @@ def write_jsonl(records: Iterable[Mapping[str, Any]], path: str | Path) -> int:
         temporary.unlink(missing_ok=True)
         raise
     return count
+
+
+def _group(members: Sequence[Trajectory]) -> TrajectoryGroup:
+    ordered = sorted(members, key=lambda trajectory: trajectory.member)
+    return TrajectoryGroup(ordered[0].group_id, ordered[0].env_id, ordered[0].seed, tuple(ordered))
 
 
 def _assistant(message: Message, parser: Parser | None, first_id: int) -> dict[str, Any]:

@@ -55,6 +55,7 @@ __all__ = [
     "finished_keys",
     "iter_trajectories",
     "json_settings",
+    "n_records",
     "read_run",
     "read_trajectories",
     "remaining",
@@ -322,6 +323,12 @@ def iter_trajectories(path: str | Path) -> Iterator[Trajectory]:
         if (torn := _torn(part)) is not None:
             warnings.warn(f"{part.path}: the last line is torn ({torn[:60]!r}...) and was skipped.", stacklevel=2)
     yield from _read(parts)
+
+
+def n_records(path: str | Path) -> int:
+    """Return how many trajectories a folder or file has, replayed ones too; those in shards are not read."""
+    parts = _parts(as_path(path))
+    return sum(part.counts[0] if part.counts else sum(1 for _ in _keys([part])) for part in parts)
 
 
 def finished(path: str | Path) -> frozenset[EpisodeKey]:

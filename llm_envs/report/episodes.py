@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ import numpy as np
 from llm_envs.tracking.loggers import visible_text
 from llm_envs.types import Message, Row, Trajectory, Turn
 
-__all__ = ["COLUMNS", "Details", "Names", "table_line"]
+__all__ = ["COLUMNS", "Details", "Names", "is_sampled", "table_line"]
 
 COLUMNS = (
     "run", "env", "seed", "member", "group", "problem", "settings", "outcome", "reward", "turns", "tokens", "stop",
@@ -69,6 +70,17 @@ def table_line(trajectory: Trajectory, run: int, part: int, names: Names) -> lis
         _rounded(trajectory.timings.get("total")),
         names.number("begins", _begins(trajectory)),
     ]
+
+
+def is_sampled(trajectory: Trajectory, share: float) -> bool:
+    """Return whether an episode is in a sample of this share of the problems.
+
+    All episodes of a problem are, or none. The same problem is drawn in every run, and a larger share has all those of
+    a smaller one, so sampled runs can be compared by problem.
+    """
+    problem = json.dumps([trajectory.env_id, trajectory.seed, dict(trajectory.env_kwargs)], sort_keys=True, default=str)
+    digest = blake2b(problem.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") < share * 2**64
 
 
 def _begins(trajectory: Trajectory) -> str:

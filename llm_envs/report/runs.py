@@ -17,7 +17,7 @@ from typing import Any
 
 from llm_envs.data.folder import MANIFEST_NAME, read_manifest
 from llm_envs.data.storage import as_path, exists
-from llm_envs.data.writer import iter_trajectories
+from llm_envs.data.writer import iter_trajectories, n_records
 from llm_envs.errors import InvalidConfigError, StoreError
 from llm_envs.evaluation.replayed import played_entries
 from llm_envs.evaluation.results import RESULTS_NAME, Results
@@ -53,6 +53,13 @@ class ReportRun:
     """A folder with the tokenizer of the run's model."""
     notes: list[str] = field(default_factory=list)
     """Notes about missing or damaged files, one line each. Reading adds more."""
+
+    def n_episodes(self) -> int:
+        """Return about how many episodes the run has, for a sample: those that were replayed count twice."""
+        try:
+            return sum(map(n_records, self.parts))
+        except StoreError:  # reading says what is damaged
+            return 0
 
     def trajectories(self) -> Iterator[tuple[int, Trajectory]]:
         """Yield (index of the part, trajectory) in the order of finishing; a torn line is left out and noted."""

@@ -24,17 +24,19 @@ from typing import Any
 
 from llm_envs.data.storage import as_path
 from llm_envs.errors import InvalidConfigError, StoreError
-from llm_envs.report.episodes import COLUMNS, OUTCOMES, Details, Names, table_line
+from llm_envs.report.episodes import COLUMNS, OUTCOMES, Details, Names, is_sampled, table_line
 from llm_envs.report.evaluation import compare_results, results_block, visible
 from llm_envs.report.runs import ReportRun, open_runs
 from llm_envs.report.summary import TaskSummary, by_task, compare_runs, settings_text
 from llm_envs.report.token_texts import token_texts
 from llm_envs.tracking.loggers import visible_text
 
-__all__ = ["MAX_CHARACTERS", "MAX_TOKENS", "write_report"]
+__all__ = ["MAX_CHARACTERS", "MAX_EPISODES", "MAX_TOKENS", "write_report"]
 
 MAX_TOKENS = 1_000_000
 """Tokens that a page keeps: some 12 MB of its JSON."""
+MAX_EPISODES = 20_000
+"""Episodes of each run on a page: some 15 MB, and success within 0.7 percentage points."""
 MAX_CHARACTERS = 100_000_000
 """Characters of conversations that a page keeps; a browser takes about a second for twice that."""
 CHUNK_CHARACTERS = 500_000
@@ -57,6 +59,7 @@ def write_report(
     title: str | None = None,
     max_tokens: int = MAX_TOKENS,
     max_characters: int = MAX_CHARACTERS,
+    max_episodes: int = MAX_EPISODES,
 ) -> list[str]:
     """Write one self-contained HTML file about one or more runs.
 
@@ -68,6 +71,8 @@ def write_report(
         title: The page's title; None names the runs.
         max_tokens: Tokens the page keeps. Later episodes have no token view, and a note.
         max_characters: Characters of conversations the page keeps; likewise.
+        max_episodes: Episodes of a run the page has. Of a larger run, it has those of a random sample of the problems,
+            and counts only these.
 
     Returns:
         Notes: missing, damaged or skipped files, a line each. They are on the page too.
@@ -84,7 +89,7 @@ def write_report(
         raise InvalidConfigError(f"--tokenizer {tokenizer}: there is no such folder.")
     names, chunks = Names(), _Chunks()
     details = Details(names, max_tokens=max_tokens, max_characters=max_characters)
-    lines, parts = _read(opened, names, details, chunks)
+    lines, parts = _read(opened, names, details, chunks, max_episodes)
     notes = [note for run in opened for note in run.notes]
     texts, texts_of = token_texts(details.token_ids, tokenizer, opened, notes)
     notes += _left_out(details, len(lines), max_tokens, max_characters)
@@ -110,19 +115,27 @@ def write_report(
 
 
 def _read(
-    runs: Sequence[ReportRun], names: Names, details: Details, chunks: _Chunks
+    runs: Sequence[ReportRun], names: Names, details: Details, chunks: _Chunks, max_episodes: int
 ) -> tuple[list[list[Any]], dict[tuple[int, int, int], TaskSummary]]:
     """Read all episodes once; return the table's lines, and (run, environment, settings) -> counts."""
     lines: list[list[Any]] = []
     parts: dict[tuple[int, int, int], TaskSummary] = {}
     for number, run in enumerate(runs):
-        before = len(lines)
+        before, n_all, share = len(lines), 0, max_episodes / max(run.n_episodes(), 1)
         for part, trajectory in run.trajectories():
+            n_all += 1
+            if share < 1 and not is_sampled(trajectory, share):
+                continue
             line = dict(zip(COLUMNS, table_line(trajectory, number, part, names), strict=False))
             where = (number, line["env"], line["settings"])
             parts.setdefault(where, TaskSummary()).add(trajectory, line["problem"])
             lines.append([*line.values(), chunks.add(details.of(trajectory, number))])
-        if len(lines) == before and not run.curves and run.results is None:
+        if share < 1:
+            run.notes.append(
+                f"{run.path}: this page samples. It shows, and counts in its numbers, {len(lines) - before:,} of "
+                f"{n_all:,} episodes: all those of {share:.3g} of the problems, drawn at random (--max-episodes)."
+            )
+        if n_all == 0 and not run.curves and run.results is None:
             nothing = f"{run.path} holds no finished episode yet: there is nothing to report."
             raise StoreError(" ".join([nothing, *run.notes]))
     return lines, parts

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from llm_envs.data import (
     to_messages_jsonl,
     write_jsonl,
 )
+from llm_envs.data.datasets import iter_groups, write_dataset
 from llm_envs.errors import InvalidConfigError, MissingExtraError
 from llm_envs.policies import OraclePolicy
 from llm_envs.rollout import Collector, RolloutLimits
@@ -335,3 +337,31 @@ def test_runs_of_two_tasks_with_the_same_ids_stay_two_groups() -> None:
     there = [replace(trajectory, env_id="other/Task-v0") for trajectory in here]
     groups = to_groups([*here, *there])
     assert [(group.env_id, len(group)) for group in groups] == [("NumbersEnv", 2), ("other/Task-v0", 2)]
+
+
+def test_a_dataset_written_in_parts_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    monkeypatch.setattr("llm_envs.data.datasets._BATCH", 3)
+    trajectories = variety()
+    assert write_dataset(iter(trajectories), tmp_path / "table") == len(trajectories) > 6
+    table, whole = datasets.load_from_disk(str(tmp_path / "table")), to_dataset(trajectories)
+    assert [t.to_json() for t in from_dataset(table)] == [t.to_json() for t in from_dataset(whole)]
+    assert table.features == whole.features
+    write_dataset(iter(trajectories), tmp_path / "again")
+    assert datasets.load_from_disk(str(tmp_path / "again"))._fingerprint != table._fingerprint  # the key of its caches
+
+
+def test_groups_come_when_they_are_complete() -> None:
+    one, two = (list(group) for group in Collector(NumbersEnv, OraclePolicy()).collect(2, group_size=2))
+    read: list[Trajectory] = []
+
+    def reading() -> Iterator[Trajectory]:
+        for trajectory in (one[1], two[0], two[1], one[0]):
+            read.append(trajectory)
+            yield trajectory
+
+    groups = iter_groups(reading(), group_size=2)
+    assert next(groups).trajectories == tuple(two) and len(read) == 3
+    assert next(groups).trajectories == tuple(one) and next(groups, None) is None
+    assert [list(group) for group in iter_groups(reading())] == [one, two]  # as to_groups has them

@@ -221,3 +221,28 @@ def test_what_is_no_report_is_not_replaced(tmp_path: Path) -> None:
         write_report([run, run / ".." / "one"], tmp_path / "b.html")
     with pytest.raises(InvalidConfigError, match=r"--tokenizer .*: there is no such folder"):
         write_report([run], tmp_path / "b.html", tokenizer=tmp_path / "none")
+
+
+def test_a_large_run_is_sampled_by_problem_and_the_page_says_so(tmp_path: Path) -> None:
+    """Half of 200 problems, give or take; the smaller run's sample is part of it, so that both can be compared."""
+    episodes = [make_episode(seed, member, is_success=seed % 4 > 0) for seed in range(200) for member in range(2)]
+    whole, half = write_run(tmp_path / "whole", episodes), write_run(tmp_path / "half", episodes[:200])
+    page, notes = report(tmp_path, whole, half, max_episodes=100)
+    columns, (one, other) = page.data("index")["columns"], page.data("index")["summary"]
+    seeds = [
+        {
+            (seed, member)
+            for run, seed, member in zip(columns["run"], columns["seed"], columns["member"], strict=True)
+            if run == number
+        }
+        for number in range(2)
+    ]
+    assert 60 < len(seeds[0]) == one["episodes"] < 140 and 60 < len(seeds[1]) == other["episodes"] < 140
+    assert all({(seed, 0), (seed, 1)} <= found for found in seeds for seed, _ in found)
+    assert {key for key in seeds[0] if key[0] < 100} <= seeds[1]
+    assert abs(one["success"] - 0.75) < 0.15
+    (pair,) = page.data("index")["comparisons"]
+    assert pair["problems"] == len({seed for seed, _ in seeds[0] if seed < 100})
+    said = f"whole: this page samples. It shows, and counts in its numbers, {len(seeds[0])} of 400 episodes: all those"
+    assert any(said in note for note in notes) and any(said in note for note in page.data("index")["notes"])
+    assert report(tmp_path, half, max_episodes=200)[0].data("index")["summary"][0]["episodes"] == 200  # they fit
