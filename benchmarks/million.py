@@ -36,8 +36,8 @@ COLUMNS = [
 ]
 LIST = """
 import sys
-from llm_envs.rollout import finished
-print(len(finished(sys.argv[1])), "finished")
+from llm_envs.data.writer import finished_keys
+print(len(finished_keys(sys.argv[1])), "finished")
 """
 READ = """
 import sys

@@ -10,6 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llm_envs.cli.parser import Flag
 from llm_envs.data.storage import as_path
 from llm_envs.errors import InvalidConfigError, StoreError
 from llm_envs.tracking.loggers import visible_text
@@ -24,6 +25,7 @@ FORMS = {
     "sft": "token rows for TRL's SFTTrainer (JSONL)",
     "pairs": "the best and the worst episode of each group, as token rows (JSONL)",
     "dataset": "everything, as a folder for datasets.load_from_disk",
+    "hub": "everything, as a data set on the hub with a card",
 }
 
 EXAMPLES = """
@@ -32,27 +34,32 @@ examples:
   llm-envs export runs/oracle rows.jsonl --to sft --keep successes
   llm-envs export runs/grouped pairs.jsonl --to pairs --margin 0.1
   llm-envs export runs/oracle table --to dataset
+  llm-envs export runs/oracle OWNER/NAME --to hub --license cc-by-4.0
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
-    parser.add_argument("run", metavar="RUN", help="the folder of a run")
-    parser.add_argument("out", metavar="OUT", help="output file; a folder for a dataset")
+    parser.add_argument("run", metavar="RUN", help="the folder of a run, also on object storage")
+    parser.add_argument("out", metavar="OUT", help="output file; a folder for a dataset; OWNER/NAME for the hub")
     parser.add_argument(
         "--to", choices=FORMS, required=True, help="; ".join(f"{name}: {about}" for name, about in FORMS.items())
     )
     parser.add_argument(
         "--keep",
         choices=["scored", "successes", "all"],
-        help="episodes to export; default: all for a dataset, else the scored ones",
+        help="episodes to export; default: all for a dataset and the hub, else the scored ones",
     )
     parser.add_argument("--margin", type=_margin, default=0.0, help="pairs: minimum difference of rewards; default 0")
+    parser.add_argument("--public", action=Flag, help="hub: a new repository is public; default: private")
+    parser.add_argument("--license", metavar="NAME", help="hub: the data's license, such as cc-by-4.0")
     parser.epilog = EXAMPLES
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Export, and return the exit code. No more of the run is in memory than is being written."""
+    if arguments.to == "hub":
+        return _push(arguments)
     target = Path(arguments.out)
     if target.exists():
         raise InvalidConfigError(f"{target} exists already: choose another name.")
@@ -73,6 +80,16 @@ _KEEP: Mapping[str, Callable[[Trajectory], bool]] = {
     "successes": lambda trajectory: trajectory.is_success is True,
 }
 _NOUNS = {"messages": "conversations", "sft": "rows", "pairs": "pairs", "dataset": "rows"}
+
+
+def _push(arguments: argparse.Namespace) -> int:
+    from llm_envs.report.hub import push_to_hub
+
+    keep = _KEEP[arguments.keep or "all"]
+    private = not arguments.public
+    address = push_to_hub(arguments.run, arguments.out, private=private, license=arguments.license, keep=keep)
+    print(visible_text(f"the data set is at {address}"))
+    return 0
 
 
 class _Counted:
