@@ -45,6 +45,7 @@ from llm_envs.trainers.bridge.generation import (
     own_policy,
 )
 from llm_envs.trainers.bridge.items import EpisodeDataset, index_datasets
+from llm_envs.trainers.bridge.model_card import EnvironmentCard
 from llm_envs.trainers.bridge.ranks import check_same_rows, raise_on_all_ranks
 from llm_envs.trainers.bridge.unused_settings import dpo_cases, refuse_unused
 from llm_envs.trainers.dpo.config import EnvDPOConfig, check_arguments
@@ -75,7 +76,7 @@ MAX_EMPTY_ROUNDS = 3
 """If a round gives too few pairs for a step, play more items. After this many attempts, training ends."""
 
 
-class EnvDPOTrainer(DPOTrainer):
+class EnvDPOTrainer(EnvironmentCard, DPOTrainer):
     """Train a language model by DPO on pairs of episodes.
 
     Give either `env` (online: rounds of playing and training) or `source` (offline).

@@ -29,6 +29,7 @@ from llm_envs.trainers.bridge.checks import training_template
 from llm_envs.trainers.bridge.generation import STATE_FILE, GenerationPlayer, close_player, make_collector, own_engine
 from llm_envs.trainers.bridge.guard import check_gap, sampling_gap
 from llm_envs.trainers.bridge.items import EpisodeDataset, RecordedSampler, upcoming_rows
+from llm_envs.trainers.bridge.model_card import EnvironmentCard
 from llm_envs.trainers.functional.algorithm import Algorithm
 from llm_envs.trainers.grpo.algorithms import AlgorithmState
 from llm_envs.trainers.grpo.config import EnvGRPOConfig
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 __all__ = ["EpisodeTrainer"]
 
 
-class EpisodeTrainer(GRPOTrainer):
+class EpisodeTrainer(EnvironmentCard, GRPOTrainer):
     """Samples, guards, logs and saves for `EnvGRPOTrainer`, which adds what is learned."""
 
     args: EnvGRPOConfig

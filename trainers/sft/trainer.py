@@ -17,8 +17,10 @@ from llm_envs.errors import InvalidConfigError
 from llm_envs.policies.scripted import OraclePolicy
 from llm_envs.rollout import Collector
 from llm_envs.rollout.token_transcript import History
+from llm_envs.sources.source import EnvChoice
 from llm_envs.trainers.bridge.checkpoints import check_checkpoint
 from llm_envs.trainers.bridge.checks import check_env_kwargs, check_loss_types, load_training_tokenizer, with_split
+from llm_envs.trainers.bridge.model_card import EnvironmentCard
 from llm_envs.trainers.bridge.ranks import check_same_rows, raise_on_all_ranks, set_for_machine
 from llm_envs.trainers.bridge.unused_settings import refuse_unused, sft_cases
 from llm_envs.trainers.sft.source import is_trajectories, load_source, rows_of
@@ -80,7 +82,7 @@ class EnvSFTConfig(SFTConfig):
             raise InvalidConfigError(f"best_of={self.best_of}; it must be at least 1.")
 
 
-class EnvSFTTrainer(SFTTrainer):
+class EnvSFTTrainer(EnvironmentCard, SFTTrainer):
     """Train a language model on the agent's tokens in trajectories.
 
     Give either `env` or `source`.
@@ -140,6 +142,9 @@ class EnvSFTTrainer(SFTTrainer):
         super().__init__(
             model, args=args, train_dataset=Dataset.from_list(rows), processing_class=processing_class, **kwargs
         )
+        if env is not None:
+            kwargs = with_split("train", check_env_kwargs(args.env_kwargs))
+            self.card_environments = {"train, by the oracle": [EnvChoice(env, kwargs=kwargs)]}
         for name, count in self.overlong_rows.items():
             self._metrics["train"][f"rows/{name}"].append(float(count))
 

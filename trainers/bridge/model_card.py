@@ -1,0 +1,88 @@
+"""What TRL's model card does not say of a model that was trained in environments: which, on what seeds, how well."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from llm_envs.evaluation.results import installed_versions
+from llm_envs.sources.source import EnvChoice
+
+__all__ = ["EnvironmentCard", "environment_section"]
+
+_PACKAGES = ("llm-envs", "trl", "transformers", "torch", "peft", "vllm", "gymnasium")
+
+
+class EnvironmentCard:
+    """Adds a section to the card of a TRL trainer, which `create_model_card` and `push_to_hub` write."""
+
+    args: Any
+    state: Any
+    items: Any
+    """Split -> its episodes; empty or missing for a trainer that reads them."""
+    card_environments: Mapping[str, Sequence[EnvChoice]] | str = "It was trained on stored episodes."
+    """For such a trainer: the environments of each split, or a sentence about its data."""
+
+    def create_model_card(self, *arguments: Any, **keywords: Any) -> None:
+        """Write TRL's card, and behind it the environments, seeds, versions and results."""
+        super().create_model_card(*arguments, **keywords)  # type: ignore[misc]
+        if not self.is_world_process_zero():  # type: ignore[attr-defined]
+            return
+        path = Path(self.args.output_dir) / "README.md"
+        splits = {split: items.source.choices for split, items in getattr(self, "items", {}).items()}
+        section = environment_section(
+            splits or self.card_environments, self.args.seed, self.state.global_step, self.state.log_history
+        )
+        path.write_text(path.read_text(encoding="utf-8") + section, encoding="utf-8")
+
+
+def environment_section(
+    environments: Mapping[str, Iterable[EnvChoice]] | str,
+    seed: int,
+    steps: int,
+    logs: Sequence[Mapping[str, Any]],
+) -> str:
+    """Return the section of a card as Markdown.
+
+    Args:
+        environments: Those of each split, or a sentence about the data.
+        seed: The run's seed.
+        steps: Optimizer steps.
+        logs: What the trainer logged. The results are the last that an evaluation logged, else of the last step.
+    """
+    if isinstance(environments, str):
+        played = environments
+    else:
+        lines = [
+            f"| {split} | `{choice.env_id}` | `{json.dumps(dict(choice.kwargs), default=str)}` | {choice.weight:g} |"
+            for split, choices in environments.items()
+            for choice in choices
+        ]
+        played = "| split | environment | arguments | weight |\n|---|---|---|---|\n" + "\n".join(lines)
+    versions = ", ".join(f"{name} {version}" for name, version in installed_versions(_PACKAGES).items())
+    return f"""
+## Environments
+
+{played}
+
+Seed {seed}, from which the seeds of all episodes are computed; {steps} steps. {versions}.
+
+## Results
+
+{_results(logs)}
+"""
+
+
+def _results(logs: Sequence[Mapping[str, Any]]) -> str:
+    for prefix, about in (
+        ("eval_", "On held-out episodes (those of the split test)"),
+        ("", "Not evaluated on held-out episodes. While training, at the last logged step"),
+    ):
+        names = [prefix + name for name in ("env/success", "reward", "env/reward", "env/episodes", "loss")]
+        for entry in reversed(logs):
+            if found := {name.removeprefix(prefix): entry[name] for name in names if name in entry}:
+                rows = "\n".join(f"| {name} | {value:.4g} |" for name, value in found.items())
+                return f"{about}, step {entry.get('step', '?')}:\n\n| measure | value |\n|---|---|\n{rows}"
+    return "Nothing was logged."
