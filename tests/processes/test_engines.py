@@ -10,6 +10,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed (make test-vllm has it
 pytestmark = [pytest.mark.processes, pytest.mark.vllm, pytest.mark.slow]
 
 from llm_envs.policies import start_servers  # noqa: E402  (after the skip)
+from llm_envs.policies.vllm.transfer import transfer_args  # noqa: E402
 
 
 def results(out, part):
@@ -32,9 +33,9 @@ def shards(tmp_path_factory, model_folder, episodes):
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory, model_folder, episodes):
-    """Two servers for both processes: each is a client, the first sends the weights."""
+    """Two servers for both processes: each is a client, the first sends the weights, by every transport."""
     out = tmp_path_factory.mktemp("servers")
-    args = ("--dtype", "float32", "--max-model-len", "192", "--max-num-seqs", "32")
+    args = ("--dtype", "float32", "--max-model-len", "192", "--max-num-seqs", "32", *transfer_args("gloo"))
     with start_servers(model_folder, 2, args=args, env={"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}) as started:
         env = {"SERVER_URLS": " ".join(started.urls)}
         launch(SUPPORT / "ranks.py", model_folder, str(out), episodes, "servers", limit_s=420, env=env).check()
@@ -68,6 +69,12 @@ def test_generations_that_are_played_ahead_are_no_older_than_the_bound(servers, 
     assert one["step"] == other["step"] == 6
     assert one["ages"] == other["ages"] == [min(step, n) for step in range(6)]
     assert all(torch.equal(value, other["weights"][key]) for key, value in one["weights"].items())
+
+
+def test_weights_went_by_the_transports_that_were_asked_for(servers):
+    sent = [{name: rank[name]["by_group"] for name in rank} for rank in servers]
+    by_group = {"grpo": True, "ppo": False, "dpo": False, "ahead-1": False, "ahead-4": True}
+    assert sent == [by_group, dict.fromkeys(by_group, False)]  # the second process only follows
 
 
 @pytest.mark.parametrize("kind", ["engines", "servers"])

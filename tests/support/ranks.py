@@ -442,16 +442,17 @@ class Parts:
         """The same on servers that both processes share, and generations that are played ahead."""
         urls = os.environ["SERVER_URLS"].split()
         engine = {"use_vllm": True, "vllm_mode": "server", "vllm_server_urls": urls, "max_steps": 3}
-        said = self.engines(engine)
-        for n in (1, 4):
+        said = self.engines(engine, {"grpo": "gloo", "ppo": "whole", "dpo": "delta"})
+        for n, transport in ((1, "whole"), (4, "gloo")):
             self.name = f"ahead-{n}"
             self.begin()
             Later.reset(None)  # whose turn it is would be counted by generations, one after the other
-            ahead = engine | {"async_generations": n, "max_steps": 6, "logging_steps": 1}
+            ahead = engine | {"async_generations": n, "max_steps": 6, "logging_steps": 1, "vllm_transport": transport}
             trainer = EnvGRPOTrainer(self.model, ENV, self.settings(EnvGRPOConfig, GROUPS, ahead))
             trainer.train()
+            by_group = is_in_a_group(trainer)
             trainer.close()
-            said[self.name] = numbers_of(trainer)
+            said[self.name] = numbers_of(trainer, by_group=by_group)
             logs = [entry for entry in trainer.state.log_history if "loss" in entry]
             said[self.name]["ages"] = [entry.get("sampling/staleness_max") for entry in logs]
         return said
@@ -460,15 +461,24 @@ class Parts:
         """The same on one engine for both processes: each has half of every layer."""
         return self.engines(ENGINE | {"vllm_tensor_parallel_size": 2})
 
-    def engines(self, engine: dict[str, Any] = ENGINE) -> dict[str, Any]:
-        """Each trainer that plays, and what its engine's log-probabilities differ by from those of its weights."""
+    def engines(self, engine: dict[str, Any] = ENGINE, transports: dict[str, str] | None = None) -> dict[str, Any]:
+        """Each trainer that plays, and what its engine's log-probabilities differ by from those of its weights.
+
+        Args:
+            engine: Settings of all of them.
+            transports: How each sends its weights to servers.
+        """
         said: dict[str, Any] = {}
+
+        def of(name: str) -> dict[str, Any]:
+            return engine if transports is None else engine | {"vllm_transport": transports[name]}
+
         makers: dict[str, Callable[[], Any]] = {
             "grpo": lambda: EnvGRPOTrainer(
-                self.model, ENV, self.settings(EnvGRPOConfig, GROUPS, engine), peft_config=adapter()
+                self.model, ENV, self.settings(EnvGRPOConfig, GROUPS, of("grpo")), peft_config=adapter()
             ),
-            "ppo": lambda: EnvPPOTrainer(self.model, ENV, self.settings(EnvPPOConfig, VALUES, engine)),
-            "dpo": lambda: EnvDPOTrainer(self.model, ENV, self.settings(EnvDPOConfig, ROUNDS, engine)),
+            "ppo": lambda: EnvPPOTrainer(self.model, ENV, self.settings(EnvPPOConfig, VALUES, of("ppo"))),
+            "dpo": lambda: EnvDPOTrainer(self.model, ENV, self.settings(EnvDPOConfig, ROUNDS, of("dpo"))),
         }
         for name, make in makers.items():
             self.name = f"engine-{name}"
@@ -482,14 +492,24 @@ class Parts:
                     time.sleep(0.3 * RANK)
                     (trainer._engine if name == "dpo" else trainer.vllm_generation).sync_weights()
             trainer.train()
+            by_group = is_in_a_group(trainer)
             trainer.close()
             numbers = numbers_of(
-                trainer, share=share, gaps=gaps, texts=[t.messages[1].content for t in trainer.last_trajectories]
+                trainer,
+                by_group=by_group,
+                share=share,
+                gaps=gaps,
+                texts=[t.messages[1].content for t in trainer.last_trajectories],
             )
             numbers["versions"] = [s.version for t in trainer.last_trajectories for s in t.turns[0].weight_versions]
             numbers["changed"] = [key for key, value in numbers["weights"].items() if not torch.equal(value, base[key])]
             said[name] = numbers
         return said
+
+
+def is_in_a_group(trainer: Any) -> bool:
+    """Return whether the last weights went to servers through a process group with their workers."""
+    return getattr(getattr(trainer._policy, "_transfer", None), "_engine", None) is not None
 
 
 def engine_share(trainer: Any) -> float | None:

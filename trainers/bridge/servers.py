@@ -71,8 +71,8 @@ class ServerSettings:
     vllm_transport: str = field(
         default="whole",
         metadata={
-            "help": "How new weights are sent: whole; delta: only what has changed, where that is little; nccl: from GPU "
-            "to GPU by vLLM's weight transfer; gloo: the same on CPUs."
+            "help": "How new weights are sent: whole; delta: only what has changed, where that is little; nccl: from "
+            "GPU to GPU by vLLM's weight transfer; gloo: the same on CPUs."
         },
     )
     vllm_transfer_address: str | None = field(
