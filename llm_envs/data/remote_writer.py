@@ -330,7 +330,7 @@ class _LostLockError(StoreError):
 
 
 class _RemoteLock:
-    """An object that says who writes. It is put anew at each upload; see invariants 5 and 6.
+    """An object with the name of the writer. It is put anew at each upload; see invariants 5 and 6.
 
     Args:
         path: The object.
@@ -374,7 +374,7 @@ class _RemoteLock:
         if found is None or found.get("owner") != self._owner:
             by = "removed" if found is None else f"taken over by {found.get('owner')}"
             raise _LostLockError(
-                f"{self._path} was {by}: this writer stops. What it has not uploaded is still on this machine; resume "
+                f"{self._path} was {by}: this writer stops. Its other episodes are still on this machine; resume "
                 "the run when the other writer has ended."
             )
 

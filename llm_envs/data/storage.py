@@ -1,7 +1,7 @@
 """Paths of runs, here and on object storage: `s3://`, `gs://`, `hf://` and whatever else fsspec has a driver for.
 
 A path with a protocol becomes a `UPath` (universal_pathlib), which has pathlib's interface; any other is a `Path`.
-Reading is the same for both. What differs is here: errors of drivers, and putting an object whole.
+Reading is the same for both. This module has the differences: errors of drivers, and putting an object whole.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def as_path(where: str | Path) -> Path:
 
     Raises:
         MissingExtraError: If universal_pathlib or the driver of the protocol is not installed; names what to install.
-        StoreError: If there is no such protocol, or its driver cannot be set up.
+        StoreError: If no driver has this protocol, or it cannot be set up.
     """
     if not isinstance(where, str) or not _PROTOCOL.match(where):
         return Path(where) if isinstance(where, str) else where
@@ -49,7 +49,7 @@ def local_path(where: str | Path, what: str) -> Path:
 
     Args:
         where: The path.
-        what: What is written there, for the error.
+        what: The thing to write there, for the error.
 
     Raises:
         StoreError: If the path has a protocol.
@@ -148,7 +148,7 @@ def reaching(path: str | Path) -> Iterator[None]:
             raise
         if isinstance(error, ValueError) and "Unsupported filesystem" in str(error):
             raise StoreError(
-                f"{path}: there is no such kind of storage ({error}). Examples are s3://, gs:// and hf://."
+                f"{path}: this kind of storage is unknown ({error}). Examples are s3://, gs:// and hf://."
             ) from error
         reason = " ".join(str(error).split())[:300]
         raise StoreError(

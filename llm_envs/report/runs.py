@@ -58,7 +58,7 @@ class ReportRun:
         """Return about how many episodes the run has, for a sample: those that were replayed count twice."""
         try:
             return sum(map(n_records, self.parts))
-        except StoreError:  # reading says what is damaged
+        except StoreError:  # reading names the damage
             return 0
 
     def trajectories(self) -> Iterator[tuple[int, Trajectory]]:

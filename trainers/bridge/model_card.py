@@ -1,4 +1,4 @@
-"""What TRL's model card does not say of a model that was trained in environments: which, on what seeds, how well."""
+"""A section for TRL's model cards: the environments of the training, its seeds, versions and results."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def environment_section(
         environments: Those of each split, or a sentence about the data.
         seed: The run's seed.
         steps: Optimizer steps.
-        logs: What the trainer logged. The results are the last that an evaluation logged, else of the last step.
+        logs: The trainer's log. The results are the last of an evaluation, else of the last step.
     """
     if isinstance(environments, str):
         played = environments

@@ -393,7 +393,7 @@ def test_what_cannot_be_uploaded_at_the_end_stays_here(flaky: str, spool: Path, 
 @pytest.mark.parametrize(
     "address, error, message",
     [
-        ("nowhere://bucket/run", StoreError, "no such kind of storage.*Examples are s3://"),
+        ("nowhere://bucket/run", StoreError, "this kind of storage is unknown.*Examples are s3://"),
         ("s3://bucket/run", MissingExtraError, "driver of this storage is not installed.*s3fs"),
         ("ftp://127.0.0.1:1/run", StoreError, r"cannot be reached \(ConnectionRefusedError.*Check the address"),
     ],
