@@ -23,7 +23,8 @@ from measuring import Column, Figure, Report, finish, make_parser
 TASK = "llm/Arithmetic-v0"
 METHOD = (
     f"Episodes of one turn of `{TASK}`, played by the oracle. *Collect* plays 60% of them, *resume* the rest. *List* "
-    "reads the keys of the finished ones, as a resumed run does. *Read* counts the successes, *score* gives them new rewards. Memory is the highest "
+    "reads the keys of the finished ones, as a resumed run does. *Read* counts the successes, "
+    "*score* gives them new rewards. Memory is the highest "
     "resident set of the process, in MiB; *growth* is against a tenth of the episodes. Held: 2 times."
 )
 COLUMNS = [

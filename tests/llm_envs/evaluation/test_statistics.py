@@ -232,3 +232,12 @@ def test_the_sign_test_by_hand() -> None:
     assert 0 < sign_test(2500, 2300) < 0.01  # 2 · P(X <= 2300), X of 4800 and 1/2: 2.9 standard deviations
     with pytest.raises(InvalidConfigError, match="-1 wins"):
         sign_test(-1, 2)
+
+
+def test_the_bootstrap_of_many_equal_problems_has_the_error_of_their_mean() -> None:
+    """Of 20,000 problems, 5,000 with one success and 15,000 without: √(p(1 − p) / n), as if each had been drawn."""
+    draws = bootstrap_means([[float(number % 4 == 0)] for number in range(20_000)], 2000)
+    assert draws.shape == (2000,) and abs(draws.mean() - 0.25) < 3e-4
+    assert draws.std() == pytest.approx((0.25 * 0.75 / 20_000) ** 0.5, rel=0.08)
+    mixed = bootstrap_means([[1.0, 1.0] if number % 2 else [0.0] for number in range(20_000)], 2000)
+    assert mixed.mean() == pytest.approx(2 / 3, abs=1e-3)  # by sample, whole problems
