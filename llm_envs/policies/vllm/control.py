@@ -296,9 +296,8 @@ class VLLMControl(_Asker):
         while self.ask(f"{facts.url}/weight_info")["weight_version"] != checkpoint.tag:
             if time.monotonic() > deadline_s:
                 raise RetryableError(
-                    f"{facts.url} lacks the weights of version {checkpoint.version}, and gets them with the next ones. "
-                    "Sooner only if it can read a folder of the process that sends them: exchange_dir "
-                    "(vllm_exchange_dir in a trainer), if it is on another machine."
+                    f"{facts.url} lacks the weights of version {checkpoint.version}, and the process that has them has "
+                    f"not sent them for {_WAIT_S:g} s."
                 )
             time.sleep(_WAIT_POLL_S)
         return checkpoint

@@ -21,6 +21,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -238,13 +239,10 @@ class VLLMServerPolicy:
 
     def look_after(self) -> None:
         """Bring restarted servers up to date now; other clients may lack the weights (`transport="nccl"`)."""
-
-        def look(endpoint: ServerState) -> None:
-            if self._control.facts(endpoint.url).process != endpoint.process:
-                endpoint.is_trusted = False
-            self._identify(endpoint)
-
-        self._side_by_side(look)
+        for endpoint in self._endpoints:
+            with suppress(LLMEnvsError):
+                endpoint.is_trusted &= self._control.facts(endpoint.url).process == endpoint.process
+                self._identify(endpoint)
 
     def _check_sendable(self, shapes: Shapes, where: str = "this update") -> None:
         check_same_tensors(shapes, self._served_shapes(), where)
@@ -474,8 +472,11 @@ class VLLMServerPolicy:
             endpoint.version, endpoint.salt = checkpoint.version, checkpoint.tag
 
     def _write_whole(self, checkpoint: ServedCheckpoint) -> ServedCheckpoint | None:
-        if self._needs_folder:
-            return None
+        if self._needs_folder and self._exchange.tensors(checkpoint) is not None:
+            raise RetryableError(
+                f"a server without the weights of version {checkpoint.version} gets the next ones. "
+                "With an exchange_dir (vllm_exchange_dir in a trainer) that it can read, it gets a file at once."
+            )
         with self._whole_lock:
             now = self._checkpoint
             if now is not None and now.tag == checkpoint.tag and now.is_whole:  # written for another server

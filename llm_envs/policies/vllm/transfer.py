@@ -152,7 +152,7 @@ class WeightTransfer:
                 with self._control.all_changing(servers, checkpoint.tag):
                     self._load(servers, tensors)
             except LLMEnvsError as error:
-                _LOG.warning("Weights of version %d go through a file: %s", checkpoint.version, error)
+                _LOG.warning("Weights of version %d are sent as a file. %s", checkpoint.version, error)
                 return
             for endpoint in there:
                 endpoint.version, endpoint.salt = checkpoint.version, checkpoint.tag
@@ -231,7 +231,7 @@ class WeightTransfer:
 
 
 class _Requests:
-    """What vLLM's trainer engines call, for several servers: each phase at all of them in parallel."""
+    """The client that vLLM's trainer engines call, for several servers: each phase at all of them in parallel."""
 
     def __init__(self, ask: Callable[..., Any], urls: Sequence[str]) -> None:
         self._ask, self.urls, self._n_workers = ask, urls, [0] * len(urls)
@@ -260,7 +260,7 @@ class _Requests:
         self._all("finish_weight_update")
 
     def reset(self) -> None:
-        """Bring workers out of an update that failed: otherwise the next load would go on with its layers."""
+        """Bring workers out of an update that failed: otherwise the next load would continue with its layers."""
         for path in ("start_weight_update", "finish_weight_update"):
             with suppress(LLMEnvsError):
                 self._all(path, timeout_s=_RESET_S)

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.vllm
 
 from tool_model import make_tool_model  # noqa: E402  (after the skip)
 
-from llm_envs.errors import InvalidConfigError, ModelError  # noqa: E402
+from llm_envs.errors import BridgeError, InvalidConfigError, ModelError  # noqa: E402
 from llm_envs.policies import VLLMServerPolicy, start_servers  # noqa: E402
 from llm_envs.policies.inference import load_model, token_logps  # noqa: E402
 from llm_envs.policies.inference.loading import load_tokenizer  # noqa: E402
@@ -202,6 +202,28 @@ def test_a_second_client_waits_for_weights_that_only_the_first_can_send(policy, 
     assert {turn.weight_version for turn in turns} == {4}
     assert largest_gap(model, turns) < 1e-4
     asyncio.run(other.aclose())
+
+
+def test_without_a_shared_folder_a_restarted_server_gets_the_next_weights(servers, folder, monkeypatch):
+    """The servers are treated as if they were on other machines."""
+    tokenizer, model = load_tokenizer(folder), load_model(folder, dtype=torch.float32)
+    with monkeypatch.context() as patched:
+        patched.setattr("llm_envs.policies.vllm.server.is_local", lambda url: False)
+        policy = VLLMServerPolicy(servers.urls[0], tokenizer, model=folder, transport="gloo", max_retries=1)
+    first = policy._endpoints[0].facts.tag
+    policy.update_weights(model.named_parameters(), 1)
+    assert {s.weight_version for s in sample(policy, 4)} == {1}
+    policy._control._set_tag(policy._endpoints[0].facts, first)  # as a restarted one has the tag of its first weights
+    policy._endpoints[0].is_trusted = False
+    with pytest.raises(BridgeError, match=r"version 1 gets the next ones\. With an exchange_dir"):
+        sample(policy, 1)
+    change(model, 2)
+    policy.update_weights(model.named_parameters(), 2)
+    sampled = sample(policy, 4)
+    assert {s.weight_version for s in sampled} == {2}
+    assert largest_gap(model, sampled) < 1e-4
+    assert policy._exchange._temporary is None  # nothing was written
+    asyncio.run(policy.aclose())
 
 
 @pytest.mark.filterwarnings("ignore:.*exceeds buffer_size_bytes")
