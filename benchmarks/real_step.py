@@ -1,12 +1,13 @@
 """GRPO with a pretrained model, part by part, beside TRL's own trainer on the same task, model and engine.
 
-    python benchmarks/real_step.py [--out FILE] [--model DIR] [--engines NAME...] [--steps N] [--until SHARE]
+    python benchmarks/real_step.py [--out FILE] [--models NAME...] [--engines NAME...] [--steps N] [--until SHARE]
 
 Both trainers have the same settings, problems and rewards. TRL's takes a data set of prompts and a reward function,
 which plays the environment's one step here. Its engine is `model.generate`, or vLLM in this process, started as ours
-is, because TRL starts it only on an accelerator. With `--until 0.9` a trainer stops when the mean reward of its last
-three steps is at least that, and after `--steps` steps otherwise. Each trainer runs in a separate process.
-`--model qwen-0.5b` is a shape of random weights: the layers of Qwen2.5-0.5B with the tokenizer of `make real-model`.
+is, because TRL starts it only on an accelerator. All replies have the same length, so that the steps do the same work.
+With `--until 0.9` they end where the model ends them, and a trainer stops when the mean reward of its last three steps
+is at least that, and after `--steps` steps otherwise. Each trainer runs in a separate process.
+The model `qwen-0.5b` is a shape of random weights: the layers of Qwen2.5-0.5B with the tokenizer of `make real-model`.
 
 The parts of a step: sampling, with the environment's steps of ours; rewards (TRL's environment); scoring, which is
 log-probabilities without gradients; sending weights to the engine; training, which is all the rest. The first step is
@@ -25,6 +26,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -51,11 +53,11 @@ PARTS = ("sampling", "rewards", "scoring", "weights", "training")
 REAL_MODEL = "build/smollm2-135m"
 SHAPE = "qwen-0.5b"
 METHOD = (
-    f"`{TASK}` (easy, answers in prose), {N_EPISODES} episodes a step in groups of {GROUP_SIZE}, replies of at most "
+    f"`{TASK}` (easy, answers in prose), {N_EPISODES} episodes a step in groups of {GROUP_SIZE}, replies of "
     f"{MAX_TOKENS} tokens, micro-batches of {MICRO_BATCH}, LoRA of rank 16, float32. Medians over the steps after the "
     "first, in seconds. Tokens/s are sampled tokens over the time of sampling. *Seeds*: each request has one, as all "
-    "of ours have, and vLLM draws row by row. *Until*: steps and wall time until the last three steps had the wanted "
-    "share of right replies, where it was asked for."
+    "of ours have. *Until*: steps and wall time until the last three steps had the wanted mean reward, with replies "
+    "that end where the model ends them."
 )
 COLUMNS = [
     Column("model", "model"),
@@ -66,6 +68,7 @@ COLUMNS = [
     *(Column(part, part, ".2f") for part in PARTS),
     Column("tokens_per_s", "tokens/s", ".0f"),
     Column("memory_gib", "memory, GiB", ".1f"),
+    Column("of_trl", "of TRL's step", ".2f"),
     Column("until", "until"),
 ]
 
@@ -136,6 +139,7 @@ def trl_trainer(model: Any, tokenizer: Any, settings: dict[str, Any], engine: st
             version=lambda: trainer.state.global_step,
             max_model_length=512,
             max_completion_length=MAX_TOKENS,
+            generation_kwargs=args.generation_kwargs,
         )
         trainer.use_vllm, trainer.vllm_mode, trainer._last_loaded_step = True, "colocate", -1
     return trainer
@@ -151,6 +155,15 @@ def our_trainer(model: Any, tokenizer: Any, settings: dict[str, Any], engine: st
     args = EnvGRPOConfig(**settings, **vllm, **own, env_kwargs=SETTINGS, save_trajectories=False)
     adapter = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
     return EnvGRPOTrainer(model, TASK, args, processing_class=tokenizer, peft_config=adapter)
+
+
+def fix_lengths(trainer: Any, engine: str) -> None:
+    """Let all replies of our trainer have `MAX_TOKENS` tokens."""
+    collector = trainer._player.collector
+    if engine == "vllm":
+        collector.sampling = replace(collector.sampling, extra={"min_tokens": MAX_TOKENS})
+    else:
+        collector.policy.codec.stop_token_ids = ()
 
 
 def load(name: str) -> tuple[Any, Any]:
@@ -246,17 +259,22 @@ def follow(trainer: Any, clock: Clock, notes: Steps, *, is_ours: bool, engine: s
     trainer.remove_callback(PrinterCallback)
 
 
-def run_child(side: str, engine: str, options: Any, pipe: Connection) -> None:
+def run_child(name: str, side: str, engine: str, options: Any, pipe: Connection) -> None:
     """Train, and send what each step's parts took."""
     torch.manual_seed(0)
     transformers.logging.set_verbosity_error()
     is_ours, own = SIDES[side]
     make = our_trainer if is_ours else trl_trainer
+    if not (is_ours or options.until):
+        least = {"min_tokens" if engine == "vllm" else "min_new_tokens": MAX_TOKENS}
+        own = own | {"generation_kwargs": own.get("generation_kwargs", {}) | least}
     clock = Clock()
     notes = Steps(f"{side}, {engine}", clock, options.until)
     with tempfile.TemporaryDirectory() as folder:
-        model, tokenizer = load(options.model)
+        model, tokenizer = load(name)
         trainer = make(model, tokenizer, step_settings(folder, options.steps), engine, own)
+        if is_ours and not options.until:
+            fix_lengths(trainer, engine)
         n_parameters = sum(p.numel() for name, p in trainer.model.named_parameters() if "lora" not in name)
         follow(trainer, clock, notes, is_ours=is_ours, engine=engine)
         started = time.perf_counter()
@@ -277,11 +295,11 @@ def run_child(side: str, engine: str, options: Any, pipe: Connection) -> None:
     )
 
 
-def measure(side: str, engine: str, options: Any) -> dict[str, Any]:
+def measure(name: str, side: str, engine: str, options: Any) -> dict[str, Any]:
     """Return a row of the table."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=run_child, args=(side, engine, options, theirs))
+    process = context.Process(target=run_child, args=(name, side, engine, options, theirs))
     process.start()
     theirs.close()
     try:
@@ -291,10 +309,10 @@ def measure(side: str, engine: str, options: Any) -> dict[str, Any]:
     finally:
         process.join()
     steps = found["steps"][1:] or found["steps"]
-    row = {name: statistics.median(s.get(name, 0.0) for s in steps) for name in ("step", *PARTS[:-1])}
+    row = {part: statistics.median(s.get(part, 0.0) for s in steps) for part in ("step", *PARTS[:-1])}
     row["training"] = statistics.median(s["step"] - sum(s.get(part, 0.0) for part in PARTS[:-1]) for s in steps)
     row["tokens_per_s"] = statistics.median(s["tokens"] / s["sampling"] for s in steps)
-    names = {"model": f"{Path(options.model).name}, {found['n_parameters'] / 1e6:.0f} M", "engine": engine}
+    names = {"model": f"{Path(name).name}, {found['n_parameters'] / 1e6:.0f} M", "engine": engine}
     row = {key: round(value, 3) for key, value in row.items()}
     return (
         names
@@ -306,7 +324,7 @@ def measure(side: str, engine: str, options: Any) -> dict[str, Any]:
 
 def main() -> int:
     parser = make_parser(__file__, __doc__)
-    parser.add_argument("--model", default=REAL_MODEL, help=f"a folder, or {SHAPE}")
+    parser.add_argument("--models", nargs="+", default=[REAL_MODEL], help=f"folders, or {SHAPE}")
     engines = ("transformers", "vllm") if importlib.util.find_spec("vllm") else ("transformers",)
     parser.add_argument("--engines", nargs="+", choices=("transformers", "vllm"), default=engines)
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=tuple(SIDES))
@@ -314,11 +332,19 @@ def main() -> int:
     parser.add_argument("--until", type=float, help="stop at this mean reward over three steps")
     options = parser.parse_args()
     rows = [
-        measure(side, engine, options)
+        measure(name, side, engine, options)
+        for name in options.models
         for engine in options.engines
         for side in options.sides
         if engine == "vllm" or "seeds" not in side
     ]
+    for row in rows:
+        theirs = [
+            each["step"]
+            for each in rows
+            if "TRL" in each["trainer"] and (each["model"], each["engine"]) == (row["model"], row["engine"])
+        ]
+        row["of_trl"] = row["step"] / theirs[-1] if theirs else None  # with seeds, where vLLM has them
     return finish(Report("real_step", "A step with a pretrained model", METHOD, COLUMNS, rows), options)
 
 

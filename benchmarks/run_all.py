@@ -38,6 +38,8 @@ PLAIN = (
     "turns",
 )
 WITH_VLLM = ("concurrency", "auto_concurrency", "rollout_vs_engine", "latency", "rollout_vs_trl", "real_step")
+BY_HAND = ("overlap", "ray_overhead", "million")
+"""Half an hour each, or in another environment. Run by hand into the same folder; their results are read from it."""
 
 
 def run(name: str, python: str, out: Path, *, check: bool) -> int:
@@ -53,7 +55,7 @@ def run(name: str, python: str, out: Path, *, check: bool) -> int:
 def collect_results(out: Path) -> dict[str, dict[str, Any]]:
     """Return the results of a folder by name, in the order of the benchmarks."""
     found = {}
-    for name in (*PLAIN, *WITH_VLLM):
+    for name in (*PLAIN, *WITH_VLLM, *BY_HAND):
         if (out / f"{name}.json").exists():
             try:
                 found[name] = read_results(out / f"{name}.json")
