@@ -1,0 +1,1 @@
+"""A discrete-event simulation of rollouts, engines, tools, training and weight updates (`benchmarks/simulate.py`)."""
