@@ -61,6 +61,9 @@ COLUMNS = [
 class SlowTool(gym.Wrapper[str, str, str, str]):
     """Waits before each step, as a tool would."""
 
+    blocking = True
+    """So its steps run in threads, and the others' episodes go on meanwhile."""
+
     def __init__(self, env: gym.Env[str, str], mean_s: float) -> None:
         super().__init__(env)
         self._mean_s, self._random = mean_s, np.random.default_rng()

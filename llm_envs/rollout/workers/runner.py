@@ -20,6 +20,9 @@ import os
 import queue
 import sys
 import threading
+import time
+import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
@@ -49,6 +52,8 @@ Step = tuple[str, float, bool, bool, Mapping[str, Any]]
 
 _IDLE_S = 60.0
 """How long an idle thread is kept."""
+_WAIT_S, _WAITS = 0.05, 3
+"""So many steps that wait so long without a thread, and at least a third of all steps, are worth a warning."""
 
 
 class Runner(Protocol):
@@ -190,7 +195,11 @@ class EnvRunner:
 
     async def step(self, action: str) -> Step:
         """Step the environment and check the form of what it returns."""
-        return check_step(await self.call("env.step", self._opened.step, action))
+        wall_s, cpu_s = time.perf_counter(), time.thread_time()
+        step = check_step(await self.call("env.step", self._opened.step, action))
+        if self._thread is None:
+            _note_wait(self._opened, time.perf_counter() - wall_s - (time.thread_time() - cpu_s))
+        return step
 
     def close(self) -> None:
         """Close the environment, or queue that in its thread. Never raises, never waits."""
@@ -218,6 +227,27 @@ class EnvRunner:
             raise
         except BaseException:
             pass  # the episode is over and its trajectory is recorded: an error in `close` changes nothing
+
+
+_steps: Counter[tuple[type, type]] = Counter()
+_waits: Counter[tuple[type, type]] = Counter()
+
+
+def _note_wait(env: Env, wait_s: float) -> None:
+    """Warn once about environments whose steps wait here, where every other episode waits with them."""
+    kind = type(env), type(env.unwrapped)
+    _steps[kind] += 1
+    if wait_s < _WAIT_S:
+        return
+    _waits[kind] += 1
+    if _waits[kind] >= _WAITS and 3 * _waits[kind] >= _steps[kind]:
+        _waits[kind] = -sys.maxsize  # once
+        warnings.warn(
+            f"steps of {env} wait ({wait_s:.2f} s without computing), and all other episodes wait with them. Set "
+            "`blocking = True` on the environment or wrapper that waits, or a time limit (max_step_s): then each "
+            "episode has a thread.",
+            stacklevel=2,
+        )
 
 
 def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -7,6 +7,8 @@ import os
 import sys
 import threading
 import time
+import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -54,6 +56,8 @@ class Slow(Where):
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     Where.notes.clear()
     monkeypatch.setattr(runners, "_found_blocking", set())
+    monkeypatch.setattr(runners, "_steps", Counter())
+    monkeypatch.setattr(runners, "_waits", Counter())
     runners._threads.forget()
     before = threads()
     yield
@@ -223,3 +227,41 @@ class TestForm:
         ]:
             with pytest.raises(EnvContractError, match=match):
                 check_step(result)
+
+
+class Sleeps(NumbersEnv):
+    """Waits in each step."""
+
+    def step(self, action: str) -> Any:
+        time.sleep(0.06)
+        return super().step(action)
+
+
+def play_steps(env: gym.Env[str, str], n: int, limit_s: float | None = None) -> list[str]:
+    """Step an environment in a runner; return the warnings."""
+
+    async def play() -> None:
+        runner = EnvRunner(env, limit_s)
+        await runner.open()
+        for seed in range(n):
+            await runner.reset(seed, None)
+            await runner.step("1")
+        runner.close()
+
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        asyncio.run(play())
+    return [str(warning.message) for warning in found]
+
+
+def test_an_environment_that_waits_without_a_thread_is_named_once() -> None:
+    assert play_steps(Sleeps(), 2) == []
+    (message,) = play_steps(Sleeps(), 3)
+    assert "Sleeps" in message and "blocking = True" in message
+    assert play_steps(Sleeps(), 3) == []
+
+
+def test_an_environment_in_a_thread_or_one_that_seldom_waits_is_not_named() -> None:
+    assert play_steps(Sleeps(blocking=True), 4) == []
+    assert play_steps(Sleeps(), 4, limit_s=5.0) == []
+    assert play_steps(NumbersEnv(), 20) == []
