@@ -60,8 +60,8 @@ def to_dataset(trajectories: Iterable[Trajectory]) -> datasets.Dataset:
     A lone surrogate, which JSON can hold and Arrow's UTF-8 cannot, becomes "?" in a message's `content`. The exact
     content is in `message_extras`, from which `from_dataset` restores it.
 
-    Nothing is uploaded here; `llm_envs.report.push_to_hub("runs/x", "you/name")` does that. The shards of a run are this
-    table already: `datasets.load_dataset("parquet", data_files="runs/x/*.parquet")`.
+    Nothing is uploaded here; `llm_envs.report.push_to_hub("runs/x", "you/name")` does that. The shards of a run are
+    this table already: `datasets.load_dataset("parquet", data_files="runs/x/*.parquet")`.
 
     Raises:
         MissingExtraError: If `datasets` is not installed.

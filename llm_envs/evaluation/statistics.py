@@ -251,8 +251,8 @@ def bootstrap_means(problems: Problems, n_resamples: int = 2000, seed: int = 0) 
     if n > _MANY:
         kinds, numbers = np.unique(np.stack([sums, counts]), axis=1, return_counts=True)
         if len(numbers) * 10 < n:  # equal problems are drawn together: the same distribution, with fewer draws
-            times = np.random.default_rng([seed, n]).multinomial(n, numbers / n, n_resamples)
-            return np.asarray((times @ kinds[0]) / (times @ kinds[1]), np.float64)
+            drawn = np.random.default_rng([seed, n]).multinomial(n, numbers / n, n_resamples)
+            return np.asarray((drawn @ kinds[0]) / (drawn @ kinds[1]), np.float64)
     step = max(1, 4_000_000 // n)  # pieces of 32 MB for any number of problems
     parts = []
     for piece, start in enumerate(range(0, n_resamples, step)):
