@@ -4,10 +4,9 @@
 
 All three play the workload of `pages.py`: three calls of a tool, then an answer. "waiting": a scripted policy, tools of
 50 ms. "engine": a tiny model on vLLM with forced replies, tools of 50 ms. "cache": the same without waits, and an
-engine whose cache has room for about 40 episodes, so that it preempts turns beyond. Each number plays the same
-episodes; "auto" plays more, because it has to search: its throughput is that of the second half, and the whole run is
-given besides. The numbers take turns in each round, and the figure is the median over the rounds of auto's throughput
-relative to the best number of that round.
+engine with a small cache. Throughputs are those of the second half of a run, after auto's search and with all episodes
+under way; the whole run is given besides. The numbers take turns in each round, and the figure is the median over the
+rounds of auto's throughput relative to the best number of that round.
 """
 
 from __future__ import annotations
@@ -37,16 +36,16 @@ from llm_envs.testing import ByteCodec
 WIDTHS: tuple[Any, ...] = (8, 16, 32, 64, 128, 256, "auto")
 TURNS = 3
 LATENCY_S = {"waiting": 0.05, "engine": 0.05, "cache": 0.0}
-N_EPISODES = {"waiting": 1024, "engine": 256, "cache": 256}
-AUTO_TIMES = 5
-"""How many times as many episodes auto plays."""
+N_EPISODES = {"waiting": 512, "engine": 256, "cache": 256}
+WIDE = 64
+MORE = 5
+"""How many times as many episodes a run has from `WIDE` episodes at once on, and with auto."""
 CACHE_BLOCKS = 640
 METHOD = (
     "Episodes of three tool calls and an answer. *Waiting*: a scripted policy, tools of 50 ms on average. *Engine*: a "
-    "tiny model on vLLM with forced replies, the same tools. *Cache*: no waits, and a cache with room for about 40 "
-    "episodes, beyond which the engine preempts turns. `auto` begins at 16; its throughput is that of the second half "
-    f"of a run {AUTO_TIMES} times as long, and *whole* includes the search. Medians over the rounds; the last column "
-    "is relative to the best fixed number of each round."
+    "tiny model on vLLM with forced replies, the same tools. *Cache*: no waits, and an engine with a small cache. "
+    "`auto` begins at 16. Throughputs are those of the second half of a run; *whole* includes the search. Medians over "
+    "the rounds; the last column is relative to the best fixed number of each round."
 )
 COLUMNS = [
     Column("workload", "workload"),
@@ -61,7 +60,7 @@ COLUMNS = [
 
 def measure(workload: str, policy: Any, codec: Any, width: Any) -> dict[str, Any]:
     """Play a workload's episodes, so many at once."""
-    n_episodes = N_EPISODES[workload] * (AUTO_TIMES if width == "auto" else 1)
+    n_episodes = N_EPISODES[workload] * (MORE if width == "auto" or width >= WIDE else 1)
     book = Book(draw_latencies(n_episodes, TURNS, LATENCY_S[workload]))
     times: list[float] = []
 
@@ -76,13 +75,12 @@ def measure(workload: str, policy: Any, codec: Any, width: Any) -> dict[str, Any
     ) as collector:
         collector.play_each([[spec] for spec in collector.source.take(n_episodes)])
         ended = collector.max_concurrency
-    half = n_episodes // 2 if width == "auto" else 0
-    since = times[half - 1] if half else started
+    half = n_episodes // 2
     return {
         "workload": workload,
         "width": width,
         "ended": ended,
-        "episodes_per_s": (n_episodes - half) / (times[-1] - since),
+        "episodes_per_s": (n_episodes - half) / (times[-1] - times[half - 1]),
         "whole_per_s": n_episodes / (times[-1] - started),
         "preempted": getattr(policy, "_n_preemptions", 0) - before,
     }

@@ -36,7 +36,7 @@ COLUMNS = [
     Column("per_s", "episodes/s", ".0f"),
 ]
 STEP_S, WAIT_S = 0.02, 0.05
-N_WAITING, N_COMPUTING = 1920, 384
+N_WAITING, N_COMPUTING = 9600, 384
 
 
 class BusyEnv(NumbersEnv):
