@@ -3,9 +3,8 @@
     python benchmarks/ray_overhead.py [--check] [--out FILE] [--rounds N]
 
 Needs Ray (`make test-ray` makes an environment with it). "tools": a scripted policy calls a tool of 50 ms three times,
-64 episodes at once, in one actor and without Ray. "processor": environments that compute for 20 ms a step, which the
-plain collector steps one after another, in one actor and in two. The sides take turns; ratios are of one round, and the
-figure is their median.
+64 episodes at once, in one actor and without Ray. "processor": environments that compute for 20 ms in each of three
+steps, in one actor and in two. The sides take turns; ratios are of one round, and the figure is their median.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from measuring import Column, Figure, Report, finish, make_parser
 
 from llm_envs.policies import ConstantPolicy
 from llm_envs.policies.scripted import with_latency
-from llm_envs.rollout import Collector, RolloutLimits
+from llm_envs.rollout import Collector
 from llm_envs.testing import NumbersEnv
 
 METHOD = (
     "*Tools*: a scripted policy whose turns take 50 ms, three turns an episode, 64 episodes at once; one actor against "
-    "the plain collector. *Processor*: steps that compute for 20 ms; two actors against one. Whole calls of `collect`, "
+    "the plain collector. *Processor*: three steps that compute for 20 ms; two actors against one. Whole calls of `collect`, "
     "actors running; medians over the rounds. Held: at most 1.05 times the plain collector's time, and at least 1.8 "
     "times one actor's throughput on two processors."
 )
@@ -36,7 +35,7 @@ COLUMNS = [
     Column("per_s", "episodes/s", ".0f"),
 ]
 STEP_S, WAIT_S = 0.02, 0.05
-N_WAITING, N_COMPUTING = 9600, 384
+N_WAITING, N_COMPUTING = 3200, 128
 
 
 class BusyEnv(NumbersEnv):
@@ -78,7 +77,7 @@ def main() -> int:
 
     ray.init(address="local", include_dashboard=False, log_to_driver=False)
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    three: dict[str, Any] = {"limits": RolloutLimits(max_turns=3), "progress": False}
+    three: dict[str, Any] = {"env_kwargs": {"n_turns": 3}, "progress": False}
     free = {"num_cpus": 0.5}
     sides: dict[tuple[str, str], tuple[Collector, int]] = {
         ("tools", "plain"): (Collector(NumbersEnv, waiting()[0], max_concurrency=64, **three), N_WAITING),
