@@ -24,8 +24,8 @@ from llm_envs.testing import NumbersEnv
 METHOD = (
     "*Tools*: a scripted policy whose turns take 50 ms, three turns an episode, 64 episodes at once; one actor against "
     "the plain collector. *Processor*: three steps that compute for 20 ms; two actors against one. Whole calls of "
-    "`collect`, actors running; medians over the rounds. Held: at most 1.05 times the plain collector's time, and at least 1.8 "
-    "times one actor's throughput on two processors."
+    "`collect`, actors running; medians over the rounds. Held: at most 1.05 times the plain collector's time, and at "
+    "least 1.8 times one actor's throughput on two processors."
 )
 COLUMNS = [
     Column("work", "work"),
