@@ -95,10 +95,12 @@ class Engine:
             self._used -= row[2].n_context + self._steps - row[2].begun
         heapq.heapify(self._rows)
         self._queue = deque(turn for turn in self._queue if turn.session != session)
+        self._tell()
 
     def pause(self) -> None:
         """Begin no further step."""
         self._is_paused = True
+        self._tell()
 
     def resume(self, *, is_new: bool = True) -> None:
         """Continue; with new weights, kept prefixes are useless."""
@@ -118,6 +120,7 @@ class Engine:
         self._n_kept = 0
         for turn in lost:
             turn.done.succeed(False)
+        self._tell()
 
     def come_back(self) -> None:
         """Take turns again."""
@@ -142,19 +145,15 @@ class Engine:
             if self._rows and not is_first:
                 n_steps = max(1.0, float(math.floor(min(self._rows[0][0] - self._steps, room) + 1e-9)))
             began, self.stolen_s = env.now, 0.0
-            if n_steps == 1.0:
-                yield env.timeout(step_s + extra_s)
-            else:
+            if n_steps > 1:
                 self._news = env.event()
                 yield self._news | env.timeout(n_steps * step_s)
-                spent = max(0.0, env.now - began - self.stolen_s)
-                n_steps = min(n_steps, math.floor(spent / step_s + 1e-9) + (self._news.triggered and spent > 0))
-                yield env.timeout(max(0.0, n_steps * step_s - spent))
-            while self.stolen_s > 0:
-                stolen, self.stolen_s = self.stolen_s, 0.0
-                yield env.timeout(stolen)
+                if self._news.triggered:  # the step under way is the last
+                    n_steps = min(n_steps, float(math.ceil((env.now - began - self.stolen_s) / step_s - 1e-9)))
+            while (left := began + max(n_steps, 0.0) * step_s + extra_s + self.stolen_s - env.now) > 1e-9:
+                yield env.timeout(left)
             self.busy_s += env.now - began
-            self._advance(n_steps)
+            self._advance(max(n_steps, 0.0))
 
     def _admit(self) -> tuple[float, bool]:
         """Begin waiting turns; return the seconds that they add to the next step, and whether there are any."""

@@ -18,7 +18,7 @@ from .work import Episodes, Workload, draw
 N_PARAMETERS = 8.03e9
 WEIGHTS_GB = 2 * N_PARAMETERS / 1e9
 MEMORY_GB_PER_S = 0.77 * 3350
-"""H100 SXM: 3.35 TB/s (datasheet), of which decoding one row reaches 77% (johnmusgrave.com, vLLM 0.23, 8 B, an A100)."""
+"""H100 SXM: 3.35 TB/s (datasheet). Decoding one row reaches 77% (johnmusgrave.com: vLLM 0.23, 8 B, an A100)."""
 KV_GB = 131_072 / 1e9
 """Cache of a token: 32 layers, 8 heads of 128, keys and values, bfloat16."""
 FLOPS = 0.5 * 989e12
@@ -46,7 +46,7 @@ DELTA_SHARE = 0.03
 GPUS_PER_NODE = 8
 EPISODES_PER_GPU = 32
 GROUP_SIZE = 8
-MOST_ENGINES = 16
+MOST_ENGINES = 8
 BASE = Workload(n_turns=4, n_tokens=256, spread=0.8, tool_s=1.0)
 
 
@@ -138,7 +138,7 @@ def simulate(
     write_s, load_s = weight_times(setting, measured)
     n_tokens = n_whole * episodes.n_context
     rates = TrainingRates(n_tokens / setting.n_training / TRAINED_PER_S, write_s, load_s)
-    system = System(ENGINE, player, n_engines, players, width=4 * n_part, failures=failures)
+    system = System(ENGINE, player, n_engines, players, width=4 * n_part, group_size=GROUP_SIZE, failures=failures)
     if setting.n_gpus == 1:  # the engine shares the GPU's memory
         system = replace(system, engine=replace(ENGINE, max_tokens=(0.3 * 80 - WEIGHTS_GB) / KV_GB))
     schedule = Schedule(n_steps, GROUP_SIZE, setting.bound, setting.over_sampling)

@@ -67,6 +67,8 @@ class System:
     """Episodes at once of each player."""
     is_in_process: bool = False
     """The engine is in the player's process: one works while the other waits."""
+    group_size: int = 1
+    """Episodes in a row that one player plays."""
     tools_block: bool = False
     """Tools run in the player's event loop, one after another, because their environment does not say `blocking`."""
     failures: tuple[Failure, ...] = ()
@@ -133,7 +135,7 @@ class Play:
 
     def _survive(self, number: int, begun: Callable[[], None]) -> Events:
         """Play an episode, again if its player is lost."""
-        index = number % len(self.players)
+        index = number // self.system.group_size % len(self.players)
         with self._slots[index].request() as slot:
             yield slot
             begun()
