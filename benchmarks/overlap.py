@@ -124,7 +124,7 @@ def train(model: Path, servers: Any, bound: int, tool_s: float, seed: int, optio
             num_generations=GROUP_SIZE,
             max_turn_tokens=48,
             max_completion_length=96,
-            learning_rate=1e-3,
+            learning_rate=3e-4,
             env_kwargs={"difficulty": "easy"},
             use_vllm=True,
             vllm_mode="server",
