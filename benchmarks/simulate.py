@@ -149,7 +149,7 @@ def trouble_rows(measured: plan.Measured) -> Iterator[dict[str, Any]]:
     """Yield rows with stragglers and failures."""
     setting = plan.Setting(64, 1, "nccl")
     equal, slow = replace(plan.BASE, spread=0.0), replace(plan.BASE, slow_share=0.05, tool_s=5.0)
-    engine, player = Failure(70.0, 0, 120.0), Failure(70.0, 0, 60.0, "player")
+    engine, player = Failure(100.0, 0, 120.0), Failure(100.0, 0, 60.0, "player")
     cases: dict[str, tuple[plan.Workload, tuple[Failure, ...]]] = {
         "turns of equal length": (equal, ()),
         "log-normal turns (spread 0.8)": (plan.BASE, ()),

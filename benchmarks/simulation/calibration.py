@@ -154,9 +154,10 @@ def scripted_rows() -> list[Row]:
 
 def _overlapped(v: Values, r: dict[str, Any], first: dict[str, Any], *, tools_block: bool) -> float:
     """Return the seconds of a step of `overlap.py`: a server beside a trainer, each with a core."""
-    n_steps, n = 12, 64
+    n_steps, n = 40, 64
     rng = np.random.default_rng(0)
-    tools = rng.exponential(r["tool_ms"] / 1e3, (n_steps * n, 2))  # it waits before each of its two steps
+    # It waits before each of its two steps, the members of a group equally long: the seed is theirs together.
+    tools = rng.exponential(r["tool_ms"] / 1e3, (n_steps * n // 8, 2)).repeat(8, axis=0)
     episodes = Episodes(np.full((n_steps * n, 2), 20), tools, 300, 40)
     engine = EngineRates(v["factor"] * 3e-3, v["factor"] * 7e-5, max_rows=256)
     player = PlayerRates(turn_s=PLAYED_TURN_S, thread_s=PLAYED_THREAD_S)
