@@ -33,12 +33,12 @@ from llm_envs.rollout import Collector
 from llm_envs.rollout.concurrency import HIGHEST
 from llm_envs.testing import ByteCodec
 
-WIDTHS: tuple[Any, ...] = (8, 16, 32, 64, 128, 256, "auto")
+WIDTHS: tuple[Any, ...] = (16, 64, 128, 256, 512, "auto")
 TURNS = 3
 LATENCY_S = {"waiting": 0.05, "engine": 0.05, "cache": 0.0}
 N_EPISODES = {"waiting": 512, "engine": 256, "cache": 256}
-WIDE = 64
-MORE = 5
+WIDE = 128
+MORE = 10
 """How many times as many episodes a run has from `WIDE` episodes at once on, and with auto."""
 CACHE_BLOCKS = 640
 METHOD = (
