@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,10 @@ from llm_envs.policies.vllm.weights import repacking
 __all__ = ["WorkerExtension"]
 
 if "vllm" in sys.modules:  # in a server, which makes its weight transfer after it has loaded this extension
-    from llm_envs.policies.vllm.gloo import register_gloo
+    with suppress(ImportError):  # a vLLM without these classes: it refuses the backend, and all else works
+        from llm_envs.policies.vllm.gloo import register_gloo
 
-    register_gloo()
+        register_gloo()
 
 
 class WorkerExtension:
