@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llm_envs.cli.parser import Flag
-from llm_envs.data.storage import as_path
+from llm_envs.data.storage import as_path, local_path
 from llm_envs.errors import InvalidConfigError, StoreError
 from llm_envs.tracking.loggers import visible_text
 
@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Export, and return the exit code. No more of the run is in memory than is being written."""
     if arguments.to == "hub":
         return _push(arguments)
-    target = Path(arguments.out)
+    target = local_path(arguments.out, "an export")
     if target.exists():
         raise InvalidConfigError(f"{target} exists already: choose another name.")
     episodes = _Counted(_kept(arguments))

@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the page, print the notes about missing parts, and open the page if requested."""
-    from llm_envs.data.storage import as_path, exists
+    from llm_envs.data.storage import as_path, exists, local_path
     from llm_envs.report.site import MAX_EPISODES, MAX_TOKENS, write_report
 
     for path in arguments.runs:
@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
             raise InvalidConfigError(f"{path} does not exist: give the folder of a run.")
     first = Path(arguments.runs[0])
     folder = first if len(arguments.runs) == 1 and first.is_dir() else Path()  # never on object storage
-    target = Path(arguments.out) if arguments.out else folder / FILE_NAME
+    target = local_path(arguments.out, "a report") if arguments.out else folder / FILE_NAME
     notes = write_report(
         arguments.runs,
         target,
