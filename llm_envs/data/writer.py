@@ -274,7 +274,7 @@ def check_folder(path: str | Path, settings: Mapping[str, Any], *, resume: bool 
     except OSError as error:  # a name that is too long, or a folder without permission
         raise StoreError(f"{folder} cannot be read ({error.strerror}): choose another folder.") from error
     if not is_run:
-        own = {LOCK_NAME, MANIFEST_NAME + ".tmp"}  # a kill may have left these
+        own = {LOCK_NAME, LOCK_NAME + ".tmp", MANIFEST_NAME + ".tmp"}  # a kill may have left these
         if any(name not in own for name in names_in(folder)):
             raise StoreError(f"{folder} is not empty and holds no run: choose a new folder.")
         return
