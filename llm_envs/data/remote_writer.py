@@ -414,7 +414,9 @@ class _RemoteLock:
     def _read(self) -> dict[str, Any] | None:
         try:
             with reaching(self._path):
-                data: Any = json.loads(self._path.read_bytes())
+                remote: Any = self._path
+                remote.fs.invalidate_cache()  # S3 refuses to read the version of an earlier listing
+                data: Any = json.loads(remote.read_bytes())
         except FileNotFoundError:
             return None
         return data if isinstance(data, dict) else {}

@@ -353,6 +353,52 @@ class FlakyFileSystem(MemoryFileSystem):  # type: ignore[misc]
         return super()._open(path, *arguments, **kwargs)
 
 
+class ListingFileSystem(MemoryFileSystem):  # type: ignore[misc]
+    """A storage that, like s3fs, keeps listings, and reads only the version of an object that is in them."""
+
+    protocol = ("listing",)
+    listed: dict[str, bytes] = {}
+
+    def ls(self, path: str, detail: bool = True, **kwargs: object) -> object:
+        found = super().ls(path, detail=True)
+        self.listed.update({entry["name"]: self.store[entry["name"]].getvalue() for entry in found if entry["size"]})
+        return found if detail else [entry["name"] for entry in found]
+
+    def invalidate_cache(self, path: str | None = None) -> None:
+        self.listed.clear()
+
+    def pipe_file(self, path: str, value: bytes, **kwargs: object) -> object:
+        self.invalidate_cache()
+        return super().pipe_file(path, value, **kwargs)
+
+    def _open(self, path: str, mode: str = "rb", **kwargs: object) -> object:
+        name = self._strip_protocol(path)
+        if mode == "rb" and name in self.listed and self.listed[name] != self.store[name].getvalue():
+            raise OSError("PreconditionFailed")
+        return super()._open(path, mode, **kwargs)
+
+
+def test_a_lock_that_another_writer_took_is_read_in_spite_of_an_earlier_listing() -> None:
+    fsspec.register_implementation("listing", ListingFileSystem, clobber=True)
+    address = f"listing://{uuid.uuid4()}/run"
+    writer = RemoteWriter(address, upload_every_s=1000)
+    finished(writer.path)  # lists the folder, as `collect_run` does
+    lock = next(name for name in ListingFileSystem.listed if name.endswith("writer.lock"))
+    ListingFileSystem.store[lock].seek(0)
+    ListingFileSystem.store[lock].truncate()
+    ListingFileSystem.store[lock].write(b'{"owner": "someone else"}')  # by another process, whose put is not seen here
+    with pytest.raises(StoreError, match="taken over by someone else"):
+        writer.compact()
+    with pytest.raises(StoreError, match="taken over by someone else"):
+        writer.close()
+
+
+def test_a_kill_before_the_first_lock_was_in_place_does_not_block_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/writer.lock.tmp").write_text("{}")
+    RemoteWriter(f"file://{tmp_path}/run").close()
+
+
 @pytest.fixture
 def flaky(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     fsspec.register_implementation("flaky", FlakyFileSystem, clobber=True)
@@ -452,6 +498,12 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], mo
     assert main(["report", address]) == 0 and Path("report.html").is_file()
     assert main(["export", address, "out.jsonl", "--to", "messages"]) == 0
     assert len(Path("out.jsonl").read_text().splitlines()) == 9
+    for output in (
+        ["export", address, "s3://bucket/out.jsonl", "--to", "messages"],
+        ["report", address, "--out", "s3://b/c"],
+    ):
+        assert main(output) == 1 and "can only be written to a local folder" in capsys.readouterr().err
+    assert not Path("s3:").exists()
     assert main(["eval", "--replay", address]) == 0 and "100.0%" in capsys.readouterr().out
     assert main(["eval", "llm/GuessNumber-v0", "--policy", "oracle", "-n", "2", "--out", address + "2"]) == 1
     assert "can only be written to a local folder" in capsys.readouterr().err
