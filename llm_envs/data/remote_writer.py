@@ -130,7 +130,7 @@ class RemoteWriter:
             self._lock.release()
             self._spool.close()
             raise
-        self._closed = False
+        self._closed = self._is_left = False
         self._thread = threading.Thread(target=self._run, name="llm-envs-upload", daemon=True)
         self._thread.start()
 
@@ -172,7 +172,13 @@ class RemoteWriter:
                 return
             self._closed = True
         self._wake.set()
-        self._thread.join()
+        try:
+            self._thread.join()
+        except BaseException:  # an interrupt; the upload under way goes on, and `_run` releases the spool behind it
+            self._is_left = True
+            if not self._thread.is_alive():
+                self._spool.close()
+            raise
         try:
             self._upload_all()
             if read_manifest(self.path) != self._manifest:  # an earlier owner, suspended for long, has replaced it
@@ -219,6 +225,11 @@ class RemoteWriter:
 
     def _run(self) -> None:
         """Upload from time to time until the writer is closed."""
+        self._upload_until_closed()
+        if self._is_left:
+            self._spool.close()
+
+    def _upload_until_closed(self) -> None:
         has_warned = False
         while not self._closed and self._error is None:
             self._wake.wait(self.upload_every_s)

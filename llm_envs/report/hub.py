@@ -103,10 +103,12 @@ def write_hub_folder(
         keep: Which to write.
 
     Raises:
-        InvalidConfigError: If nothing is left.
+        InvalidConfigError: If nothing is left, or the folder has a data set already.
         StoreError: If the run cannot be read.
     """
     data = Path(folder) / "data"
+    if data.exists():
+        raise InvalidConfigError(f"{data} exists already: give an empty folder for the data set.")
     data.mkdir(parents=True)
     counts = _Counts(share=_COUNTED / max(n_records(run), 1))
     episodes = counts.watch(filter(keep, iter_trajectories(run)))

@@ -421,6 +421,26 @@ def test_uploads_that_fail_are_repeated(flaky: str, trajectories: list[Trajector
 
 
 @pytest.mark.filterwarnings("ignore:UPath 'flaky'")
+def test_an_interrupted_close_lets_this_process_resume(address: str, trajectories: list[Trajectory]) -> None:
+    writer = RemoteWriter(address)
+    writer.write(trajectories[0])
+    thread = writer._thread
+
+    class Interrupted:
+        is_alive = thread.is_alive
+
+        def join(self) -> None:
+            raise KeyboardInterrupt
+
+    writer._thread = Interrupted()  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        writer.close()
+    thread.join(10)
+    with RemoteWriter(address, resume=True) as resumed:
+        resumed.write(trajectories[1])
+    assert set(by_key(address)) == {(t.group_id, t.member) for t in trajectories[:2]}
+
+
 def test_what_cannot_be_uploaded_at_the_end_stays_here(flaky: str, spool: Path, trajectories: list[Trajectory]) -> None:
     writer = RemoteWriter(flaky, upload_every_s=1000)
     writer.write(trajectories[0])

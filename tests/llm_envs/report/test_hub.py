@@ -44,6 +44,8 @@ def export(run: Path, *arguments: str, **variables: str) -> subprocess.Completed
 def test_the_files_give_the_trajectories_back(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llm_envs.report.hub._FILE_EPISODES", 5)
     assert write_hub_folder(run, tmp_path / "x", repo_id="you/name") == 16
+    with pytest.raises(InvalidConfigError, match="exists already"):
+        write_hub_folder(run, tmp_path / "x", repo_id="you/name")
     assert sorted(path.name for path in (tmp_path / "x" / "data").iterdir()) == [
         f"train-{number:05d}-of-00004.parquet" for number in range(4)
     ]
