@@ -26,7 +26,7 @@ from llm_envs.agents.requests import ChatRequest, ReturnedReply
 from llm_envs.chat.context import Codec
 from llm_envs.rollout.chat_logs import LogEntry, entries_as_messages
 from llm_envs.rollout.rows import RowBuilder
-from llm_envs.rollout.token_transcript import History
+from llm_envs.rollout.token_transcript import History, TokenTranscript
 from llm_envs.types import IdArray, Message, Row
 
 __all__ = ["EpisodeRecord", "RecordedTurn", "canonical_arguments"]
@@ -97,6 +97,7 @@ class EpisodeRecord:
     """
 
     def __init__(self, codec: Codec, history: History = "append") -> None:
+        TokenTranscript(codec, history)  # checks `history`
         self.codec, self.history = codec, history
         self.n_requests = 0
         self._roots: list[RecordedTurn] = []

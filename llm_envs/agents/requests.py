@@ -6,7 +6,7 @@
 | `temperature`, `top_p`, `top_k`, `min_p`, `repetition_penalty` | supported, unless the run decides (see `session`) |
 | `model` | any name; the answer repeats it |
 | `user`, `metadata`, `store` and others that do not change what is sampled | ignored |
-| `tool_choice` other than "auto", `response_format`, penalties, `logit_bias`, `top_logprobs`, audio, images | error 400 |
+| `tool_choice` but "auto", `response_format`, penalties, `logit_bias`, `top_logprobs`, audio, images | error 400 |
 """
 
 from __future__ import annotations

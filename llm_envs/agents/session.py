@@ -100,6 +100,8 @@ class PolicySession:
     """The limit that refused a request, and how much it is."""
     is_over: asyncio.Event = field(init=False, default_factory=asyncio.Event)
     """Set when no further request will be answered, before the agent has ended."""
+    hung_s: float | None = field(init=False, default=None)
+    """Seconds without a request after which the agent was given up."""
     is_closed: bool = field(init=False, default=False)
     overridden: set[str] = field(init=False, default_factory=set)
     """Sampling parameters that requests named and the run decided."""
@@ -144,6 +146,8 @@ class PolicySession:
         try:
             self._begin(request, turns)
             replies = await _all_of([self._answer(request, turn, index) for index, turn in enumerate(turns)])
+            if self.is_closed:
+                raise RequestError(403, "the session is over.", "session_over")
         except BaseException:
             for turn in turns:
                 self.record.drop(turn)

@@ -150,7 +150,8 @@ def as_messages(messages: str | Sequence[Message | Mapping[str, Any]]) -> tuple[
     """
     if isinstance(messages, str):
         return (Message("user", messages),)
-    return _as_messages(_in_order(_joined([read_entry(index, message) for index, message in enumerate(messages)])), None)
+    log = [read_entry(index, message) for index, message in enumerate(messages)]
+    return _as_messages(_in_order(_joined(log)), None)
 
 
 def entries_as_messages(log: Sequence[LogEntry], written: Mapping[int, str]) -> tuple[Message, ...]:
