@@ -16,7 +16,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -171,9 +171,30 @@ class EpisodeRecord:
             line_of[turn] = line
         return lines
 
-    def rows(self) -> tuple[Row, ...]:
-        """Return the rows, in the order of `lines`."""
-        return tuple(self._row(line) for line in self.lines())
+    def rows(
+        self, final: Sequence[Message] = (), most: Callable[[int, int], int | None] | None = None
+    ) -> tuple[Row, ...]:
+        """Return the rows, in the order of `lines`.
+
+        Args:
+            final: The observation after the last turn, which gets no reply; it is context at the end of its row.
+            most: (length of the row's prompt, tokens of the other rows) -> the most tokens of that row.
+        """
+        lines = self.lines()
+        rows = [self._row(line) for line in lines]
+        if final and lines:
+            last = self.turns[-1]
+            place = next(index for index, line in enumerate(lines) if last in line)
+            if lines[place][-1] is last:
+                delta = self.codec.encode_delta(
+                    final, reply_ids=last.reply_ids, generation_prompt=False, start=last.start
+                )
+                others = sum(len(row) for index, row in enumerate(rows) if index != place)
+                limit = None if most is None else most(len(lines[place][0].prompt_ids), others)
+                rows[place].append_context(delta)
+                if limit is not None and len(rows[place]) > limit:
+                    rows[place].truncate(limit)
+        return tuple(row.build() for row in rows)
 
     def row_lengths(self, turn: RecordedTurn) -> tuple[int, int]:
         """Return the length of the prompt of a turn's row, and the tokens of all other rows."""
@@ -196,7 +217,7 @@ class EpisodeRecord:
             seen.add((reply.role, reply.content))
             yield reply, turn
 
-    def _row(self, line: Sequence[RecordedTurn]) -> Row:
+    def _row(self, line: Sequence[RecordedTurn]) -> RowBuilder:
         row = RowBuilder()
         row.append_context(line[0].prompt_ids)
         for index, turn in enumerate(line):
@@ -205,7 +226,7 @@ class EpisodeRecord:
             sampled = turn.reply.sampled if turn.reply is not None else None
             assert sampled is not None and sampled.ids is not None and sampled.logps is not None
             row.append_sampled(sampled.ids, sampled.logps, sampled.kept)
-        return row.build()
+        return row
 
     def _new_row(self, request: ChatRequest, number: int, keys: tuple[Key, ...], tools: str, why: str) -> RecordedTurn:
         messages = self._conversation(request, keys)

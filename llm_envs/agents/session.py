@@ -37,6 +37,7 @@ from llm_envs.sources.source import EpisodeSpec
 from llm_envs.tracking.stats import CollectorStats
 from llm_envs.types import (
     FinishReason,
+    Message,
     RolloutError,
     SamplingParams,
     StopReason,
@@ -102,6 +103,10 @@ class PolicySession:
     """Set when no further request will be answered, before the agent has ended."""
     hung_s: float | None = field(init=False, default=None)
     """Seconds without a request after which the agent was given up."""
+    final: tuple[Message, ...] = field(init=False, default=())
+    """The observation at which an environment truncated the episode."""
+    notes: dict[str, Any] = field(init=False, default_factory=dict)
+    """For the trajectory's metadata."""
     is_closed: bool = field(init=False, default=False)
     overridden: set[str] = field(init=False, default_factory=set)
     """Sampling parameters that requests named and the run decided."""
@@ -213,9 +218,9 @@ class PolicySession:
             seed=self.spec.seed,
             group_id=self.spec.group_id,
             member=self.spec.member,
-            messages=tuple(messages),
+            messages=(*messages, *self.final),
             tools=self._tools(),
-            rows=self.record.rows(),
+            rows=self.record.rows(self.final, self._most_tokens),
             turns=tuple(turns),
             terminated=terminated,
             truncated=not terminated and error is None,
@@ -224,7 +229,7 @@ class PolicySession:
             is_success=is_success if status == "ok" else None,
             error=error,
             timings={"total": time.perf_counter() - self._started, "policy": self.policy_s},
-            metadata={**options, **{k: v for k, v in notes.items() if v is not None}, **(metadata or {})},
+            metadata={**options, **self.notes, **{k: v for k, v in notes.items() if v is not None}, **(metadata or {})},
         )
 
     def _begin(self, request: ChatRequest, turns: list[RecordedTurn]) -> None:
@@ -306,6 +311,10 @@ class PolicySession:
             raise self._refusal(StopReason.MAX_TOKENS, why)
         stops = tuple(dict.fromkeys((*params.stop_strings, *request.stops)))
         return replace(params, max_new_tokens=budget, stop_strings=stops)
+
+    def _most_tokens(self, prompt_length: int, others: int) -> int | None:
+        limits = (row_limit(self.limits, prompt_length, others), getattr(self.policy, "max_model_len", None))
+        return min((limit for limit in limits if limit is not None), default=None)
 
     def _returned(self, request: ChatRequest, turn: RecordedTurn, sampled: SampledTurn) -> ReturnedReply:
         """Take a reply apart for the client. A reply that cannot be parsed is returned as it was written."""

@@ -87,6 +87,10 @@ class EnvTask:
                 self.failure = error, "env.step"
                 raise
         self.is_over, self.is_truncated = terminated or truncated, truncated and not terminated
+        if self.is_truncated:
+            self._session.final = observed
+        elif self.is_over and observation:
+            self._session.notes["final_observation"] = observation
         return [] if self.is_over else [_to_api(message, ids) for message in observed]
 
     def close(self) -> None:
