@@ -40,7 +40,7 @@ from llm_envs.rollout.limits import RolloutLimits
 from llm_envs.rollout.pause_gate import PauseGate
 from llm_envs.rollout.token_transcript import History
 from llm_envs.rollout.workers.runner import Env, EnvMaker
-from llm_envs.sources.source import EnvFactory, EpisodeSpec
+from llm_envs.sources.source import EnvFactory, EpisodeSpec, SeedSource
 from llm_envs.spaces import TextSpace
 from llm_envs.tracking.stats import CollectorStats
 from llm_envs.types import RolloutError, SamplingParams, StopReason, Trajectory
@@ -68,7 +68,7 @@ class AgentEnv:
             ...}`.
         reward_fn: The reward of an episode; it goes to the last turn. None: the environment's own rewards.
         test_tasks: The list for `split="test"`.
-        env_id: Name in trajectories; None: "agent", or the environment's id.
+        env_id: Name in trajectories; None: "agent", or the environment's id or name.
         success_at: Lowest reward of `reward_fn` that counts as a success.
         create_client: Makes the client that a function gets, from an `Endpoint`; None: one of the package `openai`.
 
@@ -105,7 +105,7 @@ class AgentEnv:
             self.tasks = {"train": _checked("tasks", tasks)}
             if test_tasks is not None:
                 self.tasks["test"] = _checked("test_tasks", test_tasks)  # type: ignore[index]  # a dict, just made
-        named = tasks if isinstance(tasks, str) else "agent"
+        named = "agent" if self._task_env is None else SeedSource(self._task_env).choices[0].env_id
         self.env_id = named if env_id is None else env_id
 
     def __call__(self, **kwargs: Any) -> Env:

@@ -136,7 +136,8 @@ def test_a_program_reads_the_environment_variables(policy: TransformersPolicy, t
     script.write_text(
         "import json, sys, openai\n"
         "task = json.load(sys.stdin)\n"
-        "answer = openai.OpenAI().chat.completions.create(model='any', messages=task['messages'], tools=task['tools'])\n"
+        "ask = openai.OpenAI().chat.completions.create\n"
+        "answer = ask(model='any', messages=task['messages'], tools=task['tools'])\n"
         "print(answer.choices[0].message.content or 'no text')\n"
     )
     trajectories = collected(AgentEnv([sys.executable, str(script)], CALCULATOR), policy)

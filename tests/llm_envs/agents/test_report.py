@@ -114,8 +114,8 @@ def test_a_message_that_the_template_drops_is_shown_as_lost() -> None:
     codec = Forgetful()
     env = AgentEnv(agent, [{"question": "?"}], lambda result, trajectory: 0.0, create_client=lambda endpoint: endpoint)
     policy = HashingTokenPolicy(codec, ["Hello."])
-    played = env.play_episode(EpisodeSpec("agent"), policy, codec=codec, on_session=sessions.append)
-    shown = show_session(sessions[0], trajectory) if (trajectory := asyncio.run(played)) else ""
+    trajectory = asyncio.run(env.play_episode(EpisodeSpec("agent"), policy, codec=codec, on_session=sessions.append))
+    shown = show_session(sessions[0], trajectory)
     assert "LOST by the chat template: Be kind." in shown
     assert "LOST by the chat template: Hi." not in shown
 
