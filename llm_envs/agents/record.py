@@ -27,6 +27,7 @@ from llm_envs.chat.context import Codec
 from llm_envs.rollout.chat_logs import LogEntry, entries_as_messages
 from llm_envs.rollout.rows import RowBuilder
 from llm_envs.rollout.token_transcript import History, TokenTranscript
+from llm_envs.spaces import encodable
 from llm_envs.types import IdArray, Message, Row
 
 __all__ = ["EpisodeRecord", "RecordedTurn", "canonical_arguments"]
@@ -54,9 +55,7 @@ class RecordedTurn:
     start: Any
     """The codec's start of the conversation."""
     why: str
-    """Why it continues its row, or why a row began."""
-    is_branch: bool = False
-    """Whether another request continued the same turn before."""
+    """Why it begins a row, if it does."""
     reply: ReturnedReply | None = None
     tool_schemas: tuple[Mapping[str, Any], ...] = ()
     children: list[RecordedTurn] = field(default_factory=list)
@@ -133,10 +132,8 @@ class EpisodeRecord:
                 why = f"the chat template shows the turns before differently (history={self.history!r})"
                 return self._new_row(request, number, keys, tools, why)
         siblings = parent.children
-        why = f"continues turn {parent.number}"
-        if siblings:
-            why = f"a branch: turn {siblings[0].number} already continues turn {parent.number}"
-        turn = RecordedTurn(number, parent, keys[n_old:], tools, messages, delta, parent.start, why, bool(siblings))
+        why = f"a branch: turn {siblings[0].number} already continues turn {parent.number}" if siblings else ""
+        turn = RecordedTurn(number, parent, keys[n_old:], tools, messages, delta, parent.start, why)
         turn.tool_schemas = request.tools
         siblings.append(turn)  # now, so that a concurrent request knows that it is a branch
         return turn
@@ -327,7 +324,6 @@ def _first_difference(turn: RecordedTurn, entries: Sequence[LogEntry], keys: Seq
 
 
 def _plain(message: Message) -> Message:
-    """Leave out ids of calls: the model neither writes nor reads them."""
-    if "tool_call_id" not in message.metadata:
-        return message
-    return replace(message, metadata={k: v for k, v in message.metadata.items() if k != "tool_call_id"})
+    """Leave out ids of calls, which the model neither writes nor reads, and characters that no tokenizer can encode."""
+    metadata = {key: value for key, value in message.metadata.items() if key != "tool_call_id"}
+    return replace(message, content=encodable(message.content), metadata=metadata)

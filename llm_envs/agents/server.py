@@ -186,7 +186,10 @@ class PolicyServer:
         except OSError as error:
             raise BridgeError(f"cannot listen on {self.host}:{self.port}: {error.strerror or error}.") from error
         self.port = listener.getsockname()[1]
-        config = uvicorn.Config(self._app, lifespan="off", log_config=None, access_log=False, ws="none")
+        # An agent may run a tool for long between two requests: a connection that is closed just as it asks again would
+        # be an error in it.
+        kept = {"timeout_keep_alive": 3600, "lifespan": "off", "ws": "none"}
+        config = uvicorn.Config(self._app, log_config=None, access_log=False, **kept)  # type: ignore[arg-type]
         config.load()
         # Not `Server.serve`: it takes over the signals of the process, and ends only at its next tick.
         self._server = uvicorn.Server(config)

@@ -6,7 +6,8 @@
    again, the episode is cut by that limit; if it ends in good order, it has terminated.
 3. Requests are numbered in the order of arrival. The seed of a turn depends on the run's seed, the episode and that
    number, as for an environment: an agent that asks one request at a time gets the tokens that an environment would.
-   The seeds of concurrent requests depend on which arrives first.
+   The seeds of concurrent requests depend on which arrives first, and each has the token budget that is left when it
+   begins: together they may exceed `max_episode_tokens`.
 4. In a run (`requests_decide=False`) the run decides how the policy samples: a request may only lower the number of
    tokens and add stop strings. An agent that asks for temperature 0, or always for the same seed, could not learn.
 """

@@ -71,12 +71,11 @@ def test_doctor_shows_requests_rows_and_reasons(
 ) -> None:
     assert main(["doctor", str(model), "--agent", f"{agent_file}:ENV", "--colour", "never"]) == 0
     shown = capsys.readouterr().out
-    requests = re.findall(r"^request (\d+): (continues|begins) row (\d) \((.*)\)$", shown, flags=re.MULTILINE)
-    assert requests == [
-        ("0", "begins", "0", "the first request"),
-        ("1", "continues", "0", "continues turn 0"),
-        ("2", "begins", "1", "a branch: turn 1 already continues turn 0"),
-        ("3", "begins", "2", "messages[0] (user) is not the one before turn 0"),
+    assert re.findall(r"^request (\d+: .*)$", shown, flags=re.MULTILINE) == [
+        "0: begins row 0 (the first request)",
+        "1: continues row 0, after turn 0",
+        "2: begins row 1 (a branch: turn 1 already continues turn 0)",
+        "3: begins row 2 (messages[0] (user) is not the one before turn 0)",
     ]
     assert "4 requests, 3 rows" in shown
     assert "the run decides, not the requests: temperature" in shown
