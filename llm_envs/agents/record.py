@@ -126,11 +126,12 @@ class EpisodeRecord:
         messages = tuple(map(_plain, entries_as_messages(tail, {tail[0].index: parent.reply.sampled.text})[1:]))
         delta = self.codec.encode_delta(messages, reply_ids=parent.reply_ids, start=parent.start)
         if self.history == "template":
-            shown = self._conversation(request, keys)
+            known = _replies(parent)
+            shown = self._conversation(request, keys, known)
             row_ids = np.concatenate([parent.prompt_ids, parent.reply_ids, delta])
             if self.codec.encode_anew(shown, request.tools, row_ids) is not None:
                 why = f"the chat template shows the turns before differently (history={self.history!r})"
-                return self._new_row(request, number, keys, tools, why)
+                return self._new_row(request, number, keys, tools, why, known)
         siblings = parent.children
         why = f"a branch: turn {siblings[0].number} already continues turn {parent.number}" if siblings else ""
         turn = RecordedTurn(number, parent, keys[n_old:], tools, messages, delta, parent.start, why)
@@ -232,10 +233,18 @@ class EpisodeRecord:
         turn.tool_schemas = request.tools
         return turn
 
-    def _conversation(self, request: ChatRequest, keys: Sequence[Key]) -> tuple[Message, ...]:
-        """Return all messages of a request, with the replies that we know as the model wrote them."""
-        written = {}
+    def _conversation(self, request: ChatRequest, keys: Sequence[Key], known: Mapping[int, str]) -> tuple[Message, ...]:
+        """Return all messages of a request, with the replies that we know as the model wrote them.
+
+        Args:
+            request: The request.
+            keys: Of its messages.
+            known: Index of a message -> the model's words. Other replies are found by what they say.
+        """
+        written = dict(known)
         for index, entry in enumerate(request.entries):
+            if index in known:
+                continue
             is_alone = all(keys[near][0] != "assistant" for near in (index - 1, index + 1) if 0 <= near < len(keys))
             if entry.role == "assistant" and is_alone and (text := self.exact_text(entry)) is not None:
                 written[index] = text
@@ -288,6 +297,17 @@ class EpisodeRecord:
 def canonical_arguments(arguments: Mapping[str, Any]) -> str:
     """Return a call's arguments as JSON with sorted keys."""
     return json.dumps(dict(arguments), sort_keys=True, ensure_ascii=False)
+
+
+def _replies(turn: RecordedTurn) -> dict[int, str]:
+    """Return what the model wrote up to a turn, by the index of the message."""
+    texts, place = {}, 0
+    for step in turn.path:
+        place += len(step.keys)
+        if step.reply is not None:
+            texts[place] = step.reply.sampled.text
+        place += 1
+    return texts
 
 
 def _key(entry: LogEntry) -> Key:

@@ -55,8 +55,9 @@ def _request(session: PolicySession, turn: RecordedTurn, row: int, span: int) ->
     assert turn.reply is not None
     n_context, n_sampled = len(turn.prompt_ids), len(turn.reply_ids)
     again = n_context - len(turn.context_ids)
-    begins = turn.parent is None or not span
-    what = f"begins row {row} ({turn.why})" if begins else f"continues row {row}, after turn {turn.parent.number}"
+    what = f"begins row {row} ({turn.why})"
+    if turn.parent is not None and span:
+        what = f"continues row {row}, after turn {turn.parent.number}"
     out = [
         f"request {turn.number}: {what}",
         f"  {again} tokens as they were, {len(turn.context_ids)} new, {n_sampled} sampled and trained "
