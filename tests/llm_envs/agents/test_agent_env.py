@@ -183,7 +183,7 @@ class TestLikeAnEnvironment:
                 np.testing.assert_array_equal(a.mask, b.mask)
                 np.testing.assert_array_equal(a.logps, b.logps)
                 assert a.spans == b.spans
-            # Turns, rewards, messages, seeds, metadata: everything but the reasons of forks, which an agent has besides.
+            # Turns, rewards, messages, seeds, metadata: all but the reasons of forks, which only an agent has.
             notes = {k: v for k, v in ours.metadata.items() if k != "row_reasons"}
             assert replace(ours, metadata=notes) == theirs
         return found
