@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -226,8 +227,16 @@ class EpisodeRecord:
             row.append_sampled(sampled.ids, sampled.logps, sampled.kept)
         return row
 
-    def _new_row(self, request: ChatRequest, number: int, keys: tuple[Key, ...], tools: str, why: str) -> RecordedTurn:
-        messages = self._conversation(request, keys)
+    def _new_row(
+        self,
+        request: ChatRequest,
+        number: int,
+        keys: tuple[Key, ...],
+        tools: str,
+        why: str,
+        known: Mapping[int, str] = MappingProxyType({}),
+    ) -> RecordedTurn:
+        messages = self._conversation(request, keys, known)
         ids, start = self.codec.encode_prompt(messages, request.tools), self.codec.start_of(messages, request.tools)
         turn = RecordedTurn(number, None, keys, tools, messages, ids, start, why)
         turn.tool_schemas = request.tools
