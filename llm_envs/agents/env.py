@@ -1,9 +1,9 @@
 """An agent as an environment: the collector, the trainers and `evaluate` take it where they take an environment.
 
-    env = AgentEnv(agent, [{"question": "What is 3 * 4?", "answer": "12"}], reward_fn)
+    env = AgentEnv(agent, [{"question": "3 * 4?", "answer": "12"}], reward_fn)
     Collector(env, policy, codec=policy.codec).collect(8, group_size=4)
 
-1. Each episode has a session of its own, with an address that only its agent knows.
+1. Each episode has its own session, with an address that only its agent knows.
 2. The agent runs in a thread, a command in a process. It ends with the episode, or is left behind.
 3. A failure of the agent, the policy or the environment is data (`status="errored"`), never a reward. An agent that
    never calls the model leaves an unscored episode, and so does a reward function that fails.
@@ -21,7 +21,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import asynccontextmanager
 from functools import partial
 from random import Random
-from typing import Any, ClassVar
+from typing import Any
 
 import gymnasium as gym
 
@@ -102,9 +102,10 @@ class AgentEnv:
         else:
             if reward_fn is None:
                 raise InvalidConfigError("AgentEnv: a list of tasks needs reward_fn, (result, trajectory) -> reward.")
-            self.tasks = {"train": _checked("tasks", tasks)}
+            given = {"train": _checked("tasks", tasks)}
             if test_tasks is not None:
-                self.tasks["test"] = _checked("test_tasks", test_tasks)  # type: ignore[index]  # a dict, just made
+                given["test"] = _checked("test_tasks", test_tasks)
+            self.tasks = given
         named = "agent" if self._task_env is None else SeedSource(self._task_env).choices[0].env_id
         self.env_id = named if env_id is None else env_id
 
@@ -258,7 +259,7 @@ class AgentEnv:
 class _Declared(gym.Env[str, str]):
     """The declarations of an `AgentEnv` with a list of tasks."""
 
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": []}
+    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012  # as Gymnasium declares it
     observation_space = action_space = TextSpace()
 
 

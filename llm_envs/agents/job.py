@@ -1,4 +1,4 @@
-"""Run one agent, a function or a command, in a thread of its own, where it can block, hang or crash by itself.
+"""Run one agent, a function or a command, in its own thread, where it can block, hang or crash without harm to others.
 
 1. `done` gets the agent's result or exception, once.
 2. `cancel` ends a coroutine at its next await and kills a command with all its children. A plain function cannot be

@@ -26,7 +26,7 @@ def show_session(session: PolicySession, trajectory: Trajectory) -> str:
     """
     lines = session.record.lines()
     places = {turn: (row, span) for row, line in enumerate(lines) for span, turn in enumerate(line)}
-    out = []
+    out: list[str] = []
     for turn in session.record.turns:
         out += _request(session, turn, *places[turn])
     n_trained = sum(int(row.mask.sum()) for row in trajectory.rows)

@@ -1,6 +1,6 @@
 """An OpenAI-compatible server in front of a token policy. It records every session as an episode.
 
-1. What was sampled is kept as token ids, with log-probabilities and versions, and is never encoded again.
+1. Replies are kept as the token ids that were sampled, with log-probabilities and versions, and never encoded again.
 2. A request belongs to the session in its path (`/s/<session>/v1/...`), or in the header `X-Session-Id`, or to the
    session "default". Requests of one session run concurrently.
 3. Without the bearer token nothing is answered but 401. The server listens on the loopback unless told otherwise.

@@ -164,7 +164,7 @@ class PolicySession:
             self.last_active_s = self.sampler.clock.seconds
         for turn, reply in zip(turns, replies, strict=True):
             self.record.finish(turn, reply)
-        self.limit = None  # an agent that shortened its history goes on
+        self.limit = None  # an agent that shortened its history continues
         return f"chatcmpl-{self.spec.group_id}-{turns[0].number}", replies
 
     def close(self) -> None:
@@ -337,7 +337,7 @@ class PolicySession:
         assert turn.reply is not None
         sampled = turn.reply.sampled
         first = self.record.turns[0]
-        # What was paid before the first reply counts for it: a turn is the only place that a reward has.
+        # A reward before the first reply counts for that reply: only turns have rewards.
         paid = [p for p in self.payments if p.turn == turn.number or (p.turn < first.number and turn is first)]
         components: dict[str, float] = {}
         for payment in paid:

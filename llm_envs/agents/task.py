@@ -37,7 +37,7 @@ class EnvTask:
         self.is_truncated = False
         """Whether a limit of the environment ended it."""
         self.failure: tuple[BaseException, str] | None = None
-        """What the environment raised, and where."""
+        """The exception that the environment raised, and where."""
         self._maker, self._session = maker, session
         self._env: Env | None = None
         self._lock = threading.Lock()

@@ -486,7 +486,7 @@ class Collector:
     async def _play(self, spec: EpisodeSpec, gate: PauseGate | None = None) -> Trajectory:
         own = getattr(self.source.factories.get(spec.env_id), "play_episode", None)
         play = own or partial(play_episode, self._maker(spec), context_fn=self.context_fn, workers=self._pool)
-        return await play(  # type: ignore[no-any-return]  # an `EpisodePlayer`'s, or ours
+        return await play(
             spec,
             self.policy,
             codec=self.codec,
