@@ -118,6 +118,7 @@ class PolicySession:
     sampler: TurnSampler = field(init=False)
     _n_refused: int = field(init=False, default=0)
     _n_pending: int = field(init=False, default=0)
+    _tasks: set[asyncio.Task[ReturnedReply]] = field(init=False, default_factory=set)
     _started: float = field(init=False, default_factory=time.perf_counter)
 
     def __post_init__(self) -> None:
@@ -151,12 +152,14 @@ class PolicySession:
         turns: list[RecordedTurn] = []
         try:
             self._begin(request, turns)
-            replies = await _all_of([self._answer(request, turn, index) for index, turn in enumerate(turns)])
-            if self.is_closed:
-                raise RequestError(403, "the session is over.", "session_over")
-        except BaseException:
+            replies = await self._all_of([self._answer(request, turn, index) for index, turn in enumerate(turns)])
+        except BaseException as error:
             for turn in turns:
                 self.record.drop(turn)
+            task = asyncio.current_task()
+            is_own = self.is_closed and (task is None or not task.cancelling())
+            if isinstance(error, asyncio.CancelledError) and is_own:  # `close` has cancelled the sampling
+                raise RequestError(403, "the session is over.", "session_over") from None
             raise
         finally:
             self.n_active -= 1
@@ -168,8 +171,10 @@ class PolicySession:
         return f"chatcmpl-{self.spec.group_id}-{turns[0].number}", replies
 
     def close(self) -> None:
-        """Answer no further request."""
+        """Answer no further request, and cancel those that are running. Harmless when repeated."""
         self.is_closed = True
+        for task in self._tasks:
+            task.cancel()
 
     def pay(self, reward: float, components: Mapping[str, float], results: Sequence[ToolResult] = ()) -> None:
         """Add a reward to the last turn. Thread-safe."""
@@ -262,6 +267,18 @@ class PolicySession:
         sampled.seconds = clock.seconds
         self.policy_s += sampled.seconds
         return self._returned(request, turn, sampled)
+
+    async def _all_of(self, answers: Sequence[Coroutine[Any, Any, ReturnedReply]]) -> list[ReturnedReply]:
+        """Return the results in order; if one fails, cancel the others, wait for them, and raise its own error."""
+        tasks = [asyncio.create_task(answer) for answer in answers]
+        self._tasks.update(tasks)
+        try:
+            return list(await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            self._tasks.difference_update(tasks)
 
     async def _sample(self, request: ChatRequest, turn: RecordedTurn, index: int) -> SampledTurn:
         prompt_ids = turn.prompt_ids
@@ -358,14 +375,3 @@ class PolicySession:
         by_form = {turn.tools: turn.tool_schemas for turn in self.record.turns}
         schemas = {canonical_arguments(tool): tool for tools in by_form.values() for tool in tools}
         return tuple(schemas.values())
-
-
-async def _all_of(answers: Sequence[Coroutine[Any, Any, ReturnedReply]]) -> list[ReturnedReply]:
-    """Return the results in order; if one fails, cancel the others, wait for them, and raise its own error."""
-    tasks = [asyncio.create_task(answer) for answer in answers]
-    try:
-        return list(await asyncio.gather(*tasks))
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
