@@ -167,7 +167,8 @@ class PolicySession:
             self.last_active_s = self.sampler.clock.seconds
         for turn, reply in zip(turns, replies, strict=True):
             self.record.finish(turn, reply)
-        self.limit = None  # an agent that shortened its history continues
+        if not self.is_closed:
+            self.limit = None  # an agent that shortened its history continues
         return f"chatcmpl-{self.spec.group_id}-{turns[0].number}", replies
 
     def close(self) -> None:
