@@ -43,18 +43,18 @@ async def acts(task: EnvTask, client: Any) -> None:
 
 
 async def acts_in_streams(task: EnvTask, client: Any) -> None:
+    """Put the pieces of each reply together. (The client's own `stream()` raises on a reply that is cut.)"""
     messages: list[Any] = list(task.messages)
     while not task.is_over:
-        async with client.chat.completions.stream(model="policy", messages=messages, tools=task.tools) as stream:
-            reply = (await stream.get_final_completion()).choices[0].message
-        kept = {"role": "assistant", "content": reply.content}
-        if reply.tool_calls:
-            names = [(c.id, c.function.name, c.function.arguments) for c in reply.tool_calls]
-            kept["tool_calls"] = [
-                {"id": id_, "type": "function", "function": {"name": name, "arguments": arguments}}
-                for id_, name, arguments in names
-            ]
-        messages += [kept, *task.step(kept)]
+        reply: dict[str, Any] = {"role": "assistant", "content": ""}
+        ask = {"model": "policy", "messages": messages, "tools": task.tools, "stream": True}
+        async for chunk in await client.chat.completions.create(**ask):
+            delta = chunk.choices[0].delta
+            reply["content"] += delta.content or ""
+            for call in delta.tool_calls or ():
+                kept = call.model_dump(include={"id", "type", "function"})
+                reply.setdefault("tool_calls", []).append(kept)
+        messages += [reply, *task.step(reply)]
 
 
 def acts_plainly(task: EnvTask, client: Any) -> None:
