@@ -57,6 +57,8 @@ class RecordedTurn:
     """The codec's start of the conversation."""
     why: str
     """Why it begins a row, if it does."""
+    n_new: int | None = None
+    """Of a row that only the template began: how many of its last messages are new."""
     reply: ReturnedReply | None = None
     tool_schemas: tuple[Mapping[str, Any], ...] = ()
     children: list[RecordedTurn] = field(default_factory=list)
@@ -132,7 +134,9 @@ class EpisodeRecord:
             row_ids = np.concatenate([parent.prompt_ids, parent.reply_ids, delta])
             if self.codec.encode_anew(shown, request.tools, row_ids) is not None:
                 why = f"the chat template shows the turns before differently (history={self.history!r})"
-                return self._new_row(request, number, keys, tools, why, known)
+                turn = self._new_row(request, number, keys, tools, why, known)
+                turn.n_new = len(keys) - n_old
+                return turn
         siblings = parent.children
         why = f"a branch: turn {siblings[0].number} already continues turn {parent.number}" if siblings else ""
         turn = RecordedTurn(number, parent, keys[n_old:], tools, messages, delta, parent.start, why)
@@ -207,8 +211,9 @@ class EpisodeRecord:
         seen: set[tuple[str, str]] = set()
         for turn in self.turns:
             assert turn.reply is not None
-            for message in turn.messages:
-                if turn.parent is None and (message.role, message.content) in seen:
+            is_other = turn.parent is None and turn.n_new is None
+            for message in turn.messages[-(turn.n_new or len(turn.messages)) :]:
+                if is_other and (message.role, message.content) in seen:
                     continue
                 seen.add((message.role, message.content))
                 yield message, None

@@ -166,7 +166,7 @@ class PolicyServer:
             stop_reason=StopReason.ERROR if session.failure else StopReason.TERMINATED,
             is_success=success,
             error=session.failure,
-            unscored_because=None if reward is not None else "no reward was given",
+            unscored_because=None if reward is not None or session.failure else "no reward was given",
             metadata={"session": name},
         )
         if self.on_trajectory is not None:

@@ -207,9 +207,9 @@ class PolicySession:
                 turns.append(Turn(0.0, {}))  # written by another: context, as in `converse`
         names = {name: 0.0 for payment in self.payments for name in payment.components}
         turns = [replace(turn, components={**names, **turn.components}) for turn in turns]
-        if not self.record.turns:
+        if not self.record.turns and error is None:
             unscored_because = unscored_because or "the agent never called the model"
-        status = "errored" if error is not None else "unscored" if unscored_because else "ok"
+        status = "unscored" if unscored_because else "ok" if error is None else "errored"
         options = {} if self.spec.options is None else {"options": dict(self.spec.options)}
         why_rows = [line[0].why for line in self.record.lines()]
         notes = {

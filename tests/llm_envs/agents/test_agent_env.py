@@ -129,9 +129,12 @@ class TestThroughTheCollector:
 
     def test_every_task_of_a_list_once_an_epoch_and_in_a_mixture(self) -> None:
         choice = EnvChoice("agent", factory=agent(answers), problems=TASKS)
-        trajectories = play(SeedSource([choice, EnvChoice(CALCULATOR)], seed=1), n=6)  # type: ignore[arg-type]
-        own = [t for t in trajectories if t.env_id == "agent"]
-        assert sorted(t.messages[0].content for t in own) == [task["question"] for task in TASKS]
+        once = play(SeedSource([choice], seed=1), n=3)  # type: ignore[arg-type]
+        assert sorted(t.messages[0].content for t in once) == [task["question"] for task in TASKS]
+        source = SeedSource([choice, EnvChoice(CALCULATOR)], seed=1)
+        expected = [source.spec(index).env_id for index in range(12)]
+        assert set(expected) == {"agent", CALCULATOR}
+        assert [t.env_id for t in play(source, n=12)] == expected  # type: ignore[arg-type]
 
     def test_evaluate_takes_it(self) -> None:
         env = agent(answers, test_tasks=[{"question": "Test?"}])
