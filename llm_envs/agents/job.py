@@ -22,7 +22,7 @@ from typing import Any
 from llm_envs.agents.server import Endpoint
 from llm_envs.errors import LLMEnvsError, MissingExtraError
 
-__all__ = ["Agent", "AgentError", "AgentJob", "create_openai_client"]
+__all__ = ["Agent", "AgentError", "create_openai_client"]
 
 Agent = Callable[[Any, Any], Any] | Sequence[str]
 """(task, client) -> result, plain or asynchronous; or a command line. A command gets the session's address and key in
