@@ -83,6 +83,7 @@ ROOMS = (
             "rollout.*",
             "rollout.workers.*",
             "sources.*",
+            "agents.*",
         ),
     ),
     Room(

@@ -56,7 +56,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("data", "wrappers"),
     ("tracking",),
     ("rollout",),
-    ("doctor", "evaluation", "judges", "tasks"),
+    ("agents", "doctor", "evaluation", "judges", "tasks"),
     ("report",),
     ("cli",),
     # The rooms of trainers stand on llm_envs, and never on tasks or cli.

@@ -25,6 +25,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -36,7 +37,15 @@ from llm_envs.rollout.token_transcript import History, TokenTranscript
 from llm_envs.sources.prompts import read_jsonl
 from llm_envs.types import Message, Role, Row, StopReason, ToolCall, Trajectory, Turn
 
-__all__ = ["as_messages", "context_turns", "from_messages", "read_messages_jsonl"]
+__all__ = [
+    "LogEntry",
+    "as_messages",
+    "context_turns",
+    "entries_as_messages",
+    "from_messages",
+    "read_entry",
+    "read_messages_jsonl",
+]
 
 _ROLES: Mapping[str, Role] = {
     "system": "system",
@@ -95,7 +104,7 @@ def from_messages(
     """
     reward = _reward(reward)
     # Join before sorting: the results after joined messages may answer calls of any of them.
-    log = _in_order(_joined([_read(index, message) for index, message in enumerate(messages)]))
+    log = _in_order(_joined([read_entry(index, message) for index, message in enumerate(messages)]))
     if not keep_thinking:
         log = [replace(entry, thinking=None) for entry in log]
     if one_call_a_turn:
@@ -141,7 +150,21 @@ def as_messages(messages: str | Sequence[Message | Mapping[str, Any]]) -> tuple[
     """
     if isinstance(messages, str):
         return (Message("user", messages),)
-    return _as_messages(_in_order(_joined([_read(index, message) for index, message in enumerate(messages)])), None)
+    log = [read_entry(index, message) for index, message in enumerate(messages)]
+    return _as_messages(_in_order(_joined(log)), None)
+
+
+def entries_as_messages(log: Sequence[LogEntry], written: Mapping[int, str]) -> tuple[Message, ...]:
+    """Convert a conversation that was taken apart, with each turn's results in the order of its calls.
+
+    Args:
+        log: The entries.
+        written: Position in the log -> the assistant's own words, where they are known exactly.
+
+    Raises:
+        InvalidConfigError: If an assistant's text hides its calls. The error names the message.
+    """
+    return _as_messages(_in_order(_joined(log)), None, written)
 
 
 def context_turns(messages: Sequence[Message]) -> tuple[Turn, ...]:
@@ -166,8 +189,8 @@ def read_messages_jsonl(path: str | Path) -> list[dict[str, Any]]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
-    """A parsed message of a log."""
+class LogEntry:
+    """A message of a log, taken apart."""
 
     index: int
     """Its position in the log."""
@@ -180,11 +203,16 @@ class _Entry:
     trained: bool = True
 
 
-def _read(index: int, message: Message | Mapping[str, Any]) -> _Entry:
+def read_entry(index: int, message: Message | Mapping[str, Any]) -> LogEntry:
+    """Take a message apart; `index` is its position in the log.
+
+    Raises:
+        InvalidConfigError: If it cannot be converted. The error names the message.
+    """
     where = f"messages[{index}]"
     if isinstance(message, Message):
         name, call_id = message.metadata.get("name"), message.tool_call_id or message.metadata.get("tool_call_id")
-        return _Entry(index, message.role, message.content, None, message.tool_calls, name, call_id)
+        return LogEntry(index, message.role, message.content, None, message.tool_calls, name, call_id)
     if not isinstance(message, Mapping):
         raise InvalidConfigError(f"{where} is {message!r:.80}; it must be an object with a role.")
     given = message.get("role")
@@ -196,7 +224,7 @@ def _read(index: int, message: Message | Mapping[str, Any]) -> _Entry:
         raise InvalidConfigError(f"{where} has audio; only text can be converted.")
     if role != "assistant":
         name, call_id = message.get("name"), message.get("tool_call_id")
-        return _Entry(
+        return LogEntry(
             index,
             role,
             content,
@@ -210,7 +238,7 @@ def _read(index: int, message: Message | Mapping[str, Any]) -> _Entry:
     if message.get("function_call"):
         calls.append(_call(f"{where}, function_call", message["function_call"]))
     thinking = next((_text(where, message[key]) for key in _THINKING if message.get(key)), None)
-    return _Entry(
+    return LogEntry(
         index,
         role,
         content or _text(where, message.get("refusal")),
@@ -267,7 +295,7 @@ def _reward(reward: Any) -> float | None:
     return value
 
 
-def _in_order(log: Sequence[_Entry]) -> list[_Entry]:
+def _in_order(log: Sequence[LogEntry]) -> list[LogEntry]:
     """Return the log with each turn's results in the order of its calls, where each result names a call by its id.
 
     A server that runs calls in parallel logs the results as they arrive. Most templates show no ids, so a model can
@@ -286,9 +314,9 @@ def _in_order(log: Sequence[_Entry]) -> list[_Entry]:
     return out
 
 
-def _joined(log: Sequence[_Entry]) -> list[_Entry]:
+def _joined(log: Sequence[LogEntry]) -> list[LogEntry]:
     """Return the log with consecutive assistant messages joined: templates expect another message between two."""
-    out: list[_Entry] = []
+    out: list[LogEntry] = []
     for entry in log:
         if not (out and out[-1].role == entry.role == "assistant"):
             out.append(entry)
@@ -305,9 +333,9 @@ def _joined(log: Sequence[_Entry]) -> list[_Entry]:
     return out
 
 
-def _one_call_a_turn(log: Sequence[_Entry]) -> list[_Entry]:
+def _one_call_a_turn(log: Sequence[LogEntry]) -> list[LogEntry]:
     """Return the log with a turn of several calls split into several turns, each followed by its result."""
-    out: list[_Entry] = []
+    out: list[LogEntry] = []
     place = 0
     while place < len(log):
         entry = log[place]
@@ -315,7 +343,7 @@ def _one_call_a_turn(log: Sequence[_Entry]) -> list[_Entry]:
         if len(entry.calls) < 2:
             out.append(entry)
             continue
-        results: list[_Entry] = []
+        results: list[LogEntry] = []
         while place < len(log) and log[place].role == "tool":
             results.append(log[place])
             place += 1
@@ -333,7 +361,9 @@ def _one_call_a_turn(log: Sequence[_Entry]) -> list[_Entry]:
     return out
 
 
-def _as_messages(log: Sequence[_Entry], codec: Codec | None) -> tuple[Message, ...]:
+def _as_messages(
+    log: Sequence[LogEntry], codec: Codec | None, written: Mapping[int, str] = MappingProxyType({})
+) -> tuple[Message, ...]:
     parser = getattr(codec, "parser", parse_reply)
     out: list[Message] = []
     names: dict[str, str] = {}
@@ -342,7 +372,8 @@ def _as_messages(log: Sequence[_Entry], codec: Codec | None) -> tuple[Message, .
         if entry.role == "assistant":
             unanswered = [call.name for call in entry.calls]
             names |= {call.id: call.name for call in entry.calls if call.id is not None}
-            out.append(Message("assistant", _assistant_text(entry, parser)))
+            text = written.get(entry.index)
+            out.append(Message("assistant", _assistant_text(entry, parser) if text is None else text))
         elif entry.role == "tool":
             next_name = unanswered.pop(0) if unanswered else None
             name = entry.name or names.get(entry.call_id or "", next_name)
@@ -356,7 +387,7 @@ def _as_messages(log: Sequence[_Entry], codec: Codec | None) -> tuple[Message, .
     return tuple(out)
 
 
-def _assistant_text(entry: _Entry, parser: Callable[[str], Any]) -> str:
+def _assistant_text(entry: LogEntry, parser: Callable[[str], Any]) -> str:
     """Return an assistant's turn in canonical form; raise if it does not parse back to the same calls and thinking."""
     text = render_reply(Message("assistant", entry.content, entry.calls))
     if entry.thinking:
@@ -376,7 +407,7 @@ def _assistant_text(entry: _Entry, parser: Callable[[str], Any]) -> str:
     return text
 
 
-def _first_turn(log: Sequence[_Entry], context: int) -> int:
+def _first_turn(log: Sequence[LogEntry], context: int) -> int:
     """Return the position of the first assistant turn that is not context. Such turns are never adjacent."""
     for place, entry in enumerate(log):
         if entry.role == "assistant" and place > 0 and entry.index >= context:
@@ -388,12 +419,12 @@ def _first_turn(log: Sequence[_Entry], context: int) -> int:
     )
 
 
-def _assistants(log: Sequence[_Entry]) -> list[_Entry]:
+def _assistants(log: Sequence[LogEntry]) -> list[LogEntry]:
     return [entry for entry in log if entry.role == "assistant"]
 
 
 def _replay(
-    messages: Sequence[Message], log: Sequence[_Entry], start: int, transcript: TokenTranscript, codec: Codec | None
+    messages: Sequence[Message], log: Sequence[LogEntry], start: int, transcript: TokenTranscript, codec: Codec | None
 ) -> tuple[list[Turn], bool]:
     """Write the conversation from the first turn on; return the turns, and whether the last message is a reply."""
     turns = list(context_turns(messages[:start]))

@@ -35,7 +35,7 @@ from llm_envs.errors import InvalidConfigError
 from llm_envs.policies.base import Policy
 from llm_envs.registration import task_spec
 from llm_envs.rollout.concurrency import AUTO, AutoConcurrency, Concurrency, EpisodeSlots, most_of
-from llm_envs.rollout.episode import play_episode, policy_kind
+from llm_envs.rollout.episode import EpisodePlayer, play_episode, policy_kind
 from llm_envs.rollout.episode_pool import CarryOver, EpisodePool
 from llm_envs.rollout.filters import GroupFilter, SelectFn, select
 from llm_envs.rollout.group import check_group, play_member
@@ -62,8 +62,8 @@ class Collector:
     """Plays environments with a policy and returns trajectories in groups of one seed.
 
     Args:
-        envs: An environment id, `{id: weight}`, a sequence of ids, a function that makes an environment, or a source
-            (`SeedSource`, `PromptSource`). A source brings its own `seed` and `env_kwargs`.
+        envs: An environment id, `{id: weight}`, a sequence of ids, a function that makes an environment (or an
+            `EpisodePlayer`), or a source (`SeedSource`, `PromptSource`), which brings its own `seed` and `env_kwargs`.
         policy: A token, chat or env policy.
         codec: Messages to token ids; a token policy needs one.
         env_kwargs: Keyword arguments of every environment (`split`, `difficulty`, ...).
@@ -133,6 +133,9 @@ class Collector:
                 task_spec(choice.env_id)
         self._pool = WorkerPool(workers, EnvServers.of(env_servers)) if workers or env_servers else None
         self.workers = 0 if self._pool is None else self._pool.n_workers
+        for factory in self.source.factories.values():
+            if isinstance(factory, EpisodePlayer):
+                factory.check_play(policy, codec, context_fn, self._pool)
         self._check_envs()
         self.policy, self.codec, self.seed = policy, codec, seed
         self.policy_name = type(policy).__name__
@@ -481,18 +484,17 @@ class Collector:
         return trajectory
 
     async def _play(self, spec: EpisodeSpec, gate: PauseGate | None = None) -> Trajectory:
-        return await play_episode(
-            self._maker(spec),
+        own = getattr(self.source.factories.get(spec.env_id), "play_episode", None)
+        play = own or partial(play_episode, self._maker(spec), context_fn=self.context_fn, workers=self._pool)
+        return await play(
             spec,
             self.policy,
             codec=self.codec,
             sampling=self.sampling,
             limits=self.limits,
             history=self.history,
-            context_fn=self.context_fn,
             run_seed=self.seed,
             gate=gate,
-            workers=self._pool,
             stats=self.stats,
         )
 

@@ -54,6 +54,7 @@ __all__ = [
     "calls_nothing",
     "converse",
     "converse_batch",
+    "score_trajectory",
 ]
 
 Results = Sequence[ToolResult | str]
@@ -392,7 +393,7 @@ async def aconverse(
         await env.wait_closed()  # the next conversation may use the same toolsets
     # Every assistant message has a turn, including those of the conversation so far.
     trajectory = replace(trajectory, turns=(*context_turns(env.first), *trajectory.turns))
-    return await _scored(trajectory, reward_fn, success_at)
+    return await score_trajectory(trajectory, reward_fn, success_at)
 
 
 async def aconverse_batch(
@@ -447,8 +448,14 @@ def _run(function: Callable[[], Any]) -> Any:
         runner.close()
 
 
-async def _scored(trajectory: Trajectory, reward_fn: Reward | None, success_at: float) -> Trajectory:
-    """Put the reward on the last turn; without a reward the trajectory is unscored."""
+async def score_trajectory(trajectory: Trajectory, reward_fn: Reward | None, success_at: float) -> Trajectory:
+    """Put the reward on the last turn; without a reward, or if `reward_fn` fails, the trajectory is unscored.
+
+    Args:
+        trajectory: A finished episode; one that errored or is unscored stays as it is.
+        reward_fn: Rewards it.
+        success_at: Lowest reward that counts as a success.
+    """
     if trajectory.status != "ok":
         return trajectory
     if reward_fn is None:

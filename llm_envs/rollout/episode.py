@@ -19,7 +19,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, cast
+from typing import Any, Literal, Protocol, cast, runtime_checkable
 
 from llm_envs.chat.context import Codec, ContextFn, observed_messages, seen_by, with_call_ids
 from llm_envs.errors import ContextFullError, EnvContractError, InvalidConfigError, JudgeError
@@ -36,7 +36,35 @@ from llm_envs.sources.source import EpisodeSpec
 from llm_envs.tracking.stats import CollectorStats
 from llm_envs.types import Message, RolloutError, SamplingParams, Status, StopReason, Trajectory, Turn
 
-__all__ = ["errored_trajectory", "play_episode", "policy_kind"]
+__all__ = ["EpisodePlayer", "errored_trajectory", "play_episode", "policy_kind"]
+
+
+@runtime_checkable
+class EpisodePlayer(Protocol):
+    """A factory of environments that plays its episodes itself (`AgentEnv`); the collector calls it instead.
+
+    Calling it still makes an environment, whose declarations the trainers read.
+    """
+
+    def check_play(self, policy: Policy, codec: Codec | None, context_fn: ContextFn | None, workers: Any) -> None:
+        """Raise an `InvalidConfigError` if these cannot play it. `workers` is None without worker processes."""
+        ...
+
+    async def play_episode(
+        self,
+        spec: EpisodeSpec,
+        policy: Policy,
+        *,
+        codec: Codec | None = None,
+        sampling: SamplingParams | None = None,
+        limits: RolloutLimits | None = None,
+        history: History = "append",
+        run_seed: int = 0,
+        gate: PauseGate | None = None,
+        stats: CollectorStats | None = None,
+    ) -> Trajectory:
+        """Play one episode to its end. A failure is in the trajectory's `error`; only `CancelledError` is raised."""
+        ...
 
 
 def policy_kind(policy: Policy, codec: Codec | None) -> Literal["token", "chat", "env"]:
