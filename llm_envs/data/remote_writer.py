@@ -174,7 +174,7 @@ class RemoteWriter:
         self._wake.set()
         try:
             self._thread.join()
-        except BaseException:  # an interrupt; the upload under way goes on, and `_run` releases the spool behind it
+        except BaseException:  # an interrupt; the running upload continues, and `_run` releases the spool after it
             self._is_left = True
             if not self._thread.is_alive():
                 self._spool.close()
