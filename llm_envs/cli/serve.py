@@ -47,7 +47,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, help="seed of requests without their own; default 0")
     parser.add_argument("--max-sessions", type=positive, default=1024, metavar="N", help="open sessions; default 1024")
     parser.add_argument(
-        "--session-s", type=seconds, default=3600.0, metavar="S", help="end a session idle for S seconds; default 3600"
+        "--session-s",
+        type=seconds,
+        default=3600.0,
+        metavar="S",
+        help="after S idle seconds a session gives its place to another one that needs it; default 3600",
     )
     add_sampling_arguments(parser)
     parser.epilog = EXAMPLES
