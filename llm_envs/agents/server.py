@@ -104,8 +104,8 @@ class PolicyServer:
     ) -> None:
         if max_sessions < 1 or max_body_bytes < 1 or not session_s > 0 or token == "":
             raise InvalidConfigError(
-                f"PolicyServer: {max_sessions=}, {max_body_bytes=}, {session_s=}: the numbers must be at least 1 (seconds "
-                "above 0), and a token that is given must not be empty."
+                f"PolicyServer: {max_sessions=}, {max_body_bytes=}, {session_s=}: the numbers must be at least 1, "
+                "the seconds above 0, and a token that is given not empty."
             )
         self.policy, self.codec, self.history, self.seed = policy, codec, history, seed
         self.sampling, self.limits = sampling or SamplingParams(), limits or RolloutLimits(max_policy_s=600.0)
