@@ -175,10 +175,7 @@ class TestCollector:
     def test_more_episodes_run_where_each_waits(self) -> None:
         policy = with_latency(ConstantPolicy("2"), 0.05)
         with Collector(NumbersEnv, policy, max_concurrency="auto", progress=False) as collector:
-            for _ in range(4):  # on a busy machine a measurement may be wrong
-                collector.collect(1500)
-                if collector.max_concurrency >= 64:
-                    break
+            collector.collect(1500)
             assert collector.max_concurrency >= 64
 
     def test_the_same_episodes_as_with_a_fixed_number(self) -> None:
