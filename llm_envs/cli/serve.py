@@ -40,7 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--engine", choices=["transformers", "vllm"], help="engine of the model, in this process; default: transformers"
     )
-    parser.add_argument("--url", action=Repeatable, metavar="URL", help="address of the server that samples (vllm serve)")
+    parser.add_argument(
+        "--url", action=Repeatable, metavar="URL", help="address of the server that samples (vllm serve)"
+    )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on; default: only for this machine")
     parser.add_argument("--port", type=int, default=8100, help="port to listen on; 0: a free one; default 8100")
     parser.add_argument("--out", metavar="DIR", help="folder for the trajectories of sessions that end")
