@@ -1,12 +1,13 @@
 """GRPO with a pretrained model, part by part, beside TRL's own trainer on the same task, model and engine.
 
-    python benchmarks/real_step.py [--out FILE] [--models NAME...] [--engines NAME...] [--steps N] [--until SHARE]
+    python benchmarks/real_step.py [--out FILE] [--models NAME...] [--engines NAME...] [--steps N]
+    python benchmarks/real_step.py --until REWARD [--task ID] [--difficulty LEVEL] [--tokens N] [--seeds N...]
 
 Both trainers have the same settings, problems and rewards. TRL's takes a data set of prompts and a reward function,
 which plays the environment's one step here. Its engine is `model.generate`, or vLLM in this process, started as ours
 is, because TRL starts it only on an accelerator. All replies have the same length, so that the steps do the same work.
-With `--until 0.9` they end where the model ends them, and a trainer stops when the mean reward of its last three steps
-is at least that, and after `--steps` steps otherwise. Each trainer runs in a separate process.
+With `--until` they end where the model ends them, and a trainer stops when the mean reward of its last three steps is
+at least that, and after `--steps` steps otherwise. Each trainer runs in a separate process.
 The model `qwen-0.5b` is a shape of random weights: the layers of Qwen2.5-0.5B with the tokenizer of `make real-model`.
 
 The parts of a step: sampling, with the environment's steps of ours; rewards (TRL's environment); scoring, which is
@@ -40,7 +41,6 @@ from measuring import Column, Report, finish, make_parser
 from transformers import PrinterCallback, TrainerCallback
 
 TASK = "llm/Arithmetic-v0"
-SETTINGS = {"difficulty": "easy", "answer_form": "natural"}
 SIDES: dict[str, tuple[bool, dict[str, Any]]] = {
     "EnvGRPOTrainer": (True, {}),
     "EnvGRPOTrainer, share_prompts": (True, {"share_prompts": True}),
@@ -48,21 +48,21 @@ SIDES: dict[str, tuple[bool, dict[str, Any]]] = {
     "TRL's GRPOTrainer, seeds": (False, {"generation_kwargs": {"seed": 0}}),
 }
 """Whether the trainer is ours, and its additional settings."""
-N_EPISODES, GROUP_SIZE, MICRO_BATCH, MAX_TOKENS = 32, 8, 8, 40
+N_EPISODES, GROUP_SIZE, MICRO_BATCH = 32, 8, 8
 PARTS = ("sampling", "rewards", "scoring", "weights", "training")
 REAL_MODEL = "build/smollm2-135m"
 SHAPE = "qwen-0.5b"
 METHOD = (
-    f"`{TASK}` (easy, answers in prose), {N_EPISODES} episodes a step in groups of {GROUP_SIZE}, replies of "
-    f"{MAX_TOKENS} tokens, micro-batches of {MICRO_BATCH}, LoRA of rank 16, float32. Medians over the steps after the "
-    "first, in seconds. Tokens/s are sampled tokens over the time of sampling. *Seeds*: each request has one, as all "
-    "of ours have. *Until*: steps and wall time until the last three steps had the wanted mean reward, with replies "
-    "that end where the model ends them."
+    f"{N_EPISODES} episodes a step in groups of {GROUP_SIZE}, micro-batches of {MICRO_BATCH}, LoRA of rank 16, "
+    "float32. "
+    "Medians over the steps after the first, in seconds. Tokens/s are sampled tokens over the time of sampling. "
+    "*Seeds*: each request has one, as all of ours have. "
 )
 COLUMNS = [
     Column("model", "model"),
     Column("engine", "engine"),
     Column("trainer", "trainer"),
+    Column("seed", "seed"),
     Column("steps", "steps"),
     Column("step", "step", ".1f"),
     *(Column(part, part, ".2f") for part in PARTS),
@@ -106,7 +106,9 @@ class Clock:
         return taken
 
 
-def trl_trainer(model: Any, tokenizer: Any, settings: dict[str, Any], engine: str, own: dict[str, Any]) -> Any:
+def trl_trainer(
+    model: Any, tokenizer: Any, settings: dict[str, Any], engine: str, own: dict[str, Any], options: Any
+) -> Any:
     """Return TRL's trainer, with the environment as its reward function."""
     import gymnasium as gym
     from trl import GRPOConfig, GRPOTrainer
@@ -115,7 +117,8 @@ def trl_trainer(model: Any, tokenizer: Any, settings: dict[str, Any], engine: st
     from llm_envs.trainers.bridge.weight_sync import ColocatedEngine
     from llm_envs.trainers.stock_trl import prompt_dataset
 
-    env = gym.make(TASK, split="train", **SETTINGS)
+    env_kwargs = env_settings(options)
+    env = gym.make(options.task, split="train", **env_kwargs)
 
     def play(completions: list[Any], seed: list[int], **_: Any) -> list[float]:
         rewards = []
@@ -125,7 +128,7 @@ def trl_trainer(model: Any, tokenizer: Any, settings: dict[str, Any], engine: st
         return rewards
 
     args = GRPOConfig(**settings, **own, loss_type="grpo", beta=0.0)
-    rows = prompt_dataset(TASK, 4096, seed=args.seed, env_kwargs=SETTINGS)
+    rows = prompt_dataset(options.task, 4096, seed=args.seed, env_kwargs=env_kwargs)
     from peft import LoraConfig
 
     adapter = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
@@ -138,30 +141,32 @@ def trl_trainer(model: Any, tokenizer: Any, settings: dict[str, Any], engine: st
             seed=args.seed,
             version=lambda: trainer.state.global_step,
             max_model_length=512,
-            max_completion_length=MAX_TOKENS,
+            max_completion_length=options.tokens,
             generation_kwargs=args.generation_kwargs,
         )
         trainer.use_vllm, trainer.vllm_mode, trainer._last_loaded_step = True, "colocate", -1
     return trainer
 
 
-def our_trainer(model: Any, tokenizer: Any, settings: dict[str, Any], engine: str, own: dict[str, Any]) -> Any:
+def our_trainer(
+    model: Any, tokenizer: Any, settings: dict[str, Any], engine: str, own: dict[str, Any], options: Any
+) -> Any:
     """Return ours."""
     from peft import LoraConfig
 
     from llm_envs.trainers import EnvGRPOConfig, EnvGRPOTrainer
 
     vllm = {"use_vllm": True, "vllm_max_model_length": 512} if engine == "vllm" else {}
-    args = EnvGRPOConfig(**settings, **vllm, **own, env_kwargs=SETTINGS, save_trajectories=False)
+    args = EnvGRPOConfig(**settings, **vllm, **own, env_kwargs=env_settings(options), save_trajectories=False)
     adapter = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
-    return EnvGRPOTrainer(model, TASK, args, processing_class=tokenizer, peft_config=adapter)
+    return EnvGRPOTrainer(model, options.task, args, processing_class=tokenizer, peft_config=adapter)
 
 
-def fix_lengths(trainer: Any, engine: str) -> None:
-    """Let all replies of our trainer have `MAX_TOKENS` tokens."""
+def fix_lengths(trainer: Any, engine: str, n_tokens: int) -> None:
+    """Let all replies of our trainer have so many tokens."""
     collector = trainer._player.collector
     if engine == "vllm":
-        collector.sampling = replace(collector.sampling, extra={"min_tokens": MAX_TOKENS})
+        collector.sampling = replace(collector.sampling, extra={"min_tokens": n_tokens})
     else:
         collector.policy.codec.stop_token_ids = ()
 
@@ -190,23 +195,32 @@ def load(name: str) -> tuple[Any, Any]:
     return AutoModelForCausalLM.from_config(config), tokenizer
 
 
-def step_settings(folder: str, n_steps: int) -> dict[str, Any]:
+def env_settings(options: Any) -> dict[str, Any]:
+    """Return the environment's arguments."""
+    return (
+        {"difficulty": options.difficulty, "answer_form": "natural"}
+        if options.task == TASK
+        else {"difficulty": options.difficulty}
+    )
+
+
+def step_settings(folder: str, options: Any, seed: int) -> dict[str, Any]:
     """Return the settings that both trainers have."""
     return {
         "output_dir": folder,
-        "max_steps": n_steps,
+        "max_steps": options.steps,
         "per_device_train_batch_size": MICRO_BATCH,
         "gradient_accumulation_steps": N_EPISODES // MICRO_BATCH,
         "num_generations": GROUP_SIZE,
-        "max_completion_length": MAX_TOKENS,
-        "learning_rate": 2e-4,
+        "max_completion_length": options.tokens,
+        "learning_rate": options.learning_rate,
         "gradient_checkpointing": False,
         "logging_steps": 1,
         "save_strategy": "no",
         "report_to": "none",
         "disable_tqdm": True,
         "bf16": False,
-        "seed": 0,
+        "seed": seed,
     }
 
 
@@ -259,22 +273,22 @@ def follow(trainer: Any, clock: Clock, notes: Steps, *, is_ours: bool, engine: s
     trainer.remove_callback(PrinterCallback)
 
 
-def run_child(name: str, side: str, engine: str, options: Any, pipe: Connection) -> None:
+def run_child(name: str, side: str, engine: str, seed: int, options: Any, pipe: Connection) -> None:
     """Train, and send what each step's parts took."""
     torch.manual_seed(0)
     transformers.logging.set_verbosity_error()
     is_ours, own = SIDES[side]
     make = our_trainer if is_ours else trl_trainer
     if not (is_ours or options.until):
-        least = {"min_tokens" if engine == "vllm" else "min_new_tokens": MAX_TOKENS}
+        least = {"min_tokens" if engine == "vllm" else "min_new_tokens": options.tokens}
         own = own | {"generation_kwargs": own.get("generation_kwargs", {}) | least}
     clock = Clock()
     notes = Steps(f"{side}, {engine}", clock, options.until)
     with tempfile.TemporaryDirectory() as folder:
         model, tokenizer = load(name)
-        trainer = make(model, tokenizer, step_settings(folder, options.steps), engine, own)
+        trainer = make(model, tokenizer, step_settings(folder, options, seed), engine, own, options)
         if is_ours and not options.until:
-            fix_lengths(trainer, engine)
+            fix_lengths(trainer, engine, options.tokens)
         n_parameters = sum(p.numel() for name, p in trainer.model.named_parameters() if "lora" not in name)
         follow(trainer, clock, notes, is_ours=is_ours, engine=engine)
         started = time.perf_counter()
@@ -295,11 +309,11 @@ def run_child(name: str, side: str, engine: str, options: Any, pipe: Connection)
     )
 
 
-def measure(name: str, side: str, engine: str, options: Any) -> dict[str, Any]:
+def measure(name: str, side: str, engine: str, seed: int, options: Any) -> dict[str, Any]:
     """Return a row of the table."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=run_child, args=(name, side, engine, options, theirs))
+    process = context.Process(target=run_child, args=(name, side, engine, seed, options, theirs))
     process.start()
     theirs.close()
     try:
@@ -316,7 +330,7 @@ def measure(name: str, side: str, engine: str, options: Any) -> dict[str, Any]:
     row = {key: round(value, 3) for key, value in row.items()}
     return (
         names
-        | {"trainer": side, "steps": len(found["steps"]), "memory_gib": found["memory_gib"]}
+        | {"trainer": side, "seed": seed, "steps": len(found["steps"]), "memory_gib": found["memory_gib"]}
         | row
         | {"until": found["until"]}
     )
@@ -330,11 +344,17 @@ def main() -> int:
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=tuple(SIDES))
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--until", type=float, help="stop at this mean reward over three steps")
+    parser.add_argument("--task", default=TASK)
+    parser.add_argument("--difficulty", default="easy")
+    parser.add_argument("--tokens", type=int, default=40, help="of a reply; with --until, at most")
+    parser.add_argument("--learning-rate", type=float, default=2e-4)
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     options = parser.parse_args()
     rows = [
-        measure(name, side, engine, options)
+        measure(name, side, engine, seed, options)
         for name in options.models
         for engine in options.engines
+        for seed in options.seeds
         for side in options.sides
         if engine == "vllm" or "seeds" not in side
     ]
@@ -342,10 +362,20 @@ def main() -> int:
         theirs = [
             each["step"]
             for each in rows
-            if "TRL" in each["trainer"] and (each["model"], each["engine"]) == (row["model"], row["engine"])
+            if "TRL" in each["trainer"] and all(each[key] == row[key] for key in ("model", "engine", "seed"))
         ]
         row["of_trl"] = row["step"] / theirs[-1] if theirs else None  # with seeds, where vLLM has them
-    return finish(Report("real_step", "A step with a pretrained model", METHOD, COLUMNS, rows), options)
+    work, name, hidden = f"`{options.task}` ({options.difficulty}), ", "real_step", ("seed", "until")
+    if options.until:
+        work += (
+            f"until three steps have a mean reward of {options.until:g} (*until*: steps and wall time), replies of at "
+            f"most {options.tokens} tokens, "
+        )
+        name, hidden = "real_until", PARTS
+    else:
+        work += f"replies of {options.tokens} tokens, "
+    columns = [column for column in COLUMNS if column.key not in hidden]
+    return finish(Report(name, "A step with a pretrained model", work + METHOD, columns, rows), options)
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ PLAIN = (
     "turns",
 )
 WITH_VLLM = ("concurrency", "auto_concurrency", "rollout_vs_engine", "latency", "rollout_vs_trl", "real_step")
-BY_HAND = ("overlap", "ray_overhead", "million")
+BY_HAND = ("overlap", "real_until", "ray_overhead", "million")
 """Half an hour each, or in another environment. Run by hand into the same folder; their results are read from it."""
 
 
@@ -67,9 +67,10 @@ def collect_results(out: Path) -> dict[str, dict[str, Any]]:
 def render(name: str, data: dict[str, Any]) -> str:
     """Return the part of a document that shows one result."""
     columns = [Column(**column) for column in data["columns"]]
+    command = re.sub(r" --out \S+", "", data["command"])
     return "\n\n".join(
         [
-            f"`python benchmarks/{name}.py --check`: {data['method']}",
+            f"`{command}`: {data['method']}",
             markdown_table(columns, data["rows"]),
             _describe(data),
         ]
