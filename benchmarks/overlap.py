@@ -166,7 +166,8 @@ def train(model: Path, servers: Any, bound: int, tool_s: float, seed: int, optio
             "reached": until.is_reached,
         }
         trainer.close()
-    print(f"tool {1e3 * tool_s:.0f} ms, bound {bound}, seed {seed}: {found}", flush=True)
+    curve = " ".join(f"{reward:.2f}" for reward in until.rewards)
+    print(f"tool {1e3 * tool_s:.0f} ms, bound {bound}, seed {seed}: {found}\n  {curve}", flush=True)
     return found
 
 

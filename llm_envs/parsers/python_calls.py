@@ -19,10 +19,11 @@ __all__ = ["read_lfm2", "read_python_start", "read_python_tag", "read_whole_list
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,199}(?:[.\-][A-Za-z0-9_]{1,200}){0,8}")
 _KEY = re.compile(r"([A-Za-z_][A-Za-z0-9_]{0,199})\s*=(?!=)\s*")
 _STRING = re.compile(
-    r'"""(?P<a>(?:[^"\\]++|\\.|"(?!""))*+)"""'
-    r"|'''(?P<b>(?:[^'\\]++|\\.|'(?!''))*+)'''"
-    r'|"(?P<c>(?:[^"\\]++|\\.)*+)"'
-    r"|'(?P<d>(?:[^'\\]++|\\.)*+)'",
+    # The outer repetition is not possessive: before Python 3.11.3 such a group with alternatives matches wrongly.
+    r'"""(?P<a>(?:[^"\\]++|\\.|"(?!""))*)"""'
+    r"|'''(?P<b>(?:[^'\\]++|\\.|'(?!''))*)'''"
+    r'|"(?P<c>(?:[^"\\]++|\\.)*)"'
+    r"|'(?P<d>(?:[^'\\]++|\\.)*)'",
     re.DOTALL,
 )
 _ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[0-7]{1,3}|.)", re.DOTALL)
