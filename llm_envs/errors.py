@@ -26,6 +26,7 @@ __all__ = [
     "MissingExtraError",
     "ModelError",
     "ProcessFailedError",
+    "ReplayError",
     "ResetNeededError",
     "RolloutFailedError",
     "SandboxError",
@@ -99,6 +100,10 @@ class JudgeError(LLMEnvsError, RuntimeError):
 
 class BridgeError(LLMEnvsError, ConnectionError):
     """An external system (an MCP server) cannot be reached, or its connection was lost."""
+
+
+class ReplayError(LLMEnvsError, RuntimeError):
+    """A stored episode cannot be played again: something answers otherwise than it did. The message says where."""
 
 
 class StoreError(LLMEnvsError, OSError):

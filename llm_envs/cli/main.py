@@ -55,6 +55,7 @@ COMMANDS = {
     "play": Command("llm_envs.cli.play", "Play a task and print the conversation with its rewards."),
     "collect": Command("llm_envs.cli.collect", "Play tasks and save the episodes in a folder, or resume a run."),
     "eval": Command("llm_envs.cli.eval", "Measure a policy on tasks: success, reward, intervals."),
+    "branch": Command("llm_envs.cli.branch", "Play a stored episode again from one of its turns on, many times."),
     "serve": Command("llm_envs.cli.serve", "Serve a model by OpenAI's API, and record what agents do with it."),
     "serve-envs": Command("llm_envs.cli.serve_envs", "Run environments for runs on other machines."),
     "merge": Command("llm_envs.cli.merge", "Join the shards that several machines played into one run."),
