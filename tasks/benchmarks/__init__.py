@@ -1,0 +1,1 @@
+"""Benchmarks by their names, scored as their own packages score them."""

@@ -1,0 +1,68 @@
+"""The child process of `bounded.py`: loads a scorer, then answers requests, one line of JSON each.
+
+    python -P child.py SCRIPT
+
+This is a script: it imports nothing of this package. After loading, an audit hook refuses to compile text, to start a
+process, to open a socket and to write a file.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import resource
+import sys
+from typing import Any
+
+MAX_MEMORY = 2 << 30
+"""Address space, bytes."""
+_REFUSED: tuple[str, ...] = ("os.system", "os.exec", "os.spawn", "os.posix_spawn", "os.fork", "os.kill", "os.remove")
+_REFUSED += ("os.rename", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "subprocess.", "socket.", "ctypes.", "pty.")
+_REFUSED += ("shutil.", "webbrowser.", "urllib.")
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+
+
+def refuse_to_execute(event: str, arguments: tuple[Any, ...]) -> None:
+    """Allow imports and refuse other execution. This is an audit hook."""
+    if event == "compile":
+        if not (isinstance(arguments[1], str) and arguments[1].endswith(".py")):
+            raise PermissionError("text is not compiled here")
+    elif event == "open":
+        if arguments[2] & _WRITING:
+            raise PermissionError("files are not written here")
+    elif event.startswith(_REFUSED):
+        raise PermissionError(f"{event} is refused here")
+
+
+def main() -> None:
+    """Load the scorer, report it, and answer requests from standard input until that closes."""
+    requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for number in (0, 1, 2):
+        os.dup2(nothing, number)
+    spec = importlib.util.spec_from_file_location("scorer", sys.argv[1])
+    assert spec is not None and spec.loader is not None
+    scorer = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(scorer)
+        scorer.load()
+        ready = None
+    except Exception as error:
+        ready = f"{type(error).__name__}: {error}"
+    replies.write(json.dumps(ready).encode() + b"\n")
+    replies.flush()
+    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    sys.addaudithook(refuse_to_execute)
+    for line in requests:
+        try:
+            answer = scorer.answer(json.loads(line))
+        except Exception:
+            answer = None
+        replies.write(json.dumps(answer).encode() + b"\n")
+        replies.flush()
+
+
+if __name__ == "__main__":
+    main()
