@@ -4,7 +4,8 @@
     Collector(env, policy, codec=policy.codec).collect(8, group_size=4)
 
 1. Each episode has its own session, with an address that only its agent knows.
-2. The agent runs in a thread, a command in a process. It ends with the episode, or is left behind.
+2. The agent runs in a thread, or in one of `workers` (see `worker`). There it ends with the episode; a thread that does
+   not is left behind.
 3. A failure of the agent, the policy or the environment is data (`status="errored"`), never a reward. An agent that
    never calls the model leaves an unscored episode, and so does a reward function that fails.
 4. A limit cuts the episode: the agent is cancelled, and the reward function gets the result None.
@@ -19,33 +20,36 @@ import secrets
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from random import Random
 from typing import Any
 
-import gymnasium as gym
-
-from llm_envs.agents.job import Agent, AgentJob
+from llm_envs.agents.job import Agent, AgentJob, AgentRun, Assignment
 from llm_envs.agents.server import Endpoint, PolicyServer
 from llm_envs.agents.session import PolicySession
-from llm_envs.agents.task import EnvTask
+from llm_envs.agents.task import TaskState, as_rollout_error
+from llm_envs.agents.worker import AgentHost, DeclaredEnv, WorkerJob
 from llm_envs.chat.context import Codec, ContextFn
 from llm_envs.errors import InvalidConfigError, JudgeError
 from llm_envs.policies.base import Policy
 from llm_envs.registration import task_spec
 from llm_envs.rewards.base import Score
 from llm_envs.rollout.converse import score_trajectory
-from llm_envs.rollout.episode import policy_kind
+from llm_envs.rollout.episode import errored_trajectory, policy_kind
 from llm_envs.rollout.limits import RolloutLimits
 from llm_envs.rollout.pause_gate import PauseGate
 from llm_envs.rollout.token_transcript import History
+from llm_envs.rollout.workers.pool import WorkerPool, WorkerRunner
 from llm_envs.rollout.workers.runner import Env, EnvMaker
+from llm_envs.rollout.workers.wire import by_value
 from llm_envs.sources.source import EnvFactory, EpisodeSpec, SeedSource
-from llm_envs.spaces import TextSpace
 from llm_envs.tracking.stats import CollectorStats
 from llm_envs.types import RolloutError, SamplingParams, StopReason, Trajectory
 
 __all__ = ["IDLE_S", "AgentEnv", "AgentReward"]
+
+Job = AgentJob | WorkerJob
 
 AgentReward = Callable[[Any, Trajectory], Score | Awaitable[Score]]
 """(the agent's result, the episode) -> its reward, or components to sum; None leaves it unscored. The result is None
@@ -108,15 +112,20 @@ class AgentEnv:
             self.tasks = given
         named = "agent" if self._task_env is None else SeedSource(self._task_env).choices[0].env_id
         self.env_id = named if env_id is None else env_id
+        self._run = AgentRun(agent, create_client, None if self._task_env is None else self._maker({}).target)
+        # One object for all episodes: a worker process loads it once.
+        self._host = partial(AgentHost, replace(self._run, target=by_value(self._run.target)), reward_fn is not None)
 
     def __call__(self, **kwargs: Any) -> Env:
         """Return an environment with the declarations of this one; it cannot be stepped."""
         if self._task_env is not None:
             return self._maker(kwargs)()
         self._tasks_of(kwargs)
-        return _Declared()
+        return DeclaredEnv()
 
-    def check_play(self, policy: Policy, codec: Codec | None, context_fn: ContextFn | None, workers: object) -> None:
+    def check_play(
+        self, policy: Policy, codec: Codec | None, context_fn: ContextFn | None, workers: WorkerPool | None
+    ) -> None:
         """Check that a collector can play it.
 
         Raises:
@@ -129,11 +138,13 @@ class AgentEnv:
             )
         if context_fn is not None:
             raise InvalidConfigError(f"{self.env_id}: the agent chooses what the model sees; leave out context_fn.")
-        if workers is not None:
+        if workers is None:
+            return
+        if workers.is_remote:
             raise InvalidConfigError(
-                f"{self.env_id}: an agent runs in a thread of this process, or as a command in its own; leave out "
-                "workers and env_servers."
+                f"{self.env_id}: an agent asks a server on this machine; leave out env_servers, and give workers."
             )
+        workers.check(self._host_maker)
 
     async def play_episode(
         self,
@@ -146,6 +157,7 @@ class AgentEnv:
         history: History = "append",
         run_seed: int = 0,
         gate: PauseGate | None = None,
+        workers: WorkerPool | None = None,
         stats: CollectorStats | None = None,
         on_session: Callable[[PolicySession], None] | None = None,
     ) -> Trajectory:
@@ -162,58 +174,45 @@ class AgentEnv:
             history: See `EpisodeRecord`.
             run_seed: See `rollout.play_episode`.
             gate: Pauses the policy.
+            workers: Processes to run agents in; None runs them in threads.
             stats: Counts tokens and seconds.
             on_session: Called with the session before the agent starts.
         """
         self.check_play(policy, codec, None, None)
         assert codec is not None
-        limits = limits or RolloutLimits()
-        session = PolicySession(
-            spec,
-            policy,
-            codec,
-            sampling or SamplingParams(),
-            limits,
-            history,
-            run_seed,
-            gate,
-            stats or CollectorStats(),
-        )
-        if on_session is not None:
-            on_session(session)
-        task = None if self._task_env is None else EnvTask(self._maker(spec.env_kwargs), session)
-        name = secrets.token_urlsafe(16)
-        async with _server(policy, codec) as server:
-            job = AgentJob(
-                self.agent,
-                partial(self._play, spec, task),
-                server.add(name, session),
-                self.create_client,
-            )
+        sampling, limits, stats = sampling or SamplingParams(), limits or RolloutLimits(), stats or CollectorStats()
+        runner = None if workers is None else workers.runner(self._host_maker, None)
+        try:
+            if runner is not None:
+                try:
+                    await runner.open()  # before the session, whose clock must not count a worker's start
+                except Exception as error:
+                    return errored_trajectory(spec, error, "agent")
+            session = PolicySession(spec, policy, codec, sampling, limits, history, run_seed, gate, stats)
+            if on_session is not None:
+                on_session(session)
+            return await self._played(session, runner)
+        finally:
+            if runner is not None:
+                runner.close()
+
+    async def _played(self, session: PolicySession, runner: WorkerRunner | None) -> Trajectory:
+        spec, name, state = session.spec, secrets.token_urlsafe(16), TaskState(session)
+        async with _server(session.policy, session.codec) as server:
+            task = {} if self.tasks is None else self._given(spec)
+            given = Assignment(server.add(name, session), task, spec.env_kwargs, spec.seed, spec.options)
+            job = AgentJob(partial(self._run, given, state)) if runner is None else WorkerJob(runner, given, state)
             try:
-                await _watch(job, session, limits)
+                await _watch(job, session)
             finally:
                 session.close()
                 job.cancel()
                 await asyncio.wait({job.done}, timeout=_END_S)
                 server.remove(name)
-        return await self._finished(job, session, task)
+        return await self._finished(job, session, state)
 
-    def _play(self, spec: EpisodeSpec, task: EnvTask | None, run: Callable[[Any], Any]) -> Any:
-        """Play the agent, in its own thread; return its result."""
-        if task is None:
-            return run(self._given(spec))
-        try:
-            task.reset()
-            result = run(task if callable(self.agent) else {"messages": task.messages, "tools": task.tools})
-            if isinstance(result, str) and not task.is_over:
-                task.step(result)
-            return result
-        finally:
-            task.close()
-
-    async def _finished(self, job: AgentJob, session: PolicySession, task: EnvTask | None) -> Trajectory:
-        error, is_judge = _error_of(job, session, task)
+    async def _finished(self, job: Job, session: PolicySession, state: TaskState) -> Trajectory:
+        error, is_judge = _error_of(job, session, state)
         is_cut = session.limit is not None and (not job.done.done() or job.done.exception() is not None)
         result = job.done.result() if job.done.done() and job.done.exception() is None else None
         reason = StopReason.TERMINATED
@@ -221,11 +220,13 @@ class AgentEnv:
             reason = StopReason.ERROR
         elif is_cut and session.limit is not None:
             reason = session.limit[0]
-        elif task is not None and task.is_truncated:
+        elif state.is_truncated:
             reason = StopReason.ENV_TRUNCATED
+        if reason not in (StopReason.TERMINATED, StopReason.ERROR):
+            session.final = state.observed
         trajectory = session.trajectory(
             stop_reason=reason,
-            is_success=task is not None and task.is_success,
+            is_success=state.is_success,
             error=error,
             unscored_because="a judge failed" if is_judge else None,
             metadata={"result": result} if _is_json(result) and result is not None else {},
@@ -239,6 +240,10 @@ class AgentEnv:
         assert env is not None
         return EnvMaker(env, kwargs) if isinstance(env, str) else EnvMaker(self.env_id, kwargs, env)
 
+    @property
+    def _host_maker(self) -> EnvMaker:
+        return EnvMaker(self.env_id, {}, self._host)
+
     def _given(self, spec: EpisodeSpec) -> Mapping[str, Any]:
         problem = (spec.options or {}).get("problem")
         if problem is not None:
@@ -251,22 +256,15 @@ class AgentEnv:
         if set(kwargs) - {"split"} or split not in self.tasks:
             raise InvalidConfigError(
                 f"{self.env_id}: the arguments are {dict(kwargs)}, but it takes only split, one of "
-                f"{', '.join(self.tasks)}. For split='test' give AgentEnv(test_tasks=...), or evaluate with split=None."
+                f"{', '.join(self.tasks)}. For split='test' give AgentEnv(test_tasks=...), or evaluate on 'train'."
             )
         return self.tasks[split]
 
 
-class _Declared(gym.Env[str, str]):
-    """The declarations of an `AgentEnv` with a list of tasks."""
-
-    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012  # as Gymnasium declares it
-    observation_space = action_space = TextSpace()
-
-
-async def _watch(job: AgentJob, session: PolicySession, limits: RolloutLimits) -> None:
+async def _watch(job: Job, session: PolicySession) -> None:
     """Return when the agent has ended, no request will be answered any more, or a limit of time is reached."""
     over = asyncio.ensure_future(session.is_over.wait())
-    clock = session.sampler.clock
+    clock, limits = session.sampler.clock, session.limits
     idle_s = limits.max_step_s or IDLE_S
     try:
         while not job.done.done() and not over.done():
@@ -285,24 +283,18 @@ async def _watch(job: AgentJob, session: PolicySession, limits: RolloutLimits) -
         over.cancel()
 
 
-def _error_of(job: AgentJob, session: PolicySession, task: EnvTask | None) -> tuple[RolloutError | None, bool]:
+def _error_of(job: Job, session: PolicySession, state: TaskState) -> tuple[RolloutError | None, bool]:
     """Return the failure of an episode, if any, and whether it is a judge's. The cause comes before its effects."""
     if session.failure is not None:
         return session.failure, False
-    if task is not None and task.failure is not None:
-        error, where = task.failure
-        return _as_data(error, where), isinstance(error, JudgeError)
+    if state.error is not None:
+        return state.error, state.is_judge
     if session.hung_s is not None:
         message = f"no request for {session.hung_s:g} s, and the agent has not ended."
         return RolloutError("TimeoutError", message, "agent"), False
     if session.limit is None and job.done.done() and (failure := job.done.exception()) is not None:
-        return _as_data(failure, "agent"), isinstance(failure, JudgeError)
+        return as_rollout_error(failure, "agent"), isinstance(failure, JudgeError)
     return None, False
-
-
-def _as_data(error: BaseException, where: str) -> RolloutError:
-    kind = type(error).__name__
-    return RolloutError(kind, str(error) or kind, where)
 
 
 @asynccontextmanager

@@ -1,8 +1,10 @@
-"""Run one agent, a function or a command, in its own thread, where it can block, hang or crash without harm to others.
+"""Run one agent, a function or a command, in a thread or a worker process, where it can block, hang or crash.
 
-1. `done` gets the agent's result or exception, once.
-2. `cancel` ends a coroutine at its next await and kills a command with all its children. A plain function cannot be
-   ended: its next request is refused, and its thread, a daemon, is left behind if it never comes back.
+1. `AgentRun` plays one episode where it is called. It pickles if the agent does, so it may go to a worker.
+2. A job's `done` gets the agent's result or exception, once.
+3. `AgentJob.cancel` ends a coroutine at its next await and kills a command with all its children. A plain function
+   cannot be ended: its next request is refused, and its thread, a daemon, is left behind if it never comes back.
+4. `WorkerJob.cancel` (`worker`) kills the worker's process, whatever the agent does there.
 """
 
 from __future__ import annotations
@@ -15,19 +17,32 @@ import signal
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from llm_envs.agents.server import Endpoint
+from llm_envs.agents.task import EnvTask, TaskReport
 from llm_envs.errors import LLMEnvsError, MissingExtraError
+from llm_envs.rollout.workers.runner import Target, make_env
 
-__all__ = ["Agent", "AgentError", "create_openai_client"]
+__all__ = [
+    "Agent",
+    "AgentError",
+    "AgentJob",
+    "AgentRun",
+    "Assignment",
+    "OnCancel",
+    "as_exception",
+    "create_openai_client",
+]
 
 Agent = Callable[[Any, Any], Any] | Sequence[str]
 """(task, client) -> result, plain or asynchronous; or a command line. A command gets the session's address and key in
-the variables OPENAI_BASE_URL and OPENAI_API_KEY and the task as JSON on its standard input; its result is what it
-prints."""
+the variables OPENAI_BASE_URL and OPENAI_API_KEY (and ANTHROPIC_BASE_URL and ANTHROPIC_API_KEY) and the task as JSON on
+its standard input; its result is what it prints."""
 
 _TAIL = 2000
 """Characters of a failed command's errors that are kept."""
@@ -36,7 +51,7 @@ _MOST_OUTPUT = 1 << 20
 
 
 class AgentError(LLMEnvsError, RuntimeError):
-    """An agent's command failed."""
+    """An agent ended in another way than by a result or an exception: its command failed, it called exit(), ..."""
 
 
 def create_openai_client(endpoint: Endpoint, *, is_async: bool) -> Any:
@@ -58,24 +73,132 @@ def create_openai_client(endpoint: Endpoint, *, is_async: bool) -> Any:
     return openai.OpenAI(**common, http_client=openai.DefaultHttpxClient(trust_env=False))
 
 
-class AgentJob:
-    """One run of an agent. Construct it in the event loop that awaits `done`.
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """What one run of an agent plays."""
+
+    endpoint: Endpoint
+    """The session."""
+    task: Mapping[str, Any] = field(default_factory=dict)
+    """A task of a list; not used with an environment."""
+    env_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    seed: int = 0
+    options: Mapping[str, Any] | None = None
+
+
+OnCancel = Callable[[Callable[[], None]], None]
+"""Gets the function that ends the agent."""
+
+
+@dataclass(frozen=True)
+class AgentRun:
+    """An agent, to be run where this is called.
 
     Args:
         agent: The agent.
-        play: Called in the agent's thread with a function (task) -> result that runs the agent; returns the result.
-        endpoint: The session.
         create_client: Makes the client that a function gets; None: `create_openai_client`.
+        target: The environment that the agent acts in; None: it gets a task of a list.
     """
 
-    def __init__(
-        self,
-        agent: Agent,
-        play: Callable[[Callable[[Any], Any]], Any],
-        endpoint: Endpoint,
-        create_client: Callable[[Endpoint], Any] | None = None,
-    ) -> None:
-        self._agent, self._play, self._endpoint, self._create_client = agent, play, endpoint, create_client
+    agent: Agent
+    create_client: Callable[[Endpoint], Any] | None = None
+    target: Target | None = None
+
+    def __call__(self, assignment: Assignment, report: TaskReport, on_cancel: OnCancel) -> Any:
+        """Run the agent to its end; return its result.
+
+        Args:
+            assignment: What it plays.
+            report: Gets what happens in the environment.
+            on_cancel: Gets the function that ends the agent early.
+        """
+        run = partial(self._call if callable(self.agent) else self._execute, assignment.endpoint, on_cancel)
+        if self.target is None:
+            return run(dict(assignment.task))
+        make = partial(make_env, self.target, assignment.env_kwargs)
+        task = EnvTask(make, assignment.seed, assignment.options, report)
+        try:
+            task.reset()
+            result = run(task if callable(self.agent) else {"messages": task.messages, "tools": task.tools})
+            if isinstance(result, str) and not task.is_over:
+                task.step(result)
+            return result
+        finally:
+            task.close()
+
+    def _call(self, endpoint: Endpoint, on_cancel: OnCancel, task: Any) -> Any:
+        agent: Any = self.agent
+        is_async = inspect.iscoroutinefunction(agent) or inspect.iscoroutinefunction(type(agent).__call__)
+        create = self.create_client or partial(create_openai_client, is_async=is_async)
+        client = create(endpoint)
+
+        async def main() -> Any:
+            loop, current = asyncio.get_running_loop(), asyncio.current_task()
+            assert current is not None
+
+            def cancel() -> None:
+                with suppress(RuntimeError):  # the agent has ended, and its loop is closed
+                    loop.call_soon_threadsafe(current.cancel)
+
+            on_cancel(cancel)
+            try:
+                return await agent(task, client)
+            finally:
+                closed = client.close() if hasattr(client, "close") else None
+                if inspect.isawaitable(closed):
+                    await closed
+
+        if is_async:
+            return asyncio.run(main())
+        try:
+            result = agent(task, client)
+            if inspect.iscoroutine(result):
+                result.close()
+                raise AgentError("the agent returned a coroutine: write it as `async def`, or return what it awaits.")
+            return result
+        finally:
+            if hasattr(client, "close"):
+                client.close()
+
+    def _execute(self, endpoint: Endpoint, on_cancel: OnCancel, task: Any) -> str:
+        local = "127.0.0.1,localhost"
+        given = {"OPENAI_BASE_URL": endpoint.base_url, "OPENAI_API_KEY": endpoint.api_key}
+        given |= {"ANTHROPIC_BASE_URL": endpoint.anthropic_url, "ANTHROPIC_API_KEY": endpoint.api_key}
+        environment = {**os.environ, **given, "NO_PROXY": local, "no_proxy": local}
+        # Files, not pipes: a child that outlives the command would keep a pipe open.
+        with tempfile.TemporaryFile() as inputs, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+            inputs.write(json.dumps(task).encode())
+            inputs.seek(0)
+            command: Any = self.agent
+            process = subprocess.Popen(
+                list(command), stdin=inputs, stdout=out, stderr=err, env=environment, start_new_session=True
+            )
+
+            def kill() -> None:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.killpg(process.pid, signal.SIGKILL)
+
+            on_cancel(kill)
+            try:
+                code = process.wait()
+            finally:
+                kill()  # children that it left behind
+                process.wait()
+                on_cancel(lambda: None)
+            if code:
+                raise AgentError(f"{command[0]} ended with {code}: {_end_of(err, _TAIL) or 'it wrote no error'}")
+            return _end_of(out, _MOST_OUTPUT)
+
+
+class AgentJob:
+    """One run of an agent in its own thread. Construct it in the event loop that awaits `done`.
+
+    Args:
+        run: Runs the agent, in its thread.
+    """
+
+    def __init__(self, run: Callable[[OnCancel], Any]) -> None:
+        self._run_agent = run
         self._home = asyncio.get_running_loop()
         self.done: asyncio.Future[Any] = self._home.create_future()
         self._cancel: Callable[[], None] = lambda: None
@@ -91,22 +214,20 @@ class AgentJob:
 
     def _run(self) -> None:
         result: Any = None
-        failure: BaseException | None = None
+        failure: Exception | None = None
         try:
-            result = self._play(self._call if callable(self._agent) else self._execute)
-        except BaseException as error:  # also SystemExit: an agent that calls exit() ends only its episode
-            failure = error
+            result = self._run_agent(self._on_cancel)
+        except BaseException as error:
+            failure = as_exception(error)
         with suppress(RuntimeError):  # the loop is closed: nobody waits
             self._home.call_soon_threadsafe(self._settle, result, failure)
 
-    def _settle(self, result: Any, failure: BaseException | None) -> None:
+    def _settle(self, result: Any, failure: Exception | None) -> None:
         if self.done.done():
             return
         if failure is None:
             self.done.set_result(result)
             return
-        if not isinstance(failure, Exception):  # a future would raise it through the event loop
-            failure = AgentError(f"{type(failure).__name__}: {failure}")
         self.done.set_exception(failure)
         self.done.exception()  # read, so that an abandoned job logs nothing
 
@@ -116,65 +237,13 @@ class AgentJob:
             if self._is_cancelled:
                 cancel()
 
-    def _call(self, task: Any) -> Any:
-        agent: Any = self._agent
-        is_async = inspect.iscoroutinefunction(agent) or inspect.iscoroutinefunction(type(agent).__call__)
-        if self._create_client is None:
-            client = create_openai_client(self._endpoint, is_async=is_async)
-        else:
-            client = self._create_client(self._endpoint)
 
-        async def main() -> Any:
-            loop, current = asyncio.get_running_loop(), asyncio.current_task()
-            assert current is not None
-
-            def cancel() -> None:
-                with suppress(RuntimeError):  # the agent has ended, and its loop is closed
-                    loop.call_soon_threadsafe(current.cancel)
-
-            self._on_cancel(cancel)
-            try:
-                return await agent(task, client)
-            finally:
-                closed = client.close() if hasattr(client, "close") else None
-                if inspect.isawaitable(closed):
-                    await closed
-
-        if is_async:
-            return asyncio.run(main())
-        try:
-            return agent(task, client)
-        finally:
-            if hasattr(client, "close"):
-                client.close()
-
-    def _execute(self, task: Any) -> str:
-        local = "127.0.0.1,localhost"
-        given = {"OPENAI_BASE_URL": self._endpoint.base_url, "OPENAI_API_KEY": self._endpoint.api_key}
-        environment = {**os.environ, **given, "NO_PROXY": local, "no_proxy": local}
-        # Files, not pipes: a child that outlives the command would keep a pipe open.
-        with tempfile.TemporaryFile() as inputs, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-            inputs.write(json.dumps(task).encode())
-            inputs.seek(0)
-            command: Any = self._agent
-            process = subprocess.Popen(
-                list(command), stdin=inputs, stdout=out, stderr=err, env=environment, start_new_session=True
-            )
-
-            def kill() -> None:
-                with suppress(ProcessLookupError, PermissionError):
-                    os.killpg(process.pid, signal.SIGKILL)
-
-            self._on_cancel(kill)
-            try:
-                code = process.wait()
-            finally:
-                kill()  # children that it left behind
-                process.wait()
-                self._on_cancel(lambda: None)
-            if code:
-                raise AgentError(f"{command[0]} ended with {code}: {_end_of(err, _TAIL) or 'it wrote no error'}")
-            return _end_of(out, _MOST_OUTPUT)
+def as_exception(error: BaseException) -> Exception:
+    """Return what an agent raised as an `Exception`: one that calls exit() ends only its episode."""
+    if isinstance(error, Exception) and not isinstance(error, StopIteration):
+        return error
+    # A future refuses a StopIteration, and would raise a SystemExit through the event loop.
+    return AgentError(f"{type(error).__name__}: {error}")
 
 
 def _end_of(file: Any, most: int) -> str:

@@ -57,6 +57,11 @@ class Endpoint:
     api_key: str = field(repr=False)
     """For `OPENAI_API_KEY`."""
 
+    @property
+    def anthropic_url(self) -> str:
+        """For `ANTHROPIC_BASE_URL`, with the same key: Anthropic's clients add /v1 themselves."""
+        return self.base_url.removesuffix("/v1")
+
 
 class PolicyServer:
     """Serves a token policy by OpenAI's chat completions API.

@@ -3,18 +3,94 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Protocol
 
 from llm_envs.agents.session import PolicySession
 from llm_envs.chat.context import observed_messages, render_reply
-from llm_envs.errors import InvalidConfigError, ResetNeededError
+from llm_envs.errors import InvalidConfigError, JudgeError, ResetNeededError
 from llm_envs.rollout.chat_logs import LogEntry, read_entry
 from llm_envs.rollout.checks import check_components, check_results, check_success, check_tools
-from llm_envs.rollout.workers.runner import Env, EnvMaker, check_reset, check_step, env_attribute
-from llm_envs.types import Message
+from llm_envs.rollout.workers.runner import Env, check_reset, check_step, env_attribute
+from llm_envs.rollout.workers.wire import error_text
+from llm_envs.types import Message, RolloutError, ToolResult
 
-__all__ = ["EnvTask"]
+__all__ = ["EnvTask", "TaskReport", "TaskState", "as_rollout_error"]
+
+
+class TaskReport(Protocol):
+    """What an `EnvTask` needs of the session. Arguments and results are plain data, so they may cross processes."""
+
+    def exact_text(self, message: Mapping[str, Any]) -> str | None:
+        """Return what the model wrote for a message that it sent; None for any other message."""
+        ...
+
+    def stepped(
+        self,
+        reward: float,
+        components: Mapping[str, float],
+        results: Sequence[ToolResult],
+        is_success: bool,
+        is_truncated: bool,
+        observed: Sequence[Message],
+        final_observation: str | None,
+    ) -> None:
+        """Keep the outcome of a step.
+
+        Args:
+            reward: Its reward.
+            components: The parts of the reward.
+            results: Results of tools.
+            is_success: Whether the episode is a success so far.
+            is_truncated: Whether a limit of the environment ended it.
+            observed: What the policy would see next; nothing if the task terminated.
+            final_observation: What it would have seen then.
+        """
+        ...
+
+    def failed(self, error: RolloutError, is_judge: bool) -> None:
+        """Keep the environment's failure."""
+        ...
+
+
+class TaskState:
+    """What an environment has reported of an episode, beside the session: the `TaskReport` of this process."""
+
+    def __init__(self, session: PolicySession) -> None:
+        self.is_success = False
+        self.is_truncated = False
+        """Whether a limit of the environment ended it."""
+        self.observed: tuple[Message, ...] = ()
+        """The last observation, if the episode was not over."""
+        self.error: RolloutError | None = None
+        self.is_judge = False
+        """Whether the error is a judge's."""
+        self._session = session
+
+    def exact_text(self, message: Mapping[str, Any]) -> str | None:
+        """Return what the model wrote for a message that it sent; None for any other message."""
+        return self._session.record.exact_text(read_entry(0, message))
+
+    def stepped(
+        self,
+        reward: float,
+        components: Mapping[str, float],
+        results: Sequence[ToolResult],
+        is_success: bool,
+        is_truncated: bool,
+        observed: Sequence[Message],
+        final_observation: str | None,
+    ) -> None:
+        """Pay the reward, and keep how the episode ended."""
+        self._session.pay(reward, components, results)
+        self.is_success, self.is_truncated, self.observed = is_success, is_truncated, tuple(observed)
+        if final_observation is not None:
+            self._session.notes["final_observation"] = final_observation
+
+    def failed(self, error: RolloutError, is_judge: bool) -> None:
+        """Keep the environment's failure."""
+        self.error, self.is_judge = error, is_judge
 
 
 class EnvTask:
@@ -23,11 +99,15 @@ class EnvTask:
     All its calls must come from one thread at a time.
 
     Args:
-        maker: Makes the environment.
-        session: Records the agent's requests; the rewards go to its last turn.
+        make: Makes the environment.
+        seed: The episode's seed.
+        options: The options of its reset.
+        report: Gets the rewards, which go to the session's last turn.
     """
 
-    def __init__(self, maker: EnvMaker, session: PolicySession) -> None:
+    def __init__(
+        self, make: Callable[[], Env], seed: int, options: Mapping[str, Any] | None, report: TaskReport
+    ) -> None:
         self.messages: list[dict[str, Any]] = []
         """System prompt and first observation, as a request takes them."""
         self.tools: list[dict[str, Any]] = []
@@ -36,27 +116,25 @@ class EnvTask:
         self.is_success = False
         self.is_truncated = False
         """Whether a limit of the environment ended it."""
-        self.failure: tuple[BaseException, str] | None = None
-        """The exception that the environment raised, and where."""
-        self._maker, self._session = maker, session
+        self._make, self._seed, self._options, self._report = make, seed, options, report
         self._env: Env | None = None
         self._lock = threading.Lock()
 
     def reset(self) -> None:
         """Make the environment and begin its episode."""
-        spec, where = self._session.spec, "env.make"
+        where = "env.make"
         try:
-            self._env = self._maker()
+            self._env = self._make()
             where = "env.reset"
-            options = None if spec.options is None else dict(spec.options)
-            observation, info = check_reset(self._env.reset(seed=spec.seed, options=options))
+            options = None if self._options is None else dict(self._options)
+            observation, info = check_reset(self._env.reset(seed=self._seed, options=options))
             system_prompt = env_attribute(self._env, "system_prompt", None)
             first = [Message("system", system_prompt)] if system_prompt else []
             self.messages = [_to_api(message, None) for message in (*first, *observed_messages(observation, info))]
             tools = check_tools(env_attribute(self._env, "tools", ()) or ())
             self.tools = [dict(t) if "function" in t else {"type": "function", "function": dict(t)} for t in tools]
         except BaseException as error:
-            self.failure = error, where
+            self._fail(error, where)
             raise
 
     def step(self, reply: Any) -> list[dict[str, Any]]:
@@ -82,22 +160,24 @@ class EnvTask:
                 observed = observed_messages(observation, info)
                 self.is_success = check_success(info)
                 results = check_results(env_attribute(self._env, "tool_results", ()) or ())
-                self._session.pay(reward, check_components(info, reward), results)
+                components = check_components(info, reward)
             except BaseException as error:
-                self.failure = error, "env.step"
+                self._fail(error, "env.step")
                 raise
-        self.is_over, self.is_truncated = terminated or truncated, truncated and not terminated
-        if self.is_truncated:
-            self._session.final = observed
-        elif self.is_over and observation:
-            self._session.notes["final_observation"] = observation
+            self.is_over, self.is_truncated = terminated or truncated, truncated and not terminated
+            seen, last = ((), observation or None) if terminated else (observed, None)
+            self._report.stepped(reward, components, results, self.is_success, self.is_truncated, seen, last)
         return [] if self.is_over else [_to_api(message, ids) for message in observed]
 
     def close(self) -> None:
-        """Close the environment. Harmless when repeated."""
+        """Close the environment, ignoring its errors, which change nothing now. Harmless when repeated."""
         env, self._env = self._env, None
-        if env is not None:
-            env.close()
+        with suppress(Exception):
+            if env is not None:
+                env.close()
+
+    def _fail(self, error: BaseException, where: str) -> None:
+        self._report.failed(as_rollout_error(error, where), isinstance(error, JudgeError))
 
     def _read(self, reply: Any) -> tuple[str, list[str]]:
         """Return the text of a reply, and the ids of its calls."""
@@ -107,8 +187,14 @@ class EnvTask:
         if not isinstance(data, Mapping) or data.get("role") != "assistant":
             raise InvalidConfigError(f"EnvTask.step: {reply!r:.80} is not an assistant's message and not a text.")
         entry = read_entry(0, data)
-        text = self._session.record.exact_text(entry)
+        text = self._report.exact_text(data)
         return _written(entry) if text is None else text, [call.id for call in entry.calls if call.id is not None]
+
+
+def as_rollout_error(error: BaseException, where: str) -> RolloutError:
+    """Return an exception as data."""
+    kind = type(error).__name__
+    return RolloutError(kind, error_text(error) or kind, where)
 
 
 def _written(entry: LogEntry) -> str:

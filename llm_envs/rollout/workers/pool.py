@@ -81,6 +81,11 @@ class WorkerPool:
         self._finalizer = weakref.finalize(self, _close, self._state)
         forget_after_fork(self)
 
+    @property
+    def is_remote(self) -> bool:
+        """Whether environment servers have the processes."""
+        return self._servers is not None
+
     def runner(self, make: Callable[[], Env], limit_s: float | None) -> WorkerRunner:
         """Return the runner of one episode's environment in a worker; see `runner.Runner`.
 
@@ -249,7 +254,7 @@ class WorkerRunner:
         self._opened.show(shown)
         return check_reset((observation, info))
 
-    async def step(self, action: str) -> Step:
+    async def step(self, action: Any) -> Step:
         """Step the environment and check the form of what it returns."""
         *result, shown = await self._call("env.step", self._limit_s, "step", action)
         self._opened.show(shown)
@@ -270,6 +275,11 @@ class WorkerRunner:
         except WorkerDiedError as error:
             raise WorkerDiedError(f"the worker process died in {what}: {error}.") from None
         return _value(reply)
+
+    def kill(self) -> None:
+        """Kill the process in the middle of a call, which then fails. Never waits; harmless when repeated."""
+        if self._worker is not None:
+            self._worker.kill()
 
     def close(self) -> None:
         """Close the environment and return the worker to the pool. Never raises, never waits."""

@@ -186,8 +186,8 @@ class TestLikeAnEnvironment:
                 np.testing.assert_array_equal(a.mask, b.mask)
                 np.testing.assert_array_equal(a.logps, b.logps)
                 assert a.spans == b.spans
-            # Turns, rewards, messages, seeds, metadata: all but the reasons of forks, which only an agent has.
-            notes = {k: v for k, v in ours.metadata.items() if k != "row_reasons"}
+            # Turns, rewards, messages, seeds, metadata: all but reasons of forks and cuts, which only an agent has.
+            notes = {k: v for k, v in ours.metadata.items() if k not in ("row_reasons", "limit")}
             assert replace(ours, metadata=notes) == theirs
         return found
 
@@ -232,6 +232,19 @@ class TestLikeAnEnvironment:
         found = self.compare(lambda: HashingTokenPolicy(CODEC, texts), CODEC, NumbersEnv, 4, env_kwargs=kwargs)  # type: ignore[arg-type]
         assert {t.stop_reason for t in found} == {StopReason.ENV_TRUNCATED}
 
+    @pytest.mark.parametrize(
+        ("limits", "reason"),
+        [
+            (RolloutLimits(max_turns=2), StopReason.MAX_TURNS),
+            (RolloutLimits(max_episode_tokens=70), StopReason.MAX_TOKENS),
+        ],
+    )
+    def test_limits_of_the_run_cut_at_the_same_place(self, limits: RolloutLimits, reason: StopReason) -> None:
+        texts = [str(n) for n in range(10)]
+        more: dict[str, Any] = {"env_kwargs": {"n_turns": 9}, "limits": limits}
+        found = self.compare(lambda: HashingTokenPolicy(CODEC, texts), CODEC, NumbersEnv, 4, **more)  # type: ignore[arg-type]
+        assert {t.stop_reason for t in found} == {reason}
+
     def test_a_text_that_the_agent_returns_is_the_last_action(self) -> None:
         def says(task: EnvTask, client: Client) -> str:
             client.ask(task.messages)
@@ -271,6 +284,41 @@ class TestFailures:
         assert (t.status, t.error.where, t.error.message) == ("errored", "agent", "SystemExit: 3")
         (t,) = play(AgentEnv(answers, TASKS, rewarded, create_client=no_client))
         assert (t.status, t.error.message) == ("errored", "no client")
+
+    def test_a_plain_function_that_returns_a_coroutine_and_an_error_without_a_text(self) -> None:
+        class Unprintable(Exception):
+            def __str__(self) -> str:
+                raise ValueError("no")
+
+        async def later(client: Client) -> str:
+            return answers(TASKS[0], client)
+
+        def fails(task: Any, client: Client) -> None:
+            answers(task, client)
+            raise Unprintable
+
+        def stops(task: Any, client: Client) -> None:
+            answers(task, client)
+            raise StopIteration("no more")
+
+        (t,) = play(agent(lambda task, client: later(client)))
+        assert (t.status, t.error.where) == ("errored", "agent")
+        assert "the agent returned a coroutine" in t.error.message
+        (t,) = play(agent(fails))
+        assert (t.error.kind, t.error.message) == (
+            "Unprintable",
+            "(its message cannot be shown: __str__ raised ValueError)",
+        )
+        (t,) = play(agent(stops))
+        assert (t.status, t.error.message) == ("errored", "StopIteration: no more")
+
+    def test_an_environment_that_fails_to_close_changes_nothing(self) -> None:
+        class Stuck(NumbersEnv):
+            def close(self) -> None:
+                raise OSError("busy")
+
+        (t,) = play(agent(acts, Stuck, None), env_kwargs={"n_turns": 1})
+        assert t.status == "ok"
 
     def test_an_agent_that_never_calls_is_unscored(self) -> None:
         (t,) = play(agent(lambda task, client: "done"))
@@ -467,8 +515,6 @@ class TestSettings:
                 collector(policy=policy)
         with pytest.raises(InvalidConfigError, match="leave out context_fn"):
             collector(context_fn=create_window(1))
-        with pytest.raises(InvalidConfigError, match="leave out workers"):
-            collector(workers=2)
         with pytest.raises(InvalidConfigError, match="it takes only split"):
             collector(env_kwargs={"difficulty": "hard"})
 

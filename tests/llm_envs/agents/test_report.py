@@ -61,7 +61,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def agent_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("agent") / "agent.py"
+    path = tmp_path_factory.mktemp("agent") / "agent_of_the_doctor.py"
     path.write_text(AGENT)
     return path
 
@@ -85,7 +85,7 @@ def test_doctor_shows_requests_rows_and_reasons(
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("OTHER", "it is a int; it must be FILE.py:NAME"), ("NOTHING", "it is nothing; it must be FILE.py:NAME")],
+    [("OTHER", "it is a int; it must be an AgentEnv"), ("NOTHING", "it is nothing; it must be an AgentEnv")],
 )
 def test_doctor_refuses_what_is_no_agent(
     model: Path, agent_file: Path, name: str, message: str, capsys: pytest.CaptureFixture[str]
@@ -93,7 +93,7 @@ def test_doctor_refuses_what_is_no_agent(
     assert main(["doctor", str(model), "--agent", f"{agent_file}:{name}"]) == 2
     assert message in capsys.readouterr().err
     assert main(["doctor", str(model), "--agent", f"no/such.py:{name}"]) == 2
-    assert "no/such.py cannot be loaded" in capsys.readouterr().err
+    assert "there is no file no/such.py" in capsys.readouterr().err
 
 
 def test_a_message_that_the_template_drops_is_shown_as_lost() -> None:
