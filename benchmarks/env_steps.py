@@ -26,6 +26,7 @@ import gymnasium as gym
 from measuring import Column, Figure, Report, finish, make_parser
 
 import llm_envs
+from llm_envs.checker.catalogue import suite_ids
 
 LIGHT_STEPS_PER_S = 300_000
 TOOL_STEPS_PER_S = 100_000
@@ -158,7 +159,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = make_parser(__file__, __doc__)
     parser.add_argument("ids", nargs="*", help="tasks to measure; all registered llm/ tasks by default")
     options = parser.parse_args(arguments)
-    ids = options.ids or [env_id for env_id in llm_envs.task_ids() if env_id.startswith("llm/")]
+    ids = options.ids or suite_ids()
     rows = [
         measure(env_id, difficulty)
         for env_id in ids

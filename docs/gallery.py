@@ -27,7 +27,7 @@ from typing import Any
 
 import written
 
-from llm_envs.checker.catalogue import TaskCard, describe
+from llm_envs.checker.catalogue import TaskCard, describe, example_kwargs
 from llm_envs.checker.subject import QUICK, Step, Subject, play, repeat
 from llm_envs.policies import OraclePolicy
 from llm_envs.registration import task_ids
@@ -87,15 +87,18 @@ def measure(task_id: str) -> Measured:
     rates = {level: tuple(rates) for level, rates in known.get("rates", {}).items()}
     if known.get("files") != files_of(task_id) or rates.keys() != card.levels.keys():
         rates = {level: baselines(task_id, level) for level in card.levels}
-    with Collector(task_id, OraclePolicy(), progress=False) as collector:
-        (group,) = collector.play([[EpisodeSpec(task_id)]])
-    task = Subject(task_id, {}, QUICK).task
+    example = example_kwargs(task_id)
+    with Collector(task_id, OraclePolicy(), env_kwargs=example, progress=False) as collector:
+        (group,) = collector.play([[EpisodeSpec(task_id, env_kwargs=example)]])
+    task = Subject(task_id, example, QUICK).task
     return Measured(card, inspect.getdoc(type(task)) or "", rates, group.trajectories[0])
 
 
 def baselines(task_id: str, level: str) -> tuple[float, float, float]:
     """Play the baselines of a task at a level."""
-    subject = Subject(task_id, {"difficulty": level}, dataclasses.replace(QUICK, n_seeds=N_EPISODES))
+    subject = Subject(
+        task_id, example_kwargs(task_id) | {"difficulty": level}, dataclasses.replace(QUICK, n_seeds=N_EPISODES)
+    )
     silent = [play(subject.env, seed, repeat([], then="")) for seed in range(N_EPISODES)]
     others = list(subject.borrowed_episodes.values())
     oracle, borrowed, nothing = map(success, (subject.oracle_episodes, others, silent))

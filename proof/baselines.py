@@ -25,9 +25,8 @@ from typing import Any
 
 import gymnasium as gym
 
-import llm_envs
 from benchmarks.measuring import Column, describe_hardware, describe_versions, find_commit, markdown_table
-from llm_envs.checker.catalogue import family_of
+from llm_envs.checker.catalogue import family_of, suite_ids
 from llm_envs.env import SingleTurnEnv, TextEnv
 from llm_envs.evaluation import evaluate
 from llm_envs.evaluation.statistics import wilson_interval
@@ -287,7 +286,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--only-table", action="store_true", help="play nothing")
     parser.add_argument("--fresh", action="store_true", help="play again what has a result")
     options = parser.parse_args(arguments)
-    known = [env_id for env_id in llm_envs.task_ids() if env_id.startswith("llm/")]
+    known = suite_ids()
     named = {name for env_id in known for name in (env_id, env_id.removeprefix("llm/").rpartition("-v")[0])}
     if unknown := set(options.tasks) - named:
         parser.error(f"unknown tasks: {', '.join(sorted(unknown))}; `llm-envs list` names them")

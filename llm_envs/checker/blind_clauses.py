@@ -53,7 +53,8 @@ def is_not_won_by_heart(subject: Subject) -> str:
             won_by[seed, action] = _is_won(env, action)
         return won_by[seed, action]
 
-    replies = learned_replies(subject.lessons) | copied_replies(subject.task.answer_template)
+    learned = learned_replies(subject.lessons) if subject.lessons else {}
+    replies = learned | copied_replies(subject.task.answer_template)
     best = 0.0
     for name, reply in replies.items():
         best = max(best, _measure(subject, name, partial(wins, reply)))

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
+from gymnasium.envs.registration import load_env_creator
 
 from llm_envs.env import SingleTurnEnv, TextEnv
-from llm_envs.registration import task_spec
+from llm_envs.registration import task_ids, task_spec
 
-__all__ = ["LevelCard", "TaskCard", "describe", "family_of", "summary"]
+__all__ = ["LevelCard", "TaskCard", "describe", "example_kwargs", "family_of", "suite_ids", "summary"]
 
 _OURS = "llm_envs.tasks."
 
@@ -54,6 +55,11 @@ class TaskCard:
     def to_json(self) -> dict[str, Any]:
         """Return the card as JSON types."""
         return asdict(self)
+
+
+def suite_ids() -> list[str]:
+    """Return the ids of our tasks that can be made without arguments: all but those that need data."""
+    return [task_id for task_id in task_ids() if task_id.startswith("llm/") and not example_kwargs(task_id)]
 
 
 def family_of(task_id: str) -> str:
@@ -103,15 +109,25 @@ def _may_bind(tree: ast.Module, name: str) -> bool:
     return False
 
 
+def example_kwargs(task_id: str) -> dict[str, Any]:
+    """Return the keyword arguments of an example of a task; {} for a task that can be made without arguments."""
+    creator: object = task_spec(task_id).entry_point
+    try:
+        creator = load_env_creator(creator) if isinstance(creator, str) else creator
+    except Exception:  # making the task reports it
+        return {}
+    return dict(getattr(creator, "example_kwargs", {}))
+
+
 def describe(task_id: str) -> TaskCard:
-    """Return a task's card. The task is made and reset once.
+    """Return a task's card. The task, or its example, is made and reset once.
 
     Raises:
         UnknownTaskError: If the task does not exist.
         TypeError: If the task is not a `TextEnv`.
     """
     spec = task_spec(task_id)
-    env = gym.make(task_id)
+    env = gym.make(task_id, **example_kwargs(task_id))
     try:
         task = env.unwrapped
         if not isinstance(task, TextEnv):

@@ -16,6 +16,7 @@ from typing import Any
 
 from gymnasium.envs.registration import load_env_creator
 
+from llm_envs.checker.catalogue import example_kwargs
 from llm_envs.checker.clauses import CLAUSES
 from llm_envs.checker.subject import QUICK, THOROUGH, BrokenClause, Effort, Subject
 from llm_envs.errors import TaskCheckError
@@ -64,8 +65,8 @@ def check_task(env_id: str, *, effort: Effort = QUICK, raise_on_failure: bool = 
         env_id: The task's id.
         effort: How many seeds, problems and damaged actions to examine: `QUICK`, `THOROUGH` or your own.
         raise_on_failure: Whether to raise if a clause does not hold.
-        **kwargs: Keyword arguments of the task, such as `difficulty`. Clauses that examine both splits replace a given
-            `split`.
+        **kwargs: Keyword arguments of the task, such as `difficulty`; its `example_kwargs` by default. Clauses that
+            examine both splits replace a given `split`.
 
     Returns:
         The report of all clauses.
@@ -75,6 +76,7 @@ def check_task(env_id: str, *, effort: Effort = QUICK, raise_on_failure: bool = 
         TaskCheckError: If a clause does not hold. The message lists all such clauses, grouped by error.
     """
     task_spec(env_id)
+    kwargs = example_kwargs(env_id) | kwargs
     subject = Subject(env_id, kwargs, effort)
     results = []
     for clause in CLAUSES:

@@ -28,7 +28,7 @@ from llm_envs.checker.subject import (
     split_key_of,
     without_luck,
 )
-from llm_envs.env import SPLITS, SingleTurnEnv, TextEnv
+from llm_envs.env import SingleTurnEnv, TextEnv
 from llm_envs.parsers import ParsedReply, format_tool_call
 from llm_envs.rewards import weighted_sum
 
@@ -109,9 +109,9 @@ def has_honest_n_problems(subject: Subject) -> str:
     at most as many keys as declared problems. If many problems are declared, or no number is, keys seldom repeat.
     """
     task, n_draws = subject.task, len(subject.drawn_problems)
-    declared = task.n_problems
+    declared, first = subject.n_problems, subject.splits[0]
     found = len({without_luck(task, problem) for problem in subject.drawn_problems})
-    keys = {split: [split_key_of(task, draw.problem) for draw in subject.draws[split]] for split in SPLITS}
+    keys = {split: [split_key_of(task, draw.problem) for draw in subject.draws[split]] for split in subject.splits}
     n_keys = len({key for drawn in keys.values() for key in drawn})
     require(
         declared is None or n_keys <= declared,
@@ -124,13 +124,13 @@ def has_honest_n_problems(subject: Subject) -> str:
         f"they gave {found}, not counting those that differ only in luck_fields: declare how many there are",
     )
     if declared is None or declared >= _MANY:
-        n, distinct = len(keys["train"]), len(set(keys["train"]))
+        n, distinct = len(keys[first]), len(set(keys[first]))
         most = n - _expected_distinct(_MANY if not task.disjoint_splits else _MANY * 4 // 5, n)
         estimate = round(n * (n - 1) / 2 / max(1, n - distinct))
         require(
             n - distinct <= most + 5 * math.sqrt(most) + 5,
-            f"n_problems is {declared}, but {n} draws of the train split gave only {distinct} different split keys, as "
-            f"if there were about {estimate}: declare how many really differ, or make more",
+            f"n_problems is {declared}, but {n} draws of the {first} split gave only {distinct} different split keys, "
+            f"as if there were about {estimate}: declare how many really differ, or make more",
         )
     return f"{found} different problems in {n_draws} draws, of {n_keys} split keys"
 
@@ -141,7 +141,9 @@ def has_disjoint_splits(subject: Subject) -> str:
     A level may declare that its splits are not disjoint if it has few problems, or if all its problems begin alike.
     First observations may recur if they hide so much that the problems do not recur.
     """
-    n_problems = subject.task.n_problems
+    if len(subject.splits) == 1:
+        return f"only a {subject.splits[0]} split"
+    n_problems = subject.n_problems
     if not subject.task.disjoint_splits:
         is_small = n_problems is not None and n_problems <= _SMALL_SPACE
         require(
@@ -150,7 +152,9 @@ def has_disjoint_splits(subject: Subject) -> str:
             "unless all begin with the same observation, because a split would then reveal hidden state",
         )
         return f"declared {'too small to divide' if is_small else 'alike at first'} ({n_problems} problems)"
-    keys = {split: [split_key_of(subject.task, draw.problem) for draw in subject.draws[split]] for split in SPLITS}
+    keys = {
+        split: [split_key_of(subject.task, draw.problem) for draw in subject.draws[split]] for split in subject.splits
+    }
     shared = set(keys["train"]) & set(keys["test"])
     require(
         not shared,

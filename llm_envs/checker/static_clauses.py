@@ -21,7 +21,6 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils.env_checker import check_env, data_equivalence
 
 from llm_envs.checker.subject import BrokenClause, Subject, ask_oracle, play, problem_of, require, unwrap
-from llm_envs.env import SPLITS
 from llm_envs.errors import InvalidConfigError
 from llm_envs.spaces import TextSpace
 
@@ -130,8 +129,8 @@ def checks_its_arguments(subject: Subject) -> str:
 
 def plays_given_problems(subject: Subject) -> str:
     """`reset(options={"problem": ...})` plays that problem, from any split."""
-    for split in SPLITS:
-        source, target = subject.make(split=split), subject.make(split="train")
+    for split in subject.splits:
+        source, target = subject.make(split=split), subject.make(split=subject.splits[0])
         for seed in range(3):
             wanted, _ = source.reset(seed=seed)
             problem = json.loads(problem_of(source))

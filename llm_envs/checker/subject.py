@@ -15,7 +15,7 @@ import gymnasium as gym
 
 from llm_envs.checker.blind import Lesson
 from llm_envs.checker.hostile import HostileAction, hostile_actions, mutate
-from llm_envs.env import SPLITS, TextEnv, canonical_json
+from llm_envs.env import TextEnv, canonical_json
 from llm_envs.parsers import ParsedReply
 from llm_envs.types import ToolCall
 
@@ -133,6 +133,19 @@ class Subject:
         return unwrap(self.env)
 
     @cached_property
+    def splits(self) -> Sequence[str]:
+        """The task's splits, in their order."""
+        return type(self.task).splits
+
+    @cached_property
+    def n_problems(self) -> int | None:
+        """The declared number of problems in all splits together."""
+        if type(self.task).divides_by_hash:
+            return self.task.n_problems
+        counts = [unwrap(self.make(split=split)).n_problems for split in self.splits]
+        return None if None in counts else sum(count for count in counts if count is not None)
+
+    @cached_property
     def replayed(self) -> gym.Env[str, str]:
         """An environment for clauses that play the same seeds many times."""
         return remembering(self.make())
@@ -213,7 +226,7 @@ class Subject:
     def draws(self) -> dict[str, list[Draw]]:
         """The problems of many resets, by split."""
         draws: dict[str, list[Draw]] = {}
-        for split in SPLITS:
+        for split in self.splits:
             env = self.make(split=split)
             task = unwrap(env)
             env.reset(seed=0)
@@ -226,11 +239,13 @@ class Subject:
     @cached_property
     def drawn_problems(self) -> list[str]:
         """Canonical JSON of the same problems, half of them in each split."""
-        return [draw.problem for split in SPLITS for draw in self.draws[split]]
+        return [draw.problem for split in self.splits for draw in self.draws[split]]
 
     @cached_property
     def lessons(self) -> list[Lesson]:
-        """The material to learn from: the oracle's play on the train split."""
+        """The material to learn from: the oracle's play on the train split. Empty without that split."""
+        if "train" not in self.splits:
+            return []
         if self.task.max_turns == 1:
             return [Lesson(draw.shown, (draw.reply,)) for draw in self.draws["train"]]
         is_train = self.kwargs.get("split", "train") == "train"

@@ -168,8 +168,10 @@ def _require_level(task_id: str, level: str) -> None:
     """Refuse an unknown level. A task that fails in another way is left to its check."""
     import gymnasium as gym
 
+    from llm_envs.checker.catalogue import example_kwargs
+
     try:
-        gym.make(task_id, difficulty=level).close()
+        gym.make(task_id, **{**example_kwargs(task_id), "difficulty": level}).close()
     except InvalidConfigError:
         raise
     except Exception:

@@ -32,7 +32,8 @@ class TextEnv(gym.Env[str, str], ABC):
     """Base of all text environments.
 
     Args:
-        split: "train" or "test". Their problems are disjoint, unless the level declares too few problems for that.
+        split: "train" or "test", or one of them (`splits`). Their problems are disjoint, unless the level declares too
+            few problems for that.
         difficulty: A key of `difficulties`; `default_difficulty` if None.
         max_turns: Turns after which an unfinished episode is truncated; `default_max_turns` if None.
         render_mode: None, or "ansi": `render` returns the state as text.
@@ -83,6 +84,15 @@ class TextEnv(gym.Env[str, str], ABC):
     has_natural_form: ClassVar[bool] = True
     """False if an answer is too long for a sentence, or if plain words have another meaning."""
 
+    splits: ClassVar[Sequence[str]] = SPLITS
+    """The splits of the task: a benchmark may have only "test"."""
+    divides_by_hash: ClassVar[bool] = True
+    """Whether a hash of `split_key` divides the problems. False if data come in splits: then `generate` draws from the
+    instance's split, and `n_problems` counts only that split."""
+    example_kwargs: ClassVar[Mapping[str, Any]] = {}
+    """Keyword arguments for an example of a task that cannot be made without arguments. The checker and the gallery
+    use them."""
+
     chance_rate: float = 0.0
     """Of the instance's level; on the class, of the default level."""
     n_problems: int | None = None
@@ -127,7 +137,7 @@ class TextEnv(gym.Env[str, str], ABC):
         answer_form: str | None = None,
     ) -> None:
         name = self.default_difficulty if difficulty is None else difficulty
-        check_choice(type(self).__name__, "split", split, SPLITS)
+        check_choice(type(self).__name__, "split", split, self.splits)
         check_choice(type(self).__name__, "difficulty", name, self.difficulties)
         check_choice(type(self).__name__, "render_mode", render_mode, (None, *self.metadata["render_modes"]))
         check_choice(type(self).__name__, "answer_form", answer_form, (None, "natural"))
@@ -377,7 +387,8 @@ class TextEnv(gym.Env[str, str], ABC):
         for _ in range(_MAX_DRAWS):
             problem = self.generate()
             try:
-                if not self.disjoint_splits or split_of(self.split_key(problem)) == self.split:
+                is_divided = self.divides_by_hash and self.disjoint_splits
+                if not is_divided or split_of(self.split_key(problem)) == self.split:
                     return problem
             except EnvContractError as error:
                 raise EnvContractError(f"{type(self).__name__}: {error}") from error

@@ -17,7 +17,7 @@ from typing import Any, overload
 from llm_envs.errors import InvalidConfigError, MissingExtraError
 from llm_envs.sources.mixture import Schedule
 
-__all__ = ["PromptBuffer", "Prompts", "PromptsLike", "load_prompts", "read_jsonl"]
+__all__ = ["PromptBuffer", "Prompts", "PromptsLike", "load_prompts", "read_jsonl", "read_rows"]
 
 PROMPT = "prompt"
 _MAX_CSV_FIELD = 2**31 - 1  # characters; the standard library's own limit, 131,072, is less than a long prompt
@@ -132,7 +132,7 @@ def load_prompts(source: PromptsLike, *, prompt_field: str = PROMPT, fields: Seq
     if isinstance(source, Prompts) and prompt_field == PROMPT and fields is None:
         return source
     if isinstance(source, (str, Path)):
-        rows, places = _read(Path(source))
+        rows, places = read_rows(Path(source))
         return Prompts(rows, prompt_field=prompt_field, fields=fields, name=str(source), places=places)
     if isinstance(source, Mapping):
         raise InvalidConfigError(
@@ -258,8 +258,8 @@ def _complaint(prompt: Any) -> str | None:
     return None
 
 
-def _read(path: Path) -> tuple[Sequence[Mapping[str, Any]], list[str] | None]:
-    """Return a file's rows, and the position of each."""
+def read_rows(path: Path) -> tuple[Sequence[Mapping[str, Any]], list[str] | None]:
+    """Return the rows of a JSONL, CSV or Parquet file, and the position of each; see `load_prompts`."""
     suffix = path.suffix.lower()
     if suffix in (".jsonl", ".ndjson"):
         numbered = list(read_jsonl(path))

@@ -16,17 +16,16 @@ from llm_envs.mathematics.equality import prepare_comparison
 from llm_envs.parsers import extract_boxed, without_unit
 from llm_envs.rewards import math_match, parse_number
 from llm_envs.sources.prompts import PROMPT, load_prompts
+from llm_envs.tasks.data.loading import FILES, load_data_set
 from llm_envs.tasks.data.plain_math import as_latex, is_sentence
 from llm_envs.tasks.data.problems import make_problems
 from llm_envs.tasks.draws import pick, sample
 
-__all__ = ["DatasetMathEnv", "final_answer"]
+__all__ = ["DatasetMathEnv", "final_answer", "has_value"]
 
 _MARKER = "####"
 _LONGEST = 500
 """Characters of an answer: longer ones are wrong, and are not compared."""
-_FILES = (".jsonl", ".csv", ".parquet")
-
 
 _WHOLE = re.compile(r"-?[0-9]{1,12}")
 _SUM_OF_ALL = "Solve all of these problems, and add up their results. What is the sum?"
@@ -170,16 +169,24 @@ class DatasetMathEnv(SingleTurnEnv):
 
     def is_correct(self, answer: str) -> bool:
         """Compare the values."""
-        if len(answer) > _LONGEST:
-            return False
-        target = self.problem["answer"]
-        text = as_latex(answer, target)
-        if answer.split() == target.split() or math_match(text, target) == 1.0:
-            return True
-        if is_sentence(answer):
-            raise InvalidActionError("the answer has the words of a sentence; give only the result")
-        bare = without_unit(text)
-        return bare != text and parse_number(target) is not None and math_match(bare, target) == 1.0
+        return has_value(answer, self.problem["answer"])
+
+
+def has_value(answer: str, target: str) -> bool:
+    """Return whether an answer has the value of the right one.
+
+    Raises:
+        InvalidActionError: If the answer is a sentence.
+    """
+    if len(answer) > _LONGEST:
+        return False
+    text = as_latex(answer, target)
+    if answer.split() == target.split() or math_match(text, target) == 1.0:
+        return True
+    if is_sentence(answer):
+        raise InvalidActionError("the answer has the words of a sentence; give only the result")
+    bare = without_unit(text)
+    return bare != text and parse_number(target) is not None and math_match(bare, target) == 1.0
 
 
 def final_answer(text: str) -> str:
@@ -208,18 +215,9 @@ def _load(data: Any, subset: str | None, data_split: str, question: str, answer:
 def _load_named(
     name: str, subset: str | None, data_split: str, question: str, answer: str, changed: int
 ) -> tuple[tuple[str, str], ...]:
-    if name.endswith(_FILES):
+    if name.endswith(FILES):
         return _rows_of(name, question, answer)
-    try:
-        import datasets
-    except ImportError as error:
-        raise MissingExtraError(f"the data set {name!r} needs `datasets`: pip install 'llm-envs[train]'.") from error
-    if (Path(name) / "dataset_info.json").is_file() or (Path(name) / "dataset_dict.json").is_file():
-        loaded = datasets.load_from_disk(name)
-        loaded = loaded[data_split] if isinstance(loaded, dict) else loaded
-    else:
-        loaded = datasets.load_dataset(name, subset, split=data_split)
-    return _rows_of(loaded, question, answer)
+    return _rows_of(load_data_set(name, subset, data_split), question, answer)
 
 
 def _rows_of(data: Any, question: str, answer: str) -> tuple[tuple[str, str], ...]:

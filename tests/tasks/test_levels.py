@@ -5,13 +5,12 @@ import random
 import gymnasium as gym
 import pytest
 
-import llm_envs
-from llm_envs.checker.catalogue import describe, family_of
+from llm_envs.checker.catalogue import describe, family_of, suite_ids
 from llm_envs.tasks.arithmetic.countdown import solve_countdown
 from llm_envs.tasks.logic.graph_colouring import colour
 from llm_envs.tasks.logic.sudoku_grids import count_solutions, needs_search
 
-TASK_IDS = [id for id in llm_envs.task_ids() if id.startswith("llm/")]
+TASK_IDS = suite_ids()
 WITHOUT_EXPERT = {"Calculator", "CliffWalking", "GuessNumber", "Taxi", "TicTacToe"}
 """Their docstrings say why."""
 

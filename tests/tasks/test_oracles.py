@@ -8,7 +8,7 @@ from itertools import count
 import gymnasium as gym
 import pytest
 
-import llm_envs
+from llm_envs.checker.catalogue import suite_ids
 from llm_envs.checker.hostile import mutate
 from llm_envs.env import ToolEnv
 from llm_envs.errors import InvalidConfigError
@@ -16,7 +16,7 @@ from llm_envs.parsers import parse_reply
 
 pytestmark = pytest.mark.levels
 
-TASK_IDS = [id for id in llm_envs.task_ids() if id.startswith("llm/")]
+TASK_IDS = suite_ids()
 LEVELS = [(id, level) for id in TASK_IDS for level in gym.make(id).unwrapped.difficulties]
 TOOL_LEVELS = [(id, level) for id, level in LEVELS if isinstance(gym.make(id).unwrapped, ToolEnv)]
 

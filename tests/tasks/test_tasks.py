@@ -9,15 +9,14 @@ from pathlib import Path
 import gymnasium as gym
 import pytest
 
-import llm_envs
-from llm_envs.checker.catalogue import family_of
+from llm_envs.checker.catalogue import family_of, suite_ids
 from llm_envs.errors import InvalidConfigError
 from llm_envs.mathematics.arithmetic import evaluate, evaluate_with_numbers
 from llm_envs.parsers import format_answer, format_tool_call
 from llm_envs.tasks.arithmetic.countdown import solve_countdown
 
 ROOT = Path(__file__).parents[2]
-TASK_IDS = [id for id in llm_envs.task_ids() if id.startswith("llm/")]
+TASK_IDS = suite_ids()
 LEVELS = [(id, level) for id in TASK_IDS for level in gym.make(id).unwrapped.difficulties]
 
 

@@ -25,8 +25,8 @@ import numpy as np
 import pytest
 from fake_server import Answer, Asked, fake_server
 
-import llm_envs
 from llm_envs.chat import ChatCodec
+from llm_envs.checker.catalogue import suite_ids
 from llm_envs.data.records import to_record
 from llm_envs.policies import ChatAPIPolicy, OraclePolicy, RandomPolicy, TransformersPolicy
 from llm_envs.policies.base import Policy
@@ -36,7 +36,7 @@ from llm_envs.testing import ByteCodec, HashingTokenPolicy, NumbersEnv
 from llm_envs.tiny_model import tiny_model, tiny_tokenizer
 from llm_envs.types import SamplingParams, Trajectory
 
-TASKS = [env_id for env_id in llm_envs.task_ids() if env_id.startswith("llm/")]
+TASKS = suite_ids()
 CONCURRENCIES = (1, 7, 64)
 REPLIES = [
     "<answer>5</answer>",

@@ -8,9 +8,10 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-import llm_envs
+import llm_envs.errors
 from llm_envs import evaluate
 from llm_envs.chat import ChatCodec
+from llm_envs.checker.catalogue import suite_ids
 from llm_envs.data import from_dataset, sft_rows, to_dataset
 from llm_envs.policies import OraclePolicy, RandomPolicy
 from llm_envs.rollout import Collector, RolloutLimits
@@ -18,7 +19,7 @@ from llm_envs.testing import HashingTokenPolicy
 from llm_envs.tiny_model import tiny_model, tiny_tokenizer
 from llm_envs.types import SamplingParams, StopReason, Trajectory, validate_batch
 
-TASKS = [env_id for env_id in llm_envs.task_ids() if env_id.startswith("llm/")]
+TASKS = suite_ids()
 REPLIES = [
     "<answer>5</answer>",
     '<tool_call>\n{"name": "calculator", "arguments": {"expression": "1+1"}}\n</tool_call>',

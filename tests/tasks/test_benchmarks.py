@@ -1,0 +1,449 @@
+"""The tasks over published data: their layouts, forms of answers, verdicts and errors, on small files."""
+
+import csv
+import json
+import subprocess
+import sys
+
+import gymnasium as gym
+import pytest
+
+from llm_envs.checker.catalogue import example_kwargs, suite_ids
+from llm_envs.errors import InvalidConfigError, MissingExtraError
+from llm_envs.policies import OraclePolicy
+from llm_envs.rollout import Collector, EnvChoice, SeedSource
+from llm_envs.tasks.benchmarks.code_judging import passes_tests
+
+SPLITS = {
+    "GSM8K": ("train", "test"),
+    "MATH500": ("test",),
+    "AIME": ("test",),
+    "MMLU": ("train", "test"),
+    "GPQA": ("test",),
+    "HotpotQA": ("train", "test"),
+    "HumanEval": ("test",),
+    "MBPP": ("train", "test"),
+}
+CHOICES = ["1", "2", "3", "4"]
+ROWS = {
+    "GSM8K": {"question": "What is 1,000+234?", "answer": "It is <<1000+234=1234>>1234.\n#### 1,234"},
+    "MATH500": {
+        "problem": "What is 3/12?",
+        "solution": "It is $\\boxed{\\frac{1}{4}}$.",
+        "answer": "\\frac{1}{4}",
+        "subject": "Prealgebra",
+        "level": 1,
+        "unique_id": "test/prealgebra/1.json",
+    },
+    "AIME": {"ID": "2024-I-1", "Problem": "What is 100-67?", "Solution": "Subtract.", "Answer": 33},
+    "MMLU": {"question": "What is 1+2?", "subject": "anatomy", "choices": CHOICES, "answer": 2},
+    "GPQA": {
+        "Record ID": "rec1",
+        "Question": "What is 1+2?",
+        "Correct Answer": "3\n",
+        "Incorrect Answer 1": "1",
+        "Incorrect Answer 2": "2",
+        "Incorrect Answer 3": "4",
+    },
+    "HotpotQA": {
+        "id": "5a7a06935542990198eaf050",
+        "question": "Where is the river of Ulm?",
+        "answer": "The Black Forest",
+        "type": "bridge",
+        "level": "hard",
+        "supporting_facts": {"title": ["Ulm"], "sent_id": [0]},
+        "context": {"title": ["Ulm", "Danube"], "sentences": [["Ulm is on it.", " It is old."], ["It rises there."]]},
+    },
+    "HumanEval": {
+        "task_id": "HumanEval/900",
+        "prompt": 'def half(x: int) -> int:\n    """ Halve it.\n    """\n',
+        "canonical_solution": "    return x // 2\n",
+        "test": "\n\ndef check(candidate):\n    assert candidate(6) == 3\n    assert candidate(-4) == -2\n",
+        "entry_point": "half",
+    },
+    "MBPP": {
+        "task_id": 900,
+        "text": "Write a function to halve a number.",
+        "code": "def half(x):\r\n  return x // 2",
+        "test_list": ["assert half(6) == 3", "assert half(-4) == -2"],
+        "test_setup_code": "",
+        "challenge_test_list": [],
+    },
+}
+"""A row of each, with the fields of the published data."""
+
+
+def make(name, data=None, split="test", **kwargs):
+    return gym.make(f"llm/{name}-v0", data=[ROWS[name]] if data is None else data, split=split, **kwargs)
+
+
+def step(name, action, data=None, **kwargs):
+    """Return the components of one reply."""
+    env = make(name, data, **kwargs)
+    env.reset(seed=0)
+    return env.step(action)[4]["reward_components"]
+
+
+def paid(name, action, **kwargs):
+    """Return 1 for a right reply, 0 for a wrong one, -1 for a malformed one."""
+    components = step(name, action, **kwargs)
+    return int(components["correct"] - components["malformed"])
+
+
+# Data.
+
+
+@pytest.mark.parametrize("name", SPLITS)
+def test_splits_are_those_of_the_benchmark(name):
+    for split in ("train", "test"):
+        if split in SPLITS[name]:
+            assert make(name, "sample", split).unwrapped.n_problems > 5
+        else:
+            with pytest.raises(InvalidConfigError, match="known are 'test'"):
+                make(name, "sample", split)
+    assert gym.make(f"llm/{name}-v0", data="sample").unwrapped.split == SPLITS[name][0]
+
+
+@pytest.mark.parametrize("name", SPLITS)
+def test_a_task_without_data_says_where_they_are_and_what_fields_they_have(name):
+    with pytest.raises(InvalidConfigError) as raised:
+        gym.make(f"llm/{name}-v0")
+    layout = gym.make(f"llm/{name}-v0", data="sample").unwrapped.layout
+    assert f"data={layout.hub!r}" in str(raised.value) and "data='sample'" in str(raised.value)
+    assert all(repr(published[0]) in str(raised.value) for published in layout.fields.values())
+    with pytest.raises(InvalidConfigError, match="row 0 has no field"):
+        make(name, [{"other": 1}])
+    with pytest.raises(InvalidConfigError, match="no rows"):
+        make(name, [])
+
+
+@pytest.mark.parametrize("name", SPLITS)
+def test_a_file_of_the_published_layout(name, tmp_path):
+    path = tmp_path / "test.jsonl"
+    path.write_text(json.dumps(ROWS[name]) + "\n")
+    for data in (str(path), str(tmp_path / "{split}.jsonl")):
+        env = make(name, data)
+        env.reset(seed=0)
+        assert env.step(env.unwrapped.oracle())[1] == 1
+        assert env.unwrapped.n_problems == 1
+
+
+@pytest.mark.parametrize("name", ["GSM8K", "HotpotQA", "MBPP"])
+def test_a_saved_data_set_and_parquet(name, tmp_path):
+    datasets = pytest.importorskip("datasets")
+    rows = datasets.Dataset.from_list([ROWS[name]])
+    published = make(name, "sample").unwrapped.layout.splits["test"]
+    datasets.DatasetDict({published: rows}).save_to_disk(tmp_path / "set")
+    rows.to_parquet(tmp_path / "rows.parquet")
+    for data in (tmp_path / "set", tmp_path / "rows.parquet"):
+        env = make(name, str(data))
+        env.reset(seed=0)
+        assert env.step(env.unwrapped.oracle())[1] == 1
+
+
+def test_gpqa_reads_the_published_csv(tmp_path):
+    path = tmp_path / "gpqa_diamond.csv"
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, ROWS["GPQA"])
+        writer.writeheader()
+        writer.writerow(ROWS["GPQA"])
+    assert make("GPQA", str(path)).reset(seed=0)[0].count("3") == 1
+
+
+@pytest.mark.parametrize(
+    ("row", "answer"),
+    [
+        ({"problem": "What?", "answer": "073", "id": 1}, "073"),  # the layout of math-ai/aime25
+        ({"problem": "What?", "solution": "\\boxed{204}", "id": 60}, "204"),  # of math-ai/aime24
+        ({"id": 1, "problem": "What?", "solution": "So $\\boxed{9}$.", "answer": "9", "url": "", "year": "2024"}, "9"),
+    ],
+)
+def test_other_layouts_of_aime(row, answer):
+    assert make("AIME", [row]).unwrapped.problem_at(0)["answer"] == answer
+
+
+def test_the_sanitized_layout_of_mbpp():
+    row = {
+        "source_file": "a.ipynb",
+        "task_id": 2,
+        "prompt": "Write a function to compute a root.",
+        "code": "import math\ndef root(x):\n  return math.sqrt(x)",
+        "test_imports": ["import math"],
+        "test_list": ["assert math.isclose(root(4), 2)"],
+    }
+    assert paid("MBPP", f"```python\n{row['code']}\n```", data=[row]) == 1
+    assert paid("MBPP", "```python\ndef root(x):\n  return x\n```", data=[row]) == 0
+
+
+def test_the_json_layout_of_hotpot_qa():
+    row = ROWS["HotpotQA"] | {"context": [["Ulm", ["Ulm is on it.", " It is old."]]]}
+    assert make("HotpotQA", [row]).unwrapped.problem_at(0)["passages"] == [["Ulm", "Ulm is on it. It is old."]]
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("GSM8K", {"answer": "It is 3."}),
+        ("AIME", {"Answer": 1000}),
+        ("MATH500", {"answer": " "}),
+        ("MMLU", {"answer": 4}),
+        ("MMLU", {"choices": CHOICES[:3]}),
+        ("GPQA", {"Correct Answer": 3}),
+        ("HotpotQA", {"context": {"title": ["Ulm"]}}),
+        ("HumanEval", {"entry_point": "half()"}),
+        ("MBPP", {"test_list": ["assert half("]}),
+        ("MBPP", {"test_list": ["assert True"]}),
+    ],
+)
+def test_a_wrong_row_is_named(name, change):
+    with pytest.raises(InvalidConfigError, match="in row 0 "):
+        make(name, [ROWS[name] | change])
+
+
+def test_each_row_can_be_played_once():
+    problems = make("GSM8K", "sample").unwrapped
+    rows = [problems.problem_at(i) for i in range(problems.n_problems)]
+    source = SeedSource([EnvChoice("llm/GSM8K-v0", 1.0, {"data": "sample", "split": "test"}, problems=rows)])
+    with Collector(source, OraclePolicy(), progress=False) as collector:
+        groups = collector.collect(len(rows), 1)
+    assert len({group.trajectories[0].messages[0].content for group in groups}) == len(rows)
+    assert all(group.trajectories[0].is_success for group in groups)
+
+
+def test_nothing_heavy_is_imported_before_a_verdict():
+    code = (
+        "import sys, gymnasium, llm_envs\n"
+        f"for name in {list(SPLITS)}:\n    gymnasium.make(f'llm/{{name}}-v0', data='sample').reset(seed=0)\n"
+        "assert not {'torch', 'datasets', 'sympy', 'math_verify', 'transformers'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_missing_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(MissingExtraError, match=r"llm-envs\[train\]"):
+        make("GSM8K", "openai/gsm8k")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(MissingExtraError, match=r"llm-envs\[tools\]"):
+        make("MATH500")
+
+
+def test_tasks_that_need_data_are_no_part_of_the_suite():
+    assert not {f"llm/{name}-v0" for name in SPLITS} & set(suite_ids())
+    assert all(example_kwargs(f"llm/{name}-v0") == {"data": "sample"} for name in SPLITS)
+
+
+# Forms of answers.
+
+
+@pytest.mark.parametrize(
+    ("reply", "expected"),
+    [
+        ("1000+234=1234\n#### 1234", 1),
+        ("#### 1,234", 1),
+        ("#### 1,234.", 1),
+        ("#### 1235", 0),
+        ("#### 1234.0", 0),  # the repository compares texts
+        ("#### 1235\n#### 1234", -1),
+        ("#### 1234\n\nChecked:\n#### 1,234", 1),
+        ("####1234", -1),
+        ("#### $1234", -1),
+        ("1234", -1),
+        ("<think>#### 1234</think> I do not know.", -1),
+        ("<think>#### 7</think>#### 1234", 1),
+        ("<think>#### 1234", -1),
+    ],
+)
+def test_gsm8k(reply, expected):
+    assert paid("GSM8K", reply) == expected
+
+
+@pytest.mark.parametrize(
+    ("reply", "expected"),
+    [
+        (r"So it is $\boxed{\frac{1}{4}}$.", 1),
+        (r"\boxed{0.25}", 1),
+        (r"\boxed{\frac14}", 1),
+        (r"\boxed{\frac{3}{12}}", 0),
+        (r"\boxed{\frac{1}{4}} or \boxed{\frac{1}{2}}", -1),
+        (r"\boxed{\frac{1}{4}", -1),
+        (r"\frac{1}{4}", -1),
+    ],
+)
+def test_math500(reply, expected):
+    assert paid("MATH500", reply) == expected
+
+
+@pytest.mark.parametrize(
+    ("reply", "expected"),
+    [
+        (r"\boxed{33}", 1),
+        (r"\boxed{033}", 1),
+        (r"$\boxed{33}$ and again \boxed{33}", 1),
+        (r"\boxed{34}", 0),
+        (r"\boxed{0033}", -1),
+        (r"\boxed{33 or 34}", -1),
+        (r"\boxed{30+3}", -1),
+        ("33", -1),
+    ],
+)
+def test_aime(reply, expected):
+    assert paid("AIME", reply) == expected
+
+
+@pytest.mark.parametrize(
+    ("reply", "expected"),
+    [
+        ("Three.\nAnswer: C", 1),
+        ("**Answer: C**", 1),
+        ("answer: (c)", 1),
+        ("Answer: $\\boxed{C}$", 1),
+        ("Answer: C) 3", 1),
+        ("Answer: A", 0),
+        ("Answer: Certainly 3", -1),
+        ("Answer: C or D", -1),
+        ("Answer: C, not A", -1),
+        ("Answer: A\nAnswer: C", -1),
+        ("Answer: C\nAnswer: C", 1),
+        ("Answer: 3", -1),
+        ("C", -1),
+        ("Answer: ABCD", -1),
+    ],
+)
+def test_mmlu(reply, expected):
+    assert paid("MMLU", reply) == expected
+
+
+def test_gpqa_shuffles_by_the_seed():
+    env, letters = make("GPQA"), set()
+    for seed in range(30):
+        shown, _ = env.reset(seed=seed)
+        letters.add(env.unwrapped.problem["answer"])
+        assert f"\n{env.unwrapped.problem['answer']}) 3\n" in f"{shown}\n"
+        assert env.reset(seed=seed)[0] == shown
+        assert env.step(env.unwrapped.oracle())[1] == 1
+    assert letters == set("ABCD")
+
+
+@pytest.mark.parametrize(
+    ("answer", "correct", "f1"),
+    [
+        ("The Black Forest", 1, 1),
+        ("black forest!", 1, 1),
+        ("Black  Forest mountains", 0, 0.8),
+        ("Black Forest or the Alps", 0, 2 / 3),
+        ("yes", 0, 0),
+        ("the", -1, 0),
+    ],
+)
+def test_hotpot_qa(answer, correct, f1):
+    components = step("HotpotQA", f"<answer>{answer}</answer>")
+    assert components["correct"] - components["malformed"] == correct
+    assert components["f1"] == pytest.approx(f1)
+
+
+def test_hotpot_qa_with_a_search():
+    env = make("HotpotQA", difficulty="search")
+    assert env.reset(seed=0)[0] == "Where is the river of Ulm?"
+    env.reset(seed=0)
+    shown, reward, terminated, _, _ = env.step(env.unwrapped.oracle())
+    assert shown == 'Doc 1 (Title: "Ulm") Ulm is on it. It is old.'
+    assert (reward, terminated) == (0.0, False)
+    assert env.step(env.unwrapped.oracle())[1:3] == (1.0, True)
+    closed = make("HotpotQA")
+    closed.reset(seed=0)
+    assert closed.unwrapped.tools == [] and closed.unwrapped.max_turns == 1
+
+
+# Programs.
+
+RIGHT = "def half(x):\n    return x // 2"
+
+
+@pytest.mark.parametrize("name", ["HumanEval", "MBPP"])
+@pytest.mark.parametrize(
+    ("reply", "expected"),
+    [
+        (f"```python\n{RIGHT}\n```", 1),
+        (RIGHT, 1),
+        (f"Here it is:\n```python\n{RIGHT}\n```\nTry it:\n```python\nprint(half(2))\n```", 1),
+        (f"<think>```python\n{RIGHT}\n```</think>\n```\n{RIGHT}\n```", 1),
+        ("```python\ndef half(x):\n    return int(x / 2 + 0.6)\n```", 0),
+        ("```python\ndef half(x):\n    raise ValueError\n```", 0),
+        ("```python\ndef half(x)\n```", 0),
+        ("```python\nx = 1\n```", 0),
+        (f"```python\n{RIGHT}\n```\n```python\ndef half(x):\n    return x\n```", -1),
+        (f"```python\n{RIGHT}\n", -1),
+        ("I cannot.", -1),
+        (f"```python\n{RIGHT}\n{'#' * 50_001}\n```", -1),
+    ],
+)
+def test_programs(name, reply, expected):
+    assert paid(name, reply) == expected
+
+
+def test_human_eval_takes_a_body():
+    assert paid("HumanEval", "```python\n    return x // 2\n```") == 1
+    assert paid("HumanEval", "    return x // 2\n") == 1
+
+
+HOSTILE = {
+    "equal to everything": "class E:\n    def __eq__(s, o): return True\n\ndef half(x):\n    return E()",
+    "an equal list": "class L(list):\n    def __eq__(s, o): return True\n\ndef half(x):\n    return L()",
+    "an equal number": "class N(int):\n    def __eq__(s, o): return True\n\ndef half(x):\n    return N(9)",
+    "ends the interpreter": "import os\nos._exit(0)",
+    "ends the interpreter in a call": "import os\n\ndef half(x):\n    os._exit(0)",
+    "exits": "import sys\n\ndef half(x):\n    sys.exit(0)",
+    "exits at once": "raise SystemExit(0)",
+    "no assertions": "import builtins\nbuiltins.AssertionError = None\n\ndef half(x):\n    return 9",
+    "another check": "def check(candidate):\n    pass\n\ndef half(x):\n    return 9",
+    "says that it passed": "import __main__\n__main__.serve = lambda *a: 'passed'\n\ndef half(x):\n    return 9",
+    "prints that it passed": "print('passed')\n\ndef half(x):\n    print('passed')\n    return 9",
+    "answers with code": "import __main__\n__main__.serve = lambda *a: \"(True, __import__('os')._exit(0))\"\nhalf = 1",
+    "answers with an unknown kind": "import __main__\n__main__.serve = lambda *a: \"(True, ('eval', [1]))\"\nh = 1",
+    "looks at its caller": "import sys\n\ndef half(x):\n    f = sys._getframe(1)\n    while f:\n"
+    "        f.f_globals['asked'] = None\n        f.f_globals['told'] = None\n        f = f.f_back\n    return 9",
+    "traces": "import sys\n\ndef half(x):\n    sys.settrace(lambda *a: None)\n    return 9",
+    "recurses": "def half(x):\n    return half(x)",
+    "takes the memory": "def half(x):\n    return [0] * 10 ** 10",
+    "endless values": "def half(x):\n    while True:\n        yield 1",
+    "nested values": "def half(x):\n    v = []\n    for _ in range(10 ** 5):\n        v = [v]\n    return v",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_program_fails(name):
+    assert paid("HumanEval", f"```python\n{HOSTILE[name]}\n```") == 0
+
+
+def test_a_program_has_three_seconds():
+    assert paid("MBPP", "```python\ndef half(x):\n    while True:\n        pass\n```") == 0
+
+
+VALUES = """
+import math
+for v in (None, True, 1, -5, 10**6000, 1.5, float('inf'), 'a\\n', b'x', (1, [2, {3}]), {1: {'a': (1,)}},
+          frozenset({1}), range(3), 2+3j, [], ()):
+    assert f(v) == v and type(f(v)) is type(v), v
+assert math.isnan(f(float('nan')))
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "tests"),
+    [
+        ("def f(x): return x", VALUES),
+        ("def f(n):\n  yield from range(n)", "assert list(f(3)) == [0, 1, 2]"),
+        ("def f(d): return d.keys()", "assert sorted(f({2: 1, 1: 1})) == [1, 2]"),
+        ("import collections\ndef f(t): return collections.Counter(t)", "assert f('aab') == {'a': 2, 'b': 1}"),
+        ("def f(n): raise ValueError", "try:\n  f(1)\n  assert False\nexcept ValueError:\n  pass"),
+        ("def f(n, *, k=1): return n + k", "assert f(1, k=2) == 3"),
+        (
+            "class P:\n  def __init__(s, x): s.x = x\n  def up(s): return P(s.x + 1)\ndef f(p): return p.x",
+            "p = P(1)\nassert f(p.up()) == 2 and p.x == 1\np.x = 7\nassert f(p) == 7",
+        ),
+    ],
+)
+def test_values_pass_between_program_and_tests(program, tests):
+    assert passes_tests(program, "", ["f", "P"], tests)
+    assert not passes_tests(program, "", ["f", "P"], f"{tests}\nassert f is None")
