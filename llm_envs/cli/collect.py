@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from llm_envs.cli.agent_option import add_agent_argument, agent_settings, read_agent
 from llm_envs.cli.arguments import (
     add_env_arguments,
     add_rollout_arguments,
@@ -32,6 +33,7 @@ from llm_envs.tracking.loggers import visible_text
 
 if TYPE_CHECKING:
     from llm_envs.rollout.collect_run import CollectedRun
+    from llm_envs.sources.source import EnvChoice
 
 __all__ = ["add_arguments", "run", "terminated_as_interrupted"]
 
@@ -44,6 +46,7 @@ examples:
   llm-envs collect llm/Calculator-v0 --model https://host/v1 --model-name NAME -n 50 --out runs/api
   llm-envs collect llm/Calculator-v0 --model DIR -n 1000 --out runs/parts --shard 0/4
   llm-envs collect llm/Calculator-v0 --model DIR --policy vllm -n 1000 --out runs/ray --ray auto --ray-gpus 1
+  llm-envs collect --agent my_agent.py:ENV --model DIR -n 100 --group-size 4 --workers 8 --out runs/agent
   llm-envs collect llm/Calculator-v0 --model DIR --policy vllm -n 50 --out runs/logged --report-to tensorboard jsonl
 
 Ctrl-C ends it in order; the same command with --resume goes on. llm-envs export writes what was collected for others.
@@ -54,11 +57,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument(
         "envs",
-        nargs="+",
+        nargs="*",
         metavar="ENV",
         help="a task id or a pattern ('llm/*'); ENV:WEIGHT sets its share of the groups",
     )
     parser.add_argument("--exclude", action=Repeatable, metavar="PATTERN", help="exclude matching tasks")
+    add_agent_argument(parser)
     parser.add_argument(
         "--out",
         required=True,
@@ -94,16 +98,15 @@ def run(arguments: argparse.Namespace) -> int:
     from llm_envs.data.storage import as_path, exists
     from llm_envs.data.writer import check_folder, finished_keys
     from llm_envs.policies.scripted import OraclePolicy, RandomPolicy
-    from llm_envs.registration import task_spec
     from llm_envs.rollout import RolloutLimits, create_window
     from llm_envs.rollout.collect_run import collect_run, run_settings
-    from llm_envs.sources.mixture_text import parse_mixture
     from llm_envs.tracking.progress import live_progress
     from llm_envs.types import SamplingParams
 
-    envs = parse_mixture(arguments.envs, arguments.exclude or ())
     check_tracking(arguments)
     check_player(arguments)
+    agent = read_agent(arguments)
+    envs = _envs(arguments) if agent is None else agent
     collector: dict[str, Any] = {
         "seed": arguments.seed,
         "env_kwargs": env_kwargs_of(arguments),
@@ -111,10 +114,10 @@ def run(arguments: argparse.Namespace) -> int:
         "limits": RolloutLimits(max_turns=arguments.max_turns, max_step_s=arguments.max_step_s),
         "history": arguments.history,
     }
-    for choice in envs:
-        task_spec(choice.env_id)
-        require_text(choice.env_id, collector["env_kwargs"])
+    if agent is not None:
+        agent(**collector["env_kwargs"]).close()  # reports wrong arguments
     settings = player_settings(arguments) | ({} if arguments.window is None else {"window": arguments.window})
+    settings |= agent_settings(arguments.agent, agent)
     # A model may take minutes to load, so report errors in the folder and its settings first.
     own = run_settings(envs, group_size=arguments.group_size, **collector) | settings
     if arguments.shard is not None:
@@ -153,6 +156,18 @@ def run(arguments: argparse.Namespace) -> int:
         _say_how_to_go_on(arguments)
         return 130
     return _summarize(done)
+
+
+def _envs(arguments: argparse.Namespace) -> list[EnvChoice]:
+    """Return the environments, after checking that each exists and is one of texts."""
+    from llm_envs.registration import task_spec
+    from llm_envs.sources.mixture_text import parse_mixture
+
+    envs = parse_mixture(arguments.envs, arguments.exclude or ())
+    for choice in envs:
+        task_spec(choice.env_id)
+        require_text(choice.env_id, env_kwargs_of(arguments))
+    return envs
 
 
 @contextmanager

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import importlib
-import runpy
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llm_envs.cli.agent_option import AGENT_HELP, load_agent
 from llm_envs.cli.arguments import require_model, require_text
 from llm_envs.cli.parser import Flag
 from llm_envs.errors import InvalidConfigError
@@ -43,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--agent",
         metavar="FILE:NAME",
-        help="an AgentEnv (FILE.py:NAME or module:NAME): play one episode with the model, and show each request",
+        help=f"{AGENT_HELP}: play one episode with the model, and show each request",
     )
     parser.add_argument("--agent-seed", type=int, default=0, metavar="SEED", help="seed of that episode; default 0")
     parser.add_argument("--chat-template-path", metavar="FILE", help="a Jinja template to use instead of the model's")
@@ -70,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
     task_spec(arguments.env)
     require_text(arguments.env, {})
     require_model(arguments.model, "doctor")
-    agent = None if arguments.agent is None else _load_agent(arguments.agent)
+    agent = None if arguments.agent is None else load_agent(arguments.agent)
     template = None if arguments.chat_template_path is None else _read_template(arguments.chat_template_path)
     codec = ChatCodec(load_tokenizer(arguments.model), chat_template=template, thinking=arguments.thinking)
     config = _configuration(arguments.model)
@@ -99,26 +98,6 @@ def run(arguments: argparse.Namespace) -> int:
         print(visible_text(f"PROBLEM  {problem}"))
     print("This model can be trained on as it is." if not problems else "This model cannot be trained on as it is.")
     return 1 if problems else 0
-
-
-def _load_agent(name: str) -> AgentEnv:
-    """Return the `AgentEnv` that `FILE.py:NAME` or `module:NAME` names."""
-    from llm_envs.agents import AgentEnv
-
-    place, _, variable = name.rpartition(":")
-    try:
-        if place.endswith(".py"):
-            found = runpy.run_path(place).get(variable)
-        else:
-            found = getattr(importlib.import_module(place), variable, None) if place else None
-    except (ImportError, OSError) as error:
-        raise InvalidConfigError(f"--agent {name}: {place} cannot be loaded ({error}).") from error
-    if not isinstance(found, AgentEnv):
-        what = "nothing" if found is None else f"a {type(found).__name__}"
-        raise InvalidConfigError(
-            f"--agent {name}: it is {what}; it must be FILE.py:NAME or module:NAME of an AgentEnv."
-        )
-    return found
 
 
 def _show_agent(agent: AgentEnv, arguments: argparse.Namespace, codec: ChatCodec, colour: bool) -> None:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llm_envs.cli.agent_option import add_agent_argument, agent_settings, read_agent
 from llm_envs.cli.arguments import (
     add_rollout_arguments,
     add_sampling_arguments,
@@ -46,6 +47,7 @@ examples:
   llm-envs eval --suite suite.yaml --model DIR --json
   llm-envs eval llm/Calculator-v0 --model AFTER --out runs/after --compare runs/before
   llm-envs eval llm/Calculator-v0 --model DIR --out runs/parts --shard 0/4
+  llm-envs eval --agent my_agent.py:ENV --model DIR -n 100 --out runs/agent
   llm-envs eval --replay runs/eval
   llm-envs eval --replay runs/after --compare runs/before
 """
@@ -55,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("envs", nargs="*", metavar="ENV", help="a task id or a pattern ('llm/*')")
     parser.add_argument("--exclude", action=Repeatable, metavar="PATTERN", help="exclude matching tasks")
+    add_agent_argument(parser)
     parser.add_argument("--suite", metavar="FILE", help="YAML file with tasks, arguments, n, k and thresholds")
     parser.add_argument("--replay", metavar="DIR", help="score the episodes of a run's folder again without playing")
     parser.add_argument("--partial", action=Flag, help="with --replay: accept a run with missing episodes")
@@ -147,7 +150,7 @@ def _check(arguments: argparse.Namespace) -> None:
         given = ["--model"] * (arguments.model is not None) + ["--policy"] * (arguments.policy is not None)
         given += ["--resume"] * arguments.resume + arguments.envs[:1]
         settled = ["n", "group_size", "seed", "env_kwargs", "max_turns", "max_step_s", "workers", "env_servers", "ray"]
-        settled += ["window"]
+        settled += ["window", "agent"]
         settled += [] if arguments.suite else ["split", "difficulty", "exclude"]  # the suite sets these for its tasks
         given += [
             f"-{'-' * (len(name) > 1)}{name.replace('_', '-')}"
@@ -158,10 +161,11 @@ def _check(arguments: argparse.Namespace) -> None:
             raise InvalidConfigError(f"--replay plays nothing: leave out {given[0]}; the tasks are those of the run.")
     elif arguments.partial:
         raise InvalidConfigError("--partial needs --replay.")
-    elif arguments.suite is None and not arguments.envs:
-        raise InvalidConfigError("give at least one environment, --suite FILE, or --replay DIR.")
-    if arguments.suite is not None and (arguments.envs or arguments.env_kwargs or arguments.exclude):
-        raise InvalidConfigError("--suite lists the tasks: leave out ENV, --env-kwargs and --exclude.")
+    elif arguments.suite is None and not arguments.envs and arguments.agent is None:
+        raise InvalidConfigError("give at least one environment, --agent FILE:NAME, --suite FILE, or --replay DIR.")
+    given_tasks = arguments.envs or arguments.agent or arguments.env_kwargs or arguments.exclude
+    if arguments.suite is not None and given_tasks:
+        raise InvalidConfigError("--suite lists the tasks: leave out ENV, --agent, --env-kwargs and --exclude.")
     if arguments.resume and arguments.out is None:
         raise InvalidConfigError("--resume needs --out, the folder of the evaluation.")
     if arguments.shard is not None:
@@ -196,6 +200,8 @@ def _suite(arguments: argparse.Namespace) -> Suite:
     if arguments.difficulty is not None and "difficulty" in kwargs:
         raise InvalidConfigError("--difficulty and --env-kwargs both set a difficulty: give only one.")
     levels: list[str | None] = [None] if arguments.difficulty is None else arguments.difficulty.split(",")
+    agent = read_agent(arguments)
+    env_ids = [agent.env_id] if agent else unweighted(parse_mixture(arguments.envs, arguments.exclude or ()))
     entries = [
         SuiteEntry(
             env_id,
@@ -203,8 +209,9 @@ def _suite(arguments: argparse.Namespace) -> Suite:
             n=n,
             k=k,
             thresholds=Thresholds(**{name: getattr(arguments, name) for name in THRESHOLDS}),
+            factory=agent,
         )
-        for env_id in unweighted(parse_mixture(arguments.envs, arguments.exclude or ()))
+        for env_id in env_ids
         for level in levels
     ]
     return Suite(tuple(entries), arguments.group_size or k, arguments.seed or 0)
@@ -260,6 +267,9 @@ def _play(arguments: argparse.Namespace, suite: Suite) -> Results:
 
     check_player(arguments)
     for entry in suite.entries:
+        if entry.factory is not None:
+            entry.factory(**entry.kwargs).close()  # reports wrong arguments
+            continue
         task_spec(entry.env_id)
         require_text(entry.env_id, dict(entry.kwargs))
     collector: dict[str, Any] = {
@@ -268,6 +278,7 @@ def _play(arguments: argparse.Namespace, suite: Suite) -> Results:
         "history": arguments.history,
     }
     settings = player_settings(arguments) | ({} if arguments.window is None else {"window": arguments.window})
+    settings |= agent_settings(arguments.agent, suite.entries[0].factory)
     own = run_settings(SuiteSource(suite), group_size=suite.samples, seed=suite.seed, **collector)
     own |= suite_settings(suite, **settings)
     if arguments.shard is not None:

@@ -25,7 +25,7 @@ from typing import Any
 from llm_envs.errors import InvalidConfigError
 from llm_envs.evaluation.results import Results
 from llm_envs.evaluation.scores import TaskKey, key_of
-from llm_envs.sources.source import EnvChoice, EpisodeSpec, SeedSource
+from llm_envs.sources.source import EnvChoice, EnvFactory, EpisodeSpec, SeedSource
 
 __all__ = [
     "Suite",
@@ -64,6 +64,8 @@ class SuiteEntry:
     k: int = 1
     """Largest k of pass@k and pass^k."""
     thresholds: Thresholds = Thresholds()
+    factory: EnvFactory | None = None
+    """Makes the environment instead of `gymnasium.make` (an `AgentEnv`, ...); the id is then only its name."""
 
     @property
     def key(self) -> TaskKey:
@@ -129,7 +131,7 @@ class SuiteSource(SeedSource):
     """
 
     def __init__(self, suite: Suite) -> None:
-        choices = [EnvChoice(entry.env_id, 1.0, entry.kwargs) for entry in suite.entries]
+        choices = [EnvChoice(entry.env_id, 1.0, entry.kwargs, entry.factory) for entry in suite.entries]
         super().__init__(choices, seed=suite.seed)
         self._entries = suite.entries
         self._sources = [SeedSource(choice, seed=suite.seed) for choice in choices]

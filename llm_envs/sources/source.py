@@ -124,10 +124,10 @@ class SeedSource:
         self.choices = tuple(replace(c, kwargs={**(env_kwargs or {}), **c.kwargs}) for c in _parse(envs))
         if not self.choices:
             raise InvalidConfigError("no environments given: pass an id, {id: weight} or a sequence of ids.")
-        ids = [choice.env_id for choice in self.choices]
         self.factories = {c.env_id: c.factory for c in self.choices if c.factory is not None}
-        if any(ids.count(env_id) > 1 for env_id in self.factories):
-            raise InvalidConfigError(f"two factories of a mixture have the same name: {ids}.")
+        if any(choice.factory is not self.factories.get(choice.env_id) for choice in self.choices):
+            ids = [choice.env_id for choice in self.choices]
+            raise InvalidConfigError(f"two environments of a mixture have the same name: {ids}.")
         if n_seeds is not None and n_seeds < 1:
             raise InvalidConfigError(f"n_seeds is {n_seeds!r}; it must be at least 1, or None.")
         self.seed, self.n_seeds, self.shuffle = seed, n_seeds, shuffle

@@ -18,12 +18,14 @@ from typing import Any
 
 from trl import ModelConfig, TrlParser, get_peft_config, get_quantization_config
 
+from llm_envs.cli.agent_option import AGENT_HELP, check_one, load_agent
 from llm_envs.cli.arguments import concurrency
 from llm_envs.cli.parser import Parser, dashed
 from llm_envs.errors import InvalidConfigError, LLMEnvsError, ModelError, did_you_mean
 from llm_envs.trainers.functional.algorithm import ALGORITHMS, Algorithm
 
 __all__ = [
+    "AGENT",
     "ENV",
     "EXAMPLES",
     "TrainingParser",
@@ -34,6 +36,7 @@ __all__ = [
     "parse",
     "read_algorithm",
     "read_environment",
+    "read_played",
 ]
 
 ENV: dict[str, Any] = {
@@ -41,6 +44,8 @@ ENV: dict[str, Any] = {
     '{"llm/Calculator-v0": 2, "llm/Countdown-v0": 1}.'
 }
 """Metadata of the field `env`."""
+AGENT: dict[str, Any] = {"help": f"{AGENT_HELP}, in place of --env."}
+"""Metadata of the field `agent`."""
 
 _ALIASES = {"--model-name-or-path": "--model", "--output-dir": "--out", "--num-generations": "--group-size"}
 """TRL's name of an option -> the name in the other commands."""
@@ -56,6 +61,7 @@ EXAMPLES = {
     "grpo": """
   llm-envs train grpo --env llm/Calculator-v0 --model DIR --out runs/grpo --max-steps 20 --algorithm dapo
   llm-envs train grpo --env '{"llm/Calculator-v0": 2, "llm/Countdown-v0": 1}' --model DIR --out runs/both
+  llm-envs train grpo --agent my_agent.py:ENV --model DIR --out runs/agent --max-steps 20
   llm-envs train grpo --config grpo.yaml --learning-rate 1e-6 --dry-run
 """,
     "ppo": """
@@ -153,6 +159,20 @@ def parse(name: str, kinds: Sequence[type], arguments: Sequence[str]) -> tuple[A
     """
     values = vars(TrainingParser(kinds, prog=f"llm-envs train {name}").parse_args(arguments))
     return tuple(make(kind, values) for kind in kinds)
+
+
+def read_played(chosen: Any) -> Any:
+    """Return what a training plays: the environment or the agent. None: a data set is given.
+
+    Args:
+        chosen: The training's options, with `env`, `agent` and perhaps `source`.
+
+    Raises:
+        InvalidConfigError: If not exactly one is given, or the one that is cannot be read.
+    """
+    names = [name for name in ("env", "agent", "source") if hasattr(chosen, name)]
+    check_one({f"--{name}": getattr(chosen, name) for name in names})
+    return load_agent(chosen.agent) if chosen.agent else read_environment(chosen.env)
 
 
 def read_environment(text: str | None) -> Any:
