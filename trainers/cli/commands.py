@@ -19,12 +19,14 @@ from typing import Any
 
 from trl import ModelConfig
 
+from llm_envs.cli.agent_option import check_one
 from llm_envs.cli.main import main as cli
 from llm_envs.errors import InvalidConfigError, LLMEnvsError
 from llm_envs.rollout.filters import create_spread_filter
 from llm_envs.trainers.bridge.checkpoints import check_unused, resume_point
 from llm_envs.trainers.cli.dry_run import describe_training
 from llm_envs.trainers.cli.parser import (
+    AGENT,
     ENV,
     check_model,
     loading,
@@ -32,6 +34,7 @@ from llm_envs.trainers.cli.parser import (
     parse,
     read_algorithm,
     read_environment,
+    read_played,
 )
 from llm_envs.trainers.cli.sft_rl import main as sft_rl
 from llm_envs.trainers.dpo.trainer import EnvDPOConfig, EnvDPOTrainer
@@ -69,9 +72,10 @@ _DRY_RUN: dict[str, Any] = {
 
 @dataclass
 class GRPOArguments:
-    """The environment and the algorithm."""
+    """The environment or agent, and the algorithm."""
 
-    env: str = field(metadata=ENV)
+    env: str | None = field(default=None, metadata=ENV)
+    agent: str | None = field(default=None, metadata=AGENT)
     algorithm: str | None = field(
         default=None,
         metadata={
@@ -85,9 +89,10 @@ class GRPOArguments:
 
 @dataclass
 class PPOArguments:
-    """The environment and the critic."""
+    """The environment or agent, and the critic."""
 
-    env: str = field(metadata=ENV)
+    env: str | None = field(default=None, metadata=ENV)
+    agent: str | None = field(default=None, metadata=AGENT)
     critic: str | None = field(
         default=None,
         metadata={
@@ -104,6 +109,7 @@ class DPOArguments:
     """The source of the pairs: episodes that the model plays in rounds, or a saved data set."""
 
     env: str | None = field(default=None, metadata=ENV)
+    agent: str | None = field(default=None, metadata=AGENT)
     source: str | None = field(
         default=None,
         metadata={"help": "In place of --env, a saved data set: the folder of a run, exported pairs, JSONL, ..."},
@@ -116,7 +122,7 @@ class DPOArguments:
 
 @dataclass
 class SFTArguments:
-    """The source of the training data: an environment's oracle, or a saved data set."""
+    """The source of the training data: an environment's oracle, or a saved data set. An agent has no oracle."""
 
     env: str | None = field(default=None, metadata=ENV)
     source: str | None = field(
@@ -142,9 +148,8 @@ def grpo(arguments: Sequence[str]) -> int:
     """Train by GRPO; return the exit code. `--help` lists every setting."""
     chosen, args, model = parse("grpo", KINDS["grpo"], arguments)
     algorithm = _algorithm(read_algorithm(chosen.algorithm), chosen)
-    name = check_model(model.model_name_or_path)
+    env, name = read_played(chosen), check_model(model.model_name_or_path)
     checkpoint = _begin(args, "GRPO", chosen, model)
-    env = read_environment(chosen.env)
     with loading(model=name):
         trainer = EnvGRPOTrainer(name, env, args, algorithm=algorithm, **model_arguments(model, args))
     return _run(trainer, checkpoint, chosen)
@@ -153,27 +158,26 @@ def grpo(arguments: Sequence[str]) -> int:
 def ppo(arguments: Sequence[str]) -> int:
     """Train by PPO; return the exit code. `--help` lists every setting."""
     chosen, args, model = parse("ppo", KINDS["ppo"], arguments)
-    name = check_model(model.model_name_or_path)
+    env, name = read_played(chosen), check_model(model.model_name_or_path)
     algorithm = None if chosen.algorithm_settings is None else _algorithm(PPO, chosen)
     critic = chosen.critic and check_model(chosen.critic, "--critic", marks=("config.json", CRITIC_CARD))
     checkpoint = _begin(args, "PPO", chosen, model)
-    env = read_environment(chosen.env)
     with loading(model=name, critic=critic):
         trainer = EnvPPOTrainer(name, env, args, critic=critic, algorithm=algorithm, **model_arguments(model, args))
     return _run(trainer, checkpoint, chosen)
 
 
 def dpo(arguments: Sequence[str]) -> int:
-    """Train by DPO, online with --env or offline with --source; return the exit code. `--help` lists every setting."""
+    """Train by DPO, online with --env or --agent, offline with --source; return the exit code."""
     chosen, args, model = parse("dpo", KINDS["dpo"], arguments)
-    _check_one(chosen, "is played in rounds and learned from online")
-    if chosen.env is not None and chosen.eval_source is not None:
-        raise InvalidConfigError("--eval-source goes with --source: with --env the test split is what is evaluated.")
+    env = read_played(chosen)
+    if env is not None and chosen.eval_source is not None:
+        raise InvalidConfigError("--eval-source goes with --source: when it plays, the test split is evaluated.")
     name = check_model(model.model_name_or_path)
     checkpoint = _begin(args, "DPO", chosen, model)
     if chosen.dry_run:
         args.precompute_ref_log_probs = False  # a dry run must not write files
-    env, further = read_environment(chosen.env), model_arguments(model, args)
+    further = model_arguments(model, args)
     if env is None:
         further |= {"source": chosen.source, "eval_source": chosen.eval_source}
     else:
@@ -186,7 +190,7 @@ def dpo(arguments: Sequence[str]) -> int:
 def sft(arguments: Sequence[str]) -> int:
     """Train on the oracle's episodes or a saved data set; return the exit code. `--help` lists every setting."""
     chosen, args, model = parse("sft", KINDS["sft"], arguments)
-    _check_one(chosen, "is played by its oracle")
+    check_one({"--env": chosen.env, "--source": chosen.source})
     name = check_model(model.model_name_or_path)
     checkpoint = _begin(args, "SFT", chosen, model)
     env, further = read_environment(chosen.env), model_arguments(model, args)
@@ -211,16 +215,6 @@ def _algorithm(algorithm: Algorithm | None, chosen: Any) -> Algorithm | None:
     if algorithm is None:
         raise InvalidConfigError("--algorithm-settings changes an algorithm: give --algorithm too.")
     return with_settings(algorithm, chosen.algorithm_settings)
-
-
-def _check_one(chosen: Any, environment_is: str) -> None:
-    """Check that exactly one of environment and data set is given."""
-    given = [name for name in ("env", "source") if getattr(chosen, name) is not None]
-    if len(given) != 1:
-        both = "both are given" if given else "neither is given"
-        raise InvalidConfigError(
-            f"--env (which {environment_is}) or --source (a saved data set): {both}, one is needed."
-        )
 
 
 def _begin(args: Any, algorithm: str, chosen: Any, model: ModelConfig) -> str | None:

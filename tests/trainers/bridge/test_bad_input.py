@@ -236,10 +236,10 @@ def test_an_output_folder_that_is_taken(place: Path, tiny_folder: str, capsys: p
 def test_what_is_learned_must_be_said_once(place: Path, tiny_folder: str, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("sft", "dpo"):
         assert train(place, name, tiny_folder, "--env", ENV) == 2
-        assert "both are given, one is needed" in said(capsys, place)
+        assert "are given, one is needed" in said(capsys, place)
         bare = ["train", name, "--model_name_or_path", tiny_folder, "--output_dir", str(place / "out")]
         assert main(bare) == 2
-        assert "neither is given, one is needed" in said(capsys, place)
+        assert "none is given, one is needed" in said(capsys, place)
         assert main([*bare, "--env", "llm/Countdwn-v0"]) == 2
         assert "Did you mean llm/Countdown-v0" in said(capsys, place)
     assert main([*bare, "--env", ENV, "--eval_source", "pairs.jsonl"]) == 2

@@ -17,6 +17,7 @@ from llm_envs.trainers.cli.parser import Switch, TrainingParser
 from llm_envs.trainers.cli.sft_rl import SFTRLSettings, make_parser
 
 CONCEPTS = {
+    "--agent": ("text", r"an agentenv \(file\.py:name"),
     "--algorithm": ("text", r"a published algorithm"),
     "--chat-template-path": ("text", r"a jinja template to use|.*sets the model's chat template"),
     "--config": ("text", r"yaml file with options"),

@@ -1,0 +1,95 @@
+"""`llm-envs train NAME --agent FILE.py:NAME`: the trainings take an agent where they take an environment."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from llm_envs.cli.main import main
+from llm_envs.rollout import read_trajectories
+
+pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
+
+AGENT = """
+import os
+
+import httpx
+
+from llm_envs.agents import AgentEnv
+
+
+def create_client(endpoint):
+    headers = {"Authorization": f"Bearer {endpoint.api_key}"}
+    return httpx.Client(base_url=endpoint.base_url, headers=headers, timeout=60, trust_env=False)
+
+
+def agent(task, client):
+    body = {"messages": [{"role": "user", "content": task["question"]}]}
+    answer = client.post("chat/completions", json=body)
+    answer.raise_for_status()
+    return {"text": answer.json()["choices"][0]["message"]["content"], "pid": os.getpid()}
+
+
+def reward(result, trajectory):
+    return sum(map(ord, result["text"])) % 7 / 7
+
+
+ENV = AgentEnv(agent, [{"question": f"Say {n}."} for n in range(8)], reward, create_client=create_client)
+"""
+SMALL = {
+    "per-device-train-batch-size": 4,
+    "max-steps": 1,
+    "gradient-checkpointing": False,
+    "report-to": "none",
+    "save-strategy": "no",
+    "disable-tqdm": True,
+    "max-completion-length": 32,
+    "max-turn-tokens": 6,
+    "num-train-seeds": 32,
+}
+OF = {"grpo": {"num-generations": 4, "workers": 2}, "ppo": {}, "dpo": {"num-generations": 4, "groups-per-round": 4}}
+
+
+@pytest.fixture(scope="module")
+def agent_file(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    path = tmp_path_factory.mktemp("agent") / "agent_of_trainings.py"
+    path.write_text(AGENT)
+    before = list(sys.path)
+    yield f"{path}:ENV"
+    sys.path[:] = before
+    sys.modules.pop("agent_of_trainings", None)
+
+
+@pytest.mark.parametrize("name", sorted(OF))
+def test_a_step_with_an_agent(
+    name: str, tiny_folder: str, agent_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = {**SMALL, **OF[name], "model": tiny_folder, "out": tmp_path / "run"}
+    options = [part for key, value in settings.items() for part in (f"--{key}", str(value))]
+    assert main(["train", name, "--agent", agent_file, *options, "--dry-run"]) == 0
+    assert "environments      agent" in capsys.readouterr().out
+    assert main(["train", name, "--agent", agent_file, *options]) == 0
+    assert (tmp_path / "run" / "model.safetensors").is_file()
+    found = read_trajectories(tmp_path / "run" / "trajectories" / "process-0")
+    assert {t.env_id for t in found} == {"agent"}
+    assert {t.status for t in found} == {"ok"}
+    assert len({t.metadata["result"]["pid"] for t in found}) == settings.get("workers", 1)
+
+
+def test_both_neither_and_what_has_no_agent(
+    tiny_folder: str, agent_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = ["--model", tiny_folder, "--out", str(tmp_path / "run")]
+    for name in ("grpo", "ppo", "dpo"):
+        assert main(["train", name, "--agent", agent_file, "--env", "llm/Countdown-v0", *where]) == 2
+        assert "--env and --agent are given, one is needed" in capsys.readouterr().err
+        assert main(["train", name, *where]) == 2
+        assert "none is given, one is needed" in capsys.readouterr().err
+    assert main(["train", "grpo", "--agent", "no/such.py:ENV", *where]) == 2
+    assert "there is no file no/such.py" in capsys.readouterr().err
+    assert main(["train", "sft", "--agent", agent_file, *where]) == 2
+    assert "--agent" in capsys.readouterr().err
