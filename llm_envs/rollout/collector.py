@@ -349,7 +349,8 @@ class Collector:
 
     def _check_envs(self) -> None:
         for spec in self.source.variants():
-            (check_made if self._pool is None else self._pool.check)(self._maker(spec))
+            is_player = isinstance(self.source.factories.get(spec.env_id), EpisodePlayer)
+            (check_made if self._pool is None or is_player else self._pool.check)(self._maker(spec))
 
     def _run(self, function: Callable[[], Coroutine[Any, Any, T]]) -> T:
         return self._runner().run(function)
@@ -485,7 +486,7 @@ class Collector:
 
     async def _play(self, spec: EpisodeSpec, gate: PauseGate | None = None) -> Trajectory:
         own = getattr(self.source.factories.get(spec.env_id), "play_episode", None)
-        play = own or partial(play_episode, self._maker(spec), context_fn=self.context_fn, workers=self._pool)
+        play = own or partial(play_episode, self._maker(spec), context_fn=self.context_fn)
         return await play(
             spec,
             self.policy,
@@ -495,6 +496,7 @@ class Collector:
             history=self.history,
             run_seed=self.seed,
             gate=gate,
+            workers=self._pool,
             stats=self.stats,
         )
 

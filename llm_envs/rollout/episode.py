@@ -46,7 +46,9 @@ class EpisodePlayer(Protocol):
     Calling it still makes an environment, whose declarations the trainers read.
     """
 
-    def check_play(self, policy: Policy, codec: Codec | None, context_fn: ContextFn | None, workers: Any) -> None:
+    def check_play(
+        self, policy: Policy, codec: Codec | None, context_fn: ContextFn | None, workers: WorkerPool | None
+    ) -> None:
         """Raise an `InvalidConfigError` if these cannot play it. `workers` is None without worker processes."""
         ...
 
@@ -61,6 +63,7 @@ class EpisodePlayer(Protocol):
         history: History = "append",
         run_seed: int = 0,
         gate: PauseGate | None = None,
+        workers: WorkerPool | None = None,
         stats: CollectorStats | None = None,
     ) -> Trajectory:
         """Play one episode to its end. A failure is in the trajectory's `error`; only `CancelledError` is raised."""
