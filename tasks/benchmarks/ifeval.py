@@ -68,6 +68,7 @@ class IFEvalEnv(SingleTurnEnv):
       "expert": eight.
     - `data`: the prompts of the test split: "google/IFEval" or another data set that `datasets` loads, the path of a
       JSONL file, or rows, with the columns `prompt`, `instruction_id_list` and `kwargs`. None: made here.
+      Their oracle follows what it can: it has no answer key.
     - `train_data`: the same for the train split.
     - `loose`: True to judge by the benchmark's loose accuracy: also without the first line, the last line or asterisks.
     - `reset(options={"problem": {"prompt": "Write. Do not use commas.", "instruction_id_list":
@@ -115,7 +116,7 @@ class IFEvalEnv(SingleTurnEnv):
         self._rows = None if given is None else _load(given)
         if self._rows is not None:
             self.difficulty, self.disjoint_splits, self.n_problems = "data", False, len(self._rows)
-            self.chance_rate = self.difficulties["easy"].chance_rate
+            self.chance_rate, self.oracle_is_exact = self.difficulties["easy"].chance_rate, False
 
     def generate(self) -> dict[str, Any]:
         """Draw a prompt of the data, or make one."""

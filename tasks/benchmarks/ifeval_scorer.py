@@ -57,7 +57,8 @@ def provide_punkt() -> None:
             (folder / name).write_text("\n".join(lines), encoding="utf-8")
         nltk.data.path.insert(0, root)
         nltk.word_tokenize("Both tokenizers. They read the model once.")
-        check("length_constraints:number_sentences", {"num_sentences": 1, "relation": "at least"}, "", ["A text."])
+        utilities: Any = importlib.import_module("if_verifiable.ifeval.instructions_util")
+        utilities.count_sentences("It keeps the tokenizer.")
         nltk.data.path.remove(root)
 
 

@@ -41,10 +41,11 @@ def write(names: Sequence[str], kwargs: Sequence[Mapping[str, Any]]) -> str:
     """Return a text that follows the instructions, if they can be followed together.
 
     Args:
-        names: The instructions, none twice.
+        names: The instructions. Of two of one kind ("at least 20", "less than 26") the one with "at least" counts.
         kwargs: The arguments of each.
     """
-    wanted = {name.partition(":")[2]: given for name, given in zip(names, kwargs, strict=True)}
+    pairs = sorted(zip(names, kwargs, strict=True), key=lambda pair: "at least" in pair[1].values())
+    wanted = {name.partition(":")[2]: given for name, given in pairs}
     if "constrained_response" in wanted:
         return "My answer is yes."
     if "json_format" in wanted:
