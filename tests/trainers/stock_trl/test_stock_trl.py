@@ -143,19 +143,19 @@ def memorise(model, rows, steps):
 
 
 def check_that_the_reward_rises(trainer):
-    """Of 32 episodes a step about half succeed at first; the standard error of four steps' mean is under 0.05."""
+    """Of 64 episodes a step about half succeed at first; the standard error of the difference is 0.07."""
     rewards = logged(trainer, "reward")
-    assert len(rewards) == 12 and rewards[0] < 0.7
-    assert sum(rewards[-4:]) / 4 > sum(rewards[:2]) / 2 + 0.2
+    assert len(rewards) == 16 and rewards[0] < 0.7
+    assert sum(rewards[-4:]) / 4 > rewards[0] + 0.15
     assert logged(trainer, "env/success")[-1] > logged(trainer, "env/success")[0]
 
 
 RISING = {
-    "max_steps": 12,
-    "per_device_train_batch_size": 32,
-    "num_generations": 8,
+    "max_steps": 16,
+    "per_device_train_batch_size": 64,
+    "num_generations": 16,
     "max_completion_length": 64,
-    "learning_rate": 3e-4,
+    "learning_rate": 5e-4,
     "lr_scheduler_type": "linear",
 }
 
