@@ -20,8 +20,9 @@ __all__ = ["add_arguments", "run"]
 
 EXAMPLES = """
 examples:
-  llm-envs branch runs/eval --episode 3/0 --turn 1 -n 16 --model DIR
-  llm-envs branch runs/eval --episode 3/0 --turn 0 -n 64 --model DIR --policy vllm --out runs/branches
+  llm-envs branch runs/eval --episode 3/0 --turn 1 --times 16 --model DIR
+  llm-envs branch runs/eval --episode 3/0 --turn 0 --times 64 --model DIR --policy vllm --out runs/branches
+  llm-envs branch runs/eval --episode 3/0 --turn 2 --policy oracle --json
 
 The options of sampling and history should be those of the stored run.
 """
@@ -33,8 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", metavar="RUN", help="folder of the run that has the episode")
     parser.add_argument("--episode", required=True, metavar="GROUP/MEMBER", help="the episode; its report names it")
     parser.add_argument("--turn", type=int, required=True, metavar="T", help="the first new turn, from 0")
-    parser.add_argument("-n", type=positive, default=16, metavar="N", help="how many ways to go on; default 16")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the new turns; default 0")
+    parser.add_argument("--times", type=positive, default=16, metavar="N", help="how often to play on; default 16")
+    parser.add_argument("--seed", type=int, default=0, help="the run's seed: of the new turns; default 0")
     parser.add_argument("--out", metavar="DIR", help="output folder of the new episodes")
     parser.add_argument("--json", action=Flag, help="print the outcomes as JSON")
     add_sampling_arguments(parser)
@@ -65,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
         group = branch(
             episode,
             arguments.turn,
-            arguments.n,
+            arguments.times,
             policy,
             codec=codec,
             sampling=SamplingParams(temperature=arguments.temperature, max_new_tokens=arguments.max_turn_tokens),

@@ -175,7 +175,7 @@ class TestCommand:
     def test_it_shows_and_writes_what_comes_of_it(self, tmp_path: Path, capsys: Any) -> None:
         episode = self.stored(tmp_path / "run")
         name = f"{episode.group_id}/{episode.member}"
-        command = ["branch", str(tmp_path / "run"), "--episode", name, "--turn", "1", "-n", "6"]
+        command = ["branch", str(tmp_path / "run"), "--episode", name, "--turn", "1", "--times", "6"]
         assert main([*command, "--policy", "oracle", "--out", str(tmp_path / "out"), "--json"]) == 0
         outcomes = json.loads(capsys.readouterr().out)
         assert outcomes["n"] == 6 and outcomes["success"] == 1.0 and outcomes["stored"]["reward"] == episode.reward
