@@ -12,11 +12,13 @@ from llm_envs.chat.context import (
     seen_by,
     with_call_ids,
 )
+from llm_envs.chat.summarize import Summarize
 
 __all__ = [
     "ChatCodec",
     "Codec",
     "ContextFn",
+    "Summarize",
     "create_window",
     "observed_messages",
     "render_reply",

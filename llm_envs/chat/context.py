@@ -8,10 +8,20 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
+from llm_envs.chat.summarize import Summarize
 from llm_envs.errors import EnvContractError, InvalidConfigError
 from llm_envs.types import IdArray, Message
 
-__all__ = ["Codec", "ContextFn", "create_window", "observed_messages", "render_reply", "seen_by", "with_call_ids"]
+__all__ = [
+    "Codec",
+    "ContextFn",
+    "ViewFn",
+    "create_window",
+    "observed_messages",
+    "render_reply",
+    "seen_by",
+    "with_call_ids",
+]
 
 
 class Codec(Protocol):
@@ -51,14 +61,16 @@ class Codec(Protocol):
         ...
 
 
-ContextFn = Callable[[tuple[Message, ...]], "Sequence[Message] | Awaitable[Sequence[Message]]"]
+ViewFn = Callable[[tuple[Message, ...]], "Sequence[Message] | Awaitable[Sequence[Message]]"]
 """All messages so far -> the messages that the model sees. Called before each turn except the first.
 
 A plain function runs on the event loop, where no limit can end it, so it must be quick. A function that asks a service
-(for a summary) should be asynchronous; `RolloutLimits.max_policy_s` and `max_episode_s` apply to it."""
+should be asynchronous; `RolloutLimits.max_policy_s` and `max_episode_s` apply to it."""
+ContextFn = ViewFn | Summarize
+"""A function of the messages so far, or `Summarize`, which asks the policy itself."""
 
 
-async def seen_by(context_fn: ContextFn | None, messages: Sequence[Message]) -> tuple[Message, ...] | None:
+async def seen_by(context_fn: ViewFn | None, messages: Sequence[Message]) -> tuple[Message, ...] | None:
     """Return the messages that a context function keeps; None without a context function.
 
     Raises:

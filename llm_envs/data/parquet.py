@@ -26,6 +26,8 @@ from llm_envs.types import Row, Trajectory
 __all__ = ["can_compact", "read_shard", "read_shard_keys", "write_shard"]
 
 SHARD_VERSION = b"2"
+_TURNS_BEFORE_SUMMARIES = [{name: kind for name, kind in SCHEMA["turns"][0].items() if name != "is_summary"}]
+"""The column `turns` of older runs, which are read too."""
 """Version of the columns and their meaning, stored in the file's metadata under `_VERSION_KEY`."""
 _VERSION_KEY = b"llm_envs_format"
 
@@ -145,7 +147,10 @@ def _check(path: Path, file: Any, expected: int | None) -> None:
             f"{path} has shard format {found}; this version reads {SHARD_VERSION.decode()!r}. (A table that "
             "`to_dataset` made is read by `from_dataset`.)"
         )
-    differing = [field.name for field in _schema(_arrow()) if field not in file.schema_arrow]
+    arrow, found = _arrow(), file.schema_arrow
+    differing = [field.name for field in _schema(arrow) if field not in found]
+    if differing == ["turns"] and arrow.field("turns", _type(arrow, _TURNS_BEFORE_SUMMARIES)) in found:
+        differing = []
     if differing:
         raise StoreError(f"{path} is damaged: columns are missing or of another type: {', '.join(differing)}.")
     if expected is not None and file.metadata.num_rows != expected:

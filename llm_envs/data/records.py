@@ -36,7 +36,7 @@ SCHEMA: Mapping[str, Any] = {
     "message_extras": "string",
     "rows": [{"ids": ["int32"], "mask": ["bool"], "logps": ["float32"], "spans": [["int64"]]}],
     "turns": [
-        {"reward": "float64", "row": "int32", "span": "int32", "finish_reason": "string"}
+        {"reward": "float64", "row": "int32", "span": "int32", "finish_reason": "string", "is_summary": "bool"}
         | dict.fromkeys(_JSON_TURN_FIELDS, "string")
     ],
 } | dict.fromkeys(_JSON_COLUMNS, "string")

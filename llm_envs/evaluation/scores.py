@@ -70,7 +70,7 @@ def score_episode(trajectory: Trajectory) -> EpisodeScore:
         reward=trajectory.reward,
         components=trajectory.components,
         stop_reason=trajectory.stop_reason.value,
-        turns=len(trajectory.turns),
+        turns=trajectory.n_steps,
         malformed=sum(mark != 0 for mark in marks) if marks else None,
         is_truncated=trajectory.truncated,
         tokens=trajectory.n_tokens,

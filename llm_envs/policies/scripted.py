@@ -87,7 +87,7 @@ class ReplayPolicy:
     @classmethod
     def of(cls, trajectory: Trajectory) -> ReplayPolicy:
         """Return the policy that repeats the agent's actions in a trajectory."""
-        replies = [render_reply(message) for message in trajectory.messages if message.role == "assistant"]
+        replies = [render_reply(message) for message in trajectory.messages_of_steps if message.role == "assistant"]
         return cls(replies[trajectory.n_example_replies :])
 
     def for_episode(self, seed: int) -> ReplayPolicy:

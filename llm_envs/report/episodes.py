@@ -64,7 +64,7 @@ def table_line(trajectory: Trajectory, run: int, part: int, names: Names) -> lis
         names.number("settings", settings),
         OUTCOMES.index(outcome),
         _rounded(trajectory.reward) if is_scored else None,
-        len(trajectory.turns),
+        trajectory.n_steps,
         trajectory.n_sampled_tokens,
         names.number("stop", trajectory.stop_reason.value),
         _rounded(trajectory.timings.get("total")),
@@ -171,7 +171,8 @@ def _turn(turn: Turn, rows: Sequence[Row]) -> list[Any]:
     seconds = _rounded(turn.seconds.get("policy"))
     start, stop = rows[turn.row].spans[turn.span] if turn.row >= 0 else (0, 0)
     tokens = stop - start if turn.row >= 0 else None
-    return [_rounded(turn.reward), components, turn.finish_reason.value, turn.row, start, seconds, results, tokens]
+    finish = "summary, " * turn.is_summary + turn.finish_reason.value
+    return [_rounded(turn.reward), components, finish, turn.row, start, seconds, results, tokens]
 
 
 def _rounded(value: float | None) -> float | None:

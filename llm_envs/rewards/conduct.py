@@ -196,7 +196,7 @@ def create_turn_efficiency(max_turns: int) -> RewardFn:
 def _turn_efficiency(max_turns: int, trajectory: Trajectory) -> float:
     if trajectory.is_success is not True:
         return 0.0
-    return max(0.0, 1.0 - (len(trajectory.turns) - 1) / max_turns)
+    return max(0.0, 1.0 - (trajectory.n_steps - 1) / max_turns)
 
 
 # ----------------------------------------------------------------------------------------------------------------------

@@ -134,7 +134,7 @@ def create_step_cost(cost: float) -> ShapingFn:
 
 
 def _step_cost(cost: float, trajectory: Trajectory) -> FloatArray:
-    return np.full(len(trajectory.turns), -cost)
+    return np.array([0.0 if turn.is_summary else -cost for turn in trajectory.turns])
 
 
 def create_success_bonus(bonus: float) -> ShapingFn:

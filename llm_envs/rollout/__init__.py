@@ -4,12 +4,14 @@ Nothing here imports torch, transformers or datasets.
 """
 
 from llm_envs.chat.context import Codec, ContextFn, create_window
+from llm_envs.chat.summarize import Summarize
 from llm_envs.data.writer import TrajectoryWriter, finished, iter_trajectories, read_run, read_trajectories, remaining
 from llm_envs.rollout.chat_logs import from_messages, read_messages_jsonl
 from llm_envs.rollout.collect_run import collect_run
 from llm_envs.rollout.collector import Collector
 from llm_envs.rollout.converse import ToolTracker, aconverse, aconverse_batch, converse, converse_batch
 from llm_envs.rollout.episode import play_episode
+from llm_envs.rollout.fork import branch, replay_to
 from llm_envs.rollout.group import play_group, play_member
 from llm_envs.rollout.limits import RolloutLimits
 from llm_envs.rollout.rows import RowBuilder
@@ -34,10 +36,12 @@ __all__ = [
     "RolloutLimits",
     "RowBuilder",
     "SeedSource",
+    "Summarize",
     "ToolTracker",
     "TrajectoryWriter",
     "aconverse",
     "aconverse_batch",
+    "branch",
     "collect_run",
     "converse",
     "converse_batch",
@@ -55,4 +59,5 @@ __all__ = [
     "read_run",
     "read_trajectories",
     "remaining",
+    "replay_to",
 ]

@@ -125,7 +125,7 @@ class Collector:
             raise InvalidConfigError(f"{workers=}, {max_retries=}: they must be at least 0.")
         if not (1 <= over_sampling < math.inf and max_refills >= 1 and 1 <= select_from < math.inf):
             raise InvalidConfigError(f"{over_sampling=}, {max_refills=}, {select_from=}: finite, and at least 1.")
-        policy_kind(policy, codec)
+        policy_kind(policy, codec, context_fn)
         TokenTranscript(codec, history)
         self.source = as_source(envs, seed=seed, env_kwargs=env_kwargs)
         for choice in self.source.choices:  # report a wrong id, split or difficulty once, not in every episode

@@ -7,10 +7,12 @@ Every trajectory satisfies:
 2. A failure of the environment or the policy is data (`status="errored"`), and so is one of a judge (`JudgeError`,
    `status="unscored"`). A failure is never a reward. `CancelledError` propagates.
 3. A turn cut by a token limit is still stepped.
-4. If a limit or the environment truncates, the final observation is in the row with mask False. If the task
+4. A summary (`Summarize`) is a turn that the environment never sees: its reward is 0, and limits of turns leave it out.
+5. If a limit or the environment truncates, the final observation is in the row with mask False. If the task
    terminates, the model never reads it: it is in `metadata["final_observation"]` instead.
-5. Each turn has its span of the row and each span its turn. A reply whose step failed is in `messages`, not in the row.
-6. The environment is always closed.
+6. Each span of a row has its turn and each turn its span, except summaries that are not trained on. A reply whose step
+   failed is in `messages`, not in the row.
+7. The environment is always closed.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, cast, runtime_checkable
 
 from llm_envs.chat.context import Codec, ContextFn, observed_messages, seen_by, with_call_ids
+from llm_envs.chat.summarize import Summarize
 from llm_envs.errors import ContextFullError, EnvContractError, InvalidConfigError, JudgeError
+from llm_envs.parsers import parse_reply
 from llm_envs.policies.base import EpisodicPolicy, Policy
 from llm_envs.rollout.checks import check_components, check_results, check_success, check_tools
 from llm_envs.rollout.limits import RolloutLimits, row_limit, turn_budget
@@ -70,12 +74,26 @@ class EpisodePlayer(Protocol):
         ...
 
 
-def policy_kind(policy: Policy, codec: Codec | None) -> Literal["token", "chat", "env"]:
+def policy_kind(
+    policy: Policy, codec: Codec | None, context_fn: ContextFn | None = None
+) -> Literal["token", "chat", "env"]:
     """Return which of the three protocols a policy follows.
 
     Raises:
-        InvalidConfigError: If it follows none, or is a token policy without a codec.
+        InvalidConfigError: If it follows none, is a token policy without a codec, or cannot write the summaries that
+            `context_fn` asks for.
     """
+    if isinstance(context_fn, Summarize):
+        if codec is None:
+            raise InvalidConfigError(
+                f"Summarize(history_tokens={context_fn.history_tokens}) counts tokens: pass codec=ChatCodec(tokenizer) "
+                "(for a chat API, a tokenizer like its model's), or use create_window."
+            )
+        if not (hasattr(policy, "sample") or hasattr(policy, "reply")):
+            raise InvalidConfigError(
+                f"{type(policy).__name__} reads the environment and no messages, so it cannot be asked for a summary: "
+                "take a token or chat policy, or leave out context_fn."
+            )
     # Not `isinstance`: on Python 3.11 a runtime protocol takes 25 µs to check, a fifth of a whole scripted episode.
     if hasattr(policy, "sample"):
         if codec is None:
@@ -115,7 +133,8 @@ async def play_episode(
         limits: The episode's budgets.
         history: "append": the model sees its earlier replies exactly as it wrote them. "template": it sees them as the
             chat template renders them, in a new row where that differs.
-        context_fn: Chooses which messages the model sees. A new row begins where the model sees a changed history.
+        context_fn: Chooses which messages the model sees, or asks the policy for a summary of them (`Summarize`). A new
+            row begins where the model sees a changed history.
         run_seed: Turn seeds are hashed from (`sampling.seed` or else this, group, member, turn).
         gate: Pauses the policy. While it is closed, the episode keeps its state and its clock pauses.
         workers: Processes to run environments in; None runs them in this process.
@@ -124,7 +143,7 @@ async def play_episode(
     Returns:
         The trajectory; a failure is in its `error`.
     """
-    kind = policy_kind(policy, codec)
+    kind = policy_kind(policy, codec, context_fn)
     sampling, limits = sampling or SamplingParams(), limits or RolloutLimits()
     seed_base = run_seed if sampling.seed is None else sampling.seed
     if hasattr(policy, "for_episode"):
@@ -186,6 +205,10 @@ class _Failure(Exception):
         self.error, self.where = error, where
 
 
+class _OutOfTokens(Exception):
+    """A token budget has no room for the next turn: the episode ends before it."""
+
+
 class _attribute_errors_to:
     """Turn exceptions raised inside the block into a `_Failure` there, except a policy's lack of room or time."""
 
@@ -225,6 +248,8 @@ class _Episode:
     messages: list[Message] = field(default_factory=list)
     view: tuple[Message, ...] | None = None
     """The messages that the policy sees; None is all of them."""
+    n_first: int = 0
+    """Messages before the first turn."""
     observed: tuple[Message, ...] = ()
     """The last observation, as messages."""
     observed_by_policy: tuple[Message, ...] = ()
@@ -246,16 +271,14 @@ class _Episode:
             try:
                 # Inside the `try`: an asynchronous context function can use up the episode's time too.
                 await self._show_observation()
-                if self._budget() < 1:
-                    tokens = f"{len(self.transcript.row)} tokens before the turn, {self._token_limits()}"
-                    return self._cut(StopReason.MAX_TOKENS, tokens)
-                reply = await self._ask()
+                budget = turn_budget(self.limits, self.sampling.max_new_tokens, *self._row_use())
+                reply = await self._ask(budget)
+            except _OutOfTokens as error:
+                return self._cut(StopReason.MAX_TOKENS, str(error))
             except ContextFullError as error:
                 return self._cut(StopReason.CONTEXT_FULL if self.turns else StopReason.PROMPT_TOO_LONG, str(error))
             except TimeIsUp as error:
                 return self._cut(StopReason.TIMEOUT, str(error))
-            if reply is None:
-                return self._cut(StopReason.MAX_TOKENS, "the reply does not fit in " + self._token_limits())
             if await self._step(reply):
                 return None
         return self._cut(*reason)
@@ -272,6 +295,7 @@ class _Episode:
                 raise EnvContractError(f"system_prompt is {system_prompt!r:.80}; it must be a str.")
             self.messages = [Message("system", system_prompt)] if system_prompt else []
             self.messages += observed_messages(self.observation, info)
+            self.n_first = len(self.messages)
             self.tools = check_tools(env_attribute(self.env, "tools", ()) or ())
         self.env_s += time.perf_counter() - started
         with _attribute_errors_to("policy"):
@@ -279,7 +303,8 @@ class _Episode:
 
     def _limit_reached(self) -> tuple[StopReason, str] | None:
         limits = self.limits
-        if limits.max_turns is not None and len(self.turns) >= limits.max_turns:
+        n_steps = sum(not turn.is_summary for turn in self.turns)
+        if limits.max_turns is not None and n_steps >= limits.max_turns:
             return StopReason.MAX_TURNS, f"max_turns={limits.max_turns}"
         if limits.max_episode_s is not None and self.sampler.clock.seconds > limits.max_episode_s:
             return StopReason.TIMEOUT, f"max_episode_s={limits.max_episode_s:g}"
@@ -291,35 +316,64 @@ class _Episode:
         # episode is encoded without a generation prompt (see `_cut`).
         if self.observed is self.observed_by_policy:
             return
+        context_fn, view = self.context_fn, None
         with _attribute_errors_to("policy"):
-            if self.context_fn is not None:
-                self.view = await self.sampler.in_time(lambda: seen_by(self.context_fn, self.messages))
-            self.transcript.append_observation(self.observed, self.view)
+            if context_fn is not None and not isinstance(context_fn, Summarize):
+                view = await self.sampler.in_time(lambda: seen_by(context_fn, self.messages))
+            self.transcript.append_observation(self.observed, view)
+        self.view = view
+        if isinstance(context_fn, Summarize):
+            await self._summarize(context_fn)
         self.observed_by_policy = self.observed
 
-    def _budget(self) -> int:
-        return turn_budget(self.limits, self.sampling.max_new_tokens, len(self.transcript.row), self._row_limit())
+    async def _summarize(self, summarize: Summarize) -> None:
+        """Ask the policy for a summary of its history if that has grown too long, and begin a new row with it."""
+        transcript = self.transcript
+        view = transcript.view
+        if not summarize.is_due(len(transcript.row), sum(m.role == "assistant" for m in view[self.n_first :])):
+            self.view = view
+            return
+        request = Message("user", summarize.prompt)
+        with _attribute_errors_to("policy"):
+            transcript.append_request(self.observed, request)
+        self.view = (*view, request)
+        reply = await self._ask(turn_budget(RolloutLimits(), summarize.summary_tokens, *self._row_use()))
+        self.messages += [request, reply.message]
+        transcript.append_reply(reply.message, reply.ids, reply.logps, reply.kept, trained=summarize.trained)
+        fields = {"reward": 0.0, "components": {}, "is_summary": True, "seconds": {"policy": reply.seconds}}
+        self._add_turn(reply, has_span=summarize.trained, **fields)
+        parsed = parse_reply(reply.text)  # without the thinking before it
+        self.view = summarize.shorten(view[: self.n_first], view[self.n_first :], parsed.content or reply.text)
+        with _attribute_errors_to("policy"):
+            transcript.begin_compacted(self.view)
 
-    def _row_limit(self) -> int | None:
-        return row_limit(self.limits, self.transcript.row.prompt_length, self.transcript.earlier_tokens)
+    def _row_use(self) -> tuple[int, int | None]:
+        """Return the tokens of the row so far, and the most that it may have."""
+        row = self.transcript.row
+        return len(row), row_limit(self.limits, row.prompt_length, self.transcript.earlier_tokens)
 
-    def _token_limits(self) -> str:
+    async def _ask(self, budget: int) -> SampledTurn:
+        """Ask the policy for a turn of at most so many tokens.
+
+        Raises:
+            _OutOfTokens: If no turn, or not this one, fits in the episode's budgets.
+        """
+        n_tokens, limit = self._row_use()
         limits = self.limits
-        return f"max_episode_tokens={limits.max_episode_tokens}, max_completion_tokens={limits.max_completion_tokens}"
-
-    async def _ask(self) -> SampledTurn | None:
+        named = f"max_episode_tokens={limits.max_episode_tokens}, max_completion_tokens={limits.max_completion_tokens}"
+        if budget < 1:
+            raise _OutOfTokens(f"{n_tokens} tokens before the turn, {named}")
         clock = Stopwatch(self.sampler.gate)
         params = self.sampling
-        if params.max_new_tokens != self._budget():
-            params = replace(params, max_new_tokens=self._budget())
+        if params.max_new_tokens != budget:
+            params = replace(params, max_new_tokens=budget)
         with self.stats.policy_time, _attribute_errors_to("policy"):
             reply = await self._sample_turn(params)
         reply.seconds = clock.seconds
         self.policy_s += reply.seconds
         # A token policy has kept to its budget. The reply of another policy is encoded afterwards, and may not fit.
-        limit = self._row_limit()
-        if limit is not None and reply.ids is not None and len(self.transcript.row) + len(reply.ids) > limit:
-            return None
+        if limit is not None and reply.ids is not None and n_tokens + len(reply.ids) > limit:
+            raise _OutOfTokens(f"the reply does not fit in {named}")
         return reply
 
     async def _sample_turn(self, params: SamplingParams) -> SampledTurn:
@@ -341,9 +395,9 @@ class _Episode:
                 observation, reward, terminated, truncated, info = await self.runner.step(reply.text)
                 observed = observed_messages(observation, info)
                 is_success = check_success(info)
-                self._add_turn(reply, reward, info, time.perf_counter() - started)
+                self._add_step(reply, reward, info, time.perf_counter() - started)
         except _Failure:
-            self.transcript.drop_reply()  # keeps invariant 5: no span without its turn
+            self.transcript.drop_reply()  # keeps invariant 6: no span without its turn
             raise
         self.observation = observation
         if terminated:
@@ -359,27 +413,34 @@ class _Episode:
         self.is_success = is_success
         return terminated or truncated
 
-    def _add_turn(self, reply: SampledTurn, reward: float, info: Mapping[str, Any], seconds: float) -> None:
-        has_tokens = reply.ids is not None
+    def _add_step(self, reply: SampledTurn, reward: float, info: Mapping[str, Any], seconds: float) -> None:
         results = env_attribute(cast("Env", self.env), "tool_results", ()) or ()
-        turn = Turn(
+        self._add_turn(
+            reply,
             reward=reward,
             components=check_components(info, reward),
-            row=self.transcript.row_index if has_tokens else -1,
-            span=self.transcript.row.n_spans - 1 if has_tokens else -1,
-            finish_reason=reply.finish_reason,
-            weight_versions=reply.weight_versions,
             tool_results=check_results(results) if results else (),
             seconds={"policy": reply.seconds, "env": seconds},
         )
         self.env_s += seconds
+
+    def _add_turn(self, reply: SampledTurn, *, has_span: bool = True, **fields: Any) -> None:
+        """Add the turn of the reply that was appended last; `fields` are those of `Turn` that it does not know."""
+        has_span = has_span and reply.ids is not None
+        turn = Turn(
+            row=self.transcript.row_index if has_span else -1,
+            span=self.transcript.row.n_spans - 1 if has_span else -1,
+            finish_reason=reply.finish_reason,
+            weight_versions=reply.weight_versions,
+            **fields,
+        )
         self.turns.append(turn)
 
     def _cut(self, reason: StopReason, why: str) -> None:
         self.stop_reason = reason
         with _attribute_errors_to("policy"):
             self.transcript.append_final_observation(self.observed)
-            self.transcript.cut(self._row_limit())
+            self.transcript.cut(self._row_use()[1])
             # Also at the model's limit: a trainer could not score a longer row.
             self.transcript.cut(getattr(self.sampler.policy, "max_model_len", None))
         if why and not self.turns:

@@ -130,7 +130,8 @@ def create_void_turn_filter(parser: Parser = parse_reply) -> TrajectoryFilter:
 
     Such turns come from sampling outside what the model knows, and their gradients explode ("SimpleTIR: End-to-End
     Reinforcement Learning for Multi-Turn Tool-Integrated Reasoning", arXiv 2509.02479). Use this for tasks whose
-    replies are calls or answers. A turn with an unreadable call, or a call cut off by a limit, is void.
+    replies are calls or answers. A turn with an unreadable call, or a call cut off by a limit, is void; a summary
+    is not.
 
     Args:
         parser: Finds calls and answers in a reply (`llm_envs.parsers`).
@@ -139,7 +140,8 @@ def create_void_turn_filter(parser: Parser = parse_reply) -> TrajectoryFilter:
     def has_no_void_turn(trajectory: Trajectory) -> bool:
         replies = [message for message in trajectory.messages if message.role == "assistant"]
         own = replies[len(replies) - len(trajectory.turns) :]  # earlier replies may be examples from the prompt
-        return not any(_is_void(reply, turn, parser) for reply, turn in zip(own, trajectory.turns, strict=False))
+        pairs = zip(own, trajectory.turns, strict=False)
+        return not any(_is_void(reply, turn, parser) for reply, turn in pairs if not turn.is_summary)
 
     return has_no_void_turn
 

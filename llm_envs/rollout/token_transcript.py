@@ -51,8 +51,14 @@ class TokenTranscript:
         self._reply_ids = _NOTHING
         self._tools: Sequence[Mapping[str, Any]] = ()
         self._start: Any = None
-        self._heard: tuple[Message, ...] = ()
-        self._observed_at = 0  # length of the row before the last observation
+        # Length of the row, view and start before the last observation; None if a reply followed it.
+        self._before: tuple[int, tuple[Message, ...], Any] | None = None
+        self._is_compacted = False  # whether the row was begun after a summary and has no reply yet
+
+    @property
+    def view(self) -> tuple[Message, ...]:
+        """The messages that the model sees now. Empty without a codec."""
+        return self._view
 
     @property
     def row_index(self) -> int:
@@ -82,9 +88,19 @@ class TokenTranscript:
         ids: npt.NDArray[np.int32] | None,
         logps: npt.NDArray[np.float32] | None,
         kept: KeptTokens | None = None,
+        *,
+        trained: bool = True,
     ) -> None:
-        """Append a reply of the policy. Without log-probabilities it counts as not sampled."""
-        self._reply = (reply,)
+        """Append a reply of the policy. Without log-probabilities it counts as not sampled.
+
+        Args:
+            reply: The message.
+            ids: Its tokens, shape (T,); None if there are none.
+            logps: Shape (T,).
+            kept: The tokens that the sampling filters kept, if requested.
+            trained: If False, the tokens are context, and the row has no span for them.
+        """
+        self._reply, self._before, self._is_compacted = (reply,), None, False
         if self.codec is None or ids is None:
             return
         # A fork becomes final only with a reply: an episode that ends before it keeps the old row, which then takes the
@@ -92,7 +108,9 @@ class TokenTranscript:
         if self._forked_from is not None:
             self._earlier.append(self._forked_from)
             self._forked_from = None
-        if logps is None:
+        if not trained:
+            self.row.append_context(ids)
+        elif logps is None:
             self.row.append_unsampled(ids)
         else:
             self.row.append_sampled(ids, logps, kept)
@@ -114,7 +132,7 @@ class TokenTranscript:
             messages: The messages since the last turn.
             view: The messages that the model sees from now on; None if its history is unchanged.
         """
-        self._heard, self._observed_at = messages, len(self.row)
+        self._before = (len(self.row), self._view, self._start)
         if self.codec is None:
             return
         as_it_was = (*self._view, *self._reply, *messages)
@@ -132,20 +150,46 @@ class TokenTranscript:
                 return
         self.row.append_context(delta)
 
+    def append_request(self, messages: tuple[Message, ...], request: Message) -> None:
+        """Append a request behind the last observation, `messages`, which was appended for a next turn."""
+        self._take_back()
+        self.append_observation((*messages, request))
+
+    def begin_compacted(self, view: Sequence[Message]) -> None:
+        """Begin a new row after a summary.
+
+        Args:
+            view: The messages that the model sees from now on, the last observation among them.
+        """
+        if self.codec is not None:
+            self._view, self._is_compacted = tuple(view), True
+            self._fork(self.codec.encode_prompt(self._view, self._tools))
+
     def append_final_observation(self, messages: tuple[Message, ...]) -> None:
         """Append the last observation, which gets no reply. If it was appended before, replace that version."""
         if self.codec is None:
             return
+        if self._is_compacted:  # the old row has the observation, before the summary
+            self.row, self._forked_from = self._forked_from or self.row, None
+            return
         # An observation that was appended for a next turn ends with a generation prompt (or opened a fork). The last
         # one has neither, so undo that first.
-        if self._forked_from is not None:
-            self.row, self._forked_from = self._forked_from, None
-        elif not self.row.n_spans:
+        self._take_back()
+        if not self.row.n_spans:
             return
-        elif messages is self._heard:
-            self.row.truncate(self._observed_at)
         delta = self.codec.encode_delta(messages, reply_ids=self._reply_ids, generation_prompt=False, start=self._start)
         self.row.append_context(delta)
+
+    def _take_back(self) -> None:
+        """Undo the last `append_observation`, unless a reply followed it."""
+        if self._before is None:
+            return
+        length, self._view, self._start = self._before
+        self._before = None
+        if self._forked_from is None:
+            self.row.truncate(length)
+        else:
+            self.row, self._forked_from = self._forked_from, None
 
     def cut(self, length: int | None) -> None:
         """Cut the row to at most `length` tokens."""

@@ -21,9 +21,9 @@ def trajectory_metrics(trajectories: Iterable[Trajectory]) -> dict[str, float]:
 
     Returns:
         `episodes` and `errored` (counts, unscored ones among the latter), then the means `success`, `reward`,
-        `reward/<component>`, `turns`, `sampled_tokens`, `forks` (rows beyond the first; only if there was one),
-        `tool_calls`, `tool_success` (share of the calls; only if there was one), and `stop/<reason>` (share of the
-        episodes).
+        `reward/<component>`, `turns` (without summaries), `sampled_tokens`, `forks` (rows beyond the first; only if
+        there was one), `tool_calls`, `tool_success` (share of the calls; only if there was one), and `stop/<reason>`
+        (share of the episodes).
     """
     everything = list(trajectories)
     scored = [trajectory for trajectory in everything if trajectory.status == "ok"]
@@ -33,7 +33,7 @@ def trajectory_metrics(trajectories: Iterable[Trajectory]) -> dict[str, float]:
     metrics["success"] = _mean([bool(trajectory.is_success) for trajectory in scored])
     metrics["reward"] = _mean([trajectory.reward for trajectory in scored])
     metrics |= _component_means(scored)
-    metrics["turns"] = _mean([len(trajectory.turns) for trajectory in scored])
+    metrics["turns"] = _mean([trajectory.n_steps for trajectory in scored])
     metrics["sampled_tokens"] = _mean([trajectory.n_sampled_tokens for trajectory in scored])
     if any(trajectory.n_forks for trajectory in scored):
         metrics["forks"] = _mean([trajectory.n_forks for trajectory in scored])

@@ -149,7 +149,7 @@ class CollectorStats:
         if trajectory.status == "ok":
             self.successes += trajectory.is_success is True
             self.reward += trajectory.reward
-        self.turns += len(trajectory.turns)
+        self.turns += trajectory.n_steps
         self.sampled_tokens += trajectory.n_sampled_tokens
         self.tokens += trajectory.n_tokens
         self.forks += trajectory.n_forks

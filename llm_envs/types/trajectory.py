@@ -113,6 +113,8 @@ class Turn:
     finish_reason: FinishReason = FinishReason.STOP
     weight_versions: tuple[VersionSpan, ...] = ()
     tool_results: tuple[ToolResult, ...] = ()
+    is_summary: bool = False
+    """Whether the policy summarised its history (`llm_envs.chat.Summarize`): the environment never saw this turn."""
     seconds: Mapping[str, float] = field(default_factory=dict, compare=False)
     """Wall time by part: `policy`, `env`. Ignored when turns are compared."""
 
@@ -206,6 +208,25 @@ class Trajectory:
     def n_forks(self) -> int:
         """How often a new row began because the model had to see a changed history."""
         return max(len(self.rows) - 1, 0)
+
+    @property
+    def n_steps(self) -> int:
+        """Turns that the environment answered: all but summaries."""
+        return sum(not turn.is_summary for turn in self.turns)
+
+    @property
+    def messages_of_steps(self) -> tuple[Message, ...]:
+        """The conversation without summaries and the requests for them."""
+        out: list[Message] = []
+        n_earlier, turns = self.n_example_replies, iter(self.turns)
+        for message in self.messages:
+            out.append(message)
+            if message.role == "assistant":
+                n_earlier -= 1
+                turn = next(turns, None) if n_earlier < 0 else None
+                if turn is not None and turn.is_summary:
+                    del out[-2:]
+        return tuple(out)
 
     @property
     def tool_results(self) -> tuple[ToolResult, ...]:
@@ -349,7 +370,8 @@ def inspect_trajectory(trajectory: Trajectory) -> str:
             n_examples -= 1
             turn = next(turns, None) if n_examples < 0 else None
             if turn is not None:
-                lines.append(f"    [reward {turn.reward:g}, {turn.finish_reason.value}]")
+                kind = "summary" if turn.is_summary else f"reward {turn.reward:g}"
+                lines.append(f"    [{kind}, {turn.finish_reason.value}]")
     return "\n".join(lines)
 
 

@@ -131,6 +131,8 @@ def _is_of(codec: ChatCodec, trajectory: Trajectory) -> bool:
     said = [message.content for message in trajectory.messages if message.role == "assistant"][-len(trajectory.turns) :]
     for turn, text in zip(trajectory.turns, said, strict=True):
         if turn.row < 0:
+            if turn.is_summary:  # one that was not trained on has no tokens of its own
+                continue
             return False
         row = trajectory.rows[turn.row]
         start, stop = row.spans[turn.span]
@@ -143,7 +145,7 @@ def _is_of(codec: ChatCodec, trajectory: Trajectory) -> bool:
 def _encoded(codec: ChatCodec, trajectory: Trajectory) -> Trajectory:
     scored = trajectory.status == "ok"
     return from_messages(
-        trajectory.messages,
+        trajectory.messages_of_steps,  # a summary has no observation after it, so no template could show it as a turn
         codec=codec,
         tools=trajectory.tools,
         env_id=trajectory.env_id,
