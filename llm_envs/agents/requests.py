@@ -25,7 +25,15 @@ from llm_envs.rollout.chat_logs import LogEntry, read_entry
 from llm_envs.rollout.turn import SampledTurn
 from llm_envs.types import FinishReason
 
-__all__ = ["ChatRequest", "RequestError", "ReturnedReply", "chat_answer", "chat_chunks", "read_chat_request"]
+__all__ = [
+    "ChatRequest",
+    "RequestError",
+    "ReturnedReply",
+    "chat_answer",
+    "chat_chunks",
+    "read_chat_request",
+    "usage_of",
+]
 
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _IGNORED = {
@@ -77,9 +85,9 @@ class RequestError(Exception):
         self.status, self.code, self.param = status, code, param
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the body of the response."""
+        """Return the body of the response. Anthropic's clients read `type` too."""
         kind = "invalid_request_error" if self.status < 500 else "server_error"
-        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+        return {"type": "error", "error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +164,7 @@ def chat_answer(request: ChatRequest, id_: str, replies: Sequence[ReturnedReply]
         }
         for index, reply in enumerate(replies)
     ]
-    return _frame(request, id_, "chat.completion") | {"choices": choices, "usage": _usage(replies)}
+    return _frame(request, id_, "chat.completion") | {"choices": choices, "usage": usage_of(replies)}
 
 
 def chat_chunks(
@@ -179,7 +187,7 @@ def chat_chunks(
         logprobs = _logprobs(reply, codec) if request.logprobs else None
         yield chunk(index, {}, reply.finish_reason, logprobs)
     if request.include_usage:
-        yield frame | {"choices": [], "usage": _usage(replies)}
+        yield frame | {"choices": [], "usage": usage_of(replies)}
 
 
 def _frame(request: ChatRequest, id_: str, kind: str) -> dict[str, Any]:
@@ -202,7 +210,8 @@ def _calls(reply: ReturnedReply) -> list[dict[str, Any]]:
     ]
 
 
-def _usage(replies: Sequence[ReturnedReply]) -> dict[str, int]:
+def usage_of(replies: Sequence[ReturnedReply]) -> dict[str, int]:
+    """Return the numbers of tokens of an answer with these choices."""
     n_sampled = sum(0 if reply.sampled.ids is None else len(reply.sampled.ids) for reply in replies)
     n_prompt = replies[0].n_prompt_tokens
     return {"prompt_tokens": n_prompt, "completion_tokens": n_sampled, "total_tokens": n_prompt + n_sampled}

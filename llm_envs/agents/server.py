@@ -1,9 +1,10 @@
-"""An OpenAI-compatible server in front of a token policy. It records every session as an episode.
+"""A server in front of a token policy, with the APIs of OpenAI and Anthropic. It records every session as an episode.
 
 1. Replies are kept as the token ids that were sampled, with log-probabilities and versions, and never encoded again.
 2. A request belongs to the session in its path (`/s/<session>/v1/...`), or in the header `X-Session-Id`, or to the
    session "default". Requests of one session run concurrently.
-3. Without the bearer token nothing is answered but 401. The server listens on the loopback unless told otherwise.
+3. Without the token (a bearer's, or `x-api-key`) nothing is answered but 401. The server listens on the loopback
+   unless told otherwise.
 4. A request ends in one response: an answer, or an error in OpenAI's form. If the client disconnects first, its
    sampling is cancelled and leaves no turn. A reply that was sampled counts as received, even if the connection breaks
    while it is sent.
@@ -20,10 +21,11 @@ import re
 import secrets
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from llm_envs.agents import messages, responses
 from llm_envs.agents.requests import RequestError, chat_answer, chat_chunks, read_chat_request
 from llm_envs.agents.session import PolicySession
 from llm_envs.chat.context import Codec
@@ -64,7 +66,7 @@ class Endpoint:
 
 
 class PolicyServer:
-    """Serves a token policy by OpenAI's chat completions API.
+    """Serves a token policy by OpenAI's chat completions and responses APIs and by Anthropic's messages API.
 
     Use it as an asynchronous context manager, or call `start` and `stop`, all in the event loop of the policy.
 
@@ -251,6 +253,26 @@ class PolicyServer:
 
         return StreamingResponse(events(), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
 
+    async def responses(self, request: Request) -> Response:
+        """Answer `POST /v1/responses`."""
+        body, session = await self._json(request), self._session(request)
+        chat = responses.to_chat_body(body, session.conversations)
+        asked = read_chat_request(chat)
+        id_, (reply,) = await self._unless_disconnected(request, session.chat(asked))
+        answer = responses.response_answer(asked, body, id_, reply)
+        if body.get("store") is not False:
+            # Instructions hold for one response, so the next one does not inherit them.
+            kept = chat["messages"][bool(body.get("instructions")) :]
+            session.conversations[answer["id"]] = [*kept, *responses.chat_messages(answer["output"])]
+        return _events(responses.response_events(answer)) if asked.stream else _plain(answer)
+
+    async def messages(self, request: Request) -> Response:
+        """Answer `POST /v1/messages`."""
+        asked = read_chat_request(messages.to_chat_body(await self._json(request)))
+        id_, (reply,) = await self._unless_disconnected(request, self._session(request).chat(asked))
+        answer = messages.message_answer(asked, id_, reply)
+        return _events(messages.message_events(answer)) if asked.stream else _plain(answer)
+
     async def end_session(self, request: Request) -> Response:
         """Answer `POST /s/<session>/end`: give the reward, and get the trajectory."""
         from starlette.responses import JSONResponse
@@ -349,6 +371,23 @@ class PolicyServer:
             self._running.discard(task)
 
 
+def _plain(answer: dict[str, Any]) -> Response:
+    from starlette.responses import JSONResponse
+
+    return JSONResponse(answer)
+
+
+def _events(events: Iterator[dict[str, Any]]) -> Response:
+    """Return a stream of events whose names are their types."""
+    from starlette.responses import StreamingResponse
+
+    async def texts() -> AsyncIterator[str]:
+        for event in events:
+            yield f"event: {event['type']}\ndata: {json.dumps(event, ensure_ascii=False)}\n\n"
+
+    return StreamingResponse(texts(), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+
+
 async def _disconnected(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
@@ -370,7 +409,12 @@ def _app(server: PolicyServer) -> Starlette:
     routes = []
     for prefix in ("", "/s/{session}"):
         routes.append(Route(f"{prefix}/v1/models", _guarded(server, server.models), methods=["GET"]))
-        routes.append(Route(f"{prefix}/v1/chat/completions", _guarded(server, server.chat), methods=["POST"]))
+        for path, answer in (
+            ("chat/completions", server.chat),
+            ("responses", server.responses),
+            ("messages", server.messages),
+        ):
+            routes.append(Route(f"{prefix}/v1/{path}", _guarded(server, answer), methods=["POST"]))
     routes.append(Route("/s/{session}/end", _guarded(server, server.end_session), methods=["POST"]))
     every = ["GET", "POST", "PUT", "DELETE", "PATCH"]
     routes.append(Route("/{path:path}", _guarded(server, _not_found), methods=every))
@@ -379,8 +423,8 @@ def _app(server: PolicyServer) -> Starlette:
 
 async def _not_found(request: Request) -> Response:
     what = (
-        f"{request.method} {request.url.path} does not exist here. There are POST /v1/chat/completions and GET "
-        "/v1/models, also below /s/SESSION, and POST /s/SESSION/end."
+        f"{request.method} {request.url.path} does not exist here. There are POST /v1/chat/completions, "
+        "/v1/responses and /v1/messages and GET /v1/models, also below /s/SESSION, and POST /s/SESSION/end."
     )
     raise RequestError(404, what, "not_found")
 
@@ -389,16 +433,18 @@ def _guarded(
     server: PolicyServer, answer: Callable[[Request], Coroutine[Any, Any, Response]]
 ) -> Callable[[Request], Coroutine[Any, Any, Response]]:
     """Check the token, and turn errors into responses."""
-    expected = f"Bearer {server.token}".encode()
+    expected = server.token.encode()
 
     async def guarded(request: Request) -> Response:
         from starlette.responses import JSONResponse
 
         started = time.perf_counter()
         try:
-            given = request.headers.get("authorization", "").encode(errors="replace")
-            if not secrets.compare_digest(given, expected):
-                raise RequestError(401, "the bearer token is missing or wrong (OPENAI_API_KEY).", "invalid_api_key")
+            bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
+            given = request.headers.get("x-api-key") or bearer
+            if not secrets.compare_digest(given.encode(errors="replace"), expected):
+                what = "the token is missing or wrong (OPENAI_API_KEY, ANTHROPIC_API_KEY)."
+                raise RequestError(401, what, "invalid_api_key")
             return await answer(request)
         except RequestError as error:
             # Retrying would not help, and OpenAI's clients would do so after 408, 409, 429 and 5xx.

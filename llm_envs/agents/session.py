@@ -106,6 +106,8 @@ class PolicySession:
     """Seconds without a request after which the agent was given up."""
     final: tuple[Message, ...] = field(init=False, default=())
     """The observation at which an environment truncated the episode."""
+    conversations: dict[str, list[dict[str, Any]]] = field(init=False, default_factory=dict)
+    """Id of each answer of the responses API -> the messages up to it."""
     notes: dict[str, Any] = field(init=False, default_factory=dict)
     """For the trajectory's metadata."""
     is_closed: bool = field(init=False, default=False)

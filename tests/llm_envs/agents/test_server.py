@@ -403,7 +403,7 @@ class TestErrors:
             assert (await caller.http.get("/v1/models")).status_code == 401
             models = await caller.http.get("/s/a/v1/models", headers=caller.headers)
             assert models.json()["data"][0]["id"] == "policy"
-            assert (await caller.error(body, path="/v1/responses"))[:2] == (404, "not_found")
+            assert (await caller.error(body, path="/v1/embeddings"))[:2] == (404, "not_found")
             assert (await caller.error(body, path="/s/a%20b/v1/chat/completions"))[:2] == (400, "invalid_session")
             assert (await caller.post(body, path="/v1/chat/completions")).status_code == 200
             header = {"X-Session-Id": "b"}
