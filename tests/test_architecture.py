@@ -61,7 +61,8 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("cli",),
     # The rooms of trainers stand on llm_envs, and never on tasks or cli.
     ("trainers.functional", "trainers.callbacks"),
-    ("trainers.bridge", "trainers.reference", "trainers.schedules"),
+    ("trainers.bridge", "trainers.schedules"),
+    ("trainers.reference",),
     ("trainers.grpo", "trainers.loop", "trainers.sft", "trainers.stock_trl"),
     ("trainers.dpo", "trainers.ppo"),
     ("trainers.cli",),

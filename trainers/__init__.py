@@ -10,6 +10,7 @@ from llm_envs.errors import MissingExtraError
 
 if TYPE_CHECKING:
     from llm_envs.trainers.bridge.credit import RewardSettings
+    from llm_envs.trainers.bridge.teacher import load_teacher
     from llm_envs.trainers.dpo import EnvDPOConfig, EnvDPOTrainer
     from llm_envs.trainers.grpo import EnvGRPOConfig, EnvGRPOTrainer
     from llm_envs.trainers.ppo import EnvPPOConfig, EnvPPOTrainer
@@ -25,6 +26,7 @@ __all__ = [
     "EnvSFTConfig",
     "EnvSFTTrainer",
     "RewardSettings",
+    "load_teacher",
 ]
 
 if __name__ != "llm_envs.trainers":
@@ -49,6 +51,7 @@ _LAZY = {
     "EnvSFTConfig": "llm_envs.trainers.sft",
     "EnvSFTTrainer": "llm_envs.trainers.sft",
     "RewardSettings": "llm_envs.trainers.bridge.credit",
+    "load_teacher": "llm_envs.trainers.bridge.teacher",
 }
 
 

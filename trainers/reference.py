@@ -11,26 +11,29 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from accelerate.utils import is_peft_model
 from safetensors.torch import load_file, save_file
-from transformers import AutoTokenizer, TrainerCallback
+from transformers import TrainerCallback
+from trl import GRPOTrainer
 from trl.models import prepare_deepspeed, prepare_fsdp
 from trl.trainer.utils import add_fused_lm_head, disable_dropout_in_model
 
 from llm_envs.errors import InvalidConfigError
 from llm_envs.policies.inference.positions import check_positions
+from llm_envs.trainers.bridge.teacher import NO_TEACHER, ServedTeacher, check_vocabulary
+from llm_envs.trainers.functional.algorithm import Algorithm
 from llm_envs.trainers.functional.kl import KLFn, k3
 from llm_envs.trainers.functional.masking import masked_sum
 from llm_envs.trainers.functional.references import ReferenceUpdateFn, RefModelFn, freeze
 
 if TYPE_CHECKING:
-    from trl import DPOTrainer, GRPOTrainer
+    from trl import DPOTrainer
 
 __all__ = [
     "REFERENCE_FOLDER",
@@ -39,9 +42,7 @@ __all__ = [
     "Reference",
     "StepEnd",
     "adapter_weights",
-    "check_vocabulary",
     "drop_reference_adapter",
-    "vocabulary_difference",
 ]
 
 REFERENCE_FOLDER = "reference"
@@ -161,6 +162,16 @@ class Reference:
             "precompute_ref_log_probs is done before ref_model_fn is asked: give ref_model= a model."
         )
 
+    def check_teacher(self, algorithms: Iterable[Algorithm]) -> None:
+        """Reject an algorithm that learns from a teacher alone, if there is no teacher.
+
+        Raises:
+            InvalidConfigError: If the reference would be the policy's own first weights.
+        """
+        for algorithm in algorithms:
+            if algorithm.needs_teacher and self.ref_model_fn is None:
+                raise InvalidConfigError(NO_TEACHER.format(name=algorithm.name))
+
     def start(self, trainer: GRPOTrainer | DPOTrainer) -> None:
         """Create the reference, after TRL has set up the trainer.
 
@@ -178,6 +189,10 @@ class Reference:
         if self.ref_model_fn is not None:
             with _unpatched(model):
                 made = self.ref_model_fn(model)
+            if isinstance(made, ServedTeacher):
+                self._check_served(made, trainer)
+                trainer.ref_model = cast("Any", made)  # it has no weights to prepare
+                return
             self._check_made(made, model, trainer)
             trainer.ref_model = _prepared(trainer, made)
         elif is_peft_model(model):
@@ -256,6 +271,14 @@ class Reference:
             return policy, trainer.accelerator.unwrap_model(trainer.ref_model)
         return adapter_weights(policy, _trained_adapter(policy)), adapter_weights(policy, REF_ADAPTER)
 
+    def _check_served(self, made: ServedTeacher, trainer: GRPOTrainer | DPOTrainer) -> None:
+        if self.update_fn is not None:
+            raise InvalidConfigError("reference_update_fn cannot move a teacher on a server: leave one of them out.")
+        if not isinstance(trainer, GRPOTrainer):
+            raise InvalidConfigError("EnvDPOTrainer scores pairs by a model in its process: give a folder or a name.")
+        args: Any = trainer.args
+        made.check(trainer._tokenizer, temperature=trainer.temperature, keeps_mask=bool(args.keep_sampling_mask))
+
     def _check_made(self, made: Any, policy: Any, trainer: GRPOTrainer | DPOTrainer) -> None:
         if not isinstance(made, torch.nn.Module) or not hasattr(made, "config"):
             raise InvalidConfigError(
@@ -269,51 +292,6 @@ class Reference:
             )
         check_positions(made)
         check_vocabulary(made, policy, trainer._tokenizer)
-
-
-def check_vocabulary(reference: Any, policy: Any, tokenizer: Any) -> None:
-    """Reject a reference whose token ids mean other tokens than the policy's.
-
-    If the reference's folder or name has a tokenizer, each of the policy's tokens must have the same id in it.
-    Otherwise, both models must have the same number of output ids.
-
-    Raises:
-        InvalidConfigError: If the vocabularies differ.
-    """
-    size, expected = reference.get_output_embeddings().weight.shape[0], policy.get_output_embeddings().weight.shape[0]
-    where = getattr(reference, "name_or_path", "")
-    # The common case, a copy of the policy: no second tokenizer has to be loaded.
-    if size == expected and where == getattr(policy, "name_or_path", ""):
-        return
-    what = vocabulary_difference(where, tokenizer, scores=size, expected=expected)
-    if what is None:
-        return
-    raise InvalidConfigError(
-        f"the reference {where or type(reference).__name__} {what}, so it would score other words than were sampled: "
-        "take a model of the same family (a teacher must share the student's tokenizer), or learn from what it writes "
-        "by supervised fine-tuning."
-    )
-
-
-def vocabulary_difference(name: str, tokenizer: Any, *, scores: int, expected: int) -> str | None:
-    """Return how another model's vocabulary differs from the policy's; None if it knows each of the policy's tokens.
-
-    If the other model's folder or name has a tokenizer, each of the policy's tokens must have the same id in it.
-    Otherwise, both models must know the same number of ids.
-
-    Args:
-        name: Folder or name of the other model; may be empty.
-        tokenizer: The policy's.
-        scores: Number of ids that the other model knows.
-        expected: Number of ids that the policy knows.
-    """
-    words, theirs = tokenizer.get_vocab(), _vocabulary(name)
-    if theirs is None:
-        return None if scores == expected else f"knows {scores} ids, the policy {expected}"
-    if differing := [word for word, number in words.items() if theirs.get(word) != number]:
-        return f"has another tokenizer ({len(differing)} of the policy's {len(words)} tokens are not the same there)"
-    largest = max(words.values())
-    return f"knows {scores} ids, and the tokenizer's go up to {largest}" if scores <= largest else None
 
 
 def adapter_weights(model: Any, adapter: str) -> torch.nn.Module:
@@ -406,15 +384,3 @@ def _stamp(reference: torch.nn.Module) -> tuple[Any, ...]:
     """Return a value that differs after a weight was written to, without reading the weights."""
     # torch increments `_version` at every in-place write.
     return tuple((id(parameter), parameter._version) for parameter in reference.parameters())
-
-
-def _vocabulary(name: str) -> dict[str, int] | None:
-    """Return the vocabulary of a model's tokenizer; None if it has no tokenizer."""
-    folder = Path(name)
-    if not name or (folder.is_dir() and not any([*folder.glob("*token*"), *folder.glob("vocab*")])):
-        return None  # for some types transformers would create an empty tokenizer
-    try:
-        vocabulary: dict[str, int] = AutoTokenizer.from_pretrained(name).get_vocab()
-    except (OSError, ValueError, KeyError):
-        return None
-    return vocabulary

@@ -184,11 +184,13 @@ def grpo_aggregated_components(model: str, out: Path) -> set[str]:
 @register
 def grpo_by_name(model: str, out: Path) -> set[str]:
     """One step of each algorithm."""
+    from llm_envs.trainers import load_teacher
     from llm_envs.trainers.functional.algorithm import ALGORITHMS
 
     found: set[str] = set()
-    for name in ALGORITHMS:
-        found |= train_grpo(model, out / name, {"max_steps": 1}, algorithm=name)
+    for name, algorithm in ALGORITHMS.items():
+        reference = {"ref_model_fn": load_teacher(model)} if algorithm.needs_teacher else {}
+        found |= train_grpo(model, out / name, {"max_steps": 1}, algorithm=name, **reference)
     return found
 
 

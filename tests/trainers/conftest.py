@@ -57,6 +57,16 @@ def tiny_folder(tmp_path_factory):
     return str(folder)
 
 
+@pytest.fixture(scope="session")
+def teacher_folder(tmp_path_factory):
+    """A saved model half as deep as the tiny one, with its tokenizer and other weights."""
+    folder = tmp_path_factory.mktemp("teacher")
+    tokenizer = tiny_tokenizer()
+    tiny_model(tokenizer, hidden_size=64, n_heads=2, n_layers=1, max_length=256, seed=4).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
 @pytest.fixture
 def config(tmp_path):
     """Return a factory of small settings."""

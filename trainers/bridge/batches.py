@@ -26,6 +26,7 @@ from llm_envs.trainers.bridge.kept import check_kept
 from llm_envs.trainers.functional.algorithm import Algorithm
 from llm_envs.trainers.functional.batch import Batch
 from llm_envs.trainers.functional.importance import ImportanceMode, importance_weights
+from llm_envs.trainers.functional.kl import kl_in_reward
 from llm_envs.trainers.functional.masking import Normalisation, group_token_counts, zero_masked
 from llm_envs.trainers.functional.turns import spread_turns
 from llm_envs.types import KeptTokens, Row, SamplingParams, Trajectory
@@ -237,7 +238,7 @@ class Scored:
     learns_E: torch.Tensor
     """Whether the episode's first row has a trained token."""
     kl_BT: torch.Tensor | None
-    """The KL estimates of this process's tokens, if the KL counts in the reward."""
+    """The KL estimates of this process's tokens, if the KL counts in the reward or in the advantages."""
 
     @property
     def pair_rewards_E(self) -> torch.Tensor:
@@ -254,13 +255,16 @@ def with_advantages(
     gather: Callable[[list[Any]], list[Any]] | None = None,
     process_index: int = 0,
 ) -> tuple[Batch, Scored]:
-    """Return a whole generation with advantages. With `kl_in="reward"`, first subtract the KL from each turn's reward.
+    """Return a whole generation with advantages, with the KL subtracted where `kl_in` says.
+
+    With "reward", each turn's reward loses the KL of its tokens before advantages; with "advantage", each token's
+    advantage loses its own KL afterwards.
 
     The batch's `rewards_B`, by which pairs are formed, become NaN for episodes that are not trained on.
 
     Args:
         batch: The rows of the episodes of `credit`; with `policy_logps_BT` and `ref_logps_BT` if the KL counts in the
-            reward.
+            reward or in the advantages.
         algorithm: Its `advantage_fn` gets one row per episode. Without one (PPO) the batch gets no advantages.
         credit: The episodes and rewards of this process.
         kl_coef: The present coefficient of the KL; None: the algorithm's.
@@ -269,7 +273,7 @@ def with_advantages(
 
     Raises:
         InvalidConfigError: If an episode has several rows and the algorithm weighs each row alike, or the batch lacks
-            the log-probabilities of a KL in the reward.
+            the log-probabilities of such a KL.
     """
     has_forks = any(len(trajectory.rows) > 1 for trajectory in credit.trajectories)
     if has_forks and (algorithm.normalisation == "sequence" or algorithm.pair_loss_fn is not None):
@@ -278,10 +282,10 @@ def with_advantages(
             "by tokens, prompts or a constant, without pairs, or history='append' and no context function."
         )
     rewards, turns = credit.rewards.tolist(), [part.tolist() for part in credit.turn_rewards]
-    kl_BT = _reward_kl(batch, algorithm)
-    if kl_BT is not None:
-        coefficient = algorithm.kl_coef if kl_coef is None else kl_coef
-        assert not callable(coefficient)
+    kl_BT = _paid_kl(batch, algorithm)
+    coefficient = algorithm.kl_coef if kl_coef is None else kl_coef
+    assert not callable(coefficient), "a schedule's coefficient of now is given as kl_coef"
+    if kl_BT is not None and algorithm.kl_in == "reward":
         penalties = turn_penalties(coefficient * kl_BT, batch.mask_BT, credit.trajectories)
         rewards = [reward - sum(penalty) for reward, penalty in zip(rewards, penalties, strict=True)]
         # strict=False: an episode without a score has no turn rewards, while every turn has a penalty.
@@ -315,20 +319,23 @@ def with_advantages(
     own = advantages[scored.is_mine_E].to(device=batch.mask_BT.device, dtype=torch.float32)
     n_rows, n_tokens = batch.mask_BT.shape
     spread = token_advantages(own, credit.trajectories, n_rows=n_rows, n_tokens=n_tokens)
+    if kl_BT is not None and algorithm.kl_in == "advantage":
+        spread_BT = (spread if spread.ndim == 2 else spread[:, None]).expand(n_rows, n_tokens)
+        spread = kl_in_reward(spread_BT, kl_BT, batch.mask_BT, coefficient)
     return replace(batch, advantages=spread), scored
 
 
-def _reward_kl(batch: Batch, algorithm: Algorithm) -> torch.Tensor | None:
-    """Return the KL at each token, shape (B, T); None if no KL counts in the reward.
+def _paid_kl(batch: Batch, algorithm: Algorithm) -> torch.Tensor | None:
+    """Return the KL at each token, shape (B, T); None if no KL counts in the reward or in the advantages.
 
     The policy is scored the same way as the reference. The log-probabilities from sampling cannot be used: with top_p,
     top_k, min_p or a repetition penalty they belong to another distribution.
     """
-    if algorithm.kl_in != "reward" or not algorithm.kl_coef:
+    if not algorithm.has_paid_kl:
         return None
     if batch.policy_logps_BT is None or batch.ref_logps_BT is None:
         raise InvalidConfigError(
-            f"{algorithm.name!r} takes a KL from the reward: the batch needs policy_logps_BT and ref_logps_BT, both "
+            f"{algorithm.name!r} has kl_in={algorithm.kl_in!r}: the batch needs policy_logps_BT and ref_logps_BT, both "
             "from score_batch."
         )
     return algorithm.kl_estimator(batch.policy_logps_BT, batch.ref_logps_BT, batch.mask_BT)

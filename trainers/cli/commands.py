@@ -10,6 +10,7 @@ and of the training's dataclass here. Exit codes are those of `llm-envs`: 1 for 
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -22,8 +23,10 @@ from trl import ModelConfig
 from llm_envs.cli.agent_option import check_one
 from llm_envs.cli.main import main as cli
 from llm_envs.errors import InvalidConfigError, LLMEnvsError
+from llm_envs.policies.vllm.http import API_KEY
 from llm_envs.rollout.filters import create_spread_filter
 from llm_envs.trainers.bridge.checkpoints import check_unused, resume_point
+from llm_envs.trainers.bridge.teacher import load_teacher
 from llm_envs.trainers.cli.dry_run import describe_training
 from llm_envs.trainers.cli.parser import (
     AGENT,
@@ -84,6 +87,14 @@ class GRPOArguments:
         },
     )
     algorithm_settings: str | None = field(default=None, metadata=_ALGORITHM_SETTINGS)
+    teacher: str | None = field(
+        default=None,
+        metadata={
+            "help": "The reference of the algorithm's KL: a folder or a name on a hub, of any size with the model's "
+            "tokenizer, or the URL of a vLLM server. For distill and distill_loss, or any algorithm with a kl_coef. "
+            "Left out: the model as it is."
+        },
+    )
     dry_run: bool = field(default=False, metadata=_DRY_RUN)
 
 
@@ -149,9 +160,14 @@ def grpo(arguments: Sequence[str]) -> int:
     chosen, args, model = parse("grpo", KINDS["grpo"], arguments)
     algorithm = _algorithm(read_algorithm(chosen.algorithm), chosen)
     env, name = read_played(chosen), check_model(model.model_name_or_path)
+    further = model_arguments(model, args)
+    if (teacher := chosen.teacher) is not None:
+        is_served = teacher.startswith(("http://", "https://"))
+        key = os.environ.get(API_KEY)
+        further["ref_model_fn"] = load_teacher(teacher if is_served else check_model(teacher, "--teacher"), api_key=key)
     checkpoint = _begin(args, "GRPO", chosen, model)
-    with loading(model=name):
-        trainer = EnvGRPOTrainer(name, env, args, algorithm=algorithm, **model_arguments(model, args))
+    with loading(model=name, teacher=teacher):
+        trainer = EnvGRPOTrainer(name, env, args, algorithm=algorithm, **further)
     return _run(trainer, checkpoint, chosen)
 
 

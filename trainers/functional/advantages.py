@@ -32,6 +32,7 @@ __all__ = [
     "group_centred",
     "group_normalised",
     "group_ranked",
+    "ignore_reward",
     "leave_one_out",
     "max_at_k",
     "reinforce",
@@ -105,6 +106,22 @@ def group_normalised(
     else:
         raise ValueError(f"scale is {scale!r}; it must be 'group' or 'batch' (or use group_centred, for none).")
     return centred_B / (deviations_B + eps)
+
+
+def ignore_reward(
+    rewards_B: torch.Tensor, group_ids_B: torch.Tensor, turn_rewards_BK: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return 0 for every episode: the task pays nothing, and a KL to a teacher is all that is learned from.
+
+    Args:
+        rewards_B: Shape (B,), any dtype; not read.
+        group_ids_B: Shape (B,), ints; not read.
+        turn_rewards_BK: Not read.
+
+    Returns:
+        Shape (B,).
+    """
+    return torch.zeros_like(check_rewards(rewards_B, group_ids_B)[0])
 
 
 def leave_one_out(

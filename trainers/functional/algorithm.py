@@ -21,11 +21,12 @@ from llm_envs.trainers.functional.advantages import (
     batch_leave_one_out_baseline,
     group_centred,
     group_normalised,
+    ignore_reward,
     leave_one_out,
     reinforce,
 )
 from llm_envs.trainers.functional.batch import Batch
-from llm_envs.trainers.functional.kl import KLFn, KLSchedule, check_reward_estimator, k1, k3, mean_kl
+from llm_envs.trainers.functional.kl import KLFn, KLSchedule, check_reward_estimator, k1, k2, k3, mean_kl
 from llm_envs.trainers.functional.losses import (
     LossFn,
     cispo,
@@ -51,6 +52,8 @@ __all__ = [
     "ALGORITHMS",
     "CISPO",
     "DAPO",
+    "DISTILL",
+    "DISTILL_LOSS",
     "DR_GRPO",
     "GRPO",
     "GSPO",
@@ -85,13 +88,14 @@ class Algorithm:
     constant: float | None = None
     """The constant of `normalisation="constant"`; None: the greatest completion length, `Batch.max_length`."""
     kl_fn: KLFn | None = None
-    """`(logps_BT, ref_logps_BT, mask_BT) -> kl_BT`, against the reference. None: `k3` in the loss, `k1` in the
-    reward, where `k2`, `k3` and `absolute` are refused."""
+    """`(logps_BT, ref_logps_BT, mask_BT) -> kl_BT`, against the reference. None: `k3` in the loss, `k1` elsewhere,
+    where `k2`, `k3` and `absolute` are refused."""
     kl_coef: float | KLSchedule = 0.0
     """Coefficient of the KL; 0: no reference is needed. A schedule `(step, n_steps, kl) -> coefficient`
     (`trainers.schedules`) works in the trainers."""
-    kl_in: Literal["loss", "reward"] = "loss"
-    """Where the KL counts. "reward": it is subtracted from each turn's reward before advantages."""
+    kl_in: Literal["loss", "reward", "advantage"] = "loss"
+    """Where the KL counts. "reward": it is subtracted from each turn's reward before advantages. "advantage": each
+    token's KL is subtracted from its own advantage; no baseline or other token is involved."""
     entropy_coef: float = 0.0
     """Coefficient of the mean entropy per token, which is subtracted from the loss."""
     pair_selector: PairSelector | None = None
@@ -112,8 +116,8 @@ class Algorithm:
             raise ValueError(
                 f"normalisation is {self.normalisation!r}; it must be 'token', 'prompt', 'sequence' or 'constant'."
             )
-        if self.kl_in not in ("loss", "reward"):
-            raise ValueError(f"kl_in is {self.kl_in!r}; it must be 'loss' or 'reward'.")
+        if self.kl_in not in ("loss", "reward", "advantage"):
+            raise ValueError(f"kl_in is {self.kl_in!r}; it must be 'loss', 'reward' or 'advantage'.")
         if (self.pair_selector is None) != (self.pair_loss_fn is None):
             raise ValueError("pair_selector and pair_loss_fn go together: give both or neither.")
         if self.loss_fn is None and self.pair_loss_fn is None:
@@ -126,7 +130,7 @@ class Algorithm:
             raise ValueError(f"entropy_coef is {self.entropy_coef}; it must be a finite number.")
         if not callable(self.kl_coef) and not 0.0 <= self.kl_coef < float("inf"):
             raise ValueError(f"kl_coef is {self.kl_coef}; it must be a number of at least 0, or a schedule.")
-        if self.kl_in == "reward":
+        if self.kl_in != "loss":
             check_reward_estimator(self.kl_estimator)
         if self.kl_fn is not None and not self.kl_coef:
             raise ValueError("kl_fn is given, but kl_coef=0, so it would have no effect: set kl_coef above 0.")
@@ -134,7 +138,17 @@ class Algorithm:
     @property
     def kl_estimator(self) -> KLFn:
         """`kl_fn`, or the default estimator for `kl_in`."""
-        return self.kl_fn or (k1 if self.kl_in == "reward" else k3)
+        return self.kl_fn or (k3 if self.kl_in == "loss" else k1)
+
+    @property
+    def has_paid_kl(self) -> bool:
+        """Whether a KL counts as a number before the loss: in the reward or in the advantages."""
+        return self.kl_in != "loss" and bool(self.kl_coef)
+
+    @property
+    def needs_teacher(self) -> bool:
+        """Whether the KL is all that is learned from, so that the reference must be another model than the policy."""
+        return self.advantage_fn is ignore_reward
 
 
 def algorithm_loss(algorithm: Algorithm, batch: Batch) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
@@ -272,11 +286,31 @@ PAIRWISE = Algorithm(
 PER_TURN = Algorithm("per_turn", advantage_fn=partial(per_turn, scale=True), normalisation="token")
 """Each turn's return-to-go, with the mean of the group's others at that turn as baseline (arXiv 2505.11821); loss over
 tokens."""
+DISTILL = Algorithm("distill", advantage_fn=ignore_reward, normalisation="token", kl_coef=1.0, kl_in="advantage")
+"""Reverse KL to a teacher, the reference: each sampled token earns `log teacher - log pi`, with no baseline and no
+discount, and the task pays nothing ("On-Policy Distillation of Language Models", arXiv 2306.13649)."""
+DISTILL_LOSS = Algorithm("distill_loss", advantage_fn=ignore_reward, normalisation="token", kl_fn=k2, kl_coef=1.0)
+"""`DISTILL` by a loss, `k2`, which is computed anew at each step: no clip applies. Equal on-policy."""
 PPO = Algorithm("ppo", advantage_fn=None, normalisation="token")
 """The policy's part of PPO (arXiv 1707.06347); the critic of `EnvPPOTrainer` computes the advantages."""
 
 ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType(
-    {algorithm.name: algorithm for algorithm in (GRPO, DR_GRPO, DAPO, RLOO, REINFORCE, GSPO, CISPO, PAIRWISE, PER_TURN)}
+    {
+        algorithm.name: algorithm
+        for algorithm in (
+            GRPO,
+            DR_GRPO,
+            DAPO,
+            RLOO,
+            REINFORCE,
+            GSPO,
+            CISPO,
+            PAIRWISE,
+            PER_TURN,
+            DISTILL,
+            DISTILL_LOSS,
+        )
+    }
 )
 """The algorithms without a critic, by name."""
 

@@ -14,10 +14,10 @@ With `d = log pi(a) - log rho(a)` at a token a that was *sampled from pi* (never
 form, for tokens sampled from an older policy. Gradients are those of the token's own distribution given what came
 before it.
 
-In the reward (`kl_in_reward`) the estimate is a number without a gradient. Use `k1` there: subtracting the coefficient
-times `k1` gives exactly the gradient of KL(pi‖rho). `k3` gives that of KL(pi‖rho) - KL(rho‖pi), which cancels near
-pi = rho and pushes the policy away from the reference. `k2` and `absolute` do not give the gradient of any KL.
-`check_reward_estimator` rejects these three.
+In the reward and in the advantages (`kl_in_reward`) the estimate is a number without a gradient. Use `k1` there:
+subtracting the coefficient times `k1` gives exactly the gradient of KL(pi‖rho). `k3` gives that of KL(pi‖rho) -
+KL(rho‖pi), which cancels near pi = rho and pushes the policy away from the reference. `k2` and `absolute` do not give
+the gradient of any KL. `check_reward_estimator` rejects these three.
 
 Papers: J. Schulman, "Approximating KL Divergence" (2020), for the names; "On the Design of KL-Regularized Policy
 Gradient Algorithms for LLM Reasoning" (arXiv 2505.17508), for the gradients.
@@ -275,6 +275,8 @@ def mean_kl(kl_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
 
 def kl_in_reward(rewards: torch.Tensor, kl_BT: torch.Tensor, mask_BT: torch.Tensor, kl_coef: float) -> torch.Tensor:
     """Return rewards minus the KL penalty, `r - beta k`, without gradient (PPO for language models, arXiv 1909.08593).
+
+    With advantages in place of rewards, shape (B, T), it is the KL in the advantages.
 
     Use `k1`: a policy gradient of `E[r - beta k1]` maximises `E[r] - beta KL(pi‖rho)` exactly.
 

@@ -276,6 +276,11 @@ def _check(known: Iterable[Algorithm], args: Any, *, has_critic: bool, may_fork:
             raise InvalidConfigError(f"{algorithm.name!r} has no advantage_fn; only EnvPPOTrainer has a critic.")
         if has_critic and algorithm.pair_loss_fn is not None:
             raise InvalidConfigError(f"{algorithm.name!r} learns from pairs, which EnvPPOTrainer does not play.")
+        if has_critic and algorithm.kl_in == "advantage" and algorithm.kl_coef:
+            raise InvalidConfigError(
+                f'{algorithm.name!r} has kl_in="advantage", and the critic makes PPO\'s advantages: take '
+                'kl_in="reward", which its critic learns too, or EnvGRPOTrainer.'
+            )
         weighs_rows = algorithm.normalisation not in ("token", "prompt") or algorithm.pair_loss_fn is not None
         if may_fork and weighs_rows:
             raise InvalidConfigError(
@@ -307,6 +312,7 @@ def _kind(algorithm: Algorithm) -> tuple[Any, ...]:
         algorithm.name,
         algorithm.normalisation,
         bool(algorithm.kl_coef),
+        algorithm.kl_in,
         algorithm.advantage_fn is None,
         algorithm.pair_loss_fn is not None,
         algorithm.dynamic_sampling,

@@ -68,6 +68,7 @@ from llm_envs.trainers.bridge.kept import KeptRows
 from llm_envs.trainers.bridge.packed_rows import PackedRows
 from llm_envs.trainers.bridge.ranks import raise_on_all_ranks
 from llm_envs.trainers.bridge.shared_prompts import SharedPrompts
+from llm_envs.trainers.bridge.teacher import ServedTeacher
 from llm_envs.trainers.bridge.unused_settings import refuse_unused
 from llm_envs.trainers.functional.algorithm import ALGORITHMS, Algorithm, algorithm_loss
 from llm_envs.trainers.functional.kl import mean_kl
@@ -298,7 +299,7 @@ class EnvGRPOTrainer(EpisodeTrainer):
         """Replace TRL's advantages by the algorithm's and add its loss's inputs; a critic's advantages follow later."""
         # TRL shuffles and splits all that is in `output`, and hands it to `_compute_loss`: write results there.
         batch = batch_from_trl(output)
-        if algorithm.kl_in == "reward" and algorithm.kl_coef:
+        if algorithm.has_paid_kl:
             # TRL scores the policy if a generation is learned from several times, or if importance weights need it.
             logps_BT = batch.old_logps_BT
             if logps_BT is None:
@@ -417,7 +418,9 @@ class EnvGRPOTrainer(EpisodeTrainer):
             return self._score(self.model, inputs, **asked)[0]
 
     def _get_per_token_logps_and_entropies(self, model: Any, *args: Any, **kwargs: Any) -> Any:
-        """Return TRL's result, with position ids that start at each row's first token."""
+        """Return TRL's result, with position ids that start at each row's first token; or a served teacher's answer."""
+        if isinstance(model, ServedTeacher):
+            return model.logps(*args[:3], temperature=self.temperature), None, None
         causal = pass_positions(self.accelerator.unwrap_model(model))
         if self.args.keep_sampling_mask:
             own: dict[str, Any] = {"temperature": self.temperature, "accelerator": self.accelerator}
@@ -458,6 +461,7 @@ class EnvGRPOTrainer(EpisodeTrainer):
         needed = bool(args.beta)
         if algorithms is not None:
             needed = algorithms.has_kl or (algorithms.has_pairs and is_ours)
+        self._reference.check_teacher([] if algorithms is None else algorithms.known)
         refuse_unused(args, [(not needed, "there is no KL", ("use_bias_correction_kl",))])
         how = "set beta above 0, or give an algorithm with a kl_coef"
         self._reference.check(args, is_used=needed, how=how)

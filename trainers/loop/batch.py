@@ -15,6 +15,7 @@ from llm_envs.policies.inference.positions import position_ids
 from llm_envs.policies.inference.sampling import has_filters
 from llm_envs.trainers.bridge.filtered import unfiltered_logps
 from llm_envs.trainers.bridge.kept import with_kept
+from llm_envs.trainers.bridge.teacher import ServedTeacher
 from llm_envs.trainers.functional.batch import Batch
 from llm_envs.trainers.functional.logits import entropies_from_logits, logps_from_logits
 from llm_envs.trainers.functional.masking import masked_mean
@@ -75,11 +76,16 @@ def score_batch(
     """Return the log-probabilities of all rows, without gradient, shape (B, T); 0 in trimmed padding.
 
     Args:
-        model: As for `score_rows`; scored in eval mode.
+        model: As for `score_rows`, scored in eval mode; or a teacher on a server.
         batch: The rows.
         micro_batch_size: Rows per forward pass; None: all.
         autocast_dtype: See `autocast`.
     """
+    if isinstance(model, ServedTeacher):
+        ids = torch.cat([batch.need("prompt_ids"), batch.need("completion_ids")], dim=1)
+        attention = torch.cat([batch.need("prompt_mask"), batch.need("completion_mask")], dim=1)
+        n_tokens, has_kept = batch.mask_BT.shape[1], batch.kept is not None
+        return model.logps(ids, attention, n_tokens, temperature=batch.temperature, keeps_mask=has_kept)
     out = torch.zeros(batch.mask_BT.shape, device=batch.mask_BT.device)
     was_training = model.training
     model.eval()

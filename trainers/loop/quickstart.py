@@ -32,8 +32,9 @@ from llm_envs.sources.prompts import PromptsLike
 from llm_envs.sources.source import Envs
 from llm_envs.tracking.loggers import Logger, console_logger, jsonl_logger, multi_logger
 from llm_envs.trainers.bridge.checks import as_algorithm, load_training_tokenizer, with_split
+from llm_envs.trainers.bridge.teacher import NO_TEACHER
 from llm_envs.trainers.functional.algorithm import Algorithm
-from llm_envs.trainers.functional.references import frozen_copy
+from llm_envs.trainers.functional.references import RefModelFn, frozen_copy
 from llm_envs.trainers.loop.held_out import create_eval_fn, hold_out
 from llm_envs.trainers.loop.run import LoopSettings, train
 from llm_envs.trainers.loop.state import (
@@ -95,6 +96,7 @@ def quick_start_training(
     logger: Logger | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
     device: torch.device | str | None = None,
+    ref_model_fn: RefModelFn | None = None,
     seed: int = 0,
 ) -> QuickStartResult:
     """Train a model by reinforcement learning, on an environment or on prompts with a reward.
@@ -124,6 +126,7 @@ def quick_start_training(
         logger: Gets each iteration's metrics; None prints a line.
         tokenizer: None loads the model's.
         device: None uses the GPU if there is one; a loaded model is not moved.
+        ref_model_fn: Makes the reference of a KL, such as `load_teacher(NAME)`; None: a copy of the model as it is.
         seed: Seed of problems and sampling.
 
     Raises:
@@ -136,7 +139,7 @@ def quick_start_training(
         raise InvalidConfigError("resume=True needs the output_dir of the run that is to go on.")
     policy = _load_policy(model_name, tokenizer, device)
     n_steps = num_iterations * settings.n_epochs * settings.n_minibatches
-    state = _initial_state(policy.model, chosen, n_steps, learning_rate, seed)
+    state = _initial_state(policy.model, chosen, n_steps, learning_rate, ref_model_fn, seed)
     root = None if output_dir is None else Path(output_dir)
     if resume and root is not None and (newest := latest_checkpoint(root)) is not None:
         state = load_training_state(newest, state)
@@ -181,8 +184,17 @@ def _load_policy(
 
 
 def _initial_state(
-    model: PreTrainedModel, algorithm: Algorithm, n_steps: int, learning_rate: float, seed: int
+    model: PreTrainedModel,
+    algorithm: Algorithm,
+    n_steps: int,
+    learning_rate: float,
+    ref_model_fn: RefModelFn | None,
+    seed: int,
 ) -> TrainingState:
+    if algorithm.needs_teacher and ref_model_fn is None:
+        raise InvalidConfigError(NO_TEACHER.format(name=algorithm.name))
+    if ref_model_fn is not None and not algorithm.kl_coef:
+        raise InvalidConfigError(f"ref_model_fn is given, and {algorithm.name!r} has no kl_coef: set one above 0.")
     schedule = partial(
         get_scheduler,
         "cosine_warmup_with_min_lr",
@@ -191,10 +203,8 @@ def _initial_state(
         scheduler_specific_kwargs={"min_lr_rate": 0.0},
     )
     # Without a KL, a reference would only take memory.
-    ref_model_fn = frozen_copy if algorithm.kl_coef else None
-    return create_training_state(
-        model, learning_rate=learning_rate, schedule=schedule, ref_model_fn=ref_model_fn, seed=seed
-    )
+    made_by = (ref_model_fn or frozen_copy) if algorithm.kl_coef else None
+    return create_training_state(model, learning_rate=learning_rate, schedule=schedule, ref_model_fn=made_by, seed=seed)
 
 
 def _sources(

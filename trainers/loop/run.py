@@ -330,7 +330,7 @@ def _prepared(
         "micro_batch_size": settings.micro_batch_size,
         "autocast_dtype": settings.autocast_dtype,
     }
-    has_pairs, is_paid = algorithm.pair_loss_fn is not None, algorithm.kl_in == "reward" and bool(algorithm.kl_coef)
+    has_pairs, is_paid = algorithm.pair_loss_fn is not None, algorithm.has_paid_kl
     # One pass serves three uses: the ratios' denominators, a KL in the reward, and the reference of pairs.
     if settings.old_logps == "recomputed" or is_paid or (has_pairs and state.reference is None):
         batch = replace(batch, policy_logps_BT=score_batch(state.model, batch, **sizes))
@@ -469,7 +469,8 @@ def _check_algorithm(algorithm: Algorithm, state: TrainingState, collector: Coll
         raise InvalidConfigError(f"{algorithm.name!r} has no advantage_fn; only EnvPPOTrainer has a critic.")
     if algorithm.kl_coef and state.reference is None:
         raise InvalidConfigError(
-            f"{algorithm.name!r} has kl_coef={algorithm.kl_coef}: give create_training_state(ref_model_fn=frozen_copy)."
+            f"{algorithm.name!r} has kl_coef={algorithm.kl_coef}: give create_training_state(ref_model_fn=...), "
+            "frozen_copy or load_teacher(FOLDER, NAME or URL)."
         )
     if algorithm.dynamic_sampling and collector is not None and collector.group_filter is None:
         raise InvalidConfigError(

@@ -20,7 +20,7 @@ from transformers import AutoModel
 
 from llm_envs.errors import InvalidConfigError, ModelError
 from llm_envs.policies.inference.positions import check_positions, position_ids
-from llm_envs.trainers.reference import vocabulary_difference
+from llm_envs.trainers.bridge.teacher import vocabulary_difference
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

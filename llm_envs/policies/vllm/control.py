@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CHANGING",
+    "PROBE_TEXT",
     "SGLangControl",
     "ServerControl",
     "ServerFacts",
@@ -53,7 +54,7 @@ _ASK_S = 120.0
 # Above this, a log-probability means certainty. With top_k=1 it must be that high if filters are included.
 _CERTAIN = -1e-4
 # Tokenizers differ in digits, accents, other scripts and white space.
-_PROBE_TEXT = "Answer: 3141 + 59 = 3200; naïve Übung, 数学.\n  def f(x):\n\treturn x"
+PROBE_TEXT = "Answer: 3141 + 59 = 3200; naïve Übung, 数学.\n  def f(x):\n\treturn x"
 _PROBE_IDS = ((11, 7, 5, 3), (4, 9, 6, 8), (10, 5, 12, 7))
 
 
@@ -201,9 +202,9 @@ class _Asker:
 
     def check(self, facts: ServerFacts, model: str | None, tokenizer: PreTrainedTokenizerBase) -> None:
         """Do what `check_facts` does, with what the server answers to a few questions."""
-        ours = tokenizer(_PROBE_TEXT, add_special_tokens=False)["input_ids"]
+        ours = tokenizer(PROBE_TEXT, add_special_tokens=False)["input_ids"]
         greedy = None if facts.logprobs_mode is not None else self.greedy_logps(facts)
-        theirs = self.tokenize(facts, _PROBE_TEXT)
+        theirs = self.tokenize(facts, PROBE_TEXT)
         check_facts(facts, model, greedy_logps=greedy, server_ids=theirs, our_ids=list(ours))
 
     def ask_if_there(self, url: str, body: Mapping[str, Any] | None = None) -> Any:

@@ -24,7 +24,15 @@ from llm_envs.cli.main import main
 from llm_envs.cli.shell_completion import TRAIN_OPTIONS
 from llm_envs.errors import InvalidConfigError
 from llm_envs.rollout import EnvChoice
-from llm_envs.trainers import EnvDPOConfig, EnvGRPOConfig, EnvGRPOTrainer, EnvPPOConfig, EnvPPOTrainer, EnvSFTConfig
+from llm_envs.trainers import (
+    EnvDPOConfig,
+    EnvGRPOConfig,
+    EnvGRPOTrainer,
+    EnvPPOConfig,
+    EnvPPOTrainer,
+    EnvSFTConfig,
+    load_teacher,
+)
 from llm_envs.trainers.bridge.checks import LOSS_TYPES
 from llm_envs.trainers.cli.commands import KINDS, TRAININGS, GRPOArguments, grpo, ppo
 from llm_envs.trainers.cli.commands import main as run
@@ -342,8 +350,9 @@ def test_dry_runs_of_the_others(write, tmp_path, capsys, tiny_folder):
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_every_algorithm_takes_a_step(name, tiny_folder, config):
-    trainer = EnvGRPOTrainer(tiny_folder, EnvChoice("dense", factory=DenseEnv), config(), algorithm=name)
+def test_every_algorithm_takes_a_step(name, tiny_folder, teacher_folder, config):
+    reference = {"ref_model_fn": load_teacher(teacher_folder)} if ALGORITHMS[name].needs_teacher else {}
+    trainer = EnvGRPOTrainer(tiny_folder, EnvChoice("dense", factory=DenseEnv), config(), algorithm=name, **reference)
     before = {key: value.clone() for key, value in trainer.model.state_dict().items()}
     trainer.train()
     trainer.close()

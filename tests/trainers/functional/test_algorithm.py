@@ -205,12 +205,13 @@ def test_what_is_missing_is_named():
     ("changes", "words"),
     [
         ({"normalisation": "mean"}, "normalisation is 'mean'; it must be 'token', "),
-        ({"kl_in": "advantage"}, "kl_in is 'advantage'"),
+        ({"kl_in": "critic"}, "kl_in is 'critic'; it must be 'loss', 'reward' or 'advantage'"),
         ({"pair_selector": PAIRWISE.pair_selector}, "go together"),
         ({"loss_fn": None}, "needs a loss_fn or a pair_loss_fn"),
         ({"constant": 0.0}, "constant is 0.0"),
         ({"kl_in": "reward", "kl_fn": k2}, "kl_fn is made of k2, which in the reward"),
         ({"kl_in": "reward", "kl_fn": k3}, "kl_fn is made of k3, which in the reward"),
+        ({"kl_in": "advantage", "kl_fn": k2, "kl_coef": 1.0}, "kl_fn is made of k2, which in the reward"),
     ],
 )
 def test_contradictory_settings_are_refused(changes, words):

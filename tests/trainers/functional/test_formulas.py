@@ -17,6 +17,7 @@ import torch
 from llm_envs.trainers.bridge.credit import RewardSettings, score_episodes, with_overlong
 from llm_envs.trainers.functional.algorithm import ALGORITHMS, DAPO, GRPO, Algorithm, algorithm_loss
 from llm_envs.trainers.functional.batch import Batch
+from llm_envs.trainers.functional.kl import kl_in_reward
 from llm_envs.trainers.functional.turns import spread_turns
 from llm_envs.types import Row, StopReason, Trajectory, Turn
 
@@ -168,8 +169,40 @@ def per_turn() -> tuple[float, Table]:
     )
 
 
+def distill() -> tuple[float, Table]:
+    """A token's advantage is log teacher - log pi_old, with PPO's clip: the reverse KL of arXiv 2306.13649.
+
+    Neither the rewards nor other tokens count.
+    """
+    return summed(
+        lambda row, place: clipped(RATIOS[row][place], math.log(RATIOS[row][place]) - REF_GAPS[row][place], 0.2, 0.2),
+        lambda row: 1 / N_TOKENS,
+    )
+
+
+def distill_loss() -> tuple[float, Table]:
+    """Half the square of log pi - log teacher: its gradient is that of the reverse KL of arXiv 2306.13649."""
+    return summed(
+        lambda row, place: (REF_GAPS[row][place] ** 2 / 2, REF_GAPS[row][place]),
+        lambda row: 1 / N_TOKENS,
+    )
+
+
 FORMULAS: dict[str, Formula] = {
-    function.__name__: function for function in (grpo, dr_grpo, dapo, rloo, reinforce, gspo, cispo, pairwise, per_turn)
+    function.__name__: function
+    for function in (
+        grpo,
+        dr_grpo,
+        dapo,
+        rloo,
+        reinforce,
+        gspo,
+        cispo,
+        pairwise,
+        per_turn,
+        distill,
+        distill_loss,
+    )
 }
 LITERALS: dict[str, tuple[float, Table]] = {
     "grpo": (
@@ -244,6 +277,26 @@ LITERALS: dict[str, tuple[float, Table]] = {
             [0.0, -0.077130195, 0.0],
         ],
     ),
+    "distill": (
+        0.2165227,
+        [
+            [0.012891122, -0.034531018, 0.0],
+            [-0.009120685],
+            [0.0, 0.029074951],
+            [0.057629678, 0.0],
+            [0.0, 0.045454545, 0.088279142],
+        ],
+    ),
+    "distill_loss": (
+        0.171164773,
+        [
+            [0.045454545, -0.022727273, 0.090909091],
+            [-0.045454545],
+            [0.011363636, 0.022727273],
+            [0.068181818, 0.022727273],
+            [0.045454545, 0.045454545, 0.090909091],
+        ],
+    ),
 }
 
 
@@ -262,6 +315,10 @@ def computed(algorithm: Algorithm) -> tuple[float, Table]:
     advantages = algorithm.advantage_fn(rewards_B, ids_B, torch.tensor(TURN_REWARDS, dtype=torch.float64))
     if advantages.ndim == 2:
         advantages = spread_turns(advantages, torch.tensor(TURN_STARTS), torch.tensor(TURN_STOPS), 3)
+    if algorithm.kl_in == "advantage":
+        kl_BT = algorithm.kl_estimator(old_BT, (logps_BT - gaps_BT).detach(), ~old_BT.isnan())
+        assert not callable(algorithm.kl_coef)
+        advantages = kl_in_reward(advantages[:, None].expand(5, 3), kl_BT, ~old_BT.isnan(), algorithm.kl_coef)
     batch = Batch(
         ~old_BT.isnan(),
         logps_BT=logps_BT,

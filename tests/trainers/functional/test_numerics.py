@@ -108,6 +108,7 @@ def test_a_batch_that_is_masked_whole_gives_zero_and_no_gradient(algorithm):
         Batch(
             torch.zeros(2, 3),
             logps_BT=logps_BT,
+            ref_logps_BT=torch.full((2, 3), NAN),
             advantages=torch.tensor([1.0, NAN]),
             rewards_B=torch.tensor([NAN, NAN]),
             group_ids_B=torch.tensor([0, 0]),

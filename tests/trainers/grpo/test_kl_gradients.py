@@ -22,7 +22,7 @@ from llm_envs.spaces import TextSpace
 from llm_envs.tiny_model import tiny_model, tiny_tokenizer
 from llm_envs.trainers import EnvGRPOConfig, EnvGRPOTrainer, EnvPPOConfig, EnvPPOTrainer
 from llm_envs.trainers.functional.advantages import group_centred
-from llm_envs.trainers.functional.algorithm import GRPO, PAIRWISE
+from llm_envs.trainers.functional.algorithm import DISTILL, DISTILL_LOSS, GRPO, PAIRWISE
 from llm_envs.trainers.functional.algorithm import PPO as PPO_LOSS
 from llm_envs.trainers.functional.kl import KL_ESTIMATORS, exact_kl, k1
 from llm_envs.trainers.functional.references import frozen_copy
@@ -230,6 +230,34 @@ def test_in_the_reward_the_default_has_the_gradient_of_kl_pi_rho(letters, tmp_pa
     else:
         given = trainer_gradients(letters, tmp_path, driver, {}, algorithm=own)
     assert_same_gradients(given, letters.gradients(kl_pi_rho))
+
+
+@pytest.mark.parametrize("driver", ["grpo", "loop"])
+@pytest.mark.parametrize("algorithm", [DISTILL, DISTILL_LOSS], ids=lambda algorithm: algorithm.name)
+def test_distillation_has_the_gradient_of_kl_pi_rho(letters, tmp_path, driver, algorithm):
+    if driver == "loop":
+        given = loop_gradients(letters, algorithm)
+    else:
+        given = trainer_gradients(letters, tmp_path, driver, {}, algorithm=algorithm)
+    assert_same_gradients(given, letters.gradients(kl_pi_rho))
+
+
+@pytest.mark.parametrize("name", ["distill", "distill_loss"])
+def test_a_student_ends_at_its_teacher(letters, tmp_path, name):
+    """The divergence of the two distributions, 0.19 nats at first, after 40 steps on 64 episodes of one token."""
+    settings = {"max_steps": 40, "per_device_train_batch_size": 64, "num_train_seeds": 256, "learning_rate": 4e-3}
+    args = EnvGRPOConfig(**SETTINGS | settings | {"output_dir": str(tmp_path), "optim": "adamw_torch"})
+    reference = load_model(letters.folders["reference"])
+    trainer = EnvGRPOTrainer(
+        letters.folders["policy"], WORD, args, algorithm=name, ref_model_fn=lambda policy: reference
+    )
+    trainer.train()
+    trainer.close()
+    with torch.no_grad():
+        models = (load_model(letters.folders["policy"]), trainer.model.eval())
+        before, after = (exact_kl(*(m(letters.prompt).logits[0, -1] for m in (one, reference))) for one in models)
+    assert before == pytest.approx(0.1912, abs=1e-3)
+    assert after < 0.02 * before
 
 
 FILTERS = [{"top_p": 0.9}, {"top_k": 5, "temperature": 1.5}, {"repetition_penalty": 1.2}, {"temperature": 0.7}]

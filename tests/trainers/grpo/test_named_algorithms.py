@@ -13,7 +13,7 @@ from llm_envs.policies import TransformersPolicy
 from llm_envs.policies.inference import load_model, load_tokenizer
 from llm_envs.rollout import Collector, EnvChoice, RolloutLimits, SeedSource
 from llm_envs.rollout.filters import create_spread_filter
-from llm_envs.trainers import EnvGRPOTrainer
+from llm_envs.trainers import EnvGRPOTrainer, load_teacher
 from llm_envs.trainers.cli.commands import grpo
 from llm_envs.trainers.functional.algorithm import ALGORITHMS
 from llm_envs.trainers.loop import LoopSettings, create_training_state, quick_start_training, training_iteration
@@ -47,7 +47,12 @@ def trained(folder, args, **arguments):
     return callback.kept, trainer.last_trajectories
 
 
-def looped(folder, algorithm, played):
+def reference_of(name, teacher_folder):
+    """Return the arguments of a trainer that an algorithm with a teacher needs."""
+    return {"ref_model_fn": load_teacher(teacher_folder)} if ALGORITHMS[name].needs_teacher else {}
+
+
+def looped(folder, algorithm, played, **reference):
     """Return the gradients of both passes of the plain loop over the same episodes."""
     kept = []
 
@@ -61,7 +66,7 @@ def looped(folder, algorithm, played):
     names = dict.fromkeys(trajectory.group_id for trajectory in played)
     groups = [TrajectoryGroup(name, "dense", 0, tuple(t for t in played if t.group_id == name)) for name in names]
     settings = LoopSettings(n_epochs=2, max_length=80.0)
-    state = create_training_state(load_model(folder))
+    state = create_training_state(load_model(folder), **reference)
     training_iteration(state, groups, algorithm=algorithm, optimizer_step_fn=step, settings=settings)
     return kept
 
@@ -76,13 +81,14 @@ def assert_same(given, expected):
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_one_name_is_one_objective(tiny_folder, config, name):
+def test_one_name_is_one_objective(tiny_folder, teacher_folder, config, name):
     """Two passes, so that ratios leave 1: in the trainer by name, as a value in micro-batches, and in the loop."""
-    expected, played = trained(tiny_folder, config(**TWO_PASSES), algorithm=name)
+    reference = reference_of(name, teacher_folder)
+    expected, played = trained(tiny_folder, config(**TWO_PASSES), algorithm=name, **reference)
     moved = max((expected[1][key] - gradient).abs().max().item() for key, gradient in expected[0].items())
     assert moved > 1e-4  # the second pass is another than the first
-    assert_same(looped(tiny_folder, ALGORITHMS[name], played), expected)
-    given, again = trained(tiny_folder, config(**TWO_PASSES | SPLIT), algorithm=ALGORITHMS[name])
+    assert_same(looped(tiny_folder, ALGORITHMS[name], played, **reference), expected)
+    given, again = trained(tiny_folder, config(**TWO_PASSES | SPLIT), algorithm=ALGORITHMS[name], **reference)
     assert [t.rows[0].ids.tolist() for t in again] == [t.rows[0].ids.tolist() for t in played]
     assert_same(given, expected)
 
@@ -120,14 +126,16 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_the_command_line_has_the_gradients_of_the_trainer(tiny_folder, config, tmp_path, name):
+def test_the_command_line_has_the_gradients_of_the_trainer(tiny_folder, teacher_folder, config, tmp_path, name):
     """Two passes over one generation, by `llm-envs train grpo --algorithm NAME` and by the class."""
+    reference = reference_of(name, teacher_folder)
     options = {"env": "test/Gradients-v0", "model": tiny_folder, "out": tmp_path / "cli", "algorithm": name}
-    options |= OPTIONS | TWO_PASSES
+    options |= OPTIONS | TWO_PASSES | ({"teacher": teacher_folder} if reference else {})
     with steps_of_optimizers() as given:
         assert grpo([part for key, value in options.items() for part in (f"--{key}", str(value))]) == 0
     with steps_of_optimizers() as expected:
-        trainer = EnvGRPOTrainer(tiny_folder, "test/Gradients-v0", config(**TWO_PASSES), algorithm=name)
+        args = config(**TWO_PASSES)
+        trainer = EnvGRPOTrainer(tiny_folder, "test/Gradients-v0", args, algorithm=name, **reference)
         trainer.train()
         trainer.close()
     assert len(given) == len(expected) == 2
@@ -145,8 +153,9 @@ def played_as_the_quick_start_does(policy, algorithm, limits):
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_the_quick_start_has_the_gradients_of_the_loop(tiny_folder, name):
+def test_the_quick_start_has_the_gradients_of_the_loop(tiny_folder, teacher_folder, name):
     """Two passes over one generation; the loop gets the value, and the same episodes played again."""
+    reference = reference_of(name, teacher_folder)
     limits, rate = RolloutLimits(max_completion_tokens=80), 1e-6 if name == "gspo" else 1e-3  # its clip is narrow
     with steps_of_optimizers() as given:
         result = quick_start_training(
@@ -161,11 +170,12 @@ def test_the_quick_start_has_the_gradients_of_the_loop(tiny_folder, name):
             limits=limits,
             settings=LoopSettings(n_epochs=2),
             logger=lambda step, metrics: None,
+            **reference,
         )
     policy = TransformersPolicy(load_model(tiny_folder), load_tokenizer(tiny_folder))
     groups = played_as_the_quick_start_does(policy, ALGORITHMS[name], limits)
     # The quick start's schedule is half a cosine of two steps; the first step's factor is 0.75.
-    state = create_training_state(policy.model, learning_rate=0.75 * rate)
+    state = create_training_state(policy.model, learning_rate=0.75 * rate, **reference)
     with steps_of_optimizers() as expected:
         settings = LoopSettings(n_epochs=2, max_length=80.0)
         _, metrics = training_iteration(

@@ -174,12 +174,13 @@ def test_an_unscored_episode_is_no_zero_and_moves_nothing():
 @pytest.mark.parametrize("name", sorted(algorithms.ALGORITHMS))
 def test_micro_batches_add_up(name):
     algorithm = dataclasses.replace(algorithms.ALGORITHMS[name], entropy_coef=0.01, kl_coef=0.1)
+    paid = score_episodes(FOUR, RewardSettings(), {})
     tables = {}
     for size in (None, 1, 3):
         model = Bigram()
-        reference = Bigram(seed=1)
-        batch = as_batch(FOUR, algorithm)
-        batch = dataclasses.replace(batch, ref_logps_BT=score_batch(reference, batch))
+        batch = make_batch(paid, pad_id=0)
+        own = {"policy_logps_BT": score_batch(model, batch), "ref_logps_BT": score_batch(Bigram(seed=1), batch)}
+        batch, _ = with_advantages(dataclasses.replace(batch, **own), algorithm, paid)
         settings = LoopSettings(micro_batch_size=size, max_length=4)
         _, tables[size, "stats"] = training_step(
             sgd_state(model), batch, algorithm=algorithm, optimizer_step_fn=NO_CLIP, settings=settings
@@ -280,6 +281,29 @@ def test_the_kl_in_the_reward_is_taken_from_each_turn():
     assert batch.advantages.tolist() == [0.0, 0.0, 0.25, -0.25]
     with pytest.raises(InvalidConfigError, match="needs policy_logps_BT and ref_logps_BT"):
         with_advantages(make_batch(paid, pad_id=0), algorithm, paid)
+
+
+def test_the_kl_in_the_advantages_is_taken_from_each_token_alone():
+    """Advantages 0.5, -0.5, 0.25, -0.25 less half of each token's KL; beside a mask of turns, and in a fork's row."""
+    algorithm = dataclasses.replace(algorithms.DR_GRPO, kl_coef=0.5, kl_in="advantage")
+    paid = score_episodes(FOUR, RewardSettings(), {})
+    batch = make_batch(paid, pad_id=0)
+    steps = torch.arange(batch.mask_BT.shape[1]).float()
+    own = {"policy_logps_BT": batch.sampled_logps_BT, "ref_logps_BT": batch.sampled_logps_BT - steps}
+    batch, scored = with_advantages(dataclasses.replace(batch, **own), algorithm, paid)
+    expected = [[0.5, 0.0], [-0.5], [0.25, -1.25], [-0.25, -0.75]]  # the third's turns are its first and fourth token
+    assert [row[mask].tolist() for row, mask in zip(batch.advantages, batch.mask_BT, strict=True)] == expected
+    assert mean_kl(scored.kl_BT, batch.mask_BT) == pytest.approx((1 + 3 + 1) / 7)
+    alone, _ = with_advantages(batch, algorithms.DISTILL, paid, kl_coef=2.0)
+    expected = [[0.0, -2.0], [0.0], [0.0, -6.0], [0.0, -2.0]]
+    assert [row[mask].tolist() for row, mask in zip(alone.advantages, batch.mask_BT, strict=True)] == expected
+    fork, other = episode([1, 2, 3], [(2, 3)], [0.0, 1.0], rows=2), episode([1, 2, 4], [(2, 3)], [0.0], member=1)
+    paid = score_episodes([fork, other], RewardSettings(), {})
+    batch = make_batch(paid, pad_id=0)
+    own = {"policy_logps_BT": batch.sampled_logps_BT, "ref_logps_BT": batch.sampled_logps_BT - 1.0}
+    token = dataclasses.replace(algorithm, normalisation="token")
+    batch, _ = with_advantages(dataclasses.replace(batch, **own), token, paid)
+    assert batch.advantages[:, 0].tolist() == [0.0, -1.0, 0.0]
 
 
 def test_epochs_minibatches_reference_and_statistics():
