@@ -41,6 +41,8 @@ VENV_RAY := .venv-ray
 
 # Installed first and alone: the pinned torch must never be replaced by one that a later resolution prefers.
 TORCH := $(shell grep '^torch==' constraints.txt)
+# Installed last and alone: it pins old versions of what it does not need here (numpy, client libraries of models).
+BFCL := $(shell grep '^bfcl-eval==' constraints.txt)
 
 # The tests of one file share what they make, so a file stays with one process; tests/conftest.py says which go first.
 PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
@@ -141,6 +143,7 @@ $(VENV)/.stamp: pyproject.toml constraints.txt
 	$(call CREATE,$(VENV))
 	$(VENV)/bin/pip install -q --no-compile $(TORCH) setuptools -c constraints.txt
 	$(VENV)/bin/pip install -q --no-compile --no-build-isolation -e '.[dev]' -c constraints.txt
+	$(VENV)/bin/pip install -q --no-compile --no-deps $(BFCL)
 	@touch $@
 
 # The list is complete, so that nothing is resolved; the second command then checks pyproject.toml against it.

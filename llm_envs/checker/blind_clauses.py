@@ -65,6 +65,8 @@ def is_not_won_by_a_fixed_plan(subject: Subject) -> str:
     """A fixed sequence of actions, such as the oracle's for one problem, wins no more than the chance rate."""
     if subject.task.max_turns == 1:
         return "for tasks of several turns"
+    if not subject.lessons:
+        return "no train split"
     return _race(subject, plans(subject.lessons), "plans")
 
 
@@ -73,6 +75,8 @@ def is_not_won_by_enumeration(subject: Subject) -> str:
     if subject.task.max_turns == 1:
         return "for tasks of several turns"
     lessons = subject.lessons
+    if not lessons:
+        return "no train split"
     policies = enumerations(lessons) | equal_steps(lessons) | _inquirers(subject)
     return _race(subject, policies, "policies") if policies else "the prompt lists nothing"
 

@@ -143,7 +143,7 @@ def format_answer(answer: object) -> str:
     return f"<answer>{answer}</answer>"
 
 
-def format_tool_call(name: str, **arguments: Any) -> str:
+def format_tool_call(name: str, /, **arguments: Any) -> str:
     """Write a tool call in the canonical form, Hermes' and Qwen's."""
     call = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
     return f"<tool_call>\n{call}\n</tool_call>"
