@@ -99,7 +99,7 @@ def test_errors_are_those_of_the_client(policy: TransformersPolicy) -> None:
             with pytest.raises(openai.BadRequestError, match="Did you mean") as caught:
                 await client.chat.completions.create(**ask, extra_body={"min_pp": 1})
             with pytest.raises(openai.NotFoundError, match="does not exist here"):
-                await client.responses.create(model="any", input="Hello.")
+                await client.embeddings.create(model="any", input="Hello.")
             with pytest.raises(openai.AuthenticationError):
                 await openai.AsyncOpenAI(base_url=where.base_url, api_key="wrong").models.list()
             long = {"role": "user", "content": "word " * 2000}
