@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -27,6 +28,8 @@ _TIMEOUT_S = 5.0
 _MOST_STEPS = 20
 """Replies with calls in one turn; the benchmark gives up after more."""
 _MOST_TURNS = 7
+_OUT_OF_REACH = {*dir(builtins), "kill", "remove", "unlink", "popen", "Popen", "run"}
+"""Names of Python, and those that the benchmark's runner forbids."""
 _LATE = "I have updated some more functions you can choose from. What about now?"
 
 
@@ -55,7 +58,7 @@ class BFCLEnv(ToolEnv):
 
     ## Episode End
     With one turn, terminates after one reply. Otherwise terminates when the last turn ends, or when a turn has more
-    than 20 replies with calls.
+    than 20 replies with calls, or calls a builtin or private name of Python.
 
     ## Arguments
     - `split`: "test", the only one.
@@ -141,6 +144,8 @@ class BFCLEnv(ToolEnv):
             return Outcome("Correct." if is_right else "Incorrect.", {"correct": float(is_right)}, True, is_right)
         if not calls:
             return self._next_turn()
+        if any(map(self._is_hostile, calls)):
+            return Outcome("Error: only the given functions may be called.", {"correct": 0.0}, True)
         self._turns[-1].append(calls[: self.max_calls_per_turn])
         outcome = self._play_calls(reply)
         if self._exceeded or len(self._turns[-1]) > _MOST_STEPS:
@@ -163,6 +168,11 @@ class BFCLEnv(ToolEnv):
             ToolResult(encodable(call.name), call.arguments, encodable(result), found is not None)
             for call, result in zip(calls, results, strict=True)
         )
+
+    def _is_hostile(self, call: tuple[str, Any]) -> bool:
+        """Return whether a call reaches for Python rather than for a function: the benchmark's runner evaluates it."""
+        name = call[0]
+        return name not in self._names.values() and (name.startswith("_") or name in _OUT_OF_REACH)
 
     def _is_right(self, reply: ParsedReply, calls: list[tuple[str, dict[str, Any]]]) -> bool:
         """Judge the only turn."""
