@@ -1,0 +1,50 @@
+"""Writes the table of `docs/reference/benchmarks.md` from the certificates in `proof/results/fidelity/`.
+
+python docs/fidelity.py            writes it
+python docs/fidelity.py --check    says what would change, and exits with 1 if anything would
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import written
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "reference" / "benchmarks.md"
+RESULTS = ROOT / "proof" / "results" / "fidelity"
+KINDS = ("right", "wrong", "malformed", "hostile")
+PART = re.compile(r"(?<=<!-- proof fidelity -->\n).*(?=<!-- end fidelity -->)", re.DOTALL)
+
+
+def lines(records: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield the lines of the table and of the list of differences."""
+    yield "| benchmark | official scorer | outputs: right, wrong, malformed, hostile | equal verdicts | hostile paid |"
+    yield "|---|---|---|---:|---:|"
+    for record in records:
+        counts = [record["kinds"][kind] for kind in KINDS]
+        of_kinds = ", ".join(f"{count['outputs']:,}" for count in counts)
+        yield (
+            f"| {record['benchmark']} | {record['official']} | {record['outputs']:,}: {of_kinds} "
+            f"| {record['equal']:,} | {counts[-1]['right by ours']} |"
+        )
+    yield ""
+    for record in records:
+        for why, found in record["differences"].items():
+            yield f"- {record['benchmark']}, {found['outputs']:,} outputs: {why}."
+
+
+def pages() -> dict[Path, str]:
+    """Return the page with its generated part."""
+    records = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob("*.json"))]
+    part = "\n".join([*lines(records), ""])
+    return {PAGE: PART.sub(lambda found: part, PAGE.read_text(encoding="utf-8"))}
+
+
+if __name__ == "__main__":
+    sys.exit(written.main(__doc__, pages, source="the certificates say"))
