@@ -19,6 +19,8 @@ from typing import Any
 
 MOST_ITEMS = 100_000
 """Items of an iterator that are passed on."""
+ATOMS: tuple[Any, ...] = (int, str, bytes)
+VIEWS = tuple(type(view) for view in (dict[Any, Any]().keys(), dict[Any, Any]().values(), dict[Any, Any]().items()))
 SERIES: dict[str, Any] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset, "iter": iter}
 sys.set_int_max_str_digits(0)
 objects: list[Any] = []
@@ -31,9 +33,9 @@ def encode(value: Any) -> Any:
         return value
     if isinstance(value, Handle):
         return ("object", object.__getattribute__(value, "_number"))
-    for kind in (int, str, bytes):
-        if isinstance(value, kind):
-            return kind(value)
+    for atom in ATOMS:
+        if isinstance(value, atom):
+            return atom(value)
     if isinstance(value, float):
         return ("float", repr(float(value)))
     if isinstance(value, complex):
@@ -42,12 +44,12 @@ def encode(value: Any) -> Any:
         return ("range", value.start, value.stop, value.step)
     if isinstance(value, dict):
         return ("dict", [(encode(key), encode(item)) for key, item in dict.items(value)])
-    for kind in (list, tuple, set, frozenset):
-        if isinstance(value, kind):
-            return (kind.__name__, [encode(item) for item in kind.__iter__(value)])
-    views = (type({}.keys()), type({}.values()), type({}.items()))
-    if isinstance(value, (Iterator, *views)):
-        return ("iter", [encode(item) for item in itertools.islice(value, MOST_ITEMS)])
+    for name, kind in SERIES.items():
+        if name != "iter" and isinstance(value, kind):
+            return (name, [encode(item) for item in kind.__iter__(value)])
+    if isinstance(value, (Iterator, *VIEWS)):
+        items: Any = value
+        return ("iter", [encode(item) for item in itertools.islice(items, MOST_ITEMS)])
     objects.append(value)
     return ("object", len(objects) - 1)
 
@@ -83,7 +85,8 @@ def serve(namespace: dict[str, Any], text: str) -> str:
         elif what == "get":
             result = getattr(target, rest[0])
         else:
-            result = setattr(target, rest[0], rest[1])
+            setattr(target, rest[0], rest[1])
+            result = None
         return repr((True, encode(result)))
     except Exception as error:
         return repr((False, type(error).__name__))

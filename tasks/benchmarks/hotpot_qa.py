@@ -100,6 +100,7 @@ class HotpotQAEnv(PublishedData, ToolEnv):
     }
     default_difficulty = "closed"
     has_natural_form = False
+    plain_answer = staticmethod(str.strip)  # the script removes punctuation itself
     problem_fields = {"question": str, "answer": str, "passages": list}
     reward_weights = {"correct": 1.0, "f1": 0.0, "malformed": -0.1}
     instructions = "Answer the question with a name, a date, a number, yes or no, and with nothing else."

@@ -28,7 +28,7 @@ C) {2}
 D) {3}"""
 _LINE = re.compile(r"answer[ \t]*:[ \t]*([^\n]*)", re.IGNORECASE)
 _DECORATION = re.compile(r"\*\*|\$|\\(?:boxed|text|mathrm|mathbf)(?=\{)|[{}]|\\[()]")
-_LETTER = re.compile(r"\(?([A-D])\b\)?[.:)]?[ \t]*(.*)", re.IGNORECASE)
+_LETTER = re.compile(r"([A-D])\b[.:)]?[ \t]*(.*)")
 _OTHER_LETTER = re.compile(r"\b[A-D]\b(?!['\u2019])")
 
 
@@ -208,7 +208,5 @@ def _letter_of(line: str) -> str | None:
     plain = _DECORATION.sub("", line).strip()
     if (match := _LETTER.match(plain)) is None:
         return None
-    letter, rest = match[1].upper(), match[2]
-    if is_doubtful(rest) or _OTHER_LETTER.search(rest):
-        return ""
-    return letter
+    letter, rest = match.groups()
+    return "" if is_doubtful(rest) or _OTHER_LETTER.search(rest) else letter

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from llm_envs.env import Difficulty, SingleTurnEnv
 from llm_envs.errors import InvalidConfigError, MissingExtraError
@@ -49,6 +49,8 @@ class PublishedData:
     """Modules that the verdict needs, and the extra that has each."""
     split: str
     n_problems: int | None
+    rows: Rows
+    """The published rows of the split."""
     np_random: Any
 
     @abstractmethod
@@ -80,9 +82,17 @@ class PublishedData:
             name = str(_SAMPLES / f"{self.layout.sample}-{{split}}.jsonl") if data == SAMPLE else str(data)
             path = Path(name := name.replace("{split}", self.split))
             changed = path.stat().st_mtime_ns if path.is_file() else 0
-            self.rows = _rows_named(name, subset or self.layout.subset, published, changed)
+            try:
+                self.rows = _rows_named(name, subset or self.layout.subset, published, changed)
+            except MissingExtraError:
+                raise
+            except Exception as error:  # `datasets` raises its own, of many kinds
+                raise InvalidConfigError(
+                    f"{type(self).__name__}: {name!r} cannot be loaded: {error} {_expected(self.layout)}"
+                ) from error
         else:
-            self.rows = data if isinstance(data, Sequence) or hasattr(data, "column_names") else list(data)
+            # A `datasets.Dataset` stays on disk.
+            self.rows = cast(Rows, data) if hasattr(data, "__getitem__") else list(data)
         if len(self.rows) == 0:
             raise InvalidConfigError(f"{type(self).__name__}: the data have no rows. {_expected(self.layout)}")
         self.n_problems = len(self.rows)

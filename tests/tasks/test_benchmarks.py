@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import subprocess
 import sys
 
@@ -139,6 +140,19 @@ def test_a_saved_data_set_and_parquet(name, tmp_path):
         env = make(name, str(data))
         env.reset(seed=0)
         assert env.step(env.unwrapped.oracle())[1] == 1
+
+
+def test_data_that_cannot_be_loaded():
+    with pytest.raises(InvalidConfigError, match=r"no_such\.jsonl' cannot be loaded: .* Pass data='openai/gsm8k'"):
+        make("GSM8K", "no_such.jsonl")
+    code = (
+        "import gymnasium, llm_envs\n"
+        "try:\n    gymnasium.make('llm/GSM8K-v0', data='openai/gsm8k')\n"
+        "except llm_envs.errors.InvalidConfigError as error:\n    print(error)"
+    )
+    offline = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+    done = subprocess.run([sys.executable, "-c", code], env=offline, capture_output=True, text=True, check=True)
+    assert "'openai/gsm8k' cannot be loaded" in done.stdout and "The fields are 'question', 'answer'" in done.stdout
 
 
 def test_gpqa_reads_the_published_csv(tmp_path):
@@ -296,7 +310,8 @@ def test_aime(reply, expected):
     [
         ("Three.\nAnswer: C", 1),
         ("**Answer: C**", 1),
-        ("answer: (c)", 1),
+        ("answer: C", 1),
+        ("Answer: c", -1),  # simple-evals compares it with the capital letter
         ("Answer: $\\boxed{C}$", 1),
         ("Answer: C) 3", 1),
         ("Answer: A", 0),
