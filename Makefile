@@ -9,6 +9,7 @@
 #   make test-processes  the tests in which several processes train together, with transformers and with vLLM
 #   make test-examples   the examples, each with small settings, and the snippets and commands of the documents
 #   make test-browser    the report page in headless Chromium, which must be installed
+#   make test-agents the agents of examples/agents: LangChain, the Agents SDK, Pydantic AI, smolagents and Node
 #   make test-ray    the tests on clusters of Ray, in an environment of their own
 #   make test-real-model a pretrained model: its tokens, the doctor, two steps of GRPO on both engines
 #   make check-tasks     every task at its default level against the whole contract, the oracles at every level,
@@ -38,6 +39,7 @@ SHELL := bash
 VENV := .venv
 VENV_VLLM := .venv-vllm
 VENV_RAY := .venv-ray
+VENV_AGENTS := .venv-agents
 
 # Installed first and alone: the pinned torch must never be replaced by one that a later resolution prefers.
 TORCH := $(shell grep '^torch==' constraints.txt)
@@ -47,7 +49,7 @@ BFCL := $(shell grep '^bfcl-eval==' constraints.txt)
 # The tests of one file share what they make, so a file stays with one process; tests/conftest.py says which go first.
 PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo demo-real test test-trainings test-vllm test-processes test-examples test-browser test-ray test-real-model check-tasks check-tasks-levels check-tasks-thorough real-model lint check bench proof baselines docs gallery reference clean
+.PHONY: help demo demo-real test test-trainings test-vllm test-processes test-examples test-browser test-agents test-ray test-real-model check-tasks check-tasks-levels check-tasks-thorough real-model lint check bench proof baselines docs gallery reference clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -79,6 +81,10 @@ test-examples: $(VENV)/.stamp
 test-browser: $(VENV)/.stamp
 	LLM_ENVS_REQUIRE_BROWSER=1 $(VENV)/bin/python -m pytest -m browser $(PYTEST_ARGS)
 
+# Without Node, its test is skipped, unless LLM_ENVS_REQUIRE_NODE is set.
+test-agents: $(VENV_AGENTS)/.stamp
+	LLM_ENVS_REQUIRE_AGENTS=1 $(VENV_AGENTS)/bin/python -m pytest -m agents $(PARALLEL) $(PYTEST_ARGS)
+
 test-ray: $(VENV_RAY)/.stamp
 	LLM_ENVS_REQUIRE_RAY=1 $(VENV_RAY)/bin/python -m pytest tests/llm_envs/rollout/test_ray.py $(PYTEST_ARGS)
 
@@ -107,6 +113,7 @@ reference: $(VENV)/.stamp
 	$(VENV)/bin/python docs/extension_points.py
 	$(VENV)/bin/python docs/api_pages.py
 	$(VENV)/bin/python docs/file_map.py
+	$(VENV)/bin/python docs/fidelity.py
 
 lint: $(VENV)/.stamp
 	$(VENV)/bin/ruff format --check .
@@ -130,7 +137,7 @@ docs: $(VENV)/.stamp
 	PYTHONPATH=docs NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build --strict
 
 clean:
-	rm -rf $(VENV) $(VENV_VLLM) $(VENV_RAY) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV_VLLM) $(VENV_RAY) $(VENV_AGENTS) examples/agents/node_modules build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 define CREATE
 @command -v $(PYTHON) >/dev/null || { echo "make: there is no '$(PYTHON)' here; say which one to use: make PYTHON=/path/to/python3.11 ..." >&2; exit 1; }
@@ -157,4 +164,13 @@ $(VENV_RAY)/.stamp: pyproject.toml constraints.txt
 	$(call CREATE,$(VENV_RAY))
 	$(VENV_RAY)/bin/pip install -q --no-compile setuptools -c constraints.txt
 	$(VENV_RAY)/bin/pip install -q --no-compile --no-build-isolation -e '.[ray]' ray==2.60.0 pytest pytest-xdist hypothesis -c constraints.txt
+	@touch $@
+
+# It adds to the environment of vLLM, whose packages it sees too: so it is small, and has both in one interpreter.
+$(VENV_AGENTS)/.stamp: constraints-agents.txt examples/agents/package-lock.json $(VENV_VLLM)/.stamp
+	$(call CREATE,$(VENV_AGENTS))
+	echo "import site; site.addsitedir('$$($(VENV_VLLM)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')')" \
+		> $$($(VENV_AGENTS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/vllm.pth
+	$(VENV_AGENTS)/bin/pip install -q --no-compile --no-deps -r constraints-agents.txt
+	if command -v npm >/dev/null; then npm ci --prefix examples/agents --no-audit --no-fund; fi
 	@touch $@

@@ -1,7 +1,7 @@
 """Writes the table of `docs/reference/benchmarks.md` from the certificates in `proof/results/fidelity/`.
 
 python docs/fidelity.py            writes it
-python docs/fidelity.py --check    says what would change, and exits with 1 if anything would
+python docs/fidelity.py --check    prints what would change, and exits with 1 if anything would
 """
 
 from __future__ import annotations

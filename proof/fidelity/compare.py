@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -66,9 +66,19 @@ def compare(
     }
 
 
-def write(name: str, package: str, result: dict[str, Any]) -> None:
-    """Write the record of a benchmark, with the version of the package that it was compared with, and print it."""
+def write(name: str, scorer: str, result: dict[str, Any]) -> None:
+    """Write the record of a benchmark, and print it.
+
+    Args:
+        name: The benchmark.
+        scorer: The package that ours was compared with, which is recorded with its version; or where the rules are.
+        result: Of `compare`.
+    """
     RESULTS.mkdir(parents=True, exist_ok=True)
-    record = {"benchmark": name, "official": f"{package} {version(package)}", **result}
+    try:
+        scorer = f"{scorer} {version(scorer)}"
+    except (PackageNotFoundError, ValueError):
+        scorer = f"the rules of {scorer}"
+    record = {"benchmark": name, "official": scorer, **result}
     (RESULTS / f"{name}.json").write_text(json.dumps(record, indent=1, ensure_ascii=True) + "\n")
     print(json.dumps(record, indent=1, ensure_ascii=True))

@@ -1,9 +1,9 @@
-"""Runs a benchmark's own tests against a model's program: each in a CPython sandbox of its own.
+"""Runs a benchmark's own tests against a model's program, in two CPython sandboxes.
 
 1. Neither the program nor the tests run in our process. Both sandboxes are `SubprocessSandbox`.
 2. The program cannot see the tests, change them or end them: they are in another interpreter, which calls the program
-   as `code_runner.py` describes. The verdict comes from the tests' interpreter alone.
-3. What the program says is data. It is unpacked in the tests' interpreter, never here.
+   as `code_runner.py` describes. Only the tests' interpreter gives the verdict.
+3. Results of the program are data. They are unpacked in the tests' interpreter, never here.
 4. The program has `TIMEOUT_S` in all, as in the official harness.
 """
 

@@ -57,7 +57,7 @@ class HotpotQAEnv(PublishedData, ToolEnv):
     """HotpotQA: questions that need two articles of Wikipedia; the answer is a name, a date, yes or no.
 
     ## Description
-    One question of HotpotQA (Yang et al., arXiv 1809.09600) in each episode. At the level "closed" it is asked alone;
+    One question of HotpotQA (Yang et al., arXiv 1809.09600) in each episode. At the level "closed" it has no tools;
     at the level "search" the tool `search(query)` finds the three best of the passages that the row has (BM25), as
     Search-R1 (arXiv 2503.09516) does over Wikipedia. The data are yours to name. Teaches to answer from memory, or to
     search step by step.

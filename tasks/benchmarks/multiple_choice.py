@@ -151,7 +151,7 @@ class GPQAEnv(_FourChoices):
     One question of GPQA (Rein et al., arXiv 2311.12022) in each episode. The published rows name the right choice
     first; the seed of the episode decides the order, as in simple-evals. The data are yours to name; on the hub their
     terms must be accepted first. They are for tests only. Measures knowledge and reasoning of graduates; teaches
-    nothing, because there is no train split.
+    nothing, because it has only a test split.
 
     ## Observation
     The question and the choices, in the words of simple-evals. After the reply "Correct.", "Incorrect." or what was

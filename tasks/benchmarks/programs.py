@@ -70,7 +70,7 @@ class HumanEvalEnv(_ProgramEnv):
     ## Description
     One of the 164 problems of HumanEval (Chen et al., arXiv 2107.03374) in each episode. The data are yours to name.
     They are for tests only: train on other programs. Measures programming from a specification; teaches nothing,
-    because there is no train split.
+    because it has only a test split.
 
     ## Observation
     The beginning of the function, and simple-evals' request. After the reply "Correct.", "Incorrect." or what was
@@ -127,7 +127,7 @@ class HumanEvalEnv(_ProgramEnv):
         return problem
 
     def check_problem(self, problem: Mapping[str, Any]) -> None:
-        """Refuse an entry point that is no name, and tests without `check`."""
+        """Refuse an entry point that cannot be a name, and tests without `check`."""
         if _NAME.fullmatch(problem["entry_point"]) is None or "def check(" not in problem["test"]:
             raise InvalidActionError("it must be the name of a function, and the test must define check")
 

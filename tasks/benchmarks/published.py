@@ -69,7 +69,7 @@ class PublishedData:
         """Find the rows of the split, and check the first.
 
         Raises:
-            InvalidConfigError: If there are no data, or their fields are others. The message says what is expected.
+            InvalidConfigError: If data are missing, or have other fields. The message describes the expected ones.
             MissingExtraError: If `datasets`, or a module of `needs`, is missing.
         """
         for module, extra in self.needs.items():
@@ -143,7 +143,7 @@ class PublishedEnv(PublishedData, SingleTurnEnv):
 
 
 def require_texts(fields: Mapping[str, Any], *names: str) -> None:
-    """Refuse a row in which one of these is no text, or blank.
+    """Refuse a row in which one of these is not a text, or is blank.
 
     Raises:
         InvalidConfigError: The message has the name.

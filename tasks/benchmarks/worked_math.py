@@ -136,7 +136,7 @@ class MATH500Env(_BoxedEnv):
     ## Description
     One of the 500 problems of the test set of MATH (Hendrycks et al., arXiv 2103.03874) that PRM800K holds out
     (Lightman et al., arXiv 2305.20050), in each episode. The data are yours to name. They are for tests only: train on
-    other mathematics. Measures competition mathematics; teaches nothing, because there is no train split.
+    other mathematics. Measures competition mathematics; teaches nothing, because it has only a test split.
 
     ## Observation
     The problem, and verl's request for steps and for the form of the answer. After the reply "Correct.", "Incorrect."
@@ -190,7 +190,7 @@ class AIMEEnv(_BoxedEnv):
 
     ## Description
     One problem of a year of AIME in each episode, 30 a year. The data are yours to name. They are for tests only: train
-    on other mathematics. Measures hard competition mathematics; teaches nothing, because there is no train split.
+    on other mathematics. Measures hard competition mathematics; teaches nothing, because it has only a test split.
 
     ## Observation
     The problem, and verl's request for steps and for the form of the answer. After the reply "Correct.", "Incorrect."
