@@ -15,13 +15,22 @@ from peft import LoraConfig
 
 from llm_envs.policies import TransformersPolicy
 from llm_envs.rollout import RolloutLimits, collect_run
-from llm_envs.trainers import EnvDPOConfig, EnvDPOTrainer, EnvGRPOConfig, EnvGRPOTrainer, EnvPPOConfig, EnvPPOTrainer
+from llm_envs.trainers import (
+    EnvDPOConfig,
+    EnvDPOTrainer,
+    EnvGRPOConfig,
+    EnvGRPOTrainer,
+    EnvPPOConfig,
+    EnvPPOTrainer,
+    load_teacher,
+)
 from llm_envs.trainers.bridge.unused_settings import ONLINE_DPO
 from llm_envs.trainers.functional.algorithm import ALGORITHMS
+from llm_envs.trainers.functional.references import RefModelFn
 from llm_envs.trainers.functional.turn_advantages import per_turn
 from llm_envs.trainers.grpo.algorithms import with_settings
 from llm_envs.types import SamplingParams
-from proof.runs import Run
+from proof.runs import RUNS, Run
 from proof.tasks import DATA_SEED, Task
 
 __all__ = ["KINDS", "Kind", "play_data"]
@@ -88,8 +97,21 @@ def _make_grpo(run: Run, task: Task, warm: Path, settings: dict[str, Any]) -> En
     if run.per_turn_gamma is not None:
         algorithm = replace(algorithm, advantage_fn=partial(per_turn, gamma=run.per_turn_gamma, scale=True))
     return EnvGRPOTrainer(
-        str(warm), task.env, EnvGRPOConfig(**settings), algorithm=algorithm, peft_config=_adapter(run)
+        str(warm),
+        task.env,
+        EnvGRPOConfig(**settings),
+        algorithm=algorithm,
+        peft_config=_adapter(run),
+        ref_model_fn=_teacher(run, Path(settings["output_dir"])),
+        context_fn=task.context_fn(trained=run.trains_summaries),
     )
+
+
+def _teacher(run: Run, out: Path) -> RefModelFn | None:
+    """Return what loads the model of the first seed of the run's teacher; None without one."""
+    if run.teacher is None:
+        return None
+    return load_teacher(out.parent / f"{run.teacher}-{RUNS[run.teacher].seeds[0]}" / "model")
 
 
 def _adapter(run: Run) -> LoraConfig | None:

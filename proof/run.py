@@ -54,6 +54,8 @@ def train(
     from proof.train import settings_of, train_seed
     from proof.warm import warm_start
 
+    if run.teacher:
+        _train_teacher(RUNS[run.teacher], path, work)
     folder, warm = warm_start(run.task, task, work / "warm")
     settings = settings_of(run, task, 0)
     del settings["seed"]
@@ -82,6 +84,13 @@ def train(
     return data
 
 
+def _train_teacher(teacher: Run, path: Path, work: Path) -> None:
+    """Train the first seed of a teacher's run if its model or its results, which belong beside `path`, are missing."""
+    has_model = (work / "models" / f"{teacher.name}-{teacher.seeds[0]}" / "model").is_dir()
+    beside, task = path.with_name(f"{teacher.name}.json"), TASKS[teacher.task]
+    train(teacher, task, teacher.seeds[:1], beside, fresh=not has_model, work=work)
+
+
 def _is_same(one: dict[str, Any], other: dict[str, Any]) -> bool:
     """Return whether two warm starts are equal in everything but the time they took."""
     return {**one, "seconds": 0} == {**other, "seconds": 0}
@@ -97,6 +106,10 @@ def describe_run(run: Run, task: Task) -> dict[str, Any]:
     if run.algorithms:
         described["algorithms"] = {str(start): name for start, name in run.algorithms.items()}
     described |= {"lora_rank": run.lora_rank} if run.lora_rank else {}
+    if run.teacher:
+        described["teacher"] = describe_run(RUNS[run.teacher], TASKS[RUNS[run.teacher].task])
+    described |= {"measure_every": run.measure_every} if run.measure_every else {}
+    described |= {} if run.trains_summaries else {"trains_summaries": False}
     described |= {"engine": run.engine, "settings": dict(run.settings), "task": describe_task(task)}
     return json.loads(json.dumps(described))
 

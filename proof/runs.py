@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
 
-__all__ = ["CREDIT", "LONG", "LONG_TASKS", "RUNS", "Run"]
+__all__ = ["CREDIT", "LONG", "LONG_TASKS", "RUNS", "SUMMARIES", "Run"]
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Run:
     name: str
     task: str
     """Of `proof.tasks.TASKS`."""
-    table: Literal["grpo", "suite", "algorithms", "ppo", "long", "dpo", "credit", "real"]
+    table: Literal["grpo", "suite", "algorithms", "ppo", "long", "dpo", "credit", "real", "summaries"]
     """Of the document."""
     kind: Literal["grpo", "ppo-shared", "ppo-separate", "dpo-offline", "dpo-online", "switching"] = "grpo"
     """Of `proof.kinds.KINDS`: which trainer."""
@@ -35,6 +35,12 @@ class Run:
     """Of the training: of its episodes and its sampling. The warm start and the test episodes are the same for all."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Further fields of the trainer's configuration."""
+    trains_summaries: bool = True
+    """Whether summaries that the model writes of its history are trained on, where its task asks for them."""
+    teacher: str | None = None
+    """Name of another run, whose first seed's model is the reference of the KL."""
+    measure_every: int = 0
+    """Optimizer steps between two measurements on the test episodes while training; 0: only after it."""
     lora_rank: int | None = None
     """Of an adapter to train; None trains all weights."""
 
@@ -96,6 +102,7 @@ _LETTERS = {
     "num_generations": 8,
     "learning_rate": 1e-3,
 }
+_NOTES = {**_GENTLE, "max_steps": 40, "per_device_train_batch_size": 64}
 _BY_TOKENS = {"normalisation": "token"}
 # The pretrained model: 32 episodes a step, 16 at a time.
 _REAL = {
@@ -133,6 +140,9 @@ _THREE = (0, 1, 2)
 LONG_TASKS = ("guess-aloud", "calculator-aloud")
 LONG = ("ppo-token", "ppo-turn")
 """Beginnings of the names of PPO's runs on long replies: as it was by default, and as it is."""
+
+SUMMARIES = ("summaries-untrained", "summaries-trained")
+"""The baseline, whose summaries are sampled alike and left out of the loss, and what is compared with it."""
 
 CREDIT = ("credit-trajectory", "credit-trajectory-slow", "credit-return-to-go", "credit-turn")
 """The baseline, and what is compared with it: first itself at a third of the learning rate, in case that is better."""
@@ -200,6 +210,8 @@ _ALL = (
     Run(CREDIT[1], "letters", "credit", changes=_BY_TOKENS, seeds=_FIVE, settings={**_LETTERS, "learning_rate": 3e-4}),
     Run(CREDIT[2], "letters", "credit", changes=_BY_TOKENS, per_turn_gamma=1.0, seeds=_FIVE, settings=_LETTERS),
     Run(CREDIT[3], "letters", "credit", changes=_BY_TOKENS, per_turn_gamma=0.0, seeds=_FIVE, settings=_LETTERS),
+    Run(SUMMARIES[0], "notes", "summaries", changes=_BY_TOKENS, trains_summaries=False, seeds=_FIVE, settings=_NOTES),
+    Run(SUMMARIES[1], "notes", "summaries", changes=_BY_TOKENS, seeds=_FIVE, settings=_NOTES),
 )
 
 RUNS: Mapping[str, Run] = MappingProxyType({run.name: run for run in _ALL})

@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.measuring import Column, markdown_table
 from llm_envs.checker.catalogue import family_of
 from llm_envs.evaluation import Interval, mean_interval
-from proof.runs import CREDIT, LONG, LONG_TASKS, RUNS
+from proof.runs import CREDIT, LONG, LONG_TASKS, RUNS, SUMMARIES
 from proof.tasks import TASKS
 
 __all__ = ["RESULTS", "compare", "put_into", "read_result", "render"]
@@ -54,6 +54,7 @@ def render(results: Results) -> dict[str, str]:
         "dpo": _render_rises(results, "dpo", ["algorithm", "engine"]),
         "credit": _render_credit(results),
         "real": _render_rises(results, "real", ["algorithm", "engine", "weights"]),
+        "summaries": _render_summaries(results),
     }
     for table in tables:
         missing = [name for name, run in RUNS.items() if run.table == table and name not in results]
@@ -231,6 +232,45 @@ def _render_credit(results: Results) -> str:
             n_better = sum(gain > 0 for gain in gains[name])
             last[f"{name} less"] = f"{fmean(gains[name]):+.3f}, better on {n_better} of {len(seeds)}"
         rows.append(last)
+    return markdown_table(columns, rows)
+
+
+def _render_summaries(results: Results) -> str:
+    """Return a row for each seed: test success without and with the gradient of summaries; then the mean of seeds."""
+    if any(name not in results for name in SUMMARIES):
+        return "(not run)"
+    before = results[SUMMARIES[0]]["warm"]["outcomes"]
+    seeds = [seed for seed in results[SUMMARIES[0]]["seeds"] if seed in results[SUMMARIES[1]]["seeds"]]
+    pairs = {seed: [_outcomes(results, name, seed) for name in SUMMARIES] for seed in seeds}
+    if len(seeds) > 1:  # each test episode's mean over the seeds
+        means = [
+            [fmean(values) for values in zip(*(pairs[s][i]["successes"] for s in seeds), strict=True)] for i in (0, 1)
+        ]
+        pairs[f"mean of {len(seeds)}"] = [{"seeds": before["seeds"], "successes": values} for values in means]
+    rows = []
+    for seed, (untrained, trained) in pairs.items():
+        difference, interval = compare(untrained, trained, "successes")
+        runs = [results[name]["seeds"].get(seed) for name in SUMMARIES]
+        rows.append(
+            {
+                "seed": seed,
+                "before": f"{fmean(before['successes']):.1%}",
+                "untrained": f"{fmean(untrained['successes']):.1%}",
+                "trained": f"{fmean(trained['successes']):.1%}",
+                "difference": _points(difference, interval),
+                "clear": "yes" if interval.low > 0 else "no",
+                "seconds": " and ".join(f"{run['cpu_seconds']:.0f}" for run in runs if run is not None),
+            }
+        )
+    columns = [
+        Column("seed", "seed"),
+        Column("before", "before"),
+        Column("untrained", "summaries not trained"),
+        Column("trained", "summaries trained"),
+        Column("difference", "difference (95%)"),
+        Column("clear", "clear of 0"),
+        Column("seconds", "CPU s"),
+    ]
     return markdown_table(columns, rows)
 
 

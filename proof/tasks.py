@@ -18,8 +18,11 @@ import gymnasium as gym
 
 from llm_envs.parsers import format_answer
 from llm_envs.policies import OraclePolicy
+from llm_envs.policies.base import Policy
+from llm_envs.rollout import Summarize
 from proof.letters import ENV as LETTERS_ENV
 from proof.letters import LETTERS
+from proof.notes import REQUEST, CoinReader, Reading, note_what_goes, note_what_stays
 from proof.plays import (
     add_in_writing,
     calculate_aloud,
@@ -53,8 +56,8 @@ class Task:
     env: str
     kind: str
     """In words, for the table."""
-    plays: tuple[Play, Play]
-    """What the coin chooses between."""
+    plays: tuple[Play, Play] | tuple[Reading, Reading]
+    """What the coin chooses between: a `Reading` if the history is summarised."""
     env_kwargs: Mapping[str, Any] = field(default_factory=dict)
     n_traces: int = 4000
     sft_steps: int = 200
@@ -69,14 +72,25 @@ class Task:
     """Episodes of the test split, each of its own seed."""
     is_pretrained: bool = False
     """Train the model of `make real-model`, in place of a tiny one. It starts as it is if `sft_steps` is 0."""
+    summarize: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of `Summarize`, if the model summarises its history."""
+
+    def warm_policy(self) -> Policy:
+        """Return what plays the traces of the warm start."""
+        return CoinReader(self.plays) if self.summarize else CoinPolicy(self.plays)  # type: ignore[arg-type]
+
+    def context_fn(self, *, trained: bool = True) -> Summarize | None:
+        """Return the context function of all play."""
+        return Summarize(**self.summarize, trained=trained) if self.summarize else None
 
 
 def describe_task(task: Task) -> dict[str, Any]:
     """Return all that a warm start and a measurement depend on: JSON types only."""
     plays = [play.__name__.strip("_") for play in task.plays]
     described = {**asdict(task), "plays": plays, "warm_seed": WARM_SEED, "test_seed": TEST_SEED}
-    if not task.is_pretrained:
-        del described["is_pretrained"]  # the first results do not have it
+    for name in ("is_pretrained", "summarize"):
+        if not described[name]:
+            del described[name]  # the first results do not have it
     return json.loads(json.dumps(described))
 
 
@@ -228,6 +242,18 @@ TASKS: Mapping[str, Task] = {
         **_ALOUD,
         max_turn_tokens=48,
         max_completion_length=240,
+    ),
+    "notes": Task(
+        "llm/PagedRecall-v0",
+        "pages, and notes of them",
+        (note_what_goes, note_what_stays),
+        EASY,
+        n_traces=12_000,
+        sft_steps=600,
+        sft_learning_rate=3e-3,
+        max_turn_tokens=16,
+        max_completion_length=160,
+        summarize={"history_tokens": 109, "summary_tokens": 48, "prompt": REQUEST},
     ),
     "arithmetic-real": Task(
         "llm/Arithmetic-v0",

@@ -22,16 +22,22 @@ def train_seed(run: Run, task: Task, warm: Path, seed: int, out: Path) -> dict[s
     """Train once and measure.
 
     Returns:
-        `seed`, `steps`, `train_rewards` (mean of each step that played), `outcomes` after training, and the times.
+        `seed`, `steps`, `train_rewards` (mean of each step that played), `outcomes` after training, the times, and with
+        `run.measure_every` a `curve`: the successes of the test episodes after that many steps.
     """
     started, cpu_started = perf_counter(), _cpu_seconds()
     trainer = _make_trainer(run, task, warm, seed, out)
+    curve = _Curve(run.measure_every, task, out / "model")
+    if run.measure_every:
+        curve.trainer = trainer
+        trainer.add_callback(curve)
     try:
         trainer.train()
         trainer.save_model(str(out / "model"))
     finally:
         trainer.close()
-    seconds, cpu_seconds = perf_counter() - started, _cpu_seconds() - cpu_started
+    seconds = perf_counter() - started - curve.seconds
+    cpu_seconds = _cpu_seconds() - cpu_started - curve.cpu_seconds
     key = KINDS[run.kind].reward
     rewards = [round(entry[key], 4) for entry in trainer.state.log_history if key in entry]
     return {
@@ -39,9 +45,30 @@ def train_seed(run: Run, task: Task, warm: Path, seed: int, out: Path) -> dict[s
         "steps": trainer.state.global_step,
         "train_rewards": rewards,
         "outcomes": measure(out / "model", task),
+        **({"curve": curve.successes} if run.measure_every else {}),
         "train_seconds": round(seconds, 1),
         "cpu_seconds": round(cpu_seconds, 1),
     }
+
+
+class _Curve(transformers.TrainerCallback):  # type: ignore[misc]
+    """Measures the test episodes every so many steps; its own time is kept apart from the training's."""
+
+    def __init__(self, every: int, task: Task, folder: Path) -> None:
+        self._every, self._task, self._folder = every, task, folder
+        self.trainer: Any = None
+        self.successes: dict[str, list[float]] = {}
+        self.seconds = self.cpu_seconds = 0.0
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Save the model and measure it."""
+        if state.global_step % self._every:
+            return
+        started, cpu_started = perf_counter(), _cpu_seconds()
+        self.trainer.save_model(str(self._folder))
+        self.successes[str(state.global_step)] = measure(self._folder, self._task)["successes"]
+        self.seconds += perf_counter() - started
+        self.cpu_seconds += _cpu_seconds() - cpu_started
 
 
 def settings_of(run: Run, task: Task, seed: int) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from llm_envs.testing import real_model
 from llm_envs.tiny_model import tiny_model, tiny_tokenizer
 from llm_envs.trainers import EnvSFTConfig, EnvSFTTrainer
 from llm_envs.types import SamplingParams
-from proof.tasks import TEST_SEED, WARM_SEED, CoinPolicy, Task, describe_task
+from proof.tasks import TEST_SEED, WARM_SEED, Task, describe_task
 
 __all__ = ["measure", "warm_start"]
 
@@ -94,6 +94,7 @@ def _evaluate(folder: Path, task: Task) -> Evaluation:
         sampling=SamplingParams(max_new_tokens=task.max_turn_tokens),
         max_concurrency=128,
         progress=False,
+        context_fn=task.context_fn(),
     )
     asyncio.run(policy.aclose())
     return result
@@ -106,17 +107,21 @@ def _load_model() -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
 
 def _make_model(task: Task) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     codec = ChatCodec(tiny_tokenizer())
-    with Collector(task.env, CoinPolicy(task.plays), codec=codec, env_kwargs=task.env_kwargs, progress=False) as traces:
-        texts = [codec.tokenizer.decode(t.rows[0].ids) for group in traces.collect(50) for t in group]
+    with _collect_traces(task, codec) as traces:
+        texts = [codec.tokenizer.decode(row.ids) for group in traces.collect(50) for t in group for row in t.rows]
     tokenizer = tiny_tokenizer(texts, vocab_size=task.vocab_size, max_token_length=64)
     return tiny_model(tokenizer, seed=WARM_SEED, **task.model), tokenizer
 
 
+def _collect_traces(task: Task, codec: ChatCodec, **settings: Any) -> Collector:
+    """Return a collector that plays the traces of a warm start."""
+    settings = {"env_kwargs": task.env_kwargs, "context_fn": task.context_fn(), "progress": False, **settings}
+    return Collector(task.env, task.warm_policy(), codec=codec, **settings)
+
+
 def _train(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, task: Task, folder: Path) -> None:
     codec = ChatCodec(tokenizer)
-    with Collector(
-        task.env, CoinPolicy(task.plays), codec=codec, env_kwargs=task.env_kwargs, seed=WARM_SEED, progress=False
-    ) as collector:
+    with _collect_traces(task, codec, seed=WARM_SEED) as collector:
         traces = [t for group in collector.collect(task.n_traces) for t in group]
     config = EnvSFTConfig(
         output_dir=str(folder / "sft"),

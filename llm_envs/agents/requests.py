@@ -263,7 +263,13 @@ def _tools(tools: Any) -> tuple[Mapping[str, Any], ...]:
         function = tool.get("function") if isinstance(tool, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             raise _bad(f"tools[{index}] is {json.dumps(tool)[:80]}; only functions with a name are supported.", "tools")
-    return tuple(tools)
+    return tuple(map(_shown, tools))
+
+
+def _shown(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Leave out `strict`, which tells the server how to sample: a model never sees it."""
+    function = {name: value for name, value in tool["function"].items() if name != "strict"}
+    return {**tool, "function": function}
 
 
 def _stops(stop: Any) -> tuple[str, ...]:

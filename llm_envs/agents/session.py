@@ -110,6 +110,8 @@ class PolicySession:
     """Id of each answer of the responses API -> the messages up to it."""
     notes: dict[str, Any] = field(init=False, default_factory=dict)
     """For the trajectory's metadata."""
+    ended: StopReason | None = field(init=False, default=None)
+    """Set when the environment has ended or failed, and a framework with its own loop must not ask again."""
     is_closed: bool = field(init=False, default=False)
     overridden: set[str] = field(init=False, default_factory=set)
     """Sampling parameters that requests named and the run decided."""
@@ -218,7 +220,7 @@ class PolicySession:
             "unscored_because": unscored_because,
             "row_reasons": why_rows if len(why_rows) > 1 else None,
             "overridden": sorted(self.overridden) or None,
-            "limit": None if self.limit is None else f"{self.limit[0].value}: {self.limit[1]}",
+            "limit": None if self.limit is None or self.ended else f"{self.limit[0].value}: {self.limit[1]}",
         }
         terminated = stop_reason is StopReason.TERMINATED
         return Trajectory(
@@ -242,6 +244,8 @@ class PolicySession:
         )
 
     def _begin(self, request: ChatRequest, turns: list[RecordedTurn]) -> None:
+        if self.ended is not None:
+            raise self._refusal(self.ended, "the environment is over")
         limits, n_turns = self.limits, len(self.record.turns) + self._n_pending
         if limits.max_turns is not None and n_turns + request.n > limits.max_turns:
             raise self._refusal(StopReason.MAX_TURNS, f"max_turns={limits.max_turns}")
@@ -261,6 +265,8 @@ class PolicySession:
             self.is_over.set()
         if reason in (StopReason.MAX_TURNS, StopReason.TIMEOUT):
             return RequestError(403, f"the episode has reached its limit {why}.", "episode_over")
+        if self.ended is not None:
+            return RequestError(403, f"{why}: the episode has ended.", "episode_over")
         # The code at which agents shorten their history and ask again.
         return RequestError(400, f"the conversation is too long: {why}.", "context_length_exceeded", "messages")
 

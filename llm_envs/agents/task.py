@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -14,9 +15,13 @@ from llm_envs.rollout.chat_logs import LogEntry, read_entry
 from llm_envs.rollout.checks import check_components, check_results, check_success, check_tools
 from llm_envs.rollout.workers.runner import Env, check_reset, check_step, env_attribute
 from llm_envs.rollout.workers.wire import error_text
-from llm_envs.types import Message, RolloutError, ToolResult
+from llm_envs.types import Message, RolloutError, StopReason, ToolResult
 
 __all__ = ["EnvTask", "TaskReport", "TaskState", "as_rollout_error"]
+
+
+FoundCall = tuple[str, tuple[str, ...], str]
+"""Id of a call, the ids of all calls of its reply, and the reply as the policy wrote it."""
 
 
 class TaskReport(Protocol):
@@ -24,6 +29,10 @@ class TaskReport(Protocol):
 
     def exact_text(self, message: Mapping[str, Any]) -> str | None:
         """Return what the model wrote for a message that it sent; None for any other message."""
+        ...
+
+    def find_call(self, name: str, arguments: Mapping[str, Any], done: Sequence[str]) -> FoundCall | None:
+        """Return the latest call of the policy with this name and arguments whose id is not in `done`."""
         ...
 
     def stepped(
@@ -49,6 +58,10 @@ class TaskReport(Protocol):
         """
         ...
 
+    def refuse_requests(self, is_truncated: bool) -> None:
+        """Refuse further requests, since the environment is over."""
+        ...
+
     def failed(self, error: RolloutError, is_judge: bool) -> None:
         """Keep the environment's failure."""
         ...
@@ -72,6 +85,15 @@ class TaskState:
         """Return what the model wrote for a message that it sent; None for any other message."""
         return self._session.record.exact_text(read_entry(0, message))
 
+    def find_call(self, name: str, arguments: Mapping[str, Any], done: Sequence[str]) -> FoundCall | None:
+        """Return the latest call of the policy with this name and arguments whose id is not in `done`."""
+        for turn in reversed(self._session.record.turns):
+            assert turn.reply is not None
+            for id_, called, given in turn.reply.calls:
+                if called == name and id_ not in done and json.loads(given) == dict(arguments):
+                    return id_, tuple(call[0] for call in turn.reply.calls), turn.reply.sampled.text
+        return None
+
     def stepped(
         self,
         reward: float,
@@ -88,15 +110,21 @@ class TaskState:
         if final_observation is not None:
             self._session.notes["final_observation"] = final_observation
 
+    def refuse_requests(self, is_truncated: bool) -> None:
+        """Refuse further requests, since the environment is over."""
+        self._session.ended = StopReason.ENV_TRUNCATED if is_truncated else StopReason.TERMINATED
+
     def failed(self, error: RolloutError, is_judge: bool) -> None:
-        """Keep the environment's failure."""
+        """Keep the environment's failure, and refuse further requests: an agent may hide it from itself."""
         self.error, self.is_judge = error, is_judge
+        self._session.ended = StopReason.ERROR
 
 
 class EnvTask:
     """An episode of an environment, for an agent that acts in it. Made for the agent by `AgentEnv`.
 
-    All its calls must come from one thread at a time.
+    A loop of your own calls `step` for each reply; a framework that runs the tools itself calls `call` for each tool
+    call. `step` must be called from one thread at a time.
 
     Args:
         make: Makes the environment.
@@ -118,7 +146,11 @@ class EnvTask:
         """Whether a limit of the environment ended it."""
         self._make, self._seed, self._options, self._report = make, seed, options, report
         self._env: Env | None = None
-        self._lock = threading.Lock()
+        self._lock, self._calling = threading.Lock(), threading.Lock()
+        self._results: dict[str, str] = {}
+        """Of calls that the environment has run: what `call` has not returned yet, by id."""
+        self._answered: list[str] = []
+        """Ids of the calls whose results it has returned."""
 
     def reset(self) -> None:
         """Make the environment and begin its episode."""
@@ -168,6 +200,44 @@ class EnvTask:
             seen, last = ((), observation or None) if terminated else (observed, None)
             self._report.stepped(reward, components, results, self.is_success, self.is_truncated, seen, last)
         return [] if self.is_over else [_to_api(message, ids) for message in observed]
+
+    def call(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """Return the result of one tool call of the policy, for a framework that runs the tools itself.
+
+        The first call of a reply gives the environment the whole reply. If that ends the episode, the next request is
+        refused, which ends the framework's loop.
+
+        Args:
+            name: The tool.
+            arguments: As the policy wrote them.
+
+        Raises:
+            InvalidConfigError: If the policy has made no such call, or each has its result. The episode is errored.
+        """
+        with self._calling:
+            found = self._report.find_call(name, arguments, self._answered)
+            if found is None:
+                error = InvalidConfigError(
+                    f"EnvTask.call: the policy has not called {name} with {dict(arguments)!r:.80}, or has the result. "
+                    "Pass on each call once, with the arguments as the policy wrote them."
+                )
+                self._fail(error, "agent")  # frameworks turn an exception of a tool into its result
+                raise error
+            id_, ids, text = found
+            if id_ not in self._results:
+                self._results |= self._results_of(ids, text)
+            self._answered.append(id_)
+            return self._results.pop(id_)
+
+    def _results_of(self, ids: Sequence[str], text: str) -> dict[str, str]:
+        """Give the environment a reply with calls; return the result of each by id."""
+        answers = [] if self.is_over else self.step(text)
+        if self.is_over:
+            self._report.refuse_requests(self.is_truncated)
+            return dict.fromkeys(ids, "The episode is over.")
+        texts = [answer["content"] for answer in answers]
+        last = len(ids) - 1  # an environment that answers all calls at once answers the first
+        return dict(zip(ids, [*texts[:last], "\n".join(texts[last:])] + [""] * len(ids), strict=False))
 
     def close(self) -> None:
         """Close the environment, ignoring its errors, which change nothing now. Harmless when repeated."""

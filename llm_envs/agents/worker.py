@@ -95,7 +95,7 @@ class _Asking:
         self._host = host
 
     def __getattr__(self, name: str) -> Any:
-        if name not in ("exact_text", "stepped", "failed"):
+        if name not in ("exact_text", "find_call", "stepped", "refuse_requests", "failed"):
             raise AttributeError(name)
         return lambda *arguments: self._host.ask(name, *arguments)
 

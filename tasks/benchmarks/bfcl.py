@@ -103,7 +103,7 @@ class BFCLEnv(ToolEnv):
 
     def is_correct(self, answer: str) -> bool:
         """Not used: calls are judged, and not an answer."""
-        raise InvalidActionError("there is no answer, only calls")
+        raise InvalidActionError("this task takes calls, and not an answer")
 
     def generate(self) -> dict[str, Any]:
         """Draw an entry."""

@@ -9,7 +9,7 @@ from typing import Any
 __all__ = ["arguments_of"]
 
 _OPTIONAL = ""
-"""A possible value that says that the argument may be left out."""
+"""A possible value which means that the argument may be left out."""
 
 
 def arguments_of(function: Mapping[str, Any], possible: Mapping[str, list[Any]], category: str) -> dict[str, Any]:

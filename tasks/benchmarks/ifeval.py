@@ -53,7 +53,7 @@ class IFEvalEnv(SingleTurnEnv):
     The prompt. After the reply the instructions that were not followed.
 
     ## Action
-    The whole reply is the text, as the benchmark has it: no answer tags. What stands before `</think>` does not count.
+    The whole reply is the text, as the benchmark has it: no answer tags. Text before `</think>` does not count.
 
     ## Reward
     `correct` (weight 1): 1 if every instruction is followed ("prompt-level accuracy", strict). `instructions` (weight
@@ -116,7 +116,8 @@ class IFEvalEnv(SingleTurnEnv):
         self._rows = None if given is None else _load(given)
         if self._rows is not None:
             self.difficulty, self.disjoint_splits, self.n_problems = "data", False, len(self._rows)
-            self.chance_rate, self.oracle_is_exact = self.difficulties["easy"].chance_rate, False
+            self.chance_rate = self.difficulties["easy"].chance_rate
+            self.oracle_is_exact = False  # type: ignore[misc]  # there is an oracle, but no answer key
 
     def generate(self) -> dict[str, Any]:
         """Draw a prompt of the data, or make one."""

@@ -262,11 +262,11 @@ def check_arguments(name: Any, kwargs: Any) -> Arguments:
     """Return an instruction's arguments without the empty ones that the hub's version of the data has.
 
     Raises:
-        InvalidActionError: If there is no such instruction, or an argument is missing or wrong.
+        InvalidActionError: If the instruction is unknown, or an argument is missing or wrong.
     """
     known = INSTRUCTIONS.get(name) if isinstance(name, str) else None
     if known is None:
-        raise InvalidActionError(f"there is no instruction {name!r:.80}; known are {', '.join(INSTRUCTIONS)}")
+        raise InvalidActionError(f"the instruction {name!r:.80} is unknown; known are {', '.join(INSTRUCTIONS)}")
     given = {key: value for key, value in (kwargs or {}).items() if value is not None}
     for key, expected in known.types.items():
         value = given.get(key)
@@ -281,5 +281,5 @@ def check_arguments(name: Any, kwargs: Any) -> Arguments:
     if name == "keywords:letter_frequency" and len(given["letter"]) != 1:
         raise InvalidActionError(f"{name} has letter={given['letter']!r:.80}; it must be one character")
     if any(not isinstance(word, str) for key in ("keywords", "forbidden_words") for word in given.get(key, ())):
-        raise InvalidActionError(f"{name} has words that are no texts: {given!r:.80}")
+        raise InvalidActionError(f"{name} has {given!r:.80}; words must be texts")
     return given

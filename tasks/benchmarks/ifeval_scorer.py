@@ -68,7 +68,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     Departures from the package:
 
     1. A check that raises (a nested text, a language that cannot be told) is not followed.
-    2. `letter_frequency` counts the given character even if it is no letter; the package draws a letter at random.
+    2. `letter_frequency` counts the given character even if it is not a letter; the package draws a letter at random.
     3. langdetect, which draws at random, has the seed 0.
 
     Args:

@@ -127,7 +127,7 @@ def test_the_contract_holds_with_data():
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"instruction_id_list": ["punctuation:no_comma", "x:y", "x:z"]}, "no instruction 'x:y'"),
+        ({"instruction_id_list": ["punctuation:no_comma", "x:y", "x:z"]}, "instruction 'x:y' is unknown"),
         ({"kwargs": [{}, {}, {"relation": "at least", "num_words": 300}]}, "num_highlights=None"),
         ({"kwargs": [{}, {"num_highlights": 3}, {"relation": "about", "num_words": 3}]}, "relation='about'"),
         ({"kwargs": [{}]}, "of one length"),

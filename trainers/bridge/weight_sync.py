@@ -100,7 +100,9 @@ class ColocatedEngine(VLLMGeneration):
         self.policy.update_weights(self._iter_named_params(), self._version())
 
     def close(self) -> None:
-        """Do nothing: the policy ends the engine."""
+        """End the engine, whose cache would otherwise stay in memory. With several processes the policy alone ends."""
+        if self.accelerator.num_processes == 1:  # otherwise it would destroy the trainer's process groups
+            self.llm.llm_engine.engine_core.shutdown()
 
     def _iter_named_params(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Iterate over the weights under the engine's names, with adapters merged and experts apart."""
