@@ -28,7 +28,7 @@ class PagedRecallEnv(TextEnv):
     """Read the prices of a shop page by page, then say what some things cost.
 
     ## Description
-    The pages come one after another, and none can be read again. What will be asked is told only after the last one, so
+    The pages come one after another, and none can be read again. The question comes only after the last one, so
     everything must be kept: in the context, or, where the pages are longer than it, in notes. Later prices replace
     earlier ones. Teaches to keep what matters of a long history, and to bring it up to date; made for agents that
     summarise their history (`llm_envs.chat.Summarize`), whose notes are then all that is left of the pages.
@@ -95,7 +95,7 @@ class PagedRecallEnv(TextEnv):
     problem_fields = {"things": list, "pages": list, "asked": list, "seed": int, "n_characters": int}
     instructions = (
         "Read the pages one by one; no page can be read again. For the next page write <answer>next</answer>. After "
-        "the last page comes a question: answer it with the prices alone, with commas between them."
+        "the last page comes a question: answer it with nothing but the prices, with commas between them."
     )
     answer_example = "41, 17"
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import llm_envs
+from llm_envs.checker.catalogue import example_kwargs
 from llm_envs.cli.main import main
 from llm_envs.errors import InvalidConfigError, ReplayError
 from llm_envs.policies import OraclePolicy, RandomPolicy
@@ -21,7 +22,7 @@ from llm_envs.testing import ByteCodec, HashingTokenPolicy
 from llm_envs.types import Message, SamplingParams, Trajectory, validate_batch
 
 TASK_IDS = [id for id in llm_envs.task_ids() if id.startswith("llm/")]
-LEVELS = [(task, level) for task in TASK_IDS for level in gym.make(task).unwrapped.difficulties]
+LEVELS = [(task, level) for task in TASK_IDS for level in gym.make(task, **example_kwargs(task)).unwrapped.difficulties]
 MAZE = "llm/Maze-v0"
 SAMPLING = SamplingParams(max_new_tokens=24)
 TEXTS = [f"<answer>{move}</answer>" for move in ("up", "down", "left", "right", "up up", "left left", "right up")]
@@ -35,7 +36,9 @@ def played(policy: Any, env: Any = MAZE, n: int = 2, **settings: Any) -> list[Tr
 @pytest.mark.parametrize("policy", [OraclePolicy, RandomPolicy])
 @pytest.mark.parametrize(("task", "level"), LEVELS)
 def test_every_turn_of_every_task_is_reached_again(task: str, level: str, policy: type) -> None:
-    (episode,) = played(policy(), task, 1, env_kwargs={"difficulty": level}, limits=RolloutLimits(max_turns=12))
+    (episode,) = played(
+        policy(), task, 1, env_kwargs={**example_kwargs(task), "difficulty": level}, limits=RolloutLimits(max_turns=12)
+    )
     assert episode.turns
     for turn in {0, len(episode.turns) // 2, len(episode.turns)}:
         found = replay_to(episode, turn)
