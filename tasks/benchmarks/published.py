@@ -94,7 +94,7 @@ class PublishedData:
             # A `datasets.Dataset` stays on disk.
             self.rows = cast(Rows, data) if hasattr(data, "__getitem__") else list(data)
         if len(self.rows) == 0:
-            raise InvalidConfigError(f"{type(self).__name__}: the data have no rows. {_expected(self.layout)}")
+            raise InvalidConfigError(f"{type(self).__name__}: the data are empty. {_expected(self.layout)}")
         self.n_problems = len(self.rows)
         self.problem_at(0)
 
@@ -109,7 +109,7 @@ class PublishedData:
             found = [key for key in published if row.get(key) is not None]
             if not found:
                 raise InvalidConfigError(
-                    f"{type(self).__name__}: row {index} has no field {' or '.join(map(repr, published))}; it has "
+                    f"{type(self).__name__}: row {index} lacks the field {' or '.join(map(repr, published))}; it has "
                     f"{list(row)}. {_expected(self.layout)}"
                 )
             fields[name] = row[found[0]]

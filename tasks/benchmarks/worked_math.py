@@ -69,7 +69,7 @@ class GSM8KEnv(PublishedEnv):
         """Take the number that the worked answer ends with."""
         require_texts(fields, "question", "answer")
         if (found := _MARKED.search(fields["answer"])) is None:
-            raise InvalidConfigError(f'the answer {fields["answer"][-60:]!r} has no "#### " with a number.')
+            raise InvalidConfigError(f'the answer {fields["answer"][-60:]!r} lacks "#### " with a number.')
         return {"question": fields["question"], "answer": _unmarked(found[1])}
 
     def check_problem(self, problem: Mapping[str, Any]) -> None:

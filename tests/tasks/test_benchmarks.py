@@ -112,7 +112,7 @@ def test_a_task_without_data_says_where_they_are_and_what_fields_they_have(name)
     layout = gym.make(f"llm/{name}-v0", data="sample").unwrapped.layout
     assert f"data={layout.hub!r}" in str(raised.value) and "data='sample'" in str(raised.value)
     assert all(repr(published[0]) in str(raised.value) for published in layout.fields.values())
-    with pytest.raises(InvalidConfigError, match="row 0 has no field"):
+    with pytest.raises(InvalidConfigError, match="row 0 lacks the field"):
         make(name, [{"other": 1}])
     with pytest.raises(InvalidConfigError, match="no rows"):
         make(name, [])
