@@ -1,4 +1,4 @@
-"""Re-enters a stored episode: the state before any of its turns, and other ways to go on from there.
+"""Re-enters a stored episode: the state before any of its turns, and other continuations from there.
 
 Environments are deterministic by seed and every action is stored, so a fresh environment that gets the same seed and
 the same actions is in the same state. Each observation, reward and reward component is compared on the way.
@@ -48,7 +48,7 @@ def replay_to(trajectory: Trajectory, turn: int, env: EnvFactory | None = None) 
 
     Raises:
         InvalidConfigError: If the episode has no such turn.
-        ReplayError: If the environment answers otherwise than it did: it does not depend on seed and actions alone, or
+        ReplayError: If the environment answers otherwise than it did: it depends on more than seed and actions, or
             has changed since. The message has the turn and the first difference.
     """
     _check_turn(trajectory, turn, len(trajectory.turns))
@@ -77,7 +77,7 @@ def branch(
     Args:
         trajectory: The episode.
         turn: Index of the first new turn, from 0.
-        n: How many ways to go on.
+        n: How many continuations.
         policy: A policy of the kind that played the episode.
         env: Makes the environment; None: `gymnasium.make`.
         collector: Further arguments of `Collector`: `codec`, `sampling`, `limits` (which count the stored turns too),
@@ -112,7 +112,7 @@ def branch(
 
 
 class ForkPolicy:
-    """Repeats the first turns of a stored episode, then asks a policy. All else is the policy's own.
+    """Repeats the first turns of a stored episode, then asks a policy. Everything else comes from the policy.
 
     Use `ForkPolicy.of`, which chooses the class for the kind of policy.
     """
@@ -231,8 +231,8 @@ def _compare(trajectory: Trajectory, where: str, found: object, stored: object) 
     if found != stored:
         raise ReplayError(
             f"replay: episode {_name(trajectory)} of {trajectory.env_id} (seed {trajectory.seed}), {where}: the "
-            f"environment answers {found!r:.200}, and {stored!r:.200} is stored. It depends on more than its seed and "
-            "the actions (time, a service, chance of its own), or it has changed since."
+            f"environment answers {found!r:.200}, and {stored!r:.200} is stored. It depends on more than seed and "
+            "the actions (time, a service, other randomness), or it has changed since."
         )
 
 

@@ -162,7 +162,7 @@ INSTRUCTIONS: Mapping[str, Instruction] = {
     ),
     "detectable_format:constrained_response": Instruction(
         {},
-        'Answer with one of these: "My answer is yes.", "My answer is no.", "My answer is maybe."',
+        "Answer with one of these: " + ", ".join(f'"My answer is {word}."' for word in ("yes", "no", "maybe")),
         _nothing,
         "constrained",
         (),

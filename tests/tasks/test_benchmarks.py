@@ -114,7 +114,7 @@ def test_a_task_without_data_says_where_they_are_and_what_fields_they_have(name)
     assert all(repr(published[0]) in str(raised.value) for published in layout.fields.values())
     with pytest.raises(InvalidConfigError, match="row 0 lacks the field"):
         make(name, [{"other": 1}])
-    with pytest.raises(InvalidConfigError, match="no rows"):
+    with pytest.raises(InvalidConfigError, match="are empty"):
         make(name, [])
 
 

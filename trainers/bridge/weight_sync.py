@@ -100,7 +100,7 @@ class ColocatedEngine(VLLMGeneration):
         self.policy.update_weights(self._iter_named_params(), self._version())
 
     def close(self) -> None:
-        """End the engine, whose cache would otherwise stay in memory. With several processes the policy alone ends."""
+        """End the engine, whose cache would otherwise stay in memory. With several processes only the policy ends."""
         if self.accelerator.num_processes == 1:  # otherwise it would destroy the trainer's process groups
             self.llm.llm_engine.engine_core.shutdown()
 
