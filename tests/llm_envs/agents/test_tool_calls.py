@@ -89,8 +89,8 @@ def collected(env: Any, texts: list[str], n: int = 12, **settings: Any) -> list[
     return found
 
 
-@pytest.mark.parametrize("workers", [None, 1], ids=["thread", "worker"])
-def test_a_frameworks_rows_are_those_of_the_environment(workers: int | None) -> None:
+@pytest.mark.parametrize("workers", [0, 1], ids=["thread", "worker"])
+def test_a_frameworks_rows_are_those_of_the_environment(workers: int) -> None:
     expected = collected(CALCULATOR, TEXTS)
     found = collected(AgentEnv(framework, CALCULATOR, create_client=create_client), TEXTS, workers=workers)
     assert max(len(turn.tool_results) for t in found for turn in t.turns) == 2

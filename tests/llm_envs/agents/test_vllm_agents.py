@@ -97,7 +97,7 @@ def test_concurrent_requests_become_branches(policy: Any, folder: Path) -> None:
 
 
 def test_a_client_that_leaves_aborts_its_sampling(policy: Any) -> None:
-    sampling = SamplingParams(max_new_tokens=400, extra={"ignore_eos": True})
+    sampling = SamplingParams(max_new_tokens=400, extra={"ignore_eos": True, "stop_token_ids": []})
 
     async def main() -> None:
         async with PolicyServer(policy, codec=policy.codec, sampling=sampling) as server:
