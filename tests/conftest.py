@@ -141,15 +141,15 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[object]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with what takes longest; skip what needs vLLM where it is not installed, unless the run promised it."""
+    """Begin with what takes longest; skip what needs a package that is not installed, unless the run promised it."""
     order = {name: place for place, name in enumerate(LONGEST_FIRST)}
     items.sort(key=lambda item: order.get(item.path.name, len(order)))
-    for module, name in (("vllm", "vLLM"), ("ray", "Ray")):
+    for mark, module in (("vllm", "vllm"), ("ray", "ray"), ("agents", "langchain")):
         if importlib.util.find_spec(module) is not None:
             continue
-        if os.environ.get(f"LLM_ENVS_REQUIRE_{module.upper()}"):
-            raise pytest.UsageError(f"LLM_ENVS_REQUIRE_{module.upper()} is set, but {name} is not installed here")
-        skip = pytest.mark.skip(reason=f"{name} is not installed here; `make test-{module}` runs this")
+        if os.environ.get(f"LLM_ENVS_REQUIRE_{mark.upper()}"):
+            raise pytest.UsageError(f"LLM_ENVS_REQUIRE_{mark.upper()} is set, but {module} is not installed here")
+        skip = pytest.mark.skip(reason=f"{module} is not installed here; `make test-{mark}` runs this")
         for item in items:
-            if module in item.keywords:
+            if item.get_closest_marker(mark) is not None:  # the keywords have the names of folders too
                 item.add_marker(skip)
