@@ -6,13 +6,9 @@ Expect:    the teacher's success 0.975; KL to the teacher 0.379 -> 0.109 nats a 
            -> 0.835 (seed 0).
 """
 
-from dataclasses import replace
-
 from warm_model import GRPO, GUESS, OUT, QUIET, options, success, train, warm_model
 
-from llm_envs.trainers import EnvGRPOConfig, EnvGRPOTrainer, EnvSFTConfig, EnvSFTTrainer, RewardSettings
-from llm_envs.trainers.functional import algorithm as algorithms
-from llm_envs.trainers.functional.kl import k2
+from llm_envs.trainers import EnvGRPOConfig, EnvGRPOTrainer, EnvSFTConfig, EnvSFTTrainer
 from llm_envs.trainers.functional.references import freeze
 
 given = options(__doc__, steps=40, episodes=200)
@@ -27,10 +23,9 @@ trainer = EnvGRPOTrainer(
     model,
     GUESS,
     EnvGRPOConfig(output_dir=str(OUT / "student"), **settings),
-    ref_model_fn=lambda student: freeze(lesson.model),  # the teacher is the reference
-    # The gradient of k2 is that of KL(student, teacher).
-    algorithm=replace(algorithms.GRPO, normalisation="token", kl_fn=k2, kl_coef=1.0),
-    rewards=RewardSettings(weights={"reward": 0.0}),  # the task pays nothing: the KL is all that is learned from
+    ref_model_fn=lambda student: freeze(lesson.model),  # the teacher; of a folder or a server: load_teacher(...)
+    # The task pays nothing: each token earns the teacher's log-probability less the student's.
+    algorithm="distill",
 )
 before = success(trainer, n=given.episodes)
 curve = train(trainer)

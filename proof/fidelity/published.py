@@ -63,6 +63,8 @@ def cases(name: str, share: int = 1) -> Iterator[tuple[str, Case]]:
         shown, _ = env.reset(options={"problem": problem})
         right = env.unwrapped.oracle()
         for kind, form, text in forms(name, problem, given[number - 1], right):
+            if number % 10 and ("9^{9^" in form or form.startswith("\\boxed{((")):
+                continue  # math-verify needs its limit of time for each
             yield form, Case(kind, problem, text)
         for _ in range(90 if name in ("HumanEval", "MBPP") else 8):
             yield "damaged", Case("wrong", problem, mutate(right, rng))
@@ -162,4 +164,4 @@ if __name__ == "__main__":
         "names", nargs="*", choices=[*BENCHMARKS, []], metavar="NAME", help=f"of {', '.join(BENCHMARKS)}"
     )
     for benchmark in parser.parse_args().names or BENCHMARKS:
-        write(benchmark.lower(), BENCHMARKS[benchmark][0], result(benchmark))
+        write(benchmark.lower(), BENCHMARKS[benchmark][0], result(benchmark, 2 if benchmark == "MATH500" else 1))

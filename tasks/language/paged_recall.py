@@ -17,7 +17,6 @@ __all__ = ["PagedRecallEnv"]
 
 _SPARE_TURNS = 2
 """Malformed replies that a reader can afford."""
-_PRICES = (10, 99)
 _MOST_CHARACTERS = 200_000
 """Of a page."""
 _PRICE = re.compile(r"(?:(?:the )?([a-z ]+?)(?::| costs) )?\$?(\d{1,9})")
@@ -50,9 +49,9 @@ class PagedRecallEnv(TextEnv):
 
     ## Arguments
     - `split`: "train" or "test". No set of things is in both.
-    - `difficulty`: "starter": 3 pages of one price; "easy" (default): 4 pages of 2 prices; "medium": 8 pages of 250
-      tokens, on which half of the prices replace earlier ones, and 2 are asked for; "hard": 16 pages of 1,000 tokens, 4
-      asked for; "expert": 32 pages of 3,000 tokens, 8 asked for.
+    - `difficulty`: "starter": 4 pages of one price, below 10; "easy" (default): 4 pages of 2 prices; "medium": 8 pages
+      of 250 tokens, on which half of the prices replace earlier ones, and 2 are asked for; "hard": 16 pages of 1,000
+      tokens, 4 asked for; "expert": 32 pages of 3,000 tokens, 8 asked for.
     - `max_turns`: the number of pages of the level and 4 by default.
     - `reset(options={"problem": {"things": ["bell", "kettle"], "pages": [[["bell", 41]], [["kettle", 17]]], "asked":
       ["kettle"], "seed": 1, "n_characters": 0}})`: the things, the prices of each page, which are asked for, and the
@@ -62,33 +61,33 @@ class PagedRecallEnv(TextEnv):
     - v0: first version.
     """
 
-    # Who remembers one price and names it for the only thing that is asked for is right in one of 3 or of 8 episodes.
+    # Who remembers one price and names it for the only thing that is asked for is right in one of 4 or of 8 episodes.
     # Of several things, some had another price before, and all must be right.
     difficulties = {
         "starter": Difficulty(
-            "3 pages of one price, 1 asked for",
+            "4 pages of one price below 10, 1 asked for",
             chance_rate=0.35,
-            settings={"things": 3, "pages": 3, "prices": 1, "asked": 1, "characters": 0},
+            settings={"things": 4, "pages": 4, "prices": 1, "asked": 1, "characters": 0, "range": (1, 9)},
         ),
         "easy": Difficulty(
             "4 pages of 2 prices, 1 asked for",
             chance_rate=0.15,
-            settings={"things": 8, "pages": 4, "prices": 2, "asked": 1, "characters": 0},
+            settings={"things": 8, "pages": 4, "prices": 2, "asked": 1, "characters": 0, "range": (10, 99)},
         ),
         "medium": Difficulty(
             "8 pages of 4 prices in about 250 tokens, 2 asked for",
             chance_rate=0.02,
-            settings={"things": 16, "pages": 8, "prices": 4, "asked": 2, "characters": 1_000},
+            settings={"things": 16, "pages": 8, "prices": 4, "asked": 2, "characters": 1_000, "range": (10, 99)},
         ),
         "hard": Difficulty(
             "16 pages of 8 prices in about 1,000 tokens, 4 asked for",
             chance_rate=0.01,
-            settings={"things": 32, "pages": 16, "prices": 8, "asked": 4, "characters": 4_000},
+            settings={"things": 32, "pages": 16, "prices": 8, "asked": 4, "characters": 4_000, "range": (10, 99)},
         ),
         "expert": Difficulty(
             "32 pages of 12 prices in about 3,000 tokens, 8 asked for",
             chance_rate=0.01,
-            settings={"things": 48, "pages": 32, "prices": 12, "asked": 8, "characters": 12_000},
+            settings={"things": 48, "pages": 32, "prices": 12, "asked": 8, "characters": 12_000, "range": (10, 99)},
         ),
     }
     default_difficulty = "easy"
@@ -117,7 +116,7 @@ class PagedRecallEnv(TextEnv):
         things = _draw_things(random, settings["things"])
         n_prices = settings["pages"] * settings["prices"]
         order = shuffled(random, [*things, *(pick(random, things) for _ in range(n_prices - len(things)))])
-        prices = _draw_prices(random, order)
+        prices = _draw_prices(random, order, settings["range"])
         width = settings["prices"]
         # At least one of several has changed, so that its first price is wrong.
         changed = [thing for thing in things if order.count(thing) > 1]
@@ -218,13 +217,13 @@ def _draw_things(random: Random, n: int) -> list[str]:
     return list(names)
 
 
-def _draw_prices(random: Random, things: Sequence[str]) -> list[list[Any]]:
+def _draw_prices(random: Random, things: Sequence[str], limits: tuple[int, int]) -> list[list[Any]]:
     """Draw a price for each of these, another one than the thing had before."""
     had: dict[str, set[int]] = {}
     out: list[list[Any]] = []
     for thing in things:
         before = had.setdefault(thing, set())
-        while (price := between(random, *_PRICES)) in before:
+        while (price := between(random, *limits)) in before:
             pass
         before.add(price)
         out.append([thing, price])

@@ -12,7 +12,12 @@ pytest.importorskip("vllm", reason="vLLM is not installed (make test-vllm has it
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 HERE = "tests/docs/test_vllm_pages.py::test_blocks_that_need_vllm_run"
-PAGES = ["docs/guides/gpu_node.md", "docs/guides/servers.md", "docs/guides/train_your_agent.md"]
+PAGES = [
+    "docs/guides/distillation.md",
+    "docs/guides/gpu_node.md",
+    "docs/guides/servers.md",
+    "docs/guides/train_your_agent.md",
+]
 
 
 @pytest.fixture(scope="module")

@@ -65,7 +65,7 @@ class KeepingPolicy(TransformersPolicy):
 
     async def sample(self, *arguments: Any, **settings: Any) -> Any:
         result = await super().sample(*arguments, **settings)
-        self.sampled.append(tuple(result.ids.tolist()))
+        self.sampled.append(tuple(map(int, result.ids)))
         return result
 
 
@@ -116,6 +116,7 @@ def check_equal(found: Sequence[Trajectory], expected: Sequence[Trajectory]) -> 
 def test_a_models_rows_are_those_of_the_environment(name: str, policy: KeepingPolicy) -> None:
     policy.sampled = []
     expected, found = collected(CALCULATOR, policy), collected(agent(name), policy)
+    assert {t.status for t in found} == {"ok"}, found[0].error
     assert any(message.role == "tool" for t in found for message in t.messages)
     check_equal(found, expected)
 
@@ -188,7 +189,6 @@ def test_a_framework_that_shows_calls_as_text_begins_rows_that_share_the_reward(
         assert t.messages[0].content.startswith("You are an expert assistant")
         assert "Use the calculator" not in t.messages[0].content
         assert {tool["function"]["name"] for tool in t.tools} == {"calculator", "final_answer"}
-        assert len(t.rows) == len(t.turns)
         whys = t.metadata.get("row_reasons", [])
         assert all("(assistant) is not the reply of turn" in why for why in whys[1:4])
     assert max(len(t.rows) for t in found) > 2

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
+import httpx
 import numpy as np
 import pytest
 import torch
 
+from llm_envs.agents import AgentEnv
 from llm_envs.data import preference_pairs
 from llm_envs.errors import InvalidConfigError
 from llm_envs.policies.inference import load_model, token_logps
 from llm_envs.rollout import Collector, Summarize
 from llm_envs.testing import ByteCodec, HashingTokenPolicy, NumbersEnv
 from llm_envs.trainers import EnvGRPOTrainer, EnvPPOConfig, EnvPPOTrainer, RewardSettings
-from llm_envs.trainers.bridge.batches import rollout_output, token_advantages, turn_matrix
+from llm_envs.trainers.bridge.batches import (
+    make_batch,
+    rollout_output,
+    token_advantages,
+    turn_matrix,
+    with_advantages,
+)
+from llm_envs.trainers.bridge.credit import score_episodes
+from llm_envs.trainers.functional.algorithm import GRPO
 from llm_envs.trainers.functional.turn_advantages import per_turn
 from llm_envs.trainers.ppo.estimates import estimate
 from llm_envs.types import Row, StopReason, Trajectory, Turn
@@ -89,6 +100,46 @@ def test_pairs_of_episodes_with_summaries_are_refused():
         groups = collector.collect(3, 6)
     with pytest.raises(InvalidConfigError, match="has 3 rows, and a pair compares two sequences"):
         preference_pairs(groups)
+
+
+def test_an_agents_own_summary_is_trained_with_the_credit_of_its_episode():
+    """The agent asks, asks for a summary, and begins a new history with it: two rows, and nothing is sampled twice."""
+    pytest.importorskip("starlette")
+    pytest.importorskip("uvicorn")
+
+    def summarises(task, client):
+        def ask(*messages):
+            answer = client.post("chat/completions", json={"messages": messages})
+            return answer.json()["choices"][0]["message"]
+
+        def user(text):
+            return {"role": "user", "content": text}
+
+        reply = ask(user(task["question"]))
+        summary = ask(user(task["question"]), reply, user("Sum up."))
+        return ask(user(task["question"]), user(f"Notes: {summary['content']}"))["content"]
+
+    def client(endpoint):
+        headers = {"Authorization": f"Bearer {endpoint.api_key}"}
+        return httpx.Client(base_url=endpoint.base_url, headers=headers, timeout=30, trust_env=False)
+
+    env = AgentEnv(summarises, [{"question": "Say 1."}], lambda result, _: float(int(result)), create_client=client)
+    policy = HashingTokenPolicy(ByteCodec(), list("0123456789"))
+    with Collector(env, policy, codec=ByteCodec(), progress=False) as collector:
+        played = [t for group in collector.collect(1, 4) for t in group]
+    for t in played:
+        assert [(turn.row, turn.span) for turn in t.turns] == [(0, 0), (0, 1), (1, 0)]
+        assert [m.content for m in t.messages if m.role == "user"][1:] == ["Sum up.", f"Notes: {t.messages[3].content}"]
+        spans = [t.rows[turn.row].ids[slice(*t.rows[turn.row].spans[turn.span])] for turn in t.turns]
+        assert [ByteCodec().decode_reply(ids) for ids in spans] == [t.messages[i].content for i in (1, 3, 5)]
+    credit = score_episodes(played, RewardSettings(), {})
+    batch, _ = with_advantages(make_batch(credit, pad_id=0), replace(GRPO, normalisation="token"), credit)
+    rewards = torch.tensor([t.reward for t in played])
+    expected = (rewards - rewards.mean()) / rewards.std()
+    assert expected.abs().max() > 0.5
+    # First the rows with the summaries, then those after them: each has its episode's advantage.
+    assert torch.allclose(batch.advantages, torch.cat([expected, expected]).to(batch.advantages), atol=1e-3)
+    assert batch.mask_BT.sum(1).tolist() == [4] * 4 + [2] * 4  # a digit and the end of a turn, each
 
 
 def n_letters(trajectory):

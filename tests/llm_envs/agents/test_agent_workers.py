@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import sys
@@ -75,6 +76,20 @@ async def acts_later(task: EnvTask, client: Client) -> str | None:
     return acts(task, client)
 
 
+def runs_tools(task: EnvTask, client: Client) -> str | None:
+    """As frameworks do: each call by itself, and the text of a reply without calls is the result."""
+    messages = list(task.messages)
+    while not task.is_over:
+        reply = client.ask(messages, tools=task.tools)
+        messages.append(reply)
+        if not reply.get("tool_calls"):
+            return str(reply["content"])
+        for call in reply["tool_calls"]:
+            content = task.call(call["function"]["name"], json.loads(call["function"]["arguments"]))
+            messages.append({"role": "tool", "tool_call_id": call["id"], "content": content})
+    return None
+
+
 def rewarded(result: Any, trajectory: Trajectory) -> float:
     return float(len(str(result)) % 2)
 
@@ -113,7 +128,7 @@ def test_episodes_are_those_of_threads(agent: Any) -> None:
     assert n_started == 2
 
 
-@pytest.mark.parametrize("agent", [acts, acts_later])
+@pytest.mark.parametrize("agent", [acts, acts_later, runs_tools])
 def test_an_environments_episodes_are_those_of_threads(agent: Any) -> None:
     codec = ChatCodec(tiny_tokenizer())
     texts = [format_tool_call("calculator", expression=e) for e in ("2*3", "1/0", "37*24")]
