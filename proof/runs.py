@@ -17,7 +17,7 @@ class Run:
     name: str
     task: str
     """Of `proof.tasks.TASKS`."""
-    table: Literal["grpo", "suite", "algorithms", "ppo", "long", "dpo", "credit", "real", "summaries"]
+    table: Literal["grpo", "suite", "algorithms", "ppo", "long", "dpo", "credit", "real", "summaries", "agents"]
     """Of the document."""
     kind: Literal["grpo", "ppo-shared", "ppo-separate", "dpo-offline", "dpo-online", "switching"] = "grpo"
     """Of `proof.kinds.KINDS`: which trainer."""
@@ -39,6 +39,8 @@ class Run:
     """Whether summaries that the model writes of its history are trained on, where its task asks for them."""
     teacher: str | None = None
     """Name of another run, whose first seed's model is the reference of the KL."""
+    agent: str | None = None
+    """File in examples/agents whose agent plays, in training and in measuring; None: the environment itself."""
     measure_every: int = 0
     """Optimizer steps between two measurements on the test episodes while training; 0: only after it."""
     lora_rank: int | None = None
@@ -132,6 +134,8 @@ _REAL_DPO = {
     "learning_rate": 1e-4,
     "warmup_steps": 2,
 }
+# Agents: 64 episodes a step, each with a client and a thread.
+_AGENTS = {**_GENTLE, "max_steps": 40, "per_device_train_batch_size": 64}
 _ENGINES: tuple[tuple[Literal["transformers", "vllm"], str], ...] = (("transformers", ""), ("vllm", "-vllm"))
 _FIVE = (0, 1, 2, 3, 4)
 

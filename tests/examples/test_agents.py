@@ -65,7 +65,7 @@ class KeepingPolicy(TransformersPolicy):
 
     async def sample(self, *arguments: Any, **settings: Any) -> Any:
         result = await super().sample(*arguments, **settings)
-        self.sampled.append(tuple(map(int, result.ids)))
+        self.sampled.append(tuple(map(int, result.token_ids)))
         return result
 
 
@@ -189,6 +189,7 @@ def test_a_framework_that_shows_calls_as_text_begins_rows_that_share_the_reward(
         assert t.messages[0].content.startswith("You are an expert assistant")
         assert "Use the calculator" not in t.messages[0].content
         assert {tool["function"]["name"] for tool in t.tools} == {"calculator", "final_answer"}
+        assert all(len(row.spans) == 1 for row in t.rows)
         whys = t.metadata.get("row_reasons", [])
         assert all("(assistant) is not the reply of turn" in why for why in whys[1:4])
     assert max(len(t.rows) for t in found) > 2
