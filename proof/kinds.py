@@ -32,6 +32,7 @@ from llm_envs.trainers.grpo.algorithms import with_settings
 from llm_envs.types import SamplingParams
 from proof.runs import RUNS, Run
 from proof.tasks import DATA_SEED, Task
+from proof.warm import played_env
 
 __all__ = ["KINDS", "Kind", "play_data"]
 
@@ -98,7 +99,7 @@ def _make_grpo(run: Run, task: Task, warm: Path, settings: dict[str, Any]) -> En
         algorithm = replace(algorithm, advantage_fn=partial(per_turn, gamma=run.per_turn_gamma, scale=True))
     return EnvGRPOTrainer(
         str(warm),
-        task.env,
+        played_env(task, run.agent),
         EnvGRPOConfig(**settings),
         algorithm=algorithm,
         peft_config=_adapter(run),

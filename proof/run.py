@@ -1,14 +1,15 @@
 """The proof that training learns: every run of `proof/runs.py`, each in a process of its own, one after another.
 
     python -m proof.run NAME [--seed N ...] [--fresh]
-    python -m proof.run --all [--vllm-python PYTHON] [--fresh] [--docs docs/results/learning.md]
+    python -m proof.run --all [--vllm-python PYTHON] [--agents-python PYTHON] [--fresh] [--docs FILE]
     python -m proof.run --list
 
 Writes `proof/results/NAME.json`; a run whose seeds are all there is skipped, unless `--fresh`. With `--seed`, only
 those seeds, which may be others than the run's own: into `runs/proof/NAME.json`, never among the results. Warm starts
 are kept in `runs/proof/warm` and shared. Runs that sample with vLLM start with `--vllm-python`, the Python of an
-environment that has it; without the option, with this one, and they are left out if it has none. `--docs` puts the
-tables of all results into a document. Two cores and no accelerator are enough.
+environment that has it; without the option, with this one, and they are left out if it has none. So do those whose
+agent needs a framework, with `--agents-python`. `--docs` puts the tables of all results into a document. Two cores and
+no accelerator are enough.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def train(
 
     if run.teacher:
         _train_teacher(RUNS[run.teacher], path, work)
-    folder, warm = warm_start(run.task, task, work / "warm")
+    folder, warm = warm_start(run.task, task, work / "warm", run.agent)
     settings = settings_of(run, task, 0)
     del settings["seed"]
     data = {
@@ -108,6 +109,7 @@ def describe_run(run: Run, task: Task) -> dict[str, Any]:
     described |= {"lora_rank": run.lora_rank} if run.lora_rank else {}
     if run.teacher:
         described["teacher"] = describe_run(RUNS[run.teacher], TASKS[RUNS[run.teacher].task])
+    described |= {"agent": run.agent} if run.agent else {}
     described |= {"measure_every": run.measure_every} if run.measure_every else {}
     described |= {} if run.trains_summaries else {"trains_summaries": False}
     described |= {"engine": run.engine, "settings": dict(run.settings), "task": describe_task(task)}
@@ -125,11 +127,13 @@ def run_all(options: argparse.Namespace) -> int:
     failed = []
     for run in RUNS.values():
         python = sys.executable
-        if run.engine == "vllm":
-            if options.vllm_python is None and importlib.util.find_spec("vllm") is None:
-                print(f"left out, since it needs vLLM (--vllm-python): {run.name}")
+        if run.agent or run.engine == "vllm":
+            option, module = ("agents", "langchain") if run.agent else ("vllm", "vllm")
+            given = getattr(options, f"{option}_python")
+            if given is None and importlib.util.find_spec(module) is None:
+                print(f"left out, since it needs {module} (--{option}-python): {run.name}")
                 continue
-            python = options.vllm_python or python
+            python = given or python
         command = [python, "-m", "proof.run", run.name, "--out", str(options.out), *["--fresh"] * options.fresh]
         print(f"\n== {run.name}", flush=True)
         if subprocess.run(command, check=False).returncode:
@@ -166,6 +170,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, nargs="+", help="other seeds, written beside the results")
     parser.add_argument("--fresh", action="store_true", help="run again what is there")
     parser.add_argument("--vllm-python", metavar="PYTHON", help="runs what samples with vLLM")
+    parser.add_argument("--agents-python", metavar="PYTHON", help="runs what plays through an agent's framework")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--docs", type=Path, metavar="FILE", help="put the tables into this document")
     options = parser.parse_args()

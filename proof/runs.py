@@ -216,6 +216,10 @@ _ALL = (
     Run(CREDIT[3], "letters", "credit", changes=_BY_TOKENS, per_turn_gamma=0.0, seeds=_FIVE, settings=_LETTERS),
     Run(SUMMARIES[0], "notes", "summaries", changes=_BY_TOKENS, trains_summaries=False, seeds=_FIVE, settings=_NOTES),
     Run(SUMMARIES[1], "notes", "summaries", changes=_BY_TOKENS, seeds=_FIVE, settings=_NOTES),
+    *(
+        Run(f"agents-{name}", "calculator", "agents", agent=agent, engine="vllm", seeds=_THREE, settings=_AGENTS)
+        for name, agent in (("langchain", "langchain_agent"), ("sdk", "agents_sdk"))
+    ),
 )
 
 RUNS: Mapping[str, Run] = MappingProxyType({run.name: run for run in _ALL})

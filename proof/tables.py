@@ -55,6 +55,7 @@ def render(results: Results) -> dict[str, str]:
         "credit": _render_credit(results),
         "real": _render_rises(results, "real", ["algorithm", "engine", "weights"]),
         "summaries": _render_summaries(results),
+        "agents": _render_rises(results, "agents", ["agent", "engine"]),
     }
     for table in tables:
         missing = [name for name, run in RUNS.items() if run.table == table and name not in results]

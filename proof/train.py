@@ -44,7 +44,7 @@ def train_seed(run: Run, task: Task, warm: Path, seed: int, out: Path) -> dict[s
         "seed": seed,
         "steps": trainer.state.global_step,
         "train_rewards": rewards,
-        "outcomes": measure(out / "model", task),
+        "outcomes": measure(out / "model", task, run.agent),
         **({"curve": curve.successes} if run.measure_every else {}),
         "train_seconds": round(seconds, 1),
         "cpu_seconds": round(cpu_seconds, 1),

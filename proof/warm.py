@@ -14,7 +14,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from benchmarks.measuring import describe_versions
 from llm_envs import evaluate
+from llm_envs.agents import AgentEnv
 from llm_envs.chat import ChatCodec
+from llm_envs.cli.agent_option import load_agent
 from llm_envs.evaluation import Evaluation
 from llm_envs.policies import TransformersPolicy
 from llm_envs.policies.inference import load_model, load_tokenizer
@@ -25,16 +27,17 @@ from llm_envs.trainers import EnvSFTConfig, EnvSFTTrainer
 from llm_envs.types import SamplingParams
 from proof.tasks import TEST_SEED, WARM_SEED, Task, describe_task
 
-__all__ = ["measure", "warm_start"]
+__all__ = ["measure", "played_env", "warm_start"]
 
 
-def warm_start(name: str, task: Task, cache: Path) -> tuple[Path, dict[str, Any]]:
+def warm_start(name: str, task: Task, cache: Path, agent: str | None = None) -> tuple[Path, dict[str, Any]]:
     """Return the folder of a task's warm model, trained if it is not in the cache, and what was measured of it.
 
     Args:
         name: Of the task.
         task: What to play, and how much to train.
         cache: Folder of all warm starts.
+        agent: Plays the test episodes, as in `Run`.
 
     Returns:
         The model's folder, and `settings`, `versions`, `seconds`, `outcomes` (see `measure`).
@@ -44,7 +47,7 @@ def warm_start(name: str, task: Task, cache: Path) -> tuple[Path, dict[str, Any]
     if record.exists():
         kept = json.loads(record.read_text(encoding="utf-8"))
         if kept["settings"] == settings:
-            return folder, kept
+            return folder, _by_agent(folder, task, kept, agent)
     shutil.rmtree(folder, ignore_errors=True)
     print(f"Warm start of {name}: {task.sft_steps} steps on {task.n_traces} traces", flush=True)
     started = perf_counter()
@@ -62,16 +65,33 @@ def warm_start(name: str, task: Task, cache: Path) -> tuple[Path, dict[str, Any]
         "outcomes": measure(folder, task),
     }
     record.write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
-    return folder, kept
+    return folder, _by_agent(folder, task, kept, agent)
 
 
-def measure(folder: Path, task: Task) -> dict[str, list[float]]:
-    """Play the test episodes, sampling as in training.
+def _by_agent(folder: Path, task: Task, kept: dict[str, Any], agent: str | None) -> dict[str, Any]:
+    """Return a warm start with the outcomes of an agent in place of the environment's; they are kept in the folder."""
+    if agent is None:
+        return kept
+    record = folder / f"{agent}.json"
+    if not record.exists():
+        record.write_text(json.dumps(measure(folder, task, agent)) + "\n", encoding="utf-8")
+    return {**kept, "outcomes": json.loads(record.read_text(encoding="utf-8"))}
+
+
+def played_env(task: Task, agent: str | None) -> str | AgentEnv:
+    """Return what is played: the task's environment, or an agent of examples/agents in it."""
+    if agent is None:
+        return task.env
+    return AgentEnv(load_agent(f"examples/agents/{agent}.py:ENV").agent, task.env)
+
+
+def measure(folder: Path, task: Task, agent: str | None = None) -> dict[str, list[float]]:
+    """Play the test episodes, by themselves or with an agent, sampling as in training.
 
     Returns:
         By episode: `seeds`, `successes` (0 or 1) and `rewards`.
     """
-    result = _evaluate(folder, task)
+    result = _evaluate(folder, task, agent)
     print(f"  {folder}: {result}", flush=True)
     if result.n != task.n_test:
         raise RuntimeError(f"{task.n_test - result.n} of {task.n_test} test episodes have no score: {result}")
@@ -82,10 +102,10 @@ def measure(folder: Path, task: Task) -> dict[str, list[float]]:
     }
 
 
-def _evaluate(folder: Path, task: Task) -> Evaluation:
+def _evaluate(folder: Path, task: Task, agent: str | None) -> Evaluation:
     policy = TransformersPolicy.from_pretrained(folder)
     result = evaluate(
-        task.env,
+        played_env(task, agent),
         policy,
         n=task.n_test,
         codec=policy.codec,
