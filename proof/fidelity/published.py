@@ -66,7 +66,7 @@ def cases(name: str, share: int = 1) -> Iterator[tuple[str, Case]]:
             if number % 10 and ("9^{9^" in form or form.startswith("\\boxed{((")):
                 continue  # math-verify needs its limit of time for each
             yield form, Case(kind, problem, text)
-        for _ in range(90 if name in ("HumanEval", "MBPP") else 8):
+        for _ in range(100 if name in ("HumanEval", "MBPP") else 8):
             yield "damaged", Case("wrong", problem, mutate(right, rng))
         for _ in range(6):
             hostile = rng.choice(actions)(env, shown, rng)

@@ -72,6 +72,11 @@ _OTHER_FENCE = Departure(
     True,
     lambda form, output: "```python\n" not in output,
 )
+_FENCE_WITHIN_A_LINE = Departure(
+    "a fence begins a line; simple-evals finds it anywhere",
+    False,
+    lambda form, output: re.search(r"[^\n]```python", output),
+)
 _ATTACK = Departure(
     "an object that is equal to everything deceives no test in another interpreter, nor does a changed Python",
     False,
@@ -112,17 +117,25 @@ DEPARTURES: Mapping[str, tuple[Departure, ...]] = {
                   lambda form, output: output.count("boxed{") > 1 or "\\text{ or }" in output),
         Departure("all of the box is the answer; math-verify picks a formula out of other text", False,
                   lambda form, output: form == "damaged"),
+        Departure("an answer that is denied is none; math-verify reads the formula in it", False,
+                  lambda form, output: "\\text{not }" in output),
         Departure("spaces may stand before the brace of a box", True,
                   lambda form, output: re.search(r"\\boxed[ \t]+\{", output)),
         _NO_BOX,
     ),
-    "AIME": (THINKING, _NO_BOX),
+    "AIME": (
+        THINKING,
+        _NO_BOX,
+        Departure("the box has one to three digits and nothing else; math-verify picks a number out of other text",
+                  False, lambda form, output: re.search(r"\\boxed\{[0-9]{1,3}\}", output) is None),
+    ),
     "HumanEval": (
         THINKING,
         _TWO_BLOCKS,
         _OTHER_FENCE,
+        _FENCE_WITHIN_A_LINE,
         _ATTACK,
         *(Departure(_HELPER, mine, lambda form, output: "encode_shifted" in output) for mine in (True, False)),
     ),
-    "MBPP": (THINKING, _TWO_BLOCKS, _OTHER_FENCE, _ATTACK),
+    "MBPP": (THINKING, _TWO_BLOCKS, _OTHER_FENCE, _FENCE_WITHIN_A_LINE, _ATTACK),
 }  # fmt: skip

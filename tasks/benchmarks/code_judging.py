@@ -17,7 +17,7 @@ from pathlib import Path
 
 from llm_envs.sandbox import SandboxLimits, SandboxResult, SubprocessSandbox
 
-__all__ = ["TIMEOUT_S", "passes_tests", "undefined_names"]
+__all__ = ["TIMEOUT_S", "imports_of", "passes_tests", "undefined_names"]
 
 TIMEOUT_S = 3.0
 """Seconds for all that a program does."""
@@ -64,6 +64,18 @@ def passes_tests(program: str, setup: str, names: Sequence[str], tests: str) -> 
     finally:
         model.close()
         judge.close()
+
+
+@lru_cache(maxsize=1024)
+def imports_of(tests: str) -> str:
+    """Return the imports of tests: in the official harness a program can use them too.
+
+    Raises:
+        SyntaxError: If it is not Python.
+    """
+    return "\n".join(
+        ast.unparse(node) for node in ast.parse(tests).body if isinstance(node, ast.Import | ast.ImportFrom)
+    )
 
 
 @lru_cache(maxsize=1024)

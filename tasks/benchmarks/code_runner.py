@@ -135,9 +135,9 @@ def start(setup: str, names: list[str], tests: str) -> str:
 
     def run() -> None:
         try:
-            exec(setup, namespace)
+            exec(compile(setup, "<setup>", "exec", dont_inherit=True), namespace)
             namespace.update((name, Handle(name)) for name in names)
-            exec(tests, namespace)
+            exec(compile(tests, "<tests>", "exec", dont_inherit=True), namespace)
             asked.put("passed")
         except BaseException as error:
             asked.put(f"failed: {type(error).__name__}")

@@ -10,7 +10,7 @@ from llm_envs.env import Difficulty
 from llm_envs.errors import InvalidActionError, InvalidConfigError
 from llm_envs.parsers import ParsedReply, fenced_blocks
 from llm_envs.parsers.answers import split_thinking
-from llm_envs.tasks.benchmarks.code_judging import passes_tests, undefined_names
+from llm_envs.tasks.benchmarks.code_judging import imports_of, passes_tests, undefined_names
 from llm_envs.tasks.benchmarks.published import Layout, PublishedEnv, require_texts
 from llm_envs.tasks.draws import Random
 
@@ -127,9 +127,13 @@ class HumanEvalEnv(_ProgramEnv):
         return problem
 
     def check_problem(self, problem: Mapping[str, Any]) -> None:
-        """Refuse an entry point that cannot be a name, and tests without `check`."""
+        """Refuse an entry point that cannot be a name, and tests that are not Python or have no `check`."""
         if _NAME.fullmatch(problem["entry_point"]) is None or "def check(" not in problem["test"]:
             raise InvalidActionError("it must be the name of a function, and the test must define check")
+        try:
+            imports_of(problem["test"])
+        except (SyntaxError, ValueError) as error:
+            raise InvalidActionError(f"the test must be Python ({error})") from error
 
     def names(self) -> tuple[str, ...]:
         """Return the name of the function."""
@@ -151,7 +155,8 @@ class HumanEvalEnv(_ProgramEnv):
         prompt, name = self.problem["prompt"], self.problem["entry_point"]
         is_body = code.lstrip("\n")[:1].isspace()
         program = f"{prompt}{code}" if is_body else f"{prompt}\n{code}"
-        return passes_tests(program, prompt, [name], f"{self.problem['test']}\ncheck({name})")
+        test = self.problem["test"]
+        return passes_tests(f"{program}\n{imports_of(test)}", prompt, [name], f"{test}\ncheck({name})")
 
 
 class MBPPEnv(_ProgramEnv):
@@ -245,7 +250,7 @@ class MBPPEnv(_ProgramEnv):
     def passes(self, code: str) -> bool:
         """Run the tests."""
         tests = _plain("\n".join([self.problem["setup"], *self.problem["tests"]]))
-        return passes_tests(code, "", self.names(), tests)
+        return passes_tests(f"{code}\n{imports_of(tests)}", "", self.names(), tests)
 
 
 def _plain(code: str) -> str:

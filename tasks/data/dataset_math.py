@@ -27,6 +27,7 @@ _MARKER = "####"
 _LONGEST = 500
 """Characters of an answer: longer ones are wrong, and are not compared."""
 
+_DENIAL = re.compile(r"\b(?:not|no|never|neither|wrong|false)\b", re.IGNORECASE)
 _WHOLE = re.compile(r"-?[0-9]{1,12}")
 _SUM_OF_ALL = "Solve all of these problems, and add up their results. What is the sum?"
 
@@ -176,8 +177,10 @@ def has_value(answer: str, target: str) -> bool:
     """Return whether an answer has the value of the right one.
 
     Raises:
-        InvalidActionError: If the answer is a sentence.
+        InvalidActionError: If the answer is a sentence, or denied.
     """
+    if _DENIAL.search(answer) and not _DENIAL.search(target):  # as a formula, "not 0" is n·o·t·0
+        raise InvalidActionError("the answer is denied; give only the result")
     if len(answer) > _LONGEST:
         return False
     text = as_latex(answer, target)

@@ -397,6 +397,14 @@ def test_programs(name, reply, expected):
     assert paid(name, reply) == expected
 
 
+def test_a_program_may_use_the_imports_of_its_tests():
+    row = ROWS["MBPP"] | {
+        "test_setup_code": "import math",
+        "test_list": ["assert math.isclose(root(4), 2)", "assert root(9) == 3"],
+    }
+    assert paid("MBPP", "```python\ndef root(x):\n    return math.sqrt(x)\n```", data=[row]) == 1
+
+
 def test_human_eval_takes_a_body():
     assert paid("HumanEval", "```python\n    return x // 2\n```") == 1
     assert paid("HumanEval", "    return x // 2\n") == 1

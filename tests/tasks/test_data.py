@@ -45,13 +45,15 @@ def make(**kwargs):
         (r"\frac{5 + \sqrt{65}}{2}", r"\frac{\sqrt{65}+5}{2}", 1),
         ("6", "1 or 2 or 3 or 4 or 5 or 6", 0),
         ("6", "all numbers", 0),
+        ("0", r"\text{not } 0", -0.1),
+        (r"\text{no}", "no", 1),
         ("6", "6" + " " * 10 + "x" * 600, 0),
     ],
 )
 def test_answers_are_compared_by_value(right, answer, paid):
     env = make()
     env.reset(options={"problem": {"question": "How many?", "answer": right}})
-    assert env.step(format_answer(answer))[1] == paid
+    assert env.step(format_answer(answer))[1] == pytest.approx(paid)
 
 
 def test_a_reply_without_an_answer_is_malformed():
