@@ -67,7 +67,7 @@ def collect_results(out: Path) -> dict[str, dict[str, Any]]:
 def render(name: str, data: dict[str, Any]) -> str:
     """Return the part of a document that shows one result."""
     columns = [Column(**column) for column in data["columns"]]
-    command = re.sub(r" --out \S+", "", data["command"])
+    command = re.sub(r" --out \S+", "", data.get("command", f"python benchmarks/{name}.py --check"))
     return "\n\n".join(
         [
             f"`{command}`: {data['method']}",

@@ -181,7 +181,7 @@ def test_group_keeps_the_scored_apart() -> None:
 def test_inspect_shows_words_rewards_and_the_end() -> None:
     text = inspect_trajectory(make_trajectory())
     assert "<answer>6</answer>" in text
-    assert "[reward 0.25, length]" in text
+    assert "[summary, length]" in text and "[reward 1, stop]" in text
     assert "terminated, status=ok, success=True, reward=1.25" in text
 
 

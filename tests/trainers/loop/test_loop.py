@@ -859,7 +859,7 @@ def test_the_limit_of_a_turn_is_not_that_of_an_episode(collect, limits, expected
 def test_what_contradicts_itself_is_refused(policy, collect):
     state = create_training_state(policy.model)
     for changes, message in (
-        ({"algorithm": dataclasses.replace(GRPO, kl_coef=0.1)}, "ref_model_fn=frozen_copy"),
+        ({"algorithm": dataclasses.replace(GRPO, kl_coef=0.1)}, "frozen_copy or load_teacher"),
         ({"algorithm": algorithms.DAPO}, "group_filter=create_spread_filter"),
         ({"algorithm": algorithms.DR_GRPO}, "'dr_grpo' divides by the greatest length"),  # `dense` has no max_turns
         ({"eval_every": 2}, "eval_fn go together"),
