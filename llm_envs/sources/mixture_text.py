@@ -16,6 +16,8 @@ __all__ = ["parse_mixture"]
 def parse_mixture(texts: Sequence[str], exclude: Sequence[str] = ()) -> list[EnvChoice]:
     """Parse a mixture: `ID`, `ID:WEIGHT`, and patterns of registered tasks' ids.
 
+    A pattern leaves out the named benchmarks (`llm/GSM8K-v0`), unless it matches nothing else.
+
     An id may itself have a colon (`module:llm/Task-v0`): only a number counts as a weight. If a pattern matches a task
     that is also given by its id, the weight given with the id applies.
 
@@ -64,9 +66,10 @@ def _is_pattern(name: str) -> bool:
 
 
 def _matching(pattern: str) -> list[str]:
-    from llm_envs.registration import task_ids
+    from llm_envs.registration import task_ids, task_spec
 
     found = fnmatch.filter(task_ids(), pattern)
     if not found:
         raise InvalidConfigError(f"no task matches {pattern!r}; `llm-envs list` prints all tasks.")
-    return found
+    # Benchmarks need data or packages of the user's, so a pattern takes them only if it matches nothing else.
+    return [task_id for task_id in found if ".benchmarks." not in str(task_spec(task_id).entry_point)] or found
