@@ -10,6 +10,7 @@
 #   make test-examples   the examples, each with small settings, and the snippets and commands of the documents
 #   make test-browser    the report page in headless Chromium, which must be installed
 #   make test-agents the agents of examples/agents: LangChain, the Agents SDK, Pydantic AI, smolagents and Node
+#   make test-suites the bridges and benchmarks that need Java or packages that conflict, in an environment of their own
 #   make test-ray    the tests on clusters of Ray, in an environment of their own
 #   make test-real-model a pretrained model: its tokens, the doctor, two steps of GRPO on both engines
 #   make check-tasks     every task at its default level against the whole contract, the oracles at every level,
@@ -40,6 +41,7 @@ VENV := .venv
 VENV_VLLM := .venv-vllm
 VENV_RAY := .venv-ray
 VENV_AGENTS := .venv-agents
+VENV_SUITES := .venv-suites
 
 # Installed first and alone: the pinned torch must never be replaced by one that a later resolution prefers.
 TORCH := $(shell grep '^torch==' constraints.txt)
@@ -49,7 +51,7 @@ BFCL := $(shell grep '^bfcl-eval==' constraints.txt)
 # The tests of one file share what they make, so a file stays with one process; tests/conftest.py says which go first.
 PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo demo-real test test-trainings test-vllm test-processes test-examples test-browser test-agents test-ray test-real-model check-tasks check-tasks-levels check-tasks-thorough real-model lint check bench proof baselines docs gallery reference clean
+.PHONY: help demo demo-real test test-trainings test-vllm test-processes test-examples test-browser test-agents test-suites test-ray test-real-model check-tasks check-tasks-levels check-tasks-thorough real-model lint check bench proof baselines docs gallery reference clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -84,6 +86,10 @@ test-browser: $(VENV)/.stamp
 # Without Node, its test is skipped, unless LLM_ENVS_REQUIRE_NODE is set.
 test-agents: $(VENV_AGENTS)/.stamp
 	LLM_ENVS_REQUIRE_AGENTS=1 $(VENV_AGENTS)/bin/python -m pytest -m agents $(PARALLEL) $(PYTEST_ARGS)
+
+# Without Java, its tests are skipped, unless LLM_ENVS_REQUIRE_JAVA is set.
+test-suites: $(VENV_SUITES)/.stamp
+	LLM_ENVS_REQUIRE_SUITES=1 $(VENV_SUITES)/bin/python -m pytest -m suites $(PARALLEL) $(PYTEST_ARGS)
 
 test-ray: $(VENV_RAY)/.stamp
 	LLM_ENVS_REQUIRE_RAY=1 $(VENV_RAY)/bin/python -m pytest tests/llm_envs/rollout/test_ray.py $(PYTEST_ARGS)
@@ -138,7 +144,7 @@ docs: $(VENV)/.stamp
 	PYTHONPATH=docs NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build --strict
 
 clean:
-	rm -rf $(VENV) $(VENV_VLLM) $(VENV_RAY) $(VENV_AGENTS) examples/agents/node_modules build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV_VLLM) $(VENV_RAY) $(VENV_AGENTS) $(VENV_SUITES) examples/agents/node_modules build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 define CREATE
 @command -v $(PYTHON) >/dev/null || { echo "make: there is no '$(PYTHON)' here; say which one to use: make PYTHON=/path/to/python3.11 ..." >&2; exit 1; }
@@ -174,4 +180,12 @@ $(VENV_AGENTS)/.stamp: constraints-agents.txt examples/agents/package-lock.json 
 		> $$($(VENV_AGENTS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/vllm.pth
 	$(VENV_AGENTS)/bin/pip install -q --no-compile --no-deps -r constraints-agents.txt
 	if command -v npm >/dev/null; then npm ci --prefix examples/agents --no-audit --no-fund; fi
+	@touch $@
+
+# It adds to the environment of the tests, whose packages it sees too. Its own come first, where a version differs.
+$(VENV_SUITES)/.stamp: constraints-suites.txt $(VENV)/.stamp
+	$(call CREATE,$(VENV_SUITES))
+	echo "import site; site.addsitedir('$$($(VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')')" \
+		> $$($(VENV_SUITES)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/main.pth
+	$(VENV_SUITES)/bin/pip install -q --no-compile --no-deps -r constraints-suites.txt
 	@touch $@

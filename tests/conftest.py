@@ -144,7 +144,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with what takes longest; skip what needs a package that is not installed, unless the run promised it."""
     order = {name: place for place, name in enumerate(LONGEST_FIRST)}
     items.sort(key=lambda item: order.get(item.path.name, len(order)))
-    for mark, module in (("vllm", "vllm"), ("ray", "ray"), ("agents", "langchain")):
+    for mark, module in (("vllm", "vllm"), ("ray", "ray"), ("agents", "langchain"), ("suites", "scienceworld")):
         if importlib.util.find_spec(module) is not None:
             continue
         if os.environ.get(f"LLM_ENVS_REQUIRE_{mark.upper()}"):
