@@ -103,7 +103,7 @@ class BridgeError(LLMEnvsError, ConnectionError):
 
 
 class ReplayError(LLMEnvsError, RuntimeError):
-    """A stored episode cannot be played again: something answers otherwise than it did. The message says where."""
+    """A stored episode cannot be played again: an observation or reward differs. The message names the turn."""
 
 
 class StoreError(LLMEnvsError, OSError):

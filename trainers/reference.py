@@ -163,7 +163,7 @@ class Reference:
         )
 
     def check_teacher(self, algorithms: Iterable[Algorithm]) -> None:
-        """Reject an algorithm that learns from a teacher alone, if there is no teacher.
+        """Reject an algorithm that learns only from a teacher, if none is given.
 
         Raises:
             InvalidConfigError: If the reference would be the policy's own first weights.

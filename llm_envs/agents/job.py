@@ -75,7 +75,7 @@ def create_openai_client(endpoint: Endpoint, *, is_async: bool) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What one run of an agent plays."""
+    """One run of an agent: its task and the session that it plays in."""
 
     endpoint: Endpoint
     """The session."""
@@ -108,7 +108,7 @@ class AgentRun:
         """Run the agent to its end; return its result.
 
         Args:
-            assignment: What it plays.
+            assignment: The task and its session.
             report: Gets what happens in the environment.
             on_cancel: Gets the function that ends the agent early.
         """

@@ -18,7 +18,7 @@ from llm_envs.agents.requests import PIECE_LENGTH, ChatRequest, RequestError, Re
 
 __all__ = ["chat_messages", "response_answer", "response_events", "to_chat_body"]
 
-# Parameters that ask for nothing with these values; with others they go on, and are refused by their names.
+# Parameters that ask for nothing with these values; other values are passed on, and refused by name.
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "background": (False,),
     "include": ([], ["reasoning.encrypted_content"]),
@@ -64,7 +64,7 @@ def to_chat_body(body: Any, earlier: Mapping[str, Sequence[Mapping[str, Any]]]) 
 
 
 def chat_messages(items: Any) -> list[dict[str, Any]]:
-    """Return the messages of the input's items. What one response put out becomes one message again.
+    """Return the messages of the input's items. The items of one response become one message.
 
     Raises:
         RequestError: If an item is not supported.

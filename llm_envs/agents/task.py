@@ -25,7 +25,7 @@ FoundCall = tuple[str, tuple[str, ...], str]
 
 
 class TaskReport(Protocol):
-    """What an `EnvTask` needs of the session. Arguments and results are plain data, so they may cross processes."""
+    """The part of the session that an `EnvTask` uses: plain data in and out, so that it may cross processes."""
 
     def exact_text(self, message: Mapping[str, Any]) -> str | None:
         """Return what the model wrote for a message that it sent; None for any other message."""
@@ -53,8 +53,8 @@ class TaskReport(Protocol):
             results: Results of tools.
             is_success: Whether the episode is a success so far.
             is_truncated: Whether a limit of the environment ended it.
-            observed: What the policy would see next; nothing if the task terminated.
-            final_observation: What it would have seen then.
+            observed: The policy's next observation; nothing if the task terminated.
+            final_observation: The observation at the end.
         """
         ...
 
@@ -68,7 +68,7 @@ class TaskReport(Protocol):
 
 
 class TaskState:
-    """What an environment has reported of an episode, beside the session: the `TaskReport` of this process."""
+    """An environment's report of an episode, beside the session: the `TaskReport` of this process."""
 
     def __init__(self, session: PolicySession) -> None:
         self.is_success = False

@@ -105,7 +105,7 @@ class WorkerJob:
 
     Args:
         runner: The worker, with an `AgentHost` that is open.
-        assignment: What the agent plays.
+        assignment: The agent's task and session.
         report: Answers the agent's requests here.
     """
 

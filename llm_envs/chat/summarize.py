@@ -12,7 +12,7 @@ __all__ = ["Summarize"]
 
 PROMPT = (
     "The conversation is getting too long, and the beginning of it will be removed. Write down everything in it that "
-    "you need to go on. Write only these notes."
+    "you need to continue. Write only these notes."
 )
 HEADING = "Your notes so far:\n"
 
@@ -31,7 +31,7 @@ class Summarize:
     """Tokens of a row, with the newest observation, above which the policy is asked. Leave room in the model's context
     for one more observation, the request and the summary."""
     summary_tokens: int = 256
-    """Most tokens of a summary, in place of the limits on other turns. What a cut summary says is used."""
+    """Most tokens of a summary, in place of the limits on other turns. A cut summary is used as it is."""
     n_turns: int = 1
     """Newest turns that the model still sees after a summary, each with its observation. With no more turns than these
     in the history, nothing is summarised."""
@@ -64,7 +64,7 @@ class Summarize:
         Args:
             first: The messages before the first turn.
             history: The messages after them that the model has seen.
-            summary: What the model wrote.
+            summary: The model's text.
         """
         turns = [index for index, message in enumerate(history) if message.role == "assistant"]
         return (*first, Message("user", HEADING + summary), *history[turns[-self.n_turns] :])

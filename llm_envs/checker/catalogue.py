@@ -58,7 +58,7 @@ class TaskCard:
 
 
 def suite_ids() -> list[str]:
-    """Return the ids of our own tasks: all but the benchmarks, whose data or scorers are other people's."""
+    """Return the ids of this package's tasks without the benchmarks, whose data or scorers are other people's."""
     return [task_id for task_id in task_ids() if task_id.startswith("llm/") and family_of(task_id) != "benchmarks"]
 
 

@@ -39,7 +39,7 @@ def load_agent(name: str) -> AgentEnv:
         raise InvalidConfigError(f"--agent {name}: it must be FILE.py:NAME or module:NAME of an AgentEnv.")
     path = Path(place).resolve() if place.endswith(".py") else None
     if path is not None and not path.is_file():
-        raise InvalidConfigError(f"--agent {name}: there is no file {place}.")
+        raise InvalidConfigError(f"--agent {name}: the file {place} does not exist.")
     try:
         if path is not None and str(path.parent) not in sys.path:
             sys.path.insert(0, str(path.parent))

@@ -34,9 +34,9 @@ def _tags(form: str, output: str) -> bool:
     return re.search(r"</?(?:think|answer|tool_call)|<\|", output) is not None
 
 
-THINKING = Departure("what is in thinking is no answer, nor is a reply whose thinking does not end", False, _thinking)
+THINKING = Departure("an answer inside thinking, or after thinking that does not end, does not count", False, _thinking)
 _TWO_LETTERS = Departure(
-    "two letters, a hedge or a denial is no answer; simple-evals takes the first letter",
+    "two letters, a hedge or a denial does not count; simple-evals takes the first letter",
     False,
     lambda form, output: re.search(
         r"(?i)answer[ \t*]*:.*?[A-D]\b.*\b([A-D]|or|no|wrong|doubt|not)\b", output, re.DOTALL
@@ -63,7 +63,7 @@ _NO_BOX = Departure(
     lambda form, output: re.search(r"\\boxed\{[^}]", output) is None,
 )
 _TWO_BLOCKS = Departure(
-    "two blocks that define the function are no answer; the first is taken in simple-evals",
+    "two blocks that define the function do not count; the first is taken in simple-evals",
     False,
     lambda form, output: output.count("```") > 2,
 )
@@ -88,7 +88,7 @@ DEPARTURES: Mapping[str, tuple[Departure, ...]] = {
         Departure("a full stop behind the number is dropped, as lm-evaluation-harness does", True,
                   lambda form, output: re.search(r"#### -?[0-9,.]*\.(?![0-9])", output)),
         THINKING,
-        Departure("two different numbers are no answer; the repository takes the first", False,
+        Departure("two different numbers do not count; the repository takes the first", False,
                   lambda form, output: len(set(re.findall(r"#### (-?[0-9.,]+)", output))) > 1),
         Departure("numbers in thinking are not read; the repository takes the first of all", True, _thinking),
         Departure("broken tags are malformed", False, _tags),
@@ -97,7 +97,7 @@ DEPARTURES: Mapping[str, tuple[Departure, ...]] = {
     "GPQA": (THINKING, _TWO_LETTERS, _PART_OF_A_WORD, _DECORATED),
     "HotpotQA": (
         THINKING,
-        Departure("two different answers are no answer; Search-R1 takes the last", False,
+        Departure("two different answers do not count; Search-R1 takes the last", False,
                   lambda form, output: len(re.findall(r"</?answer>", output)) > 2),
         Departure("an answer that is opened again begins there; Search-R1 reads from the first tag", True,
                   lambda form, output: output.count("<answer>") > output.count("</answer>")),

@@ -165,10 +165,10 @@ def test_episodes_that_fail_on_one_process_leave_the_others_to_learn_from(ranks)
 def test_what_one_process_finds_stops_both(ranks):
     one, other = ranks("errors")
     assert one["guard"] == other["guard"] and "log-probabilities at sampling differ" in one["guard"]
-    assert one["reward"].startswith("ProcessFailedError: training cannot go on without process 1: ZeroDivisionError")
+    assert one["reward"].startswith("ProcessFailedError: training cannot continue without process 1: ZeroDivisionError")
     assert other["reward"] == "ZeroDivisionError: a reward function of the user's"
     assert one["filter"].startswith("KeyError")
-    assert other["filter"].startswith("ProcessFailedError: training cannot go on without process 0: KeyError")
+    assert other["filter"].startswith("ProcessFailedError: training cannot continue without process 0: KeyError")
 
 
 def test_a_rollout_is_over_before_the_process_group_gives_up(ranks):

@@ -255,7 +255,7 @@ def with_advantages(
     gather: Callable[[list[Any]], list[Any]] | None = None,
     process_index: int = 0,
 ) -> tuple[Batch, Scored]:
-    """Return a whole generation with advantages, with the KL subtracted where `kl_in` says.
+    """Return a whole generation with advantages, with the KL subtracted as `kl_in` asks.
 
     With "reward", each turn's reward loses the KL of its tokens before advantages; with "advantage", each token's
     advantage loses its own KL afterwards.

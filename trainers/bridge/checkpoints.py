@@ -83,11 +83,11 @@ def resume_point(args: Any, trainer: str, lora_r: int | None = None) -> str | No
         checkpoint = Path(str(given))
         if not checkpoint.is_dir():
             raise InvalidConfigError(
-                f"resume_from_checkpoint: there is no folder {checkpoint}; {named} (true takes the newest)."
+                f"resume_from_checkpoint: the folder {checkpoint} does not exist; {named} (true takes the newest)."
             )
         if not (checkpoint / _STATE_FILE).is_file():
             raise InvalidConfigError(
-                f"resume_from_checkpoint: {checkpoint} is no whole checkpoint, it has no {_STATE_FILE}; {named} (true "
+                f"resume_from_checkpoint: {checkpoint} is not whole, it lacks {_STATE_FILE}; {named} (true "
                 "takes the newest). To begin with a model's weights give it as --model."
             )
     # All of this happens before a model is loaded, which may take minutes.
@@ -107,7 +107,7 @@ def check_unused(output_dir: str | Path) -> None:
     there = find_checkpoints(output_dir)
     if there:
         raise InvalidConfigError(
-            f"output_dir {output_dir} holds a run already ({', '.join(place.name for place in there)}): go on with it "
+            f"output_dir {output_dir} holds a run already ({', '.join(place.name for place in there)}): resume it "
             "(--resume_from_checkpoint true), or give another folder."
         )
 

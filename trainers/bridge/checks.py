@@ -156,7 +156,7 @@ def training_template(tokenizer: Any) -> str:
     except ValueError as error:
         raise InvalidConfigError(
             f"use_training_template: TRL has no training version of this model's chat template ({error}). Leave it "
-            "out; llm-envs doctor says what the template itself does with earlier turns."
+            "out; llm-envs doctor shows what the template itself does with earlier turns."
         ) from error
     return str(template or tokenizer.chat_template)
 

@@ -140,7 +140,7 @@ def make_items(
     """Return the items of a split: seeds of environments, or the rows of a data set."""
     if isinstance(envs, Dataset):
         if curriculum is not None:
-            raise InvalidConfigError("a data set says what is played: leave curriculum out, or give environments.")
+            raise InvalidConfigError("the data set decides what is played: leave curriculum out, or give environments.")
         return ListedItems(envs, split, env_kwargs=env_kwargs)
     return SeedItems(envs, split, n, seed=seed, env_kwargs=env_kwargs, curriculum=curriculum)
 
@@ -251,7 +251,7 @@ def _mapping(number: int, name: str, value: Any) -> dict[str, Any] | None:
         try:
             value = json.loads(value)
         except ValueError as error:
-            raise InvalidConfigError(f"row {number} of the data set: {name} is no JSON ({error}).") from error
+            raise InvalidConfigError(f"row {number} of the data set: {name} is not JSON ({error}).") from error
     if not isinstance(value, Mapping):
         raise InvalidConfigError(f"row {number} of the data set: {name} is {value!r:.80}; it must be a JSON object.")
     return dict(value)

@@ -46,7 +46,7 @@ def raise_on_all_ranks() -> Iterator[None]:
     if failure is not None:
         raise failure
     if failed := [f"process {rank}: {message}" for rank, message in enumerate(told) if message is not None]:
-        raise ProcessFailedError(f"training cannot go on without {'; '.join(failed)}")
+        raise ProcessFailedError(f"training cannot continue without {'; '.join(failed)}")
 
 
 def check_same_rows(rows: Sequence[Mapping[str, Any]], what: str) -> None:

@@ -23,7 +23,7 @@ __all__ = ["NO_TEACHER", "ServedTeacher", "check_vocabulary", "load_teacher", "v
 
 
 NO_TEACHER = (
-    "{name!r} learns from a teacher alone, and the reference would be the policy's own first weights: give "
+    "{name!r} learns only from a teacher, and the reference would be the policy's own first weights: give "
     "ref_model_fn=load_teacher(FOLDER, NAME or URL), on a command line --teacher."
 )
 """The error of an algorithm with `needs_teacher` and no teacher."""
@@ -72,7 +72,7 @@ class ServedTeacher(torch.nn.Module):
         """Reject settings of sampling that a server cannot score by, and another tokenizer.
 
         Raises:
-            InvalidConfigError: If the temperature is not 1, or log-probabilities are over the kept tokens alone.
+            InvalidConfigError: If the temperature is not 1, or log-probabilities are only over the kept tokens.
             ModelError: If the tokenizers differ.
         """
         _check_sampling(temperature, keeps_mask)

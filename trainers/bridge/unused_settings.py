@@ -159,7 +159,7 @@ def ppo_cases(*, has_own_trunk: bool = False, has_lam_alpha: bool = False) -> li
     return [
         (True, "PPO's advantages are the critic's", ("scale_rewards", "multi_objective_aggregation")),
         (has_lam_alpha, "lam_alpha makes lambda of each episode's length", ("lam",)),
-        (has_own_trunk, "the critic has a trunk of its own", ("value_trains_trunk",)),
+        (has_own_trunk, "the critic has a separate trunk", ("value_trains_trunk",)),
     ]
 
 
@@ -184,7 +184,7 @@ def dpo_cases(args: Any, *, is_online: bool, has_selector: bool) -> list[Case]:
         (is_online, "the episodes of a round have tokens", ("encode_messages",)),
         (
             not is_online,
-            "there is no environment to play: the pairs are those of a data set",
+            "no environment is played: the pairs are those of a data set",
             ONLINE_DPO,
         ),
         (
@@ -223,7 +223,7 @@ def sft_cases(args: Any, *, is_played: bool, has_trajectories: bool) -> list[Cas
             "rows are encoded, masked and cut before TRL sees them (see overlong)",
             ("dataset_text_field", "completion_only_loss", "chat_template_path", "truncation_mode"),
         ),
-        (not is_played, "there is no environment to play", ("num_episodes", "env_kwargs")),
+        (not is_played, "no environment is played", ("num_episodes", "env_kwargs")),
         (has_trajectories, "trajectories are encoded already", ("history",)),
         (not args.packing, "packing is False", ("packing_strategy",)),
     ]

@@ -61,7 +61,7 @@ def group_centred(
     It is `(n - 1) / n` times `leave_one_out` in a group of n.
 
     Args:
-        rewards_B: Shape (B,), any dtype; NaN where there is no score.
+        rewards_B: Shape (B,), any dtype; NaN for a missing score.
         group_ids_B: Shape (B,), ints.
         turn_rewards_BK: Not read.
 
@@ -83,7 +83,7 @@ def group_normalised(
     """Return `(r_i - mean(r_group)) / (std + eps)`: GRPO ("DeepSeekMath", arXiv 2402.03300).
 
     Args:
-        rewards_B: Shape (B,), any dtype; NaN where there is no score.
+        rewards_B: Shape (B,), any dtype; NaN for a missing score.
         group_ids_B: Shape (B,), ints.
         turn_rewards_BK: Not read.
         scale: Divide by the standard deviation of the group, or of the whole batch, with n - 1 in the denominator. The
@@ -132,7 +132,7 @@ def leave_one_out(
     The baseline does not depend on the episode's own actions, so the policy gradient is unbiased.
 
     Args:
-        rewards_B: Shape (B,), any dtype; NaN where there is no score.
+        rewards_B: Shape (B,), any dtype; NaN for a missing score.
         group_ids_B: Shape (B,), ints.
         turn_rewards_BK: Not read.
 
@@ -151,7 +151,7 @@ def batch_whitened(
     """Return `(r_i - mean(r)) / sqrt(var(r) + 1e-8)` over the whole batch: REINFORCE++ (arXiv 2501.03262).
 
     Args:
-        rewards_B: Shape (B,), any dtype; NaN where there is no score.
+        rewards_B: Shape (B,), any dtype; NaN for a missing score.
         group_ids_B: Shape (B,), ints; only the shape is used.
         turn_rewards_BK: Not read.
 
@@ -173,7 +173,7 @@ def group_ranked(
     2.1).
 
     Args:
-        rewards_B: Shape (B,), any dtype; NaN where there is no score.
+        rewards_B: Shape (B,), any dtype; NaN for a missing score.
         group_ids_B: Shape (B,), ints.
         turn_rewards_BK: Not read.
 
@@ -205,7 +205,7 @@ def max_at_k(
     rows.)
 
     Args:
-        rewards_B: Shape (B,), any dtype; NaN where there is no score.
+        rewards_B: Shape (B,), any dtype; NaN for a missing score.
         group_ids_B: Shape (B,), ints.
         turn_rewards_BK: Not read.
         k: Number of attempts. A group with fewer scored members than k uses their number.
@@ -241,7 +241,7 @@ def reinforce(
     Unbiased where b_i does not depend on the episode's own actions.
 
     Args:
-        rewards_B: Shape (B,), any dtype; NaN where there is no score.
+        rewards_B: Shape (B,), any dtype; NaN for a missing score.
         group_ids_B: Shape (B,), ints.
         turn_rewards_BK: Not read.
         baseline_fn: `(rewards_B, group_ids_B) -> baselines_B`; None: no baseline.

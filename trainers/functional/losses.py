@@ -102,7 +102,7 @@ def policy_gradient(
 
     Args:
         logps_BT: Shape (B, T), with gradient; masked places may hold anything.
-        old_logps_BT: Not read: there is no ratio.
+        old_logps_BT: Not read, since no ratio is used.
         advantages: Shape (B,), (B, 1) or (B, T), constants.
         mask_BT: Shape (B, T), bool or 0/1.
 

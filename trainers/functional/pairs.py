@@ -40,7 +40,7 @@ def all_pairs(rewards_B: torch.Tensor, group_ids_B: torch.Tensor) -> torch.Tenso
     """Return every pair of rows of one group with different rewards.
 
     Args:
-        rewards_B: Shape (B,); NaN where there is no score.
+        rewards_B: Shape (B,); NaN for a missing score.
         group_ids_B: Shape (B,), ints.
 
     Returns:
@@ -53,7 +53,7 @@ def create_margin_pairs(margin: float) -> PairSelector:
     """Return a selector of every pair of a group whose rewards differ by more than `margin`.
 
     Raises:
-        ValueError: If the margin is below 0: ties are no pairs.
+        ValueError: If the margin is below 0: ties make no pairs.
     """
     if not margin >= 0.0:
         raise ValueError(f"margin is {margin}; it must be at least 0.")
@@ -84,7 +84,7 @@ def random_pairs(
     """Return up to `n_per_group` different pairs of each group, drawn uniformly from `all_pairs`.
 
     Args:
-        rewards_B: Shape (B,); NaN where there is no score.
+        rewards_B: Shape (B,); NaN for a missing score.
         group_ids_B: Shape (B,), ints. A group's draw depends only on the seed, its id and its number of pairs.
         seed: Not negative. Use another seed for each batch with the same ids.
         n_per_group: At least 1.

@@ -19,7 +19,7 @@ def turn_returns(turn_rewards_BK: torch.Tensor, *, gamma: float = 1.0) -> torch.
         gamma: Discount of one turn.
 
     Returns:
-        Shape (B, K), float32 or float64; NaN where there is no turn.
+        Shape (B, K), float32 or float64; NaN for a missing turn.
     """
     rewards_BK = as_float(turn_rewards_BK).detach()
     exists_BK = ~torch.isnan(rewards_BK)

@@ -75,7 +75,7 @@ def place_turn_rewards(
     first later one, so the row's total does not change. The rewards of a row without any token are dropped.
 
     Args:
-        turn_rewards_BK: Shape (B, K); NaN where there is no turn.
+        turn_rewards_BK: Shape (B, K); NaN for a missing turn.
         starts_BK: Shape (B, K), ints.
         stops_BK: Shape (B, K), ints.
         n_tokens: T.

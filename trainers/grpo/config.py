@@ -72,7 +72,7 @@ class EnvGRPOConfig(WorkerSettings, ServerSettings, GRPOConfig):
     reward_components: bool = field(
         default=False,
         metadata={
-            "help": "Whether the task's reward components are columns of their own, with the weights that the task "
+            "help": "Whether the task's reward components are separate columns, with the weights that the task "
             "declares; else its reward is one. See also multi_objective_aggregation."
         },
     )
@@ -155,7 +155,7 @@ class EnvGRPOConfig(WorkerSettings, ServerSettings, GRPOConfig):
         if local_rows % group_size:
             raise InvalidConfigError(
                 f"each process plays per_device_train_batch_size * steps_per_generation = {local_rows} episodes a "
-                f"generation, which is no multiple of num_generations = {self.num_generations}: a group would be torn "
+                f"generation, not a multiple of num_generations = {self.num_generations}: a group would be torn "
                 f"between processes. Make it one, for example per_device_train_batch_size={self.num_generations}."
             )
         eval_group = int(self.num_generations_eval or group_size)

@@ -462,7 +462,7 @@ class EnvGRPOTrainer(EpisodeTrainer):
         if algorithms is not None:
             needed = algorithms.has_kl or (algorithms.has_pairs and is_ours)
         self._reference.check_teacher([] if algorithms is None else algorithms.known)
-        refuse_unused(args, [(not needed, "there is no KL", ("use_bias_correction_kl",))])
+        refuse_unused(args, [(not needed, "no KL is computed", ("use_bias_correction_kl",))])
         how = "set beta above 0, or give an algorithm with a kl_coef"
         self._reference.check(args, is_used=needed, how=how)
         return needed

@@ -131,7 +131,7 @@ def _is_of(codec: ChatCodec, trajectory: Trajectory) -> bool:
     said = [message.content for message in trajectory.messages if message.role == "assistant"][-len(trajectory.turns) :]
     for turn, text in zip(trajectory.turns, said, strict=True):
         if turn.row < 0:
-            if turn.is_summary:  # one that was not trained on has no tokens of its own
+            if turn.is_summary:  # an untrained one has no tokens
                 continue
             return False
         row = trajectory.rows[turn.row]

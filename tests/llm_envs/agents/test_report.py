@@ -93,7 +93,7 @@ def test_doctor_refuses_what_is_no_agent(
     assert main(["doctor", str(model), "--agent", f"{agent_file}:{name}"]) == 2
     assert message in capsys.readouterr().err
     assert main(["doctor", str(model), "--agent", f"no/such.py:{name}"]) == 2
-    assert "there is no file no/such.py" in capsys.readouterr().err
+    assert "the file no/such.py does not exist" in capsys.readouterr().err
 
 
 def test_a_message_that_the_template_drops_is_shown_as_lost() -> None:

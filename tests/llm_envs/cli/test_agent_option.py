@@ -248,7 +248,7 @@ class TestLoading:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(sys, "path", list(sys.path))
-        with pytest.raises(InvalidConfigError, match="there is no file"):
+        with pytest.raises(InvalidConfigError, match="does not exist"):
             load_agent("no/such.py:ENV")
         (tmp_path / "json.py").write_text("ENV = 1")
         with pytest.raises(InvalidConfigError, match="a module 'json' is loaded already"):

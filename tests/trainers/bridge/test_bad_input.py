@@ -203,8 +203,8 @@ def test_nothing_to_go_on_from(
     shutil.copytree(run / "checkpoint-1", torn)
     (torn / "trainer_state.json").unlink()
     for checkpoint, output, match in (
-        (run / "checkpoint-9", run, "there is no folder .*checkpoint-9; .*sft has checkpoint-1"),
-        (torn, tmp_path, "checkpoint-2 is no whole checkpoint, it has no trainer_state.json; there are none"),
+        (run / "checkpoint-9", run, "the folder .*checkpoint-9 does not exist; .*sft has checkpoint-1"),
+        (torn, tmp_path, "checkpoint-2 is not whole, it lacks trainer_state.json; there are none"),
         ("true", tmp_path, "has no checkpoint that was written to its end: leave it out to begin"),
     ):
         arguments = ["--resume_from_checkpoint", checkpoint, "--output_dir", output]
@@ -225,9 +225,7 @@ def test_an_output_folder_that_is_taken(place: Path, tiny_folder: str, capsys: p
     for name in ALGORITHMS:
         before = sorted((place / "grpo").rglob("*"))
         assert train(place, name, tiny_folder, "--output_dir", place / "grpo") == 2
-        assert re.search(
-            r"holds a run already \(checkpoint-1\): go on with it .*, or give another", said(capsys, place)
-        )
+        assert re.search(r"holds a run already \(checkpoint-1\): resume it .*, or give another", said(capsys, place))
         assert sorted((place / "grpo").rglob("*")) == before
     assert train(place, "sft", tiny_folder, "--output_dir", place / "pairs.jsonl") == 2
     assert "pairs.jsonl is a file: give a folder" in said(capsys, place)

@@ -55,7 +55,7 @@ def test_rows_of_a_data_set_are_played_as_they_are():
         ({"env": ["x/Y-v0"], "seed": [-1]}, "row 0 .* seed -1"),
         ({"env": ["x/Y-v0"], "seed": ["1"]}, "row 0 .* seed '1'"),
         ({"env": ["x/Y-v0", "x/Y-v0"], "seed": [1, 2], "options": ["{}", "[1]"]}, "row 1 .*options is .1.; it must be"),
-        ({"env": ["x/Y-v0"], "seed": [1], "env_kwargs": ["{"]}, "row 0 .*env_kwargs is no JSON"),
+        ({"env": ["x/Y-v0"], "seed": [1], "env_kwargs": ["{"]}, "row 0 .*env_kwargs is not JSON"),
     ],
 )
 def test_a_data_set_that_cannot_be_played_says_where(columns, match):

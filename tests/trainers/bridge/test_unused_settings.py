@@ -240,7 +240,7 @@ def test_what_a_function_leaves_without_effect_is_refused_and_nothing_else(hook)
 
 def test_without_a_reference_there_is_no_kl_to_correct(tiny_folder):
     args = grpo_config(use_bias_correction_kl=False)
-    with pytest.raises(InvalidConfigError, match="use_bias_correction_kl=False has no effect: there is no KL"):
+    with pytest.raises(InvalidConfigError, match="use_bias_correction_kl=False has no effect: no KL is computed"):
         EnvGRPOTrainer(tiny_folder, DENSE, args)
 
 
@@ -314,7 +314,7 @@ def test_dpo_refuses_what_has_no_effect(tiny_folder, settings, given, words):
     [
         ({"completion_only_loss": True}, {"env": "llm/Arithmetic-v0"}, "completion_only_loss=True has no effect: rows"),
         ({"chat_template_path": "x"}, {"env": "llm/Arithmetic-v0"}, "chat_template_path='x' has no effect"),
-        ({"num_episodes": 3}, {"source": []}, "num_episodes=3 has no effect: there is no environment to play"),
+        ({"num_episodes": 3}, {"source": []}, "num_episodes=3 has no effect: no environment is played"),
         ({"history": "template"}, {"source": []}, "history='template' has no effect: trajectories are encoded"),
         ({"packing_strategy": "wrapped"}, {"env": "llm/Arithmetic-v0"}, "packing_strategy='wrapped' has no effect"),
     ],

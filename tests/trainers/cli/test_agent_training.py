@@ -90,6 +90,6 @@ def test_both_neither_and_what_has_no_agent(
         assert main(["train", name, *where]) == 2
         assert "none is given, one is needed" in capsys.readouterr().err
     assert main(["train", "grpo", "--agent", "no/such.py:ENV", *where]) == 2
-    assert "there is no file no/such.py" in capsys.readouterr().err
+    assert "the file no/such.py does not exist" in capsys.readouterr().err
     assert main(["train", "sft", "--agent", agent_file, *where]) == 2
     assert "--agent" in capsys.readouterr().err

@@ -135,7 +135,7 @@ def test_an_adapter_learns_from_the_teacher_and_not_from_its_base(train, tiny_fo
 
 
 def test_a_student_without_a_teacher_is_told_so(tiny_folder, config):
-    words = "'distill' learns from a teacher alone.*give ref_model_fn=load_teacher"
+    words = "'distill' learns only from a teacher.*give ref_model_fn=load_teacher"
     with pytest.raises(InvalidConfigError, match=words):
         EnvGRPOTrainer(tiny_folder, DENSE, config(), algorithm="distill")
     with pytest.raises(InvalidConfigError, match=words):
