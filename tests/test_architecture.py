@@ -57,7 +57,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("tracking",),
     ("rollout",),
     ("agents", "doctor", "evaluation", "judges", "tasks"),
-    ("report",),
+    ("bridges", "report"),
     ("cli",),
     # The rooms of trainers stand on llm_envs, and never on tasks or cli.
     ("trainers.functional", "trainers.callbacks"),
