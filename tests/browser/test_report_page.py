@@ -85,6 +85,9 @@ def test_an_episode_is_a_chat(chromium: Chromium, page: Path) -> None:
     assert [card.splitlines()[0], card.splitlines()[-1]] == ["0+0", "0+0"] and "ok" in card and "0.25 s" in card
     assert chromium.text(".said.answer") == "<answer>0+0</answer>"
     assert chromium.texts(".turn") == ["reward -0.25 · cost -0.25 · stop", "reward +1 · correct +1 · stop"]
+    commands = chromium.js("[...document.querySelectorAll('.play-on pre')].map((one) => one.textContent)")
+    place = "before --episode g0/0"
+    assert commands == [f"llm-envs branch {place} --turn {turn} --times 16 --model DIR" for turn in (0, 1)]
     lines = [line.split() for line in chromium.texts(".turns tbody tr")]
     assert lines == [["1", "-0.25", "-0.25", "2", "stop", NONE], ["2", "+1", "+1", "1", "stop", NONE]]
     chromium.go("#episode/3")

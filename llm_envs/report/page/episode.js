@@ -81,7 +81,7 @@ function chat(episode, {start = 0, stop = Infinity, label = 'Conversation'} = {}
     const parts = partsOf(text), hasCards = results.length >= parts.filter(([kind]) => kind === 'call').length;
     const said = parts.map((part) => shownPart(part, hasCards && results.length)).filter(Boolean);
     out.push(bubble(role, turn >= 0 && told ? `assistant · turn ${turn + 1}` : role, said.length || asked || results.length ? said : el('div', {class: 'said soft'}, '(nothing)'), asked,
-      results.map((result, nth) => callCard(result, waiting[nth])), told && turnLine(told)));
+      results.map((result, nth) => callCard(result, waiting[nth])), told && [turnLine(told), playOn(episode, turn)]));
     place += waiting.length;
     turn += 1;
   }
@@ -91,6 +91,15 @@ function chat(episode, {start = 0, stop = Infinity, label = 'Conversation'} = {}
 function turnLine([reward, parts, finish]) {
   const named = Object.entries(parts).filter(([, value]) => value).map(([name, value]) => ` · ${name} ${signed(value)}`);
   return el('div', {class: 'turn'}, el('b', {class: reward > 0 ? 'good' : reward < 0 ? 'bad' : null}, 'reward ' + signed(reward)), named, ' · ', finish);
+}
+
+const quoted = (text) => /^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`;
+
+// The command that plays the episode again from a turn on.
+function playOn(episode, turn) {
+  const place = `${details(episode).group}/${columns.member[episode]}`;
+  return el('details', {class: 'play-on'}, el('summary', {}, 'Play on from here'),
+    el('pre', {}, `llm-envs branch ${quoted(runName(episode))} --episode ${quoted(place)} --turn ${turn} --times 16 --model DIR`));
 }
 
 function turnsTable(episode) {
