@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from proof.fidelity import bfcl, ifeval
+from proof.fidelity import arc, bfcl, ifeval
 from proof.fidelity.compare import RESULTS, Case, compare
 
 ROOT = Path(__file__).resolve().parents[1]
 KINDS = {"right", "wrong", "malformed", "hostile"}
-KNOWN = {"ifeval": {ifeval.UNTOLD, "the official scorer raises; ours is 0"}, "bfcl": bfcl.KNOWN}
+KNOWN = {"ifeval": {ifeval.UNTOLD, "the official scorer raises; ours is 0"}, "bfcl": bfcl.KNOWN, "arc": arc.KNOWN}
 
 
 @pytest.mark.parametrize("name", KNOWN)
@@ -30,6 +30,13 @@ def test_ifeval_agrees_with_its_package():
     again = ifeval.result(5)
     assert again["outputs"] == 360 and again["differences"].keys() <= KNOWN["ifeval"]
     assert again["kinds"]["right"]["right by ours"] == again["kinds"]["right"]["outputs"]
+
+
+def test_arc_agrees_with_its_package():
+    again = arc.result(3)
+    assert again["outputs"] > 200 and again["differences"].keys() <= KNOWN["arc"]
+    assert again["kinds"]["right"]["right by ours"] == again["kinds"]["right"]["outputs"]
+    assert again["kinds"]["hostile"]["right by ours"] == 0
 
 
 def test_bfcl_agrees_with_its_package():
