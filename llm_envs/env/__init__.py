@@ -13,9 +13,20 @@ A task is a class with a few declarations and a few short methods:
 The base class does the rest: splits, seeds, turn limits, rewards from components, `info`, rendering and errors.
 """
 
+from llm_envs.env.seated import SeatedEnv
 from llm_envs.env.single_turn import SingleTurnEnv
 from llm_envs.env.text import TextEnv
 from llm_envs.env.tool import ToolEnv
 from llm_envs.problems import SPLITS, Difficulty, Outcome, canonical_json, split_of
 
-__all__ = ["SPLITS", "Difficulty", "Outcome", "SingleTurnEnv", "TextEnv", "ToolEnv", "canonical_json", "split_of"]
+__all__ = [
+    "SPLITS",
+    "Difficulty",
+    "Outcome",
+    "SeatedEnv",
+    "SingleTurnEnv",
+    "TextEnv",
+    "ToolEnv",
+    "canonical_json",
+    "split_of",
+]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from llm_envs.evaluation.comparison import Comparison, Difference, TaskComparison, check_comparable, compare
+from llm_envs.evaluation.exploitability import expected_returns, nash_conv
 from llm_envs.evaluation.results import Results, TaskResult
 from llm_envs.evaluation.run import (
     Evaluation,
@@ -43,9 +44,11 @@ __all__ = [
     "compare",
     "evaluate",
     "evaluate_suite",
+    "expected_returns",
     "extend_run",
     "load_suite",
     "mean_interval",
+    "nash_conv",
     "paired_interval",
     "pass_at_k",
     "pass_hat_k",

@@ -14,6 +14,7 @@ from llm_envs.rollout.episode import play_episode
 from llm_envs.rollout.fork import branch, replay_to
 from llm_envs.rollout.group import play_group, play_member
 from llm_envs.rollout.limits import RolloutLimits
+from llm_envs.rollout.multiplayer import MultiplayerEnv, PastVersions
 from llm_envs.rollout.rows import RowBuilder
 from llm_envs.sources.curriculum import Curriculum
 from llm_envs.sources.mixture import derive_seed
@@ -30,6 +31,8 @@ __all__ = [
     "Curriculum",
     "EnvChoice",
     "EpisodeSpec",
+    "MultiplayerEnv",
+    "PastVersions",
     "PromptBuffer",
     "PromptSource",
     "PromptTask",

@@ -486,7 +486,9 @@ class Collector:
 
     async def _play(self, spec: EpisodeSpec, gate: PauseGate | None = None) -> Trajectory:
         own = getattr(self.source.factories.get(spec.env_id), "play_episode", None)
-        play = own or partial(play_episode, self._maker(spec), context_fn=self.context_fn)
+        play = own or partial(play_episode, self._maker(spec))
+        if self.context_fn is not None:
+            play = partial(play, context_fn=self.context_fn)
         return await play(
             spec,
             self.policy,

@@ -45,7 +45,7 @@ __all__ = ["EpisodePlayer", "errored_trajectory", "play_episode", "policy_kind"]
 
 @runtime_checkable
 class EpisodePlayer(Protocol):
-    """A factory of environments that plays its episodes itself (`AgentEnv`); the collector calls it instead.
+    """A factory that plays its episodes itself (`AgentEnv`, `MultiplayerEnv`); the collector calls it instead.
 
     Calling it still makes an environment, whose declarations the trainers read.
     """
@@ -70,7 +70,10 @@ class EpisodePlayer(Protocol):
         workers: WorkerPool | None = None,
         stats: CollectorStats | None = None,
     ) -> Trajectory:
-        """Play one episode to its end. A failure is in the trajectory's `error`; only `CancelledError` is raised."""
+        """Play one episode to its end. A failure is in the trajectory's `error`; only `CancelledError` is raised.
+
+        Also called with `context_fn` if `check_play` accepted one.
+        """
         ...
 
 
@@ -107,7 +110,7 @@ def policy_kind(
 
 
 async def play_episode(
-    env: Env | Callable[[], Env],
+    env: Env | Callable[[], Env] | Runner,
     spec: EpisodeSpec,
     policy: Policy,
     *,
@@ -124,7 +127,7 @@ async def play_episode(
     """Play one episode to its end.
 
     Args:
-        env: The environment, or a function that makes it. It is closed afterwards.
+        env: The environment, a function that makes it, or what runs it (`Runner`). It is closed afterwards.
         spec: Which episode: seed, group, member, options.
         policy: A token, chat or env policy. If it has `for_episode`, that gives the policy of this episode.
         codec: Encodes observations. Without one, text-only policies leave no rows; with one, their replies become rows
@@ -151,7 +154,8 @@ async def play_episode(
         policy = episodic.for_episode(derive_seed(seed_base, spec.group_id, spec.member))
     transcript = TokenTranscript(codec, history)
     given: Any = env  # workers take only an `EnvMaker`, and raise otherwise
-    runner: Runner = (EnvRunner if workers is None else workers.runner)(given, limits.max_step_s)
+    is_run = hasattr(env, "open")
+    runner: Runner = given if is_run else (EnvRunner if workers is None else workers.runner)(given, limits.max_step_s)
     stats = stats or CollectorStats()
     sampler = TurnSampler(policy, spec, codec, limits, seed_base, gate, stats.add_tokens)
     episode = _Episode(spec, kind, transcript, sampling, limits, runner, sampler, context_fn, stats)

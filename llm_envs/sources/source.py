@@ -46,6 +46,11 @@ class EnvChoice:
     problems: Sequence[Mapping[str, Any]] | None = None
     """Problems to play, each once per epoch, by `env.reset(options={"problem": ...})`; None: the seed decides."""
 
+    @property
+    def n_seats(self) -> int:
+        """Number of seats: so many consecutive items are the seats of one game (`MultiplayerEnv`)."""
+        return getattr(self.factory, "n_seats", 1)
+
     def __post_init__(self) -> None:
         """Check the weight and the problems."""
         if not is_weight(self.weight):
@@ -71,6 +76,8 @@ class EpisodeSpec:
     """Index in the group, from 0."""
     options: Mapping[str, Any] | None = None
     """Options of `env.reset`, such as a given problem."""
+    seat: int = 0
+    """Which seat's episode it is, in a game of several seats (`MultiplayerEnv`)."""
 
     def __post_init__(self) -> None:
         """Check that the episode can be recorded: its arguments and options are stored as JSON."""
@@ -134,7 +141,7 @@ class SeedSource:
         self.position = 0
         """Index of the next group."""
         self.curricula = _curricula(curriculum, self.choices)
-        lengths = [n_seeds if choice.problems is None else len(choice.problems) for choice in self.choices]
+        lengths = [n_seeds if c.problems is None else len(c.problems) * c.n_seats for c in self.choices]
         self._schedule = Schedule(seed, [choice.weight for choice in self.choices], lengths, shuffle=shuffle)
         self._fingerprints: list[str | None] | None = None
 
@@ -212,12 +219,14 @@ class SeedSource:
         part, item, _ = self._schedule.at(index)
         choice = self.choices[part]
         chooser = choosers.get(choice.env_id)
+        game, seat = divmod(item, choice.n_seats)
         return EpisodeSpec(
             choice.env_id,
             choice.kwargs if chooser is None else {**choice.kwargs, **chooser(index)},
-            derive_seed(self.seed, "reset", item),
+            derive_seed(self.seed, "reset", game),
             f"{self.seed}-{index:06d}",
-            options=None if choice.problems is None else {"problem": choice.problems[item]},
+            options=None if choice.problems is None else {"problem": choice.problems[game]},
+            seat=seat,
         )
 
 

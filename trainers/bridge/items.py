@@ -87,7 +87,8 @@ class SeedItems:
         """Return item `index`; with a curriculum, at its current level."""
         spec = self.source.spec(index)
         # The seed depends on the split, so that item 0 of train and item 0 of test have different seeds.
-        return replace(spec, seed=episode_seed(self._seed, self._split, index), group_id=group_id)
+        game = index // next(choice.n_seats for choice in self.source.choices if choice.env_id == spec.env_id)
+        return replace(spec, seed=episode_seed(self._seed, self._split, game), group_id=group_id)
 
 
 class ListedItems:
