@@ -9,6 +9,8 @@ import argparse
 import json
 import math
 import sys
+from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,10 +35,14 @@ if TYPE_CHECKING:
     from llm_envs.evaluation.comparison import Comparison
     from llm_envs.evaluation.results import Results
     from llm_envs.evaluation.suite import Suite
+    from llm_envs.types import SamplingParams
 
 __all__ = ["add_arguments", "run"]
 
 THRESHOLDS = ("min_success", "min_mean_reward", "min_pass_at_k", "min_pass_hat_k", "max_errors")
+
+STANDARD = "standard"
+"""The suite whose protocols are in `llm_envs.evaluation.standard`."""
 
 EXAMPLES = """
 examples:
@@ -45,6 +51,7 @@ examples:
   llm-envs eval llm/Calculator-v0 --model https://host/v1 --model-name NAME --min-success 0.8
   llm-envs eval llm/Calculator-v0 --model DIR -n 500 --out runs/eval --resume --report-to wandb csv
   llm-envs eval --suite suite.yaml --model DIR --json
+  llm-envs eval --suite standard --data GSM8K=openai/gsm8k --data MATH500=math500.jsonl --model DIR --out runs/standard
   llm-envs eval llm/Calculator-v0 --model AFTER --out runs/after --compare runs/before
   llm-envs eval llm/Calculator-v0 --model DIR --out runs/parts --shard 0/4
   llm-envs eval --agent my_agent.py:ENV --model DIR -n 100 --out runs/agent
@@ -58,7 +65,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("envs", nargs="*", metavar="ENV", help="a task id or a pattern ('llm/*')")
     parser.add_argument("--exclude", action=Repeatable, metavar="PATTERN", help="exclude matching tasks")
     add_agent_argument(parser)
-    parser.add_argument("--suite", metavar="FILE", help="YAML file with tasks, arguments, n, k and thresholds")
+    parser.add_argument(
+        "--suite",
+        metavar="FILE",
+        help="YAML file with tasks, arguments, n, k and thresholds; or standard: benchmarks as leaderboards play them",
+    )
+    parser.add_argument(
+        "--data",
+        action=Repeatable,
+        metavar="NAME=DATA",
+        help="with --suite standard: a benchmark and its data, such as GSM8K=openai/gsm8k; or hub, or sample, for all",
+    )
     parser.add_argument("--replay", metavar="DIR", help="score the episodes of a run's folder again without playing")
     parser.add_argument("--partial", action=Flag, help="with --replay: accept a run with missing episodes")
     parser.add_argument(
@@ -75,6 +92,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--env-kwargs", type=json_object, metavar="JSON", help="more arguments of the task, as a JSON object"
     )
     add_sampling_arguments(parser)
+    parser.set_defaults(temperature=None, max_turn_tokens=None)  # --suite standard has others
     add_rollout_arguments(parser)
     add_ray_arguments(parser)
     _add_output_arguments(parser)
@@ -108,6 +126,8 @@ def run(arguments: argparse.Namespace) -> int:
     from llm_envs.evaluation.table import show_comparison, show_results
 
     _check(arguments)
+    if arguments.suite == STANDARD:
+        return _run_standard(arguments)
     other = None if arguments.compare is None else load_results(arguments.compare, confidence=arguments.confidence)
     names = arguments.replay or arguments.out or _player_name(arguments), arguments.compare
     suite = None if arguments.replay and not arguments.suite else _suite(arguments)
@@ -163,6 +183,15 @@ def _check(arguments: argparse.Namespace) -> None:
         raise InvalidConfigError("--partial needs --replay.")
     elif arguments.suite is None and not arguments.envs and arguments.agent is None:
         raise InvalidConfigError("give at least one environment, --agent FILE:NAME, --suite FILE, or --replay DIR.")
+    if (arguments.suite == STANDARD) != (arguments.data is not None):
+        raise InvalidConfigError("--suite standard and --data NAME=DATA go together: give both, or neither.")
+    if arguments.suite == STANDARD:
+        settled = ["replay", "compare", "shard", "split", "difficulty", "window", "max_turns"]
+        if found := [name for name in settled if getattr(arguments, name) is not None]:
+            raise InvalidConfigError(
+                f"--suite standard plays as published: leave out --{found[0].replace('_', '-')}. Each benchmark has a "
+                "folder in --out, which llm-envs eval --replay reads."
+            )
     given_tasks = arguments.envs or arguments.agent or arguments.env_kwargs or arguments.exclude
     if arguments.suite is not None and given_tasks:
         raise InvalidConfigError("--suite lists the tasks: leave out ENV, --agent, --env-kwargs and --exclude.")
@@ -217,6 +246,54 @@ def _suite(arguments: argparse.Namespace) -> Suite:
     return Suite(tuple(entries), arguments.group_size or k, arguments.seed or 0)
 
 
+def _run_standard(arguments: argparse.Namespace) -> int:
+    """Play the named benchmarks one after the other, and return the exit code."""
+    from llm_envs.evaluation.standard import (
+        PROTOCOLS,
+        changed_sampling,
+        describe_protocol,
+        parse_data,
+        standard_suite,
+    )
+    from llm_envs.evaluation.suite import Thresholds, failed_thresholds
+    from llm_envs.evaluation.table import show_results
+    from llm_envs.policies.scripted import OraclePolicy, RandomPolicy
+
+    check_player(arguments)
+    given = {
+        "n": arguments.n,
+        "samples": arguments.group_size,
+        "k": arguments.k,
+        "seed": arguments.seed or 0,
+        "thresholds": Thresholds(**{name: getattr(arguments, name) for name in THRESHOLDS}),
+    }
+    suites = {name: (data, standard_suite(name, data, **given)) for name, data in parse_data(arguments.data).items()}
+    played, failed = {}, 0
+    try:
+        with open_collector(arguments, {"oracle": OraclePolicy, "random": RandomPolicy}) as opened:
+            for name, (data, suite) in suites.items():
+                sampling = changed_sampling(name, arguments.temperature, arguments.max_turn_tokens)
+                line = describe_protocol(name, data, suite, sampling)
+                print(visible_text(line), file=sys.stderr if arguments.json else sys.stdout, flush=True)
+                own = argparse.Namespace(**vars(arguments))
+                own.out = None if arguments.out is None else str(Path(arguments.out) / name)
+                results = _play(
+                    own, suite, sampling, opened, {"protocol": PROTOCOLS[name].source, "shots": PROTOCOLS[name].shots}
+                )
+                played[name] = results.to_dict()
+                if not arguments.json:
+                    print(show_results(results) + "\n", flush=True)
+                for problem in failed_thresholds(results, suite):
+                    failed += 1
+                    print(f"llm-envs: {visible_text(problem)}", file=sys.stderr)
+    except KeyboardInterrupt:
+        print("llm-envs: interrupted; with --out, the same command with --resume continues.", file=sys.stderr)
+        return 130
+    if arguments.json:
+        print(json.dumps(played, indent=1, allow_nan=False))
+    return 1 if failed else 0
+
+
 def _thresholds(results: Results, arguments: argparse.Namespace) -> Suite:
     """Return the thresholds for each task of a stored run."""
     from llm_envs.evaluation.suite import Suite, SuiteEntry, Thresholds
@@ -253,7 +330,22 @@ def _replay(arguments: argparse.Namespace, suite: Suite | None) -> Results:
     return results
 
 
-def _play(arguments: argparse.Namespace, suite: Suite) -> Results:
+def _play(
+    arguments: argparse.Namespace,
+    suite: Suite,
+    sampling: SamplingParams | None = None,
+    opened: tuple[Any, dict[str, Any]] | None = None,
+    more_settings: Mapping[str, Any] | None = None,
+) -> Results:
+    """Play a suite.
+
+    Args:
+        arguments: The options.
+        suite: The tasks.
+        sampling: Of a turn; by default that of the options.
+        opened: The result of `open_collector`; by default it is opened here.
+        more_settings: Stored with the settings of the run.
+    """
     from llm_envs.data.folder import MANIFEST_NAME
     from llm_envs.data.writer import check_folder, finished
     from llm_envs.evaluation.run import evaluate_suite, resumable_settings, suite_settings
@@ -273,12 +365,16 @@ def _play(arguments: argparse.Namespace, suite: Suite) -> Results:
         task_spec(entry.env_id)
         require_text(entry.env_id, dict(entry.kwargs))
     collector: dict[str, Any] = {
-        "sampling": SamplingParams(temperature=arguments.temperature, max_new_tokens=arguments.max_turn_tokens),
+        "sampling": sampling
+        or SamplingParams(
+            temperature=1.0 if arguments.temperature is None else arguments.temperature,
+            max_new_tokens=arguments.max_turn_tokens or 512,
+        ),
         "limits": RolloutLimits(max_turns=arguments.max_turns, max_step_s=arguments.max_step_s),
         "history": arguments.history,
     }
     settings = player_settings(arguments) | ({} if arguments.window is None else {"window": arguments.window})
-    settings |= agent_settings(arguments.agent, suite.entries[0].factory)
+    settings |= agent_settings(arguments.agent, suite.entries[0].factory) | dict(more_settings or {})
     own = run_settings(SuiteSource(suite), group_size=suite.samples, seed=suite.seed, **collector)
     own |= suite_settings(suite, **settings)
     if arguments.shard is not None:
@@ -292,7 +388,11 @@ def _play(arguments: argparse.Namespace, suite: Suite) -> Results:
     with (
         terminated_as_interrupted(),
         tracker_of(arguments, own) as logger,
-        open_collector(arguments, {"oracle": OraclePolicy, "random": RandomPolicy}) as (policy, played),
+        (
+            open_collector(arguments, {"oracle": OraclePolicy, "random": RandomPolicy})
+            if opened is None
+            else nullcontext(opened)
+        ) as (policy, played),
     ):
         return evaluate_suite(
             suite,

@@ -66,6 +66,8 @@ class SuiteEntry:
     thresholds: Thresholds = Thresholds()
     factory: EnvFactory | None = None
     """Makes the environment instead of `gymnasium.make` (an `AgentEnv`, ...); the id is then only its name."""
+    problems: Sequence[Mapping[str, Any]] | None = field(default=None, repr=False)
+    """The problems to play, in order, at least `n`; None: the seed decides."""
 
     @property
     def key(self) -> TaskKey:
@@ -131,10 +133,10 @@ class SuiteSource(SeedSource):
     """
 
     def __init__(self, suite: Suite) -> None:
-        choices = [EnvChoice(entry.env_id, 1.0, entry.kwargs, entry.factory) for entry in suite.entries]
+        choices = [EnvChoice(entry.env_id, 1.0, entry.kwargs, entry.factory, entry.problems) for entry in suite.entries]
         super().__init__(choices, seed=suite.seed)
         self._entries = suite.entries
-        self._sources = [SeedSource(choice, seed=suite.seed) for choice in choices]
+        self._sources = [SeedSource(choice, seed=suite.seed, shuffle=False) for choice in choices]
         self._n = [entry.n for entry in suite.entries]
 
     def __len__(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import builtins
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -104,6 +104,10 @@ class BFCLEnv(ToolEnv):
     def is_correct(self, answer: str) -> bool:
         """Not used: calls are judged, and not an answer."""
         raise InvalidActionError("this task takes calls, and not an answer")
+
+    def problems(self, seed: int = 0) -> Iterator[dict[str, Any]]:
+        """Yield each entry of the category, in order."""
+        return ({"id": entry_id} for entry_id in _ids(self.difficulty))
 
     def generate(self) -> dict[str, Any]:
         """Draw an entry."""

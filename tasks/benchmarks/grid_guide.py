@@ -1,8 +1,8 @@
 """The oracle of MiniGrid's levels: BabyAI's own bot, in a copy of the world in which it repeats the agent's actions.
 
 The bot remembers the cells that the agent has seen. It plans through these, goes to things in these, and explores where
-none is known. It asks the world about other cells only to find out which things a mission means, and "on your left"
-says where they were from the start.
+none is known. It asks the world about other cells only to find the things that a mission means: "on your left" is
+their place at the start.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What an agent of MiniGrid sees, in words: every visible cell, exactly, from where the agent stands."""
+"""The view of an agent of MiniGrid in words: every visible cell, exactly, from where the agent stands."""
 
 from __future__ import annotations
 

@@ -217,7 +217,7 @@ class BabyAIEnv(_GridWorldEnv):
 
     ## Description
     BabyAI (Chevalier-Boisvert et al. 2019, arXiv:1810.08272) from the package `minigrid`: go to, pick up, put down and
-    open things of which only those in view are known. The words are ours, and exact: the package's view of 7 by 7 cells
+    open things, while only those in view are known. The words are ours, and exact: the package's view of 7 by 7 cells
     can be drawn again from them. An episode depends only on its seed. BALROG (arXiv:2411.13543) plays such levels too,
     with other words.
 
@@ -265,7 +265,7 @@ class BabyAIEnv(_GridWorldEnv):
 
 
 class MiniGridEnv(_GridWorldEnv):
-    """Reach a goal, fetch, unlock or move things in a grid world of which a part is seen: MiniGrid in words.
+    """Reach a goal, fetch, unlock or move things in a grid world, seen in parts: MiniGrid in words.
 
     ## Description
     MiniGrid (Chevalier-Boisvert et al. 2023, arXiv:2306.13831) from the package `minigrid`. The words are ours, and

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -118,6 +118,16 @@ class IFEvalEnv(SingleTurnEnv):
             self.difficulty, self.disjoint_splits, self.n_problems = "data", False, len(self._rows)
             self.chance_rate = self.difficulties["easy"].chance_rate
             self.oracle_is_exact = False  # type: ignore[misc]  # there is an oracle, but no answer key
+
+    def problems(self, seed: int = 0) -> Iterator[dict[str, Any]]:
+        """Yield each row of the data, in order.
+
+        Raises:
+            InvalidConfigError: If prompts are made here.
+        """
+        if self._rows is None:
+            raise InvalidConfigError("IFEvalEnv: prompts are made here, without end; give data, such as google/IFEval.")
+        return (dict(row) for row in self._rows)
 
     def generate(self) -> dict[str, Any]:
         """Draw a prompt of the data, or make one."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, cast
+
+import numpy as np
 
 from llm_envs.env import Difficulty, SingleTurnEnv
 from llm_envs.errors import InvalidConfigError, MissingExtraError
@@ -117,6 +119,15 @@ class PublishedData:
             return self.to_problem(fields, random)
         except InvalidConfigError as error:
             raise InvalidConfigError(f"{type(self).__name__}: in row {index} {error}") from error
+
+    def problems(self, seed: int = 0) -> Iterator[dict[str, Any]]:
+        """Yield the problem of each row of the split, in order. The seed decides what a row leaves to chance.
+
+        Raises:
+            InvalidConfigError: If a row has other fields.
+        """
+        for index in range(len(self.rows)):
+            yield self.problem_at(index, np.random.default_rng([abs(seed), index]).random)
 
     def generate(self) -> dict[str, Any]:
         """Draw a row of the split."""

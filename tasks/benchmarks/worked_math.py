@@ -70,6 +70,7 @@ class GSM8KEnv(PublishedEnv):
         require_texts(fields, "question", "answer")
         if (found := _MARKED.search(fields["answer"])) is None:
             raise InvalidConfigError(f'the answer {fields["answer"][-60:]!r} lacks "#### " with a number.')
+        self._worked = fields["question"], fields["answer"]
         return {"question": fields["question"], "answer": _unmarked(found[1])}
 
     def check_problem(self, problem: Mapping[str, Any]) -> None:
@@ -94,6 +95,11 @@ class GSM8KEnv(PublishedEnv):
     def solution(self) -> str:
         """Return the number."""
         return str(self.problem["answer"])
+
+    def worked_answer(self) -> str:
+        """Return the published steps of the row drawn last, for `FewShot`; of another problem, the number."""
+        question, steps = self._worked
+        return steps if question == self.problem["question"] else self.oracle()
 
     def is_correct(self, answer: str) -> bool:
         """Compare the texts."""
