@@ -62,7 +62,7 @@ def from_dataset(
             writes, unless the rows have their own system message.
 
     Raises:
-        InvalidConfigError: If a column is missing, or there is no answer and no `reward_fn`.
+        InvalidConfigError: If a column is missing, or both an answer and `reward_fn` are missing.
         MissingExtraError: If `datasets` is needed and not installed.
     """
     name = "dataset" if not isinstance(data, str | Path) else Path(data).stem if _is_file(data) else str(data)

@@ -1,0 +1,159 @@
+"""Gymnasium's environments in words: spaces, actions, the toy text and the classic control."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from llm_envs.bridges.gymnasium import WORDS, GymnasiumEnv, Words, action_form, describe, read_action
+from llm_envs.bridges.ids import GYMNASIUM, suite_ids
+from llm_envs.errors import EnvContractError, InvalidActionError, InvalidConfigError
+from llm_envs.policies import ConstantPolicy
+
+
+@pytest.mark.parametrize(
+    ("space", "value", "names", "text"),
+    [
+        (spaces.Discrete(5), 3, (), "3"),
+        (spaces.Box(-1, 1, (2,)), np.array([0.5, -0.25]), ("x", "y"), "x 0.5, y -0.25"),
+        (spaces.MultiDiscrete([3, 4]), np.array([2, 1]), (), "0 2, 1 1"),
+        (spaces.Tuple([spaces.Discrete(32), spaces.Discrete(2)]), (17, 1), ("sum", "ace"), "sum 17, ace 1"),
+        (
+            spaces.Dict({"at": spaces.Box(0, 9, (2,), np.int64), "on": spaces.MultiBinary(1)}),
+            {"at": [1, 2], "on": [1]},
+            (),
+            "at.0 1, at.1 2, on 1",
+        ),
+    ],
+)
+def test_values_in_words(space: spaces.Space[Any], value: Any, names: tuple[str, ...], text: str) -> None:
+    assert describe(space, value, names) == text
+
+
+@pytest.mark.parametrize(
+    ("space", "names", "text", "action"),
+    [
+        (spaces.Discrete(2), ("left", "right"), " Right ", 1),
+        (spaces.Discrete(3, start=-1), (), "-1", -1),
+        (spaces.Discrete(3, start=5), ("a", "b", "c"), "b", 6),
+        (spaces.MultiDiscrete([3, 2]), (), "2, 0", [2, 0]),
+        (spaces.MultiBinary(3), (), "[1 0 1]", [1, 0, 1]),
+        (spaces.Box(-2, 2, (1,), np.float32), ("torque",), "-1.5", [-1.5]),
+    ],
+)
+def test_actions_are_read(space: spaces.Space[Any], names: tuple[str, ...], text: str, action: Any) -> None:
+    found = read_action(space, text, names)
+    assert space.contains(found) and np.array_equal(found, action)
+
+
+@pytest.mark.parametrize(
+    ("space", "text"),
+    [
+        (spaces.Discrete(2), "2"),
+        (spaces.Discrete(2), "left or right"),
+        (spaces.Discrete(2), "9" * 5000),
+        (spaces.MultiDiscrete([3, 2]), "2"),
+        (spaces.MultiDiscrete([3, 2]), "2, 0.5"),
+        (spaces.Box(-2, 2, (1,), np.float32), "nan"),
+        (spaces.Box(-2, 2, (1,), np.float32), "1e999"),
+        (spaces.Box(-2, 2, (1,), np.float32), "3"),
+    ],
+)
+def test_what_is_no_action_is_refused(space: spaces.Space[Any], text: str) -> None:
+    with pytest.raises(InvalidActionError, match=r"is not an action\. The action is"):
+        read_action(space, text)
+
+
+def test_the_form_of_an_action_is_told() -> None:
+    assert action_form(spaces.Discrete(2), ("stick", "hit")) == "The actions are stick, hit."
+    both = spaces.Box(np.array([0.0, -1.0], np.float32), np.array([1.0, 1.0], np.float32))
+    assert action_form(both, ("gas", "wheel")) == (
+        "The action is 2 numbers, with commas: gas from 0 to 1; wheel from -1 to 1."
+    )
+
+
+@pytest.mark.parametrize("env_id", GYMNASIUM)
+def test_an_episode_in_words_is_the_episode_in_numbers(env_id: str) -> None:
+    env, inner = gym.make(f"gymnasium/{env_id}", max_turns=30), gym.make(env_id)
+    env.reset(seed=4)
+    inner.reset(seed=env.unwrapped.problem["env_seed"])  # type: ignore[attr-defined]
+    inner.action_space.seed(4)
+    assert env_id in WORDS
+    for _ in range(30):
+        action = inner.action_space.sample()
+        observation, reward, terminated, _, _ = inner.step(action)
+        names = WORDS[env_id].actions
+        text = names[action] if isinstance(inner.action_space, spaces.Discrete) else str(float(action[0]))
+        shown, paid, is_over, truncated, info = env.step(f"<answer>{text}</answer>")
+        assert paid == pytest.approx(float(reward)) and is_over == terminated
+        assert np.array_equal(env.unwrapped._state, observation)  # type: ignore[attr-defined]
+        assert shown.startswith(f"Reward: {float(reward):g}. State: ")
+        if is_over or truncated:
+            assert "is_success" in info
+            break
+
+
+def test_what_is_shown() -> None:
+    lake = gym.make("gymnasium/FrozenLake-v1", env_kwargs={"is_slippery": False})
+    shown, _ = lake.reset(seed=1)
+    assert shown == (
+        "The actions are left, down, right, up.\nState: row 0, column 0 of this map (S start, F ice, H hole, G goal):\n"
+        "SFFF\nFHFH\nFFFH\nHFFG"
+    )
+    for way in ("down", "down", "right", "right", "down", "right"):
+        *_, terminated, _, info = lake.step(f"<answer>{way}</answer>")
+    assert terminated and info["is_success"] is True
+    pole = gym.make("gymnasium/CartPole-v1", max_turns=3)
+    assert "cart position" in pole.reset(seed=1)[0]
+    text, reward, terminated, _, _ = pole.step("I push it")
+    assert text == "Error: the reply has no answer in the form <answer>action</answer>."
+    assert (reward, terminated) == (-0.1, False)
+
+
+def test_other_environments_and_what_is_refused() -> None:
+    class Corridor(gym.Env[Any, Any]):
+        observation_space, action_space = spaces.Discrete(4), spaces.Discrete(2)
+
+        def reset(
+            self, *, seed: int | None = None, options: dict[str, Any] | None = None
+        ) -> tuple[int, dict[str, Any]]:
+            self.at = 0
+            return 0, {}
+
+        def step(self, action: int) -> tuple[int, float, bool, bool, dict[str, Any]]:
+            self.at += action
+            return self.at, float(self.at == 3), self.at == 3, False, {}
+
+    class Pictures(Corridor):
+        observation_space = spaces.Box(0, 255, (84, 84, 3), np.uint8)
+
+    gym.register("test/Corridor-v0", Corridor)
+    gym.register("test/Pictures-v0", Pictures)
+    try:
+        env = GymnasiumEnv(env_id="test/Corridor-v0", words=Words("Go to the end.", ["cell"], ["stay", "go"]))
+        assert env.reset(seed=1)[0] == "The actions are stay, go.\nState: cell 0"
+        assert [env.step("<answer>go</answer>")[2] for _ in range(3)] == [False, False, True]
+        with pytest.raises(EnvContractError, match="has no oracle"):
+            env.reset(seed=1)
+            env.oracle()
+        with pytest.raises(InvalidConfigError, match=r"the observations of test/Pictures-v0 are Box\(0, 255"):
+            GymnasiumEnv(env_id="test/Pictures-v0")
+        with pytest.raises(InvalidConfigError, match="there are 1 names for the 2 actions"):
+            GymnasiumEnv(env_id="test/Corridor-v0", words=Words(actions=["go"]))
+    finally:
+        gym.registry.pop("test/Corridor-v0")
+        gym.registry.pop("test/Pictures-v0")
+    with pytest.raises(InvalidConfigError, match="'No-v0' cannot be made"):
+        GymnasiumEnv(env_id="No-v0")
+
+
+def test_they_are_evaluated_as_any_task() -> None:
+    import llm_envs
+
+    assert suite_ids()["gymnasium"] == [f"gymnasium/{name}" for name in GYMNASIUM]
+    result = llm_envs.evaluate("gymnasium/Blackjack-v1", ConstantPolicy("<answer>stick</answer>"), n=20, progress=False)
+    assert 0.1 < result.success_rate < 0.7
