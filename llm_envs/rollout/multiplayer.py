@@ -1,4 +1,4 @@
-"""Games of several seats: each seat's play is an episode, with rows, rewards and a group of its own.
+"""Games of several seats: each seat's play is an episode, with its own rows, rewards and group.
 
 1. The seats of a game are played at once, each by `play_episode`; the turn passes between them.
 2. Consecutive groups of a source are the seats of the same games: member m of each plays game m. With one policy in
@@ -50,7 +50,7 @@ class MultiplayerEnv:
             and every seat's episode is returned. A token policy needs an attribute `codec`.
 
     Raises:
-        InvalidConfigError: If the environment has no seats, or the opponent is no policy.
+        InvalidConfigError: If the environment has no seats, or the opponent is not a policy.
     """
 
     def __init__(self, env: str | EnvFactory, opponent: Policy | PastVersions | None = None) -> None:
@@ -130,7 +130,7 @@ class MultiplayerEnv:
             return await self._play(spec, f"{name}-{spec.seat}", seats, settings)
         loop = asyncio.get_running_loop()
         game = self._games.get(key)
-        if game is None or spec.seat in game.taken or game.task.get_loop() is not loop:
+        if game is None or not game.has(spec.seat, loop):
             task = loop.create_task(self._play(spec, name, [(policy, codec)] * self.n_seats, settings))
             game = self._games[key] = _Game(task)
             self._forget_oldest()
@@ -170,9 +170,9 @@ class MultiplayerEnv:
 
 
 class PastVersions:
-    """A pool of past versions of the policy, one of which plays a game's other seats.
+    """A pool of past versions of the policy: for each game, one plays the other seats.
 
-    It is empty at first, and the policy then plays all seats. Seeds decide the version of each game.
+    It is empty at first, and in a resumed run; the policy then plays all seats. Seeds decide the version of each game.
 
     Args:
         every: Versions of the weights between two copies; trainers count optimizer steps.
@@ -192,7 +192,7 @@ class PastVersions:
         """Version of the weights -> the copy."""
 
     def choose(self, policy: Policy, seed: int) -> Policy:
-        """Return a past version, or the policy itself while there is none; copy the policy if it is time.
+        """Return a past version, or the policy itself while the pool is empty; copy the policy if it is time.
 
         Raises:
             InvalidConfigError: If the policy has no versions, or cannot be copied.
@@ -215,8 +215,9 @@ def _copy_of(policy: Any) -> Policy:
             f"PastVersions: {type(policy).__name__} has no model to copy: give copy_fn=(policy) -> copy, such as one "
             "that saves a checkpoint and starts a policy on it."
         )
-    frozen: Policy = type(policy)(copy.deepcopy(model).eval(), tokenizer, weight_version=policy.weight_version)
-    return frozen
+    frozen = copy.deepcopy(model).eval().requires_grad_(False)
+    past: Policy = type(policy)(frozen, tokenizer, weight_version=policy.weight_version, prefix_cache_gib=0.0)
+    return past
 
 
 @dataclass(eq=False)
@@ -226,6 +227,9 @@ class _Game:
     task: asyncio.Task[list[Trajectory]]
     taken: set[int] = field(default_factory=set)
     n_waiting: int = 0
+
+    def has(self, seat: int, loop: asyncio.AbstractEventLoop) -> bool:
+        return seat not in self.taken and self.task.get_loop() is loop and not self.task.cancelled()
 
     async def played(self) -> list[Trajectory]:
         self.n_waiting += 1
