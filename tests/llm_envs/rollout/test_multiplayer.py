@@ -87,6 +87,17 @@ class TestSeats:
         assert [turn.reward for turn in play(env, policy, 0).turns] == [1.0]
         assert [turn.reward for turn in play(env, policy, 1).turns] == [-1.0]
 
+    def test_a_reward_before_the_first_turn_counts_to_it(self):
+        """Seat 1 is paid 0.5 while seat 0 acts first, and then loses 1 by folding."""
+
+        class Early(KuhnPoker):
+            def step(self, action):
+                observation, reward, terminated, truncated, info = super().step(action)
+                info["rewards"] = info["rewards"] if terminated else [0.0, 0.5]
+                return observation, reward, terminated, truncated, info
+
+        assert [turn.reward for turn in play(MultiplayerEnv(Early), BySeat(BET, PASS), 1).turns] == [-0.5]
+
     def test_a_reply_without_a_legal_action_loses_the_most(self):
         first, second = (play(MultiplayerEnv(KuhnPoker), BySeat(PASS, "I call"), seat) for seat in (0, 1))
         assert (first.reward, second.reward, second.terminated) == (2.0, -2.0, True)
