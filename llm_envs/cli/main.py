@@ -58,6 +58,7 @@ COMMANDS = {
     "branch": Command("llm_envs.cli.branch", "Play a stored episode again from one of its turns on, many times."),
     "serve": Command("llm_envs.cli.serve", "Serve a model by OpenAI's API, and record what agents do with it."),
     "serve-envs": Command("llm_envs.cli.serve_envs", "Run environments for runs on other machines."),
+    "mcp": Command("llm_envs.cli.mcp", "Serve a task as an MCP server, for a desktop client."),
     "merge": Command("llm_envs.cli.merge", "Join the shards that several machines played into one run."),
     "export": Command("llm_envs.cli.export", "Convert a collected run for other libraries."),
     "report": Command("llm_envs.cli.report", "Write a page of runs for a browser."),
