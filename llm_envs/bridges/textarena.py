@@ -18,29 +18,115 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import gymnasium as gym
 import numpy as np
 
 from llm_envs.bridges.ids import TEXTARENA
 from llm_envs.env import Difficulty, Outcome, TextEnv
-from llm_envs.errors import BridgeError, EnvContractError, InvalidActionError, InvalidConfigError, MissingExtraError
+from llm_envs.errors import (
+    BridgeError,
+    EnvContractError,
+    InvalidActionError,
+    InvalidConfigError,
+    MissingExtraError,
+    ResetNeededError,
+)
 from llm_envs.parsers.answers import split_thinking
 from llm_envs.policies.base import ChatPolicy, EnvPolicy, EpisodicPolicy
-from llm_envs.problems import check_choice
-from llm_envs.spaces import encodable
+from llm_envs.problems import SPLITS, check_choice
+from llm_envs.spaces import TextSpace, encodable
 from llm_envs.tools.background_loop import LimitReached, capture, guard_s, wait
 from llm_envs.types import Message, SamplingParams
 
-__all__ = ["ShownMovesOpponent", "TextArenaEnv"]
+__all__ = ["Game", "ShownMovesOpponent", "TextArenaEnv", "TextArenaSeatsEnv"]
 
 _MAX_MOVE_CHARACTERS = 4_000
 """Longer moves are cut: some games search them with regular expressions."""
 _MAX_OPPONENT_MOVES = 200
 """In a row: more is a game that waits for a valid move forever."""
+_CRASHED = "[GAME] The game cannot take the last move. It is lost."
 _MOVE = re.compile(r"\[[^\[\]\n]{1,40}\]")
 _global_generators = threading.Lock()
+
+
+class Game:
+    """One game: the package's, without its wrappers, with its own states of the global random generators.
+
+    Args:
+        name: TextArena's id.
+        seed: Decides the game.
+
+    Raises:
+        MissingExtraError: If the package is not installed.
+    """
+
+    def __init__(self, name: str, seed: int) -> None:
+        registry = _import_registry(name)
+        wrappers = [wrapper.__name__ for wrapper in registry.ENV_REGISTRY[name].default_wrappers or ()]
+        self._adds_brackets = "ActionFormattingWrapper" in wrappers
+        self._random = random.Random(seed).getstate(), np.random.RandomState(seed).get_state()
+        self.n_seats = TEXTARENA[name]
+        self.is_over = False
+        with self._own_generators():
+            self._env = registry.make(f"{name}-raw")
+            self._env.reset(num_players=self.n_seats, seed=seed)
+
+    @property
+    def seat(self) -> int:
+        """Whose turn it is."""
+        return int(self._env.state.current_player_id)
+
+    def observe(self) -> str:
+        """Return what is new for the seat whose turn it is."""
+        with self._own_generators():
+            seat, seen = self._env.get_observation()
+        return self._shown(seen, seat)
+
+    def move(self, text: str) -> None:
+        """Play a move of the seat whose turn it is. A game may raise whatever it likes on a hostile one."""
+        text = encodable(split_thinking(text).content.strip())[:_MAX_MOVE_CHARACTERS]
+        if self._adds_brackets and "[" not in text and "]" not in text:
+            text = f"[{text}]"
+        with self._own_generators():
+            self.is_over, _ = self._env.step(text)
+
+    def result(self, seat: int) -> tuple[float, str]:
+        """Return a seat's reward at the end, from -1 to 1, and what it has not seen.
+
+        If invalid moves of another seat end the game, the reward is 0 at most.
+        """
+        rewards, infos = self._env.close()
+        reward = _number((rewards or {}).get(seat, 0.0))
+        if any(infos.get(other, {}).get("invalid_move") for other in range(self.n_seats) if other != seat):
+            reward = min(reward, 0.0)
+        reason = infos.get(seat, {}).get("reason")
+        shown = self._shown(self._env.state.observations[seat], seat)
+        return reward, "\n".join(filter(None, [shown, f"[GAME] {reason}" if reason else ""])) or "[GAME] It is over."
+
+    def _shown(self, seen: Any, seat: int) -> str:
+        """Return messages as text, without the player's own moves."""
+        if isinstance(seen, str):
+            return seen
+        names = self._env.state.role_mapping
+        lines = [(names.get(sender, f"Player {sender}"), text) for sender, text, _ in seen if sender != seat]
+        return "\n".join(f"[{name}] {text}" for name, text in lines)
+
+    @contextmanager
+    def _own_generators(self) -> Iterator[None]:
+        """Give the game its own state of the global random generators."""
+        with _global_generators:
+            python, numpy = random.getstate(), np.random.get_state()
+            random.setstate(self._random[0])
+            np.random.set_state(self._random[1])
+            try:
+                with redirect_stdout(sys.stderr):  # some games print
+                    yield
+            finally:
+                self._random = random.getstate(), np.random.get_state()
+                random.setstate(python)
+                np.random.set_state(numpy)
 
 
 class ShownMovesOpponent:
@@ -124,12 +210,7 @@ class TextArenaEnv(TextEnv):
         check_choice("textarena", "seat", seat, (None, *range(self.n_players)))
         if opponent is not None and self.n_players == 1:
             raise InvalidConfigError(f"textarena: {game} has one player, so it takes no opponent.")
-        try:
-            self._registry: Any = importlib.import_module("textarena.envs.registration")
-        except ImportError as error:
-            raise MissingExtraError(
-                f"{game} needs `textarena`: pip install 'llm-envs[textarena]' ({error})."
-            ) from error
+        _import_registry(game)
         self._seat, self._timeout_s = seat, opponent_timeout_s
         self._policy = _named(opponent) if isinstance(opponent, str) else opponent or ShownMovesOpponent()
         self.blocking = isinstance(self._policy, ChatPolicy)
@@ -150,22 +231,15 @@ class TextArenaEnv(TextEnv):
     def begin(self) -> None:
         """Make the game, and let the opponent move if it begins."""
         seed, self._me = self.problem["game_seed"], self.problem["seat"]
-        self._random = random.Random(seed).getstate(), np.random.RandomState(seed).get_state()
-        spec = self._registry.ENV_REGISTRY[self.game]
-        wrappers = [wrapper.__name__ for wrapper in spec.default_wrappers or ()]
-        self._adds_brackets = "ActionFormattingWrapper" in wrappers
-        self._talk: list[Message] = []
-        self._is_over = False
         policy: Any = self._policy
         self._opponent = cast("EpisodicPolicy", policy).for_episode(seed) if hasattr(policy, "for_episode") else policy
-        with self._own_generators():
-            self._env = self._registry.make(f"{self.game}-raw")
-            self._env.reset(num_players=self.n_players, seed=seed)
-        self._first = self._wait_for_turn()
+        self._talk: list[Message] = []
+        self._played = Game(self.game, seed)
+        self._wait_for_turn()
 
     def prompt(self) -> str:
         """Return the rules and the first position."""
-        return self._first
+        return self._played.result(self._me)[1] if self._played.is_over else self._played.observe()
 
     def next_action(self) -> str:
         """Raise: the games have no oracle."""
@@ -173,55 +247,29 @@ class TextArenaEnv(TextEnv):
 
     def play(self, action: str) -> Outcome:
         """Make the agent's move and the opponent's."""
-        if not self._is_over:
+        played = self._played
+        if not played.is_over:
             try:
-                self._move(split_thinking(action).content)
-            except Exception as error:  # games were not written against hostile moves
-                text = f"Error: the game cannot take this move ({type(error).__name__}). It is lost."
-                return Outcome(text, {"reward": -1.0}, True, False)
-        observation = self._wait_for_turn()
-        if not self._is_over:
-            return Outcome(observation, {"reward": 0.0})
-        rewards, infos = self._env.close()
-        reward = _number((rewards or {}).get(self._me, 0.0))
-        others = [infos.get(seat, {}) for seat in range(self.n_players) if seat != self._me]
-        if any(info.get("invalid_move") for info in others):
-            reward = min(reward, 0.0)
-        reason = infos.get(self._me, {}).get("reason")
-        text = "\n".join(filter(None, [observation, f"[GAME] {reason}" if reason else ""]))
-        return Outcome(text or "[GAME] The game is over.", {"reward": reward}, True, reward >= 1.0)
+                played.move(action)
+            except Exception:  # games were not written against hostile moves
+                return Outcome(_CRASHED, {"reward": -1.0}, True, False)
+            self._wait_for_turn()
+        if not played.is_over:
+            return Outcome(played.observe(), {"reward": 0.0})
+        reward, observation = played.result(self._me)
+        return Outcome(observation, {"reward": reward}, True, reward >= 1.0)
 
-    def _wait_for_turn(self) -> str:
-        """Let the opponent move until it is the agent's turn or the end; return what the agent has not seen."""
-        n_moves = 0
-        while not self._is_over and (seat := self._env.state.current_player_id) != self._me:
-            if (n_moves := n_moves + 1) > _MAX_OPPONENT_MOVES:
-                raise BridgeError(f"{self.game}: the opponent had {_MAX_OPPONENT_MOVES} moves in a row.")
-            with self._own_generators():
-                _, seen = self._env.get_observation()
-            self._move(self._ask_opponent(self._shown(seen, seat)))
-        if self._is_over:
-            return self._shown(self._env.state.observations[self._me], self._me)
-        with self._own_generators():
-            _, seen = self._env.get_observation()
-        return self._shown(seen, self._me)
-
-    def _move(self, text: str) -> None:
-        text = text.strip()[:_MAX_MOVE_CHARACTERS]
-        if self._adds_brackets and "[" not in text and "]" not in text:
-            text = f"[{text}]"
-        with self._own_generators():
-            self._is_over, _ = self._env.step(encodable(text))
-
-    def _shown(self, seen: Any, seat: int) -> str:
-        """Return messages as text, without the player's own moves."""
-        if isinstance(seen, str):
-            return seen
-        return "\n".join(self._line(sender, text) for sender, text, _ in seen if sender != seat)
-
-    def _line(self, sender: int, text: str) -> str:
-        name = "GAME" if sender == -1 else self._env.state.role_mapping.get(sender, f"Player {sender}")
-        return f"[{name}] {text}"
+    def _wait_for_turn(self) -> None:
+        """Let the opponent move until it is the agent's turn or the end."""
+        for _ in range(_MAX_OPPONENT_MOVES):
+            if self._played.is_over or self._played.seat == self._me:
+                return
+            move = self._ask_opponent(self._played.observe())
+            try:
+                self._played.move(move)
+            except Exception as error:
+                raise BridgeError(f"{self.game}: the opponent's move {move!r:.80} crashes the game: {error}") from error
+        raise BridgeError(f"{self.game}: the opponent had {_MAX_OPPONENT_MOVES} moves in a row.")
 
     def _ask_opponent(self, observation: str) -> str:
         """Return the opponent's move; raise `BridgeError` if it fails: the episode then has failed."""
@@ -237,7 +285,7 @@ class TextArenaEnv(TextEnv):
         except Exception as error:
             raise BridgeError(f"{self.game}: the opponent failed: {type(error).__name__}: {error}") from error
         self._talk.append(Message("assistant", str(value)))
-        return split_thinking(str(value)).content
+        return str(value)
 
     def _opponent_value(self, observation: str) -> Any:
         if isinstance(self._opponent, EnvPolicy):
@@ -245,20 +293,67 @@ class TextArenaEnv(TextEnv):
         params = SamplingParams(seed=self.problem["game_seed"] + len(self._talk))
         return _reply(self._opponent, tuple(self._talk), params)
 
-    @contextmanager
-    def _own_generators(self) -> Iterator[None]:
-        """Give the game its own state of the global random generators."""
-        with _global_generators:
-            python, numpy = random.getstate(), np.random.get_state()
-            random.setstate(self._random[0])
-            np.random.set_state(self._random[1])
-            try:
-                with redirect_stdout(sys.stderr):  # some games print
-                    yield
-            finally:
-                self._random = random.getstate(), np.random.get_state()
-                random.setstate(python)
-                np.random.set_state(numpy)
+
+class TextArenaSeatsEnv(gym.Env[str, str]):
+    """A game of TextArena with all its seats, for `llm_envs.rollout.MultiplayerEnv`: self-play, or any opponent.
+
+    Each step is the move of the seat whose turn it is. A move that crashes the game loses it.
+
+    Args:
+        game: TextArena's id of a game for two.
+        split: "train" or "test": games of different seeds.
+    """
+
+    tools: Sequence[Mapping[str, Any]] = ()
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": []}
+
+    def __init__(self, game: str = "TicTacToe-v0", split: str = "train") -> None:
+        check_choice("textarena", "game", game, [name for name, n_players in TEXTARENA.items() if n_players == 2])
+        check_choice("textarena", "split", split, SPLITS)
+        _import_registry(game)
+        self.game, self.split, self.n_seats = game, split, 2
+        self.observation_space, self.action_space = TextSpace(), TextSpace()
+        self._played: Game | None = None
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        """Begin a game; `options={"problem": {"game_seed": 5}}` begins that of a seed."""
+        super().reset(seed=seed)
+        drawn = 2 * int(self.np_random.integers(2**30)) + (self.split == "test")  # odd seeds are for the test
+        self._played = Game(self.game, options["problem"]["game_seed"] if options else drawn)
+        return self._played.observe(), {"seat": self._played.seat}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Play the move of the seat whose turn it is; its own reward is returned.
+
+        Raises:
+            ResetNeededError: If no game is running.
+        """
+        played = self._played
+        if played is None:
+            raise ResetNeededError("TextArenaSeatsEnv.step was called outside a game: call reset() first.")
+        seat = played.seat
+        try:
+            played.move(action)
+        except Exception:
+            return self._end(seat, [(-1.0, _CRASHED) if each == seat else (0.0, _CRASHED) for each in (0, 1)])
+        if played.is_over:
+            return self._end(seat, [played.result(each) for each in (0, 1)])
+        return played.observe(), 0.0, False, False, {"seat": played.seat, "rewards": [0.0, 0.0]}
+
+    def _end(self, seat: int, results: list[tuple[float, str]]) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        self._played = None
+        rewards, observations = [reward for reward, _ in results], [text for _, text in results]
+        info = {"seat": seat, "rewards": rewards, "observations": observations}
+        info["is_success"] = [reward >= 1.0 for reward in rewards]
+        return observations[seat], rewards[seat], True, False, info
+
+
+def _import_registry(game: str) -> Any:
+    try:
+        importlib.import_module("textarena.envs")
+        return importlib.import_module("textarena.envs.registration")
+    except ImportError as error:
+        raise MissingExtraError(f"{game} needs `textarena`: pip install 'llm-envs[textarena]' ({error}).") from error
 
 
 def _number(reward: Any) -> float:
