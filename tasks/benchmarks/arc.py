@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -98,9 +98,9 @@ class ARCEnv(TextEnv):
         """Draw a task."""
         return {"id": pick(self.np_random.random, self._ids)}
 
-    def problem_at(self, index: int) -> dict[str, Any]:
-        """Return a problem of the split, from 0: for `EnvChoice(..., problems=...)`, which plays each once."""
-        return {"id": self._ids[index]}
+    def problems(self, seed: int = 0) -> Iterator[dict[str, Any]]:
+        """Yield each task of the split, in order."""
+        return ({"id": task_id} for task_id in self._ids)
 
     def check_problem(self, problem: Mapping[str, Any]) -> None:
         """Refuse an id of neither split."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -159,9 +159,9 @@ class Tau2Env(ToolEnv):
         """Draw a task of the split."""
         return {"id": pick(self.np_random.random, self._ids)}
 
-    def problem_at(self, index: int) -> dict[str, Any]:
-        """Return a problem of the split, from 0: for `EnvChoice(..., problems=...)`, which plays each once."""
-        return {"id": self._ids[index]}
+    def problems(self, seed: int = 0) -> Iterator[dict[str, Any]]:
+        """Yield each task of the split, in order."""
+        return ({"id": task_id} for task_id in self._ids)
 
     def check_problem(self, problem: Mapping[str, Any]) -> None:
         """Refuse an id of another domain."""
@@ -193,7 +193,7 @@ class Tau2Env(ToolEnv):
 
     @property
     def scenario(self) -> dict[str, str | None]:
-        """The knowledge and wishes of the user: `reason_for_call`, `known_info`, `unknown_info`, `task_instructions`."""
+        """The user's knowledge and wishes: `reason_for_call`, `known_info`, `unknown_info`, `task_instructions`."""
         instructions = self._task["user_scenario"]["instructions"]
         return {
             key: instructions[key] for key in ("reason_for_call", "known_info", "unknown_info", "task_instructions")

@@ -48,10 +48,13 @@ def load() -> None:
     load_from = database.DB.load.__func__
 
     @functools.cache
-    def pickled(cls: Any, path: str) -> bytes:
-        return pickle.dumps(load_from(cls, path))
+    def pickled(kind: Any, path: str) -> bytes:
+        return pickle.dumps(load_from(kind, path))
 
-    database.DB.load = classmethod(lambda cls, path: pickle.loads(pickled(cls, str(path))))
+    def load_again(kind: Any, path: str) -> Any:
+        return pickle.loads(pickled(kind, str(path)))
+
+    database.DB.load = classmethod(load_again)
     for domain, kit in (("airline", "AirlineTools"), ("retail", "RetailTools")):
         tools = getattr(sys.modules[f"tau2.domains.{domain}.tools"], kit)
         tools.calculate = functools.wraps(tools.calculate)(lambda self, expression: calculate(expression))

@@ -92,10 +92,11 @@ def test_what_is_no_grid(answer):
 )
 def test_every_oracle_succeeds(level, split, n):
     env = gym.make("llm/ARC-v0", difficulty=level, split=split)
-    assert env.unwrapped.n_problems == n
-    for index in range(n):
-        env.reset(options={"problem": env.unwrapped.problem_at(index)})
-        assert env.step(env.unwrapped.oracle())[1] == 1, index
+    problems = list(env.unwrapped.problems())
+    assert env.unwrapped.n_problems == len(problems) == n
+    for problem in problems:
+        env.reset(options={"problem": problem})
+        assert env.step(env.unwrapped.oracle())[1] == 1, problem
 
 
 def test_wrong_arguments_are_refused(monkeypatch):

@@ -50,7 +50,8 @@ def test_splits_are_those_of_the_benchmark(domain):
     train, test = set(ids_of(domain, "train")), set(ids_of(domain, "test"))
     assert (len(train), len(test)) == COUNT[domain]
     assert not train & test and train | test == set(tasks_of(domain))
-    assert gym.make("llm/Tau2-v0", difficulty=domain, split="test").unwrapped.n_problems == len(test)
+    task = gym.make("llm/Tau2-v0", difficulty=domain, split="test").unwrapped
+    assert task.n_problems == len(test) and {problem["id"] for problem in task.problems()} == test
 
 
 def test_the_prompt_and_the_tools_are_those_of_the_package():
