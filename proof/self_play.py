@@ -97,10 +97,10 @@ _KUHN = {
     "max_steps": 100,
     "per_device_train_batch_size": 128,
     "num_generations": 8,
-    "learning_rate": 1e-3,
+    "learning_rate": 5e-4,
     "lr_scheduler_type": "linear",
 }
-_BOARD = {**_KUHN, "num_generations": 64, "learning_rate": 5e-4}
+_BOARD = {**_KUHN, "num_generations": 64}
 _PPO = {"num_generations": 1, "value_learning_rate": 1e-3}
 RUNS: Mapping[str, Run] = {
     "kuhn-grpo": Run("kuhn", settings=_KUHN),
@@ -173,9 +173,9 @@ def warm_start(game: str) -> Path:
     model = tiny_model(tokenizer, hidden_size=64, n_heads=2, max_length=256, seed=0)
     config = EnvSFTConfig(
         output_dir=str(folder / "sft"),
-        max_steps=60 if game == "kuhn" else 250,
-        per_device_train_batch_size=128,
-        learning_rate=2e-3,
+        max_steps=100 if game == "kuhn" else 400,
+        per_device_train_batch_size=32,
+        learning_rate=5e-3,
         lr_scheduler_type="cosine",
         warmup_steps=10,
         gradient_checkpointing=False,
@@ -185,7 +185,7 @@ def warm_start(game: str) -> Path:
         disable_tqdm=True,
         seed=0,
     )
-    source = traces(ChatCodec(tokenizer), 500 if game == "kuhn" else 4000)
+    source = traces(ChatCodec(tokenizer), 500 if game == "kuhn" else 1000)
     trainer = EnvSFTTrainer(model, args=config, source=source, processing_class=tokenizer)
     trainer.remove_callback(transformers.PrinterCallback)
     trainer.train()
@@ -243,7 +243,7 @@ def train(name: str, seed: int) -> dict[str, Any]:
     }
     env = MultiplayerEnv(GAMES[run.game], opponent=OPPONENTS[run.opponent]())
     base = PPO if run.trainer == "ppo" else DR_GRPO
-    algorithm = replace(base, normalisation="token", constant=None)
+    algorithm = replace(base, normalisation="token", constant=None, entropy_coef=0.05)
     makes: Any = {"grpo": (EnvGRPOTrainer, EnvGRPOConfig), "ppo": (EnvPPOTrainer, EnvPPOConfig)}[run.trainer]
     trainer = makes[0](str(warm), env, makes[1](**settings), algorithm=algorithm, context_fn=newest)
     curve = _Curve(run, trainer)
