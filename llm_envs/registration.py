@@ -30,6 +30,7 @@ from llm_envs.errors import DuplicateTaskError, InvalidConfigError, UnknownTaskE
 __all__ = [
     "ENTRY_POINT_GROUP",
     "TaskPackageWarning",
+    "bridged_ids",
     "discover",
     "installed_entry_points",
     "register_task",
@@ -153,6 +154,15 @@ def _name(distribution: Distribution) -> str:
 def task_ids() -> list[str]:
     """Return the ids of all registered tasks, sorted."""
     return sorted(id for id in _task_ids if id in gym.registry)
+
+
+def bridged_ids() -> list[str]:
+    """Return the ids of other suites' environments (`llm_envs.bridges`), sorted, without those that are off."""
+    return sorted(
+        id
+        for id, spec in gym.registry.items()
+        if str(spec.entry_point).startswith("llm_envs.bridges.") and spec.kwargs.get("allow_flawed", True)
+    )
 
 
 def task_spec(id: str) -> EnvSpec:

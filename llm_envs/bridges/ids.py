@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import gymnasium as gym
 
-__all__ = ["GYMNASIUM", "REASONING_GYM", "TEXTARENA", "register_suites", "suite_ids"]
+__all__ = ["FLAWED", "GYMNASIUM", "REASONING_GYM", "TEXTARENA", "register_suites", "suite_ids"]
 
 _DATA_SETS = (
     "ab acre advanced_geometry aiw arc_1d arc_agi base_conversion basic_arithmetic bf binary_alternation "
@@ -24,6 +27,13 @@ _DATA_SETS = (
 )
 REASONING_GYM = tuple(_DATA_SETS.split())
 """Data sets of reasoning-gym 0.1.25, without `composite`, which mixes others."""
+
+FLAWED: Mapping[str, str] = {
+    "coin_flip": '"0" has full credit: the tolerance grows with the answer',
+    "complex_arithmetic": '"nan" has full credit',
+    "game_of_life_halting": "any text has full credit where the answer is False",
+}
+"""Data set -> how garbage gets full credit. `python -m proof.bridges` finds them."""
 
 _ONE_PLAYER = (
     "2048/ultra-easy/mega-easy/super-easy/very-easy/easy//hard/very-hard/extreme/3x3/5x5/6x6/8x8/10x10 Bandit//hard "
@@ -73,16 +83,17 @@ def suite_ids() -> dict[str, list[str]]:
 
 
 def register_suites() -> None:
-    """Register all with Gymnasium. `llm_envs.task_ids` lists only tasks; the suites have `suite_ids`."""
+    """Register all with Gymnasium. `llm_envs.task_ids` lists only tasks; `llm_envs.registration.bridged_ids` these."""
     for name in REASONING_GYM:
-        _register(f"reasoning_gym/{name}-v0", "reasoning_gym:ReasoningGymEnv", {"dataset": name})
+        is_off = {"allow_flawed": False} if name in FLAWED else {}
+        _register(f"reasoning_gym/{name}-v0", "reasoning_gym:ReasoningGymEnv", {"dataset": name, **is_off})
     for name in TEXTARENA:
         _register(f"textarena/{_version_last(name)}", "textarena:TextArenaEnv", {"game": name})
     for name in GYMNASIUM:
         _register(f"gymnasium/{name}", "gymnasium:GymnasiumEnv", {"env_id": name})
 
 
-def _register(task_id: str, entry_point: str, kwargs: dict[str, str]) -> None:
+def _register(task_id: str, entry_point: str, kwargs: dict[str, Any]) -> None:
     if task_id not in gym.registry:
         gym.register(task_id, entry_point=f"llm_envs.bridges.{entry_point}", kwargs=kwargs)
 

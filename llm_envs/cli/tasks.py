@@ -26,6 +26,7 @@ examples:
   llm-envs list
   llm-envs list --family games --multi-turn
   llm-envs list --tools --json
+  llm-envs list --suites
 """
 CHECK_EXAMPLES = """
 examples:
@@ -44,14 +45,20 @@ def add_list_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tools", action=Flag, help="tasks with tools")
     parser.add_argument("--hard", action=Flag, help="tasks with a level expected to be hard for frontier models")
     parser.add_argument("--json", action=Flag, help="print all properties as JSON")
+    parser.add_argument("--suites", action=Flag, help="print only the ids of other suites' environments")
     parser.epilog = LIST_EXAMPLES
 
 
 def list_tasks(arguments: argparse.Namespace) -> None:
     """Print the requested tasks, one line each."""
     from llm_envs.checker.catalogue import family_of, summary
-    from llm_envs.registration import task_ids
+    from llm_envs.registration import bridged_ids, task_ids
 
+    if arguments.suites:
+        if arguments.family or arguments.turns or arguments.tools or arguments.hard or arguments.json:
+            raise InvalidConfigError("--suites: give it without other options; they are about tasks.")
+        print("\n".join(bridged_ids()))
+        return
     ids = task_ids()
     families = {task_id: family_of(task_id) for task_id in ids}
     if arguments.family:

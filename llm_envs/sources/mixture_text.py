@@ -66,9 +66,9 @@ def _is_pattern(name: str) -> bool:
 
 
 def _matching(pattern: str) -> list[str]:
-    from llm_envs.registration import task_ids, task_spec
+    from llm_envs.registration import bridged_ids, task_ids, task_spec
 
-    found = fnmatch.filter(task_ids(), pattern)
+    found = fnmatch.filter(task_ids(), pattern) or fnmatch.filter(bridged_ids(), pattern)
     if not found:
         raise InvalidConfigError(f"no task matches {pattern!r}; `llm-envs list` prints all tasks.")
     # Benchmarks need data or packages of the user's, so a pattern takes them only if it matches nothing else.

@@ -33,7 +33,7 @@ class BoundedScorer:
 
     Args:
         script: File with a function `load() -> None`, called once, and `answer(request) -> reply`; both JSON types. It
-            imports nothing of this package.
+            imports nothing of this package. `MAY_COMPILE = True` lets it compile text, which it must check before.
     """
 
     def __init__(self, script: Path) -> None:
@@ -85,7 +85,7 @@ class BoundedScorer:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,
-                env=environment | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+                env=environment | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONHASHSEED": "0"},
             )
         except OSError as error:
             raise SandboxError(f"the scorer {self._script.name} cannot be started: {error}") from error

@@ -3,7 +3,7 @@
     python -P child.py SCRIPT
 
 This is a script: it imports nothing of this package. After loading, an audit hook refuses to compile text, to start a
-process, to open a socket and to write a file.
+process, to open a socket and to write a file. A scorer that checks text before it is compiled sets `MAY_COMPILE`.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ def main() -> None:
     replies.flush()
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    sys.addaudithook(refuse_to_execute)
+    may_compile = getattr(scorer, "MAY_COMPILE", False)
+    sys.addaudithook(lambda event, args: None if may_compile and event == "compile" else refuse_to_execute(event, args))
     for line in requests:
         try:
             answer = scorer.answer(json.loads(line))
