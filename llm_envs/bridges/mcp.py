@@ -1,7 +1,7 @@
 """An environment as an MCP server, which a desktop client can play: `llm-envs mcp llm/Calculator-v0`.
 
 The server has the environment's own tools, and two more: `start_episode`, which returns the task, and `submit_reply`,
-for any reply that is not a tool call. A call of the environment's tool is a reply with this one call.
+for any reply other than a tool call. A call of the environment's tool is a reply with this one call.
 
 Invariants:
 
@@ -85,7 +85,10 @@ class McpEpisodes:
                 else (self._step(text))
             )
         if name not in [function["name"] for function in self._functions]:
-            return f"There is no tool {name!r}; there are {', '.join(tool for tool, _, _ in self.tools())}.", True
+            return (
+                f"The tool {name!r} is unknown; the tools are {', '.join(tool for tool, _, _ in self.tools())}.",
+                True,
+            )
         return self._step(format_tool_call(name, **arguments))
 
     def _start(self, seed: int | None) -> str:

@@ -77,7 +77,9 @@ def test_what_goes_wrong_is_an_error_that_the_model_reads() -> None:
         text, is_error = await said(client, "calculator", expresion="1+1")
         assert is_error and "expresion" in text
         text, is_error = await said(client, "no_tool")
-        assert is_error and text.startswith("There is no tool 'no_tool'; there are start_episode, submit_reply, calc")
+        assert is_error and text.startswith(
+            "The tool 'no_tool' is unknown; the tools are start_episode, submit_reply, calc"
+        )
         assert (await said(client, REPLY, text=5))[1] is True
         assert (await said(client, START, seed=-1))[1] is True
         for _ in range(10):
