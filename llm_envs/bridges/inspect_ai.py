@@ -8,6 +8,7 @@ Inspect finds both by an entry point, which imports this module.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -52,7 +53,8 @@ except ImportError as error:
 __all__ = ["PolicyModel", "episodes", "play_episode", "return_and_success"]
 
 _STOPS = {"stop": "stop", "length": "max_tokens", "tool_calls": "tool_calls"}
-_SEEDS = "0"  # the group of a request's session: its seeds come from the request alone
+_GROUP = "0"
+"""The group of every session here. So a seed in a request decides what is sampled."""
 
 
 @modelapi(name="llm-envs")
@@ -60,7 +62,7 @@ class PolicyModel(ModelAPI):  # type: ignore[misc]
     """A token policy as a model of Inspect: `--model llm-envs/PATH`, or `get_model("llm-envs/policy", policy=policy)`.
 
     Args:
-        model_name: A checkpoint, if there is no `policy`.
+        model_name: A checkpoint, unless `policy` is given.
         base_url: Not used.
         api_key: Not used.
         config: Inspect's settings of generation.
@@ -85,6 +87,8 @@ class PolicyModel(ModelAPI):  # type: ignore[misc]
         self.policy: Any = _load(model_name, engine) if policy is None else policy
         self.codec: Codec = self.policy.codec if codec is None else codec
         self.sampling = SamplingParams(max_new_tokens=max_new_tokens)
+        self._seeds = itertools.count()
+        """Of requests without their own: epochs of a sample must differ."""
 
     async def generate(
         self, input: list[ChatMessage], tools: list[ToolInfo], tool_choice: ToolChoice, config: GenerateConfig
@@ -104,11 +108,11 @@ class PolicyModel(ModelAPI):  # type: ignore[misc]
             "max_tokens": config.max_tokens,
             **{name: getattr(config, name) for name in _PASSED},
         }
-        spec = EpisodeSpec("inspect", group_id=_SEEDS)
+        spec = EpisodeSpec("inspect", group_id=_GROUP)
         limits = RolloutLimits(max_policy_s=config.timeout)
-        # A session of its own: a later request may continue, shorten or rewrite the conversation.
+        # A new session for each request: a later one may continue, shorten or rewrite the conversation.
         session = PolicySession(
-            spec, self.policy, self.codec, self.sampling, limits, "append", config.seed or 0, requests_decide=True
+            spec, self.policy, self.codec, self.sampling, limits, "append", next(self._seeds), requests_decide=True
         )
         try:
             request = read_chat_request({name: value for name, value in body.items() if value is not None})
@@ -236,7 +240,7 @@ def return_and_success() -> Scorer:
 
 
 class _Report:
-    """What an environment reports of an episode: the `TaskReport` of a conversation that Inspect keeps."""
+    """The return and success of an episode: the `TaskReport` of a conversation that Inspect keeps."""
 
     def __init__(self) -> None:
         self.reward, self.is_success = 0.0, False

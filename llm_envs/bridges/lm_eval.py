@@ -50,7 +50,7 @@ class PolicyLM(LM):  # type: ignore[misc]
         batch_size: Sequences scored together.
 
     Raises:
-        InvalidConfigError: If the policy takes no token ids, or there is no tokenizer.
+        InvalidConfigError: If the policy takes no token ids, or has no tokenizer and none is given.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class PolicyLM(LM):  # type: ignore[misc]
         if not isinstance(policy, TokenPolicy) or self.tokenizer is None:
             raise InvalidConfigError(
                 f"PolicyLM: {type(policy).__name__} must be a token policy (TransformersPolicy, VLLMEnginePolicy, "
-                "VLLMServerPolicy), with a tokenizer of its own or one that you pass."
+                "VLLMServerPolicy), with its tokenizer or one that you pass."
             )
         self.seed, self.max_gen_toks, self.batch_size = seed, max_gen_toks, batch_size
         self._runner = SyncRunner()

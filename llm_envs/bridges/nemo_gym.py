@@ -118,7 +118,7 @@ def create_nemo_gym_server(env_id: str, kwargs: Mapping[str, Any]) -> Any:
     """Return the class of a server, a subclass of NeMo Gym's `GymnasiumServer`.
 
     A row's `seed` begins an episode. Results of tools go back as outputs of the calls, and everything else that the
-    environment says as a message of the user.
+    environment answers as a message of the user.
 
     Args:
         env_id: A registered id, or "module:id".
@@ -156,8 +156,8 @@ def create_nemo_gym_server(env_id: str, kwargs: Mapping[str, Any]) -> Any:
             text, call_ids = _read(action.output)
             observation, reward, terminated, truncated, info = check_step(await asyncio.to_thread(env.step, text))
             kept = {key: info[key] for key in ("reward_components", "is_success") if key in info}
-            said, outputs = _answers(observation, info, call_ids)
-            return said, reward, terminated, truncated, {**kept, "tool_outputs": outputs}
+            text_back, outputs = _answers(observation, info, call_ids)
+            return text_back, reward, terminated, truncated, {**kept, "tool_outputs": outputs}
 
         async def close_session(self, session_id: str | None) -> None:
             env = self.session_state.pop(session_id, None)
@@ -206,17 +206,17 @@ def _arguments(text: str) -> dict[str, Any]:
     try:
         arguments = json.loads(text or "{}")
     except ValueError:
-        return {"arguments": text}  # the tool refuses it, and says why
+        return {"arguments": text}  # the tool refuses it with its reason
     return arguments if isinstance(arguments, dict) else {"arguments": arguments}
 
 
 def _answers(observation: str, info: Mapping[str, Any], call_ids: list[str]) -> tuple[str | None, list[dict[str, str]]]:
-    """Return what the user says, and the outputs of the calls: each has one, as its API requires."""
-    said, outputs = [], []
+    """Return the user's message, and an output for each call, as OpenAI's API requires."""
+    texts, outputs = [], []
     for message in observed_messages(observation, info):
         if message.role == "tool" and len(outputs) < len(call_ids):
             outputs.append({"call_id": call_ids[len(outputs)], "output": message.content})
         else:
-            said.append(message.content)
+            texts.append(message.content)
     outputs += [{"call_id": id_, "output": "The call was not run."} for id_ in call_ids[len(outputs) :]]
-    return "\n".join(said) or None, outputs
+    return "\n".join(texts) or None, outputs

@@ -51,7 +51,7 @@ class OpenEnvEnv(gym.Env[str, str]):
         check_seed: Whether the first reset of a server is made twice, to see whether it uses the seed.
 
     Raises:
-        InvalidConfigError: If the server's action is not one text and there is no `to_action`.
+        InvalidConfigError: If the server's action is not one text and `to_action` is missing.
         MissingExtraError: If `websockets` is not installed.
         BridgeError: If the server cannot be reached.
     """
@@ -180,7 +180,7 @@ def create_openenv_app(env_id: str, *, max_sessions: int = 64, **kwargs: Any) ->
 
     Args:
         env_id: A registered id, or "module:id".
-        max_sessions: How many clients may play at once, each in an environment of its own.
+        max_sessions: How many clients may play at once, each in a separate environment.
         **kwargs: Arguments of the environment.
 
     Raises:

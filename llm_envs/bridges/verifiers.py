@@ -32,7 +32,7 @@ def verifiers_env(env: Any, *, n: int = -1, n_test: int = -1, success_at: float 
         **kwargs: Arguments of `load_environment`, if `env` is an id.
 
     Raises:
-        InvalidConfigError: If its rubric compares the members of a group, which an episode alone cannot have.
+        InvalidConfigError: If its rubric compares the members of a group, which single episodes do not have.
         MissingExtraError: If verifiers 0.3 is not installed.
     """
     vf = _import_legacy()

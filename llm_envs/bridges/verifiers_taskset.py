@@ -83,7 +83,7 @@ class EpisodeTaskset(vf.Taskset[EpisodeTask, EpisodeConfig]):  # type: ignore[mi
 
 
 class EpisodeEnvConfig(vf.EnvConfig):  # type: ignore[misc]
-    """The one player, a plain chat: without a shell of its own."""
+    """The one player, a plain chat without a shell."""
 
     player: vf.AgentConfig = vf.AgentConfig(harness={"id": "null"})
 

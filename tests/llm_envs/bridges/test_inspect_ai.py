@@ -113,6 +113,22 @@ def test_a_policy_answers_their_task(policy: TransformersPolicy, tmp_path: Path)
     assert [s.output.completion for s in again.samples] == [s.output.completion for s in log.samples]
 
 
+def test_epochs_differ_unless_a_seed_is_given(policy: TransformersPolicy, tmp_path: Path) -> None:
+    from inspect_ai import Task
+    from inspect_ai.dataset import MemoryDataset, Sample
+    from inspect_ai.model import get_model
+
+    model = get_model("llm-envs/policy", policy=policy, memoize=False)
+    task = Task(dataset=MemoryDataset([Sample(input="What is 1 + 1?")]))
+
+    def replies(**settings: Any) -> set[str]:
+        log = run(task, model, tmp_path, max_tokens=8, temperature=1, epochs=4, **settings)
+        return {sample.output.choices[0].message.metadata["text"] for sample in log.samples}
+
+    assert len(replies()) > 1
+    assert len(replies(seed=3)) == 1
+
+
 def test_a_policy_plays_our_environment_through_inspect(policy: TransformersPolicy, tmp_path: Path) -> None:
     from inspect_ai.model import get_model
 
