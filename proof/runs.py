@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
 
-__all__ = ["CREDIT", "LONG", "LONG_TASKS", "RUNS", "SUMMARIES", "Run"]
+__all__ = ["CREDIT", "DISTILLATION", "LONG", "LONG_TASKS", "RUNS", "SUMMARIES", "Run"]
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,9 @@ class Run:
     name: str
     task: str
     """Of `proof.tasks.TASKS`."""
-    table: Literal["grpo", "suite", "algorithms", "ppo", "long", "dpo", "credit", "real", "summaries", "agents"]
+    table: Literal[
+        "grpo", "suite", "algorithms", "ppo", "long", "dpo", "credit", "real", "summaries", "agents", "distillation"
+    ]
     """Of the document."""
     kind: Literal["grpo", "ppo-shared", "ppo-separate", "dpo-offline", "dpo-online", "switching"] = "grpo"
     """Of `proof.kinds.KINDS`: which trainer."""
@@ -135,7 +137,9 @@ _REAL_DPO = {
     "warmup_steps": 2,
 }
 # Agents: 64 episodes a step, each with a client and a thread.
-_AGENTS = {**_GENTLE, "max_steps": 40, "per_device_train_batch_size": 64}
+_AGENTS = {**_GENTLE, "max_steps": 20, "per_device_train_batch_size": 64}
+_TEACHER = {**_SHORT, "max_steps": 120}
+_STUDENT = {**_SHORT, "max_steps": 60}
 _ENGINES: tuple[tuple[Literal["transformers", "vllm"], str], ...] = (("transformers", ""), ("vllm", "-vllm"))
 _FIVE = (0, 1, 2, 3, 4)
 
@@ -147,6 +151,9 @@ LONG = ("ppo-token", "ppo-turn")
 
 SUMMARIES = ("summaries-untrained", "summaries-trained")
 """The baseline, whose summaries are sampled alike and left out of the loss, and what is compared with it."""
+
+DISTILLATION = ("student-grpo", "student-distill")
+"""The baseline, which learns from the task's reward, and what learns from a teacher: the same student otherwise."""
 
 CREDIT = ("credit-trajectory", "credit-trajectory-slow", "credit-return-to-go", "credit-turn")
 """The baseline, and what is compared with it: first itself at a third of the learning rate, in case that is better."""
@@ -216,8 +223,29 @@ _ALL = (
     Run(CREDIT[3], "letters", "credit", changes=_BY_TOKENS, per_turn_gamma=0.0, seeds=_FIVE, settings=_LETTERS),
     Run(SUMMARIES[0], "notes", "summaries", changes=_BY_TOKENS, trains_summaries=False, seeds=_FIVE, settings=_NOTES),
     Run(SUMMARIES[1], "notes", "summaries", changes=_BY_TOKENS, seeds=_FIVE, settings=_NOTES),
+    Run("teacher-guess", "guess", "distillation", settings=_TEACHER),
+    Run(DISTILLATION[0], "guess-small", "distillation", seeds=_THREE, measure_every=5, settings=_STUDENT),
+    Run(
+        DISTILLATION[1],
+        "guess-small",
+        "distillation",
+        named="distill",
+        teacher="teacher-guess",
+        seeds=_THREE,
+        measure_every=5,
+        settings=_STUDENT,
+    ),
     *(
-        Run(f"agents-{name}", "calculator", "agents", agent=agent, engine="vllm", seeds=_THREE, settings=_AGENTS)
+        Run(
+            f"agents-{name}",
+            "calculator",
+            "agents",
+            changes=_BY_TOKENS,
+            agent=agent,
+            engine="vllm",
+            seeds=_THREE,
+            settings=_AGENTS,
+        )
         for name, agent in (("langchain", "langchain_agent"), ("sdk", "agents_sdk"))
     ),
 )

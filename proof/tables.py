@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.measuring import Column, markdown_table
 from llm_envs.checker.catalogue import family_of
 from llm_envs.evaluation import Interval, mean_interval
-from proof.runs import CREDIT, LONG, LONG_TASKS, RUNS, SUMMARIES
+from proof.runs import CREDIT, DISTILLATION, LONG, LONG_TASKS, RUNS, SUMMARIES
 from proof.tasks import TASKS
 
 __all__ = ["RESULTS", "compare", "put_into", "read_result", "render"]
@@ -56,6 +56,7 @@ def render(results: Results) -> dict[str, str]:
         "real": _render_rises(results, "real", ["algorithm", "engine", "weights"]),
         "summaries": _render_summaries(results),
         "agents": _render_rises(results, "agents", ["agent", "engine"]),
+        "distillation": _render_distillation(results),
     }
     for table in tables:
         missing = [name for name, run in RUNS.items() if run.table == table and name not in results]
@@ -273,6 +274,51 @@ def _render_summaries(results: Results) -> str:
         Column("seconds", "CPU s"),
     ]
     return markdown_table(columns, rows)
+
+
+def _render_distillation(results: Results) -> str:
+    """Return a row for each seed: test success by GRPO and from the teacher, and the episodes that each needed."""
+    if any(name not in results for name in DISTILLATION):
+        return "(not run)"
+    alone, taught = (results[name] for name in DISTILLATION)
+    teacher = RUNS[DISTILLATION[1]].teacher
+    assert teacher is not None
+    (lesson,) = results[teacher]["seeds"].values()
+    goal = 0.9 * fmean(lesson["outcomes"]["successes"])
+    rows = []
+    for seed in [seed for seed in alone["seeds"] if seed in taught["seeds"]]:
+        pair = [result["seeds"][seed] for result in (alone, taught)]
+        difference, interval = compare(pair[0]["outcomes"], pair[1]["outcomes"], "successes")
+        rows.append(
+            {
+                "seed": seed,
+                "teacher": f"{fmean(lesson['outcomes']['successes']):.1%}",
+                "before": f"{fmean(alone['warm']['outcomes']['successes']):.1%}",
+                "alone": f"{fmean(pair[0]['outcomes']['successes']):.1%}",
+                "taught": f"{fmean(pair[1]['outcomes']['successes']):.1%}",
+                "difference": _points(difference, interval),
+                "episodes": " and ".join(_episodes_until(goal, run, alone["settings"]) for run in pair),
+                "seconds": " and ".join(f"{run['cpu_seconds']:.0f}" for run in pair),
+            }
+        )
+    columns = [
+        Column("seed", "seed"),
+        Column("teacher", "teacher"),
+        Column("before", "before"),
+        Column("alone", "GRPO"),
+        Column("taught", "from the teacher"),
+        Column("difference", "difference (95%)"),
+        Column("episodes", f"episodes until {goal:.0%}"),
+        Column("seconds", "CPU s"),
+    ]
+    return markdown_table(columns, rows)
+
+
+def _episodes_until(goal: float, run: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
+    """Return after how many training episodes a measurement on the test episodes first reached the goal."""
+    reached = [int(step) for step, successes in run["curve"].items() if fmean(successes) >= goal]
+    n_episodes = settings["per_device_train_batch_size"]
+    return f"{min(reached) * n_episodes:,}" if reached else f"not in {run['steps'] * n_episodes:,}"
 
 
 def _outcomes(results: Results, name: str, seed: str) -> Outcomes:

@@ -75,6 +75,9 @@ class Database:
         timeout_s: Seconds of processor time that one statement may take.
     """
 
+    not_state = ("_connection", "_clock", "_steps", "_deadline")
+    """What `TextEnv.state_key` leaves out: nothing here is written to."""
+
     def __init__(
         self, world: Mapping[str, Any], *, max_rows: int = 20, max_steps: int = 1_000_000, timeout_s: float = 0.25
     ) -> None:

@@ -28,7 +28,9 @@ def to_tool(task: EnvTask, name: str, description: str, parameters: dict[str, An
 
 async def agent(task: EnvTask, client: Any) -> None:
     """Let the graph call tools until it answers; give the answer to the environment, and its reply to the graph."""
-    model = ChatOpenAI(model="policy", base_url=str(client.base_url), api_key=client.api_key, max_retries=0)
+    model = ChatOpenAI(
+        model="policy", api_key=client.api_key, root_async_client=client, async_client=client.chat.completions
+    )
     graph = create_agent(model, [to_tool(task, **tool["function"]) for tool in task.tools])
     messages: list[Any] = list(task.messages)
     while not task.is_over:

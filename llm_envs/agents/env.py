@@ -81,6 +81,9 @@ class AgentEnv:
         UnknownTaskError: If no environment has the id.
     """
 
+    may_fork: ClassVar[bool] = True
+    """Whether an episode may have several rows: an agent may rewrite its history."""
+
     def __init__(
         self,
         agent: Agent,

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import json
 import math
+import random
 from functools import partial
 from typing import Any
 
+import gymnasium as gym
+import numpy as np
 from gymnasium.utils.env_checker import data_equivalence
 
 from llm_envs.checker.boards import canonical_board_text
@@ -26,9 +29,11 @@ from llm_envs.checker.subject import (
     require,
     require_chance,
     split_key_of,
+    unwrap,
     without_luck,
 )
 from llm_envs.env import SingleTurnEnv, TextEnv
+from llm_envs.env.state import generators
 from llm_envs.parsers import ParsedReply, format_tool_call
 from llm_envs.rewards import weighted_sum
 
@@ -38,6 +43,7 @@ __all__ = [
     "ends_its_episodes",
     "has_disjoint_splits",
     "has_honest_n_problems",
+    "has_true_state_keys",
     "info_is_well_formed",
     "is_deterministic",
     "is_not_won_by_guessing",
@@ -49,6 +55,8 @@ __all__ = [
     "withstands_fuzzing",
 ]
 
+_N_MIXTURES, _MOST_PAIRS, _N_ONWARD = 6, 10, 6
+"""Episodes that look for states, pairs of ways to one state by seed, and actions after each."""
 _N_DISTINCT = 60
 """Number of seeds whose problems are counted."""
 _ENDLESS = 1_000_000
@@ -75,6 +83,75 @@ def is_deterministic(subject: Subject) -> str:
                     f"{second.observation[:60]!r} {second.info}: use only self.np_random, set all state in begin()",
                 )
     return "episodes repeat"
+
+
+def has_true_state_keys(subject: Subject) -> str:
+    """Two ways to a state with one `state_key` go on alike, and asking the oracle does not change the key."""
+    if subject.task.max_turns == 1:
+        return "one turn, one state"
+    envs = subject.make(), subject.make()
+    n_pairs = 0
+    for seed in range(2):
+        actions = [step.action for step in subject.oracle_episodes[seed]]
+        rng = random.Random(seed)
+        ways = _ways_to_states(envs[0], seed, actions, rng)
+        pairs = [(key, first, way) for key, (first, *others) in ways.items() for way in others]
+        for key, *pair in rng.sample(pairs, min(len(pairs), _MOST_PAIRS)):
+            onward = [rng.choice(actions) for _ in range(_N_ONWARD)]
+            futures = [_future(env, seed, way, onward) for env, way in zip(envs, pair, strict=True)]
+            n_pairs += 1
+            require(
+                futures[0] == futures[1],
+                f"seed {seed}: {pair[0]!r:.200} and {pair[1]!r:.200} lead to the state_key {key}; {onward!r:.80} then "
+                f"gives {futures[0]!r:.200} and {futures[1]!r:.200}: state() must have all that later turns depend on",
+            )
+    return f"{n_pairs} pairs of ways to one state go on alike"
+
+
+def _ways_to_states(
+    env: gym.Env[str, str], seed: int, actions: list[str], rng: random.Random
+) -> dict[str, list[tuple[str, ...]]]:
+    """Return the ways, as actions, to each state that random mixtures of an oracle's actions reach."""
+    ways: dict[str, list[tuple[str, ...]]] = {}
+    for episode in range(_N_MIXTURES):
+        env.reset(seed=seed)
+        way: tuple[str, ...] = ()
+        has_ended = False
+        while not has_ended:
+            key = unwrap(env).state_key()
+            known = ways.setdefault(key, [])
+            known += [way] if way not in known else []
+            action = unwrap(env).oracle() if episode == 0 or rng.random() < 0.3 else rng.choice([*actions, "hm"])
+            require(
+                unwrap(env).state_key() == key,
+                f"seed {seed}: after {way!r:.200} the state_key changes when the oracle is asked: name in not_state "
+                "what the oracle keeps for itself",
+            )
+            _, _, terminated, truncated, _ = env.step(action)
+            way += (action,)
+            has_ended = terminated or truncated
+    return ways
+
+
+def _future(env: gym.Env[str, str], seed: int, way: tuple[str, ...], onward: list[str]) -> list[object]:
+    """Return what actions lead to after a way, with the same chance and as many turns left after every way."""
+    env.reset(seed=seed)
+    for action in way:
+        env.step(action)
+    task = unwrap(env)
+    task.n_turns = 0
+    for generator in [task.np_random, *generators(task.state())]:
+        generator.bit_generator.state = np.random.default_rng(0).bit_generator.state
+    out: list[object] = []
+    for action in onward:
+        observation, _, terminated, truncated, info = env.step(action)
+        components = {
+            name: value for name, value in info["reward_components"].items() if name not in task.component_limits
+        }
+        out.append((observation, components, terminated, truncated, info.get("is_success")))
+        if terminated or truncated:
+            break
+    return out
 
 
 def depends_on_the_seed(subject: Subject) -> str:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import inspect
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import lru_cache
+from types import FunctionType
 from typing import Any, ClassVar, TypeVar
 
 import gymnasium as gym
 
+from llm_envs.env.state import digest
 from llm_envs.errors import EnvContractError, InvalidActionError, InvalidConfigError, ResetNeededError
 from llm_envs.parsers import ParsedReply, natural_answers, parse_reply, plain_answer, stated_answers
 from llm_envs.problems import SPLITS, Difficulty, Outcome, canonical_json, check_choice, checked_problem, split_of
@@ -92,6 +94,9 @@ class TextEnv(gym.Env[str, str], ABC):
     example_kwargs: ClassVar[Mapping[str, Any]] = {}
     """Keyword arguments for an example of a task that cannot be made without arguments. The checker and the gallery
     use them."""
+
+    not_state: ClassVar[Collection[str]] = ()
+    """Attributes that the rest of an episode does not depend on, such as an oracle's cache. `state` leaves them out."""
 
     chance_rate: float = 0.0
     """Of the instance's level; on the class, of the default level."""
@@ -176,6 +181,8 @@ class TextEnv(gym.Env[str, str], ABC):
         self._is_playing = False
         self._last_action: str | None = None
         self._last_observation: str | None = None
+        self._actions: list[str] = []
+        self._fixed = frozenset(vars(self)) | {"problem", "spec", "_np_random", "_np_random_seed"}
 
     @property
     def return_range(self) -> tuple[float, float]:
@@ -224,6 +231,17 @@ class TextEnv(gym.Env[str, str], ABC):
         """
         return {}
 
+    def state(self) -> Any:
+        """Return what the rest of the episode depends on, beside chance and limits: all attributes of an episode.
+
+        Override it, or declare `not_state`, if some of them do not matter.
+        """
+        return {
+            name: value
+            for name, value in vars(self).items()
+            if name not in self._fixed and name not in self.not_state and not isinstance(value, FunctionType)
+        }
+
     def parse_reply(self, text: str) -> ParsedReply:
         r"""Parse a reply, for `SingleTurnEnv` and `ToolEnv`; by default with `llm_envs.parsers.parse_reply`.
 
@@ -254,6 +272,7 @@ class TextEnv(gym.Env[str, str], ABC):
         self.n_turns = 0
         self._unused_limits = dict(self._declared_limits)
         self._last_action = None
+        self._actions = []
         self._is_playing = True
         self._reset_tools()
         self.begin()
@@ -273,6 +292,7 @@ class TextEnv(gym.Env[str, str], ABC):
             )
         self.n_turns += 1
         self._last_action = action
+        self._actions.append(action)
         observation, components, terminated, is_success, messages = self.play(action)
         if components.keys() != self._component_names:
             raise EnvContractError(
@@ -311,6 +331,18 @@ class TextEnv(gym.Env[str, str], ABC):
         if not self._is_playing:
             raise ResetNeededError(f"{type(self).__name__}.oracle was called outside an episode: call reset() first.")
         return self.next_action()
+
+    def state_key(self) -> str:
+        """Return a key of the current state, for episodes of one problem.
+
+        Equal keys have equal futures under equal actions and equal chance, except for the turns that are left and the
+        `component_limits`. `check_task` checks that. If the content of an attribute cannot be read (a process, a
+        connection), the key is that of all actions so far.
+        """
+        try:
+            return digest(self.state())
+        except TypeError:
+            return digest(self._actions)
 
     def limit(self, components: dict[str, float]) -> None:
         """Cap a turn's components, in place, by the remainder of their `component_limits` in this episode."""

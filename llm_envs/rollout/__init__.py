@@ -11,7 +11,7 @@ from llm_envs.rollout.collect_run import collect_run
 from llm_envs.rollout.collector import Collector
 from llm_envs.rollout.converse import ToolTracker, aconverse, aconverse_batch, converse, converse_batch
 from llm_envs.rollout.episode import play_episode
-from llm_envs.rollout.fork import branch, replay_to
+from llm_envs.rollout.fork import branch, replay_to, state_keys
 from llm_envs.rollout.group import play_group, play_member
 from llm_envs.rollout.limits import RolloutLimits
 from llm_envs.rollout.multiplayer import MultiplayerEnv, PastVersions
@@ -63,4 +63,5 @@ __all__ = [
     "read_trajectories",
     "remaining",
     "replay_to",
+    "state_keys",
 ]

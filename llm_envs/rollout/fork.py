@@ -6,7 +6,7 @@ the same actions is in the same state. Each observation, reward and reward compo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -24,7 +24,7 @@ from llm_envs.rollout.workers.runner import Env, EnvMaker, check_reset, check_st
 from llm_envs.sources.source import EnvFactory, EpisodeSpec, group_specs
 from llm_envs.types import Message, Row, Sampled, SamplingParams, Trajectory, TrajectoryGroup
 
-__all__ = ["ForkPolicy", "Replayed", "branch", "replay_to"]
+__all__ = ["ForkPolicy", "Replayed", "branch", "replay_to", "state_keys"]
 
 
 @dataclass(slots=True)
@@ -58,6 +58,32 @@ def replay_to(trajectory: Trajectory, turn: int, env: EnvFactory | None = None) 
     except BaseException:
         made.close()
         raise
+
+
+def state_keys(trajectory: Trajectory, env: EnvFactory | None = None) -> tuple[str, ...]:
+    """Return the environment's `state_key` before each turn, by playing a stored episode again.
+
+    Args:
+        trajectory: The episode.
+        env: Makes the environment from the episode's keyword arguments; None: `gymnasium.make`.
+
+    Raises:
+        InvalidConfigError: If the environment has no `state_key`.
+        ReplayError: If the environment answers otherwise than it did.
+    """
+    made = EnvMaker(trajectory.env_id, trajectory.env_kwargs, env)()
+    state_key = env_attribute(made, "state_key", None)
+    if state_key is None:
+        made.close()
+        raise InvalidConfigError(
+            f"{trajectory.env_id} has no state_key(): inherit from TextEnv, or give a state_fn (trajectory -> keys)."
+        )
+    keys: list[str] = []
+    try:
+        _replayed(made, trajectory, len(trajectory.turns), before_turn=lambda: keys.append(state_key()))
+    finally:
+        made.close()
+    return tuple(keys)
 
 
 def branch(
@@ -201,7 +227,7 @@ class _EnvFork(ForkPolicy):
         return action if isinstance(action, str) else await action
 
 
-def _replayed(env: Env, trajectory: Trajectory, turn: int) -> Replayed:
+def _replayed(env: Env, trajectory: Trajectory, turn: int, before_turn: Callable[[], None] = lambda: None) -> Replayed:
     options = trajectory.metadata.get("options")
     observation, info = check_reset(env.reset(seed=trajectory.seed, options=options))
     system_prompt = env_attribute(env, "system_prompt", None)
@@ -209,6 +235,7 @@ def _replayed(env: Env, trajectory: Trajectory, turn: int) -> Replayed:
     messages += observed_messages(observation, info)
     _compare(trajectory, "reset", tuple(messages), trajectory.messages[: len(messages)])
     for index, played in enumerate(trajectory.turns[:turn]):
+        before_turn()
         rest = trajectory.messages[len(messages) :]
         if played.is_summary:  # a request and its reply, which the environment never sees
             messages += rest[:2]

@@ -128,6 +128,7 @@ class SokobanEnv(GameEnv):
         "again from the first position, answer with the word restart."
     )
     answer_example = "up up right"
+    not_state = ("_plan",)
 
     def generate(self) -> dict[str, Any]:
         """Draw a room with boxes on their targets, and pull them away at random."""

@@ -152,6 +152,12 @@ class ToyTextEnv(GameEnv):
         self._state = self.start_state()
         self._has_started = False
 
+    def state(self) -> tuple[object, ...]:
+        """Return Gymnasium's number of the state, its chance, and whether a passenger may still change their mind."""
+        if not self._has_started:
+            return (self._state,)
+        return self._state, self._toy.np_random, getattr(self._toy, "fickle_step", None)
+
     def move(self, answer: str) -> Outcome:
         """Do the action named."""
         name = self._read_action(answer)

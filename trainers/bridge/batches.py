@@ -10,7 +10,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -21,6 +21,8 @@ import torch
 from llm_envs.errors import InvalidConfigError
 from llm_envs.policies.inference.sampling import has_filters
 from llm_envs.rollout.filters import TrajectoryFilter
+from llm_envs.rollout.fork import state_keys
+from llm_envs.sources.source import EnvFactory
 from llm_envs.trainers.bridge.credit import EpisodeRewards, group_numbers
 from llm_envs.trainers.bridge.kept import check_kept
 from llm_envs.trainers.functional.algorithm import Algorithm
@@ -35,9 +37,11 @@ __all__ = [
     "OWN_IMPORTANCE_MODES",
     "REWARD_FIELD",
     "Scored",
+    "StateFn",
     "StepShares",
     "batch_from_trl",
     "create_column_reader",
+    "create_state_fn",
     "fork_owners",
     "make_batch",
     "reward_from_field",
@@ -52,6 +56,8 @@ __all__ = [
 
 OWN_IMPORTANCE_MODES = ("turn", "geometric")
 """Prefixes of the importance-sampling modes that we add to TRL's."""
+StateFn = Callable[[Trajectory], Sequence[Hashable]]
+"""`trajectory -> a key for each turn`: equal where turns of one group began in one state."""
 REWARD_FIELD = "trajectory_reward"
 """Extra column that carries each row's reward from the rollout to the reward function."""
 
@@ -252,6 +258,7 @@ def with_advantages(
     credit: EpisodeRewards,
     *,
     kl_coef: float | None = None,
+    state_fn: StateFn = state_keys,
     gather: Callable[[list[Any]], list[Any]] | None = None,
     process_index: int = 0,
 ) -> tuple[Batch, Scored]:
@@ -268,6 +275,7 @@ def with_advantages(
         algorithm: Its `advantage_fn` gets one row per episode. Without one (PPO) the batch gets no advantages.
         credit: The episodes and rewards of this process.
         kl_coef: The present coefficient of the KL; None: the algorithm's.
+        state_fn: Names the state before each turn of an episode, for an algorithm `by_state`.
         gather: Joins a list of objects over all processes; None: there is one process.
         process_index: Index of this process.
 
@@ -297,7 +305,7 @@ def with_advantages(
     mine = [(process_index, trajectory.group_id) for trajectory in credit.trajectories]
     learns = batch.mask_BT[: len(mine)].bool().any(1).tolist()
     # Groups stay on one process, but an advantage_fn may whiten over the whole batch: call it on all episodes at once.
-    everything = list(zip(mine, rewards, turns, learns, strict=True))
+    everything = list(zip(mine, rewards, turns, learns, _states(algorithm, state_fn, credit), strict=True))
     if gather is not None:
         everything = gather(everything)
     numbers: dict[tuple[int, str], int] = {}
@@ -305,7 +313,7 @@ def with_advantages(
         rewards_E=torch.tensor([reward for _, reward, *_ in everything], dtype=torch.float32),
         group_ids_E=torch.tensor([numbers.setdefault(group, len(numbers)) for group, *_ in everything]),
         is_mine_E=torch.tensor([group[0] == process_index for group, *_ in everything]),
-        learns_E=torch.tensor([learns for *_, learns in everything]),
+        learns_E=torch.tensor([learns for *_, learns, _ in everything]),
         kl_BT=kl_BT,
     )
     if batch.rewards_B is not None:
@@ -314,8 +322,10 @@ def with_advantages(
         batch = replace(batch, rewards_B=rewards_B)
     if algorithm.advantage_fn is None:
         return batch, scored
-    turn_rewards_EK = turn_matrix([turn for _, _, turn, _ in everything])
-    advantages = algorithm.advantage_fn(scored.rewards_E, scored.group_ids_E, turn_rewards_EK)
+    given = [scored.rewards_E, scored.group_ids_E, turn_matrix([turn for _, _, turn, *_ in everything])]
+    if algorithm.by_state:
+        given.append(_state_numbers([states for *_, states in everything], width=given[-1].shape[1]))
+    advantages = algorithm.advantage_fn(*given)
     own = advantages[scored.is_mine_E].to(device=batch.mask_BT.device, dtype=torch.float32)
     n_rows, n_tokens = batch.mask_BT.shape
     spread = token_advantages(own, credit.trajectories, n_rows=n_rows, n_tokens=n_tokens)
@@ -323,6 +333,25 @@ def with_advantages(
         spread_BT = (spread if spread.ndim == 2 else spread[:, None]).expand(n_rows, n_tokens)
         spread = kl_in_reward(spread_BT, kl_BT, batch.mask_BT, coefficient)
     return replace(batch, advantages=spread), scored
+
+
+def create_state_fn(factories: Mapping[str, EnvFactory]) -> StateFn:
+    """Return `rollout.state_keys` for environments by their ids; others are made by `gymnasium.make`."""
+    return lambda trajectory: state_keys(trajectory, factories.get(trajectory.env_id))
+
+
+def _states(algorithm: Algorithm, state_fn: StateFn, credit: EpisodeRewards) -> list[Sequence[Hashable]]:
+    """Return the keys of each episode's turns; none if they are not needed, or the episode has no score."""
+    return [state_fn(t) if algorithm.by_state and t.status == "ok" else () for t in credit.trajectories]
+
+
+def _state_numbers(states: Sequence[Sequence[Hashable]], width: int) -> torch.Tensor:
+    """Return keys as numbers, shape (E, K); -1 for a missing turn."""
+    numbers: dict[Hashable, int] = {}
+    out = torch.full((len(states), width), -1)
+    for row, keys in enumerate(states):
+        out[row, : len(keys)] = torch.tensor([numbers.setdefault(key, len(numbers)) for key in keys])
+    return out
 
 
 def _paid_kl(batch: Batch, algorithm: Algorithm) -> torch.Tensor | None:

@@ -187,6 +187,6 @@ def check_forks(loss_type: str) -> None:
     """
     if loss_type not in ("dapo", "bnpo", "cispo"):
         raise InvalidConfigError(
-            f'loss_type={loss_type!r} weighs each row alike, and with history="template" or a context function an '
-            "episode may have several: take one that is normalised by tokens (dapo, bnpo, cispo)."
+            f'loss_type={loss_type!r} weighs each row alike, and with history="template", a context function or an '
+            "agent an episode may have several: take one that is normalised by tokens (dapo, bnpo, cispo)."
         )

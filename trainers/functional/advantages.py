@@ -38,12 +38,15 @@ __all__ = [
     "reinforce",
 ]
 
-AdvantageFn = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
+AdvantageFn = Callable[..., torch.Tensor]
 """`(rewards_B, group_ids_B, turn_rewards_BK) -> advantages`, of shape (B,) for whole episodes or (B, K) for turns.
 
 `rewards_B` is NaN for an episode without a score; `group_ids_B` are ints; `turn_rewards_BK` is NaN where an episode
 has no such turn, and may be None if the function does not use turns. The result is detached, finite, in float32
 (float64 for float64); 0 without a score or turn. `turns.spread_turns` turns (B, K) into (B, T).
+
+With `Algorithm.by_state`, a fourth argument is `states_BK`, ints of shape (B, K): equal where turns of one group began
+in one state.
 """
 
 BaselineFn = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]

@@ -46,6 +46,7 @@ from llm_envs.trainers.functional.pairs import (
     pair_log_ratios,
     sequence_log_ratios,
 )
+from llm_envs.trainers.functional.state_advantages import state_graph, state_groups
 from llm_envs.trainers.functional.turn_advantages import per_turn
 
 __all__ = [
@@ -55,6 +56,7 @@ __all__ = [
     "DISTILL",
     "DISTILL_LOSS",
     "DR_GRPO",
+    "GIGPO",
     "GRPO",
     "GSPO",
     "PAIRWISE",
@@ -62,6 +64,7 @@ __all__ = [
     "PPO",
     "REINFORCE",
     "RLOO",
+    "STATE_GRAPH",
     "Algorithm",
     "AlgorithmSchedule",
     "algorithm_loss",
@@ -81,6 +84,8 @@ class Algorithm:
     """Name in logs and checkpoints."""
     advantage_fn: AdvantageFn | None = group_normalised
     """`(rewards_B, group_ids_B, turn_rewards_BK) -> advantages`, shape (B,) or (B, K); None: a critic's advantages."""
+    by_state: bool = False
+    """Whether `advantage_fn` also takes `states_BK`, the states that the turns began in (`state_advantages`)."""
     loss_fn: LossFn | None = clipped_surrogate
     """`(logps_BT, old_logps_BT, advantages, mask_BT) -> loss_BT`; None: no loss on tokens."""
     normalisation: Normalisation = "token"
@@ -122,6 +127,8 @@ class Algorithm:
             raise ValueError("pair_selector and pair_loss_fn go together: give both or neither.")
         if self.loss_fn is None and self.pair_loss_fn is None:
             raise ValueError("an algorithm needs a loss_fn or a pair_loss_fn.")
+        if self.by_state and self.advantage_fn is None:
+            raise ValueError("by_state is True, but there is no advantage_fn that could take the states.")
         if self.constant is not None and not self.constant > 0:
             raise ValueError(f"constant is {self.constant}; it must be above 0, or None.")
         if not 0.0 <= self.overlong <= 1.0:
@@ -286,6 +293,11 @@ PAIRWISE = Algorithm(
 PER_TURN = Algorithm("per_turn", advantage_fn=partial(per_turn, scale=True), normalisation="token")
 """Each turn's return-to-go, with the mean of the group's others at that turn as baseline (arXiv 2505.11821); loss over
 tokens."""
+GIGPO = Algorithm("gigpo", advantage_fn=partial(state_groups, scale=True), by_state=True)
+"""The episode's advantage, and each turn's among the turns of its group that began in the same state ("Group-in-Group
+Policy Optimization", arXiv 2505.10978); loss over tokens."""
+STATE_GRAPH = Algorithm("state_graph", advantage_fn=partial(state_graph, scale=True), by_state=True)
+"""Each turn's temporal difference in the graph of the group's states (as arXiv 2606.22995); loss over tokens."""
 DISTILL = Algorithm("distill", advantage_fn=ignore_reward, normalisation="token", kl_coef=1.0, kl_in="advantage")
 """Reverse KL to a teacher, the reference: each sampled token earns `log teacher - log pi`, with no baseline and no
 discount, and the task pays nothing ("On-Policy Distillation of Language Models", arXiv 2306.13649)."""
@@ -307,6 +319,8 @@ ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType(
             CISPO,
             PAIRWISE,
             PER_TURN,
+            GIGPO,
+            STATE_GRAPH,
             DISTILL,
             DISTILL_LOSS,
         )

@@ -284,8 +284,8 @@ def _check(known: Iterable[Algorithm], args: Any, *, has_critic: bool, may_fork:
         weighs_rows = algorithm.normalisation not in ("token", "prompt") or algorithm.pair_loss_fn is not None
         if may_fork and weighs_rows:
             raise InvalidConfigError(
-                f'{algorithm.name!r} weighs each row alike, and with history="template" or a context function an '
-                "episode may have several: take an algorithm that is normalised by tokens or by prompts."
+                f'{algorithm.name!r} weighs each row alike, and with history="template", a context function or an '
+                "agent an episode may have several: take an algorithm that is normalised by tokens or by prompts."
             )
         if algorithm.pair_loss_fn is not None:
             _check_geometry(args, algorithm.name)

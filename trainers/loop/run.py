@@ -31,10 +31,11 @@ from llm_envs.errors import InvalidConfigError, RolloutFailedError
 from llm_envs.policies.base import Policy, UpdatablePolicy
 from llm_envs.policies.transformers import TransformersPolicy
 from llm_envs.rollout import Collector, derive_seed
+from llm_envs.rollout.fork import state_keys
 from llm_envs.rollout.workers.runner import EnvMaker, env_attribute
 from llm_envs.sources.source import SeedSource
 from llm_envs.tracking.loggers import Logger
-from llm_envs.trainers.bridge.batches import make_batch, with_advantages
+from llm_envs.trainers.bridge.batches import create_state_fn, make_batch, with_advantages
 from llm_envs.trainers.bridge.credit import (
     EpisodeRewards,
     RewardSettings,
@@ -343,7 +344,7 @@ def _prepared(
     if algorithm.kl_coef or (has_pairs and state.reference is not None):
         assert state.reference is not None
         batch = replace(batch, ref_logps_BT=score_batch(state.reference, batch, **sizes))
-    batch, scored = with_advantages(batch, algorithm, paid)
+    batch, scored = with_advantages(batch, algorithm, paid, state_fn=settings.state_fn or state_keys)
     return batch, {} if scored.kl_BT is None else {"kl": float(mean_kl(scored.kl_BT, batch.mask_BT))}
 
 
@@ -410,7 +411,8 @@ def _checked(
         raise InvalidConfigError(
             f"temperature={collector.sampling.temperature}: groups need samples that differ; set it above 0."
         )
-    return settings or LoopSettings()
+    settings = settings or LoopSettings()
+    return replace(settings, state_fn=settings.state_fn or create_state_fn(collector.source.factories))
 
 
 def _with_max_length(

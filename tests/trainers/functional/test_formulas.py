@@ -32,6 +32,9 @@ REF_GAPS = ((0.5, -0.25, 1.0), (-0.5,), (0.125, 0.25), (0.75, 0.25), (0.5, 0.5, 
 """log(pi / rho) of each token, for the KL and for pairs."""
 TURN_STARTS, TURN_STOPS = ((0, 2), (0, 0), (0, 1), (0, 1), (0, 1)), ((2, 3), (1, 0), (1, 2), (1, 2), (1, 3))
 TURN_REWARDS = ((0.5, 0.5), (0.0, math.nan), (0.125, 0.125), (0.0, 0.0), (0.25, 0.75))
+TURN_STATES = ((0, 1), (0, -1), (0, 1), (2, 2), (2, 3))
+TURNS = ((0, 0, 1), (0,), (0, 1), (0, 1), (0, 1, 1))
+"""The turn of each token."""
 N_TOKENS, MAX_LENGTH, EPS = 11, 8.0, 1e-4
 
 Table = list[list[float]]
@@ -153,7 +156,6 @@ def per_turn() -> tuple[float, Table]:
     The baseline leaves the episode itself out, and one number scales a group: ours, see `turn_advantages.per_turn`.
     """
     returns = [[1.0, 0.5], [0.0], [0.25, 0.125], [0.0, 0.0], [1.0, 0.75]]
-    turns = [[0, 0, 1], [0], [0, 1], [0, 1], [0, 1, 1]]
 
     def plain(row: int, turn: int) -> float:
         others = [returns[other][turn] for other in group_of(row) if other != row and turn < len(returns[other])]
@@ -164,7 +166,54 @@ def per_turn() -> tuple[float, Table]:
         return plain(row, turn) / (math.sqrt(sum(squares) / len(squares)) + EPS)
 
     return summed(
-        lambda row, place: clipped(RATIOS[row][place], advantage(row, turns[row][place]), 0.2, 0.2),
+        lambda row, place: clipped(RATIOS[row][place], advantage(row, TURNS[row][place]), 0.2, 0.2),
+        lambda row: 1 / N_TOKENS,
+    )
+
+
+def in_state(row: int, turn: int) -> list[tuple[int, int]]:
+    """Return (row, turn) of all turns of the group that began in the state of this one."""
+    state = TURN_STATES[row][turn]
+    return [(other, k) for other in group_of(row) for k in (0, 1) if TURN_STATES[other][k] == state]
+
+
+def gigpo() -> tuple[float, Table]:
+    """A_E + A_S: the episode's, and that of the return among those in its state: GiGPO, arXiv 2505.10978, eq. 3, 7.
+
+    Both by their standard deviations; the discount is 0.95.
+    """
+    returns = [[0.5 + 0.95 * 0.5, 0.5], [0.0], [0.125 + 0.95 * 0.125, 0.125], [0.0, 0.0], [0.25 + 0.95 * 0.75, 0.75]]
+
+    def advantage(row: int, turn: int) -> float:
+        values = [returns[other][k] for other, k in in_state(row, turn)]
+        mean = sum(values) / len(values)
+        deviation = math.sqrt(sum((value - mean) ** 2 for value in values) / max(len(values) - 1, 1))
+        return normalised(row) + (returns[row][turn] - mean) / (deviation + EPS)
+
+    return summed(
+        lambda row, place: clipped(RATIOS[row][place], advantage(row, TURNS[row][place]), 0.2, 0.2),
+        lambda row: 1 / N_TOKENS,
+    )
+
+
+def state_graph() -> tuple[float, Table]:
+    """r + V(next state) - V(state), V the mean return of a state, by the group's root mean square: arXiv 2606.22995."""
+    returns = [[1.0, 0.5], [0.0], [0.25, 0.125], [0.0, 0.0], [1.0, 0.75]]
+
+    def value(row: int, turn: int) -> float:
+        values = [returns[other][k] for other, k in in_state(row, turn)]
+        return sum(values) / len(values)
+
+    def difference(row: int, turn: int) -> float:
+        is_last = turn + 1 == len(returns[row])
+        return TURN_REWARDS[row][turn] + (0.0 if is_last else value(row, turn + 1)) - value(row, turn)
+
+    def advantage(row: int, turn: int) -> float:
+        squares = [difference(other, k) ** 2 for other in group_of(row) for k in range(len(returns[other]))]
+        return difference(row, turn) / (math.sqrt(sum(squares) / len(squares)) + EPS)
+
+    return summed(
+        lambda row, place: clipped(RATIOS[row][place], advantage(row, TURNS[row][place]), 0.2, 0.2),
         lambda row: 1 / N_TOKENS,
     )
 
@@ -200,6 +249,8 @@ FORMULAS: dict[str, Formula] = {
         cispo,
         pairwise,
         per_turn,
+        gigpo,
+        state_graph,
         distill,
         distill_loss,
     )
@@ -277,6 +328,20 @@ LITERALS: dict[str, tuple[float, Table]] = {
             [0.0, -0.077130195, 0.0],
         ],
     ),
+    "gigpo": (
+        -0.377779505,
+        [
+            [0.0, -0.224135795, -0.083069179],
+            [0.0],
+            [0.072771362, 0.084030136],
+            [0.151775377, 0.0],
+            [0.0, -0.064273345, 0.0],
+        ],
+    ),
+    "state_graph": (
+        -0.299194724,
+        [[0.0, -0.139717015, -0.030082611], [0.0], [0.0, 0.0541487], [0.0, 0.0], [0.0, 0.0, 0.0]],
+    ),
     "distill": (
         0.2165227,
         [
@@ -312,7 +377,8 @@ def computed(algorithm: Algorithm) -> tuple[float, Table]:
     ids_B = torch.tensor([0, 0, 0, 1, 1])
     rewards_B = torch.tensor(REWARDS, dtype=torch.float64)
     assert algorithm.advantage_fn is not None
-    advantages = algorithm.advantage_fn(rewards_B, ids_B, torch.tensor(TURN_REWARDS, dtype=torch.float64))
+    states = [torch.tensor(TURN_STATES)] if algorithm.by_state else []
+    advantages = algorithm.advantage_fn(rewards_B, ids_B, torch.tensor(TURN_REWARDS, dtype=torch.float64), *states)
     if advantages.ndim == 2:
         advantages = spread_turns(advantages, torch.tensor(TURN_STARTS), torch.tensor(TURN_STOPS), 3)
     if algorithm.kl_in == "advantage":

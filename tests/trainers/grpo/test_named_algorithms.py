@@ -1,6 +1,7 @@
 """One name, one objective: the same gradients by name, as a value, in parts, and from every driver."""
 
 from contextlib import contextmanager
+from functools import partial
 
 import gymnasium as gym
 import pytest
@@ -11,7 +12,7 @@ from transformers import TrainerCallback
 
 from llm_envs.policies import TransformersPolicy
 from llm_envs.policies.inference import load_model, load_tokenizer
-from llm_envs.rollout import Collector, EnvChoice, RolloutLimits, SeedSource
+from llm_envs.rollout import Collector, EnvChoice, RolloutLimits, SeedSource, state_keys
 from llm_envs.rollout.filters import create_spread_filter
 from llm_envs.trainers import EnvGRPOTrainer, load_teacher
 from llm_envs.trainers.cli.commands import grpo
@@ -23,6 +24,7 @@ pytestmark = pytest.mark.trainings
 
 RATE = 0.03
 TWO_PASSES = {"optim": "sgd", "learning_rate": RATE, "max_grad_norm": 0.0, "max_steps": 2, "num_iterations": 2}
+STATES = partial(state_keys, env=DenseEnv)
 SPLIT = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4}
 
 
@@ -65,7 +67,7 @@ def looped(folder, algorithm, played, **reference):
 
     names = dict.fromkeys(trajectory.group_id for trajectory in played)
     groups = [TrajectoryGroup(name, "dense", 0, tuple(t for t in played if t.group_id == name)) for name in names]
-    settings = LoopSettings(n_epochs=2, max_length=80.0)
+    settings = LoopSettings(n_epochs=2, max_length=80.0, state_fn=STATES)
     state = create_training_state(load_model(folder), **reference)
     training_iteration(state, groups, algorithm=algorithm, optimizer_step_fn=step, settings=settings)
     return kept
@@ -177,7 +179,7 @@ def test_the_quick_start_has_the_gradients_of_the_loop(tiny_folder, teacher_fold
     # The quick start's schedule is half a cosine of two steps; the first step's factor is 0.75.
     state = create_training_state(policy.model, learning_rate=0.75 * rate, **reference)
     with steps_of_optimizers() as expected:
-        settings = LoopSettings(n_epochs=2, max_length=80.0)
+        settings = LoopSettings(n_epochs=2, max_length=80.0, state_fn=STATES)
         _, metrics = training_iteration(
             state, groups, algorithm=ALGORITHMS[name], sampling=SamplingParams(max_new_tokens=8), settings=settings
         )

@@ -1,0 +1,159 @@
+"""Advantages of turns by the states they began in: turns of a group that began in one state are compared."""
+
+from __future__ import annotations
+
+import torch
+
+from llm_envs.trainers.functional.advantages import EPS, group_centred, group_normalised
+from llm_envs.trainers.functional.groups import check_rewards
+from llm_envs.trainers.functional.masking import zero_masked
+from llm_envs.trainers.functional.turn_advantages import turn_returns
+
+__all__ = ["state_graph", "state_groups"]
+
+
+def state_groups(
+    rewards_B: torch.Tensor,
+    group_ids_B: torch.Tensor,
+    turn_rewards_BK: torch.Tensor | None = None,
+    states_BK: torch.Tensor | None = None,
+    *,
+    gamma: float = 0.95,
+    weight: float = 1.0,
+    depth: int = 1,
+    alpha: float = 1.0,
+    scale: bool = False,
+    eps: float = EPS,
+) -> torch.Tensor:
+    """Return the episode's advantage plus `weight` times each turn's among the turns that began in the same state.
+
+    With R_k the discounted return from turn k on, `A_k = A_episode + weight (R_k - mean R)`, where the mean is over all
+    turns of the group in that state, this one included: GiGPO (arXiv 2505.10978). A state that was met once adds 0.
+
+    With `depth` above 1, states count together with those before them: the last c states, c = 1 to `depth`, give one
+    comparison each. Their average has the weights c^alpha, over the comparisons that have more than one turn: as in
+    HGPO, whose groups are a hierarchy of histories.
+
+    Args:
+        rewards_B: Shape (B,); NaN leaves an episode out.
+        group_ids_B: Shape (B,), ints.
+        turn_rewards_BK: Shape (B, K); NaN for a missing turn.
+        states_BK: Shape (B, K), ints: equal where turns of one group began in one state.
+        gamma: Discount of one turn.
+        weight: Of the comparison by state.
+        depth: The most states of a history that are compared.
+        alpha: Exponent of the weights of longer histories.
+        scale: Whether to divide by standard deviations: of the group's rewards, and of the returns in a state.
+        eps: Added to a standard deviation.
+
+    Returns:
+        Shape (B, K); 0 without a turn or score.
+
+    Raises:
+        ValueError: If turn rewards or states are missing or have another shape, or depth is below 1.
+    """
+    if depth < 1:
+        raise ValueError(f"depth is {depth}; it must be at least 1.")
+    returns_BK, exists_BK, states_BK = _checked(rewards_B, group_ids_B, turn_rewards_BK, states_BK, gamma)
+    whole_B = group_normalised(rewards_B, group_ids_B, eps=eps) if scale else group_centred(rewards_B, group_ids_B)
+    total_BK, weights_BK = torch.zeros_like(returns_BK), torch.zeros_like(returns_BK)
+    histories_BK = states_BK
+    for length in range(1, depth + 1):
+        counts_N, places_BK = _cells(group_ids_B, histories_BK, exists_BK, returns_BK.dtype)
+        values_M = returns_BK[exists_BK]
+        means_N = torch.zeros_like(counts_N).index_add(0, places_BK[exists_BK], values_M) / counts_N.clamp(min=1)
+        centred_M = values_M - means_N[places_BK[exists_BK]]
+        if scale:
+            squares_N = torch.zeros_like(counts_N).index_add(0, places_BK[exists_BK], centred_M**2)
+            deviations_N = (squares_N / (counts_N - 1).clamp(min=1)).sqrt()
+            centred_M = centred_M / (deviations_N[places_BK[exists_BK]] + eps)
+        shared_M = (counts_N[places_BK[exists_BK]] > 1).to(returns_BK) * length**alpha
+        total_BK[exists_BK] += shared_M * centred_M
+        weights_BK[exists_BK] += shared_M
+        # The history that is longer by one state: pairs of the state `length` turns before and the history until now.
+        earlier_BK = torch.full_like(states_BK, -1)
+        earlier_BK[:, length:] = states_BK[:, : max(states_BK.shape[1] - length, 0)]
+        histories_BK = torch.unique(torch.stack([earlier_BK, places_BK]).flatten(1), dim=1, return_inverse=True)[1]
+        histories_BK = histories_BK.reshape(states_BK.shape)
+    turn_BK = total_BK / weights_BK.clamp(min=1)
+    return zero_masked(whole_B.to(returns_BK)[:, None] + weight * turn_BK, exists_BK)
+
+
+def state_graph(
+    rewards_B: torch.Tensor,
+    group_ids_B: torch.Tensor,
+    turn_rewards_BK: torch.Tensor | None = None,
+    states_BK: torch.Tensor | None = None,
+    *,
+    gamma: float = 1.0,
+    scale: bool = False,
+    eps: float = EPS,
+) -> torch.Tensor:
+    """Return each turn's temporal difference in the graph of the group's states, `r_k + gamma V(s_(k+1)) - V(s_k)`.
+
+    V of a state is the mean of the discounted returns from it on, over all turns of the group that began there, and 0
+    after the last turn. So a good step in a lost episode earns what the others made of the state that it reached.
+    (G2PO, arXiv 2606.22995, standardises these differences; GraphGPO, arXiv 2605.26684, uses distances to the goal.)
+
+    Args:
+        rewards_B: Shape (B,); NaN leaves an episode out.
+        group_ids_B: Shape (B,), ints.
+        turn_rewards_BK: Shape (B, K); NaN for a missing turn.
+        states_BK: Shape (B, K), ints, as in `state_groups`.
+        gamma: Discount of one turn.
+        scale: Whether to divide a group's advantages by their root mean square plus `eps`.
+        eps: Added to the root mean square.
+
+    Returns:
+        Shape (B, K); 0 without a turn or score.
+
+    Raises:
+        ValueError: If turn rewards or states are missing or have another shape.
+    """
+    returns_BK, exists_BK, states_BK = _checked(rewards_B, group_ids_B, turn_rewards_BK, states_BK, gamma)
+    counts_N, places_BK = _cells(group_ids_B, states_BK, exists_BK, returns_BK.dtype)
+    sums_N = torch.zeros_like(counts_N).index_add(0, places_BK[exists_BK], returns_BK[exists_BK])
+    values_BK = zero_masked((sums_N / counts_N.clamp(min=1))[places_BK], exists_BK)
+    after_BK = torch.cat([values_BK[:, 1:], torch.zeros_like(values_BK[:, :1])], dim=1)
+    assert turn_rewards_BK is not None
+    rewards_BK = zero_masked(turn_rewards_BK.to(returns_BK), exists_BK)
+    advantages_BK = zero_masked(rewards_BK + gamma * after_BK - values_BK, exists_BK)
+    if not scale:
+        return advantages_BK
+    groups_B = torch.unique(group_ids_B, return_inverse=True)[1]
+    zeros_N = returns_BK.new_zeros(int(groups_B.max()) + 1 if len(groups_B) else 0)
+    squares_N = zeros_N.index_add(0, groups_B, (advantages_BK**2).sum(1))
+    turns_N = zeros_N.index_add(0, groups_B, exists_BK.sum(1).to(zeros_N)).clamp(min=1)
+    return advantages_BK / ((squares_N / turns_N).sqrt() + eps)[groups_B][:, None]
+
+
+def _checked(
+    rewards_B: torch.Tensor,
+    group_ids_B: torch.Tensor,
+    turn_rewards_BK: torch.Tensor | None,
+    states_BK: torch.Tensor | None,
+    gamma: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the returns from each turn on (0 without a turn), which turns count, and the states."""
+    _, scored_B = check_rewards(rewards_B, group_ids_B)
+    for name, given in (("turn rewards", turn_rewards_BK), ("states", states_BK)):
+        if given is None or given.ndim != 2 or len(given) != len(rewards_B):
+            shape = None if given is None else tuple(given.shape)
+            raise ValueError(f"{name} are {shape}; credit by state needs shape ({len(rewards_B)}, K).")
+    assert turn_rewards_BK is not None and states_BK is not None
+    if turn_rewards_BK.shape != states_BK.shape:
+        raise ValueError(f"turn rewards are {tuple(turn_rewards_BK.shape)}, and states {tuple(states_BK.shape)}.")
+    returns_BK = turn_returns(turn_rewards_BK, gamma=gamma)
+    exists_BK = ~torch.isnan(returns_BK) & scored_B[:, None]
+    return zero_masked(returns_BK, exists_BK), exists_BK, states_BK
+
+
+def _cells(
+    group_ids_B: torch.Tensor, states_BK: torch.Tensor, exists_BK: torch.Tensor, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the number of turns in each cell, which is a state of a group, and each turn's cell, shape (B, K)."""
+    pairs = torch.stack([group_ids_B[:, None].expand_as(states_BK), states_BK]).flatten(1)
+    cells, inverse = torch.unique(pairs, dim=1, return_inverse=True)
+    places_BK = inverse.reshape(states_BK.shape)
+    exists_M = exists_BK.flatten().to(dtype)
+    return exists_M.new_zeros(cells.shape[1]).index_add(0, places_BK.flatten(), exists_M), places_BK
