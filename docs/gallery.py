@@ -45,6 +45,8 @@ RECORD = ROOT / "proof" / "gallery.json"
 PLAYED_WITH = ("*.py", "checker/*.py", "mathematics/*.py", "parsers/*.py", "sandbox/**/*.py", "tools/*.py")
 """Files of `llm_envs` on which the success rates may depend, beside those of the task in `tasks/`."""
 PROOF = ROOT / "proof" / "results"
+ELSEWHERE = ("llm/ScienceWorld-v0", "llm/TextWorldExpress-v0")
+"""Tasks whose packages are only in other environments (`make test-suites`): the page leaves them out."""
 N_EPISODES = 100
 HARD = "★"
 """Marks a level that is expected to be hard for frontier models."""
@@ -140,7 +142,7 @@ def success(episodes: list[list[Step]]) -> float:
 
 def pages() -> dict[Path, str]:
     """Return the page; and the record, if it is to be written."""
-    ids = [task_id for task_id in task_ids() if task_id.startswith("llm/")]
+    ids = [task_id for task_id in task_ids() if task_id.startswith("llm/") and task_id not in ELSEWHERE]
     with ProcessPoolExecutor(2) as pool:
         measured = list(pool.map(measure, ids))
     found = {PAGE: page(sorted(measured, key=lambda m: (m.card.family, m.card.id)))}

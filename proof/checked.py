@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import hashlib
 import json
 import multiprocessing
@@ -24,7 +25,7 @@ from pathlib import Path
 import llm_envs
 from llm_envs.checker import QUICK, THOROUGH, check_task
 from llm_envs.checker.catalogue import describe
-from llm_envs.errors import TaskCheckError
+from llm_envs.errors import MissingExtraError, TaskCheckError
 from llm_envs.registration import task_spec
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -35,9 +36,13 @@ EFFORTS = {"quick": QUICK, "thorough": THOROUGH}
 
 
 def levels() -> list[tuple[str, str]]:
-    """Return (task, level) of every task of this repository."""
+    """Return (task, level) of every task of this repository whose package is installed."""
     ids = [env_id for env_id in llm_envs.task_ids() if env_id.startswith("llm/")]
-    return [(env_id, level) for env_id in ids for level in describe(env_id).levels]
+    found = []
+    for env_id in ids:
+        with contextlib.suppress(MissingExtraError):  # its package is only in another environment
+            found += [(env_id, level) for level in describe(env_id).levels]
+    return found
 
 
 def fingerprint(env_id: str) -> str:
@@ -105,7 +110,9 @@ def main() -> int:
     given = parser.parse_args()
     effort = "thorough" if given.thorough else "quick"
     work = [item for item in out_of_date(read(), effort) if not given.tasks or item[0] in given.tasks]
-    known, n_failed = {f"{env_id} {level}" for env_id, level in levels()}, 0
+    found, n_failed = levels(), 0
+    known, here = {f"{env_id} {level}" for env_id, level in found}, {env_id for env_id, _ in found}
+    known |= {key for key in read() if key.partition(" ")[0] in set(llm_envs.task_ids()) - here}
     with ProcessPoolExecutor(given.jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
         started = time.perf_counter()
         waiting = {pool.submit(_check, env_id, level, effort): (env_id, level) for env_id, level in work}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import multiprocessing
 import time
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from llm_envs.cli.arguments import positive
 from llm_envs.cli.parser import Flag, Repeatable
-from llm_envs.errors import InvalidConfigError, TaskCheckError
+from llm_envs.errors import InvalidConfigError, MissingExtraError, TaskCheckError
 from llm_envs.tracking.loggers import visible_text
 
 if TYPE_CHECKING:
@@ -125,22 +126,27 @@ class _Checked:
     label: str
     failure: str | None
     seconds: float
+    missing: str | None = None
+    """The package that the task needs and that is not installed here."""
 
 
 def check(arguments: argparse.Namespace) -> int:
     """Check the requested tasks; print each failure with its reason and the seed that shows it."""
     work = list(_work(arguments))
-    failed = 0
+    failed = n_missing = 0
     started = time.perf_counter()
     for checked in _check_all(work, arguments.jobs):
-        if checked.failure is None:
+        if checked.missing is not None:
+            n_missing += 1
+            print(f"missing {checked.label}  ({visible_text(checked.missing)})", flush=True)
+        elif checked.failure is None:
             print(f"ok      {checked.label}  ({checked.seconds:.1f} s)", flush=True)
         else:
             failed += 1
             print(f"FAILED  {checked.label}\n{visible_text(checked.failure)}", flush=True)
     if len(work) > 1:
-        print(f"{len(work) - failed} of {len(work)} passed, in {time.perf_counter() - started:.0f} s")
-    return 1 if failed else 0
+        print(f"{len(work) - failed - n_missing} of {len(work)} passed, in {time.perf_counter() - started:.0f} s")
+    return 1 if failed or (n_missing and not arguments.all) else 0
 
 
 def _work(arguments: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any], bool]]:
@@ -166,7 +172,8 @@ def _work(arguments: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any], 
     for task_id in ids:
         levels = [arguments.difficulty] if arguments.difficulty else [None]
         if arguments.all_levels:
-            levels = list(describe(task_id).levels)
+            with contextlib.suppress(MissingExtraError):  # its check reports it
+                levels = list(describe(task_id).levels)
         for level in levels:
             yield task_id, {} if level is None else {"difficulty": level}, arguments.thorough
 
@@ -194,6 +201,21 @@ def _check_all(work: Sequence[tuple[str, dict[str, Any], bool]], jobs: int) -> I
         yield from pool.map(_check_one, *zip(*work, strict=True))
 
 
+def _missing(task_id: str) -> str | None:
+    """Return why a task cannot be made here if its extra is missing."""
+    import gymnasium as gym
+
+    from llm_envs.checker.catalogue import example_kwargs
+
+    try:
+        gym.make(task_id, **example_kwargs(task_id)).close()
+    except MissingExtraError as error:
+        return str(error)
+    except Exception:  # its check reports it
+        return None
+    return None
+
+
 def _check_one(task_id: str, kwargs: Mapping[str, Any], thorough: bool) -> _Checked:
     import llm_envs  # noqa: F401  # registers the tasks, in a new process
     from llm_envs.checker.check import QUICK, THOROUGH, check_task
@@ -201,6 +223,8 @@ def _check_one(task_id: str, kwargs: Mapping[str, Any], thorough: bool) -> _Chec
     label = " ".join([task_id, *map(str, kwargs.values())])
     started = time.perf_counter()
     try:
+        if (missing := _missing(task_id)) is not None:
+            return _Checked(label, None, 0.0, missing)
         check_task(task_id, effort=THOROUGH if thorough else QUICK, **kwargs)
     except TaskCheckError as error:
         return _Checked(label, str(error), time.perf_counter() - started)

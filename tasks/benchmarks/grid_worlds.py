@@ -238,8 +238,8 @@ class BabyAIEnv(_GridWorldEnv):
     ## Arguments
     - `split`: "train" or "test": no world is in both. The package has no splits, so these are ours.
     - `difficulty`: a level of the package, without "BabyAI-" and "-v0": "GoToRedBall", "GoToLocal" (default),
-      "PickupLoc", "PutNextLocal", "OpenDoor", "GoToObjMaze", "Pickup", "UnlockPickup", "UnblockPickup", or any other,
-      such as "BossLevel". An expert level is missing: the levels are the benchmark's.
+      "PickupLoc", "PutNextLocal", "GoToObjMazeS4", "UnlockPickup", or any other, such as "BossLevel". An expert level
+      is missing: the levels are the benchmark's.
     - `max_turns`: the number of replies, if it is to be another than the package's; the package then uses it too.
     - `reset(options={"problem": {"seed": 1}})` plays the package's world of this seed.
 
@@ -255,11 +255,8 @@ class BabyAIEnv(_GridWorldEnv):
         "GoToLocal": _level("go to a thing in one room", 64, 0.4),
         "PickupLoc": _level("pick up a thing in one room, which its place may describe", 64, 0.02),
         "PutNextLocal": _level("put a thing next to another one in one room", 128),
-        "OpenDoor": _level("open one of four doors", 576, 0.1),
-        "GoToObjMaze": _level("go to the only thing in nine rooms", 576, 0.05),
-        "Pickup": _level("pick up a thing in nine rooms", 576, 0.02),
+        "GoToObjMazeS4": _level("go to the only thing in nine small rooms", 144, 0.05),
         "UnlockPickup": _level("unlock a door to pick up a box behind it", 72),
-        "UnblockPickup": _level("pick up a thing in nine rooms, where others block the way", 576),
     }
     default_difficulty = "GoToLocal"
 
@@ -288,10 +285,9 @@ class MiniGridEnv(_GridWorldEnv):
     ## Arguments
     - `split`: "train" or "test": no world is in both, in levels with enough of them. The package has no splits, so
       these are ours.
-    - `difficulty`: a level of the package, without "MiniGrid-" and "-v0": "FourRooms" (default), "DoorKey-8x8",
-      "MultiRoom-N4-S5-v1", "LavaCrossingS11N5", "GoToDoor-8x8", "Fetch-8x8-N3", "PutNear-8x8-N3", "UnlockPickup",
-      "KeyCorridorS3R3", "LockedRoom", or any other, such as "Dynamic-Obstacles-8x8". Levels "WFC" are left out. An
-      expert level is missing: the levels are the benchmark's.
+    - `difficulty`: a level of the package, without "MiniGrid-" and "-v0": "FourRooms" (default), "GoToDoor-6x6",
+      "Fetch-6x6-N2", "PutNear-8x8-N3", "MultiRoom-N4-S5-v1", "LockedRoom", or any other, such as "DoorKey-8x8". Levels
+      "WFC" are left out. An expert level is missing: the levels are the benchmark's.
     - `max_turns`: the number of replies, if it is to be another than the package's; the package then uses it too.
     - `reset(options={"problem": {"seed": 1}})` plays the package's world of this seed.
 
@@ -305,14 +301,10 @@ class MiniGridEnv(_GridWorldEnv):
     family = "MiniGrid"
     difficulties = {
         "FourRooms": _level("reach the goal in four rooms", 100, 0.1),
-        "DoorKey-8x8": _level("find a key, open a door, reach the goal", 640),
-        "MultiRoom-N4-S5-v1": _level("reach the goal through four small rooms", 80, 0.05),
-        "LavaCrossingS11N5": _level("reach the goal through gaps in five rivers of lava", 484),
-        "GoToDoor-8x8": _level("stand next to a door and say that you are done", 256),
-        "Fetch-8x8-N3": _level("pick up the right one of three things", 320, 0.3),
+        "GoToDoor-6x6": _level("stand next to a door, and tell that you are done", 144, 0.02),
+        "Fetch-6x6-N2": _level("pick up the right one of two things", 180, 0.5),
         "PutNear-8x8-N3": _level("put a thing near another one, the right one at once", 40),
-        "UnlockPickup": _level("unlock a door to pick up a box behind it", 288),
-        "KeyCorridorS3R3": _level("find a key in a corridor of rooms, and a ball behind a locked door", 270),
+        "MultiRoom-N4-S5-v1": _level("reach the goal through four small rooms", 80, 0.05),
         "LockedRoom": _level("find a key in one of six rooms, for the room with the goal", 190),
     }
     default_difficulty = "FourRooms"

@@ -135,7 +135,7 @@ class JavaPool:
     """The machines of a simulator.
 
     Args:
-        simulator: What they run.
+        simulator: The simulator that they run.
 
     Raises:
         MissingExtraError: If the package or Java is missing.

@@ -8,6 +8,7 @@ import pytest
 from llm_envs.checker.catalogue import describe, family_of
 from llm_envs.cli.main import main
 from llm_envs.env import Difficulty, SingleTurnEnv
+from llm_envs.errors import MissingExtraError
 from llm_envs.registration import register_task
 
 
@@ -121,6 +122,24 @@ def test_levels_and_the_seed_that_shows_it(broken, capsys):
     assert "oracle_earns_the_maximum: seed 7: the oracle did not succeed; 'I do not know.' was answered" in printed
     assert "1 of 2 passed, in " in printed
     assert main(["check", broken, "--difficulty", "other"]) == 1
+
+
+class Missing(Broken):
+    """Its package is not installed."""
+
+    def __init__(self, **kwargs):
+        raise MissingExtraError("broken/Needy-v0 needs `nothing`: pip install 'llm-envs[nothing]'.")
+
+
+def test_a_task_whose_package_is_missing_is_reported(capsys):
+    register_task("needy/Needy-v0", Missing)
+    try:
+        assert main(["check", "--all", "--namespace", "needy"]) == 0
+        assert "missing needy/Needy-v0  (broken/Needy-v0 needs `nothing`: pip" in capsys.readouterr().out
+        assert main(["check", "--all", "--namespace", "needy", "--all-levels"]) == 0
+        assert main(["check", "needy/Needy-v0"]) == 1
+    finally:
+        gym.registry.pop("needy/Needy-v0")
 
 
 def test_several_at_once_in_order(capsys):
