@@ -6,11 +6,13 @@ model's text to `eval`. Here it reads the expression itself.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import importlib
 import itertools
 import json
+import math
 import pickle
 import re
 import sys
@@ -75,13 +77,13 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     """Describe a task, execute calls, or judge a conversation.
 
     Args:
-        request: `domain`, `task` (its id), and `ask`: "describe"; "execute", with `before` (all calls until now) and
-            `calls`, each [requestor, name, arguments]; or "judge", with `messages` of OpenAI's form, whose calls are
-            [name, arguments], and `reason` (why the conversation ended).
+        request: `domain`, `task` (its id), and `ask`: "describe"; "execute", with `changes` (the calls until now that
+            changed the world) and `calls`, each [requestor, name, arguments]; or "judge", with `messages`, whose calls
+            are [name, arguments].
 
     Returns:
-        `system`, `user_system`, `tools`, `user_tools` and `greeting`; or `results`, each [text, is_error]; or `reward`
-        and `parts`.
+        `system`, `user_system`, `tools`, `user_tools` and `greeting`; or `results`, each [text, whether it is an error,
+        whether the call changed the world]; or `reward` and `parts`.
     """
     uses = {"describe": describe, "execute": execute, "judge": judge}
     return uses[request["ask"]](request)
@@ -118,17 +120,44 @@ def environment_of(domain: str) -> Any:
 
 def execute(request: dict[str, Any]) -> dict[str, Any]:
     """Execute calls in the world of an episode."""
-    key = [request["domain"], request["task"], request["before"]]
-    world = _worlds.pop(json.dumps(key), None)
+    changes = list(request["changes"])
+    world = world_after(request, changes)
+    results = []
+    for call in request["calls"]:
+        is_change = changes_world(world, call)
+        if is_change and not changes:
+            world = new_world(request)  # the unchanged one is of all episodes
+        results.append([*respond(world, call), is_change])
+        changes += [call] * is_change
+    keep(request, changes, world)
+    return {"results": results}
+
+
+def world_after(request: dict[str, Any], changes: list[Any]) -> Any:
+    """Return the world after calls that change it."""
+    domain, task_id = request["domain"], request["task"]
+    if not changes:
+        return unchanged(domain, None if _tasks[domain][task_id].initial_state is None else task_id)
+    world = _worlds.pop(json.dumps([domain, task_id, changes]), None)
     if world is None:
         world = new_world(request)
-        for call in request["before"]:
+        for call in changes:
             respond(world, call)
-    results = [respond(world, call) for call in request["calls"]]
-    _worlds[json.dumps([*key[:2], [*request["before"], *request["calls"]]])] = world
+    return world
+
+
+def keep(request: dict[str, Any], changes: list[Any], world: Any) -> None:
+    """Keep the world of an episode for its next calls."""
+    if changes:
+        _worlds[json.dumps([request["domain"], request["task"], changes])] = world
     if len(_worlds) > _MOST_WORLDS:
         _worlds.popitem(last=False)
-    return {"results": results}
+
+
+@functools.cache
+def unchanged(domain: str, task_id: str | None) -> Any:
+    """Return the world of a task before any change; without an id that of all tasks."""
+    return new_world({"domain": domain, "task": task_id or next(iter(_tasks[domain]))})
 
 
 def new_world(request: dict[str, Any]) -> Any:
@@ -142,6 +171,12 @@ def new_world(request: dict[str, Any]) -> Any:
     return world
 
 
+def changes_world(world: Any, call: list[Any]) -> bool:
+    """Return whether the package declares that a tool writes."""
+    kit = world.tools if call[0] == "assistant" else world.user_tools
+    return bool(kit is not None and kit.has_tool(call[1]) and kit.tool_type(call[1]).value == "write")
+
+
 def respond(world: Any, call: list[Any]) -> list[Any]:
     """Execute one call; return its text and whether it is an error."""
     requestor, name, arguments = call
@@ -152,24 +187,47 @@ def respond(world: Any, call: list[Any]) -> list[Any]:
 
 
 def judge(request: dict[str, Any]) -> dict[str, Any]:
-    """Return the verdict of the package's evaluator."""
-    return verdict(json.dumps(request))
+    """Return the verdict of the package's evaluator on a conversation that the user ended.
+
+    The package's own function makes two worlds, repeats all calls, and hashes both databases: a second in the airline
+    domain. This one takes the world of the episode, and keeps the hashes of the right ones.
+    """
+    domain, task = request["domain"], _tasks[request["domain"]][request["task"]]
+    criteria = task.evaluation_criteria
+    calls = [[message["role"], *call] for message in request["messages"] for call in message.get("calls", ())]
+    start = world_after(request, [])
+    changes = [call for call in calls if changes_world(start, call)]
+    messages = list(map(message_of, request["messages"]))
+    parts = {}
+    for basis in (each.value for each in criteria.reward_basis):
+        if basis == "DB":
+            parts[basis] = float(hashes(domain, task.id, json.dumps(changes)) == right_hashes(domain, task.id))
+        elif basis == "ENV_ASSERTION":
+            world = world_after(request, changes)
+            met = [world.run_env_assertion(each, raise_assertion_error=False) for each in criteria.env_assertions or ()]
+            parts[basis] = float(all(met))
+        else:
+            name = {"ACTION": "action", "COMMUNICATE": "communicate"}[basis]
+            evaluator = getattr(sys.modules[f"tau2.evaluator.evaluator_{name}"], f"{name.title()}Evaluator")
+            parts[basis] = evaluator.calculate_reward(task=task, full_trajectory=messages).reward
+    return {"reward": math.prod(parts.values()), "parts": parts}
 
 
 @functools.lru_cache(maxsize=1_000)
-def verdict(text: str) -> dict[str, Any]:
-    """Return the verdict on a request, as JSON: members of a group may say the same."""
-    request = json.loads(text)
-    evaluator: Any = sys.modules["tau2.evaluator.evaluator"]
-    simulation: Any = sys.modules["tau2.data_model.simulation"]
-    use_ids(itertools.count(1))
-    messages = list(map(message_of, request["messages"]))
-    told = {"id": "", "task_id": request["task"], "start_time": "", "end_time": "", "duration": 0.0}
-    run = simulation.SimulationRun(**told, termination_reason=request["reason"], messages=messages)
-    task = _tasks[request["domain"]][request["task"]]
-    info = evaluator.evaluate_simulation(run, task, evaluator.EvaluationType.ALL, False, request["domain"])
-    parts = {str(basis.value): value for basis, value in (info.reward_breakdown or {}).items()}
-    return {"reward": info.reward, "parts": parts}
+def hashes(domain: str, task_id: str, changes: str) -> list[str | None]:
+    """Return the hashes of the agent's and the user's database after calls, as JSON."""
+    world = world_after({"domain": domain, "task": task_id}, json.loads(changes))
+    return [world.get_db_hash(), world.get_user_db_hash()]
+
+
+@functools.cache
+def right_hashes(domain: str, task_id: str) -> list[str | None]:
+    """Return the hashes after the right calls."""
+    world = new_world({"domain": domain, "task": task_id})
+    for action in _tasks[domain][task_id].evaluation_criteria.actions or ():
+        with contextlib.suppress(Exception):  # as the package does
+            world.make_tool_call(action.name, requestor=action.requestor, **action.arguments)
+    return [world.get_db_hash(), world.get_user_db_hash()]
 
 
 def message_of(message: dict[str, Any]) -> Any:
@@ -186,7 +244,7 @@ def message_of(message: dict[str, Any]) -> Any:
 
 
 def use_ids(numbers: Iterator[int]) -> None:
-    """Take ids of new bills from numbers: the evaluator repeats calls, and compares their results."""
+    """Take ids of new bills from numbers: a world that is made again must have the same."""
     uuid.uuid4 = lambda: uuid.UUID(int=next(numbers) << 96)
 
 
