@@ -138,8 +138,8 @@ _REAL_DPO = {
 }
 # Agents: 64 episodes a step, each with a client and a thread.
 _AGENTS = {**_GENTLE, "max_steps": 20, "per_device_train_batch_size": 64}
-_TEACHER = {**_SHORT, "max_steps": 120}
-_STUDENT = {**_SHORT, "max_steps": 60}
+_TEACHER = {**_GENTLE, "max_steps": 300}
+_STUDENT = _GENTLE
 _ENGINES: tuple[tuple[Literal["transformers", "vllm"], str], ...] = (("transformers", ""), ("vllm", "-vllm"))
 _FIVE = (0, 1, 2, 3, 4)
 
@@ -223,14 +223,14 @@ _ALL = (
     Run(CREDIT[3], "letters", "credit", changes=_BY_TOKENS, per_turn_gamma=0.0, seeds=_FIVE, settings=_LETTERS),
     Run(SUMMARIES[0], "notes", "summaries", changes=_BY_TOKENS, trains_summaries=False, seeds=_FIVE, settings=_NOTES),
     Run(SUMMARIES[1], "notes", "summaries", changes=_BY_TOKENS, seeds=_FIVE, settings=_NOTES),
-    Run("teacher-guess", "guess", "distillation", settings=_TEACHER),
-    Run(DISTILLATION[0], "guess-small", "distillation", seeds=_THREE, measure_every=5, settings=_STUDENT),
+    Run("teacher-arithmetic", "arithmetic", "distillation", settings=_TEACHER),
+    Run(DISTILLATION[0], "arithmetic", "distillation", seeds=_THREE, measure_every=5, settings=_STUDENT),
     Run(
         DISTILLATION[1],
-        "guess-small",
+        "arithmetic",
         "distillation",
         named="distill",
-        teacher="teacher-guess",
+        teacher="teacher-arithmetic",
         seeds=_THREE,
         measure_every=5,
         settings=_STUDENT,

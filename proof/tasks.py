@@ -175,14 +175,6 @@ TASKS: Mapping[str, Task] = {
     "guess": Task(
         "llm/GuessNumber-v0", "game of several turns", (_oracle, _guess_a_number), EASY, sft_learning_rate=3e-3
     ),
-    "guess-small": Task(
-        "llm/GuessNumber-v0",
-        "game of several turns, half the layers",
-        (_oracle, _guess_a_number),
-        EASY,
-        sft_learning_rate=3e-3,
-        model={"n_layers": 1},
-    ),
     "letters": Task(
         LETTERS_ENV,
         "sixteen questions",
@@ -257,8 +249,9 @@ TASKS: Mapping[str, Task] = {
         (note_what_goes, note_what_stays),
         STARTER,
         n_traces=12_000,
-        sft_steps=1000,
-        sft_learning_rate=3e-3,
+        sft_steps=1200,
+        sft_learning_rate=1e-3,
+        model={"n_layers": 3},
         max_turn_tokens=16,
         max_completion_length=160,
         summarize={"history_tokens": 90, "summary_tokens": 48, "prompt": REQUEST},
