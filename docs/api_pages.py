@@ -105,6 +105,12 @@ ROOMS = (
         ("tracking.*", "report.*"),
     ),
     Room(
+        "bridges",
+        "Bridges",
+        "Other suites' environments as ours, ours as theirs, and data sets as tasks.",
+        ("bridges.*",),
+    ),
+    Room(
         "functional",
         "Equations",
         "Pure functions of tensors: advantages, losses, KL, and an algorithm as a value. torch is all they need.",

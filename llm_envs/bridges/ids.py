@@ -29,9 +29,10 @@ REASONING_GYM = tuple(_DATA_SETS.split())
 """Data sets of reasoning-gym 0.1.25, without `composite`, which mixes others."""
 
 FLAWED: Mapping[str, str] = {
-    "coin_flip": '"0" has full credit: the tolerance grows with the answer',
+    "coin_flip": '"0" has full credit, because "0.25" begins with it',
     "complex_arithmetic": '"nan" has full credit',
-    "game_of_life_halting": "any text has full credit where the answer is False",
+    "game_of_life_halting": "any text has full credit",
+    "puzzle24": '"6*4*1*1" has full credit: the numbers are not compared',
 }
 """Data set -> how garbage gets full credit. `python -m proof.bridges` finds them."""
 
@@ -49,7 +50,7 @@ _TWO_PLAYERS = (
     "IteratedPrisonersDilemma IteratedRockPaperScissors IteratedTwoThirdsAverage KuhnPoker//short/medium/long/extreme "
     "LinesOfAction MemoryGame//medium/hard Nim//medium/large Othello/tiny/small//big/huge/hard "
     "PigDice//short/long/50/100/150/200/250/300/350/400/450/500 QuantumTicTacToe SimpleBlindAuction/quick//rich "
-    "SimpleNegotiation/short//long SimpleTak//medium/large/extreme SpiteAndMalice Tak//medium/hard TicTacToe "
+    "SimpleNegotiation/short//long SimpleTak//medium/large/extreme SpiteAndMalice Stratego Tak//medium/hard TicTacToe "
     "TruthAndDeception//long/extreme TwoDollar UltimateTicTacToe IteratedUltimatumGame//alternate WildTicTacToe "
     "Snake//standard/large Surround//standard/large LiarsDice/small//large "
     "MarketEntryGame NewRecruit "
