@@ -22,6 +22,9 @@ class DenseEnv(gym.Env[str, str]):
         self.n_turns = 0
         return f"Say something about {self.np_random.integers(1000)}", {}
 
+    def state_key(self) -> str:
+        return str(self.n_turns)
+
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         self.n_turns += 1
         reward = sum(map(ord, action)) % 17 / 17
