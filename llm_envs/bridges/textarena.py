@@ -18,7 +18,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import gymnasium as gym
 import numpy as np
@@ -291,7 +291,7 @@ class TextArenaEnv(TextEnv):
         if isinstance(self._opponent, EnvPolicy):
             return self._opponent.act(self, observation)
         params = SamplingParams(seed=self.problem["game_seed"] + len(self._talk))
-        return _reply(self._opponent, tuple(self._talk), params)
+        return _reply(cast("ChatPolicy", self._opponent), tuple(self._talk), params)
 
 
 class TextArenaSeatsEnv(gym.Env[str, str]):
@@ -305,7 +305,7 @@ class TextArenaSeatsEnv(gym.Env[str, str]):
     """
 
     tools: Sequence[Mapping[str, Any]] = ()
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": []}
+    metadata: dict[str, Any] = {"render_modes": []}
 
     def __init__(self, game: str = "TicTacToe-v0", split: str = "train") -> None:
         check_choice("textarena", "game", game, [name for name, n_players in TEXTARENA.items() if n_players == 2])
