@@ -5,7 +5,7 @@
     python -m proof.self_play --docs docs/results/self_play.md
 
 A run writes `proof/results/self_play/NAME.json`; `--docs` makes the page's table and curve from all of them. The model
-begins as one that plays legal actions at random. Two cores and no accelerator are enough.
+begins as one that imitates `WarmPolicy`. Two cores and no accelerator are enough.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from llm_envs.evaluation.exploitability import decision_points
 from llm_envs.policies.base import Policy
 from llm_envs.policies.inference import token_logps
 from llm_envs.rollout import Collector, MultiplayerEnv, PastVersions
+from llm_envs.sources.mixture import derive_fraction
 from llm_envs.tasks.games.kuhn_poker import KuhnPoker
 from llm_envs.tasks.games.two_seat_tic_tac_toe import TwoSeatTicTacToe
 from llm_envs.tiny_model import tiny_model, tiny_tokenizer
@@ -72,6 +73,24 @@ class RandomLegalPolicy:
         return str(game.write_answer(self._random.choice(game.legal_actions(game.state))))
 
 
+class WarmPolicy(RandomLegalPolicy):
+    """Plays legal actions with weights from 1 to 5 that a hash of the observation decides.
+
+    A model that imitates uniform play need not read the observation, and then learns late that it matters.
+    """
+
+    def for_episode(self, seed: int) -> WarmPolicy:
+        """Return a policy with its own stream."""
+        return WarmPolicy(seed)
+
+    def act(self, env: gym.Env[str, str], observation: str) -> str:
+        """Return a legal action as a reply."""
+        game: Any = env.unwrapped
+        legal = game.legal_actions(game.state)
+        weights = [1 + 4 * derive_fraction("warm", observation, action) for action in legal]
+        return str(game.write_answer(self._random.choices(legal, weights)[0]))
+
+
 OPPONENTS: Mapping[str, Callable[[], Policy | PastVersions | None]] = {
     "itself": lambda: None,
     "past versions": lambda: PastVersions(20, size=8),
@@ -88,13 +107,15 @@ class Run:
     trainer: str = "grpo"
     opponent: str = "itself"
     """Of `OPPONENTS`: who has the other seat."""
+    kl_coef: float = 0.1
+    """Of the KL to the model as it begins, which keeps play mixed until the model has learned what cards mean."""
     measure_every: int = 20
     settings: Mapping[str, Any] = field(default_factory=dict)
     seeds: tuple[int, ...] = (0,)
 
 
 _KUHN = {
-    "max_steps": 100,
+    "max_steps": 200,
     "per_device_train_batch_size": 128,
     "num_generations": 8,
     "learning_rate": 5e-4,
@@ -164,18 +185,18 @@ def warm_start(game: str) -> Path:
 
     def traces(codec: ChatCodec, n: int) -> Any:
         env = MultiplayerEnv(GAMES[game])
-        with Collector(env, RandomLegalPolicy(), codec=codec, context_fn=newest, progress=False) as collector:
+        with Collector(env, WarmPolicy(), codec=codec, context_fn=newest, progress=False) as collector:
             return [trajectory for group in collector.collect(n) for trajectory in group]
 
     plain = ChatCodec(tiny_tokenizer())
     texts = [plain.tokenizer.decode(row.ids) for trajectory in traces(plain, 60) for row in trajectory.rows]
     tokenizer = tiny_tokenizer(texts, vocab_size=700, max_token_length=400)
-    model = tiny_model(tokenizer, hidden_size=64, n_heads=2, max_length=256, seed=0)
+    model = tiny_model(tokenizer, max_length=256, seed=0)
     config = EnvSFTConfig(
         output_dir=str(folder / "sft"),
-        max_steps=100 if game == "kuhn" else 400,
-        per_device_train_batch_size=32,
-        learning_rate=5e-3,
+        max_steps=400,
+        per_device_train_batch_size=64,
+        learning_rate=1e-3,
         lr_scheduler_type="cosine",
         warmup_steps=10,
         gradient_checkpointing=False,
@@ -243,7 +264,7 @@ def train(name: str, seed: int) -> dict[str, Any]:
     }
     env = MultiplayerEnv(GAMES[run.game], opponent=OPPONENTS[run.opponent]())
     base = PPO if run.trainer == "ppo" else DR_GRPO
-    algorithm = replace(base, normalisation="token", constant=None, entropy_coef=0.05)
+    algorithm = replace(base, normalisation="token", constant=None, kl_coef=run.kl_coef)
     makes: Any = {"grpo": (EnvGRPOTrainer, EnvGRPOConfig), "ppo": (EnvPPOTrainer, EnvPPOConfig)}[run.trainer]
     trainer = makes[0](str(warm), env, makes[1](**settings), algorithm=algorithm, context_fn=newest)
     curve = _Curve(run, trainer)
