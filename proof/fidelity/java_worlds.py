@@ -152,5 +152,5 @@ def result(env_id: str, levels: tuple[str, ...], n_episodes: int) -> dict[str, A
 
 
 if __name__ == "__main__":
-    write("scienceworld", "scienceworld", result("llm/ScienceWorld-v0", EXPERIMENTS, 12))
-    write("textworld-express", "textworld-express", result("llm/TextWorldExpress-v0", GAMES, 12))
+    write("scienceworld", "scienceworld", result("llm/ScienceWorld-v0", EXPERIMENTS, 6))
+    write("textworld-express", "textworld-express", result("llm/TextWorldExpress-v0", GAMES, 7))
