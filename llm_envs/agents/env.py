@@ -23,7 +23,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from random import Random
-from typing import Any
+from typing import Any, ClassVar
 
 from llm_envs.agents.job import Agent, AgentJob, AgentRun, Assignment
 from llm_envs.agents.server import Endpoint, PolicyServer

@@ -58,7 +58,7 @@ _GROUP = "0"
 
 
 @modelapi(name="llm-envs")
-class PolicyModel(ModelAPI):  # type: ignore[misc]
+class PolicyModel(ModelAPI):
     """A token policy as a model of Inspect: `--model llm-envs/PATH`, or `get_model("llm-envs/policy", policy=policy)`.
 
     Args:
@@ -84,8 +84,9 @@ class PolicyModel(ModelAPI):  # type: ignore[misc]
         max_new_tokens: int = 2048,
     ) -> None:
         super().__init__(model_name, base_url, api_key, [], config)
-        self.policy: Any = _load(model_name, engine) if policy is None else policy
-        self.codec: Codec = self.policy.codec if codec is None else codec
+        loaded: Any = _load(model_name, engine) if policy is None else policy
+        self.policy: Policy = loaded
+        self.codec: Codec = loaded.codec if codec is None else codec
         self.sampling = SamplingParams(max_new_tokens=max_new_tokens)
         self._seeds = itertools.count()
         """Of requests without their own: epochs of a sample must differ."""
@@ -169,7 +170,7 @@ _PASSED = (
 )
 
 
-@task(name="episodes")  # type: ignore[untyped-decorator]
+@task(name="episodes")
 def episodes(env_id: str, n: int = 100, seed: int = 0, split: str | None = "test", **kwargs: Any) -> Task:
     """Return episodes of an environment as a task of Inspect: those that `llm_envs.evaluate` plays with this seed.
 
@@ -202,7 +203,7 @@ def episodes(env_id: str, n: int = 100, seed: int = 0, split: str | None = "test
     return Task(dataset=MemoryDataset(samples, name=env_id), solver=play_episode(), scorer=score, name=env_id)
 
 
-@solver  # type: ignore[untyped-decorator]
+@solver
 def play_episode() -> Solver:
     """Play the sample's episode: the model replies, the environment answers, until it is over."""
 
@@ -229,7 +230,7 @@ def play_episode() -> Solver:
     return solve
 
 
-@scorer(metrics={"success": [mean(), stderr()], "return": [mean(), stderr()]})  # type: ignore[untyped-decorator]
+@scorer(metrics={"success": [mean(), stderr()], "return": [mean(), stderr()]})
 def return_and_success() -> Scorer:
     """Score an episode by what the environment has paid."""
 

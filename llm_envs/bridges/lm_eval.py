@@ -36,7 +36,7 @@ _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _HANDLED = {"until", "max_gen_toks", "do_sample"}
 
 
-class PolicyLM(LM):  # type: ignore[misc]
+class PolicyLM(LM):
     """A policy as a language model of the harness, for `lm_eval.simple_evaluate(model=PolicyLM(policy))`.
 
     `generate_until` samples with the policy; all requests of a call are in flight at once. Log-likelihoods are the
@@ -181,7 +181,7 @@ def harness_scores(
     }
 
 
-class HarnessCallback(TrainerCallback):  # type: ignore[misc]
+class HarnessCallback(TrainerCallback):
     """Measure the model in training on tasks of the harness, with each evaluation of its trainer.
 
     Every process measures the whole task. Not for models whose forward pass needs all processes (FSDP, ZeRO-3).
@@ -221,7 +221,7 @@ def _is_metric(name: str, value: Any) -> bool:
 @contextmanager
 def _in_eval_mode(policy: Any) -> Iterator[None]:
     """Put the policy's model into eval mode: it may be the model in training."""
-    model = getattr(policy, "model", None)
+    model: Any = getattr(policy, "model", None)
     was_training = bool(getattr(model, "training", False))
     if was_training:
         model.eval()

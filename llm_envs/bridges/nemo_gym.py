@@ -135,7 +135,7 @@ def create_nemo_gym_server(env_id: str, kwargs: Mapping[str, Any]) -> Any:
             "a server of NeMo Gym needs `nemo-gym` (Python 3.13.14 or later): pip install nemo-gym."
         ) from error
 
-    class EpisodeServer(GymnasiumServer):  # type: ignore[misc]
+    class EpisodeServer(GymnasiumServer):
         ray_enabled = False
 
         def setup_webserver(self) -> Any:
@@ -191,7 +191,8 @@ def _row(env_id: str, kwargs: Mapping[str, Any], seed: int, agent: str) -> dict[
 
 def _read(output: Any) -> tuple[str, list[str]]:
     """Return a response's text, with its calls as the environment reads them, and the ids of the calls."""
-    texts, calls, ids = [], [], []
+    texts: list[str] = []
+    calls, ids = [], []
     for item in output:
         if item.type == "message":
             parts = [item.content] if isinstance(item.content, str) else [getattr(c, "text", "") for c in item.content]
@@ -212,7 +213,7 @@ def _arguments(text: str) -> dict[str, Any]:
 
 def _answers(observation: str, info: Mapping[str, Any], call_ids: list[str]) -> tuple[str | None, list[dict[str, str]]]:
     """Return the user's message, and an output for each call, as OpenAI's API requires."""
-    texts, outputs = [], []
+    texts, outputs = list[str](), list[dict[str, str]]()
     for message in observed_messages(observation, info):
         if message.role == "tool" and len(outputs) < len(call_ids):
             outputs.append({"call_id": call_ids[len(outputs)], "output": message.content})

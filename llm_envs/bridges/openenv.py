@@ -191,16 +191,16 @@ def create_openenv_app(env_id: str, *, max_sessions: int = 64, **kwargs: Any) ->
     except ImportError as error:
         raise MissingExtraError("an OpenEnv server needs `openenv`: pip install 'llm-envs[openenv]'.") from error
 
-    class TextAction(Action):  # type: ignore[misc]
+    class TextAction(Action):
         message: str
 
-    class TextObservation(Observation):  # type: ignore[misc]
+    class TextObservation(Observation):
         message: str
         messages: tuple[dict[str, Any], ...] = ()
         system_prompt: str | None = None
         tools: tuple[dict[str, Any], ...] = ()
 
-    class TextEnvironment(Environment):  # type: ignore[misc]
+    class TextEnvironment(Environment):
         SUPPORTS_CONCURRENT_SESSIONS = True
 
         def __init__(self) -> None:

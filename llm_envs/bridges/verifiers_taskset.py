@@ -32,7 +32,7 @@ _TOOLS = """You can call tools. Their JSON Schemas:
 Write a call in this form: <tool_call>{{"name": "...", "arguments": {{...}}}}</tool_call>"""
 
 
-class EpisodeData(vf.TaskData):  # type: ignore[misc]
+class EpisodeData(vf.TaskData):
     """One episode as data: its environment and its seed."""
 
     env_id: str
@@ -40,11 +40,11 @@ class EpisodeData(vf.TaskData):  # type: ignore[misc]
     seed: int
 
 
-class EpisodeTask(vf.Task[EpisodeData]):  # type: ignore[misc]
+class EpisodeTask(vf.Task[EpisodeData]):
     """One episode."""
 
 
-class EpisodeConfig(vf.TasksetConfig):  # type: ignore[misc]
+class EpisodeConfig(vf.TasksetConfig):
     """Which episodes: those that `llm_envs.evaluate` plays with this seed."""
 
     env_id: str = ""
@@ -59,7 +59,7 @@ class EpisodeConfig(vf.TasksetConfig):  # type: ignore[misc]
     """Decides which problems are played."""
 
 
-class EpisodeTaskset(vf.Taskset[EpisodeTask, EpisodeConfig]):  # type: ignore[misc]
+class EpisodeTaskset(vf.Taskset[EpisodeTask, EpisodeConfig]):
     """Episodes of one environment."""
 
     def load(self) -> Iterator[EpisodeTask]:
@@ -82,13 +82,13 @@ class EpisodeTaskset(vf.Taskset[EpisodeTask, EpisodeConfig]):  # type: ignore[mi
             yield EpisodeTask(data, config.task)
 
 
-class EpisodeEnvConfig(vf.EnvConfig):  # type: ignore[misc]
+class EpisodeEnvConfig(vf.EnvConfig):
     """The one player, a plain chat without a shell."""
 
     player: vf.AgentConfig = vf.AgentConfig(harness={"id": "null"})
 
 
-class EpisodeEnv(vf.Env[EpisodeEnvConfig]):  # type: ignore[misc]
+class EpisodeEnv(vf.Env[EpisodeEnvConfig]):
     """Play an episode: the environment, in this process, answers each reply."""
 
     async def run(self, task: Any, agents: Any) -> None:

@@ -40,7 +40,7 @@ class SeatedEnv(gym.Env[str, str], ABC, Generic[State]):
     forfeit: ClassVar[float] = 1.0
     """The most that a seat can lose by legal play, or more."""
     tools: Sequence[Mapping[str, Any]] = ()
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": []}
+    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 (Gymnasium declares it so)
 
     def __init__(self, split: str = "train") -> None:
         check_choice(type(self).__name__, "split", split, ("train", "test"))
@@ -92,7 +92,7 @@ class SeatedEnv(gym.Env[str, str], ABC, Generic[State]):
         """
         super().reset(seed=seed)
         states = self.initial_states()
-        start = self.np_random.choice(len(states), p=[probability for probability, _ in states])
+        start: Any = self.np_random.choice(len(states), p=[probability for probability, _ in states])
         if options:
             problem = options.get("problem")
             start = problem.get("start") if isinstance(problem, Mapping) else None

@@ -107,7 +107,12 @@ class MultiplayerEnv:
         The arguments are those of `rollout.play_episode`.
         """
         self.check_play(policy, codec, context_fn, workers)
-        settings = {"sampling": sampling, "limits": limits, "history": history, "context_fn": context_fn}
+        settings: dict[str, Any] = {
+            "sampling": sampling,
+            "limits": limits,
+            "history": history,
+            "context_fn": context_fn,
+        }
         settings |= {"run_seed": run_seed, "gate": gate, "stats": stats}
         played = await self._play_once(spec, policy, codec, settings)
         return replace(played[spec.seat], group_id=spec.group_id)
@@ -118,7 +123,7 @@ class MultiplayerEnv:
         """Return the episodes of all seats of a game; with an opponent, only that of the spec's seat can be trained."""
         version = weight_version_of(policy)
         problem = json.dumps([dict(spec.env_kwargs), spec.options], sort_keys=True, default=dict)
-        key = (spec.seed, spec.member, version, problem, settings["run_seed"])
+        key = (spec.seed, spec.member, version or 0, problem, settings["run_seed"])
         # All seats must play the same game, whichever of them begins it: so its seeds leave out their group ids.
         name = f"game-{derive_seed(*key[:4])}"
         if self.opponent is not None:

@@ -191,7 +191,7 @@ class EnvGRPOTrainer(EpisodeTrainer):
         # Only now are there the model, its device and the processes, which all that follows needs.
         self._start_trl(model, args, kwargs)
         # Consecutive items are the seats of one game, which is played once if they come in one generation.
-        self.shuffle_dataset &= all(choice.n_seats == 1 for choice in choices)
+        self.shuffle_dataset = bool(self.shuffle_dataset) and all(choice.n_seats == 1 for choice in choices)
         self._reference.start(self)
         # TRL judges truncation by the last token, the environment's in a multi-turn row: we carry our own flag.
         self._mask_truncated, self.mask_truncated_completions = self.mask_truncated_completions, False
