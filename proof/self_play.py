@@ -74,7 +74,7 @@ class RandomLegalPolicy:
 
 
 class WarmPolicy(RandomLegalPolicy):
-    """Plays legal actions with weights from 1 to 5 that a hash of the observation decides.
+    """Plays legal actions with weights of 1 or 10, which a hash of the observation decides.
 
     A model that imitates uniform play need not read the observation, and then learns late that it matters.
     """
@@ -87,7 +87,7 @@ class WarmPolicy(RandomLegalPolicy):
         """Return a legal action as a reply."""
         game: Any = env.unwrapped
         legal = game.legal_actions(game.state)
-        weights = [1 + 4 * derive_fraction("warm", observation, action) for action in legal]
+        weights = [1 + 9 * (derive_fraction("warm", observation, action) > 0.5) for action in legal]
         return str(game.write_answer(self._random.choices(legal, weights)[0]))
 
 
@@ -107,8 +107,7 @@ class Run:
     trainer: str = "grpo"
     opponent: str = "itself"
     """Of `OPPONENTS`: who has the other seat."""
-    kl_coef: float = 0.1
-    """Of the KL to the model as it begins, which keeps play mixed until the model has learned what cards mean."""
+    entropy_coef: float = 0.05
     measure_every: int = 20
     settings: Mapping[str, Any] = field(default_factory=dict)
     seeds: tuple[int, ...] = (0,)
@@ -264,7 +263,7 @@ def train(name: str, seed: int) -> dict[str, Any]:
     }
     env = MultiplayerEnv(GAMES[run.game], opponent=OPPONENTS[run.opponent]())
     base = PPO if run.trainer == "ppo" else DR_GRPO
-    algorithm = replace(base, normalisation="token", constant=None, kl_coef=run.kl_coef)
+    algorithm = replace(base, normalisation="token", constant=None, entropy_coef=run.entropy_coef)
     makes: Any = {"grpo": (EnvGRPOTrainer, EnvGRPOConfig), "ppo": (EnvPPOTrainer, EnvPPOConfig)}[run.trainer]
     trainer = makes[0](str(warm), env, makes[1](**settings), algorithm=algorithm, context_fn=newest)
     curve = _Curve(run, trainer)
@@ -284,7 +283,8 @@ def run_one(name: str, seeds: Sequence[int]) -> None:
     path = RESULTS / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     run = RUNS[name]
-    described = {"game": run.game, "trainer": run.trainer, "opponent": run.opponent, "settings": dict(run.settings)}
+    described = {"game": run.game, "trainer": run.trainer, "opponent": run.opponent}
+    described |= {"entropy_coef": run.entropy_coef, "settings": dict(run.settings)}
     data: dict[str, Any] = {"run": described, "versions": describe_versions(), "hardware": describe_hardware()}
     data |= {"commit": find_commit(), "seeds": []}
     for seed in seeds:
