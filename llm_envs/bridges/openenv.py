@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import urllib.request
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import gymnasium as gym
@@ -143,11 +143,14 @@ class OpenEnvEnv(gym.Env[str, str]):
         try:
             if self._connection is None:
                 url = f"ws{self.base_url.removeprefix('http')}/ws"
-                connecting = self._websockets.connect(
+                connecting = self._websockets.sync.client.connect(
                     url, open_timeout=self.timeout_s, close_timeout=_CLOSE_S, max_size=_MAX_MESSAGE_BYTES
                 )
                 self._connection = self._closing.enter_context(connecting)
-            self._connection.send(json.dumps({"type": kind, "data": data}))
+            with suppress(
+                self._websockets.exceptions.ConnectionClosed
+            ):  # what it said before it closed can still be read
+                self._connection.send(json.dumps({"type": kind, "data": data}))
             reply = json.loads(self._connection.recv(timeout=self.timeout_s))
             if reply.get("type") != "observation" or not isinstance(reply["data"].get("observation"), dict):
                 raise BridgeError(f"{self.base_url} refused a {kind}: {json.dumps(reply)[:500]}")
@@ -250,6 +253,8 @@ def create_openenv_app(env_id: str, *, max_sessions: int = 64, **kwargs: Any) ->
 
 
 def _listed(observation: str, info: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
+    if info.get("messages"):
+        return tuple(dict(message) for message in info["messages"])
     return tuple(message.to_dict() for message in observed_messages(observation, info))
 
 
@@ -276,10 +281,11 @@ def _text_action(base_url: str, timeout_s: float) -> Callable[[str], dict[str, A
 
 def _import_websockets() -> Any:
     try:
+        import websockets.exceptions
         import websockets.sync.client
     except ImportError as error:
         raise MissingExtraError("OpenEnvEnv needs `websockets`: pip install 'llm-envs[openenv]'.") from error
-    return websockets.sync.client
+    return websockets
 
 
 register_task("openenv/Server-v0", OpenEnvEnv)

@@ -40,13 +40,13 @@ def oracle_model(env_id: str, **kwargs: Any) -> Any:
     def reply(input: Any, tools: Any, tool_choice: Any, config: Any) -> Any:
         env = gym.make(env_id, **kwargs)
         first = next(message.text for message in input if message.role == "user")
-        said = [message.text for message in input if message.role == "assistant"]
+        earlier = [message.text for message in input if message.role == "assistant"]
         for seed in SEEDS:
             if env.reset(seed=seed)[0] == first:
                 break
         else:
             raise AssertionError(f"no seed begins with {first!r}")
-        for action in said:
+        for action in earlier:
             env.step(action)
         return said(env.get_wrapper_attr("oracle")())
 
@@ -60,8 +60,8 @@ def oracle_model(env_id: str, **kwargs: Any) -> Any:
 def test_the_oracle_wins_every_episode(tmp_path: Path) -> None:
     from llm_envs.bridges.inspect_ai import episodes
 
-    model = oracle_model("llm/GuessNumber-v0", split="test")
-    log = run(episodes("llm/GuessNumber-v0", n=4), model, tmp_path)
+    model = oracle_model("llm/Sokoban-v0", split="test")
+    log = run(episodes("llm/Sokoban-v0", n=4), model, tmp_path)
     assert log.status == "success", log.error
     assert len(log.samples) == 4
     for sample in log.samples:
