@@ -76,7 +76,7 @@ class Database:
     """
 
     not_state = ("_connection", "_clock", "_steps", "_deadline")
-    """What `TextEnv.state_key` leaves out: nothing here is written to."""
+    """Left out of `TextEnv.state_key`, since nothing here is written to."""
 
     def __init__(
         self, world: Mapping[str, Any], *, max_rows: int = 20, max_steps: int = 1_000_000, timeout_s: float = 0.25

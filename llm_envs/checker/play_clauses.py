@@ -86,7 +86,7 @@ def is_deterministic(subject: Subject) -> str:
 
 
 def has_true_state_keys(subject: Subject) -> str:
-    """Two ways to a state with one `state_key` go on alike, and asking the oracle does not change the key."""
+    """Two ways to a state with one `state_key` have equal futures, and asking the oracle does not change the key."""
     if subject.task.max_turns == 1:
         return "one turn, one state"
     envs = subject.make(), subject.make()
@@ -105,7 +105,7 @@ def has_true_state_keys(subject: Subject) -> str:
                 f"seed {seed}: {pair[0]!r:.200} and {pair[1]!r:.200} lead to the state_key {key}; {onward!r:.80} then "
                 f"gives {futures[0]!r:.200} and {futures[1]!r:.200}: state() must have all that later turns depend on",
             )
-    return f"{n_pairs} pairs of ways to one state go on alike"
+    return f"{n_pairs} pairs of ways to one state have equal futures"
 
 
 def _ways_to_states(

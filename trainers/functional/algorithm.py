@@ -128,7 +128,7 @@ class Algorithm:
         if self.loss_fn is None and self.pair_loss_fn is None:
             raise ValueError("an algorithm needs a loss_fn or a pair_loss_fn.")
         if self.by_state and self.advantage_fn is None:
-            raise ValueError("by_state is True, but there is no advantage_fn that could take the states.")
+            raise ValueError("by_state needs an advantage_fn, which takes the states.")
         if self.constant is not None and not self.constant > 0:
             raise ValueError(f"constant is {self.constant}; it must be above 0, or None.")
         if not 0.0 <= self.overlong <= 1.0:
