@@ -17,6 +17,8 @@ KINDS = {"right", "wrong", "malformed", "hostile"}
 KNOWN = {
     "babyai": {"the official scorer raises; ours is 0"},  # broken replies made our limit of turns come first
     "minigrid": set(),
+    "scienceworld": set(),
+    "textworld-express": set(),
     "ifeval": {ifeval.UNTOLD, "the official scorer raises; ours is 0"},
     "bfcl": bfcl.KNOWN,
     "arc": arc.KNOWN,

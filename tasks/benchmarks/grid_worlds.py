@@ -253,9 +253,9 @@ class BabyAIEnv(_GridWorldEnv):
     difficulties = {
         "GoToRedBall": _level("go to the red ball in one room", 64, 0.4),
         "GoToLocal": _level("go to a thing in one room", 64, 0.4),
-        "PickupLoc": _level("pick up a thing in one room, which its place may describe", 64, 0.02),
+        "PickupLoc": _level("pick up a thing in one room, which its place may describe", 64, 0.12),
         "PutNextLocal": _level("put a thing next to another one in one room", 128),
-        "GoToObjMazeS4": _level("go to the only thing in nine small rooms", 144, 0.05),
+        "GoToObjMazeS4": _level("go to the only thing in nine small rooms", 144, 0.2),
         "UnlockPickup": _level("unlock a door to pick up a box behind it", 72),
     }
     default_difficulty = "GoToLocal"
