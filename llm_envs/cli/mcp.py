@@ -22,7 +22,7 @@ The client starts the command itself. In its settings: {"mcpServers": {"calculat
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("env", metavar="ENV", help="a task id")
-    parser.add_argument("--seed", type=int, default=0, help="decides the episodes; default 0")
+    parser.add_argument("--seed", type=int, default=0, help="the run's seed: decides the episodes; default 0")
     add_env_arguments(parser)
     parser.epilog = EXAMPLES
 
