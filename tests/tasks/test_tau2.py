@@ -14,6 +14,7 @@ from llm_envs.tasks.benchmarks.tau2_data import DOMAINS, ids_of, tasks_of
 from llm_envs.testing import ByteCodec, HashingTokenPolicy
 from llm_envs.types import Message, ToolCall
 
+pytestmark = pytest.mark.suites
 GOODBYE = "That is all."
 COUNT = {"airline": (30, 20), "retail": (74, 40), "telecom": (74, 40)}
 
