@@ -301,7 +301,7 @@ class MiniGridEnv(_GridWorldEnv):
     family = "MiniGrid"
     difficulties = {
         "FourRooms": _level("reach the goal in four rooms", 100, 0.1),
-        "GoToDoor-6x6": _level("stand next to a door, and tell that you are done", 144, 0.02),
+        "GoToDoor-6x6": _level("stand next to a door, and tell that you are done", 144, 0.2),
         "Fetch-6x6-N2": _level("pick up the right one of two things", 180, 0.5),
         "PutNear-8x8-N3": _level("put a thing near another one, the right one at once", 40, 0.12),
         "MultiRoom-N4-S5-v1": _level("reach the goal through four small rooms", 80, 0.05),
