@@ -85,7 +85,7 @@ class PolicyModel(ModelAPI):
     ) -> None:
         super().__init__(model_name, base_url, api_key, [], config)
         loaded: Any = _load(model_name, engine) if policy is None else policy
-        self.policy: Policy = loaded
+        self.policy: Any = loaded
         self.codec: Codec = loaded.codec if codec is None else codec
         self.sampling = SamplingParams(max_new_tokens=max_new_tokens)
         self._seeds = itertools.count()
