@@ -46,7 +46,7 @@ RESULTS_OF_NOW = sorted((ROOT / RESULTS).glob("*.json"))
 def test_a_result_is_of_its_run(path):
     run, kept = RUNS[path.stem], json.loads(path.read_text())
     described = {"game": run.game, "trainer": run.trainer, "opponent": run.opponent}
-    described |= {"entropy_coef": run.entropy_coef, "settings": dict(run.settings)}
+    described |= {"kl_coef": run.kl_coef, "settings": dict(run.settings)}
     assert kept["run"] == described
     assert [seed["seed"] for seed in kept["seeds"]] == list(run.seeds)
 
