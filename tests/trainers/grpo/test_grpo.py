@@ -312,7 +312,7 @@ def test_a_resumed_run_goes_on_with_the_same_episodes(make, tmp_path):
 
 
 def test_a_torn_group_is_refused_with_settings_that_fit(config):
-    with pytest.raises(InvalidConfigError, match="no multiple of num_generations"):
+    with pytest.raises(InvalidConfigError, match="not a multiple of num_generations"):
         _two_ranks(config)
     evaluates = {"per_device_train_batch_size": 8, "per_device_eval_batch_size": 4, "eval_strategy": "epoch"}
     with pytest.raises(

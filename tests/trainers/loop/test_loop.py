@@ -180,7 +180,9 @@ def test_micro_batches_add_up(name):
         model = Bigram()
         batch = make_batch(paid, pad_id=0)
         own = {"policy_logps_BT": score_batch(model, batch), "ref_logps_BT": score_batch(Bigram(seed=1), batch)}
-        batch, _ = with_advantages(dataclasses.replace(batch, **own), algorithm, paid)
+        batch, _ = with_advantages(
+            dataclasses.replace(batch, **own), algorithm, paid, state_fn=lambda t: range(len(t.turns))
+        )
         settings = LoopSettings(micro_batch_size=size, max_length=4)
         _, tables[size, "stats"] = training_step(
             sgd_state(model), batch, algorithm=algorithm, optimizer_step_fn=NO_CLIP, settings=settings
