@@ -83,9 +83,9 @@ class EpisodeTaskset(vf.Taskset[EpisodeTask, EpisodeConfig]):
 
 
 class EpisodeEnvConfig(vf.EnvConfig):
-    """The one player, a plain chat without a shell."""
+    """The one player: a plain chat without a shell, so it runs in a process here and needs no account."""
 
-    player: vf.AgentConfig = vf.AgentConfig(harness={"id": "null"})
+    player: vf.AgentConfig = vf.AgentConfig(harness={"id": "null"}, runtime={"type": "subprocess"})
 
 
 class EpisodeEnv(vf.Env[EpisodeEnvConfig]):

@@ -1,6 +1,7 @@
 """Our environments as a taskset of verifiers, played by its own chat harness against a model behind an API."""
 
 import asyncio
+import json
 import threading
 import time
 from collections.abc import Iterator
@@ -28,10 +29,10 @@ def oracle_api(env_id: str, seeds: list[int], **kwargs: Any) -> Iterator[str]:
     import uvicorn
     from starlette.applications import Starlette
     from starlette.requests import Request
-    from starlette.responses import JSONResponse
+    from starlette.responses import Response
     from starlette.routing import Route
 
-    async def chat(request: Request) -> JSONResponse:
+    async def chat(request: Request) -> Response:
         messages = (await request.json())["messages"]
         first = next(m["content"] for m in messages if m["role"] == "user")
         env = gym.make(env_id, **kwargs)
@@ -40,10 +41,12 @@ def oracle_api(env_id: str, seeds: list[int], **kwargs: Any) -> Iterator[str]:
             if message["role"] == "assistant":
                 env.step(message["content"])
         message = {"role": "assistant", "content": env.get_wrapper_attr("oracle")()}
-        choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        choice = {"index": 0, "delta": message, "finish_reason": "stop"}
         usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
-        frame = {"id": "x", "object": "chat.completion", "created": 0, "model": "oracle"}
-        return JSONResponse({**frame, "choices": [choice], "usage": usage})
+        frame = {"id": "x", "object": "chat.completion.chunk", "created": 0, "model": "oracle"}
+        events = [{**frame, "choices": [choice]}, {**frame, "choices": [], "usage": usage}]
+        lines = [*map(json.dumps, events), "[DONE]"]
+        return Response("".join(f"data: {line}\n\n" for line in lines), media_type="text/event-stream")
 
     app = Starlette(routes=[Route("/v1/chat/completions", chat, methods=["POST"])])
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
@@ -68,9 +71,9 @@ def test_an_oracle_wins_every_episode(tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "llm_envs_taskset.py").write_text(MODULE)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("ORACLE_KEY", "none")
-    source = SeedSource("llm/GuessNumber-v0", seed=0, env_kwargs={"split": "train"})
+    source = SeedSource("llm/Sokoban-v0", seed=0, env_kwargs={"split": "train"})
     seeds = [source.spec(index).seed for index in range(2)]
-    taskset = EpisodeConfig(id="llm-envs-taskset", env_id="llm/GuessNumber-v0", n=2)
+    taskset = EpisodeConfig(id="llm-envs-taskset", env_id="llm/Sokoban-v0", n=2)
 
     async def play(url: str) -> list[Any]:
         env = load_environment(EpisodeEnvConfig(taskset=taskset))
@@ -79,7 +82,7 @@ def test_an_oracle_wins_every_episode(tmp_path: Path, monkeypatch: pytest.Monkey
         async with env.serving():
             return [await env.run_episode(task, context) for task in env.taskset]
 
-    with oracle_api("llm/GuessNumber-v0", seeds, split="train") as url:
+    with oracle_api("llm/Sokoban-v0", seeds, split="train") as url:
         episodes = asyncio.run(play(url))
     assert len(episodes) == 2
     for episode, seed in zip(episodes, seeds, strict=True):
