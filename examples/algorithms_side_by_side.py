@@ -102,7 +102,9 @@ def loss_of(policy: Policy, reference: Policy, words: Words, algorithm: Algorith
         rewards_NG = rewards_B.view(N_GROUPS, GROUP_SIZE)
         differ_N = rewards_NG.amax(1) > rewards_NG.amin(1)
         mask_BT = mask_BT & differ_N.repeat_interleave(GROUP_SIZE)[:, None]
-    advantages = algorithm.advantage_fn(rewards_B, words.group_ids_B, words.letter_rewards_BT)
+    # The policy sees nothing but the letter's place, so that is its state.
+    states = [torch.arange(words.ids_BT.shape[1]).expand_as(words.ids_BT)] if algorithm.by_state else []
+    advantages = algorithm.advantage_fn(rewards_B, words.group_ids_B, words.letter_rewards_BT, *states)
     clipped = losses.clip_fractions(logps_BT.detach(), words.old_logps_BT, advantages, words.mask_BT)
     batch = Batch(
         mask_BT,

@@ -275,7 +275,7 @@ def with_advantages(
         algorithm: Its `advantage_fn` gets one row per episode. Without one (PPO) the batch gets no advantages.
         credit: The episodes and rewards of this process.
         kl_coef: The present coefficient of the KL; None: the algorithm's.
-        state_fn: Names the state before each turn of an episode, for an algorithm `by_state`.
+        state_fn: Names the state before each turn of an episode, if the algorithm is `by_state` without a function.
         gather: Joins a list of objects over all processes; None: there is one process.
         process_index: Index of this process.
 
@@ -342,7 +342,8 @@ def create_state_fn(factories: Mapping[str, EnvFactory]) -> StateFn:
 
 def _states(algorithm: Algorithm, state_fn: StateFn, credit: EpisodeRewards) -> list[Sequence[Hashable]]:
     """Return the keys of each episode's turns; none if they are not needed, or the episode has no score."""
-    return [state_fn(t) if algorithm.by_state and t.status == "ok" else () for t in credit.trajectories]
+    name = algorithm.by_state if callable(algorithm.by_state) else state_fn
+    return [name(t) if algorithm.by_state and t.status == "ok" else () for t in credit.trajectories]
 
 
 def _state_numbers(states: Sequence[Sequence[Hashable]], width: int) -> torch.Tensor:

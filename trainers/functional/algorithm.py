@@ -8,11 +8,11 @@ line) takes the same value and computes the same gradient.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -84,8 +84,11 @@ class Algorithm:
     """Name in logs and checkpoints."""
     advantage_fn: AdvantageFn | None = group_normalised
     """`(rewards_B, group_ids_B, turn_rewards_BK) -> advantages`, shape (B,) or (B, K); None: a critic's advantages."""
-    by_state: bool = False
-    """Whether `advantage_fn` also takes `states_BK`, the states that the turns began in (`state_advantages`)."""
+    by_state: bool | Callable[[Any], Sequence[Hashable]] = False
+    """Whether `advantage_fn` also takes `states_BK`, the states that turns began in (`state_advantages`).
+
+    True: they are named by the environment's `state_key`, for which each episode's actions are played again
+    (`rollout.state_keys`). A function `trajectory -> a key for each turn` names them in another way."""
     loss_fn: LossFn | None = clipped_surrogate
     """`(logps_BT, old_logps_BT, advantages, mask_BT) -> loss_BT`; None: no loss on tokens."""
     normalisation: Normalisation = "token"

@@ -45,7 +45,6 @@ from llm_envs.sources.curriculum import Curriculum
 from llm_envs.sources.source import Envs
 from llm_envs.trainers.bridge.batches import (
     OWN_IMPORTANCE_MODES,
-    StateFn,
     batch_from_trl,
     create_column_reader,
     create_state_fn,
@@ -126,8 +125,6 @@ class EnvGRPOTrainer(EpisodeTrainer):
             (`functional.references.frozen_copy`), or another model of the same vocabulary, such as a teacher.
         reference_update_fn: `(reference, policy, *, step, kl) -> reference`, after each optimizer step
             (`functional.references`: EMA, periodic, triggered by the KL); under PEFT it moves an adapter.
-        state_fn: Names the state before each turn of an episode, for an algorithm by states such as "gigpo"; None:
-            the environment's `state_key`, by playing the episode's actions again (`rollout.state_keys`).
         **kwargs: TRL's other arguments (`processing_class`, `peft_config`, `callbacks`, ...). The environment provides
             rewards, prompts and rollouts, so `reward_funcs`, datasets, `tools` and `rollout_func` are not accepted.
 
@@ -158,11 +155,9 @@ class EnvGRPOTrainer(EpisodeTrainer):
         algorithm: Algorithms | None = None,
         ref_model_fn: RefModelFn | None = None,
         reference_update_fn: ReferenceUpdateFn | None = None,
-        state_fn: StateFn | None = None,
         **kwargs: Any,
     ) -> None:
-        # Everything that can be wrong is checked before `_start_trl`, where TRL loads the model.
-        check_arguments(env, args, kwargs)
+        check_arguments(env, args, kwargs)  # like all checks, before `_start_trl`, where TRL loads the model
         args = args or EnvGRPOConfig(output_dir=f"{env.split('/')[-1] if isinstance(env, str) else 'llm-envs'}-GRPO")
         kwargs["processing_class"] = load_training_tokenizer(
             model, kwargs.get("processing_class"), thinking=args.thinking, trust_remote_code=args.trust_remote_code
@@ -173,25 +168,22 @@ class EnvGRPOTrainer(EpisodeTrainer):
         self.items = make_splits(env, eval_env, args, curriculum)
         choices = self.items["train"].source.choices
         may_fork = context_fn is not None or any(getattr(choice.factory, "may_fork", False) for choice in choices)
-        if algorithm is None:
-            self.algorithms = None
-        else:
+        self.algorithms: AlgorithmState | None = None
+        if algorithm is not None:
             known: dict[str, Any] = {"known": self._known_algorithms, "n_items": len(self.items["train"])}
-            is_ppo = self._kind == "ppo"
-            self.algorithms = AlgorithmState(args, algorithm, has_critic=is_ppo, may_fork=may_fork, **known)
+            has_critic = self._kind == "ppo"
+            self.algorithms = AlgorithmState(args, algorithm, has_critic=has_critic, may_fork=may_fork, **known)
         self._has_reference = self._needs_reference(args)
         self._context_fn, self._trajectory_filter = context_fn, trajectory_filter
         if may_fork:
             check_forks(args.loss_type)
-        self._state_fn = state_fn or create_state_fn(self.items["train"].source.factories)
         self._task_weights = checked_weights(self._pays_for, self.items["train"].source)
-        self.env_ids = list(dict.fromkeys(choice.env_id for choice in self.items["train"].source.choices))
+        self.env_ids = list(dict.fromkeys(choice.env_id for choice in choices))
         self.generations, self.last_trajectories = {"train": Generation(), "eval": Generation()}, []
         self._guarded = args.logps_tolerance is None
         # Only now are there the model, its device and the processes, which all that follows needs.
         self._start_trl(model, args, kwargs)
-        # Consecutive items are the seats of one game, which is played once if they come in one generation.
-        self.shuffle_dataset = bool(self.shuffle_dataset) and all(choice.n_seats == 1 for choice in choices)
+        self.shuffle_dataset &= all(choice.n_seats == 1 for choice in choices)  # type: ignore[operator]  # or torn games
         self._reference.start(self)
         # TRL judges truncation by the last token, the environment's in a multi-turn row: we carry our own flag.
         self._mask_truncated, self.mask_truncated_completions = self.mask_truncated_completions, False
@@ -322,7 +314,7 @@ class EnvGRPOTrainer(EpisodeTrainer):
             algorithm,
             generation.episodes,
             kl_coef=self.beta,
-            state_fn=self._state_fn,
+            state_fn=create_state_fn(self.items["train"].source.factories),
             gather=gather_object,
             process_index=self.accelerator.process_index,
         )

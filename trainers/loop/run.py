@@ -31,7 +31,6 @@ from llm_envs.errors import InvalidConfigError, RolloutFailedError
 from llm_envs.policies.base import Policy, UpdatablePolicy
 from llm_envs.policies.transformers import TransformersPolicy
 from llm_envs.rollout import Collector, derive_seed
-from llm_envs.rollout.fork import state_keys
 from llm_envs.rollout.workers.runner import EnvMaker, env_attribute
 from llm_envs.sources.source import SeedSource
 from llm_envs.tracking.loggers import Logger
@@ -226,6 +225,8 @@ def train(
     while state.iteration < n_iterations:
         start = time.perf_counter()
         present = algorithm if isinstance(algorithm, Algorithm) else algorithm(state.iteration)
+        if present.by_state is True:
+            present = replace(present, by_state=create_state_fn(collector.source.factories))
         _check_algorithm(present, state, collector)
         now = _with_max_length(settings, present, collector, max_turns)
         groups, played = play_generation(collector, n_groups, group_size, state.iteration, prompt_loader)
@@ -344,7 +345,7 @@ def _prepared(
     if algorithm.kl_coef or (has_pairs and state.reference is not None):
         assert state.reference is not None
         batch = replace(batch, ref_logps_BT=score_batch(state.reference, batch, **sizes))
-    batch, scored = with_advantages(batch, algorithm, paid, state_fn=settings.state_fn or state_keys)
+    batch, scored = with_advantages(batch, algorithm, paid)
     return batch, {} if scored.kl_BT is None else {"kl": float(mean_kl(scored.kl_BT, batch.mask_BT))}
 
 
@@ -411,8 +412,7 @@ def _checked(
         raise InvalidConfigError(
             f"temperature={collector.sampling.temperature}: groups need samples that differ; set it above 0."
         )
-    settings = settings or LoopSettings()
-    return replace(settings, state_fn=settings.state_fn or create_state_fn(collector.source.factories))
+    return settings or LoopSettings()
 
 
 def _with_max_length(

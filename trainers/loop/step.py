@@ -11,7 +11,6 @@ import torch
 from llm_envs.errors import InvalidConfigError
 from llm_envs.policies.inference.sampling import has_filters
 from llm_envs.rollout.filters import TrajectoryFilter
-from llm_envs.trainers.bridge.batches import StateFn
 from llm_envs.trainers.functional.algorithm import GRPO, Algorithm, algorithm_loss
 from llm_envs.trainers.functional.batch import Batch
 from llm_envs.trainers.functional.importance import ImportanceMode, importance_weights
@@ -51,9 +50,6 @@ class LoopSettings:
     trajectory_filter: TrajectoryFilter | None = None
     """Keeps the episodes to train on, such as `rollout.filters.create_void_turn_filter()`. The others are left out of
     the loss, not out of baselines. None: all."""
-    state_fn: StateFn | None = None
-    """Names the state before each turn of an episode, for an algorithm by states such as `GIGPO`; None:
-    `rollout.state_keys`, in `train` with the environments of the collector's source."""
     max_length: float | None = None
     """Greatest completion length of an episode in tokens, all turns and observations: the constant of
     `normalisation="constant"` (`dr_grpo`), and where the punishment of `Algorithm.overlong` (`dapo`) is full. None: in

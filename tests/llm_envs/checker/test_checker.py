@@ -398,7 +398,7 @@ BROKEN = [
     (NoHeadings, "has_docstring_headings"),
     (SwallowsArguments, "checks_its_arguments"),
     (IgnoresGivenProblems, "plays_given_problems"),
-    (LeaksBetweenEpisodes, "is_deterministic"),
+    (LeaksBetweenEpisodes, "is_deterministic, has_true_state_keys"),
     (SeedsGlobally, "leaves_global_randomness_alone"),
     (SharesSeeds, "depends_on_the_seed"),
     (NeighboursAreAlike, "depends_on_the_seed"),

@@ -251,7 +251,9 @@ def test_ppo_refuses_what_compares_the_members_of_a_group(tiny_folder):
     args = EnvPPOConfig(
         **BARE, per_device_train_batch_size=8, max_completion_length=80, value_trains_trunk=False, num_train_seeds=16
     )
-    with pytest.raises(InvalidConfigError, match="value_trains_trunk=False has no effect: the critic has a trunk"):
+    with pytest.raises(
+        InvalidConfigError, match="value_trains_trunk=False has no effect: the critic has a separate trunk"
+    ):
         EnvPPOTrainer(tiny_folder, DENSE, args, critic=tiny_folder)
 
 

@@ -173,7 +173,7 @@ def test_a_run_goes_on_where_it_is_told_to(write, tmp_path, capsys):
     assert saved == {"checkpoint-1", "checkpoint-2", "checkpoint-3"}
     capsys.readouterr()
     assert main(command) == 2
-    assert "holds a run already (checkpoint-1, checkpoint-2, checkpoint-3): go on" in capsys.readouterr().err
+    assert "holds a run already (checkpoint-1, checkpoint-2, checkpoint-3): resume it" in capsys.readouterr().err
 
 
 def test_the_module_is_the_command(write, monkeypatch, capsys):

@@ -1,6 +1,7 @@
 """One name, one objective: the same gradients by name, as a value, in parts, and from every driver."""
 
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 
 import gymnasium as gym
@@ -24,8 +25,11 @@ pytestmark = pytest.mark.trainings
 
 RATE = 0.03
 TWO_PASSES = {"optim": "sgd", "learning_rate": RATE, "max_grad_norm": 0.0, "max_steps": 2, "num_iterations": 2}
-STATES = partial(state_keys, env=DenseEnv)
 SPLIT = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4}
+
+
+def with_states(algorithm):
+    return replace(algorithm, by_state=partial(state_keys, env=DenseEnv)) if algorithm.by_state else algorithm
 
 
 def gradients_of(model):
@@ -67,8 +71,9 @@ def looped(folder, algorithm, played, **reference):
 
     names = dict.fromkeys(trajectory.group_id for trajectory in played)
     groups = [TrajectoryGroup(name, "dense", 0, tuple(t for t in played if t.group_id == name)) for name in names]
-    settings = LoopSettings(n_epochs=2, max_length=80.0, state_fn=STATES)
+    settings = LoopSettings(n_epochs=2, max_length=80.0)
     state = create_training_state(load_model(folder), **reference)
+    algorithm = with_states(algorithm)
     training_iteration(state, groups, algorithm=algorithm, optimizer_step_fn=step, settings=settings)
     return kept
 
@@ -179,9 +184,13 @@ def test_the_quick_start_has_the_gradients_of_the_loop(tiny_folder, teacher_fold
     # The quick start's schedule is half a cosine of two steps; the first step's factor is 0.75.
     state = create_training_state(policy.model, learning_rate=0.75 * rate, **reference)
     with steps_of_optimizers() as expected:
-        settings = LoopSettings(n_epochs=2, max_length=80.0, state_fn=STATES)
+        settings = LoopSettings(n_epochs=2, max_length=80.0)
         _, metrics = training_iteration(
-            state, groups, algorithm=ALGORITHMS[name], sampling=SamplingParams(max_new_tokens=8), settings=settings
+            state,
+            groups,
+            algorithm=with_states(ALGORITHMS[name]),
+            sampling=SamplingParams(max_new_tokens=8),
+            settings=settings,
         )
     assert len(given) == len(expected) == 2
     assert_same(given, expected)
