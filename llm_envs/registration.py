@@ -157,11 +157,14 @@ def task_ids() -> list[str]:
 
 
 def bridged_ids() -> list[str]:
-    """Return the ids of other suites' environments (`llm_envs.bridges`), sorted, without those that are off."""
+    """Return the ids of environments of other suites (`llm_envs.bridges`), sorted: no tasks, and none that are off."""
+    tasks = set(task_ids())
     return sorted(
         id
         for id, spec in gym.registry.items()
-        if str(spec.entry_point).startswith("llm_envs.bridges.") and spec.kwargs.get("allow_flawed", True)
+        if str(spec.entry_point).startswith("llm_envs.bridges.")
+        and spec.kwargs.get("allow_flawed", True)
+        and id not in tasks
     )
 
 

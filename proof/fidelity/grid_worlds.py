@@ -3,7 +3,7 @@
     python -m proof.fidelity.grid_worlds
 
 An output is an episode's replies: the oracle's ("right"), actions at random ("wrong"), the oracle's with broken replies
-between them ("malformed"), and texts that are no action though they name one ("hostile"). The package plays the actions
+between them ("malformed"), and texts that name an action but are not one ("hostile"). The package plays the actions
 that were written, by their numbers. A verdict is equal if every reward, end and view of the episode is, and so is
 success. The view is drawn again from our words.
 """
