@@ -49,9 +49,9 @@ exec {python} -SE {here} {address} {program} "$@"
 def folder_of_programs() -> Path:
     """Start the server, once, and return the folder with the programs; both end with this process.
 
-    Where there is vLLM, which TRL would import, return the folder of the real programs.
+    Return the folder of the real programs where there is vLLM, which TRL would import, or no TRL.
     """
-    if importlib.util.find_spec("vllm") is not None:
+    if importlib.util.find_spec("vllm") is not None or importlib.util.find_spec("trl") is None:
         return Path(sys.executable).parent
     folder = Path(tempfile.mkdtemp(prefix="llm-envs-preloaded-"))
     programs = {"python": Path(sys.executable), "llm-envs": Path(sys.executable).with_name("llm-envs")}
