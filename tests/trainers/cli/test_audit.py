@@ -1,0 +1,227 @@
+"""`llm-envs audit`: clean runs of every trainer are silent, and every injected corruption is found in its part."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import pytest
+from audit_corruptions import CORRUPTIONS, rewrite_record
+from peft import LoraConfig
+
+from llm_envs.cli.main import main
+from llm_envs.rewards.shaping import create_step_cost
+from llm_envs.spaces import TextSpace
+from llm_envs.trainers import EnvDPOConfig, EnvDPOTrainer, EnvGRPOTrainer, EnvPPOConfig, EnvPPOTrainer, RewardSettings
+from llm_envs.trainers.cli.audit.parts import PARTS, Audit
+from llm_envs.trainers.cli.audit.run import audit_training
+from llm_envs.trainers.functional.algorithm import ALGORITHMS, DR_GRPO, GRPO, PER_TURN
+from llm_envs.trainers.loop import quick_start_training
+from llm_envs.types import ToolResult
+
+pytestmark = [pytest.mark.trainings, pytest.mark.slow]
+
+ENV = "test/Audited-v0"
+SHAPED = RewardSettings(shaping_fns=create_step_cost(0.01), weights={"reward": 2.0})
+COSTLY = replace(GRPO, kl_coef=0.05)
+
+
+class AuditedEnv(gym.Env[str, str]):
+    """Say letters of the problem's word, twice. The tool counts what was said; the reward has two components."""
+
+    observation_space = action_space = TextSpace()
+
+    def __init__(self, split: str = "train", extra: str = "") -> None:
+        self.split, self.extra = split, extra
+        self.system_prompt = "Say letters."
+        self.tools = [{"type": "function", "function": {"name": "count", "parameters": {"type": "object"}}}]
+        self.tool_results: tuple[ToolResult, ...] = ()
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[str, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.word = "".join(self.np_random.choice(list("abcdefgh"), size=4)) + self.extra
+        self.n_turns, self.tool_results = 0, ()
+        return f"Letters of {self.word}?", {}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        self.n_turns += 1
+        n = sum(character in self.word for character in action.lower())
+        self.tool_results = (ToolResult("count", {"n": len(action)}, f"{n} of {len(action)}", True),)
+        parts = {"letters": n / 8, "length": len(action) / 100}
+        text = f"counted {n}"
+        info = {"messages": [{"role": "tool", "content": text}], "reward_components": parts, "is_success": n > 2}
+        return text, sum(parts.values()), self.n_turns == 2, False, info
+
+
+gym.register(ENV, AuditedEnv)
+
+
+def settings(folder: Path, **changes: Any) -> dict[str, Any]:
+    return {
+        "output_dir": str(folder),
+        "max_steps": 2,
+        "per_device_train_batch_size": 8,
+        "max_completion_length": 90,
+        "max_turn_tokens": 16,
+        "learning_rate": 1e-2,
+        "lr_scheduler_type": "constant",
+        "gradient_checkpointing": False,
+        "logging_steps": 1,
+        "save_steps": 1,
+        "report_to": "none",
+        "num_train_seeds": 64,
+        "disable_tqdm": True,
+        **changes,
+    }
+
+
+def finish(trainer: Any) -> Path:
+    trainer.train()
+    trainer.save_model()
+    trainer.save_state()
+    trainer.close()
+    return Path(trainer.args.output_dir)
+
+
+def grpo(model: str, folder: Path, kwargs: dict[str, Any] | None = None, **changes: Any) -> Path:
+    from llm_envs.trainers import EnvGRPOConfig
+
+    args = EnvGRPOConfig(**settings(folder, num_generations=4, **changes))
+    return finish(EnvGRPOTrainer(model, ENV, args, **(kwargs or {})))
+
+
+def ppo(model: str, folder: Path, kwargs: dict[str, Any] | None = None, **changes: Any) -> Path:
+    args = EnvPPOConfig(**settings(folder, value_learning_rate=1e-2, **changes))
+    return finish(EnvPPOTrainer(model, ENV, args, **(kwargs or {})))
+
+
+def dpo(model: str, folder: Path, kwargs: dict[str, Any] | None = None, **changes: Any) -> Path:
+    of_dpo = {"num_generations": 4, "groups_per_round": 4, "per_device_train_batch_size": 4, **changes}
+    return finish(EnvDPOTrainer(model, ENV, EnvDPOConfig(**settings(folder, **of_dpo)), **(kwargs or {})))
+
+
+def loop(model: str, folder: Path) -> Path:
+    small: dict[str, Any] = {"num_iterations": 2, "n_groups": 2, "group_size": 4, "max_turn_tokens": 16}
+    quick_start_training(model, env=ENV, **small, learning_rate=1e-2, output_dir=folder, logger=lambda *_: None)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(tiny_folder: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A training with shaping, tools, a KL and two checkpoints."""
+    return grpo(tiny_folder, tmp_path_factory.mktemp("runs") / "grpo", {"rewards": SHAPED, "algorithm": COSTLY})
+
+
+@pytest.fixture(scope="module")
+def others(tiny_folder: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A training by PPO and one by DPO."""
+    root = tmp_path_factory.mktemp("runs")
+    return {"ppo": ppo(tiny_folder, root / "ppo"), "dpo": dpo(tiny_folder, root / "dpo")}
+
+
+def check_clean(audit: Audit, *not_recomputed: str) -> None:
+    """Nothing differs, and every part was compared, except those that are named."""
+    assert audit.first is None, str(audit.first)
+    empty = {name for name, part in audit.parts.items() if not part.n}
+    assert empty == set(not_recomputed), {name: part.missing for name, part in audit.parts.items()}
+
+
+@pytest.mark.parametrize("number", range(len(CORRUPTIONS)), ids=[c.name for c in CORRUPTIONS])
+def test_a_corruption_is_found_in_its_part(
+    number: int, trained: Path, others: dict[str, Path], tiny_folder: str, tmp_path: Path
+) -> None:
+    corruption, folder = CORRUPTIONS[number], tmp_path / "run"
+    shutil.copytree({"grpo": trained, **others}[corruption.trainer], folder)
+    corruption.inject(folder)
+    rewards = SHAPED if corruption.trainer == "grpo" else None
+    found = audit_training(folder, model=tiny_folder, rewards=rewards).first
+    assert found is not None and found.part == corruption.part, str(found)
+    assert found.file and found.by and (folder / found.file).exists()
+
+
+def test_they_are_at_least_thirty_and_of_every_part() -> None:
+    assert len({corruption.name for corruption in CORRUPTIONS}) == len(CORRUPTIONS) >= 30
+    assert {corruption.part for corruption in CORRUPTIONS} == set(PARTS)
+
+
+def test_a_clean_run_is_silent(trained: Path, tiny_folder: str) -> None:
+    audit = audit_training(trained, model=tiny_folder, rewards=SHAPED)
+    check_clean(audit, "pairs")
+    assert {name: dict(part.missing) for name, part in audit.parts.items() if part.missing and name != "pairs"} == {}
+    assert audit.parts["log-probabilities"].n > 100 and audit.parts["loss"].n == 2 and audit.parts["metrics"].n == 6
+
+
+ALGORITHMS_HERE = [name for name in ALGORITHMS if not name.startswith("distill")]
+
+
+@pytest.mark.parametrize("algorithm", [*ALGORITHMS_HERE, "kl_in_reward", "kl_in_advantage"])
+def test_clean_by_each_algorithm(algorithm: str, tiny_folder: str, tmp_path: Path) -> None:
+    paid = {
+        "kl_in_reward": replace(DR_GRPO, kl_coef=0.05, kl_in="reward"),
+        "kl_in_advantage": replace(PER_TURN, kl_coef=0.05, kl_in="advantage"),
+    }
+    folder = grpo(tiny_folder, tmp_path / "run", {"algorithm": paid.get(algorithm, algorithm)})
+    check_clean(audit_training(folder), "pairs")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"loss_type": "grpo", "beta": 0.05, "gradient_accumulation_steps": 2, "per_device_train_batch_size": 4},
+        {"loss_type": "dr_grpo", "scale_rewards": "none", "reward_components": True},
+        {"loss_type": "bnpo", "scale_rewards": "batch", "history": "template", "max_turns": 1},
+    ],
+    ids=["dapo", "grpo", "dr_grpo", "bnpo"],
+)
+def test_clean_by_trls_own_losses(changes: dict[str, Any], tiny_folder: str, tmp_path: Path) -> None:
+    check_clean(audit_training(grpo(tiny_folder, tmp_path / "run", **changes)), "pairs")
+
+
+def test_clean_with_an_adapter(tiny_folder: str, tmp_path: Path) -> None:
+    peft = {"peft_config": LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False)}
+    check_clean(audit_training(grpo(tiny_folder, tmp_path / "run", {**peft, "algorithm": "grpo"})), "pairs")
+
+
+@pytest.mark.parametrize("changes", [{}, {"whiten_advantages": False, "discount": "turn", "gamma": 0.9}])
+def test_clean_by_ppo(changes: dict[str, Any], tiny_folder: str, tmp_path: Path) -> None:
+    check_clean(audit_training(ppo(tiny_folder, tmp_path / "run", **changes)), "pairs")
+
+
+def test_clean_by_dpo(others: dict[str, Path]) -> None:
+    check_clean(audit_training(others["dpo"]), "baselines", "advantages")
+
+
+def test_clean_by_the_plain_loop(tiny_folder: str, tmp_path: Path) -> None:
+    check_clean(audit_training(loop(tiny_folder, tmp_path / "run")), "pairs")
+
+
+def test_what_cannot_be_recomputed_is_said_and_never_equal(trained: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(trained, folder)
+    shutil.rmtree(folder / "checkpoint-1")
+    rewrite_record(folder, lambda lines: lines[0].update(model=None))
+    audit = audit_training(folder)
+    assert audit.first is None
+    for name in ("log-probabilities", "loss"):
+        assert audit.parts[name].n == 0 and audit.parts[name].missing
+    assert "module:NAME" in " ".join(audit.parts["rewards"].missing)
+
+
+def test_the_command(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rewards = f"{__name__}:SHAPED"
+    assert main(["audit", str(trained), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["clean"] is True
+    folder = tmp_path / "run"
+    shutil.copytree(trained, folder)
+    next(c for c in CORRUPTIONS if c.name == "a reward is edited").inject(folder)
+    assert main(["audit", str(folder)]) == 1
+    said = capsys.readouterr().out
+    assert "rewards: reward\n" in said and "llm_envs.rollout.fork.replay_to" in said and "stored" in said
+    assert main(["audit", str(tmp_path)]) == 2
+    assert "not a training's" in capsys.readouterr().err
+    assert main(["audit", str(trained), "--rewards", rewards.partition(":")[0] + ":NONE"]) == 2

@@ -1,0 +1,383 @@
+"""Audits what episodes earn: reward columns, the rows of the loss, group baselines, advantages, and DPO's pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from llm_envs.data.datasets import to_groups
+from llm_envs.errors import InvalidConfigError, LLMEnvsError, RolloutFailedError
+from llm_envs.rollout.episode import errored_trajectory
+from llm_envs.sources.source import EpisodeSpec
+from llm_envs.trainers.bridge.batches import make_batch, rollout_output, row_places, with_advantages
+from llm_envs.trainers.bridge.credit import EpisodeRewards, RewardSettings, score_episodes, with_overlong
+from llm_envs.trainers.bridge.learned import baselines, restore, reward_facts, row_digest
+from llm_envs.trainers.cli.audit.parts import Audit, Difference
+from llm_envs.trainers.cli.audit.stored import Started
+from llm_envs.trainers.dpo.config import EnvDPOConfig
+from llm_envs.trainers.dpo.pairs import fit_pairs, make_selector, pair_rows
+from llm_envs.trainers.dpo.record import pair_digest
+from llm_envs.trainers.functional.advantages import group_centred, group_normalised
+from llm_envs.trainers.functional.algorithm import GRPO, Algorithm
+from llm_envs.trainers.functional.batch import Batch
+from llm_envs.trainers.functional.kl import k1
+from llm_envs.trainers.functional.masking import masked_whiten
+from llm_envs.trainers.ppo.estimates import Estimates, estimate
+from llm_envs.types import Trajectory
+
+__all__ = ["Recomputed", "audit_generation", "audit_pairs", "per_token", "present_algorithm", "trls_algorithm"]
+
+CLOSE = (1e-4, 1e-5)
+"""(relative, absolute) tolerance of advantages and baselines: float32, in another order of sums."""
+_WITHIN_GROUPS = ("group_normalised", "group_centred", "leave_one_out", "max_at_k", "group_ranked", "ignore_reward")
+"""Advantages that depend on no other group, so that one process's episodes suffice."""
+
+
+@dataclass(frozen=True)
+class Recomputed:
+    """A generation as the loss reads it: recomputed from its episodes, with the stored advantages."""
+
+    record: Mapping[str, Any]
+    credit: EpisodeRewards
+    batch: Batch
+    algorithm: Algorithm
+    estimates: Estimates | None
+    """PPO's advantages and returns."""
+
+
+def audit_generation(
+    audit: Audit, start: Started, record: Mapping[str, Any], rewards: RewardSettings | None, given: Algorithm | None
+) -> Recomputed | None:
+    """Compare a generation's rewards, rows, baselines and advantages; return it for its loss, if that is possible."""
+    run = start.run or {}
+    members = _members(start, record)
+    if members is None:
+        for part in ("rewards", "masks", "baselines", "advantages"):
+            audit.parts[part].lack("an episode of the generation is not stored")
+        return None
+    algorithm = present_algorithm(audit, run, record, given)
+    credit = _credit(audit, start, record, members, rewards, algorithm)
+    where: dict[str, Any] = {"file": start.record_file, "step": record["step"]}
+    for t, stored, made in zip(members, record["baselines"], baselines(credit), strict=True):
+        kept: dict[str, Any] = {"by": baselines, "unit": "baselines", "what": "mean reward of the group", **where}
+        audit.compare("baselines", stored, made, tolerance=CLOSE, episode=_name(t), **kept)
+    places = row_places(credit.trajectories)
+    _audit_rows(audit, start, record, credit, places)
+    if algorithm is None:
+        return None
+    is_masked = bool(_setting(run, "mask_truncated_completions", "mask_truncated"))
+    batch = make_batch(credit, pad_id=run["pad_id"], mask_truncated=is_masked)
+    batch, estimates = _advantages(audit, run, record, credit, batch, algorithm)
+    _audit_advantages(audit, start, record, credit, places, batch)
+    stored = _stored_advantages(record, batch)
+    return Recomputed(record, credit, replace(batch, advantages=stored), algorithm, estimates)
+
+
+def present_algorithm(
+    audit: Audit, run: Mapping[str, Any], record: Mapping[str, Any], given: Algorithm | None
+) -> Algorithm | None:
+    """Return the algorithm of a generation; None, with the reason noted, if it is not known."""
+    described = record["algorithm"]
+    try:
+        if described is None:
+            return trls_algorithm(run["settings"], critic=run["trainer"] == "ppo")
+        if given is not None:
+            return replace(given, kl_coef=record["kl_coef"], kl_fn=given.kl_fn if record["kl_coef"] else None)
+        return restore({**described, "kl_coef": record["kl_coef"]})
+    except (InvalidConfigError, ValueError, AttributeError, ImportError) as error:
+        for part in ("advantages", "loss"):
+            audit.parts[part].lack(str(error))
+        return None
+
+
+def trls_algorithm(settings: Mapping[str, Any], *, critic: bool = False) -> Algorithm:
+    """Return TRL's own loss as an algorithm. Its advantages are those of TRL's `scale_rewards`.
+
+    Raises:
+        InvalidConfigError: If it is a loss that has no counterpart here.
+    """
+    kind, aggregation = settings["loss_type"], settings.get("multi_objective_aggregation")
+    normalisation = {"grpo": "sequence", "dapo": "token", "bnpo": "token", "dr_grpo": "constant"}.get(kind)
+    if normalisation is None or aggregation not in (None, "sum_then_normalize"):
+        raise InvalidConfigError(f"TRL's loss_type={kind!r} with {aggregation!r} is not recomputed")
+    scale = str(settings["scale_rewards"])
+    fn = group_centred if scale == "none" else partial(group_normalised, scale=cast("Any", scale))
+    return replace(
+        GRPO,
+        name=f"trl_{kind}",
+        advantage_fn=None if critic else fn,
+        normalisation=cast("Any", normalisation),
+        constant=float(settings["max_completion_length"]) if normalisation == "constant" else None,
+        kl_coef=float(settings.get("beta") or 0.0),
+    )
+
+
+def _members(start: Started, record: Mapping[str, Any]) -> list[Trajectory] | None:
+    """Return the episodes of a generation; those of places that stayed empty are made as the trainer made them."""
+    found: list[Trajectory] = []
+    for (group, member), status in zip(record["episodes"], record["status"], strict=True):
+        stored = start.trajectories.get((group, member))
+        if stored is None and status != "errored":
+            return None
+        spec = EpisodeSpec("", {}, 0, group, member)
+        found.append(stored or errored_trajectory(spec, RolloutFailedError("empty"), "group_filter"))
+    return found
+
+
+def _credit(
+    audit: Audit,
+    start: Started,
+    record: Mapping[str, Any],
+    members: Sequence[Trajectory],
+    rewards: RewardSettings | None,
+    algorithm: Algorithm | None,
+) -> EpisodeRewards:
+    """Return the rewards of a generation, and compare them; the stored ones if they cannot be recomputed."""
+    run, facts = start.run or {}, (start.run or {})["rewards"]
+    where: dict[str, Any] = {"file": start.record_file, "step": record["step"], "unit": "rewards"}
+    needs = facts["reward_fns"] + facts["shaping_fns"] + (["aggregate"] if facts["aggregate"] is True else [])
+    settings = rewards
+    if settings is None and not needs:
+        aggregate = facts["aggregate"] or None
+        settings = RewardSettings(components=facts["components"], weights=facts["weights"], aggregate=aggregate)
+    made: EpisodeRewards | None = None
+    if settings is None or algorithm is None:
+        names = ", ".join(needs) or "the algorithm's"
+        audit.parts["rewards"].lack(f"columns of functions are not stored ({names}): give --rewards module:NAME")
+    else:
+        if rewards is not None:
+            settings = replace(rewards, components=facts["components"])
+            audit.compare("rewards", facts, reward_facts(settings), by=reward_facts, what="reward settings", **where)
+        length = run["settings"].get("max_completion_length") or record.get("max_length")
+        settings = with_overlong(settings, algorithm.overlong, int(length or 0))
+        made = score_episodes(members, settings, run["task_weights"])
+    stored = _stored_credit(record, members)
+    _audit_columns(audit, stored, made or stored, where, is_recomputed=made is not None)
+    return made or stored
+
+
+def _audit_columns(
+    audit: Audit, stored: EpisodeRewards, made: EpisodeRewards, where: dict[str, Any], *, is_recomputed: bool
+) -> None:
+    by = score_episodes
+    if is_recomputed:
+        audit.compare("rewards", dict(stored.weights), dict(made.weights), by=by, what="columns and weights", **where)
+    for name in made.columns:
+        pairs = zip(made.trajectories, stored.columns.get(name, ()), made.columns[name], strict=False)
+        for t, old, new in pairs if is_recomputed else ():
+            shown: dict[str, Any] = {"what": f"column {name}", "episode": _name(t), "tolerance": (1e-6, 1e-9)}
+            audit.compare("rewards", old, new, by=by, **shown, **where)
+    for t, old, new in zip(made.trajectories, stored.turn_rewards, made.turn_rewards, strict=False):
+        shown = {"what": "rewards of the turns", "episode": _name(t), "tolerance": (1e-6, 1e-9)}
+        audit.compare("rewards", old.tolist(), new.tolist(), by=by, **shown, **where)
+    if "aggregate" not in stored.columns:
+        for place, (t, total) in enumerate(zip(stored.trajectories, stored.rewards.tolist(), strict=True)):
+            values = [stored.weights[name] * (column[place] or 0.0) for name, column in stored.columns.items()]
+            shown = {"what": "sum of the columns", "episode": _name(t), "tolerance": (1e-5, 1e-7)}
+            summed = sum(values) if t.status == "ok" else float("nan")
+            audit.compare("rewards", total, summed, by=score_episodes, **shown, **where)
+
+
+def _stored_credit(record: Mapping[str, Any], members: Sequence[Trajectory]) -> EpisodeRewards:
+    """Return the rewards of a record."""
+    scored = [replace(t, status=status) for t, status in zip(members, record["status"], strict=True)]
+    return EpisodeRewards(
+        {name: tuple(values) for name, values in record["columns"].items()},
+        record["weights"],
+        tuple(np.array(part, dtype=np.float64) for part in record["turn_rewards"]),
+        tuple(scored),
+    )
+
+
+def _audit_rows(
+    audit: Audit,
+    start: Started,
+    record: Mapping[str, Any],
+    credit: EpisodeRewards,
+    places: Sequence[tuple[int, int]],
+) -> None:
+    """Compare the rows that the loss saw with those of the stored episodes."""
+    run = start.run or {}
+    if "trajectory_filter" in run["unknown"]:
+        audit.parts["masks"].lack("a trajectory_filter chose the episodes to train on, and functions are not stored")
+        return
+    lists = rollout_output(
+        credit.trajectories,
+        pad_id=run["pad_id"],
+        mask_truncated=bool(_setting(run, "mask_truncated_completions", "mask_truncated")),
+        n_rows=len(record["rows"]),
+    )
+    for row, stored in enumerate(record["rows"]):
+        prompt = lists["prompt_ids"][row]
+        made = row_digest([*prompt, *lists["completion_ids"][row]], [*[0] * len(prompt), *lists["env_mask"][row]])
+        name = _name(credit.trajectories[places[row][0]]) if row < len(places) else None
+        shown: dict[str, Any] = {"what": "row of the loss [tokens, trained, checksum]", "episode": name}
+        where: dict[str, Any] = {"file": start.record_file, "step": record["step"], "unit": "rows"}
+        audit.compare("masks", stored, made, by=rollout_output, **shown, **where)
+
+
+def _advantages(
+    audit: Audit,
+    run: Mapping[str, Any],
+    record: Mapping[str, Any],
+    credit: EpisodeRewards,
+    batch: Batch,
+    algorithm: Algorithm,
+) -> tuple[Batch, Estimates | None]:
+    """Return the batch with recomputed advantages, None if that is not possible; and PPO's estimates."""
+    if "trajectory_filter" in run["unknown"]:
+        audit.parts["advantages"].lack("a trajectory_filter chose the episodes to train on")
+        return batch, None
+    penalties_BT = per_token(record.get("kl_penalties"), batch)
+    if run["trainer"] == "ppo":
+        return _critics_advantages(audit, run, record, credit, batch, penalties_BT)
+    name = getattr(algorithm.advantage_fn, "func", algorithm.advantage_fn)
+    is_local = getattr(name, "__name__", "") in _WITHIN_GROUPS
+    if run["processes"] > 1 and not is_local:
+        audit.parts["advantages"].lack("they depend on the episodes of all processes")
+        return batch, None
+    coefficient = record["kl_coef"] if algorithm.has_paid_kl else None
+    if algorithm.has_paid_kl:
+        # The stored penalties stand for the KL: k1 of `penalty / coefficient` against 0 is that value.
+        kl_BT = (torch.zeros(batch.mask_BT.shape) if penalties_BT is None else penalties_BT) / coefficient
+        batch = replace(batch, policy_logps_BT=kl_BT, ref_logps_BT=torch.zeros_like(kl_BT))
+        algorithm = replace(algorithm, kl_fn=k1)
+    try:
+        return with_advantages(batch, algorithm, credit, kl_coef=coefficient)[0], None
+    except LLMEnvsError as error:
+        audit.parts["advantages"].lack(str(error))
+        return batch, None
+
+
+def _critics_advantages(
+    audit: Audit,
+    run: Mapping[str, Any],
+    record: Mapping[str, Any],
+    credit: EpisodeRewards,
+    batch: Batch,
+    penalties_BT: torch.Tensor | None,
+) -> tuple[Batch, Estimates | None]:
+    settings, values_BT = run["settings"], per_token(record.get("values"), batch)
+    if values_BT is None or run["processes"] > 1:
+        audit.parts["advantages"].lack("the critic's values of all processes are not stored together")
+        return batch, None
+    estimates = estimate(
+        credit.trajectories,
+        credit.turn_rewards,
+        values_BT,
+        torch.tensor(record["bootstraps"], dtype=torch.float32),
+        batch.mask_BT,
+        **{name: settings[name] for name in ("gamma", "lam", "value_lam", "lam_alpha")},
+        by_turn=settings["discount"] == "turn",
+        penalties_BT=penalties_BT,
+    )
+    advantages_BT = estimates.advantages_BT
+    if settings["whiten_advantages"]:
+        advantages_BT = masked_whiten(advantages_BT, batch.mask_BT)
+    return replace(batch, advantages=advantages_BT), estimates
+
+
+def _audit_advantages(
+    audit: Audit,
+    start: Started,
+    record: Mapping[str, Any],
+    credit: EpisodeRewards,
+    places: Sequence[tuple[int, int]],
+    batch: Batch,
+) -> None:
+    made = batch.advantages
+    if made is None:
+        return
+    by: Any = estimate if (start.run or {})["trainer"] == "ppo" else with_advantages
+    for row, (owner, _) in enumerate(places):
+        stored, places_T = record["advantages"][row], batch.mask_BT[row].bool()
+        own = made[row].expand(places_T.shape)[places_T].tolist() if isinstance(stored, list) else float(made[row])
+        token = None
+        if isinstance(stored, list) and len(stored) == len(own):
+            differs = [i for i, (one, two) in enumerate(zip(stored, own, strict=True)) if abs(one - two) > 1e-3]
+            token = differs[0] if differs else None
+        shown: dict[str, Any] = {"what": "advantage", "episode": _name(credit.trajectories[owner]), "token": token}
+        where: dict[str, Any] = {"file": start.record_file, "step": record["step"], "unit": "rows"}
+        audit.compare("advantages", stored, own, by=by, tolerance=(1e-4, 1e-4), **shown, **where)
+
+
+def _stored_advantages(record: Mapping[str, Any], batch: Batch) -> torch.Tensor:
+    stored = record["advantages"]
+    if stored and isinstance(stored[0], list):
+        spread = per_token(stored, batch)
+        assert spread is not None
+        return spread
+    return torch.tensor(stored[: len(batch)], dtype=torch.float32)
+
+
+def per_token(stored: Sequence[Sequence[float]] | None, batch: Batch) -> torch.Tensor | None:
+    """Return the numbers that a record stores for the trained tokens of each row, shape (B, T); None without any.
+
+    A row with another number of trained tokens than the record's is filled as far as it goes.
+    """
+    if stored is None:
+        return None
+    out = torch.zeros(batch.mask_BT.shape)
+    for row, values in enumerate(stored[: len(batch)]):
+        columns = batch.mask_BT[row].nonzero()[:, 0][: len(values)]
+        out[row, columns] = torch.tensor(values[: len(columns)], dtype=torch.float32)
+    return out
+
+
+def audit_pairs(audit: Audit, start: Started, record: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+    """Compare a round of DPO with the rewards and pairs of its episodes; return the pairs for the loss."""
+    run = start.run or {}
+    settings, where = run["settings"], {"file": start.record_file, "step": record["step"]}
+    groups = {*(group for group, _ in record["episodes"]), *(pair[0] for pair in record["pairs"])}
+    members = [t for t in start.trajectories.values() if t.group_id in groups]
+    paid = {(t.group_id, t.member): t.reward if t.status == "ok" else None for t in members}
+    for (group, member), stored in zip(record["episodes"], record["columns"]["reward"], strict=True):
+        kept: dict[str, Any] = {"what": "reward of the episode", "episode": f"{group}/{member}", "unit": "rewards"}
+        audit.compare(
+            "rewards", stored, paid.get((group, member)), by=pair_rows, tolerance=(1e-6, 1e-9), **kept, **where
+        )
+    if "selector" in run["unknown"] or run["processes"] > 1:
+        audit.parts["pairs"].lack("a selector of yours, or pairs of several processes, are not stored")
+        return None
+    names = ("pair_selector", "seed", "pairs_per_group", "pair_length_ratio", "pair_margin")
+    selector = make_selector(cast("EnvDPOConfig", SimpleNamespace(**{name: settings[name] for name in names})))
+    ordered = sorted(members, key=lambda t: (t.group_id, t.member))
+    try:
+        rows = pair_rows(to_groups(ordered), selector, margin=settings["pair_margin"])
+    except (LLMEnvsError, ValueError) as error:
+        audit.add(
+            Difference(
+                "pairs",
+                start.episodes_file,
+                "pairs",
+                "a round",
+                str(error),
+                "dpo.pairs.pair_rows",
+                **{"step": record["step"]},
+            )
+        )
+        return None
+    made, _ = fit_pairs(rows, settings["max_length"], settings["overlong"])
+    by_key = {tuple(pair_digest(pair)[:3]): pair for pair in made}
+    for stored in record["pairs"]:
+        pair = by_key.get(tuple(stored[:3]))
+        shown: dict[str, Any] = {"what": "pair [group, chosen, rejected, digests]", "unit": "pairs"}
+        audit.compare("pairs", stored, None if pair is None else pair_digest(pair), by=pair_rows, **shown, **where)
+    audit.compare("pairs", len(record["pairs"]), len(made), by=pair_rows, what="pairs of the round", **where)
+    found = [by_key.get(tuple(stored[:3])) for stored in record["pairs"]]
+    return None if None in found else [pair for pair in found if pair is not None]
+
+
+def _setting(run: Mapping[str, Any], *names: str) -> Any:
+    """Return the first of some settings that the run has: trainers and the plain loop name some differently."""
+    return next((run["settings"][name] for name in names if name in run["settings"]), None)
+
+
+def _name(trajectory: Trajectory) -> str:
+    return f"{trajectory.group_id}/{trajectory.member}"

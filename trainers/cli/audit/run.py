@@ -1,0 +1,208 @@
+"""Audits the folder of a training: every part, in the order of the data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from llm_envs.chat.codec import ChatCodec
+from llm_envs.errors import InvalidConfigError, LLMEnvsError
+from llm_envs.policies.inference.loading import load_tokenizer
+from llm_envs.tracking.metrics import trajectory_metrics
+from llm_envs.trainers.bridge.checks import training_template
+from llm_envs.trainers.bridge.credit import RewardSettings
+from llm_envs.trainers.cli.audit.credit import Recomputed, audit_generation, audit_pairs
+from llm_envs.trainers.cli.audit.episodes import audit_groups, audit_replay, audit_rows, weight_version
+from llm_envs.trainers.cli.audit.model import audit_logps, audit_loss, audit_pair_loss, load_weights
+from llm_envs.trainers.cli.audit.parts import Audit
+from llm_envs.trainers.cli.audit.stored import Started, StoredTraining, read_training
+from llm_envs.trainers.functional.algorithm import Algorithm
+from llm_envs.types import Trajectory
+
+__all__ = ["audit_training"]
+
+
+def audit_training(
+    folder: str | Path,
+    *,
+    model: str | Path | None = None,
+    rewards: RewardSettings | None = None,
+    algorithm: Algorithm | None = None,
+    tolerance: float | None = None,
+) -> Audit:
+    """Compute again what a training stored, and compare.
+
+    Args:
+        folder: The training's output folder.
+        model: The folder of the weights that the training began with; None: the one that the training named.
+        rewards: The training's reward functions and shaping, which are not stored.
+        algorithm: The training's algorithm, if it has functions of yours.
+        tolerance: See `model.audit_logps`.
+
+    Raises:
+        InvalidConfigError: If the folder is not that of a training that stored its episodes.
+    """
+    stored, audit = read_training(folder), Audit()
+    for start in stored.starts:
+        audit_groups(audit, start)
+        if start.run is None:
+            for part in audit.parts.values():
+                part.lack(f"{start.record_file} is missing")
+            continue
+        if start.damage is not None:
+            for part in audit.parts.values():
+                part.lack(f"{start.episodes_file} cannot be read to its end")
+            continue
+        _audit_start(audit, stored, start, model, rewards, algorithm, tolerance)
+    _audit_metrics(audit, stored)
+    return audit
+
+
+def _audit_start(
+    audit: Audit,
+    stored: StoredTraining,
+    start: Started,
+    model: str | Path | None,
+    rewards: RewardSettings | None,
+    algorithm: Algorithm | None,
+    tolerance: float | None,
+) -> None:
+    run = start.run or {}
+    initial = _initial(run, model)
+    codec = _codec(run, stored.tokenizer or (None if initial is None else Path(initial)))
+    for trajectory in start.trajectories.values():
+        audit_replay(audit, start, trajectory)
+        audit_rows(audit, start, trajectory, codec)
+    generations: dict[int, list[Any]] = {}
+    for record in start.generations:
+        if record["kind"] == "pairs":
+            pairs = audit_pairs(audit, start, record)
+            generations.setdefault(record["step"], []).append((record, pairs))
+        else:
+            generations.setdefault(record["step"], []).append(
+                audit_generation(audit, start, record, rewards, algorithm)
+            )
+    if run["trainer"] != "dpo":
+        audit.parts["pairs"].lack("only DPO has pairs", 0)
+    else:
+        for name in ("baselines", "advantages"):
+            audit.parts[name].lack("DPO has none", 0)
+    _audit_weights(audit, stored, start, initial, generations, tolerance)
+
+
+def _audit_weights(
+    audit: Audit,
+    stored: StoredTraining,
+    start: Started,
+    initial: str | None,
+    generations: Mapping[int, list[Any]],
+    tolerance: float | None,
+) -> None:
+    """Audit log-probabilities and losses of every version of the weights that is stored."""
+    versions: dict[int | None, list[Trajectory]] = {}
+    for trajectory in start.trajectories.values():
+        if trajectory.status == "ok" and "fork" not in trajectory.metadata:
+            versions.setdefault(weight_version(trajectory), []).append(trajectory)
+    reference = None
+    for version in sorted({*(v for v in versions if v is not None), *generations}):
+        folder = stored.models.get(version)
+        n = len(versions.get(version, []))
+        if folder is None and (version != 0 or initial is None):
+            why = (
+                "no checkpoint of the weights that sampled" if version else "the initial weights are not there: --model"
+            )
+            audit.parts["log-probabilities"].lack(why, n)
+            audit.parts["loss"].lack(why, len(generations.get(version, [])))
+            continue
+        try:
+            weights = load_weights(folder, initial) if folder is not None else load_weights(Path(initial or ""), None)
+            if reference is None and initial is not None:
+                reference = weights if folder is None else load_weights(Path(initial), None)
+        except LLMEnvsError as error:
+            audit.parts["log-probabilities"].lack(" ".join(str(error).split()), n)
+            continue
+        audit_logps(audit, start, versions.get(version, []), weights, tolerance)
+        for made in generations.get(version, []):
+            if isinstance(made, Recomputed):
+                audit_loss(audit, start, made, weights, reference)
+            elif made is not None and made[1] is not None:
+                audit_pair_loss(audit, start, made[0], made[1], weights, reference)
+    if None in versions:
+        audit.parts["log-probabilities"].lack("episodes of several versions of the weights", len(versions[None]))
+
+
+def _initial(run: Mapping[str, Any], model: str | Path | None) -> str | None:
+    """Return the folder of the initial weights, if it is there. Nothing is downloaded."""
+    if model is not None and not Path(model).is_dir():
+        raise InvalidConfigError(f"--model {model}: there is no such folder.")
+    name = str(model) if model is not None else run["model"]
+    return name if name is not None and Path(name).is_dir() else None
+
+
+def _codec(run: Mapping[str, Any], folder: Path | None) -> ChatCodec | None:
+    if folder is None or not (folder / "tokenizer_config.json").is_file():
+        return None
+    tokenizer = load_tokenizer(folder)
+    template = training_template(tokenizer) if run["settings"].get("use_training_template") else None
+    return ChatCodec(tokenizer, chat_template=template, template_kwargs=run["template"])
+
+
+def _audit_metrics(audit: Audit, stored: StoredTraining) -> None:
+    """Compare logged losses with the steps' and logged rewards and success with the episodes'."""
+    part, starts = audit.parts["metrics"], [start for start in stored.starts if start.run is not None]
+    if stored.metrics_file is None:
+        part.lack("no metrics are stored (save_state, or a checkpoint)")
+        return
+    if len(starts) != 1 or (starts[0].run or {})["processes"] > 1:
+        part.lack("metrics of several processes, or of a run that was resumed")
+        return
+    (start,) = starts
+    run, before = start.run or {}, 0
+    recorded = {tuple(key) for generation in start.generations for key in generation["episodes"]}
+    is_whole = all(key in recorded for key in start.trajectories if not key[0].startswith("eval"))
+    for entry in stored.metrics:
+        if "loss" not in entry:
+            continue
+        if run["trainer"] == "loop":
+            some = [g for g in start.generations if g["iteration"] == entry["step"] - 1]
+            following = [g["step"] for g in start.generations if g["iteration"] == entry["step"]]
+            first = some[0]["step"] if some else 0
+            steps = range(first + 1, (following[0] if following else max(start.steps, default=0)) + 1)
+        else:
+            some = [g for g in start.generations if before <= g["step"] < entry["step"]]
+            steps = range(before + 1, entry["step"] + 1)
+        before = entry["step"]
+        _audit_entry(audit, stored, start, entry, some, steps, is_whole=is_whole)
+
+
+def _audit_entry(
+    audit: Audit,
+    stored: StoredTraining,
+    start: Started,
+    entry: Mapping[str, Any],
+    generations: list[Mapping[str, Any]],
+    steps: range,
+    *,
+    is_whole: bool,
+) -> None:
+    """Audit one line of the log."""
+    where: dict[str, Any] = {"file": stored.metrics_file, "step": entry["step"], "unit": "numbers"}
+    losses = [start.steps.get(step) for step in steps]
+    known = [loss for loss in losses if loss is not None]
+    if len(known) == len(losses) > 0:
+        mean = sum(known) / len(known)
+        audit.compare("metrics", entry["loss"], mean, by=_audit_metrics, what="loss", tolerance=(1e-4, 1e-6), **where)
+    else:
+        audit.parts["metrics"].lack("the losses of some steps are not stored")
+    played = [start.members(generation) for generation in generations]
+    if not is_whole or not played or any(members is None for members in played):
+        audit.parts["metrics"].lack("episodes that a filter dropped count in the log")
+        return
+    parts = [trajectory_metrics(members) for members in played if members is not None]
+    for name in ("reward", "success"):
+        values = [part[name] for part in parts if name in part]
+        if f"env/{name}" in entry and values:
+            mean = sum(values) / len(values)
+            shown: dict[str, Any] = {"what": f"env/{name}", "tolerance": (1e-5, 1e-7)}
+            audit.compare("metrics", entry[f"env/{name}"], mean, by=trajectory_metrics, **shown, **where)
