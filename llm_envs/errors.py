@@ -103,7 +103,21 @@ class BridgeError(LLMEnvsError, ConnectionError):
 
 
 class ReplayError(LLMEnvsError, RuntimeError):
-    """A stored episode cannot be played again: an observation or reward differs. The message names the turn."""
+    """A stored episode cannot be played again: an observation or reward differs. The message names the turn.
+
+    Args:
+        message: The message.
+        part: What differs: "observation", "tool results", "reward" or "end".
+        turn: The turn; None before the first.
+        found: What the environment answers now.
+        stored: What is stored.
+    """
+
+    def __init__(
+        self, message: str, *, part: str = "", turn: int | None = None, found: object = None, stored: object = None
+    ) -> None:
+        super().__init__(message)
+        self.part, self.turn, self.found, self.stored = part, turn, found, stored
 
 
 class StoreError(LLMEnvsError, OSError):

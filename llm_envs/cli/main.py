@@ -56,6 +56,7 @@ COMMANDS = {
     "collect": Command("llm_envs.cli.collect", "Play tasks and save the episodes in a folder, or resume a run."),
     "eval": Command("llm_envs.cli.eval", "Measure a policy on tasks: success, reward, intervals."),
     "branch": Command("llm_envs.cli.branch", "Play a stored episode again from one of its turns on, many times."),
+    "audit": Command("llm_envs.cli.audit", "Compute again what a training stored, and name the first difference."),
     "serve": Command("llm_envs.cli.serve", "Serve a model by OpenAI's API, and record what agents do with it."),
     "serve-envs": Command("llm_envs.cli.serve_envs", "Run environments for runs on other machines."),
     "mcp": Command("llm_envs.cli.mcp", "Serve a task as an MCP server, for a desktop client."),

@@ -64,11 +64,11 @@ def episodes(change: Callable[[list[Record]], Any]) -> Callable[..., None]:
     return lambda folder: rewrite_episodes(folder, change)
 
 
-def generation(change: Callable[[Record], Any], kind: str = "generation") -> Callable[..., None]:
-    """Return the injection of a change to the first generation of the record."""
+def generation(change: Callable[[Record], Any], kind: str = "generation", which: int = 0) -> Callable[..., None]:
+    """Return the injection of a change to a generation of the record, the first if no other is named."""
 
     def inject(folder: Path) -> None:
-        rewrite_record(folder, lambda lines: change(next(line for line in lines if line["kind"] == kind)))
+        rewrite_record(folder, lambda lines: change([line for line in lines if line["kind"] == kind][which]))
 
     return inject
 
@@ -324,8 +324,9 @@ CORRUPTIONS = (
     Corruption("log-probabilities are shifted by a token", "log-probabilities", episode(shift_logps)),
     Corruption("a checkpoint has the weights of another step", "log-probabilities", other_checkpoint),
     Corruption("the loss of a step is another", "loss", generation(change_step_loss, "step")),
-    Corruption("the KL has another coefficient", "loss", generation(lambda r: r.update(kl_coef=0.5), "generation")),
-    Corruption("the loss is normalised otherwise", "loss", generation(set_algorithm(normalisation="token"))),
+    Corruption("the KL has another coefficient", "loss", generation(lambda r: r.update(kl_coef=0.5), which=-1)),
+    Corruption("the loss is normalised otherwise", "loss", generation(set_algorithm(normalisation="token"), which=-1)),
+    Corruption("the loss has a bonus for entropy", "loss", generation(set_algorithm(entropy_coef=0.01))),
     Corruption("PPO: the loss of a step is another", "loss", generation(other_loss, "step"), "ppo"),
     Corruption("DPO: the loss of a step is another", "loss", generation(other_loss, "step"), "dpo"),
     Corruption("the logged loss is another", "metrics", change_log("loss")),

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from accelerate.utils import is_peft_model
 
 from llm_envs.data.writer import TrajectoryWriter
 from llm_envs.errors import InvalidConfigError
@@ -159,6 +160,7 @@ def run_record(
         "kind": "run",
         "trainer": trainer,
         "model": getattr(model, "name_or_path", None) or None,
+        "is_new": _is_new(model),
         "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
         "settings": {name: getattr(settings, name) for name in _SETTINGS if hasattr(settings, name)},
         "sampling": {f.name: getattr(sampling, f.name) for f in fields(sampling) if f.name != "stop_strings"},
@@ -169,6 +171,14 @@ def run_record(
         "unknown": list(unknown),
         **facts,
     }
+
+
+def _is_new(model: Any) -> bool:
+    """Return whether a model is the one of its name: it has no adapter, or one that does not change it yet."""
+    if not is_peft_model(model):
+        return True
+    ups = [weight for name, weight in model.named_parameters() if ".lora_B." in name]
+    return bool(ups) and not any(bool(weight.any()) for weight in ups)
 
 
 def reward_facts(rewards: RewardSettings) -> dict[str, Any]:

@@ -47,6 +47,9 @@ class AuditedEnv(gym.Env[str, str]):
         self.n_turns, self.tool_results = 0, ()
         return f"Letters of {self.word}?", {}
 
+    def state_key(self) -> tuple[str, int]:
+        return self.word, self.n_turns
+
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         self.n_turns += 1
         n = sum(character in self.word for character in action.lower())
@@ -113,7 +116,8 @@ def loop(model: str, folder: Path) -> Path:
 @pytest.fixture(scope="module")
 def trained(tiny_folder: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A training with shaping, tools, a KL and two checkpoints."""
-    return grpo(tiny_folder, tmp_path_factory.mktemp("runs") / "grpo", {"rewards": SHAPED, "algorithm": COSTLY})
+    more = {"per_device_train_batch_size": 16, "max_turn_tokens": 22}  # so that some turns end by themselves
+    return grpo(tiny_folder, tmp_path_factory.mktemp("runs") / "grpo", {"rewards": SHAPED, "algorithm": COSTLY}, **more)
 
 
 @pytest.fixture(scope="module")
@@ -183,8 +187,18 @@ def test_clean_by_trls_own_losses(changes: dict[str, Any], tiny_folder: str, tmp
 
 
 def test_clean_with_an_adapter(tiny_folder: str, tmp_path: Path) -> None:
+    peft = {"peft_config": LoraConfig(r=4, target_modules="all-linear"), "algorithm": COSTLY}
+    audit = audit_training(grpo(tiny_folder, tmp_path / "run", peft))
+    check_clean(audit, "pairs")
+    assert audit.parts["loss"].n == 2 and not audit.parts["log-probabilities"].missing
+
+
+def test_an_adapter_that_does_not_begin_at_nothing_is_not_the_model(tiny_folder: str, tmp_path: Path) -> None:
     peft = {"peft_config": LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False)}
-    check_clean(audit_training(grpo(tiny_folder, tmp_path / "run", {**peft, "algorithm": "grpo"})), "pairs")
+    audit = audit_training(grpo(tiny_folder, tmp_path / "run", {**peft, "algorithm": "grpo"}))
+    check_clean(audit, "pairs")
+    assert audit.parts["loss"].n == 1
+    assert any("--model" in why for why in audit.parts["log-probabilities"].missing)
 
 
 @pytest.mark.parametrize("changes", [{}, {"whiten_advantages": False, "discount": "turn", "gamma": 0.9}])

@@ -32,19 +32,19 @@ __all__ = ["audit_logps", "audit_loss", "audit_pair_loss", "load_weights"]
 _HALF = ("bfloat16", "float16")
 
 
-def load_weights(folder: Path, initial: str | None) -> Any:
-    """Return a stored model: whole weights, or an adapter on the weights that the training began with.
+def load_weights(folder: Path, base: str | None) -> Any:
+    """Return a stored model: whole weights, or an adapter on the model that the training named.
 
     Args:
-        folder: A checkpoint.
-        initial: The folder of the initial weights; None: they are not there.
+        folder: A checkpoint, or a model.
+        base: The model that the training named.
 
     Raises:
         ModelError: If it cannot be loaded.
     """
     if not (folder / "adapter_config.json").is_file():
         return load_model(folder)
-    return load_model(initial or "", adapter=folder)
+    return load_model(base or "", adapter=folder)
 
 
 def audit_logps(

@@ -104,21 +104,19 @@ def _audit_weights(
     for trajectory in start.trajectories.values():
         if trajectory.status == "ok" and "fork" not in trajectory.metadata:
             versions.setdefault(weight_version(trajectory), []).append(trajectory)
-    reference = None
+    base, reference = (start.run or {})["model"], None
     for version in sorted({*(v for v in versions if v is not None), *generations}):
-        folder = stored.models.get(version)
+        folder = stored.models.get(version) or (None if version or initial is None else Path(initial))
         n = len(versions.get(version, []))
-        if folder is None and (version != 0 or initial is None):
-            why = (
-                "no checkpoint of the weights that sampled" if version else "the initial weights are not there: --model"
-            )
+        if folder is None:
+            why = "no checkpoint of these weights" if version else "the initial weights are not there: give --model"
             audit.parts["log-probabilities"].lack(why, n)
             audit.parts["loss"].lack(why, len(generations.get(version, [])))
             continue
         try:
-            weights = load_weights(folder, initial) if folder is not None else load_weights(Path(initial or ""), None)
+            weights = load_weights(folder, base)
             if reference is None and initial is not None:
-                reference = weights if folder is None else load_weights(Path(initial), None)
+                reference = load_weights(Path(initial), base)
         except LLMEnvsError as error:
             audit.parts["log-probabilities"].lack(" ".join(str(error).split()), n)
             continue
@@ -136,7 +134,7 @@ def _initial(run: Mapping[str, Any], model: str | Path | None) -> str | None:
     """Return the folder of the initial weights, if it is there. Nothing is downloaded."""
     if model is not None and not Path(model).is_dir():
         raise InvalidConfigError(f"--model {model}: there is no such folder.")
-    name = str(model) if model is not None else run["model"]
+    name = str(model) if model is not None else run["model"] if run["is_new"] else None
     return name if name is not None and Path(name).is_dir() else None
 
 
@@ -199,7 +197,8 @@ def _audit_entry(
     if not is_whole or not played or any(members is None for members in played):
         audit.parts["metrics"].lack("episodes that a filter dropped count in the log")
         return
-    parts = [trajectory_metrics(members) for members in played if members is not None]
+    # The branches of a tree do not count: they share turns with their root.
+    parts = [trajectory_metrics(t for t in members if "fork" not in t.metadata) for members in played if members]
     for name in ("reward", "success"):
         values = [part[name] for part in parts if name in part]
         if f"env/{name}" in entry and values:
