@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections import Counter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from llm_envs.cli.arguments import add_rollout_arguments, add_sampling_arguments, positive
@@ -23,6 +24,7 @@ examples:
   llm-envs branch runs/eval --episode 3/0 --turn 1 --times 16 --model DIR
   llm-envs branch runs/eval --episode 3/0 --turn 0 --times 64 --model DIR --policy vllm --out runs/branches
   llm-envs branch runs/eval --episode 3/0 --turn 2 --policy oracle --json
+  llm-envs branch runs/eval --episode 3/0 --turn all --times 32 --model DIR
 
 The options of sampling and history should be those of the stored run.
 """
@@ -33,7 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("folder", metavar="RUN", help="folder of the run that has the episode")
     parser.add_argument("--episode", required=True, metavar="GROUP/MEMBER", help="the episode; its report names it")
-    parser.add_argument("--turn", type=int, required=True, metavar="T", help="the first new turn, from 0")
+    parser.add_argument(
+        "--turn", type=_turn, required=True, metavar="T", help="the first new turn, from 0; all: the value of each turn"
+    )
     parser.add_argument("--times", type=positive, default=16, metavar="N", help="how often to play on; default 16")
     parser.add_argument("--seed", type=int, default=0, help="the run's seed: of the new turns; default 0")
     parser.add_argument("--out", metavar="DIR", help="output folder of the new episodes")
@@ -44,16 +48,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_player_arguments(parser, ["oracle", "random"])
 
 
+def _turn(text: str) -> int | str:
+    return text if text == "all" else int(text)
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Branch, and return the exit code."""
     from llm_envs.data.writer import TrajectoryWriter, check_folder
     from llm_envs.policies.scripted import OraclePolicy, RandomPolicy
     from llm_envs.rollout import RolloutLimits, create_window
-    from llm_envs.rollout.fork import branch, replay_to
+    from llm_envs.rollout.fork import branch_each, replay_to
     from llm_envs.types import SamplingParams
 
     episode = _episode(arguments.folder, arguments.episode)
-    replay_to(episode, min(max(arguments.turn, 0), len(episode.turns))).env.close()  # before a model is loaded
+    turns = range(len(episode.turns)) if arguments.turn == "all" else [arguments.turn]
+    replay_to(episode, min(max([0, *turns]), len(episode.turns))).env.close()  # before a model is loaded
     settings = {
         "branch_of": {"run": arguments.folder, "episode": arguments.episode, "turn": arguments.turn},
         "seed": arguments.seed,
@@ -63,9 +72,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.out is not None:
         check_folder(arguments.out, settings, resume=False)
     with open_player(arguments, {"oracle": OraclePolicy, "random": RandomPolicy}) as (policy, codec):
-        group = branch(
+        groups = branch_each(
             episode,
-            arguments.turn,
+            turns,
             arguments.times,
             policy,
             codec=codec,
@@ -81,14 +90,45 @@ def run(arguments: argparse.Namespace) -> int:
         )
     if arguments.out is not None:
         with TrajectoryWriter(arguments.out, settings=settings) as writer:
-            for trajectory in group:
+            for trajectory in (member for group in groups for member in group):
                 writer.write(trajectory)
-    outcomes = _outcomes(episode, group, arguments.turn)
-    print(json.dumps(outcomes, indent=2) if arguments.json else visible_text(_shown(outcomes)))
-    failures = [member.error for member in group if member.error is not None]
+    if arguments.turn == "all":
+        values = _values(episode, groups)
+        print(json.dumps(values, indent=2) if arguments.json else visible_text(_shown_values(values)))
+    else:
+        outcomes = _outcomes(episode, groups[0], arguments.turn)
+        print(json.dumps(outcomes, indent=2) if arguments.json else visible_text(_shown(outcomes)))
+    failures = [member.error for group in groups for member in group if member.error is not None]
     if failures:
-        raise LLMEnvsError(f"{len(failures)} of {len(group)} episodes failed; the first by {failures[0].message:.300}")
+        n = sum(map(len, groups))
+        raise LLMEnvsError(f"{len(failures)} of {n} episodes failed; the first by {failures[0].message:.300}")
     return 0
+
+
+def _values(episode: Trajectory, groups: Sequence[TrajectoryGroup]) -> dict[str, Any]:
+    """Return the value of each turn, as JSON types."""
+    from llm_envs.evaluation.turn_values import values_of
+
+    stored = {"is_success": episode.is_success, "reward": episode.reward, "turns": len(episode.turns)}
+    values = [
+        {"turn": value.turn, "n": value.n, "value": value.mean, "interval": list(value.interval)}
+        for value in values_of(groups, range(len(groups)))
+    ]
+    rows = [value | {"reward": turn.reward} for value, turn in zip(values, episode.turns, strict=True)]
+    return {
+        "env_id": episode.env_id,
+        "episode": f"{episode.group_id}/{episode.member}",
+        "stored": stored,
+        "turns": rows,
+    }
+
+
+def _shown_values(values: dict[str, Any]) -> str:
+    lines = [f"{values['env_id']}, episode {values['episode']}: reward from each turn on, and the stored turn's reward"]
+    for row in values["turns"]:
+        low, high = row["interval"]
+        lines.append(f"  turn {row['turn']:3d}  {row['value']:7.3f} [{low:.3f}, {high:.3f}]  {row['reward']:7.3f}")
+    return "\n".join(lines)
 
 
 def _episode(folder: str, name: str) -> Trajectory:

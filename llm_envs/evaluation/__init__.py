@@ -27,6 +27,7 @@ from llm_envs.evaluation.statistics import (
 )
 from llm_envs.evaluation.suite import Suite, SuiteEntry, load_suite
 from llm_envs.evaluation.table import show_comparison, show_results
+from llm_envs.evaluation.turn_values import TurnValue, turn_values
 
 __all__ = [
     "Comparison",
@@ -38,6 +39,7 @@ __all__ = [
     "SuiteEntry",
     "TaskComparison",
     "TaskResult",
+    "TurnValue",
     "aevaluate",
     "check_comparable",
     "clustered_rate_interval",
@@ -59,4 +61,5 @@ __all__ = [
     "sign_test",
     "suite_settings",
     "summarize",
+    "turn_values",
 ]

@@ -35,7 +35,8 @@ from llm_envs.errors import InvalidConfigError
 from llm_envs.policies.base import Policy
 from llm_envs.registration import task_spec
 from llm_envs.rollout.concurrency import AUTO, AutoConcurrency, Concurrency, EpisodeSlots, most_of
-from llm_envs.rollout.episode import EpisodePlayer, play_episode, policy_kind
+from llm_envs.rollout.episode import play_episode, policy_kind
+from llm_envs.rollout.episode_player import EpisodePlayer, own_player
 from llm_envs.rollout.episode_pool import CarryOver, EpisodePool
 from llm_envs.rollout.filters import GroupFilter, SelectFn, select
 from llm_envs.rollout.group import check_group, play_member
@@ -485,8 +486,7 @@ class Collector:
         return trajectory
 
     async def _play(self, spec: EpisodeSpec, gate: PauseGate | None = None) -> Trajectory:
-        own = getattr(self.source.factories.get(spec.env_id), "play_episode", None)
-        play = own or partial(play_episode, self._maker(spec))
+        play = own_player(self.source.factories.get(spec.env_id), spec) or partial(play_episode, self._maker(spec))
         if self.context_fn is not None:
             play = partial(play, context_fn=self.context_fn)
         return await play(

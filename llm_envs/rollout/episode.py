@@ -21,7 +21,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol, cast, runtime_checkable
+from typing import Any, Literal, cast
 
 from llm_envs.chat.context import Codec, ContextFn, observed_messages, seen_by, with_call_ids
 from llm_envs.chat.summarize import Summarize
@@ -29,6 +29,7 @@ from llm_envs.errors import ContextFullError, EnvContractError, InvalidConfigErr
 from llm_envs.parsers import parse_reply
 from llm_envs.policies.base import EpisodicPolicy, Policy
 from llm_envs.rollout.checks import check_components, check_results, check_success, check_tools
+from llm_envs.rollout.fork_policy import fork_policy, from_turn
 from llm_envs.rollout.limits import RolloutLimits, row_limit, turn_budget
 from llm_envs.rollout.pause_gate import PauseGate, Stopwatch
 from llm_envs.rollout.token_transcript import History, TokenTranscript
@@ -40,41 +41,7 @@ from llm_envs.sources.source import EpisodeSpec
 from llm_envs.tracking.stats import CollectorStats
 from llm_envs.types import Message, RolloutError, SamplingParams, Status, StopReason, Trajectory, Turn
 
-__all__ = ["EpisodePlayer", "errored_trajectory", "play_episode", "policy_kind"]
-
-
-@runtime_checkable
-class EpisodePlayer(Protocol):
-    """A factory that plays its episodes itself (`AgentEnv`, `MultiplayerEnv`); the collector calls it instead.
-
-    Calling it still makes an environment, whose declarations the trainers read.
-    """
-
-    def check_play(
-        self, policy: Policy, codec: Codec | None, context_fn: ContextFn | None, workers: WorkerPool | None
-    ) -> None:
-        """Raise an `InvalidConfigError` if these cannot play it. `workers` is None without worker processes."""
-        ...
-
-    async def play_episode(
-        self,
-        spec: EpisodeSpec,
-        policy: Policy,
-        *,
-        codec: Codec | None = None,
-        sampling: SamplingParams | None = None,
-        limits: RolloutLimits | None = None,
-        history: History = "append",
-        run_seed: int = 0,
-        gate: PauseGate | None = None,
-        workers: WorkerPool | None = None,
-        stats: CollectorStats | None = None,
-    ) -> Trajectory:
-        """Play one episode to its end. A failure is in the trajectory's `error`; only `CancelledError` is raised.
-
-        Also called with `context_fn` if `check_play` accepted one.
-        """
-        ...
+__all__ = ["errored_trajectory", "play_episode", "policy_kind"]
 
 
 def policy_kind(
@@ -128,7 +95,7 @@ async def play_episode(
 
     Args:
         env: The environment, a function that makes it, or what runs it (`Runner`). It is closed afterwards.
-        spec: Which episode: seed, group, member, options.
+        spec: Which episode: seed, group, member, options, and the stored turns that it repeats first.
         policy: A token, chat or env policy. If it has `for_episode`, that gives the policy of this episode.
         codec: Encodes observations. Without one, text-only policies leave no rows; with one, their replies become rows
             with mask True and NaN log-probabilities.
@@ -152,6 +119,8 @@ async def play_episode(
     if hasattr(policy, "for_episode"):
         episodic = cast("EpisodicPolicy", policy)
         policy = episodic.for_episode(derive_seed(seed_base, spec.group_id, spec.member))
+    if spec.fork is not None:
+        policy = fork_policy(policy, kind, *spec.fork)
     transcript = TokenTranscript(codec, history)
     given: Any = env  # workers take only an `EnvMaker`, and raise otherwise
     is_run = hasattr(env, "open")
@@ -165,7 +134,7 @@ async def play_episode(
         episode.fail(failure)
     finally:
         episode.runner.close()  # not awaited: a second cancellation could otherwise leave the environment open
-    return episode.trajectory()
+    return episode.trajectory() if spec.fork is None else from_turn(episode.trajectory(), *spec.fork)
 
 
 def errored_trajectory(spec: EpisodeSpec, error: BaseException, where: str) -> Trajectory:

@@ -78,6 +78,8 @@ class EpisodeSpec:
     """Options of `env.reset`, such as a given problem."""
     seat: int = 0
     """Which seat's episode it is, in a game of several seats (`MultiplayerEnv`)."""
+    fork: tuple[Trajectory, int] | None = None
+    """A stored episode and the index of its first turn that is played anew; None: the episode begins at its reset."""
 
     def __post_init__(self) -> None:
         """Check that the episode can be recorded: its arguments and options are stored as JSON."""

@@ -10,6 +10,7 @@ Invariants:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -305,6 +306,7 @@ def with_advantages(
     mine = [(process_index, trajectory.group_id) for trajectory in credit.trajectories]
     learns = batch.mask_BT[: len(mine)].bool().any(1).tolist()
     # Groups stay on one process, but an advantage_fn may whiten over the whole batch: call it on all episodes at once.
+    turns = [_own_turns(turn, t) for turn, t in zip(turns, credit.trajectories, strict=True)]
     everything = list(zip(mine, rewards, turns, learns, _states(algorithm, state_fn, credit), strict=True))
     if gather is not None:
         everything = gather(everything)
@@ -338,6 +340,12 @@ def with_advantages(
 def create_state_fn(factories: Mapping[str, EnvFactory]) -> StateFn:
     """Return `rollout.state_keys` for environments by their ids; others are made by `gymnasium.make`."""
     return lambda trajectory: state_keys(trajectory, factories.get(trajectory.env_id))
+
+
+def _own_turns(turn_rewards: list[float], trajectory: Trajectory) -> list[float]:
+    """Return the rewards of an episode's turns, NaN for those that a branch only repeats: they are no new sample."""
+    n_repeated = trajectory.metadata.get("fork", {"turn": 0})["turn"]
+    return [math.nan if k < n_repeated else reward for k, reward in enumerate(turn_rewards)]
 
 
 def _states(algorithm: Algorithm, state_fn: StateFn, credit: EpisodeRewards) -> list[Sequence[Hashable]]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, count, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from accelerate.utils import gather_object
 
@@ -25,88 +25,33 @@ from llm_envs.chat.codec import ChatCodec
 from llm_envs.data.datasets import to_groups
 from llm_envs.data.log import AppendLog, read_log
 from llm_envs.errors import InvalidConfigError, RolloutFailedError
-from llm_envs.policies.transformers import TransformersPolicy
 from llm_envs.rollout import Collector, EpisodeSpec, RolloutLimits, TrajectoryWriter
-from llm_envs.rollout.concurrency import most_of
 from llm_envs.rollout.episode import errored_trajectory
 from llm_envs.rollout.filters import GroupFilter
 from llm_envs.rollout.staleness import off_policy_statistics
 from llm_envs.rollout.sync import BackgroundLoop, SyncRunner
+from llm_envs.rollout.tree import grow, is_root, n_roots
 from llm_envs.sources.source import group_specs
 from llm_envs.tracking.metrics import average_metrics, metrics_by, trajectory_metrics
 from llm_envs.trainers.bridge.guard import MAX_FAILED_GENERATIONS
 from llm_envs.trainers.bridge.items import EpisodeDataset, refills
 from llm_envs.trainers.bridge.ranks import episode_limit, raise_on_all_ranks
-from llm_envs.trainers.bridge.servers import ServerEngines
 from llm_envs.trainers.bridge.time_shares import TimeShares
-from llm_envs.trainers.bridge.weight_sync import ColocatedEngine
+from llm_envs.trainers.functional.algorithm import Algorithm
 from llm_envs.types import SamplingParams, Trajectory, TrajectoryGroup
-
-if TYPE_CHECKING:
-    from trl import DPOTrainer, GRPOTrainer
 
 __all__ = [
     "STATE_FILE",
     "GenerationPlayer",
     "close_player",
     "make_collector",
-    "own_engine",
-    "own_policy",
+    "unused_folder",
 ]
 
 logger = logging.getLogger(__name__)
 
 STATE_FILE = "llm_envs_state.json"
 """File in a checkpoint with our state, such as that of the episode source and its curriculum."""
-
-
-def own_policy(trainer: GRPOTrainer | DPOTrainer) -> TransformersPolicy:
-    """Return the policy that samples with the trainer's own model.
-
-    Raises:
-        InvalidConfigError: If FSDP or DeepSpeed's ZeRO-3 shards the model's weights over the processes.
-    """
-    plugin = getattr(trainer.accelerator.state, "deepspeed_plugin", None)
-    if trainer.is_fsdp_enabled or (plugin is not None and plugin.zero_stage == 3):
-        where = "FSDP" if trainer.is_fsdp_enabled else "DeepSpeed's ZeRO-3"
-        raise InvalidConfigError(
-            f"the transformers policy cannot sample under {where}, where every forward pass is a collective and "
-            "episodes end at different turns: set use_vllm=True (one engine a process), or train with DDP or ZeRO-2, "
-            "where every process has the whole model."
-        )
-    args: Any = trainer.args
-    model = trainer.accelerator.unwrap_model(trainer.model)
-    return TransformersPolicy(model, trainer._tokenizer, max_batch_size=most_of(args.max_concurrency))
-
-
-def own_engine(trainer: GRPOTrainer | DPOTrainer) -> ColocatedEngine:
-    """Return a vLLM engine in this process, or servers, that sample with the trainer's weights."""
-    args: Any = trainer.args
-    model: Any = trainer.model
-    common: dict[str, Any] = {"seed": args.seed, "version": lambda: trainer.state.global_step}
-    if args.vllm_mode == "server":
-        return ServerEngines(
-            model,
-            trainer.accelerator,
-            trainer._tokenizer,
-            **common,
-            settings=args,
-            max_concurrency=most_of(args.max_concurrency),
-            max_model_length=args.vllm_max_model_length,
-        )
-    return ColocatedEngine(
-        model,
-        trainer.accelerator,
-        trainer._tokenizer,
-        **common,
-        gpu_memory_utilization=args.vllm_gpu_memory_utilization,
-        max_model_length=args.vllm_max_model_length,
-        max_num_seqs=most_of(args.max_concurrency),
-        model_impl=args.vllm_model_impl,
-        enable_sleep_mode=args.vllm_enable_sleep_mode,
-        tensor_parallel_size=args.vllm_tensor_parallel_size,
-        trust_remote_code=args.trust_remote_code,
-    )
 
 
 def make_collector(items: EpisodeDataset, policy: Any, codec: ChatCodec, args: Any, **others: Any) -> Collector:
@@ -204,7 +149,7 @@ class GenerationPlayer:
         self.was_early = False
         """Whether the latest generation had begun early, in this run or before a checkpoint."""
         self._process_index, self._folder, self._settings = process_index, folder, dict(settings)
-        self._writer: TrajectoryWriter | None = None
+        self.writer: TrajectoryWriter | None = None  # opened with the first episode
         self._last = {"train": (-1, -1), "eval": (-1, -1)}  # (step, how many generations before it in that step)
         self._taken = self._last["train"]
         self._loop = BackgroundLoop() if is_ahead else None
@@ -223,6 +168,7 @@ class GenerationPlayer:
         step: int,
         group_size: int,
         upcoming: Sequence[tuple[int, Sequence[Mapping[str, Any]]]] = (),
+        algorithm: Algorithm | None = None,
     ) -> list[Trajectory]:
         """Play one episode for each row, in the rows' order; `mode` is train or eval.
 
@@ -235,9 +181,10 @@ class GenerationPlayer:
             step: The step that trains on them.
             group_size: Rows of a group.
             upcoming: Steps and rows of the next generations: they begin now, and later calls return their episodes.
+            algorithm: If its groups are trees, the filter sees their roots, and branches follow (`rollout.tree`).
         """
         with raise_on_all_ranks():
-            return self._play(rows, mode, step, group_size, upcoming)
+            return self._play(rows, mode, step, group_size, upcoming, algorithm)
 
     def _play(
         self,
@@ -246,13 +193,17 @@ class GenerationPlayer:
         step: int,
         group_size: int,
         upcoming: Sequence[tuple[int, Sequence[Mapping[str, Any]]]],
+        algorithm: Algorithm | None,
     ) -> list[Trajectory]:
         is_begun = mode == "train" and bool(self._begun)
-        begun = self._begun.popleft() if is_begun else self._begin(rows, mode, step, group_size)
+        n_first = group_size if algorithm is None or mode == "eval" else n_roots(algorithm.branches, group_size)
+        begun = self._begun.popleft() if is_begun else self._begin(rows, mode, step, group_size, n_first)
         for next_step, next_rows in upcoming[len(self._begun) :]:
-            self._begun.append(self._begin(next_rows, "train", next_step, group_size))
+            self._begun.append(self._begin(next_rows, "train", next_step, group_size, n_first))
         with self.time_shares.waiting():
             groups = begun.wait()
+            if algorithm is not None and n_first < group_size:
+                groups = grow(groups, group_size, self.collector.play, algorithm.branch_at)
         if free_memory := getattr(self.collector.policy, "free_memory", None):
             free_memory()  # the weights change next, and training needs the memory
         self.was_early = is_begun or begun.is_stored
@@ -273,8 +224,10 @@ class GenerationPlayer:
         ]
         return kept + empty
 
-    def _begin(self, rows: Sequence[Mapping[str, Any]], mode: str, step: int, group_size: int) -> _Begun:
+    def _begin(self, rows: Sequence[Mapping[str, Any]], mode: str, step: int, group_size: int, n_first: int) -> _Begun:
+        """Begin the groups' first `n_first` members."""
         specs = self._specs(rows, mode, step, group_size)
+        first = [members[:n_first] for members in specs]
         chosen = self._filter if mode == "train" else None
         if mode == "train" and self._stored:
             kept, dropped = self._stored.popleft()
@@ -284,12 +237,12 @@ class GenerationPlayer:
         passes = None if chosen is None else partial(_passes, chosen, begun.dropped)
         # Each place has one group in `specs` already, hence the - 1.
         key = (self._seed, "train", step, self._last["train"][1], self._process_index)
-        others = (group_specs(spec, group_size) for spec in refills(self.items["train"], key))
+        others = (group_specs(spec, n_first) for spec in refills(self.items["train"], key))
         spare = islice(others, (self._max_refills - 1) * len(specs)) if chosen else ()
         if self._loop is None:
-            begun.wait = partial(self.collector.play, specs, group_filter=passes, refills=spare)
+            begun.wait = partial(self.collector.play, first, group_filter=passes, refills=spare)
         else:
-            play = partial(self.collector.aplay, specs, group_filter=passes, refills=spare)
+            play = partial(self.collector.aplay, first, group_filter=passes, refills=spare)
             begun.wait = self._loop.start(play).result
         return begun
 
@@ -344,13 +297,18 @@ class GenerationPlayer:
         """Number of training generations that have begun early."""
         return len(self._begun)
 
+    @property
+    def _roots(self) -> list[Trajectory]:
+        """The episodes that began anew: branches begin at chosen turns, so their outcomes are no fair sample."""
+        return [trajectory for trajectory in self.played if is_root(trajectory)]
+
     def learn(self) -> None:
         """Update the curriculum from the training episodes of all processes, the same on each."""
         source = self.items["train"].source
         if not source.curricula:
             return
         # A curriculum reads only outcomes, so do not send messages and tokens between processes.
-        outcomes = [replace(t, messages=(), tools=(), rows=(), turns=(), metadata={}) for t in self.played]
+        outcomes = [replace(t, messages=(), tools=(), rows=(), turns=(), metadata={}) for t in self._roots]
         source.update(gather_object(outcomes))
 
     def metrics(self, mode: str) -> dict[str, float]:
@@ -359,8 +317,8 @@ class GenerationPlayer:
         If there is more than one environment or difficulty, success and reward are also given for each.
         """
         # Collectives: every rank must call this method, even without episodes.
-        metrics = average_metrics(gather_object([trajectory_metrics(self.played)]))
-        parts = gather_object([metrics_by(self.played, _labels)])
+        metrics = average_metrics(gather_object([trajectory_metrics(self._roots)]))
+        parts = gather_object([metrics_by(self._roots, _labels)])
         labels = sorted({label for part in parts for label in part})
         for label in labels if len(labels) > 1 else ():
             merged = average_metrics([part[label] for part in parts if label in part])
@@ -422,8 +380,8 @@ class GenerationPlayer:
         if self._loop is not None:
             self._loop.close()
         self.collector.close()
-        if self._writer is not None:
-            self._writer.close()
+        if self.writer is not None:
+            self.writer.close()
 
     def _specs(
         self, rows: Sequence[Mapping[str, Any]], mode: str, step: int, group_size: int
@@ -446,10 +404,10 @@ class GenerationPlayer:
         return specs
 
     def _store(self, played: Sequence[Trajectory], folder: Path) -> None:
-        if self._writer is None:
-            self._writer = TrajectoryWriter(_unused(folder), settings=self._settings)
+        if self.writer is None:
+            self.writer = TrajectoryWriter(unused_folder(folder), settings=self._settings)
         for trajectory in played:
-            self._writer.write(trajectory)
+            self.writer.write(trajectory)
 
 
 def close_player(player: GenerationPlayer, policy: Any) -> None:
@@ -494,7 +452,7 @@ def _labels(trajectory: Trajectory) -> list[str]:
     return [env_id] if difficulty is None else [env_id, f"{env_id}/{difficulty}"]
 
 
-def _unused(folder: Path) -> Path:
+def unused_folder(folder: Path) -> Path:
     """Return the folder; if an earlier run (or the part before a resume) wrote there, append a number."""
     candidates = chain([folder], (folder.with_name(f"{folder.name}.{number}") for number in count(2)))
     return next(candidate for candidate in candidates if not candidate.exists())

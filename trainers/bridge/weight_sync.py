@@ -91,7 +91,8 @@ class ColocatedEngine(VLLMGeneration):
         if base.name_or_path:
             return str(base.name_or_path)
         base.config.save_pretrained(scratch)
-        base.save_pretrained(scratch)
+        weights = dict(self._iter_merged()) if is_peft_model(self.model) else None  # without an adapter's names
+        base.save_pretrained(scratch, state_dict=weights)
         self.processing_class.save_pretrained(scratch)
         return str(scratch)
 

@@ -36,14 +36,8 @@ from llm_envs.sources.mixture import derive_seed
 from llm_envs.sources.source import Envs
 from llm_envs.trainers.bridge.checkpoints import check_checkpoint
 from llm_envs.trainers.bridge.checks import load_training_tokenizer
-from llm_envs.trainers.bridge.generation import (
-    STATE_FILE,
-    GenerationPlayer,
-    close_player,
-    make_collector,
-    own_engine,
-    own_policy,
-)
+from llm_envs.trainers.bridge.engines import own_engine, own_policy
+from llm_envs.trainers.bridge.generation import STATE_FILE, GenerationPlayer, close_player, make_collector
 from llm_envs.trainers.bridge.items import EpisodeDataset, index_datasets
 from llm_envs.trainers.bridge.model_card import EnvironmentCard
 from llm_envs.trainers.bridge.ranks import check_same_rows, raise_on_all_ranks
@@ -59,6 +53,7 @@ from llm_envs.trainers.dpo.pairs import (
     pair_metrics,
     pair_rows,
 )
+from llm_envs.trainers.dpo.record import RecordsPairs
 from llm_envs.trainers.dpo.rounds import RoundRows, items_of_play, share_of_round, shortened_round, too_few_pairs
 from llm_envs.trainers.functional.references import ReferenceUpdateFn, RefModelFn
 from llm_envs.trainers.grpo.setup import make_splits, temporarily
@@ -76,7 +71,7 @@ MAX_EMPTY_ROUNDS = 3
 """If a round gives too few pairs for a step, play more items. After this many attempts, training ends."""
 
 
-class EnvDPOTrainer(EnvironmentCard, DPOTrainer):
+class EnvDPOTrainer(RecordsPairs, EnvironmentCard, DPOTrainer):
     """Train a language model by DPO on pairs of episodes.
 
     Give either `env` (online: rounds of playing and training) or `source` (offline).
@@ -141,7 +136,7 @@ class EnvDPOTrainer(EnvironmentCard, DPOTrainer):
             model, kwargs.get("processing_class"), thinking=args.thinking, trust_remote_code=args.trust_remote_code
         )
         self._codec = ChatCodec(tokenizer, thinking=args.thinking)
-        self._selector = selector or make_selector(args)
+        self._selector, self._has_own_selector = selector or make_selector(args), selector is not None
         self._is_online = env is not None
         self.overlong_pairs = {"overlong": 0, "dropped": 0, "cut": 0}
         self.pairs: list[dict[str, Any]] = []
@@ -247,6 +242,7 @@ class EnvDPOTrainer(EnvironmentCard, DPOTrainer):
     def _end_step(self) -> None:
         """After an optimizer step, log the KL and update the reference."""
         # A callback (`StepEnd`) calls this: transformers has no method of the trainer that runs after the optimizer.
+        self._record_step()
         kl = self._reference.meter.take(self.accelerator)
         if kl is not None:
             self._metrics["train"]["reference/kl"].append(kl)
@@ -262,8 +258,7 @@ class EnvDPOTrainer(EnvironmentCard, DPOTrainer):
         """This process's pairs of the current round, in training order."""
         self.last_trajectories: list[Trajectory] = []
         """The episodes of the latest round on this process."""
-        self._has_warned = False
-        self._is_filtered = group_filter is not None  # a filter has already replaced groups
+        self._has_warned, self._is_filtered = False, group_filter is not None  # a filter has already replaced groups
         self._engine: Any = own_engine(self) if args.use_vllm else None
         self._policy = own_policy(self) if self._engine is None else self._engine.policy
         folder = Path(args.output_dir or ".") / "trajectories" / f"process-{self.accelerator.process_index}"
@@ -326,6 +321,7 @@ class EnvDPOTrainer(EnvironmentCard, DPOTrainer):
             self._n_round_steps = self.args.steps_with(len(self.pairs))
             if self._n_round_steps:
                 self._log_round((self._n_played - n_played) * self.args.groups_per_round)
+                self._record_round()
         if self._n_round_steps and not self.local_pairs:  # a new round, or one that a checkpoint restored
             share = share_of_round(
                 self.pairs,
@@ -363,9 +359,8 @@ class EnvDPOTrainer(EnvironmentCard, DPOTrainer):
             rows = self._player.play(items, mode="train", step=number, group_size=size, upcoming=coming)
             self._player.learn()
             self.last_trajectories = rows
-            for name, value in self._player.metrics("train").items():
-                self._metrics["train"][f"env/{name}"].append(value)
-            for name, value in self._player.use_metrics(rows, step).items():
+            metrics = {f"env/{name}": value for name, value in self._player.metrics("train").items()}
+            for name, value in (metrics | self._player.use_metrics(rows, step)).items():
                 self._metrics["train"][name].append(value)
             self._player.check_failures([t for t in rows if t.error is None or t.error.where != "group_filter"])
             # Selectors are user code: an error on one process must not leave the others waiting in gather_object.
@@ -450,8 +445,7 @@ class EnvDPOTrainer(EnvironmentCard, DPOTrainer):
         if self._is_online:
             is_in_round = self.state.global_step < self._round_start + self._n_round_steps
             state |= {"player": self._player.state_dict(), "n_played": self._n_played, "round": self._round}
-            state["ahead"] = self._player.n_begun
-            state |= {"steps_per_round": self._steps_per_round}
+            state |= {"ahead": self._player.n_begun, "steps_per_round": self._steps_per_round}
             state |= {"round_start": self._round_start, "round_steps": self._n_round_steps}
             state["pairs"] = self.pairs if is_in_round else []
         return state

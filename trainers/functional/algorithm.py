@@ -46,7 +46,7 @@ from llm_envs.trainers.functional.pairs import (
     pair_log_ratios,
     sequence_log_ratios,
 )
-from llm_envs.trainers.functional.state_advantages import state_graph, state_groups
+from llm_envs.trainers.functional.state_advantages import state_graph, state_groups, tree_nodes
 from llm_envs.trainers.functional.turn_advantages import per_turn
 
 __all__ = [
@@ -65,6 +65,7 @@ __all__ = [
     "REINFORCE",
     "RLOO",
     "STATE_GRAPH",
+    "TREE",
     "Algorithm",
     "AlgorithmSchedule",
     "algorithm_loss",
@@ -114,6 +115,10 @@ class Algorithm:
     """Whether log-ratios of pairs are means over tokens (IPO) instead of sums."""
     dynamic_sampling: bool = False
     """Whether groups whose rewards are all equal are replaced by others (`rollout.filters.create_spread_filter`)."""
+    branches: float = 0.0
+    """Share of each group's episodes that go on from turns of the others (`rollout.tree`); 0: all begin anew."""
+    branch_at: Literal["every_turn", "least_sure", "disagreement"] | Callable[..., Any] = "every_turn"
+    """Where branches begin: a function of `rollout.tree` by name, or `(roots, n) -> n pairs (root, turn)`."""
     overlong: float = 0.0
     """Share of the greatest completion length, at its end, over which an episode's reward falls by up to 1 (DAPO's soft
     overlong punishment, `rewards.create_overlong_penalty`); 0: no punishment."""
@@ -134,6 +139,12 @@ class Algorithm:
             raise ValueError("by_state needs an advantage_fn, which takes the states.")
         if self.constant is not None and not self.constant > 0:
             raise ValueError(f"constant is {self.constant}; it must be above 0, or None.")
+        if not 0.0 <= self.branches < 1.0:
+            raise ValueError(f"branches is {self.branches}; it must be from 0 to below 1, as some episodes begin anew.")
+        if not callable(self.branch_at) and self.branch_at not in ("every_turn", "least_sure", "disagreement"):
+            raise ValueError(
+                f"branch_at is {self.branch_at!r}; it must be 'every_turn', 'least_sure', 'disagreement' or a function."
+            )
         if not 0.0 <= self.overlong <= 1.0:
             raise ValueError(f"overlong is {self.overlong}; it must be from 0 to 1.")
         if not math.isfinite(self.entropy_coef):
@@ -301,6 +312,11 @@ GIGPO = Algorithm("gigpo", advantage_fn=partial(state_groups, scale=True), by_st
 Policy Optimization", arXiv 2505.10978); loss over tokens."""
 STATE_GRAPH = Algorithm("state_graph", advantage_fn=partial(state_graph, scale=True), by_state=True)
 """Each turn's temporal difference in the graph of the group's states (as arXiv 2606.22995); loss over tokens."""
+TREE = Algorithm(
+    "tree", advantage_fn=partial(state_graph, min_visits=2, scale=True), by_state=tree_nodes, branches=0.75
+)
+"""The difference in Monte Carlo value from one branching point of a group to the next (as in VinePPO, arXiv 2410.01679,
+and TreeRL, arXiv 2506.11902); loss over tokens. Three quarters of a group go on from turns of the others."""
 DISTILL = Algorithm("distill", advantage_fn=ignore_reward, normalisation="token", kl_coef=1.0, kl_in="advantage")
 """Reverse KL to a teacher, the reference: each sampled token earns `log teacher - log pi`, with no baseline and no
 discount, and the task pays nothing ("On-Policy Distillation of Language Models", arXiv 2306.13649)."""
@@ -324,6 +340,7 @@ ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType(
             PER_TURN,
             GIGPO,
             STATE_GRAPH,
+            TREE,
             DISTILL,
             DISTILL_LOSS,
         )

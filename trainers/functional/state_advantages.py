@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+from typing import Any
+
 import torch
 
 from llm_envs.trainers.functional.advantages import EPS, group_centred, group_normalised
@@ -9,7 +12,7 @@ from llm_envs.trainers.functional.groups import check_rewards
 from llm_envs.trainers.functional.masking import zero_masked
 from llm_envs.trainers.functional.turn_advantages import turn_returns
 
-__all__ = ["state_graph", "state_groups"]
+__all__ = ["state_graph", "state_groups", "tree_nodes"]
 
 
 def state_groups(
@@ -86,6 +89,7 @@ def state_graph(
     states_BK: torch.Tensor | None = None,
     *,
     gamma: float = 1.0,
+    min_visits: int = 1,
     scale: bool = False,
     eps: float = EPS,
 ) -> torch.Tensor:
@@ -95,29 +99,38 @@ def state_graph(
     after the last turn. So a good step in a lost episode earns what the others made of the state that it reached.
     (G2PO, arXiv 2606.22995, standardises these differences; GraphGPO, arXiv 2605.26684, uses distances to the goal.)
 
+    With `min_visits` above 1, only states that began so many turns have a value. The turns between two of them share
+    one difference, from the first to the second: `r_a + ... + gamma^(b-a) V(s_b) - V(s_a)`. In a group whose episodes
+    share only the first state, that is the episode's return minus the group's mean, as in GRPO. In a tree
+    (`rollout.tree`), V is VinePPO's Monte Carlo value (arXiv 2410.01679), with the episode itself among the samples.
+
     Args:
         rewards_B: Shape (B,); NaN leaves an episode out.
         group_ids_B: Shape (B,), ints.
         turn_rewards_BK: Shape (B, K); NaN for a missing turn.
         states_BK: Shape (B, K), ints, as in `state_groups`.
         gamma: Discount of one turn.
+        min_visits: Least turns that must have begun in a state that has a value.
         scale: Whether to divide a group's advantages by their root mean square plus `eps`.
         eps: Added to the root mean square.
 
     Returns:
-        Shape (B, K); 0 without a turn or score.
+        Shape (B, K); 0 without a turn or score, and before the first state with a value.
 
     Raises:
-        ValueError: If turn rewards or states are missing or have another shape.
+        ValueError: If turn rewards or states are missing or have another shape, or min_visits is below 1.
     """
+    if min_visits < 1:
+        raise ValueError(f"min_visits is {min_visits}; it must be at least 1.")
     returns_BK, exists_BK, states_BK = _checked(rewards_B, group_ids_B, turn_rewards_BK, states_BK, gamma)
     counts_N, places_BK = _cells(group_ids_B, states_BK, exists_BK, returns_BK.dtype)
     sums_N = torch.zeros_like(counts_N).index_add(0, places_BK[exists_BK], returns_BK[exists_BK])
     values_BK = zero_masked((sums_N / counts_N.clamp(min=1))[places_BK], exists_BK)
-    after_BK = torch.cat([values_BK[:, 1:], torch.zeros_like(values_BK[:, :1])], dim=1)
+    has_value_BK = exists_BK & (counts_N[places_BK] >= min_visits)
     assert turn_rewards_BK is not None
     rewards_BK = zero_masked(turn_rewards_BK.to(returns_BK), exists_BK)
-    advantages_BK = zero_masked(rewards_BK + gamma * after_BK - values_BK, exists_BK)
+    advantages_BK = _differences(rewards_BK, values_BK, has_value_BK, gamma)
+    advantages_BK = zero_masked(advantages_BK, exists_BK)
     if not scale:
         return advantages_BK
     groups_B = torch.unique(group_ids_B, return_inverse=True)[1]
@@ -125,6 +138,32 @@ def state_graph(
     squares_N = zeros_N.index_add(0, groups_B, (advantages_BK**2).sum(1))
     turns_N = zeros_N.index_add(0, groups_B, exists_BK.sum(1).to(zeros_N)).clamp(min=1)
     return advantages_BK / ((squares_N / turns_N).sqrt() + eps)[groups_B][:, None]
+
+
+def tree_nodes(trajectory: Any) -> list[Hashable]:
+    """Return the node of a group's tree that each turn of an episode begins in, for `Algorithm.by_state`.
+
+    A branch (`rollout.tree`) shares its root's nodes up to its first new turn. All members share the first one.
+    """
+    fork = trajectory.metadata.get("fork") or {"member": trajectory.member, "turn": 0}
+    owners = [fork["member"] if k <= fork["turn"] else trajectory.member for k in range(len(trajectory.turns))]
+    return [(trajectory.group_id, owner if k else None, k) for k, owner in enumerate(owners)]
+
+
+def _differences(
+    rewards_BK: torch.Tensor, values_BK: torch.Tensor, has_value_BK: torch.Tensor, gamma: float
+) -> torch.Tensor:
+    """Return for each turn the difference from the last state with a value to the next one; 0 before the first."""
+    out_BK = torch.zeros_like(rewards_BK)
+    from_here_B = rewards_BK.new_zeros(len(rewards_BK))  # rewards up to the next value, and that value
+    for k in reversed(range(rewards_BK.shape[1])):
+        from_here_B = rewards_BK[:, k] + gamma * from_here_B
+        out_BK[:, k] = torch.where(has_value_BK[:, k], from_here_B - values_BK[:, k], 0)
+        from_here_B = torch.where(has_value_BK[:, k], values_BK[:, k], from_here_B)
+    turns_K = torch.arange(rewards_BK.shape[1], device=rewards_BK.device)
+    latest_BK = torch.where(has_value_BK, turns_K, -1)
+    latest_BK = latest_BK.cummax(1).values if len(turns_K) else latest_BK
+    return zero_masked(out_BK.gather(1, latest_BK.clamp(min=0)), latest_BK >= 0)
 
 
 def _checked(

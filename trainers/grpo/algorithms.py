@@ -34,6 +34,8 @@ _SETTINGS: Mapping[str, tuple[type, ...]] = {
     "normalisation": (str,),
     "constant": (int, float),
     "dynamic_sampling": (bool,),
+    "branches": (int, float),
+    "branch_at": (str,),
     "overlong": (int, float),
     "pair_average": (bool,),
 }
@@ -88,6 +90,11 @@ class AlgorithmState:
             raise InvalidConfigError(
                 f"async_generations={args.async_generations}, and only some algorithms have dynamic_sampling: it "
                 "filters groups while they are played, before their algorithm is known. Set it in all or none."
+            )
+        if getattr(args, "async_generations", 0) and any(algorithm.branches for algorithm in self.known):
+            raise InvalidConfigError(
+                f"async_generations={args.async_generations} with an algorithm that has branches: they begin when "
+                "their roots have ended. Set async_generations=0, or branches=0."
             )
         self.algorithm = self._schedule(0)
         self.n_generations = 0
@@ -316,4 +323,5 @@ def _kind(algorithm: Algorithm) -> tuple[Any, ...]:
         algorithm.advantage_fn is None,
         algorithm.pair_loss_fn is not None,
         algorithm.dynamic_sampling,
+        bool(algorithm.branches),
     )

@@ -22,13 +22,17 @@ from llm_envs.chat.codec import ChatCodec
 from llm_envs.errors import InvalidConfigError
 from llm_envs.policies.transformers import TransformersPolicy
 from llm_envs.rollout import Collector, ContextFn
+from llm_envs.rollout.filters import TrajectoryFilter
 from llm_envs.rollout.staleness import off_policy_statistics
 from llm_envs.sources.source import group_specs
-from llm_envs.trainers.bridge.batches import StepShares, slice_rows
+from llm_envs.trainers.bridge.batches import StepShares, batch_from_trl, slice_rows
 from llm_envs.trainers.bridge.checks import training_template
-from llm_envs.trainers.bridge.generation import STATE_FILE, GenerationPlayer, close_player, make_collector, own_engine
+from llm_envs.trainers.bridge.credit import RewardSettings
+from llm_envs.trainers.bridge.engines import own_engine
+from llm_envs.trainers.bridge.generation import STATE_FILE, GenerationPlayer, close_player, make_collector
 from llm_envs.trainers.bridge.guard import check_gap, sampling_gap
 from llm_envs.trainers.bridge.items import EpisodeDataset, RecordedSampler, upcoming_rows
+from llm_envs.trainers.bridge.learned import RecordsLearning, describe, generation_record, rows_of, run_record
 from llm_envs.trainers.bridge.model_card import EnvironmentCard
 from llm_envs.trainers.functional.algorithm import Algorithm
 from llm_envs.trainers.grpo.algorithms import AlgorithmState
@@ -45,7 +49,7 @@ if TYPE_CHECKING:
 __all__ = ["EpisodeTrainer"]
 
 
-class EpisodeTrainer(EnvironmentCard, GRPOTrainer):
+class EpisodeTrainer(RecordsLearning, EnvironmentCard, GRPOTrainer):
     """Samples, guards, logs and saves for `EnvGRPOTrainer`, which adds what is learned."""
 
     args: EnvGRPOConfig
@@ -63,6 +67,9 @@ class EpisodeTrainer(EnvironmentCard, GRPOTrainer):
     _reference: Reference
     _context_fn: ContextFn | None
     _guarded: bool
+    _pays_for: RewardSettings
+    _task_weights: Mapping[str, float]
+    _trajectory_filter: TrajectoryFilter | None
     _sampler: RecordedSampler
 
     def _start_vllm(self) -> Any:
@@ -162,8 +169,8 @@ class EpisodeTrainer(EnvironmentCard, GRPOTrainer):
         check_gap(mean_gap, args.logps_tolerance)
         self._guarded = True
 
-    def _log_episodes(self) -> None:
-        """Log the environment's metrics of the latest episodes, over all processes."""
+    def _log_episodes(self, output: Mapping[str, Any]) -> None:
+        """Log the environment's metrics of the latest episodes, over all processes, and record what is learned."""
         mode = self._mode
         metrics = self._player.metrics(mode)
         for name, value in metrics.items():
@@ -172,6 +179,51 @@ class EpisodeTrainer(EnvironmentCard, GRPOTrainer):
             for name, value in self._player.use_metrics(self.last_trajectories, self.state.global_step).items():
                 self._metrics[mode][name].append(value)
         self._player.check_failures(self.last_trajectories)
+        if self._kind != "ppo":  # a critic's advantages come later
+            self._record_generation(output)
+
+    def _record_generation(self, output: Mapping[str, Any], **facts: Any) -> None:
+        """Record the latest generation of training, whose batch is `output`."""
+        if self._mode != "train":
+            return
+        batch, algorithm = batch_from_trl(output), self._algorithm
+        names = {"kl_penalties": "kl_penalties", "values": "old_values"}
+        facts |= {"algorithm": None if algorithm is None else describe(algorithm), "kl_coef": self.beta}
+        self._record(
+            self._player.writer,
+            self._run_record,
+            lambda: generation_record(
+                self.state.global_step,
+                self.generation.episodes,
+                rows_of(batch),
+                batch.advantages,
+                batch.mask_BT,
+                per_token={name: output[key] for name, key in names.items() if key in output},
+                **facts,
+            ),
+        )
+
+    def _run_record(self) -> dict[str, Any]:
+        """Return the first line of the record."""
+        given = {
+            "context_fn": self._context_fn,
+            "trajectory_filter": self._trajectory_filter,
+            "ref_model_fn": self._reference.ref_model_fn,
+            "reference_update_fn": self._reference.update_fn,
+        }
+        return run_record(
+            self._kind,
+            self.args,
+            model=self.accelerator.unwrap_model(self.model),
+            codec=self.collector.codec,
+            sampling=self.collector.sampling,
+            max_model_len=self._policy.max_model_len,
+            rewards=self._pays_for,
+            unknown=[name for name, function in given.items() if function is not None],
+            pad_id=int(self._tokenizer.pad_token_id),
+            processes=self.accelerator.num_processes,
+            task_weights=self._task_weights,
+        )
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
         """Return the loss of a micro-batch, in parts of the configured size if forks made the micro-batch larger.

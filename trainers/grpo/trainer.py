@@ -62,8 +62,9 @@ from llm_envs.trainers.bridge.credit import (
     warn_of_absent,
     with_overlong,
 )
+from llm_envs.trainers.bridge.engines import own_policy
 from llm_envs.trainers.bridge.filtered import unfiltered_rows
-from llm_envs.trainers.bridge.generation import GenerationPlayer, own_policy
+from llm_envs.trainers.bridge.generation import GenerationPlayer
 from llm_envs.trainers.bridge.items import index_datasets
 from llm_envs.trainers.bridge.kept import KeptRows
 from llm_envs.trainers.bridge.packed_rows import PackedRows
@@ -235,18 +236,19 @@ class EnvGRPOTrainer(EpisodeTrainer):
             output["row"] = torch.arange(len(output["prompt_ids"]), device=output["prompt_ids"].device)
         # Only now: the guard compares tokens as the loss will see them, in TRL's batch.
         self._guard(output, self._score_without_gradient)
-        self._log_episodes()
+        self._log_episodes(output)
         return output
 
     def _play(self, inputs: list[dict[str, Any]]) -> Generation:
         """Play one episode for each of TRL's rows, and score them by the rewards."""
-        mode = self._mode
+        mode, algorithm = self._mode, self._algorithm
         size, step = self._shares.group_size, self.state.global_step
-        rows = self._player.play(inputs, mode=mode, step=step, group_size=size, upcoming=self._upcoming(inputs))
+        after = self._upcoming(inputs)
+        rows = self._player.play(inputs, mode=mode, step=step, group_size=size, upcoming=after, algorithm=algorithm)
         if mode == "train":
             self._player.learn()
         # The algorithm of now may punish length: that is one more column of rewards.
-        share = 0.0 if self._algorithm is None else self._algorithm.overlong
+        share = 0.0 if algorithm is None else algorithm.overlong
         rewards = with_overlong(self._pays_for, share, self.max_completion_length)
         # Reward functions are user code. If one fails here only, the other processes would wait at the next collective.
         with raise_on_all_ranks():
@@ -443,6 +445,7 @@ class EnvGRPOTrainer(EpisodeTrainer):
     def _end_step(self) -> None:
         """After an optimizer step, log algorithm and coefficient, adjust the coefficient, update the reference."""
         # A callback (`StepEnd`) calls this: transformers has no method of the trainer that runs after the optimizer.
+        self._record_step()
         kl = self._reference.meter.take(self.accelerator)
         metrics = self._metrics["train"]
         if kl is not None:

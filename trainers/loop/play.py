@@ -8,6 +8,7 @@ from typing import Any
 
 from llm_envs.errors import InvalidConfigError
 from llm_envs.rollout import Collector, EpisodeSpec, PromptBuffer, derive_seed, group_specs
+from llm_envs.rollout.tree import TurnsFn, grow, is_root, n_roots
 from llm_envs.tracking.metrics import trajectory_metrics
 from llm_envs.trainers.functional.references import ReferenceUpdateFn
 from llm_envs.types import Trajectory, TrajectoryGroup
@@ -19,7 +20,14 @@ PromptLoader = PromptBuffer | Callable[[int], Sequence[Mapping[str, Any]]]
 
 
 def play_generation(
-    collector: Collector, n_groups: int, group_size: int, iteration: int, prompt_loader: PromptLoader | None = None
+    collector: Collector,
+    n_groups: int,
+    group_size: int,
+    iteration: int,
+    prompt_loader: PromptLoader | None = None,
+    *,
+    branches: float = 0.0,
+    branch_at: str | TurnsFn = "every_turn",
 ) -> tuple[list[TrajectoryGroup], dict[str, float]]:
     """Play the groups of one iteration.
 
@@ -29,9 +37,12 @@ def play_generation(
         group_size: Episodes per group.
         iteration: Number of the iteration; with a loader, the seeds depend on it.
         prompt_loader: Problems for the collector's one environment.
+        branches: Share of a group that are branches, played after the group's roots have passed the filter.
+        branch_at: Where they begin (`rollout.tree`).
 
     Returns:
-        The groups that passed the collector's filter; and `env/...`, metrics of all episodes, filtered ones too.
+        The groups that passed the collector's filter; and `env/...`, metrics of all episodes, filtered ones too, but
+        not of branches.
 
     Raises:
         InvalidConfigError: If a number is below 1, or there is a loader and the collector has several environments.
@@ -44,17 +55,20 @@ def play_generation(
 
     def keep(trajectory: Trajectory) -> None:
         # Metrics need only the outcomes, so drop the messages, which take memory.
-        counted = replace(trajectory, messages=(), tools=(), metadata={})
-        finished.append(counted)
+        if is_root(trajectory):
+            finished.append(replace(trajectory, messages=(), tools=(), metadata={}))
         if outer is not None:
             outer(trajectory)
 
     collector.on_trajectory = keep
+    n_first = n_roots(branches, group_size)
     try:
         if prompt_loader is None:
-            groups = collector.collect(n_groups, group_size)
+            groups = collector.collect(n_groups, n_first)
         else:
-            groups = _play_prompts(collector, n_groups, group_size, iteration, prompt_loader)
+            groups = _play_prompts(collector, n_groups, n_first, iteration, prompt_loader)
+        if n_first < group_size:
+            groups = grow(groups, group_size, collector.play, branch_at)
     finally:
         collector.on_trajectory = outer
     ordered = sorted(finished, key=lambda t: (t.group_id, t.member))  # finishing order must not change float sums

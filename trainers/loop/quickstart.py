@@ -14,6 +14,7 @@ For several GPUs, vLLM or LoRA use `EnvGRPOTrainer`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,13 +26,15 @@ from transformers import get_scheduler
 from llm_envs.errors import InvalidConfigError
 from llm_envs.policies.inference.loading import load_model
 from llm_envs.policies.transformers import TransformersPolicy
-from llm_envs.rollout import Collector, EnvChoice, PromptSource, RolloutLimits, SeedSource
+from llm_envs.rollout import Collector, EnvChoice, PromptSource, RolloutLimits, SeedSource, TrajectoryWriter
 from llm_envs.rollout.filters import create_spread_filter
 from llm_envs.sources.prompt_task import PromptTask, RewardFn
 from llm_envs.sources.prompts import PromptsLike
 from llm_envs.sources.source import Envs
 from llm_envs.tracking.loggers import Logger, console_logger, jsonl_logger, multi_logger
 from llm_envs.trainers.bridge.checks import as_algorithm, load_training_tokenizer, with_split
+from llm_envs.trainers.bridge.generation import unused_folder
+from llm_envs.trainers.bridge.learned import LearnedLog, run_record
 from llm_envs.trainers.bridge.teacher import NO_TEACHER
 from llm_envs.trainers.functional.algorithm import Algorithm
 from llm_envs.trainers.functional.references import RefModelFn, frozen_copy
@@ -147,7 +150,17 @@ def quick_start_training(
     sampling = SamplingParams(max_new_tokens=max_turn_tokens, temperature=temperature)
     played: dict[str, Any] = {"codec": policy.codec, "sampling": sampling, "limits": limits, "progress": False}
     group_filter = create_spread_filter() if chosen.dynamic_sampling else None
-    with Collector(source, policy, seed=seed, group_filter=group_filter, **played) as collector:
+    with (
+        Collector(source, policy, seed=seed, group_filter=group_filter, **played) as collector,
+        ExitStack() as open_files,
+    ):
+        learned = None
+        if root is not None:
+            folder = unused_folder(root / "trajectories" / "process-0")
+            writer = open_files.enter_context(TrajectoryWriter(folder, settings={"seed": seed}))
+            collector.on_trajectory = writer.write
+            facts = _run_facts(policy, collector, settings, chosen)
+            learned = LearnedLog(writer, run_record("loop", settings, **facts))
         state = train(
             state,
             collector,
@@ -162,8 +175,30 @@ def quick_start_training(
             # A killed run loses at most a tenth of its iterations.
             save_every=0 if root is None else max(num_iterations // 10, 1),
             logger=_logger(logger, history, root),
+            learned=learned,
         )
     return QuickStartResult(policy.model, policy.tokenizer, policy, state, history)
+
+
+def _run_facts(
+    policy: TransformersPolicy, collector: Collector, settings: LoopSettings, algorithm: Algorithm
+) -> dict[str, Any]:
+    """Return the facts of a run that its record begins with (`bridge.learned.run_record`)."""
+    return {
+        "model": policy.model,
+        "codec": policy.codec,
+        "sampling": collector.sampling,
+        "max_model_len": policy.max_model_len,
+        "algorithm": algorithm,
+        "unknown": [] if settings.trajectory_filter is None else ["trajectory_filter"],
+        "pad_id": 0,
+        "processes": 1,
+        "task_weights": {},
+        "max_completion_tokens": collector.limits.max_completion_tokens,
+        "max_episode_tokens": collector.limits.max_episode_tokens,
+        "steps_per_iteration": settings.n_epochs * settings.n_minibatches,
+        "old_logps": settings.old_logps,
+    }
 
 
 def _logger(logger: Logger | None, history: list[Mapping[str, float]], root: Path | None) -> Logger:

@@ -44,6 +44,7 @@ from llm_envs.trainers.bridge.credit import (
     with_overlong,
 )
 from llm_envs.trainers.bridge.guard import MAX_FAILED_GENERATIONS, check_gap
+from llm_envs.trainers.bridge.learned import LearnedLog, describe
 from llm_envs.trainers.functional.algorithm import GRPO, Algorithm, AlgorithmSchedule
 from llm_envs.trainers.functional.batch import Batch
 from llm_envs.trainers.functional.kl import mean_kl
@@ -93,6 +94,7 @@ def training_iteration(
     reference_update_fn: ReferenceUpdateFn = keep_reference,
     iteration_hook: IterationHook | None = None,
     settings: LoopSettings | None = None,
+    learned: LearnedLog | None = None,
 ) -> tuple[TrainingState, dict[str, float]]:
     """Learn from one generation: compute rewards and advantages, then take the optimizer steps.
 
@@ -107,6 +109,7 @@ def training_iteration(
         reference_update_fn: Called after each optimizer step (`functional.references`).
         iteration_hook: Called at the end.
         settings: The loop's settings.
+        learned: Records what `llm-envs audit` recomputes; None: nothing is recorded.
 
     Returns:
         The state after the iteration; and the means of its steps' metrics, `reward/<column>` of each reward column,
@@ -137,7 +140,13 @@ def training_iteration(
     _check_sampling(state, batch, settings)
     batch, metrics = _prepared(state, batch, paid, algorithm, settings)
     metrics |= _paid_metrics(paid)
+    if learned is not None:
+        facts = {"algorithm": describe(algorithm), "kl_coef": algorithm.kl_coef, "max_length": settings.max_length}
+        learned.write_batch(state.step, paid, batch, iteration=state.iteration, **facts)
+    first_step = state.step + 1
     state, log = _steps(state, batch, algorithm, settings, optimizer_step_fn, reference_update_fn, metrics.get("kl"))
+    for step, stats in enumerate((s for s in log if not s.get("skipped")), first_step) if learned is not None else ():
+        learned.write_step(step, stats["loss"])  # type: ignore[union-attr]
     metrics |= _means(log)
     state = replace(
         state,
@@ -170,6 +179,7 @@ def train(
     checkpoint_fn: CheckpointFn | None = None,
     save_every: int = 0,
     logger: Logger | None = None,
+    learned: LearnedLog | None = None,
 ) -> TrainingState:
     """Train until `state.iteration` is `n_iterations`. To resume, pass a state from `load_training_state`.
 
@@ -196,6 +206,7 @@ def train(
         checkpoint_fn: Saves the best state, the last one, and those of `save_every` (`create_checkpoint_fn`).
         save_every: Iterations between two saves; 0: only the best and the last.
         logger: Gets the number of each iteration, from 1, and its metrics (`llm_envs.tracking.loggers`).
+        learned: See `training_iteration`. `collector.on_trajectory` must store the episodes.
 
     Returns:
         The last state. For each iteration the logger gets the metrics of `training_iteration`, `env/...` of all
@@ -216,6 +227,7 @@ def train(
         optimizer_step_fn=optimizer_step_fn,
         reference_update_fn=reference_update_fn,
         iteration_hook=iteration_hook,
+        learned=learned,
     )
     max_turns = cache(partial(_max_turns, collector.source))  # makes environments: only if an algorithm asks
     sync = weight_sync_fn or share_weights
@@ -229,7 +241,8 @@ def train(
             present = replace(present, by_state=create_state_fn(collector.source.factories))
         _check_algorithm(present, state, collector)
         now = _with_max_length(settings, present, collector, max_turns)
-        groups, played = play_generation(collector, n_groups, group_size, state.iteration, prompt_loader)
+        tree: dict[str, Any] = {"branches": present.branches, "branch_at": present.branch_at}
+        groups, played = play_generation(collector, n_groups, group_size, state.iteration, prompt_loader, **tree)
         n_failed = _count_failed(groups, n_failed)
         middle = time.perf_counter()
         state, metrics = learn(state, groups, algorithm=present, settings=now)

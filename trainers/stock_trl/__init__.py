@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from llm_envs.trainers.stock_trl.rollout import (
     EnvRollout,
+    algorithm_advantages,
     component_reward,
     env_reward,
     environment_factory,
@@ -14,6 +15,7 @@ from llm_envs.trainers.stock_trl.rollout import (
 
 __all__ = [
     "EnvRollout",
+    "algorithm_advantages",
     "component_reward",
     "env_reward",
     "environment_factory",

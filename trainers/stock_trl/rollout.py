@@ -26,16 +26,20 @@ from llm_envs.registration import task_spec
 from llm_envs.rollout import Collector, EpisodeSpec, RolloutLimits
 from llm_envs.rollout.sync import SyncRunner
 from llm_envs.sources.source import Envs, group_specs
-from llm_envs.trainers.bridge.batches import REWARD_FIELD, rollout_output
+from llm_envs.trainers.bridge.batches import REWARD_FIELD, batch_from_trl, rollout_output, with_advantages
+from llm_envs.trainers.bridge.credit import RewardSettings, score_episodes
 from llm_envs.trainers.bridge.items import EpisodeDataset, make_items
+from llm_envs.trainers.functional.algorithm import Algorithm
 from llm_envs.trainers.stock_trl.tool_loop import TOOL_LOOP_STOPS, ToolLoopEpisode, environment_factory, prompt_dataset
 from llm_envs.types import SamplingParams, StopReason, Trajectory
 
 if TYPE_CHECKING:
+    import torch
     from trl import GRPOTrainer
 
 __all__ = [
     "EnvRollout",
+    "algorithm_advantages",
     "component_reward",
     "env_reward",
     "environment_factory",
@@ -112,6 +116,27 @@ def rollout_func(
         env_servers=env_servers,
         on_trajectory=on_trajectory,
     )
+
+
+def algorithm_advantages(
+    trajectories: Sequence[Trajectory], algorithm: Algorithm, generation: Mapping[str, Any]
+) -> torch.Tensor:
+    """Return an algorithm's advantages for TRL's rows, which TRL computes by itself from one number per episode.
+
+    For a subclass of TRL's trainer, whose loss takes them by row or by token.
+
+    Args:
+        trajectories: The episodes of the rows, in their order: `EnvRollout.last_trajectories`.
+        algorithm: Only its `advantage_fn` and `by_state` are used.
+        generation: What TRL's `_generate_and_score_completions` returns.
+
+    Returns:
+        Shape (B,), or (B, T) over the completions; 0 outside the policy's tokens.
+    """
+    episodes = score_episodes(trajectories, RewardSettings(), {})
+    batch, _ = with_advantages(batch_from_trl(generation), algorithm, episodes)
+    assert batch.advantages is not None
+    return batch.advantages
 
 
 class EnvRollout:

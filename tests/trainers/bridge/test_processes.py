@@ -13,7 +13,7 @@ from launched import CONFIGS
 from llm_envs.errors import InvalidConfigError
 from llm_envs.tiny_model import tiny_model, tiny_tokenizer
 from llm_envs.trainers import EnvGRPOConfig
-from llm_envs.trainers.bridge.generation import own_policy
+from llm_envs.trainers.bridge.engines import own_policy
 from llm_envs.trainers.bridge.ranks import check_same_rows, episode_limit, raise_on_all_ranks
 
 KINDS = {

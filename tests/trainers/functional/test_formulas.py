@@ -218,6 +218,39 @@ def state_graph() -> tuple[float, Table]:
     )
 
 
+def tree() -> tuple[float, Table]:
+    """The same between states in which at least two turns began; all turns from one to the next share its difference.
+
+    By the group's root mean square: VinePPO, arXiv 2410.01679, with segments as in arXiv 2505.23564.
+    """
+    returns = [[1.0, 0.5], [0.0], [0.25, 0.125], [0.0, 0.0], [1.0, 0.75]]
+
+    def value(row: int, turn: int) -> float | None:
+        values = [returns[other][k] for other, k in in_state(row, turn)]
+        return sum(values) / len(values) if len(values) > 1 else None
+
+    def difference(row: int, turn: int) -> float:
+        first = value(row, turn)
+        if first is None:
+            return difference(row, turn - 1) if turn else 0.0
+        gained = 0.0
+        for k in range(turn, len(returns[row])):
+            gained += TURN_REWARDS[row][k]
+            after = value(row, k + 1) if k + 1 < len(returns[row]) else 0.0
+            if after is not None:
+                return gained + after - first
+        return gained - first
+
+    def advantage(row: int, turn: int) -> float:
+        squares = [difference(other, k) ** 2 for other in group_of(row) for k in range(len(returns[other]))]
+        return difference(row, turn) / (math.sqrt(sum(squares) / len(squares)) + EPS)
+
+    return summed(
+        lambda row, place: clipped(RATIOS[row][place], advantage(row, TURNS[row][place]), 0.2, 0.2),
+        lambda row: 1 / N_TOKENS,
+    )
+
+
 def distill() -> tuple[float, Table]:
     """A token's advantage is log teacher - log pi_old, with PPO's clip: the reverse KL of arXiv 2306.13649.
 
@@ -251,6 +284,7 @@ FORMULAS: dict[str, Formula] = {
         per_turn,
         gigpo,
         state_graph,
+        tree,
         distill,
         distill_loss,
     )
@@ -341,6 +375,10 @@ LITERALS: dict[str, tuple[float, Table]] = {
     "state_graph": (
         -0.299194724,
         [[0.0, -0.139717015, -0.030082611], [0.0], [0.0, 0.0541487], [0.0, 0.0], [0.0, 0.0, 0.0]],
+    ),
+    "tree": (
+        -0.532694774,
+        [[0.0, -0.139717015, -0.030082611], [0.0], [0.0, 0.0541487], [0.0, 0.0], [0.0, -0.121187884, 0.0]],
     ),
     "distill": (
         0.2165227,

@@ -1,9 +1,11 @@
 """Credit by states: hand-worked numbers."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
-from llm_envs.trainers.functional.state_advantages import state_graph, state_groups
+from llm_envs.trainers.functional.state_advantages import state_graph, state_groups, tree_nodes
 
 NAN = float("nan")
 # Group 0: three episodes begin in state 7, two of them go on to 4, and one wins from there. Group 1 begins in 7 too.
@@ -65,6 +67,43 @@ def test_a_good_step_of_a_lost_episode_is_paid_in_the_graph():
     squares = 2 * sixth**2 + 2 * 0.25 + 1 / 9
     scaled = state_graph(REWARDS_B, IDS_B, TURNS_BK, STATES_BK, scale=True, eps=0.0)
     assert close(scaled[:3], (found[:3] / (squares / 5) ** 0.5).tolist())
+
+
+def test_turns_between_two_states_with_a_value_share_one_difference():
+    """V(7) = (1 + 0 + 0) / 3 and V(4) = 0.75 / 2; state 5 was met once, so the turn there shares that from 7 to 4."""
+    turns_BK = torch.tensor([[0.0, 0.25, 0.75], [0.0, 0.0, NAN], [0.0, NAN, NAN]])
+    states_BK = torch.tensor([[7, 5, 4], [7, 4, -1], [7, -1, -1]])
+    ids_B = torch.tensor([0, 0, 0])
+    found = state_graph(turns_BK.nansum(1), ids_B, turns_BK, states_BK, min_visits=2)
+    v4, v7 = 0.75 / 2, 1 / 3
+    first = 0.25 + v4 - v7
+    assert close(found, [[first, first, 0.75 - v4], [v4 - v7, 0.0 - v4, 0.0], [-v7, 0.0, 0.0]])
+    discounted = state_graph(turns_BK.nansum(1), ids_B, turns_BK, states_BK, gamma=0.5, min_visits=2)
+    v7 = (0.5 * 0.25 + 0.25 * 0.75) / 3
+    assert close(discounted[0, :2], [0.5 * 0.25 + 0.25 * v4 - v7] * 2)
+    alone = state_graph(turns_BK.nansum(1), ids_B, turns_BK, states_BK, min_visits=4)
+    assert close(alone, [[0.0] * 3] * 3)
+    with pytest.raises(ValueError, match="min_visits is 0"):
+        state_graph(turns_BK.nansum(1), ids_B, turns_BK, states_BK, min_visits=0)
+
+
+def test_a_group_without_common_states_has_the_advantages_of_grpo():
+    rewards_B, ids_B = torch.tensor([1.0, 0.0, 0.5]), torch.tensor([0, 0, 0])
+    turns_BK = torch.tensor([[0.25, 0.75], [0.0, NAN], [0.0, 0.5]])
+    found = state_graph(rewards_B, ids_B, turns_BK, torch.tensor([[0, 1], [0, -1], [0, 2]]), min_visits=2)
+    assert close(found, [[0.5, 0.5], [-0.5, 0.0], [0.0, 0.0]])
+
+
+def test_nodes_of_a_tree():
+    """Members 0 and 1 begin anew; 2 goes on from turn 1 of member 1, and has three turns."""
+
+    def episode(member, n_turns, **metadata):
+        return SimpleNamespace(group_id="g", member=member, turns=[None] * n_turns, metadata=metadata)
+
+    fork = {"group_id": "g", "member": 1, "turn": 1}
+    assert tree_nodes(episode(0, 2)) == [("g", None, 0), ("g", 0, 1)]
+    assert tree_nodes(episode(1, 2)) == [("g", None, 0), ("g", 1, 1)]
+    assert tree_nodes(episode(2, 3, fork=fork)) == [("g", None, 0), ("g", 1, 1), ("g", 2, 2)]
 
 
 def test_advantages_of_a_state_add_up_to_0():

@@ -80,8 +80,9 @@ def test_lora_reaches_the_engine(train):
     assert any("lora_B" in name and value.abs().max() > 0 for name, value in trainer.model.named_parameters())
 
 
-def test_an_unsaved_model_can_be_trained(tiny_folder, config):
-    """A model without a folder of its own: the engine starts on a temporary copy."""
+@pytest.mark.parametrize("adapter", [None, "all-linear"])
+def test_an_unsaved_model_can_be_trained(tiny_folder, config, adapter):
+    """A model without a folder of its own: the engine starts on a temporary copy, without the adapter's names."""
     from transformers import AutoTokenizer
 
     from llm_envs.tiny_model import tiny_model
@@ -90,7 +91,8 @@ def test_an_unsaved_model_can_be_trained(tiny_folder, config):
     model = tiny_model(tokenizer, hidden_size=64, n_heads=2, max_length=192)
     assert not model.name_or_path
     settings = config(use_vllm=True, vllm_max_model_length=192)
-    trainer = EnvGRPOTrainer(model, ENV, settings, processing_class=tokenizer)
+    lora = adapter and peft.LoraConfig(r=4, target_modules=adapter, task_type="CAUSAL_LM")
+    trainer = EnvGRPOTrainer(model, ENV, settings, processing_class=tokenizer, peft_config=lora)
     trainer.train()
     trainer.close()
     assert {t.status for t in trainer.last_trajectories} == {"ok"}

@@ -15,6 +15,7 @@ from llm_envs.policies import TransformersPolicy
 from llm_envs.policies.inference import load_model, load_tokenizer
 from llm_envs.rollout import Collector, EnvChoice, RolloutLimits, SeedSource, state_keys
 from llm_envs.rollout.filters import create_spread_filter
+from llm_envs.rollout.tree import grow, n_roots
 from llm_envs.trainers import EnvGRPOTrainer, load_teacher
 from llm_envs.trainers.cli.commands import grpo
 from llm_envs.trainers.functional.algorithm import ALGORITHMS
@@ -29,7 +30,8 @@ SPLIT = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4}
 
 
 def with_states(algorithm):
-    return replace(algorithm, by_state=partial(state_keys, env=DenseEnv)) if algorithm.by_state else algorithm
+    is_named = algorithm.by_state is True
+    return replace(algorithm, by_state=partial(state_keys, env=DenseEnv)) if is_named else algorithm
 
 
 def gradients_of(model):
@@ -156,7 +158,8 @@ def played_as_the_quick_start_does(policy, algorithm, limits):
     with Collector(
         source, policy, codec=policy.codec, sampling=sampling, limits=limits, group_filter=group_filter, progress=False
     ) as collector:
-        return collector.collect(4, 4)
+        roots = collector.collect(4, n_roots(algorithm.branches, 4))
+        return grow(roots, 4, collector.play, algorithm.branch_at)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

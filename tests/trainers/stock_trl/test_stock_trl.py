@@ -26,7 +26,9 @@ from llm_envs.rollout import Collector, EpisodeSpec, RolloutLimits
 from llm_envs.spaces import TextSpace
 from llm_envs.tiny_model import tiny_model, tiny_tokenizer
 from llm_envs.trainers.bridge.items import episode_seed
+from llm_envs.trainers.functional.algorithm import GIGPO
 from llm_envs.trainers.stock_trl import (
+    algorithm_advantages,
     component_reward,
     env_reward,
     environment_factory,
@@ -206,6 +208,35 @@ def test_rollout_func_takes_the_step_that_our_own_trainer_takes(warm_folder, set
     assert len({t.reward for t in played}) > 1 and max(len(t.turns) for t in played) > 1
     torch.testing.assert_close(weights(stock), weights(ours), atol=1e-6, rtol=0)
     assert (weights(stock) - before).abs().max() > 1e-4
+
+
+def test_advantages_by_state_in_trls_trainer_are_ours(warm_folder, settings, config):
+    """The same step as `EnvGRPOTrainer`'s with the algorithm, and not TRL's own."""
+    from llm_envs.trainers import EnvGRPOTrainer
+
+    class GiGPOTrainer(GRPOTrainer):
+        def _generate_and_score_completions(self, inputs):
+            generation = super()._generate_and_score_completions(inputs)
+            found.append(algorithm_advantages(self.rollout_func.last_trajectories, GIGPO, generation))
+            return generation | {"advantages": found[-1]}
+
+    found = []
+    common = {"seed": 7, "max_completion_length": 64, "num_generations": 8}
+    ours = EnvGRPOTrainer(
+        warm_folder,
+        CALCULATOR,
+        config(max_turn_tokens=32, num_train_seeds=N_PROBLEMS, **common),
+        algorithm="gigpo",
+    )
+    ours.train()
+    ours.close()
+    rollout = rollout_func(CALCULATOR, limits=RolloutLimits(max_turn_tokens=32))
+    dataset = episode_dataset(CALCULATOR, N_PROBLEMS)
+    stock = GiGPOTrainer(warm_folder, env_reward, settings(**common), dataset, rollout_func=rollout)
+    stock.train()
+    rollout.close()
+    assert found[0].ndim == 2 and any(len(set(row.tolist()) - {0.0}) > 1 for row in found[0])  # turns differ
+    torch.testing.assert_close(weights(stock), weights(ours), atol=1e-6, rtol=0)
 
 
 def test_rollout_func_gives_groups_of_one_seed_and_columns_for_rewards(warm_folder, settings):

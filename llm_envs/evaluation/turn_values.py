@@ -1,0 +1,100 @@
+"""Monte Carlo values of the turns of an episode: the mean return of continuations, with an interval."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from statistics import fmean, stdev
+from typing import Any, NamedTuple
+
+from llm_envs.evaluation.statistics import NOTHING_KNOWN, Interval, student_quantile, wilson_interval
+from llm_envs.policies.base import Policy
+from llm_envs.rollout.fork import branch_each
+from llm_envs.sources.source import EnvFactory
+from llm_envs.types import Trajectory, TrajectoryGroup
+
+__all__ = ["TurnValue", "turn_values", "values_of"]
+
+
+class TurnValue(NamedTuple):
+    """The value of the state before a turn, under the policy that played on from there."""
+
+    turn: int
+    n: int
+    """Continuations that were scored."""
+    mean: float
+    """Their mean return from this turn on; NaN without any."""
+    interval: Interval
+
+
+def turn_values(
+    trajectory: Trajectory,
+    n: int,
+    policy: Policy,
+    *,
+    turns: Sequence[int] | None = None,
+    gamma: float = 1.0,
+    confidence: float = 0.95,
+    env: EnvFactory | None = None,
+    **collector: Any,
+) -> list[TurnValue]:
+    """Return the values of an episode's turns, each from `n` continuations, all played at once.
+
+    Args:
+        trajectory: The episode.
+        n: Continuations of each turn.
+        policy: A policy of the kind that played the episode.
+        turns: Their indices; None: all.
+        gamma: Discount of one turn.
+        confidence: Of each interval, for itself.
+        env: Makes the environment; None: `gymnasium.make`.
+        collector: Further arguments of `Collector`; see `rollout.branch`.
+
+    Raises:
+        InvalidConfigError: See `rollout.branch`.
+        ReplayError: See `rollout.branch`.
+    """
+    chosen = range(len(trajectory.turns)) if turns is None else turns
+    groups = branch_each(trajectory, chosen, n, policy, env=env, **collector)
+    return values_of(groups, chosen, gamma=gamma, confidence=confidence)
+
+
+def values_of(
+    groups: Iterable[TrajectoryGroup], turns: Iterable[int], *, gamma: float = 1.0, confidence: float = 0.95
+) -> list[TurnValue]:
+    """Return the value of each turn from the group that was branched at it.
+
+    The interval is Student's. If the returns at a turn are only the least and the greatest of all turns, it is Wilson's
+    for the share of the greatest, which holds for few and for equal returns too.
+
+    Args:
+        groups: The continuations of each turn.
+        turns: The turns.
+        gamma: Discount of one turn.
+        confidence: Of each interval.
+    """
+    returns = [
+        (turn, [_return_from(member, turn, gamma) for member in group.scored])
+        for turn, group in zip(turns, groups, strict=True)
+    ]
+    everything = [value for _, values in returns for value in values]
+    low, high = min(everything, default=0.0), max(everything, default=0.0)
+    return [
+        TurnValue(turn, len(values), fmean(values) if values else math.nan, _interval(values, low, high, confidence))
+        for turn, values in returns
+    ]
+
+
+def _return_from(trajectory: Trajectory, turn: int, gamma: float) -> float:
+    return sum(gamma**k * played.reward for k, played in enumerate(trajectory.turns[turn:]))
+
+
+def _interval(values: Sequence[float], low: float, high: float, confidence: float) -> Interval:
+    n = len(values)
+    if n and low < high and set(values) <= {low, high}:
+        share = wilson_interval(values.count(high), n, confidence)
+        return Interval(low + share.low * (high - low), low + share.high * (high - low))
+    if n < 2:
+        return NOTHING_KNOWN
+    half = student_quantile(confidence, n - 1) * stdev(values) / math.sqrt(n)
+    return Interval(fmean(values) - half, fmean(values) + half)
