@@ -135,6 +135,7 @@ class EnvPPOTrainer(EnvGRPOTrainer):
             moments = global_moments(estimates.advantages_BT, mask_BT, self._total)
             output["advantages"] = masked_whiten(estimates.advantages_BT, mask_BT, moments=moments)
         self._log_values(values_BT, estimates.returns_BT, bootstrap_E[follows_E], mask_BT)
+        self._record_generation(output, bootstraps=bootstrap_E.tolist())
         return output
 
     @torch.no_grad()
