@@ -288,7 +288,7 @@ def test_steps_draw_new_seeds_and_runs_repeat(make):
     assert [t.rows[0].ids.tolist() for t in first.last_trajectories] == [
         t.rows[0].ids.tolist() for t in second.last_trajectories
     ]
-    played = read_trajectories(first._player._writer.path)
+    played = read_trajectories(first._player.writer.path)
     assert len({t.seed for t in played}) == len({t.group_id for t in played}) == 8  # no seed twice within an epoch
     assert episode_seed(0, "train", 1) != episode_seed(0, "test", 1)
     assert episode_seed(0, "train", 1) != episode_seed(1, "train", 1)
