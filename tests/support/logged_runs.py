@@ -146,6 +146,19 @@ def grpo_with_everything(model: str, out: Path) -> set[str]:
 
 
 @register
+def grpo_with_alarm(model: str, out: Path) -> set[str]:
+    """An alarm for reward hacking, whose reference is the first step."""
+    from llm_envs.evaluation.hacking import AlarmSettings
+    from llm_envs.trainers import EnvGRPOConfig, EnvGRPOTrainer
+    from llm_envs.trainers.grpo.alarm import RewardHackingAlarm
+
+    settings = {**SMALL, **PLAYED, "max_steps": 3, "beta": 0.05, "num_generations": 4, "output_dir": str(out)}
+    trainer = EnvGRPOTrainer(model, DENSE, EnvGRPOConfig(**settings))
+    trainer.add_callback(RewardHackingAlarm(trainer, lambda t: 0.0, AlarmSettings(reference_steps=1)))
+    return logged(trainer)
+
+
+@register
 def grpo_that_switches(model: str, out: Path) -> set[str]:
     """An algorithm by schedule, one of them on pairs, a KL by schedule, and a reference that moves."""
     from llm_envs.trainers.functional.algorithm import GRPO
