@@ -25,7 +25,15 @@ from llm_envs.checker.blind import (
     plans,
     questions,
 )
-from llm_envs.checker.subject import FALSE_ALARM, Subject, binomial_tail, remembering, require_chance, unwrap
+from llm_envs.checker.subject import (
+    FALSE_ALARM,
+    Inapplicable,
+    Subject,
+    binomial_tail,
+    remembering,
+    require_chance,
+    unwrap,
+)
 
 __all__ = ["is_not_won_by_a_fixed_plan", "is_not_won_by_enumeration", "is_not_won_by_heart"]
 
@@ -40,7 +48,7 @@ _UNSEEN = 1_000_000
 def is_not_won_by_heart(subject: Subject) -> str:
     """Answers memorized on train, or copied from the prompt, win no more of test than the chance rate."""
     if subject.task.max_turns > 1:
-        return "for tasks of one turn"
+        return Inapplicable("for tasks of one turn")
     env = remembering(subject.make(split="test"))
     won_by: dict[tuple[int, str], bool] = {}
 
@@ -64,21 +72,21 @@ def is_not_won_by_heart(subject: Subject) -> str:
 def is_not_won_by_a_fixed_plan(subject: Subject) -> str:
     """A fixed sequence of actions, such as the oracle's for one problem, wins no more than the chance rate."""
     if subject.task.max_turns == 1:
-        return "for tasks of several turns"
+        return Inapplicable("for tasks of several turns")
     if not subject.lessons:
-        return "no train split"
+        return Inapplicable("no train split")
     return _race(subject, plans(subject.lessons), "plans")
 
 
 def is_not_won_by_enumeration(subject: Subject) -> str:
     """Trying the items of the prompt, or stepping between two of its numbers, wins no more than the chance rate."""
     if subject.task.max_turns == 1:
-        return "for tasks of several turns"
+        return Inapplicable("for tasks of several turns")
     lessons = subject.lessons
     if not lessons:
-        return "no train split"
+        return Inapplicable("no train split")
     policies = enumerations(lessons) | equal_steps(lessons) | _inquirers(subject)
-    return _race(subject, policies, "policies") if policies else "the prompt lists nothing"
+    return _race(subject, policies, "policies") if policies else Inapplicable("the prompt lists nothing")
 
 
 def _inquirers(subject: Subject) -> dict[str, BlindPolicy]:

@@ -9,7 +9,18 @@ from typing import Any
 
 import gymnasium as gym
 
-from llm_envs.checker.subject import BrokenClause, Step, Subject, ask_oracle, play, remembering, repeat, require, unwrap
+from llm_envs.checker.subject import (
+    BrokenClause,
+    Inapplicable,
+    Step,
+    Subject,
+    ask_oracle,
+    play,
+    remembering,
+    repeat,
+    require,
+    unwrap,
+)
 from llm_envs.env import TextEnv, ToolEnv
 from llm_envs.errors import InvalidConfigError
 from llm_envs.parsers import ParsedReply
@@ -58,7 +69,7 @@ def accepts_natural_forms(subject: Subject) -> str:
     env = remembering(subject.make())
     finals = _finals(subject, env)
     if not finals:
-        return "not read with judge()"
+        return Inapplicable("answers are not read with judge()")
     names = set[str]()
     for final in finals:
         for name, action in _forms(unwrap(env), final, env.reset(seed=final.seed)[0]):
@@ -105,7 +116,7 @@ def refuses_hedged_answers(subject: Subject) -> str:
                 "with two answers, or one that denies its answer, must not win; let is_correct or move raise "
                 "InvalidActionError unless all of the text is one answer",
             )
-    return f"{n_tried} hedged or denied answers" if finals else "not read with judge()"
+    return f"{n_tried} hedged or denied answers" if finals else Inapplicable("answers are not read with judge()")
 
 
 def _finals(subject: Subject, env: gym.Env[str, str]) -> list[_Final]:

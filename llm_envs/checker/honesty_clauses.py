@@ -8,7 +8,17 @@ from collections import defaultdict
 
 from llm_envs.checker.blind import answer_in
 from llm_envs.checker.mutations import mutants
-from llm_envs.checker.subject import FALSE_ALARM, Subject, binomial_tail, play, repeat, require, require_chance, unwrap
+from llm_envs.checker.subject import (
+    FALSE_ALARM,
+    Inapplicable,
+    Subject,
+    binomial_tail,
+    play,
+    repeat,
+    require,
+    require_chance,
+    unwrap,
+)
 from llm_envs.env import TextEnv
 from llm_envs.errors import InvalidConfigError
 from llm_envs.parsers import format_answer, format_tool_call
@@ -42,7 +52,7 @@ def is_not_won_by_shortcuts(subject: Subject) -> str:
                 won[name].append(seed)
     for name, tries in n.items():
         require_chance(subject, f"the shortcut {name!r}", won[name], tries)
-    return f"{len(n)} shortcuts" if n else "none declared"
+    return f"{len(n)} shortcuts" if n else Inapplicable("no shortcuts are declared")
 
 
 def refuses_mutated_references(subject: Subject) -> str:
@@ -75,20 +85,22 @@ def refuses_mutated_references(subject: Subject) -> str:
             f"{wins[0][0]}: {wins[0][1][:300]!r}; draw test cases that reveal the mistake",
         )
     worst = max((len(won[name]) / n for name, n in tried.items()), default=0.0)
-    return f"{len(tried)} kinds of mistake; at most {worst:.0%} of one kind passed" if tried else "no such references"
+    if not tried:
+        return Inapplicable("no such references")
+    return f"{len(tried)} kinds of mistake; at most {worst:.0%} of one kind passed"
 
 
 def tells_its_turn_limit(subject: Subject) -> str:
     """In a task of several turns, the agent is told its turn limit."""
     turns = subject.task.max_turns
     if turns == 1:
-        return "for tasks of several turns"
+        return Inapplicable("for tasks of several turns")
     told = []
     for more in (0, 7):
         try:
             task = unwrap(subject.make(max_turns=turns + more))
         except InvalidConfigError:
-            return "the limit cannot be set"
+            return Inapplicable("the limit cannot be set")
         shown, _ = task.reset(seed=0)
         told.append((shown, task.system_prompt, task.tools, task.step("Hello.")[0]))
     require(
@@ -103,7 +115,7 @@ def says_when_it_waits(subject: Subject) -> str:
     """No step takes long, not even with code that never ends, unless the task sets `blocking`."""
     task = subject.task
     if task.blocking:
-        return "declared"
+        return Inapplicable("declared")
     code = [format_answer(_ENDLESS), format_answer(f"def f(*values):\n{textwrap.indent(_ENDLESS, '    ')}")]
     subject.env.reset(seed=0)
     for tool in task.tools:

@@ -21,6 +21,7 @@ from llm_envs.checker.subject import (
     FALSE_ALARM,
     BrokenClause,
     FailedEpisode,
+    Inapplicable,
     Subject,
     binomial_tail,
     play,
@@ -41,6 +42,7 @@ __all__ = [
     "costs_are_bounded",
     "depends_on_the_seed",
     "ends_its_episodes",
+    "expected_distinct",
     "has_disjoint_splits",
     "has_honest_n_problems",
     "has_true_state_keys",
@@ -88,7 +90,7 @@ def is_deterministic(subject: Subject) -> str:
 def has_true_state_keys(subject: Subject) -> str:
     """Two ways to a state with one `state_key` have equal futures, and asking the oracle does not change the key."""
     if subject.task.max_turns == 1:
-        return "one turn, one state"
+        return Inapplicable("one turn, one state")
     envs = subject.make(), subject.make()
     n_pairs = 0
     for seed in range(2):
@@ -163,7 +165,7 @@ def depends_on_the_seed(subject: Subject) -> str:
         problems.append(problem_of(subject.env))
     n_seeds = min(len(problems), _N_DISTINCT)
     found = len(set(problems[:n_seeds]))
-    expected = _expected_distinct(len(set(subject.drawn_problems)), n_seeds)
+    expected = expected_distinct(len(set(subject.drawn_problems)), n_seeds)
     require(
         found >= expected / 2,
         f"{n_seeds} seeds gave {found} different problems, about {expected:.0f} expected: "
@@ -194,7 +196,7 @@ def has_honest_n_problems(subject: Subject) -> str:
         declared is None or n_keys <= declared,
         f"n_problems is {declared}, but {n_keys} different ones were drawn",
     )
-    expected = n_draws if declared is None else _expected_distinct(declared, n_draws)
+    expected = n_draws if declared is None else expected_distinct(declared, n_draws)
     require(
         found >= expected / 2,
         f"n_problems is {declared}, so {n_draws} draws should give about {expected:.0f} different ones; "
@@ -202,7 +204,7 @@ def has_honest_n_problems(subject: Subject) -> str:
     )
     if declared is None or declared >= _MANY:
         n, distinct = len(keys[first]), len(set(keys[first]))
-        most = n - _expected_distinct(_MANY if not task.disjoint_splits else _MANY * 4 // 5, n)
+        most = n - expected_distinct(_MANY if not task.disjoint_splits else _MANY * 4 // 5, n)
         estimate = round(n * (n - 1) / 2 / max(1, n - distinct))
         require(
             n - distinct <= most + 5 * math.sqrt(most) + 5,
@@ -219,7 +221,7 @@ def has_disjoint_splits(subject: Subject) -> str:
     First observations may recur if they hide so much that the problems do not recur.
     """
     if len(subject.splits) == 1:
-        return f"only a {subject.splits[0]} split"
+        return Inapplicable(f"only a {subject.splits[0]} split")
     n_problems = subject.n_problems
     if not subject.task.disjoint_splits:
         is_small = n_problems is not None and n_problems <= _SMALL_SPACE
@@ -291,7 +293,7 @@ def never_raises(subject: Subject) -> str:
 def withstands_fuzzing(subject: Subject) -> str:
     """Damaged actions in the middle of good play do not make the task raise, and earn no more than good play."""
     if any(isinstance(episode, Exception) for played in subject.hostile_episodes.values() for episode in played):
-        return "not tried, because hostile actions raise"
+        return Inapplicable("not tried, because hostile actions raise")
     n_actions, maximum = 0, subject.task.return_range[1]
     for seed, episode in enumerate(subject.fuzzed_episodes):
         if isinstance(episode, FailedEpisode):
@@ -450,6 +452,6 @@ def _answer_anything(answer: str, **arguments: Any) -> str:
     return answer
 
 
-def _expected_distinct(n: int, draws: int) -> float:
+def expected_distinct(n: int, draws: int) -> float:
     """Return the expected number of different values in `draws` uniform draws from `n`."""
     return n * -math.expm1(draws * math.log1p(-1 / n)) if n > 1 else 1.0

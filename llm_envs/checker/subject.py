@@ -25,6 +25,7 @@ __all__ = [
     "BrokenClause",
     "Draw",
     "Effort",
+    "Inapplicable",
     "Step",
     "Subject",
     "TaskPolicy",
@@ -66,6 +67,12 @@ FALSE_ALARM = 1e-6
 
 class BrokenClause(Exception):
     """A clause does not hold."""
+
+
+class Inapplicable(str):
+    """The finding of a clause that has nothing to examine in this environment: why."""
+
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)

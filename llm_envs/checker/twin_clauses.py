@@ -6,7 +6,7 @@ from itertools import islice
 from random import Random
 from typing import Any
 
-from llm_envs.checker.subject import BrokenClause, Subject, problem_of, unwrap
+from llm_envs.checker.subject import BrokenClause, Inapplicable, Subject, problem_of, unwrap
 from llm_envs.checker.twins import changed_problems
 from llm_envs.env import TextEnv
 
@@ -30,9 +30,9 @@ def oracle_knows_what_is_shown(subject: Subject) -> str:
     observations, both oracles must choose the same actions.
     """
     if subject.task.max_turns == 1:
-        return "for tasks of several turns"
+        return Inapplicable("for tasks of several turns")
     if not type(subject.task).divides_by_hash:
-        return "problems are given by data: no other one has the same beginning"
+        return Inapplicable("problems are given by data: no other one has the same beginning")
     first, second = unwrap(subject.make()), unwrap(subject.make())
     rng, n_twins = Random(0), 0
     for seed in range(min(_N_PROBLEMS, subject.effort.n_seeds)):
@@ -52,7 +52,7 @@ def oracle_knows_what_is_shown(subject: Subject) -> str:
                 break
         n_twins += found
         if seed + 1 == _N_HOPELESS and not n_twins:
-            return "no hidden state was found"
+            return Inapplicable("no hidden state was found")
     return f"{n_twins} problems with another hidden state"
 
 

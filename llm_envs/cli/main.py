@@ -51,6 +51,7 @@ COMMANDS = {
         "llm_envs.cli.tasks", "List the tasks with a one-line description.", "add_list_arguments", "list_tasks"
     ),
     "check": Command("llm_envs.cli.tasks", "Check the contract of tasks.", "add_check_arguments", "check"),
+    "certify": Command("llm_envs.cli.certify", "Certify anyone's text environment for training, with a report page."),
     "new-task": Command("llm_envs.cli.new_task", "Write a working task with its test, as a template."),
     "play": Command("llm_envs.cli.play", "Play a task and print the conversation with its rewards."),
     "collect": Command("llm_envs.cli.collect", "Play tasks and save the episodes in a folder, or resume a run."),

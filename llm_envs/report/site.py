@@ -235,7 +235,7 @@ def _page(title: str, blocks: dict[str, Any], chunks: _Chunks) -> Iterator[str]:
     style = "\n" + folder.joinpath("page.css").read_text(encoding="utf-8")
     script = "\n'use strict';\n" + "".join(folder.joinpath(name).read_text(encoding="utf-8") for name in SCRIPTS)
     policy = (
-        f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; base-uri 'none'; "
+        f"default-src 'none'; script-src '{content_hash(script)}'; style-src '{content_hash(style)}'; base-uri 'none'; "
         "form-action 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
     )
     frame = folder.joinpath("page.html").read_text(encoding="utf-8")
@@ -252,7 +252,8 @@ def _page(title: str, blocks: dict[str, Any], chunks: _Chunks) -> Iterator[str]:
     yield body.replace("<!--script-->", f"<script>{script}</script>")
 
 
-def _hash(text: str) -> str:
+def content_hash(text: str) -> str:
+    """Return the hash of a script or style, as a Content-Security-Policy names it."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 

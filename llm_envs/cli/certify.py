@@ -1,0 +1,86 @@
+"""`llm-envs certify`: whether anyone's text environment is fit for training."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from typing import Any
+
+from llm_envs.cli.arguments import add_env_arguments, env_kwargs_of, positive, seconds
+from llm_envs.cli.parser import Flag, Repeatable
+from llm_envs.errors import InvalidConfigError
+from llm_envs.tracking.loggers import visible_text
+
+__all__ = ["add_arguments", "run"]
+
+EXAMPLES = """
+examples:
+  llm-envs certify llm/Calculator-v0 --out runs/certificate
+  llm-envs certify my_package.envs:MyEnv --oracle my_package.envs:solve --chance-rate 0.25
+  llm-envs certify llm_envs.bridges.openenv:OpenEnvEnv --env-kwargs '{"base_url": "http://localhost:8000"}'
+  llm-envs certify my/Task-v0 --check hacks --check floor --json
+
+Exit codes: 0 no check failed, 1 a check failed, 2 wrong usage or no such environment.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments."""
+    parser.add_argument("env", metavar="ENV", help="a registered id, or module:Class of a text environment")
+    add_env_arguments(parser)
+    parser.add_argument("--check", action=Repeatable, metavar="NAME", help="run only this check (repeatable)")
+    parser.add_argument("--oracle", metavar="MODULE:FUNCTION", help="(environment, observation) to a winning action")
+    parser.add_argument("--learn", metavar="MODULE:FUNCTION", help="trains on the environment: the learnability check")
+    parser.add_argument("--chance-rate", type=_share, metavar="P", help="success rate of players without skill")
+    parser.add_argument("--success-at", type=float, metavar="R", help="lowest return of a success; default 1")
+    parser.add_argument("--n-problems", type=positive, metavar="N", help="number of problems; default: many")
+    parser.add_argument("--max-turns", type=positive, metavar="N", help="most turns of an episode; default 200")
+    parser.add_argument("--max-step-s", type=seconds, metavar="S", help="seconds a step may take; default 0.1")
+    parser.add_argument("--max-reset-s", type=seconds, metavar="S", help="seconds a reset may take; default 1")
+    parser.add_argument("-n", "--n-episodes", type=positive, metavar="N", help="episodes of the oracle; default 20")
+    parser.add_argument("--out", metavar="DIR", help="folder for certificate.html, certificate.json and badge.json")
+    parser.add_argument("--json", action=Flag, help="print all findings as JSON")
+    parser.epilog = EXAMPLES
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Certify, print a line for each finding, and write the files."""
+    import json
+
+    from llm_envs.checker.certification import Settings, certify
+    from llm_envs.report.certificate import write_certificate
+
+    names = (
+        *("chance_rate", "success_at", "n_problems", "max_turns", "max_step_s", "max_reset_s", "n_episodes"),
+        *("oracle", "learn"),
+    )
+    given: dict[str, Any] = {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
+    for name, setting in (("oracle", "oracle"), ("learn", "learner")):
+        if name in given:
+            given[setting] = _function(f"--{name}", given.pop(name))
+    certificate = certify(arguments.env, Settings(**given), checks=arguments.check or None, **env_kwargs_of(arguments))
+    print(json.dumps(certificate.to_json(), indent=2) if arguments.json else visible_text(str(certificate)))
+    if arguments.out:
+        page, *_ = write_certificate(certificate, arguments.out)
+        if not arguments.json:
+            print(visible_text(f"the certificate is in {page}"))
+    return 0 if certificate.passed else 1
+
+
+def _function(option: str, name: str) -> Any:
+    """Import "module:function"."""
+    module, _, attribute = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InvalidConfigError(f"{option} {name}: {error}; give MODULE:FUNCTION.") from error
+    if not callable(found):
+        raise InvalidConfigError(f"{option} {name} is a {type(found).__name__}; it must be a function.")
+    return found
+
+
+def _share(text: str) -> float:
+    value = float(text)
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a number between 0 and 1")
+    return value

@@ -1,0 +1,251 @@
+"""Each planted defect is caught by just the check that should, sound environments pass, and so do our tasks."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import pytest
+from planted_defects import (
+    BEGIN,
+    DEFECTS,
+    END,
+    PAGE,
+    SETTINGS,
+    SOUND,
+    Backwards,
+    Sum,
+    TakesTheLastNumber,
+    measured,
+    table,
+)
+
+from llm_envs.checker import Settings, certify
+from llm_envs.checker.certification import CHECKS
+from llm_envs.checker.clauses import CLAUSES
+from llm_envs.cli.main import main
+from llm_envs.errors import InvalidConfigError, UnknownTaskError
+from llm_envs.registration import task_ids
+from llm_envs.report import write_certificate
+from llm_envs.report.certificate import badge
+from llm_envs.testing import NumbersEnv
+
+PLANTED = [(check, cls) for check, planted in DEFECTS.items() for cls in planted]
+LEARNERS = "llm_envs.trainers.cli.learnability"
+
+
+@pytest.mark.parametrize(("check", "cls"), PLANTED, ids=[cls.__name__ for _, cls in PLANTED])
+def test_a_planted_defect_is_caught_by_just_its_check(check: str, cls: type[gym.Env[str, str]]) -> None:
+    assert measured(cls).failed == (check,), str(measured(cls))
+
+
+def test_there_are_enough_defects_and_each_check_has_some() -> None:
+    assert len(PLANTED) >= 40
+    assert {check.name for check in CHECKS} - set(DEFECTS) == {"contract", "learnability"}  # tested below
+
+
+@pytest.mark.parametrize("cls", SOUND)
+def test_a_sound_environment_passes(cls: type[gym.Env[str, str]]) -> None:
+    certificate = measured(cls)
+    assert certificate.passed, str(certificate)
+    applied = {name for name in certificate.checks if certificate.status(name) == "passed"}
+    missing = {"contract", "learnability"} | ({"natural forms"} if cls is Backwards else set())
+    assert applied == {check.name for check in CHECKS} - missing
+
+
+def test_the_table_of_the_page_is_what_is_measured() -> None:
+    assert PAGE.read_text(encoding="utf-8").partition(BEGIN)[2].partition(END)[0].strip() == table()
+
+
+def test_what_does_not_apply_is_never_passed() -> None:
+    found = {finding.part: finding for finding in measured(Backwards).findings}
+    assert found["accepts_the_answer_in_prose"].status == "not applicable"
+    assert "moves of a longer episode" in found["accepts_the_answer_in_prose"].detail
+    no_oracle = certify(NumbersEnv, checks=["oracle", "natural forms"])
+    assert {finding.status for finding in no_oracle.findings} == {"passed", "not applicable"}
+
+    class Silent(NumbersEnv):
+        oracle = None
+
+    assert certify(Silent, checks=["oracle"]).status("oracle") == "not applicable"
+
+
+def test_a_task_of_ours_is_examined_by_the_clauses() -> None:
+    certificate = certify("llm/Calculator-v0")
+    assert certificate.passed, str(certificate)
+    parts = {finding.part for finding in certificate.findings}
+    assert {clause.__name__ for clause in CLAUSES} <= parts
+    assert "oracle_wins" not in parts and "plays_side_by_side" in parts
+    assert certificate.status("contract") == "passed"
+    assert certificate.status("learnability") == "not applicable"
+
+
+def test_every_clause_belongs_to_one_check() -> None:
+    named = [name for check in CHECKS for name in check.clauses]
+    assert sorted(named) == sorted(clause.__name__ for clause in CLAUSES)
+
+
+def test_a_task_without_an_oracle_is_examined_from_outside() -> None:
+    certificate = certify(
+        "gymnasium/FrozenLake-v1", Settings(chance_rate=0.3), checks=["oracle", "determinism", "isolation"]
+    )
+    assert certificate.passed, str(certificate)
+    assert certificate.status("oracle") == "not applicable"
+
+
+@pytest.mark.levels
+@pytest.mark.parametrize("env_id", [name for name in task_ids() if name.startswith("llm/")])
+def test_no_false_alarm_on_our_tasks(env_id: str) -> None:
+    certificate = certify(env_id)
+    assert certificate.passed, str(certificate)
+
+
+@pytest.mark.parametrize(
+    ("env", "error", "message"),
+    [
+        ("no.such.module:Env", UnknownTaskError, "No module named 'no'; give module:Class, or a registered id"),
+        ("llm_envs.testing:Nothing", UnknownTaskError, "has no attribute 'Nothing'"),
+        ("llm/NoSuchTask-v0", UnknownTaskError, "there is no task"),
+        (lambda: gym.make("CartPole-v1"), InvalidConfigError, "GymnasiumEnv with env_id, which puts them into words"),
+        (lambda: 3, InvalidConfigError, r"is a int; it must be a gymnasium.Env"),
+        (lambda: 1 / 0, InvalidConfigError, "cannot be made: ZeroDivisionError"),
+    ],
+)
+def test_what_cannot_be_examined_is_refused(env: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        certify(env)
+
+
+def test_wrong_settings_are_refused() -> None:
+    with pytest.raises(InvalidConfigError, match=r"chance_rate is 2; it must be between 0 and 1"):
+        Settings(chance_rate=2)
+    with pytest.raises(InvalidConfigError, match=r"return_range is \(1, 0\); give the lower end first"):
+        Settings(return_range=(1, 0))
+    with pytest.raises(InvalidConfigError, match=r"max_step_s is 0; it must be above 0"):
+        Settings(max_step_s=0)
+    with pytest.raises(InvalidConfigError, match=r"check.*'luck'"):
+        certify(Sum, checks=["luck"])
+
+
+# The files.
+
+
+class Page(HTMLParser):
+    """Collects the elements and the text of a page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.tags.append(tag)
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_the_files_of_a_certificate(tmp_path: Path) -> None:
+    certificate = measured(TakesTheLastNumber)
+    page, findings, shield = write_certificate(certificate, tmp_path / "new")
+    read = Page()
+    read.feed(page.read_text(encoding="utf-8"))
+    assert "script" not in read.tags and "link" not in read.tags and "img" not in read.tags
+    for finding in certificate.findings:
+        assert finding.part in read.text and " ".join(finding.detail.split())[:40] in " ".join(read.text.split())
+    data = json.loads(findings.read_text())
+    assert not data["passed"] and [check["name"] for check in data["checks"] if check["status"] == "failed"] == [
+        "hacks"
+    ]
+    assert json.loads(shield.read_text()) == {
+        "schemaVersion": 1,
+        "label": "llm-envs certify",
+        "message": "12 of 13 checks",
+        "color": "red",
+        "isError": True,
+    }
+    assert badge(measured(Sum)) == {
+        "schemaVersion": 1,
+        "label": "llm-envs certify",
+        "message": "13 of 13 checks",
+        "color": "brightgreen",
+        "isError": False,
+    }
+
+
+def test_what_an_environment_writes_never_becomes_markup(tmp_path: Path) -> None:
+    class Hostile(Sum):
+        def step(self, action: str) -> Any:
+            raise ValueError("<script>alert(1)</script>\ud800")
+
+    page, *_ = write_certificate(certify(Hostile, SETTINGS), tmp_path)
+    text = page.read_text(encoding="utf-8")
+    assert "<script" not in text and "&lt;script&gt;" in text
+
+
+# The command.
+
+
+def test_the_exit_codes_of_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["certify", "planted_defects:Sum", "-n", "12", "--out", str(tmp_path)]) == 0
+    assert "ok   oracle: oracle_wins: 12 of 12 episodes" in capsys.readouterr().out
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["badge.json", "certificate.html", "certificate.json"]
+    assert main(["certify", "planted_defects:OracleErrs", "--check", "oracle", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["checks"][0]["status"] == "failed"
+    for wrong in (
+        ["no/Such-v0"],
+        ["planted_defects:Sum", "--oracle", "nowhere:f"],
+        ["planted_defects:Sum", "--check", "x"],
+    ):
+        assert main(["certify", *wrong]) == 2
+    given = ["--oracle", "planted_defects:SOUND"]
+    assert main(["certify", "planted_defects:Sum", *given]) == 2
+    assert "SOUND is a tuple; it must be a function" in capsys.readouterr().err
+
+
+# Learnability.
+
+
+class Unpaid(Backwards):
+    """Pays nothing."""
+
+    def reward(self, right: bool) -> float:
+        return 0.0
+
+
+class Copies(Sum):
+    """Asks for one of four words."""
+
+    def question(self) -> str:
+        return f"Say {self.solution()}."
+
+    def solution(self) -> str:
+        return ("red", "blue", "green", "brown")[self.a % 4]
+
+
+def test_an_oracle_and_a_learner_are_functions() -> None:
+    made = []
+
+    def learner(make: Any) -> tuple[float, float]:
+        made.append(make())
+        return 0.25, 0.29
+
+    settings = replace(SETTINGS, learner=learner, oracle=lambda env, observation: str(env.a + env.b + 1))
+    certificate = certify(Sum, settings, checks=["oracle", "learnability"])
+    assert certificate.failed == ("oracle", "learnability") and isinstance(made[0], Sum)
+    assert "the mean return was 0.250 before the training and 0.290 after it, 0.05 more" in str(certificate)
+
+
+@pytest.mark.trainings
+def test_a_tiny_model_learns_what_can_be_learned() -> None:
+    from llm_envs.trainers.cli.learnability import learn_from_oracle
+
+    settings = replace(SETTINGS, learner=learn_from_oracle)
+    certificate = certify(Copies, settings, checks=["learnability"])
+    assert certificate.status("learnability") == "passed", str(certificate)
+    certificate = certify(Unpaid, settings, checks=["learnability"])
+    assert certificate.status("learnability") == "failed", str(certificate)
