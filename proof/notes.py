@@ -60,7 +60,7 @@ def _read(messages: Sequence[Message], random: random.Random, noted: Sequence[Me
         return " ".join(f"The {thing} costs {price}." for thing, price in _prices(noted).items())
     if (asked := _ASKED.search(last)) is None:
         return format_answer("next")
-    return format_answer(_prices(messages).get(asked[1]) or random.randint(10, 99))
+    return format_answer(_prices(messages).get(asked[1]) or random.randint(1, 9))
 
 
 def _with_prices(messages: Sequence[Message]) -> list[Message]:

@@ -37,7 +37,17 @@ from proof.plays import (
     say_a_digit,
 )
 
-__all__ = ["DATA_SEED", "TASKS", "TEST_SEED", "WARM_SEED", "CoinPolicy", "Task", "add_in_writing", "describe_task"]
+__all__ = [
+    "CREDIT_TASKS",
+    "DATA_SEED",
+    "TASKS",
+    "TEST_SEED",
+    "WARM_SEED",
+    "CoinPolicy",
+    "Task",
+    "add_in_writing",
+    "describe_task",
+]
 
 WARM_SEED = 0
 """Of the weights, the traces and their order."""
@@ -132,6 +142,16 @@ def _guess_a_number(env: gym.Env[str, str], random: random.Random) -> str:
 
 def _answer_half(env: gym.Env[str, str], random: random.Random) -> str:
     return _oracle(env, random) if random.random() < 0.5 else random.choice(LETTERS)
+
+
+def _often(actions: tuple[str, ...], share: float) -> Play:
+    """Return play that takes the oracle's action at this share of turns, and any of some actions at the others."""
+
+    def play(env: gym.Env[str, str], random: random.Random) -> str:
+        return _oracle(env, random) if random.random() < share else format_answer(random.choice(actions))
+
+    play.__name__ = f"oracle_{share}_of_turns_else_{'_'.join(actions)}"
+    return play
 
 
 EASY = {"difficulty": "easy"}
@@ -305,3 +325,24 @@ TASKS: Mapping[str, Task] = {
         max_completion_length=240,
     ),
 }
+
+_MOVES = ("up", "down", "left", "right")
+_CELLS = tuple(f"{column}{row}" for column in "ABC" for row in "123")
+
+
+def _game(env: str, actions: tuple[str, ...], share: float, **changes: Any) -> Task:
+    """Return a game that is played well at a share of the turns, so that which turns lose an episode is to be found."""
+    play = _often(actions, share)
+    settings: dict[str, Any] = {"n_traces": 4000, "sft_steps": 200, "sft_learning_rate": 3e-3, "max_turn_tokens": 8}
+    return Task(env, "game", (play, play), EASY, **{**settings, **changes})
+
+
+CREDIT_TASKS: Mapping[str, Task] = {
+    "credit-tictactoe": _game("llm/TicTacToe-v0", _CELLS, 0.5, max_completion_length=320),
+    "credit-blackjack": _game("llm/Blackjack-v0", ("hit", "stick"), 0.5, max_completion_length=640),
+    "credit-guess": _game("llm/GuessNumber-v0", tuple(map(str, range(1, 11))), 0.4, max_completion_length=96),
+    "credit-mines": _game("llm/Minesweeper-v0", _CELLS, 0.7, max_completion_length=480),
+    "credit-cliff": _game("llm/CliffWalking-v0", _MOVES, 0.7, max_completion_length=900),
+    "credit-lake": _game("llm/FrozenLake-v0", _MOVES, 0.7, max_completion_length=900),
+}
+"""The tasks of `proof.credit`."""

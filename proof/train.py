@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -15,7 +16,7 @@ from proof.runs import Run
 from proof.tasks import Task
 from proof.warm import measure
 
-__all__ = ["settings_of", "train_seed"]
+__all__ = ["settings_of", "train_run", "train_seed"]
 
 
 def train_seed(run: Run, task: Task, warm: Path, seed: int, out: Path) -> dict[str, Any]:
@@ -49,6 +50,18 @@ def train_seed(run: Run, task: Task, warm: Path, seed: int, out: Path) -> dict[s
         "train_seconds": round(seconds, 1),
         "cpu_seconds": round(cpu_seconds, 1),
     }
+
+
+def train_run(run: Run, task: Task, warm: Path, seed: int, out: Path, watch: Callable[[Any], None]) -> float:
+    """Train once, after `watch` has seen the trainer; return the seconds, with what is measured on the way."""
+    started = perf_counter()
+    trainer = _make_trainer(run, task, warm, seed, out)
+    watch(trainer)
+    try:
+        trainer.train()
+    finally:
+        trainer.close()
+    return perf_counter() - started
 
 
 class _Curve(transformers.TrainerCallback):  # type: ignore[misc]

@@ -40,13 +40,38 @@ def gap(policy, model):
     return max(float(np.abs(a[-len(t.logps) :] - t.logps).max()) for a, t in zip(scored, turns, strict=True))
 
 
-def main(folder):
-    """Run all parts."""
-    model, tokenizer = tiny_experts(), tiny_tokenizer()
-    for name in ("first", "second"):
-        model.save_pretrained(folder / name)
-        tokenizer.save_pretrained(folder / name)
-        change(model)
+def trained(folder, **changes):
+    """Train on vLLM; return the gaps of log-probabilities that were logged, and how far the experts moved at least."""
+    settings = {
+        "output_dir": str(folder / "out"),
+        "use_vllm": True,
+        "vllm_max_model_length": 192,
+        "vllm_gpu_memory_utilization": 0.3,
+        "max_steps": 3,
+        "learning_rate": 1e-2,
+        "per_device_train_batch_size": 8,
+        "num_generations": 4,
+        "max_completion_length": 64,
+        "max_turn_tokens": 8,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": "none",
+        "gradient_checkpointing": False,
+        "use_cpu": True,
+    }
+    gym.register("test/Dense-v0", DenseEnv)  # replies of random weights differ in reward
+    trainer = EnvGRPOTrainer(str(folder / "first"), "test/Dense-v0", EnvGRPOConfig(**settings | changes))
+    trainer.train()
+    trainer.close()
+    logged = "sampling/sampling_logp_difference/max"
+    start = load_model(folder / "first").state_dict()
+    moved = [(v - start[n]).abs().max().item() for n, v in trainer.model.named_parameters() if "experts" in n]
+    gaps = [entry[logged] for entry in trainer.state.log_history if logged in entry]
+    return {"trainer": gaps, "experts moved": min(moved)}
+
+
+def in_this_process(folder, model, tokenizer):
+    """Follow updates by an engine in this process, as a server's worker would, and in a trainer."""
     llm = load_engine(folder / "first", dtype="float32", max_model_len=256, worker_extension_cls=EXTENSION)
     policy = VLLMEnginePolicy(llm, tokenizer)
     found = {"before": gap(policy, load_model(folder / "first")), "other weights": gap(policy, model), "updates": []}
@@ -59,34 +84,20 @@ def main(folder):
     llm.reset_prefix_cache()
     found["worker"] = gap(policy, load_model(folder / "second"))
     asyncio.run(policy.aclose())
-    settings = EnvGRPOConfig(
-        output_dir=str(folder / "out"),
-        use_vllm=True,
-        vllm_max_model_length=192,
-        vllm_gpu_memory_utilization=0.3,
-        max_steps=3,
-        learning_rate=1e-2,
-        per_device_train_batch_size=8,
-        num_generations=4,
-        max_completion_length=64,
-        max_turn_tokens=8,
-        logging_steps=1,
-        save_strategy="no",
-        report_to="none",
-        gradient_checkpointing=False,
-        use_cpu=True,
-    )
-    gym.register("test/Dense-v0", DenseEnv)  # replies of random weights differ in reward
-    trainer = EnvGRPOTrainer(str(folder / "first"), "test/Dense-v0", settings)
-    trainer.train()
-    trainer.close()
-    logged = "sampling/sampling_logp_difference/max"
-    found["trainer"] = [entry[logged] for entry in trainer.state.log_history if logged in entry]
-    start = load_model(folder / "first").state_dict()
-    moved = [(v - start[n]).abs().max().item() for n, v in trainer.model.named_parameters() if "experts" in n]
-    found["experts moved"] = min(moved)
+    return found | trained(folder)
+
+
+def main(folder, where):
+    """Run one part: "process" or "server"."""
+    model, tokenizer = tiny_experts(), tiny_tokenizer()
+    for name in ("first", "second"):
+        model.save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)
+        change(model)
+    server = {"vllm_mode": "server", "server_args": "--max-num-seqs 32"}
+    found = trained(folder, **server) if where == "server" else in_this_process(folder, model, tokenizer)
     print(json.dumps(found))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2])
