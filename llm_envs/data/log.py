@@ -164,4 +164,7 @@ def _torn(log: Path) -> bytes | None:
 
 
 def _damaged(log: Path, number: int, error: Exception) -> StoreError:
-    return StoreError(f"{log}, line {number}: not a trajectory ({type(error).__name__}: {error}).")
+    return StoreError(
+        f"{log}, line {number}: not a trajectory ({type(error).__name__}: {error}). Remove the line: a resumed run "
+        "plays its episode again."
+    )

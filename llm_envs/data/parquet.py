@@ -117,7 +117,7 @@ def _read_tables(path: Path, columns: list[str] | None, expected: int | None) ->
             for index in range(file.num_row_groups):
                 yield file.read_row_group(index, columns=columns, use_threads=False)
     except FileNotFoundError as error:
-        raise StoreError(f"{path} is missing: the run's manifest lists it.") from error
+        raise StoreError(f"{path} is missing: the run's manifest lists it. {_way_out(path)}") from error
     except StoreError:
         raise
     except (arrow.ArrowException, OSError, *_DAMAGE) as error:
@@ -135,7 +135,15 @@ def _damaged(path: Path, error: Exception) -> StoreError:
     reason = " ".join(str(error).split())
     return StoreError(
         f"{path} is damaged ({type(error).__name__}: {reason}). The run's other files can be read one by one with "
-        "read_trajectories(FILE)."
+        f"read_trajectories(FILE). {_way_out(path)}"
+    )
+
+
+def _way_out(path: Path) -> str:
+    """Return what to do about a shard that is lost."""
+    return (
+        f'To resume the run without it, remove "{path.name}" from "shards" in the run\'s manifest.json, and the file: '
+        "its episodes are played again."
     )
 
 
@@ -152,9 +160,12 @@ def _check(path: Path, file: Any, expected: int | None) -> None:
     if differing == ["turns"] and arrow.field("turns", _type(arrow, _TURNS_BEFORE_SUMMARIES)) in found:
         differing = []
     if differing:
-        raise StoreError(f"{path} is damaged: columns are missing or of another type: {', '.join(differing)}.")
+        names = ", ".join(differing)
+        raise StoreError(f"{path} is damaged: columns are missing or of another type: {names}. {_way_out(path)}")
     if expected is not None and file.metadata.num_rows != expected:
-        raise StoreError(f"{path} has {file.metadata.num_rows} trajectories, but the run's manifest has {expected}.")
+        raise StoreError(
+            f"{path} has {file.metadata.num_rows} trajectories, but the run's manifest has {expected}. {_way_out(path)}"
+        )
 
 
 def _batches(trajectories: Iterable[Trajectory]) -> Iterator[list[Trajectory]]:

@@ -33,6 +33,7 @@ from llm_envs.data.folder import (
     clean,
     find_parts,
     log_name,
+    part_numbers,
     read_manifest,
     shard_name,
     sync_folder,
@@ -274,8 +275,14 @@ def check_folder(path: str | Path, settings: Mapping[str, Any], *, resume: bool 
     except OSError as error:  # a name that is too long, or a folder without permission
         raise StoreError(f"{folder} cannot be read ({error.strerror}): choose another folder.") from error
     if not is_run:
+        names = names_in(folder)
+        if MANIFEST_NAME in names or any(part_numbers(folder)):
+            raise StoreError(
+                f"{folder / MANIFEST_NAME} is missing, or a link to nothing, beside the files of a run: put it back, "
+                "or choose a new folder."
+            )
         own = {LOCK_NAME, LOCK_NAME + ".tmp", MANIFEST_NAME + ".tmp"}  # a kill may have left these
-        if any(name not in own for name in names_in(folder)):
+        if any(name not in own for name in names):
             raise StoreError(f"{folder} is not empty and holds no run: choose a new folder.")
         return
     stored = read_manifest(folder).settings

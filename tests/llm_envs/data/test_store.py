@@ -453,6 +453,33 @@ class TestDamage:
         with pytest.raises(StoreError, match=rf"{SHARD} has 3 trajectories, but the run's manifest has 4"):
             finished(tmp_path / "run")
 
+    def test_a_lost_shard_leaves_a_run_that_can_be_resumed(
+        self, tmp_path: Path, trajectories: list[Trajectory]
+    ) -> None:
+        """By what the error says to do."""
+        run = tmp_path / "run"
+        write(run, trajectories)
+        for damage in (lambda path: path.write_bytes(b"no"), Path.unlink):
+            damage(run / SHARD)
+            with pytest.raises(StoreError, match=rf'{SHARD} .*remove "{SHARD}" from "shards" in .*manifest.json'):
+                finished(run)
+        manifest = json.loads((run / "manifest.json").read_text())
+        del manifest["shards"][SHARD]
+        (run / "manifest.json").write_text(json.dumps(manifest))
+        assert finished(run) == frozenset()
+        write(run, trajectories, resume=True)
+        assert read_trajectories(run) == trajectories
+
+    def test_a_run_without_its_manifest_is_named(self, tmp_path: Path, trajectories: list[Trajectory]) -> None:
+        write(tmp_path / "run", trajectories)
+        manifest = tmp_path / "run" / "manifest.json"
+        manifest.rename(tmp_path / "kept")
+        for link in (False, True):
+            if link:
+                manifest.symlink_to("nowhere")
+            with pytest.raises(StoreError, match=rf"{manifest} is missing, or a link to nothing.*put it back"):
+                write(tmp_path / "run", [], resume=True)
+
     def test_a_shard_of_another_run_is_not_mixed_in(self, tmp_path: Path, trajectories: list[Trajectory]) -> None:
         for name in ("one", "other"):
             write(tmp_path / name, trajectories)
