@@ -54,7 +54,7 @@ _SUSPECT = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a user declares about an environment, and the bounds to hold it to."""
+    """A user's declarations about an environment, and the bounds to hold it to."""
 
     n_episodes: int = 20
     """Episodes of the oracle, and resets that are timed."""
@@ -153,8 +153,8 @@ class Candidate:
         oracle = self.settings.oracle
         if oracle is not None or not callable(getattr(self.env.unwrapped, "oracle", None)):
             return oracle
-        self.env.reset(seed=0)
         try:
+            self.env.reset(seed=0)
             self.env.unwrapped.oracle()  # type: ignore[attr-defined]
         except (EnvContractError, NotImplementedError):  # how a task without an oracle answers
             return None
@@ -206,6 +206,11 @@ class Candidate:
             trace.steps.append(Step(action, observation, reward, terminated, truncated, info))
         return trace
 
+    def play_fresh(self, seed: int, policy: TextPolicy, *, most: int | None = None) -> Trace:
+        """Play the first episode of a fresh environment, and close it."""
+        with contextlib.closing(self.make()) as env:
+            return self.play(env, seed, policy, most=most)
+
     def is_win(self, trace: Trace) -> bool:
         """Whether an episode ended with success."""
         if not trace.is_over:
@@ -224,7 +229,7 @@ class Candidate:
     @cached_property
     def references(self) -> list[Trace]:
         """Episodes by seed, each the first one of a fresh environment."""
-        return [self.play(self.make(), seed, self.player(seed)) for seed in range(_N_REFERENCES)]
+        return [self.play_fresh(seed, self.player(seed)) for seed in range(_N_REFERENCES)]
 
     @cached_property
     def repeats(self) -> str:
@@ -233,7 +238,7 @@ class Candidate:
             references = self.references
         for seed, trace in enumerate(references):
             with global_random_state(456):
-                again = self.play(self.make(), seed, repeat(trace.tried), most=len(trace.tried))
+                again = self.play_fresh(seed, repeat(trace.tried), most=len(trace.tried))
             if found := difference(trace, again):
                 return f"seed {seed}: {found}"
         return ""

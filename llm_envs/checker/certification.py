@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Literal
@@ -39,9 +40,9 @@ class Check:
 
     name: str
     reason: str
-    """What goes wrong in a training without it."""
+    """The harm to a training without it."""
     bound: str
-    """What must hold, with its numbers."""
+    """The requirement, with its numbers."""
     clauses: tuple[str, ...] = ()
     """Clauses of `check_task`, for tasks of ours with an oracle."""
     general: tuple[Part, ...] = ()
@@ -69,7 +70,7 @@ CHECKS = (
     ),
     Check(
         "determinism",
-        "Groups of episodes must have one problem, and a resumed run must go on as it would have.",
+        "Groups of episodes must have one problem, and a resumed run must repeat its problems.",
         "the same seed and actions give the same episode in fresh environments",
         clauses=("leaves_global_randomness_alone", "has_true_state_keys"),
         general=(sameness.repeats_its_episodes,),
@@ -180,7 +181,7 @@ class Finding:
     """Name of the function: a clause of `check_task`, or a function of `certify_sameness`, `_scores` or `_costs`."""
     status: Status
     detail: str
-    """What was found; the fault and its remedy; or why the part does not apply."""
+    """The findings; the fault and its remedy; or why the part does not apply."""
     seconds: float
 
 
@@ -248,7 +249,7 @@ def certify(
     Args:
         env: A registered id, such as "llm/Calculator-v0" or "my_package:my/Task-v0"; "module:Class"; or any function
             that makes the environment.
-        settings: What is declared about the environment, and the bounds to hold it to.
+        settings: Declarations about the environment, and the bounds to hold it to.
         checks: Names of the checks to run; None runs all of `CHECKS`.
         **kwargs: Keyword arguments of the environment.
 
@@ -257,7 +258,7 @@ def certify(
 
     Raises:
         InvalidConfigError: If the environment is not one of texts, or a name of a check is unknown.
-        UnknownTaskError: If there is no such id, module or class.
+        UnknownTaskError: If the id, module or class does not exist.
         MissingExtraError: If a package that the environment needs is not installed.
     """
     names = [check.name for check in CHECKS]
@@ -265,12 +266,13 @@ def certify(
         check_choice("certify", "check", name, names)
     candidate = _candidate(env, settings or Settings(), kwargs)
     findings: list[Finding] = []
-    for check in CHECKS:
-        if checks is not None and check.name not in checks:
-            continue
-        findings += [_examine(check.name, part, candidate) for part in _parts(check, candidate)]
-        if check is CHECKS[0] and any(finding.status == "failed" for finding in findings):
-            break
+    with closing(candidate.env):
+        for check in CHECKS:
+            if checks is not None and check.name not in checks:
+                continue
+            findings += [_examine(check.name, part, candidate) for part in _parts(check, candidate)]
+            if check is CHECKS[0] and any(finding.status == "failed" for finding in findings):
+                break
     return Certificate(candidate.name, tuple(findings))
 
 

@@ -12,6 +12,7 @@ import threading
 import time
 import tracemalloc
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from statistics import median
 
@@ -99,7 +100,7 @@ def reads_long_replies_quickly(candidate: Candidate) -> str:
     most_s = _most_step_s(candidate) + _MOST_LONG_S
     taken = 0.0
     for n_words in _LONG_WORDS:
-        for text in ("word " * n_words, "<answer>" * (n_words // 2), "(" * n_words):
+        for text in ("word " * n_words, "<answer>" * (n_words // 2), "(" * n_words, "9" * n_words, " " * n_words):
             times = []
             for _ in range(_N_TIMED):
                 candidate.env.reset(seed=0)
@@ -122,9 +123,9 @@ def reads_long_replies_quickly(candidate: Candidate) -> str:
 
 def keeps_no_memory(candidate: Candidate) -> str:
     """Episodes of the same seeds keep no more than `max_growth_bytes` each after the next one has begun."""
-    env, actions = candidate.make(), [trace.actions for trace in candidate.references]
+    actions = [trace.actions for trace in candidate.references]
 
-    def play(n_episodes: int) -> None:
+    def play(env: gym.Env[str, str], n_episodes: int) -> None:
         for number in range(n_episodes):
             seed = number % len(actions)
             candidate.play(env, seed, repeat(actions[seed]), most=len(actions[seed]))
@@ -132,12 +133,13 @@ def keeps_no_memory(candidate: Candidate) -> str:
     was_tracing = tracemalloc.is_tracing()
     tracemalloc.start()
     try:
-        play(_WARM_UP)
-        sizes = []
-        for n_episodes in (0, _WINDOW, _WINDOW):
-            play(n_episodes)
-            gc.collect()
-            sizes.append(tracemalloc.get_traced_memory()[0])
+        with closing(candidate.make()) as env:
+            play(env, _WARM_UP)
+            sizes = []
+            for n_episodes in (0, _WINDOW, _WINDOW):
+                play(env, n_episodes)
+                gc.collect()
+                sizes.append(tracemalloc.get_traced_memory()[0])
     finally:
         if not was_tracing:
             tracemalloc.stop()
@@ -205,7 +207,7 @@ def _require_no_error(what: str, trace: Trace) -> None:
 
 
 def ends_every_episode(candidate: Candidate) -> str:
-    """Every episode ends within `max_turns`, whatever is said."""
+    """Every episode ends within `max_turns`, whatever the agent writes."""
     longest = 0
     for name, policy in {"hello": repeat([], "hello"), "": repeat([], ""), "probes": random_policy(1)}.items():
         trace = candidate.play(candidate.env, 0, policy, most=candidate.max_turns)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable
+from contextlib import closing
 
 import gymnasium as gym
 import numpy as np
@@ -40,7 +41,7 @@ _MOSTLY_NEW = 0.5
 
 def keeps_the_interface(candidate: Candidate) -> str:
     """`reset` and `step` return what Gymnasium prescribes, with texts that can be encoded as UTF-8."""
-    env = candidate.make()
+    env = candidate.env
     returned = env.reset(seed=0)
     require(
         isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], dict),
@@ -63,7 +64,7 @@ def keeps_the_interface(candidate: Candidate) -> str:
             _require_text(observation, "step")
             require(
                 isinstance(reward, int | float | np.number) and not isinstance(reward, bool),
-                f"the reward {reward!r:.60} is no number: return a float",
+                f"the reward {reward!r:.60} is not a number: return a float",
             )
             for name, value in (("terminated", terminated), ("truncated", truncated)):
                 require(isinstance(value, bool | np.bool_), f"{name} is {value!r:.60}: return a bool")
@@ -96,7 +97,7 @@ def leaves_randomness_alone(candidate: Candidate) -> str:
     """No episode draws from or seeds `random` and `numpy.random`."""
     with global_random_state(789):
         before = random.getstate(), str(np.random.get_state())
-        candidate.play(candidate.make(), 0, candidate.player(0))
+        candidate.play_fresh(0, candidate.player(0))
         after = random.getstate(), str(np.random.get_state())
     require(before == after, "an episode changes the state of random or numpy.random: draw only from self.np_random")
     return "random and numpy.random are unchanged"
@@ -132,9 +133,9 @@ def draws_anew_without_a_seed(candidate: Candidate) -> str:
     """After a reset with a seed, resets without one give other problems."""
     if candidate.n_problems == 1 or len(set(_openings(candidate))) < _FEWEST_DISTINCT * _N_SEEDS:
         return Inapplicable("episodes begin alike")
-    env = candidate.make()
-    env.reset(seed=0)
-    found = len({env.reset()[0] for _ in range(_N_UNSEEDED)})
+    with closing(candidate.make()) as env:
+        env.reset(seed=0)
+        found = len({env.reset()[0] for _ in range(_N_UNSEEDED)})
     require(
         found > 1,
         f"after reset(seed=0), {_N_UNSEEDED} resets without a seed gave one problem: seed only if a seed is given",
@@ -150,7 +151,8 @@ def has_separate_splits(candidate: Candidate) -> str:
             env = candidate.make(split=split)
         except (TypeError, InvalidConfigError, ValueError):
             return Inapplicable("it takes no argument split with the values train and test")
-        shown[split] = [env.reset(seed=seed)[0] for seed in range(_N_DRAWS)]
+        with closing(env):
+            shown[split] = [env.reset(seed=seed)[0] for seed in range(_N_DRAWS)]
     if any(len(set(openings)) < _MOSTLY_NEW * _N_DRAWS for openings in shown.values()):
         return Inapplicable("too few problems, or episodes that begin alike")
     again = [opening for opening in shown["test"] if opening in set(shown["train"])]
@@ -166,12 +168,12 @@ def plays_each_episode_alike(candidate: Candidate) -> str:
     """An episode is the same after others, also after one that was left in the middle, as in a fresh environment."""
     if candidate.repeats:
         return Inapplicable("episodes do not even repeat in fresh environments")
-    env = candidate.make()
-    for seed in (0, 0, *range(1, len(candidate.references))):
-        _require_alike(candidate, env, seed, "after other episodes")
     actions = candidate.references[1].actions
-    candidate.play(env, 1, repeat(actions), most=len(actions) // 2)
-    _require_alike(candidate, env, 0, "after an episode that was left in the middle")
+    with closing(candidate.make()) as env:
+        for seed in (0, 0, *range(1, len(candidate.references))):
+            _require_alike(candidate, env, seed, "after other episodes")
+        candidate.play(env, 1, repeat(actions), most=len(actions) // 2)
+        _require_alike(candidate, env, 0, "after an episode that was left in the middle")
     return f"{len(candidate.references) + 2} episodes in one environment"
 
 
@@ -182,7 +184,7 @@ def _require_alike(candidate: Candidate, env: gym.Env[str, str], seed: int, when
 
 
 def plays_side_by_side(candidate: Candidate) -> str:
-    """Two environments that are stepped in turns, one of which is closed early, play as each does by itself."""
+    """Two environments that are stepped in turns, play as each does by itself, also after one is closed."""
     if candidate.repeats:
         return Inapplicable("episodes do not even repeat in fresh environments")
     first, second = candidate.make(), candidate.make()
@@ -194,6 +196,7 @@ def plays_side_by_side(candidate: Candidate) -> str:
             require(not found, f"seeds {seed} and {other} in turns: {found}: keep no state in the class or the module")
     first.close()
     _require_alike(candidate, second, 0, "after another environment was closed")
+    second.close()
     return "2 pairs of episodes in turns"
 
 

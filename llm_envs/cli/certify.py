@@ -20,7 +20,7 @@ examples:
   llm-envs certify llm_envs.bridges.openenv:OpenEnvEnv --env-kwargs '{"base_url": "http://localhost:8000"}'
   llm-envs certify my/Task-v0 --check hacks --check floor --json
 
-Exit codes: 0 no check failed, 1 a check failed, 2 wrong usage or no such environment.
+Exit codes: 0 no check failed, 1 a check failed, 2 wrong usage or an unknown environment.
 """
 
 

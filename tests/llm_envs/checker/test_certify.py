@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -28,11 +29,14 @@ from llm_envs.checker import Settings, certify
 from llm_envs.checker.certification import CHECKS
 from llm_envs.checker.clauses import CLAUSES
 from llm_envs.cli.main import main
+from llm_envs.env import Difficulty, SingleTurnEnv
 from llm_envs.errors import InvalidConfigError, UnknownTaskError
-from llm_envs.registration import task_ids
+from llm_envs.registration import register_task, task_ids
 from llm_envs.report import write_certificate
 from llm_envs.report.certificate import badge
 from llm_envs.testing import NumbersEnv
+
+pytestmark = [pytest.mark.slow, pytest.mark.alone]  # the clock, open files and threads are looked at
 
 PLANTED = [(check, cls) for check, planted in DEFECTS.items() for cls in planted]
 LEARNERS = "llm_envs.trainers.cli.learnability"
@@ -65,8 +69,6 @@ def test_what_does_not_apply_is_never_passed() -> None:
     found = {finding.part: finding for finding in measured(Backwards).findings}
     assert found["accepts_the_answer_in_prose"].status == "not applicable"
     assert "moves of a longer episode" in found["accepts_the_answer_in_prose"].detail
-    no_oracle = certify(NumbersEnv, checks=["oracle", "natural forms"])
-    assert {finding.status for finding in no_oracle.findings} == {"passed", "not applicable"}
 
     class Silent(NumbersEnv):
         oracle = None
@@ -95,6 +97,38 @@ def test_a_task_without_an_oracle_is_examined_from_outside() -> None:
     )
     assert certificate.passed, str(certificate)
     assert certificate.status("oracle") == "not applicable"
+
+
+class Undocumented(SingleTurnEnv):
+    """Asks for a number."""
+
+    difficulties = {"only": Difficulty("a number", chance_rate=0.001)}
+    default_difficulty = "only"
+    problem_fields = {"n": int}
+
+    def generate(self) -> dict[str, Any]:
+        return {"n": int(self.np_random.integers(1_000_000))}
+
+    def prompt(self) -> str:
+        return f"Say {self.problem['n'] + 1} minus one."
+
+    def solution(self) -> str:
+        return str(self.problem["n"])
+
+
+@pytest.fixture
+def undocumented() -> Iterator[str]:
+    register_task("certify/Undocumented-v0", Undocumented)
+    yield "certify/Undocumented-v0"
+    gym.registry.pop("certify/Undocumented-v0")
+
+
+def test_a_task_that_declares_too_little_breaks_its_contract_only(undocumented: str) -> None:
+    certificate = certify(undocumented)
+    assert certificate.failed == ("contract",), str(certificate)
+    wrong = {finding.part for finding in certificate.findings if finding.status == "failed"}
+    assert wrong == {"documents_its_difficulties", "has_docstring_headings"}
+    assert certify(Undocumented).passed  # a class that nobody registered declares nothing
 
 
 @pytest.mark.levels
