@@ -133,6 +133,7 @@ reference: $(VENV)/.stamp
 	$(VENV)/bin/python docs/file_map.py
 	$(VENV)/bin/python docs/fidelity.py
 	$(VENV)/bin/python docs/bridges.py
+	$(VENV)/bin/python docs/audit_table.py
 
 lint: $(VENV)/.stamp
 	$(VENV)/bin/ruff format --check .

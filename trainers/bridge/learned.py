@@ -84,8 +84,12 @@ class LearnedLog:
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Append a line; NaN and infinity become null."""
+        try:
+            line = json.dumps(record, allow_nan=False, default=str)
+        except ValueError:  # a number that is not finite; to look at each is slow
+            line = json.dumps(_plain(record), allow_nan=False)
         with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(_plain(record), allow_nan=False) + "\n")
+            file.write(line + "\n")
 
     def write_batch(self, step: int, credit: EpisodeRewards, batch: Batch, **facts: Any) -> None:
         """Append a generation of the plain loop; see `generation_record`."""

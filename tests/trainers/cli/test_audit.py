@@ -11,6 +11,7 @@ from typing import Any
 import gymnasium as gym
 import pytest
 from audit_corruptions import CORRUPTIONS, rewrite_record
+from audit_table import pages
 from peft import LoraConfig
 
 from llm_envs.cli.main import main
@@ -150,6 +151,11 @@ def test_a_corruption_is_found_in_its_part(
 def test_they_are_at_least_thirty_and_of_every_part() -> None:
     assert len({corruption.name for corruption in CORRUPTIONS}) == len(CORRUPTIONS) >= 30
     assert {corruption.part for corruption in CORRUPTIONS} == set(PARTS)
+
+
+def test_the_page_has_the_table() -> None:
+    ((page, text),) = pages().items()
+    assert page.read_text(encoding="utf-8") == text, "run python docs/audit_table.py"
 
 
 def test_a_clean_run_is_silent(trained: Path, tiny_folder: str) -> None:
