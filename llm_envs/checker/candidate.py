@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -133,6 +133,8 @@ class Candidate:
     settings: Settings = field(default_factory=Settings)
     env_id: str | None = None
     """The registered id, if it has one."""
+    env_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """The keyword arguments that `make` passes."""
 
     @cached_property
     def env(self) -> gym.Env[str, str]:
@@ -145,7 +147,7 @@ class Candidate:
         if not isinstance(self.env.unwrapped, TextEnv) or self.oracle is None:
             return None
         effort = replace(QUICK, n_seeds=self.settings.n_episodes)
-        return _MadeSubject(self.env_id or self.name, {}, effort, self.make)
+        return _MadeSubject(self.env_id or self.name, self.env_kwargs, effort, self.make)
 
     @cached_property
     def oracle(self) -> TextPolicy | None:
@@ -281,7 +283,7 @@ class _MadeSubject(Subject):
 
     def make(self, **more: Any) -> gym.Env[str, str]:
         """Make the environment, with some keyword arguments replaced."""
-        return self.maker(**{**self.kwargs, **more})
+        return self.maker(**more)
 
 
 def probe(observation: str, rng: random.Random) -> str:

@@ -277,9 +277,9 @@ def certify(
 
 
 def _candidate(env: str | Callable[..., gym.Env[str, str]], settings: Settings, kwargs: dict[str, Any]) -> Candidate:
-    make, env_id = (_found(env, kwargs)) if isinstance(env, str) else (partial(env, **kwargs), None)
+    maker, env_id, kwargs = _found(env, kwargs) if isinstance(env, str) else (env, None, kwargs)
     name = env if isinstance(env, str) else getattr(env, "__qualname__", repr(env))
-    candidate = Candidate(name, make, settings, env_id)
+    candidate = Candidate(name, partial(maker, **kwargs), settings, env_id, kwargs)
     try:
         made = candidate.env
     except (InvalidConfigError, MissingExtraError):
@@ -300,18 +300,17 @@ def _candidate(env: str | Callable[..., gym.Env[str, str]], settings: Settings, 
     return candidate
 
 
-def _found(name: str, kwargs: dict[str, Any]) -> tuple[Callable[..., gym.Env[str, str]], str | None]:
-    """Return the maker of an environment, and its id if it is registered."""
+def _found(name: str, kwargs: dict[str, Any]) -> tuple[Callable[..., gym.Env[str, str]], str | None, dict[str, Any]]:
+    """Return the maker of an environment, its id if it is registered, and its keyword arguments."""
     module, _, attribute = name.rpartition(":")
     if module and attribute.isidentifier():
         try:
             maker = getattr(importlib.import_module(module), attribute)
         except (ImportError, AttributeError) as error:
             raise UnknownTaskError(f"{name}: {error}; give module:Class, or a registered id.") from error
-        return partial(maker, **kwargs), None
+        return maker, None, kwargs
     spec = task_spec(name)
-    kwargs = example_kwargs(spec.id) | kwargs
-    return partial(gym.make, spec.id, disable_env_checker=True, **kwargs), spec.id
+    return partial(gym.make, spec.id, disable_env_checker=True), spec.id, example_kwargs(spec.id) | kwargs
 
 
 def _parts(check: Check, candidate: Candidate) -> list[tuple[str, Callable[[], str]]]:

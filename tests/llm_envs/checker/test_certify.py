@@ -1,4 +1,4 @@
-"""Each planted defect is caught by just the check that should, sound environments pass, and so do our tasks."""
+"""Each planted defect is caught by just the check that should, and sound environments pass."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from llm_envs.checker.clauses import CLAUSES
 from llm_envs.cli.main import main
 from llm_envs.env import Difficulty, SingleTurnEnv
 from llm_envs.errors import InvalidConfigError, UnknownTaskError
-from llm_envs.registration import register_task, task_ids
+from llm_envs.registration import register_task
 from llm_envs.report import write_certificate
 from llm_envs.report.certificate import badge
 from llm_envs.testing import NumbersEnv
@@ -129,13 +129,6 @@ def test_a_task_that_declares_too_little_breaks_its_contract_only(undocumented: 
     wrong = {finding.part for finding in certificate.findings if finding.status == "failed"}
     assert wrong == {"documents_its_difficulties", "has_docstring_headings"}
     assert certify(Undocumented).passed  # a class that nobody registered declares nothing
-
-
-@pytest.mark.levels
-@pytest.mark.parametrize("env_id", [name for name in task_ids() if name.startswith("llm/")])
-def test_no_false_alarm_on_our_tasks(env_id: str) -> None:
-    certificate = certify(env_id)
-    assert certificate.passed, str(certificate)
 
 
 @pytest.mark.parametrize(
