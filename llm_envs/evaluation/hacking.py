@@ -194,7 +194,8 @@ def sample_episodes(trajectories: Sequence[Trajectory], n: int, *, seed: int) ->
 
     Members of a group answer the same question, so they are not independent; the test needs independent episodes.
     """
-    random, groups = Random(seed), defaultdict(list)
+    random = Random(seed)
+    groups: defaultdict[str, list[int]] = defaultdict(list)
     for place, trajectory in enumerate(trajectories):
         if trajectory.status == "ok":
             groups[trajectory.group_id].append(place)

@@ -1,4 +1,4 @@
-"""A callback that watches a training for reward hacking; `llm_envs.evaluation.hacking` says what it watches."""
+"""A callback that watches a training for reward hacking; `llm_envs.evaluation.hacking` describes what it watches."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class RewardHackingAlarm(TrainerCallback):
 
     Add it to an `EnvGRPOTrainer` or `EnvPPOTrainer`: `trainer.add_callback(RewardHackingAlarm(trainer, second_score))`.
     It watches the latest generation at the end of each optimizer step, and the metric `kl` if there is one. Checkpoints
-    have its state, and a resumed training goes on with it.
+    have its state, and a resumed training continues with it.
 
     Args:
         trainer: The trainer.
@@ -68,6 +68,7 @@ class RewardHackingAlarm(TrainerCallback):
         self._trainer, self._second_score, self._on_alarm = trainer, second_score, on_alarm
         self._settings, self.watched = settings or AlarmSettings(), AlarmState()
         self._seen: EpisodeRewards | None = None
+        self._late: dict[str, float] = {}
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -78,6 +79,8 @@ class RewardHackingAlarm(TrainerCallback):
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Watch the latest generation, once."""
+        self._log(self._late)
+        self._late = {}
         episodes = self._trainer.generations["train"].episodes
         if episodes is self._seen or not episodes.trajectories:  # several steps, or a resumed one, of one generation
             return
@@ -90,7 +93,8 @@ class RewardHackingAlarm(TrainerCallback):
         self.watched, metrics, alarms = watch_episodes(
             self.watched, everyone, step=state.global_step, settings=self._settings
         )
-        self._tell(metrics, alarms, args, state, control)
+        self._log(metrics)
+        self._tell(alarms, args, state, control)
 
     def on_log(
         self,
@@ -105,18 +109,20 @@ class RewardHackingAlarm(TrainerCallback):
             self.watched, metrics, alarms = watch_kl(
                 self.watched, float(logs["kl"]), step=state.global_step, settings=self._settings
             )
-            self._tell(metrics, alarms, args, state, control)
+            self._late = metrics  # TRL clears its metrics after this call
+            self._tell(alarms, args, state, control)
+
+    def _log(self, metrics: Mapping[str, float]) -> None:
+        for name, value in metrics.items():
+            self._trainer._metrics["train"][name].append(value)
 
     def _tell(
         self,
-        metrics: Mapping[str, float],
         alarms: Sequence[Alarm],
         args: TrainingArguments,
         state: TrainerState,
         control: TrainerControl,
     ) -> None:
-        for name, value in metrics.items():
-            self._trainer._metrics["train"][name].append(value)
         state.stateful_callbacks[_STATE] = self.watched.to_dict()
         self.alarms += alarms
         for alarm in alarms if state.is_world_process_zero else ():

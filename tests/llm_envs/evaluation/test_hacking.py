@@ -77,7 +77,7 @@ def test_limits_and_bounds_of_the_reference_by_hand():
 
 
 def test_the_gap_is_watched_from_the_first_step_and_its_episodes_are_named():
-    state, metrics, alarms = watch(AlarmState(), [seen(number, gap=float(number < 10)) for number in range(20)], 7)
+    state, metrics, alarms = watch(AlarmState(), [seen(number, gap=float(number < 20)) for number in range(40)], 7)
     (alarm,) = alarms
     assert (alarm.watched, alarm.step, alarm.since, alarm.value, alarm.bound) == ("gap", 7, 7, 0.5, 0.02)
     assert alarm.threshold == pytest.approx(120) and alarm.wealth >= 120

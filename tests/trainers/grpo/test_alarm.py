@@ -71,9 +71,11 @@ def test_ppo_is_watched_and_goes_on_from_its_checkpoint(tiny_folder, config, tmp
         trainer.add_callback(alarm)
         trainer.train(resume_from_checkpoint=resume)
         trainer.close()
+        alarm.logged = {name for entry in trainer.state.log_history for name in entry}
         return alarm
 
     whole = train(tmp_path / "whole", 4)
+    assert {"alarm/kl", "alarm/kl_evidence", "alarm/short"} <= whole.logged
     resumed = train(tmp_path / "rest", 4, resume=str(tmp_path / "whole" / "checkpoint-2"))
     assert whole.alarms == resumed.alarms == []  # the second score agrees with the reward
     assert whole.watched.n_steps == resumed.watched.n_steps == 4
