@@ -56,9 +56,9 @@ def own_player(factory: EnvFactory | None, spec: EpisodeSpec) -> Any:
     """Return the factory's `play_episode`; None if it has none.
 
     Raises:
-        InvalidConfigError: If it has one, and the episode should go on from a stored turn.
+        InvalidConfigError: If it has one, and the episode should continue from a stored turn.
     """
     own = getattr(factory, "play_episode", None)
     if own is not None and spec.fork is not None:
-        raise InvalidConfigError(f"{spec.env_id} plays its episodes itself, so none can go on from a stored turn.")
+        raise InvalidConfigError(f"{spec.env_id} plays its episodes itself, so none can continue from a stored turn.")
     return own

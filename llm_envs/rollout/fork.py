@@ -147,7 +147,7 @@ def branch_each(
 
 
 def branch_specs(trajectory: Trajectory, turn: int, members: Iterable[int], group_id: str) -> list[EpisodeSpec]:
-    """Return the specs of episodes that go on from a turn of a stored one.
+    """Return the specs of episodes that continue a stored one from a turn on.
 
     Args:
         trajectory: The stored episode.

@@ -1,4 +1,4 @@
-"""Episodes that go on from a turn of a stored one: their policy repeats the turns before it, their rows begin there."""
+"""Episodes that continue a stored one from a turn on: the policy repeats the turns before it, the rows begin there."""
 
 from __future__ import annotations
 

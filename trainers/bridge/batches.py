@@ -343,7 +343,7 @@ def create_state_fn(factories: Mapping[str, EnvFactory]) -> StateFn:
 
 
 def _own_turns(turn_rewards: list[float], trajectory: Trajectory) -> list[float]:
-    """Return the rewards of an episode's turns, NaN for those that a branch only repeats: they are no new sample."""
+    """Return the rewards of an episode's turns, NaN for those that a branch only repeats, which are known."""
     n_repeated = trajectory.metadata.get("fork", {"turn": 0})["turn"]
     return [math.nan if k < n_repeated else reward for k, reward in enumerate(turn_rewards)]
 

@@ -1,4 +1,4 @@
-"""What samples for a trainer: its own model, a vLLM engine in its process, or vLLM servers."""
+"""The policy that a trainer samples with: its own model, a vLLM engine in its process, or vLLM servers."""
 
 from __future__ import annotations
 

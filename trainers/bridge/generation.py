@@ -299,7 +299,7 @@ class GenerationPlayer:
 
     @property
     def _roots(self) -> list[Trajectory]:
-        """The episodes that began anew: branches begin at chosen turns, so their outcomes are no fair sample."""
+        """The episodes that began anew: branches begin at chosen turns, so their outcomes do not count in metrics."""
         return [trajectory for trajectory in self.played if is_root(trajectory)]
 
     def learn(self) -> None:

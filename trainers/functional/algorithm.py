@@ -116,7 +116,7 @@ class Algorithm:
     dynamic_sampling: bool = False
     """Whether groups whose rewards are all equal are replaced by others (`rollout.filters.create_spread_filter`)."""
     branches: float = 0.0
-    """Share of each group's episodes that go on from turns of the others (`rollout.tree`); 0: all begin anew."""
+    """Share of each group's episodes that continue from turns of the others (`rollout.tree`); 0: all begin anew."""
     branch_at: Literal["every_turn", "least_sure", "disagreement"] | Callable[..., Any] = "every_turn"
     """Where branches begin: a function of `rollout.tree` by name, or `(roots, n) -> n pairs (root, turn)`."""
     overlong: float = 0.0
@@ -316,7 +316,7 @@ TREE = Algorithm(
     "tree", advantage_fn=partial(state_graph, min_visits=2, scale=True), by_state=tree_nodes, branches=0.75
 )
 """The difference in Monte Carlo value from one branching point of a group to the next (as in VinePPO, arXiv 2410.01679,
-and TreeRL, arXiv 2506.11902); loss over tokens. Three quarters of a group go on from turns of the others."""
+and TreeRL, arXiv 2506.11902); loss over tokens. Three quarters of a group continue from turns of the others."""
 DISTILL = Algorithm("distill", advantage_fn=ignore_reward, normalisation="token", kl_coef=1.0, kl_in="advantage")
 """Reverse KL to a teacher, the reference: each sampled token earns `log teacher - log pi`, with no baseline and no
 discount, and the task pays nothing ("On-Policy Distillation of Language Models", arXiv 2306.13649)."""

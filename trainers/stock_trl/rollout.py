@@ -128,7 +128,7 @@ def algorithm_advantages(
     Args:
         trajectories: The episodes of the rows, in their order: `EnvRollout.last_trajectories`.
         algorithm: Only its `advantage_fn` and `by_state` are used.
-        generation: What TRL's `_generate_and_score_completions` returns.
+        generation: The result of TRL's `_generate_and_score_completions`.
 
     Returns:
         Shape (B,), or (B, T) over the completions; 0 outside the policy's tokens.

@@ -105,13 +105,21 @@ class WorkerPool:
             InvalidConfigError: If it cannot be pickled or loaded there, or no worker is free.
             Exception: Any error from making it, under its name (see `wire.RemoteError`).
         """
+        for is_last in (False, True):
+            try:
+                self._check_once(make)
+                return
+            except NoRoomError:  # others use the servers now; an error will be seen when they have room
+                return
+            except WorkerDiedError:  # perhaps killed from outside; an environment that kills its process does it again
+                if is_last:
+                    raise
+
+    def _check_once(self, make: Callable[[], Env]) -> None:
         runner = WorkerRunner(self, make, None)
         if not self._state.take_now():
             raise InvalidConfigError("WorkerPool.check: all workers are in use; check before playing.")
-        try:
-            runner.open_here()
-        except NoRoomError:  # others use the servers now; an error will be seen when they have room
-            return
+        runner.open_here()
         runner.close()
 
     def close(self) -> None:
