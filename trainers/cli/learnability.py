@@ -43,7 +43,7 @@ def learn_from_oracle(
             return [trajectory for group in collector.collect(n) for trajectory in group]
 
     plain = tiny_tokenizer()
-    texts = [plain.decode(trajectory.rows[0].ids) for trajectory in played(plain, 50)]
+    texts = [str(plain.decode(trajectory.rows[0].ids)) for trajectory in played(plain, 50)]
     tokenizer = tiny_tokenizer(texts, max_token_length=16)
     model = tiny_model(tokenizer, max_length=_LONGEST)
     before = mean_return(make, model, tokenizer, n=n_eval, max_turn_tokens=max_turn_tokens)

@@ -87,7 +87,7 @@ def test_options_are_written_with_dashes_or_underscores_and_in_full(command: str
     ("arguments", "message"),
     [
         (["plya"], "invalid choice: 'plya' (choose from 'list', 'check'"),
-        (["xyzzy"], "invalid choice: 'xyzzy' (choose from 'list', 'check', 'new-task', 'play'"),
+        (["xyzzy"], "invalid choice: 'xyzzy' (choose from 'list', 'check', 'certify', 'new-task'"),
         (["--fmaily"], "--fmaily: there is no such option. `llm-envs --help` lists every option."),
         (["play", "--modle", "x"], "--modle: there is no such option. Did you mean --model?"),
         (["play", PLAYED, "--max_turn_tokes=4"], "--max-turn-tokes: there is no such option. Did you mean --max-turn-"),
