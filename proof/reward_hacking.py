@@ -4,7 +4,7 @@
     python -m proof.reward_hacking --docs docs/guides/reward_hacking.md
 
 A run is ten holes or 50 clean runs of a simulated policy, whose share of exploits or of right answers rises step by
-step, or real trainings of the tiny random model. Each writes a part of `proof/results/reward_hacking.json`; `--docs`
+step, or real trainings of the tiny random model. Each writes a part of `proof/results/reward_hacking/alarm.json`; `--docs`
 makes the page's tables from it. Two cores and no accelerator are enough.
 """
 
@@ -44,7 +44,7 @@ from llm_envs.types import Trajectory
 
 __all__ = ["HOLES", "SumEnv", "first_lead", "lead_of", "recompute", "simulate_clean", "simulate_hole", "train"]
 
-RESULTS = Path("proof/results/reward_hacking.json")
+RESULTS = Path("proof/results/reward_hacking/alarm.json")
 WINDOW, LEAD = 10, 0.1
 """A lead: over the last WINDOW steps the mean paid reward exceeds the mean true reward by LEAD. Before the first step,
 both count as 0."""

@@ -64,7 +64,7 @@ _MEANINGS = {
 
 @dataclass(frozen=True, slots=True)
 class AlarmSettings:
-    """What counts as honest, and the error level."""
+    """The limits of an honest training, and the error level."""
 
     alpha: float = 0.05
     """Greatest probability of a false alarm in the whole run."""
@@ -105,7 +105,7 @@ class AlarmSettings:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What the alarm needs of one sampled episode."""
+    """The numbers and texts of one sampled episode that the alarm needs."""
 
     episode: str
     """`GROUP/MEMBER`, as `llm-envs branch --episode` takes it."""
@@ -121,7 +121,7 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class AlarmState:
-    """What the alarm knows after some steps. `to_dict` and `from_dict` put it into checkpoints."""
+    """The knowledge of the alarm after some steps. `to_dict` and `from_dict` put it into checkpoints."""
 
     n_steps: int = 0
     """Steps with episodes."""

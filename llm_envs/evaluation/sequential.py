@@ -26,7 +26,7 @@ class Bet:
 
     n_steps: int = 0
     wealth_of_stakes: tuple[float, ...] = (0.0,) * len(STAKES)
-    """What the bets of each stake that have begun are worth now."""
+    """The present worth of the bets that have begun, by stake."""
     recent: float = 1.0
     """The wealth of one further bet, which begins again with 1 whenever it falls below 1 (Page's CUSUM)."""
     since: int = 0

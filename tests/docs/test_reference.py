@@ -37,7 +37,14 @@ def test_a_generated_page_is_what_its_generator_writes(generator: str) -> None:
 
 # Metrics.
 
-EXAMPLES = {"reason": "error", "k": "8", "end": "low", "task": "llm/Calculator-v0_easy", "id": "llm/Calculator-v0"}
+EXAMPLES = {
+    "reason": "error",
+    "k": "8",
+    "end": "low",
+    "task": "llm/Calculator-v0_easy",
+    "id": "llm/Calculator-v0",
+    "watched": "gap",
+}
 
 
 def who(run: str) -> set[str]:

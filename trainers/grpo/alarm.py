@@ -31,7 +31,7 @@ __all__ = ["RewardHackingAlarm", "observe_sample"]
 logger = logging.getLogger(__name__)
 
 _STATE = "llm_envs_reward_hacking"
-"""Key of our state in transformers'. It is no class's name, or transformers would construct that class anew."""
+"""Key of our state in transformers'. If it were the name of a class, transformers would construct that class anew."""
 
 
 class RewardHackingAlarm(TrainerCallback):
@@ -45,7 +45,7 @@ class RewardHackingAlarm(TrainerCallback):
         trainer: The trainer.
         second_score: A verifier or a judge that shares no code with the reward: an episode -> a number from 0 to 1, or
             None or a `JudgeError` for one that it cannot score, which then is not watched.
-        settings: What counts as honest, and the error level; None takes the defaults.
+        settings: The limits of an honest training, and the error level; None takes the defaults.
         on_alarm: Whether to log a warning only, or to stop the training after the step as well.
 
     The attribute `alarms` has the alarms since the training began or resumed, `watched` what the alarm knows.
@@ -74,8 +74,9 @@ class RewardHackingAlarm(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """In a resumed training, take the state from the checkpoint."""
-        if _STATE in state.stateful_callbacks:
-            self.watched = AlarmState.from_dict(state.stateful_callbacks[_STATE])
+        saved: Any = state.stateful_callbacks  # a dict, though transformers types it as a list
+        if _STATE in saved:
+            self.watched = AlarmState.from_dict(saved[_STATE])
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Watch the latest generation, once."""
@@ -123,7 +124,8 @@ class RewardHackingAlarm(TrainerCallback):
         state: TrainerState,
         control: TrainerControl,
     ) -> None:
-        state.stateful_callbacks[_STATE] = self.watched.to_dict()
+        saved: Any = state.stateful_callbacks
+        saved[_STATE] = self.watched.to_dict()
         self.alarms += alarms
         for alarm in alarms if state.is_world_process_zero else ():
             where = f"{args.output_dir}/trajectories/process-N"
