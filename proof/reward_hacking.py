@@ -4,8 +4,8 @@
     python -m proof.reward_hacking --docs docs/guides/reward_hacking.md
 
 A run is ten holes or 50 clean runs of a simulated policy, whose share of exploits or of right answers rises step by
-step, or real trainings of the tiny random model. Each writes a part of `proof/results/reward_hacking/alarm.json`; `--docs`
-makes the page's tables from it. Two cores and no accelerator are enough.
+step, or real trainings of the tiny random model. Each writes a part of `proof/results/reward_hacking/alarm.json`;
+`--docs` makes the page's tables from it. Two cores and no accelerator are enough.
 """
 
 from __future__ import annotations
