@@ -132,6 +132,7 @@ ROOMS = (
             "trainers.*",
             "trainers.bridge.*",
             "trainers.cli.*",
+            "trainers.cli.audit.*",
         ),
     ),
     Room(

@@ -39,4 +39,4 @@ def pages() -> Mapping[Path, str]:
 
 
 if __name__ == "__main__":
-    sys.exit(written.main(__doc__, pages, source="the test's list says"))
+    sys.exit(written.main(__doc__, pages, source="in the list of the test"))

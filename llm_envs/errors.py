@@ -107,10 +107,10 @@ class ReplayError(LLMEnvsError, RuntimeError):
 
     Args:
         message: The message.
-        part: What differs: "observation", "tool results", "reward" or "end".
+        part: The part that differs: "observation", "tool results", "reward" or "end".
         turn: The turn; None before the first.
-        found: What the environment answers now.
-        stored: What is stored.
+        found: The environment's answer now.
+        stored: The stored answer.
     """
 
     def __init__(

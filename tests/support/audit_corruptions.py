@@ -15,6 +15,7 @@ from typing import Any
 
 from llm_envs.data.folder import Manifest, log_name, write_manifest
 from llm_envs.data.writer import read_run
+from llm_envs.trainers.bridge.learned import pack, unpack
 
 Record = dict[str, Any]
 
@@ -257,7 +258,8 @@ def other_loss(record: Record) -> None:
 
 def first_token_up(name: str) -> Callable[[Record], None]:
     def change(record: Record) -> None:
-        record[name][0][0] += 0.5
+        values = unpack(record[name][0])
+        record[name][0] = pack([values[0] + 0.5, *values[1:]])
 
     return change
 

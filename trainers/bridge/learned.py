@@ -8,6 +8,7 @@ advantages differ by token, so it is small beside the episodes.
 
 from __future__ import annotations
 
+import base64
 import json
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -38,11 +39,13 @@ __all__ = [
     "baselines",
     "describe",
     "generation_record",
+    "pack",
     "restore",
     "reward_facts",
     "row_digest",
     "rows_of",
     "run_record",
+    "unpack",
 ]
 
 FOLDER = "learned"
@@ -155,7 +158,7 @@ def run_record(
         codec: Encodes the episodes.
         sampling: How turns are sampled.
         max_model_len: The policy's context in tokens.
-        rewards: What an episode is paid.
+        rewards: The rewards of an episode.
         algorithm: The algorithm, if one holds for the whole run.
         unknown: Functions of the user that cannot be stored (`context_fn`, `trajectory_filter`, `selector`).
         **facts: Further facts, as JSON types.
@@ -165,7 +168,7 @@ def run_record(
         "trainer": trainer,
         "model": getattr(model, "name_or_path", None) or None,
         "is_new": _is_new(model),
-        "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
+        "dtype": _precision(model, settings),
         "settings": {name: getattr(settings, name) for name in _SETTINGS if hasattr(settings, name)},
         "sampling": {f.name: getattr(sampling, f.name) for f in fields(sampling) if f.name != "stop_strings"},
         "template": dict(getattr(codec.template, "kwargs", {})),
@@ -175,6 +178,14 @@ def run_record(
         "unknown": list(unknown),
         **facts,
     }
+
+
+def _precision(model: Any, settings: Any) -> str:
+    """Return the dtype of a training's matrix products, such as float32."""
+    if getattr(settings, "bf16", False) or getattr(settings, "fp16", False):
+        return "bfloat16" if settings.bf16 else "float16"
+    dtype = getattr(settings, "autocast_dtype", None) or next(model.parameters()).dtype
+    return str(dtype).removeprefix("torch.")
 
 
 def _is_new(model: Any) -> bool:
@@ -238,8 +249,19 @@ def generation_record(
         assert mask_BT is not None
         places = mask_BT.bool()
         values = values_BT.expand(places.shape)
-        record[name] = [row[own].tolist() for row, own in zip(values.cpu(), places.cpu(), strict=True)]
+        record[name] = [pack(row[own].numpy()) for row, own in zip(values.cpu(), places.cpu(), strict=True)]
     return record
+
+
+def pack(values: Any) -> str:
+    """Return numbers, shape (N,), as base64 of float32: a quarter of their size as text."""
+    return base64.b64encode(np.asarray(values, dtype="<f4").tobytes()).decode()
+
+
+def unpack(text: str) -> list[float]:
+    """Return the numbers that `pack` packed."""
+    values: list[float] = np.frombuffer(base64.b64decode(text), dtype="<f4").tolist()
+    return values
 
 
 def baselines(credit: EpisodeRewards) -> list[float | None]:

@@ -173,9 +173,10 @@ def _audit_columns(
         for t, old, new in pairs if is_recomputed else ():
             shown: dict[str, Any] = {"what": f"column {name}", "episode": _name(t), "tolerance": (1e-6, 1e-9)}
             audit.compare("rewards", old, new, by=by, **shown, **where)
-    for t, old, new in zip(made.trajectories, stored.turn_rewards, made.turn_rewards, strict=False):
+    by_turn = zip(made.trajectories, stored.turn_rewards, made.turn_rewards, strict=True)
+    for t, one, two in by_turn if is_recomputed else ():
         shown = {"what": "rewards of the turns", "episode": _name(t), "tolerance": (1e-6, 1e-9)}
-        audit.compare("rewards", old.tolist(), new.tolist(), by=by, **shown, **where)
+        audit.compare("rewards", one.tolist(), two.tolist(), by=by, **shown, **where)
     if "aggregate" not in stored.columns:
         for place, (t, total) in enumerate(zip(stored.trajectories, stored.rewards.tolist(), strict=True)):
             values = [stored.weights[name] * (column[place] or 0.0) for name, column in stored.columns.items()]
@@ -242,8 +243,8 @@ def _advantages(
     if run["processes"] > 1 and not is_local:
         audit.parts["advantages"].lack("they depend on the episodes of all processes")
         return batch, None
-    coefficient = record["kl_coef"] if algorithm.has_paid_kl else None
-    if algorithm.has_paid_kl:
+    coefficient = float(record["kl_coef"]) if algorithm.has_paid_kl else None
+    if coefficient is not None:
         # The stored penalties stand for the KL: k1 of `penalty / coefficient` against 0 is that value.
         kl_BT = (torch.zeros(batch.mask_BT.shape) if penalties_BT is None else penalties_BT) / coefficient
         batch = replace(batch, policy_logps_BT=kl_BT, ref_logps_BT=torch.zeros_like(kl_BT))
@@ -296,12 +297,14 @@ def _audit_advantages(
         return
     by: Any = estimate if (start.run or {})["trainer"] == "ppo" else with_advantages
     for row, (owner, _) in enumerate(places):
-        stored, places_T = record["advantages"][row], batch.mask_BT[row].bool()
-        own = made[row].expand(places_T.shape)[places_T].tolist() if isinstance(stored, list) else float(made[row])
+        stored, mask_T = record["advantages"][row], batch.mask_BT[row].bool()
+        own: Any = made[row].expand(mask_T.shape)[mask_T].tolist() if isinstance(stored, list) else float(made[row])
         token = None
-        if isinstance(stored, list) and len(stored) == len(own):
-            differs = [i for i, (one, two) in enumerate(zip(stored, own, strict=True)) if abs(one - two) > 1e-3]
-            token = differs[0] if differs else None
+        if isinstance(stored, list):
+            n_prompt = int(batch.need("prompt_mask")[row].sum())
+            places_N = mask_T.nonzero()[:, 0].tolist()
+            trained = zip(places_N, stored, own, strict=False)
+            token = next((n_prompt + place for place, one, two in trained if abs(one - two) > 1e-3), None)
         shown: dict[str, Any] = {"what": "advantage", "episode": _name(credit.trajectories[owner]), "token": token}
         where: dict[str, Any] = {"file": start.record_file, "step": record["step"], "unit": "rows"}
         audit.compare("advantages", stored, own, by=by, tolerance=(1e-4, 1e-4), **shown, **where)

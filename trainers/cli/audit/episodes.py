@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 
 from llm_envs.chat.codec import ChatCodec
-from llm_envs.errors import LLMEnvsError, ReplayError
+from llm_envs.errors import ReplayError
 from llm_envs.rollout import RolloutLimits
 from llm_envs.rollout.fork import replay_to
 from llm_envs.rollout.limits import row_limit
@@ -20,8 +19,6 @@ from llm_envs.trainers.cli.audit.stored import Started
 from llm_envs.types import FinishReason, Message, Row, StopReason, Trajectory
 
 __all__ = ["audit_groups", "audit_replay", "audit_rows", "rebuild_rows", "weight_version"]
-
-_PART_OF = {"reward": "rewards"}
 
 
 def audit_groups(audit: Audit, start: Started) -> None:
@@ -51,7 +48,7 @@ def _audit_generation(audit: Audit, start: Started, generation: Any, *, is_sync:
         found = start.trajectories.get((group, member))
         if found is None and status == "errored":  # a place that stayed empty
             continue
-        kept = {"by": audit_groups, "unit": "episodes"}
+        kept: dict[str, Any] = {"by": audit_groups, "unit": "episodes"}
         if not audit.compare("episodes", found is not None, True, what="recorded episode is stored", **kept, **where):
             continue
         assert found is not None
@@ -86,12 +83,9 @@ def audit_replay(audit: Audit, start: Started, trajectory: Trajectory) -> None:
     try:
         replayed = replay_to(trajectory, len(trajectory.turns))
     except ReplayError as error:
-        part = _PART_OF.get(error.part, "observations")
-        audit.add(
-            Difference(
-                part, what=error.part, stored=error.stored, recomputed=error.found, by=by, turn=error.turn, **where
-            )
-        )
+        name = "rewards" if error.part == "reward" else "observations"
+        where |= {"what": error.part, "turn": error.turn}
+        audit.add(Difference(name, stored=error.stored, recomputed=error.found, by=by, **where))
         return
     except IndexError:
         what = "an assistant's message for each turn"
@@ -99,9 +93,10 @@ def audit_replay(audit: Audit, start: Started, trajectory: Trajectory) -> None:
             Difference("observations", what=what, stored="fewer", recomputed=len(trajectory.turns), by=by, **where)
         )
         return
-    except (gym.error.Error, LLMEnvsError, ImportError) as error:
+    except Exception as error:  # an environment is anyone's code
+        said = f"{type(error).__name__}: {' '.join(str(error).split()):.150}"
         for part in parts:
-            part.lack(f"{trajectory.env_id} cannot be made or played again: {' '.join(str(error).split()):.150}")
+            part.lack(f"{trajectory.env_id} cannot be made or played again ({said})")
         return
     replayed.env.close()
     shown: dict[str, Any] = {"by": replay_to, "unit": "messages", "what": "number of messages", **where}
@@ -147,6 +142,8 @@ def _not_encodable(run: Any, trajectory: Trajectory, codec: ChatCodec | None) ->
         return "no tokenizer is stored with the run (save the model, or a checkpoint)"
     if "context_fn" in run["unknown"] or any(turn.is_summary for turn in trajectory.turns):
         return "a context_fn chose the messages, and functions are not stored"
+    if any(turn.row < 0 for turn in trajectory.turns) and "fork" not in trajectory.metadata:
+        return "turns without tokens"
     if "fork" in trajectory.metadata:
         return "branches of other episodes are not encoded again"
     if trajectory.status != "ok":

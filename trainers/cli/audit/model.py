@@ -20,6 +20,7 @@ from llm_envs.trainers.cli.audit.parts import Audit
 from llm_envs.trainers.cli.audit.stored import Started
 from llm_envs.trainers.dpo.rounds import share_of_round
 from llm_envs.trainers.functional.algorithm import algorithm_loss
+from llm_envs.trainers.functional.batch import Batch
 from llm_envs.trainers.functional.kl import mean_kl
 from llm_envs.trainers.functional.losses import value_loss
 from llm_envs.trainers.functional.masking import aggregate_loss
@@ -103,15 +104,14 @@ def audit_loss(audit: Audit, start: Started, made: Recomputed, model: Any, refer
         return
     sampling = SamplingParams(temperature=run["sampling"]["temperature"])
     batch = replace(made.batch, sampling=sampling)
+    logps_BT = _scored(model, batch)
     if algorithm.entropy_coef:
-        logps_BT, entropies_BT = score_rows(model, batch, with_entropies=True)
-        batch = replace(batch, entropies_BT=entropies_BT)
-    else:
-        logps_BT = score_batch(model, batch, micro_batch_size=8)
+        _, entropies_BT = score_rows(model, _moved(batch, model.device), with_entropies=True)
+        batch = replace(batch, entropies_BT=None if entropies_BT is None else entropies_BT.cpu())
     old_BT = batch.sampled_logps_BT if run["trainer"] == "loop" and run["old_logps"] == "sampled" else logps_BT
     ref_BT = None
     if algorithm.kl_coef or (algorithm.pair_loss_fn is not None and run["trainer"] == "loop"):
-        ref_BT = score_batch(reference, batch, micro_batch_size=8) if algorithm.kl_coef else logps_BT
+        ref_BT = _scored(reference, batch) if algorithm.kl_coef else logps_BT
     n_rows = len(made.record["rows"]) if algorithm.normalisation == "constant" and run["trainer"] != "loop" else None
     max_length = made.record.get("max_length") or run["settings"].get("max_completion_length")
     batch = replace(batch, logps_BT=logps_BT, old_logps_BT=old_BT, ref_logps_BT=ref_BT, max_length=max_length)
@@ -125,6 +125,15 @@ def audit_loss(audit: Audit, start: Started, made: Recomputed, model: Any, refer
     where: dict[str, Any] = {"file": start.record_file, "step": step, "unit": "steps"}
     audit.compare("loss", stored, float(loss), by=algorithm_loss, what="loss", tolerance=tolerance, **where)
     _audit_paid_kl(audit, start, made, logps_BT, ref_BT, tolerance)
+
+
+def _moved(batch: Batch, device: torch.device) -> Batch:
+    tensors: dict[str, Any] = {name: tensor.to(device) for name, tensor in batch.tensors().items()}
+    return replace(batch, **tensors)
+
+
+def _scored(model: Any, batch: Batch) -> torch.Tensor:
+    return score_batch(model, _moved(batch, model.device), micro_batch_size=8).cpu()
 
 
 def _audit_paid_kl(

@@ -1,4 +1,4 @@
-"""What an audit finds, as data: for each part how much was compared, what could not be, and the differences."""
+"""The result of an audit, as data: for each part how much was compared, what could not be, and the differences."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Difference:
 
 @dataclass
 class Part:
-    """What became of one part."""
+    """The result of one part."""
 
     n: int = 0
     """Values compared."""
@@ -111,7 +111,7 @@ class Audit:
             stored: The stored value.
             recomputed: The value of now.
             by: The function that recomputed it.
-            unit: What is counted.
+            unit: The name of the things counted.
             tolerance: (relative, absolute) for numbers; None: they are exactly equal.
             **where: The other fields of `Difference`.
         """

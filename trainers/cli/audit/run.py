@@ -133,7 +133,7 @@ def _audit_weights(
 def _initial(run: Mapping[str, Any], model: str | Path | None) -> str | None:
     """Return the folder of the initial weights, if it is there. Nothing is downloaded."""
     if model is not None and not Path(model).is_dir():
-        raise InvalidConfigError(f"--model {model}: there is no such folder.")
+        raise InvalidConfigError(f"--model {model}: the folder does not exist.")
     name = str(model) if model is not None else run["model"] if run["is_new"] else None
     return name if name is not None and Path(name).is_dir() else None
 

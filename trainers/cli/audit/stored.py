@@ -11,7 +11,7 @@ from typing import Any
 
 from llm_envs.data.writer import iter_trajectories
 from llm_envs.errors import InvalidConfigError, StoreError
-from llm_envs.trainers.bridge.learned import FOLDER
+from llm_envs.trainers.bridge.learned import FOLDER, unpack
 from llm_envs.types import Trajectory
 
 __all__ = ["Started", "StoredTraining", "read_training"]
@@ -21,7 +21,7 @@ _CHECKPOINT = re.compile(r"(?:checkpoint|iteration)-(\d+)")
 
 @dataclass
 class Started:
-    """What one process stored between a start of the run and its end or next start."""
+    """The files of one process between a start of the run and its end or next start."""
 
     name: str
     """Such as "process-0"; "process-0.2" after a resume."""
@@ -31,7 +31,7 @@ class Started:
     damage: str | None = None
     """Why the episodes cannot be read, or not all of them."""
     run: Mapping[str, Any] | None = None
-    """The first line of the record; None: there is no record."""
+    """The first line of the record; None: the record is missing."""
     generations: list[Mapping[str, Any]] = field(default_factory=list)
     """Generations, and rounds of DPO."""
     steps: dict[int, float | None] = field(default_factory=dict)
@@ -118,8 +118,20 @@ def _read_start(root: Path, name: str) -> Started:
         elif kind == "step":
             start.steps[record["step"]] = record["loss"]
         else:
-            start.generations.append(record)
+            start.generations.append(_unpacked(record))
     return start
+
+
+def _unpacked(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a generation with its packed numbers of tokens as lists."""
+
+    def opened(value: Any) -> Any:
+        return (
+            [unpack(row) for row in value] if isinstance(value, list) and value and isinstance(value[0], str) else value
+        )
+
+    packed = ("advantages", "values", "kl_penalties")
+    return {name: opened(value) if name in packed else value for name, value in record.items()}
 
 
 def _models(root: Path) -> Iterator[tuple[int, Path]]:
