@@ -23,6 +23,7 @@
 #   make check      what CI runs: all of the above, and make docs (.ci/run has the order)
 #   make bench      the benchmarks, against the numbers that we hold; rewrites the tables of docs/results/performance.md
 #   make proof      the proof that training learns: what has no result yet (PROOF_ARGS=--fresh: all of it)
+#   make chaos      rounds of the whole loop under random faults, drawn from seeds (CHAOS_ARGS="--rounds 50 --seed 100")
 #   make baselines  the model of `make real-model` on every task, untrained: what has no result yet
 #   make docs       the site of the documents, in build/site; every warning is an error
 #   make gallery    writes docs/GALLERY.md from the tasks
@@ -55,7 +56,7 @@ NO_DEPS := $(shell grep '^bfcl-eval==' constraints.txt)
 # The tests of one file share what they make, so a file stays with one process; tests/conftest.py says which go first.
 PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo demo-real test test-trainings test-vllm test-processes test-examples test-browser test-agents test-suites test-doors test-ray test-real-model check-tasks check-tasks-levels check-tasks-thorough real-model lint check bench proof baselines docs gallery reference clean
+.PHONY: help demo demo-real test test-trainings test-vllm test-processes test-examples test-browser test-agents test-suites test-doors test-ray test-real-model check-tasks check-tasks-levels check-tasks-thorough real-model lint check bench proof chaos baselines docs gallery reference clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -150,6 +151,9 @@ bench: real-model $(VENV)/.stamp $(VENV_VLLM)/.stamp
 proof: $(VENV)/.stamp $(VENV_AGENTS)/.stamp
 	OMP_NUM_THREADS=1 $(VENV)/bin/python -m proof.run --all --vllm-python $(VENV_VLLM)/bin/python \
 		--agents-python $(VENV_AGENTS)/bin/python --docs docs/results/learning.md $(PROOF_ARGS)
+
+chaos: $(VENV)/.stamp $(VENV_RAY)/.stamp $(VENV_VLLM)/.stamp
+	$(VENV)/bin/python -m proof.chaos $(CHAOS_ARGS)
 
 baselines: real-model
 	$(VENV)/bin/python -m proof.baselines --docs docs/results/baselines.md $(BASELINES_ARGS)

@@ -20,11 +20,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import psutil
-
+from proof.chaos.faults import kill
 from proof.chaos.rounds import Outcome
 from proof.chaos.scenarios import SCENARIOS, Scenario
 from proof.chaos.table import RESULTS, Round, put_into_page, read_rounds, write_rounds
@@ -89,12 +89,13 @@ def run_round(name: str, scenario: Scenario, seed: int, python: str, keep: Path 
     except subprocess.TimeoutExpired:
         outcome = Outcome(problems=[f"the round hung: it has not ended after {scenario.limit_s:.0f} s"])
     seconds = time.monotonic() - started
-    left = _of_round(mark)
-    psutil.wait_procs(left, timeout=GRACE_S)
-    if left := _of_round(mark):
-        outcome.problems.append(f"left behind: {[' '.join(process.cmdline())[:200] for process in left]}")
-    for process in left:
-        process.kill()
+    until_s = time.monotonic() + GRACE_S
+    while (left := _of_round(mark)) and time.monotonic() < until_s:
+        time.sleep(0.1)
+    if left:
+        outcome.problems.append(f"left behind: {[_read(pid, 'cmdline')[:200] for pid in left]}")
+    for pid in left:
+        kill(pid)
     if keep is not None and outcome.problems:
         shutil.copytree(folder, keep / folder.name, symlinks=True)
     shutil.rmtree(folder, ignore_errors=True)
@@ -115,16 +116,17 @@ def _read_outcome(folder: Path, code: int) -> Outcome:
     return Outcome(problems=[f"the round ended with {code}: {(folder / 'round.log').read_text()[-3000:]}"])
 
 
-def _of_round(mark: str) -> list[psutil.Process]:
-    """Return the processes of a round that run still."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get(ROUND_VARIABLE) == mark and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-        except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
-            continue
-    return found
+def _of_round(mark: str) -> list[int]:
+    """Return the processes of a round that run still; one that has ended has no variables."""
+    pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    return [pid for pid in pids if f"{ROUND_VARIABLE}={mark} " in _read(pid, "environ")]
+
+
+def _read(pid: int, name: str) -> str:
+    """Return a list of texts in `/proc`, such as the command line, with a space after each."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/{name}").read_text(errors="replace").replace("\0", " ")
+    return ""
 
 
 def _can_unshare() -> bool:
