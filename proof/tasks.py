@@ -338,11 +338,11 @@ def _game(env: str, actions: tuple[str, ...], share: float, **changes: Any) -> T
 
 
 CREDIT_TASKS: Mapping[str, Task] = {
-    "credit-tictactoe": _game("llm/TicTacToe-v0", _CELLS, 0.5, max_completion_length=320),
-    "credit-blackjack": _game("llm/Blackjack-v0", ("hit", "stick"), 0.5, max_completion_length=640),
-    "credit-guess": _game("llm/GuessNumber-v0", tuple(map(str, range(1, 11))), 0.4, max_completion_length=96),
-    "credit-mines": _game("llm/Minesweeper-v0", _CELLS, 0.7, max_completion_length=480),
-    "credit-cliff": _game("llm/CliffWalking-v0", _MOVES, 0.7, max_completion_length=900),
-    "credit-lake": _game("llm/FrozenLake-v0", _MOVES, 0.7, max_completion_length=900),
+    "tictactoe": _game("llm/TicTacToe-v0", _CELLS, 0.5, max_completion_length=320),
+    "blackjack": _game("llm/Blackjack-v0", ("hit", "stick"), 0.5, max_completion_length=640),
+    "guess": _game("llm/GuessNumber-v0", tuple(map(str, range(1, 11))), 0.4, max_completion_length=96),
+    "mines": _game("llm/Minesweeper-v0", _CELLS, 0.7, max_completion_length=480),
+    "cliff": _game("llm/CliffWalking-v0", _MOVES, 0.7, max_completion_length=900),
+    "lake": _game("llm/FrozenLake-v0", _MOVES, 0.7, max_completion_length=900),
 }
 """The tasks of `proof.credit`."""
