@@ -3,10 +3,9 @@
     python -m proof.credit [--tasks NAME ...] [--ways NAME ...] [--seeds N ...]
     python -m proof.credit --docs docs/results/credit.md
 
-A run writes `proof/results/credit/TASK.json`, and continues with what is missing there; `--docs` makes the page's tables
-and curves from all of them. No result is stored yet: with these settings GRPO did not learn TicTacToe or GuessNumber on
-seed 100 (30 steps), so tasks, warm starts and rates are to be chosen first. Two cores and no accelerator are
-enough.
+A run writes `proof/results/credit/TASK.json`, and continues with what is missing there; `--docs` makes the tables and
+curves of a page from all of them. No result is stored yet: with these settings GRPO did not learn TicTacToe or
+GuessNumber in 30 steps on seed 100, so tasks, warm starts and rates are to be chosen first.
 """
 
 from __future__ import annotations
