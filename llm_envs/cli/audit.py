@@ -26,9 +26,13 @@ Exit codes: 0 if nothing differs, 1 if something does, 2 if the folder is not a 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     parser.add_argument("folder", metavar="RUN", help="output folder of a training")
-    parser.add_argument("--model", metavar="DIR", help="the weights that the training began with; default: as it named")
+    parser.add_argument(
+        "--model", metavar="DIR", help="model checkpoint that the training began with; default: as it named"
+    )
     parser.add_argument("--rewards", metavar="MODULE:NAME", help="the training's RewardSettings, if it had functions")
-    parser.add_argument("--algorithm", metavar="NAME", help="the algorithm, if it had functions of yours: module:NAME")
+    parser.add_argument(
+        "--algorithm", metavar="NAME", help="a published algorithm, or module:NAME, if it had functions of yours"
+    )
     parser.add_argument(
         "--tolerance", type=float, metavar="NATS", help="of a log-probability; default 0.02, in half precision 0.5"
     )
