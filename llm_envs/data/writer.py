@@ -123,7 +123,9 @@ class TrajectoryWriter:
         except StoreError:
             raise
         except OSError as error:
-            raise StoreError(f"{self.path} cannot be written to ({error.strerror}): choose another folder.") from error
+            named = f": {error.filename}" if error.filename not in (None, str(self.path)) else ""
+            reason = f"{error.strerror}{named}"
+            raise StoreError(f"{self.path} cannot be written to ({reason}): choose another folder.") from error
         self._closed = False
         self._finalizer = weakref.finalize(self, self._lock.release)
 

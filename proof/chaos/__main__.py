@@ -31,8 +31,9 @@ from proof.chaos.table import RESULTS, Round, put_into_page, read_rounds, write_
 
 ROUND_VARIABLE = "CHAOS_ROUND"
 """In the environment of a round's processes: by it, those that are left behind are found."""
-GRACE_S = 20.0
-"""Within this time, all processes of a round must have ended after it."""
+GRACE_S = 90.0
+"""Within this time, all processes of a round must have ended after it. Ours take a second; Ray's agents, whose driver
+was killed, up to a minute."""
 
 
 def main() -> int:
@@ -105,6 +106,8 @@ def run_round(name: str, scenario: Scenario, seed: int, python: str, keep: Path 
 def _play(name: str, seed: int, folder: Path) -> int:
     """Play a round in this process, and write its outcome down."""
     outcome = SCENARIOS[name].play(seed, folder)
+    if outcome.problems and (folder / "disk").exists():  # a mounted disk ends with this process
+        shutil.copytree(folder / "disk", folder / "disk-as-it-was", symlinks=True)
     (folder / "outcome.json").write_text(json.dumps(dataclasses.asdict(outcome)))
     return 0
 

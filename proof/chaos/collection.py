@@ -47,6 +47,8 @@ class Run:
     """A run under faults."""
 
     folder: Path
+    log: Path
+    """What a start prints; not on the disk that may be full."""
     random: Random
     disk: Disk
     n_workers: int
@@ -75,7 +77,7 @@ class Run:
                 before()
             play(self.folder, self.n_workers)
 
-        ended = in_child(work, self.folder.with_name("start.log"), limit_s=START_LIMIT_S, actions=actions)
+        ended = in_child(work, self.log, limit_s=START_LIMIT_S, actions=actions)
         fault = self.outcome.faults[-1] if self.outcome.faults else "no fault"
         if ended.how not in allowed:
             self.outcome.problems.append(f"{fault}: the start {ended.how}: {ended.message[-1500:]}")
@@ -167,7 +169,7 @@ def second_writer(run: Run) -> None:
     def begin(pid: int) -> None:
         if not (run.folder / LOCK_NAME).exists():
             return
-        log = run.folder.with_name("second.log")
+        log = run.log.with_name("second.log")
         ended = in_child(partial(play, run.folder, 0), log, limit_s=START_LIMIT_S)
         if not (ended.how == "done" or (ended.how == "refused" and "is being written by process" in ended.message)):
             run.outcome.problems.append(f"a second writer {ended.how}: {ended.message[-600:]}")
@@ -283,8 +285,8 @@ def workers(seed: int, folder: Path) -> Outcome:
 def _play_round(seed: int, folder: Path, faults: dict[str, Callable[[Run], None]], n_workers: int) -> Outcome:
     random, outcome = Random(seed), Outcome()
     disk = Disk(folder / "disk")
-    whole = Run(folder / "whole", random, disk, 0, outcome)
-    run = Run(disk.folder / "run", random, disk, n_workers, outcome)
+    whole = Run(folder / "whole", folder / "start.log", random, disk, 0, outcome)
+    run = Run(disk.folder / "run", folder / "start.log", random, disk, n_workers, outcome)
     run.usual_s = whole.start().seconds * (1.5 if n_workers else 1.0)
     _complete(whole)
     for name in random.choices(list(faults), k=random.randint(4, 7)):
@@ -302,9 +304,8 @@ def _play_round(seed: int, folder: Path, faults: dict[str, Callable[[Run], None]
 
 def _complete(run: Run) -> None:
     """Resume a run until nothing is missing."""
-    log = run.folder.with_name("start.log")
     for _ in range(_MOST_STARTS):
-        ended = in_child(partial(play, run.folder, run.n_workers, must_finish=True), log, limit_s=START_LIMIT_S)
+        ended = in_child(partial(play, run.folder, run.n_workers, must_finish=True), run.log, limit_s=START_LIMIT_S)
         if ended.how == "done":
             return
         if not (ended.how == "refused" and ended.message.startswith(Broken.__name__)):

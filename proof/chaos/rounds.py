@@ -97,11 +97,13 @@ def _become(work: Callable[[], None], log: Path) -> None:
     try:
         os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 1)
         os.dup2(1, 2)
-        work()
-        code = 0
-    except (LLMEnvsError, Broken) as error:
-        os.write(2, f"{type(error).__name__}: {error}\n".encode(errors="replace"))
-        code = 3
-    except BaseException:
-        os.write(2, traceback.format_exc().encode(errors="replace"))
-    os._exit(code)
+        try:
+            work()
+            code = 0
+        except (LLMEnvsError, Broken) as error:
+            code = 3
+            os.write(2, f"{type(error).__name__}: {error}\n".encode(errors="replace"))
+        except BaseException:
+            os.write(2, traceback.format_exc().encode(errors="replace"))
+    finally:
+        os._exit(code)

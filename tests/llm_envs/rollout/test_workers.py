@@ -225,6 +225,21 @@ class TestWhatToMake:
         with pytest.raises(RemoteError, match="with a lock"):
             pool.check(maker(at="make", deed="unpicklable"))
 
+    def test_check_survives_a_worker_that_is_killed_meanwhile(self, pool: WorkerPool, tmp_path: Path) -> None:
+        """As by the system when there is no memory left; an environment that kills each worker is reported."""
+
+        class KilledOnce(NumbersEnv):
+            def __init__(self) -> None:
+                super().__init__()
+                if not (tmp_path / "killed").exists():
+                    (tmp_path / "killed").touch()
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        pool.check(KilledOnce)
+        assert (tmp_path / "killed").exists()
+        with pytest.raises(WorkerDiedError, match=r"died in env\.make"):
+            pool.check(maker(at="make", deed="kill"))
+
 
 class TestPolicies:
     def test_what_a_policy_may_ask(self, pool: WorkerPool) -> None:
