@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import json
+import struct
+import zipfile
 from pathlib import Path
 from typing import Any
 
 from torch.serialization import get_unsafe_globals_in_checkpoint
+from transformers import TrainerState
+from transformers.trainer_utils import TrainOutput
 
-from llm_envs.errors import InvalidConfigError
+from llm_envs.data.json_files import NO_JSON, problem_of, read_json
+from llm_envs.errors import InvalidConfigError, StoreError
 
-__all__ = ["check_checkpoint", "check_unused", "find_checkpoints", "resume_point", "trainer_of"]
+__all__ = [
+    "ChecksCheckpoint",
+    "check_checkpoint",
+    "check_files",
+    "check_unused",
+    "find_checkpoints",
+    "resume_point",
+    "trainer_of",
+]
 
 TRAINERS = ("GRPO", "PPO", "DPO", "SFT")
 """Trainers whose checkpoints we recognise, by the class name of their settings (`EnvGRPOConfig`, `GRPOConfig`)."""
@@ -54,6 +67,50 @@ def check_checkpoint(checkpoint: str | Path, trainer: str) -> None:
             f"{checkpoint} is a checkpoint of {found}, and this is {trainer}: begin a new run with its weights "
             f"(as --model, or the trainer's model, without resume_from_checkpoint; another output_dir)."
         )
+
+
+def check_files(checkpoint: str | Path) -> None:
+    """Check that the files of a checkpoint are whole, as far as their form tells: JSON, safetensors, torch's archives.
+
+    Without this, a damaged file is an error of its parser that does not name it, and a link to nothing is skipped.
+
+    Raises:
+        StoreError: If a file is damaged; names it, and the earlier checkpoints beside it.
+    """
+    folder = Path(checkpoint)
+    for path in sorted(folder.rglob("*")):
+        if path.suffix in _PROBLEMS and (problem := _PROBLEMS[path.suffix](path)) is not None:
+            kind = folder.name.rpartition("-")[0]
+            beside = sorted(other.name for other in folder.parent.glob(f"{kind}-*") if other.name != folder.name)
+            others = f" Beside it: {', '.join(beside)}." if beside else ""
+            raise StoreError(
+                f"{path} is damaged ({problem}), so {folder} cannot be resumed. Remove this checkpoint, and resume "
+                f"from an earlier one or begin again.{others}"
+            )
+
+
+class ChecksCheckpoint:
+    """Checks a checkpoint before a TRL trainer resumes from it."""
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        """Train as TRL does; if the checkpoint has all `max_steps`, only load it.
+
+        By transformers, a training that is resumed when it is complete takes one more step.
+        """
+        trainer: Any = self
+        checkpoint = resume_from_checkpoint
+        if checkpoint is True:
+            checkpoint = next((str(path) for path in reversed(find_checkpoints(trainer.args.output_dir))), True)
+        is_sharded = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled  # loaded by transformers' loop only
+        if isinstance(checkpoint, str | Path) and not is_sharded and _is_complete(Path(checkpoint), trainer.args):
+            trainer._load_from_checkpoint(str(checkpoint))
+            trainer.state = TrainerState.load_from_json(str(Path(checkpoint) / _STATE_FILE))
+            return TrainOutput(trainer.state.global_step, 0.0, {})
+        return super().train(resume_from_checkpoint, *args, **kwargs)  # type: ignore[misc]
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        check_files(resume_from_checkpoint)
+        super()._load_from_checkpoint(resume_from_checkpoint, model)  # type: ignore[misc]
 
 
 def resume_point(args: Any, trainer: str, lora_r: int | None = None) -> str | None:
@@ -124,6 +181,49 @@ def _check_adapter(checkpoint: Path, lora_r: int | None) -> None:
             f"resume_from_checkpoint: the adapter in {checkpoint} has rank {rank}, this run's {lora_r}: set --lora_r "
             f"{rank}."
         )
+
+
+def _is_complete(checkpoint: Path, args: Any) -> bool:
+    """Return whether a checkpoint is one of this trainer and has all its steps."""
+    kind = type(args).__name__.removeprefix("Env").removesuffix("Config")
+    if args.max_steps < 1 or not (checkpoint / _STATE_FILE).exists() or trainer_of(checkpoint) != kind:
+        return False  # transformers or the trainer refuses it, where it must be refused
+    check_files(checkpoint)
+    return int(TrainerState.load_from_json(str(checkpoint / _STATE_FILE)).global_step) >= args.max_steps
+
+
+def _json_problem(path: Path) -> str | None:
+    try:
+        read_json(path)
+    except NO_JSON as error:
+        return problem_of(error)
+    return None
+
+
+def _safetensors_problem(path: Path) -> str | None:
+    """Return what is wrong with the header or the length of a safetensors file (huggingface.co/docs/safetensors)."""
+    try:
+        with open(path, "rb") as file:
+            (n_header,) = struct.unpack("<Q", file.read(8))
+            size = path.stat().st_size
+            if n_header > size - 8:
+                return "it has been cut off, or is no safetensors file"
+            header = json.loads(file.read(n_header))
+        ends = [value["data_offsets"][1] for name, value in header.items() if name != "__metadata__"]
+    except (OSError, struct.error, AttributeError, KeyError, TypeError, *NO_JSON) as error:
+        return problem_of(error) if isinstance(error, OSError) else "it has no safetensors header"
+    return None if size == 8 + n_header + max(ends, default=0) else "it has been cut off"
+
+
+def _archive_problem(path: Path) -> str | None:
+    """Return whether a file of `torch.save` lacks the end of its archive, which is written last."""
+    return None if zipfile.is_zipfile(path) else "it has been cut off, or cannot be read"
+
+
+_PROBLEMS = {".json": _json_problem, ".safetensors": _safetensors_problem} | dict.fromkeys(
+    (".bin", ".pkl", ".pt", ".pth"), _archive_problem
+)
+"""How to find out, by the end of a file's name, whether it is damaged; None: it seems whole."""
 
 
 def _step(checkpoint: Path) -> int | None:

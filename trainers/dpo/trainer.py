@@ -34,7 +34,7 @@ from llm_envs.rollout.filters import GroupFilter
 from llm_envs.sources.curriculum import Curriculum
 from llm_envs.sources.mixture import derive_seed
 from llm_envs.sources.source import Envs
-from llm_envs.trainers.bridge.checkpoints import check_checkpoint
+from llm_envs.trainers.bridge.checkpoints import ChecksCheckpoint, check_checkpoint
 from llm_envs.trainers.bridge.checks import load_training_tokenizer
 from llm_envs.trainers.bridge.engines import own_engine, own_policy
 from llm_envs.trainers.bridge.generation import STATE_FILE, GenerationPlayer, close_player, make_collector
@@ -71,7 +71,7 @@ MAX_EMPTY_ROUNDS = 3
 """If a round gives too few pairs for a step, play more items. After this many attempts, training ends."""
 
 
-class EnvDPOTrainer(RecordsPairs, EnvironmentCard, DPOTrainer):
+class EnvDPOTrainer(RecordsPairs, EnvironmentCard, ChecksCheckpoint, DPOTrainer):
     """Train a language model by DPO on pairs of episodes.
 
     Give either `env` (online: rounds of playing and training) or `source` (offline).

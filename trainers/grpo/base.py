@@ -26,6 +26,7 @@ from llm_envs.rollout.filters import TrajectoryFilter
 from llm_envs.rollout.staleness import off_policy_statistics
 from llm_envs.sources.source import group_specs
 from llm_envs.trainers.bridge.batches import StepShares, batch_from_trl, slice_rows
+from llm_envs.trainers.bridge.checkpoints import ChecksCheckpoint
 from llm_envs.trainers.bridge.checks import training_template
 from llm_envs.trainers.bridge.credit import RewardSettings
 from llm_envs.trainers.bridge.engines import own_engine
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
 __all__ = ["EpisodeTrainer"]
 
 
-class EpisodeTrainer(RecordsLearning, EnvironmentCard, GRPOTrainer):
+class EpisodeTrainer(RecordsLearning, EnvironmentCard, ChecksCheckpoint, GRPOTrainer):
     """Samples, guards, logs and saves for `EnvGRPOTrainer`, which adds what is learned."""
 
     args: EnvGRPOConfig

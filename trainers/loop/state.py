@@ -23,6 +23,7 @@ from accelerate.utils import MODEL_NAME, SCHEDULER_NAME
 
 from llm_envs.errors import InvalidConfigError, StoreError
 from llm_envs.policies.inference.positions import check_positions
+from llm_envs.trainers.bridge.checkpoints import check_files
 from llm_envs.trainers.functional.references import RefModelFn
 
 if TYPE_CHECKING:
@@ -247,9 +248,10 @@ def load_training_state(folder: str | Path, state: TrainingState) -> TrainingSta
         state: A new state from `create_training_state`, with the settings of the saved run.
 
     Raises:
-        StoreError: If the folder has no saved state, or it does not fit.
+        StoreError: If the folder has no saved state, a file of it is damaged, or it does not fit.
     """
     path = Path(folder)
+    check_files(path)
     try:
         values = json.loads((path / VALUES_FILE).read_text(encoding="utf-8"))
     except OSError as error:

@@ -14,7 +14,7 @@ from resumed_run import train
 from safetensors.torch import load_file
 from transformers import TrainerState
 
-from llm_envs.errors import InvalidConfigError
+from llm_envs.errors import InvalidConfigError, StoreError
 from llm_envs.rollout import EnvChoice, read_trajectories
 from llm_envs.trainers import EnvGRPOConfig, EnvGRPOTrainer, EnvPPOConfig, EnvPPOTrainer
 from llm_envs.trainers.bridge.checkpoints import find_checkpoints
@@ -135,6 +135,29 @@ def run(model, folder, name, max_steps, resume=None, **changes):
     finally:
         trainer.close()
     return trainer
+
+
+@pytest.mark.parametrize("name", ["optimizer.pt", "trainer_state.json"])
+def test_a_damaged_file_of_the_checkpoint_is_named(tiny_folder, tmp_path, name):
+    """By transformers, a link to nothing is an optimizer that starts anew, and a state that is no JSON has no name."""
+    run(tiny_folder, tmp_path, "constant", 1)
+    path = tmp_path / "checkpoint-1" / name
+    path.unlink()
+    path.symlink_to("nowhere")
+    with pytest.raises(StoreError, match=rf"{path} is damaged \("):
+        run(tiny_folder, tmp_path, "constant", 2, resume=str(path.parent))
+
+
+@pytest.mark.parametrize("resume", [True, "named"])
+def test_a_complete_training_is_not_trained_further(tiny_folder, tmp_path, resume):
+    """transformers would take another step, which a restarted job then adds to the weights."""
+    whole = run(tiny_folder, tmp_path, "constant", 2)
+    resumed = run(tiny_folder, tmp_path, "constant", 2, str(tmp_path / "checkpoint-2") if resume == "named" else resume)
+    assert resumed.state.global_step == 2
+    for key, value in whole.model.named_parameters():
+        torch.testing.assert_close(dict(resumed.model.named_parameters())[key], value, rtol=0, atol=0)
+    played = [read_trajectories(folder) for folder in (tmp_path / "trajectories").iterdir()]
+    assert sum(map(len, played)) == len(read_trajectories(tmp_path / "trajectories" / "process-0"))
 
 
 @pytest.mark.parametrize("name", [*INSIDE, "ppo"])
