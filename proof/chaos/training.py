@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from llm_envs.data.folder import MANIFEST_NAME
 from llm_envs.policies import TransformersPolicy
 from llm_envs.policies.inference import load_model, load_tokenizer
 from llm_envs.rollout import Collector, EnvChoice, RolloutLimits, TrajectoryWriter, read_trajectories
@@ -159,6 +160,8 @@ def same_training(out: Path, whole: Path) -> None:
         expected = {_key(t): _text(t) for t in read_trajectories(first)}
         found: dict[Any, str] = {}
         for part in sorted((out / "trajectories").glob(f"{first.name}*")):
+            if not (part / MANIFEST_NAME).exists():  # the disk was full before the first episode
+                continue
             episodes = read_trajectories(part)
             texts = {_key(t): _text(t) for t in episodes}
             if len(texts) != len(episodes):
