@@ -22,6 +22,7 @@ KNOWN = {
     "ifeval": {ifeval.UNTOLD, "the official scorer raises; ours is 0"},
     "bfcl": bfcl.KNOWN,
     "arc": arc.KNOWN,
+    "tau2": tau2.KNOWN,
 }
 
 

@@ -34,10 +34,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--chance-rate", type=_share, metavar="P", help="success rate of players without skill")
     parser.add_argument("--success-at", type=float, metavar="R", help="lowest return of a success; default 1")
     parser.add_argument("--n-problems", type=positive, metavar="N", help="number of problems; default: many")
-    parser.add_argument("--max-turns", type=positive, metavar="N", help="most turns of an episode; default 200")
-    parser.add_argument("--max-step-s", type=seconds, metavar="S", help="seconds a step may take; default 0.1")
+    parser.add_argument("--max-turns", type=positive, metavar="N", help="turns per episode; default 200")
+    parser.add_argument(
+        "--max-step-s", type=seconds, metavar="S", help="seconds allowed for one step of the environment; default 0.1"
+    )
     parser.add_argument("--max-reset-s", type=seconds, metavar="S", help="seconds a reset may take; default 1")
-    parser.add_argument("-n", "--n-episodes", type=positive, metavar="N", help="episodes of the oracle; default 20")
+    parser.add_argument(
+        "-n", dest="n_episodes", type=positive, metavar="N", help="problems, each played once; default 20"
+    )
     parser.add_argument("--out", metavar="DIR", help="folder for certificate.html, certificate.json and badge.json")
     parser.add_argument("--json", action=Flag, help="print all findings as JSON")
     parser.epilog = EXAMPLES

@@ -17,6 +17,10 @@ NOT_READ = {
     "grpo/base.py::EpisodeTrainer.compute_loss": "splits micro-batches that forks made too large; passes others on",
     "grpo/base.py::EpisodeTrainer._guard": "compares the sampler with the trained model on the first batch, and raises",
     "bridge/guard.py::sampling_gap": "the comparison itself",
+    "grpo/base.py::EpisodeTrainer._log_episodes": "logs the generation and has it recorded",
+    "grpo/base.py::EpisodeTrainer._record_generation": "writes what was learned from, for `llm-envs audit`",
+    "bridge/learned.py::rows_of": "the rows that are written",
+    "functional/batch.py::Batch.need": "reads a field, for the record too",
 }
 """The other functions that take the rows, and why a reader need not open them."""
 
