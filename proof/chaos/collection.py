@@ -144,9 +144,14 @@ def killed(run: Run) -> None:
 
 
 def killed_workers(run: Run) -> None:
-    """Kills of worker processes at random moments."""
+    """Kills of worker processes at random moments.
+
+    If two come in a row while the collector checks that the environment can be made, it is refused: it may be the one
+    that kills its process.
+    """
     moments = sorted(run.random.uniform(0.0, run.usual_s) for _ in range(3))
-    run.start(actions=[(at_s, kill_a_child(run.random)) for at_s in moments])
+    actions = [(at_s, kill_a_child(run.random)) for at_s in moments]
+    run.start(actions=actions, allowed=("done", "refused"), words=("killed by SIGKILL",))
 
 
 def full_disk(run: Run) -> None:
@@ -298,7 +303,7 @@ def _play_round(seed: int, folder: Path, faults: dict[str, Callable[[Run], None]
     ended = in_child(partial(same_episodes, run.folder, whole.folder), folder / "check.log", limit_s=START_LIMIT_S)
     if ended.how != "done":
         outcome.problems.append(f"the episodes differ from those of the undisturbed run: {ended.message}")
-    outcome.counts["episodes"] = N_GROUPS * GROUP_SIZE
+    outcome.counts |= {"episodes": N_GROUPS * GROUP_SIZE, "tmpfs": int(disk.is_mounted)}
     return outcome
 
 

@@ -188,6 +188,7 @@ def training(seed: int, folder: Path) -> Outcome:
     kind = random.choice(["grpo", "ppo", "loop"])
     outcome.counts[kind] = 1
     disk = Disk(folder / "disk")
+    outcome.counts["tmpfs"] = int(disk.is_mounted)
     model, whole, out = folder / "model", folder / "whole", disk.folder / "run"
 
     def run(out: Path, before: Callable[[], object] | None = None, actions: Sequence[Any] = ()) -> Ended:
