@@ -207,7 +207,7 @@ def _safetensors_problem(path: Path) -> str | None:
             (n_header,) = struct.unpack("<Q", file.read(8))
             size = path.stat().st_size
             if n_header > size - 8:
-                return "it has been cut off, or is no safetensors file"
+                return "it has been cut off, or holds something else"
             header = json.loads(file.read(n_header))
         ends = [value["data_offsets"][1] for name, value in header.items() if name != "__metadata__"]
     except (OSError, struct.error, AttributeError, KeyError, TypeError, *NO_JSON) as error:
