@@ -150,7 +150,7 @@ def servers(seed: int, folder: Path) -> Outcome:
     from proof.chaos.training import make_model
 
     random, outcome = Random(seed), Outcome()
-    in_child(partial(make_model, folder / "model"), folder / "log", limit_s=_LIMIT_S)
+    in_child(partial(make_model, folder / "model", 1024), folder / "log", limit_s=_LIMIT_S)
     run = folder / "run"
     command = ["-m", "llm_envs.cli", "collect", "llm/GuessNumber-v0", "-n", str(_SERVED_GROUPS), "--group-size", "2"]
     command += ["--model", str(folder / "model"), "--serve", "2", "--max-turn-tokens", "16", "--max-concurrency", "4"]

@@ -65,10 +65,10 @@ class HashedEnv(NumbersEnv):
 ENV = EnvChoice("hashed", factory=HashedEnv)
 
 
-def make_model(folder: Path) -> None:
-    """Save a tiny model with its tokenizer."""
+def make_model(folder: Path, max_length: int = 192) -> None:
+    """Save a tiny model with its tokenizer, for rows of so many tokens."""
     tokenizer = tiny_tokenizer()
-    tiny_model(tokenizer, hidden_size=64, n_heads=2, max_length=192, seed=3).save_pretrained(folder)
+    tiny_model(tokenizer, hidden_size=64, n_heads=2, max_length=max_length, seed=3).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 

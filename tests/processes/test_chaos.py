@@ -90,7 +90,7 @@ def test_lost_doubled_and_changed_episodes_are_noticed(tmp_path):
         "lost": [one],
         "doubled": [one, two, two],
         "asked for": [one, two, three],
-        "changed": [one, replace(two, reward=0.25)],
+        "changed": [one, replace(two, metadata={**two.metadata, "note": 1})],
     }
     for name, trajectories in runs.items():
         with TrajectoryWriter(tmp_path / name) as writer:
