@@ -25,7 +25,7 @@ def dense():
 
 
 def assert_trees(groups):
-    """A quarter of each group are roots; the others continue from later turns of these, with their tokens as context."""
+    """A quarter of each group are roots; the others continue from later turns of these, whose tokens are context."""
     for group in groups:
         root, *branches = group
         assert is_root(root) and len(branches) == 3
