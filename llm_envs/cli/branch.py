@@ -49,6 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _turn(text: str) -> int | str:
+    if text != "all" and not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text} is neither a number from 0 nor all")
     return text if text == "all" else int(text)
 
 

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import argparse
 import importlib
-from typing import Any
+import multiprocessing
+import sys
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 from llm_envs.cli.arguments import add_env_arguments, env_kwargs_of, positive, seconds
 from llm_envs.cli.parser import Flag, Repeatable
 from llm_envs.errors import InvalidConfigError
 from llm_envs.tracking.loggers import visible_text
+
+if TYPE_CHECKING:
+    from llm_envs.checker.certification import Certificate
 
 __all__ = ["add_arguments", "run"]
 
@@ -40,6 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--max-reset-s", type=seconds, metavar="S", help="seconds a reset may take; default 1")
     parser.add_argument(
+        "--max-s", type=seconds, default=3600.0, metavar="S", help="seconds for all checks together; default 3600"
+    )
+    parser.add_argument(
         "-n", dest="n_episodes", type=positive, metavar="N", help="problems, each played once; default 20"
     )
     parser.add_argument("--out", metavar="DIR", help="folder for certificate.html, certificate.json and badge.json")
@@ -51,8 +61,55 @@ def run(arguments: argparse.Namespace) -> int:
     """Certify, print a line for each finding, and write the files."""
     import json
 
+    from llm_envs.report.certificate import FILES, write_certificate
+
+    for name in FILES if arguments.out else ():
+        Path(arguments.out, name).unlink(missing_ok=True)  # an earlier certificate must not stay if this one fails
+    certificate = _in_a_process(arguments)
+    if isinstance(certificate, str):
+        print(visible_text(f"FAIL  {arguments.env}: {certificate}"), file=sys.stderr)
+        return 1
+    print(json.dumps(certificate.to_json(), indent=2) if arguments.json else visible_text(str(certificate)))
+    if arguments.out:
+        page, *_ = write_certificate(certificate, arguments.out)
+        if not arguments.json:
+            print(visible_text(f"the certificate is in {page}"))
+    return 0 if certificate.passed else 1
+
+
+def _in_a_process(arguments: argparse.Namespace) -> Certificate | str:
+    """Certify in a process of this one's kind, which the environment may end; return the reason if none comes of it."""
+    context = multiprocessing.get_context("fork")  # a fork knows the environments that are registered here
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_examine, args=(sender, arguments), daemon=False)
+    process.start()
+    sender.close()
+    try:
+        if not receiver.poll(arguments.max_s):
+            return f"the checks did not end within {arguments.max_s:g} s: it hangs, or needs a greater --max-s"
+        found = receiver.recv()
+    except EOFError:
+        process.join()
+        return f"it ended the process (exit code {process.exitcode}): an environment must raise an error instead"
+    finally:
+        process.kill()
+    if isinstance(found, Exception):
+        raise found
+    return cast("Certificate | str", found)
+
+
+def _examine(sender: Connection, arguments: argparse.Namespace) -> None:
+    """Send the certificate, or the error."""
+    try:
+        sender.send(_certificate(arguments))
+    except SystemExit as error:
+        sender.send(f"it raised SystemExit({error.code!r}): an environment must raise another error")
+    except Exception as error:
+        sender.send(error)
+
+
+def _certificate(arguments: argparse.Namespace) -> Certificate:
     from llm_envs.checker.certification import Settings, certify
-    from llm_envs.report.certificate import write_certificate
 
     names = (
         *("chance_rate", "success_at", "n_problems", "max_turns", "max_step_s", "max_reset_s", "n_episodes"),
@@ -62,13 +119,7 @@ def run(arguments: argparse.Namespace) -> int:
     for name, setting in (("oracle", "oracle"), ("learn", "learner")):
         if name in given:
             given[setting] = _function(f"--{name}", given.pop(name))
-    certificate = certify(arguments.env, Settings(**given), checks=arguments.check or None, **env_kwargs_of(arguments))
-    print(json.dumps(certificate.to_json(), indent=2) if arguments.json else visible_text(str(certificate)))
-    if arguments.out:
-        page, *_ = write_certificate(certificate, arguments.out)
-        if not arguments.json:
-            print(visible_text(f"the certificate is in {page}"))
-    return 0 if certificate.passed else 1
+    return certify(arguments.env, Settings(**given), checks=arguments.check or None, **env_kwargs_of(arguments))
 
 
 def _function(option: str, name: str) -> Any:

@@ -64,8 +64,9 @@ def values_of(
 ) -> list[TurnValue]:
     """Return the value of each turn from the group that was branched at it.
 
-    The interval is Student's. If the returns at a turn are only the least and the greatest of all turns, it is Wilson's
-    for the share of the greatest, which holds for few and for equal returns too.
+    The interval is Student's. If all returns at a turn are equal, another return may still have a share of at most u,
+    the upper bound of Wilson's interval for 0 of n: the interval then reaches the share u of the way to the least and
+    the greatest return of all turns. If all turns have one return, nothing is known of others.
 
     Args:
         groups: The continuations of each turn.
@@ -91,10 +92,10 @@ def _return_from(trajectory: Trajectory, turn: int, gamma: float) -> float:
 
 def _interval(values: Sequence[float], low: float, high: float, confidence: float) -> Interval:
     n = len(values)
-    if n and low < high and set(values) <= {low, high}:
-        share = wilson_interval(values.count(high), n, confidence)
-        return Interval(low + share.low * (high - low), low + share.high * (high - low))
-    if n < 2:
+    if n == 0 or low == high:
         return NOTHING_KNOWN
+    if len(set(values)) == 1:
+        (value,), unseen = set(values), wilson_interval(0, n, confidence).high
+        return Interval(value - unseen * (value - low), value + unseen * (high - value))
     half = student_quantile(confidence, n - 1) * stdev(values) / math.sqrt(n)
     return Interval(fmean(values) - half, fmean(values) + half)

@@ -17,7 +17,9 @@ from llm_envs.errors import StoreError
 from llm_envs.report.site import content_hash
 from llm_envs.tracking.loggers import visible_text
 
-__all__ = ["badge", "certificate_page", "write_certificate"]
+__all__ = ["FILES", "badge", "certificate_page", "write_certificate"]
+
+FILES = ("certificate.html", "certificate.json", "badge.json")
 
 _KINDS = {"passed": "success", "failed": "failure", "not applicable": ""}
 """Status -> class of the page's badge."""
@@ -93,11 +95,10 @@ def write_certificate(certificate: Certificate, folder: str | Path) -> list[Path
     Raises:
         StoreError: If a file cannot be written.
     """
-    contents = {
-        "certificate.html": certificate_page(certificate),
-        "certificate.json": json.dumps(certificate.to_json(), indent=2) + "\n",
-        "badge.json": json.dumps(badge(certificate)) + "\n",
-    }
+    as_json = json.dumps(certificate.to_json(), indent=2) + "\n"
+    contents = dict(
+        zip(FILES, (certificate_page(certificate), as_json, json.dumps(badge(certificate)) + "\n"), strict=True)
+    )
     root = Path(folder)
     try:
         root.mkdir(parents=True, exist_ok=True)

@@ -65,6 +65,15 @@ def episodes(change: Callable[[list[Record]], Any]) -> Callable[..., None]:
     return lambda folder: rewrite_episodes(folder, change)
 
 
+def forgotten(kind: str) -> Callable[..., None]:
+    """Return the injection that removes the last line of a kind from the record."""
+
+    def change(lines: list[Record]) -> None:
+        lines.pop(max(place for place, line in enumerate(lines) if line["kind"] == kind))
+
+    return lambda folder: rewrite_record(folder, change)
+
+
 def generation(change: Callable[[Record], Any], kind: str = "generation", which: int = 0) -> Callable[..., None]:
     """Return the injection of a change to a generation of the record, the first if no other is named."""
 
@@ -318,6 +327,7 @@ CORRUPTIONS = (
     Corruption("two advantages are swapped", "advantages", generation(swap_advantages)),
     Corruption("advantages are against another group", "advantages", generation(foreign_baseline)),
     Corruption("the standard deviation has no correction", "advantages", generation(population_std)),
+    Corruption("a generation is not recorded", "advantages", forgotten("generation")),
     Corruption("PPO: a critic's value is another", "advantages", generation(first_token_up("values")), "ppo"),
     Corruption("PPO: a token's advantage is another", "advantages", generation(first_token_up("advantages")), "ppo"),
     Corruption("DPO: chosen and rejected are swapped", "pairs", generation(swap_pair, "pairs"), "dpo"),
@@ -326,6 +336,7 @@ CORRUPTIONS = (
     Corruption("log-probabilities are shifted by a token", "log-probabilities", episode(shift_logps)),
     Corruption("a checkpoint has the weights of another step", "log-probabilities", other_checkpoint),
     Corruption("the loss of a step is another", "loss", generation(change_step_loss, "step")),
+    Corruption("a step is not recorded", "loss", forgotten("step")),
     Corruption("the KL has another coefficient", "loss", generation(lambda r: r.update(kl_coef=0.5), which=-1)),
     Corruption("the loss is normalised otherwise", "loss", generation(set_algorithm(normalisation="token"), which=-1)),
     Corruption("the loss has a bonus for entropy", "loss", generation(set_algorithm(entropy_coef=0.01))),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -42,6 +44,7 @@ PLANTED = [(check, cls) for check, planted in DEFECTS.items() for cls in planted
 LEARNERS = "llm_envs.trainers.cli.learnability"
 
 
+@pytest.mark.levels
 @pytest.mark.parametrize(("check", "cls"), PLANTED, ids=[cls.__name__ for _, cls in PLANTED])
 def test_a_planted_defect_is_caught_by_just_its_check(check: str, cls: type[gym.Env[str, str]]) -> None:
     assert measured(cls).failed == (check,), str(measured(cls))
@@ -232,6 +235,45 @@ def test_the_exit_codes_of_the_command(tmp_path: Path, capsys: pytest.CaptureFix
     given = ["--oracle", "planted_defects:SOUND"]
     assert main(["certify", "planted_defects:Sum", *given]) == 2
     assert "SOUND is a tuple; it must be a function" in capsys.readouterr().err
+
+
+class Leaves(Sum):
+    """Ends the process."""
+
+    def step(self, action: str) -> Any:
+        os._exit(0)
+
+
+class Quits(Sum):
+    """Asks for the end of the process."""
+
+    def step(self, action: str) -> Any:
+        raise SystemExit(0)
+
+
+class Stays(Sum):
+    """Never returns."""
+
+    def step(self, action: str) -> Any:
+        time.sleep(1_000)
+
+
+@pytest.mark.parametrize(
+    ("cls", "why"),
+    [
+        (Leaves, "it ended the process (exit code 0)"),
+        (Quits, "it raised SystemExit(0)"),
+        (Stays, "the checks did not end within 3 s"),
+    ],
+)
+def test_an_environment_that_ends_or_holds_the_process_has_no_certificate(
+    cls: type[gym.Env[str, str]], why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "badge.json").write_text("of an earlier certificate")
+    command = ["certify", f"{__name__}:{cls.__name__}", "--max-s", "3", "--out", str(tmp_path)]
+    assert main(command) == 1
+    assert why in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
 
 
 # Learnability.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,15 @@ from llm_envs.trainers.bridge.credit import RewardSettings
 from llm_envs.trainers.cli.audit.credit import Recomputed, audit_generation, audit_pairs
 from llm_envs.trainers.cli.audit.episodes import audit_groups, audit_replay, audit_rows, weight_version
 from llm_envs.trainers.cli.audit.model import audit_logps, audit_loss, audit_pair_loss, load_weights
-from llm_envs.trainers.cli.audit.parts import Audit
+from llm_envs.trainers.cli.audit.parts import Audit, Difference
 from llm_envs.trainers.cli.audit.stored import Started, StoredTraining, read_training
 from llm_envs.trainers.functional.algorithm import Algorithm
 from llm_envs.types import Trajectory
 
 __all__ = ["audit_training"]
+
+_PLAYED_AT = re.compile(r"train-(\d+)-")
+"""The group id of an episode that a trainer played: the step comes first."""
 
 
 def audit_training(
@@ -54,9 +58,31 @@ def audit_training(
             for part in audit.parts.values():
                 part.lack(f"{start.episodes_file} cannot be read to its end")
             continue
+        _audit_generations_named(audit, start)
         _audit_start(audit, stored, start, model, rewards, algorithm, tolerance)
+    _audit_steps_named(audit, stored)
     _audit_metrics(audit, stored)
     return audit
+
+
+def _audit_generations_named(audit: Audit, start: Started) -> None:
+    """Find generations that a trainer's episodes name in their group ids, and that the record lacks."""
+    named = {int(found[1]) for group, _ in start.trajectories if (found := _PLAYED_AT.match(group))}
+    recorded = {int(record["step"]) for record in start.generations}
+    part = "pairs" if (start.run or {})["trainer"] == "dpo" else "advantages"
+    for step in sorted(named - recorded):
+        what, by = "a generation whose episodes are stored", f"{__name__}.{_audit_generations_named.__name__}"
+        audit.add(Difference(part, start.record_file, what, None, step, by, step))
+
+
+def _audit_steps_named(audit: Audit, stored: StoredTraining) -> None:
+    """Find steps before the latest checkpoint that the record lacks."""
+    if any(start.run is None for start in stored.starts):
+        return
+    recorded = {step for start in stored.starts for step in start.steps}
+    file, by = stored.starts[0].record_file, f"{__name__}.{_audit_steps_named.__name__}"
+    for step in sorted(set(range(1, max(stored.models, default=0) + 1)) - recorded):
+        audit.add(Difference("loss", file, "the loss of a step before a checkpoint", None, step, by, step))
 
 
 def _audit_start(
@@ -156,6 +182,8 @@ def _audit_metrics(audit: Audit, stored: StoredTraining) -> None:
         part.lack("metrics of several processes, or of a run that was resumed")
         return
     (start,) = starts
+    if not any("loss" in entry for entry in stored.metrics):
+        part.lack(f"{stored.metrics_file} has no logged loss (logging_steps)")
     run, before = start.run or {}, 0
     recorded = {tuple(key) for generation in start.generations for key in generation["episodes"]}
     is_whole = all(key in recorded for key in start.trajectories if not key[0].startswith("eval"))
