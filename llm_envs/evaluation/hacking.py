@@ -354,8 +354,8 @@ def _with_reference(
 
 
 def _common(observations: Sequence[Observation]) -> tuple[str, ...]:
-    """Return the answer that was given to most problems, to at least two, and those problems."""
-    given = {(seen.answer, seen.problem) for seen in observations if seen.answer is not None}
+    """Return the answer that was given to most problems, to at least two, and those problems; of equals, the first."""
+    given = dict.fromkeys((seen.answer, seen.problem) for seen in observations if seen.answer is not None)
     counts = Counter(answer for answer, _ in given).most_common(1)
     if not counts or counts[0][1] < 2:
         return ()

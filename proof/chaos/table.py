@@ -12,7 +12,7 @@ from pathlib import Path
 
 __all__ = ["RESULTS", "Round", "put_into_page", "read_rounds", "render", "write_rounds"]
 
-RESULTS = Path("proof/results/chaos.json")
+RESULTS = Path("proof/results/chaos/rounds.json")
 _PART = re.compile(r"(?<=<!-- proof chaos -->\n).*(?=<!-- end chaos -->)", re.DOTALL)
 
 

@@ -6,7 +6,7 @@ import json
 import struct
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from torch.serialization import get_unsafe_globals_in_checkpoint
 from transformers import TrainerState
@@ -97,7 +97,7 @@ class ChecksCheckpoint:
 
         By transformers, a training that is resumed when it is complete takes one more step.
         """
-        trainer: Any = self
+        trainer = cast("Any", self)
         checkpoint = resume_from_checkpoint
         if checkpoint is True:
             checkpoint = next((str(path) for path in reversed(find_checkpoints(trainer.args.output_dir))), True)
