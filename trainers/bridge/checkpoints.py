@@ -104,6 +104,8 @@ class ChecksCheckpoint:
         is_sharded = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled  # loaded by transformers' loop only
         if isinstance(checkpoint, str | Path) and not is_sharded and _is_complete(Path(checkpoint), trainer.args):
             trainer._load_from_checkpoint(str(checkpoint))
+            trainer.create_optimizer_and_scheduler(trainer.args.max_steps)
+            trainer._load_optimizer_and_scheduler(str(checkpoint))  # with the checks and the state of ours
             trainer.state = TrainerState.load_from_json(str(Path(checkpoint) / _STATE_FILE))
             return TrainOutput(trainer.state.global_step, 0.0, {})
         return super().train(resume_from_checkpoint, *args, **kwargs)  # type: ignore[misc]
