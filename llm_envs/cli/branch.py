@@ -94,11 +94,12 @@ def run(arguments: argparse.Namespace) -> int:
         with TrajectoryWriter(arguments.out, settings=settings) as writer:
             for trajectory in (member for group in groups for member in group):
                 writer.write(trajectory)
+    policy = str(settings.get("model", settings["policy"]))
     if arguments.turn == "all":
-        values = _values(episode, groups)
+        values = _values(episode, groups) | {"policy": policy}
         print(json.dumps(values, indent=2) if arguments.json else visible_text(_shown_values(values)))
     else:
-        outcomes = _outcomes(episode, groups[0], arguments.turn)
+        outcomes = _outcomes(episode, groups[0], arguments.turn) | {"policy": policy}
         print(json.dumps(outcomes, indent=2) if arguments.json else visible_text(_shown(outcomes)))
     failures = [member.error for group in groups for member in group if member.error is not None]
     if failures:
@@ -126,7 +127,10 @@ def _values(episode: Trajectory, groups: Sequence[TrajectoryGroup]) -> dict[str,
 
 
 def _shown_values(values: dict[str, Any]) -> str:
-    lines = [f"{values['env_id']}, episode {values['episode']}: reward from each turn on, and the stored turn's reward"]
+    lines = [
+        f"{values['env_id']}, episode {values['episode']}, played on by {values['policy']}",
+        "reward from each turn on, and the stored turn's reward:",
+    ]
     for row in values["turns"]:
         low, high = row["interval"]
         lines.append(f"  turn {row['turn']:3d}  {row['value']:7.3f} [{low:.3f}, {high:.3f}]  {row['reward']:7.3f}")
@@ -191,6 +195,7 @@ def _shown(outcomes: dict[str, Any]) -> str:
     stored = outcomes["stored"]
     lines = [
         f"{outcomes['env_id']}, episode {outcomes['episode']} from turn {outcomes['turn']} on, {outcomes['n']} times",
+        f"policy    {outcomes['policy']}",
         f"stored    success {stored['is_success']}, reward {stored['reward']:g}, {stored['turns']} turns",
     ]
     if outcomes["n"]:

@@ -195,7 +195,19 @@ class TestCommand:
         assert [t.metadata["fork"]["turn"] for t in read_trajectories(tmp_path / "out")] == [1] * 6
         assert main([*command, "--policy", "random"]) == 0
         shown = capsys.readouterr().out
-        assert "different replies at turn 1" in shown and "success   " in shown
+        assert "different replies at turn 1" in shown and "success   " in shown and "policy    random" in shown
+
+    def test_all_turns_have_a_value(self, tmp_path: Path, capsys: Any) -> None:
+        episode = self.stored(tmp_path / "run")
+        name = f"{episode.group_id}/{episode.member}"
+        command = ["branch", str(tmp_path / "run"), "--episode", name, "--turn", "all", "--times", "3"]
+        assert main([*command, "--policy", "oracle", "--json"]) == 0
+        values = json.loads(capsys.readouterr().out)
+        assert [(row["turn"], row["n"]) for row in values["turns"]] == [(k, 3) for k in range(len(episode.turns))]
+        assert [row["reward"] for row in values["turns"]] == [turn.reward for turn in episode.turns]
+        assert main([*command, "--policy", "random"]) == 0
+        shown = capsys.readouterr().out
+        assert "played on by random" in shown and f"turn {len(episode.turns) - 1:3d}" in shown
 
     def test_errors(self, tmp_path: Path, capsys: Any) -> None:
         episode = self.stored(tmp_path / "run")
@@ -207,3 +219,6 @@ class TestCommand:
         name = f"{episode.group_id}/{episode.member}"
         assert main(["branch", run, "--episode", name, "--turn", "77"]) == 2
         assert "the turn must be from 0 to" in capsys.readouterr().err
+        with pytest.raises(SystemExit):
+            main(["branch", run, "--episode", name, "--turn", "foo"])
+        assert "foo is neither a number from 0 nor all" in capsys.readouterr().err

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from llm_envs.errors import InvalidConfigError
-from llm_envs.evaluation.turn_values import turn_values
+from llm_envs.evaluation.statistics import NOTHING_KNOWN
+from llm_envs.evaluation.turn_values import _interval, turn_values
 from llm_envs.policies import RandomPolicy
 from llm_envs.rollout import Collector, RolloutLimits
 from llm_envs.rollout.tree import disagreement, every_turn, grow, is_root, least_sure, n_roots
@@ -121,6 +122,14 @@ def test_without_a_root_that_succeeded_all_members_begin_anew() -> None:
 
 
 # Values.
+
+
+def test_intervals_by_hand() -> None:
+    """Student's for 0, 1, 1: 2/3 ± 4.303 * 0.577 / sqrt(3). Of equal ones, Wilson's bound for 0 of 3 is 0.5615."""
+    differ, equal = _interval([0.0, 1.0, 1.0], 0.0, 1.0, 0.95), _interval([0.5] * 3, 0.0, 1.0, 0.95)
+    assert differ == pytest.approx((2 / 3 - 1.434, 2 / 3 + 1.434), abs=1e-3)
+    assert equal == pytest.approx((0.5 - 0.5615 / 2, 0.5 + 0.5615 / 2), abs=1e-4)
+    assert _interval([0.5] * 3, 0.5, 0.5, 0.95) == NOTHING_KNOWN == _interval([], 0.0, 1.0, 0.95)
 
 
 class Uniform:
