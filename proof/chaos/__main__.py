@@ -5,8 +5,8 @@
     python -m proof.chaos --rounds 1 --seed 7 --scenarios ray    repeats the round that failed with seed 7
     python -m proof.chaos --docs docs/results/chaos.md           writes the table of the stored rounds into the page
 
-Rounds are added to `proof/results/chaos/rounds.json`, where a round with the same scenario and seed is replaced. The exit code
-is 1 if an invariant did not hold in any round.
+Rounds are added to `proof/results/chaos/rounds.json`, where a round with the same scenario and seed is replaced. The
+exit code is 1 if an invariant did not hold in any round.
 """
 
 from __future__ import annotations
