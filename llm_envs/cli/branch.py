@@ -94,12 +94,12 @@ def run(arguments: argparse.Namespace) -> int:
         with TrajectoryWriter(arguments.out, settings=settings) as writer:
             for trajectory in (member for group in groups for member in group):
                 writer.write(trajectory)
-    policy = str(settings.get("model", settings["policy"]))
+    by = str(settings.get("model", settings["policy"]))
     if arguments.turn == "all":
-        values = _values(episode, groups) | {"policy": policy}
+        values = _values(episode, groups) | {"policy": by}
         print(json.dumps(values, indent=2) if arguments.json else visible_text(_shown_values(values)))
     else:
-        outcomes = _outcomes(episode, groups[0], arguments.turn) | {"policy": policy}
+        outcomes = _outcomes(episode, groups[0], arguments.turn) | {"policy": by}
         print(json.dumps(outcomes, indent=2) if arguments.json else visible_text(_shown(outcomes)))
     failures = [member.error for group in groups for member in group if member.error is not None]
     if failures:
