@@ -120,6 +120,7 @@ check-tasks-levels: $(VENV)/.stamp
 
 check-tasks-thorough: $(VENV)/.stamp
 	$(VENV)/bin/python -m proof.checked --thorough --jobs $(WORKERS)
+	LLM_ENVS_CERTIFY_ALL=1 $(VENV)/bin/python -m pytest tests/llm_envs/checker/test_certify_tasks.py $(PARALLEL) $(PYTEST_ARGS)
 
 real-model: $(VENV)/.stamp
 	$(VENV)/bin/python -m proof.real_model
