@@ -64,6 +64,7 @@ def test_a_sound_environment_passes(cls: type[gym.Env[str, str]]) -> None:
     assert applied == {check.name for check in CHECKS} - missing
 
 
+@pytest.mark.levels  # shares what the test of planted defects measured
 def test_the_table_of_the_page_is_what_is_measured() -> None:
     assert PAGE.read_text(encoding="utf-8").partition(BEGIN)[2].partition(END)[0].strip() == table()
 
