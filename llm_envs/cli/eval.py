@@ -192,7 +192,8 @@ def _check(arguments: argparse.Namespace) -> None:
                 f"--suite standard plays as published: leave out --{found[0].replace('_', '-')}. Each benchmark has a "
                 "folder in --out, which llm-envs eval --replay reads."
             )
-    given_tasks = arguments.envs or arguments.agent or arguments.env_kwargs or arguments.exclude
+    env_kwargs = None if arguments.suite == STANDARD else arguments.env_kwargs
+    given_tasks = arguments.envs or arguments.agent or env_kwargs or arguments.exclude
     if arguments.suite is not None and given_tasks:
         raise InvalidConfigError("--suite lists the tasks: leave out ENV, --agent, --env-kwargs and --exclude.")
     if arguments.resume and arguments.out is None:
@@ -266,6 +267,7 @@ def _run_standard(arguments: argparse.Namespace) -> int:
         "k": arguments.k,
         "seed": arguments.seed or 0,
         "thresholds": Thresholds(**{name: getattr(arguments, name) for name in THRESHOLDS}),
+        "env_kwargs": arguments.env_kwargs,
     }
     suites = {name: (data, standard_suite(name, data, **given)) for name, data in parse_data(arguments.data).items()}
     played, failed = {}, 0

@@ -7,8 +7,9 @@ of a protocol from the data that the user names.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +43,16 @@ class Protocol:
     """Episodes of each row."""
     has_sample: bool = True
     """Whether there is a sample in its layout."""
+    k: int = 1
+    """Largest k of pass@k and pass^k that is published."""
     levels: Sequence[str] = ()
     """Levels to play, each by itself; empty: there is one."""
+    splits: Sequence[str] = ("test",)
+    """Splits whose rows are played, in order."""
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """Further arguments of the environment."""
+    stand_ins: Mapping[str, str] = field(default_factory=dict)
+    """Argument -> what differs from the published evaluation unless it is given."""
 
     @property
     def sampling(self) -> SamplingParams:
@@ -80,6 +89,32 @@ PROTOCOLS: Mapping[str, Protocol] = {
             *(f"multi_turn_{name}" for name in _TURNS),
         ),
     ),
+    # Sampled as the leaderboard samples GPT-4.1: at the default temperature. Its two attempts do not see each other.
+    "ARC": Protocol(
+        "llm/ARC-v0",
+        "ARC Prize, arc-agi-benchmarking",
+        None,
+        10_000,
+        1.0,
+        samples=2,
+        has_sample=False,
+        k=2,
+        levels=("arc-agi-1", "arc-agi-2"),
+        kwargs={"max_turns": 1},
+    ),
+    # The package sets no limit of tokens: this one is ours.
+    "Tau2": Protocol(
+        "llm/Tau2-v0",
+        "tau2-bench, arXiv:2506.07982",
+        None,
+        4_096,
+        samples=4,
+        has_sample=False,
+        k=4,
+        levels=("retail", "airline", "telecom"),
+        splits=("train", "test"),
+        stand_ins={"user_policy": "a script plays the user, which is easier than the published user, a model"},
+    ),
 }
 """Name -> protocol."""
 
@@ -104,7 +139,8 @@ def parse_data(texts: Sequence[str]) -> dict[str, str]:
         else:
             raise InvalidConfigError(
                 f"--data {text}: give NAME=DATA, with a data set's name, a file or {HUB} as DATA and one of "
-                f"{', '.join(PROTOCOLS)} as NAME (BFCL has its data: BFCL={PACKAGE}); or {HUB} or {SAMPLE} for all."
+                f"{', '.join(PROTOCOLS)} as NAME (BFCL, ARC and Tau2 have their data: ARC={PACKAGE}); or {HUB} or "
+                f"{SAMPLE} for all."
             )
         if twice := [key for key in named if key in found]:
             raise InvalidConfigError(f"--data names {twice[0]} twice: give one.")
@@ -138,45 +174,55 @@ def standard_suite(
     k: int | None = None,
     seed: int = 0,
     thresholds: Thresholds | None = None,
+    env_kwargs: Mapping[str, Any] | None = None,
 ) -> Suite:
-    """Return the suite of a benchmark: every row of the test split, in order.
+    """Return the suite of a benchmark: every row of the splits that are played, in order.
 
     Args:
         name: A key of `PROTOCOLS`.
         data: A data set's name, a file, "sample" or "package"; see `parse_data`.
         n: Only so many rows, the first ones.
         samples: Episodes of each row, if other than the protocol's.
-        k: Largest k of pass@k; 1 by default.
+        k: Largest k of pass@k; by default the protocol's, or `samples` if they are fewer.
         seed: Decides the order of choices (GPQA) and the sampling.
         thresholds: For each task.
+        env_kwargs: Further arguments of the environment, such as Tau2's `user_policy`.
 
     Raises:
-        InvalidConfigError: If the data cannot be used.
+        InvalidConfigError: If the data or the arguments cannot be used.
         MissingExtraError: If a package is missing.
     """
     protocol = PROTOCOLS[name]
     kwargs: dict[str, Any] = {"split": "test"} | ({} if data == PACKAGE else {"data": data})
+    kwargs |= dict(protocol.kwargs) | dict(env_kwargs or {})
     entries = []
     for level in protocol.levels or (None,):
         given = kwargs if level is None else {**kwargs, "difficulty": level}
-        env = gym.make(protocol.env_id, **given)
-        try:
-            problems = list(env.unwrapped.problems(seed))  # type: ignore[attr-defined]
-        finally:
-            env.close()
+        problems = list(
+            chain.from_iterable(_problems(protocol.env_id, {**given, "split": s}, seed) for s in protocol.splits)
+        )
         entries.append(
             SuiteEntry(
                 protocol.env_id,
                 given,
                 name if level is None else f"{name} {level}",
                 min(n or len(problems), len(problems)),
-                k or 1,
+                k or min(protocol.k, samples or protocol.samples),
                 thresholds or Thresholds(),
                 partial(_make_with_shots, protocol.env_id, protocol.shots) if protocol.shots else None,
                 problems,
             )
         )
     return Suite(tuple(entries), samples or protocol.samples, seed)
+
+
+def _problems(env_id: str, kwargs: Mapping[str, Any], seed: int) -> list[dict[str, Any]]:
+    """Return the problems of a split."""
+    env = gym.make(env_id, **kwargs)
+    try:
+        return list(env.unwrapped.problems(seed))  # type: ignore[attr-defined]
+    finally:
+        env.close()
 
 
 def _make_with_shots(env_id: str, shots: int, **kwargs: Any) -> gym.Env[str, str]:
@@ -188,14 +234,20 @@ def describe_protocol(name: str, data: str, suite: Suite, sampling: SamplingPara
     protocol = PROTOCOLS[name]
     rows = sum(entry.n for entry in suite.entries)
     how = "greedy" if sampling.temperature == 0 else f"temperature {sampling.temperature:g}, top-p {sampling.top_p:g}"
+    k = max(entry.k for entry in suite.entries)
+    given = suite.entries[0].kwargs
     changed = [] if sampling == protocol.sampling and suite.samples == protocol.samples else ["changed by options"]
     return "; ".join(
         [
-            f"{name}: {rows} rows of {data}, split test",
+            f"{name}: {rows} rows of {data}, {'split' if len(protocol.splits) == 1 else 'splits'} "
+            f"{' and '.join(protocol.splits)}",
+            *(f"{key} {given[key]}" for key in protocol.kwargs),
             f"{protocol.shots} solved examples",
             f"{suite.samples} {'sample' if suite.samples == 1 else 'samples'} of each",
             f"{how}, at most {sampling.max_new_tokens} tokens a turn",
+            *([f"pass@k and pass^k up to k = {k}"] if k > 1 else []),
             f"as {protocol.source}",
+            *(text for key, text in protocol.stand_ins.items() if key not in given),
             *changed,
         ]
     )

@@ -101,6 +101,8 @@ class TestCommand:
             (("--data", "IFEval=sample"), "it has no sample; give google/IFEval"),
             (("--data", "BFCL=bfcl.jsonl"), "its data are in its package; give BFCL=package"),
             (("--data", "GSM8K=gsm8k.jsonl"), "write {split} in its place"),
+            (("--data", "ARC=sample"), "its data are in its package; give ARC=package"),
+            (("--data", "ARC", "--env-kwargs", '{"user_policy": "x"}'), "ARCEnv has no argument 'user_policy'"),
             (("--data", "sample", "--split", "train"), "leave out --split"),
             (("--data", "sample", "--compare", "x"), "leave out --compare"),
         ],
@@ -122,8 +124,57 @@ class TestCommand:
         assert main(["eval", "llm/Calculator-v0", "--data", "sample"]) == 2
         assert "--suite standard and --data" in capsys.readouterr().err
 
+    def test_arc_has_two_attempts_that_do_not_see_each_other(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert run("--data", "ARC", "-n", 2, "--policy", "oracle", "--out", tmp_path) == 0
+        assert (
+            "ARC: 4 rows of package, split test; max_turns 1; 0 solved examples; 2 samples of each; temperature 1, "
+            "top-p 1, at most 10000 tokens a turn; pass@k and pass^k up to k = 2; as ARC Prize, arc-agi-benchmarking\n"
+        ) in capsys.readouterr().out
+        results = Results.load(tmp_path / "ARC")
+        assert [task.name for task in results] == ["ARC arc-agi-1", "ARC arc-agi-2"]
+        assert all(task.n_episodes == 4 and task.pass_at.keys() == {1, 2} for task in results)
+        for episode in read_trajectories(tmp_path / "ARC"):
+            roles = [message.role for message in episode.messages]
+            assert roles.count("assistant") == 1
+            assert "You have 1." in episode.messages[roles.index("user")].content
+
+    def test_fewer_samples_than_published_lower_k(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert run("--data", "ARC", "-n", 1, "--group-size", 1, "--policy", "oracle", "--json") == 0
+        shown = capsys.readouterr()
+        assert "1 sample of each" in shown.err and "pass@k" not in shown.err
+        assert json.loads(shown.out)["ARC"]["tasks"][0]["pass_hat"].keys() == {"1"}
+
+    @pytest.mark.suites
+    def test_tau2_plays_both_splits_and_names_its_user(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        command = ("--data", "Tau2", "-n", 1, "--group-size", 1, "--policy", "oracle")
+        assert run(*command, "--out", tmp_path) == 0
+        shown = capsys.readouterr().out
+        assert (
+            "Tau2: 3 rows of package, splits train and test; 0 solved examples; 1 sample of each; greedy, at most 4096 "
+            "tokens a turn; as tau2-bench, arXiv:2506.07982; a script plays the user, which is easier than the "
+            "published user, a model; changed by options\n"
+        ) in shown
+        user = {"user_policy": "llm_envs.tasks.benchmarks.tau2:ScriptedUser"}
+        assert run(*command, "--env-kwargs", json.dumps(user)) == 0
+        assert "a script plays the user" not in capsys.readouterr().out
+
 
 class TestProtocols:
+    @pytest.mark.suites
+    def test_tau2_has_the_tasks_of_the_leaderboard(self) -> None:
+        suite = standard_suite("Tau2", "package")
+        sizes = {entry.label: (entry.n, entry.k) for entry in suite.entries}
+        assert sizes == {"Tau2 retail": (114, 4), "Tau2 airline": (50, 4), "Tau2 telecom": (114, 4)}
+        assert all(len({problem["id"] for problem in entry.problems or ()}) == entry.n for entry in suite.entries)
+        assert suite.samples == 4
+
+    def test_arc_has_the_public_evaluation_tasks(self) -> None:
+        assert [entry.n for entry in standard_suite("ARC", "package").entries] == [400, 120]
+
     def test_all_data(self) -> None:
         assert parse_data(["sample"]) == dict.fromkeys(WITH_SAMPLE, "sample")
         hub = parse_data(["hub"])
