@@ -64,7 +64,11 @@ CHAT_TEMPLATE = """\
 
 
 def tiny_tokenizer(
-    texts: Iterable[str] = (), *, vocab_size: int = 512, max_token_length: int | None = None
+    texts: Iterable[str] = (),
+    *,
+    vocab_size: int = 512,
+    max_token_length: int | None = None,
+    by_words: bool = False,
 ) -> PreTrainedTokenizerBase:
     """Make a byte-level BPE tokenizer with a Qwen-style chat template.
 
@@ -72,6 +76,8 @@ def tiny_tokenizer(
         texts: Texts from which the merges are learned. Without texts, every byte is a token.
         vocab_size: Maximum size of the vocabulary, special tokens included; at least 265.
         max_token_length: Longest token in bytes; None means no limit.
+        by_words: Whether no token spans words, as in GPT-2: a word with the space before it has the same tokens
+            wherever it stands, which makes it easier to copy. Otherwise a constant prompt becomes a few tokens.
 
     Returns:
         A fast tokenizer; `<|im_end|>` is its end-of-turn token, `<|endoftext|>` its pad token.
@@ -83,11 +89,10 @@ def tiny_tokenizer(
         raise MissingExtraError("tiny_tokenizer needs transformers: pip install 'llm-envs[train]'.") from error
 
     tokenizer = Tokenizer(models.BPE())
-    # Merges may span words, so a constant prompt becomes a few tokens.
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Digits(individual_digits=True),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=by_words),
         ]
     )
     tokenizer.decoder = decoders.ByteLevel()

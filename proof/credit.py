@@ -4,25 +4,26 @@
     python -m proof.credit --docs docs/results/credit.md
 
 A run writes `proof/results/credit/TASK.json`, and continues with what is missing there; `--docs` makes the tables and
-curves of a page from all of them. No result is stored yet: with these settings GRPO did not learn TicTacToe or
-GuessNumber in 30 steps on seed 100, so tasks, warm starts and rates are to be chosen first.
+curves of a page from all of them.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any
 
+import numpy as np
 import transformers
 
 from benchmarks.measuring import Column, describe_hardware, describe_versions, find_commit, markdown_table
-from llm_envs.evaluation import mean_interval
+from llm_envs.evaluation.statistics import Interval, student_quantile
 from proof.run import describe_run
 from proof.runs import Run
 from proof.tables import read_result
@@ -36,23 +37,28 @@ RESULTS = Path("proof/results/credit")
 WORK = Path("runs/proof")
 SEEDS = (0, 1, 2, 3, 4)
 BASELINE = "grpo"
+RATES = {"calculator": 3e-4}
+"""Learning rates, by task, where 1e-3 is too high: chosen with GRPO on seed 100."""
 _STEPS = {"max_steps": 30, "per_device_train_batch_size": 64, "warmup_steps": 3}
-_GROUPS = {**_STEPS, "num_generations": 8, "learning_rate": 6e-4}
-_PPO = {**_STEPS, "learning_rate": 3e-4, "value_learning_rate": 1e-3, "bootstrap_truncated": False}
+_GROUPS = {"num_generations": 8}
+_PPO = {"bootstrap_truncated": False}
 WAYS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "grpo": ("the whole episode, against its group", {"changes": {"normalisation": "token"}}),
     "per_turn": ("the return from a turn on, against the group's at that turn", {"named": "per_turn"}),
     "gigpo": ("the episode, and the return from a state on", {"named": "gigpo"}),
-    "state_graph": ("the value of the next state less that of this one", {"named": "state_graph"}),
-    "tree": ("the same at branching points; three quarters of a group are branches", {"named": "tree"}),
+    "tree": ("from one branching point to the next; three quarters of a group are branches", {"named": "tree"}),
     "ppo": ("a critic", {"kind": "ppo-shared", "settings": _PPO}),
 }
 """What an advantage is, and the fields of a `Run`."""
 
 
 def run_of(way: str, task: str) -> Run:
-    """Return the run of a way to give credit on a task."""
-    return Run(f"credit-{task}-{way}", task, "credit", **{"settings": _GROUPS, "seeds": SEEDS, **WAYS[way][1]})
+    """Return the run of a way to give credit on a task. The critic's rate is three times the policy's."""
+    fields = {"settings": _GROUPS, **WAYS[way][1]}
+    rate = RATES.get(task, 1e-3)
+    rates = {"learning_rate": rate, **({"value_learning_rate": 3 * rate} if way == "ppo" else {})}
+    settings = {**_STEPS, **rates, **fields.pop("settings")}
+    return Run(f"credit-{task}-{way}", task, "credit", settings=settings, seeds=SEEDS, **fields)
 
 
 class _Count(transformers.TrainerCallback):  # type: ignore[misc]
@@ -83,7 +89,7 @@ def train_seed(way: str, name: str, task: Task, warm: Path, seed: int) -> dict[s
     counts: list[_Count] = []
 
     def watch(trainer: Any) -> None:
-        counts.append(_Count(trainer, task, out / "model", 10, way in ("gigpo", "state_graph")))
+        counts.append(_Count(trainer, task, out / "model", 10, way == "gigpo"))
         trainer.add_callback(counts[0])
 
     seconds = train_run(run, task, warm, seed, out, watch)
@@ -122,51 +128,99 @@ def measure_task(name: str, ways: Sequence[str], seeds: Sequence[int], out: Path
 # The page.
 
 
-def _points(data: Mapping[str, Any], way: str, key: str) -> dict[str, float]:
-    """Return the mean outcome of each seed after training."""
-    return {seed: fmean(found["curve"][-1][key]) for seed, found in data["ways"][way]["seeds"].items()}
+def at_budget(curve: Sequence[Mapping[str, Any]], key: str, budget: float, start: float) -> float:
+    """Return the mean test reward when so many tokens or steps were used, on straight lines between measurements."""
+    uses = [0.0, *(float(point[key]) for point in curve)]
+    return float(np.interp(budget, uses, [start, *(fmean(point["rewards"]) for point in curve)]))
+
+
+def compare(data: Mapping[str, Any], key: str) -> tuple[float, dict[str, dict[str, float]], dict[str, Interval]]:
+    """Compare all ways on a task at one budget: the least that any run of it used.
+
+    Returns:
+        The budget; the rewards by way and seed; and for each way but GRPO the 95% interval of the reward less GRPO's,
+        paired by seeds, from Student's t.
+    """
+    start = fmean(data["warm"]["rewards"])
+    curves = {way: found["seeds"] for way, found in data["ways"].items() if found["seeds"]}
+    budget = min(found["curve"][-1][key] for seeds in curves.values() for found in seeds.values())
+    rewards = {
+        way: {seed: at_budget(found["curve"], key, budget, start) for seed, found in seeds.items()}
+        for way, seeds in curves.items()
+    }
+    gains = {}
+    for way in [way for way in rewards if way != BASELINE]:
+        differences = [
+            rewards[way][seed] - rewards[BASELINE][seed] for seed in rewards[way] if seed in rewards[BASELINE]
+        ]
+        gains[way] = t_interval(differences)
+    return budget, rewards, gains
+
+
+def t_interval(values: Sequence[float]) -> Interval:
+    """Return the 95% interval of a mean of few values, from Student's t."""
+    mean, error = fmean(values), stdev(values) / math.sqrt(len(values))
+    half = student_quantile(0.95, len(values) - 1) * error
+    return Interval(mean - half, mean + half)
+
+
+def verdict(interval: Interval) -> str:
+    """Return whether an interval is above 0, below it, or around it."""
+    return "win" if interval.low > 0 else "loss" if interval.high < 0 else "tie"
+
+
+def _row(data: Mapping[str, Any], way: str, found: Mapping[str, Any]) -> dict[str, Any]:
+    seeds = data["ways"][way]["seeds"].values()
+    row = {
+        "task": f"{data['env']} ({fmean(data['warm']['rewards']):.3f})" if way == BASELINE else "",
+        "way": way,
+        "end": fmean(fmean(run["curve"][-1]["rewards"]) for run in seeds),
+        "success": fmean(fmean(run["curve"][-1]["successes"]) for run in seeds),
+        "n_tokens": fmean(run["curve"][-1]["tokens"] for run in seeds),
+        "n_env_steps": fmean(run["curve"][-1]["env_steps"] for run in seeds),
+        "seconds": fmean(run["seconds"] for run in seeds),
+        "tokens": "",
+        "env_steps": "",
+    }
+    for key, (_, rewards, gains) in found.items():
+        row[key] = f"{fmean(rewards[way].values()):.3f}"
+        if way != BASELINE:
+            gain = gains[way]
+            row[key] += f": {(gain.low + gain.high) / 2:+.3f} ({gain.low:+.3f} to {gain.high:+.3f}), {verdict(gain)}"
+    return row
 
 
 def render(results: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return a row for each task and way: reward and success after training, and the difference to GRPO by seeds."""
+    """Return a row for each task and way: the reward at equal tokens and at equal steps, and in the end."""
     rows = []
     for data in results.values():
-        base = _points(data, BASELINE, "rewards")
-        for way in [way for way in WAYS if way in data["ways"]]:
-            rewards, successes = (_points(data, way, key) for key in ("rewards", "successes"))
-            shared = [seed for seed in rewards if seed in base]
-            gains = [rewards[seed] - base[seed] for seed in shared]
-            curves = [data["ways"][way]["seeds"][seed]["curve"][-1] for seed in rewards]
-            interval = mean_interval(gains)
-            rows.append(
-                {
-                    "task": data["env"] if way == BASELINE else "",
-                    "way": way,
-                    "seeds": len(rewards),
-                    "reward": f"{fmean(data['warm']['rewards']):.3f} → {fmean(rewards.values()):.3f}",
-                    "success": f"{fmean(data['warm']['successes']):.1%} → {fmean(successes.values()):.1%}",
-                    "gain": ""
-                    if way == BASELINE or len(gains) < 2
-                    else f"{fmean(gains):+.3f} ({interval.low:+.3f} to {interval.high:+.3f})",
-                    "wins": "" if way == BASELINE else f"{sum(gain > 0 for gain in gains)} of {len(gains)}",
-                    "tokens": fmean(point["tokens"] for point in curves),
-                    "env_steps": fmean(point["env_steps"] for point in curves),
-                    "seconds": fmean(found["seconds"] for found in data["ways"][way]["seeds"].values()),
-                }
-            )
+        found = {key: compare(data, key) for key in ("tokens", "env_steps")}
+        rows += [_row(data, way, found) for way in WAYS if way in data["ways"]]
     columns = [
-        Column("task", "task"),
+        Column("task", "task (reward before)"),
         Column("way", "credit"),
-        Column("seeds", "seeds"),
-        Column("reward", "test reward"),
-        Column("success", "test success"),
-        Column("gain", "reward less GRPO's (95%)"),
-        Column("wins", "better on seeds"),
-        Column("tokens", "sampled tokens", ",.0f"),
-        Column("env_steps", "environment steps", ",.0f"),
+        Column("tokens", "reward at equal tokens, less GRPO's (95%)"),
+        Column("env_steps", "reward at equal steps, less GRPO's (95%)"),
+        Column("end", "reward in the end", ".3f"),
+        Column("success", "success", ".1%"),
+        Column("n_tokens", "tokens", ",.0f"),
+        Column("n_env_steps", "steps", ",.0f"),
         Column("seconds", "s", ".0f"),
     ]
     return markdown_table(columns, rows)
+
+
+def render_verdicts(results: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return a row for each way and a column for each task: win, tie or loss at equal tokens and at equal steps."""
+    found = {name: [compare(data, key)[2] for key in ("tokens", "env_steps")] for name, data in results.items()}
+    rows = [
+        {"way": way, "what": WAYS[way][0]}
+        | {name: ", ".join(verdict(gains[way]) for gains in both) for name, both in found.items() if way in both[0]}
+        for way in WAYS
+        if way != BASELINE
+    ]
+    tasks = [Column(name, data["env"].removeprefix("llm/").removesuffix("-v0")) for name, data in results.items()]
+    return markdown_table([Column("way", "credit"), Column("what", "an advantage is"), *tasks], rows)
 
 
 def plot(results: Mapping[str, Mapping[str, Any]], path: Path) -> None:
@@ -198,9 +252,10 @@ def put_into(document: Path, out: Path = RESULTS) -> None:
     found = {path.stem: read_result(path) for path in sorted(out.glob("*.json"))}
     results = {name: data for name, data in found.items() if data is not None}
     text = document.read_text(encoding="utf-8")
-    marks = re.compile(r"(<!-- proof credit -->\n).*?(<!-- end credit -->)", re.DOTALL)
-    body = render(results)
-    document.write_text(marks.sub(lambda match: f"{match[1]}\n{body}\n\n{match[2]}", text), encoding="utf-8")
+    for name, body in (("verdicts", render_verdicts(results)), ("credit", render(results))):
+        marks = re.compile(rf"(<!-- proof {name} -->\n).*?(<!-- end {name} -->)", re.DOTALL)
+        text = marks.sub(lambda match, body=body: f"{match[1]}\n{body}\n\n{match[2]}", text)
+    document.write_text(text, encoding="utf-8")
     plot(results, document.parent.parent / "images" / "credit.svg")
 
 

@@ -1,8 +1,8 @@
 """Reading pages with notes: how the warm start of the task `notes` is played, well and badly.
 
 A reader sees what the model sees: after a summary that is the task, the notes, and the newest page. Both plays copy
-prices into their notes, so that every episode teaches to copy. The good one copies those that will be gone, the bad one
-those of the newest page, which stays in sight.
+prices into their notes, so that every episode teaches to copy. The good one copies all of them, the bad one only the
+price of the newest page, which stays in sight.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from llm_envs.parsers import format_answer
 from llm_envs.types import Message, SamplingParams
 
-__all__ = ["REQUEST", "CoinReader", "Reading", "note_what_goes", "note_what_stays"]
+__all__ = ["REQUEST", "CoinReader", "Reading", "note_all", "note_what_stays"]
 
 REQUEST = "Write notes."
 """Asks for a summary."""
@@ -44,13 +44,13 @@ class CoinReader:
         return Message("assistant", self._play(messages, self._random))
 
 
-def note_what_goes(messages: Sequence[Message], random: random.Random) -> str:
-    """Write down the prices in sight, those of earlier notes too, but for the newest page."""
-    return _read(messages, random, _with_prices(messages)[:-1])
+def note_all(messages: Sequence[Message], random: random.Random) -> str:
+    """Write down all prices in sight, those of earlier notes too."""
+    return _read(messages, random, _with_prices(messages))
 
 
 def note_what_stays(messages: Sequence[Message], random: random.Random) -> str:
-    """Write down only the prices of the newest page."""
+    """Write down only the price of the newest page."""
     return _read(messages, random, _with_prices(messages)[-1:])
 
 

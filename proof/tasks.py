@@ -8,8 +8,11 @@ a few episodes of the oracle.
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
+import re
+import string
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -22,7 +25,7 @@ from llm_envs.policies.base import Policy
 from llm_envs.rollout import Summarize
 from proof.letters import ENV as LETTERS_ENV
 from proof.letters import LETTERS
-from proof.notes import REQUEST, CoinReader, Reading, note_what_goes, note_what_stays
+from proof.notes import REQUEST, CoinReader, Reading, note_all, note_what_stays
 from proof.plays import (
     add_in_writing,
     calculate_aloud,
@@ -74,6 +77,8 @@ class Task:
     sft_learning_rate: float = 1e-3
     vocab_size: int = 640
     """Of a tokenizer whose merges come from 50 traces."""
+    by_words: bool = False
+    """Whether no token of it spans words."""
     model: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of `tiny_model`."""
     max_turn_tokens: int = 16
@@ -98,7 +103,7 @@ def describe_task(task: Task) -> dict[str, Any]:
     """Return all that a warm start and a measurement depend on: JSON types only."""
     plays = [play.__name__.strip("_") for play in task.plays]
     described = {**asdict(task), "plays": plays, "warm_seed": WARM_SEED, "test_seed": TEST_SEED}
-    for name in ("is_pretrained", "summarize"):
+    for name in ("by_words", "is_pretrained", "summarize"):
         if not described[name]:
             del described[name]  # the first results do not have it
     return json.loads(json.dumps(described))
@@ -145,10 +150,14 @@ def _answer_half(env: gym.Env[str, str], random: random.Random) -> str:
 
 
 def _often(actions: tuple[str, ...], share: float) -> Play:
-    """Return play that takes the oracle's action at this share of turns, and any of some actions at the others."""
+    """Return play that takes the oracle's action at this share of turns, and any of some actions at the others.
+
+    What ends in a mark is a reply as it stands; anything else becomes an answer.
+    """
+    replies = [action if re.search(r"[.>]$", action) else format_answer(action) for action in actions]
 
     def play(env: gym.Env[str, str], random: random.Random) -> str:
-        return _oracle(env, random) if random.random() < share else format_answer(random.choice(actions))
+        return _oracle(env, random) if random.random() < share else random.choice(replies)
 
     play.__name__ = f"oracle_{share}_of_turns_else_{'_'.join(actions)}"
     return play
@@ -266,15 +275,15 @@ TASKS: Mapping[str, Task] = {
     "notes": Task(
         "llm/PagedRecall-v0",
         "pages, and notes of them",
-        (note_what_goes, note_what_stays),
+        (note_all, note_what_stays),
         STARTER,
-        n_traces=12_000,
-        sft_steps=1200,
-        sft_learning_rate=1e-3,
-        model={"n_layers": 3},
+        n_traces=6000,
+        sft_steps=600,
+        sft_learning_rate=2e-3,
+        by_words=True,
         max_turn_tokens=16,
         max_completion_length=160,
-        summarize={"history_tokens": 90, "summary_tokens": 48, "prompt": REQUEST},
+        summarize={"history_tokens": 210, "summary_tokens": 64, "prompt": REQUEST},
     ),
     "arithmetic-real": Task(
         "llm/Arithmetic-v0",
@@ -327,22 +336,40 @@ TASKS: Mapping[str, Task] = {
 }
 
 _MOVES = ("up", "down", "left", "right")
+_DIGITS = tuple(map(str, range(1, 11)))
 _CELLS = tuple(f"{column}{row}" for column in "ABC" for row in "123")
+_CODES = tuple(" ".join(letters) for letters in itertools.product("ABCD", repeat=3))
+_LIST = '<tool_call>\n{"name": "shell", "arguments": {"command": "ls /"}}\n</tool_call>'
 
 
 def _game(env: str, actions: tuple[str, ...], share: float, **changes: Any) -> Task:
-    """Return a game that is played well at a share of the turns, so that which turns lose an episode is to be found."""
+    """Return a task that is played well at a share of the turns, so that which turns lose an episode is to be found."""
     play = _often(actions, share)
-    settings: dict[str, Any] = {"n_traces": 4000, "sft_steps": 200, "sft_learning_rate": 3e-3, "max_turn_tokens": 8}
-    return Task(env, "game", (play, play), EASY, **{**settings, **changes})
+    settings: dict[str, Any] = {"sft_learning_rate": 2e-3, "vocab_size": 1280, "max_turn_tokens": 8}
+    return Task(env, "several turns", (play, play), EASY, **{**settings, **changes})
 
 
 CREDIT_TASKS: Mapping[str, Task] = {
-    "tictactoe": _game("llm/TicTacToe-v0", _CELLS, 0.5, max_completion_length=320),
-    "blackjack": _game("llm/Blackjack-v0", ("hit", "stick"), 0.5, max_completion_length=640),
-    "guess": _game("llm/GuessNumber-v0", tuple(map(str, range(1, 11))), 0.4, max_completion_length=96),
-    "mines": _game("llm/Minesweeper-v0", _CELLS, 0.7, max_completion_length=480),
-    "cliff": _game("llm/CliffWalking-v0", _MOVES, 0.7, max_completion_length=900),
-    "lake": _game("llm/FrozenLake-v0", _MOVES, 0.7, max_completion_length=900),
+    "guess": _game("llm/GuessNumber-v0", _DIGITS, 0.4, sft_steps=800, max_completion_length=96),
+    "tictactoe": _game("llm/TicTacToe-v0", _CELLS, 0.5, sft_steps=800, max_completion_length=192),
+    "files": _game(
+        "llm/FileSystem-v0",
+        (_LIST, format_answer("/home")),
+        0.6,
+        sft_steps=500,
+        max_turn_tokens=32,
+        max_completion_length=320,
+    ),
+    "service": _game(
+        "llm/CustomerService-v0",
+        (format_answer("done"), "One moment, please."),
+        0.8,
+        sft_steps=500,
+        max_turn_tokens=48,
+        max_completion_length=300,
+    ),
+    "mastermind": _game("llm/Mastermind-v0", _CODES, 0.4, sft_steps=500, max_completion_length=160),
+    "hangman": _game("llm/Hangman-v0", tuple(string.ascii_lowercase), 0.4, sft_steps=500, max_completion_length=288),
+    "calculator": TASKS["calculator"],
 }
 """The tasks of `proof.credit`."""

@@ -129,7 +129,7 @@ def _make_model(task: Task) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     codec = ChatCodec(tiny_tokenizer())
     with _collect_traces(task, codec) as traces:
         texts = [codec.tokenizer.decode(row.ids) for group in traces.collect(50) for t in group for row in t.rows]
-    tokenizer = tiny_tokenizer(texts, vocab_size=task.vocab_size, max_token_length=64)
+    tokenizer = tiny_tokenizer(texts, vocab_size=task.vocab_size, max_token_length=64, by_words=task.by_words)
     return tiny_model(tokenizer, seed=WARM_SEED, **task.model), tokenizer
 
 

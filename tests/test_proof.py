@@ -291,3 +291,40 @@ def test_a_record_is_of_the_files_that_a_task_is_made_of():
     stale = {f"{env_id} {level}" for env_id, level in out_of_date(read() | changed)}
     assert stale == set(changed)
     assert len(list(out_of_date(read(), "thorough"))) > 100
+
+
+def credit_curve(*points):
+    return {
+        "curve": [
+            {"steps": step, "tokens": tokens, "env_steps": env_steps, "rewards": [reward], "successes": [0]}
+            for step, tokens, env_steps, reward in points
+        ],
+        "seconds": 1.0,
+    }
+
+
+def test_credit_is_compared_at_the_least_that_any_run_used():
+    """Differences 0.1, 0.3, 0.2: mean 0.2, standard deviation 0.1, t(2) = 4.3027, half a width of 0.2484."""
+    from proof.credit import at_budget, compare, verdict
+
+    data = {
+        "warm": {"rewards": [0.0, 0.2]},
+        "ways": {
+            "grpo": {"seeds": {str(seed): credit_curve((10, 100, 60, 0.3), (20, 200, 100, 0.5)) for seed in range(3)}},
+            "tree": {
+                "seeds": {str(i): credit_curve((20, 100, 100, reward)) for i, reward in enumerate((0.4, 0.6, 0.5))}
+            },
+        },
+    }
+    curve = data["ways"]["grpo"]["seeds"]["0"]["curve"]
+    assert [at_budget(curve, "tokens", budget, 0.1) for budget in (0, 50, 150, 200)] == pytest.approx(
+        [0.1, 0.2, 0.4, 0.5]
+    )
+    budget, rewards, gains = compare(data, "tokens")
+    assert budget == 100
+    assert rewards["grpo"] == pytest.approx({"0": 0.3, "1": 0.3, "2": 0.3})
+    assert (gains["tree"].low, gains["tree"].high) == pytest.approx((0.2 - 0.2484, 0.2 + 0.2484), abs=1e-4)
+    assert verdict(gains["tree"]) == "tie"
+    _, rewards, gains = compare(data, "env_steps")
+    assert rewards["grpo"] == pytest.approx({"0": 0.5, "1": 0.5, "2": 0.5})
+    assert gains["tree"].low < 0 < gains["tree"].high
