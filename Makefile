@@ -99,9 +99,9 @@ test-suites: $(VENV_SUITES)/.stamp
 # Each file of tests in the environment that has its suite.
 test-doors: $(VENV_DOORS)/.stamp $(VENV_VERIFIERS)/.stamp $(VENV_NEMO_GYM)/.stamp
 	LLM_ENVS_REQUIRE_DOORS=1 $(VENV_DOORS)/bin/python -m pytest -m doors --ignore tests/llm_envs/bridges/test_verifiers_taskset.py \
-		--ignore tests/llm_envs/bridges/test_nemo_gym.py $(PARALLEL) $(PYTEST_ARGS)
+		--ignore tests/llm_envs/bridges/test_verifiers_env.py --ignore tests/llm_envs/bridges/test_nemo_gym.py $(PARALLEL) $(PYTEST_ARGS)
 	PATH="$$PWD/$(VENV_VERIFIERS)/bin:$$PATH" LLM_ENVS_REQUIRE_DOORS=1 $(VENV_VERIFIERS)/bin/python -m pytest \
-		tests/llm_envs/bridges/test_verifiers_taskset.py $(PYTEST_ARGS)
+		tests/llm_envs/bridges/test_verifiers_taskset.py tests/llm_envs/bridges/test_verifiers_env.py $(PYTEST_ARGS)
 	LLM_ENVS_REQUIRE_DOORS=1 $(VENV_NEMO_GYM)/bin/python -m pytest tests/llm_envs/bridges/test_nemo_gym.py $(PYTEST_ARGS)
 
 test-ray: $(VENV_RAY)/.stamp

@@ -1,4 +1,4 @@
-"""verifiers 0.3: environments of its classic API as ours. `verifiers_taskset` is the other direction.
+"""verifiers 0.3: environments of its classic API as ours. `verifiers_env` has those of 0.4.
 
 Its own loop plays an episode; a policy of ours answers its requests, and its rubric gives the reward:
 
@@ -88,6 +88,7 @@ def _import_legacy() -> Any:
         import verifiers.legacy
     except ImportError as error:
         raise MissingExtraError(
-            "verifiers_env needs verifiers 0.3, whose classic API 0.4 has no longer: pip install 'llm-envs[verifiers]'."
+            "verifiers_env needs verifiers 0.3, whose classic API 0.4 has no longer: pip install 'verifiers<0.4'. "
+            "For 0.4 there is llm_envs.bridges.verifiers_env.VerifiersEnv."
         ) from error
     return verifiers.legacy
