@@ -16,6 +16,7 @@ import importlib.util
 import os
 import shutil
 import subprocess
+import sys
 import threading
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -77,6 +78,7 @@ class _Machine:
     def end(self) -> None:
         with contextlib.suppress(Exception):
             self.gateway.close()
+        self.abandon()  # objects of a machine that has ended are not released there
         self.process.kill()
         self.process.wait()
         if self.process.stdin is not None:
@@ -174,7 +176,8 @@ class JavaPool:
 
     def give_back(self, machine: _Machine) -> None:
         """Keep a machine for the next world, or end it if enough are waiting."""
-        if machine.pid != os.getpid():
+        # While Python ends, a thread that waits for the machine may hold its lock for ever; the machine ends by itself.
+        if machine.pid != os.getpid() or sys.is_finalizing():
             machine.abandon()
             return
         with self._lock:

@@ -215,6 +215,20 @@ def test_machines_end_with_their_process():
     assert not os.path.exists(f"/proc/{pid}")
 
 
+def test_python_ends_although_worlds_are_still_open():
+    """Worlds that are collected while Python ends must not wait for their machines, nor speak to ended ones."""
+    program = (
+        "import builtins, gymnasium as gym, llm_envs\n"
+        "builtins.kept = [gym.make('llm/TextWorldExpress-v0') for _ in range(4)]\n"
+        "for env in builtins.kept:\n"
+        "    env.reset(seed=0)\n"
+        "    env.step('<answer>inventory</answer>')\n"
+        "kept[0].close()"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and "py4j" not in done.stderr
+
+
 def test_a_forked_child_has_machines_of_its_own():
     env = gym.make(TWX)
     env.reset(seed=0)
