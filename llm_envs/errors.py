@@ -25,6 +25,7 @@ __all__ = [
     "LLMEnvsError",
     "MissingExtraError",
     "ModelError",
+    "NoOracleError",
     "ProcessFailedError",
     "ReplayError",
     "ResetNeededError",
@@ -48,6 +49,10 @@ class InvalidConfigError(LLMEnvsError, ValueError):
 
 class EnvContractError(LLMEnvsError, TypeError):
     """An environment broke the contract of `llm_envs.env` (a wrong type in `info`, undeclared components, ...)."""
+
+
+class NoOracleError(EnvContractError):
+    """The environment has no oracle: it is another suite's, which has no solutions."""
 
 
 class ResetNeededError(LLMEnvsError, ResetNeeded, RuntimeError):

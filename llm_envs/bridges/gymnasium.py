@@ -20,7 +20,7 @@ import numpy as np
 from gymnasium import spaces
 
 from llm_envs.env import Difficulty, Outcome, TextEnv
-from llm_envs.errors import EnvContractError, InvalidActionError, InvalidConfigError
+from llm_envs.errors import InvalidActionError, InvalidConfigError, NoOracleError
 from llm_envs.parsers import ParsedReply
 
 __all__ = ["WORDS", "GymnasiumEnv", "Words", "action_form", "describe", "read_action"]
@@ -264,7 +264,8 @@ class GymnasiumEnv(TextEnv):
         super().__init__(split, difficulty, limit if max_turns is None else max_turns, render_mode)
         self.env_id = env_id
         self.words = WORDS.get(env_id, Words()) if words is None else words
-        self.instructions = self.words.goal or "Act so that the sum of the rewards is high."  # type: ignore[misc]
+        goal = self.words.goal or "Act so that the sum of the rewards is high."
+        self.instructions = f"{goal} You have {self.max_turns} replies."  # type: ignore[misc]
         for what, space in (("observations", self.inner.observation_space), ("actions", self.inner.action_space)):
             _check_small(env_id, what, space)
         self._check_names(self.words.actions)
@@ -292,7 +293,7 @@ class GymnasiumEnv(TextEnv):
 
     def next_action(self) -> str:
         """Raise: the environments have no oracle."""
-        raise EnvContractError(f"{self.env_id} has no oracle.")
+        raise NoOracleError(f"{self.env_id} has no oracle.")
 
     def play(self, action: str) -> Outcome:
         """Make one step."""

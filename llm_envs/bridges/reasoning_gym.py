@@ -20,7 +20,7 @@ from typing import Any
 
 from llm_envs.bridges.ids import FLAWED, REASONING_GYM
 from llm_envs.env import Difficulty, Outcome, SingleTurnEnv
-from llm_envs.errors import BridgeError, EnvContractError, InvalidActionError, InvalidConfigError, MissingExtraError
+from llm_envs.errors import BridgeError, InvalidActionError, InvalidConfigError, MissingExtraError, NoOracleError
 from llm_envs.problems import check_choice
 from llm_envs.processes import Shared
 from llm_envs.tasks.benchmarks.bounded import BoundedScorer
@@ -124,7 +124,7 @@ class ReasoningGymEnv(SingleTurnEnv):
     def solution(self) -> str:
         """Return the answer."""
         if not self.problem["answer"]:
-            raise EnvContractError(f"reasoning_gym/{self.dataset}-v0 has no oracle: its items have no stored answer.")
+            raise NoOracleError(f"reasoning_gym/{self.dataset}-v0 has no oracle: its items have no stored answer.")
         return str(self.problem["answer"])
 
     def play(self, action: str) -> Outcome:

@@ -27,10 +27,10 @@ from llm_envs.bridges.ids import TEXTARENA
 from llm_envs.env import Difficulty, Outcome, TextEnv
 from llm_envs.errors import (
     BridgeError,
-    EnvContractError,
     InvalidActionError,
     InvalidConfigError,
     MissingExtraError,
+    NoOracleError,
     ResetNeededError,
 )
 from llm_envs.parsers.answers import split_thinking
@@ -238,12 +238,14 @@ class TextArenaEnv(TextEnv):
         self._wait_for_turn()
 
     def prompt(self) -> str:
-        """Return the rules and the first position."""
-        return self._played.result(self._me)[1] if self._played.is_over else self._played.observe()
+        """Return the rules, the first position and the limit of moves."""
+        if self._played.is_over:
+            return self._played.result(self._me)[1]
+        return f"{self._played.observe()}\n\nYou have at most {self.max_turns} moves."
 
     def next_action(self) -> str:
         """Raise: the games have no oracle."""
-        raise EnvContractError(f"{self.game} has no oracle.")
+        raise NoOracleError(f"{self.game} has no oracle.")
 
     def play(self, action: str) -> Outcome:
         """Make the agent's move and the opponent's."""

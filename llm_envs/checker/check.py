@@ -18,8 +18,8 @@ from gymnasium.envs.registration import load_env_creator
 
 from llm_envs.checker.catalogue import example_kwargs
 from llm_envs.checker.clauses import CLAUSES
-from llm_envs.checker.subject import QUICK, THOROUGH, BrokenClause, Effort, Subject
-from llm_envs.errors import TaskCheckError
+from llm_envs.checker.subject import QUICK, THOROUGH, BrokenClause, Effort, Inapplicable, Subject
+from llm_envs.errors import NoOracleError, TaskCheckError
 from llm_envs.registration import task_spec
 
 __all__ = ["QUICK", "THOROUGH", "CheckReport", "ClauseResult", "Effort", "check_task"]
@@ -83,6 +83,9 @@ def check_task(env_id: str, *, effort: Effort = QUICK, raise_on_failure: bool = 
         try:
             results.append(ClauseResult(clause.__name__, True, clause(subject)))
         except Exception as error:
+            if isinstance(error, NoOracleError) or isinstance(error.__cause__, NoOracleError):
+                results.append(ClauseResult(clause.__name__, True, Inapplicable("the environment has no oracle")))
+                continue
             detail = str(error) if isinstance(error, BrokenClause) else f"{type(error).__name__}: {error}"
             if place := _place(error, env_id):
                 detail = f"{detail} (at {place})"

@@ -164,7 +164,7 @@ def is_vectorized(subject: Subject) -> str:
     The oracle's first action is stepped here first, so that anything that this process caches for it (a sandbox, a
     pool) exists when the asynchronous environments are forked.
     """
-    seeds: Any = [7, 8]  # `VectorEnv.reset` is typed for one number; sync and async both take a list
+    seeds: Any = [1, 2]  # `VectorEnv.reset` is typed for one number; sync and async both take a list
     for action in ("🙂\nnonsense", subject.oracle_episodes[seeds[0]][0].action):
         expected = []
         for seed in seeds:
@@ -216,7 +216,9 @@ def resets_quickly(subject: Subject) -> str:
     """The task does at least 1,000 resets, or 500 steps, in a second of computing time, unless it gives a reason."""
     resets = steps = 0.0
     env, reason = subject.env, subject.task.slow_reset_reason
-    actions = {seed: subject.oracle_episodes[seed][0].action for seed in range(10)}
+    if reason:  # nothing to measure, and many slow resets
+        return reason
+    actions = {seed: steps[0].action for seed, steps in enumerate(subject.oracle_episodes[:10])}
     for _ in range(3):
         started = time.process_time()
         for _ in range(50):
@@ -234,10 +236,10 @@ def resets_quickly(subject: Subject) -> str:
         ("steps", steps, _MIN_STEPS_PER_S, "play()"),
     ):
         require(
-            rate >= least or reason,
+            rate >= least,
             f"{rate:,.0f} {what} a second, {least:,} required: make {method} cheaper, or give a slow_reset_reason",
         )
-    return reason or "fast enough"
+    return "fast enough"
 
 
 class _Decorated(gym.ObservationWrapper[str, str, str]):
