@@ -10,7 +10,7 @@
 #   make test-examples   the examples, each with small settings, and the snippets and commands of the documents
 #   make test-browser    the report page in headless Chromium, which must be installed
 #   make test-agents the agents of examples/agents: LangChain, the Agents SDK, Pydantic AI, smolagents and Node
-#   make test-suites the bridges and benchmarks that need Java or packages that conflict, in an environment of their own
+#   make test-suites the bridges and benchmarks that need Java, a compiler or packages that conflict, in an environment of their own
 #   make test-doors  the doors to suites that conflict with the rest, in three environments of their own
 #   make test-ray    the tests on clusters of Ray, in an environment of their own
 #   make test-real-model a pretrained model: its tokens, the doctor, two steps of GRPO on both engines
@@ -202,9 +202,10 @@ $(VENV_AGENTS)/.stamp: constraints-agents.txt examples/agents/package-lock.json 
 	@touch $@
 
 # These add to the environment of the tests, whose packages they see too. Their own come first, where a version differs.
+# The planner of ALFWorld is compiled, with cmake, a C++ compiler and a program named `python`.
 $(VENV_SUITES)/.stamp $(VENV_DOORS)/.stamp $(VENV_VERIFIERS)/.stamp $(VENV_NEMO_GYM)/.stamp: .venv-%/.stamp: constraints-%.txt $(VENV)/.stamp
 	$(call CREATE,$(@D))
 	echo "import site; site.addsitedir('$$($(VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')')" \
 		> $$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/main.pth
-	$(@D)/bin/pip install -q --no-compile --no-deps --ignore-requires-python -r constraints-$*.txt
+	PATH="$$PWD/$(@D)/bin:$$PATH" $(@D)/bin/pip install -q --no-compile --no-deps --ignore-requires-python -r constraints-$*.txt
 	@touch $@

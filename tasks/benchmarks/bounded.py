@@ -96,6 +96,11 @@ class BoundedScorer:
             raise SandboxError(f"the scorer {self._script.name} does not start: {reason}")
         return self._process
 
+    def close(self) -> None:
+        """End the child process; the next request starts another."""
+        with self._lock:
+            self._end()
+
     def _end(self) -> None:
         process, self._process = self._process, None
         if process is not None:
