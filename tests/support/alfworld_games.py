@@ -45,7 +45,8 @@ def write_game(folder: Path, kind: str, number: int, walkthrough: bool = False, 
     """Write one game, and return its file."""
     random = Random(number)
     thing, target = random.choice(_THINGS), random.choice(["Shelf", "Drawer", "Desk", "Cabinet"])
-    places = [(name, _place_id(name, at)) for at, name in enumerate((*_PLACES, *_DEVICES))]
+    unseen = ("Dresser", "Sofa") if folder.name == "valid_unseen" else ()  # another room than those of the train split
+    places = [(name, _place_id(name, at)) for at, name in enumerate((*_PLACES, *_DEVICES, *unseen))]
     kinds_of_thing = [thing, thing, *(name for name in _THINGS if name != thing), "DeskLamp"]
     things = [(name, f"{name}_bar__minus_{at:02}_dot_50") for at, name in enumerate(kinds_of_thing)]
     starts = [place for place in places if place[0] not in (target, *_DEVICES)]
