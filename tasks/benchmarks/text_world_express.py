@@ -70,7 +70,7 @@ class TextWorldExpressEnv(JavaWorldEnv):
     difficulties = {
         "cookingworld": _level("find, cook and eat a meal by a recipe in a house of 11 rooms"),
         "twc": _level("put things in their usual places in 3 rooms"),
-        "coin": _level("find and take a coin in 11 rooms", 0.05),
+        "coin": _level("find and take a coin in 11 rooms", 0.25),
         "mapreader": _level("fetch a coin with the help of a map of 15 rooms"),
         "arithmetic": _level("solve a sum, and put as many things into a box", 0.05),
         "sorting": _level("put things into a box by their quantity"),
