@@ -118,9 +118,10 @@ check-tasks: $(VENV)/.stamp
 check-tasks-levels: $(VENV)/.stamp
 	$(VENV)/bin/python -m proof.checked --jobs $(WORKERS)
 
-check-tasks-thorough: $(VENV)/.stamp
+check-tasks-thorough: $(VENV)/.stamp $(VENV_SUITES)/.stamp
 	$(VENV)/bin/python -m proof.checked --thorough --jobs $(WORKERS)
 	LLM_ENVS_CERTIFY_ALL=1 $(VENV)/bin/python -m pytest tests/llm_envs/checker/test_certify_tasks.py $(PARALLEL) $(PYTEST_ARGS)
+	LLM_ENVS_CHECK_ALL=1 $(VENV_SUITES)/bin/python -m pytest tests/llm_envs/checker/test_check_suites.py tests/tasks/test_alfworld.py $(PARALLEL) $(PYTEST_ARGS)
 
 real-model: $(VENV)/.stamp
 	$(VENV)/bin/python -m proof.real_model

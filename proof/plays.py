@@ -12,6 +12,7 @@ import gymnasium as gym
 
 from llm_envs.parsers import format_answer
 from llm_envs.policies import OraclePolicy
+from llm_envs.tasks.games.game import cell_name
 from llm_envs.tasks.language.vocabulary import BY_FIRST, VOCABULARY
 
 __all__ = [
@@ -22,10 +23,13 @@ __all__ = [
     "halve_aloud",
     "leave_one_out",
     "leave_the_last_line_out",
+    "mark_anywhere",
     "put_the_word_first",
     "return_the_list",
     "round_aloud",
     "say_a_digit",
+    "try_any_code",
+    "try_any_letter",
 ]
 
 Env = gym.Env[str, str]
@@ -99,6 +103,23 @@ def go_by_nowhere(env: Env, random: random.Random) -> str:
     """Name a path whose middle is on no map."""
     problem = _problem(env)
     return format_answer(f"{problem['start']} -> Nowhere -> {problem['goal']}")
+
+
+def mark_anywhere(env: Env, random: random.Random) -> str:
+    """Mark any free cell."""
+    game: Any = env.unwrapped
+    cell = random.choice([cell for cell, mark in enumerate(game._board) if mark == "."])
+    return format_answer(cell_name(*divmod(cell, 3)))
+
+
+def try_any_code(env: Env, random: random.Random) -> str:
+    """Guess three letters from A to D."""
+    return format_answer(" ".join(random.choices("ABCD", k=3)))
+
+
+def try_any_letter(env: Env, random: random.Random) -> str:
+    """Name a letter of the alphabet."""
+    return format_answer(random.choice("abcdefghijklmnopqrstuvwxyz"))
 
 
 # Long replies: the first words decide how the whole reply goes on, and the reward comes many tokens later.

@@ -8,11 +8,8 @@ a few episodes of the oracle.
 
 from __future__ import annotations
 
-import itertools
 import json
 import random
-import re
-import string
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -34,10 +31,13 @@ from proof.plays import (
     halve_aloud,
     leave_one_out,
     leave_the_last_line_out,
+    mark_anywhere,
     put_the_word_first,
     return_the_list,
     round_aloud,
     say_a_digit,
+    try_any_code,
+    try_any_letter,
 )
 
 __all__ = [
@@ -147,20 +147,6 @@ def _guess_a_number(env: gym.Env[str, str], random: random.Random) -> str:
 
 def _answer_half(env: gym.Env[str, str], random: random.Random) -> str:
     return _oracle(env, random) if random.random() < 0.5 else random.choice(LETTERS)
-
-
-def _often(actions: tuple[str, ...], share: float) -> Play:
-    """Return play that takes the oracle's action at this share of turns, and any of some actions at the others.
-
-    What ends in a mark is a reply as it stands; anything else becomes an answer.
-    """
-    replies = [action if re.search(r"[.>]$", action) else format_answer(action) for action in actions]
-
-    def play(env: gym.Env[str, str], random: random.Random) -> str:
-        return _oracle(env, random) if random.random() < share else random.choice(replies)
-
-    play.__name__ = f"oracle_{share}_of_turns_else_{'_'.join(actions)}"
-    return play
 
 
 EASY = {"difficulty": "easy"}
@@ -335,41 +321,12 @@ TASKS: Mapping[str, Task] = {
     ),
 }
 
-_MOVES = ("up", "down", "left", "right")
-_DIGITS = tuple(map(str, range(1, 11)))
-_CELLS = tuple(f"{column}{row}" for column in "ABC" for row in "123")
-_CODES = tuple(" ".join(letters) for letters in itertools.product("ABCD", repeat=3))
-_LIST = '<tool_call>\n{"name": "shell", "arguments": {"command": "ls /"}}\n</tool_call>'
-
-
-def _game(env: str, actions: tuple[str, ...], share: float, **changes: Any) -> Task:
-    """Return a task that is played well at a share of the turns, so that which turns lose an episode is to be found."""
-    play = _often(actions, share)
-    settings: dict[str, Any] = {"sft_learning_rate": 2e-3, "vocab_size": 1280, "max_turn_tokens": 8}
-    return Task(env, "several turns", (play, play), EASY, **{**settings, **changes})
-
+_GAME: dict[str, Any] = {"sft_steps": 300, "sft_learning_rate": 3e-3, "max_turn_tokens": 8}
 
 CREDIT_TASKS: Mapping[str, Task] = {
-    "guess": _game("llm/GuessNumber-v0", _DIGITS, 0.4, sft_steps=800, max_completion_length=96),
-    "tictactoe": _game("llm/TicTacToe-v0", _CELLS, 0.5, sft_steps=800, max_completion_length=192),
-    "files": _game(
-        "llm/FileSystem-v0",
-        (_LIST, format_answer("/home")),
-        0.6,
-        sft_steps=500,
-        max_turn_tokens=32,
-        max_completion_length=320,
-    ),
-    "service": _game(
-        "llm/CustomerService-v0",
-        (format_answer("done"), "One moment, please."),
-        0.8,
-        sft_steps=500,
-        max_turn_tokens=48,
-        max_completion_length=300,
-    ),
-    "mastermind": _game("llm/Mastermind-v0", _CODES, 0.4, sft_steps=500, max_completion_length=160),
-    "hangman": _game("llm/Hangman-v0", tuple(string.ascii_lowercase), 0.4, sft_steps=500, max_completion_length=288),
-    "calculator": TASKS["calculator"],
+    **{name: TASKS[name] for name in ("guess", "calculator", "letters")},
+    "tictactoe": Task("llm/TicTacToe-v0", "game", (_oracle, mark_anywhere), EASY, **_GAME, max_completion_length=192),
+    "mastermind": Task("llm/Mastermind-v0", "game", (_oracle, try_any_code), EASY, **_GAME, max_completion_length=160),
+    "hangman": Task("llm/Hangman-v0", "game", (_oracle, try_any_letter), EASY, **_GAME, max_completion_length=288),
 }
 """The tasks of `proof.credit`."""

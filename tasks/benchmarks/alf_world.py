@@ -213,9 +213,10 @@ class ALFWorldEnv(GameEnv):
         super().close()
 
     def __del__(self) -> None:
-        """Close an environment that was forgotten."""
-        if not sys.is_finalizing():
-            self.close()
+        """End the process of an environment that was forgotten: its pipes may be closed by now."""
+        process, self._process = getattr(self, "_process", None), None
+        if process is not None and not sys.is_finalizing():
+            process.close()
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the process: another one plays the commands again."""

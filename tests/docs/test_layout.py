@@ -14,7 +14,7 @@ GENERATED_PART = re.compile(
 )
 FOLDERS = {"guides", "concepts", "reference", "reference/api", "results"}
 AT_THE_TOP = {"index.md", "tutorial.md", "grpo.md", "ppo.md", "dpo.md", "GALLERY.md"}
-MOST_WORDS = 56_500
+MOST_WORDS = 57_000
 """Of all pages together, code blocks included. Raise it only for a new subject; merge pages that say the same."""
 MOST_README_LINES = 149
 
