@@ -128,9 +128,13 @@ class JavaWorld:
             self._pool.give_back(self._machine)
 
     def __del__(self) -> None:
-        """Close a world that was forgotten."""
+        """End the machine of a world that was forgotten: its pipe may be closed by now, and then it ends by itself."""
         with contextlib.suppress(Exception):
-            self.close()
+            if self._machine.pid != os.getpid() or sys.is_finalizing():
+                self.close()
+            elif self._is_open:
+                self._is_open = False
+                self._machine.end()
 
 
 class JavaPool:

@@ -177,11 +177,21 @@ def test_machines_are_used_again_and_end():
     assert second._machine is machine and machine.process.poll() is None
     with pytest.raises(BridgeError, match="closed"):
         first.call("getTaskDescription")
-    del second
-    gc.collect()
+    second.close()
     assert pool._idle == [machine]
     pool.close()
     assert machine.process.poll() is not None
+
+
+def test_the_machine_of_a_forgotten_world_is_not_used_again():
+    """In a cycle of references its pipe is closed before the world's own end is reached, and then Java ends."""
+    pool = JavaPool(TextWorldExpressEnv.simulator)
+    world = pool.take()
+    machine = world._machine
+    world.itself = world
+    del world
+    gc.collect()
+    assert pool._idle == [] and machine.process.poll() is not None
 
 
 def test_a_machine_that_ends_is_reported_and_replaced():
