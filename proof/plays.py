@@ -29,7 +29,6 @@ __all__ = [
     "round_aloud",
     "say_a_digit",
     "try_any_code",
-    "try_any_letter",
 ]
 
 Env = gym.Env[str, str]
@@ -115,11 +114,6 @@ def mark_anywhere(env: Env, random: random.Random) -> str:
 def try_any_code(env: Env, random: random.Random) -> str:
     """Guess three letters from A to D."""
     return format_answer(" ".join(random.choices("ABCD", k=3)))
-
-
-def try_any_letter(env: Env, random: random.Random) -> str:
-    """Name a letter of the alphabet."""
-    return format_answer(random.choice("abcdefghijklmnopqrstuvwxyz"))
 
 
 # Long replies: the first words decide how the whole reply goes on, and the reward comes many tokens later.
