@@ -37,9 +37,9 @@ RESULTS = Path("proof/results/credit")
 WORK = Path("runs/proof")
 SEEDS = (0, 1, 2, 3, 4)
 BASELINE = "grpo"
-COMPARED = ("guess", "calculator", "letters")
+COMPARED = ("guess", "calculator", "letters", "python", "blackjack", "cliff")
 """Tasks that GRPO learns in these steps: what is run unless others are named."""
-RATES = {"calculator": 3e-4, "tictactoe": 3e-4}
+RATES = {"calculator": 3e-4, "python": 3e-4}
 """Learning rates, by task, where it is not 6e-4: chosen with GRPO on seed 100."""
 _STEPS = {"max_steps": 30, "per_device_train_batch_size": 64, "warmup_steps": 3}
 _GROUPS = {"num_generations": 8}

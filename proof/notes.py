@@ -2,7 +2,8 @@
 
 A reader sees what the model sees: after a summary that is the task, the notes, and the newest page. Both plays copy
 prices into their notes, so that every episode teaches to copy. The good one copies all of them, the bad one only the
-price of the newest page, which stays in sight.
+price of the newest page, which stays in sight. A note begins with the number of its prices: behind a digit a sentence
+has the same tokens as behind a page's number, which makes it easier to copy.
 """
 
 from __future__ import annotations
@@ -57,10 +58,12 @@ def note_what_stays(messages: Sequence[Message], random: random.Random) -> str:
 def _read(messages: Sequence[Message], random: random.Random, noted: Sequence[Message]) -> str:
     last = messages[-1].content
     if last == REQUEST:
-        return " ".join(f"The {thing} costs {price}." for thing, price in _prices(noted).items())
+        prices = _prices(noted)
+        return " ".join([f"{len(prices)}.", *(f"The {thing} costs {price}." for thing, price in prices.items())])
     if (asked := _ASKED.search(last)) is None:
         return format_answer("next")
-    return format_answer(_prices(messages).get(asked[1]) or random.randint(1, 9))
+    price = _prices(messages).get(asked[1]) or random.randint(1, 9)
+    return f"<think>1. The {asked[1]} costs {price}.</think>{format_answer(price)}"
 
 
 def _with_prices(messages: Sequence[Message]) -> list[Message]:

@@ -21,14 +21,15 @@ __all__ = [
     "go_by_nowhere",
     "guess_aloud",
     "halve_aloud",
+    "hit_or_stick",
     "leave_one_out",
     "leave_the_last_line_out",
     "mark_anywhere",
+    "move_anywhere",
     "put_the_word_first",
     "return_the_list",
     "round_aloud",
     "say_a_digit",
-    "try_any_code",
 ]
 
 Env = gym.Env[str, str]
@@ -111,9 +112,14 @@ def mark_anywhere(env: Env, random: random.Random) -> str:
     return format_answer(cell_name(*divmod(cell, 3)))
 
 
-def try_any_code(env: Env, random: random.Random) -> str:
-    """Guess three letters from A to D."""
-    return format_answer(" ".join(random.choices("ABCD", k=3)))
+def move_anywhere(env: Env, random: random.Random) -> str:
+    """Move up, down, left or right."""
+    return format_answer(random.choice(["up", "down", "left", "right"]))
+
+
+def hit_or_stick(env: Env, random: random.Random) -> str:
+    """Take another card or none, by a coin."""
+    return format_answer(random.choice(["hit", "stick"]))
 
 
 # Long replies: the first words decide how the whole reply goes on, and the reward comes many tokens later.

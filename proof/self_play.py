@@ -17,6 +17,7 @@ import shutil
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from random import Random
 from time import perf_counter
@@ -48,13 +49,28 @@ from llm_envs.trainers import (
 )
 from llm_envs.trainers.callbacks import ProgressLineCallback
 from llm_envs.trainers.functional.algorithm import DR_GRPO, PPO
+from llm_envs.trainers.functional.turn_advantages import per_turn
 from llm_envs.types import Message
 
 __all__ = ["RUNS", "Run", "action_probabilities", "exploit"]
 
 RESULTS = Path("proof/results/self_play")
 WORK = Path("runs/self_play")
-GAMES: Mapping[str, type[SeatedEnv[Any]]] = {"kuhn": KuhnPoker, "tic-tac-toe": TwoSeatTicTacToe}
+
+
+class Kuhn(KuhnPoker):
+    """Kuhn poker whose rules are not shown: they are the same in every episode."""
+
+    instructions = ""
+
+
+class TicTacToe(TwoSeatTicTacToe):
+    """Tic-tac-toe whose rules are not shown."""
+
+    instructions = ""
+
+
+GAMES: Mapping[str, type[SeatedEnv[Any]]] = {"kuhn": Kuhn, "tic-tac-toe": TicTacToe}
 
 
 class RandomLegalPolicy:
@@ -109,6 +125,8 @@ class Run:
     """Of `OPPONENTS`: who has the other seat."""
     kl_coef: float = 0.1
     """Of the KL to the model as it begins, which keeps its play mixed and legal."""
+    discount: float | None = None
+    """Of a turn: what comes of a move counts less for the moves before it. None for one advantage for all turns."""
     measure_every: int = 20
     settings: Mapping[str, Any] = field(default_factory=dict)
     seeds: tuple[int, ...] = (0,)
@@ -121,20 +139,20 @@ _KUHN = {
     "learning_rate": 3e-4,
     "lr_scheduler_type": "linear",
 }
-_BOARD = {**_KUHN, "num_generations": 64}
+_BOARD = {**_KUHN, "num_generations": 64, "learning_rate": 1e-3}
 _PPO = {"num_generations": 1, "value_learning_rate": 1e-3}
 RUNS: Mapping[str, Run] = {
     "kuhn-grpo": Run("kuhn", settings=_KUHN),
     "kuhn-ppo": Run("kuhn", "ppo", settings={**_KUHN, **_PPO}),
     "kuhn-past-versions": Run("kuhn", opponent="past versions", settings=_KUHN),
     "kuhn-random": Run("kuhn", opponent="random", settings=_KUHN),
-    "tic-tac-toe-grpo": Run("tic-tac-toe", measure_every=25, settings=_BOARD),
+    "tic-tac-toe-grpo": Run("tic-tac-toe", kl_coef=0.02, discount=0.6, measure_every=50, settings=_BOARD),
 }
 
 
 def newest(messages: Sequence[Message]) -> Sequence[Message]:
-    """Return the rules and the newest observation, which has all that a seat knows."""
-    return messages[0], messages[-1]
+    """Return the newest observation, which has all that a seat knows."""
+    return messages[-1:]
 
 
 def action_probabilities(
@@ -149,7 +167,8 @@ def action_probabilities(
     points = decision_points(game)
     places, rows, starts = [], [], []
     for (seat, text), legal in points.items():
-        prompt = codec.encode_prompt([Message("system", game.instructions), Message("user", text)])
+        rules = [Message("system", game.instructions)] if game.instructions else []
+        prompt = codec.encode_prompt([*rules, Message("user", text)])
         for action in legal:
             places.append(((seat, text), action))
             rows.append(np.concatenate([prompt, codec.encode_reply(game.write_answer(action))]))
@@ -189,7 +208,7 @@ def warm_start(game: str) -> Path:
 
     plain = ChatCodec(tiny_tokenizer())
     texts = [plain.tokenizer.decode(row.ids) for trajectory in traces(plain, 60) for row in trajectory.rows]
-    tokenizer = tiny_tokenizer(texts, vocab_size=700, max_token_length=400)
+    tokenizer = tiny_tokenizer(texts, vocab_size=400, by_words=True)
     model = tiny_model(tokenizer, max_length=256, seed=0)
     config = EnvSFTConfig(
         output_dir=str(folder / "sft"),
@@ -264,6 +283,8 @@ def train(name: str, seed: int) -> dict[str, Any]:
     env = MultiplayerEnv(GAMES[run.game], opponent=OPPONENTS[run.opponent]())
     base = PPO if run.trainer == "ppo" else DR_GRPO
     algorithm = replace(base, normalisation="token", constant=None, kl_coef=run.kl_coef)
+    if run.discount is not None:
+        algorithm = replace(algorithm, advantage_fn=partial(per_turn, gamma=run.discount, scale=True))
     makes: Any = {"grpo": (EnvGRPOTrainer, EnvGRPOConfig), "ppo": (EnvPPOTrainer, EnvPPOConfig)}[run.trainer]
     trainer = makes[0](str(warm), env, makes[1](**settings), algorithm=algorithm, context_fn=newest)
     curve = _Curve(run, trainer)

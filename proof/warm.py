@@ -9,6 +9,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import torch
 import transformers
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -52,6 +53,8 @@ def warm_start(name: str, task: Task, cache: Path, agent: str | None = None) -> 
     print(f"Warm start of {name}: {task.sft_steps} steps on {task.n_traces} traces", flush=True)
     started = perf_counter()
     model, tokenizer = _load_model() if task.is_pretrained else _make_model(task)
+    if task.copying_steps:
+        _learn_to_copy(model, task.copying_steps)
     if task.sft_steps:
         _train(model, tokenizer, task, folder)
     for part in (model, tokenizer):
@@ -129,7 +132,7 @@ def _make_model(task: Task) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     codec = ChatCodec(tiny_tokenizer())
     with _collect_traces(task, codec) as traces:
         texts = [codec.tokenizer.decode(row.ids) for group in traces.collect(50) for t in group for row in t.rows]
-    tokenizer = tiny_tokenizer(texts, vocab_size=task.vocab_size, max_token_length=64, by_words=task.by_words)
+    tokenizer = tiny_tokenizer(texts, vocab_size=task.vocab_size, max_token_length=64)
     return tiny_model(tokenizer, seed=WARM_SEED, **task.model), tokenizer
 
 
@@ -137,6 +140,24 @@ def _collect_traces(task: Task, codec: ChatCodec, **settings: Any) -> Collector:
     """Return a collector that plays the traces of a warm start."""
     settings = {"env_kwargs": task.env_kwargs, "context_fn": task.context_fn(), "progress": False, **settings}
     return Collector(task.env, task.warm_policy(), codec=codec, **settings)
+
+
+def _learn_to_copy(model: PreTrainedModel, n_steps: int) -> None:
+    """Train on random tokens that come twice, 8 to 63 of them, so that the second time can be read off the first."""
+    generator = torch.Generator().manual_seed(WARM_SEED)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, betas=(0.9, 0.98), weight_decay=0.0)
+    warmed = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1, (step + 1) / 50) * (1 - step / n_steps))
+    for _ in range(n_steps):
+        n = int(torch.randint(8, 64, (1,), generator=generator))
+        once = torch.randint(model.config.vocab_size, (64, n), generator=generator)
+        logits = model(torch.cat([once, once], 1)).logits[:, n:-1]
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), once[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        warmed.step()
+    print(f"  loss of copies {loss:.3f}", flush=True)
 
 
 def _train(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, task: Task, folder: Path) -> None:

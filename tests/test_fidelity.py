@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from proof.fidelity import arc, bfcl, grid_worlds, ifeval, java_worlds, tau2
+from proof.fidelity import alf_world, arc, bfcl, grid_worlds, ifeval, java_worlds, tau2
 from proof.fidelity.compare import RESULTS, Case, compare
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -23,6 +23,7 @@ KNOWN = {
     "bfcl": bfcl.KNOWN,
     "arc": arc.KNOWN,
     "tau2": tau2.KNOWN,
+    "alfworld": set(),
 }
 
 
@@ -56,6 +57,14 @@ def test_java_worlds_agree_with_their_packages(env_id, levels):
     again = java_worlds.result(env_id, levels, 1)
     assert again["outputs"] == again["equal"] > 30 * len(levels)
     assert again["kinds"]["right"]["right by ours"] == len(levels)
+
+
+@pytest.mark.suites
+def test_alfworld_agrees_with_its_package(tmp_path):
+    pytest.importorskip("alfworld")
+    again = alf_world.result(tmp_path, 1, ["pick_heat_then_place_in_recep"])
+    assert again["outputs"] == again["equal"] > 40
+    assert again["kinds"]["right"]["right by ours"] == 1
 
 
 def test_ifeval_agrees_with_its_package():
