@@ -106,7 +106,7 @@ _LETTERS = {
     "num_generations": 8,
     "learning_rate": 1e-3,
 }
-_NOTES = {**_GENTLE, "max_steps": 40, "per_device_train_batch_size": 64}
+_NOTES = {**_GENTLE, "max_steps": 40, "per_device_train_batch_size": 64, "learning_rate": 1e-4}
 _BY_TOKENS = {"normalisation": "token"}
 # The pretrained model: 32 episodes a step, 16 at a time.
 _REAL = {

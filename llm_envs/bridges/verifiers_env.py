@@ -132,7 +132,7 @@ class VerifiersEnv(gym.Env[str, str]):
         if not self._is_playing:
             raise ResetNeededError("VerifiersEnv.step was called outside an episode: call reset() first.")
         self._is_playing = False  # until there is a result
-        reply, calls = _reply_message(action)
+        reply, calls = _reply_message(encodable(action))
         turn = self._wait(self._model.answer(reply))
         self.tool_results = _results(calls, turn.messages)
         observation, info = _observed(turn.messages)

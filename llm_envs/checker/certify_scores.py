@@ -141,12 +141,11 @@ def _players(candidate: Candidate) -> Iterator[tuple[str, Callable[[int], TextPo
     yield "a player of random probes", random_policy
     for word in _FIXED:
         yield f"always {word!r}", lambda seed, word=word: repeat([], word)  # type: ignore[misc]
-    if candidate.oracle is None:
+    traces = [] if candidate.oracle is None else candidate.oracle_traces
+    actions = [action for trace in traces for action in trace.actions]
+    if not actions:
         return
-    traces = candidate.oracle_traces
-    usual = max(
-        {action for trace in traces for action in trace.actions}, key=[a for t in traces for a in t.actions].count
-    )
+    usual = max(actions, key=actions.count)
     yield f"always the oracle's most frequent action {usual[:40]!r}", lambda seed: repeat([], usual)
 
     def borrowed(seed: int) -> TextPolicy | None:

@@ -1,5 +1,6 @@
 """OpenEnv's servers as our environments, and ours as its servers, with its own package on both sides."""
 
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from doors import require
 
 from llm_envs.bridges import openenv as bridge
 from llm_envs.bridges.openenv import OpenEnvEnv, create_openenv_app, observation_text
+from llm_envs.checker import Settings, certify
 from llm_envs.errors import BridgeError, InvalidConfigError, ResetNeededError
 from llm_envs.policies import ReplayPolicy
 from llm_envs.rollout import Collector
@@ -61,6 +63,23 @@ def test_ours_as_its_server_with_its_client() -> None:
         assert result.metadata["is_success"] is True
         with pytest.raises(RuntimeError, match="call reset"):
             client.step({"message": action})
+
+
+def test_a_server_is_certified() -> None:
+    """The whole certificate, with an oracle that answers from the observation alone."""
+
+    def oracle(env: Any, observation: str) -> str:
+        found = re.search(r"(\d+)([-+])(\d+)", observation)
+        assert found is not None, observation
+        left, sign, right = found.groups()
+        return f"<answer>{int(left) + int(sign + right)}</answer>"
+
+    with served(create_openenv_app("llm/Arithmetic-v0", difficulty="easy")) as url:
+        certificate = certify(OpenEnvEnv, Settings(oracle=oracle), base_url=url)
+    assert certificate.failed == (), certificate.findings
+    statuses = {finding.part: finding.status for finding in certificate.findings}
+    played = ("oracle_wins", "differs_by_seed", "is_not_won_by_reward_hacks", "is_not_paid_for_hedging")
+    assert all(statuses[part] == "passed" for part in (*played, "plays_side_by_side", "raises_on_no_action"))
 
 
 def test_there_and_back_is_the_same_episode() -> None:

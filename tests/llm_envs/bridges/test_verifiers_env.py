@@ -8,6 +8,7 @@ import gymnasium as gym
 import pytest
 from doors import require
 
+from llm_envs.checker import Settings, certify
 from llm_envs.errors import BridgeError, InvalidConfigError, ResetNeededError
 from llm_envs.types import SamplingParams
 
@@ -278,3 +279,17 @@ def test_wrong_settings_are_named(make: Any) -> None:
     with pytest.raises(InvalidConfigError, match="none is in the split 'test'"):
         make("vf-shop", split="test", n_tasks=1)
         make("vf-shop", split="train", n_tasks=1)
+
+
+def test_a_taskset_is_certified() -> None:
+    """The checks that take seconds; a lone surrogate in a reply once ended the episode with an exception."""
+    from llm_envs.bridges.verifiers_env import VerifiersEnv
+
+    def oracle(env: Any, observation: str) -> str:
+        return str(int(observation.split()[2]) + 1)
+
+    checks = ("interface", "determinism", "seeds", "rewards", "oracle", "isolation", "crashes")
+    certificate = certify(VerifiersEnv, Settings(oracle=oracle, success_at=2.0), checks=checks, config="vf_sums")
+    assert certificate.failed == (), certificate.findings
+    statuses = {finding.part: finding.status for finding in certificate.findings}
+    assert statuses["oracle_wins"] == statuses["raises_on_no_action"] == statuses["differs_by_seed"] == "passed"
