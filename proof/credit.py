@@ -41,7 +41,9 @@ COMPARED = ("guess", "calculator", "letters", "python", "blackjack", "cliff")
 """Tasks that GRPO learns in these steps: what is run unless others are named."""
 RATES = {"calculator": 3e-4, "python": 3e-4}
 """Learning rates, by task, where it is not 6e-4: chosen with GRPO on seed 100."""
-_STEPS = {"max_steps": 30, "per_device_train_batch_size": 64, "warmup_steps": 3}
+STEPS = {"cliff": 20}
+"""Steps, by task, where they are not 30."""
+_STEPS = {"per_device_train_batch_size": 64, "warmup_steps": 3}
 _GROUPS = {"num_generations": 8}
 _PPO = {"bootstrap_truncated": False}
 WAYS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
@@ -59,7 +61,7 @@ def run_of(way: str, task: str) -> Run:
     fields = {"settings": _GROUPS, **WAYS[way][1]}
     rate = RATES.get(task, 6e-4)
     rates = {"learning_rate": rate, **({"value_learning_rate": 3 * rate} if way == "ppo" else {})}
-    settings = {**_STEPS, **rates, **fields.pop("settings")}
+    settings = {"max_steps": STEPS.get(task, 30), **_STEPS, **rates, **fields.pop("settings")}
     return Run(f"credit-{task}-{way}", task, "credit", settings=settings, seeds=SEEDS, **fields)
 
 

@@ -70,7 +70,30 @@ class TicTacToe(TwoSeatTicTacToe):
     instructions = ""
 
 
+class TicTacToeStarts(TicTacToe):
+    """Tic-tac-toe from any board of up to four marks that nobody has won: all of them are played, whoever likes which."""
+
+    def initial_states(self) -> Sequence[tuple[float, str]]:
+        """Return the boards, each equally likely."""
+        boards = sorted(_boards(self, 4))
+        return [(1 / len(boards), board) for board in boards]
+
+
+def _boards(game: SeatedEnv[str], n_moves: int) -> set[str]:
+    """Return the boards after up to so many moves that are not the end of a game."""
+    found = latest = {board for _, board in TicTacToe.initial_states(game)}  # type: ignore[arg-type]
+    for _ in range(n_moves):
+        played = {game.apply_action(board, action) for board in latest for action in game.legal_actions(board)}
+        latest = {board for board in played if game.returns(board) is None}
+        found = found | latest
+    return found
+
+
 GAMES: Mapping[str, type[SeatedEnv[Any]]] = {"kuhn": Kuhn, "tic-tac-toe": TicTacToe}
+"""What is measured."""
+TRAINED_GAMES = {**GAMES, "tic-tac-toe": TicTacToeStarts}
+"""What is played."""
+WARM_STEPS = {"kuhn": 400, "tic-tac-toe": 150}
 
 
 class RandomLegalPolicy:
@@ -139,14 +162,20 @@ _KUHN = {
     "learning_rate": 3e-4,
     "lr_scheduler_type": "linear",
 }
-_BOARD = {**_KUHN, "num_generations": 64, "learning_rate": 1e-3}
+_BOARD = {
+    **_KUHN,
+    "max_steps": 600,
+    "per_device_train_batch_size": 256,
+    "num_generations": 16,
+    "learning_rate": 6e-4,
+}
 _PPO = {"num_generations": 1, "value_learning_rate": 1e-3}
 RUNS: Mapping[str, Run] = {
     "kuhn-grpo": Run("kuhn", settings=_KUHN),
     "kuhn-ppo": Run("kuhn", "ppo", settings={**_KUHN, **_PPO}),
     "kuhn-past-versions": Run("kuhn", opponent="past versions", settings=_KUHN),
     "kuhn-random": Run("kuhn", opponent="random", settings=_KUHN),
-    "tic-tac-toe-grpo": Run("tic-tac-toe", kl_coef=0.02, discount=0.6, measure_every=50, settings=_BOARD),
+    "tic-tac-toe-grpo": Run("tic-tac-toe", kl_coef=0.02, discount=0.8, measure_every=100, settings=_BOARD),
 }
 
 
@@ -202,7 +231,7 @@ def warm_start(game: str) -> Path:
         return folder
 
     def traces(codec: ChatCodec, n: int) -> Any:
-        env = MultiplayerEnv(GAMES[game])
+        env = MultiplayerEnv(TRAINED_GAMES[game])
         with Collector(env, WarmPolicy(), codec=codec, context_fn=newest, progress=False) as collector:
             return [trajectory for group in collector.collect(n) for trajectory in group]
 
@@ -212,7 +241,7 @@ def warm_start(game: str) -> Path:
     model = tiny_model(tokenizer, max_length=256, seed=0)
     config = EnvSFTConfig(
         output_dir=str(folder / "sft"),
-        max_steps=400,
+        max_steps=WARM_STEPS[game],
         per_device_train_batch_size=64,
         learning_rate=1e-3,
         lr_scheduler_type="cosine",
@@ -280,7 +309,7 @@ def train(name: str, seed: int) -> dict[str, Any]:
         "seed": seed,
         **run.settings,
     }
-    env = MultiplayerEnv(GAMES[run.game], opponent=OPPONENTS[run.opponent]())
+    env = MultiplayerEnv(TRAINED_GAMES[run.game], opponent=OPPONENTS[run.opponent]())
     base = PPO if run.trainer == "ppo" else DR_GRPO
     algorithm = replace(base, normalisation="token", constant=None, kl_coef=run.kl_coef)
     if run.discount is not None:

@@ -11,6 +11,7 @@ Invariants:
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -19,10 +20,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from llm_envs.errors import InvalidConfigError
+from llm_envs.errors import InvalidConfigError, ReplayError
 from llm_envs.policies.inference.sampling import has_filters
 from llm_envs.rollout.filters import TrajectoryFilter
 from llm_envs.rollout.fork import state_keys
+from llm_envs.rollout.fork_policy import episode_name
 from llm_envs.sources.source import EnvFactory
 from llm_envs.trainers.bridge.credit import EpisodeRewards, group_numbers
 from llm_envs.trainers.bridge.kept import check_kept
@@ -349,9 +351,27 @@ def _own_turns(turn_rewards: list[float], trajectory: Trajectory) -> list[float]
 
 
 def _states(algorithm: Algorithm, state_fn: StateFn, credit: EpisodeRewards) -> list[Sequence[Hashable]]:
-    """Return the keys of each episode's turns; none if they are not needed, or the episode has no score."""
+    """Return the keys of each episode's turns; none if they are not needed, or the episode has no score.
+
+    The turns of an episode that cannot be replayed, such as one whose tool ran out of time, share no state with others.
+
+    Raises:
+        ReplayError: If no episode can be replayed.
+    """
     name = algorithm.by_state if callable(algorithm.by_state) else state_fn
-    return [name(t) if algorithm.by_state and t.status == "ok" else () for t in credit.trajectories]
+    states: list[Sequence[Hashable]] = []
+    errors: list[ReplayError] = []
+    for trajectory in credit.trajectories:
+        try:
+            states.append(name(trajectory) if algorithm.by_state and trajectory.status == "ok" else ())
+        except ReplayError as error:
+            errors.append(error)
+            states.append([(episode_name(trajectory), turn) for turn in range(len(trajectory.turns))])
+    if errors and len(errors) == sum(trajectory.status == "ok" for trajectory in credit.trajectories):
+        raise errors[0]
+    if errors:
+        warnings.warn(f"{len(errors)} of {len(states)} episodes share no state with others: {errors[0]}", stacklevel=2)
+    return states
 
 
 def _state_numbers(states: Sequence[Sequence[Hashable]], width: int) -> torch.Tensor:

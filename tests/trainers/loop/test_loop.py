@@ -23,7 +23,7 @@ from preloaded import variables
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import get_scheduler
 
-from llm_envs.errors import InvalidConfigError, ModelError, RolloutFailedError, StoreError
+from llm_envs.errors import InvalidConfigError, ModelError, ReplayError, RolloutFailedError, StoreError
 from llm_envs.policies import ConstantPolicy, TransformersPolicy
 from llm_envs.policies.inference import load_model, load_tokenizer
 from llm_envs.rollout import Collector, EnvChoice, PromptBuffer, PromptSource, PromptTask, RolloutLimits, SeedSource
@@ -269,6 +269,31 @@ def test_rows_of_a_fork_share_the_credit_of_their_episode():
     assert batch.rewards_B.isnan().tolist() == [False, False, True] and batch.n_episodes == 2
     with pytest.raises(InvalidConfigError, match="'grpo' weighs each row alike"):
         as_batch([fork, other], GRPO)
+
+
+def test_an_episode_that_cannot_be_replayed_shares_no_state():
+    """All begin in state "s"; the advantages are those of the episode with names of its own, and a warning says so."""
+    token = dataclasses.replace(algorithms.ALGORITHMS["gigpo"], normalisation="token")
+
+    def keys(trajectory, lost=None):
+        if trajectory is FOUR[0] and lost is not None:
+            return lost(trajectory)
+        return ["s", *range(1, len(trajectory.turns))]
+
+    def fails(trajectory):
+        raise ReplayError("the tool ran out of time", part="tool results", turn=0, found="", stored="5")
+
+    paid = score_episodes(FOUR, RewardSettings(), {})
+    alone, shared = (
+        with_advantages(make_batch(paid, pad_id=0), token, paid, state_fn=partial(keys, lost=lost))[0].advantages
+        for lost in (lambda trajectory: ["its own"], None)
+    )
+    assert not torch.equal(alone, shared)
+    with pytest.warns(UserWarning, match="1 of 4 episodes share no state with others: the tool ran out of time"):
+        batch, _ = with_advantages(make_batch(paid, pad_id=0), token, paid, state_fn=partial(keys, lost=fails))
+    assert torch.equal(batch.advantages, alone)
+    with pytest.raises(ReplayError, match="out of time"):
+        with_advantages(make_batch(paid, pad_id=0), token, paid, state_fn=fails)
 
 
 def test_the_kl_in_the_reward_is_taken_from_each_turn():
