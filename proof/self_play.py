@@ -17,7 +17,7 @@ import shutil
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from random import Random
 from time import perf_counter
@@ -36,6 +36,7 @@ from llm_envs.policies.base import Policy
 from llm_envs.policies.inference import token_logps
 from llm_envs.rollout import Collector, MultiplayerEnv, PastVersions
 from llm_envs.sources.mixture import derive_fraction
+from llm_envs.tasks.games.game import cell_name
 from llm_envs.tasks.games.kuhn_poker import KuhnPoker
 from llm_envs.tasks.games.two_seat_tic_tac_toe import TwoSeatTicTacToe
 from llm_envs.tiny_model import tiny_model, tiny_tokenizer
@@ -58,42 +59,35 @@ RESULTS = Path("proof/results/self_play")
 WORK = Path("runs/self_play")
 
 
-class Kuhn(KuhnPoker):
-    """Kuhn poker whose rules are not shown: they are the same in every episode."""
-
-    instructions = ""
-
-
 class TicTacToe(TwoSeatTicTacToe):
-    """Tic-tac-toe whose rules are not shown."""
+    """Tic-tac-toe whose rules are not shown, and whose board is three lists, which a tiny model reads sooner."""
 
     instructions = ""
+
+    def information_state(self, state: str, seat: int) -> str:
+        """Return the cells of the seat, of the other one, and of nobody."""
+        cells = [(cell_name(*divmod(at, 3)), mark) for at, mark in enumerate(state)]
+        lists = [" ".join(name for name, mark in cells if mark == whose) for whose in ("XO"[seat], "OX"[seat], ".")]
+        return "Mine: {}. Theirs: {}. Free: {}.".format(*lists)
 
 
 class TicTacToeStarts(TicTacToe):
-    """Tic-tac-toe from any board of up to four marks that nobody has won: all of them are played, whoever likes which."""
+    """Tic-tac-toe that begins on any board of up to four marks: so all of them are played, whichever are preferred."""
 
     def initial_states(self) -> Sequence[tuple[float, str]]:
-        """Return the boards, each equally likely."""
-        boards = sorted(_boards(self, 4))
-        return [(1 / len(boards), board) for board in boards]
+        """Return the boards that nobody has won, each equally likely."""
+        return _starts()
 
 
-def _boards(game: SeatedEnv[str], n_moves: int) -> set[str]:
-    """Return the boards after up to so many moves that are not the end of a game."""
-    found = latest = {board for _, board in TicTacToe.initial_states(game)}  # type: ignore[arg-type]
-    for _ in range(n_moves):
+@cache
+def _starts() -> Sequence[tuple[float, str]]:
+    game = TicTacToe()
+    found = latest = {board for _, board in game.initial_states()}
+    for _ in range(4):
         played = {game.apply_action(board, action) for board in latest for action in game.legal_actions(board)}
         latest = {board for board in played if game.returns(board) is None}
         found = found | latest
-    return found
-
-
-GAMES: Mapping[str, type[SeatedEnv[Any]]] = {"kuhn": Kuhn, "tic-tac-toe": TicTacToe}
-"""What is measured."""
-TRAINED_GAMES = {**GAMES, "tic-tac-toe": TicTacToeStarts}
-"""What is played."""
-WARM_STEPS = {"kuhn": 400, "tic-tac-toe": 150}
+    return [(1 / len(found), board) for board in sorted(found)]
 
 
 class RandomLegalPolicy:
@@ -128,6 +122,62 @@ class WarmPolicy(RandomLegalPolicy):
         legal = game.legal_actions(game.state)
         weights = [1 + 2 * (derive_fraction("warm", observation, action) > 0.5) for action in legal]
         return str(game.write_answer(self._random.choices(legal, weights)[0]))
+
+
+class OneMoveAheadPolicy(RandomLegalPolicy):
+    """A coin decides for each move: any legal action; or one that wins, else one after which the other cannot win."""
+
+    def for_episode(self, seed: int) -> OneMoveAheadPolicy:
+        """Return a policy with its own stream."""
+        return OneMoveAheadPolicy(seed)
+
+    def act(self, env: gym.Env[str, str], observation: str) -> str:
+        """Return a legal action as a reply."""
+        game: Any = env.unwrapped
+        legal = game.legal_actions(game.state)
+        if self._random.random() < 0.5:
+            after = {action: game.apply_action(game.state, action) for action in legal}
+            legal = (
+                [action for action in legal if _wins(game, after[action], game.current_seat(game.state))]
+                or [action for action in legal if not _can_win(game, after[action])]
+                or legal
+            )
+        return str(game.write_answer(self._random.choice(legal)))
+
+
+def _wins(game: SeatedEnv[Any], state: Any, seat: int) -> bool:
+    returns = game.returns(state)
+    return returns is not None and returns[seat] > 0
+
+
+def _can_win(game: SeatedEnv[Any], state: Any) -> bool:
+    """Return whether the seat whose turn it is has a move that wins."""
+    if game.returns(state) is not None:
+        return False
+    seat = game.current_seat(state)
+    return any(_wins(game, game.apply_action(state, action), seat) for action in game.legal_actions(state))
+
+
+@dataclass(frozen=True)
+class Game:
+    """A game, and how a model is warmed up on it."""
+
+    measured: type[SeatedEnv[Any]]
+    played: type[SeatedEnv[Any]]
+    tokenizer: Mapping[str, Any]
+    """Arguments of `tiny_tokenizer`."""
+    warm_policy: Policy
+    """What the model imitates."""
+    n_traces: int
+    sft_steps: int
+
+
+GAMES: Mapping[str, Game] = {
+    "kuhn": Game(KuhnPoker, KuhnPoker, {"vocab_size": 700, "max_token_length": 400}, WarmPolicy(), 500, 400),
+    "tic-tac-toe": Game(
+        TicTacToe, TicTacToeStarts, {"vocab_size": 400, "by_words": True}, OneMoveAheadPolicy(), 8000, 1000
+    ),
+}
 
 
 OPPONENTS: Mapping[str, Callable[[], Policy | PastVersions | None]] = {
@@ -180,8 +230,8 @@ RUNS: Mapping[str, Run] = {
 
 
 def newest(messages: Sequence[Message]) -> Sequence[Message]:
-    """Return the newest observation, which has all that a seat knows."""
-    return messages[-1:]
+    """Return the rules, if there are any, and the newest observation, which has all that a seat knows."""
+    return *(message for message in messages[:1] if message.role == "system"), messages[-1]
 
 
 def action_probabilities(
@@ -226,22 +276,22 @@ def exploit(model: Any, codec: ChatCodec, game: SeatedEnv[Any]) -> tuple[float, 
 
 def warm_start(game: str) -> Path:
     """Return the folder of a model that plays legal actions at random; it is trained if it is missing."""
-    folder = WORK / "warm" / game
+    folder, about = WORK / "warm" / game, GAMES[game]
     if (folder / "config.json").is_file():
         return folder
 
     def traces(codec: ChatCodec, n: int) -> Any:
-        env = MultiplayerEnv(TRAINED_GAMES[game])
-        with Collector(env, WarmPolicy(), codec=codec, context_fn=newest, progress=False) as collector:
+        env = MultiplayerEnv(about.played)
+        with Collector(env, about.warm_policy, codec=codec, context_fn=newest, progress=False) as collector:
             return [trajectory for group in collector.collect(n) for trajectory in group]
 
     plain = ChatCodec(tiny_tokenizer())
     texts = [plain.tokenizer.decode(row.ids) for trajectory in traces(plain, 60) for row in trajectory.rows]
-    tokenizer = tiny_tokenizer(texts, vocab_size=400, by_words=True)
+    tokenizer = tiny_tokenizer(texts, **about.tokenizer)
     model = tiny_model(tokenizer, max_length=256, seed=0)
     config = EnvSFTConfig(
         output_dir=str(folder / "sft"),
-        max_steps=WARM_STEPS[game],
+        max_steps=about.sft_steps,
         per_device_train_batch_size=64,
         learning_rate=1e-3,
         lr_scheduler_type="cosine",
@@ -253,7 +303,7 @@ def warm_start(game: str) -> Path:
         disable_tqdm=True,
         seed=0,
     )
-    source = traces(ChatCodec(tokenizer), 500 if game == "kuhn" else 1000)
+    source = traces(ChatCodec(tokenizer), about.n_traces)
     trainer = EnvSFTTrainer(model, args=config, source=source, processing_class=tokenizer)
     trainer.remove_callback(transformers.PrinterCallback)
     trainer.train()
@@ -268,7 +318,7 @@ class _Curve(transformers.TrainerCallback):  # type: ignore[misc]
     """Measures NashConv before training and every so many steps."""
 
     def __init__(self, run: Run, trainer: Any) -> None:
-        self._run, self._trainer, self._game = run, trainer, GAMES[run.game]()
+        self._run, self._trainer, self._game = run, trainer, GAMES[run.game].measured()
         self.points: list[tuple[int, float, float]] = []
         self.seconds = 0.0
 
@@ -309,7 +359,7 @@ def train(name: str, seed: int) -> dict[str, Any]:
         "seed": seed,
         **run.settings,
     }
-    env = MultiplayerEnv(TRAINED_GAMES[run.game], opponent=OPPONENTS[run.opponent]())
+    env = MultiplayerEnv(GAMES[run.game].played, opponent=OPPONENTS[run.opponent]())
     base = PPO if run.trainer == "ppo" else DR_GRPO
     algorithm = replace(base, normalisation="token", constant=None, kl_coef=run.kl_coef)
     if run.discount is not None:
