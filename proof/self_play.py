@@ -214,10 +214,10 @@ _KUHN = {
 }
 _BOARD = {
     **_KUHN,
-    "max_steps": 600,
+    "max_steps": 300,
     "per_device_train_batch_size": 256,
     "num_generations": 16,
-    "learning_rate": 6e-4,
+    "learning_rate": 2e-4,
 }
 _PPO = {"num_generations": 1, "value_learning_rate": 1e-3}
 RUNS: Mapping[str, Run] = {
@@ -225,7 +225,7 @@ RUNS: Mapping[str, Run] = {
     "kuhn-ppo": Run("kuhn", "ppo", settings={**_KUHN, **_PPO}),
     "kuhn-past-versions": Run("kuhn", opponent="past versions", settings=_KUHN),
     "kuhn-random": Run("kuhn", opponent="random", settings=_KUHN),
-    "tic-tac-toe-grpo": Run("tic-tac-toe", kl_coef=0.02, discount=0.8, measure_every=100, settings=_BOARD),
+    "tic-tac-toe-grpo": Run("tic-tac-toe", kl_coef=0.1, discount=0.8, measure_every=40, settings=_BOARD),
 }
 
 
