@@ -167,7 +167,7 @@ class Game:
     tokenizer: Mapping[str, Any]
     """Arguments of `tiny_tokenizer`."""
     warm_policy: Policy
-    """What the model imitates."""
+    """Plays the traces of the warm start."""
     n_traces: int
     sft_steps: int
 

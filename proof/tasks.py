@@ -161,6 +161,8 @@ _REAL: dict[str, Any] = {
     "n_test": 100,
     "is_pretrained": True,
 }
+# What has to be copied has several digits.
+_COPIED: dict[str, Any] = {"n_traces": 12_000, "sft_steps": 600, "vocab_size": 1280, "model": {"n_layers": 3}}
 # Long replies: a vocabulary too small to have many of their phrases as one token.
 _ALOUD: dict[str, Any] = {"n_traces": 6000, "sft_steps": 150, "sft_learning_rate": 3e-3, "vocab_size": 320}
 
@@ -181,10 +183,7 @@ TASKS: Mapping[str, Task] = {
         "tool",
         (_oracle, _say_a_round_hundred),
         EASY,
-        n_traces=12_000,
-        sft_steps=600,
-        vocab_size=1280,
-        model={"n_layers": 3},
+        **_COPIED,
         max_turn_tokens=24,
     ),
     "guess": Task(
@@ -312,10 +311,7 @@ TASKS: Mapping[str, Task] = {
         "tool, in long turns",
         (calculate_aloud, round_aloud),
         EASY,
-        n_traces=12_000,
-        sft_steps=600,
-        vocab_size=1280,
-        model={"n_layers": 3},
+        **_COPIED,
         max_turn_tokens=48,
         max_completion_length=240,
     ),
@@ -330,10 +326,7 @@ CREDIT_TASKS: Mapping[str, Task] = {
         "tool",
         (_oracle, _say_a_round_hundred),
         EASY,
-        n_traces=12_000,
-        sft_steps=600,
-        vocab_size=1280,
-        model={"n_layers": 3},
+        **_COPIED,
         max_turn_tokens=48,
         max_completion_length=128,
     ),

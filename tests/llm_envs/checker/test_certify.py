@@ -103,6 +103,14 @@ def test_a_task_without_an_oracle_is_examined_from_outside() -> None:
     assert certificate.status("oracle") == "not applicable"
 
 
+def test_an_oracle_that_never_acts_fails_its_own_check_only() -> None:
+    def broken(env: Any, observation: str) -> str:
+        raise RuntimeError("no idea")
+
+    certificate = certify(SOUND[0], replace(SETTINGS, oracle=broken), checks=["oracle", "floor"])
+    assert certificate.failed == ("oracle",), str(certificate)
+
+
 class Undocumented(SingleTurnEnv):
     """Asks for a number."""
 

@@ -272,7 +272,7 @@ def test_rows_of_a_fork_share_the_credit_of_their_episode():
 
 
 def test_an_episode_that_cannot_be_replayed_shares_no_state():
-    """All begin in state "s"; the advantages are those of the episode with names of its own, and a warning says so."""
+    """A warning names the error. The advantages equal those for an episode whose keys no other has."""
     token = dataclasses.replace(algorithms.ALGORITHMS["gigpo"], normalisation="token")
 
     def keys(trajectory, lost=None):
