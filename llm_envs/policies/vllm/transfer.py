@@ -113,13 +113,13 @@ class WeightTransfer:
             raise ModelError(
                 f"{facts.url} runs on a CPU, and transport='nccl' needs GPUs. Use 'whole', 'delta' or 'gloo'."
             )
-        if facts.transfer != self.backend:
-            found = "without --weight-transfer-config" if facts.transfer is None else f"for {facts.transfer!r}"
-            option, value = transfer_args(self.backend)
-            extension = f" --worker-extension-cls {EXTENSION}" if self.backend == "gloo" else ""
+        option, config = transfer_args(self.backend)
+        found, wanted = (facts.transfer, facts.extension), (self.backend, EXTENSION)
+        if found != wanted:
             raise ModelError(
-                f"{facts.url} takes no weights by {self.backend!r}: it was started {found}. Start it as: "
-                f"{SERVE_COMMAND.format(model=facts.root)} {option} '{value}'{extension}"
+                f"{facts.url} takes no weights by {self.backend!r}: its weight transfer and worker extension are "
+                f"{found}, not {wanted}. Start it as: {SERVE_COMMAND.format(model=facts.root)} {option} '{config}' "
+                f"--worker-extension-cls {EXTENSION}"
             )
 
     def send(

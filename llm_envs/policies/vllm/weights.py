@@ -1,7 +1,8 @@
 """New weights for a vLLM model, in this process or in a server's worker.
 
 On a CPU, vLLM packs the weights of a layer after loading. `reload_weights` packs most of them again, and `repacking`
-makes it pack the others.
+makes it pack the others. After a load that broke off, vLLM would count the tensors that came as loaded, and leave out
+others of the next load.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ def load_weights(llm: vllm.LLM, named_parameters: Iterable[tuple[str, Any]]) -> 
     Uses `reload_weights` on a CPU, and the model's `load_weights` on other devices.
     """
     runner: Any = llm.llm_engine.model_executor.driver_worker.model_runner
+    undo_broken_load(runner.model)
     if is_on_cpu(runner.model):
         # Copies: some layers are packed only after all weights have arrived, when a merged adapter is unmerged again.
         copies = [(name, value.detach().clone()) for name, value in named_parameters]
@@ -37,6 +39,19 @@ def is_on_cpu(model: Any) -> bool:
     return bool(next(model.parameters()).device.type == "cpu")
 
 
+def undo_broken_load(model: Any) -> None:
+    """Give the layers that a load has not finished the tensors back that they had before; nothing if there are none."""
+    from vllm.model_executor.model_loader.reload.layerwise import LAYERWISE_INFO, _place_kernel_tensors
+
+    for layer in model.modules():
+        info = LAYERWISE_INFO.get(layer)
+        if info is None or not info.can_load():
+            continue
+        if info.kernel_tensors is not None:
+            _place_kernel_tensors(layer, info)
+        info.reset()
+
+
 @contextmanager
 def repacking(model: Any) -> Iterator[None]:
     """Make `reload_weights` inside the block pack every layer; nothing on other devices than a CPU.
@@ -44,6 +59,7 @@ def repacking(model: Any) -> Iterator[None]:
     Experts are packed only together with their kernel, which is made once. A tied output layer is not among the layers
     that are loaded. Both would keep weights that the kernels misread, without an error.
     """
+    undo_broken_load(model)
     if not is_on_cpu(model):
         yield
         return

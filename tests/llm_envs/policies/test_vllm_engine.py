@@ -184,6 +184,26 @@ def test_weights_after_several_updates_are_the_ones_that_sample(policy, folder):
     policy.update_weights(original.items(), 4)
 
 
+@pytest.mark.parametrize("n_loaded", [0, 1, 3, 8])
+def test_weights_after_a_load_that_broke_off_are_the_ones_that_sample(policy, llm, folder, n_loaded):
+    """vLLM counts the tensors that came: it then raises, or leaves others of the next load out without a word."""
+    from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
+
+    model = load_model(folder, dtype=torch.float32)
+    served = llm.llm_engine.model_executor.driver_worker.model_runner.model
+    tensors = [(name, value.detach().clone()) for name, value in model.named_parameters()]
+    with torch.inference_mode():
+        initialize_layerwise_reload(served)
+        for pair in tensors[:n_loaded]:
+            served.load_weights([pair])
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(n_loaded)))
+    policy.update_weights(model.named_parameters(), 1)
+    assert largest_gap(model, sample(policy, 4)) < 1e-4
+    policy.update_weights(iter(tensors), 0)
+
+
 def test_the_prefix_cache_of_old_weights_is_not_used_though_a_turn_is_running(policy, folder, monkeypatch):
     """The cache cannot be emptied while a turn is running; what it has is salted by the weights."""
     models = [load_model(folder, dtype=torch.float32) for _ in range(2)]

@@ -169,11 +169,10 @@ def test_a_client_and_servers_that_cannot_are_told_what_to_do(policy, servers, f
     with pytest.raises(ModelError, match="runs on a CPU, and transport='nccl' needs GPUs"):
         nccl.check(facts)
     on_gpu = replace(facts, device="cuda")
-    right = r"""vllm serve \S+ --logprobs-mode processed_logprobs --weight-transfer-config '{"backend": "nccl"}'$"""
-    with pytest.raises(ModelError, match=rf"started for 'gloo'\. Start it as: .*{right}"):
-        nccl.check(on_gpu)
-    with pytest.raises(ModelError, match=rf"started without --weight-transfer-config\. Start it as: .*{right}"):
-        nccl.check(replace(on_gpu, transfer=None))
+    right = r"""vllm serve \S+ --logprobs-mode processed_logprobs --weight-transfer-config '{"backend": "nccl"}'"""
+    for changes, found in (({}, r"\('gloo', "), ({"transfer": None}, r"\(None, "), ({"extension": None}, "None\\)")):
+        with pytest.raises(ModelError, match=rf"are .*{found}.*, not \('nccl', .*Start it as: .*{right}"):
+            nccl.check(replace(on_gpu, **{"transfer": "gloo", **changes}))
     nccl.check(replace(on_gpu, transfer="nccl"))
     with pytest.raises(ModelError, match=r"""'{"backend": "gloo"}' --worker-extension-cls \S+WorkerExtension$"""):
         policy._transfer.check(replace(facts, transfer=None))
