@@ -143,8 +143,8 @@ class Candidate:
 
     @cached_property
     def subject(self) -> Subject | None:
-        """The same for the clauses of `check_task`; None for environments that are not tasks or have no oracle."""
-        if not isinstance(self.env.unwrapped, TextEnv) or self.oracle is None:
+        """The same for the clauses of `check_task`; None for environments that are not tasks with an oracle."""
+        if not isinstance(self.env.unwrapped, TextEnv) or self._own_oracle is None:
             return None
         effort = replace(QUICK, n_seeds=self.settings.n_episodes)
         return _MadeSubject(self.env_id or self.name, self.env_kwargs, effort, self.make)
@@ -152,9 +152,12 @@ class Candidate:
     @cached_property
     def oracle(self) -> TextPolicy | None:
         """The given oracle, or that of the environment."""
-        oracle = self.settings.oracle
-        if oracle is not None or not callable(getattr(self.env.unwrapped, "oracle", None)):
-            return oracle
+        return self.settings.oracle or self._own_oracle
+
+    @cached_property
+    def _own_oracle(self) -> TextPolicy | None:
+        if not callable(getattr(self.env.unwrapped, "oracle", None)):
+            return None
         try:
             self.env.reset(seed=0)
             self.env.unwrapped.oracle()  # type: ignore[attr-defined]

@@ -103,6 +103,18 @@ def test_a_task_without_an_oracle_is_examined_from_outside() -> None:
     assert certificate.status("oracle") == "not applicable"
 
 
+def test_a_task_without_an_oracle_takes_a_given_one() -> None:
+    path = {"row 0": "down", "row 1": "down", "row 2, column 0": "right", "row 2, column 1": "down", "row 3": "right"}
+
+    def walk(env: gym.Env[str, str], observation: str) -> str:
+        move = next(move for place, move in path.items() if f"State: {place}" in observation)
+        return f"<answer>{move}</answer>"
+
+    settings, kwargs = Settings(chance_rate=0.3, oracle=walk), {"is_slippery": False}
+    certificate = certify("gymnasium/FrozenLake-v1", settings, checks=["oracle"], env_kwargs=kwargs)
+    assert certificate.status("oracle") == "passed", str(certificate)
+
+
 def test_an_oracle_that_never_acts_fails_its_own_check_only() -> None:
     def broken(env: Any, observation: str) -> str:
         raise RuntimeError("no idea")
