@@ -1,4 +1,4 @@
-"""Writes the table of `docs/reference/benchmarks.md` from the certificates in `proof/results/fidelity/`.
+"""Writes the table of `docs/results/fidelity.md` from the certificates in `proof/results/fidelity/`.
 
 python docs/fidelity.py            writes it
 python docs/fidelity.py --check    prints what would change, and exits with 1 if anything would
@@ -16,7 +16,7 @@ from typing import Any
 import written
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "reference" / "benchmarks.md"
+PAGE = ROOT / "docs" / "results" / "fidelity.md"
 RESULTS = ROOT / "proof" / "results" / "fidelity"
 KINDS = ("right", "wrong", "malformed", "hostile")
 PART = re.compile(r"(?<=<!-- proof fidelity -->\n).*(?=<!-- end fidelity -->)", re.DOTALL)

@@ -16,7 +16,7 @@ import re
 import shutil
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 from random import Random
@@ -59,35 +59,43 @@ RESULTS = Path("proof/results/self_play")
 WORK = Path("runs/self_play")
 
 
+_CELLS = "abcdefghi"
+
+
 class TicTacToe(TwoSeatTicTacToe):
-    """Tic-tac-toe whose rules are not shown, and whose board is three lists, which a tiny model reads sooner."""
+    """Tic-tac-toe whose rules are not shown; a cell and whose it is are one word, which a tiny model reads sooner."""
 
     instructions = ""
 
+    def legal_actions(self, state: str) -> Sequence[str]:
+        """Return the letters of the free cells."""
+        return [cell for cell, mark in zip(_CELLS, state, strict=True) if mark == "."]
+
+    def apply_action(self, state: str, action: str) -> str:
+        """Mark the cell."""
+        return super().apply_action(state, cell_name(*divmod(_CELLS.index(action), 3)))
+
     def information_state(self, state: str, seat: int) -> str:
-        """Return the cells of the seat, of the other one, and of nobody."""
-        cells = [(cell_name(*divmod(at, 3)), mark) for at, mark in enumerate(state)]
-        lists = [" ".join(name for name, mark in cells if mark == whose) for whose in ("XO"[seat], "OX"[seat], ".")]
-        return "Mine: {}. Theirs: {}. Free: {}.".format(*lists)
+        """Return the cells, each after m (mine), t (theirs) or f (free)."""
+        whose = {"XO"[seat]: "m", "OX"[seat]: "t", ".": "f"}
+        return " ".join(whose[mark] + cell for cell, mark in zip(_CELLS, state, strict=True))
 
 
 class TicTacToeStarts(TicTacToe):
-    """Tic-tac-toe that begins on any board of up to four marks: so all of them are played, whichever are preferred."""
+    """Tic-tac-toe that begins on any board of up to six marks: so all of them are played, whichever are preferred."""
 
     def initial_states(self) -> Sequence[tuple[float, str]]:
-        """Return the boards that nobody has won, each equally likely."""
+        """Return the boards that nobody has won: each number of marks equally likely, and each board of it."""
         return _starts()
 
 
 @cache
 def _starts() -> Sequence[tuple[float, str]]:
-    game = TicTacToe()
-    found = latest = {board for _, board in game.initial_states()}
-    for _ in range(4):
-        played = {game.apply_action(board, action) for board in latest for action in game.legal_actions(board)}
-        latest = {board for board in played if game.returns(board) is None}
-        found = found | latest
-    return [(1 / len(found), board) for board in sorted(found)]
+    game, found = TicTacToe(), [["." * 9]]
+    for _ in range(6):
+        played = {game.apply_action(board, action) for board in found[-1] for action in game.legal_actions(board)}
+        found.append(sorted(board for board in played if game.returns(board) is None))
+    return [(1 / len(found) / len(boards), board) for boards in found for board in boards]
 
 
 class RandomLegalPolicy:
@@ -125,7 +133,7 @@ class WarmPolicy(RandomLegalPolicy):
 
 
 class OneMoveAheadPolicy(RandomLegalPolicy):
-    """A coin decides for each move: any legal action; or one that wins, else one after which the other cannot win."""
+    """Plays one of five moves at random; else a move that wins, or one after which the other seat cannot win at once."""
 
     def for_episode(self, seed: int) -> OneMoveAheadPolicy:
         """Return a policy with its own stream."""
@@ -135,7 +143,7 @@ class OneMoveAheadPolicy(RandomLegalPolicy):
         """Return a legal action as a reply."""
         game: Any = env.unwrapped
         legal = game.legal_actions(game.state)
-        if self._random.random() < 0.5:
+        if self._random.random() < 0.8:
             after = {action: game.apply_action(game.state, action) for action in legal}
             legal = (
                 [action for action in legal if _wins(game, after[action], game.current_seat(game.state))]
@@ -175,7 +183,7 @@ class Game:
 GAMES: Mapping[str, Game] = {
     "kuhn": Game(KuhnPoker, KuhnPoker, {"vocab_size": 700, "max_token_length": 400}, WarmPolicy(), 500, 400),
     "tic-tac-toe": Game(
-        TicTacToe, TicTacToeStarts, {"vocab_size": 400, "by_words": True}, OneMoveAheadPolicy(), 8000, 1000
+        TicTacToe, TicTacToeStarts, {"vocab_size": 400, "by_words": True}, OneMoveAheadPolicy(), 30000, 2500
     ),
 }
 
@@ -202,7 +210,11 @@ class Run:
     """Of a turn: what comes of a move counts less for the moves before it. None for one advantage for all turns."""
     measure_every: int = 20
     settings: Mapping[str, Any] = field(default_factory=dict)
-    seeds: tuple[int, ...] = (0,)
+    seeds: tuple[int, ...] = (0, 1, 2)
+
+    def describe(self) -> dict[str, Any]:
+        """Return what is kept with a result: all but when it is measured, and the seeds."""
+        return {name: value for name, value in asdict(self).items() if name not in ("measure_every", "seeds")}
 
 
 _KUHN = {
@@ -214,10 +226,9 @@ _KUHN = {
 }
 _BOARD = {
     **_KUHN,
-    "max_steps": 300,
+    "max_steps": 1000,
     "per_device_train_batch_size": 256,
     "num_generations": 16,
-    "learning_rate": 2e-4,
 }
 _PPO = {"num_generations": 1, "value_learning_rate": 1e-3}
 RUNS: Mapping[str, Run] = {
@@ -225,7 +236,7 @@ RUNS: Mapping[str, Run] = {
     "kuhn-ppo": Run("kuhn", "ppo", settings={**_KUHN, **_PPO}),
     "kuhn-past-versions": Run("kuhn", opponent="past versions", settings=_KUHN),
     "kuhn-random": Run("kuhn", opponent="random", settings=_KUHN),
-    "tic-tac-toe-grpo": Run("tic-tac-toe", kl_coef=0.1, discount=0.8, measure_every=40, settings=_BOARD),
+    "tic-tac-toe-grpo": Run("tic-tac-toe", kl_coef=0.05, discount=0.8, measure_every=100, settings=_BOARD),
 }
 
 
@@ -383,9 +394,7 @@ def run_one(name: str, seeds: Sequence[int]) -> None:
     path = RESULTS / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     run = RUNS[name]
-    described = {"game": run.game, "trainer": run.trainer, "opponent": run.opponent}
-    described |= {"kl_coef": run.kl_coef, "settings": dict(run.settings)}
-    data: dict[str, Any] = {"run": described, "versions": describe_versions(), "hardware": describe_hardware()}
+    data: dict[str, Any] = {"run": run.describe(), "versions": describe_versions(), "hardware": describe_hardware()}
     data |= {"commit": find_commit(), "seeds": []}
     for seed in seeds:
         data["seeds"].append(train(name, seed))

@@ -45,9 +45,7 @@ RESULTS_OF_NOW = sorted((ROOT / RESULTS).glob("*.json"))
 @pytest.mark.parametrize("path", RESULTS_OF_NOW, ids=lambda path: path.stem)
 def test_a_result_is_of_its_run(path):
     run, kept = RUNS[path.stem], json.loads(path.read_text())
-    described = {"game": run.game, "trainer": run.trainer, "opponent": run.opponent}
-    described |= {"kl_coef": run.kl_coef, "settings": dict(run.settings)}
-    assert kept["run"] == described
+    assert kept["run"] == run.describe()
     assert [seed["seed"] for seed in kept["seeds"]] == list(run.seeds)
 
 
