@@ -133,7 +133,7 @@ class WarmPolicy(RandomLegalPolicy):
 
 
 class OneMoveAheadPolicy(RandomLegalPolicy):
-    """Plays one of five moves at random; else a move that wins, or one after which the other seat cannot win at once."""
+    """Plays one of five moves at random; else one that wins, or one after which the other seat cannot win at once."""
 
     def for_episode(self, seed: int) -> OneMoveAheadPolicy:
         """Return a policy with its own stream."""

@@ -53,8 +53,9 @@ def test_a_result_is_of_its_run(path):
     "path", [path for path in RESULTS_OF_NOW if RUNS[path.stem].opponent == "itself"], ids=lambda path: path.stem
 )
 def test_self_play_lowers_nash_conv(path):
+    most = {"kuhn": 0.6, "tic-tac-toe": 0.75}[RUNS[path.stem].game]
     for seed in json.loads(path.read_text())["seeds"]:
-        assert seed["curve"][-1][1] < 0.6 * seed["curve"][0][1]
+        assert seed["curve"][-1][1] < most * seed["curve"][0][1]
 
 
 def test_the_page_is_made_of_the_results(tmp_path):

@@ -20,6 +20,7 @@ from typing import Any
 
 from llm_envs.errors import InvalidConfigError
 from llm_envs.parsers import ParsedReply, format_answer, plain_answer
+from llm_envs.parsers.answers import split_thinking
 from llm_envs.rewards import exact_match, numeric_match, parse_number
 from llm_envs.sources.prompt_task import PromptTask, RewardFn
 from llm_envs.sources.prompts import PROMPT, read_rows
@@ -35,6 +36,8 @@ ANSWERS = (
     *("answer", "solution", "response", "output", "ground_truth", "target"),
 )
 ANSWER, ANSWERS_FIELD = "answer", "answers"
+CHOICES = ("choices", "options")
+"""Columns of multiple choice."""
 
 
 def from_dataset(
@@ -67,20 +70,26 @@ def from_dataset(
     """
     name = "dataset" if not isinstance(data, str | Path) else Path(data).stem if _is_file(data) else str(data)
     rows = _load(data, subset, split)
-    if len(rows) == 0:
-        raise InvalidConfigError(f"from_dataset: {name} has no rows.")
     prompt_column = _choose(rows, prompt, PROMPTS, "prompt")
     if prompt_column is None:
         raise InvalidConfigError(
             f"from_dataset: no column of {name} is known as a prompt; it has {list(rows[0])}. Pass prompt=... ."
         )
+    hidden = [column for column in CHOICES if prompt is None and column in rows[0]]
+    if hidden:
+        raise InvalidConfigError(
+            f"from_dataset: the column {hidden[0]!r} of {name} would not be shown. Write the choices into a text of "
+            "each row, and pass prompt=... with its column; llm/MMLU-v0 does it for that layout."
+        )
     answer_column = _choose(rows, answer, ANSWERS, "answer")
     asked = [_asked(row, prompt_column, answer_column, index) for index, row in enumerate(rows)]
     has_answers = all(ANSWER in row for row in asked)
     if reward_fn is None and not has_answers:
+        found = next((column for column in ANSWERS if any(_get(row, column) is not None for row in rows)), None)
+        gap = next((index for index, row in enumerate(rows) if found and _get(row, found) is None), 0)
+        why = f"no column of {name} is known as an answer" if found is None else f"row {gap} has no {found!r}"
         raise InvalidConfigError(
-            f"from_dataset: no column of {name} is known as an answer; it has {list(rows[0])}. "
-            "Pass answer=... or a reward_fn."
+            f"from_dataset: {why}; it has {list(rows[gap])}. Pass answer=... or a reward_fn, or leave the row out."
         )
     if has_answers and not _has_system_message(asked[0]):
         form = options.get("format_answer", format_answer)("...")
@@ -105,11 +114,19 @@ def _is_file(data: str | Path) -> bool:
 
 
 def _load(data: Any, subset: str | None, split: str) -> Sequence[Mapping[str, Any]]:
+    rows: Sequence[Mapping[str, Any]]
     if isinstance(data, str | Path):
-        loaded: Sequence[Mapping[str, Any]]
-        loaded = read_rows(Path(data))[0] if _is_file(data) else load_data_set(str(data), subset, split)
-        return loaded
-    return list(data)
+        rows = read_rows(Path(data))[0] if _is_file(data) else load_data_set(str(data), subset, split)
+    else:
+        rows = list(data) if isinstance(data, Iterable) and not isinstance(data, Mapping) else []
+    wrong = next((row for row in rows if not isinstance(row, Mapping)), None)
+    if len(rows) == 0 or wrong is not None:
+        given = f"{data!r:.80}" if wrong is None else f"a row {wrong!r:.80}"
+        raise InvalidConfigError(
+            f"from_dataset: {given} was given; it must be one or more rows, each a dictionary of its columns, or "
+            "a file or the name of a data set that has them."
+        )
+    return rows
 
 
 def _choose(rows: Sequence[Mapping[str, Any]], given: str | None, known: Sequence[str], what: str) -> str | None:
@@ -154,13 +171,17 @@ def _texts(value: Any, index: int) -> list[str]:
     """Return the right answers that a value has, as texts."""
     listed = value if isinstance(value, list | tuple) else [value]
     texts = [item["content"] if isinstance(item, Mapping) and "content" in item else item for item in listed]
-    wrong = [text for text in texts if isinstance(text, bool) or not isinstance(text, str | int | float)]
-    if wrong or not texts:
+    finals = [
+        final_answer(split_thinking(text).content) if isinstance(text, str) else str(text)
+        for text in texts
+        if isinstance(text, str | int | float) and not isinstance(text, bool) and text == text  # NaN is not itself
+    ]
+    if len(finals) < len(texts) or not finals or not all(final.strip() for final in finals):
         raise InvalidConfigError(
-            f"from_dataset: row {index} has the answer {value!r:.80}; it must be a text, a number or a list of them. "
-            "Pass answer=... with another column."
+            f"from_dataset: row {index} has the answer {value!r:.80}; it must be a text, a number or a list of them, "
+            "none of them empty. Pass answer=... with another column, or leave the row out."
         )
-    return [final_answer(text) if isinstance(text, str) else str(text) for text in texts]
+    return finals
 
 
 def _role(message: Any) -> Any:

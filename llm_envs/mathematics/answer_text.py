@@ -247,7 +247,7 @@ _NO_UNITS = _words(
 _POWERS = {"square": "^2", "sq": "^2", "squared": "^2", "cubic": "^3", "cu": "^3", "cubed": "^3"}
 _UNIT_PART = re.compile(r"([^\W\d_]+)\.?(?:\s*\^\s*(?:\{\s*(-?\d)\s*\}|(-?\d)))?")
 _UNIT_GAP = re.compile(r"\s*(?:([/*])|\\cdot(?![A-Za-z])|\\[,;: ])\s*|\s+")
-_DEGREES = re.compile(r"\s*(?:\^\s*(?:\{\s*\\circ\s*\}|\\circ)|\u00b0|\\degree)\s*([CF])?\s*\Z")
+_DEGREES = re.compile(r"(?:\s|\\[,;: ])*(?:\^\s*(?:\{\s*\\circ\s*\}|\\circ)|\u00b0|\\degree)\s*([CF])?\s*\Z")
 _PERCENT = re.compile(r"\s*\\?%\s*\Z")
 
 

@@ -309,7 +309,9 @@ def _compare_tuple(ask: _Ask, whole: str, items: list[str], items_are_set: bool)
     named = sorted(split_assignment(item) for item in items)
     if all(name for name, _ in named):
         items = [value for _, value in named]
-    return ask(f"{whole[0]}{','.join(items)}{whole[-1]}", whole) if whole[0] == "(" else ("different", "one is a list")
+    if whole[0] + whole[-1] != "()":
+        return "different", "one is a list"
+    return ask(f"({','.join(items)})", whole)
 
 
 def _compare_lists(ask: _Ask, answers: list[str], targets: list[str]) -> _Decision:

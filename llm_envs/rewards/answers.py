@@ -113,6 +113,7 @@ def numeric_match(answer: str, target: float | str, *, rel_tol: float = 0.0, abs
     return float(abs(value - wanted) <= tolerance)
 
 
+_DEGREE_SIGN = re.compile(r"\^\s*(?:\{\s*\\circ\s*\}|\\circ)")
 _OPERATORS = {
     "a sum": r"(?<=[\w)}\]])\s*(?:\+|-|\u2212|\\pm|\\sum)|\\sum",
     "a product": r"(?<!\*)\*(?!\*)|\u00d7|\u00b7|\\(?:times|cdot|prod|ast|star)\b",
@@ -156,7 +157,10 @@ def math_match(answer: str, target: str, *, final_form: bool = True, timeout_s: 
 
 
 def _operations(text: str) -> set[str]:
-    text = _FRACTION.sub(_lowest_terms, _SCIENTIFIC.sub("", text[:MAX_CHARACTERS]))
+    from llm_envs.mathematics.answer_text import take_off_unit
+
+    text, _ = take_off_unit(_DEGREE_SIGN.sub("", text[:MAX_CHARACTERS]))  # 90^\circ and 5 cm^2 are no powers
+    text = _FRACTION.sub(_lowest_terms, _SCIENTIFIC.sub("", text))
     return {name for name, pattern in _OPERATORS.items() if re.search(pattern, text)}
 
 

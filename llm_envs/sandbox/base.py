@@ -92,6 +92,8 @@ class SandboxResult:
     """Whether the variables of earlier runs are gone."""
     seconds: float
     """Wall-clock time of the run, with any wait for a worker."""
+    waited_s: float = 0.0
+    """Seconds of it in which the code was ready and had no processor, where `SubprocessSandbox` can read that."""
 
     @property
     def succeeded(self) -> bool:
@@ -190,6 +192,7 @@ def compose(
     stopped: SandboxStop | None = None,
     state_lost: bool = False,
     seconds: float,
+    waited_s: float = 0.0,
 ) -> SandboxResult:
     """Make a result of its parts.
 
@@ -203,6 +206,7 @@ def compose(
         stopped: The limit that ended the run.
         state_lost: Whether earlier variables are gone.
         seconds: How long it took.
+        waited_s: How long of it the code had no processor.
     """
     most = limits.output_characters
     share = max(most // 2, most - len(printed))
@@ -227,6 +231,7 @@ def compose(
         stopped=stopped,
         state_lost=state_lost,
         seconds=seconds,
+        waited_s=waited_s,
     )
 
 

@@ -139,6 +139,8 @@ def load_prompts(source: PromptsLike, *, prompt_field: str = PROMPT, fields: Seq
             f"a mapping with the keys {list(source)!r:.200} is not a list of prompts: choose one part."
         )
     name = type(source).__name__
+    if not isinstance(source, Iterable):
+        raise InvalidConfigError(f"prompts are {source!r:.80}; they must be a path, a data set, or rows.")
     if hasattr(source, "__len__") and hasattr(source, "__getitem__") and hasattr(source, "column_names"):
         return Prompts(source, prompt_field=prompt_field, fields=fields, name=name)  # type: ignore[arg-type]
     listed = [{prompt_field: item} if isinstance(item, str) else item for item in source]

@@ -4,7 +4,7 @@
 2. The program cannot see the tests, change them or end them: they are in another interpreter, which calls the program
    as `code_runner.py` describes. Only the tests' interpreter gives the verdict.
 3. Results of the program are data. They are unpacked in the tests' interpreter, never here.
-4. The program has `TIMEOUT_S` in all, as in the official harness.
+4. The program has `TIMEOUT_S` in all, as in the official harness; time without a processor does not count.
 """
 
 from __future__ import annotations
@@ -45,8 +45,9 @@ def passes_tests(program: str, setup: str, names: Sequence[str], tests: str) -> 
     """
     model, judge = _sandbox().session(_LIMITS, seed=0), _sandbox().session(_TESTS_LIMITS, seed=0)
     try:
-        begun = model.run(f"{_RUNNER}\nprogram = {{}}\nexec({program!r}, program)")
-        seconds = begun.seconds
+        model.run(_RUNNER)
+        begun = model.run(f"program = {{}}\nexec({program!r}, program)")
+        seconds = begun.seconds - begun.waited_s
         if not begun.succeeded:
             return False
         judge.run(_RUNNER)
@@ -55,7 +56,7 @@ def passes_tests(program: str, setup: str, names: Sequence[str], tests: str) -> 
             if said is None or said.startswith("failed") or said == "passed":
                 return said == "passed"
             done = model.run(f"serve(program, {said!r})")
-            seconds += done.seconds
+            seconds += done.seconds - done.waited_s
             answer = _text(done)
             if answer is None or seconds > TIMEOUT_S:
                 return False

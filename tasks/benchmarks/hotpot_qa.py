@@ -141,7 +141,9 @@ class HotpotQAEnv(PublishedData, ToolEnv):
             pairs = zip(context["title"], context["sentences"], strict=True) if isinstance(context, dict) else context
             passages = [[str(title), "".join(sentences).strip()] for title, sentences in pairs]
         except (KeyError, TypeError, ValueError) as error:
-            raise InvalidConfigError(f"context is {context!r:.80} ({error!r}): see the layout.") from error
+            raise InvalidConfigError(
+                f"context is {context!r:.80} ({error!r}); it must have titles and lists of sentences."
+            ) from error
         return {"question": fields["question"], "answer": fields["answer"], "passages": passages}
 
     def check_problem(self, problem: Mapping[str, Any]) -> None:

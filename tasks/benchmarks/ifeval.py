@@ -23,6 +23,7 @@ from llm_envs.tasks.benchmarks.ifeval_instructions import (
     is_easily_followed,
 )
 from llm_envs.tasks.benchmarks.ifeval_writer import write
+from llm_envs.tasks.data.loading import load_data_set
 from llm_envs.tasks.draws import between, pick, shuffled
 
 __all__ = ["IFEvalEnv"]
@@ -215,11 +216,7 @@ def _load(data: str | Path | Iterable[Mapping[str, Any]]) -> tuple[dict[str, Any
 def _load_named(name: str, changed: int) -> tuple[dict[str, Any], ...]:
     if name.endswith((".jsonl", ".parquet")):
         return _checked_rows(name)
-    try:
-        import datasets
-    except ImportError as error:
-        raise MissingExtraError(f"the data set {name!r} needs `datasets`: pip install 'llm-envs[train]'.") from error
-    return _checked_rows(datasets.load_dataset(name, split="train"))  # the hub's only split
+    return _checked_rows(load_data_set(name, None, "train"))  # the hub's only split
 
 
 def _checked_rows(data: Any) -> tuple[dict[str, Any], ...]:

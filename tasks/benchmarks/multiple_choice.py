@@ -136,11 +136,14 @@ class MMLUEnv(_FourChoices):
     def to_problem(self, fields: Mapping[str, Any], random: Random) -> dict[str, Any]:
         """Write the answer as a letter."""
         answer = fields["answer"]
-        if isinstance(answer, int) and 0 <= answer < len(LETTERS):
+        if isinstance(answer, int) and not isinstance(answer, bool) and 0 <= answer < len(LETTERS):
             answer = LETTERS[answer]
         choices = fields["choices"]
         if not isinstance(answer, str) or not isinstance(choices, list):
-            raise InvalidConfigError(f"answer is {answer!r:.60}, choices {choices!r:.60}: see the layout.")
+            raise InvalidConfigError(
+                f"answer is {answer!r:.60}, choices {choices!r:.60}: choices must be a list, and answer a "
+                "letter or a place in it, from 0."
+            )
         return self.checked({"question": fields["question"], "choices": choices, "answer": answer})
 
 

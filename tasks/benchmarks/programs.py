@@ -205,6 +205,7 @@ class MBPPEnv(_ProgramEnv):
             "setup": ("test_setup_code", "test_imports"),
         },
         sample="mbpp",
+        defaults={"setup": ""},
     )
     problem_fields = {"text": str, "code": str, "setup": str, "tests": list}
 

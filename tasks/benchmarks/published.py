@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -39,6 +39,8 @@ class Layout:
     """Our field -> its name in the data; or several, if published versions differ: the first that a row has is read."""
     sample: str
     """Beginning of the names of our sample's files."""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Our field -> its value in rows that have none."""
 
 
 class PublishedData:
@@ -86,13 +88,11 @@ class PublishedData:
             changed = path.stat().st_mtime_ns if path.is_file() else 0
             try:
                 self.rows = _rows_named(name, subset or self.layout.subset, published, changed)
-            except MissingExtraError:
-                raise
-            except Exception as error:  # `datasets` raises its own, of many kinds
-                raise InvalidConfigError(
-                    f"{type(self).__name__}: {name!r} cannot be loaded: {error} {_expected(self.layout)}"
-                ) from error
+            except InvalidConfigError as error:
+                raise InvalidConfigError(f"{type(self).__name__}: {error} {_expected(self.layout)}") from error
         else:
+            if isinstance(data, Mapping) or not isinstance(data, Iterable):
+                raise InvalidConfigError(f"{type(self).__name__}: data is {data!r:.80}. {_expected(self.layout)}")
             # A `datasets.Dataset` stays on disk.
             self.rows = cast(Rows, data) if hasattr(data, "__getitem__") else list(data)
         if len(self.rows) == 0:
@@ -106,9 +106,13 @@ class PublishedData:
         Raises:
             InvalidConfigError: If the row has other fields.
         """
-        row, fields = self.rows[index], {}
+        row, fields = self.rows[index], dict(self.layout.defaults)
+        if not isinstance(row, Mapping):
+            raise InvalidConfigError(f"{type(self).__name__}: row {index} is {row!r:.80}. {_expected(self.layout)}")
         for name, published in self.layout.fields.items():
             found = [key for key in published if row.get(key) is not None]
+            if not found and name in fields:
+                continue
             if not found:
                 raise InvalidConfigError(
                     f"{type(self).__name__}: row {index} lacks the field {' or '.join(map(repr, published))}; it has "
@@ -118,7 +122,9 @@ class PublishedData:
         try:
             return self.to_problem(fields, random)
         except InvalidConfigError as error:
-            raise InvalidConfigError(f"{type(self).__name__}: in row {index} {error}") from error
+            raise InvalidConfigError(
+                f"{type(self).__name__}: in row {index} {error} {_expected(self.layout)}"
+            ) from error
 
     def problems(self, seed: int = 0) -> Iterator[dict[str, Any]]:
         """Yield the problem of each row of the split, in order. The seed decides what a row leaves to chance.

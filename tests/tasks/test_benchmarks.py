@@ -13,6 +13,7 @@ from llm_envs.checker.catalogue import example_kwargs, suite_ids
 from llm_envs.errors import InvalidConfigError, MissingExtraError
 from llm_envs.policies import OraclePolicy
 from llm_envs.rollout import Collector, EnvChoice, SeedSource
+from llm_envs.tasks.benchmarks import code_judging
 from llm_envs.tasks.benchmarks.code_judging import passes_tests
 
 SPLITS = {
@@ -143,8 +144,16 @@ def test_a_saved_data_set_and_parquet(name, tmp_path):
 
 
 def test_data_that_cannot_be_loaded():
-    with pytest.raises(InvalidConfigError, match=r"no_such\.jsonl' cannot be loaded: .* Pass data='openai/gsm8k'"):
+    with pytest.raises(InvalidConfigError, match=r"no_such\.jsonl' cannot be read: .* Pass data='openai/gsm8k'"):
         make("GSM8K", "no_such.jsonl")
+    for data in (5, [1], {"question": "a", "answer": "b"}):
+        with pytest.raises(InvalidConfigError, match=r"(data|row 0) is .* Pass data='openai/gsm8k'"):
+            make("GSM8K", data)
+    for name in ("IFEval", "DatasetMath"):
+        with pytest.raises(InvalidConfigError, match="must be a path, a data set, or rows"):
+            gym.make(f"llm/{name}-v0", split="test", data=5)
+    with pytest.raises(InvalidConfigError, match=r"data is 'pyproject.toml'; it must be a file that ends in \.jsonl"):
+        make("GSM8K", "pyproject.toml")
     code = (
         "import gymnasium, llm_envs\n"
         "try:\n    gymnasium.make('llm/GSM8K-v0', data='openai/gsm8k')\n"
@@ -152,7 +161,14 @@ def test_data_that_cannot_be_loaded():
     )
     offline = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
     done = subprocess.run([sys.executable, "-c", code], env=offline, capture_output=True, text=True, check=True)
-    assert "'openai/gsm8k' cannot be loaded" in done.stdout and "The fields are 'question', 'answer'" in done.stdout
+    assert "of 'openai/gsm8k' (configuration 'main') cannot be loaded" in done.stdout and "The fields are 'question', 'answer'" in done.stdout
+
+
+def test_mbpp_rows_may_lack_imports():
+    row = {"text": "Add.", "code": "def add(a, b):\n    return a + b", "test_list": ["assert add(1, 2) == 3"]}
+    env = make("MBPP", [row])
+    env.reset(seed=0)
+    assert env.step(env.unwrapped.oracle())[1] == 1.0
 
 
 def test_gpqa_reads_the_published_csv(tmp_path):
@@ -470,3 +486,21 @@ assert math.isnan(f(float('nan')))
 def test_values_pass_between_program_and_tests(program, tests):
     assert passes_tests(program, "", ["f", "P"], tests)
     assert not passes_tests(program, "", ["f", "P"], f"{tests}\nassert f is None")
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs Linux")
+def test_time_without_a_processor_is_not_a_programs(monkeypatch):
+    """Four others share its processor: it ends in five times its own time, which is more than the limit."""
+    monkeypatch.setattr(code_judging, "TIMEOUT_S", 0.6)
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})  # children have it too
+    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4)]
+    try:
+        loop = "def f():\n    end = time.process_time() + 0.3\n    while time.process_time() < end: pass"
+        assert passes_tests(f"import time\n{loop}", "", ["f"], "f()")
+        assert not passes_tests(f"import time\n{loop.replace('0.3', '0.8')}", "", ["f"], "f()")
+    finally:
+        os.sched_setaffinity(0, before)
+        for other in others:
+            other.kill()
+            other.wait()

@@ -277,8 +277,10 @@ class _Child:
         nonce = secrets.token_hex(16)
         exchange = _Exchange(self, json.dumps({"code": code, "nonce": nonce, "number": self._n_runs}).encode())
         self._received.clear()
+        before = _read_clock(self._process.pid)
         self._order(b"C")
         stopped = self._exchange_in_time(exchange)
+        after = _read_clock(self._process.pid)
         self._order(b"S")
         reply = exchange.reply
         outcome: dict[str, Any] = {}
@@ -290,6 +292,8 @@ class _Child:
                 outcome["stopped"] = "memory"
         else:
             outcome["stopped"] = stopped or "crash"
+        if before is not None and after is not None:
+            outcome["waited_s"] = after.waited_s - before.waited_s
         return outcome | {"printed": exchange.text(), "n_printed": exchange.n_characters}
 
     def _exchange_in_time(self, exchange: _Exchange) -> SandboxStop | None:

@@ -95,7 +95,14 @@ def test_the_system_prompt_tells_the_form() -> None:
 @pytest.mark.parametrize(
     ("rows", "options", "message"),
     [
-        ([], {}, "dataset has no rows"),
+        ([], {}, "[] was given; it must be one or more rows"),
+        (5, {}, "5 was given; it must be one or more rows"),
+        (["Hello"], {}, "a row 'Hello' was given; it must be one or more rows, each a dictionary"),
+        ({"prompt": ["a"], "answer": ["b"]}, {}, "{'prompt': ['a'], 'answer': ['b']} was given"),
+        ([{"prompt": "Hello", "answer": 1}, {"prompt": "Hi", "answer": None}], {}, "row 1 has no 'answer'"),
+        ([{"prompt": "Hello", "answer": float("nan")}], {}, "row 0 has the answer nan; it must be a text, a number"),
+        ([{"prompt": "Hello", "answer": "worked ####"}], {}, "none of them empty"),
+        ([{"question": "Hello", "choices": ["a"], "answer": "a"}], {}, "the column 'choices' of dataset would not be"),
         ([{"text": "Hello"}], {}, "no column of dataset is known as a prompt; it has ['text']. Pass prompt="),
         ([{"prompt": "Hello"}], {}, "no column of dataset is known as an answer; it has ['prompt']"),
         ([{"prompt": "Hello", "x": 1}], {"answer": "y"}, "row 0 has no answer 'y'; it has ['prompt', 'x']"),
@@ -103,7 +110,13 @@ def test_the_system_prompt_tells_the_form() -> None:
         ([{"prompt": "Hello", "answer": 1}], {"promt": "x"}, "unexpected keyword argument 'promt'"),
     ],
 )
-def test_what_is_wrong_is_said(rows: list[dict[str, Any]], options: dict[str, Any], message: str) -> None:
+def test_what_is_wrong_is_said(rows: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises((InvalidConfigError, TypeError)) as caught:
         from_dataset(rows, **options)
     assert message in str(caught.value)
+
+
+def test_thinking_is_no_part_of_an_answer() -> None:
+    said = [{"role": "user", "content": "3 + 4?"}, {"role": "assistant", "content": "<think>Add.</think>7"}]
+    env = from_dataset([{"messages": said}])
+    assert env.prompts[0]["answer"] == "7"
