@@ -107,7 +107,7 @@ DEPARTURES: Mapping[str, tuple[Departure, ...]] = {
         THINKING,
         Departure("an answer must be worked out: lowest terms, no operation beyond the published one's", False,
                   lambda form, output: form in map(pair, NOT_WORKED_OUT)),
-        Departure("a ratio, an approximation and a power of a unit are not the value", False,
+        Departure("a ratio and an approximation are not the value", False,
                   lambda form, output: form in map(pair, LOOSE)),
         Departure("an inequality is its interval, and a full stop or comma at the end does not count", True,
                   lambda form, output: form in map(pair, READ)),

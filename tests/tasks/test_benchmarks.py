@@ -161,7 +161,10 @@ def test_data_that_cannot_be_loaded():
     )
     offline = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
     done = subprocess.run([sys.executable, "-c", code], env=offline, capture_output=True, text=True, check=True)
-    assert "of 'openai/gsm8k' (configuration 'main') cannot be loaded" in done.stdout and "The fields are 'question', 'answer'" in done.stdout
+    assert (
+        "of 'openai/gsm8k' (configuration 'main') cannot be loaded" in done.stdout
+        and "The fields are 'question', 'answer'" in done.stdout
+    )
 
 
 def test_mbpp_rows_may_lack_imports():
