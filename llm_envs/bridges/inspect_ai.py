@@ -18,7 +18,7 @@ from llm_envs.agents.session import PolicySession
 from llm_envs.agents.task import EnvTask
 from llm_envs.chat.context import Codec
 from llm_envs.errors import InvalidConfigError, MissingExtraError
-from llm_envs.policies.base import Policy
+from llm_envs.policies.base import Policy, TokenPolicy
 from llm_envs.rollout.limits import RolloutLimits
 from llm_envs.rollout.workers.runner import EnvMaker
 from llm_envs.sources.source import EpisodeSpec, SeedSource
@@ -86,7 +86,13 @@ class PolicyModel(ModelAPI):
         super().__init__(model_name, base_url, api_key, [], config)
         loaded: Any = _load(model_name, engine) if policy is None else policy
         self.policy: Any = loaded
-        self.codec: Codec = loaded.codec if codec is None else codec
+        own_codec = getattr(loaded, "codec", None)
+        if not isinstance(loaded, TokenPolicy) or (own_codec is None and codec is None):
+            raise InvalidConfigError(
+                f"policy is a {type(loaded).__name__}; it must be a token policy (TransformersPolicy, "
+                "VLLMEnginePolicy, VLLMServerPolicy), with its codec or one that you pass."
+            )
+        self.codec: Codec = own_codec if codec is None else codec
         self.sampling = SamplingParams(max_new_tokens=max_new_tokens)
         self._seeds = itertools.count()
         """Of requests without their own: epochs of a sample must differ."""

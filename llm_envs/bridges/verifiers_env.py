@@ -456,6 +456,10 @@ def _outcome(episode: vf.Episode) -> tuple[float, bool, dict[str, Any]]:
 
 def _with_taskset(config: str | Mapping[str, Any] | vf.EnvConfig, changes: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the settings of an environment as a mapping, with changes to its taskset."""
+    if not isinstance(config, str | Mapping | vf.EnvConfig) or not config:
+        raise InvalidConfigError(
+            f"VerifiersEnv: config is {config!r:.80}; it must be the id of a taskset, an EnvConfig, or its settings."
+        )
     if isinstance(config, str):
         settings: dict[str, Any] = {"taskset": {"id": config}}
     else:

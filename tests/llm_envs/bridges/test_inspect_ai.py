@@ -169,5 +169,7 @@ def test_requests_that_a_policy_cannot_answer(policy: TransformersPolicy) -> Non
         asyncio.run(model.generate([message], [], "auto", GenerateConfig(frequency_penalty=0.5)))
     with pytest.raises(InvalidConfigError, match="tool_choice"):
         asyncio.run(model.generate([message], [], "any", GenerateConfig()))
+    with pytest.raises(InvalidConfigError, match="policy is a ConstantPolicy; it must be a token policy"):
+        PolicyModel("policy", policy=ConstantPolicy("x"))
     with pytest.raises(InvalidConfigError, match="known are transformers and vllm"):
         PolicyModel("nowhere", engine="other")

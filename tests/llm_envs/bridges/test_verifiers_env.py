@@ -270,6 +270,9 @@ def test_a_rewritten_history_is_refused(make: Any) -> None:
 
 
 def test_wrong_settings_are_named(make: Any) -> None:
+    for config in ("", 5, {}):
+        with pytest.raises(InvalidConfigError, match=r"config is .*; it must be the id of a taskset"):
+            make(config)
     with pytest.raises(InvalidConfigError, match="'no-such-taskset' not found"):
         make("no-such-taskset")
     with pytest.raises(InvalidConfigError, match="strat"):
