@@ -86,7 +86,7 @@ class PolicyModel(ModelAPI):
         super().__init__(model_name, base_url, api_key, [], config)
         loaded: Any = _load(model_name, engine) if policy is None else policy
         self.policy: Any = loaded
-        own_codec = getattr(loaded, "codec", None)
+        own_codec: Any = getattr(loaded, "codec", None)
         if not isinstance(loaded, TokenPolicy) or (own_codec is None and codec is None):
             raise InvalidConfigError(
                 f"policy is a {type(loaded).__name__}; it must be a token policy (TransformersPolicy, "
