@@ -159,7 +159,7 @@ def math_match(answer: str, target: str, *, final_form: bool = True, timeout_s: 
 def _operations(text: str) -> set[str]:
     from llm_envs.mathematics.answer_text import take_off_unit
 
-    text, _ = take_off_unit(_DEGREE_SIGN.sub("", text[:MAX_CHARACTERS]))  # 90^\circ and 5 cm^2 are no powers
+    text, _ = take_off_unit(_DEGREE_SIGN.sub("", text[:MAX_CHARACTERS]))  # 90^\circ and 5 cm^2 have no power
     text = _FRACTION.sub(_lowest_terms, _SCIENTIFIC.sub("", text))
     return {name for name, pattern in _OPERATORS.items() if re.search(pattern, text)}
 

@@ -25,7 +25,7 @@ def load_data_set(name: str, subset: str | None, split: str) -> Any:
         split: Name of the split in the data set.
 
     Raises:
-        InvalidConfigError: If there is no such data set, or it cannot be loaded.
+        InvalidConfigError: If it cannot be found or loaded.
         MissingExtraError: If `datasets` is not installed.
     """
     if not name or Path(name).is_file():
