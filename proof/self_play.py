@@ -236,7 +236,9 @@ RUNS: Mapping[str, Run] = {
     "kuhn-ppo": Run("kuhn", "ppo", settings={**_KUHN, **_PPO}),
     "kuhn-past-versions": Run("kuhn", opponent="past versions", settings=_KUHN),
     "kuhn-random": Run("kuhn", opponent="random", settings=_KUHN),
-    "tic-tac-toe-grpo": Run("tic-tac-toe", kl_coef=0.05, discount=0.8, measure_every=100, settings=_BOARD),
+    "tic-tac-toe-grpo": Run(
+        "tic-tac-toe", kl_coef=0.05, discount=0.8, measure_every=100, settings=_BOARD, seeds=(0, 1)
+    ),
 }
 
 
@@ -418,29 +420,15 @@ def put_into(document: Path, folder: Path = RESULTS) -> None:
 
 
 def table(results: Mapping[str, Any]) -> str:
-    """Return the table of NashConv: one row for each seed of each run."""
-    head = [
-        "game",
-        "trainer",
-        "other seat",
-        "seed",
-        "before",
-        "halfway",
-        "after",
-        "illegal after",
-        "steps",
-        "s",
-        "command",
-    ]
-    lines = [" | ".join(head), " | ".join(["---"] * 3 + ["---:"] * 7 + ["---"])]
+    """Return the table of NashConv: one row for each run, with the values of its seeds in order."""
+    head = ["run", "before", "halfway", "after", "illegal after", "steps", "s"]
+    lines = [" | ".join(head), " | ".join(["---", *["---:"] * 6])]
     for name, result in results.items():
-        run = result["run"]
-        for seed in result["seeds"]:
-            curve = seed["curve"]
-            figures = [f"{curve[place][1]:.3f}" for place in (0, len(curve) // 2, -1)]
-            cells = [run["game"], run["trainer"], run["opponent"], str(seed["seed"]), *figures]
-            cells += [f"{curve[-1][2]:.1%}", str(curve[-1][0]), f"{seed['train_seconds']:.0f}"]
-            lines.append(" | ".join([*cells, f"`python -m proof.self_play {name}`"]))
+        curves = [seed["curve"] for seed in result["seeds"]]
+        cells = [[f"{curve[place][1]:.3f}" for curve in curves] for place in (len(curves[0]) // 2, -1)]
+        cells += [[f"{curve[-1][2]:.1%}" for curve in curves], [str(curves[0][-1][0])]]
+        cells += [[f"{seed['train_seconds']:.0f}" for seed in result["seeds"]]]
+        lines.append(" | ".join([f"`{name}`", f"{curves[0][0][1]:.3f}", *map(", ".join, cells)]))
     return "\n".join(f"| {line} |" for line in lines)
 
 
@@ -454,11 +442,13 @@ def plot(results: Mapping[str, Any], path: Path) -> None:
 
     figure, pictures = pyplot.subplots(1, len(GAMES), figsize=(8, 3), layout="constrained")
     for game, axes in zip(GAMES, pictures, strict=True):
-        for result in results.values():
-            run = result["run"]
-            for seed in result["seeds"] if run["game"] == game else ():
+        of_game = [result for result in results.values() if result["run"]["game"] == game]
+        for number, result in enumerate(of_game):
+            label: str | None = f"{result['run']['trainer']}, against {result['run']['opponent']}"
+            for seed in result["seeds"]:
                 steps, values, _ = zip(*seed["curve"], strict=True)
-                axes.plot(steps, values, ".-", label=f"{run['trainer']}, against {run['opponent']}")
+                axes.plot(steps, values, ".-", color=f"C{number}", label=label)
+                label = None
         axes.set(title=game, xlabel="training steps", ylabel="NashConv", ylim=(0, None))
         if axes.lines:
             axes.legend(fontsize=6)
