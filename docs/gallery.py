@@ -214,6 +214,8 @@ def tiny_models(task_id: str) -> Iterator[str]:
         result = json.loads(path.read_text(encoding="utf-8"))
         if result["env"] != task_id or result["algorithm"] != "grpo" or result["engine"] != "transformers":
             continue
+        if not result["run"].get("trains_summaries", True):  # what the run beside it is compared with
+            continue
         before = fmean(result["warm"]["outcomes"]["successes"])
         after = fmean(fmean(seed["outcomes"]["successes"]) for seed in result["seeds"].values())
         level = result["run"]["task"]["env_kwargs"].get("difficulty", "with data of its own")
