@@ -7,6 +7,7 @@ others of the next load.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -41,14 +42,15 @@ def is_on_cpu(model: Any) -> bool:
 
 def undo_broken_load(model: Any) -> None:
     """Give the layers that a load has not finished the tensors back that they had before; nothing if there are none."""
-    from vllm.model_executor.model_loader.reload.layerwise import LAYERWISE_INFO, _place_kernel_tensors
-
+    layerwise = sys.modules.get("vllm.model_executor.model_loader.reload.layerwise")
+    if layerwise is None:  # no load has begun
+        return
     for layer in model.modules():
-        info = LAYERWISE_INFO.get(layer)
+        info = layerwise.LAYERWISE_INFO.get(layer)
         if info is None or not info.can_load():
             continue
         if info.kernel_tensors is not None:
-            _place_kernel_tensors(layer, info)
+            layerwise._place_kernel_tensors(layer, info)
         info.reset()
 
 
