@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from llm_envs.rollout import read_trajectories
 from llm_envs.types import Trajectory
 
 ROOT = Path(__file__).resolve().parents[3]
+SLURM = ROOT / "examples" / "slurm" / "collect.sbatch"
 GUESS = "llm/GuessNumber-v0"
 
 
@@ -89,27 +92,47 @@ def test_what_is_refused(
     assert not list(tmp_path.iterdir())
 
 
+def test_what_the_slurm_script_asks_for() -> None:
+    """One task with its GPU and each shard once; the signal is for the shell (B:), since no `srun` starts a job step."""
+    lines = SLURM.read_text().splitlines()
+    asked = dict(line.removeprefix("#SBATCH --").split("=", 1) for line in lines if line.startswith("#SBATCH"))
+    assert (asked["ntasks"], asked["gpus"], asked["signal"]) == ("1", "1", "B:INT@120")
+    assert asked["array"] == "0-3" and not any("per-task" in option for option in asked.keys() - {"cpus-per-task"})
+    first = next(number for number, line in enumerate(lines) if line and not line.startswith("#"))
+    assert not any(line.startswith("#SBATCH") for line in lines[first:])  # Slurm reads none after the first command
+    assert [line.split()[:2] for line in lines[first:]][-2] == ["exec", "llm-envs"]
+
+
 @pytest.mark.examples
 def test_the_slurm_script(tmp_path: Path) -> None:
-    """In a shell, with the variables that Slurm sets; side by side, as the array's tasks are."""
+    """In a shell, with the variables that Slurm sets. One of the tasks is interrupted as Slurm does it, and sent again."""
     pytest.importorskip("transformers")
     from llm_envs.tiny_model import tiny_model, tiny_tokenizer
 
     folder, tokenizer = tmp_path / "model", tiny_tokenizer()
     tiny_model(tokenizer).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    script = ROOT / "examples" / "slurm" / "collect.sbatch"
-    small = ["--policy", "transformers", "-n", "6", "--group-size", "2", "--max-turns", "2", "--max-turn-tokens", "8"]
+    small = ["--policy", "transformers", "-n", "60", "--group-size", "2", "--max-turns", "2", "--max-turn-tokens", "8"]
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    tasks = [
-        subprocess.Popen(
-            ["bash", script, tmp_path / "parts", folder, *small],
+
+    def task(index: int) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            ["bash", SLURM, tmp_path / "parts", folder, *small, "--max-concurrency", "2"],
             env={**os.environ, "PATH": path, "SLURM_ARRAY_TASK_ID": str(index), "SLURM_ARRAY_TASK_COUNT": "2"},
             stderr=subprocess.PIPE,
             text=True,
         )
-        for index in range(2)
-    ]
-    assert [task.wait(120) for task in tasks] == [0] * 2, [task.stderr and task.stderr.read() for task in tasks]
+
+    tasks = [task(index) for index in range(2)]
+    log, until = tmp_path / "parts" / "shard-1-of-2" / "log-00000.jsonl", time.monotonic() + 120
+    while not (log.exists() and log.stat().st_size):
+        assert time.monotonic() < until and tasks[1].poll() is None
+        time.sleep(0.01)
+    tasks[1].send_signal(signal.SIGINT)
+    assert "episodes are finished and saved" in tasks[1].communicate(timeout=120)[1] and tasks[1].returncode == 130
+    assert 0 < len(read_trajectories(log.parent)) < 60
+    tasks[1] = task(1)
+    said = [task.communicate(timeout=120)[1] for task in tasks]
+    assert [task.returncode for task in tasks] == [0] * 2, said
     assert run("merge", tmp_path / "parts", "--out", tmp_path / "whole") == 0
-    assert len(read_trajectories(tmp_path / "whole")) == 6 * 2
+    assert len(read_trajectories(tmp_path / "whole")) == 60 * 2
