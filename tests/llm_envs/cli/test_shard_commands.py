@@ -69,6 +69,18 @@ def test_eval(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: p
     assert merged | {"seconds": 0} == whole | {"seconds": 0}
 
 
+def test_an_evaluation_with_fewer_problems_than_shards(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The second shard has nothing to play, which is no error, and belongs to the whole."""
+    command = ["eval", GUESS, "--policy", "random", "-n", 1, "--out", tmp_path / "parts", "--shard"]
+    assert [run(*command, shard) for shard in ("0/2", "1/2")] == [0, 0]
+    capsys.readouterr()
+    assert run(*command, "1/2", "--resume", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["tasks"] == []
+    assert run("merge", tmp_path / "parts", "--out", tmp_path / "merged") == 0
+    assert run("eval", "--replay", tmp_path / "merged", "--json") == 0
+    assert json.loads(capsys.readouterr().out.partition("\n")[2])["tasks"][0]["n_episodes"] == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -93,7 +105,7 @@ def test_what_is_refused(
 
 
 def test_what_the_slurm_script_asks_for() -> None:
-    """One task with its GPU and each shard once; the signal is for the shell (B:), since no `srun` starts a job step."""
+    """One task with its GPU, and each shard once. The signal is for the shell (B:): no `srun` starts a job step."""
     lines = SLURM.read_text().splitlines()
     asked = dict(line.removeprefix("#SBATCH --").split("=", 1) for line in lines if line.startswith("#SBATCH"))
     assert (asked["ntasks"], asked["gpus"], asked["signal"]) == ("1", "1", "B:INT@120")
@@ -105,7 +117,7 @@ def test_what_the_slurm_script_asks_for() -> None:
 
 @pytest.mark.examples
 def test_the_slurm_script(tmp_path: Path) -> None:
-    """In a shell, with the variables that Slurm sets. One of the tasks is interrupted as Slurm does it, and sent again."""
+    """In a shell, with the variables that Slurm sets. One task is interrupted as Slurm does it, and sent again."""
     pytest.importorskip("transformers")
     from llm_envs.tiny_model import tiny_model, tiny_tokenizer
 
