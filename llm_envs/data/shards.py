@@ -6,9 +6,11 @@ the merged run has the same trajectories as one that a single machine plays.
 
 from __future__ import annotations
 
+import re
 import shutil
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,17 +19,21 @@ from llm_envs.data.folder import (
     Manifest,
     find_parts,
     log_name,
+    manifest_text,
     read_manifest,
     shard_name,
     write_manifest,
 )
-from llm_envs.data.lock import FolderLock
-from llm_envs.data.log import remove_torn_line
-from llm_envs.data.storage import as_path, local_path
+from llm_envs.data.lock import LOCK_NAME, FolderLock
+from llm_envs.data.log import read_log, remove_torn_line
+from llm_envs.data.parquet import write_shard
+from llm_envs.data.storage import as_path, exists, is_remote, names_in, put, reaching
 from llm_envs.data.writer import check_folder, finished
 from llm_envs.errors import InvalidConfigError, StoreError
 
 __all__ = ["Shard", "find_shards", "merge_runs"]
+
+_FOLDER = re.compile(r"shard-\d+-of-\d+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +90,10 @@ def find_shards(paths: Iterable[str | Path]) -> list[Path]:
         StoreError: If a folder has neither.
     """
     found: list[Path] = []
-    for path in (local_path(path, "a merged run") for path in paths):
-        names = [manifest.parent.name for manifest in path.glob(f"shard-*-of-*/{MANIFEST_NAME}")]
+    for path in map(as_path, paths):
+        names = [name for name in names_in(path) if _FOLDER.fullmatch(name) and exists(path / name / MANIFEST_NAME)]
         inside = [path / name for name in sorted(names, key=lambda name: (len(name), name))]
-        if not inside and not (path / MANIFEST_NAME).exists():
+        if not inside and not exists(path / MANIFEST_NAME):
             raise StoreError(f"{path} has no shard: give the --out of a command with --shard, or the shards' folders.")
         found += inside or [path]
     return found
@@ -96,11 +102,11 @@ def find_shards(paths: Iterable[str | Path]) -> list[Path]:
 def merge_runs(paths: Sequence[str | Path], out: str | Path) -> int:
     """Join all shards of a run in a new folder, which then is a run like any other; return its number of episodes.
 
-    The shards stay. A merge that was killed leaves no run, and can be repeated.
+    The shards stay. A merge that was killed leaves no run, and can be repeated; on object storage, in another folder.
 
     Args:
-        paths: Folders of shards, or folders that hold them.
-        out: A new folder.
+        paths: Folders of shards, or folders that hold them, here or on object storage.
+        out: A new folder, here or on object storage.
 
     Raises:
         StoreError: If a shard is missing, given twice, not finished, being written, or one of another run; or if `out`
@@ -108,27 +114,29 @@ def merge_runs(paths: Sequence[str | Path], out: str | Path) -> int:
     """
     runs = [(folder, read_manifest(folder)) for folder in find_shards(paths)]
     settings, n_groups = _common(runs)
-    target = local_path(out, "a merged run")
+    target = as_path(out)
     check_folder(target, settings)
     n_episodes, merged = 0, Manifest(settings)
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent, prefix=target.name + ".tmp-") as temporary:
+        beside = None if is_remote(target) else target.parent
+        if beside is not None:
+            beside.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=beside, prefix=target.name + ".tmp-") as temporary:
             whole = Path(temporary) / "run"
             whole.mkdir()
             for folder, manifest in runs:
-                lock = FolderLock(folder)
-                try:
+                with _held(folder):
                     n_episodes += _check_whole(folder, manifest, n_groups)
                     merged = _copy(folder, read_manifest(folder), whole, merged)
-                finally:
-                    lock.release()
-            write_manifest(whole, merged)
-            whole.rename(target)  # an empty folder is replaced; anything else has been refused
+            if beside is None:
+                _put_run(whole, merged, target)
+            else:
+                write_manifest(whole, merged)
+                whole.rename(target)  # an empty folder is replaced; anything else has been refused
     except StoreError:
         raise
     except OSError as error:
-        raise StoreError(f"{target} cannot be written ({error.strerror}).") from error
+        raise StoreError(f"{target} cannot be written ({error.strerror or error}).") from error
     return n_episodes
 
 
@@ -145,8 +153,10 @@ def _common(runs: Sequence[tuple[Path, Manifest]]) -> tuple[dict[str, object], i
             first = given
         if differing := sorted(key for key in {*first, *given} if first.get(key) != given.get(key)):
             differences = ", ".join(f"{key}: {first.get(key)!r} there, {given.get(key)!r} here" for key in differing)
+            mend = f"play it again with that one's command, --shard {shard} and a new --out, and merge the new folder"
             raise StoreError(
-                f"{folder} is a shard of another run than {runs[0][0]} ({differences}): play it with the same settings."
+                f"{folder} is a shard of another run than {runs[0][0]} ({differences}): "
+                + ("leave it out." if "shard" in differing else f"{mend} in its place.")
             )
         if shard.index in places:
             raise StoreError(f"shard {shard} is there twice, {places[shard.index]} and {folder}: leave one out.")
@@ -174,16 +184,45 @@ def _check_whole(folder: Path, manifest: Manifest, n_groups: int) -> int:
     return wanted
 
 
+@contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    """Keep writers out of a shard, or on object storage, check that there is none."""
+    if not is_remote(folder):
+        lock = FolderLock(folder)
+        try:
+            yield
+        finally:
+            lock.release()
+        return
+    if exists(folder / LOCK_NAME):
+        raise StoreError(
+            f"{folder} is being written, or its writer was killed: wait, or resume it with its command, --shard and "
+            "--resume."
+        )
+    yield
+
+
 def _copy(folder: Path, manifest: Manifest, target: Path, merged: Manifest) -> Manifest:
-    """Copy a run's parts behind those of another; return the manifest of both."""
+    """Copy a run's parts behind those of another in a local folder; return the manifest of both."""
     number = len(list(target.iterdir()))
     for part in find_parts(folder, manifest):
+        copy = target / (log_name(number) if part.counts is None else shard_name(number))
+        with reaching(part.path), part.path.open("rb") as source, open(copy, "wb") as file:
+            shutil.copyfileobj(source, file, 2**20)
         if part.counts is None:
-            log = target / log_name(number)
-            shutil.copyfile(part.path, log)
-            remove_torn_line(log)
+            remove_torn_line(copy)
         else:
-            shutil.copyfile(part.path, target / shard_name(number))
             merged = merged.with_shard(number, part.counts)
         number += 1
     return merged
+
+
+def _put_run(whole: Path, merged: Manifest, target: Path) -> None:
+    """Put a local folder's run on object storage, which has no logs. The manifest, which makes it a run, comes last."""
+    for log in whole.glob("log-*.jsonl"):
+        number = int(log.stem.removeprefix("log-"))
+        if log.stat().st_size:
+            merged = merged.with_shard(number, write_shard(read_log(log), whole / shard_name(number)))
+    for shard in sorted(whole.glob("shard-*.parquet")):
+        put(target / shard.name, shard)
+    put(target / MANIFEST_NAME, manifest_text(merged).encode(), only_new=True)

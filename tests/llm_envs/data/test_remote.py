@@ -27,6 +27,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from llm_envs.cli.main import main
 from llm_envs.data.folder import read_manifest
 from llm_envs.data.remote_writer import RemoteWriter, open_writer
+from llm_envs.data.shards import Shard, merge_runs
 from llm_envs.data.storage import as_path, put
 from llm_envs.data.writer import check_folder, finished_keys
 from llm_envs.errors import InvalidConfigError, MissingExtraError, StoreError
@@ -506,9 +507,53 @@ def test_a_report_of_a_run_there_is_that_of_a_run_here(address: str, tmp_path: P
     assert sorted(there["columns"]["seed"]) == sorted(here["columns"]["seed"])
 
 
-def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("max_log_bytes", [2**20, 1000])
+def test_shards_there_are_merged_there_and_here(address: str, tmp_path: Path, max_log_bytes: int) -> None:
+    """Shards here and there become a run there or here, which equals that of one machine and can be resumed."""
+    places: dict[int, str | Path] = {0: address, 1: tmp_path / "here", 2: address}
+    for index, place in places.items():
+        shard = Shard(index, 3)
+        settings = {"shard": shard, "max_log_bytes": max_log_bytes, "codec": ByteCodec()}
+        collect_run(NumbersEnv, OraclePolicy(), out=shard.folder(place), n_groups=7, **settings)
+    collect_run(NumbersEnv, OraclePolicy(), out=tmp_path / "whole", n_groups=9, codec=ByteCodec())
+    whole = by_key(tmp_path / "whole")
+    for target in (f"{address}-merged", tmp_path / "merged"):
+        assert merge_runs([address, tmp_path / "here"], target) == 7
+        assert len(by_key(target)) == 7 and by_key(target).items() <= whole.items()
+        done = collect_run(NumbersEnv, OraclePolicy(), out=target, n_groups=9, codec=ByteCodec(), resume=True)
+        assert (done.n_before, done.n_finished) == (7, 9) and by_key(target) == whole
+        with pytest.raises(StoreError, match="holds a run already"):
+            merge_runs([address, tmp_path / "here"], target)
+
+
+def test_a_log_that_was_never_compacted_is_merged_as_a_table(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a machine without pyarrow leaves it."""
+    with monkeypatch.context() as patch:
+        patch.setattr("llm_envs.data.writer.can_compact", lambda: False)
+        collect_run(NumbersEnv, OraclePolicy(), out=tmp_path / "part", n_groups=3, shard=Shard(0, 1), codec=ByteCodec())
+    assert list((tmp_path / "part").glob("log-*.jsonl")) and not list((tmp_path / "part").glob("shard-*.parquet"))
+    assert merge_runs([tmp_path / "part"], address) == 3
+    assert by_key(address) == by_key(tmp_path / "part") and names(address) == {"manifest.json", "shard-00000.parquet"}
+
+
+def test_a_shard_there_that_is_being_written_is_not_merged(address: str, tmp_path: Path) -> None:
+    part = Shard(0, 1).folder(address)
+    collect_run(NumbersEnv, OraclePolicy(), out=part, n_groups=2, shard=Shard(0, 1))
+    with RemoteWriter(part, settings=read_manifest(part).settings, resume=True):
+        for target in (f"{address}-merged", tmp_path / "merged"):
+            with pytest.raises(StoreError, match="is being written, or its writer was killed"):
+                merge_runs([address], target)
+    assert merge_runs([address], tmp_path / "merged") == 2
+    with pytest.raises(StoreError, match="has no shard"):
+        merge_runs([f"{address}-nothing"], tmp_path / "other")
+
+
+def test_the_command_line(
+    address: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    address = f"memory://{uuid.uuid4()}/run"
     collect = ["collect", "llm/GuessNumber-v0", "--policy", "oracle", "--out", address, "--upload-every-s", "1", "-n"]
     assert main([*collect, "6"]) == 0
     assert f"6 of 6 episodes are in {address}" in capsys.readouterr().out
@@ -528,7 +573,11 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], mo
     assert main(["eval", "llm/GuessNumber-v0", "--policy", "oracle", "-n", "2", "--out", address + "2"]) == 1
     assert "can only be written to a local folder" in capsys.readouterr().err
     assert main([*collect, "9", "--report-to", "csv"]) == 2 and "a local one" in capsys.readouterr().err
-    assert not [path for path in tmp_path.iterdir() if path.name.startswith("memory")]
+    parts = [*collect[:-4], address + "-parts", "-n", "5", "--shard"]
+    assert [main([*parts, shard]) for shard in ("0/2", "1/2")] == [0, 0]
+    assert main(["merge", address + "-parts", "--out", address + "-whole"]) == 0
+    assert f"5 episodes are in {address}-whole" in capsys.readouterr().out
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(("memory", "file"))]
 
 
 def test_finished_keys_answers_as_finished_does(address: str) -> None:

@@ -124,14 +124,21 @@ class TestRefused:
         [({"seed": 1}, "seed: 0 there, 1 here"), ({"n": 12}, "shard_groups: 11 there, 12 here")],
     )
     def test_shards_of_two_runs(self, parts: Path, tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+        """Done as the message says, the merge then succeeds."""
         shutil.rmtree(parts / "shard-2-of-3")
         collect(parts / "shard-2-of-3", shard=Shard(2, 3), **changes)
-        with pytest.raises(StoreError, match=re.escape(said)):
+        mend = (
+            r".*: play it again with that one's command, --shard 2/3 and a new --out, and merge the new folder in its"
+        )
+        with pytest.raises(StoreError, match=re.escape(said) + mend):
             merge_runs([parts], tmp_path / "merged")
+        collect(Shard(2, 3).folder(tmp_path / "again"), shard=Shard(2, 3))
+        shards = [parts / "shard-0-of-3", parts / "shard-1-of-3", tmp_path / "again"]
+        assert merge_runs(shards, tmp_path / "merged") == 22
 
     def test_another_number_of_shards(self, parts: Path, tmp_path: Path) -> None:
         collect(tmp_path / "other", shard=Shard(0, 2))
-        with pytest.raises(StoreError, match="shard: 3 there, 2 here"):
+        with pytest.raises(StoreError, match=r"shard: 3 there, 2 here.*: leave it out"):
             merge_runs([parts, tmp_path / "other"], tmp_path / "merged")
 
     def test_an_unfinished_one(self, parts: Path, tmp_path: Path) -> None:
