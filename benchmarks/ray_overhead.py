@@ -113,7 +113,7 @@ def main() -> int:
     over = ratio(("tools", "one actor"), ("tools", "plain"))
     gain = ratio(("processor", "one actor"), ("processor", "two actors"))
     figures = [
-        Figure("Ray over the plain collector, tools of 50 ms", over, "times its time", at_most=1.05),
+        Figure("Ray over the plain collector, tools of 50 ms", over, "times its time", "lower", at_most=1.05),
         Figure("two actors over one, on two processors", gain, "times its throughput", at_least=1.8),
     ]
     return finish(Report("ray_overhead", "Ray", METHOD, COLUMNS, rows, figures), options)

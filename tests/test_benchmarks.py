@@ -152,3 +152,9 @@ def test_tables_go_between_their_marks_in_a_document(load, tmp_path):
         "| what | n |\n| --- | ---: |\n| a | 1,234 |\n\n(a, 2 cores; python 3.)\n\n<!-- end memory -->\nB\n"
     )
     assert "| size | 9.5 | bytes | ≤ 12 | held |" in run_all.render_all({"memory": data})
+
+
+def test_a_figure_with_an_upper_limit_is_better_lower():
+    figures = [f for path in (HERE / "baselines").glob("*.json") for f in json.loads(path.read_text())["figures"]]
+    limited = [figure for figure in figures if figure["at_most"] is not None]
+    assert limited and [figure["name"] for figure in limited if figure["better"] != "lower"] == []
