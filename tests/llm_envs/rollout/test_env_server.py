@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pickle
 import re
 import signal
 import socket
@@ -13,6 +14,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,7 @@ from llm_envs.processes import children_of
 from llm_envs.rollout import Collector, RolloutLimits, read_trajectories
 from llm_envs.rollout.workers.remote import TOKEN_VARIABLE, EnvServers, RemoteWorker
 from llm_envs.rollout.workers.server import EnvServer
+from llm_envs.rollout.workers.wire import HEADER
 from llm_envs.testing import ByteCodec, HashingTokenPolicy, NumbersEnv
 
 TOKEN = "a token for these tests"
@@ -81,6 +84,91 @@ def test_workers_limits_them(server: EnvServer) -> None:
     ) as collector:
         collector.collect(4)
         assert collector.workers == server.n_busy == 1
+
+
+def test_without_a_host_only_this_machine_reaches_it(server: EnvServer) -> None:
+    """A server on all addresses answers at 127.0.0.2 too, which stands for the address of another network."""
+    process, address = start("--workers", "1")
+    everywhere = EnvServer(1, TOKEN.encode(), host="0.0.0.0")
+    try:
+        for bound in (server.address, address):
+            assert bound.startswith("127.0.0.1:")
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection(("127.0.0.2", int(bound.rpartition(":")[2])), 5)
+        socket.create_connection(("127.0.0.2", int(everywhere.address.rpartition(":")[2])), 5).close()
+    finally:
+        everywhere.close()
+        process.kill()
+        process.wait()
+
+
+class Tampering(threading.Thread):
+    """Passes connections on to a server. The first reply to a step (number 6) gets another number.
+
+    Args:
+        address: The server's.
+        change: Added to the reply's number.
+    """
+
+    def __init__(self, address: str, change: int) -> None:
+        super().__init__(daemon=True)
+        self.target, self.change = address.rpartition(":"), change
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.address = "{}:{}".format(*self.listener.getsockname())
+        self.n_connections, self.n_changed, self.ended = 0, 0, threading.Event()
+
+    def run(self) -> None:
+        while True:
+            try:
+                here, _ = self.listener.accept()
+            except OSError:
+                return
+            self.n_connections += 1
+            there = socket.create_connection((self.target[0], int(self.target[2])))
+            for pump in (self.requests, self.replies):
+                threading.Thread(target=pump, args=(here, there), daemon=True).start()
+
+    def requests(self, here: socket.socket, there: socket.socket) -> None:
+        with suppress(OSError):
+            while data := here.recv(2**16):
+                there.sendall(data)
+        with suppress(OSError):
+            there.shutdown(socket.SHUT_RDWR)
+
+    def replies(self, here: socket.socket, there: socket.socket) -> None:
+        is_changed = False
+        with suppress(OSError), there.makefile("rb") as frames:
+            while header := frames.read(HEADER.size):
+                data = frames.read(*HEADER.unpack(header))
+                if data.startswith(b"\x80") and not self.n_changed and (reply := pickle.loads(data))[0] == 6:
+                    data = pickle.dumps((6 + self.change, *reply[1:]), protocol=5)
+                    self.n_changed, is_changed = 1, True
+                here.sendall(HEADER.pack(len(data)) + data)
+        if is_changed:
+            self.ended.set()
+        with suppress(OSError):
+            here.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.mark.parametrize("change", [1, -1, 100])
+def test_a_reply_with_a_wrong_number_costs_its_connection(server: EnvServer, change: int) -> None:
+    """It is never taken for another request's. The episode is played again on a new connection, under its seed."""
+    proxy = Tampering(server.address, change)
+    proxy.start()
+    (failed,) = collect(1, env_servers=[proxy.address], workers=1, max_retries=0)
+    assert proxy.n_changed == 1 and proxy.ended.wait(20)
+    messages = [trajectory.error.message for trajectory in failed.trajectories if trajectory.error]
+    assert len(messages) == 1 and f"it sent the reply {6 + change} where 6 was next, and was killed" in messages[0]
+    until(lambda: server.n_busy == 0)
+
+    proxy.n_changed, n_before = 0, proxy.n_connections
+    groups = collect(env_servers=[proxy.address], workers=1)
+    assert proxy.n_changed == 1 and proxy.n_connections == n_before + 3  # the first asks for the number of workers
+    played = [trajectory for group in groups for trajectory in group.trajectories]
+    assert [t.metadata["retries"] for t in played if "retries" in t.metadata] == [1]
+    same = [trajectory for group in collect() for trajectory in group.trajectories]
+    assert [replace(t, metadata={}) for t in played] == [replace(t, metadata={}) for t in same]
+    proxy.listener.close()
 
 
 @pytest.mark.parametrize(

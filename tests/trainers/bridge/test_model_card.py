@@ -58,9 +58,36 @@ SFT = """
     trainer.train()
     trainer.push_to_hub()
 """
+PPO = """
+    import sys
+    from llm_envs.trainers import EnvPPOConfig, EnvPPOTrainer
+    args = EnvPPOConfig(output_dir=sys.argv[2], max_steps=1, per_device_train_batch_size=4, max_completion_length=16,
+        max_turn_tokens=4, report_to="none", seed=11, logging_steps=1, hub_model_id="you/model", use_cpu=True,
+        env_kwargs={"difficulty": "easy"}, gradient_checkpointing=False, num_train_seeds=8)
+    trainer = EnvPPOTrainer(sys.argv[1], "llm/Arithmetic-v0", args)
+    trainer.train()
+    trainer.push_to_hub()
+    trainer.close()
+"""
+DPO = """
+    import sys
+    from llm_envs.sources.source import EnvChoice
+    from llm_envs.testing import NumbersEnv
+    from llm_envs.trainers import EnvDPOConfig, EnvDPOTrainer
+    class LengthEnv(NumbersEnv):  # so that the replies of a group differ in reward
+        def step(self, action):
+            return "", float(len(action)), True, False, {}
+    args = EnvDPOConfig(output_dir=sys.argv[2], max_steps=1, per_device_train_batch_size=4, num_generations=4,
+        groups_per_round=4, max_completion_length=16, max_turn_tokens=8, report_to="none", seed=11, logging_steps=1,
+        hub_model_id="you/model", use_cpu=True, gradient_checkpointing=False, num_train_seeds=8)
+    trainer = EnvDPOTrainer(sys.argv[1], EnvChoice("length", factory=LengthEnv), args)
+    trainer.train()
+    trainer.push_to_hub()
+    trainer.close()
+"""
 
 
-@pytest.mark.parametrize("code", [GRPO, SFT], ids=["GRPO", "SFT"])
+@pytest.mark.parametrize("code", [GRPO, SFT, PPO, DPO], ids=["GRPO", "SFT", "PPO", "DPO"])
 def test_an_uploaded_model_says_where_it_was_trained(tiny_folder: str, tmp_path: Path, code: str) -> None:
     with hub_stand_in(tmp_path / "hub") as server:
         command = [sys.executable, "-c", textwrap.dedent(code), tiny_folder, str(tmp_path / "out")]
@@ -76,6 +103,12 @@ def test_an_uploaded_model_says_where_it_was_trained(tiny_folder: str, tmp_path:
         assert '| train | `llm/Arithmetic-v0` | `{"split": "train", "difficulty": "easy"}` | 1 |' in card
         assert '| test | `llm/Arithmetic-v0` | `{"split": "test", "difficulty": "easy"}` | 1 |' in card
         assert "On held-out episodes (those of the split test), step 1:" in card and "| env/success | 0 |" in card
+    elif code is PPO:
+        assert '| train | `llm/Arithmetic-v0` | `{"split": "train", "difficulty": "easy"}` | 1 |' in card
+        assert "Not evaluated on held-out episodes." in card and "| env/success | 0 |" in card
+    elif code is DPO:
+        assert '| train | `length` | `{"split": "train"}` | 1 |' in card
+        assert "| loss | 0.6931 |" in card  # ln 2, before the first step
     else:
         assert '| train, by the oracle | `llm/Arithmetic-v0` | `{"split": "train", "difficulty": "easy"}` | 1 |' in card
         assert "Not evaluated on held-out episodes." in card and "| loss |" in card
