@@ -5,6 +5,7 @@
 Writes `DIR/NAME.json` for each, `DIR/all.json` with all of them, and `DIR/tables.md`.
 `--docs docs/results/performance.md` puts the tables of all results in the folder into a document,
 between the lines `<!-- benchmark NAME -->` and `<!-- end NAME -->`; the name `held` stands for the table of all limits.
+With NAMES, it puts the tables of these only. A name of a benchmark that is run by hand puts its table from the folder.
 Benchmarks that need vLLM run with `--vllm-python`, the Python of an environment that has it; without the option, with
 this one, and they are left out if it has none. `--check` makes every benchmark check its limits; the exit code is 1 if
 one missed or failed.
@@ -36,10 +37,14 @@ PLAIN = (
     "training_steps",
     "long_rows",
     "turns",
+    "shards",
+    "env_servers",
 )
 WITH_VLLM = ("concurrency", "auto_concurrency", "rollout_vs_engine", "latency", "rollout_vs_trl", "real_step")
 BY_HAND = ("overlap", "real_until", "ray_overhead", "million")
 """Half an hour each, or in another environment. Run by hand into the same folder; their results are read from it."""
+
+KNOWN = (*PLAIN, *WITH_VLLM, *BY_HAND)
 
 
 def run(name: str, python: str, out: Path, *, check: bool) -> int:
@@ -95,14 +100,15 @@ def render_all(results: dict[str, dict[str, Any]]) -> str:
     return "\n\n".join([f"## Numbers held\n\n{render_held(results)}", *parts]) + "\n"
 
 
-def put_into(document: Path, results: dict[str, dict[str, Any]]) -> list[str]:
+def put_into(document: Path, results: dict[str, dict[str, Any]], *, with_held: bool = True) -> list[str]:
     """Put tables between their marks in a document, `held` being that of all limits.
 
     Returns:
         The names of what has no place there.
     """
     text, missing = document.read_text(encoding="utf-8"), []
-    bodies = {name: render(name, data) for name, data in results.items()} | {"held": render_held(results)}
+    bodies = {name: render(name, data) for name, data in results.items()}
+    bodies |= {"held": render_held(results)} if with_held else {}
     for name, body in bodies.items():
         marks = re.compile(f"(<!-- benchmark {name} -->\n).*?(<!-- end {name} -->)", re.DOTALL)
         text, n_found = marks.subn(lambda match, body=body: f"{match[1]}\n{body}\n\n{match[2]}", text)
@@ -128,16 +134,16 @@ def _verdict(figure: Any) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", help=f"of {', '.join((*PLAIN, *WITH_VLLM))}; all by default")
+    parser.add_argument("names", nargs="*", help=f"of {', '.join(KNOWN)}; by default all that are not run by hand")
     parser.add_argument("--check", action="store_true", help="exit with 1 if a figure misses its limit")
     parser.add_argument("--vllm-python", metavar="PYTHON", help="runs the benchmarks that need vLLM")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--docs", type=Path, metavar="FILE", help="put the tables into this document")
     options = parser.parse_args()
-    unknown = set(options.names) - {*PLAIN, *WITH_VLLM}
+    unknown = set(options.names) - {*KNOWN}
     if unknown:
-        parser.error(f"unknown: {', '.join(sorted(unknown))}; known are {', '.join((*PLAIN, *WITH_VLLM))}")
-    wanted = options.names or [*PLAIN, *WITH_VLLM]
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; known are {', '.join(KNOWN)}")
+    wanted = [name for name in options.names or KNOWN if name not in BY_HAND]
     if options.vllm_python is None and importlib.util.find_spec("vllm") is None:
         left_out = [name for name in wanted if name in WITH_VLLM]
         if left_out:
@@ -154,7 +160,8 @@ def main() -> int:
     (options.out / "tables.md").write_text(render_all(results), encoding="utf-8")
     print(f"\nwritten to {options.out}/all.json and tables.md")
     if options.docs is not None:
-        for name in put_into(options.docs, results):
+        named = {name: data for name, data in results.items() if name in (options.names or KNOWN)}
+        for name in put_into(options.docs, named, with_held=not options.names):
             print(f"{options.docs} has no lines <!-- benchmark {name} --> and <!-- end {name} -->", file=sys.stderr)
     if failed:
         print(f"missed or failed: {', '.join(failed)}", file=sys.stderr)

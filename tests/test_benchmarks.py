@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,30 @@ def test_the_pages_workload_is_the_same_for_every_width(load):
     (narrow,) = concurrency.measure_scripted([4])
     assert (narrow["width"], narrow["episodes"]) == (4, 32)
     assert 0 < narrow["episodes_per_s"] <= narrow["ideal_per_s"]
+
+
+@pytest.mark.parametrize("name", ["processor", "tools"])
+def test_shards_are_measured_with_their_merge(load, name):
+    """Four episodes of three turns: no side is faster than its waits (0.15 s each, 2 at once) or its processor time."""
+    shards = load("shards")
+    (work,) = [work for work in shards.WORKS if work.name == name and work.at_once <= 128]
+    one, two = shards.measure(replace(work, at_once=2), 4, n_shards=2, rounds=1)
+    assert (one["side"], two["side"], two["episodes"], two["at_once"]) == ("one process", "2 shards", 4, 2)
+    assert one["seconds"] >= 0.24 and two["seconds"] >= 0.12 and two["merge_s"] > 0
+    assert two["gain"] == pytest.approx(one["seconds"] / (two["seconds"] + two["merge_s"]))
+
+
+def test_a_step_is_measured_here_in_a_worker_and_at_a_server(load, monkeypatch):
+    monkeypatch.setenv("LLM_ENVS_ENV_TOKEN", "")  # restored afterwards
+    benchmark = load("env_servers")
+    rows = benchmark.measure_all(n_steps=40, rounds=1)
+    assert [(row["step"], row["place"]) for row in rows] == [
+        (s, p) for s in ("at once", "20 ms") for p in benchmark.PLACES
+    ]
+    at_once, slow = rows[:3], rows[3:]
+    assert all(row["latency_us"] > at_once[0]["latency_us"] for row in at_once[1:])
+    assert all(row["latency_us"] >= 20_000 and row["late_us"] >= row["latency_us"] for row in slow)
+    assert slow[0]["steps_per_s"] <= 50 < at_once[2]["steps_per_s"]
 
 
 @pytest.mark.vllm
@@ -152,6 +177,18 @@ def test_tables_go_between_their_marks_in_a_document(load, tmp_path):
         "| what | n |\n| --- | ---: |\n| a | 1,234 |\n\n(a, 2 cores; python 3.)\n\n<!-- end memory -->\nB\n"
     )
     assert "| size | 9.5 | bytes | ≤ 12 | held |" in run_all.render_all({"memory": data})
+
+
+def test_names_put_only_their_tables_into_a_document(tmp_path):
+    """A benchmark that is run by hand is not run; the table of all limits stays, since not all results are there."""
+    out = write(tmp_path / "out", result("million", []), result("memory", []))
+    document, held = tmp_path / "page.md", "<!-- benchmark held -->\nall\n<!-- end held -->\n"
+    document.write_text(
+        "".join(f"<!-- benchmark {name} -->\n<!-- end {name} -->\n" for name in ("million", "memory")) + held
+    )
+    run("run_all", "million", "--out", out, "--docs", document)
+    page = document.read_text()
+    assert "benchmarks/million.py" in page and "benchmarks/memory.py" not in page and page.endswith(held)
 
 
 def test_a_figure_with_an_upper_limit_is_better_lower():
