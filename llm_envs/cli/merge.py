@@ -13,6 +13,7 @@ examples:
   llm-envs merge runs/parts --out runs/whole
   llm-envs merge shard-0-of-2 shard-1-of-2 --out runs/whole
   llm-envs merge disk-a/parts disk-b/parts --out runs/whole
+  llm-envs merge s3://bucket/parts --out s3://bucket/whole
 """
 
 

@@ -186,7 +186,7 @@ def _check_whole(folder: Path, manifest: Manifest, n_groups: int) -> int:
 
 @contextmanager
 def _held(folder: Path) -> Iterator[None]:
-    """Keep writers out of a shard, or on object storage, check that there is none."""
+    """Keep writers out of a shard; on object storage, refuse a shard that has a writer."""
     if not is_remote(folder):
         lock = FolderLock(folder)
         try:
