@@ -24,7 +24,7 @@ from llm_envs.errors import InvalidConfigError
 from llm_envs.policies.vllm.http import API_KEY
 from llm_envs.policies.vllm.launcher import start_servers
 from llm_envs.policies.vllm.server import VLLMServerPolicy
-from llm_envs.policies.vllm.transfer import GROUP_TRANSPORTS, check_transport, transfer_args
+from llm_envs.policies.vllm.transfer import GROUP_TRANSPORTS, check_transport, transfer_args, warn_of_whole
 from llm_envs.trainers.bridge.ranks import raise_on_all_ranks
 from llm_envs.trainers.bridge.weight_sync import ColocatedEngine
 
@@ -134,6 +134,8 @@ class ServerEngines(ColocatedEngine):
                 if urls is None and self.accelerator.is_main_process:
                     urls = self._start()
             (urls,) = broadcast_object_list([urls])
+            if self.accelerator.is_main_process:
+                warn_of_whole(settings.vllm_transport, len(urls))
             with raise_on_all_ranks():
                 self.policy = VLLMServerPolicy(
                     urls,

@@ -17,6 +17,7 @@ import re
 import socket
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, suppress
@@ -29,11 +30,22 @@ from llm_envs.policies.vllm.exchange import ServedCheckpoint
 from llm_envs.policies.vllm.formats import EXTENSION, SERVE_COMMAND
 from llm_envs.policies.vllm.http import is_local
 
-__all__ = ["GROUP_TRANSPORTS", "TRANSPORTS", "WeightTransfer", "check_transport", "make_transfer", "transfer_args"]
+__all__ = [
+    "GROUP_TRANSPORTS",
+    "TRANSPORTS",
+    "WeightTransfer",
+    "check_transport",
+    "make_transfer",
+    "transfer_args",
+    "warn_of_whole",
+]
 
 GROUP_TRANSPORTS = ("nccl", "gloo")
 TRANSPORTS = ("whole", "delta", *GROUP_TRANSPORTS)
 """How new weights reach servers."""
+MOST_WHOLE = 16
+"""Servers for whole weights. With 32, all nodes' reading of them costs a tenth of a run, and ever more after that
+(docs/results/scale.md)."""
 
 _LOG = logging.getLogger(__name__)
 _ENGINES = {
@@ -51,6 +63,16 @@ def transfer_args(transport: str) -> list[str]:
     if transport not in GROUP_TRANSPORTS:
         return []
     return ["--weight-transfer-config", f'{{"backend": "{transport}"}}']
+
+
+def warn_of_whole(transport: str, n_servers: int) -> None:
+    """Warn if whole weights go to so many servers that reading them holds a training up."""
+    if transport == "whole" and n_servers > MOST_WHOLE:
+        warnings.warn(
+            f"after each step {n_servers} servers read all weights, and the trainer waits. Set vllm_transport='delta', "
+            "which sends what has changed, or 'nccl' where the trainer has a GPU.",
+            stacklevel=2,
+        )
 
 
 def check_transport(transport: str, address: str | None = None, server: str = "vllm") -> None:
