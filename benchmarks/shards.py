@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet  # noqa: F401  # before the start, in every process; a writer loads it when it closes
 from measuring import Column, Figure, Report, finish, make_parser
 from ray_overhead import BusyEnv, at_once, waiting
 
@@ -61,7 +62,7 @@ class Work:
 WORKS = (
     Work("tools", NumbersEnv, waiting, 128, 3200),
     Work("tools", NumbersEnv, waiting, 2048, 8000),
-    Work("processor", BusyEnv, at_once, 2, 96),
+    Work("processor", BusyEnv, at_once, 2, 128),
 )
 
 
