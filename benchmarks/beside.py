@@ -96,7 +96,7 @@ def measure_pushes(
         load(*given)
         paused[0] = time.perf_counter() - began
 
-    policy._load = timed  # type: ignore[method-assign]
+    policy._load = timed  # type: ignore[assignment, method-assign]
     version = 0
 
     def push(part: str) -> None:

@@ -5,7 +5,7 @@
 Needs SimPy, and matplotlib for the plots of `--docs`. The model is in `benchmarks/simulation/`: `work` (what is
 played), `parts` (engines and processes), `systems` (lock-step, a collector, a trainer with servers), `calibration`
 (rates fitted to some rows of `benchmarks/baselines/`, and predictions of the others), `plan` (published rates of GPUs).
-With `--check` the exit code is 1 if a predicted row is more than 15% off. One core takes two minutes.
+With `--check` the exit code is 1 if a predicted row is more than 15% off. One core takes four minutes.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from measuring import Column, Figure, Report, finish, make_parser, markdown_table, read_results
 from run_all import render
 from simulation import calibration, figures, plan
@@ -25,9 +26,10 @@ from simulation.systems import Failure
 MOST_ERROR = 0.15
 METHOD = (
     "*Fitted* rows gave the rates, all others are predictions. Eight rates belong to the engine of 0.36 M parameters "
-    "in the process that plays, one factor to that of 32 M, three rates to the scripted collector, and one factor and "
-    "the time of a training step to the server beside a trainer. Times are those of whole calls; of servers and "
-    "asynchronous training, of a step."
+    "in the process that plays, one factor to that of 32 M, three rates to the scripted collector. A server beside a "
+    "trainer has a factor and the time of a training step from one row, and from another what its engine costs the "
+    "trainer on the next core; turns and pushed weights cost there what other benchmarks measured (`playing`, "
+    "`beside`). Times are those of whole calls; of servers and asynchronous training, of a step."
 )
 COLUMNS = [
     Column("name", "row"),
@@ -37,6 +39,10 @@ COLUMNS = [
     Column("error", "error", "+.1%"),
 ]
 SCALES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+SHOWN = (1, 2, 8, 64, 128, 512, 1024)
+"""In the table; the plot and the JSON have all."""
+GRID_SCALES = (8, 64, 512)
+SHORT = replace(plan.BASE, n_turns=1, n_tokens=64, tool_s=0.01)
 MODES = {
     "one after the other, whole weights": (0, "whole", 1.0),
     "one ahead, whole weights": (1, "whole", 1.0),
@@ -50,7 +56,6 @@ STEP_COLUMNS = [
     Column("episodes_per_s", "episodes/s", ",.1f"),
     Column("engine", "engines busy", ".0%"),
     Column("trainer", "trainers busy", ".0%"),
-    Column("player", "players busy", ".1%"),
     Column("dollars", "$ per 1,000 episodes", ",.2f"),
     Column("oldest", "oldest, steps"),
 ]
@@ -58,39 +63,39 @@ SCALE_COLUMNS = [Column("mode", "schedule, transport"), Column("gpus", "GPUs", "
 GRID_COLUMNS = [
     Column("turns", "turns"),
     Column("tool_s", "tool, s", "g"),
-    Column("still_per_s", "episodes/s", ",.1f"),
-    Column("ahead_per_s", "one ahead", ",.1f"),
-    Column("gain", "gain", ".2f"),
-    Column("partial_per_s", "partial", ",.1f"),
+    *(
+        Column(f"{n_gpus} {key}", f"{n_gpus} GPUs: {title}" if key == "still" else title, form)
+        for n_gpus in GRID_SCALES
+        for key, title, form in (
+            ("still", "episodes/s", ",.1f"),
+            ("ahead", "ahead", ".1f"),
+            ("partial", "partial", ".1f"),
+        )
+    ),
     Column("engine", "engines busy", ".0%"),
     Column("preempted", "preempted", ",d"),
-    Column("dollars", "$ per 1,000 episodes", ",.2f"),
 ]
 TROUBLE_COLUMNS = [Column("what", "64 GPUs, one ahead, nccl"), *STEP_COLUMNS[:4], Column("replayed", "played again")]
-ENGINE_COLUMNS = [
+LIMIT_COLUMNS = [
+    Column("limit", "limit"),
     Column("turns", "turns"),
-    Column("turn_tokens", "tokens a turn"),
-    Column("player", "engines of a player", ",.0f"),
-    Column("writer", "engines of a writer", ",.0f"),
-]
-WEIGHT_COLUMNS = [
-    Column("gpus", "GPUs", ",d"),
-    *(Column(name, f"{name}, s", ",.1f") for name in ("whole", "delta", "nccl")),
+    *(Column(str(n_gpus), f"{n_gpus:,} GPUs", ".0%") for n_gpus in plan.LIMIT_SCALES),
 ]
 
 
 def measured_rows() -> list[dict[str, Any]]:
     """Fit the rates, and return all measured rows beside the simulation's."""
-    engine = calibration.engine_rows()
-    values = calibration.fit([row for row in engine if row.is_fitted], calibration.FIRST)
-    parts = [(engine, values)]
-    scripted_first = {"turn_s": 1e-4, "thread_s": 3e-4, "crowd_s": 3e-7}
-    others = (
-        (calibration.larger_rows(values), {"factor": 10.0}),
-        (calibration.scripted_rows(), scripted_first),
-        (calibration.trainer_rows(), {"factor": 1.0}),
-    )
-    parts += [(rows, calibration.fit([r for r in rows if r.is_fitted], first)) for rows, first in others if rows]
+    parts: list[tuple[list[calibration.Row], calibration.Values]] = []
+
+    def fit(rows: list[calibration.Row], first: calibration.Values) -> calibration.Values:
+        values = calibration.fit([row for row in rows if row.is_fitted], first) if rows else first
+        parts.append((rows, values))
+        return values
+
+    engine = fit(calibration.engine_rows(), calibration.FIRST)
+    fit(calibration.larger_rows(engine), {"factor": 10.0})
+    scripted = fit(calibration.scripted_rows(), {"turn_s": 1e-4, "thread_s": 3e-4, "crowd_s": 3e-7})
+    fit(calibration.trainer_rows(scripted), {"factor": 1.0, "shared": 0.3})
     found = []
     for rows, fitted in parts:
         print({name: float(f"{value:.3g}") for name, value in fitted.items()}, file=sys.stderr)
@@ -103,19 +108,14 @@ def measured_rows() -> list[dict[str, Any]]:
 
 
 def read_measured() -> plan.Measured:
-    """Return the rates of our own code from `playing.json`: two points of each give a constant and a slope."""
+    """Return the rates of our own code from `playing.json`, and the bytes of a turn from `beside.json`."""
     rows = calibration.read_rows("playing")
-    turns, written = ([row for row in rows if row["part"] == part] for part in ("turns", "written"))
+    turns, written = (calibration.line(row for row in rows if row["part"] == part) for part in ("turns", "written"))
     rates = {row["part"]: row["mb_per_s"] / 1e3 for row in rows if row["part"].startswith("delta")}
-    turn_s, token_s = _line(turns)
-    write_s, write_token_s = _line(written)
-    return plan.Measured(turn_s, token_s, write_s, write_token_s, rates["delta, made"], rates["delta, applied"])
-
-
-def _line(rows: list[dict[str, Any]]) -> tuple[float, float]:
-    (x, y), (u, v) = ((row["context"], row["cpu_us"] / 1e6) for row in rows)
-    slope = (v - y) / (u - x)
-    return y - slope * x, slope
+    sizes = [row for row in calibration.read_rows("beside") if row["part"] == "bytes of a turn"]
+    equations = [[1, row["prompt"], row["sampled"]] for row in sizes]
+    sent = np.linalg.solve(equations, [row["request_bytes"] + row["reply_bytes"] for row in sizes])
+    return plan.Measured(*turns, *written, rates["delta, made"], rates["delta, applied"], *sent.tolist())
 
 
 def scale_rows(measured: plan.Measured) -> Iterator[dict[str, Any]]:
@@ -129,20 +129,22 @@ def scale_rows(measured: plan.Measured) -> Iterator[dict[str, Any]]:
 
 
 def grid_rows(measured: plan.Measured) -> Iterator[dict[str, Any]]:
-    """Yield a row for each number of turns and tool, on 64 GPUs."""
+    """Yield a row for each number of turns and tool. With one turn, the tool is its judge."""
     for n_turns in (1, 4, 16, 50):
-        for tool_s in (0.01, 1.0, 10.0, 60.0) if n_turns > 1 else (0.0,):
-            work = replace(plan.BASE, n_turns=n_turns, tool_s=tool_s)
-            settings = [plan.Setting(64, bound, "nccl", over) for bound, over in ((0, 1.0), (1, 1.0), (0, 1.5))]
-            still, ahead, partial = (plan.describe(s, plan.simulate(s, work, measured, n_steps=4)) for s in settings)
-            yield ahead | {
-                "turns": n_turns,
-                "tool_s": tool_s,
-                "still_per_s": still["episodes_per_s"],
-                "ahead_per_s": ahead["episodes_per_s"],
-                "partial_per_s": partial["episodes_per_s"],
-                "gain": ahead["episodes_per_s"] / still["episodes_per_s"],
-            }
+        for tool_s in (0.01, 1.0, 10.0, 60.0):
+            work, row = replace(plan.BASE, n_turns=n_turns, tool_s=tool_s), {"turns": n_turns, "tool_s": tool_s}
+            for n_gpus in GRID_SCALES:
+                settings = [plan.Setting(n_gpus, bound, "nccl", over) for bound, over in ((0, 1.0), (1, 1.0), (0, 1.5))]
+                found = [plan.describe(s, plan.simulate(s, work, measured, n_steps=4)) for s in settings]
+                still, ahead, partial = (one["episodes_per_s"] for one in found)
+                row |= {
+                    f"{n_gpus} still": still,
+                    f"{n_gpus} ahead": ahead / still,
+                    f"{n_gpus} partial": partial / still,
+                }
+                if n_gpus == 64:
+                    row |= {"engine": found[1]["engine"], "preempted": found[1]["preempted"]}
+            yield row
 
 
 def trouble_rows(measured: plan.Measured) -> Iterator[dict[str, Any]]:
@@ -190,26 +192,33 @@ def main() -> int:
         Figure("greatest error of a prediction", worst, better="lower", at_most=MOST_ERROR),
         Figure("predictions within 15%", n_within / len(predicted)),
     ]
-    scale, weights = list(scale_rows(measured)), [plan.limits(n, measured) for n in SCALES[1:]]
-    works = [replace(plan.BASE, n_turns=t, n_tokens=k) for t in (1, 4, 16) for k in (64, 256, 1024)]
+    planned = {
+        "scale": list(scale_rows(measured)),
+        "grid": list(grid_rows(measured)),
+        "trouble": list(trouble_rows(measured)),
+        "limits": [row for work in (plan.BASE, SHORT) for row in plan.limits(work, measured)],
+        "weights": [plan.pause_s(n_gpus, measured) for n_gpus in SCALES[1:]],
+    }
+    shown = [row for row in planned["scale"] if row["gpus"] in SHOWN]
     tables = {
-        "simulated_scale": markdown_table(SCALE_COLUMNS, scale),
-        "simulated_grid": markdown_table(GRID_COLUMNS, list(grid_rows(measured))),
-        "simulated_trouble": markdown_table(TROUBLE_COLUMNS, list(trouble_rows(measured))),
-        "simulated_engines": markdown_table(ENGINE_COLUMNS, [plan.most_engines(work, measured) for work in works]),
-        "simulated_weights": markdown_table(WEIGHT_COLUMNS, weights),
+        "simulated_scale": markdown_table(SCALE_COLUMNS, shown),
+        "simulated_grid": markdown_table(GRID_COLUMNS, planned["grid"]),
+        "simulated_trouble": markdown_table(TROUBLE_COLUMNS, planned["trouble"]),
+        "simulated_limits": markdown_table(LIMIT_COLUMNS, planned["limits"]),
     }
     for name, table in tables.items():
         print(f"\n{name}\n{table}")
     if options.docs is not None:
         note = f"{METHOD} {n_within} of {len(predicted)} predictions are within 15%; the worst is {worst:.1%} off."
         tables |= {"simulate": f"{note}\n\n{markdown_table(COLUMNS, rows)}"}
-        tables |= {"playing": render("playing", read_results(calibration.BASELINES / "playing.json"))}
+        tables |= {
+            name: render(name, read_results(calibration.BASELINES / f"{name}.json")) for name in ("playing", "beside")
+        }
         put_into(options.docs, tables)
         images = options.docs.parents[1] / "images"
-        figures.plot_scale(scale, weights, images / "scale.svg")
+        figures.plot_scale(planned["scale"], planned["weights"], images / "scale.svg")
         figures.plot_measured(rows, images / "scale-measured.svg")
-    return finish(Report("simulate", "Simulated", METHOD, COLUMNS, rows, found), options)
+    return finish(Report("simulate", "Simulated", METHOD, COLUMNS, rows, found, planned), options)
 
 
 if __name__ == "__main__":

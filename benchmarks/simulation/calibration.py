@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -152,41 +153,55 @@ def scripted_rows() -> list[Row]:
     return rows
 
 
-def _overlapped(v: Values, r: dict[str, Any], first: dict[str, Any], *, tools_block: bool) -> float:
+def _overlapped(v: Values, r: dict[str, Any], rates: TrainingRates, player: PlayerRates) -> float:
     """Return the seconds of a step of `overlap.py`: a server beside a trainer, each with a core."""
-    n_steps, n = 40, 64
-    rng = np.random.default_rng(0)
-    # It waits before each of its two steps, the members of a group equally long: the seed is theirs together.
-    tools = rng.exponential(r["tool_ms"] / 1e3, (n_steps * n // 8, 2)).repeat(8, axis=0)
-    episodes = Episodes(np.full((n_steps * n, 2), 20), tools, 300, 40)
+    rates = replace(rates, shared=v["shared"])
+    n_steps, bound, n = round(r["steps"]), int(r["bound"]), 64
+    n_drawn = (n_steps + bound) * n  # the last steps play ahead too
     engine = EngineRates(v["factor"] * 3e-3, v["factor"] * 7e-5, max_rows=256)
-    player = PlayerRates(turn_s=PLAYED_TURN_S, thread_s=PLAYED_THREAD_S)
-    system = System(engine, player, width=256, tools_block=tools_block)
-    rates = TrainingRates(train_s=first["step_s"] * (1 - first["waiting"]))
-    return Training(system, episodes, rates, Schedule(n_steps, bound=int(r["bound"]))).run().seconds / n_steps
+    schedule = Schedule(n_steps, bound=bound, n_groups=n // 8)
+    found = []
+    for seed in range(3):
+        # It waits before each of its two steps, the members of a group equally long: the seed is theirs together.
+        tools = np.random.default_rng(seed).exponential(r["tool_ms"] / 1e3, (n_drawn // 8, 2)).repeat(8, axis=0)
+        episodes = Episodes(np.full((n_drawn, 2), 20), tools, 300, 40)
+        found.append(Training(System(engine, player, width=256), episodes, rates, schedule).run().seconds / n_steps)
+    return statistics.median(found)
 
 
-PLAYED_TURN_S, PLAYED_THREAD_S = 1.39e-3, 3e-4
-"""Of the process that plays on a server: `playing.json`, and the fit of `scripted_rows`."""
+def trainer_rows(scripted: Values) -> list[Row]:
+    """Return the rows of `overlap.py`: from two of its shortest tools, without and with overlap, all others.
 
+    The first gives the engine's factor and, directly, the time of training: its step less the trainer's waiting, in
+    which the idle server gets the weights. The second gives what the two cost each other (`shared`). `playing.py`,
+    `beside.py` and the scripted collector's fit give the other rates.
 
-def trainer_rows() -> list[Row]:
-    """Return the rows of `overlap.py`: from the one of its shortest tools without overlap, all others.
-
-    Fitted are the engine's factor and, directly, the time of training: that row's step less the trainer's waiting.
+    Args:
+        scripted: The rates of the collector without an engine.
     """
     found = read_rows("overlap")
     if not found:
         return []
-    first = min(found, key=lambda r: (r["bound"], r["tool_ms"]))
-    slowest = max(found, key=lambda r: r["tool_ms"] - 1e6 * r["bound"])
-    tools_block = slowest["step_s"] > 64 * slowest["tool_ms"] / 1e3
+    first, second = sorted(found, key=lambda r: (r["tool_ms"], r["bound"]))[:2]
+    turn_s, token_s = line(row for row in read_rows("playing") if row["part"] == "turns")
+    player = PlayerRates(turn_s, token_s=token_s, thread_s=scripted["thread_s"], crowd_s=scripted["crowd_s"])
+    beside = {row["part"]: row for row in read_rows("beside")}
+    idle, playing = beside["push, idle"], beside["push, playing"]
+    rates = TrainingRates(
+        first["step_s"] * (1 - first["waiting"]) - idle["seconds"],
+        idle["seconds"] - idle["paused_s"],
+        idle["paused_s"],
+        playing=playing["seconds"] / idle["seconds"],
+    )
     rows = []
     for r in found:
         name = f"{'asynchronous' if r['bound'] else 'servers'}, tools of {r['tool_ms']:.0f} ms, bound {r['bound']}"
-
-        def simulate(v: Values, r: dict[str, Any] = r) -> float:
-            return _overlapped(v, r, first, tools_block=tools_block)
-
-        rows.append(Row(name, r["step_s"], simulate, r is first))
+        rows.append(Row(name, r["step_s"], lambda v, r=r: _overlapped(v, r, rates, player), r in (first, second)))  # type: ignore[misc]
     return rows
+
+
+def line(rows: Iterable[dict[str, Any]]) -> tuple[float, float]:
+    """Return the seconds of a part of `playing.json` for no tokens, and for each token, from its two rows."""
+    (x, y), (u, v) = ((row["context"], row["cpu_us"] / 1e6) for row in rows)
+    slope = (v - y) / (u - x)
+    return y - slope * x, slope

@@ -20,6 +20,8 @@ from typing import Any
 import simpy
 
 Events = Generator[Any, Any, None]
+PIECES = 100
+"""Of what is sent beside other things."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +111,11 @@ class Engine:
             self._kept.clear()
             self._n_kept = 0
         self._tell()
+
+    @property
+    def is_playing(self) -> bool:
+        """Whether it has turns."""
+        return bool(self._rows or self._queue)
 
     def die(self) -> None:
         """Lose all rows and the cache."""
@@ -230,7 +237,17 @@ class Process:
             return
         with self._one.request() as turn:
             yield turn
-            self.busy_s += seconds
             if self._beside is not None:
                 self._beside.stolen_s += seconds
             yield self.env.timeout(seconds)
+            self.busy_s += seconds
+
+    def share(self, seconds: float) -> Events:
+        """Work for some seconds in small pieces, between which others have their turn."""
+        for _ in range(PIECES):
+            yield from self.work(seconds / PIECES)
+
+    @property
+    def n_waiting(self) -> int:
+        """How many wait for their turn."""
+        return len(self._one.queue)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -43,6 +44,8 @@ BROADCAST_GB_PER_S = 8.6
 """60 GB in 7 s by NCCL (verl's checkpoint engine, 30B-A3B)."""
 DELTA_SHARE = 0.03
 """Of the bytes, at a learning rate of 1e-6 (docs/guides/servers.md)."""
+CARD_GB_PER_S = 12.5
+"""Assumed: a node's network card for everything but NCCL, 100 Gbit/s."""
 GPUS_PER_NODE = 8
 EPISODES_PER_GPU = 32
 GROUP_SIZE = 8
@@ -61,11 +64,16 @@ class Measured:
     write_token_s: float
     made_gb_per_s: float
     applied_gb_per_s: float
+    turn_bytes: float = 0.0
+    """Of a request and its reply, whatever their length."""
+    prompt_bytes: float = 0.0
+    """For each token of the prompt, in request and reply."""
+    sampled_bytes: float = 0.0
+    """For each token of the reply."""
 
-    @property
-    def player(self) -> PlayerRates:
-        """Rates of a process that plays; its episodes are written in the same process."""
-        return PlayerRates(self.turn_s, self.write_s, self.token_s)
+    def written_s(self, n_tokens: float) -> float:
+        """Return the seconds of writing an episode of so many tokens."""
+        return self.write_s + self.write_token_s * n_tokens
 
 
 @dataclass(frozen=True)
@@ -75,12 +83,21 @@ class Setting:
     n_gpus: int
     bound: int = 0
     transport: str = "whole"
+    """"free": weights cost nothing."""
     over_sampling: float = 1.0
+    most_training: int = 1024
+    """GPUs that train, at most; otherwise half of all."""
+    most_players: int = 1024
+    """Processes that play, at most; otherwise one for each GPU that trains."""
+    has_one_writer: bool = False
+    """Whether one process writes all episodes (`--ray`); otherwise each player writes its own."""
+    has_one_card: bool = False
+    """Whether all turns go through the network card of one node; otherwise each node of players has one."""
 
     @property
     def n_training(self) -> int:
         """GPUs that train; a single one does both."""
-        return max(1, self.n_gpus // 2)
+        return max(1, min(self.n_gpus // 2, self.most_training))
 
     @property
     def n_engines(self) -> int:
@@ -88,19 +105,25 @@ class Setting:
         return max(1, self.n_gpus - self.n_training)
 
 
-def weight_times(setting: Setting, measured: Measured) -> tuple[float, float]:
-    """Return the seconds to write new weights, while engines play, and to load them, while they stand still."""
+def weight_times(setting: Setting, measured: Measured) -> tuple[float, float, float]:
+    """Return the seconds to write new weights, while engines play, to load them, while they stand still, and of both
+    those in which the weights occupy the network card of the trainer's node. NCCL has other cards.
+    """
+    if setting.transport == "free":
+        return 0.0, 0.0, 0.0
     if setting.n_gpus == 1:  # in memory
-        return 0.0, WEIGHTS_GB / COPY_GB_PER_S
+        return 0.0, WEIGHTS_GB / COPY_GB_PER_S, 0.0
+    sent = WEIGHTS_GB / CARD_GB_PER_S
     n_nodes = math.ceil(setting.n_engines / GPUS_PER_NODE)
     fetch = n_nodes * WEIGHTS_GB / FOLDER_GB_PER_S
     copy = WEIGHTS_GB / COPY_GB_PER_S
     if setting.transport == "whole":
-        return copy + 5 * WEIGHTS_GB / FOLDER_GB_PER_S, fetch + copy
+        return copy + 5 * WEIGHTS_GB / FOLDER_GB_PER_S, fetch + copy, sent
     if setting.transport == "delta":
         made = WEIGHTS_GB / measured.made_gb_per_s
-        return copy + made, DELTA_SHARE * fetch + WEIGHTS_GB / measured.applied_gb_per_s + copy
-    return 0.0, WEIGHTS_GB / BROADCAST_GB_PER_S
+        load_s = DELTA_SHARE * fetch + WEIGHTS_GB / measured.applied_gb_per_s + copy
+        return copy + made, load_s, DELTA_SHARE * sent
+    return 0.0, WEIGHTS_GB / BROADCAST_GB_PER_S, 0.0
 
 
 def draw_steps(work: Workload, n_steps: int, n_whole: int, n_part: int, seed: int) -> Episodes:
@@ -120,7 +143,6 @@ def simulate(
     *,
     n_steps: int = 6,
     seed: int = 0,
-    n_players: int | None = None,
     failures: tuple[Failure, ...] = (),
 ) -> Result:
     """Simulate some steps of a training."""
@@ -130,15 +152,30 @@ def simulate(
     n_part = max(GROUP_SIZE, round(n_whole / slice_of / GROUP_SIZE) * GROUP_SIZE)
     n_steps_drawn = math.ceil(n_steps * setting.over_sampling)
     episodes = draw_steps(work, n_steps_drawn, n_whole, n_part, seed)
-    all_players = setting.n_training if n_players is None else n_players
+    all_players = min(setting.n_training, setting.most_players)
     players = max(1, round(all_players / slice_of))
     slower = slice_of * players / all_players  # a player of the slice does the work of so many
-    player = measured.player
-    player = PlayerRates(*(slower * value for value in (player.turn_s, player.episode_s, player.token_s)))
-    write_s, load_s = weight_times(setting, measured)
+    written_s = measured.written_s(episodes.n_context)
+    own_s = 0.0 if setting.has_one_writer else written_s
+    player = PlayerRates(slower * measured.turn_s, slower * own_s, slower * measured.token_s)
+    n_cards = 1 if setting.has_one_card else math.ceil(all_players / GPUS_PER_NODE)
+    per_byte_s = slice_of / n_cards / CARD_GB_PER_S / 1e9
+    write_s, load_s, card_s = weight_times(setting, measured)
     n_tokens = n_whole * episodes.n_context
-    rates = TrainingRates(n_tokens / setting.n_training / TRAINED_PER_S, write_s, load_s)
-    system = System(ENGINE, player, n_engines, players, width=4 * n_part, group_size=GROUP_SIZE, failures=failures)
+    rates = TrainingRates(n_tokens / setting.n_training / TRAINED_PER_S, write_s, load_s, card_s=card_s)
+    system = System(
+        ENGINE,
+        player,
+        n_engines,
+        players,
+        width=4 * n_part,
+        group_size=GROUP_SIZE,
+        writer_s=slice_of * written_s if setting.has_one_writer else 0.0,
+        turn_card_s=per_byte_s * measured.turn_bytes,
+        prompt_card_s=per_byte_s * measured.prompt_bytes,
+        sampled_card_s=per_byte_s * measured.sampled_bytes,
+        failures=failures,
+    )
     if setting.n_gpus == 1:  # the engine shares the GPU's memory
         system = replace(system, engine=replace(ENGINE, max_tokens=(0.3 * 80 - WEIGHTS_GB) / KV_GB))
     schedule = Schedule(n_steps, GROUP_SIZE, setting.bound, setting.over_sampling)
@@ -169,29 +206,33 @@ def describe(setting: Setting, result: Result) -> dict[str, float]:
     }
 
 
-def sampled_per_s(n_context: float, n_rows: int = 64) -> float:
-    """Return the tokens/s of an engine with so many rows of so many tokens."""
-    return n_rows / (ENGINE.step_s + n_rows * (ENGINE.row_s + ENGINE.token_s * n_context))
+LIMITS: dict[str, dict[str, Any]] = {
+    "one process plays": {"most_players": 1},
+    "one process writes": {"has_one_writer": True},
+    "one node trains": {"most_training": GPUS_PER_NODE},
+    "one node's card for all turns": {"has_one_card": True},
+    "weights: whole": {"transport": "whole"},
+    "weights: delta": {"transport": "delta"},
+    "weights: nccl": {"transport": "nccl"},
+}
+"""What there may be one of, or cost time, while all else is shared out and free."""
+LIMIT_SCALES = (8, 32, 64, 128, 512, 1024)
 
 
-def most_engines(work: Workload, measured: Measured) -> dict[str, float]:
-    """Return how many engines fully busy at 64 rows one playing process and one writer keep up with."""
-    n_context = work.n_prompt + (work.n_turns - 1) / 2 * (work.n_tokens + work.n_added)
-    whole = work.n_prompt + work.n_turns * work.n_tokens + (work.n_turns - 1) * work.n_added
-    turns_per_s = sampled_per_s(n_context) / work.n_tokens
-    write_s = measured.write_s + measured.write_token_s * whole
-    turn_s = measured.turn_s + measured.token_s * n_context
-    return {
-        "turns": work.n_turns,
-        "turn_tokens": work.n_tokens,
-        "player": 1 / (turn_s + write_s / work.n_turns) / turns_per_s,
-        "writer": 1 / write_s / turns_per_s * work.n_turns,
-    }
+def limits(work: Workload, measured: Measured) -> list[dict[str, Any]]:
+    """Return, for each limit and number of GPUs, what it leaves of the episodes/s without it, one generation ahead."""
+    rows: list[dict[str, Any]] = [{"limit": name, "turns": work.n_turns} for name in LIMITS]
+    for n_gpus in LIMIT_SCALES:
+        free = Setting(n_gpus, 1, "free")
+        whole = simulate(free, work, measured, n_steps=4)
+        for row, changes in zip(rows, LIMITS.values(), strict=True):
+            row[str(n_gpus)] = step_s(whole) / step_s(simulate(replace(free, **changes), work, measured, n_steps=4))
+    return rows
 
 
-def limits(n_gpus: int, measured: Measured) -> dict[str, float]:
+def pause_s(n_gpus: int, measured: Measured) -> dict[str, float]:
     """Return the seconds in which the trainer stands still for new weights, by transport."""
     row: dict[str, float] = {"gpus": n_gpus}
     for transport in ("whole", "delta", "nccl"):
-        row[transport] = sum(weight_times(Setting(n_gpus, transport=transport), measured))
+        row[transport] = sum(weight_times(Setting(n_gpus, transport=transport), measured)[:2])
     return row

@@ -5,6 +5,7 @@ The decisions are the package's: `Router` places turns, `groups_to_admit` and `a
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -29,9 +30,9 @@ class PlayerRates:
     token_s: float = 0.0
     """For each token of a request's prompt."""
     thread_s: float = 0.0
-    """Handing a tool that waits to its thread, and taking over its result."""
+    """Handing a call of an environment that waits to its thread, and taking over the result."""
     crowd_s: float = 0.0
-    """What that takes longer for each episode that the process has at once."""
+    """What that takes longer for each other one that waits for the process."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,12 @@ class TrainingRates:
     """The trainer writes new weights, and engines continue."""
     load_s: float = 0.0
     """Engines stand still to load them."""
+    playing: float = 1.0
+    """How many times as long both take if engines are playing: they answer between two steps."""
+    shared: float = 0.0
+    """How much longer training takes for each second of an engine on the same machine, whose caches they share."""
+    card_s: float = 0.0
+    """How long the weights occupy the network card of the trainer's node meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -69,8 +76,14 @@ class System:
     """The engine is in the player's process: one works while the other waits."""
     group_size: int = 1
     """Episodes in a row that one player plays."""
-    tools_block: bool = False
-    """Tools run in the player's event loop, one after another, because their environment does not say `blocking`."""
+    writer_s: float = 0.0
+    """What the one writer of all players takes for an episode; 0: players write themselves."""
+    turn_card_s: float = 0.0
+    """How long a turn's request and reply occupy the network card of the players' node."""
+    prompt_card_s: float = 0.0
+    """What each token of the prompt adds."""
+    sampled_card_s: float = 0.0
+    """What each token of the reply adds."""
     failures: tuple[Failure, ...] = ()
 
 
@@ -108,6 +121,7 @@ class Play:
         self.engines = [Engine(env, system.engine) for _ in range(system.n_engines)]
         beside = self.engines[0] if system.is_in_process else None
         self.players = [Process(env, beside) for _ in range(system.n_players)]
+        self.card, self.writer = Process(env), Process(env)
         self._slots = [simpy.Resource(env, system.width) for _ in self.players]
         self._router, self._backoff = Router(system.n_engines), Backoff()
         self._running: dict[int, set[simpy.Process]] = {index: set() for index in range(system.n_players)}
@@ -153,26 +167,32 @@ class Play:
         n_context = episodes.n_prompt
         try:
             yield from player.work(rates.episode_s)
+            if episodes.tools_NT[number].any():  # it is made and reset in its thread too
+                yield from self._hand_over(player)
+                yield from self._hand_over(player)
             for turn in range(episodes.n_turns):
                 while self.is_parked:
                     yield self.gate
                 n_tokens = int(episodes.tokens_NT[number, turn])
+                yield from self.card.work(self._sent_s(n_context, n_tokens))
                 yield from self._turn(number, n_context, n_tokens)
                 yield from player.work(rates.turn_s + rates.token_s * n_context)
                 n_context += n_tokens + episodes.n_added
                 if tool_s := float(episodes.tools_NT[number, turn]):
-                    yield from self._wait(player, index, tool_s)
+                    yield self.env.timeout(tool_s)
+                    yield from self._hand_over(player)
+            yield from self.writer.work(self.system.writer_s)
         except simpy.Interrupt:
             return False
         return True
 
-    def _wait(self, player: Process, index: int, tool_s: float) -> Events:
-        if self.system.tools_block:
-            yield from player.work(tool_s)
-            return
-        yield self.env.timeout(tool_s)
+    def _sent_s(self, n_context: int, n_tokens: int) -> float:
+        system = self.system
+        return system.turn_card_s + system.prompt_card_s * n_context + system.sampled_card_s * n_tokens
+
+    def _hand_over(self, player: Process) -> Events:
         rates = self.system.player
-        yield from player.work(rates.thread_s + rates.crowd_s * self._slots[index].count)
+        yield from player.work(rates.thread_s + rates.crowd_s * player.n_waiting)
 
     def _turn(self, session: int, n_context: int, n_tokens: int) -> Events:
         attempt = 0
@@ -244,6 +264,8 @@ class Schedule:
     """Generations that are played while an earlier one is trained on (`async_generations`)."""
     over_sampling: float = 1.0
     """Groups that run for each that is taken; the others stay parked for the next step."""
+    n_groups: int = 0
+    """Groups of a step; 0: an equal share of all."""
 
 
 class Training:
@@ -253,7 +275,7 @@ class Training:
         self.env = simpy.Environment()
         self.play, self.rates, self.schedule = Play(self.env, system, episodes), rates, schedule
         n_groups = int(len(episodes) / schedule.group_size)
-        self.batch = max(1, round(n_groups / schedule.n_steps / schedule.over_sampling))
+        self.batch = schedule.n_groups or max(1, round(n_groups / schedule.n_steps / schedule.over_sampling))
         self._supply, self._last = iter(range(n_groups)), n_groups
         self._versions: dict[int, int] = {}
         self._finished: dict[int, simpy.Event] = {}
@@ -285,22 +307,27 @@ class Training:
             ends.append(env.now)
 
     def _train(self) -> Events:
-        """Train; what the same process plays meanwhile takes its time."""
-        began, worked, left = self.env.now, self._worked(), self.rates.train_s
+        """Train; what the same process plays meanwhile takes its time, and engines beside it slow it down."""
+        began, lost, left = self.env.now, self._lost_s(), self.rates.train_s
         while left > 1e-9:
             yield self.env.timeout(left)
-            worked, left = self._worked(), 0.0 if self.play.system.tools_block else self._worked() - worked
+            lost, left = self._lost_s(), self._lost_s() - lost
         self.train_s += self.env.now - began
 
-    def _worked(self) -> float:
-        return sum(player.busy_s for player in self.play.players) / len(self.play.players)
+    def _lost_s(self) -> float:
+        """Return the seconds until now that training would have lost, had it always been under way."""
+        engines, players = ([part.busy_s for part in parts] for parts in (self.play.engines, self.play.players))
+        return statistics.fmean(players) + self.rates.shared * statistics.fmean(engines)
 
     def _push(self) -> Events:
-        yield self.env.timeout(self.rates.write_s)
-        for engine in self.play.engines:
+        rates, play = self.rates, self.play
+        longer = rates.playing if any(engine.is_playing for engine in play.engines) else 1.0
+        sent = self.env.process(play.card.share(rates.card_s))
+        yield self.env.timeout(longer * rates.write_s)
+        for engine in play.engines:
             engine.pause()
-        yield self.env.timeout(self.rates.load_s)
-        for engine in self.play.engines:
+        yield sent & self.env.timeout(longer * rates.load_s)
+        for engine in play.engines:
             engine.resume()
 
     def _in_order(self, step: int) -> Events:

@@ -14,12 +14,12 @@ Counts = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Episodes:
-    """N episodes of T turns. A tool runs after each turn but the last."""
+    """N episodes of T turns. A tool runs after each turn but the last; after a single turn, its judge."""
 
     tokens_NT: Counts
     """Sampled tokens of each turn."""
     tools_NT: Array
-    """Seconds of the tool after each turn; 0 after the last."""
+    """Seconds of the tool after each turn; 0 after the last of several."""
     n_prompt: int
     """Tokens of the first prompt."""
     n_added: int
@@ -78,7 +78,8 @@ def draw(work: Workload, n: int, seed: int) -> Episodes:
     logs = math.log(work.n_tokens) - work.spread**2 / 2 + work.spread * (shared + own) / math.sqrt(2)
     tools = rng.exponential(work.tool_s, size) if work.tool_s else np.zeros(size)
     tools = np.where(rng.random(size) < work.slow_share, 10 * tools, tools)
-    tools[:, -1] = 0.0
+    if work.n_turns > 1:
+        tools[:, -1] = 0.0
     return Episodes(np.maximum(1, np.exp(logs).round()).astype(np.int64), tools, work.n_prompt, work.n_added)
 
 
