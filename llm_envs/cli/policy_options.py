@@ -265,9 +265,16 @@ def _transformers(arguments: argparse.Namespace) -> Iterator[PolicyAndCodec]:
 def _vllm(arguments: argparse.Namespace) -> Iterator[PolicyAndCodec]:
     from llm_envs.policies.vllm.engine import VLLMEnginePolicy
 
-    policy = VLLMEnginePolicy.from_pretrained(arguments.model)
+    policy = VLLMEnginePolicy.from_pretrained(arguments.model, **_shards(arguments))
     with _closing(policy):
         yield policy, policy.codec
+
+
+def _shards(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the arguments of an engine that shares its layers over all GPUs of its Ray actor."""
+    n = getattr(arguments, "ray_gpus", None) or 1
+    # In a placement group vLLM would start more actors, which wait for GPUs that this actor has.
+    return {} if n == 1 else {"tensor_parallel_size": n, "distributed_executor_backend": "mp"}
 
 
 @contextmanager

@@ -62,6 +62,8 @@ def open_collector(
         raise InvalidConfigError("--serve starts servers on this machine: with --ray, start them and give --url.")
     if arguments.max_concurrency == "auto":
         raise InvalidConfigError("--max-concurrency auto does not work with --ray: give a number for each actor.")
+    if (arguments.ray_gpus or 1) > 1 and arguments.model is not None and arguments.engine != "vllm":
+        raise InvalidConfigError(f"--ray-gpus {arguments.ray_gpus}: only --engine vllm plays on several GPUs.")
     from llm_envs.rollout.ray_collector import RayCollector
 
     options = {} if arguments.ray_gpus is None else {"num_gpus": arguments.ray_gpus}

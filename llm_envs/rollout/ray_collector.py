@@ -12,7 +12,9 @@ Invariants:
 3. An actor that is lost, perhaps with its node, loses no episode: those that it had not returned are played by others
    under the same seeds, and nothing more is accepted from it. Another one is started in its place, as soon as the
    cluster has room.
-4. An episode that has lost `ALONE_AFTER` actors has the next one to itself, and fails after `MOST_LOSSES`. So one that
+4. Nothing waits for ever: if the head does not answer, or no node could have an actor, the collector fails after
+   `HEAD_S` and `NOWHERE_S`.
+5. An episode that has lost `ALONE_AFTER` actors has the next one to itself, and fails after `MOST_LOSSES`. So one that
    kills its process takes no other with it.
 """
 
@@ -21,7 +23,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import socket
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
@@ -29,13 +31,13 @@ from functools import partial
 from typing import Any, cast
 
 from llm_envs.chat.context import Codec
-from llm_envs.errors import InvalidConfigError, MissingExtraError, WorkerDiedError
+from llm_envs.errors import BridgeError, InvalidConfigError, WorkerDiedError
 from llm_envs.policies.base import Policy
 from llm_envs.rollout.collector import Collector
 from llm_envs.rollout.episode import errored_trajectory
 from llm_envs.rollout.pause_gate import PauseGate
+from llm_envs.rollout.ray_cluster import RayCluster, needs_of
 from llm_envs.rollout.sync import BackgroundLoop
-from llm_envs.rollout.workers.remote import CONNECT_S, split_address
 from llm_envs.sources.source import Envs, EpisodeSpec, SeedSource
 from llm_envs.types import Trajectory
 
@@ -50,6 +52,11 @@ MOST_LOSSES = 5
 """How many actors an episode may lose before it fails: it may be the one that kills them."""
 ALONE_AFTER = 2
 """After how many losses an episode has an actor to itself, so that it takes no others along."""
+HEAD_S = 20.0
+"""For how long the head may be silent. Ray itself ends the process after a minute."""
+NOWHERE_S = 120.0
+"""For how long there may be no node that could have an actor; nodes may take this long to join, or to come back."""
+_LOOK_S = 2.0
 _AGAIN_S = 0.5
 _IMPATIENT_S = 30.0
 """After how many seconds without any actor a warning names what is missing."""
@@ -105,8 +112,8 @@ class RayCollector(Collector):
         options = {"num_cpus": 1} | dict(actor_options or {})
         self._stack = ExitStack()
         try:
-            ray = self._stack.enter_context(_Connection(address)).ray
-            n_actors = n_actors or _room(ray, options)
+            cluster = self._stack.enter_context(RayCluster(address))
+            n_actors = n_actors or max(1, cluster.room(options))
             selectors = {json.dumps(dict(chosen), sort_keys=True): dict(chosen) for chosen in (labels or {}).values()}
             super().__init__(
                 envs,
@@ -123,7 +130,11 @@ class RayCollector(Collector):
             )
             self._crews = {
                 json.dumps(chosen, sort_keys=True): _Crew(
-                    ray, options | ({"label_selector": chosen} if chosen else {}), arguments, n_actors, max_concurrency
+                    cluster,
+                    options | ({"label_selector": chosen} if chosen else {}),
+                    arguments,
+                    n_actors,
+                    max_concurrency,
                 )
                 for chosen in [*selectors.values(), *others]
             }
@@ -137,6 +148,11 @@ class RayCollector(Collector):
         except BaseException:
             self._stack.close()
             raise
+
+    def follow(self, checkpoint: Any) -> None:
+        """Make every actor's policy `follow` a checkpoint before it plays on; see `VLLMServerPolicy.follow`."""
+        for crew in self._crews.values():
+            self._background.start(partial(crew.follow, checkpoint)).result()
 
     def close(self) -> None:
         """End the actors. The collector cannot be used afterwards."""
@@ -166,58 +182,25 @@ class _LostError(Exception):
     """The actor that played an episode is gone."""
 
 
-class _Connection:
-    """A connection to a cluster; ends on leaving if it was made here."""
-
-    def __init__(self, address: str | None) -> None:
-        try:
-            import ray
-        except ImportError as error:
-            raise MissingExtraError("RayCollector needs Ray; install it with: pip install 'llm-envs[ray]'") from error
-        self.ray: Any = ray
-        self._is_ours = not ray.is_initialized()
-        if not self._is_ours:
-            return
-        if address is not None and ":" in address and "://" not in address:
-            try:  # Ray tries for minutes
-                socket.create_connection(split_address(address), timeout=CONNECT_S).close()
-            except OSError as error:
-                raise InvalidConfigError(f"no Ray cluster answers at {address!r}: {error}") from error
-        options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.WARNING}
-        try:
-            ray.init(address=address or "auto", **options)
-        except (ConnectionError, ValueError, RuntimeError) as error:
-            if address is not None:
-                raise InvalidConfigError(f"no Ray cluster answers at {address!r}: {error!s:.300}") from error
-            ray.init(address="local", include_dashboard=False, **options)
-
-    def __enter__(self) -> _Connection:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        if self._is_ours:
-            self.ray.shutdown()
-
-
-def _room(ray: Any, options: Mapping[str, Any]) -> int:
-    """Return how many actors with these options the cluster has processors and GPUs for."""
-    resources = ray.cluster_resources()
-    needs = {"CPU": options.get("num_cpus", 1), "GPU": options.get("num_gpus", 0), **(options.get("resources") or {})}
-    return max(1, int(min(resources.get(name, 0.0) / need for name, need in needs.items() if need)))
-
-
 class _Crew:
     """Actors of one kind and their episodes. All coroutines run in one event loop."""
 
     def __init__(
-        self, ray: Any, options: Mapping[str, Any], arguments: tuple[Any, ...], n_actors: int, n_episodes: int
+        self,
+        cluster: RayCluster,
+        options: Mapping[str, Any],
+        arguments: tuple[Any, ...],
+        n_actors: int,
+        n_episodes: int,
     ) -> None:
-        self._ray, self._arguments, self._n_actors, self._most = ray, arguments, n_actors, n_episodes
+        self._cluster, self._arguments, self._n_actors, self._most = cluster, arguments, n_actors, n_episodes
         # Ray itself restarts nothing: a new actor is one that `start` was called on.
         self._options = dict(options) | {"max_restarts": 0, "max_task_retries": 0, "max_concurrency": 1_000}
         self._seats: list[_Seat] = []
         self._waiting: deque[tuple[asyncio.Future[_Seat], int]] = deque()
         self._named: asyncio.Future[str] | None = None
+        self._checkpoint: Any = None
+        """Which all policies follow."""
         self._n_played = 0
 
     async def run(self) -> None:
@@ -225,6 +208,7 @@ class _Crew:
         self._named = self._named or asyncio.get_running_loop().create_future()
         try:
             async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._watch())
                 for _ in range(self._n_actors):
                     tasks.create_task(self._keep_one())
         except* Exception as errors:
@@ -236,13 +220,51 @@ class _Crew:
         while not self._named.done():
             await asyncio.wait([self._named], timeout=_IMPATIENT_S)
             if not self._named.done():
-                has = {name: n for name, n in self._ray.available_resources().items() if not name.startswith("node:")}
-                _LOG.warning(
-                    "no actor has started yet; each needs %s, the cluster has %s free.",
-                    {k: v for k, v in self._options.items() if not k.startswith("max_")},
-                    has,
-                )
+                resources = self._cluster.ray.available_resources()
+                has = {name: n for name, n in resources.items() if name in needs_of(self._options)}
+                _LOG.warning("no actor has started yet; each needs %s, the cluster has %s free.", self._needs, has)
         return self._named.result()
+
+    @property
+    def _needs(self) -> str:
+        labels = self._options.get("label_selector")
+        return f"{needs_of(self._options)}" + (f" and the labels {labels}" if labels else "")
+
+    async def _watch(self) -> None:
+        """Raise if the head has been silent for `HEAD_S`, or no node could have had an actor for `NOWHERE_S`."""
+        cluster = self._cluster
+        answered_s = possible_s = time.monotonic()
+        while True:
+            now_s = time.monotonic()
+            if await asyncio.to_thread(cluster.answers):
+                answered_s = now_s
+                if await asyncio.to_thread(cluster.room, self._options):
+                    possible_s = now_s
+                elif possible_s < now_s - (NOWHERE_S if cluster.can_grow else 0.0):
+                    raise BridgeError(
+                        f"no node of the Ray cluster can have an actor: each needs {self._needs}. Ask for less, or "
+                        "start such nodes; a run with a folder has kept its episodes: resume it (--resume)."
+                    )
+            elif answered_s < now_s - HEAD_S:
+                raise BridgeError(
+                    f"the head of the Ray cluster, {cluster.head}, has not answered for {HEAD_S:g} s. Start Ray again; "
+                    "a run with a folder has kept its episodes: resume it (--resume), with Ray or without."
+                )
+            await asyncio.sleep(_LOOK_S)
+
+    async def follow(self, checkpoint: Any) -> None:
+        """Hand a checkpoint to all actors, and to those that come later before they play."""
+        self._checkpoint = checkpoint
+        await asyncio.gather(*(self._tell(seat, checkpoint) for seat in self._seats if seat.is_ready))
+
+    async def _tell(self, seat: _Seat, checkpoint: Any) -> None:
+        exceptions = self._cluster.ray.exceptions
+        try:
+            await seat.actor.follow.remote(checkpoint)
+        except exceptions.RayTaskError as error:
+            raise (error.cause or error) from None
+        except exceptions.RayError:  # it is lost, and another one comes
+            return
 
     async def play(self, spec: EpisodeSpec) -> Trajectory:
         """Play an episode on the actor that has the fewest; on another one if that is lost."""
@@ -281,7 +303,8 @@ class _Crew:
         while self._waiting:
             future, places = self._waiting[0]
             if not future.done():
-                seat = min(self._seats, key=lambda seat: seat.n_taken, default=None)
+                ready = (seat for seat in self._seats if seat.is_ready)
+                seat = min(ready, key=lambda seat: seat.n_taken, default=None)
                 if seat is None or seat.n_taken + places > self._most:
                     return
                 seat.n_taken += places
@@ -295,35 +318,48 @@ class _Crew:
         self._named = asyncio.get_running_loop().create_future()
         self._named.set_exception(error)
         self._named.exception()  # it may be that nobody asks
-        for seat in list(self._seats):
+        for seat in self._seats:
             seat.lose(error)
 
     async def _keep_one(self) -> None:
         """Run an actor, and another one when it is lost."""
-        ray = self._ray
-        kind = ray.remote(_Actor)
-        while True:
-            actor = kind.options(**self._options).remote()
-            seat = _Seat(actor, self._leave)
-            try:
-                name = await actor.start.remote(*self._arguments)
-                if self._named is not None and not self._named.done():
-                    self._named.set_result(name)
-                self._seats.append(seat)
-                self._fill()
-                while True:
-                    seat.receive(await actor.finished.remote())
-            except ray.exceptions.RayTaskError as error:
-                raise (error.cause or error) from None  # ours: the user's code is at fault, and would be again
-            except ray.exceptions.RayError as error:
-                _LOG.warning("an actor was lost; its %d episodes are played again: %.200s", seat.n_open, error)
-                why = _LostError(f"{type(error).__name__}: {error!s:.200}")
-            finally:
-                if seat in self._seats:
-                    self._seats.remove(seat)
+        ray = self._cluster.ray
+        with self._cluster.reserved(self._options) as options:
+            kind = ray.remote(_Actor).options(**options)
+            while True:
+                # Without the head a call waits until Ray ends the process: so first ask, and in a thread.
+                while not await asyncio.to_thread(self._cluster.answers):
+                    await asyncio.sleep(_AGAIN_S)
+                await self._run_one(ray, await asyncio.to_thread(kind.remote))
+                await asyncio.sleep(_AGAIN_S)
+
+    async def _run_one(self, ray: Any, actor: Any) -> None:
+        """Give an actor episodes until it is lost."""
+        seat = _Seat(actor, self._leave)
+        self._seats.append(seat)
+        try:
+            name = await actor.start.remote(*self._arguments)
+            if self._named is not None and not self._named.done():
+                self._named.set_result(name)
+            told = None
+            while told is not self._checkpoint:  # another one may come meanwhile
+                told = self._checkpoint
+                await actor.follow.remote(told)
+            seat.is_ready = True
+            self._fill()
+            while True:
+                seat.receive(await actor.finished.remote())
+        except ray.exceptions.RayTaskError as error:
+            raise (error.cause or error) from None  # ours: the user's code is at fault, and would be again
+        except ray.exceptions.RayError as error:
+            _LOG.warning("an actor was lost; its %d episodes are played again: %.200s", seat.n_open, error)
+            why = _LostError(f"{type(error).__name__}: {error!s:.200}")
+        finally:
+            seat.is_ready = False
+            if self._cluster.answers():
                 ray.kill(actor)
-            seat.lose(why)
-            await asyncio.sleep(_AGAIN_S)
+        self._seats.remove(seat)  # with any other error, `_fail` ends its episodes
+        seat.lose(why)
 
 
 class _Seat:
@@ -332,7 +368,9 @@ class _Seat:
     def __init__(self, actor: Any, leave: Callable[[_Seat, int], None]) -> None:
         self.n_taken = 0
         """Places taken by its episodes."""
-        self._actor, self._leave = actor, leave
+        self.is_ready = False
+        """Whether it takes episodes. Written by the crew."""
+        self.actor, self._leave = actor, leave
         self._open: dict[int, asyncio.Future[Trajectory]] = {}
         self._unsent: list[tuple[int, EpisodeSpec]] = []
 
@@ -356,7 +394,7 @@ class _Seat:
             return await future
         except asyncio.CancelledError:
             with suppress(Exception):
-                self._actor.cancel.remote(number)
+                self.actor.cancel.remote(number)
             raise
         finally:
             self._open.pop(number, None)
@@ -382,7 +420,7 @@ class _Seat:
     def _send(self) -> None:
         unsent, self._unsent = self._unsent, []
         with suppress(Exception):  # if the actor is gone, `finished` raises
-            self._actor.play.remote(unsent)
+            self.actor.play.remote(unsent)
 
 
 class _Actor:
@@ -401,6 +439,12 @@ class _Actor:
         policy, codec = self._stack.enter_context(made) if isinstance(made, AbstractContextManager) else made
         self._collector = Collector(envs, policy, codec=codec, progress=False, **settings)
         return type(policy).__name__
+
+    async def follow(self, checkpoint: Any) -> None:
+        """Make the policy follow a checkpoint."""
+        assert self._collector is not None, "the caller starts it first"
+        policy: Any = self._collector.policy
+        policy.follow(checkpoint)
 
     async def play(self, episodes: Sequence[tuple[int, EpisodeSpec]]) -> None:
         """Begin these episodes."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import random
-import signal
 import subprocess
 import sys
 import time
@@ -18,16 +19,18 @@ from typing import Any
 import pytest
 from document_runs import Made, run_page
 from documents import ROOT, read_page
+from fake_server import Answer, Asked, fake_server
 
 from llm_envs.cli.main import main
 from llm_envs.data.folder import read_manifest
-from llm_envs.errors import InvalidConfigError
+from llm_envs.errors import BridgeError, InvalidConfigError
+from llm_envs.parsers import format_answer
 from llm_envs.policies import ConstantPolicy, OraclePolicy
 from llm_envs.policies.scripted import before_turn, with_latency
 from llm_envs.rollout import Collector, EnvChoice, RolloutLimits, read_trajectories
 from llm_envs.rollout.collect_run import collect_run
 from llm_envs.rollout.filters import create_spread_filter
-from llm_envs.rollout.ray_collector import MOST_LOSSES, RayCollector
+from llm_envs.rollout.ray_collector import HEAD_S, MOST_LOSSES, RayCollector
 from llm_envs.testing import ByteCodec, HashingTokenPolicy, NumbersEnv
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -164,29 +167,137 @@ def test_an_episode_that_kills_its_actors_fails_alone(node: Any) -> None:
 
 
 class WhereEnv(NumbersEnv):
-    """Says on which node it is."""
+    """Says on which node it is, and which GPUs it sees."""
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         import ray
 
         _, info = super().reset(seed=seed, options=options)
-        return ray.get_runtime_context().get_node_id(), info
+        return f"{ray.get_runtime_context().get_node_id()} {os.environ.get('CUDA_VISIBLE_DEVICES')}", info
+
+
+ONE_TURN = {"limits": RolloutLimits(max_turns=1), "progress": False}
+
+
+def where(groups: Any, env_id: str = "where") -> set[tuple[str, str]]:
+    """The nodes and GPUs that episodes of `WhereEnv` had."""
+    said = {t.messages[-2].content for group in groups for t in group if t.env_id == env_id}
+    return {(text.split()[0], text.split()[1]) for text in said}
+
+
+def until(is_enough: Callable[[set[tuple[str, str]]], bool], collector: RayCollector) -> set[tuple[str, str]]:
+    """Play until the latest groups of `WhereEnv` were where they should be, for two minutes at most."""
+    deadline = time.monotonic() + 120
+    while not is_enough(found := where(collector.collect(8))) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return found
 
 
 def test_an_environment_that_needs_a_label(cluster: Any) -> None:
     cluster.add_node(num_cpus=1)
     special = cluster.add_node(num_cpus=1, labels={"disk": "ssd"})
     envs = [EnvChoice("anywhere", factory=NumbersEnv), EnvChoice("ssd", factory=WhereEnv)]
-    limits = RolloutLimits(max_turns=1)
     labels = {"ssd": {"disk": "ssd"}}
-    with RayCollector(envs, oracle_of_numbers, labels=labels, n_actors=1, limits=limits, progress=False) as collector:
-        groups = collector.collect(20)
-    where = {t.messages[-2].content for group in groups for t in group if t.env_id == "ssd"}
-    assert where == {special.node_id}
+    with RayCollector(envs, one, labels=labels, n_actors=1, **ONE_TURN) as collector:
+        assert {node for node, _ in where(collector.collect(20), "ssd")} == {special.node_id}
 
 
-def oracle_of_numbers() -> Any:
+def one() -> Any:
     return ConstantPolicy("1"), None
+
+
+WHERE = EnvChoice("where", factory=WhereEnv)
+
+
+def gpu_groups() -> list[tuple[str, str]]:
+    """The strategy and the state of each placement group so far."""
+    from ray.util import placement_group_table
+
+    return [(group["strategy"], group["state"]) for group in placement_group_table().values()]
+
+
+def test_actors_with_one_gpu_each_have_different_ones(cluster: Any) -> None:
+    node = cluster.add_node(num_cpus=2, num_gpus=2)
+    with RayCollector(WHERE, one, actor_options={"num_gpus": 1}, max_concurrency=1, **ONE_TURN) as collector:
+        assert until(lambda found: len(found) == 2, collector) == {(node.node_id, "0"), (node.node_id, "1")}
+        assert gpu_groups() == [("STRICT_PACK", "CREATED")] * 2
+    assert gpu_groups() == [("STRICT_PACK", "REMOVED")] * 2
+
+
+def test_the_gpus_of_an_actor_are_on_one_node_also_after_that_is_lost(cluster: Any) -> None:
+    cluster.add_node(num_cpus=1, num_gpus=1)
+    nodes = {node.node_id: node for node in (cluster.add_node(num_cpus=1, num_gpus=2) for _ in range(2))}
+    with RayCollector(WHERE, one, n_actors=1, actor_options={"num_gpus": 2}, **ONE_TURN) as collector:
+        (first,) = where(collector.collect(4))
+        cluster.remove_node(nodes.pop(first[0]), allow_graceful=False)
+        (second,) = until(lambda found: first not in found, collector)  # an actor outlives its node by a moment
+    assert first[1] == second[1] == "0,1" and second[0] in nodes
+    with RayCollector(WHERE, one, actor_options={"num_gpus": 2}, **ONE_TURN) as collector:
+        assert where(collector.collect(4)) == {second}  # room for one, although there are three GPUs
+
+
+def test_what_no_node_has_is_an_error(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llm_envs.rollout.ray_collector.NOWHERE_S", 1.0)
+    for _ in range(2):
+        node = cluster.add_node(num_cpus=1, num_gpus=2)
+    with pytest.raises(BridgeError, match=r"no node .* can have an actor: each needs \{'CPU': 1, 'GPU': 3\}\."):
+        RayCollector(WHERE, one, actor_options={"num_gpus": 3})
+    with pytest.raises(BridgeError, match=r"each needs .* and the labels \{'disk': 'ssd'\}\."):
+        RayCollector(WHERE, one, labels={"where": {"disk": "ssd"}})
+    assert {state for _, state in gpu_groups()} == {"REMOVED"}
+    with RayCollector(WHERE, one, n_actors=1, **ONE_TURN) as collector:
+        assert len(collector.collect(2)) == 2
+        for found in cluster.worker_nodes - {node}:
+            cluster.remove_node(found, allow_graceful=False)
+        cluster.remove_node(node, allow_graceful=False)
+        with pytest.raises(BridgeError, match=r"no node .* resume it \(--resume\)"):
+            collector.collect(1000)
+
+
+def test_gpus_and_labels_through_the_command(
+    cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two nodes, of which only one has the label; each actor has both GPUs of its node."""
+    from ray.util import placement_group_table
+
+    monkeypatch.setattr("llm_envs.rollout.ray_collector.NOWHERE_S", 1.0)
+    cluster.add_node(num_cpus=1, num_gpus=2)
+    special = cluster.add_node(num_cpus=1, num_gpus=2, labels={"disk": "ssd"})
+    command = ["collect", "llm/Calculator-v0", "-n", "4", "--ray", cluster.address, "--ray-actors", "1", "--out"]
+
+    def labels(**wanted: str) -> list[str]:
+        return ["--ray-labels", json.dumps({"llm/Calculator-v0": wanted})]
+
+    assert main([*command, str(tmp_path / "a"), "--ray-gpus", "2", *labels(disk="ssd")]) == 0
+    assert len(list(read_trajectories(tmp_path / "a"))) == 4
+    (group,) = placement_group_table().values()
+    assert [(bundle["GPU"], bundle["CPU"]) for bundle in group["bundles"].values()] == [(2.0, 1.0)]
+    assert set(group["bundles_to_node_id"].values()) == {special.node_id}
+    assert main([*command, str(tmp_path / "b"), "--ray-gpus", "3"]) == 1
+    assert main([*command, str(tmp_path / "b"), *labels(disk="none")]) == 1
+    said = capsys.readouterr().err
+    assert "each needs {'CPU': 1, 'GPU': 3}." in said and "the labels {'disk': 'none'}." in said
+
+
+def chat_api(asked: Asked, n_before: int) -> Answer:
+    """A model that guesses by what it reads."""
+    if asked.path != "/v1/chat/completions":
+        return Answer(404)
+    number = int(hashlib.sha256(json.dumps(asked.body["messages"]).encode()).hexdigest(), 16) % 100
+    message = {"role": "assistant", "content": format_answer(number)}
+    return Answer(body={"choices": [{"message": message, "finish_reason": "stop"}]})
+
+
+def test_a_server_by_its_address(tmp_path: Path) -> None:
+    """The actors are clients of a chat API."""
+    with fake_server(chat_api) as server:
+        command = ["collect", "llm/GuessNumber-v0", "--model", "m", "--engine", "api", "--url", server.url, "-n", "6"]
+        assert main([*command, "--out", str(tmp_path / "plain")]) == 0
+        n_plain = len(server.asked)
+        assert main([*command, "--out", str(tmp_path / "ray"), "--ray", "--ray-actors", "2"]) == 0
+        assert len(server.asked) == 2 * n_plain > 12
+    both = [sorted(read_trajectories(tmp_path / name), key=key_of) for name in ("ray", "plain")]
+    assert_same([both[0]], [both[1]])
 
 
 def test_a_slow_writer_slows_the_actors_down(node: Any, tmp_path: Path) -> None:
@@ -258,26 +369,37 @@ def test_blocks_that_need_ray_run(tmp_path: Path) -> None:
 
 
 def test_a_head_that_dies(ray: Any, tmp_path: Path) -> None:
-    """The run ends or hangs; a killed and resumed one has all episodes once."""
+    """The run ends with an error that says how to go on; resumed on a new head, it has all episodes once."""
     from ray.cluster_utils import Cluster
 
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
-    script = [sys.executable, "-m", "llm_envs.cli", "collect", "llm/GuessNumber-v0", "--policy", "random", "-n", "3000"]
-    script += ["--out", str(tmp_path / "run"), "--max-step-s", "30"]
+    head = {"num_cpus": 2, "include_dashboard": False}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    command = ["collect", "llm/GuessNumber-v0", "--policy", "random", "-n", "800", "--out", str(tmp_path / "run")]
+    command += ["--ray-actors", "1", "--max-step-s", "30"]
     process = subprocess.Popen(
-        [*script, "--ray", cluster.address, "--ray-actors", "1"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        [sys.executable, "-m", "llm_envs.cli", *command, "--ray", cluster.address],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     try:
-        log = tmp_path / "run"
         deadline = time.monotonic() + 60
-        while not any(path.stat().st_size > 100_000 for path in log.glob("*.jsonl")):
+        while not any(path.stat().st_size > 100_000 for path in (tmp_path / "run").glob("*.jsonl")):
             assert time.monotonic() < deadline and process.poll() is None
             time.sleep(0.02)
         cluster.shutdown()
-        time.sleep(1.0)
+        _, said = process.communicate(timeout=HEAD_S + 40)
     finally:
-        process.send_signal(signal.SIGKILL)
+        process.kill()
         process.wait()
-    assert main([*script[3:], "--resume"]) == 0
+    assert process.returncode == 1 and "has not answered for 20 s" in said and "--resume" in said
+    n_before = len(list(read_trajectories(tmp_path / "run")))
+    assert 0 < n_before < 800
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    try:
+        assert main([*command, "--resume", "--ray", cluster.address]) == 0
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
     found = [key_of(trajectory) for trajectory in read_trajectories(tmp_path / "run")]
-    assert len(found) == len(set(found)) == 3000
+    assert len(found) == len(set(found)) == 800
