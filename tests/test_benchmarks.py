@@ -107,10 +107,11 @@ def test_a_step_is_measured_here_in_a_worker_and_at_a_server(load, monkeypatch):
         ("rollout_vs_engine", ["--episodes", 4, "--pairs", 1, "--width", 128]),
         ("rollout_vs_trl", ["--cells", "2x1x4x1"]),
         ("latency", ["--rollouts", 4, "--pairs", 1, "--width", 128]),
+        ("beside", ["--pushes", 4]),
     ],
 )
 def test_a_benchmark_with_an_engine_runs(tmp_path, script, arguments):
-    """Both check themselves that the two sides sampled the same number of tokens, or the same tokens."""
+    """Those with two sides check themselves that both sampled the same number of tokens, or the same tokens."""
     pytest.importorskip("vllm", reason="vLLM is not installed (make test-vllm has it)")
     run(script, *arguments, "--out", tmp_path / "result.json")
     data = json.loads((tmp_path / "result.json").read_text())
