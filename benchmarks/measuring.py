@@ -92,7 +92,9 @@ class Report:
 
 def describe_hardware() -> dict[str, Any]:
     """Return what the numbers were measured on."""
+    torch: Any = sys.modules.get("torch")  # what has not loaded it has used no GPU
     return {
+        **({"gpu": torch.cuda.get_device_name()} if torch and torch.cuda.is_available() else {}),
         "cpu": _cpu_name(),
         "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "memory_gib": _memory_gib(),

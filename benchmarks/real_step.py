@@ -2,6 +2,7 @@
 
     python benchmarks/real_step.py [--out FILE] [--models NAME...] [--engines NAME...] [--steps N]
     python benchmarks/real_step.py --until REWARD [--task ID] [--difficulty LEVEL] [--tokens N] [--seeds N...]
+    python benchmarks/real_step.py --name real_step_gpu --dtype bfloat16 --episodes 256 --micro-batch 64 --tokens 128
 
 Both trainers have the same settings, problems and rewards. TRL's takes a data set of prompts and a reward function,
 which plays the environment's one step here. Its engine is `model.generate`, or vLLM in this process, started as ours
@@ -12,7 +13,8 @@ The model `qwen-0.5b` is a shape of random weights: the layers of Qwen2.5-0.5B w
 
 The parts of a step: sampling, with the environment's steps of ours; rewards (TRL's environment); scoring, which is
 log-probabilities without gradients; sending weights to the engine; training, which is all the rest. The first step is
-left out of the medians. Memory is the highest resident set (Linux).
+left out of the medians. Memory is the highest resident set (Linux), or with a GPU what is taken of the GPU's while the
+optimizer steps.
 """
 
 from __future__ import annotations
@@ -44,17 +46,17 @@ TASK = "llm/Arithmetic-v0"
 SIDES: dict[str, tuple[bool, dict[str, Any]]] = {
     "EnvGRPOTrainer": (True, {}),
     "EnvGRPOTrainer, share_prompts": (True, {"share_prompts": True}),
+    "EnvGRPOTrainer, sleeping engine": (True, {"vllm_enable_sleep_mode": True}),
     "TRL's GRPOTrainer": (False, {}),
     "TRL's GRPOTrainer, seeds": (False, {"generation_kwargs": {"seed": 0}}),
 }
 """Whether the trainer is ours, and its additional settings."""
-N_EPISODES, GROUP_SIZE, MICRO_BATCH = 32, 8, 8
+GROUP_SIZE = 8
 PARTS = ("sampling", "rewards", "scoring", "weights", "training")
 REAL_MODEL = "build/smollm2-135m"
 SHAPE = "qwen-0.5b"
 METHOD = (
-    f"{N_EPISODES} episodes a step in groups of {GROUP_SIZE}, micro-batches of {MICRO_BATCH}, LoRA of rank 16, "
-    "float32. "
+    "{episodes} episodes a step in groups of {group}, micro-batches of {micro_batch}, LoRA of rank 16, {dtype}. "
     "Medians over the steps after the first, in seconds. Tokens/s are sampled tokens over the time of sampling. "
     "*Seeds*: each request has one, as all of ours have. "
 )
@@ -93,6 +95,8 @@ class Clock:
             try:
                 return original(*args, **kwargs)
             finally:
+                if torch.cuda.is_available():
+                    torch.cuda.synchronize()
                 whole = time.perf_counter() - started
                 self.seconds[counted] += whole - self._inner.pop()
                 if self._inner:
@@ -171,12 +175,12 @@ def fix_lengths(trainer: Any, engine: str, n_tokens: int) -> None:
         collector.policy.codec.stop_token_ids = ()
 
 
-def load(name: str) -> tuple[Any, Any]:
+def load(name: str, dtype: str) -> tuple[Any, Any]:
     """Return a model and its tokenizer."""
     from llm_envs.policies.inference import load_model, load_tokenizer
 
     if name != SHAPE:
-        return load_model(name), load_tokenizer(name)
+        return load_model(name, dtype=dtype), load_tokenizer(name)
     from transformers import AutoModelForCausalLM, Qwen2Config
 
     tokenizer = load_tokenizer(REAL_MODEL)
@@ -192,7 +196,7 @@ def load(name: str) -> tuple[Any, Any]:
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
     )
-    return AutoModelForCausalLM.from_config(config), tokenizer
+    return AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype)), tokenizer
 
 
 def env_settings(options: Any) -> dict[str, Any]:
@@ -209,8 +213,8 @@ def step_settings(folder: str, options: Any, seed: int) -> dict[str, Any]:
     return {
         "output_dir": folder,
         "max_steps": options.steps,
-        "per_device_train_batch_size": MICRO_BATCH,
-        "gradient_accumulation_steps": N_EPISODES // MICRO_BATCH,
+        "per_device_train_batch_size": options.micro_batch,
+        "gradient_accumulation_steps": options.episodes // options.micro_batch,
         "num_generations": GROUP_SIZE,
         "max_completion_length": options.tokens,
         "learning_rate": options.learning_rate,
@@ -219,7 +223,7 @@ def step_settings(folder: str, options: Any, seed: int) -> dict[str, Any]:
         "save_strategy": "no",
         "report_to": "none",
         "disable_tqdm": True,
-        "bf16": False,
+        "bf16": options.dtype == "bfloat16",
         "seed": seed,
     }
 
@@ -231,7 +235,7 @@ class Steps(TrainerCallback):
         self.title, self.clock, self.until = title, clock, until
         self.steps: list[dict[str, float]] = []
         self.rewards: list[float] = []
-        self.n_tokens = 0
+        self.n_tokens = self.gpu_bytes = 0
 
     @property
     def is_reached(self) -> bool:
@@ -241,6 +245,11 @@ class Steps(TrainerCallback):
     def on_step_begin(self, *_: Any, **__: Any) -> None:
         self.started = time.perf_counter()
         self.clock.take()
+
+    def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
+        if torch.cuda.is_available():
+            free, total = torch.cuda.mem_get_info()
+            self.gpu_bytes = max(self.gpu_bytes, total - free)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         if "reward" not in logs:
@@ -285,7 +294,7 @@ def run_child(name: str, side: str, engine: str, seed: int, options: Any, pipe: 
     clock = Clock()
     notes = Steps(f"{side}, {engine}", clock, options.until)
     with tempfile.TemporaryDirectory() as folder:
-        model, tokenizer = load(name)
+        model, tokenizer = load(name, options.dtype)
         trainer = make(model, tokenizer, step_settings(folder, options, seed), engine, own, options)
         if is_ours and not options.until:
             fix_lengths(trainer, engine, options.tokens)
@@ -302,7 +311,7 @@ def run_child(name: str, side: str, engine: str, seed: int, options: Any, pipe: 
     pipe.send(
         {
             "steps": notes.steps,
-            "memory_gib": int(peak[1]) / 2**20,
+            "memory_gib": (notes.gpu_bytes or int(peak[1]) * 2**10) / 2**30,
             "n_parameters": n_parameters,
             "until": reached if options.until else "",
         }
@@ -341,8 +350,12 @@ def main() -> int:
     parser.add_argument("--models", nargs="+", default=[REAL_MODEL], help=f"folders, or {SHAPE}")
     engines = ("transformers", "vllm") if importlib.util.find_spec("vllm") else ("transformers",)
     parser.add_argument("--engines", nargs="+", choices=("transformers", "vllm"), default=engines)
-    parser.add_argument("--sides", nargs="+", choices=SIDES, default=tuple(SIDES))
+    parser.add_argument("--sides", nargs="+", choices=SIDES, default=[side for side in SIDES if "sleep" not in side])
     parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--episodes", type=int, default=32, help="of a step")
+    parser.add_argument("--micro-batch", type=int, default=8)
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--name", default="real_step", help="of the table")
     parser.add_argument("--until", type=float, help="stop at this mean reward over three steps")
     parser.add_argument("--task", default=TASK)
     parser.add_argument("--difficulty", default="easy")
@@ -365,7 +378,7 @@ def main() -> int:
             if "TRL" in each["trainer"] and all(each[key] == row[key] for key in ("model", "engine", "seed"))
         ]
         row["of_trl"] = row["step"] / theirs[-1] if theirs else None  # with seeds, where vLLM has them
-    work, name, hidden = f"`{options.task}` ({options.difficulty}), ", "real_step", ("seed", "until")
+    work, name, hidden = f"`{options.task}` ({options.difficulty}), ", options.name, ("seed", "until")
     if options.until:
         work += (
             f"until three steps have a mean reward of {options.until:g} (*until*: steps and wall time), replies of at "
@@ -375,7 +388,10 @@ def main() -> int:
     else:
         work += f"replies of {options.tokens} tokens, "
     columns = [column for column in COLUMNS if column.key not in hidden]
-    return finish(Report(name, "A step with a pretrained model", work + METHOD, columns, rows), options)
+    work += METHOD.format(
+        episodes=options.episodes, group=GROUP_SIZE, micro_batch=options.micro_batch, dtype=options.dtype
+    )
+    return finish(Report(name, "A step with a pretrained model", work, columns, rows), options)
 
 
 if __name__ == "__main__":

@@ -41,8 +41,8 @@ PLAIN = (
     "env_servers",
 )
 WITH_VLLM = ("concurrency", "auto_concurrency", "rollout_vs_engine", "latency", "rollout_vs_trl", "real_step")
-BY_HAND = ("overlap", "real_until", "ray_overhead", "million")
-"""Half an hour each, or in another environment. Run by hand into the same folder; their results are read from it."""
+BY_HAND = ("overlap", "real_until", "real_step_gpu", "gpu_sleep", "ray_overhead", "million")
+"""Half an hour each, or in another environment, or on a GPU. Run by hand into the same folder; read from it."""
 
 KNOWN = (*PLAIN, *WITH_VLLM, *BY_HAND)
 
@@ -121,7 +121,8 @@ def put_into(document: Path, results: dict[str, dict[str, Any]], *, with_held: b
 def _describe(data: dict[str, Any]) -> str:
     hardware, versions = data["hardware"], data["versions"]
     named = ", ".join(f"{name} {number}" for name, number in versions.items() if name != "llm-envs")
-    return f"({hardware['cpu']}, {hardware['cpus']} cores; {named}.)"
+    gpu = f"{hardware['gpu']}, " if "gpu" in hardware else ""
+    return f"({gpu}{hardware['cpu']}, {hardware['cpus']} cores; {named}.)"
 
 
 def _limit(figure: Any) -> str:
