@@ -213,7 +213,7 @@ def test_errors_say_what_to_do(data, tmp_path, monkeypatch):
         ALFWorldEnv()
 
 
-@pytest.mark.skipif(not os.environ.get("LLM_ENVS_CHECK_ALL"), reason="ten minutes: make check-tasks-thorough")
+@pytest.mark.skipif(not os.environ.get("LLM_ENVS_CHECK_ALL"), reason="half an hour: make check-tasks-thorough")
 def test_the_checker_finds_no_fault(tmp_path):
     few = Effort(n_seeds=3, n_draws=12, n_hostile_episodes=1, n_fuzzed=4, n_pairs=4)
     data = write_games(tmp_path, per_kind=3)
