@@ -1,4 +1,4 @@
-"""Writes the tables of `docs/reference/bridges.md` from the registered ids and the records in `proof/results/bridges/`.
+"""Writes the tables of `docs/results/bridges.md` from the registered ids and the records in `proof/results/bridges/`.
 
 python docs/bridges.py            writes them
 python docs/bridges.py --check    prints what would change, and exits with 1 if anything would
@@ -19,7 +19,7 @@ import written
 from llm_envs.bridges.ids import FLAWED, TEXTARENA, suite_ids
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "reference" / "bridges.md"
+PAGE = ROOT / "docs" / "results" / "bridges.md"
 RESULTS = ROOT / "proof" / "results" / "bridges"
 SUITES = {
     "reasoning_gym": ("reasoning-gym", "`llm-envs[reasoning-gym]`"),
