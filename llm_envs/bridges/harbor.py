@@ -111,10 +111,12 @@ def export_harbor(
         timeout_s: Seconds that an agent has.
 
     Raises:
-        InvalidConfigError: If the environment is of another kind, or the folder exists.
+        InvalidConfigError: If the environment is of another kind, the folder exists, or `n` is not positive.
         BridgeError: If the oracle does not solve a problem.
     """
     folder = Path(folder)
+    if n < 1:
+        raise InvalidConfigError(f"n={n!r}: give the number of tasks to export, at least 1.")
     if folder.exists():
         raise InvalidConfigError(f"{folder} exists already: choose another name.")
     kwargs = {**(env_kwargs or {}), "split": split}

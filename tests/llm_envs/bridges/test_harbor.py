@@ -98,6 +98,8 @@ def test_what_cannot_be_exported_is_refused(tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
     with pytest.raises(InvalidConfigError, match="exists already"):
         export_harbor("llm/Arithmetic-v0", tmp_path / "there")
+    with pytest.raises(InvalidConfigError, match="n=0: give the number of tasks"):
+        export_harbor("llm/Arithmetic-v0", tmp_path / "none", n=0)
 
 
 def test_another_version_of_the_environment_scores_nothing(tmp_path: Path) -> None:
