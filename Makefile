@@ -104,8 +104,11 @@ test-doors: $(VENV_DOORS)/.stamp $(VENV_VERIFIERS)/.stamp $(VENV_NEMO_GYM)/.stam
 		tests/llm_envs/bridges/test_verifiers_taskset.py tests/llm_envs/bridges/test_verifiers_env.py $(PYTEST_ARGS)
 	LLM_ENVS_REQUIRE_DOORS=1 $(VENV_NEMO_GYM)/bin/python -m pytest tests/llm_envs/bridges/test_nemo_gym.py $(PYTEST_ARGS)
 
-test-ray: $(VENV_RAY)/.stamp
+# The second command sees the packages of vLLM too.
+test-ray: $(VENV_RAY)/.stamp $(VENV_VLLM)/.stamp
 	LLM_ENVS_REQUIRE_RAY=1 $(VENV_RAY)/bin/python -m pytest tests/llm_envs/rollout/test_ray.py $(PYTEST_ARGS)
+	PYTHONPATH=$$($(VENV_VLLM)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') LLM_ENVS_REQUIRE_RAY=1 LLM_ENVS_REQUIRE_VLLM=1 \
+		$(VENV_RAY)/bin/python -m pytest tests/trainers/grpo/test_grpo_ray.py $(PYTEST_ARGS)
 
 test-real-model: real-model $(VENV_VLLM)/.stamp
 	LLM_ENVS_REQUIRE_VLLM=1 LLM_ENVS_REQUIRE_REAL_MODEL=1 $(VENV_VLLM)/bin/python -m pytest -m real $(PYTEST_ARGS)
@@ -190,7 +193,7 @@ $(VENV_VLLM)/.stamp: pyproject.toml constraints-vllm.txt
 $(VENV_RAY)/.stamp: pyproject.toml constraints.txt
 	$(call CREATE,$(VENV_RAY))
 	$(VENV_RAY)/bin/pip install -q --no-compile setuptools -c constraints.txt
-	$(VENV_RAY)/bin/pip install -q --no-compile --no-build-isolation -e '.[ray]' ray==2.60.0 pytest pytest-xdist hypothesis -c constraints.txt
+	$(VENV_RAY)/bin/pip install -q --no-compile --no-build-isolation -e '.[ray]' ray==2.60.0 httpx2 pytest pytest-xdist hypothesis -c constraints.txt
 	@touch $@
 
 # It adds to the environment of vLLM, whose packages it sees too: so it is small, and has both in one interpreter.

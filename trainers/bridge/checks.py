@@ -81,6 +81,12 @@ def check_engine(args: Any) -> None:
             "they share engines in groups of this size, so it must divide their number. Servers have "
             f"server_args='--tensor-parallel-size {n_shards}' instead."
         )
+    if args.ray is not None and (n_ahead or args.max_concurrency == "auto"):
+        raise InvalidConfigError(
+            f"ray={args.ray!r} with async_generations={n_ahead} and max_concurrency={args.max_concurrency!r}: the "
+            "actors' servers may only change between generations, and actors need a number. Set async_generations=0 "
+            "and a number, or leave out ray."
+        )
     if args.vllm_enable_sleep_mode and (n_ahead or is_server or n_shards > 1):
         raise InvalidConfigError(
             f"vllm_enable_sleep_mode=True with vllm_mode={args.vllm_mode!r}, async_generations={n_ahead} and "

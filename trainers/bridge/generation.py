@@ -25,13 +25,17 @@ from llm_envs.chat.codec import ChatCodec
 from llm_envs.data.datasets import to_groups
 from llm_envs.data.log import AppendLog, read_log
 from llm_envs.errors import InvalidConfigError, RolloutFailedError
+from llm_envs.policies.vllm.server import VLLMServerPolicy, open_client
 from llm_envs.rollout import Collector, EpisodeSpec, RolloutLimits, TrajectoryWriter
 from llm_envs.rollout.episode import errored_trajectory
+from llm_envs.rollout.episode_player import EpisodePlayer
 from llm_envs.rollout.filters import GroupFilter
+from llm_envs.rollout.ray_cluster import RayCluster
+from llm_envs.rollout.ray_collector import RayCollector
 from llm_envs.rollout.staleness import off_policy_statistics
 from llm_envs.rollout.sync import BackgroundLoop, SyncRunner
 from llm_envs.rollout.tree import grow, is_root, n_roots
-from llm_envs.sources.source import group_specs
+from llm_envs.sources.source import SeedSource, group_specs
 from llm_envs.tracking.metrics import average_metrics, metrics_by, trajectory_metrics
 from llm_envs.trainers.bridge.guard import MAX_FAILED_GENERATIONS
 from llm_envs.trainers.bridge.items import EpisodeDataset, refills
@@ -92,7 +96,27 @@ def make_collector(items: EpisodeDataset, policy: Any, codec: ChatCodec, args: A
     )
     others = {"sampling": sampling, "limits": limits, "seed": args.seed, "progress": False, **others}
     others |= {"workers": args.workers, "env_servers": args.env_servers or ()}
+    if args.ray is not None:
+        return _ray_collector(items.source, policy, codec, args, others)
     return Collector(items.source, policy, codec=codec, max_concurrency=args.max_concurrency, **others)
+
+
+def _ray_collector(
+    source: SeedSource, policy: VLLMServerPolicy, codec: ChatCodec, args: Any, others: Mapping[str, Any]
+) -> RayCollector:
+    """Return a collector whose actors are clients of the policy's servers, and follow the weights that it sends."""
+    for env_id, factory in source.factories.items():
+        if isinstance(factory, EpisodePlayer):
+            raise InvalidConfigError(f"ray={args.ray!r}: {env_id} plays its episodes in this process; leave out ray.")
+    with RayCluster(args.ray) as cluster:  # the processes share the actors
+        n_actors = max(1, cluster.room({}) // args.world_size)
+    each = -(-args.max_concurrency // n_actors)
+    settings = {"model": policy.model, "exchange_dir": args.vllm_exchange_dir, "transport": args.vllm_transport}
+    make = partial(open_client, policy.urls, codec, max_concurrency=each, **settings)
+    collector = RayCollector(source, make, n_actors=n_actors, address=args.ray, max_concurrency=each, **others)
+    collector.policy, collector.codec = policy, codec  # they know the version of the weights, and the template
+    policy.followers.append(collector.follow)
+    return collector
 
 
 def _episodes_at_a_time(args: Any) -> int:

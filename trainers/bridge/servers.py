@@ -82,6 +82,13 @@ class ServerSettings:
             "found by the route to them."
         },
     )
+    ray: str | None = field(
+        default=None,
+        metadata={
+            "help": "Play in Ray actors, which are clients of the servers: address of the Ray cluster, or auto for the "
+            "one found here."
+        },
+    )
 
 
 # A process waits longer for another one to bring a restarted server up to date.
@@ -149,7 +156,8 @@ class ServerEngines(ColocatedEngine):
         except BaseException:
             self._opened.__exit__(*sys.exc_info())  # the servers' logs are kept
             raise
-        is_first_of_many = self.accelerator.is_main_process and self.accelerator.num_processes > 1
+        has_others = self.accelerator.num_processes > 1 or settings.ray is not None
+        is_first_of_many = self.accelerator.is_main_process and has_others
         if settings.vllm_transport in GROUP_TRANSPORTS and is_first_of_many:
             self._look_after_servers()
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import re
 import threading
 import time
@@ -44,7 +45,7 @@ from llm_envs.policies.vllm.control import (
 )
 from llm_envs.policies.vllm.exchange import Exchange, ServedCheckpoint, new_tag, version_of
 from llm_envs.policies.vllm.formats import ServerFormat, SGLangFormat, TurnRequest, VLLMFormat
-from llm_envs.policies.vllm.http import AsyncClients, RetryableError, bearer, is_local
+from llm_envs.policies.vllm.http import API_KEY, AsyncClients, RetryableError, bearer, is_local
 from llm_envs.policies.vllm.routing import Backoff, Router
 from llm_envs.policies.vllm.transfer import GROUP_TRANSPORTS, check_transport, make_transfer
 from llm_envs.types import FinishReason, Sampled, SamplingParams
@@ -53,7 +54,7 @@ from llm_envs.types.sampling import spans_of_changes
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["VLLMServerPolicy"]
+__all__ = ["VLLMServerPolicy", "open_client"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -141,6 +142,8 @@ class VLLMServerPolicy:
         self._transfer = make_transfer(transport, transfer_address, self._control)
         self._needs_folder = exchange_dir is None and not all(map(is_local, addresses))
         self._own_tags: set[str | None] = set()
+        self.followers: list[Callable[[ServedCheckpoint], None]] = []
+        """`follow` of clients in other processes, which `send` and `follow` call before the servers change."""
         self._whole_lock = threading.Lock()
         self.max_model_len: int = self._connect(connect_timeout_s)
 
@@ -214,9 +217,16 @@ class VLLMServerPolicy:
         if self._transfer is not None and (tensors := self._exchange.tensors(checkpoint)) is not None:
             self._transfer.send(self._endpoints, checkpoint, tensors, self._check_owner)
         errors = self._side_by_side(self._load_checkpoint)
+        if self._checkpoint is not checkpoint and self._checkpoint is not None:
+            self._take(self._checkpoint)  # a server that refused a delta has a whole checkpoint now
         self._exchange.keep_only(self._checkpoint)
         if len(errors) == len(self._endpoints):
             raise BridgeError(f"no server loaded the weights of version {checkpoint.version}: {errors[0]}")
+
+    @property
+    def urls(self) -> list[str]:
+        """Addresses of the servers."""
+        return [endpoint.url for endpoint in self._endpoints]
 
     @property
     def checkpoint(self) -> ServedCheckpoint | None:
@@ -230,12 +240,16 @@ class VLLMServerPolicy:
         """
         self._take(checkpoint)
         for endpoint in self._endpoints:
-            if endpoint.facts is None or endpoint.facts.tag != checkpoint.tag:
+            if endpoint.facts is not None and endpoint.facts.tag == checkpoint.tag:
+                endpoint.version, endpoint.salt = checkpoint.version, checkpoint.tag
+            else:
                 endpoint.is_trusted = False
 
     def _take(self, checkpoint: ServedCheckpoint) -> None:
         self._own_tags |= {checkpoint.whole_tag, *(delta.tag for delta in checkpoint.deltas)}
         self._checkpoint, self.weight_version = checkpoint, checkpoint.version
+        for follow in self.followers:
+            follow(checkpoint)
 
     def look_after(self) -> None:
         """Bring restarted servers up to date now; other clients may lack the weights (`transport="nccl"`)."""
@@ -500,3 +514,8 @@ class VLLMServerPolicy:
                 )
             self._shapes = tensor_shapes(folder)
         return self._shapes
+
+
+def open_client(urls: Sequence[str], codec: ChatCodec, **settings: Any) -> tuple[VLLMServerPolicy, ChatCodec]:
+    """Return a policy on these servers and its codec, for actors that only play and `follow` a trainer's weights."""
+    return VLLMServerPolicy(urls, codec.tokenizer, api_key=os.environ.get(API_KEY), **settings), codec

@@ -87,6 +87,24 @@ def test_a_server_that_another_client_has_brought_up_to_date_is_known_by_its_new
     assert sample(one) == sample(other) == {(11, 1)}
 
 
+def test_a_client_that_only_plays_is_told_before_the_servers_change_and_reports_the_versions(worker, server):
+    trainer, player, told = make_policy(server.url), make_policy(server.url), []
+
+    def follow(checkpoint):
+        told.append((checkpoint.version, worker.token))
+        player.follow(checkpoint)
+
+    trainer.followers.append(follow)
+    for version in (1, 2):
+        trainer.update_weights(weights(10 + version), version)
+        assert sample(player) == {(10 + version, version)}
+    assert told == [(1, 5), (2, 11)]
+    late = make_policy(server.url)  # the server has the weights already
+    late.follow(trainer.checkpoint)
+    assert sample(late) == {(12, 2)}
+    assert worker.loads == ["whole", "whole"]  # the player sent nothing
+
+
 def test_a_foreign_trainer_is_noticed_by_one_that_has_sent_weights_itself(server):
     one, other = make_policy(server.url), make_policy(server.url)
     one.update_weights(weights(11), 1)
