@@ -49,6 +49,8 @@ class Shard:
 
     def __post_init__(self) -> None:
         """Check the index."""
+        if self.of < 1:
+            raise InvalidConfigError(f"shard {self.index}/{self.of}: give the number of shards, such as 0/4.")
         if not 0 <= self.index < self.of:
             raise InvalidConfigError(
                 f"shard {self.index}/{self.of}: the shards of {self.of} are 0/{self.of} to {self.of - 1}/{self.of}."
@@ -91,7 +93,12 @@ def find_shards(paths: Iterable[str | Path]) -> list[Path]:
     """
     found: list[Path] = []
     for path in map(as_path, paths):
-        names = [name for name in names_in(path) if _FOLDER.fullmatch(name) and exists(path / name / MANIFEST_NAME)]
+        names = [name for name in names_in(path) if _FOLDER.fullmatch(name)]
+        for name in names:
+            if names_in(path / name) and not exists(path / name / MANIFEST_NAME):
+                raise StoreError(
+                    f"{path / name} has no {MANIFEST_NAME}: put it back, or remove the folder and play its shard again."
+                )
         inside = [path / name for name in sorted(names, key=lambda name: (len(name), name))]
         if not inside and not exists(path / MANIFEST_NAME):
             raise StoreError(f"{path} has no shard: give the --out of a command with --shard, or the shards' folders.")
@@ -115,6 +122,8 @@ def merge_runs(paths: Sequence[str | Path], out: str | Path) -> int:
     runs = [(folder, read_manifest(folder)) for folder in find_shards(paths)]
     settings, n_groups = _common(runs)
     target = as_path(out)
+    if exists(target / MANIFEST_NAME):
+        raise StoreError(f"{target} holds a run already: choose another --out.")
     check_folder(target, settings)
     n_episodes, merged = 0, Manifest(settings)
     try:

@@ -123,6 +123,11 @@ def _stored(folder: Path) -> Results | None:
 
 
 def _half_written(folder: Path, why: str) -> str:
+    if shard := read_manifest(folder).settings.get("shard"):
+        return (
+            f"{folder} is the shard {shard} of an evaluation ({why}): join all shards with `llm-envs merge`, "
+            "or score the finished episodes with --partial (allow_partial=True)."
+        )
     return (
         f"{folder} is half-written: {why}. Finish it with --resume, or score the finished episodes with --partial "
         "(allow_partial=True)."

@@ -59,6 +59,8 @@ def test_eval(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: p
     for shard in ("0/2", "1/2"):
         assert run(*command, "--out", tmp_path / "parts", "--shard", shard, "--resume") == 0
         assert f"shard {shard}; llm-envs merge joins all shards" in capsys.readouterr().out
+    assert run("eval", "--replay", tmp_path / "parts" / "shard-1-of-2") != 0
+    assert "shard-1-of-2 is the shard 1/2 of an evaluation (it has 2 of 5 episodes): join" in capsys.readouterr().err
     assert run("merge", tmp_path / "parts", "--out", tmp_path / "merged") == 0
     capsys.readouterr()
     assert run("eval", "--replay", tmp_path / "merged", "--min-mean-reward", 1.0, "--json") == 1
@@ -86,6 +88,7 @@ def test_an_evaluation_with_fewer_problems_than_shards(tmp_path: Path, capsys: p
     [
         (["collect", GUESS, "-n", "2", "--out", "x", "--shard", "2/2"], "the shards of 2 are 0/2 to 1/2"),
         (["collect", GUESS, "-n", "2", "--out", "x", "--shard", "half"], "such as 0/4"),
+        (["collect", GUESS, "-n", "2", "--out", "x", "--shard", "0/0"], "shard 0/0: give the number of shards"),
         (["eval", GUESS, "--shard", "0/2"], "--shard needs --out"),
         (["eval", GUESS, "--out", "x", "--shard", "0/2", "--min-success", "0.5"], "leave out --min-success"),
         (["eval", GUESS, "--out", "x", "--shard", "0/2", "--compare", "y"], "leave out --compare"),
@@ -113,6 +116,8 @@ def test_what_the_slurm_script_asks_for() -> None:
     first = next(number for number, line in enumerate(lines) if line and not line.startswith("#"))
     assert not any(line.startswith("#SBATCH") for line in lines[first:])  # Slurm reads none after the first command
     assert [line.split()[:2] for line in lines[first:]][-2] == ["exec", "llm-envs"]
+    # Not the number of tasks that were sent: of these there are fewer when some are sent again.
+    assert "$SLURM_ARRAY_TASK_ID/${SHARDS:-4}" in lines[-1]
 
 
 @pytest.mark.examples
@@ -130,7 +135,7 @@ def test_the_slurm_script(tmp_path: Path) -> None:
     def task(index: int) -> subprocess.Popen[str]:
         return subprocess.Popen(
             ["bash", SLURM, tmp_path / "parts", folder, *small, "--max-concurrency", "2"],
-            env={**os.environ, "PATH": path, "SLURM_ARRAY_TASK_ID": str(index), "SLURM_ARRAY_TASK_COUNT": "2"},
+            env={**os.environ, "PATH": path, "SLURM_ARRAY_TASK_ID": str(index), "SHARDS": "2"},
             stderr=subprocess.PIPE,
             text=True,
         )

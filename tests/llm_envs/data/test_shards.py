@@ -114,6 +114,11 @@ class TestRefused:
             merge_runs([parts], tmp_path / "merged")
         assert not (tmp_path / "merged").exists()
 
+    def test_a_shard_without_its_manifest_is_not_called_missing(self, parts: Path, tmp_path: Path) -> None:
+        (parts / "shard-1-of-3" / "manifest.json").unlink()
+        with pytest.raises(StoreError, match=r"shard-1-of-3 has no manifest.json: put it back, or remove the folder"):
+            merge_runs([parts], tmp_path / "merged")
+
     def test_one_twice(self, parts: Path, tmp_path: Path) -> None:
         for again in (parts / "shard-1-of-3", shutil.copytree(parts / "shard-1-of-3", tmp_path / "copy")):
             with pytest.raises(StoreError, match=r"shard 1/3 is there twice, .*leave one out"):
@@ -172,7 +177,7 @@ class TestRefused:
 
     def test_a_folder_with_something(self, parts: Path, tmp_path: Path) -> None:
         collect(tmp_path / "whole")
-        with pytest.raises(StoreError, match="holds a run already"):
+        with pytest.raises(StoreError, match=r"whole holds a run already: choose another --out\."):
             merge_runs([parts], tmp_path / "whole")
         (tmp_path / "full").mkdir()
         (tmp_path / "full" / "notes.txt").write_text("keep")
