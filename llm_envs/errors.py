@@ -25,6 +25,7 @@ __all__ = [
     "LLMEnvsError",
     "MissingExtraError",
     "ModelError",
+    "NoEnvServerError",
     "NoOracleError",
     "ProcessFailedError",
     "ReplayError",
@@ -105,6 +106,10 @@ class JudgeError(LLMEnvsError, RuntimeError):
 
 class BridgeError(LLMEnvsError, ConnectionError):
     """An external system (an MCP server) cannot be reached, or its connection was lost."""
+
+
+class NoEnvServerError(BridgeError):
+    """No environment server answers any more. This ends a run, because every episode would fail."""
 
 
 class ReplayError(LLMEnvsError, RuntimeError):

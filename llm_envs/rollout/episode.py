@@ -25,7 +25,7 @@ from typing import Any, Literal, cast
 
 from llm_envs.chat.context import Codec, ContextFn, observed_messages, seen_by, with_call_ids
 from llm_envs.chat.summarize import Summarize
-from llm_envs.errors import ContextFullError, EnvContractError, InvalidConfigError, JudgeError
+from llm_envs.errors import ContextFullError, EnvContractError, InvalidConfigError, JudgeError, NoEnvServerError
 from llm_envs.parsers import parse_reply
 from llm_envs.policies.base import EpisodicPolicy, Policy
 from llm_envs.rollout.checks import check_components, check_results, check_success, check_tools
@@ -183,7 +183,10 @@ class _OutOfTokens(Exception):
 
 
 class _attribute_errors_to:
-    """Turn exceptions raised inside the block into a `_Failure` there, except a policy's lack of room or time."""
+    """Turn exceptions raised inside the block into a `_Failure` there, except a policy's lack of room or time.
+
+    A lack of environment servers passes too: every other episode lacks them as well, so the run must end.
+    """
 
     __slots__ = ("where",)
 
@@ -195,6 +198,8 @@ class _attribute_errors_to:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
         if isinstance(error, (ContextFullError, TimeIsUp)) and self.where == "policy":
+            return
+        if isinstance(error, NoEnvServerError) and self.where == "env.make":
             return
         # Also catches SystemExit: a tool that calls exit() ends its episode, not the run. Only exceptions from outside
         # pass: Ctrl-C, a cancellation, and GeneratorExit when this coroutine is closed (the runner has already

@@ -14,7 +14,7 @@ from llm_envs.types import Trajectory, TrajectoryGroup
 __all__ = ["assemble_group", "check_group", "play_group", "play_member"]
 
 Play = Callable[[EpisodeSpec], Awaitable[Trajectory]]
-"""Plays one episode; raises only `CancelledError`."""
+"""Plays one episode; raises only `CancelledError`, and an error that ends the run."""
 
 
 def check_group(specs: Sequence[EpisodeSpec]) -> None:

@@ -24,17 +24,18 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from typing import Any
 
 import gymnasium as gym
 
-from llm_envs.errors import InvalidConfigError, ResetNeededError, WorkerDiedError
+from llm_envs.errors import InvalidConfigError, NoEnvServerError, ResetNeededError, WorkerDiedError
 from llm_envs.processes import forget_after_fork
 from llm_envs.rollout.workers.channel import Channel, Reply
 from llm_envs.rollout.workers.process import WorkerProcess
 from llm_envs.rollout.workers.remote import EnvServers, NoRoomError
 from llm_envs.rollout.workers.remote_env import RemoteEnv
-from llm_envs.rollout.workers.runner import Env, EnvMaker, Step, Target, check_reset, check_step
+from llm_envs.rollout.workers.runner import Env, EnvMaker, Step, Target, check_reset, check_step, in_thread
 from llm_envs.rollout.workers.wire import MOST_TARGETS, by_value, pickled, revive
 
 __all__ = ["WorkerPool", "WorkerRunner"]
@@ -46,7 +47,7 @@ ABANDONED_S = 1.0
 ASK_S = 60.0
 """Default limit of an `EnvPolicy`'s request to the environment, which blocks the event loop."""
 SERVERS_S = 30.0
-"""Longest wait of an episode for an environment server that answers."""
+"""The run ends when no environment server has answered for so long."""
 _AGAIN_S = 0.2
 _DEATH_S = 10.0
 """Longest wait for a killed process to end."""
@@ -147,7 +148,7 @@ class WorkerPool:
         self._state.add(worker)
         return worker
 
-    def _drop_late(self, connecting: asyncio.Future[Channel]) -> None:
+    def _drop_late(self, connecting: Future[Channel]) -> None:
         if not connecting.cancelled() and connecting.exception() is None:
             connecting.result().kill()
             self._state.drop(connecting.result())
@@ -172,6 +173,8 @@ class WorkerPool:
     def forget(self) -> None:
         """Reset the pool in a forked child: it has no processes, and the parent's stay untouched."""
         self._state.forget(self.n_workers)
+        if self._servers is not None:
+            self._servers.forget()
 
 
 class WorkerRunner:
@@ -205,26 +208,33 @@ class WorkerRunner:
 
     async def _make_in_a_new_one(self) -> None:
         if self._pool._servers is not None:
-            await self._connect()
+            await self._connect(self._pool._servers)
         else:
             self._worker = self._pool._add_worker()
         await self._call("starting a worker", None, starting=True)
         await self._make()
 
-    async def _connect(self) -> None:
-        """Get a worker from a server; while all are in use, wait, and for a while if no server answers."""
+    async def _connect(self, servers: EnvServers) -> None:
+        """Get a worker from a server; while all are in use, wait, and for a while if no server answers.
+
+        Raises:
+            NoEnvServerError: If none has answered for `SERVERS_S`.
+        """
         begun = time.monotonic()
         while True:
-            connecting = asyncio.ensure_future(asyncio.to_thread(self._pool._add_worker))  # a server may take long
+            connecting = in_thread(self._pool._add_worker)  # a server may take long
             try:
-                self._worker = await asyncio.shield(connecting)
+                self._worker = await asyncio.wrap_future(connecting)
                 return
             except asyncio.CancelledError:  # the thread still connects: its worker must not occupy a place
                 connecting.add_done_callback(self._pool._drop_late)
                 raise
-            except WorkerDiedError as error:
-                if not isinstance(error, NoRoomError) and time.monotonic() - begun > SERVERS_S:
-                    raise
+            except WorkerDiedError:
+                if time.monotonic() - max(begun, servers.answered_s) > SERVERS_S:
+                    raise NoEnvServerError(
+                        f"no environment server has answered for {SERVERS_S:g} s ({', '.join(servers.addresses)}). "
+                        "Start one again; a run with a folder has kept its episodes: resume it (--resume)."
+                    ) from None
             await asyncio.sleep(_AGAIN_S)
             if (idle := self._pool._state.idle_worker()) is not None:  # it may occupy the place that we wait for
                 idle.kill()

@@ -7,6 +7,7 @@ replies are neither encrypted nor signed, and the server runs what it is sent: u
 from __future__ import annotations
 
 import json
+import logging
 import os
 import socket
 import threading
@@ -38,10 +39,14 @@ __all__ = [
     "token_of",
 ]
 
+_LOG = logging.getLogger(__name__)
+
 TOKEN_VARIABLE = "LLM_ENVS_ENV_TOKEN"
 """The environment variable with the token, on both sides."""
 CONNECT_S = 10.0
 _MAX_HANDSHAKE_BYTES = 4096
+_MOST_AT_ONCE = 8
+"""How many connections a process makes at once: the threads of a thousand episodes would overrun a server."""
 
 
 class NoRoomError(WorkerDiedError):
@@ -98,7 +103,7 @@ def split_address(address: str) -> tuple[str, int]:
         InvalidConfigError: If it has another form.
     """
     host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+    if not host or "/" in host or not port.isdecimal() or not 0 < int(port) < 2**16:
         raise InvalidConfigError(f"{address!r} is not an address: give HOST:PORT.")
     return host.strip("[]"), int(port)
 
@@ -178,26 +183,50 @@ class RemoteWorker(Channel):
 class EnvServers:
     """Environment servers, with the token in the environment variable `TOKEN_VARIABLE`. Thread-safe.
 
+    Servers that do not answer at the start are named in a warning and left out.
+
     Args:
         addresses: Each "host:port".
 
     Raises:
         InvalidConfigError: If a server is named twice, or has another token or version, or the variable is not set.
-        WorkerDiedError: If a server does not answer.
+        WorkerDiedError: If no server answers.
     """
 
     def __init__(self, addresses: Sequence[str]) -> None:
         if len(set(addresses)) < len(addresses):
             raise InvalidConfigError(f"{', '.join(addresses)}: an environment server is named twice.")
         self._token = token_of()
-        self._capacities = {address: int(server_info(address, self._token)["n_workers"]) for address in addresses}
-        self._lock = threading.Lock()
+        self._capacities: dict[str, int] = {}
+        failures: list[WorkerDiedError] = []
+        for address in addresses:
+            try:
+                self._capacities[address] = int(server_info(address, self._token)["n_workers"])
+            except WorkerDiedError as error:
+                failures.append(error)
+        if not self._capacities:
+            raise WorkerDiedError("; ".join(map(str, failures)))
+        for failure in failures:
+            _LOG.warning("%s. The run continues without it.", failure)
+        self.answered_s = time.monotonic()
+        """When a server last answered, on the monotonic clock."""
         self._running: list[tuple[str, weakref.ref[RemoteWorker]]] = []
+        self.forget()
+
+    def forget(self) -> None:
+        """Make new locks: in a forked child the old ones may be held for ever."""
+        self._turns = threading.Semaphore(_MOST_AT_ONCE)
+        self._lock = threading.Lock()
 
     @classmethod
     def of(cls, addresses: Sequence[str]) -> EnvServers | None:
         """Return the servers, or None if none is named."""
         return cls(addresses) if addresses else None
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """The servers that answered at the start."""
+        return tuple(self._capacities)
 
     @property
     def n_workers(self) -> int:
@@ -206,13 +235,20 @@ class EnvServers:
 
     def connect(self) -> RemoteWorker:
         """Start a worker at the server with the largest share of free ones that answers."""
+        with self._turns:
+            return self._connect()
+
+    def _connect(self) -> RemoteWorker:
         failures: list[WorkerDiedError] = []
         for address in self._by_room():
             try:
                 worker = RemoteWorker(address, self._token)
             except WorkerDiedError as error:
+                if isinstance(error, NoRoomError):
+                    self.answered_s = time.monotonic()
                 failures.append(error)
                 continue
+            self.answered_s = time.monotonic()
             with self._lock:
                 self._running.append((address, weakref.ref(worker)))
             return worker

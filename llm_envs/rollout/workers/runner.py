@@ -27,7 +27,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec
@@ -43,9 +43,11 @@ __all__ = [
     "check_reset",
     "check_step",
     "env_attribute",
+    "in_thread",
     "make_env",
 ]
 
+T = TypeVar("T")
 Env = gym.Env[str, str]
 Target = EnvSpec | str | Callable[..., Env]
 Step = tuple[str, float, bool, bool, Mapping[str, Any]]
@@ -285,6 +287,14 @@ def _finite(reward: Any) -> float:
     if not math.isfinite(value):
         raise EnvContractError(f"the reward is {value}; it must be finite.")
     return value
+
+
+def in_thread(function: Callable[[], T]) -> Future[T]:
+    """Call a function in a thread that keeps neither an event loop from closing nor the interpreter from exiting."""
+    thread = _threads.take()
+    future = thread.submit(function)
+    thread.finish(lambda: None)
+    return future
 
 
 class _Thread:

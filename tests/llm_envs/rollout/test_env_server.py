@@ -24,7 +24,7 @@ from rogue_envs import RogueEnv
 
 import llm_envs.rollout.workers.remote as remote
 from llm_envs.cli.main import main
-from llm_envs.errors import InvalidConfigError, WorkerDiedError
+from llm_envs.errors import InvalidConfigError, NoEnvServerError, WorkerDiedError
 from llm_envs.policies import ConstantPolicy
 from llm_envs.policies.scripted import before_turn
 from llm_envs.processes import children_of
@@ -209,7 +209,9 @@ def test_nobody_and_somebody_else() -> None:
         EnvServers([address])
 
 
-@pytest.mark.parametrize("address", ["localhost", "localhost:", ":7100", "localhost:x", "localhost:99999", ""])
+@pytest.mark.parametrize(
+    "address", ["localhost", "localhost:", ":7100", "localhost:x", "localhost:99999", "", "http://host:7391"]
+)
 def test_what_is_no_address(address: str) -> None:
     with pytest.raises(InvalidConfigError, match="give HOST:PORT"):
         EnvServers([address])
@@ -315,6 +317,31 @@ def test_a_server_that_is_killed_costs_no_episode() -> None:
             process.wait()
 
 
+def test_a_server_that_comes_back_is_used_again() -> None:
+    servers = [start("--workers", "1")]
+    address = servers[0][1]
+    n_turns = 0
+
+    async def restart_at_the_tenth(_: Any) -> None:
+        nonlocal n_turns
+        n_turns += 1
+        if n_turns == 10:
+            servers[0][0].kill()
+            servers[0][0].wait()
+            servers.append(start("--workers", "1", "--port", address.rpartition(":")[2]))
+
+    policy = before_turn(HashingTokenPolicy(CODEC, REPLIES), restart_at_the_tenth)
+    try:
+        groups = collect(policy=policy, env_servers=[address])
+    finally:
+        for process, _ in servers:
+            process.kill()
+            process.wait()
+    assert len(servers) == 2
+    played, same = ([t for group in groups for t in group.trajectories] for groups in (groups, collect()))
+    assert [replace(t, metadata={}) for t in played] == [replace(t, metadata={}) for t in same]
+
+
 def test_no_server_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     process, address = start("--workers", "1")
 
@@ -326,10 +353,77 @@ def test_no_server_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
 
     policy = before_turn(HashingTokenPolicy(CODEC, REPLIES), kill_at_once)
     monkeypatch.setattr("llm_envs.rollout.workers.pool.SERVERS_S", 1.0)
-    groups = collect(1, policy=policy, env_servers=[address], fail_fast=False)
+    emitted: list[Any] = []
+    with pytest.raises(NoEnvServerError, match=rf"has answered for 1 s \({address}\)"):
+        collect(1, policy=policy, env_servers=[address], on_trajectory=emitted.append)
     process.wait()
-    errors = [trajectory.error.message for group in groups for trajectory in group.trajectories if trajectory.error]
-    assert errors and all("no environment server has a worker" in message for message in errors)
+    assert not emitted
+
+
+def test_a_server_that_does_not_answer_at_the_start(server: EnvServer, caplog: pytest.LogCaptureFixture) -> None:
+    """It is named and left out. A wrong token or version is still an error, and so are two that do not answer."""
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
+        dead = ["{}:{}".format(*listener.getsockname()) for listener in (one, other)]
+    assert collect(env_servers=[dead[0], server.address]) == collect()
+    (warning,) = caplog.messages
+    assert warning.startswith(f"{dead[0]} does not answer") and warning.endswith("The run continues without it.")
+    with pytest.raises(WorkerDiedError, match=rf"{dead[0]} does not answer.*{dead[1]} does not answer"):
+        EnvServers(dead)
+    with EnvServer(1, b"another token of this length") as foreign, pytest.raises(InvalidConfigError, match="token"):
+        EnvServers([server.address, foreign.address])
+
+
+PATIENCE = """
+import sys
+import llm_envs.rollout.workers.pool as pool
+from llm_envs.cli.main import main
+pool.SERVERS_S = float(sys.argv[1])
+sys.exit(main(sys.argv[2:]))
+"""
+COLLECT = ["collect", "llm/Calculator-v0", "-n", "3000"]
+
+
+def left_without_servers(out: Path, patience_s: float, n_servers: int) -> tuple[subprocess.Popen[str], list[int]]:
+    """Start `llm-envs collect`, kill its servers when it has written episodes; return it and their ports."""
+    servers = [start("--workers", "1") for _ in range(n_servers)]
+    try:
+        command = [*COLLECT, "--out", str(out), "--env-servers", *(address for _, address in servers)]
+        run = subprocess.Popen(
+            [sys.executable, "-c", PATIENCE, str(patience_s), *command], stderr=subprocess.PIPE, text=True
+        )
+        until(lambda: any(log.stat().st_size for log in out.glob("*.jsonl*")), 60)
+    finally:
+        for process, _ in servers:
+            process.kill()
+            process.wait()
+    return run, [int(address.rpartition(":")[2]) for _, address in servers]
+
+
+def test_a_run_without_servers_ends_and_goes_on_later(tmp_path: Path) -> None:
+    run, _ = left_without_servers(tmp_path / "run", 1.0, 2)
+    _, said = run.communicate(timeout=30)
+    assert run.returncode == 1
+    assert "llm-envs: error: no environment server has answered for 1 s (127.0.0.1:" in said
+    saved = list(read_trajectories(tmp_path / "run"))
+    assert 0 < len(saved) < 3000 and all(trajectory.error is None for trajectory in saved)
+    assert main([*COLLECT, "--out", str(tmp_path / "run"), "--resume"]) == 0
+    assert main([*COLLECT, "--out", str(tmp_path / "here")]) == 0
+    resumed, here = (sorted(read_trajectories(tmp_path / n), key=lambda t: t.group_id) for n in ("run", "here"))
+    assert resumed == here
+
+
+def test_ctrl_c_does_not_wait_for_servers(tmp_path: Path) -> None:
+    """Here they take connections and say nothing, which holds an attempt up for `CONNECT_S`, at each of them."""
+    run, ports = left_without_servers(tmp_path / "run", 60.0, 2)
+    silent = [socket.create_server(("127.0.0.1", port)) for port in ports]
+    time.sleep(1)
+    interrupted_s = time.monotonic()
+    run.send_signal(signal.SIGINT)
+    _, said = run.communicate(timeout=60)
+    assert run.returncode == 130 and "llm-envs: interrupted: " in said
+    assert time.monotonic() - interrupted_s < 5
+    for listener in silent:
+        listener.close()
 
 
 def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
