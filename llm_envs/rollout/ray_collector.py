@@ -312,12 +312,12 @@ class _Crew:
             self._waiting.popleft()
 
     def _fail(self, error: BaseException) -> None:
-        for future in (self._named, *(future for future, _ in self._waiting)):
+        named = asyncio.get_running_loop().create_future()
+        for future in (self._named, named, *(future for future, _ in self._waiting)):
             if future is not None and not future.done():
                 future.set_exception(error)
-        self._named = asyncio.get_running_loop().create_future()
-        self._named.set_exception(error)
-        self._named.exception()  # it may be that nobody asks
+                future.exception()  # it may be that nobody asks
+        self._named = named
         for seat in self._seats:
             seat.lose(error)
 

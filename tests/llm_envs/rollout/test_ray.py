@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import os
@@ -255,7 +256,11 @@ def test_what_no_node_has_is_an_error(cluster: Any, monkeypatch: pytest.MonkeyPa
 
 
 def test_gpus_and_labels_through_the_command(
-    cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    cluster: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Two nodes, of which only one has the label; each actor has both GPUs of its node."""
     from ray.util import placement_group_table
@@ -275,6 +280,8 @@ def test_gpus_and_labels_through_the_command(
     assert set(group["bundles_to_node_id"].values()) == {special.node_id}
     assert main([*command, str(tmp_path / "b"), "--ray-gpus", "3"]) == 1
     assert main([*command, str(tmp_path / "b"), *labels(disk="none")]) == 1
+    gc.collect()
+    assert "never retrieved" not in caplog.text
     said = capsys.readouterr().err
     assert "each needs {'CPU': 1, 'GPU': 3}." in said and "the labels {'disk': 'none'}." in said
 
