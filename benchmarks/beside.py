@@ -1,4 +1,4 @@
-"""What a model server beside a trainer costs: a push of new weights, idle and while it plays; the bytes of a turn.
+"""A model server beside a trainer: seconds of a push of new weights, idle and while it plays; bytes of a turn.
 
     python benchmarks/beside.py [--out FILE] [--pushes N]
 

@@ -1,4 +1,4 @@
-"""What sleep gives back of a GPU's memory, and what it costs.
+"""Memory of a GPU that a sleeping engine frees, and the seconds that sleep and waking take.
 
     python benchmarks/gpu_sleep.py [--models NAME...] [--rounds N] [--out FILE]
 

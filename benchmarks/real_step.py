@@ -2,7 +2,7 @@
 
     python benchmarks/real_step.py [--out FILE] [--models NAME...] [--engines NAME...] [--steps N]
     python benchmarks/real_step.py --until REWARD [--task ID] [--difficulty LEVEL] [--tokens N] [--seeds N...]
-    python benchmarks/real_step.py --name real_step_gpu --dtype bfloat16 --episodes 256 --micro-batch 64 --tokens 128
+    python benchmarks/real_step.py --dtype bfloat16 --episodes 256 --micro-batch 64 --tokens 128
 
 Both trainers have the same settings, problems and rewards. TRL's takes a data set of prompts and a reward function,
 which plays the environment's one step here. Its engine is `model.generate`, or vLLM in this process, started as ours
@@ -46,7 +46,6 @@ TASK = "llm/Arithmetic-v0"
 SIDES: dict[str, tuple[bool, dict[str, Any]]] = {
     "EnvGRPOTrainer": (True, {}),
     "EnvGRPOTrainer, share_prompts": (True, {"share_prompts": True}),
-    "EnvGRPOTrainer, sleeping engine": (True, {"vllm_enable_sleep_mode": True}),
     "TRL's GRPOTrainer": (False, {}),
     "TRL's GRPOTrainer, seeds": (False, {"generation_kwargs": {"seed": 0}}),
 }
@@ -350,12 +349,11 @@ def main() -> int:
     parser.add_argument("--models", nargs="+", default=[REAL_MODEL], help=f"folders, or {SHAPE}")
     engines = ("transformers", "vllm") if importlib.util.find_spec("vllm") else ("transformers",)
     parser.add_argument("--engines", nargs="+", choices=("transformers", "vllm"), default=engines)
-    parser.add_argument("--sides", nargs="+", choices=SIDES, default=[side for side in SIDES if "sleep" not in side])
+    parser.add_argument("--sides", nargs="+", choices=SIDES, default=tuple(SIDES))
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--episodes", type=int, default=32, help="of a step")
     parser.add_argument("--micro-batch", type=int, default=8)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
-    parser.add_argument("--name", default="real_step", help="of the table")
     parser.add_argument("--until", type=float, help="stop at this mean reward over three steps")
     parser.add_argument("--task", default=TASK)
     parser.add_argument("--difficulty", default="easy")
@@ -378,7 +376,7 @@ def main() -> int:
             if "TRL" in each["trainer"] and all(each[key] == row[key] for key in ("model", "engine", "seed"))
         ]
         row["of_trl"] = row["step"] / theirs[-1] if theirs else None  # with seeds, where vLLM has them
-    work, name, hidden = f"`{options.task}` ({options.difficulty}), ", options.name, ("seed", "until")
+    work, name, hidden = f"`{options.task}` ({options.difficulty}), ", "real_step", ("seed", "until")
     if options.until:
         work += (
             f"until three steps have a mean reward of {options.until:g} (*until*: steps and wall time), replies of at "

@@ -50,7 +50,7 @@ COLUMNS = [
 
 @dataclass(frozen=True)
 class Work:
-    """What is played."""
+    """An environment, a policy, and how many episodes are played, how many of them at once."""
 
     name: str
     env: Callable[..., Any]

@@ -215,7 +215,7 @@ LIMITS: dict[str, dict[str, Any]] = {
     "weights: delta": {"transport": "delta"},
     "weights: nccl": {"transport": "nccl"},
 }
-"""What there may be one of, or cost time, while all else is shared out and free."""
+"""By name, settings in which one part is single or takes time, and all others are shared out and free."""
 LIMIT_SCALES = (8, 32, 64, 128, 512, 1024)
 
 

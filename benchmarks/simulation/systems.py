@@ -32,7 +32,7 @@ class PlayerRates:
     thread_s: float = 0.0
     """Handing a call of an environment that waits to its thread, and taking over the result."""
     crowd_s: float = 0.0
-    """What that takes longer for each other one that waits for the process."""
+    """Seconds that this takes longer for each other episode that waits for the process."""
 
 
 @dataclass(frozen=True)
@@ -77,13 +77,13 @@ class System:
     group_size: int = 1
     """Episodes in a row that one player plays."""
     writer_s: float = 0.0
-    """What the one writer of all players takes for an episode; 0: players write themselves."""
+    """Seconds for each episode in the one writer of all players; 0: players write themselves."""
     turn_card_s: float = 0.0
     """How long a turn's request and reply occupy the network card of the players' node."""
     prompt_card_s: float = 0.0
-    """What each token of the prompt adds."""
+    """Seconds that each token of the prompt adds to it."""
     sampled_card_s: float = 0.0
-    """What each token of the reply adds."""
+    """Seconds that each token of the reply adds to it."""
     failures: tuple[Failure, ...] = ()
 
 

@@ -97,6 +97,26 @@ def test_the_same_trajectories(node: Any) -> None:
             assert collector.stats.accepted == collector.stats.submitted == 24
 
 
+def test_an_actor_that_cannot_play_ends_the_episodes_of_the_others(node: Any, tmp_path: Path) -> None:
+    """The first actor's episodes take a minute; the second one's player fails."""
+
+    def player() -> Any:
+        try:
+            (tmp_path / "first").touch(exist_ok=False)
+        except FileExistsError:
+            time.sleep(3.0)  # the other one plays
+            raise ValueError("no model here") from None
+        return tokens(60.0)
+
+    started = time.monotonic()
+    with (
+        RayCollector(NumbersEnv, player, n_actors=2, progress=False) as collector,
+        pytest.raises(ValueError, match="no model here"),
+    ):
+        collector.collect(4, 2)
+    assert time.monotonic() - started < 45
+
+
 def test_filters_streams_and_limits(node: Any) -> None:
     settings: dict[str, Any] = {"group_filter": create_spread_filter(), "limits": RolloutLimits(max_turns=2)}
     with RayCollector(NumbersEnv, tokens, n_actors=2, progress=False, **settings) as collector:
@@ -366,6 +386,9 @@ def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert "100.0%" in capsys.readouterr().out
     assert main([*command, str(tmp_path / "no"), "--ray-actors", "1"]) == 2
     assert main([*command, str(tmp_path / "no"), "--ray", "--model", str(tmp_path), "--serve", "1"]) == 2
+    model = ["--ray", "--ray-gpus", "2", "--model", str(tmp_path), "--policy", "transformers"]
+    assert main([*command, str(tmp_path / "no"), *model]) == 2
+    assert "--ray-gpus 2: only --engine vllm plays on several GPUs" in capsys.readouterr().err
 
 
 def test_blocks_that_need_ray_run(tmp_path: Path) -> None:

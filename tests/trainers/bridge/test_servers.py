@@ -1,12 +1,13 @@
-"""Servers beside a trainer: what is said before any of them is asked."""
+"""Servers beside a trainer: the warning of whole weights for many servers."""
 
 import warnings
-from types import SimpleNamespace
 
 import pytest
+from accelerate import Accelerator
 
 from llm_envs.errors import InvalidConfigError
 from llm_envs.policies.vllm.transfer import MOST_WHOLE, warn_of_whole
+from llm_envs.tiny_model import tiny_model, tiny_tokenizer
 from llm_envs.trainers.bridge.servers import ServerEngines, ServerSettings
 
 
@@ -22,12 +23,11 @@ def test_whole_weights_for_many_servers_are_warned_of():
 @pytest.mark.parametrize(("n", "transport", "n_warnings"), [(17, "whole", 1), (17, "delta", 0), (16, "whole", 0)])
 def test_a_trainer_warns_with_its_servers(n, transport, n_warnings):
     """Before it asks the servers, whose addresses are wrong here so that it asks none."""
-    engines = ServerEngines.__new__(ServerEngines)
-    engines._settings = ServerSettings(vllm_server_urls=["nowhere"] * n, vllm_transport=transport)
-    engines._max_concurrency, engines._tokenizer = 1, None
-    engines._opened = SimpleNamespace(__exit__=lambda *_: None)
-    engines.accelerator = SimpleNamespace(num_processes=1, is_main_process=True)
+    tokenizer = tiny_tokenizer()
+    settings = ServerSettings(vllm_server_urls=["nowhere"] * n, vllm_transport=transport)
     with warnings.catch_warnings(record=True) as caught, pytest.raises(InvalidConfigError, match="nowhere"):
         warnings.simplefilter("always")
-        engines._init_vllm()
+        ServerEngines(
+            tiny_model(tokenizer), Accelerator(), tokenizer, settings=settings, version=int, max_concurrency=1, seed=0
+        )
     assert sum("read all weights" in str(warning.message) for warning in caught) == n_warnings
