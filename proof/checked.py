@@ -4,7 +4,7 @@
 
 Checks each level of each `llm/` task whose files have changed since its record, or whose record is of a smaller effort,
 and writes `proof/checked.json`. Checking everything takes half an hour, or some hours with `--thorough`, which is too
-long for CI: CI checks the default levels, and that no record is out of date.
+long for CI: `make check-tasks` checks the default levels, and CI some of them and that no record is out of date.
 """
 
 from __future__ import annotations

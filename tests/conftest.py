@@ -2,6 +2,9 @@
 
 The variables are set here, before anything that reads them is imported; one that is already set is left alone.
 
+Tests run on the CPU, whatever cards there are: the cards are hidden, from torch and from all programs that tests start.
+With `LLM_ENVS_TEST_DEVICE=cuda` (`make test-gpu`) the tests and their programs see one card, the first visible one.
+
 Several processes share the tests by file (`make test`). The files that take longest go first, so that none begins when
 the other process has nothing left to do; and a test marked `alone` runs while no other process runs any.
 """
@@ -63,9 +66,25 @@ LONGEST_FIRST = [
     "test_server_failures.py",
 ]
 """Files that take ten seconds and more; only the time of the whole run depends on this list."""
+DEVICES = {
+    # Hidden, not refused: a library that finds a card uses it, however it is told not to.
+    "cpu": {"CUDA_VISIBLE_DEVICES": ""},
+    # One card: with several, transformers' trainers would split each batch.
+    # With this buffer cuBLAS repeats its results bit by bit.
+    "cuda": {
+        "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0],
+        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+    },
+}
+"""What `LLM_ENVS_TEST_DEVICE` may be, and the variables that it sets, which replace those that are set already."""
 
 for _name, _value in SETTINGS.items():
     os.environ.setdefault(_name, _value)
+
+_device = os.environ.get("LLM_ENVS_TEST_DEVICE", "cpu")
+if _device not in DEVICES:
+    raise pytest.UsageError(f"LLM_ENVS_TEST_DEVICE={_device!r}; it must be one of {', '.join(DEVICES)}")
+os.environ.update(DEVICES[_device])
 
 # The same examples in every run, however long a busy machine takes over one: what fails, fails for what it tests.
 hypothesis.settings.register_profile(
@@ -116,7 +135,12 @@ def pytest_configure_node(node: Any) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Take part in the turns, where there are others."""
+    """Take part in the turns, where there are others; refuse a card that is not there."""
+    if os.environ.get("LLM_ENVS_TEST_DEVICE") == "cuda":
+        import torch
+
+        if not torch.cuda.is_available():
+            raise pytest.UsageError("LLM_ENVS_TEST_DEVICE=cuda, but torch finds no card, or is its build for the CPU")
     folder = getattr(config, "workerinput", {}).get("turns")
     config.stash[TURNS] = Turns(Path(folder)) if folder else None
 

@@ -8,6 +8,8 @@ import pytest
 from llm_envs.parsers import format_answer
 from llm_envs.testing import ByteCodec, HashingTokenPolicy
 
+pytestmark = [pytest.mark.pages, pytest.mark.smoke]
+
 ROOT = Path(__file__).parents[1]
 
 

@@ -18,6 +18,8 @@ import yaml
 from document_runs import Made, run, run_page
 from documents import DATA, Block, commands_of, is_guide, is_said, misspelt, problems, read_page, read_pages
 
+pytestmark = pytest.mark.pages
+
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
@@ -63,11 +65,13 @@ def broken_links(document: Path) -> list[str]:
     return broken
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
 def test_every_link_leads_somewhere(document: Path) -> None:
     assert broken_links(document) == []
 
 
+@pytest.mark.smoke
 def test_a_broken_link_is_seen(tmp_path: Path) -> None:
     document = tmp_path / "a.md"
     document.write_text(
@@ -79,15 +83,18 @@ def test_a_broken_link_is_seen(tmp_path: Path) -> None:
 # What each block is.
 
 
+@pytest.mark.smoke
 def test_every_block_says_what_it_is() -> None:
     assert {block.where: found for block in BLOCKS if (found := problems(block))} == {}
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("name", PAGES)
 def test_every_comment_is_understood(name: str) -> None:
     assert misspelt((ROOT / name).read_text(encoding="utf-8")) == []
 
 
+@pytest.mark.smoke
 def test_few_blocks_are_not_run_and_all_of_them_are_known() -> None:
     found = Counter((block.page, block.code.strip().splitlines()[0]) for block in BLOCKS if "not run" in block.said)
     known = Counter((page, first) for page, blocks in NOT_RUN.items() for first in blocks)
@@ -104,6 +111,7 @@ def referred() -> list[tuple[str, str]]:
     )
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(("page", "test"), referred())
 def test_what_is_said_to_run_a_block_exists(page: str, test: str) -> None:
     path, _, name = test.partition("::")
@@ -115,6 +123,7 @@ def test_what_is_said_to_run_a_block_exists(page: str, test: str) -> None:
         assert all(re.search(one, text, flags=re.MULTILINE) for one in wanted), f"{page} names {test}"
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("block", [b for b in BLOCKS if b.language in DATA], ids=lambda block: block.where)
 def test_data_is_what_its_language_says(block: Block) -> None:
     {"yaml": yaml.safe_load, "toml": tomllib.loads, "json": json.loads}[block.language](block.code)
@@ -141,6 +150,7 @@ def test_files_are_used() -> None:
             )
 
 
+@pytest.mark.smoke
 def test_extras_and_targets_of_make_exist() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)
@@ -193,6 +203,7 @@ x
 """
 
 
+@pytest.mark.smoke
 def test_a_page_is_taken_apart() -> None:
     page = read_page(MINIATURE, "a.md")
     assert page.shares_a_folder
@@ -208,6 +219,7 @@ def test_a_page_is_taken_apart() -> None:
     assert [len(problems(block)) for block in page.blocks] == [0, 0, 0, 1]
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -224,6 +236,7 @@ def test_what_is_written_wrongly_is_told(text: str, message: str) -> None:
     assert any(message in problem for problem in problems(block))
 
 
+@pytest.mark.smoke
 def test_a_misspelt_comment_is_told() -> None:
     text = (
         "<!-- run by tests/x.py -->\n<!-- needs: a model in m -->\n<!-- runs: begin -->\n<!-- blocks share folder -->"
@@ -231,6 +244,7 @@ def test_a_misspelt_comment_is_told() -> None:
     assert misspelt(text) == ["<!-- run by tests/x.py -->", "<!-- blocks share folder -->"]
 
 
+@pytest.mark.smoke
 def test_dots_stand_for_anything() -> None:
     assert is_said("a ... c", "x\na b  c\n") and is_said("a b", "a    b") and not is_said("a ... c", "a\nc")
 

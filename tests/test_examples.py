@@ -32,6 +32,7 @@ def demo(tmp_path_factory):
     return folder / "out", printed
 
 
+@pytest.mark.smoke
 def test_demo_leaves_what_it_promises(demo):
     out, printed = demo
     assert "Sampling with transformers" in printed

@@ -12,6 +12,8 @@ import pytest
 from proof.fidelity import alf_world, arc, bfcl, grid_worlds, ifeval, java_worlds, tau2
 from proof.fidelity.compare import RESULTS, Case, compare
 
+pytestmark = pytest.mark.pages
+
 ROOT = Path(__file__).resolve().parents[1]
 KINDS = {"right", "wrong", "malformed", "hostile"}
 KNOWN = {
@@ -27,6 +29,7 @@ KNOWN = {
 }
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("name", KNOWN)
 def test_a_certificate_has_thousands_of_outputs_and_no_unknown_difference(name):
     record = json.loads((RESULTS / f"{name}.json").read_text())
@@ -38,6 +41,7 @@ def test_a_certificate_has_thousands_of_outputs_and_no_unknown_difference(name):
     assert n_different <= 0.05 * record["outputs"]
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("family", ["BabyAI", "MiniGrid"])
 def test_grid_worlds_agree_with_their_package(family):
     pytest.importorskip("minigrid")
@@ -73,6 +77,7 @@ def test_ifeval_agrees_with_its_package():
     assert again["kinds"]["right"]["right by ours"] == again["kinds"]["right"]["outputs"]
 
 
+@pytest.mark.smoke
 def test_arc_agrees_with_its_package():
     again = arc.result(3)
     assert again["outputs"] > 200 and again["differences"].keys() <= KNOWN["arc"]
@@ -80,6 +85,7 @@ def test_arc_agrees_with_its_package():
     assert again["kinds"]["hostile"]["right by ours"] == 0
 
 
+@pytest.mark.smoke
 def test_bfcl_agrees_with_its_package():
     program = (
         "import json; from proof.fidelity import bfcl; print(json.dumps(bfcl.result(6)))"  # it evaluates hostile text

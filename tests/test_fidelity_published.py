@@ -11,6 +11,8 @@ from proof.fidelity.compare import RESULTS
 from proof.fidelity.published import BENCHMARKS
 from proof.fidelity.published_departures import DEPARTURES
 
+pytestmark = pytest.mark.pages
+
 ROOT = Path(__file__).resolve().parents[1]
 SHARES = {"GSM8K": 8, "MATH500": 30, "AIME": 12, "MMLU": 8, "GPQA": 8, "HotpotQA": 8, "HumanEval": 10, "MBPP": 12}
 """One in this many problems is compared again."""
@@ -24,6 +26,7 @@ def check(record, name):
     assert record["kinds"]["hostile"]["right by ours"] == 0
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_a_certificate_has_thousands_of_outputs_of_all_kinds(name):
     record = json.loads((RESULTS / f"{name.lower()}.json").read_text())

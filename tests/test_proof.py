@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.pages
+
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "proof" / "results"
 
@@ -33,6 +35,7 @@ def result(name, before, seeds, **changes):
     return known | {"seeds": trained} | changes
 
 
+@pytest.mark.smoke
 def test_every_turn_of_the_letters_is_paid_by_itself():
     from proof.letters import LettersEnv
 
@@ -49,6 +52,7 @@ def test_every_turn_of_the_letters_is_paid_by_itself():
     assert (terminated, truncated, info["is_success"]) == (True, False, False)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("expression", "written"),
     [
@@ -64,6 +68,7 @@ def test_sums_in_writing(expression, written):
     assert add_in_writing(expression) == written
 
 
+@pytest.mark.smoke
 def test_a_coin_decides_how_an_episode_is_played():
     from proof.tasks import CoinPolicy
 
@@ -73,6 +78,7 @@ def test_a_coin_decides_how_an_episode_is_played():
     assert said == [policy.for_episode(seed).act(None, "") for seed in range(100)]
 
 
+@pytest.mark.smoke
 def test_differences_are_paired_over_the_same_episodes():
     """0 1 0 0 -> 1 1 0 1: mean 1/2, standard deviation 0.57735, half a width of 1.95996 * 0.57735 / 2 = 0.5658."""
     from proof.tables import compare
@@ -85,6 +91,7 @@ def test_differences_are_paired_over_the_same_episodes():
         compare(before, {"seeds": [5, 6, 8, 7], "successes": [1, 1, 0, 1]}, "successes")
 
 
+@pytest.mark.smoke
 def test_ppo_and_dpo_are_told_by_their_kind_and_engine():
     from proof.tables import render
 
@@ -102,6 +109,7 @@ def test_ppo_and_dpo_are_told_by_their_kind_and_engine():
     assert "Not run yet: ppo-shared-" in tables["ppo"] and "ppo-shared-guess," not in tables["ppo"].split("Not run")[1]
 
 
+@pytest.mark.smoke
 def test_what_a_run_is_decides_its_results_and_nothing_else_does():
     from proof.run import describe_run
     from proof.runs import Run
@@ -120,6 +128,7 @@ def test_what_a_run_is_decides_its_results_and_nothing_else_does():
         assert describe_run(replace(run, **changes), TASKS["guess"]) != described
 
 
+@pytest.mark.smoke
 def test_tables_say_what_rose_and_by_how_much():
     from proof.tables import render
 
@@ -139,6 +148,7 @@ def test_tables_say_what_rose_and_by_how_much():
     assert tables["machine"] == "- a, 2 cores; python 3 (grpo-guess-vllm, credit-trajectory, credit-turn)"
 
 
+@pytest.mark.smoke
 def test_the_table_of_long_replies_compares_lambda_by_tokens_and_by_turns():
     """Of four episodes by tokens one succeeds, by turns three: 50 points more; a task without its pair is left out."""
     from proof.runs import LONG, LONG_TASKS, RUNS
@@ -157,6 +167,7 @@ def test_the_table_of_long_replies_compares_lambda_by_tokens_and_by_turns():
     assert rest[-1] == f"Not run yet: {names[3]}."
 
 
+@pytest.mark.smoke
 def test_the_document_has_the_tables_of_the_results(tmp_path):
     from proof.tables import put_into
 
@@ -166,6 +177,7 @@ def test_the_document_has_the_tables_of_the_results(tmp_path):
     assert document.read_text() == (ROOT / "docs" / "results" / "learning.md").read_text()
 
 
+@pytest.mark.smoke
 def test_results_are_of_the_runs_as_they_are():
     """A run whose settings have changed must be run again."""
     from proof.run import describe_run
@@ -178,6 +190,7 @@ def test_results_are_of_the_runs_as_they_are():
         assert list(map(int, data["seeds"])) == list(run.seeds), path.name
 
 
+@pytest.mark.smoke
 def test_what_is_claimed_is_what_was_measured():
     """Every task and algorithm rises, its interval clear of zero; turns' own credit and trained summaries are better.
 
@@ -259,6 +272,7 @@ def test_every_kind_of_run_trains_and_is_measured(small, kind):
     assert (work / "models" / f"{kind}-3" / "model" / "critic").exists() == kind.startswith("ppo")
 
 
+@pytest.mark.smoke
 def test_the_data_set_of_offline_training_is_the_warm_models_play_of_a_fixed_seed(small):
     from llm_envs.rollout import read_trajectories
     from proof.kinds import play_data
@@ -277,6 +291,7 @@ def test_the_data_set_of_offline_training_is_the_warm_models_play_of_a_fixed_see
     assert len({seed for seed, _ in played[0].values()}) == 2
 
 
+@pytest.mark.smoke
 def test_every_level_was_checked_as_its_files_are_now():
     """`make check-tasks-levels` checks what has changed, and records it."""
     from proof.checked import levels, out_of_date, read
@@ -285,6 +300,7 @@ def test_every_level_was_checked_as_its_files_are_now():
     assert list(out_of_date(read())) == []
 
 
+@pytest.mark.smoke
 def test_a_record_is_of_the_files_that_a_task_is_made_of():
     from proof.checked import _reached, fingerprint, levels, out_of_date, read
 
@@ -308,6 +324,7 @@ def credit_curve(*points):
     }
 
 
+@pytest.mark.smoke
 def test_credit_is_compared_at_the_least_that_any_run_used():
     """Differences 0.1, 0.3, 0.2: mean 0.2, standard deviation 0.1, t(2) = 4.3027, half a width of 0.2484."""
     from proof.credit import at_budget, compare, verdict

@@ -7,6 +7,8 @@ from pathlib import Path
 import gymnasium as gym
 import pytest
 
+pytestmark = [pytest.mark.pages, pytest.mark.smoke]
+
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "proof" / "results"
 

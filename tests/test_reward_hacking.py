@@ -24,6 +24,8 @@ from proof.reward_hacking import (
     train,
 )
 
+pytestmark = [pytest.mark.pages, pytest.mark.smoke]
+
 ROOT = Path(__file__).parents[1]
 KEPT = json.loads((ROOT / RESULTS).read_text(encoding="utf-8"))
 PAGE = ROOT / "docs" / "guides" / "reward_hacking.md"

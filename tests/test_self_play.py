@@ -14,6 +14,8 @@ from llm_envs.tasks.games.kuhn_poker import KuhnPoker
 from llm_envs.tiny_model import tiny_model, tiny_tokenizer
 from proof.self_play import RESULTS, RUNS, action_probabilities, exploit, put_into
 
+pytestmark = [pytest.mark.pages, pytest.mark.smoke]
+
 ROOT = Path(__file__).parents[1]
 
 

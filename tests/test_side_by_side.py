@@ -10,6 +10,8 @@ from types import ModuleType
 
 import pytest
 
+pytestmark = [pytest.mark.pages, pytest.mark.smoke]
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 

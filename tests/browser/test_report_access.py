@@ -13,7 +13,7 @@ from report_runs import make_episode, make_row, write_evaluation
 from llm_envs.evaluation import Results
 from llm_envs.report import write_report
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.smoke]
 
 VIEWS = ("#summary", "#episodes", "#episode/0", "#group/0", "#problem/0", "#compare")
 

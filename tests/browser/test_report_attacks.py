@@ -95,6 +95,7 @@ def test_nothing_that_anybody_wrote_does_anything(chromium: Chromium, tmp_path: 
     assert chromium.problems() == []
 
 
+@pytest.mark.smoke
 def test_logs_results_and_folders_do_nothing_either(chromium: Chromium, tmp_path: Path) -> None:
     """Metrics' names, an evaluation's tasks, settings, versions and errors, and the paths of the runs."""
     nasty = tmp_path / "<img src=x onerror=attacked=1>" / "a<" / "script><script>window.attacked = 1<"  # joined by /
@@ -137,6 +138,7 @@ def poisoned(results: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+@pytest.mark.smoke
 def test_the_browser_itself_would_refuse_markup_and_requests(chromium: Chromium, page: Path) -> None:
     chromium.open(page)
     refused = "(() => { try { document.body.innerHTML = '<b>'; return false; } catch { return true; } })()"

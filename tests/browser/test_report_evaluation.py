@@ -12,7 +12,7 @@ from report_runs import make_episode, write_evaluation
 from llm_envs.evaluation import Results, compare
 from llm_envs.report import write_report
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.smoke]
 
 NONE = "\N{EN DASH}"
 

@@ -16,7 +16,7 @@ from llm_envs.report import write_report
 from llm_envs.tiny_model import tiny_tokenizer
 from llm_envs.types import Message, RolloutError, Row, StopReason, ToolCall, ToolResult, Turn
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.smoke]
 
 NONE = "\N{EN DASH}"
 

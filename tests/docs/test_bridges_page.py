@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import bridges
+import pytest
+
+pytestmark = [pytest.mark.pages, pytest.mark.smoke]
 
 
 def test_the_tables_are_what_the_ids_and_records_say() -> None:

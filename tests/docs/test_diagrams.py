@@ -8,6 +8,8 @@ from xml.etree import ElementTree
 
 import pytest
 
+pytestmark = [pytest.mark.pages, pytest.mark.smoke]
+
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 CONCEPTS = sorted((DOCS / "concepts").glob("*.md"))
 DIAGRAMS = sorted((DOCS / "diagrams").glob("*.svg"))

@@ -6,7 +6,10 @@ from pathlib import Path
 import english
 import pytest
 
+pytestmark = pytest.mark.pages
 
+
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("text", "construction"),
     [
@@ -25,6 +28,7 @@ def test_each_construction_is_counted_in_documents_and_docstrings(text: str, con
     assert english.count(document)[construction] == english.count(module)[construction] == 1
 
 
+@pytest.mark.smoke
 def test_plain_sentences_count_nothing(tmp_path: Path) -> None:
     document = tmp_path / "a.md"
     document.write_text("What does it cost? If a tracker fails, warn once and disable it. It no longer runs.\n")

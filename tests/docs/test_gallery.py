@@ -7,6 +7,8 @@ import json
 import gallery
 import pytest
 
+pytestmark = [pytest.mark.pages, pytest.mark.smoke]
+
 TASK = "llm/GuessNumber-v0"
 
 

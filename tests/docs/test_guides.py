@@ -19,6 +19,13 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     return Made(tmp_path_factory.mktemp("made"))
 
 
-@pytest.mark.parametrize("name", [name for name, page in GUIDES.items() if any(block.is_run for block in page.blocks)])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.smoke) if name == "README.md" else name
+        for name, page in GUIDES.items()
+        if any(block.is_run for block in page.blocks)
+    ],
+)
 def test_every_block_runs(name: str, tmp_path: Path, made: Made) -> None:
     run_page(GUIDES[name], tmp_path, made)

@@ -6,6 +6,10 @@ import re
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
+pytestmark = [pytest.mark.pages, pytest.mark.smoke]
+
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGES = sorted(page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md"))
 GENERATED = ("GALLERY.md", "reference/metrics.md", "reference/extension_points.md", "reference/api/")

@@ -15,6 +15,8 @@ import pytest
 from document_runs import run as run_program
 from metrics_page import ALL_METRICS, EPISODE_METRICS, LOGGERS, PLACEHOLDERS, MetricName, matching_names
 
+pytestmark = pytest.mark.pages
+
 ROOT = Path(__file__).resolve().parents[2]
 GENERATORS = ["docs/metrics_page.py", "docs/extension_points.py", "docs/api_pages.py", "docs/file_map.py"]
 
@@ -28,6 +30,7 @@ NOT_RUN_HERE = {
 """Beginnings of names that no run of `logged_runs` logs -> what is missing; `test_names_with_vllm` has them."""
 
 
+@pytest.mark.smoke
 @pytest.mark.examples
 @pytest.mark.parametrize("generator", GENERATORS)
 def test_a_generated_page_is_what_its_generator_writes(generator: str) -> None:
@@ -53,6 +56,7 @@ def who(run: str) -> set[str]:
     return special.get(run, {run.split("_")[0]})
 
 
+@pytest.mark.smoke
 def test_patterns() -> None:
     row = MetricName("env/stop/<reason>", "share", "", (), is_evaluated=True)
     assert row.matches("env/stop/max_turns") and row.matches("eval_env/stop/error")
@@ -63,6 +67,7 @@ def test_patterns() -> None:
     assert not MetricName("a.b", "", "", ()).matches("axb")
 
 
+@pytest.mark.smoke
 def test_rows_are_whole_and_no_two_have_one_name() -> None:
     patterns = [name.pattern for name in ALL_METRICS]
     assert len(patterns) == len(set(patterns))
@@ -75,6 +80,7 @@ def test_rows_are_whole_and_no_two_have_one_name() -> None:
     assert used == set(PLACEHOLDERS)
 
 
+@pytest.mark.smoke
 def test_what_a_summary_of_episodes_says_is_known() -> None:
     from llm_envs.policies import OraclePolicy
     from llm_envs.rollout import Collector
@@ -165,6 +171,7 @@ def look_up(path: str) -> Any:
     raise AssertionError(f"there is no {path}")
 
 
+@pytest.mark.smoke
 @pytest.mark.examples
 def test_every_named_argument_is_there(points: ModuleType) -> None:
     pytest.importorskip("trl")
@@ -231,6 +238,7 @@ def test_no_public_argument_that_takes_a_function_is_missing(points: ModuleType)
 # API.
 
 
+@pytest.mark.smoke
 def test_every_public_module_is_on_one_page() -> None:
     """What a module exports is on the page of its room: mkdocstrings takes all that `__all__` names."""
     listed = [
@@ -253,6 +261,7 @@ def test_every_public_module_is_on_one_page() -> None:
     assert len(listed) > 150
 
 
+@pytest.mark.smoke
 @pytest.mark.examples
 def test_docstrings_are_clean() -> None:
     """The site is built with warnings as errors: no docstring has a section that cannot be read."""

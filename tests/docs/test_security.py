@@ -12,6 +12,8 @@ from fake_server import Answer, fake_server
 
 from llm_envs.cli.main import main
 
+pytestmark = [pytest.mark.pages, pytest.mark.smoke]
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "reference" / "security.md").read_text(encoding="utf-8")
 SOURCES = sorted(path for folder in ("llm_envs", "trainers", "tasks") for path in (ROOT / folder).rglob("*.py"))

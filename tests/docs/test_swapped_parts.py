@@ -14,6 +14,8 @@ from llm_envs.policies import OraclePolicy
 from llm_envs.rollout import Collector, PromptTask
 from llm_envs.types import Message, SamplingParams, StopReason, Trajectory, Turn
 
+pytestmark = [pytest.mark.pages, pytest.mark.smoke]
+
 
 def said(text: str) -> Trajectory:
     messages = (Message("user", "Speak."), Message("assistant", text), Message("tool", "noted"))

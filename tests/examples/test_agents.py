@@ -112,6 +112,7 @@ def check_equal(found: Sequence[Trajectory], expected: Sequence[Trajectory]) -> 
         assert ours == theirs  # also turns, rewards, messages, tools, seeds, stop reasons
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("name", SAME)
 def test_a_models_rows_are_those_of_the_environment(name: str, policy: KeepingPolicy) -> None:
     policy.sampled = []
@@ -150,6 +151,7 @@ def replies(trajectory: Trajectory) -> list[str]:
     return [message.content for message in trajectory.messages if message.role == "assistant"]
 
 
+@pytest.mark.smoke
 def test_a_command_in_another_language_leaves_the_rows_of_the_environment(policy: KeepingPolicy) -> None:
     env, limits = agent("node_agent"), RolloutLimits(max_turns=4)
     policy.sampled = []

@@ -264,7 +264,7 @@ def test_two_processes(workplace: Path) -> None:
     environment = variables() | {"PYTHON_EXEC": str(folder_of_programs() / "python")}
     process = subprocess.Popen(command, cwd=workplace, env=environment, text=True, **pipes)
     try:
-        printed, errors = process.communicate(timeout=240)
+        printed, errors = process.communicate(timeout=900)
     finally:
         for child in psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []:
             child.kill()
@@ -276,12 +276,14 @@ def test_two_processes(workplace: Path) -> None:
     assert n_played(str(workplace / OUT / "two-processes")) == 32
 
 
+@pytest.mark.smoke
 def test_they_are_numbered_without_gaps_and_each_has_a_test() -> None:
     numbers = [int(path.name[:2]) for path in NUMBERED]
     assert numbers == list(range(1, len(NUMBERED) + 1))
     assert sorted([*CHECKS, 19]) == numbers
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("path", NUMBERED, ids=lambda path: path.stem)
 def test_each_is_one_screen_and_says_what_to_expect(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
@@ -292,6 +294,7 @@ def test_each_is_one_screen_and_says_what_to_expect(path: Path) -> None:
     assert re.search(r"\d", expected), "no number to expect"
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("path", NUMBERED, ids=lambda path: path.stem)
 def test_each_is_in_the_index_with_its_number(path: Path) -> None:
     rows = [line for line in INDEX.splitlines() if f"](../../examples/{path.name})" in line]

@@ -20,14 +20,14 @@ def results(out, part):
 @pytest.fixture(scope="module")
 def engines(tmp_path_factory, model_folder, episodes):
     out = tmp_path_factory.mktemp("engines")
-    launch(SUPPORT / "ranks.py", model_folder, str(out), episodes, "engines", limit_s=420).check()
+    launch(SUPPORT / "ranks.py", model_folder, str(out), episodes, "engines", limit_s=1200).check()
     return results(out, "engines")
 
 
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory, model_folder, episodes):
     out = tmp_path_factory.mktemp("shards")
-    launch(SUPPORT / "ranks.py", model_folder, str(out), episodes, "shards", limit_s=420).check()
+    launch(SUPPORT / "ranks.py", model_folder, str(out), episodes, "shards", limit_s=1200).check()
     return results(out, "shards")
 
 
@@ -38,7 +38,7 @@ def servers(tmp_path_factory, model_folder, episodes):
     args = ("--dtype", "float32", "--max-model-len", "192", "--max-num-seqs", "32", *transfer_args("gloo"))
     with start_servers(model_folder, 2, args=args, env={"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}) as started:
         env = {"SERVER_URLS": " ".join(started.urls)}
-        launch(SUPPORT / "ranks.py", model_folder, str(out), episodes, "servers", limit_s=420, env=env).check()
+        launch(SUPPORT / "ranks.py", model_folder, str(out), episodes, "servers", limit_s=1200, env=env).check()
     return results(out, "servers")
 
 
@@ -89,7 +89,7 @@ def sharded(tmp_path_factory, model_folder, episodes):
     out = tmp_path_factory.mktemp("sharded")
     options = ["--mixed_precision", "no"]
     arguments = [model_folder, str(out), episodes, "engine_lora", "engine_ppo"]
-    launch(SUPPORT / "sharded.py", *arguments, config=CONFIGS / "fsdp2.yaml", options=options, limit_s=300).check()
+    launch(SUPPORT / "sharded.py", *arguments, config=CONFIGS / "fsdp2.yaml", options=options, limit_s=900).check()
     return {part: results(out, part) for part in ("engine_lora", "engine_ppo")}
 
 

@@ -18,11 +18,21 @@ PARTS = [
 ]
 
 
+SMOKE = ("sft", "dpo_offline", "grpo", "ppo")
+
+
+def smoked(parts):
+    """Return parameters for parts, of which CI plays some."""
+    return [pytest.param(part, marks=pytest.mark.smoke) if part in SMOKE else part for part in parts]
+
+
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory, model_folder, episodes):
+def ranks(request, tmp_path_factory, model_folder, episodes):
     """Return a function from a part to what the two processes had of it, all from one launch; and the folder."""
+    chosen = [item for item in request.session.items if item.path == request.path]
+    parts = SMOKE if all(item.get_closest_marker("smoke") for item in chosen) else PARTS
     out = tmp_path_factory.mktemp("ranks")
-    launch(SUPPORT / "ranks.py", model_folder, str(out), episodes, *PARTS, limit_s=400).check()
+    launch(SUPPORT / "ranks.py", model_folder, str(out), episodes, *parts, limit_s=1200).check()
 
     def both(part):
         return [torch.load(out / f"{part}-{rank}.pt", weights_only=False) for rank in (0, 1)]
@@ -46,7 +56,7 @@ def moved(weights, model_folder):
     return max((weights[name] - place).abs().max().item() for name, place in places.items())
 
 
-@pytest.mark.parametrize("part", [part for part in PARTS if part != "errors"])
+@pytest.mark.parametrize("part", smoked(part for part in PARTS if part != "errors"))
 def test_the_weights_stay_alike(ranks, model_folder, part):
     one, other = ranks(part)
     assert one["step"] == other["step"] == (3 if "reference" in part else 2)
@@ -57,7 +67,7 @@ def test_the_weights_stay_alike(ranks, model_folder, part):
         assert one["critic"]["head.weight"].abs().max() > 1e-4
 
 
-@pytest.mark.parametrize("part", [part for part in PARTS if part != "errors"])
+@pytest.mark.parametrize("part", smoked(part for part in PARTS if part != "errors"))
 def test_what_is_logged_is_of_both(ranks, part):
     own = {"step_time"}
     logs = [[{k: v for k, v in e.items() if k not in own} for e in rank["logged"]] for rank in ranks(part)]
@@ -181,7 +191,7 @@ def test_a_rollout_is_over_before_the_process_group_gives_up(ranks):
 # One process on the same episodes, with a batch as large as those of the two together.
 
 
-@pytest.mark.parametrize("part", ["sft", "dpo_offline", "grpo", "ppo", "ppo_separate", "dpo"])
+@pytest.mark.parametrize("part", smoked(["sft", "dpo_offline", "grpo", "ppo", "ppo_separate", "dpo"]))
 def test_two_processes_take_the_steps_of_one(ranks, model_folder, episodes, part):
     from ranks import Parts
 

@@ -16,7 +16,7 @@ def sharded(tmp_path_factory, model_folder, episodes):
     parts = ["sft", "dpo_offline", "refused"]
     arguments = [model_folder, str(out), episodes, *parts]
     options = ["--mixed_precision", "no"]  # equal up to rounding means little in bf16
-    launch(SUPPORT / "sharded.py", *arguments, config=CONFIGS / "fsdp2.yaml", options=options, limit_s=180).check()
+    launch(SUPPORT / "sharded.py", *arguments, config=CONFIGS / "fsdp2.yaml", options=options, limit_s=600).check()
 
     def both(part):
         return [torch.load(out / f"{part}-{rank}.pt", weights_only=False) for rank in (0, 1)]

@@ -28,12 +28,14 @@ def folder():
     return real_model()
 
 
+@pytest.mark.smoke
 def test_it_answers(folder):
     params = SamplingParams(max_new_tokens=24, temperature=0.0)
     reply, _ = generate_text(load_model(folder), load_tokenizer(folder), "What is the capital of France?", params)
     assert "Paris" in reply
 
 
+@pytest.mark.smoke
 def test_every_sampled_token_is_scored_as_it_was_sampled(folder):
     """Several turns with a tool, in a template that knows no tools: one row an episode, the same log-probabilities."""
     tokenizer, model = load_tokenizer(folder), load_model(folder)

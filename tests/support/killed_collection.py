@@ -106,8 +106,11 @@ def at_random_moments(folder: Path, random: Random, n_kills: int) -> dict[str, A
         if status == -signal.SIGKILL:
             kills += 1
             where[_state(run)] += 1
+            if "log" not in _state(run):  # nothing to lose: the machine has become busier
+                half_s *= 1.5
             continue
         must(status, "a collection")
+        half_s *= 0.8  # it ended before its kill: the machine may have become quicker
         must(fork(lambda run=run: collect(run)), "another one of the same run")
         must(fork(lambda run=run: check(run)), "the check")
         runs += 1

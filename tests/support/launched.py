@@ -52,7 +52,7 @@ def launch(
     *arguments: str,
     config: Path = CONFIGS / "multi_cpu.yaml",
     n_processes: int = 2,
-    limit_s: float = 180.0,
+    limit_s: float = 600.0,
     options: Sequence[str] = (),
     env: Mapping[str, str] | None = None,
 ) -> Launched:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dense_env import DenseEnv
+from device import exact_kernels
 from transformers import get_scheduler
 
 from llm_envs.policies import TransformersPolicy
@@ -76,4 +77,5 @@ def start_run(model: str, out: str, *, kill_at: int = 0, resume: str | None = No
 
 
 if __name__ == "__main__":
-    start_run(sys.argv[1], sys.argv[2], kill_at=int(sys.argv[3]))
+    with exact_kernels():
+        start_run(sys.argv[1], sys.argv[2], kill_at=int(sys.argv[3]))

@@ -29,6 +29,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
+from device import is_on_card
+
 MODULES = (
     *("torch", "transformers", "datasets", "accelerate", "peft", "trl.trainer.grpo_trainer"),
     *("trl.trainer.sft_trainer", "trl.trainer.dpo_trainer", "transformers.models.llama.modeling_llama"),
@@ -43,13 +45,18 @@ PROGRAM = """\
 #!/bin/sh
 exec {python} -SE {here} {address} {program} "$@"
 """
+REAL_PROGRAM = """\
+#!/bin/sh
+exec {program} "$@"
+"""
 
 
 @cache
 def folder_of_programs() -> Path:
     """Start the server, once, and return the folder with the programs; both end with this process.
 
-    Return the folder of the real programs where there is vLLM, which TRL would import, or no TRL.
+    Return the folder of the real programs where there is vLLM, which TRL would import, or no TRL. In tests on a card
+    there is no server: CUDA does not work in a fork of a process that has asked for the cards, as some modules do.
     """
     if importlib.util.find_spec("vllm") is not None or importlib.util.find_spec("trl") is None:
         return Path(sys.executable).parent
@@ -57,9 +64,12 @@ def folder_of_programs() -> Path:
     programs = {"python": Path(sys.executable), "llm-envs": Path(sys.executable).with_name("llm-envs")}
     for name, program in programs.items():
         here = Path(__file__).resolve()
-        text = PROGRAM.format(python=sys.executable, here=here, address=folder / "socket", program=program)
+        form = REAL_PROGRAM if is_on_card() else PROGRAM
+        text = form.format(python=sys.executable, here=here, address=folder / "socket", program=program)
         (folder / name).write_text(text)
         (folder / name).chmod(0o755)
+    if is_on_card():
+        return folder
     # Its standard input is a pipe that nobody writes to: it ends when we do.
     subprocess.Popen(
         [sys.executable, __file__, str(folder / "socket")],
@@ -71,7 +81,7 @@ def folder_of_programs() -> Path:
 
 
 def variables() -> dict[str, str]:
-    """Return the variables of programs: that folder first, the CPU, no network, no window, no colours."""
+    """Return the variables of programs: that folder first, no network, no window, no colours, and the tests' device."""
     return dict(_variables(folder_of_programs()))
 
 
@@ -79,8 +89,8 @@ def variables() -> dict[str, str]:
 def _variables(folder: Path) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     path = os.pathsep.join((str(folder), str(Path(sys.executable).parent), os.environ["PATH"]))
-    ours = {"PATH": path, "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", "BROWSER": "true", "NO_COLOR": "1"}
-    return kept | ours
+    ours = {"PATH": path, "HF_HUB_OFFLINE": "1", "BROWSER": "true", "NO_COLOR": "1"}
+    return kept | ours | ({} if is_on_card() else {"CUDA_VISIBLE_DEVICES": ""})
 
 
 # The server.

@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 from dense_env import DenseEnv
+from device import exact_kernels
 from transformers import TrainerCallback
 
 from llm_envs.rollout import EnvChoice
@@ -42,6 +43,7 @@ def train(model: str, out: str, *, kill_at: int = 0, resume: str | None = None) 
         num_train_seeds=64,
         beta=0.02,
         gradient_checkpointing=False,
+        bf16=False,
         report_to="none",
         disable_tqdm=True,
         seed=3,
@@ -54,4 +56,5 @@ def train(model: str, out: str, *, kill_at: int = 0, resume: str | None = None) 
 
 
 if __name__ == "__main__":
-    train(sys.argv[1], sys.argv[2], kill_at=int(sys.argv[3]))
+    with exact_kernels():
+        train(sys.argv[1], sys.argv[2], kill_at=int(sys.argv[3]))

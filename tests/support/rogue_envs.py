@@ -70,6 +70,14 @@ def note_and_hang() -> None:
     hang()
 
 
+def note_and_wait() -> None:
+    """Write down that it has begun, and go on when the note has been removed."""
+    notes = Path(os.environ["ROGUE_NOTES"])
+    notes.write_text("begun")
+    while notes.exists():
+        time.sleep(0.01)
+
+
 def close_sockets_and_hang() -> None:
     os.closerange(3, 256)
     hang()
@@ -99,10 +107,10 @@ def raise_(error: BaseException) -> Callable[[], None]:
 
 DEEDS: dict[str, Callable[[], Any]] = {
     "hang": hang,
-    "sleep": lambda: time.sleep(0.5),
     "spin": spin_without_the_lock_given_back,
     "ignore SIGTERM": ignore_sigterm_and_hang,
     "note": note_and_hang,
+    "note and wait": note_and_wait,
     "leave": leave_and_hang,
     "fork": fork_and_exit,
     "fault": lambda: ctypes.string_at(0),

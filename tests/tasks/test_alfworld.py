@@ -119,6 +119,7 @@ def test_texts_and_ends_are_those_of_the_package(data, level, tmp_path):
     assert won and info["is_success"]
 
 
+@pytest.mark.smoke
 def test_games_are_chosen_by_the_seed(data):
     env = gym.make(ALFWORLD, data=data)
     games = []
@@ -139,6 +140,7 @@ def test_admissible_commands_are_optional(data):
 HOSTILE = ["", " ", "x" * 201, "\ud800", "go\x00to desk 1", "0", "help", "é" * 200, "{o.name}", "#intro#", "; exit"]
 
 
+@pytest.mark.smoke
 def test_hostile_commands_earn_nothing_and_raise_nothing(data):
     env = gym.make(ALFWORLD, data=data)
     env.reset(seed=0)

@@ -42,6 +42,7 @@ def played(env_id, seed=0, most=200, **kwargs):
     return shown, rewards, info
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("game", list(TextWorldExpressEnv.difficulties))
 def test_gold_paths_solve_the_games(game):
     for split in ("train", "dev", "test"):
@@ -194,10 +195,12 @@ def test_the_machine_of_a_forgotten_world_is_not_used_again():
     assert pool._idle == [] and machine.process.poll() is not None
 
 
+@pytest.mark.smoke
 def test_a_machine_that_ends_is_reported_and_replaced():
     pool = JavaPool(TextWorldExpressEnv.simulator)
     world = pool.take()
     world._machine.process.kill()
+    world._machine.process.wait()
     with pytest.raises(BridgeError, match="did not answer"):
         world.call("getTaskDescription")
     other = pool.take()
@@ -218,7 +221,7 @@ def test_machines_end_with_their_process():
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     pid = int(done.stdout)
     waiting = threading.Event()
-    for _ in range(100):
+    for _ in range(600):
         if not os.path.exists(f"/proc/{pid}"):
             break
         waiting.wait(0.1)

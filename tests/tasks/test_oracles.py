@@ -14,7 +14,7 @@ from llm_envs.env import ToolEnv
 from llm_envs.errors import InvalidConfigError
 from llm_envs.parsers import parse_reply
 
-pytestmark = pytest.mark.levels
+pytestmark = [pytest.mark.levels, pytest.mark.smoke]
 
 TASK_IDS = suite_ids()
 LEVELS = [(id, level) for id in TASK_IDS for level in gym.make(id).unwrapped.difficulties]

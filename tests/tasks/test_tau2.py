@@ -65,6 +65,7 @@ def test_the_prompt_and_the_tools_are_those_of_the_package():
     assert "You are Yusuf Rossi in zipcode 19122." in words
 
 
+@pytest.mark.smoke
 def test_the_right_calls_and_words_win():
     env, _ = start()
     replies = []
@@ -147,6 +148,7 @@ def test_a_user_who_fails_three_times_is_an_error():
     assert play(env, "So?")[2] == "Fine. ###STOP###"  # two attempts were no good
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("reply", ["", " \n", "<tool_call>", "<think>Hm."])
 def test_an_empty_or_broken_reply_ends_the_conversation(reply):
     env, _ = start("airline", "0")
@@ -167,6 +169,7 @@ def test_two_hundred_messages_end_the_conversation():
     assert play(env, call)[:2] == (0, False)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("expression", "result"),
     [
@@ -188,6 +191,7 @@ def test_an_expression_is_not_evaluated_as_python(expression, result):
     assert time.perf_counter() - started < 30
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("name", ["__init__", "get_db_hash", "update_db", "db", "eval"])
 def test_only_tools_can_be_called(name):
     env, _ = start()

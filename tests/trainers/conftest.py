@@ -6,6 +6,7 @@ from collections import defaultdict
 
 import gymnasium as gym
 import pytest
+from device import exact_kernels
 
 from llm_envs.spaces import TextSpace
 from llm_envs.tiny_model import tiny_model, tiny_tokenizer
@@ -47,6 +48,13 @@ class SayEnv(gym.Env):
 gym.register("test/Say-v0", SayEnv)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def exact():
+    """Trainings are compared bit by bit, or nearly so."""
+    with exact_kernels():
+        yield
+
+
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory):
     """A saved tiny model whose every byte is a token."""
@@ -69,7 +77,7 @@ def teacher_folder(tmp_path_factory):
 
 @pytest.fixture
 def config(tmp_path):
-    """Return a factory of small settings."""
+    """Return a factory of small settings, of float32: TRL's default is bfloat16 wherever there is a card."""
     from llm_envs.trainers import EnvGRPOConfig
 
     def make(**changes):
@@ -83,6 +91,7 @@ def config(tmp_path):
             "learning_rate": 1e-3,
             "lr_scheduler_type": "constant",
             "gradient_checkpointing": False,
+            "bf16": False,
             "logging_steps": 1,
             "save_strategy": "no",
             "report_to": "none",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gymnasium as gym
 import pytest
 import torch
+from device import spy_on_batches
 
 from llm_envs.policies import ConstantPolicy
 from llm_envs.rollout import MultiplayerEnv, PastVersions
@@ -54,6 +55,7 @@ def make(tiny_folder, tmp_path):
             "max_turn_tokens": 8,
             "learning_rate": 1e-3,
             "gradient_checkpointing": False,
+            "bf16": False,
             "logging_steps": 1,
             "save_strategy": "no",
             "save_trajectories": False,
@@ -70,14 +72,7 @@ def make(tiny_folder, tmp_path):
         env = MultiplayerEnv(LongerEnv, opponent)
         trainer = trainer_class(tiny_folder, env, config(**{**settings, **changes}), algorithm=algorithm)
         made.append(trainer)
-        trainer.outputs = []
-        generate = trainer._generate_and_score_completions
-
-        def recorded(inputs):
-            trainer.outputs.append(generate(inputs))
-            return trainer.outputs[-1]
-
-        trainer._generate_and_score_completions = recorded
+        trainer.outputs = spy_on_batches(trainer)
         return trainer
 
     yield build
@@ -121,6 +116,7 @@ def test_ppo_takes_each_seat_as_an_episode(make):
     assert not torch.equal(weights(trainer), before)
 
 
+@pytest.mark.smoke
 def test_a_fixed_opponent_is_not_trained(make):
     """The opponent says nothing, so every reply with a character wins; only the policy's rows are there."""
     trainer = make("grpo", ConstantPolicy(""), max_steps=1)

@@ -9,6 +9,7 @@ import peft
 import pytest
 import torch
 from dense_env import DenseEnv
+from device import on_cpu
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
@@ -38,6 +39,7 @@ SMALL = {
     "max_completion_length": 80,
     "max_turn_tokens": 8,
     "gradient_checkpointing": False,
+    "bf16": False,
     "logging_steps": 1,
     "save_strategy": "no",
     "report_to": "none",
@@ -75,7 +77,7 @@ def logged(trainer, name):
 
 
 def copied(module):
-    return {name: value.detach().clone() for name, value in module.named_parameters()}
+    return {name: on_cpu(value.detach().clone()) for name, value in module.named_parameters()}
 
 
 def assert_same(one, other, atol=1e-6):
@@ -101,6 +103,7 @@ def trained_adapter(tiny_folder):
     return model
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("kind", ["grpo", "ppo", "dpo"])
 def test_an_ema_is_the_average_by_hand(make, kind):
     """After two steps: `0.75 (0.75 w0 + 0.25 w1) + 0.25 w2`."""
@@ -143,8 +146,8 @@ def test_under_lora_the_reference_is_an_adapter_that_follows(make, tiny_folder, 
         reference_update_fn=create_ema_update(0.5),
     )
     model = trainer.accelerator.unwrap_model(trainer.model)
-    base = AutoModelForCausalLM.from_pretrained(tiny_folder)
-    ids = torch.arange(40, 60)[None]
+    base = AutoModelForCausalLM.from_pretrained(tiny_folder).to(model.device)
+    ids = torch.arange(40, 60, device=model.device)[None]
     with torch.no_grad():
         model.set_adapter("ref")
         torch.testing.assert_close(model(ids).logits, base(ids).logits)
@@ -240,8 +243,10 @@ def test_a_copy_made_by_a_function_is_trls_reference(make, tiny_folder):
     assert ours.ref_model is not None and ours.args.beta == 0.1
     ours.train()
     assert_same(copied(plain.model), copied(ours.model))
-    ids = torch.arange(40, 60)[None]  # the copy has nothing of the policy in it, called as a model either
-    untouched = AutoModelForCausalLM.from_pretrained(tiny_folder)
+    device = ours.model.device
+    # The copy has nothing of the policy in it, called as a model either.
+    ids = torch.arange(40, 60, device=device)[None]
+    untouched = AutoModelForCausalLM.from_pretrained(tiny_folder).to(device)
     with torch.no_grad():
         torch.testing.assert_close(ours.ref_model(ids).logits, untouched(ids).logits)
 

@@ -9,6 +9,7 @@ import httpx
 import numpy as np
 import pytest
 import torch
+from device import spy_on_batches
 
 from llm_envs.agents import AgentEnv
 from llm_envs.data import preference_pairs
@@ -121,7 +122,7 @@ def test_an_agents_own_summary_is_trained_with_the_credit_of_its_episode():
 
     def client(endpoint):
         headers = {"Authorization": f"Bearer {endpoint.api_key}"}
-        return httpx.Client(base_url=endpoint.base_url, headers=headers, timeout=30, trust_env=False)
+        return httpx.Client(base_url=endpoint.base_url, headers=headers, timeout=300, trust_env=False)
 
     env = AgentEnv(summarises, [{"question": "Say 1."}], lambda result, _: float(int(result)), create_client=client)
     policy = HashingTokenPolicy(ByteCodec(), list("0123456789"))
@@ -158,13 +159,7 @@ class TestTrainers:
             folder, NumbersEnv, config(**self.settings, **changes), context_fn=summarize,
             rewards=RewardSettings(reward_fns=n_letters),
         )  # fmt: skip
-        seen, original = [], trainer._generate_and_score_completions
-
-        def keep(inputs):
-            seen.append(original(inputs))
-            return seen[-1]
-
-        trainer._generate_and_score_completions = keep
+        seen = spy_on_batches(trainer)
         try:
             trainer.train()
         finally:
@@ -195,7 +190,8 @@ class TestTrainers:
     def test_ppo(self, tmp_path, tiny_folder):
         make = partial(
             EnvPPOConfig, output_dir=str(tmp_path), max_steps=1, per_device_train_batch_size=8, report_to="none",
-            gradient_checkpointing=False, save_strategy="no", bootstrap_truncated=False, max_completion_length=80,
+            gradient_checkpointing=False, bf16=False, save_strategy="no", bootstrap_truncated=False,
+            max_completion_length=80,
         )  # fmt: skip
         trainer, batch = self.train(make, tiny_folder, EnvPPOTrainer)
         assert any(turn.is_summary for t in trainer.last_trajectories for turn in t.turns)

@@ -61,7 +61,7 @@ def serve(play: Callable[[Ask], Awaitable[None]], policy: Any = None) -> Traject
 
     async def main() -> Trajectory:
         server = PolicyServer(policy or HashingTokenPolicy(CODEC, calls_then_answers), codec=CODEC)
-        async with server, httpx.AsyncClient(base_url=server.url, timeout=20, trust_env=False) as http:
+        async with server, httpx.AsyncClient(base_url=server.url, timeout=120, trust_env=False) as http:
 
             async def ask(path: str, body: Any) -> httpx.Response:
                 return await http.post(f"/s/a/v1/{path}", json=body, headers={"x-api-key": server.token})

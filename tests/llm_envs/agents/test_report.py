@@ -106,7 +106,7 @@ def test_a_message_that_the_template_drops_is_shown_as_lost() -> None:
     def agent(task: dict[str, Any], endpoint: Endpoint) -> str:
         body = {"messages": [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hi."}]}
         headers = {"Authorization": f"Bearer {endpoint.api_key}"}
-        httpx.post(f"{endpoint.base_url}/chat/completions", json=body, headers=headers, trust_env=False)
+        httpx.post(f"{endpoint.base_url}/chat/completions", json=body, headers=headers, timeout=120, trust_env=False)
         return ""
 
     sessions: list[PolicySession] = []
@@ -136,7 +136,7 @@ def test_serve_records_sessions_in_a_folder(model: Path, tmp_path: Path) -> None
         )
         assert ended.json()["status"] == "ok"
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
+        assert process.wait(120) == 0
     finally:
         process.kill()
         process.wait()

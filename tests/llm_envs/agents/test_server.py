@@ -68,7 +68,7 @@ def serve(play: Play, policy: Any = None, *, end: bool = True, **settings: Any) 
 
     async def main() -> None:
         server = PolicyServer(policy or HashingTokenPolicy(CODEC, calls_then_answers), codec=CODEC, **settings)
-        async with server, httpx.AsyncClient(base_url=server.url, timeout=20) as http:
+        async with server, httpx.AsyncClient(base_url=server.url, timeout=120) as http:
             await play(Caller(server, http))
             if end and "a" in server.sessions:
                 found.append(server.end("a", 1.0))
@@ -488,7 +488,7 @@ class TestLimits:
             assert (await caller.error({"messages": [ASK]}))[:2] == (500, "policy_failed")
             assert (await caller.error({"messages": [ASK]}))[:2] == (403, "session_over")
 
-        slow = HashingTokenPolicy(CODEC, ["x"], latency_s=5)
+        slow = HashingTokenPolicy(CODEC, ["x"], latency_s=3600)
         trajectory = played(play, slow, limits=RolloutLimits(max_policy_s=0.05))
         assert trajectory.error is not None
         assert (trajectory.status, trajectory.error.where, trajectory.error.kind) == (
@@ -502,14 +502,18 @@ class TestLimits:
 
     @pytest.mark.parametrize("stream", [False, True])
     def test_a_client_that_disconnects_cancels_its_sampling(self, stream: bool) -> None:
-        policy = HashingTokenPolicy(CODEC, ["x"], latency_s=20)
+        policy = HashingTokenPolicy(CODEC, ["x"], latency_s=3600)
 
         async def play(caller: Caller) -> None:
-            with pytest.raises(httpx.ReadTimeout):
-                body = json.dumps({"messages": [ASK], "n": 2, "stream": stream})
-                path = "/s/a/v1/chat/completions"
-                await caller.http.post(path, content=body, headers=caller.headers, timeout=0.3)
-            for _ in range(100):
+            body = json.dumps({"messages": [ASK], "n": 2, "stream": stream})
+            path = "/s/a/v1/chat/completions"
+            asked = asyncio.create_task(caller.http.post(path, content=body, headers=caller.headers))
+            while policy.running < 2 and not asked.done():
+                await asyncio.sleep(0.01)
+            asked.cancel()  # which closes the connection
+            with pytest.raises(asyncio.CancelledError):
+                await asked
+            for _ in range(6_000):
                 if policy.aborted == 2:
                     break
                 await asyncio.sleep(0.02)
@@ -521,12 +525,12 @@ class TestLimits:
         assert len(played(play, policy).turns) == 1
 
     def test_stopping_cancels_what_runs(self) -> None:
-        policy = HashingTokenPolicy(CODEC, ["x"], latency_s=20)
+        policy = HashingTokenPolicy(CODEC, ["x"], latency_s=3600)
 
         async def main() -> None:
             server = PolicyServer(policy, codec=CODEC)
             await server.start()
-            async with httpx.AsyncClient(base_url=server.url) as http:
+            async with httpx.AsyncClient(base_url=server.url, timeout=120) as http:
                 asked = asyncio.create_task(Caller(server, http).error({"messages": [ASK]}))
                 while not policy.running:
                     await asyncio.sleep(0.01)

@@ -111,6 +111,7 @@ def test_another_version_of_the_environment_scores_nothing(tmp_path: Path) -> No
         score_folder({**episode, "observation": "What is 0 + 0?"}, tmp_path)
 
 
+@pytest.mark.smoke
 @pytest.mark.doors
 @require("harbor")
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "a package to be repaired"])  # needs a sandbox

@@ -57,6 +57,7 @@ def oracle_model(env_id: str, **kwargs: Any) -> Any:
     return get_model("mockllm/model", custom_outputs=reply, memoize=False)
 
 
+@pytest.mark.smoke
 def test_the_oracle_wins_every_episode(tmp_path: Path) -> None:
     from llm_envs.bridges.inspect_ai import episodes
 
@@ -92,6 +93,7 @@ def policy() -> TransformersPolicy:
     return TransformersPolicy(tiny_model(tokenizer, seed=0), tokenizer)
 
 
+@pytest.mark.smoke
 def test_a_policy_answers_their_task(policy: TransformersPolicy, tmp_path: Path) -> None:
     from inspect_ai import Task
     from inspect_ai.dataset import MemoryDataset, Sample

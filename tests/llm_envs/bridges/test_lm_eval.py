@@ -73,6 +73,7 @@ def samples_of(model: Any, folder: Path) -> dict[str, list[Any]]:
     return {task: [sample["filtered_resps"] for sample in results["samples"][task]] for task in TASKS}
 
 
+@pytest.mark.smoke
 def test_equal_to_the_harness_itself(policy: TransformersPolicy, folder: Path) -> None:
     from lm_eval.models.huggingface import HFLM
 

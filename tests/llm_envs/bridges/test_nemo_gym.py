@@ -68,6 +68,7 @@ class TestServer:
         rows = [json.loads(line) for line in (folder / "data" / "train.jsonl").read_text().splitlines()]
         return server, TestClient(server.setup_webserver()), rows
 
+    @pytest.mark.smoke
     def test_an_episode_equals_ours(self, tmp_path: Path) -> None:
         server, client, rows = self.client(tmp_path, "llm/GuessNumber-v0")
         env = gym.make("llm/GuessNumber-v0")

@@ -61,6 +61,7 @@ def test_partial_credit_is_not_paid() -> None:
     assert info["is_success"] is False
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("name", "answer"),
     [
@@ -117,6 +118,7 @@ def test_the_record_is_what_the_command_finds(name: str) -> None:
     assert measured["garbage_paid"] == RECORD[name]["garbage_paid"]
 
 
+@pytest.mark.smoke
 def test_what_is_wrong_is_said() -> None:
     with pytest.raises(InvalidConfigError, match="reasoning_gym has no data set 'chain'; known are 'ab'"):
         ReasoningGymEnv(dataset="chain")
@@ -128,6 +130,7 @@ def test_what_is_wrong_is_said() -> None:
         env.reset(options={"problem": {"item_seed": 5, "question": "What is 1 + 1?", "answer": "2"}})
 
 
+@pytest.mark.smoke
 def test_they_are_collected_as_any_task() -> None:
     result = evaluate("reasoning_gym/leg_counting-v0", OraclePolicy(), n=4, progress=False)
     assert result.success_rate == 1.0

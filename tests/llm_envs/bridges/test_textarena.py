@@ -84,6 +84,7 @@ class Script:
         return self.moves.pop(0)
 
 
+@pytest.mark.smoke
 def test_tic_tac_toe_by_hand() -> None:
     env = TextArenaEnv(game="TicTacToe-v0", seat=0, opponent=Script(["[3]", "4"]))
     shown, _ = env.reset(seed=1)
@@ -106,6 +107,7 @@ def test_invalid_moves_lose_and_those_of_the_opponent_win_nothing() -> None:
     assert (reward, terminated, info["is_success"]) == (0.0, True, False)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     "move", ["", "[", "[" * 3000, "[9" + "9" * 3000 + "]", "[-1]", "[a b c d]", "\ud800", "[0]" * 999]
 )
@@ -165,6 +167,7 @@ def test_all_seats_by_one_policy() -> None:
     assert set(rewards) <= {(1.0, -1.0), (-1.0, 1.0), (0.0, 0.0), (-1.0, 0.0), (0.0, -1.0)}
 
 
+@pytest.mark.smoke
 def test_they_are_evaluated_as_any_task() -> None:
     result = evaluate("textarena/TicTacToe-v0", ShownMovesOpponent(), n=12, progress=False)
     assert 0.0 < result.success_rate < 1.0

@@ -37,6 +37,7 @@ def text_of(completion: Any) -> str:
     return "|".join(str(message["content"]) for message in completion if message["role"] == "assistant")
 
 
+@pytest.mark.smoke
 def test_a_single_turn_environment(policy: TransformersPolicy) -> None:
     import verifiers.legacy as vf
 

@@ -143,6 +143,7 @@ def sum_of(observation: str) -> int:
     return int(observation.split()[2]) + 1
 
 
+@pytest.mark.smoke
 def test_a_task_is_scored_by_its_own_rewards(make: Any) -> None:
     env = make("vf-sums")
     observation, info = env.reset(seed=1)
@@ -174,6 +175,7 @@ def test_a_seed_decides_the_task_and_splits_share_none(make: Any) -> None:
     assert {sum_of(own.reset(seed=seed)[0]) for seed in range(20)} == {5001, 5002, 5003}
 
 
+@pytest.mark.smoke
 def test_tools_of_a_task_are_called(make: Any) -> None:
     env = make("vf-shop", test_config={}, split="test")
     env.reset(seed=0)

@@ -61,6 +61,7 @@ def oracle_api(env_id: str, seeds: list[int], **kwargs: Any) -> Iterator[str]:
         thread.join()
 
 
+@pytest.mark.smoke
 def test_an_oracle_wins_every_episode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import verifiers.v1 as vf
     from verifiers.v1.clients import ModelContext

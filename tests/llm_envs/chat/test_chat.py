@@ -13,7 +13,7 @@ from llm_envs.parsers import format_tool_call
 from llm_envs.tiny_model import MARKUP_TOKENS, SPECIAL_TOKENS, tiny_tokenizer
 from llm_envs.types import Message, ToolCall
 
-pytestmark = pytest.mark.transformers
+pytestmark = [pytest.mark.transformers, pytest.mark.smoke]
 TOOLS = [{"type": "function", "function": {"name": "calculator", "description": "d", "parameters": {}}}]
 CONVERSATION = [Message("system", "Be brief."), Message("user", "What is 2+2?")]
 # A codec without merges: each byte is a token, so token counts can be worked out by hand.

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import json
+import re
 import time
 from collections.abc import Callable
 
@@ -148,6 +149,16 @@ def seconds(parse: Callable[[str], object], text: str) -> float:
         gc.enable()
 
 
+def slowness() -> float:
+    """Return how many times as long this machine computes as one that takes 0.6 ms for this, or 1 if it is quicker."""
+
+    def search(text: str) -> None:
+        for _ in re.finditer(r"<(\w+)>|[{}\[\]]|\w+", text):
+            pass
+
+    return max(1.0, min(seconds(search, "<a> {b: [1, 2]} and so on\n" * 100) for _ in range(5)) / 0.0006)
+
+
 @pytest.mark.alone  # computing takes longer where two cores are one and its other half computes too
 @pytest.mark.parametrize("name", [*VARIANTS, *EXTRACTORS])
 def test_ten_thousand_characters_take_ten_milliseconds_at_most(name: str) -> None:
@@ -155,7 +166,7 @@ def test_ten_thousand_characters_take_ten_milliseconds_at_most(name: str) -> Non
     for unit in UNITS:
         text = unit * (10_000 // len(unit))
         if seconds(parse, text) > 0.01:  # the machine may be busy: the best of several counts
-            assert min(seconds(parse, text) for _ in range(10)) <= 0.01, unit
+            assert any(seconds(parse, text) <= 0.01 * slowness() for _ in range(10)), unit
 
 
 BEFORE_AND_AFTER = [

@@ -11,7 +11,7 @@ from llm_envs.parsers import PARSERS, ParsedReply, create_response_parser, parse
 from llm_envs.types import ToolCall
 
 pytest.importorskip("transformers")
-pytestmark = pytest.mark.transformers
+pytestmark = [pytest.mark.transformers, pytest.mark.smoke]
 templates = pytest.importorskip("trl.chat_template_utils")
 
 from llm_envs.tiny_model import tiny_tokenizer  # noqa: E402 (needs transformers)

@@ -170,7 +170,7 @@ def test_in_the_end_the_last_failure_is_said():
 
 
 def test_a_server_that_does_not_answer_is_given_up():
-    slow = fake_server(lambda asked, n: Answer(delay_s=5.0))
+    slow = fake_server(lambda asked, n: Answer(delay_s=60.0))
     with slow as server, pytest.raises(BridgeError, match=r"failed 2 times.*timeout_s=0\.1"):
         reply(server.url, timeout_s=0.1, max_retries=1)
 
@@ -209,7 +209,7 @@ def test_so_many_requests_at_once_and_no_more():
 
 
 def test_cancelling_closes_the_connection():
-    with fake_server(lambda asked, n: Answer(delay_s=120.0)) as server:
+    with fake_server(lambda asked, n: Answer(delay_s=300.0)) as server:
 
         async def run():
             policy = ChatAPIPolicy(server.url, "m")

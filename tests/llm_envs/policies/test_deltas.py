@@ -8,7 +8,7 @@ import torch
 from llm_envs.errors import ModelError
 from llm_envs.policies.vllm.deltas import apply_delta, encode_delta, write_delta
 
-pytestmark = pytest.mark.transformers
+pytestmark = [pytest.mark.transformers, pytest.mark.smoke]
 
 
 def weights(dtype=torch.bfloat16, seed=0):

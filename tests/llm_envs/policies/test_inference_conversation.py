@@ -4,6 +4,7 @@ import asyncio
 
 import numpy as np
 import pytest
+from device import rounding
 
 from llm_envs.chat import ChatCodec
 from llm_envs.errors import InvalidConfigError
@@ -23,7 +24,7 @@ from llm_envs.tiny_model import tiny_model, tiny_tokenizer
 from llm_envs.tools import INVALID_ARGUMENTS, UNKNOWN_TOOL, Tool, Toolset, tool
 from llm_envs.types import FinishReason, Message, Sampled, SamplingParams, ToolCall, ToolResult
 
-pytestmark = pytest.mark.transformers
+pytestmark = [pytest.mark.transformers, pytest.mark.smoke]
 TOKENIZER = tiny_tokenizer()
 CODEC = ChatCodec(TOKENIZER)
 ASKED = (Message("system", "s"), Message("user", "2+3?"))
@@ -291,7 +292,7 @@ def test_a_policy_and_its_model_say_the_same(how):
     by_policy = play(create_policy_generator(policy), how, params=params)
     by_model = play(create_generator(model, stop_token_ids=CODEC.stop_token_ids), how, params=params)
     assert by_policy.sampled.token_ids.tolist() == by_model.sampled.token_ids.tolist()
-    assert np.abs(by_policy.sampled.logps - by_model.sampled.logps).max() < 1e-6
+    assert np.abs(by_policy.sampled.logps - by_model.sampled.logps).max() < rounding(1e-6)
     full = play(create_policy_generator(policy), how, messages=[Message("user", "x" * 80)])
     assert full.sampled.finish_reason is FinishReason.CONTEXT_FULL
 

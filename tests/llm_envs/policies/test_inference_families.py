@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from causal_models import CONTEXT, FAMILIES, make
+from device import on_cpu, placed, rounding
 
 from llm_envs.policies.inference import batch_generate, context_length, generate, token_logits, token_logps
 from llm_envs.types import FinishReason, SamplingParams
@@ -14,7 +15,7 @@ TOLERANCE = {"mamba": 1e-4, "mamba2": 1e-4, "falcon_mamba": 1e-4}  # their scans
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def family(request):
-    return request.param, make(request.param)
+    return request.param, placed(make(request.param))
 
 
 def prompts(*lengths):
@@ -24,7 +25,7 @@ def prompts(*lengths):
 
 def unpadded_logits(model, ids):
     with torch.no_grad():
-        return model(torch.from_numpy(ids[None].astype(np.int64))).logits[0].float()
+        return on_cpu(model(torch.from_numpy(ids[None].astype(np.int64)).to(model.device)).logits[0].float())
 
 
 def test_a_row_is_sampled_and_scored_as_if_alone(family):
@@ -36,7 +37,7 @@ def test_a_row_is_sampled_and_scored_as_if_alone(family):
         model, given, max_new_tokens=limits, seeds=range(6), stop_token_ids=(1, 2), micro_batch_size=None
     )
     assert len({len(sampled.token_ids) for sampled in together}) > 2
-    tolerance = TOLERANCE.get(name, 1e-5)
+    tolerance = rounding(TOLERANCE.get(name, 1e-5))
     sequences = []
     for index, (prompt, sampled) in enumerate(zip(given, together, strict=True)):
         alone = batch_generate(model, [prompt], max_new_tokens=[limits[index]], seeds=[index], stop_token_ids=(1, 2))
@@ -48,7 +49,7 @@ def test_a_row_is_sampled_and_scored_as_if_alone(family):
     for prompt, ids, sampled, logps, rows in zip(given, sequences, together, scored, logits, strict=True):
         expected = unpadded_logits(model, ids)[:-1]
         assert rows.shape == (len(ids) - 1, 97)
-        assert float((rows - expected).abs().max()) < 10 * tolerance
+        assert float((on_cpu(rows) - expected).abs().max()) < 10 * tolerance
         chosen = expected.log_softmax(-1).gather(-1, torch.from_numpy(ids[1:, None].astype(np.int64)))[:, 0]
         assert np.abs(logps[1:] - chosen.numpy()).max() < tolerance
         assert np.abs(logps[len(prompt) :] - sampled.logps).max() < tolerance
@@ -60,7 +61,7 @@ def test_a_row_that_joins_a_running_batch_is_sampled_as_if_alone(family):
     given = prompts(1, 60, 23, 12, 5, 30, 23)
     given[-1] = given[2].copy()
     limits = [40, 4, 20, 30, 12, 8, 9]
-    tolerance = TOLERANCE.get(name, 1e-5)
+    tolerance = rounding(TOLERANCE.get(name, 1e-5))
     joined = batch_generate(
         model, given, max_new_tokens=limits, seeds=range(7), stop_token_ids=(1, 2), micro_batch_size=2
     )
@@ -84,7 +85,7 @@ def test_the_context_ends_a_turn_and_a_full_one_has_its_own_reason(family):
 
 
 def test_a_config_that_turns_the_cache_off_changes_nothing():
-    model = make("llama")
+    model = placed(make("llama"))
     expected = generate(model, prompts(9)[0], seed=3)
     model.config.use_cache = False
     model.generation_config.use_cache = False

@@ -12,7 +12,7 @@ from llm_envs.policies.inference import batch_generate, context_length, load_mod
 from llm_envs.tiny_model import tiny_model, tiny_tokenizer
 from llm_envs.types import SamplingParams
 
-pytestmark = pytest.mark.transformers
+pytestmark = [pytest.mark.transformers, pytest.mark.smoke]
 TOKENIZER = tiny_tokenizer()
 GIVEN = [np.random.default_rng(n).integers(3, 260, n).astype(np.int32) for n in (5, 30, 12)]
 

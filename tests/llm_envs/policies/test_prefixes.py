@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from causal_models import FAMILIES, make
+from device import placed, rounding
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen3Config
 
@@ -15,7 +16,7 @@ from llm_envs.policies.inference.prefixes import PrefixCache, depends_on_length
 from llm_envs.tiny_model import tiny_tokenizer
 from llm_envs.types import SamplingParams
 
-pytestmark = pytest.mark.transformers
+pytestmark = [pytest.mark.transformers, pytest.mark.smoke]
 TOKENIZER = tiny_tokenizer()
 SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
 SAMPLING = SamplingParams(max_new_tokens=12)
@@ -24,7 +25,7 @@ SAMPLING = SamplingParams(max_new_tokens=12)
 def model_of(config):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return AutoModelForCausalLM.from_config(config).eval()
+        return placed(AutoModelForCausalLM.from_config(config).eval())
 
 
 def qwen(**changes):
@@ -52,7 +53,7 @@ class Counted:
 @torch.no_grad()
 def test_what_is_known_is_not_read_and_nothing_changes(name, monkeypatch):
     """Rows of which 30, 20, 0 and all tokens but one are known, and the batches that they go on in."""
-    model, prefixes = make(name), PrefixCache(2**30)
+    model, prefixes = placed(make(name)), PrefixCache(2**30)
     prompts = [tokens(n, seed) for seed, n in enumerate((40, 33, 25, 31))]
     for place, n in ((0, 30), (1, 20), (3, 31)):
         known = PaddedBatch([prompts[place][:n], tokens(50, 9)], model.device)
@@ -73,7 +74,7 @@ def test_what_is_known_is_not_read_and_nothing_changes(name, monkeypatch):
             values.append(one.forward(model))
     for column in ("input_ids", "attention_mask", "position_ids"):
         assert torch.equal(getattr(batch, column), getattr(whole, column))
-    torch.testing.assert_close(torch.stack(found), torch.stack(expected), rtol=0, atol=1e-5)
+    torch.testing.assert_close(torch.stack(found), torch.stack(expected), rtol=0, atol=rounding(1e-5))
 
 
 @torch.no_grad()
@@ -85,7 +86,7 @@ def test_what_new_prompts_share_is_read_once(monkeypatch):
     counted = Counted(model, monkeypatch)
     _, logits = prefixes.read(model, prompts)
     assert counted.n_tokens == 60 + 4 * 12
-    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(logits, expected, rtol=0, atol=rounding(1e-5))
     counted.n_tokens = 0
     prefixes.read(model, [np.concatenate([common, tokens(5, 7)])])  # and later ones know it
     assert counted.n_tokens == 5
@@ -111,7 +112,7 @@ def play(policy, n_turns=3, n_sessions=4):
 def assert_same(one, other):
     for a, b in zip(one, other, strict=True):
         assert a.token_ids.tolist() == b.token_ids.tolist()
-        np.testing.assert_allclose(a.logps, b.logps, atol=1e-5)
+        np.testing.assert_allclose(a.logps, b.logps, atol=rounding(1e-5))
 
 
 def test_later_turns_read_only_what_is_new(monkeypatch):

@@ -1,6 +1,7 @@
 """The weights and versions of servers when requests fail. The servers are fake, and their workers are real."""
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
@@ -48,7 +49,7 @@ def sample(policy, n=1):
         prompt, params = np.arange(4, 12, dtype=np.int32), SamplingParams(max_new_tokens=4)
         asked = [policy.sample(prompt, params, seed=i, session=f"episode {i}") for i in range(n)]
         try:
-            return await asyncio.wait_for(asyncio.gather(*asked), timeout=30)
+            return await asyncio.wait_for(asyncio.gather(*asked), timeout=300)
         finally:
             await policy._clients.aclose()
 
@@ -191,11 +192,14 @@ def test_a_change_that_fails_half_way_is_not_sampled_from(worker, server):
     assert sample(later) == {(14, 4)}
 
 
-def test_weights_of_a_killed_process_are_deleted_by_the_next():
+def test_weights_of_a_killed_process_are_deleted_by_the_next(monkeypatch):
     """Those of a process that lives stay."""
+    prefix = f"test-of-llm-envs-weights-{os.getpid()}-"  # no other program on this machine deletes these
+    monkeypatch.setattr("llm_envs.policies.vllm.exchange._PREFIX", prefix)
     code = (
-        "import os, signal, sys\nfrom llm_envs.policies.vllm.exchange import Exchange\n"
-        "exchange = Exchange(None, is_sparse=False)\nprint(exchange._folder, flush=True)\n"
+        "import os, signal, sys\nfrom llm_envs.policies.vllm import exchange as module\n"
+        f"module._PREFIX = {prefix!r}\n"
+        "exchange = module.Exchange(None, is_sparse=False)\nprint(exchange._folder, flush=True)\n"
         "sys.stdin.read() or os.kill(os.getpid(), signal.SIGKILL)"
     )
     killed = subprocess.run([sys.executable, "-c", code], stdin=subprocess.DEVNULL, capture_output=True, text=True)

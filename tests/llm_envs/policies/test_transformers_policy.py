@@ -7,6 +7,7 @@ import threading
 import numpy as np
 import pytest
 import torch
+from device import placed
 from transformers import Qwen2MoeConfig, Qwen2MoeForCausalLM
 
 from llm_envs.errors import ContextFullError, InvalidConfigError, ModelError
@@ -19,14 +20,14 @@ from llm_envs.testing import NumbersEnv
 from llm_envs.tiny_model import tiny_model, tiny_tokenizer
 from llm_envs.types import FinishReason, SamplingParams, validate_batch
 
-pytestmark = pytest.mark.transformers
+pytestmark = [pytest.mark.transformers, pytest.mark.smoke]
 TOKENIZER = tiny_tokenizer()
 PROMPT = np.arange(4, 12, dtype=np.int32)
 
 
 @pytest.fixture
 def policy():
-    return TransformersPolicy(tiny_model(TOKENIZER, hidden_size=32, max_length=128), TOKENIZER)
+    return TransformersPolicy(placed(tiny_model(TOKENIZER, hidden_size=32, max_length=128)), TOKENIZER)
 
 
 def sample(policy, n):
@@ -156,7 +157,7 @@ def test_a_prompt_that_cannot_be_read_does_not_fail_the_running_turns(long_polic
 def test_weights_change_between_two_steps_of_a_running_turn(long_policy, n_steps):
     """A running turn keeps the version at which it began; a turn that joins later has the new one."""
     long_policy.codec.stop_token_ids = ()
-    other = tiny_model(TOKENIZER, hidden_size=32, max_length=8192, seed=9)
+    other = placed(tiny_model(TOKENIZER, hidden_size=32, max_length=8192, seed=9))
 
     async def run():
         long = asyncio.ensure_future(
@@ -198,14 +199,25 @@ def test_closing_cancels_what_runs_and_what_waits(long_policy):
     assert not any(thread.is_alive() for thread in long_policy._thread._threads)
 
 
-def test_a_cancelled_request_ends_alone(policy):
+def test_a_cancelled_request_ends_alone(policy, n_steps, monkeypatch):
+    """The forward pass after the third step waits for the cancellation, which is in the middle on every machine."""
+    forward, cancelled = policy.model.forward, threading.Event()
+
+    def wait(*args, **kwargs):
+        assert n_steps() < 3 or cancelled.wait(60)
+        return forward(*args, **kwargs)
+
+    monkeypatch.setattr(policy.model, "forward", wait)
+
     async def run():
         tasks = [
             asyncio.create_task(policy.sample(PROMPT, SamplingParams(max_new_tokens=60), seed=i, session=""))
             for i in range(4)
         ]
-        await asyncio.sleep(0.02)
+        await until(lambda: n_steps() >= 3)
         tasks[1].cancel()
+        await asyncio.sleep(0)  # the task takes notice
+        cancelled.set()
         return await asyncio.gather(*tasks, return_exceptions=True)
 
     answers = asyncio.run(run())
@@ -286,7 +298,7 @@ def test_a_pad_token_that_is_sampled_is_a_token(policy):
 
 
 def test_new_weights_change_what_is_sampled_and_carry_their_version(policy):
-    other = tiny_model(TOKENIZER, hidden_size=32, max_length=128, seed=9)
+    other = placed(tiny_model(TOKENIZER, hidden_size=32, max_length=128, seed=9))
     before = sample(policy, 1)[0]
     policy.update_weights(other.named_parameters(), 3)
     after = sample(policy, 1)[0]
@@ -319,14 +331,14 @@ def test_two_event_loops_in_two_threads_share_one_policy(policy):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=60)
+        thread.join(timeout=120)
     assert [s.token_ids.tolist() for s in answers[0]] == [s.token_ids.tolist() for s in answers[1]]
 
 
 def test_a_loop_that_stopped_with_work_left_does_not_hold_up_the_next(policy):
     loop = asyncio.new_event_loop()
     task = loop.create_task(policy.sample(PROMPT, SamplingParams(max_new_tokens=2), seed=0, session=""))
-    loop.call_later(0.001, loop.stop)
+    loop.call_soon(loop.stop)  # the request is made, and its answer needs another round of the loop
     loop.run_forever()
     assert not task.done()
     assert len(sample(policy, 2)) == 2
@@ -370,7 +382,7 @@ def n_steps(monkeypatch):
 
 @pytest.fixture
 def long_policy():
-    return TransformersPolicy(tiny_model(TOKENIZER, hidden_size=32, max_length=8192), TOKENIZER)
+    return TransformersPolicy(placed(tiny_model(TOKENIZER, hidden_size=32, max_length=8192)), TOKENIZER)
 
 
 def test_interrupted_turns_go_on_to_the_greedy_turn_of_one_piece(long_policy, n_steps):
@@ -404,7 +416,7 @@ def test_interrupted_turns_go_on_to_the_greedy_turn_of_one_piece(long_policy, n_
 
 
 def test_a_request_that_has_not_begun_is_answered_at_once(policy):
-    policy.gather_s = 60.0
+    policy.gather_s = 600.0
     policy.weight_version = 4
 
     async def run():
@@ -415,7 +427,7 @@ def test_a_request_that_has_not_begun_is_answered_at_once(policy):
         policy.interrupt("nobody")
         policy.interrupt("a")
         policy.interrupt("a")
-        answers = await asyncio.wait_for(asyncio.gather(*waiting[:2]), 30)
+        answers = await asyncio.wait_for(asyncio.gather(*waiting[:2]), 120)
         waiting[2].cancel()
         return answers
 
@@ -425,7 +437,7 @@ def test_a_request_that_has_not_begun_is_answered_at_once(policy):
 
 def test_each_piece_of_a_turn_has_the_log_probabilities_of_its_own_weights(long_policy, n_steps):
     """An episode is held twice in the middle of a turn, and the weights change meanwhile."""
-    models = [tiny_model(TOKENIZER, hidden_size=32, max_length=8192, seed=seed) for seed in (4, 5, 6)]
+    models = [placed(tiny_model(TOKENIZER, hidden_size=32, max_length=8192, seed=seed)) for seed in (4, 5, 6)]
     for model in models:
         for parameter in model.parameters():
             parameter.data.mul_(5)  # far from even distributions, and so from each other
@@ -481,7 +493,7 @@ def test_experts_that_balance_their_load_are_sampled_as_others_are():
         eos_token_id=TOKENIZER.eos_token_id,
     )
     torch.manual_seed(0)
-    model = Qwen2MoeForCausalLM(config)
+    model = placed(Qwen2MoeForCausalLM(config))
     plain = sample(TransformersPolicy(model, TOKENIZER), 3)
     model.config.output_router_logits = True  # the model then adds a loss, which needs masks of the whole sequence
     balanced = sample(TransformersPolicy(model, TOKENIZER), 3)

@@ -30,7 +30,7 @@ def make_servers(tmp_path, n=1, code=HEALTHY, max_restarts=1):
     return ModelServers(servers, max_restarts)
 
 
-def wait_until(holds, timeout_s=60.0):
+def wait_until(holds, timeout_s=120.0):
     deadline = time.monotonic() + timeout_s
     while not holds():
         assert time.monotonic() < deadline

@@ -187,7 +187,7 @@ def test_a_request_that_the_server_refuses_fails_alone(policy):
     async def run():
         outside = np.array([4, 10_000_000], dtype=np.int32)  # no such token
         requests = [policy.sample(p, SamplingParams(max_new_tokens=4), seed=1, session="") for p in (outside, PROMPT)]
-        return await asyncio.wait_for(asyncio.gather(*requests, return_exceptions=True), timeout=60)
+        return await asyncio.wait_for(asyncio.gather(*requests, return_exceptions=True), timeout=300)
 
     refused, answered = asyncio.run(run())
     assert isinstance(refused, InvalidConfigError)
@@ -204,7 +204,7 @@ def test_cancelling_aborts_the_requests_at_the_servers(policy, servers):
         for task in tasks:
             task.cancel()
         answers = await asyncio.gather(*tasks, return_exceptions=True)
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 120
         while any(metric(url, "vllm:num_requests_running") for url in servers.urls) and time.monotonic() < deadline:
             await asyncio.sleep(0.05)
         return {type(answer) for answer in answers}

@@ -173,9 +173,10 @@ class TestMeasuring:
 
 class TestCollector:
     def test_more_episodes_run_where_each_waits(self) -> None:
-        policy = with_latency(ConstantPolicy("2"), 0.05)
+        """At 64 they end 213 times a second, which a slow machine can do too."""
+        policy = with_latency(ConstantPolicy("2"), 0.3)
         with Collector(NumbersEnv, policy, max_concurrency="auto", progress=False) as collector:
-            collector.collect(1500)
+            collector.collect(700)
             assert collector.max_concurrency >= 64
 
     def test_the_same_episodes_as_with_a_fixed_number(self) -> None:

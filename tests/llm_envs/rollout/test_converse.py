@@ -225,7 +225,7 @@ class TestExecutor:
 
         def meet() -> str:
             """Wait for all."""
-            together.wait(timeout=30)
+            together.wait(timeout=120)
             return "met"
 
         batch = converse_batch(ReplayPolicy([format_tool_call("meet"), "ok"]), [ASK] * 4, tools=[meet])
@@ -254,25 +254,27 @@ class TestExecutor:
 
     @pytest.mark.parametrize("how", ["limit", "cancelled"])
     def test_nothing_is_left_running(self, how) -> None:
-        ended = []
+        begun, ended = [], []
 
         async def execute(calls):
+            begun.append(True)
             try:
-                await asyncio.sleep(60)
+                await asyncio.sleep(3600)
             finally:
                 ended.append(True)
 
         async def main() -> None:
-            limits = RolloutLimits(max_step_s=0.05) if how == "limit" else None
+            limits = RolloutLimits(max_step_s=1.0) if how == "limit" else None
             task = asyncio.create_task(aconverse(ConstantPolicy(CALL), ASK, executor=execute, limits=limits))
             if how == "limit":
                 assert (await task).error.kind == "TimeoutError"
             else:
-                await asyncio.sleep(0.05)
+                while not begun:
+                    await asyncio.sleep(0.001)
                 task.cancel()
                 with pytest.raises(asyncio.CancelledError):
                     await task
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + 120
             while not ended and time.monotonic() < deadline:
                 await asyncio.sleep(0.01)
             assert ended == [True]

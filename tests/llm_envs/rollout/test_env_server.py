@@ -6,6 +6,7 @@ import asyncio
 import os
 import pickle
 import re
+import select
 import signal
 import socket
 import subprocess
@@ -14,7 +15,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -56,11 +57,19 @@ def collect(n: int = 12, policy: Any = None, envs: Any = NumbersEnv, **settings:
         return sorted(collector.collect(n, 2), key=lambda group: group.group_id)
 
 
-def until(holds: Callable[[], Any], limit_s: float = 20.0) -> None:
+def until(holds: Callable[[], Any], limit_s: float = 120.0) -> None:
     deadline = time.monotonic() + limit_s
     while not holds():
         assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.02)
+
+
+@contextmanager
+def closed_port() -> Iterator[str]:
+    """Hold an address that refuses connections: bound, so that no other process gets it, and not listened on."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield "{}:{}".format(*held.getsockname())
 
 
 def test_two_servers_play_the_episodes_of_this_process(server: EnvServer) -> None:
@@ -156,7 +165,7 @@ def test_a_reply_with_a_wrong_number_costs_its_connection(server: EnvServer, cha
     proxy = Tampering(server.address, change)
     proxy.start()
     (failed,) = collect(1, env_servers=[proxy.address], workers=1, max_retries=0)
-    assert proxy.n_changed == 1 and proxy.ended.wait(20)
+    assert proxy.n_changed == 1 and proxy.ended.wait(120)
     messages = [trajectory.error.message for trajectory in failed.trajectories if trajectory.error]
     assert len(messages) == 1 and f"it sent the reply {6 + change} where 6 was next, and was killed" in messages[0]
     until(lambda: server.n_busy == 0)
@@ -205,7 +214,7 @@ def test_nobody_and_somebody_else() -> None:
         with pytest.raises(WorkerDiedError, match="does not answer as an environment server does"):
             EnvServers([address])
         thread.join()
-    with pytest.raises(WorkerDiedError, match="is llm-envs serve-envs running there"):
+    with closed_port() as address, pytest.raises(WorkerDiedError, match="is llm-envs serve-envs running there"):
         EnvServers([address])
 
 
@@ -240,13 +249,16 @@ def test_a_full_server(server: EnvServer) -> None:
 
 
 def test_peers_that_say_nothing_hold_nobody_up(server: EnvServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("llm_envs.rollout.workers.server.CONNECT_S", 0.5)
+    monkeypatch.setattr("llm_envs.rollout.workers.server.CONNECT_S", 2.0)
     host, port = server.address.split(":")
     silent = [socket.create_connection((host, int(port))) for _ in range(5)]
+    for connection in silent:
+        connection.settimeout(120)
+        assert connection.recv(1024)  # the challenge: its time has begun
+    monkeypatch.setattr("llm_envs.rollout.workers.server.CONNECT_S", 60.0)  # for those below, on a busy machine
     assert len(collect(4, env_servers=[server.address])) == 4
     for connection in silent:
-        connection.settimeout(20)
-        while connection.recv(1024):  # the challenge, and then the end
+        while connection.recv(1024):  # the rest of the challenge, and then the end
             pass
         connection.close()
 
@@ -266,7 +278,7 @@ from llm_envs.policies import ConstantPolicy
 from llm_envs.rollout import Collector
 from llm_envs.testing import NumbersEnv
 from llm_envs.policies.scripted import with_latency
-policy = with_latency(ConstantPolicy("1"), 60)
+policy = with_latency(ConstantPolicy("1"), 3600)
 with Collector(NumbersEnv, policy, env_servers=sys.argv[1:], progress=False) as collector:
     print("playing", flush=True)
     collector.collect(4)
@@ -293,16 +305,28 @@ def start(*arguments: str) -> tuple[subprocess.Popen[str], str]:
     return process, found[2]
 
 
+async def kill_with_workers(process: subprocess.Popen[str]) -> None:
+    """Kill a server, and wait until none of its workers can answer any more."""
+    workers = children_of(process.pid)
+    process.kill()
+    while any(Path(f"/proc/{pid}/exe").exists() for pid in workers):
+        await asyncio.sleep(0.01)
+
+
 def test_a_server_that_is_killed_costs_no_episode() -> None:
     """Its episodes are played again under the same seeds at the other one."""
     first, second = start("--workers", "2"), start("--workers", "2")
-    n_turns = 0
+    n_turns, is_killed = 0, asyncio.Event()
 
     async def kill_at_the_tenth(_: Any) -> None:
+        """Kill it when an episode is under way in each of the four workers: the turns 7 to 10 wait for that."""
         nonlocal n_turns
         n_turns += 1
         if n_turns == 10:
-            first[0].kill()
+            await kill_with_workers(first[0])
+            is_killed.set()
+        elif n_turns >= 7:
+            await is_killed.wait()
 
     policy = before_turn(HashingTokenPolicy(CODEC, REPLIES), kill_at_the_tenth)
     try:
@@ -346,10 +370,7 @@ def test_no_server_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     process, address = start("--workers", "1")
 
     async def kill_at_once(_: Any) -> None:
-        workers = children_of(process.pid)
-        process.kill()
-        while any(Path(f"/proc/{pid}/exe").exists() for pid in workers):
-            await asyncio.sleep(0.01)
+        await kill_with_workers(process)
 
     policy = before_turn(HashingTokenPolicy(CODEC, REPLIES), kill_at_once)
     monkeypatch.setattr("llm_envs.rollout.workers.pool.SERVERS_S", 1.0)
@@ -362,25 +383,35 @@ def test_no_server_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_server_that_does_not_answer_at_the_start(server: EnvServer, caplog: pytest.LogCaptureFixture) -> None:
     """It is named and left out. A wrong token or version is still an error, and so are two that do not answer."""
-    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
-        dead = ["{}:{}".format(*listener.getsockname()) for listener in (one, other)]
-    assert collect(env_servers=[dead[0], server.address]) == collect()
-    (warning,) = caplog.messages
-    assert warning.startswith(f"{dead[0]} does not answer") and warning.endswith("The run continues without it.")
-    with pytest.raises(WorkerDiedError, match=rf"{dead[0]} does not answer.*{dead[1]} does not answer"):
-        EnvServers(dead)
+    with closed_port() as one, closed_port() as other:
+        assert collect(env_servers=[one, server.address]) == collect()
+        (warning,) = caplog.messages
+        assert warning.startswith(f"{one} does not answer") and warning.endswith("The run continues without it.")
+        with pytest.raises(WorkerDiedError, match=rf"{one} does not answer.*{other} does not answer"):
+            EnvServers([one, other])
     with EnvServer(1, b"another token of this length") as foreign, pytest.raises(InvalidConfigError, match="token"):
         EnvServers([server.address, foreign.address])
 
 
 PATIENCE = """
-import sys
+import sys, time
 import llm_envs.rollout.workers.pool as pool
+import llm_envs.rollout.workers.remote as remote
 from llm_envs.cli.main import main
-pool.SERVERS_S = float(sys.argv[1])
+from llm_envs.policies import OraclePolicy
+
+pool.SERVERS_S, remote.CONNECT_S = float(sys.argv[1]), 300.0
+turns, act = [], OraclePolicy.act
+
+def slower_and_slower(self, env, observation):  # so that the servers are gone before the last episode
+    turns.append(1)
+    time.sleep(0.2 if len(turns) > 300 else 0.0)
+    return act(self, env, observation)
+
+OraclePolicy.act = slower_and_slower
 sys.exit(main(sys.argv[2:]))
 """
-COLLECT = ["collect", "llm/Calculator-v0", "-n", "3000"]
+COLLECT = ["collect", "llm/Calculator-v0", "-n", "1500"]
 
 
 def left_without_servers(out: Path, patience_s: float, n_servers: int) -> tuple[subprocess.Popen[str], list[int]]:
@@ -391,7 +422,7 @@ def left_without_servers(out: Path, patience_s: float, n_servers: int) -> tuple[
         run = subprocess.Popen(
             [sys.executable, "-c", PATIENCE, str(patience_s), *command], stderr=subprocess.PIPE, text=True
         )
-        until(lambda: any(log.stat().st_size for log in out.glob("*.jsonl*")), 60)
+        until(lambda: any(log.stat().st_size for log in out.glob("*.jsonl*")))
     finally:
         for process, _ in servers:
             process.kill()
@@ -401,11 +432,11 @@ def left_without_servers(out: Path, patience_s: float, n_servers: int) -> tuple[
 
 def test_a_run_without_servers_ends_and_goes_on_later(tmp_path: Path) -> None:
     run, _ = left_without_servers(tmp_path / "run", 1.0, 2)
-    _, said = run.communicate(timeout=30)
+    _, said = run.communicate(timeout=300)
     assert run.returncode == 1
     assert "llm-envs: error: no environment server has answered for 1 s (127.0.0.1:" in said
     saved = list(read_trajectories(tmp_path / "run"))
-    assert 0 < len(saved) < 3000 and all(trajectory.error is None for trajectory in saved)
+    assert 0 < len(saved) < 1500 and all(trajectory.error is None for trajectory in saved)
     assert main([*COLLECT, "--out", str(tmp_path / "run"), "--resume"]) == 0
     assert main([*COLLECT, "--out", str(tmp_path / "here")]) == 0
     resumed, here = (sorted(read_trajectories(tmp_path / n), key=lambda t: t.group_id) for n in ("run", "here"))
@@ -414,14 +445,12 @@ def test_a_run_without_servers_ends_and_goes_on_later(tmp_path: Path) -> None:
 
 def test_ctrl_c_does_not_wait_for_servers(tmp_path: Path) -> None:
     """Here they take connections and say nothing, which holds an attempt up for `CONNECT_S`, at each of them."""
-    run, ports = left_without_servers(tmp_path / "run", 60.0, 2)
+    run, ports = left_without_servers(tmp_path / "run", 600.0, 2)
     silent = [socket.create_server(("127.0.0.1", port)) for port in ports]
-    time.sleep(1)
-    interrupted_s = time.monotonic()
+    assert select.select(silent, [], [], 120)[0]  # an attempt is under way, which would take five minutes
     run.send_signal(signal.SIGINT)
-    _, said = run.communicate(timeout=60)
+    _, said = run.communicate(timeout=120)
     assert run.returncode == 130 and "llm-envs: interrupted: " in said
-    assert time.monotonic() - interrupted_s < 5
     for listener in silent:
         listener.close()
 
@@ -432,7 +461,7 @@ def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     try:
         assert main([*command, str(tmp_path / "there"), "--env-servers", address]) == 0
         process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 0
+        assert process.wait(120) == 0
         assert main([*command, str(tmp_path / "again"), "--env-servers", address]) == 1
         assert "does not answer" in capsys.readouterr().err
     finally:
@@ -451,4 +480,4 @@ def test_without_a_token_the_command_makes_one() -> None:
         assert process.stdout is not None
         assert re.fullmatch(rf"export {TOKEN_VARIABLE}=\S{{32}}\n", process.stdout.readline())
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait(120) == 0

@@ -149,7 +149,7 @@ def test_08_a_timeout_keeps_what_was_earned() -> None:
             return 0 if CODEC.decode_reply(prompt_ids).count("Say") == 1 else 3600
 
     policy = HangsInTheSecondTurn(CODEC, lambda ids, random: CODEC.decode_reply(ids).rsplit("Say ", 1)[1][0])
-    limits = RolloutLimits(max_episode_s=0.2)
+    limits = RolloutLimits(max_episode_s=1.0)  # which the first turn must not reach
     collector = make(policy, env_kwargs={"n_turns": 2}, limits=limits)
     (group,) = collector.collect(1)
     (trajectory,) = group

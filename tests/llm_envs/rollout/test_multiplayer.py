@@ -167,15 +167,17 @@ class TestSharedGames:
         assert len(counted._games) <= _MOST_KEPT
 
     def test_the_last_cancelled_episode_cancels_the_game(self):
-        env, policy = MultiplayerEnv(KuhnPoker), HashingTokenPolicy(ByteCodec(), [PASS], latency_s=30)
+        env, policy = MultiplayerEnv(KuhnPoker), HashingTokenPolicy(ByteCodec(), [PASS], latency_s=3600)
 
         async def cancel():
             seats = [
                 asyncio.create_task(env.play_episode(EpisodeSpec("kuhn", seat=seat), policy, codec=ByteCodec()))
                 for seat in (0, 1)
             ]
-            await asyncio.sleep(0.05)
+            while not policy.running:
+                await asyncio.sleep(0)
             seats[0].cancel()
+            await asyncio.gather(seats[0], return_exceptions=True)
             await asyncio.sleep(0.05)
             running = policy.running
             seats[1].cancel()

@@ -89,6 +89,7 @@ def assert_same(groups: Any, others: Any) -> None:
             assert replace(one, metadata={}).to_json(timings=False) == replace(two, metadata={}).to_json(timings=False)
 
 
+@pytest.mark.smoke
 def test_the_same_trajectories(node: Any) -> None:
     for envs, player in ((TASKS, oracle), (NumbersEnv, tokens)):
         with RayCollector(envs, player, n_actors=2, seed=3, progress=False) as collector:
@@ -98,7 +99,7 @@ def test_the_same_trajectories(node: Any) -> None:
 
 
 def test_an_actor_that_cannot_play_ends_the_episodes_of_the_others(node: Any, tmp_path: Path) -> None:
-    """The first actor's episodes take a minute; the second one's player fails."""
+    """The first actor's episodes take an hour; the second one's player fails."""
 
     def player() -> Any:
         try:
@@ -106,7 +107,7 @@ def test_an_actor_that_cannot_play_ends_the_episodes_of_the_others(node: Any, tm
         except FileExistsError:
             time.sleep(3.0)  # the other one plays
             raise ValueError("no model here") from None
-        return tokens(60.0)
+        return tokens(3600.0)
 
     started = time.monotonic()
     with (
@@ -114,7 +115,7 @@ def test_an_actor_that_cannot_play_ends_the_episodes_of_the_others(node: Any, tm
         pytest.raises(ValueError, match="no model here"),
     ):
         collector.collect(4, 2)
-    assert time.monotonic() - started < 45
+    assert time.monotonic() - started < 300
 
 
 def test_filters_streams_and_limits(node: Any) -> None:
@@ -125,6 +126,7 @@ def test_filters_streams_and_limits(node: Any) -> None:
         assert_same(list(collector.stream(2, n_groups=12)), plain(NumbersEnv, tokens))
 
 
+@pytest.mark.smoke
 def test_a_run_is_that_of_one_process(node: Any, tmp_path: Path) -> None:
     """Begun with Ray and resumed without it."""
     run = partial(collect_run, NumbersEnv, group_size=2)
@@ -175,6 +177,7 @@ class KillsEnv(NumbersEnv):
     deadly: int | None = None
 
 
+@pytest.mark.smoke
 def test_an_episode_that_kills_its_actors_fails_alone(node: Any) -> None:
     usual = plain(NumbersEnv, tokens)
     KillsEnv.deadly = usual[4].seed
@@ -413,12 +416,12 @@ def test_a_head_that_dies(ray: Any, tmp_path: Path) -> None:
         text=True,
     )
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while not any(path.stat().st_size > 100_000 for path in (tmp_path / "run").glob("*.jsonl")):
             assert time.monotonic() < deadline and process.poll() is None
             time.sleep(0.02)
         cluster.shutdown()
-        _, said = process.communicate(timeout=HEAD_S + 40)
+        _, said = process.communicate(timeout=HEAD_S + 300)
     finally:
         process.kill()
         process.wait()

@@ -282,15 +282,19 @@ class TestCollector:
 
     def test_an_interrupted_summary_goes_on_from_its_tokens_under_new_weights(self) -> None:
         class SlowSummaries(HashingTokenPolicy):
+            is_in_summary = False
+
             def latency_of(self, prompt_ids: np.ndarray, session: str) -> float:
-                return 3600.0 if self.version == 0 and last_message(prompt_ids) == ASKED else 0.0
+                self.is_in_summary = last_message(prompt_ids) == ASKED
+                return 3600.0 if self.version == 0 and self.is_in_summary else 0.0
 
         async def main() -> Trajectory:
             gate, policy = PauseGate(), SlowSummaries(CODEC, speak)
             episode = asyncio.create_task(
                 play_episode(NumbersEnv(), SPEC, policy, codec=CODEC, context_fn=SUMMARIZE, run_seed=3, gate=gate)
             )
-            await asyncio.sleep(0.05)
+            while not policy.is_in_summary:
+                await asyncio.sleep(0)
             await gate.close()
             policy.version = 1
             gate.open()

@@ -40,7 +40,7 @@ ACTIONS = [
     "<answer>5</answer>",
     '<tool_call>{"name": "calculate", "arguments": {"expression": "1+1"}}</tool_call>',
 ]
-START_S = 30.0
+START_S = 120.0
 """Longest wait for something that takes well under a second on a machine of one's own."""
 
 
@@ -274,7 +274,7 @@ class TestPolicies:
 
         with WorkerPool(1) as pool:
             play_one(pool, maker())  # what a worker imports first is not what takes long
-            error = play_one(pool, EnvMaker("Sleeps", {}, Sleeps), limit_s=0.5).error
+            error = play_one(pool, EnvMaker("Sleeps", {}, Sleeps), limit_s=2.0).error
         assert error is not None and (error.kind, error.where) == ("TimeoutError", "policy")
 
 
@@ -315,9 +315,10 @@ class TestDeath:
     )
     def test_a_call_over_its_limit_is_killed(self, at: str, deed: str, one: WorkerPool) -> None:
         play_one(one, maker())  # what a worker imports first is not what takes long
-        error = play_one(one, maker(at=at, deed=deed), limit_s=0.5).error
+        limit_s = 0.5 if at == "make" else 2.0  # calls before the one that hangs must not reach it
+        error = play_one(one, maker(at=at, deed=deed), limit_s=limit_s).error
         assert error is not None and (error.kind, error.where) == ("TimeoutError", f"env.{at}")
-        assert error.message == f"env.{at} took longer than max_step_s=0.5 s; its process was killed."
+        assert error.message == f"env.{at} took longer than max_step_s={limit_s:g} s; its process was killed."
         assert play_one(one, maker(), limit_s=START_S).reward == 1.0
 
     def test_a_close_that_hangs_costs_the_next_a_moment(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -338,6 +339,7 @@ class TestDeath:
         notes = tmp_path / "pids"
         monkeypatch.setenv("ROGUE_NOTES", str(notes))
         with WorkerPool(1) as pool:
+            play_one(pool, maker())  # what a worker imports first is not what takes long
             play_one(pool, maker(at="step", deed="leave"), limit_s=4.0)
         pids = [int(pid) for pid in notes.read_text().split()]
         assert len(pids) == 3
@@ -350,7 +352,7 @@ class TestDeath:
         async def main(pool: WorkerPool) -> list[Trajectory]:
             wrong = [deeds.get(seed % 20) for seed in range(60)]
             makers = [maker(n_turns=2, **({"at": "step", "deed": deed} if deed else {})) for deed in wrong]
-            runners = [pool.runner(make, 1.5) for make in makers]
+            runners = [pool.runner(make, 3.0) for make in makers]
             specs = [EpisodeSpec("Rogue", {}, seed=seed) for seed in range(60)]
             return await asyncio.gather(*map(play, runners, specs, [OraclePolicy()] * 60))
 
@@ -361,7 +363,7 @@ class TestDeath:
         kinds = [t.error.kind if t.error else t.reward for t in trajectories]
         assert kinds == ["TimeoutError", "WorkerDiedError", "KeyError", *[1.0] * 17] * 3
         assert pool.n_started <= 4 + 6
-        assert seconds < 200  # 3 × 1.5 s of hanging and 10 starts; no limit at all would be an hour
+        assert seconds < 1_000  # 3 × 3 s of hanging and 10 starts; no limit at all would be an hour
 
 
 class TestPlaces:
@@ -404,23 +406,26 @@ class TestPlaces:
             assert play_one(pool, maker()).reward == 1.0
             assert pool.n_started == 1
 
-    @pytest.mark.parametrize(("deed", "n_started"), [("sleep", 1), ("hang", 2)])
+    @pytest.mark.parametrize(("deed", "n_started"), [("note and wait", 1), ("note", 2)])
     def test_a_cancelled_call_is_waited_for_by_the_next(
-        self, deed: str, n_started: int, monkeypatch: pytest.MonkeyPatch
+        self, deed: str, n_started: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Long enough for it to come to its end and the environment to be closed; and no longer."""
-        monkeypatch.setattr("llm_envs.rollout.workers.pool.CLOSE_S", 1.0 if deed == "hang" else START_S)
+        notes = tmp_path / "notes"
+        monkeypatch.setenv("ROGUE_NOTES", str(notes))
+        monkeypatch.setattr("llm_envs.rollout.workers.pool.CLOSE_S", 1.0 if deed == "note" else START_S)
 
         async def main(pool: WorkerPool) -> None:
             runner = pool.runner(maker(at="step", deed=deed), None)
             await runner.open()
             await runner.reset(7, None)
             task = asyncio.create_task(runner.step("1"))
-            await asyncio.sleep(0.05)
+            assert await asyncio.to_thread(wait_until, notes.exists)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
             runner.close()
+            notes.unlink()  # from here on, a call that only waits can come to its end
 
         with WorkerPool(1) as pool:
             asyncio.run(main(pool))
@@ -567,7 +572,7 @@ class TestPrograms:
         path = tmp_path / "program.py"
         path.write_text(script())
         arguments = {"-c": ["-c", script()], "file": [str(path)]}[way]
-        done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=300, check=False)
         assert done.returncode == 0, done.stderr
         lines = done.stdout.splitlines()
         assert lines.count("main module ran") == 1 and lines.count("reward True") == 2 and lines[-1] == "done"
@@ -700,10 +705,10 @@ class TestCollector:
 
     def test_one_in_twenty_hangs_for_ever(self) -> None:
         envs = EnvChoice("Rogue", kwargs={"at": "step", "deed": "hang", "one_in": 20}, factory=RogueEnv)
-        settings: dict[str, Any] = {"limits": RolloutLimits(max_step_s=1.5), "max_retries": 0, "progress": False}
+        settings: dict[str, Any] = {"limits": RolloutLimits(max_step_s=3.0), "max_retries": 0, "progress": False}
         started = time.perf_counter()
         with Collector(envs, OraclePolicy(), workers=4, **settings) as collector:
             groups = collector.collect(60)
         hung = [t.seed % 20 == 0 for group in groups for t in group]
         assert [t.status == "errored" for group in groups for t in group] == hung and any(hung)
-        assert time.perf_counter() - started < 200
+        assert time.perf_counter() - started < 1_000

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import replace
 
 import pytest
@@ -14,6 +15,7 @@ pytest.importorskip("pydantic_monty")
 from pydantic_monty._binary import find_monty_binary
 
 from llm_envs.errors import InvalidConfigError, SandboxError
+from llm_envs.processes import cpu_seconds
 from llm_envs.sandbox import MontySandbox, SandboxLimits
 
 LIMITS = SandboxLimits(timeout_s=30, memory_bytes=48 << 20, recursion_depth=100, output_characters=500)
@@ -107,23 +109,31 @@ def test_time_without_a_processor_is_not_the_codes_time(sandbox):
         session.run("x = 1")
         (pid,) = set(workers()) - set(others)
         os.kill(pid, signal.SIGSTOP)
-        threading.Timer(2.2, os.kill, (pid, signal.SIGCONT)).start()
+        threading.Timer(3.0, os.kill, (pid, signal.SIGCONT)).start()
         result = session.run("n = 0\nfor i in range(1000): n += x\nn")
         assert (result.value, result.stopped) == ("1000", None)
         assert result.seconds > 2
 
 
 def test_a_worker_that_is_stopped_during_a_run_gets_the_time_that_it_lost():
-    with MontySandbox(n_workers=1, limits=replace(LIMITS, timeout_s=1)) as patient:
+    with MontySandbox(n_workers=1, limits=replace(LIMITS, timeout_s=2)) as patient:
         session = patient.session()
         others = workers()
         session.run("x = 1")
         (pid,) = set(workers()) - set(others)
-        threading.Timer(0.1, os.kill, (pid, signal.SIGSTOP)).start()
-        threading.Timer(1.6, os.kill, (pid, signal.SIGCONT)).start()
+        used_s = cpu_seconds(pid)
+
+        def stop_for_three_seconds():
+            while cpu_seconds(pid) < used_s + 0.05:  # the code has not begun
+                time.sleep(0.001)
+            os.kill(pid, signal.SIGSTOP)
+            time.sleep(3.0)
+            os.kill(pid, signal.SIGCONT)
+
+        threading.Thread(target=stop_for_three_seconds).start()
         result = session.run("while True: pass")
         assert result.stopped == "time"
-        assert result.seconds > 1.6
+        assert result.seconds > 3.0
         assert session.run("x").value == "1"
 
 

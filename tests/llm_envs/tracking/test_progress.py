@@ -243,8 +243,9 @@ class TestOnATerminal:
             assert child.wait(60) == 0 and "said" not in screen.sent
 
     def test_ctrl_c_leaves_the_cursor_visible(self) -> None:
-        with in_a_process(LIVE.format(then="time.sleep(600)")) as (child, screen):
+        with in_a_process(LIVE.format(then="print('inside', flush=True); time.sleep(600)")) as (child, screen):
             screen.read_until(lambda text: "0/20 episodes" in text)
+            assert child.stdout is not None and child.stdout.readline() == "inside\n"
             child.send_signal(signal.SIGINT)
             sent = screen.read_until(lambda text: False)
             assert child.wait(60) in (130, -signal.SIGINT)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from dense_env import DenseEnv
+from device import on_cpu, rounding, spy_on_batches
 
 from llm_envs.errors import InvalidConfigError
 from llm_envs.policies import TransformersPolicy
@@ -26,7 +27,7 @@ from llm_envs.trainers.loop import LoopSettings, create_training_state, training
 from llm_envs.trainers.loop.batch import score_batch
 from llm_envs.types import FinishReason, KeptTokens, Sampled, SamplingParams, TrajectoryGroup
 
-pytestmark = pytest.mark.trainings
+pytestmark = [pytest.mark.trainings, pytest.mark.smoke]
 
 DENSE = EnvChoice("dense", factory=DenseEnv)
 FILTERS = [{"top_p": 0.7}, {"top_k": 5, "temperature": 1.5}, {"min_p": 0.1}, {"top_p": 0.9, "top_k": 20, "min_p": 0.02}]
@@ -103,10 +104,11 @@ def test_the_policy_says_what_it_chose_from(folder, filters):
         start = sampled.kept.stops[place - 1] if place else 0
         own = sampled.kept.ids[start : sampled.kept.stops[place]]
         with torch.no_grad():
-            logits = policy.model(torch.tensor([ids])).logits[0, -1] / params.temperature
+            asked = torch.tensor([ids], device=policy.model.device)
+            logits = on_cpu(policy.model(asked).logits[0, -1]) / params.temperature
         assert token in own
         assert logits[own].log_softmax(-1)[own.tolist().index(token)].item() == pytest.approx(
-            float(sampled.logps[place]), abs=1e-5
+            float(sampled.logps[place]), abs=rounding(1e-5)
         )
         ids.append(token)
     assert asyncio.run(sample(SamplingParams(max_new_tokens=4, **filters))).kept is None
@@ -124,15 +126,16 @@ def test_the_loop_trains_over_the_kept_tokens(folder, filters):
     params = SamplingParams(max_new_tokens=8, keep_mask=True, **filters)
     groups = collected(folder, params)
     model = load_model(folder)
-    batch = make_batch(score_episodes([t for g in groups for t in g], RewardSettings(), {}), pad_id=0, sampling=params)
+    paid = score_episodes([t for g in groups for t in g], RewardSettings(), {})
+    batch = make_batch(paid, pad_id=0, sampling=params, device=model.device)
     logps_BT = score_batch(model, batch, micro_batch_size=3)
     torch.testing.assert_close(
-        logps_BT[batch.mask_BT], batch.sampled_logps_BT[batch.mask_BT], rtol=0, atol=2e-5
+        logps_BT[batch.mask_BT], batch.sampled_logps_BT[batch.mask_BT], rtol=0, atol=rounding(2e-5)
     )  # as sampled, filter included
     state = create_training_state(model, learning_rate=0.0)
-    settings = LoopSettings(logps_tolerance=2e-5, micro_batch_size=3)
+    settings = LoopSettings(logps_tolerance=rounding(2e-5), micro_batch_size=3)
     _, metrics = training_iteration(state, groups, algorithm=GRPO, sampling=params, settings=settings)
-    assert metrics["ratio"] == pytest.approx(1.0, abs=1e-5) and metrics["grad_norm"] > 0
+    assert metrics["ratio"] == pytest.approx(1.0, abs=rounding(1e-5)) and metrics["grad_norm"] > 0
     without = collected(folder, SamplingParams(max_new_tokens=8, **filters))
     with pytest.raises(InvalidConfigError, match="keep_mask=True, and the policy returned tokens without"):
         training_iteration(state, without, sampling=params)
@@ -141,7 +144,7 @@ def test_the_loop_trains_over_the_kept_tokens(folder, filters):
 def trainer_of(kind, folder, config, **changes):
     if kind == "grpo":
         return EnvGRPOTrainer(folder, DENSE, config(**changes))
-    names = ("output_dir", "per_device_train_batch_size", "max_completion_length", "max_turn_tokens")
+    names = ("output_dir", "per_device_train_batch_size", "max_completion_length", "max_turn_tokens", "bf16")
     own = {name: getattr(config(), name) for name in names}
     further = {"gradient_checkpointing": False, "save_strategy": "no", "report_to": "none", "num_train_seeds": 64}
     return EnvPPOTrainer(folder, DENSE, EnvPPOConfig(**own | further | {"logging_steps": 1} | changes))
@@ -151,10 +154,15 @@ def trainer_of(kind, folder, config, **changes):
 def test_the_trainers_train_over_the_kept_tokens(folder, config, kind):
     """Two shuffled steps a generation at a rate of 0, with a reference: ratios are 1 and the KL is 0."""
     settings = {"max_steps": 2, "learning_rate": 0.0, "steps_per_generation": 2, "per_device_train_batch_size": 8}
-    settings |= {"top_p": 0.7, "temperature": 1.3, "keep_sampling_mask": True, "logps_tolerance": 2e-5, "beta": 0.1}
+    settings |= {
+        "top_p": 0.7,
+        "temperature": 1.3,
+        "keep_sampling_mask": True,
+        "logps_tolerance": rounding(2e-5),
+        "beta": 0.1,
+    }
     trainer = trainer_of(kind, folder, config, **settings)
-    output, fresh = [], []
-    play, score = trainer._generate_and_score_completions, trainer._get_per_token_logps_and_entropies
+    output, fresh, score = spy_on_batches(trainer), [], trainer._get_per_token_logps_and_entropies
 
     def scored(*args, **kwargs):
         result = score(*args, **kwargs)
@@ -162,13 +170,12 @@ def test_the_trainers_train_over_the_kept_tokens(folder, config, kind):
             fresh.append(result[0].detach())
         return result
 
-    trainer._generate_and_score_completions = lambda inputs: output.append(play(inputs)) or output[-1]
     trainer._get_per_token_logps_and_entropies = scored
     trainer.train()
     trainer.close()
     mask = (output[0]["completion_mask"] * output[0]["tool_mask"]).bool()
     old, sampled = output[0]["old_per_token_logps"][mask], output[0]["sampling_per_token_logps"][mask]
-    torch.testing.assert_close(old, sampled, rtol=0, atol=2e-5)
+    torch.testing.assert_close(old, sampled, rtol=0, atol=rounding(2e-5))
     logged = [entry for entry in trainer.state.log_history if "kl" in entry]
     assert [entry["kl"] for entry in logged] == [0.0, 0.0] and logged[0]["entropy"] > 0
     assert len(fresh) == 2

@@ -92,7 +92,7 @@ def test_an_uploaded_model_says_where_it_was_trained(tiny_folder: str, tmp_path:
     with hub_stand_in(tmp_path / "hub") as server:
         command = [sys.executable, "-c", textwrap.dedent(code), tiny_folder, str(tmp_path / "out")]
         variables = {**os.environ, **environment(server)}
-        done = subprocess.run(command, capture_output=True, text=True, env=variables, timeout=170)
+        done = subprocess.run(command, capture_output=True, text=True, env=variables, timeout=600)
         assert done.returncode == 0, done.stderr
     there = tmp_path / "hub" / "models" / "you" / "model"
     assert (there / "model.safetensors").read_bytes() == (tmp_path / "out" / "model.safetensors").read_bytes()

@@ -42,6 +42,7 @@ def rows():
     return ids, mask, labels
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     "config",
     [

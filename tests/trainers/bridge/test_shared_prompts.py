@@ -9,7 +9,7 @@ from llm_envs.tiny_model import tiny_tokenizer
 from llm_envs.trainers import EnvGRPOConfig, EnvGRPOTrainer, EnvPPOConfig
 from llm_envs.trainers.bridge.shared_prompts import SharedPrompts
 
-pytestmark = [pytest.mark.transformers, pytest.mark.trainings]
+pytestmark = [pytest.mark.transformers, pytest.mark.trainings, pytest.mark.smoke]
 SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
 TOKENIZER = tiny_tokenizer()
 

@@ -74,6 +74,7 @@ def settings(folder: Path, **changes: Any) -> dict[str, Any]:
         "learning_rate": 1e-2,
         "lr_scheduler_type": "constant",
         "gradient_checkpointing": False,
+        "bf16": False,
         "logging_steps": 1,
         "save_steps": 1,
         "report_to": "none",
@@ -135,6 +136,7 @@ def check_clean(audit: Audit, *not_recomputed: str) -> None:
     assert empty == set(not_recomputed), {name: part.missing for name, part in audit.parts.items()}
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("number", range(len(CORRUPTIONS)), ids=[c.name for c in CORRUPTIONS])
 def test_a_corruption_is_found_in_its_part(
     number: int, trained: Path, others: dict[str, Path], tiny_folder: str, tmp_path: Path
@@ -148,6 +150,7 @@ def test_a_corruption_is_found_in_its_part(
     assert found.file and found.by and (folder / found.file).exists()
 
 
+@pytest.mark.smoke
 def test_they_are_at_least_thirty_and_of_every_part() -> None:
     assert len({corruption.name for corruption in CORRUPTIONS}) == len(CORRUPTIONS) >= 30
     assert {corruption.part for corruption in CORRUPTIONS} == set(PARTS)

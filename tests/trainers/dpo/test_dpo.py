@@ -13,6 +13,7 @@ import pytest
 import torch
 from datasets import Dataset
 from dense_env import DenseEnv
+from device import on_cpu, rounding, to_device
 from families import family_tokenizer
 from peft import LoraConfig
 from safetensors.torch import load_file
@@ -61,6 +62,7 @@ def settings(tmp_path):
             "learning_rate": 1e-3,
             "lr_scheduler_type": "constant",
             "gradient_checkpointing": False,
+            "bf16": False,
             "save_strategy": "no",
             "report_to": "none",
             "disable_tqdm": True,
@@ -117,12 +119,16 @@ def moved(trainer, seed=0):
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in trainer.model.parameters():
-            parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator))
+            parameter.add_((0.05 * torch.randn(parameter.shape, generator=generator)).to(parameter.device))
     return trainer
 
 
 def batch_of(trainer, n=4):
-    return trainer.data_collator([trainer.train_dataset[index] for index in range(n)])
+    return collated(trainer, [trainer.train_dataset[index] for index in range(n)])
+
+
+def collated(trainer, rows):
+    return to_device(trainer.data_collator(rows), trainer.model.device)
 
 
 # What the loss sees.
@@ -130,7 +136,7 @@ def batch_of(trainer, n=4):
 
 def test_the_mask_is_on_the_agents_tokens_alone(make, played, codec):
     trainer = make(source=played)
-    batch = batch_of(trainer)
+    batch = on_cpu(batch_of(trainer))
     assert len(batch["input_ids"]) == 8  # four chosen, four rejected
     said = {tuple(m.content for m in t.messages if m.role == "assistant") for t in played}
     for ids, own in zip(batch["input_ids"], batch["completion_mask"].bool(), strict=True):
@@ -140,6 +146,7 @@ def test_the_mask_is_on_the_agents_tokens_alone(make, played, codec):
         assert "Go on." in codec.decode(ids[~own].numpy()) and "Go on." not in codec.decode(ids[own].numpy())
 
 
+@pytest.mark.smoke
 def test_the_loss_by_hand(make, played):
     """A head of zeros gives each of V tokens -log V; the references are given, so the log-ratios are 2 and -1."""
     trainer = make(source=played)
@@ -150,7 +157,7 @@ def test_the_loss_by_hand(make, played):
     row["ref_rejected_logps"] = sum(row["rejected_mask"]) * each + 1.0
     assert sum(row["chosen_mask"]) < len(row["chosen_ids"])
     trainer.precompute_ref_logps = True
-    loss = trainer.compute_loss(trainer.model, trainer.data_collator([row]))
+    loss = trainer.compute_loss(trainer.model, collated(trainer, [row]))
     assert loss.item() == pytest.approx(math.log1p(math.exp(-0.1 * 3.0)), abs=1e-5)
 
 
@@ -168,7 +175,7 @@ def test_loss_and_gradient_are_those_of_the_masked_equation(make, played, settin
         logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits[:, :-1]
         return logits.log_softmax(-1).gather(-1, batch["input_ids"][:, 1:, None])[..., 0]
 
-    pairs = torch.tensor([[i, i + 4] for i in range(4)])
+    pairs = torch.tensor([[i, i + 4] for i in range(4)], device=trainer.model.device)
     with torch.no_grad():
         reference = logps(trainer.ref_model)
     mask = batch["completion_mask"][:, 1:]
@@ -178,9 +185,10 @@ def test_loss_and_gradient_are_those_of_the_masked_equation(make, played, settin
     for ours, theirs in zip(
         gradients, torch.autograd.grad(expected, list(trainer.model.parameters()), allow_unused=True), strict=True
     ):
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=rounding(1e-6))
 
 
+@pytest.mark.smoke
 def test_single_turn_pairs_are_trls_own_under_every_loss(make, settings, tiny_folder, tmp_path):
     """The template writes nothing behind a turn here: elsewhere TRL trains that, too (docs/dpo.md)."""
     tokenizer = AutoTokenizer.from_pretrained(tiny_folder)
@@ -214,12 +222,13 @@ def test_single_turn_pairs_are_trls_own_under_every_loss(make, settings, tiny_fo
     for loss_type in TRL_LOSSES:
         stock.loss_types = ours.loss_types = [loss_type]
         one, other = (t.compute_loss(t.model, b) for t, b in ((stock, expected), (ours, batch)))
-        assert one.item() == pytest.approx(other.item(), abs=1e-6), loss_type
+        assert one.item() == pytest.approx(other.item(), abs=rounding(1e-6)), loss_type
 
 
 # What a pair is.
 
 
+@pytest.mark.smoke
 def test_a_pair_has_one_seed_and_no_tie(played):
     groups = to_groups(played)
     rows = pair_rows(groups, lambda members: [(a, b) for a in members for b in members])  # ties, and the wrong way
@@ -510,8 +519,9 @@ def test_the_reference_of_a_round_is_the_frozen_one(make, settings):
     assert losses[0] == pytest.approx(math.log(2), abs=1e-6)
     row = trainer.local_pairs[0]
     with torch.no_grad():
-        scored = trainer.compute_ref_log_probs(trainer.ref_model, trainer.data_collator([row]))
-    assert [logps.item() for logps in scored] == pytest.approx([row["ref_chosen_logps"], row["ref_rejected_logps"]])
+        scored = trainer.compute_ref_log_probs(trainer.ref_model, collated(trainer, [row]))
+    expected = [row["ref_chosen_logps"], row["ref_rejected_logps"]]
+    assert [logps.item() for logps in scored] == pytest.approx(expected, rel=rounding(1e-6))
 
 
 def test_checkpoints_of_another_trainer_are_refused(make, settings, tmp_path):

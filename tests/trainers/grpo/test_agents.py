@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.trainings, pytest.mark.slow]
 
 def create_client(endpoint: Endpoint) -> httpx.Client:
     headers = {"Authorization": f"Bearer {endpoint.api_key}"}
-    return httpx.Client(base_url=endpoint.base_url, headers=headers, timeout=60, trust_env=False)
+    return httpx.Client(base_url=endpoint.base_url, headers=headers, timeout=300, trust_env=False)
 
 
 def acts(task: EnvTask, client: httpx.Client) -> None:
@@ -43,6 +43,7 @@ def trained(env: Any, model: Path, out: Path) -> dict[str, torch.Tensor]:
         max_turn_tokens=40,
         max_concurrency=1,  # one request at a time: a batch's composition would change the last bits
         gradient_checkpointing=False,
+        bf16=False,
         save_strategy="no",
         report_to="none",
         disable_tqdm=True,
@@ -50,7 +51,7 @@ def trained(env: Any, model: Path, out: Path) -> dict[str, torch.Tensor]:
     )
     trainer = EnvGRPOTrainer(str(model), env, args)
     trainer.train()
-    weights = {name: value.detach().clone() for name, value in trainer.model.named_parameters()}
+    weights = {name: value.detach().cpu().clone() for name, value in trainer.model.named_parameters()}
     trainer.close()
     return weights
 

@@ -63,7 +63,7 @@ def test_ppo_is_watched_and_goes_on_from_its_checkpoint(tiny_folder, config, tmp
     def train(folder, max_steps, resume=None):
         settings = vars(config(max_steps=max_steps, save_strategy="steps", save_steps=2, beta=0.01))
         names = ("per_device_train_batch_size", "max_completion_length", "max_turn_tokens", "learning_rate", "beta",
-                 "lr_scheduler_type", "gradient_checkpointing", "logging_steps", "save_strategy", "save_steps",
+                 "lr_scheduler_type", "gradient_checkpointing", "bf16", "logging_steps", "save_strategy", "save_steps",
                  "report_to", "num_train_seeds", "disable_tqdm", "max_steps")  # fmt: skip
         args = EnvPPOConfig(output_dir=str(folder), **{name: settings[name] for name in names})
         trainer = EnvPPOTrainer(tiny_folder, ENV, args)

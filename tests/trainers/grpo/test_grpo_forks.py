@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from device import spy_on_batches
 from families import family_tokenizer
 from transformers import MixtralConfig, MixtralForCausalLM
 
@@ -35,13 +36,7 @@ def play(tiny_folder, config):
     def run(model=tiny_folder, context_fn=None, algorithm=None, **changes):
         trainer = EnvGRPOTrainer(model, ENV, config(**changes), context_fn=context_fn, algorithm=algorithm)
         made.append(trainer)
-        batches, original = [], trainer._generate_and_score_completions
-
-        def keep(inputs):
-            batches.append(original(inputs))
-            return batches[-1]
-
-        trainer._generate_and_score_completions = keep
+        batches = spy_on_batches(trainer)
         trainer.train()
         return trainer, batches[0]
 
@@ -74,6 +69,7 @@ def check_batch(trainer, batch, model_folder):
     assert torch.allclose(batch["advantages"][:16], expected.view(-1), atol=1e-5)
 
 
+@pytest.mark.smoke
 def test_a_context_function_gives_every_turn_its_row(play, tiny_folder, caplog):
     trainer, batch = play(context_fn=last_only)
     assert {t.n_forks for t in trainer.last_trajectories} == {1}
@@ -84,6 +80,7 @@ def test_a_context_function_gives_every_turn_its_row(play, tiny_folder, caplog):
     assert "All reward functions returned None" not in caplog.text
 
 
+@pytest.mark.smoke
 def test_gradient_accumulation_takes_all_rows(play):
     """Two micro-batches and two steps a generation: the rows beyond the first are split evenly among them."""
     trainer, batch = play(

@@ -14,7 +14,7 @@ from llm_envs.trainers import EnvGRPOTrainer
 from llm_envs.trainers.bridge.batches import reward_from_field, rollout_output
 from llm_envs.trainers.bridge.items import index_dataset
 
-pytestmark = [pytest.mark.transformers, pytest.mark.trainings]
+pytestmark = [pytest.mark.transformers, pytest.mark.trainings, pytest.mark.smoke]
 SETTINGS = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 2, "max_steps": 3, "seed": 7}
 SHARED = (
     "num_generations",

@@ -135,6 +135,7 @@ def test_two_processes_share_the_actors(folder, cluster, tmp_path, monkeypatch):
     assert said == [[[[0], [1]], 1]] * 2
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

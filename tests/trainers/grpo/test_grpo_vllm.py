@@ -54,6 +54,7 @@ def train(tiny_folder, config):
         trainer.close()
 
 
+@pytest.mark.smoke
 def test_the_engine_follows_the_trainer_and_the_reward_rises(train, tiny_folder, monkeypatch):
     """40 updates at a high learning rate, seeds fixed in advance; on a compiled engine, the only one of these tests."""
     monkeypatch.setattr("torch._dynamo.config.disable", False)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from dense_env import DenseEnv
+from device import on_cpu, rounding
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
 
@@ -56,6 +57,7 @@ def make(tiny_folder, tmp_path):
             "learning_rate": 1e-2,
             "lr_scheduler_type": "linear",
             "gradient_checkpointing": False,
+            "bf16": False,
             "logging_steps": 1,
             "save_strategy": "no",
             "report_to": "none",
@@ -90,6 +92,7 @@ def assert_scores(one, other, atol):
         np.testing.assert_allclose(mine, theirs, rtol=0, atol=atol)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("name", TRAINERS)
 def test_the_adapter_alone_is_trained_and_saved_and_loads_again(make, tiny_folder, tmp_path, name):
     trainer = make(name)
@@ -108,7 +111,7 @@ def test_the_adapter_alone_is_trained_and_saved_and_loads_again(make, tiny_folde
     assert_scores(mine, loaded, atol=0)
     moved = [abs(a - b).max() for a, b in zip(token_logps(mine, rows()), token_logps(start, rows()), strict=True)]
     assert max(moved) > 1e-2  # or equality would mean little
-    assert_scores(mine, loaded.merge_and_unload(), atol=1e-5)
+    assert_scores(mine, loaded.merge_and_unload(), atol=rounding(1e-5))
 
 
 @pytest.mark.parametrize("name", ["grpo", "ppo", "dpo"])
@@ -136,7 +139,8 @@ def test_a_saved_adapter_is_trained_on(make, tiny_folder, tmp_path):
     assert_scores(trainer.model.eval(), first.model.eval(), atol=0)
     trainer.train()
     assert {t.status for t in trainer.last_trajectories} == {"ok"}
-    before, after = load_file(tmp_path / "adapter" / "adapter_model.safetensors"), trainer.model.state_dict()
+    before = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+    after = on_cpu(trainer.model.state_dict())
     changed = [
         key for key, value in before.items() if not torch.equal(after[key.replace(".weight", ".default.weight")], value)
     ]

@@ -10,6 +10,7 @@ import pytest
 import torch
 from datasets import Dataset
 from dense_env import DenseEnv
+from device import rounding, spy_on_batches, to_device
 
 from llm_envs.errors import InvalidConfigError
 from llm_envs.policies.inference import load_model
@@ -61,7 +62,7 @@ def trained(trainer):
 
 def assert_same(one, other, atol=1e-6):
     for name, value in one.items():
-        torch.testing.assert_close(other[name], value, rtol=0, atol=atol)
+        torch.testing.assert_close(other[name], value, rtol=0, atol=rounding(atol))
 
 
 def distance(one, other):
@@ -72,12 +73,7 @@ def logged(trainer, name):
     return [entry[name] for entry in trainer.state.log_history if name in entry]
 
 
-def spy_on_batches(trainer):
-    kept, original = [], trainer._generate_and_score_completions
-    trainer._generate_and_score_completions = lambda inputs: kept.append(original(inputs)) or kept[-1]
-    return kept
-
-
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("settings", "algorithm"),
     [
@@ -111,6 +107,7 @@ MANY = replace(PAIRWISE, name="many", pair_selector=all_pairs)
 def expected_weights(folder, trainer, algorithm, batch, played, n_steps):
     """Take SGD steps with the functional loss on the whole generation."""
     model, reference = load_model(folder), load_model(folder)
+    batch, rewards_B = to_device((batch, torch.tensor([t.reward for t in played])), model.device)
     ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
     attention = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
     positions = (attention.cumsum(1) - 1).clamp(min=0)
@@ -134,8 +131,8 @@ def expected_weights(folder, trainer, algorithm, batch, played, n_steps):
             old_logps_BT=sampled,
             ref_logps_BT=score(reference)[0].detach(),
             entropies_BT=entropies,
-            rewards_B=torch.tensor([t.reward for t in played]),
-            group_ids_B=torch.arange(len(played)) // 4,
+            rewards_B=rewards_B,
+            group_ids_B=torch.arange(len(played), device=model.device) // 4,
             max_length=80.0,
         )
         loss, _ = algorithm_loss(algorithm, given)
@@ -178,10 +175,10 @@ def test_pairs_against_the_policy_that_sampled(make, tiny_folder):
     assert trainer.ref_model is None
     batches = spy_on_batches(trainer)
     after = trained(trainer)
-    (batch,) = batches
     model = load_model(tiny_folder)
+    (batch,) = to_device(batches, model.device)
     rewards = torch.tensor([t.reward for t in trainer.last_trajectories]).view(4, 4)
-    weight = torch.zeros(16)
+    weight = torch.zeros(16, device=model.device)
     for group in range(4):
         weight[4 * group + rewards[group].argmax()] += 1.0
         weight[4 * group + rewards[group].argmin()] -= 1.0

@@ -37,6 +37,7 @@ def assert_trees(groups):
             assert not branch.rows[0].mask[:start].any()
 
 
+@pytest.mark.smoke
 def test_the_trainer_grows_its_groups(tiny_folder, config):
     trainer = EnvGRPOTrainer(tiny_folder, dense(), config(num_train_seeds=4), algorithm="tree")
     trainer.train()

@@ -11,6 +11,7 @@ import peft
 import pytest
 import torch
 from dense_env import DenseEnv
+from device import on_cpu, rounding, spy_on_batches
 from safetensors.torch import load_file
 
 from llm_envs.errors import InvalidConfigError, ModelError
@@ -67,6 +68,7 @@ def make(tiny_folder, tmp_path):
             "value_learning_rate": 1e-3,
             "lr_scheduler_type": "constant",
             "gradient_checkpointing": False,
+            "bf16": False,
             "logging_steps": 1,
             "save_strategy": "no",
             "report_to": "none",
@@ -80,19 +82,6 @@ def make(tiny_folder, tmp_path):
     yield build
     for trainer in made:
         trainer.close()
-
-
-def spy_on_batches(trainer):
-    """Keep what `_generate_and_score_completions` returns."""
-    kept = []
-    original = trainer._generate_and_score_completions
-
-    def keep(inputs):
-        kept.append(original(inputs))
-        return kept[-1]
-
-    trainer._generate_and_score_completions = keep
-    return kept
 
 
 def last_only(messages):
@@ -124,7 +113,7 @@ def reference(trainer, model, played, *, gamma, lam):
         for which, tokens in enumerate(episode.rows):
             ids = torch.cat([torch.from_numpy(tokens.ids).long(), opening])[None]
             with torch.no_grad():
-                states = model.model(ids).last_hidden_state[0]
+                states = model.model(ids.to(model.device)).last_hidden_state[0]
             after = states @ weight + bias
             for column in np.flatnonzero(tokens.mask):
                 values.append(after[column - 1].item())
@@ -143,6 +132,7 @@ def reference(trainer, model, played, *, gamma, lam):
     return out, endings
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("form", ["shared", "separate", "forks"])
 def test_the_batch_has_the_values_and_advantages_of_whole_episodes(make, tiny_folder, form):
     """Every tensor against loops over unpadded rows: a limit of turns is bootstrapped behind the assistant's opening.
@@ -175,9 +165,9 @@ def test_the_batch_has_the_values_and_advantages_of_whole_episodes(make, tiny_fo
     for (number, which, column), (value, advantage) in expected.items():
         at = places[number, which], column
         seen[at] = 1
-        assert batch["old_values"][at].item() == pytest.approx(value, abs=1e-5)
-        assert batch["advantages"][at].item() == pytest.approx(advantage, abs=1e-5)
-        assert batch["returns"][at].item() == pytest.approx(value + advantage, abs=1e-5)
+        assert batch["old_values"][at].item() == pytest.approx(value, abs=rounding(1e-5))
+        assert batch["advantages"][at].item() == pytest.approx(advantage, abs=rounding(1e-5))
+        assert batch["returns"][at].item() == pytest.approx(value + advantage, abs=rounding(1e-5))
     assert torch.equal(seen.bool(), (batch["completion_mask"] * batch["tool_mask"]).bool())
     assert batch["advantages"][~seen.bool()].abs().sum() == 0
 
@@ -419,7 +409,7 @@ def test_four_steps_are_two_and_a_resume_and_two(make, tiny_folder, tmp_path, fo
     resumed = make(max_steps=4, output_dir=str(tmp_path / "whole"), **settings)
     resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
     halfway = load_file(tmp_path / "whole" / "checkpoint-2" / "critic" / "value_head.safetensors")
-    assert not torch.equal(halfway["weight"], whole.critic.head.weight)
+    assert not torch.equal(halfway["weight"], on_cpu(whole.critic.head.weight))
     for module in ("model", "critic"):
         expected = getattr(whole, module).state_dict()
         for name, value in getattr(resumed, module).state_dict().items():
@@ -439,7 +429,7 @@ def test_the_policys_files_and_weights_know_of_no_critic(make, tiny_folder, tmp_
     assert named.keys() == dict(load_model(tiny_folder).named_parameters()).keys()
     assert json.loads((tmp_path / "saved" / "critic" / "critic.json").read_text())["trunk"] is None
     again = make(model=str(tmp_path / "saved"), critic=str(tmp_path / "saved" / "critic"))
-    assert torch.equal(again.critic.head.weight, trainer.critic.head.weight)
+    assert torch.equal(on_cpu(again.critic.head.weight), on_cpu(trainer.critic.head.weight))
     assert again.critic.head.weight.abs().max() > 0
 
 
@@ -470,6 +460,7 @@ def test_what_contradicts_itself_is_refused(make, config, tiny_folder, tmp_path)
         make(critic=str(tmp_path / "other"))
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("changes", "match"),
     [

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset, load_dataset
+from device import on_cpu
 from families import family_tokenizer
 from transformers import AutoTokenizer
 from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
@@ -37,6 +38,7 @@ def settings(tmp_path):
             "per_device_train_batch_size": 8,
             "learning_rate": 3e-3,
             "gradient_checkpointing": False,
+            "bf16": False,
             "save_strategy": "no",
             "report_to": "none",
             "disable_tqdm": True,
@@ -51,11 +53,12 @@ def play(codec, n=8):
         return [t for group in collector.collect(n) for t in group]
 
 
+@pytest.mark.smoke
 def test_labels_are_the_agents_tokens_and_nothing_else(tiny_folder, settings):
     codec = ChatCodec(AutoTokenizer.from_pretrained(tiny_folder))
     trajectories = play(codec)
     trainer = EnvSFTTrainer(tiny_folder, args=settings(), source=trajectories)
-    batch = next(iter(trainer.get_train_dataloader()))
+    batch = on_cpu(next(iter(trainer.get_train_dataloader())))
     for ids, labels in zip(batch["input_ids"], batch["labels"], strict=True):
         trained = labels != -100
         assert torch.equal(labels[trained], ids[trained])
@@ -76,6 +79,7 @@ def test_a_model_learns_what_it_is_shown(tiny_folder, settings):
     assert result.trajectories[0].messages[1].content == "bbbbbb"
 
 
+@pytest.mark.smoke
 def test_the_oracle_plays_where_an_environment_is_given(tiny_folder, settings):
     args = settings(num_episodes=5, env_kwargs={"difficulty": "easy"})
     trainer = EnvSFTTrainer(tiny_folder, "llm/GuessNumber-v0", args)
@@ -190,6 +194,7 @@ class ThinkingOracle(OraclePolicy):
 # Saved data sets.
 
 
+@pytest.mark.smoke
 def test_every_saved_form_gives_the_same_rows(tmp_path):
     tokenizer = family_tokenizer("qwen2_5")
     codec = ChatCodec(tokenizer)

@@ -1,0 +1,100 @@
+"""The record of whole targets: what it counts and refuses, how old an entry is, and that each target writes its own."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+pytestmark = [pytest.mark.pages, pytest.mark.smoke]
+
+
+@pytest.fixture
+def targets(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT))
+    from proof import targets
+
+    return targets
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A repository with one commit of `tests/test_a.py`."""
+    git(tmp_path, "init", "-q")
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_a.py").write_text("1")
+    commit(tmp_path)
+    return tmp_path
+
+
+def git(folder, *arguments):
+    done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def commit(folder):
+    git(folder, "add", ".")
+    git(folder, "-c", "user.name=a", "-c", "user.email=a@example.org", "commit", "-q", "-m", "a")
+
+
+def report(folder, name, **counts):
+    counts = " ".join(f'{key}="{value}"' for key, value in counts.items())
+    (folder / name).write_text(f"<testsuites><testsuite {counts}/></testsuites>")
+
+
+def test_counts_are_over_all_runs_of_a_target(targets, tmp_path):
+    report(tmp_path, "1.xml", tests=5, skipped=1, failures=0, errors=0)
+    report(tmp_path, "2.xml", tests=7, skipped=0, failures=0, errors=0)
+    assert targets.count(tmp_path) == {"tests": 12, "skipped": 1}
+
+
+@pytest.mark.parametrize("kind", ["failures", "errors"])
+def test_a_target_that_failed_is_not_recorded(targets, tmp_path, kind):
+    report(tmp_path, "1.xml", tests=5, **{kind: 2})
+    with pytest.raises(ValueError, match="2 tests failed"):
+        targets.count(tmp_path)
+
+
+def test_sources_that_are_not_committed_count(targets, checkout):
+    before = targets.fingerprint(checkout)
+    (checkout / "README.md").write_text("no source")
+    assert targets.fingerprint(checkout) == before
+    (checkout / "tests" / "test_b.py").write_text("")
+    added = targets.fingerprint(checkout)
+    (checkout / "tests" / "test_b.py").unlink()
+    assert targets.fingerprint(checkout) == before != added
+    (checkout / "tests" / "test_a.py").write_text("2")
+    assert targets.fingerprint(checkout) not in (before, added)
+
+
+def test_how_old_an_entry_is(targets, checkout):
+    entry = {"sources": targets.fingerprint(checkout), "commit": git(checkout, "rev-parse", "--short=12", "HEAD") + "+"}
+    for n in range(2):
+        (checkout / f"{n}.md").write_text("no source")
+        commit(checkout)
+    assert targets.age(entry, targets.fingerprint(checkout), checkout) == "the same sources and tests"
+    assert targets.age(entry, "other", checkout) == "2 commits old"
+    for unknown in (None, "0123456789ab"):
+        assert "not in this history" in targets.age(entry | {"commit": unknown}, "other", checkout)
+
+
+TARGETS = re.findall(r"^(test[\w-]*|check-tasks):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_whole_target_is_recorded_and_a_part_is_not(target):
+    def commands(*arguments):
+        done = subprocess.run(["make", "-n", target, *arguments], cwd=ROOT, capture_output=True, text=True, check=True)
+        return done.stdout
+
+    def pytests(text):
+        return [line for line in text.splitlines() if "-m pytest" in line]
+
+    whole, smoke, chosen = commands(), commands("SMOKE=1"), commands("PYTEST_ARGS=-k=name")
+    assert f"proof.targets write {target}" in whole
+    assert "proof.targets write" not in smoke + chosen
+    assert pytests(whole) and all(" --junitxml build/targets/" in line for line in pytests(whole))
+    assert pytests(smoke) and all(" and smoke" in line for line in pytests(smoke))
+    assert " and smoke" not in whole + chosen
