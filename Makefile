@@ -102,8 +102,8 @@ test-trainings: $(VENV)/.stamp
 # Without LLM_ENVS_TEST_DEVICE=cuda, the tests of every target run on the CPU, whatever cards there are (tests/conftest.py).
 test-gpu: $(VENV)/.stamp
 	$(BEGIN)
-	LLM_ENVS_TEST_DEVICE=cuda $(VENV)/bin/python -m pytest \
-		$(call MARKED,(trainings or transformers) and not vllm and not processes and not examples and not browser) $(PARALLEL) $(PYTEST_ARGS)
+	LLM_ENVS_TEST_DEVICE=cuda $(VENV)/bin/python -m pytest $(call MARKED,(trainings or transformers) and not vllm and not processes and not examples and not browser) \
+		$(call FILES,trainings|transformers) $(PARALLEL) $(PYTEST_ARGS)
 	$(RECORD)
 
 test-vllm: $(VENV)/.stamp $(VENV_VLLM)/.stamp
