@@ -3,8 +3,8 @@
     python -m proof.targets                 print the record, and how old each entry is
     python -m proof.targets write NAME      write an entry, at the end of a target (the Makefile does it)
 
-CI runs all of lint and of the core's tests, and of each other target the tests marked `smoke`. The whole of a target is run by
-hand (`make check`). It writes its entry when it ends without a failure, and CI prints the record.
+CI runs all of lint and of the core's tests, and of each other target the tests marked `smoke`. The whole of a target is
+run by hand (`make check`). It writes its entry when it ends without a failure, and CI prints the record.
 """
 
 from __future__ import annotations

@@ -131,7 +131,7 @@ def test_transformers_with_forks(folder_of, settings):
     folder = folder_of("gptoss")
     policy = TransformersPolicy.from_pretrained(str(folder))
     codec = ChatCodec(policy.tokenizer)
-    trajectories, witness = play(policy, codec, temperature=1.0, n=48, **settings)  # five forks of 24 on some processors
+    trajectories, witness = play(policy, codec, temperature=1.0, n=48, **settings)
     assert sum(t.n_forks for t in trajectories) > 5
     check(trajectories, witness, codec, load_model(folder, dtype=torch.float32), 1.0)
 
