@@ -29,6 +29,7 @@ from trl import DPOTrainer
 from llm_envs.chat.codec import ChatCodec
 from llm_envs.data.datasets import Selector, to_groups
 from llm_envs.errors import InvalidConfigError
+from llm_envs.policies.inference.attention import copy_single_heads
 from llm_envs.rollout import Collector
 from llm_envs.rollout.filters import GroupFilter
 from llm_envs.sources.curriculum import Curriculum
@@ -148,6 +149,7 @@ class EnvDPOTrainer(RecordsPairs, EnvironmentCard, ChecksCheckpoint, DPOTrainer)
         datasets = index_datasets(self.items) if self._is_online else self._load_pairs(source, eval_source, args)
         # Online, TRL would precompute the reference before there are pairs, and then drop the model. Our own reference
         # is made afterwards: with precompute_ref_log_probs=True, TRL does not load one.
+        copy_single_heads()
         precompute = args.precompute_ref_log_probs and env is None
         self._makes_reference_later = ref_model_fn is not None
         with temporarily(args, precompute_ref_log_probs=precompute or ref_model_fn is not None):

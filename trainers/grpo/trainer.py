@@ -37,6 +37,7 @@ import torch
 from accelerate.utils import gather_object
 from datasets import Dataset
 
+from llm_envs.policies.inference.attention import copy_single_heads
 from llm_envs.policies.inference.positions import check_positions, pass_positions
 from llm_envs.policies.inference.sampling import has_filters
 from llm_envs.rollout import ContextFn
@@ -492,6 +493,7 @@ class EnvGRPOTrainer(EpisodeTrainer):
                 rollout_func=lambda prompts, trainer: self._rows(self.generation, len(prompts)),
                 **kwargs | index_datasets(self.items),
             )
+        copy_single_heads()
         check_positions(self.accelerator.unwrap_model(self.model))
         # TRL copied the changed value from `args`.
         self.beta = self._kl_coefficient(args)

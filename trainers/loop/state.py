@@ -22,6 +22,7 @@ from accelerate.checkpointing import load_accelerator_state, save_accelerator_st
 from accelerate.utils import MODEL_NAME, SCHEDULER_NAME
 
 from llm_envs.errors import InvalidConfigError, StoreError
+from llm_envs.policies.inference.attention import copy_single_heads
 from llm_envs.policies.inference.positions import check_positions
 from llm_envs.trainers.bridge.checkpoints import check_files
 from llm_envs.trainers.functional.references import RefModelFn
@@ -135,6 +136,7 @@ def create_training_state(
         InvalidConfigError: If the model does not support an option, or has no trainable parameter.
         ModelError: If its log-probabilities would depend on the padding of a batch.
     """
+    copy_single_heads()
     check_positions(model)
     if device is not None:
         if optimizer is not None:

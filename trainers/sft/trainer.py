@@ -14,6 +14,7 @@ from trl import SFTConfig, SFTTrainer
 from llm_envs.chat.codec import ChatCodec
 from llm_envs.data.datasets import OVERLONG, fit_rows
 from llm_envs.errors import InvalidConfigError
+from llm_envs.policies.inference.attention import copy_single_heads
 from llm_envs.policies.scripted import OraclePolicy
 from llm_envs.rollout import Collector
 from llm_envs.rollout.token_transcript import History
@@ -139,6 +140,7 @@ class EnvSFTTrainer(EnvironmentCard, ChecksCheckpoint, SFTTrainer):
             raise InvalidConfigError(
                 f"all {self.overlong_rows['dropped']} rows are longer than max_length={args.max_length}: raise it."
             )
+        copy_single_heads()
         super().__init__(
             model, args=args, train_dataset=Dataset.from_list(rows), processing_class=processing_class, **kwargs
         )

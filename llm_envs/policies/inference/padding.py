@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from llm_envs.errors import InvalidConfigError, MissingExtraError
+from llm_envs.policies.inference.attention import copy_single_heads
 from llm_envs.policies.inference.caches import (
     Prefix,
     cache_of,
@@ -80,6 +81,7 @@ class PaddedBatch:
     """
 
     def __init__(self, sequences: Sequence[IdArray], device: torch.device) -> None:
+        copy_single_heads()
         width = max(len(sequence) for sequence in sequences)
         ids = np.zeros((len(sequences), width), dtype=np.int64)
         mask = np.zeros((len(sequences), width), dtype=np.int64)
