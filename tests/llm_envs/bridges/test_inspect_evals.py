@@ -107,7 +107,6 @@ def test_a_task_of_choices_reads_the_package_cache(policy: TransformersPolicy, t
     assert log.results.scores[0].name == "choice" and 0.0 <= log.results.scores[0].metrics["accuracy"].value <= 1.0
 
 
-@pytest.mark.smoke
 def test_a_task_with_tools_needs_no_data(policy: TransformersPolicy, tmp_path: Path) -> None:
     model = save(policy, tmp_path / "model")
     log = run_eval("agent_threat_bench_memory_poison", model, tmp_path, "--limit", "2", "--max-tokens", "8")
