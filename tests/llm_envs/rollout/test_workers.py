@@ -162,6 +162,7 @@ class TestSameAsInline:
         def once(spec: EpisodeSpec) -> Any:
             return play(pool.runner(maker(at="step", deed="exit"), None), spec, OraclePolicy())
 
+        play_one(pool, maker())  # starts a worker, if this test is the first
         before = pool.n_started
         trajectory = asyncio.run(play_member(EpisodeSpec("Rogue"), once, max_retries=1))
         assert trajectory.status == "errored" and trajectory.metadata["retries"] == 1
@@ -180,6 +181,7 @@ class TestSameAsInline:
         assert trajectory.metadata["final_observation"] == "é" * 5_000_000
 
     def test_too_long_an_observation_is_the_environments_fault(self, pool: WorkerPool) -> None:
+        play_one(pool, maker())  # starts a worker, if this test is the first
         before = pool.n_started
         trajectory = play_one(pool, EnvMaker("Long", {"n_characters": 70 << 20}, LongEnv), ConstantPolicy("x"))
         assert trajectory.error is not None and trajectory.error.kind == "EnvContractError"
