@@ -1,7 +1,7 @@
 """The device of the tests: the CPU, or a card where `LLM_ENVS_TEST_DEVICE=cuda` asks for it (tests/conftest.py).
 
-A test does not name a device. What it passes to a model goes to the model's device. What it compares with numbers of
-its own comes to the CPU (`on_cpu`, `spy_on_batches`).
+A test does not name a device. It moves a model's input to the model's device, and results to the CPU before it
+compares them with its own numbers (`on_cpu`, `spy_on_batches`).
 """
 
 from __future__ import annotations

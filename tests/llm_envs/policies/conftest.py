@@ -1,4 +1,4 @@
-"""What the tests of the policies share: kernels that do not depend on the machine."""
+"""Kernels that do not depend on the machine, for all tests of the policies."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ PROMPTS = [np.arange(3, 3 + n, dtype=np.int32) for n in (4, 9)]
 
 
 def test_transformers_passes_one_view(model):
-    """What is mended here is there: the two rows are padded, so there is a mask."""
+    """The fault is still in transformers: the padding of the two rows makes a mask."""
     ids, mask = torch.tensor([[5, 6, 7], [8, 9, 10]]), torch.tensor([[0, 1, 1], [1, 1, 1]])
     with masked_attention() as calls:
         model(ids, attention_mask=mask)

@@ -37,7 +37,7 @@ def test_prompts_with_a_reward(tiny_folder, capsys):
     rewards = [metrics["env/reward"] for metrics in result.history]
     assert len(rewards) == 20 and sum(rewards[:3]) / 3 < 0.03 and sum(rewards[-3:]) / 3 > 0.15, rewards
     shown = capsys.readouterr().out.splitlines()
-    assert len(shown) == 20 and shown[0].startswith("step     1  env/reward 0.0")
+    assert len(shown) == 20 and shown[0].startswith("step     1  env/reward 0.00")
     assert result.history[-1]["learning_rate"] < 0.01 * 5e-3 < result.history[1]["learning_rate"]
 
 
