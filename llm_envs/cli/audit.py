@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--algorithm", metavar="NAME", help="a published algorithm, or module:NAME, if it had functions of yours"
     )
     parser.add_argument(
-        "--tolerance", type=float, metavar="NATS", help="of a log-probability; default 0.02, in half precision 0.5"
+        "--tolerance", type=float, metavar="NATS", help="of a log-probability; default: the noise of the run"
     )
     parser.add_argument("--json", action=Flag, help="print the result as JSON")
     parser.epilog = EXAMPLES

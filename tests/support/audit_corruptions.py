@@ -231,6 +231,12 @@ def lower_logp(data: Record) -> None:
     row["logps"][row["spans"][0][0]] -= 0.1
 
 
+def lower_logps(data: Record) -> None:
+    for row in data["rows"]:
+        pairs = zip(row["logps"], row["mask"], strict=True)
+        row["logps"] = [logp if logp is None else logp - 0.03 * is_own for logp, is_own in pairs]
+
+
 def other_checkpoint(folder: Path) -> None:
     shutil.copy(folder / "checkpoint-2" / "model.safetensors", folder / "checkpoint-1" / "model.safetensors")
 
@@ -333,6 +339,7 @@ CORRUPTIONS = (
     Corruption("DPO: chosen and rejected are swapped", "pairs", generation(swap_pair, "pairs"), "dpo"),
     Corruption("DPO: a pair is left out", "pairs", generation(lambda r: r["pairs"].pop(), "pairs"), "dpo"),
     Corruption("a log-probability is lower by 0.1", "log-probabilities", episode(lower_logp)),
+    Corruption("an episode's log-probabilities are lower by 0.03", "log-probabilities", episode(lower_logps)),
     Corruption("log-probabilities are shifted by a token", "log-probabilities", episode(shift_logps)),
     Corruption("a checkpoint has the weights of another step", "log-probabilities", other_checkpoint),
     Corruption("the loss of a step is another", "loss", generation(change_step_loss, "step")),

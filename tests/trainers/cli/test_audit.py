@@ -10,7 +10,7 @@ from typing import Any
 
 import gymnasium as gym
 import pytest
-from audit_corruptions import CORRUPTIONS, rewrite_record
+from audit_corruptions import CORRUPTIONS, Corruption, rewrite_record
 from audit_table import pages
 from peft import LoraConfig
 
@@ -115,18 +115,33 @@ def loop(model: str, folder: Path) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def trained(tiny_folder: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A training with shaping, tools, a KL and two checkpoints."""
-    more = {"per_device_train_batch_size": 16, "max_turn_tokens": 22}  # so that some turns end by themselves
-    return grpo(tiny_folder, tmp_path_factory.mktemp("runs") / "grpo", {"rewards": SHAPED, "algorithm": COSTLY}, **more)
+def train_all(model: str, root: Path, **changes: Any) -> dict[str, Path]:
+    """Return a training with shaping, tools, a KL and two checkpoints, one by PPO and one by DPO."""
+    # With more tokens a turn, some turns end by themselves.
+    more = {"per_device_train_batch_size": 16, "max_turn_tokens": 22, **changes}
+    return {
+        "grpo": grpo(model, root / "grpo", {"rewards": SHAPED, "algorithm": COSTLY}, **more),
+        "ppo": ppo(model, root / "ppo", **changes),
+        "dpo": dpo(model, root / "dpo", **changes),
+    }
 
 
 @pytest.fixture(scope="module")
-def others(tiny_folder: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A training by PPO and one by DPO."""
-    root = tmp_path_factory.mktemp("runs")
-    return {"ppo": ppo(tiny_folder, root / "ppo"), "dpo": dpo(tiny_folder, root / "dpo")}
+def runs(tiny_folder: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Trainings in float32."""
+    return train_all(tiny_folder, tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture(scope="module")
+def trained(runs: dict[str, Path]) -> Path:
+    """The training by GRPO."""
+    return runs["grpo"]
+
+
+@pytest.fixture(scope="module")
+def half_runs(tiny_folder: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The same trainings in bfloat16, as by default on a GPU."""
+    return train_all(tiny_folder, tmp_path_factory.mktemp("half_runs"), bf16=True)
 
 
 def check_clean(audit: Audit, *not_recomputed: str) -> None:
@@ -136,18 +151,45 @@ def check_clean(audit: Audit, *not_recomputed: str) -> None:
     assert empty == set(not_recomputed), {name: part.missing for name, part in audit.parts.items()}
 
 
-@pytest.mark.smoke
-@pytest.mark.parametrize("number", range(len(CORRUPTIONS)), ids=[c.name for c in CORRUPTIONS])
-def test_a_corruption_is_found_in_its_part(
-    number: int, trained: Path, others: dict[str, Path], tiny_folder: str, tmp_path: Path
-) -> None:
-    corruption, folder = CORRUPTIONS[number], tmp_path / "run"
-    shutil.copytree({"grpo": trained, **others}[corruption.trainer], folder)
+def check_found(corruption: Corruption, run: Path, model: str, folder: Path) -> None:
+    shutil.copytree(run, folder)
     corruption.inject(folder)
     rewards = SHAPED if corruption.trainer == "grpo" else None
-    found = audit_training(folder, model=tiny_folder, rewards=rewards).first
+    found = audit_training(folder, model=model, rewards=rewards).first
     assert found is not None and found.part == corruption.part, str(found)
     assert found.file and found.by and (folder / found.file).exists()
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("corruption", CORRUPTIONS, ids=[c.name for c in CORRUPTIONS])
+def test_a_corruption_is_found_in_its_part(
+    corruption: Corruption, runs: dict[str, Path], tiny_folder: str, tmp_path: Path
+) -> None:
+    check_found(corruption, runs[corruption.trainer], tiny_folder, tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    "corruption",
+    [
+        # Smoke: one of tokens, and one of sums of many.
+        pytest.param(c, id=c.name, marks=[pytest.mark.smoke] if "by 0.1" in c.name or "normalised" in c.name else [])
+        for c in CORRUPTIONS
+        if c.part in ("log-probabilities", "loss")
+    ],
+)
+def test_a_corruption_is_found_in_bfloat16(
+    corruption: Corruption, half_runs: dict[str, Path], tiny_folder: str, tmp_path: Path
+) -> None:
+    check_found(corruption, half_runs[corruption.trainer], tiny_folder, tmp_path / "run")
+
+
+@pytest.mark.parametrize("trainer", ["grpo", "ppo", "dpo"])
+def test_a_clean_run_in_bfloat16_is_silent(trainer: str, half_runs: dict[str, Path], tiny_folder: str) -> None:
+    audit = audit_training(half_runs[trainer], model=tiny_folder, rewards=SHAPED if trainer == "grpo" else None)
+    assert audit.first is None, str(audit.first)
+    assert audit.parts["log-probabilities"].n > 100 and audit.parts["loss"].n > 0
+    found = dict(audit.parts["log-probabilities"].limits, **audit.parts["loss"].limits)
+    assert found["a token's log-probability"][0] < 0.1 and found["a loss"][0] < 0.05
 
 
 @pytest.mark.smoke
@@ -216,8 +258,8 @@ def test_clean_by_ppo(changes: dict[str, Any], tiny_folder: str, tmp_path: Path)
     check_clean(audit_training(ppo(tiny_folder, tmp_path / "run", **changes)), "pairs")
 
 
-def test_clean_by_dpo(others: dict[str, Path]) -> None:
-    check_clean(audit_training(others["dpo"]), "baselines", "advantages")
+def test_clean_by_dpo(runs: dict[str, Path]) -> None:
+    check_clean(audit_training(runs["dpo"]), "baselines", "advantages")
 
 
 def test_clean_by_the_plain_loop(tiny_folder: str, tmp_path: Path) -> None:

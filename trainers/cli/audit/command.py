@@ -39,6 +39,7 @@ def shown(audit: Audit) -> str:
     for name, part in audit.parts.items():
         said = f"{len(part.differences)} differ" if part.differences else "equal" if part.n else "not compared"
         lines.append(f"{name:17} {said:13} {f'{part.n:,} {part.unit}' if part.n else ''}".rstrip())
+        lines += [f"{'':17} finds {what} that differs by {n:.2g} {u}".rstrip() for what, (n, u) in part.limits.items()]
         lines += [f"{'':17} not recomputed{f' ({n})' if n else ''}: {why}" for why, n in part.missing.items()]
     return "\n".join(lines)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,8 @@ from llm_envs.policies.inference.scoring import filter_shifts, token_logps
 from llm_envs.sources.mixture import derive_seed
 from llm_envs.trainers.cli.audit.credit import Recomputed, per_token
 from llm_envs.trainers.cli.audit.episodes import weight_version
-from llm_envs.trainers.cli.audit.parts import Audit
+from llm_envs.trainers.cli.audit.noise import ROUNDING, Noise, Rounding, noise_limit, spread
+from llm_envs.trainers.cli.audit.parts import Audit, Difference
 from llm_envs.trainers.cli.audit.stored import Started
 from llm_envs.trainers.dpo.rounds import share_of_round
 from llm_envs.trainers.functional.algorithm import algorithm_loss
@@ -50,43 +51,90 @@ def load_weights(folder: Path, base: str | None) -> Any:
 
 def audit_logps(
     audit: Audit, start: Started, trajectories: Sequence[Trajectory], model: Any, tolerance: float | None
-) -> None:
+) -> Noise | None:
     """Compare the stored log-probabilities of sampled tokens with those of the model that sampled them.
+
+    Each token is compared, the mean of each episode, and the median difference of all tokens. The first two tolerances
+    come from the differences themselves (`noise`).
 
     Args:
         audit: The result so far.
         start: Where the episodes are stored.
         trajectories: Episodes of this model's weights.
         model: The model.
-        tolerance: Greatest difference of a token in nats; None: 0.02, or 0.5 for weights in half precision or vLLM.
+        tolerance: Greatest difference of a token in nats; None: what the noise of these episodes explains.
+
+    Returns:
+        The noise; None without a sampled token.
     """
+    compared = [(t, pieces) for t in trajectories if len((pieces := _compared(start, t, model))[0])]
+    if not compared:
+        return None
+    rounding = _rounding(start)
+    differences, logps = (np.concatenate([pieces[k] for _, pieces in compared]) for k in (1, 2))
+    noise = Noise.of(differences, logps)
+    sums = np.array([pieces[1].sum() / len(pieces[1]) ** 0.5 for _, pieces in compared])
+    mean_limit = noise_limit(sums, rounding)
+    part = audit.parts["log-probabilities"]
+    for trajectory, (tokens, gaps, own) in compared:
+        where: dict[str, Any] = {
+            "file": start.episodes_file,
+            "episode": f"{trajectory.group_id}/{trajectory.member}",
+            "step": weight_version(trajectory),
+            "unit": "tokens",
+            "by": token_logps,
+        }
+        limits = noise.limits(own, rounding) if tolerance is None else np.full(len(own), tolerance)
+        wrong = ~(np.abs(gaps) <= limits)
+        place = int(np.argmax(wrong)) if wrong.any() else int(np.argmax(limits))
+        shown: dict[str, Any] = {
+            "what": "log-probability",
+            "token": int(tokens[place]),
+            "tolerance": (0.0, float(limits[place])),
+        }
+        audit.compare("log-probabilities", float(own[place] + gaps[place]), float(own[place]), **shown, **where)
+        part.n += len(tokens) - 1
+        part.could_find("a token's log-probability", float(limits.max()), "nats")
+        if tolerance is None and not wrong.any():
+            limit = mean_limit / len(tokens) ** 0.5
+            shown = {"what": "mean log-probability of an episode", "tolerance": (0.0, limit)}
+            audit.compare("log-probabilities", float((own + gaps).mean()), float(own.mean()), **shown, **where)
+            part.n -= 1
+            part.could_find("an episode's mean log-probability", limit, "nats")
+    median = float(np.median(np.abs(differences)))
+    if tolerance is None and median > rounding.median:
+        what, by = "median difference of all log-probabilities", f"{token_logps.__module__}.{token_logps.__qualname__}"
+        step = weight_version(compared[0][0])
+        audit.add(Difference("log-probabilities", start.episodes_file, what, 0.0, median, by, step))
+    return noise
+
+
+def _compared(start: Started, trajectory: Trajectory, model: Any) -> tuple[Any, Any, Any]:
+    """Return an episode's sampled tokens: places in their rows, stored minus recomputed, recomputed; each (N,)."""
     run = start.run or {}
     params = SamplingParams(**run["sampling"])
+    rows = [row for row in trajectory.rows if len(row) <= (run["max_model_len"] or len(row))]
+    scored = token_logps(model, [row.ids for row in rows], temperature=params.temperature)
+    tokens, gaps, own = [np.zeros(0, dtype=int)], [np.zeros(0)], [np.zeros(0)]
+    for row, logps in zip(rows, scored, strict=True):
+        places = np.flatnonzero(row.mask & ~np.isnan(row.logps))
+        if has_filters(params):
+            logps = logps.copy()
+            logps[places] += filter_shifts(model, row.ids, places.tolist(), params)
+        tokens.append(places)
+        own.append(logps[places].astype(np.float64))
+        gaps.append(row.logps[places] - own[-1])
+    return np.concatenate(tokens), np.concatenate(gaps), np.concatenate(own)
+
+
+def _rounding(start: Started) -> Rounding:
+    run = start.run or {}
     is_rough = run["dtype"] in _HALF or bool(run["settings"].get("use_vllm"))
-    most = tolerance if tolerance is not None else 0.5 if is_rough else 0.02
-    for trajectory in trajectories:
-        rows = [row for row in trajectory.rows if len(row) <= (run["max_model_len"] or len(row))]
-        scored = token_logps(model, [row.ids for row in rows], temperature=params.temperature)
-        for row, logps in zip(rows, scored, strict=True):
-            places = np.flatnonzero(row.mask & ~np.isnan(row.logps))
-            if has_filters(params):
-                logps = logps.copy()
-                logps[places] += filter_shifts(model, row.ids, places.tolist(), params)
-            gaps = np.abs(row.logps[places] - logps[places])
-            token = int(places[gaps > most][0]) if (gaps > most).any() else None
-            shown = (0.0, 0.0) if token is None else (float(row.logps[token]), float(logps[token]))
-            where: dict[str, Any] = {
-                "file": start.episodes_file,
-                "episode": f"{trajectory.group_id}/{trajectory.member}",
-            }
-            version = weight_version(trajectory)
-            where |= {"what": "log-probability", "step": version, "token": token, "unit": "tokens"}
-            audit.compare("log-probabilities", *shown, by=token_logps, tolerance=(0.0, most), **where)
-            audit.parts["log-probabilities"].n += len(places) - 1
+    return ROUNDING["half" if is_rough else "float32"]
 
 
 @torch.no_grad()
-def audit_loss(audit: Audit, start: Started, made: Recomputed, model: Any, reference: Any) -> None:
+def audit_loss(audit: Audit, start: Started, made: Recomputed, model: Any, reference: Any, noise: Noise | None) -> None:
     """Compare the stored loss of the first step on a generation with that of the model that sampled it.
 
     Args:
@@ -95,11 +143,14 @@ def audit_loss(audit: Audit, start: Started, made: Recomputed, model: Any, refer
         made: The generation.
         model: The weights before the step.
         reference: The initial weights; None: they are not there.
+        noise: That of the log-probabilities, which the loss may inherit.
     """
     run, step = start.run or {}, made.record["step"] + 1
     stored, algorithm, part = start.steps.get(step), made.algorithm, audit.parts["loss"]
-    why = _no_loss(run, made, reference) if stored is not None else "the loss of a step is not stored"
-    if why is not None:
+    if stored is None:
+        part.lack("the loss of a step is not stored")
+        return
+    if (why := _no_loss(run, made, reference)) is not None:
         part.lack(why)
         return
     sampling = SamplingParams(temperature=run["sampling"]["temperature"])
@@ -121,10 +172,29 @@ def audit_loss(audit: Audit, start: Started, made: Recomputed, model: Any, refer
     loss, _ = algorithm_loss(algorithm, batch)
     if made.estimates is not None:
         loss = _with_critic(run, made, loss, step)
-    tolerance = (2e-2, 2e-2) if run["dtype"] in _HALF else (1e-3, 1e-4)
-    where: dict[str, Any] = {"file": start.record_file, "step": step, "unit": "steps"}
-    audit.compare("loss", stored, float(loss), by=algorithm_loss, what="loss", tolerance=tolerance, **where)
-    _audit_paid_kl(audit, start, made, logps_BT, ref_BT, tolerance)
+    moved = spread(lambda noisy: algorithm_loss(algorithm, _with_noise(batch, noisy))[0], noise)
+    where: dict[str, Any] = {"file": start.record_file, "step": step, "unit": "steps", "by": algorithm_loss}
+    _compare_loss(audit, stored, float(loss), moved, **where)
+    _audit_paid_kl(audit, start, made, logps_BT, ref_BT, noise)
+
+
+def _with_noise(batch: Batch, noisy: Callable[[torch.Tensor], torch.Tensor]) -> Batch:
+    """Return a batch whose log-probabilities and entropies pass through a function."""
+    assert batch.logps_BT is not None
+    logps_BT = noisy(batch.logps_BT)
+    old_BT = logps_BT if batch.old_logps_BT is batch.logps_BT else batch.old_logps_BT
+    ref_BT = None if batch.ref_logps_BT is None else noisy(batch.ref_logps_BT)
+    entropies_BT = batch.entropies_BT
+    if entropies_BT is not None:  # they are as uncertain as log-probabilities of their size
+        entropies_BT = -noisy(-entropies_BT)
+    return replace(batch, logps_BT=logps_BT, old_logps_BT=old_BT, ref_logps_BT=ref_BT, entropies_BT=entropies_BT)
+
+
+def _compare_loss(audit: Audit, stored: float, own: float, moved: float, **where: Any) -> None:
+    """Compare a loss, which may differ by the rounding of its sums and by as much as noise moves it."""
+    tolerance = 1e-3 * abs(own) + 1e-4 + moved
+    audit.compare("loss", stored, own, what="loss", tolerance=(0.0, tolerance), **where)
+    audit.parts["loss"].could_find("a loss", tolerance, "")
 
 
 def _moved(batch: Batch, device: torch.device) -> Batch:
@@ -142,18 +212,23 @@ def _audit_paid_kl(
     made: Recomputed,
     logps_BT: torch.Tensor,
     ref_BT: torch.Tensor | None,
-    tolerance: tuple[float, float],
+    noise: Noise | None,
 ) -> None:
     """Compare the stored penalties of a KL that counts in the reward or the advantages with the models' KL."""
     if not made.algorithm.has_paid_kl or ref_BT is None:
         return
-    kl_BT = made.record["kl_coef"] * made.algorithm.kl_estimator(logps_BT, ref_BT, made.batch.mask_BT)
+
+    def paid_BT(noisy: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        kl_BT = made.algorithm.kl_estimator(noisy(logps_BT), noisy(ref_BT), made.batch.mask_BT)
+        return torch.as_tensor(made.record["kl_coef"] * kl_BT * made.batch.mask_BT)
+
+    kl_BT, tolerance = paid_BT(lambda logps: logps), (1e-3, 1e-3 + spread(paid_BT, noise))
     for row, stored in enumerate(made.record["kl_penalties"][: len(kl_BT)]):
         own = kl_BT[row][made.batch.mask_BT[row].bool()].tolist()
         t = made.credit.trajectories[row] if row < len(made.credit.trajectories) else None
         where: dict[str, Any] = {"file": start.record_file, "step": made.record["step"], "unit": "steps"}
         where |= {"what": "penalties of the KL", "episode": None if t is None else f"{t.group_id}/{t.member}"}
-        audit.compare("loss", stored, own, by=mean_kl, tolerance=(tolerance[0], 1e-3), **where)
+        audit.compare("loss", stored, own, by=mean_kl, tolerance=tolerance, **where)
 
 
 def _no_loss(run: Mapping[str, Any], made: Recomputed, reference: Any) -> str | None:
@@ -197,6 +272,7 @@ def audit_pair_loss(
     pairs: Sequence[dict[str, Any]],
     model: Any,
     reference: Any,
+    noise: Noise | None,
 ) -> None:
     """Compare the stored loss of the first step of a round of DPO with that of the models."""
     run, step = start.run or {}, record["step"] + 1
@@ -211,19 +287,25 @@ def audit_pair_loss(
     n = run["pairs_per_step"]
     seed = derive_seed(settings["seed"], "pairs", record["round"])
     share = share_of_round(pairs, record["round_steps"] * n, process_index=0, n_processes=1, seed=seed)[:n]
-    ratios = {name: torch.tensor([_log_ratio(pair, name, model, reference) for pair in share]) for name in _SIDES}
-    loss = dpo_loss(ratios["chosen"], ratios["rejected"], beta=float(settings["beta"])).mean()
-    tolerance = (2e-2, 2e-2) if run["dtype"] in _HALF else (1e-3, 1e-4)
-    where: dict[str, Any] = {"file": start.record_file, "step": step, "unit": "steps", "what": "loss"}
-    audit.compare("loss", stored, float(loss), by=dpo_loss, tolerance=tolerance, **where)
+    scored = {side: [_scored_side(pair, side, model, reference) for pair in share] for side in _SIDES}
+
+    def loss(noisy: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        chosen, rejected = (
+            torch.stack([(noisy(ours_N) - noisy(theirs_N)).sum() for ours_N, theirs_N in scored[side]])
+            for side in _SIDES
+        )
+        return dpo_loss(chosen, rejected, beta=float(settings["beta"])).mean()
+
+    where: dict[str, Any] = {"file": start.record_file, "step": step, "unit": "steps", "by": dpo_loss}
+    _compare_loss(audit, stored, float(loss(lambda logps: logps)), spread(loss, noise), **where)
 
 
 _SIDES = ("chosen", "rejected")
 
 
-def _log_ratio(pair: Mapping[str, Any], side: str, model: Any, reference: Any) -> float:
-    """Return the log-ratio of one side of a pair over the agent's tokens."""
+def _scored_side(pair: Mapping[str, Any], side: str, model: Any, reference: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the log-probabilities of the agent's N tokens of one side of a pair by both models, each (N,)."""
     ids = np.array([*pair["prompt_ids"], *pair[f"{side}_ids"]], dtype=np.int32)
     mask = np.array([*[0] * len(pair["prompt_ids"]), *pair[f"{side}_mask"]], dtype=bool)
-    ours, theirs = (token_logps(one, [ids])[0] for one in (model, reference))
-    return float((ours - theirs)[mask].sum())
+    ours_N, theirs_N = (torch.from_numpy(token_logps(one, [ids])[0][mask]) for one in (model, reference))
+    return ours_N, theirs_N

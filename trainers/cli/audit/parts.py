@@ -67,6 +67,12 @@ class Part:
     missing: dict[str, int] = field(default_factory=dict)
     """Why something could not be recomputed -> how often. It never counts as equal."""
     differences: list[Difference] = field(default_factory=list)
+    limits: dict[str, tuple[float, str]] = field(default_factory=dict)
+    """Value -> the greatest difference that was taken for noise, and its unit: what is smaller is not found."""
+
+    def could_find(self, name: str, limit: float, unit: str) -> None:
+        """Note a difference that was taken for noise."""
+        self.limits[name] = max((limit, unit), self.limits.get(name, (0.0, unit)))
 
     def lack(self, why: str, n: int = 1) -> None:
         """Note that something could not be recomputed."""

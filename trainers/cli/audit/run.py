@@ -146,12 +146,12 @@ def _audit_weights(
         except LLMEnvsError as error:
             audit.parts["log-probabilities"].lack(" ".join(str(error).split()), n)
             continue
-        audit_logps(audit, start, versions.get(version, []), weights, tolerance)
+        noise = audit_logps(audit, start, versions.get(version, []), weights, tolerance)
         for made in generations.get(version, []):
             if isinstance(made, Recomputed):
-                audit_loss(audit, start, made, weights, reference)
+                audit_loss(audit, start, made, weights, reference, noise)
             elif made is not None and made[1] is not None:
-                audit_pair_loss(audit, start, made[0], made[1], weights, reference)
+                audit_pair_loss(audit, start, made[0], made[1], weights, reference, noise)
     if None in versions:
         audit.parts["log-probabilities"].lack("episodes of several versions of the weights", len(versions[None]))
 
