@@ -322,11 +322,14 @@ class VLLMEnginePolicy:
             self._asleep -= set(asleep)
 
     async def aclose(self) -> None:
-        """Abort open requests and end the pump. The engine itself belongs to its owner."""
+        """Abort open requests, end the pump, and wake the engine, which belongs to its owner."""
         with self._wake:
             self._closed = True
             self._wake.notify()
         await asyncio.to_thread(self._pump.join)
+        if self._failure is None:
+            # On CUDA, vLLM unmaps memory when it frees it: memory of a sleeping engine would be unmapped twice.
+            self._wake_up("weights", "kv_cache")
 
     def _run(self) -> None:
         try:

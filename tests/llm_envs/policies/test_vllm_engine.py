@@ -417,6 +417,16 @@ def test_a_sleeping_engine_wakes_for_turns_and_for_weights(policy, folder, monke
     policy.update_weights(load_model(folder, dtype=torch.float32).named_parameters(), 0)
 
 
+def test_a_closed_policy_leaves_its_engine_awake(llm, monkeypatch):
+    """Otherwise vLLM would free memory on CUDA that sleep has already unmapped."""
+    policy = VLLMEnginePolicy(llm, llm.get_tokenizer())
+    monkeypatch.setattr(llm.llm_engine.model_config, "enable_sleep_mode", True)
+    policy.free_memory()
+    assert llm.llm_engine.is_sleeping()
+    asyncio.run(policy.aclose())
+    assert not llm.llm_engine.is_sleeping()
+
+
 def test_an_engine_without_sleep_mode_stays_awake(policy):
     policy.free_memory()
     assert not policy._engine.is_sleeping()
