@@ -145,23 +145,43 @@ def key_of(trajectory: Any) -> Any:
     return trajectory.group_id, trajectory.member
 
 
-def test_nodes_that_are_killed_at_random(cluster: Any) -> None:
+class WaitsEnv(NumbersEnv):
+    """Begins its last episodes once a file is there."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        while seed == self.last and not Path(self.gate).exists():
+            time.sleep(0.05)
+        return super().reset(seed=seed, options=options)
+
+    last: int | None = None
+    gate = ""
+
+
+def test_nodes_that_are_killed_at_random(cluster: Any, tmp_path: Path) -> None:
     """No episode is lost, none is there twice, and all are those of a run without Ray."""
     nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
+    usual = plain(NumbersEnv, tokens, 600)
+    WaitsEnv.last, WaitsEnv.gate = usual[-1].seed, str(tmp_path / "gate")
     rng, n_killed, seen = random.Random(0), 0, []
     player = partial(tokens, 0.1)
     settings: dict[str, Any] = {"max_concurrency": 8, "on_trajectory": seen.append, "progress": False}
+    waiting = EnvChoice("NumbersEnv", factory=WaitsEnv)
     with (
-        RayCollector(NumbersEnv, player, n_actors=2, **settings) as collector,
+        RayCollector(waiting, player, n_actors=2, **settings) as collector,
         ThreadPoolExecutor(1) as pool,
     ):
         groups = pool.submit(collector.collect, 600, 2)
-        while not groups.done() and n_killed < 4:  # here, because Ray adds nodes in the main thread only
-            time.sleep(2.0)
-            cluster.remove_node(nodes.pop(rng.randrange(len(nodes))), allow_graceful=False)
-            n_killed += 1
-            nodes.append(cluster.add_node(num_cpus=1))
-        assert_same(groups.result(), plain(NumbersEnv, tokens, 600))
+        try:
+            while not groups.done() and n_killed < 4:  # here, because Ray adds nodes in the main thread only
+                time.sleep(2.0)
+                cluster.remove_node(nodes.pop(rng.randrange(len(nodes))), allow_graceful=False)
+                n_killed += 1
+                nodes.append(cluster.add_node(num_cpus=1))
+                if n_killed == 2:
+                    Path(WaitsEnv.gate).touch()
+        finally:
+            Path(WaitsEnv.gate).touch()
+        assert_same(groups.result(), usual)
     assert n_killed >= 2
     assert len(seen) == len({key_of(trajectory) for trajectory in seen}) == 1200
 
