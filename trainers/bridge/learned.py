@@ -40,6 +40,7 @@ __all__ = [
     "describe",
     "generation_record",
     "pack",
+    "precision",
     "restore",
     "reward_facts",
     "row_digest",
@@ -168,7 +169,7 @@ def run_record(
         "trainer": trainer,
         "model": getattr(model, "name_or_path", None) or None,
         "is_new": _is_new(model),
-        "dtype": _precision(model, settings),
+        "dtype": precision(model, settings),
         "settings": {name: getattr(settings, name) for name in _SETTINGS if hasattr(settings, name)},
         "sampling": {f.name: getattr(sampling, f.name) for f in fields(sampling) if f.name != "stop_strings"},
         "template": dict(getattr(codec.template, "kwargs", {})),
@@ -180,7 +181,7 @@ def run_record(
     }
 
 
-def _precision(model: Any, settings: Any) -> str:
+def precision(model: Any, settings: Any) -> str:
     """Return the dtype of a training's matrix products, such as float32."""
     if getattr(settings, "bf16", False) or getattr(settings, "fp16", False):
         return "bfloat16" if settings.bf16 else "float16"

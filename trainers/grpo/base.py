@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
+import numpy as np
 import torch
 from accelerate.utils import gather_object, send_to_device
 from trl import GRPOTrainer
@@ -31,9 +32,16 @@ from llm_envs.trainers.bridge.checks import training_template
 from llm_envs.trainers.bridge.credit import RewardSettings
 from llm_envs.trainers.bridge.engines import own_engine
 from llm_envs.trainers.bridge.generation import STATE_FILE, GenerationPlayer, close_player, make_collector
-from llm_envs.trainers.bridge.guard import check_gap, sampling_gap
+from llm_envs.trainers.bridge.guard import check_gaps, mean_gap, rounding_of, sampling_gaps
 from llm_envs.trainers.bridge.items import EpisodeDataset, RecordedSampler, upcoming_rows
-from llm_envs.trainers.bridge.learned import RecordsLearning, describe, generation_record, rows_of, run_record
+from llm_envs.trainers.bridge.learned import (
+    RecordsLearning,
+    describe,
+    generation_record,
+    precision,
+    rows_of,
+    run_record,
+)
 from llm_envs.trainers.bridge.model_card import EnvironmentCard
 from llm_envs.trainers.functional.algorithm import Algorithm
 from llm_envs.trainers.grpo.algorithms import AlgorithmState
@@ -161,13 +169,14 @@ class EpisodeTrainer(RecordsLearning, EnvironmentCard, ChecksCheckpoint, GRPOTra
         # With `async_generations`, a resumed run begins with episodes of older weights.
         statistics = off_policy_statistics(self.last_trajectories, self.state.global_step)
         is_stale = bool(statistics.get("off_policy_share"))
-        own = (0.0, 0) if is_stale else sampling_gap(score, output, args.per_device_train_batch_size)
-        gaps = [total / n for total, n in gather_object([own]) if n]
-        if not gaps:  # no process had a token to compare: try the next batch
+        none = np.zeros(0, np.float32)
+        own = none if is_stale else sampling_gaps(score, output, args.per_device_train_batch_size)
+        gaps = gather_object([own])
+        if not any(map(len, gaps)):  # no process had a token to compare: try the next batch
             return
-        mean_gap = max(gaps, key=lambda gap: math.inf if math.isnan(gap) else gap)  # all processes stop, or none
-        self._metrics["train"]["sampling/guard_logps_gap"].append(mean_gap)
-        check_gap(mean_gap, args.logps_tolerance)
+        self._metrics["train"]["sampling/guard_logps_gap"].append(mean_gap(gaps))
+        rounding = rounding_of(precision(self.model, args), is_separate_engine=args.use_vllm)
+        check_gaps(gaps, args.logps_tolerance, rounding)  # all processes stop, or none
         self._guarded = True
 
     def _log_episodes(self, output: Mapping[str, Any]) -> None:

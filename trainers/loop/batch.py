@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from llm_envs.errors import InvalidConfigError
@@ -18,14 +19,13 @@ from llm_envs.trainers.bridge.kept import with_kept
 from llm_envs.trainers.bridge.teacher import ServedTeacher
 from llm_envs.trainers.functional.batch import Batch
 from llm_envs.trainers.functional.logits import entropies_from_logits, logps_from_logits
-from llm_envs.trainers.functional.masking import masked_mean
 from llm_envs.types import SamplingParams
 
 __all__ = [
     "autocast",
     "micro_batch_rows",
     "minibatch_rows",
-    "sampling_gap",
+    "sampling_gaps",
     "score_batch",
     "score_rows",
     "without_filters",
@@ -133,14 +133,14 @@ def without_filters(model: torch.nn.Module, batch: Batch, *, autocast_dtype: tor
 
 
 @torch.no_grad()
-def sampling_gap(
+def sampling_gaps(
     model: torch.nn.Module,
     batch: Batch,
     *,
     micro_batch_size: int | None = None,
     autocast_dtype: torch.dtype | None = None,
-) -> float:
-    """Return the mean gap between sampled and recomputed log-probabilities, in nats per token; 0 without tokens.
+) -> npt.NDArray[np.float32]:
+    """Return the absolute gap of each sampled token between its sampled and recomputed log-probability, in nats: (N,).
 
     Args:
         model: As for `score_rows`; scored in eval mode.
@@ -151,7 +151,7 @@ def sampling_gap(
     sampled_BT = batch.need("sampled_logps_BT")
     mask_BT = batch.mask_BT & ~sampled_BT.isnan()
     logps_BT = score_batch(model, batch, micro_batch_size=micro_batch_size, autocast_dtype=autocast_dtype)
-    return float(masked_mean((logps_BT - sampled_BT).abs(), mask_BT))
+    return np.asarray((logps_BT - sampled_BT).abs()[mask_BT].float().cpu())
 
 
 def autocast(device: torch.device, dtype: torch.dtype | None) -> AbstractContextManager[Any]:

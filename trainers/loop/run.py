@@ -43,13 +43,13 @@ from llm_envs.trainers.bridge.credit import (
     warn_of_absent,
     with_overlong,
 )
-from llm_envs.trainers.bridge.guard import MAX_FAILED_GENERATIONS, check_gap
-from llm_envs.trainers.bridge.learned import LearnedLog, describe
+from llm_envs.trainers.bridge.guard import MAX_FAILED_GENERATIONS, check_gaps, rounding_of
+from llm_envs.trainers.bridge.learned import LearnedLog, describe, precision
 from llm_envs.trainers.functional.algorithm import GRPO, Algorithm, AlgorithmSchedule
 from llm_envs.trainers.functional.batch import Batch
 from llm_envs.trainers.functional.kl import mean_kl
 from llm_envs.trainers.functional.references import ReferenceUpdateFn, keep_reference
-from llm_envs.trainers.loop.batch import minibatch_rows, sampling_gap, score_batch, without_filters
+from llm_envs.trainers.loop.batch import minibatch_rows, sampling_gaps, score_batch, without_filters
 from llm_envs.trainers.loop.play import PromptLoader, play_generation, restore, source_state
 from llm_envs.trainers.loop.state import (
     CheckpointFn,
@@ -283,8 +283,9 @@ def _check_sampling(state: TrainingState, batch: Batch, settings: LoopSettings) 
     """Compare sampled with recomputed log-probabilities, once per run: errors already show in the first batch."""
     if state.step == 0 and settings.logps_tolerance is not None:
         size, dtype = settings.micro_batch_size, settings.autocast_dtype
-        gap = sampling_gap(state.model, batch, micro_batch_size=size, autocast_dtype=dtype)
-        check_gap(gap, settings.logps_tolerance)
+        gaps = sampling_gaps(state.model, batch, micro_batch_size=size, autocast_dtype=dtype)
+        if len(gaps):
+            check_gaps([gaps], settings.logps_tolerance, rounding_of(precision(state.model, settings)))
 
 
 def _steps(

@@ -16,7 +16,7 @@ NOT_READ = {
     "functional/masking.py::trim_padding": "cuts columns that are padding in every row, and changes nothing else",
     "grpo/base.py::EpisodeTrainer.compute_loss": "splits micro-batches that forks made too large; passes others on",
     "grpo/base.py::EpisodeTrainer._guard": "compares the sampler with the trained model on the first batch, and raises",
-    "bridge/guard.py::sampling_gap": "the comparison itself",
+    "bridge/guard.py::sampling_gaps": "the comparison itself",
     "grpo/base.py::EpisodeTrainer._log_episodes": "logs the generation and has it recorded",
     "grpo/base.py::EpisodeTrainer._record_generation": "writes what was learned from, for `llm-envs audit`",
     "bridge/learned.py::rows_of": "the rows that are written",

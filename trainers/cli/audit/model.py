@@ -14,9 +14,10 @@ from llm_envs.policies.inference.loading import load_model
 from llm_envs.policies.inference.sampling import has_filters
 from llm_envs.policies.inference.scoring import filter_shifts, token_logps
 from llm_envs.sources.mixture import derive_seed
+from llm_envs.trainers.bridge.guard import noise_limit, rounding_of
 from llm_envs.trainers.cli.audit.credit import Recomputed, per_token
 from llm_envs.trainers.cli.audit.episodes import weight_version
-from llm_envs.trainers.cli.audit.noise import ROUNDING, Noise, Rounding, noise_limit, spread
+from llm_envs.trainers.cli.audit.noise import Noise, spread
 from llm_envs.trainers.cli.audit.parts import Audit, Difference
 from llm_envs.trainers.cli.audit.stored import Started
 from llm_envs.trainers.dpo.rounds import share_of_round
@@ -30,8 +31,6 @@ from llm_envs.trainers.loop.batch import score_batch, score_rows
 from llm_envs.types import SamplingParams, Trajectory
 
 __all__ = ["audit_logps", "audit_loss", "audit_pair_loss", "load_weights"]
-
-_HALF = ("bfloat16", "float16")
 
 
 def load_weights(folder: Path, base: str | None) -> Any:
@@ -70,7 +69,8 @@ def audit_logps(
     compared = [(t, pieces) for t in trajectories if len((pieces := _compared(start, t, model))[0])]
     if not compared:
         return None
-    rounding = _rounding(start)
+    run = start.run or {}
+    rounding = rounding_of(run["dtype"], is_separate_engine=bool(run["settings"].get("use_vllm")))
     differences, logps = (np.concatenate([pieces[k] for _, pieces in compared]) for k in (1, 2))
     noise = Noise.of(differences, logps)
     sums = np.array([pieces[1].sum() / len(pieces[1]) ** 0.5 for _, pieces in compared])
@@ -125,12 +125,6 @@ def _compared(start: Started, trajectory: Trajectory, model: Any) -> tuple[Any, 
         own.append(logps[places].astype(np.float64))
         gaps.append(row.logps[places] - own[-1])
     return np.concatenate(tokens), np.concatenate(gaps), np.concatenate(own)
-
-
-def _rounding(start: Started) -> Rounding:
-    run = start.run or {}
-    is_rough = run["dtype"] in _HALF or bool(run["settings"].get("use_vllm"))
-    return ROUNDING["half" if is_rough else "float32"]
 
 
 @torch.no_grad()

@@ -1,8 +1,4 @@
-"""Tolerances from a run's own noise: what rounding did to its log-probabilities, and so what it can do to its losses.
-
-Two forward passes of the same weights differ by rounding, and by how much depends on the dtype, the kernels and the
-model. Most tokens of a run are right even if some are not, so the median of the differences tells the noise.
-"""
+"""Tolerances from a run's own noise: how far rounding moved its log-probabilities, and so how far it moves a loss."""
 
 from __future__ import annotations
 
@@ -13,44 +9,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-__all__ = ["ROUNDING", "Noise", "Rounding", "noise_limit", "spread"]
+from llm_envs.trainers.bridge.guard import Rounding, noise_limit
+
+__all__ = ["Noise", "spread"]
 
 Floats = npt.NDArray[np.float64]
 
-_MEDIANS = 24.0
-"""If differences are distributed exponentially, one in 2^24 (17 million) is above so many medians."""
-_MIN_TOKENS = 16
-"""From fewer differences no noise is estimated."""
 _MIN_PER_BIN, _MAX_BINS = 64, 8
 _N_DRAWS, _DEVIATIONS = 32, 6.0
-
-
-@dataclass(frozen=True)
-class Rounding:
-    """Bounds for the estimated noise of one precision, in nats."""
-
-    floor: float
-    """A difference that is never reported: one rounding of a large logit."""
-    ceiling: float
-    """A difference of a token that is always reported."""
-    median: float
-    """A median difference that is reported as a difference of the weights."""
-
-
-ROUNDING = {"float32": Rounding(0.02, 0.02, 0.01), "half": Rounding(0.0625, 0.5, 0.05)}
-"""`half` is bfloat16, float16 and vLLM. 0.0625 is the spacing of bfloat16 between 8 and 16."""
-
-
-def noise_limit(differences: Floats, rounding: Rounding) -> float:
-    """Return the greatest absolute difference that noise explains.
-
-    Args:
-        differences: Shape (N,). Up to half of them may be wrong.
-        rounding: The bounds of the result. With too few differences to estimate noise, the result is the ceiling.
-    """
-    if len(differences) < _MIN_TOKENS:
-        return rounding.ceiling
-    return float(np.clip(_MEDIANS * np.median(np.abs(differences)), rounding.floor, rounding.ceiling))
 
 
 @dataclass(frozen=True)
