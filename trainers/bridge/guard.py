@@ -59,7 +59,7 @@ def rounding_of(dtype: str, *, is_separate_engine: bool = False) -> Rounding:
 
     Args:
         dtype: That of the matrix products, such as float32.
-        is_separate_engine: Whether another program sampled, with kernels of its own, such as vLLM.
+        is_separate_engine: Whether another program with other kernels sampled, such as vLLM.
     """
     if dtype in ("bfloat16", "float16") or is_separate_engine:
         return Rounding(0.0625, 0.5, 0.05)  # 0.0625 is the spacing of bfloat16 between 8 and 16
