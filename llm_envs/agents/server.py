@@ -381,7 +381,7 @@ class PolicyServer:
 
 
 def _plain(answer: dict[str, Any], status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """Return a response in ASCII, which can hold any text: a lone surrogate has no bytes of its own."""
+    """Return a response in ASCII, which can hold any text, also a lone surrogate, which UTF-8 cannot."""
     from starlette.responses import Response
 
     text = json.dumps(answer, allow_nan=False)

@@ -134,7 +134,7 @@ def warn_of_every_address(host: str, can: str) -> None:
 
     Args:
         host: The value of `--host`.
-        can: What someone with the token can do.
+        can: The action that the token allows.
     """
     addresses = []
     with suppress(OSError):  # a name that nobody knows: listening on it fails

@@ -75,10 +75,10 @@ def run(arguments: argparse.Namespace) -> int:
     from llm_envs.rollout import TrajectoryWriter
     from llm_envs.types import SamplingParams
 
+    warn_of_every_address(arguments.host, "sample from the model")
     require_model(arguments.model, "serve")
     if arguments.url and arguments.engine:
         raise InvalidConfigError("--url and --engine contradict: a model is on servers or in this process.")
-    warn_of_every_address(arguments.host, "sample from the model")
     arguments.tokenizer = None
     engine = ENGINES["server" if arguments.url else arguments.engine or "transformers"]
     with ExitStack() as stack:

@@ -16,6 +16,7 @@ __all__ = ["add_arguments", "run"]
 EXAMPLES = """
 examples:
   llm-envs serve-envs
+  llm-envs serve-envs --workers 4
   llm-envs serve-envs --host 10.0.0.5 --port 7100 --workers 32
 
 Runs reach it with --env-servers HOST:PORT and the token in LLM_ENVS_ENV_TOKEN. Whoever has the token can run any code

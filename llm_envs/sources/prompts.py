@@ -278,7 +278,7 @@ def read_rows(path: Path) -> tuple[Sequence[Mapping[str, Any]], list[str] | None
 
 
 def _refuse_pipes(path: Path) -> None:
-    """Refuse a pipe, which would be waited for when it is opened, and anything else that is no regular file."""
+    """Refuse a pipe, which would be waited for, a socket or a device; opening a folder is an error already."""
     if path.exists() and not (path.is_file() or path.is_dir()):
         raise OSError(errno.EINVAL, "it is a pipe, a socket or a device", str(path))
 

@@ -64,7 +64,7 @@ class Frames:
         data = bytes(memoryview(buffer)[HEADER.size : HEADER.size + size])
         del buffer[: HEADER.size + size]
         if hashlib.sha256(data).digest() != digest:
-            raise OSError("it sent a frame with other data than its header says")
+            raise OSError("it sent a frame with other data than its header has")
         self._n_in += 1
         return data
 

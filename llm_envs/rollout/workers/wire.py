@@ -52,7 +52,7 @@ _MAX_EQUAL_HASHES = 64
 
 _PLAIN: tuple[type, ...] = (str, int, float, complex, bytes, bytearray, list, tuple, dict, set, frozenset)
 _NUMBERS = re.compile(r"[<>|][biufc]\d+")
-"""Numpy's names of the types whose values are bytes alone: no pointers, and no text, whose bytes can be invalid."""
+"""Numpy's names of the types whose values are plain bytes: no pointers, and no text, whose bytes can be invalid."""
 _CLASSES = {name: kind for name in types.__all__ if isinstance(kind := getattr(types, name), type)}
 _RECORDS = {name: kind for name, kind in _CLASSES.items() if is_dataclass(kind)}
 _ENUMS = {name: kind for name, kind in _CLASSES.items() if issubclass(kind, Enum)}

@@ -143,9 +143,7 @@ class Relay(threading.Thread):
             ):
                 threading.Thread(target=self.pump, args=(source, target, handshake, change), daemon=True).start()
 
-    def pump(
-        self, source: socket.socket, target: socket.socket, handshake: list[int], change: Change | None
-    ) -> None:
+    def pump(self, source: socket.socket, target: socket.socket, handshake: list[int], change: Change | None) -> None:
         is_changed, frames = False, []
         with suppress(OSError), source.makefile("rb") as stream:
             for n_bytes in handshake:

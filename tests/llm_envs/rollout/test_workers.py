@@ -660,7 +660,9 @@ class TestWire:
         """Their bytes would be pointers, or text that is none."""
         objects, dates = np.array([{}, None]), np.array(["2024-01-01"], "M8[D]")
         there = load_plain(dump_plain([np.array([["a"], ["b"]]), objects, dates, np.dtype("O")]))
-        assert there[0] == [["a"], ["b"]] and [repr(x) for x in there[1:]] == [repr(x) for x in (objects, dates, objects.dtype)]
+        assert there[0] == [["a"], ["b"]] and [repr(x) for x in there[1:]] == [
+            repr(x) for x in (objects, dates, objects.dtype)
+        ]
 
     @pytest.mark.parametrize("value", [os.system, subprocess.Popen, gym.make, WorkerPool, eval], ids=repr)
     def test_nothing_else_is_loaded(self, value: Any) -> None:
