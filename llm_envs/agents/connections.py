@@ -35,7 +35,7 @@ class Strangers:
 def counted(protocol: Any, strangers: Strangers) -> Callable[..., asyncio.Protocol]:
     """Return a class of uvicorn's connections that are strangers at first."""
 
-    class Counted(protocol):  # type: ignore[misc]  # uvicorn chooses the class
+    class Counted(protocol):
         def connection_made(self, transport: asyncio.Transport) -> None:
             super().connection_made(transport)
             strangers.add(self.client, transport)

@@ -133,6 +133,7 @@ class WorkerJob:
                     return info["result"]
                 name, *arguments = info["asked"]
                 if name not in _REQUESTS:
+                    self._runner.kill()
                     raise WorkerDiedError(f"its worker asked for {name!r:.80}, which is none of {', '.join(_REQUESTS)}")
                 answer = (getattr(self._report, name)(*arguments),)
         except WorkerDiedError as error:

@@ -24,7 +24,7 @@ import numpy as np
 import pytest
 from rogue_envs import LongEnv, PidEnv, RogueEnv
 
-from llm_envs.errors import EnvContractError, InvalidConfigError, JudgeError, WorkerDiedError
+from llm_envs.errors import EnvContractError, InvalidConfigError, JudgeError, NoEnvServerError, WorkerDiedError
 from llm_envs.policies import ConstantPolicy, OraclePolicy, RandomPolicy
 from llm_envs.rollout import Collector, EnvChoice, EpisodeSpec, RolloutLimits, play_episode, play_member
 from llm_envs.rollout import episode as episodes
@@ -660,9 +660,8 @@ class TestWire:
         """Their bytes would be pointers, or text that is none."""
         objects, dates = np.array([{}, None]), np.array(["2024-01-01"], "M8[D]")
         there = load_plain(dump_plain([np.array([["a"], ["b"]]), objects, dates, np.dtype("O")]))
-        assert there[0] == [["a"], ["b"]] and [repr(x) for x in there[1:]] == [
-            repr(x) for x in (objects, dates, objects.dtype)
-        ]
+        assert there[0] == [["a"], ["b"]] and all(isinstance(value, Foreign) for value in there[1:])
+        assert [repr(value) for value in there[1:]] == [repr(value) for value in (objects, dates, objects.dtype)]
 
     @pytest.mark.parametrize("value", [os.system, subprocess.Popen, gym.make, WorkerPool, eval], ids=repr)
     def test_nothing_else_is_loaded(self, value: Any) -> None:
@@ -788,6 +787,18 @@ def test_a_judge_that_fails_in_a_worker_leaves_the_episode_unscored(pool: Worker
     inline, remote = (play_one(where, make) for where in (None, pool))
     assert (inline.status, inline.error and inline.error.kind) == ("unscored", "TooLate")
     assert remote.to_json(timings=False) == inline.to_json(timings=False)
+
+
+class Alarming(NumbersEnv):
+    """Raises what would end a run if the collector itself did."""
+
+    def __init__(self) -> None:
+        raise NoEnvServerError("none has answered")
+
+
+def test_a_worker_cannot_end_the_run(pool: WorkerPool) -> None:
+    error = play_one(pool, EnvMaker("Alarming", {}, Alarming)).error
+    assert error is not None and (error.kind, error.where) == ("NoEnvServerError", "env.make")
 
 
 @pytest.mark.skipif("workers" not in inspect.signature(Collector).parameters, reason="the collector has no workers yet")
