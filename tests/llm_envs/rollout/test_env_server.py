@@ -316,8 +316,10 @@ def test_many_silent_peers_make_room_for_others(server: EnvServer, monkeypatch: 
     monkeypatch.setattr("llm_envs.rollout.workers.remote.CONNECT_S", 120.0)
     monkeypatch.setattr("llm_envs.rollout.workers.server._MAX_GREETINGS", 8)
     host, port = server.address.split(":")
-    silent = [socket.create_connection((host, int(port)), 120) for _ in range(12)]
-    assert all(connection.recv(1) for connection in silent)  # all have been greeted
+    silent = []
+    for _ in range(12):
+        silent.append(socket.create_connection((host, int(port)), 120))
+        assert silent[-1].recv(1)  # it is greeted before the next one comes
     assert server_info(server.address, TOKEN.encode())["n_workers"] == 2
     for connection in silent[:5]:  # the oldest ones have been closed
         while connection.recv(1024):
