@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,6 +32,7 @@ __all__ = [
     "ReturnedReply",
     "chat_answer",
     "chat_chunks",
+    "is_number",
     "read_chat_request",
     "usage_of",
 ]
@@ -69,6 +71,8 @@ _KNOWN = {
     *("messages", "model", "tools", "stop", "max_tokens", "max_completion_tokens", "n", "seed"),
     *("stream", "stream_options", "logprobs"),
 }
+_MAX_NUMBER = 2**31 - 1
+"""Largest temperature, top_k, ...: engines hold them in 32 bits, and an error in one would end the session."""
 MOST_CHOICES = 64
 """Most choices (`n`) of a request."""
 MOST_STOPS = 16
@@ -289,10 +293,18 @@ def _whole(body: Mapping[str, Any], name: str, default: int | None, most: int | 
 
 
 def _number(body: Mapping[str, Any], name: str) -> float | int:
-    value = body[name]
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise _bad(f"{name} is {value!r:.40}; it must be a number.", name)
+    value: float | int = body[name]
+    if not is_number(value) or abs(value) > _MAX_NUMBER:
+        raise _bad(f"{name} is {value!r:.40}; it must be a number up to {_MAX_NUMBER}.", name)
     return value
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a value of JSON is a number that a float can hold. An integer may have hundreds of digits."""
+    try:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def _flag(body: Mapping[str, Any], name: str) -> bool:

@@ -3,8 +3,8 @@
 1. Replies are kept as the token ids that were sampled, with log-probabilities and versions, and never encoded again.
 2. A request belongs to the session in its path (`/s/<session>/v1/...`), or in the header `X-Session-Id`, or to the
    session "default". Requests of one session run concurrently.
-3. Without the token (a bearer's, or `x-api-key`) nothing is answered but 401. The server listens on the loopback
-   unless told otherwise.
+3. Without the token (a bearer's, or `x-api-key`) nothing is answered but 401, and a connection gives way to new ones
+   (`connections`). The server listens on the loopback unless told otherwise.
 4. A request ends in one response: an answer, or an error in OpenAI's form. If the client disconnects first, its
    sampling is cancelled and leaves no turn. A reply that was sampled counts as received, even if the connection breaks
    while it is sent.
@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import re
 import secrets
 import socket
@@ -26,7 +27,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from llm_envs.agents import messages, responses
-from llm_envs.agents.requests import RequestError, chat_answer, chat_chunks, read_chat_request
+from llm_envs.agents.connections import Strangers, counted
+from llm_envs.agents.requests import RequestError, chat_answer, chat_chunks, is_number, read_chat_request
 from llm_envs.agents.session import PolicySession
 from llm_envs.chat.context import Codec
 from llm_envs.errors import BridgeError, InvalidConfigError, MissingExtraError
@@ -48,6 +50,8 @@ Log = logging.getLogger(__name__)
 _SESSION = re.compile(r"[A-Za-z0-9._-]{1,128}")
 BODY_S = 60.0
 """Seconds that a client has to send its request."""
+_WAITING, _ACCEPTED_AT_ONCE = 1024, 100
+"""Connections that the system keeps for the server, and how many it accepts in one turn of the event loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +125,7 @@ class PolicyServer:
         self.opens_sessions, self.max_sessions, self.session_s = opens_sessions, max_sessions, session_s
         self.max_body_bytes, self.on_trajectory = max_body_bytes, on_trajectory
         self.sessions: dict[str, PolicySession] = {}
-        self._n_opened = 0
+        self.strangers = Strangers()
         self._server: Any = None
         self._running: set[asyncio.Task[Any]] = set()
         if opens_sessions:
@@ -165,19 +169,24 @@ class PolicyServer:
         Raises:
             KeyError: If no such session is open.
         """
-        session = self.remove(name)
+        session = self.sessions[name]
         if reward is not None:
             session.pay(reward, {"reward": reward})
         success = bool(reward is not None and reward >= 1) if is_success is None else is_success
-        trajectory = session.trajectory(
-            stop_reason=StopReason.ERROR if session.failure else StopReason.TERMINATED,
-            is_success=success,
-            error=session.failure,
-            unscored_because=None if reward is not None or session.failure else "no reward was given",
-            metadata={"session": name},
-        )
-        if self.on_trajectory is not None:
-            self.on_trajectory(trajectory)
+        try:
+            trajectory = session.trajectory(
+                stop_reason=StopReason.ERROR if session.failure else StopReason.TERMINATED,
+                is_success=success,
+                error=session.failure,
+                unscored_because=None if reward is not None or session.failure else "no reward was given",
+                metadata={"session": name},
+            )
+            if self.on_trajectory is not None:
+                self.on_trajectory(trajectory)
+        except BaseException:  # it stays, so that it can be ended when there is room on the disk again
+            del session.payments[len(session.payments) - (reward is not None) :]
+            raise
+        self.remove(name)
         return trajectory
 
     async def start(self) -> None:
@@ -189,19 +198,24 @@ class PolicyServer:
         import uvicorn
 
         try:
-            listener = socket.create_server((self.host, self.port), backlog=1024)
+            listener = socket.create_server((self.host, self.port), backlog=_WAITING)
         except OSError as error:
             raise BridgeError(f"cannot listen on {self.host}:{self.port}: {error.strerror or error}.") from error
         self.port = listener.getsockname()[1]
         # An agent may run a tool for long between two requests: a connection that is closed just as it asks again would
         # be an error in it.
         kept = {"timeout_keep_alive": 3600, "lifespan": "off", "ws": "none"}
-        config = uvicorn.Config(self._app, log_config=None, access_log=False, **kept)  # type: ignore[arg-type]
+        # h11 limits the headers of a request. With proxy_headers a client could choose the address that it is known by.
+        # The backlog is also how many connections asyncio accepts before it reads what they send.
+        safe = {"http": "h11", "proxy_headers": False, "backlog": _ACCEPTED_AT_ONCE}
+        config = uvicorn.Config(self._app, log_config=None, access_log=False, **kept, **safe)  # type: ignore[arg-type]
         config.load()
+        config.http_protocol_class = counted(config.http_protocol_class, self.strangers)  # type: ignore[assignment]
         # Not `Server.serve`: it takes over the signals of the process, and ends only at its next tick.
         self._server = uvicorn.Server(config)
         self._server.lifespan = config.lifespan_class(config)
         await self._server.startup(sockets=[listener])
+        listener.listen(_WAITING)
 
     def stop(self) -> None:
         """Stop listening and cancel what is running. Never waits; harmless when repeated."""
@@ -231,24 +245,22 @@ class PolicyServer:
 
     async def models(self, request: Request) -> Response:
         """Answer `GET /v1/models`."""
-        from starlette.responses import JSONResponse
-
         model = {"id": "policy", "object": "model", "created": 0, "owned_by": "llm-envs"}
-        return JSONResponse({"object": "list", "data": [model]})
+        return _plain({"object": "list", "data": [model]})
 
     async def chat(self, request: Request) -> Response:
         """Answer `POST /v1/chat/completions`."""
-        from starlette.responses import JSONResponse, StreamingResponse
+        from starlette.responses import StreamingResponse
 
         asked = read_chat_request(await self._json(request))
         session = self._session(request)
         id_, replies = await self._unless_disconnected(request, session.chat(asked))
         if not asked.stream:
-            return JSONResponse(chat_answer(asked, id_, replies, session.codec))
+            return _plain(chat_answer(asked, id_, replies, session.codec))
 
         async def events() -> AsyncIterator[str]:
             for chunk in chat_chunks(asked, id_, replies, session.codec):
-                yield f"data: {json.dumps(chunk, ensure_ascii=False)}\n\n"
+                yield f"data: {json.dumps(chunk)}\n\n"
             yield "data: [DONE]\n\n"
 
         return StreamingResponse(events(), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
@@ -275,18 +287,15 @@ class PolicyServer:
 
     async def end_session(self, request: Request) -> Response:
         """Answer `POST /s/<session>/end`: give the reward, and get the trajectory."""
-        from starlette.responses import JSONResponse
-
         name, body = self._session_name(request), await self._json(request)
         body = body if isinstance(body, dict) else {}
         reward, is_success = body.get("reward"), body.get("is_success")
-        is_number = isinstance(reward, int | float) and not isinstance(reward, bool) and abs(reward) < float("inf")
-        if (reward is not None and not is_number) or not isinstance(is_success, bool | None):
-            what = f"reward={reward!r:.40}, is_success={is_success!r:.40}: a finite number or null, and a bool or null."
+        if (reward is not None and not is_number(reward)) or not isinstance(is_success, bool | None):
+            what = f"reward={_short(reward)}, is_success={_short(is_success)}: a finite number or null, a bool or null."
             raise RequestError(400, what, "invalid_reward")
         if name not in self.sessions or not self.opens_sessions:
             raise RequestError(404, f"no session {name!r} can be ended here.", "session_not_found")
-        return JSONResponse(self.end(name, reward, is_success=is_success).to_dict())
+        return _plain(self.end(name, reward, is_success=is_success).to_dict())
 
     def _make_session(self, name: str) -> PolicySession:
         spec = EpisodeSpec("session", {}, self.seed, f"{self.seed}-{name}")
@@ -345,7 +354,7 @@ class PolicyServer:
         except TimeoutError:
             raise RequestError(408, f"the request did not arrive within {BODY_S:g} s.", "request_timeout") from None
         try:
-            return json.loads(b"".join(parts) or b"{}")
+            return json.loads(b"".join(parts) or b"{}", parse_constant=_finite, parse_float=_finite)
         except (ValueError, RecursionError) as error:
             raise RequestError(400, f"the body is not JSON: {error}.", "invalid_json") from error
 
@@ -371,10 +380,23 @@ class PolicyServer:
             self._running.discard(task)
 
 
-def _plain(answer: dict[str, Any]) -> Response:
-    from starlette.responses import JSONResponse
+def _plain(answer: dict[str, Any], status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """Return a response in ASCII, which can hold any text, also a lone surrogate, which UTF-8 cannot."""
+    from starlette.responses import Response
 
-    return JSONResponse(answer)
+    text = json.dumps(answer, allow_nan=False)
+    return Response(text, status, headers, media_type="application/json")
+
+
+def _finite(text: str) -> float:
+    """Read a number of JSON. Others than finite ones could not be written again."""
+    if not math.isfinite(value := float(text)):
+        raise ValueError(f"{text:.40} is not a finite number")
+    return value
+
+
+def _short(value: Any) -> str:
+    return json.dumps(value)[:40]
 
 
 def _events(events: Iterator[dict[str, Any]]) -> Response:
@@ -383,7 +405,7 @@ def _events(events: Iterator[dict[str, Any]]) -> Response:
 
     async def texts() -> AsyncIterator[str]:
         for event in events:
-            yield f"event: {event['type']}\ndata: {json.dumps(event, ensure_ascii=False)}\n\n"
+            yield f"event: {event['type']}\ndata: {json.dumps(event)}\n\n"
 
     return StreamingResponse(texts(), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
 
@@ -436,8 +458,6 @@ def _guarded(
     expected = server.token.encode()
 
     async def guarded(request: Request) -> Response:
-        from starlette.responses import JSONResponse
-
         started = time.perf_counter()
         try:
             bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
@@ -445,15 +465,16 @@ def _guarded(
             if not secrets.compare_digest(given.encode(errors="replace"), expected):
                 what = "the token is missing or wrong (OPENAI_API_KEY, ANTHROPIC_API_KEY)."
                 raise RequestError(401, what, "invalid_api_key")
+            server.strangers.remove(request.scope["client"])
             return await answer(request)
         except RequestError as error:
             # Retrying would not help, and OpenAI's clients would do so after 408, 409, 429 and 5xx.
             headers = {"x-should-retry": "false"} if error.code != "too_many_sessions" else {}
             Log.info("%s %s: %s", request.method, request.url.path, error)
-            return JSONResponse(error.to_dict(), status_code=error.status, headers=headers)
+            return _plain(error.to_dict(), error.status, headers)
         except Exception as error:
             Log.exception("a request failed after %.1f s", time.perf_counter() - started)
             failure = RequestError(500, f"{type(error).__name__}: {error}", "internal_error")
-            return JSONResponse(failure.to_dict(), status_code=500, headers={"x-should-retry": "false"})
+            return _plain(failure.to_dict(), 500, {"x-should-retry": "false"})
 
     return guarded

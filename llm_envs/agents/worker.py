@@ -24,6 +24,9 @@ from llm_envs.spaces import TextSpace
 
 __all__ = ["AgentHost", "DeclaredEnv", "WorkerJob"]
 
+_REQUESTS = ("exact_text", "find_call", "stepped", "refuse_requests", "failed")
+"""The methods of a `TaskReport` that an agent in a worker process may call."""
+
 
 class DeclaredEnv(gym.Env[str, str]):
     """The declarations of an agent with a list of tasks. It cannot be stepped."""
@@ -95,7 +98,7 @@ class _Asking:
         self._host = host
 
     def __getattr__(self, name: str) -> Any:
-        if name not in ("exact_text", "find_call", "stepped", "refuse_requests", "failed"):
+        if name not in _REQUESTS:
             raise AttributeError(name)
         return lambda *arguments: self._host.ask(name, *arguments)
 
@@ -129,6 +132,9 @@ class WorkerJob:
                 if "result" in info:
                     return info["result"]
                 name, *arguments = info["asked"]
+                if name not in _REQUESTS:
+                    self._runner.kill()
+                    raise WorkerDiedError(f"its worker asked for {name!r:.80}, which is none of {', '.join(_REQUESTS)}")
                 answer = (getattr(self._report, name)(*arguments),)
         except WorkerDiedError as error:
             raise WorkerDiedError(str(error).replace("died in env.step", "died in the agent")) from None

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import ipaddress
 import math
 import re
+import socket
+import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "add_env_arguments",
+    "add_host_argument",
     "add_rollout_arguments",
     "add_sampling_arguments",
     "add_shard_argument",
@@ -24,6 +29,7 @@ __all__ = [
     "require_model",
     "require_text",
     "temperature",
+    "warn_of_every_address",
 ]
 
 HUB_NAME = re.compile(r"\w[\w.-]*/[\w.-]+")
@@ -116,6 +122,30 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
         "--temperature", type=temperature, default=1.0, help="sampling temperature, default 1; 0 is greedy"
     )
     parser.add_argument("--max-turn-tokens", type=positive, default=512, help="tokens per turn, default 512")
+
+
+def add_host_argument(parser: argparse.ArgumentParser) -> None:
+    """Add `--host`; the command calls `warn_of_every_address`."""
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on; default: only for this machine")
+
+
+def warn_of_every_address(host: str, can: str) -> None:
+    """Warn if a host means every address of this machine, however it is written (0.0.0.0, ::, 0).
+
+    Args:
+        host: The value of `--host`.
+        can: The action that the token allows.
+    """
+    addresses = []
+    with suppress(OSError):  # a name that nobody knows: listening on it fails
+        addresses = [str(found[4][0]) for found in socket.getaddrinfo(host or "0.0.0.0", None, type=socket.SOCK_STREAM)]
+    if any(ipaddress.ip_address(address).is_unspecified for address in addresses):
+        print(
+            f"llm-envs: warning: --host {host} listens on every address of this machine: whoever reaches one and has "
+            f"the token can {can}, and nothing is encrypted. Give the address of a trusted network, or use an SSH "
+            "tunnel.",
+            file=sys.stderr,
+        )
 
 
 def add_rollout_arguments(parser: argparse.ArgumentParser) -> None:

@@ -294,13 +294,20 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     import yaml  # type: ignore[import-untyped]
 
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8", opener=_unless_it_waits) as file:
             content = yaml.safe_load(file)
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:  # an impossible date is a ValueError
         raise InvalidConfigError(f"--config {path} cannot be read: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict):
         raise InvalidConfigError(f"--config {path} has {content!r:.80}; it must be a mapping, `option: value` a line.")
     return {str(key): value for key, value in content.items()}
+
+
+def _unless_it_waits(path: str, flags: int) -> int:
+    """Open a file; a named pipe that nobody writes to is empty. One that a shell makes, `<(...)`, has a writer."""
+    descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+    os.set_blocking(descriptor, True)
+    return descriptor
 
 
 def set_variables(variables: Any, path: str | Path) -> None:

@@ -5,14 +5,23 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import sys
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
-from llm_envs.cli.arguments import add_sampling_arguments, positive, require_model, seconds
+from llm_envs.cli.arguments import (
+    add_host_argument,
+    add_sampling_arguments,
+    positive,
+    require_model,
+    seconds,
+    warn_of_every_address,
+)
 from llm_envs.cli.collect import terminated_as_interrupted
 from llm_envs.cli.parser import Repeatable
 from llm_envs.cli.policy_options import ENGINES
 from llm_envs.errors import InvalidConfigError
+from llm_envs.tracking.loggers import visible_text
 
 if TYPE_CHECKING:
     from llm_envs.agents.server import PolicyServer
@@ -43,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--url", action=Repeatable, metavar="URL", help="address of the server that samples (vllm serve)"
     )
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on; default: only for this machine")
+    add_host_argument(parser)
     parser.add_argument("--port", type=int, default=8100, help="port to listen on; 0: a free one; default 8100")
     parser.add_argument("--out", metavar="DIR", help="folder for the trajectories of sessions that end")
     parser.add_argument("--seed", type=int, default=0, help="seed of requests without their own; default 0")
@@ -66,6 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
     from llm_envs.rollout import TrajectoryWriter
     from llm_envs.types import SamplingParams
 
+    warn_of_every_address(arguments.host, "sample from the model")
     require_model(arguments.model, "serve")
     if arguments.url and arguments.engine:
         raise InvalidConfigError("--url and --engine contradict: a model is on servers or in this process.")
@@ -104,4 +114,8 @@ async def _serve(server: PolicyServer) -> None:
             await asyncio.Event().wait()
         finally:
             for name in list(server.sessions):
-                server.end(name)
+                try:
+                    server.end(name)
+                except Exception as error:  # the others are written all the same
+                    lost = f"llm-envs: the session {name!r} is lost ({type(error).__name__}: {error})."
+                    print(visible_text(lost), file=sys.stderr)

@@ -8,7 +8,7 @@ import os
 import secrets
 import sys
 
-from llm_envs.cli.arguments import positive
+from llm_envs.cli.arguments import add_host_argument, positive, warn_of_every_address
 from llm_envs.cli.collect import terminated_as_interrupted
 
 __all__ = ["add_arguments", "run"]
@@ -16,8 +16,8 @@ __all__ = ["add_arguments", "run"]
 EXAMPLES = """
 examples:
   llm-envs serve-envs
+  llm-envs serve-envs --workers 4
   llm-envs serve-envs --host 10.0.0.5 --port 7100 --workers 32
-  llm-envs serve-envs --host 0.0.0.0
 
 Runs reach it with --env-servers HOST:PORT and the token in LLM_ENVS_ENV_TOKEN. Whoever has the token can run any code
 here.
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="run tasks in N processes at most; default: one for each processor",
     )
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on; default: only for this machine")
+    add_host_argument(parser)
     parser.add_argument("--port", type=int, default=7100, help="port to listen on; 0: a free one; default 7100")
     parser.epilog = EXAMPLES
 
@@ -50,6 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
             if not token:
                 token = secrets.token_urlsafe(24)
                 print(f"export {TOKEN_VARIABLE}={token}", flush=True)
+            warn_of_every_address(arguments.host, "run any code here")
             n_workers = arguments.workers or processors()
             server = EnvServer(n_workers, token.encode(), host=arguments.host, port=arguments.port)
             print(f"{n_workers} workers at {server.address}; Ctrl-C ends them", flush=True)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from llm_envs.data.files import replacing
 from llm_envs.data.records import SCHEMA, from_record, to_record
 from llm_envs.errors import InvalidConfigError, MissingExtraError
 from llm_envs.parsers import Parser, parse_reply
@@ -317,7 +318,7 @@ def write_jsonl(records: Iterable[Mapping[str, Any]], path: str | Path) -> int:
     temporary = target.with_name(target.name + ".tmp")
     count = 0
     try:
-        with open(temporary, "wb") as file:
+        with open(temporary, "wb", opener=replacing) as file:
             for record in records:
                 line = json.dumps(record, ensure_ascii=False, allow_nan=False)
                 file.write(line.encode(errors="replace") + b"\n")

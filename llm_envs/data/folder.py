@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from llm_envs.data.files import replacing
 from llm_envs.data.json_files import read_json
 from llm_envs.data.storage import exists, is_remote, names_in, reaching
 from llm_envs.errors import StoreError
@@ -128,8 +129,8 @@ def manifest_text(manifest: Manifest) -> str:
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Replace the manifest of a local folder atomically."""
-    temporary = folder / (MANIFEST_NAME + ".tmp")  # one left by a kill is overwritten
-    with open(temporary, "w", encoding="utf-8") as file:
+    temporary = folder / (MANIFEST_NAME + ".tmp")  # one left by a kill is replaced
+    with open(temporary, "w", encoding="utf-8", opener=replacing) as file:
         file.write(manifest_text(manifest))
         file.flush()
         os.fsync(file.fileno())

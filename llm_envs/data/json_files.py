@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from llm_envs.data.files import read_text
+
 __all__ = ["NO_JSON", "problem_of", "read_json"]
 
 NO_JSON = (ValueError, RecursionError)
@@ -19,7 +21,7 @@ def read_json(path: Path) -> Any:
         ValueError: If it cannot be read; the message has the reason, without the file's name.
     """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(read_text(path))
     except (OSError, *NO_JSON) as error:
         raise ValueError(problem_of(error)) from error
 

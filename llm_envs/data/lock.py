@@ -10,6 +10,7 @@ try:
 except ImportError:  # Windows: two processes on one folder are not noticed there
     fcntl = None  # type: ignore[assignment]
 
+from llm_envs.data.files import own
 from llm_envs.errors import StoreError
 
 __all__ = ["LOCK_NAME", "FolderLock"]
@@ -41,7 +42,7 @@ class FolderLock:
         if _held.get(self._key) == os.getpid():
             raise StoreError(f"{folder} is being written by another writer of this process: close that one first.")
         try:
-            descriptor = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o644)
+            descriptor = own(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT)
         except OSError as error:
             raise StoreError(
                 f"{folder / LOCK_NAME} cannot be opened ({error.strerror}). Remove it; it contains no data."

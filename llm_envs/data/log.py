@@ -12,6 +12,7 @@ from io import FileIO
 from pathlib import Path
 from typing import BinaryIO, Literal
 
+from llm_envs.data.files import open_bytes, own
 from llm_envs.data.storage import reaching
 from llm_envs.errors import StoreError
 from llm_envs.types import Trajectory
@@ -37,7 +38,7 @@ class AppendLog:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            self._file: FileIO | None = open(path, "ab", buffering=0)  # noqa: SIM115  # open as long as the log is
+            self._file: FileIO | None = open(path, "ab", buffering=0, opener=own)  # noqa: SIM115  # open as long as the log is
         except OSError as error:
             raise _unreadable(path, error) from error
         self.size = os.fstat(self._file.fileno()).st_size
@@ -139,7 +140,7 @@ def remove_torn_line(log: Path) -> str | None:
 def _open(log: Path, mode: Literal["rb", "rb+"]) -> BinaryIO:
     try:
         with reaching(log):
-            return log.open(mode)
+            return open_bytes(log) if mode == "rb" else open(log, mode, opener=own)
     except OSError as error:
         raise error if isinstance(error, StoreError) else _unreadable(log, error) from error
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from llm_envs.data.files import regular, replacing
 from llm_envs.data.records import SCHEMA, from_record, is_same_record, to_record
 from llm_envs.data.storage import is_remote, reaching
 from llm_envs.errors import MissingExtraError, StoreError
@@ -59,7 +60,7 @@ def write_shard(trajectories: Iterable[Trajectory], path: Path) -> tuple[int, in
     schema = _schema(arrow).with_metadata({_VERSION_KEY: SHARD_VERSION})
     compression = "zstd" if arrow.Codec.is_available("zstd") else "snappy"
     count = errored = 0
-    with open(path, "wb") as file:
+    with open(path, "wb", opener=replacing) as file:
         with parquet.ParquetWriter(file, schema, compression=compression, write_page_checksum=True) as writer:
             for some in _batches(trajectories):
                 table = _to_table(arrow, schema, some)
@@ -126,6 +127,7 @@ def _read_tables(path: Path, columns: list[str] | None, expected: int | None) ->
 
 def _opened(arrow: Any, path: Path) -> Any:
     if not is_remote(path):
+        os.close(regular(path, os.O_RDONLY))  # Arrow would wait for a pipe
         return arrow.OSFile(os.fspath(path), "rb")
     with reaching(path):
         return arrow.BufferReader(path.read_bytes())  # one request, of the size of a shard

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from llm_envs.data.files import open_bytes
 from llm_envs.data.folder import (
     MANIFEST_NAME,
     Manifest,
@@ -216,7 +217,7 @@ def _copy(folder: Path, manifest: Manifest, target: Path, merged: Manifest) -> M
     number = len(list(target.iterdir()))
     for part in find_parts(folder, manifest):
         copy = target / (log_name(number) if part.counts is None else shard_name(number))
-        with reaching(part.path), part.path.open("rb") as source, open(copy, "wb") as file:
+        with reaching(part.path), open_bytes(part.path) as source, open(copy, "wb") as file:
             shutil.copyfileobj(source, file, 2**20)
         if part.counts is None:
             remove_torn_line(copy)

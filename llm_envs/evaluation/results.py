@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from llm_envs.data.files import read_text, replacing
 from llm_envs.data.json_files import NO_JSON, problem_of
 from llm_envs.data.storage import as_path
 from llm_envs.errors import InvalidConfigError
@@ -156,7 +157,8 @@ class Results:
         temporary = target.with_name(target.name + ".tmp")
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(self.to_json() + "\n", encoding="utf-8", errors="backslashreplace")
+            with open(temporary, "w", encoding="utf-8", errors="backslashreplace", opener=replacing) as file:
+                file.write(self.to_json() + "\n")
             temporary.replace(target)
         except OSError as error:
             raise InvalidConfigError(
@@ -174,7 +176,7 @@ class Results:
         file = as_path(path)
         file = file / RESULTS_NAME if file.is_dir() else file
         try:
-            data: Any = json.loads(file.read_text(encoding="utf-8"))
+            data: Any = json.loads(read_text(file))
         except OSError as error:
             raise InvalidConfigError(f"{file} cannot be read ({error.strerror}).") from error
         except NO_JSON as error:

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from llm_envs.data.files import read_text
 from llm_envs.errors import InvalidConfigError
 from llm_envs.evaluation.results import Results
 from llm_envs.evaluation.scores import TaskKey, key_of
@@ -286,7 +287,7 @@ def _take(data: Mapping[str, Any], where: str, known: set[str]) -> dict[str, Any
 def _read(path: Path) -> dict[str, Any]:
     yaml: Any = importlib.import_module("yaml")
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidConfigError(f"--suite {path}: it cannot be read ({error}).") from error
     try:

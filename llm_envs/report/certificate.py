@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from llm_envs.checker.certification import Certificate
+from llm_envs.data.files import replacing
 from llm_envs.errors import StoreError
 from llm_envs.report.site import content_hash
 from llm_envs.tracking.loggers import visible_text
@@ -103,7 +104,8 @@ def write_certificate(certificate: Certificate, folder: str | Path) -> list[Path
     try:
         root.mkdir(parents=True, exist_ok=True)
         for name, content in contents.items():
-            (root / name).write_text(content, encoding="utf-8")
+            with open(root / name, "w", encoding="utf-8", opener=replacing) as file:
+                file.write(content)
     except OSError as error:
         raise StoreError(f"{root} cannot be written ({error.strerror}): give --out another folder.") from error
     return [root / name for name in contents]

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from llm_envs.data.files import read_text
 from llm_envs.data.json_files import NO_JSON
 from llm_envs.errors import StoreError
 from llm_envs.tracking.loggers import read_metrics
@@ -60,7 +61,7 @@ def _state(run: Path, notes: list[str]) -> list[Mapping[str, Any]]:
         if not state.is_file():
             continue
         try:
-            history = list(json.loads(state.read_text(encoding="utf-8"))["log_history"])
+            history = list(json.loads(read_text(state))["log_history"])
         except (OSError, *NO_JSON, KeyError, TypeError) as error:
             notes.append(f"{state} cannot be read ({type(error).__name__}: {error}); an earlier one is taken, if any.")
             continue

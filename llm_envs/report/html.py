@@ -15,6 +15,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from llm_envs.data.files import replacing
 from llm_envs.errors import MissingExtraError
 from llm_envs.tracking.loggers import visible_text
 from llm_envs.tracking.metrics import trajectory_metrics
@@ -87,7 +88,8 @@ def write_episode_page(
     )
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(visible_text(page), encoding="utf-8")
+    with open(target, "w", encoding="utf-8", opener=replacing) as file:
+        file.write(visible_text(page))
     return target
 
 

@@ -22,6 +22,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from llm_envs.data.files import regular, replacing
 from llm_envs.data.storage import as_path
 from llm_envs.errors import InvalidConfigError, StoreError
 from llm_envs.report.episodes import COLUMNS, OUTCOMES, Details, Names, is_sampled, table_line
@@ -224,10 +225,15 @@ def _check_target(target: Path) -> None:
             f"{target} cannot be written: {above} is a file and no folder. Give --out another name."
         )
     try:
-        if target.exists() and GENERATOR not in target.read_bytes()[:4096].decode(errors="replace"):
+        if target.exists() and not _is_report(target):
             raise InvalidConfigError(f"{target} is there already and is no report: give --out another name.")
     except OSError as error:
         raise StoreError(f"{target} cannot be read ({error.strerror}): give --out another name.") from error
+
+
+def _is_report(target: Path) -> bool:
+    with open(target, "rb", opener=regular) as file:
+        return GENERATOR in file.read(4096).decode(errors="replace")
 
 
 def _page(title: str, blocks: dict[str, Any], chunks: _Chunks) -> Iterator[str]:
@@ -263,7 +269,7 @@ def _write(target: Path, title: str, blocks: dict[str, Any], chunks: _Chunks) ->
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with open(temporary, "w", encoding="utf-8", newline="\n") as file:
+            with open(temporary, "w", encoding="utf-8", newline="\n", opener=replacing) as file:
                 file.writelines(_page(title, blocks, chunks))
             os.replace(temporary, target)
         finally:

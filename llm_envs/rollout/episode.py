@@ -199,7 +199,8 @@ class _attribute_errors_to:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
         if isinstance(error, (ContextFullError, TimeIsUp)) and self.where == "policy":
             return
-        if isinstance(error, NoEnvServerError) and self.where == "env.make":
+        # Not a subclass: an error of this name that a worker reports (`wire.revive`) ends its episode, not the run.
+        if type(error) is NoEnvServerError and self.where == "env.make":
             return
         # Also catches SystemExit: a tool that calls exit() ends its episode, not the run. Only exceptions from outside
         # pass: Ctrl-C, a cancellation, and GeneratorExit when this coroutine is closed (the runner has already

@@ -7,6 +7,7 @@ other keys are data for the reward (`answer`, tests, ...).
 from __future__ import annotations
 
 import csv
+import errno
 import hashlib
 import importlib
 import json
@@ -276,8 +277,15 @@ def read_rows(path: Path) -> tuple[Sequence[Mapping[str, Any]], list[str] | None
     )
 
 
+def _refuse_pipes(path: Path) -> None:
+    """Refuse a pipe, which would be waited for, a socket or a device; opening a folder is an error already."""
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise OSError(errno.EINVAL, "it is a pipe, a socket or a device", str(path))
+
+
 def _opened(path: Path, mode: str, **kwargs: Any) -> Any:
     try:
+        _refuse_pipes(path)
         return path.open(mode, **kwargs)
     except OSError as error:
         raise InvalidConfigError(f"{str(path)!r} cannot be read: {error.strerror}.") from error
@@ -316,6 +324,7 @@ def _read_parquet(path: Path) -> list[dict[str, Any]]:
     except ImportError as error:
         raise MissingExtraError("Parquet needs `pyarrow`: pip install 'llm-envs[train]'.") from error
     try:
+        _refuse_pipes(path)
         rows: list[dict[str, Any]] = parquet.read_table(path).to_pylist()
     except (pyarrow.ArrowException, OSError) as error:
         raise InvalidConfigError(f"{str(path)!r} cannot be read as Parquet: {error}") from error

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from llm_envs.data.files import read_text, replacing
 from llm_envs.data.json_files import NO_JSON, problem_of
 from llm_envs.errors import MissingExtraError, StoreError
 
@@ -100,7 +101,7 @@ def csv_logger(path: str | Path) -> Logger:
             with target.open(encoding="utf-8", newline="") as file:
                 rows = list(csv.DictReader(file))
         temporary = target.with_name(target.name + ".tmp")
-        with temporary.open("w", encoding="utf-8", newline="") as file:
+        with open(temporary, "w", encoding="utf-8", newline="", opener=replacing) as file:
             writer = csv.DictWriter(file, list(dict.fromkeys([*(columns or []), *row])))
             writer.writeheader()
             writer.writerows([*rows, row])
@@ -205,7 +206,7 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
         return _read_csv(file)
     if file.suffix == ".json":
         return _read_trainer_state(file)
-    lines = file.read_text(encoding="utf-8").split("\n")
+    lines = read_text(file).split("\n")
     records: list[dict[str, Any]] = []
     for number, line in enumerate(lines, start=1):
         if not line:
@@ -223,7 +224,7 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
 
 
 def _read_csv(path: Path) -> list[dict[str, Any]]:
-    text = path.read_text(encoding="utf-8")
+    text = read_text(path)
     rows = csv.DictReader(text[: text.rfind("\n") + 1].splitlines())
     try:
         return [
@@ -238,7 +239,7 @@ def _read_csv(path: Path) -> list[dict[str, Any]]:
 
 def _read_trainer_state(path: Path) -> list[dict[str, Any]]:
     try:
-        history = json.loads(path.read_text(encoding="utf-8"))["log_history"]
+        history = json.loads(read_text(path))["log_history"]
         return [{name: math.nan if value is None else value for name, value in record.items()} for record in history]
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise StoreError(f"{path} has no `log_history`: it is not a trainer_state.json of transformers.") from error

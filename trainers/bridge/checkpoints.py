@@ -12,6 +12,7 @@ from torch.serialization import get_unsafe_globals_in_checkpoint
 from transformers import TrainerState
 from transformers.trainer_utils import TrainOutput
 
+from llm_envs.data.files import regular
 from llm_envs.data.json_files import NO_JSON, problem_of, read_json
 from llm_envs.errors import InvalidConfigError, StoreError
 
@@ -205,7 +206,7 @@ def _json_problem(path: Path) -> str | None:
 def _safetensors_problem(path: Path) -> str | None:
     """Return what is wrong with the header or the length of a safetensors file (huggingface.co/docs/safetensors)."""
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=regular) as file:
             (n_header,) = struct.unpack("<Q", file.read(8))
             size = path.stat().st_size
             if n_header > size - 8:

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from accelerate.utils import is_peft_model
 
+from llm_envs.data.files import own
 from llm_envs.data.writer import TrajectoryWriter
 from llm_envs.errors import InvalidConfigError
 from llm_envs.rewards.base import named_rewards
@@ -92,7 +93,7 @@ class LearnedLog:
             line = json.dumps(record, allow_nan=False, default=str)
         except ValueError:  # a number that is not finite; to look at each is slow
             line = json.dumps(_plain(record), allow_nan=False)
-        with self.path.open("a", encoding="utf-8") as file:
+        with open(self.path, "a", encoding="utf-8", opener=own) as file:
             file.write(line + "\n")
 
     def write_batch(self, step: int, credit: EpisodeRewards, batch: Batch, **facts: Any) -> None:

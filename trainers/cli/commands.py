@@ -22,6 +22,7 @@ from trl import ModelConfig
 
 from llm_envs.cli.agent_option import check_one
 from llm_envs.cli.main import main as cli
+from llm_envs.data.files import replacing
 from llm_envs.errors import InvalidConfigError, LLMEnvsError
 from llm_envs.policies.vllm.http import API_KEY
 from llm_envs.rollout.filters import create_spread_filter
@@ -270,7 +271,8 @@ def _keep_traceback(trainer: EnvGRPOTrainer | EnvDPOTrainer | EnvSFTTrainer) -> 
     path = Path(trainer.args.output_dir or ".") / f"traceback-{trainer.accelerator.process_index}.txt"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(traceback.format_exc(), encoding="utf-8")
+        with open(path, "w", encoding="utf-8", opener=replacing) as file:
+            file.write(traceback.format_exc())
     except OSError:  # often a full disk, which may be why the training failed
         traceback.print_exc()
         return

@@ -63,7 +63,7 @@ def dtype_of(stored: str | None, computed: str | None, value: Any) -> Any:
 
 
 def _headers(folder: str | Path) -> dict[str, dict[str, Any]]:
-    files = sorted(Path(folder).glob("*.safetensors"))
+    files = sorted(path for path in Path(folder).glob("*.safetensors") if path.is_file())  # no pipes
     if not files:
         raise ModelError(f"{str(folder)!r} has no *.safetensors file; save the model with save_pretrained.")
     entries: dict[str, dict[str, Any]] = {}

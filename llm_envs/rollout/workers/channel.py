@@ -16,7 +16,8 @@ from typing import Any
 
 from llm_envs.errors import WorkerDiedError
 from llm_envs.processes import StartWatch
-from llm_envs.rollout.workers.wire import HEADER, MAX_FRAME_BYTES, MOST_TARGETS, load_plain
+from llm_envs.rollout.workers.frames import MAX_FRAME_BYTES, Frames
+from llm_envs.rollout.workers.wire import MOST_TARGETS, load_plain
 
 __all__ = ["Channel", "Reply"]
 
@@ -34,9 +35,10 @@ class Channel(ABC):
 
     Args:
         connection: The connected socket. The worker sends a first reply, number 0, without a request.
+        frames: This side's frames.
     """
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, frames: Frames) -> None:
         self._owner = os.getpid()
         self.loaded: set[int] = set()
         """Keys of the targets that the worker has loaded."""
@@ -46,7 +48,7 @@ class Channel(ABC):
         self._n_posted, self._n_answered = 0, -1
         self._reply: Reply | None = None
         self._in, self._out = bytearray(), bytearray()
-        self._socket = connection
+        self._socket, self._frames = connection, frames
         self._socket.setblocking(False)
 
     @abstractmethod
@@ -100,8 +102,7 @@ class Channel(ABC):
     def post(self, *request: Any) -> None:
         """Send a request: its name and arguments. Never waits, even if the socket is full."""
         self._n_posted += 1
-        data = pickle.dumps((self._n_posted, *request), protocol=5)
-        self._out += HEADER.pack(len(data)) + data
+        self._out += self._frames.pack(pickle.dumps(request, protocol=5))
         self._reply = None
         self._transfer()
 
@@ -209,26 +210,33 @@ class Channel(ABC):
             self._is_gone = True
 
     def _parse(self) -> None:
-        while len(self._in) >= HEADER.size:
-            (size,) = HEADER.unpack_from(self._in)
-            if size > MAX_FRAME_BYTES:
-                return self._break(f"it sent a frame of {size} bytes")
-            if len(self._in) < HEADER.size + size:
-                return None
+        while not self._is_gone:
             try:
-                number, status, value = load_plain(self._in[HEADER.size : HEADER.size + size])
+                data = self._frames.take(self._in, MAX_FRAME_BYTES)
+            except OSError as error:
+                return self._break(str(error))
+            if data is None:
+                return None
+            if self.is_settled:
+                return self._break("it sent a reply to no request")
+            try:
+                reply = _read_reply(data)
             except Exception as error:
                 return self._break(f"it sent something that is not a reply ({type(error).__name__}: {error!s:.100})")
-            if number != self._n_answered + 1 or number > self._n_posted or status not in ("ok", "error"):
-                return self._break(f"it sent the reply {number!r:.20} where {self._n_answered + 1} was next")
-            del self._in[: HEADER.size + size]
-            self._n_answered = number
+            self._n_answered += 1
             # Replies to earlier requests, whose episodes gave up, are read and dropped.
-            self._reply = (status, value) if number == self._n_posted else None
+            self._reply = reply if self.is_settled else None
         return None
 
     def _break(self, fault: str) -> None:
         self._is_gone, self._fault = True, fault + ", and was killed"
+
+
+def _read_reply(data: bytes) -> Reply:
+    status, value = load_plain(data)
+    if status != "ok" and status != "error":
+        raise ValueError(f"the status {status!r:.20}")
+    return status, value
 
 
 def _check(watch: StartWatch | None) -> None:

@@ -1,8 +1,9 @@
 """The process in which `workers.WorkerPool` runs environments, one at a time.
 
-Requests are (number, name, *arguments). Each has one reply, in order: (number, "ok", value) or (number, "error",
-(its classes, message, traceback)). The process ends with its parent: when the parent's end of the lifeline closes, the
-kernel kills it and everything that it has started in its process group, even in the middle of a call.
+Requests are pickles of (name, *arguments): what the host sends is code that runs here. Each has one reply, in order:
+("ok", value) or ("error", (its classes, message, traceback)), as plain data (`wire`). The process ends with its parent:
+when the parent's end of the lifeline closes, the kernel kills it and everything that it has started in its process
+group, even in the middle of a call.
 """
 
 from __future__ import annotations
@@ -18,21 +19,15 @@ import sys
 import threading
 import traceback
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import gymnasium as gym
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 
 from llm_envs.errors import EnvContractError, InvalidConfigError
+from llm_envs.rollout.workers.frames import KEY_BYTES, MAX_FRAME_BYTES, Frames
 from llm_envs.rollout.workers.runner import call, check_reset, check_step, env_attribute, make_env
-from llm_envs.rollout.workers.wire import (
-    HEADER,
-    MAX_FRAME_BYTES,
-    MOST_TARGETS,
-    dump_plain,
-    error_bases,
-    error_text,
-)
+from llm_envs.rollout.workers.wire import MOST_TARGETS, dump_plain, error_bases, error_text
 
 __all__ = ["main"]
 
@@ -112,10 +107,10 @@ def _as_dict(info: Mapping[str, Any]) -> dict[str, Any]:
     return info if type(info) is dict else dict(info)
 
 
-def _answer(host: _Host, number: int, name: str, arguments: tuple[Any, ...]) -> bytes:
+def _answer(host: _Host, name: str, arguments: tuple[Any, ...]) -> bytes:
     """Return the reply to a request, even if it raises."""
     try:
-        reply = dump_plain((number, "ok", getattr(host, name)(*arguments)))
+        reply = dump_plain(("ok", getattr(host, name)(*arguments)))
         if len(reply) > MAX_FRAME_BYTES:
             raise EnvContractError(
                 f"the result of env.{name} has {len(reply)} bytes; a worker process can return at most "
@@ -124,7 +119,7 @@ def _answer(host: _Host, number: int, name: str, arguments: tuple[Any, ...]) -> 
         return reply
     except BaseException as error:  # also SystemExit and KeyboardInterrupt: the environment raised them
         text = error_text(error)[:_TEXT_CHARACTERS]
-        return dump_plain((number, "error", (error_bases(type(error)), text, _trace(error))))
+        return dump_plain(("error", (error_bases(type(error)), text, _trace(error))))
 
 
 def _trace(error: BaseException) -> str:
@@ -135,33 +130,31 @@ def _trace(error: BaseException) -> str:
         return ""
 
 
-def _serve(control: socket.socket) -> None:
+def _serve(control: socket.socket, frames: Frames) -> None:
     host = _Host()
+    _send(control, frames.pack(dump_plain(("ok", os.getpid()))))
     while True:
-        (size,) = HEADER.unpack(_read(control, HEADER.size))
-        number, name, *arguments = pickle.loads(_read(control, size))
-        reply = _answer(host, number, name, tuple(arguments))
+        try:
+            request = frames.receive(control)
+        except OSError:  # the host is gone, or somebody else has sent something
+            _end()
+        name, *arguments = pickle.loads(request)
+        reply = _answer(host, name, tuple(arguments))
         for stream in (sys.stdout, sys.stderr):  # so that its output is visible even if it is killed later
             with contextlib.suppress(Exception):
                 stream.flush()
-        try:
-            control.sendall(HEADER.pack(len(reply)) + reply)
-        except OSError:  # the environment has closed a descriptor that it did not open
-            os._exit(1)
-        del arguments, reply
+        _send(control, frames.pack(reply))
+        del request, arguments, reply
 
 
-def _read(control: socket.socket, size: int) -> bytes:
-    data = bytearray()
-    while len(data) < size:
-        chunk = control.recv(min(size - len(data), 1 << 20))
-        if not chunk:
-            _end()
-        data += chunk
-    return bytes(data)
+def _send(control: socket.socket, frame: bytes) -> None:
+    try:
+        control.sendall(frame)
+    except OSError:  # the environment has closed a descriptor that it did not open
+        os._exit(1)
 
 
-def _end() -> None:
+def _end() -> NoReturn:
     """Kill this process and everything that it has started in its group."""
     os.killpg(0, signal.SIGKILL)
     os._exit(1)
@@ -197,20 +190,15 @@ def main(control: int, lifeline: int) -> None:
 
     Args:
         control: Descriptor of the socket for requests.
-        lifeline: Descriptor of a pipe's read end. Nothing is ever written to it; it only closes.
+        lifeline: Descriptor of a pipe's read end. It holds the key of the frames; then it only closes.
     """
     # A program that the environment starts must not keep the connection open after this process has ended.
     for descriptor in (control, lifeline):
         os.set_inheritable(descriptor, False)
+    key = os.read(lifeline, KEY_BYTES)
     _end_with_parent(lifeline)
     with contextlib.suppress(Exception):
         faulthandler.enable()  # prints where a fault happened
     sys.argv = ["llm-envs-worker"]
     with socket.socket(fileno=control) as channel:
-        channel.sendall(_first_frame())
-        _serve(channel)
-
-
-def _first_frame() -> bytes:
-    hello = dump_plain((0, "ok", os.getpid()))
-    return HEADER.pack(len(hello)) + hello
+        _serve(channel, Frames(key, "worker", is_host=False))

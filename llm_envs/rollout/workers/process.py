@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -20,6 +21,7 @@ import time
 from llm_envs.errors import InvalidConfigError, WorkerDiedError
 from llm_envs.processes import StartWatch, children_of
 from llm_envs.rollout.workers.channel import Channel
+from llm_envs.rollout.workers.frames import KEY_BYTES, Frames
 
 __all__ = ["WorkerProcess", "end_group", "has_ended", "start_child"]
 
@@ -42,12 +44,12 @@ _FOLDER = _working_folder()
 """The folder that "" in `sys.path` meant at the start."""
 
 
-def start_child(control: socket.socket, lifeline: int) -> subprocess.Popen[bytes]:
-    """Start a worker's process (`child`) and close both here: held here, they would hide the process's death.
+def start_child(control: socket.socket, key: bytes) -> tuple[subprocess.Popen[bytes], int]:
+    """Start a worker's process (`child`); return it and the end of a pipe: when that closes, the process is killed.
 
     Args:
-        control: Its end of the connection.
-        lifeline: Its end of a pipe, whose other end the caller keeps: when that closes, the process is killed.
+        control: Its end of the connection. It is closed here: held here, it would hide the process's death.
+        key: The key of its frames. It goes through the pipe, because others can read a process's arguments.
 
     Raises:
         WorkerDiedError: If it cannot be started.
@@ -55,17 +57,23 @@ def start_child(control: socket.socket, lifeline: int) -> subprocess.Popen[bytes
     if os.name != "posix":
         raise InvalidConfigError(f"workers need a POSIX system; this is {sys.platform}. Use workers=0.")
     folders = [path or _FOLDER for path in sys.path if isinstance(path, str)]
+    end, lifeline = os.pipe()
     # -P: otherwise a json.py in the working folder would be imported before `_BOOT` sets the path.
-    command = [sys.executable, "-P", "-c", _BOOT, str(control.fileno()), str(lifeline), json.dumps(folders)]
+    command = [sys.executable, "-P", "-c", _BOOT, str(control.fileno()), str(end), json.dumps(folders)]
     try:
-        return subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, pass_fds=(control.fileno(), lifeline), start_new_session=True
+        os.write(lifeline, key)
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, pass_fds=(control.fileno(), end), start_new_session=True
         )
-    except OSError as error:
-        raise WorkerDiedError(f"a worker process cannot be started: {error}") from error
+    except BaseException as error:
+        os.close(lifeline)
+        if isinstance(error, OSError):
+            raise WorkerDiedError(f"a worker process cannot be started: {error}") from error
+        raise
     finally:
         control.close()
-        os.close(lifeline)
+        os.close(end)
+    return process, lifeline
 
 
 def end_group(pid: int) -> None:
@@ -87,15 +95,14 @@ class WorkerProcess(Channel):
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
-        end, kept = os.pipe()
-        self._lifeline = open(kept, "wb", buffering=0)  # noqa: SIM115  # closed by `release`
+        key = secrets.token_bytes(KEY_BYTES)
         try:
-            self._process = start_child(theirs, end)
+            self._process, lifeline = start_child(theirs, key)
         except BaseException:
             ours.close()
-            self._lifeline.close()
             raise
-        super().__init__(ours)
+        self._lifeline = open(lifeline, "wb", buffering=0)  # noqa: SIM115  # closed by `release`
+        super().__init__(ours, Frames(key, "worker", is_host=True))
 
     @property
     def pid(self) -> int:

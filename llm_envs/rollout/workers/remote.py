@@ -1,7 +1,8 @@
 """Workers on other machines: the connection to an environment server (`server`), and one worker there.
 
-Both sides prove that they know the token (`multiprocessing.connection`'s challenge) and never send it. Requests and
-replies are neither encrypted nor signed, and the server runs what it is sent: use it inside a network that you trust.
+Both sides prove that they know the token and never send it, and every frame has a MAC (`frames`). So the server runs
+only what a collector with the token sends, whatever lies between them. Nothing is encrypted: who can read the traffic
+can read the episodes.
 """
 
 from __future__ import annotations
@@ -16,21 +17,18 @@ import weakref
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from multiprocessing import AuthenticationError
-from multiprocessing.connection import answer_challenge, deliver_challenge
 from typing import Any
 
 from llm_envs import __version__
 from llm_envs.errors import InvalidConfigError, WorkerDiedError
 from llm_envs.processes import START_WALL_S, StartWatch
 from llm_envs.rollout.workers.channel import Channel
-from llm_envs.rollout.workers.wire import HEADER
+from llm_envs.rollout.workers.frames import Frames, respond
 
 __all__ = [
     "CONNECT_S",
     "TOKEN_VARIABLE",
     "EnvServers",
-    "Frames",
     "NoRoomError",
     "RemoteWorker",
     "keep_alive",
@@ -44,44 +42,13 @@ _LOG = logging.getLogger(__name__)
 TOKEN_VARIABLE = "LLM_ENVS_ENV_TOKEN"
 """The environment variable with the token, on both sides."""
 CONNECT_S = 10.0
-_MAX_HANDSHAKE_BYTES = 4096
+_MAX_INFO_BYTES = 4096
 _MOST_AT_ONCE = 8
 """How many connections a process makes at once: the threads of a thousand episodes would overrun a server."""
 
 
 class NoRoomError(WorkerDiedError):
     """A server answers, but all of its workers are in use."""
-
-
-class Frames:
-    """Blocking frames over a socket, for the handshake."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self._socket = connection
-
-    def send_bytes(self, data: bytes) -> None:
-        """Send a frame."""
-        self._socket.sendall(HEADER.pack(len(data)) + data)
-
-    def recv_bytes(self, maxlength: int = _MAX_HANDSHAKE_BYTES) -> bytes:
-        """Receive a frame.
-
-        Raises:
-            OSError: If the other side closes the connection, or sends a longer one.
-        """
-        (size,) = HEADER.unpack(self._read(HEADER.size))
-        if size > maxlength:
-            raise OSError(f"a frame of {size} bytes, where at most {maxlength} were expected")
-        return self._read(size)
-
-    def _read(self, size: int) -> bytes:
-        data = b""
-        while len(data) < size:
-            chunk = self._socket.recv(size - len(data))  # not more: what follows belongs to the worker
-            if not chunk:
-                raise OSError("the connection was closed")
-            data += chunk
-        return data
 
 
 def token_of(variables: Any = os.environ) -> bytes:
@@ -124,7 +91,7 @@ def server_info(address: str, token: bytes) -> dict[str, Any]:
         InvalidConfigError: If it has another token or version.
         WorkerDiedError: If it does not answer.
     """
-    connection, info = _ask(address, token, b"info")
+    connection, _, info = _ask(address, token, b"info")
     connection.close()
     return info
 
@@ -143,11 +110,11 @@ class RemoteWorker(Channel):
 
     def __init__(self, address: str, token: bytes) -> None:
         self.address = address
-        connection, info = _ask(address, token, b"worker")
+        connection, key, info = _ask(address, token, b"worker")
         if not info.get("has_room"):
             connection.close()
             raise NoRoomError(f"{address} has no free worker (of {info.get('n_workers')})")
-        super().__init__(connection)
+        super().__init__(connection, Frames(key, "worker", is_host=True))
 
     def watch(self) -> StartWatch:
         """Return a limit on the start."""
@@ -274,8 +241,8 @@ class RemoteWatch(StartWatch):
         return f"it is not ready after {START_WALL_S:g} s" if late else None
 
 
-def _ask(address: str, token: bytes, purpose: bytes) -> tuple[socket.socket, dict[str, Any]]:
-    """Connect, exchange proofs, and ask for something; return the connection and the answer."""
+def _ask(address: str, token: bytes, purpose: bytes) -> tuple[socket.socket, bytes, dict[str, Any]]:
+    """Connect, exchange proofs, and ask for something; return the connection, its key and the answer."""
     place = split_address(address)
     try:
         connection = socket.create_connection(place, timeout=CONNECT_S)
@@ -283,13 +250,12 @@ def _ask(address: str, token: bytes, purpose: bytes) -> tuple[socket.socket, dic
         raise WorkerDiedError(f"{address} does not answer ({error}): is llm-envs serve-envs running there?") from error
     try:
         keep_alive(connection)
-        frames: Any = Frames(connection)
-        answer_challenge(frames, token)
-        deliver_challenge(frames, token)
-        frames.send_bytes(purpose)
-        info: dict[str, Any] = json.loads(frames.recv_bytes())
+        key = respond(connection, token)
+        frames = Frames(key, "server", is_host=True)
+        connection.sendall(frames.pack(purpose))
+        info: dict[str, Any] = json.loads(frames.receive(connection, _MAX_INFO_BYTES))
         version = info["version"]
-    except AuthenticationError as error:
+    except PermissionError as error:
         connection.close()
         raise InvalidConfigError(f"{address} has another token: set {TOKEN_VARIABLE} to the server's.") from error
     except (OSError, ValueError, KeyError) as error:
@@ -301,4 +267,4 @@ def _ask(address: str, token: bytes, purpose: bytes) -> tuple[socket.socket, dic
     if version != __version__:
         connection.close()
         raise InvalidConfigError(f"{address} has llm-envs {version}, here it is {__version__}: install one on both.")
-    return connection, info
+    return connection, key, info

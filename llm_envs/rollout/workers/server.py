@@ -6,7 +6,6 @@ that happens, the process is killed with everything that it has started. When th
 
 from __future__ import annotations
 
-import hmac
 import json
 import logging
 import os
@@ -14,16 +13,15 @@ import select
 import socket
 import subprocess
 import threading
+import time
 from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing import AuthenticationError
-from multiprocessing.connection import answer_challenge, deliver_challenge
-from typing import Any
 
 from llm_envs import __version__
 from llm_envs.errors import InvalidConfigError, WorkerDiedError
+from llm_envs.rollout.workers.frames import Frames, challenge
 from llm_envs.rollout.workers.process import end_group, has_ended, start_child
-from llm_envs.rollout.workers.remote import CONNECT_S, Frames, keep_alive
+from llm_envs.rollout.workers.remote import CONNECT_S, keep_alive
 
 __all__ = ["EnvServer"]
 
@@ -31,8 +29,10 @@ _LOG = logging.getLogger(__name__)
 
 _LOOK_S = 0.1
 """How often ended processes are looked for."""
-_MOST_GREETINGS = 64
-"""Connections that may be in their handshake at once; further ones are closed."""
+_MAX_GREETINGS = 64
+"""Connections that may be in their handshake at once. A further one replaces the oldest: an honest handshake takes
+milliseconds, so those that say nothing cannot keep it out."""
+_MAX_PURPOSE_BYTES = 16
 
 
 @dataclass(eq=False)
@@ -71,7 +71,7 @@ class EnvServer:
         self._lock = threading.Lock()
         self._served: dict[int, _Served] = {}
         self._n_begun = 0  # processes, those that are being started too
-        self._greetings = threading.BoundedSemaphore(_MOST_GREETINGS)
+        self._greetings: dict[socket.socket, float] = {}  # in the order of their beginning -> when to give up
         self._is_closed = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -99,7 +99,9 @@ class EnvServer:
                 for descriptor in new.keys() - watched.keys():
                     poller.register(descriptor, select.POLLRDHUP)
                 watched = new
-                for descriptor, _ in poller.poll(_LOOK_S * 1e3):
+                events = poller.poll(_LOOK_S * 1e3)
+                self._drop_greetings()
+                for descriptor, _ in events:
                     if descriptor == self._listener.fileno():
                         self._accept()
                     elif descriptor in watched:
@@ -137,52 +139,62 @@ class EnvServer:
             connection, peer = self._listener.accept()
         except OSError:
             return
-        if not self._greetings.acquire(blocking=False):
-            connection.close()
-            return
         name = f"{peer[0]}:{peer[1]}"
-        threading.Thread(target=self._greet, args=(connection, name), name=f"greet-{name}", daemon=True).start()
+        with self._lock:
+            self._greetings[connection] = time.monotonic() + CONNECT_S
+        self._drop_greetings()
+        try:
+            threading.Thread(target=self._greet, args=(connection, name), name=f"greet-{name}", daemon=True).start()
+        except RuntimeError:  # the system has no thread left
+            self._leave(connection)
+            connection.close()
+
+    def _drop_greetings(self) -> None:
+        """End handshakes that are over their time, and the oldest if there are too many."""
+        with self._lock:
+            late = [connection for connection, until in self._greetings.items() if until <= time.monotonic()]
+            late += list(self._greetings)[: max(len(self._greetings) - _MAX_GREETINGS, 0)]
+            for connection in late:
+                self._greetings.pop(connection, None)
+                with suppress(OSError):  # not closed: its thread has it
+                    connection.shutdown(socket.SHUT_RDWR)
+
+    def _leave(self, connection: socket.socket) -> None:
+        with self._lock:
+            self._greetings.pop(connection, None)
 
     def _greet(self, connection: socket.socket, peer: str) -> None:
-        # One limit for the whole handshake: a peer that sends a byte now and then must not hold a place.
-        timer = threading.Timer(CONNECT_S, _give_up, args=(connection,))
-        timer.daemon = True
-        timer.start()
         try:
             connection.settimeout(CONNECT_S)
             keep_alive(connection)
-            frames: Any = Frames(connection)
-            deliver_challenge(frames, self._token)
-            answer_challenge(frames, self._token)
-            purpose = frames.recv_bytes()
-            timer.cancel()
-            self._answer(connection, frames, peer, is_worker=hmac.compare_digest(purpose, b"worker"))
-        except AuthenticationError:
+            key = challenge(connection, self._token)
+            frames = Frames(key, "server", is_host=False)
+            is_worker = frames.receive(connection, _MAX_PURPOSE_BYTES) == b"worker"
+            self._leave(connection)
+            self._answer(connection, frames, key, peer, is_worker=is_worker)
+        except PermissionError:
             _LOG.warning("%s has another token and was refused.", peer)
         except (OSError, WorkerDiedError, ValueError) as error:
             _LOG.warning("%s: %s", peer, error)
         finally:
-            timer.cancel()
+            self._leave(connection)
             connection.close()
-            self._greetings.release()
 
-    def _answer(self, connection: socket.socket, frames: Frames, peer: str, *, is_worker: bool) -> None:
+    def _answer(self, connection: socket.socket, frames: Frames, key: bytes, peer: str, *, is_worker: bool) -> None:
         with self._lock:
             has_room = self._n_begun < self.n_workers and not self._is_closed.is_set()
             self._n_begun += is_worker and has_room
         info = {"n_workers": self.n_workers, "has_room": has_room, "version": __version__}
         try:
-            frames.send_bytes(json.dumps(info).encode())
+            connection.sendall(frames.pack(json.dumps(info).encode()))
             if not (is_worker and has_room):
                 return
             connection.settimeout(None)
             kept = connection.dup()
-            end, lifeline = os.pipe()
             try:
-                process = start_child(connection, end)
+                process, lifeline = start_child(connection, key)
             except BaseException:
                 kept.close()
-                os.close(lifeline)
                 raise
         except BaseException:
             with self._lock:
@@ -205,11 +217,6 @@ class EnvServer:
         _LOG.info("the worker of %s has ended (%s).", served.peer, code)
         with self._lock:
             self._n_begun -= 1
-
-
-def _give_up(connection: socket.socket) -> None:
-    with suppress(OSError):
-        connection.shutdown(socket.SHUT_RDWR)
 
 
 def _family(host: str) -> socket.AddressFamily:

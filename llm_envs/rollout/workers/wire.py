@@ -1,30 +1,32 @@
-"""The messages between the collector and its worker processes: frames of plain data, and exceptions as text.
+"""Replies of worker processes: plain data, and exceptions as text.
 
-A frame is eight bytes of length and a pickle. Requests are ordinary pickles. Replies are restricted to data: Python's
-own types, numpy's, and those of `llm_envs.types`. An object of any other class arrives as a `Foreign`, so reading a
-reply never imports or runs an environment's code in the collector.
+Requests are pickles, since a worker runs the code of its host. A worker is trusted less: its replies are JSON, in which
+an object names one of a few kinds (`_READERS`). They hold Python's own types, arrays of numbers, and the types of
+`llm_envs.types`. An object of any other class arrives as a `Foreign`, so reading a reply never imports or runs anything
+that the worker names.
 """
 
 from __future__ import annotations
 
+import base64
 import builtins
 import functools
-import io
-import pickle
-import struct
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+import json
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
+from enum import Enum
 from typing import Any
 
 import numpy as np
 from gymnasium.envs.registration import EnvSpec
 
 from llm_envs import errors, types
-from llm_envs.errors import InvalidConfigError
+from llm_envs.errors import EnvContractError, InvalidConfigError
+from llm_envs.rollout.workers.frames import MAX_FRAME_BYTES
 
 __all__ = [
-    "HEADER",
-    "MAX_FRAME_BYTES",
     "MOST_TARGETS",
     "Foreign",
     "RemoteError",
@@ -37,16 +39,23 @@ __all__ = [
     "revive",
 ]
 
-HEADER = struct.Struct("!Q")
-MAX_FRAME_BYTES = 64 << 20
-"""Longest frame from a worker: some hundred times the longest observation that a model could read."""
 MOST_TARGETS = 256
 """Most environment factories that a worker keeps; at the limit it drops all of them before it adds one."""
 _TEXT_CHARACTERS = 1_000_000
 """Longest text of an exception that is sent."""
 
-_PLAIN: tuple[type, ...] = (str, bytes, int, float, complex, list, tuple, dict, set, frozenset, bytearray)
-_NUMPY_NAMES = {"_reconstruct", "scalar", "ndarray", "dtype", "_frombuffer"}
+MAX_DEPTH = 100
+"""Deepest nesting of a reply. Reading takes up to six of Python's calls a level, of a thousand in all."""
+_MAX_NAME = 200
+_MAX_EQUAL_HASHES = 64
+"""Most keys of a dict or set with the same hash. Many more would make it very slow, and do not occur by chance."""
+
+_PLAIN: tuple[type, ...] = (str, int, float, complex, bytes, bytearray, list, tuple, dict, set, frozenset)
+_NUMBERS = re.compile(r"[<>|][biufc]\d+")
+"""Numpy's names of the types whose values are plain bytes: no pointers, and no text, whose bytes can be invalid."""
+_CLASSES = {name: kind for name in types.__all__ if isinstance(kind := getattr(types, name), type)}
+_RECORDS = {name: kind for name, kind in _CLASSES.items() if is_dataclass(kind)}
+_ENUMS = {name: kind for name, kind in _CLASSES.items() if issubclass(kind, Enum)}
 
 
 class Foreign:
@@ -121,7 +130,7 @@ def revive(bases: Sequence[tuple[str, str]], text: str, trace: str) -> BaseExcep
         trace: The traceback in the worker.
     """
     error: BaseException
-    name = bases[0][1]
+    name = bases[0][1][:_MAX_NAME]
     known = next((found for base in bases if (found := _known_class(*base)) is not None), None)
     try:
         error = _error_class(name, known)(text)  # type: ignore[arg-type]  # typeshed: a class or None is hashable
@@ -174,59 +183,135 @@ def pickled(value: Any, target: Any) -> bytes:
 
 
 def dump_plain(value: Any) -> bytes:
-    """Return the value as bytes of plain data; see the module docstring."""
-    file = io.BytesIO()
-    _PlainPickler(file, protocol=5).dump(value)
-    return file.getvalue()
+    """Return the value as bytes of plain data; see the module docstring.
+
+    Raises:
+        EnvContractError: If it is nested too deeply, or too large for a frame.
+    """
+    text = json.dumps(_Writer().write(value, 0), ensure_ascii=False, separators=(",", ":"))
+    return text.encode("utf-8", "surrogatepass")
 
 
-def load_plain(data: bytes | bytearray) -> Any:
-    """Return the value that `dump_plain` wrote; other bytes raise an `UnpicklingError` or another exception."""
-    return _PlainUnpickler(io.BytesIO(data)).load()
+def load_plain(data: bytes) -> Any:
+    """Return the value that `dump_plain` wrote; other bytes raise a `ValueError` or another exception."""
+    return _read(json.loads(data.decode("utf-8", "surrogatepass")))
 
 
-class _PlainPickler(pickle.Pickler):
-    def reducer_override(self, obj: Any) -> Any:
-        """Choose how to write an object whose type is not exactly one of Python's own."""
-        cls = type(obj)
-        if cls is np.ndarray or isinstance(obj, (np.generic, np.dtype)):
-            return NotImplemented
-        if getattr(types, cls.__name__, None) is cls:
-            return NotImplemented
-        if _is_allowed(getattr(obj, "__module__", None), getattr(obj, "__qualname__", None)):
-            return NotImplemented
-        for plain in _PLAIN:  # a subclass, such as OrderedDict, IntEnum or a str with attributes
+class _Writer:
+    """Turns one value into JSON's types."""
+
+    def __init__(self) -> None:
+        # A value may hold another one many times. It is written as often, so this bounds the time, too.
+        self._n_left = MAX_FRAME_BYTES
+
+    def write(self, obj: Any, depth: int) -> Any:
+        cls, self._n_left = type(obj), self._n_left - 1
+        if depth > MAX_DEPTH or self._n_left < 0:
+            raise EnvContractError(
+                f"a result is nested deeper than {MAX_DEPTH} levels, or larger than {MAX_FRAME_BYTES} bytes: a worker "
+                "process cannot return it."
+            )
+        if obj is None or cls in (bool, str, float):
+            return obj
+        if cls is np.ndarray or isinstance(obj, np.generic):
+            if _NUMBERS.fullmatch(obj.dtype.str):
+                kind = "array" if cls is np.ndarray else "scalar"
+                return {kind: [obj.dtype.str, list(obj.shape), _base64(obj.tobytes())]}
+            if cls is np.ndarray and obj.dtype.kind in "SU":
+                return self.write(obj.tolist(), depth)
+        if _ENUMS.get(cls.__name__) is cls:
+            return {"enum": [cls.__name__, obj.value]}
+        if _RECORDS.get(cls.__name__) is cls:
+            values = {field.name: self.write(getattr(obj, field.name), depth + 1) for field in fields(obj)}
+            return {"record": [cls.__name__, values]}
+        for plain in _PLAIN:  # also subclasses, such as OrderedDict, IntEnum or a str with attributes
             if isinstance(obj, plain):
-                return plain, (_as_plain(obj, plain),)
+                return self._write_plain(obj if cls is plain else plain(_as_plain(obj, plain)), plain, depth)
         if isinstance(obj, Mapping):
-            return dict, (dict(obj),)
-        return foreign, (cls.__name__, _repr(obj), _tried(float, obj), _tried(bool, obj))
+            return self._write_plain(dict(obj), dict, depth)
+        return {"foreign": [cls.__name__, _repr(obj), _tried(float, obj), _tried(bool, obj)]}
+
+    def _write_plain(self, obj: Any, kind: type, depth: int) -> Any:
+        if kind is str or kind is float:
+            return obj
+        if kind is int:
+            return obj if -(2**63) <= obj < 2**63 else {"int": hex(obj)}
+        if kind is complex:
+            return {"complex": [obj.real, obj.imag]}
+        if kind is bytes or kind is bytearray:
+            return {kind.__name__: _base64(obj)}
+        if kind is dict:
+            return {"dict": [self._write_plain(list(part), list, depth) for part in (obj, obj.values())]}
+        items = [self.write(item, depth + 1) for item in obj]
+        return items if kind is list else {kind.__name__: items}
 
 
-class _PlainUnpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        """Return one of the few classes allowed in plain data."""
-        if not _is_allowed(module, name):
-            raise pickle.UnpicklingError(f"{module}.{name} is not plain data")
-        return super().find_class(module, name)
+def _read(node: Any) -> Any:
+    if isinstance(node, list):
+        return [_read(item) for item in node]
+    if isinstance(node, dict):
+        ((kind, content),) = node.items()
+        return _READERS[kind](content)
+    return node
 
 
-def _is_allowed(module: object, name: object) -> bool:
-    # Pickle resolves dotted names, so one would reach through an allowed class to anything behind it.
-    if not isinstance(module, str) or not isinstance(name, str) or "." in name:
-        return False
-    if module == "builtins":
-        return any(name == plain.__name__ for plain in _PLAIN)
-    if module.startswith(types.__name__ + "."):
-        found = getattr(types, name, None)
-        return isinstance(found, type) and found.__module__ == module
-    if module == __name__:
-        return name == foreign.__name__
-    return module.partition(".")[0] == "numpy" and name in _NUMPY_NAMES
+def _read_dict(content: Any) -> dict[Any, Any]:
+    keys, values = _read(content)
+    return dict(zip(_checked_keys(keys), values, strict=True))
+
+
+def _read_array(content: Any) -> Any:
+    name, shape, data = content
+    if not _NUMBERS.fullmatch(name):
+        raise ValueError(f"an array of {name:.40}")
+    dtype = np.dtype(name)
+    if any(type(size) is not int or size < 0 for size in shape):
+        raise ValueError(f"the shape {shape!s:.40}")
+    raw = bytearray(base64.b64decode(data, validate=True))
+    if len(raw) != dtype.itemsize * math.prod(shape):
+        raise ValueError(f"{len(raw)} bytes for an array of {name} and the shape {shape!s:.40}")
+    return np.frombuffer(raw, dtype).reshape(shape)
+
+
+def _read_foreign(content: Any) -> Foreign:
+    name, text, number, truth = content
+    kinds = type(name), type(text), type(number), type(truth)
+    if kinds[:2] != (str, str) or kinds[2] not in (float, type(None)) or kinds[3] not in (bool, type(None)):
+        raise ValueError("something foreign with another form")
+    return foreign(name[:_MAX_NAME], text, number, truth)
+
+
+def _checked_keys(keys: list[Any]) -> list[Any]:
+    hashes = sorted(map(hash, keys))
+    if any(one == other for one, other in zip(hashes, hashes[_MAX_EQUAL_HASHES:], strict=False)):
+        raise ValueError(f"more than {_MAX_EQUAL_HASHES} keys with the same hash")
+    return keys
+
+
+_READERS: dict[str, Callable[[Any], Any]] = {
+    "int": lambda text: int(text, 16),
+    "complex": lambda parts: complex(*parts),
+    "bytes": lambda text: base64.b64decode(text, validate=True),
+    "bytearray": lambda text: bytearray(base64.b64decode(text, validate=True)),
+    "tuple": lambda items: tuple(_read(items)),
+    "set": lambda items: set(_checked_keys(_read(items))),
+    "frozenset": lambda items: frozenset(_checked_keys(_read(items))),
+    "dict": _read_dict,
+    "array": _read_array,
+    "scalar": lambda content: _read_array(content)[()],
+    "enum": lambda content: _ENUMS[content[0]](content[1]),
+    "record": lambda content: _RECORDS[content[0]](**{name: _read(value) for name, value in content[1].items()}),
+    "foreign": _read_foreign,
+}
+"""The kinds of a reply's objects. Each object has one key, its kind."""
+
+
+def _base64(data: bytes | bytearray) -> str:
+    return base64.b64encode(data).decode()
 
 
 def _as_plain(obj: Any, plain: type) -> Any:
-    """Return a subclass's value as the plain type, bypassing methods that the subclass overrides."""
+    """Return a subclass's value for the plain type, bypassing methods that the subclass overrides."""
     if issubclass(plain, (str, bytes, int, float, complex, bytearray)):
         return {str: str.__str__, int: int.__int__, float: float.__float__}.get(plain, plain)(obj)
     return plain.copy(obj) if issubclass(plain, dict) else list(iter(obj))

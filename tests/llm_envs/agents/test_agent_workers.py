@@ -258,6 +258,15 @@ def test_failures_have_the_names_that_they_have_in_threads() -> None:
         assert inside.status != "ok"
 
 
+def test_a_worker_may_ask_for_a_few_things_only() -> None:
+    def forges(task: EnvTask, client: Client) -> None:
+        task._report._host.ask("__setattr__", "_session", None)  # type: ignore[attr-defined]
+
+    (trajectory,), _ = play(forges, NumbersEnv, None, workers=1)
+    assert trajectory.error is not None and trajectory.error.kind == "WorkerDiedError"
+    assert "'__setattr__'" in trajectory.error.message
+
+
 def test_a_command_plays_in_a_worker() -> None:
     script = (
         "import json, os, sys, urllib.request\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -425,6 +426,100 @@ class TestErrors:
             await caller.ask([ASK])
 
         played(play, max_body_bytes=2000)
+
+    @pytest.mark.smoke
+    @pytest.mark.parametrize(
+        "body",
+        [
+            b'{"reward": 1%s}' % (b"0" * 400),
+            b'{"reward": 1e999}',
+            b'{"reward": NaN}',
+            b'{"reward": -Infinity}',
+            b'{"reward": true}',
+            b'{"reward": 1, "is_success": NaN}',
+        ],
+        ids=lambda body: body.decode()[:20],
+    )
+    def test_a_wrong_reward_leaves_the_session_open(self, body: bytes) -> None:
+        async def play(caller: Caller) -> None:
+            await caller.ask([ASK])
+            assert (await caller.error(body, path="/s/a/end"))[0] == 400
+            ended = await caller.post({"reward": 0.5}, path="/s/a/end")
+            assert Trajectory.from_dict(ended.json()).reward == 0.5
+
+        serve(play, end=False)
+
+    @pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "1e999"])
+    def test_numbers_that_cannot_be_written_are_refused(self, value: str) -> None:
+        """A schema with one could not be stored, nor sent with the trajectory."""
+        schema = TOOLS[0] | {"function": TOOLS[0]["function"] | {"parameters": {"maximum": 9876}}}
+
+        async def play(caller: Caller) -> None:
+            body = json.dumps({"messages": [ASK], "tools": [schema]})
+            status, code, message = await caller.error(body.replace("9876", value).encode())
+            assert (status, code) == (400, "invalid_json") and value in message
+            for name in ("temperature", "top_k", "repetition_penalty"):
+                huge = b'{"messages": [{"role": "user", "content": "x"}], "%s": 1%s}' % (name.encode(), b"0" * 400)
+                assert (await caller.error(huge))[0] == 400
+            assert (await caller.post(body.encode())).status_code == 200
+            assert (await caller.post({"reward": 1}, path="/s/a/end")).status_code == 200
+
+        serve(play, end=False)
+
+    def test_a_lone_surrogate_is_no_reason_to_lose_a_session(self) -> None:
+        async def play(caller: Caller) -> None:
+            tool = TOOLS[0] | {"function": TOOLS[0]["function"] | {"description": "half \ud83d"}}
+            await caller.post({"messages": [ASK], "tools": [tool], "model": "\ud83d"})
+            await caller.ask([ASK])
+            ended = await caller.post({"reward": 1}, path="/s/a/end")
+            assert ended.status_code == 200 and Trajectory.from_dict(json.loads(ended.content)).reward == 1.0
+
+        serve(play, end=False)
+
+    def test_a_session_that_cannot_be_written_stays(self) -> None:
+        written: list[Trajectory] = []
+
+        def write(trajectory: Trajectory) -> None:
+            if not written:
+                written.append(trajectory)
+                raise OSError("no space left")
+
+        async def play(caller: Caller) -> None:
+            await caller.ask([ASK])
+            assert (await caller.error({"reward": 1}, path="/s/a/end"))[:2] == (500, "internal_error")
+            ended = await caller.post({"reward": 0.5}, path="/s/a/end")
+            assert Trajectory.from_dict(ended.json()).reward == 0.5
+            assert not caller.server.sessions
+
+        serve(play, end=False, on_trajectory=write)
+
+    @pytest.mark.smoke
+    def test_connections_without_the_token_give_way(self) -> None:
+        """They hold half of the descriptors at most; those that have shown it are kept, however many wait."""
+
+        async def play(caller: Caller) -> None:
+            caller.server.strangers.most = 8
+            assert (await caller.http.get("/v1/models", headers=caller.headers)).status_code == 200
+            n_before = len(caller.server._server.server_state.connections)
+            opened = []
+            for number in range(20):
+                reader, writer = await asyncio.open_connection("127.0.0.1", caller.server.port)
+                if number % 2:  # a wrong token, and half of a request
+                    writer.write(b"GET /v1/models HTTP/1.1\r\nHost: x\r\n" + b"\r\n" * (number % 4 == 1))
+                opened.append((reader, writer))
+            for reader, _ in opened[:11]:  # how far the server is with the last ones is unknown
+                with contextlib.suppress(ConnectionError):
+                    while await reader.read(1000):
+                        pass
+            while len(caller.server._server.server_state.connections) > n_before + 8:
+                await asyncio.sleep(0.01)
+            assert n_before == 1
+            assert (await caller.http.get("/v1/models", headers=caller.headers)).status_code == 200
+            assert len(caller.server._server.server_state.connections) == 9  # it had been kept
+            for _, writer in opened:
+                writer.close()
+
+        serve(play, end=False)
 
     def test_closed_sessions_are_not_opened_by_requests(self) -> None:
         async def play(caller: Caller) -> None:

@@ -71,6 +71,18 @@ def test_every_option_has_a_help_and_every_command_reads_a_file() -> None:
         assert ("--config" in parser.options()) == (command not in ("train", "completion")), command
 
 
+@pytest.mark.smoke
+def test_a_server_on_every_address_warns(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each command with `--host`, however the address is written; what else is wrong ends it after the warning."""
+    servers = {name for name, parser in parsers().items() if "--host" in parser._option_string_actions}
+    assert servers == {"serve", "serve-envs"}
+    for name in servers:
+        command = [name, *(["no/such/folder"] if name == "serve" else []), "--port", "99999"]
+        for host, warns in [("0.0.0.0", True), ("::", True), ("0", True), ("", True), ("127.0.0.1", False)]:
+            assert main([*command, f"--host={host}"]) == 2
+            assert (f"--host {host} listens on every address" in capsys.readouterr().err) is warns, (name, host)
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_options_are_written_with_dashes_or_underscores_and_in_full(command: str) -> None:
     parser = parsers()[command]

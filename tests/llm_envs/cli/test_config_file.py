@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import signal
+import threading
 from pathlib import Path
 
 import pytest
 
 from llm_envs.cli.main import COMMANDS, create_parser, main
+from llm_envs.cli.parser import read_yaml
 from llm_envs.errors import InvalidConfigError
 from llm_envs.rollout import read_run
 
@@ -160,6 +163,26 @@ def test_the_file_itself(command: str, tmp_path: Path, capsys: pytest.CaptureFix
         with pytest.raises(SystemExit, match="2"):
             main([command, *arguments])
         assert message in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no named pipes")
+def test_a_pipe(tmp_path: Path) -> None:
+    """A named pipe without a writer is an empty file, and is not waited for; that of a shell, `<(...)`, is read."""
+    named = tmp_path / "pipe.yaml"
+    os.mkfifo(named)
+    before = signal.signal(signal.SIGALRM, lambda *_: pytest.fail("it waits"))
+    signal.alarm(300)  # the test fails; it does not hang
+    try:
+        with pytest.raises(InvalidConfigError, match=r"pipe\.yaml has None"):
+            read_yaml(named)
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+    end, writer = os.pipe()
+    written = threading.Timer(0.1, lambda: (os.write(writer, b"n: 3\n"), os.close(writer)))
+    written.start()
+    assert read_yaml(f"/dev/fd/{end}") == {"n": 3}
+    os.close(end)
 
 
 def test_variables_of_the_process_are_set_if_the_file_is_right(parsed, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]

@@ -8,9 +8,11 @@ errors, in one line that names a file of the run; never with an exception that i
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -95,6 +97,10 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
 }
 
 
+PIPE = {"a pipe": lambda path: (path.unlink(), os.mkfifo(path))[0]}
+DAMAGES |= PIPE if hasattr(os, "mkfifo") else {}
+
+
 def make_evaluation(folder: Path) -> None:
     write_evaluation(folder, episodes_after(), k=1)
 
@@ -147,6 +153,17 @@ def runs(tmp_path_factory):
     return folder
 
 
+@pytest.fixture(autouse=True)
+def no_waiting() -> Iterator[None]:
+    """Whoever opens a pipe that nobody writes to waits for ever: end such a test."""
+
+    before = signal.signal(signal.SIGALRM, lambda *_: pytest.fail("it waits"))
+    signal.alarm(300)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
 def files_of(run: Path) -> list[Path]:
     return sorted(path.relative_to(run) for path in run.rglob("*") if path.is_file())
 
@@ -173,3 +190,54 @@ def test_every_damage_of_every_file_is_said_or_harmless(name, damage, runs, tmp_
         if code:
             assert said.startswith("llm-envs: error: ") and str(run) in said, where
             assert not any(target.iterdir()), where
+
+
+LINKS: dict[str, Callable[[Path, Path], None]] = {
+    "a link": lambda path, victim: path.symlink_to(victim),
+    "a hard link": lambda path, victim: path.hardlink_to(victim),
+}
+LEFT = ["writer.lock", "manifest.json.tmp", "log-00000.jsonl", "log-00001.jsonl", "shard-00001.parquet.tmp"]
+"""What the folder of a run may hold beside the files of `make_collection`, or instead of them."""
+
+
+def link_and_run(run: Path, name: str, link: Callable[[Path, Path], None], commands: list[list[str]]) -> None:
+    """Put a link to a file of the user in a run's folder, and run commands, which must leave that file alone."""
+    victim, content = run.parent / "precious", "" if name.startswith("log-") else "important"  # what a log may hold
+    victim.write_text(content)
+    (run / name).unlink(missing_ok=True)
+    link(run / name, victim)
+    for command in commands:
+        assert main(command) in (0, 1, 2)
+    assert victim.read_text() == content
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("kind", LINKS)
+@pytest.mark.parametrize("name", LEFT)
+def test_nothing_is_written_through_a_link_in_a_collection(name, kind, runs, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(runs / "collection", run)
+    if name == "log-00000.jsonl":  # as if the run had no shard yet
+        (run / "shard-00000.parquet").unlink()
+        manifest = json.loads((run / "manifest.json").read_text())
+        (run / "manifest.json").write_text(json.dumps(manifest | {"shards": {}}))
+    resume = ["collect", "llm/Arithmetic-v0", "-n", "5", "--out", str(run), "--resume"]
+    link_and_run(run, name, LINKS[kind], [resume])
+
+
+@pytest.mark.parametrize("kind", LINKS)
+def test_nothing_is_written_through_a_link_elsewhere(kind, runs, tmp_path):
+    """A shard to merge, an evaluation that goes on, and reports into a folder."""
+    shard = tmp_path / "shard" / "shard-0-of-1"
+    played = ["collect", "llm/Arithmetic-v0", "-n", "2", "--out", str(shard.parent), "--shard", "0/1"]
+    assert main(played) == 0
+    link_and_run(shard, "writer.lock", LINKS[kind], [["merge", str(shard.parent), "--out", str(tmp_path / "whole")]])
+    evaluation = tmp_path / "evaluation"
+    evaluated = ["eval", "llm/Arithmetic-v0", "--policy", "oracle", "-n", "2", "--out", str(evaluation)]
+    assert main(evaluated) == 0
+    link_and_run(evaluation, "results.json.tmp", LINKS[kind], [[*evaluated, "--resume"]])
+    page = ["report", str(evaluation), "--out", str(evaluation / "page.html")]
+    for name in ("page.html", "page.html.tmp"):
+        link_and_run(evaluation, name, LINKS[kind], [page])
+    exported = ["export", str(evaluation), str(tmp_path / "messages.jsonl"), "--to", "messages"]
+    link_and_run(tmp_path, "messages.jsonl.tmp", LINKS[kind], [exported])

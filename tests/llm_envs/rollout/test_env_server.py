@@ -9,6 +9,7 @@ import re
 import select
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import textwrap
@@ -30,9 +31,9 @@ from llm_envs.policies import ConstantPolicy
 from llm_envs.policies.scripted import before_turn
 from llm_envs.processes import children_of
 from llm_envs.rollout import Collector, RolloutLimits, read_trajectories
-from llm_envs.rollout.workers.remote import TOKEN_VARIABLE, EnvServers, RemoteWorker
+from llm_envs.rollout.workers.frames import _HELLO, HEADER, KEY_BYTES, Frames
+from llm_envs.rollout.workers.remote import TOKEN_VARIABLE, EnvServers, RemoteWorker, server_info
 from llm_envs.rollout.workers.server import EnvServer
-from llm_envs.rollout.workers.wire import HEADER
 from llm_envs.testing import ByteCodec, HashingTokenPolicy, NumbersEnv
 
 TOKEN = "a token for these tests"
@@ -111,20 +112,22 @@ def test_without_a_host_only_this_machine_reaches_it(server: EnvServer) -> None:
         process.wait()
 
 
-class Tampering(threading.Thread):
-    """Passes connections on to a server. The first reply to a step (number 6) gets another number.
+class Relay(threading.Thread):
+    """Passes connections on to a server, as an SSH tunnel does, without the token.
 
     Args:
         address: The server's.
-        change: Added to the reply's number.
+        to_worker: What becomes of the frames to the server: gets their number and the frames so far.
+        to_host: The same for those to the collector.
     """
 
-    def __init__(self, address: str, change: int) -> None:
+    def __init__(self, address: str, *, to_worker: Change | None = None, to_host: Change | None = None) -> None:
         super().__init__(daemon=True)
-        self.target, self.change = address.rpartition(":"), change
-        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.target, self.to_worker, self.to_host = address.rpartition(":"), to_worker, to_host
+        self.listener = socket.create_server(("127.0.0.2", 0))
         self.address = "{}:{}".format(*self.listener.getsockname())
         self.n_connections, self.n_changed, self.ended = 0, 0, threading.Event()
+        self.start()
 
     def run(self) -> None:
         while True:
@@ -134,50 +137,93 @@ class Tampering(threading.Thread):
                 return
             self.n_connections += 1
             there = socket.create_connection((self.target[0], int(self.target[2])))
-            for pump in (self.requests, self.replies):
-                threading.Thread(target=pump, args=(here, there), daemon=True).start()
+            for source, target, handshake, change in (
+                (here, there, [2 * KEY_BYTES], self.to_worker),
+                (there, here, [len(_HELLO) + KEY_BYTES, KEY_BYTES], self.to_host),
+            ):
+                threading.Thread(target=self.pump, args=(source, target, handshake, change), daemon=True).start()
 
-    def requests(self, here: socket.socket, there: socket.socket) -> None:
-        with suppress(OSError):
-            while data := here.recv(2**16):
-                there.sendall(data)
-        with suppress(OSError):
-            there.shutdown(socket.SHUT_RDWR)
-
-    def replies(self, here: socket.socket, there: socket.socket) -> None:
-        is_changed = False
-        with suppress(OSError), there.makefile("rb") as frames:
-            while header := frames.read(HEADER.size):
-                data = frames.read(*HEADER.unpack(header))
-                if data.startswith(b"\x80") and not self.n_changed and (reply := pickle.loads(data))[0] == 6:
-                    data = pickle.dumps((6 + self.change, *reply[1:]), protocol=5)
+    def pump(self, source: socket.socket, target: socket.socket, handshake: list[int], change: Change | None) -> None:
+        is_changed, frames = False, []
+        with suppress(OSError), source.makefile("rb") as stream:
+            for n_bytes in handshake:
+                target.sendall(stream.read(n_bytes))
+            while header := stream.read(HEADER.size):
+                frames.append(header + stream.read(HEADER.unpack(header)[0]))
+                sent = [frames[-1]]
+                if change is not None and not self.n_changed and (sent := change(frames)) != [frames[-1]]:
                     self.n_changed, is_changed = 1, True
-                here.sendall(HEADER.pack(len(data)) + data)
+                for frame in sent:
+                    target.sendall(frame)
         if is_changed:
             self.ended.set()
-        with suppress(OSError):
-            here.shutdown(socket.SHUT_RDWR)
+        for end in (source, target):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
 
 
-@pytest.mark.parametrize("change", [1, -1, 100])
-def test_a_reply_with_a_wrong_number_costs_its_connection(server: EnvServer, change: int) -> None:
-    """It is never taken for another request's. The episode is played again on a new connection, under its seed."""
-    proxy = Tampering(server.address, change)
-    proxy.start()
-    (failed,) = collect(1, env_servers=[proxy.address], workers=1, max_retries=0)
-    assert proxy.n_changed == 1 and proxy.ended.wait(120)
-    messages = [trajectory.error.message for trajectory in failed.trajectories if trajectory.error]
-    assert len(messages) == 1 and f"it sent the reply {6 + change} where 6 was next, and was killed" in messages[0]
-    until(lambda: server.n_busy == 0)
+Change = Callable[[list[bytes]], list[bytes]]
+"""What a relay sends in place of the last of the frames so far."""
 
-    proxy.n_changed, n_before = 0, proxy.n_connections
-    groups = collect(env_servers=[proxy.address], workers=1)
-    assert proxy.n_changed == 1 and proxy.n_connections == n_before + 3  # the first asks for the number of workers
+
+def at_the_seventh(change: Change) -> Change:
+    """Change a frame in the middle of an episode, whose frames of both directions are many more."""
+    return lambda frames: change(frames) if len(frames) == 7 else frames[-1:]
+
+
+FORGERIES: dict[str, Change] = {
+    "changed": at_the_seventh(lambda frames: [frames[-1][:-1] + bytes([frames[-1][-1] ^ 1])]),
+    "repeated": at_the_seventh(lambda frames: [frames[-1], frames[-1]]),
+    "an earlier one": at_the_seventh(lambda frames: [frames[-2]]),
+    "longer": at_the_seventh(lambda frames: [struct.pack("!Q", 2**60) + frames[-1][8:]]),
+}
+
+
+@pytest.mark.smoke
+def test_a_relay_passes_a_run_on(server: EnvServer) -> None:
+    """An SSH tunnel ends at another address and port than the server's."""
+    relay = Relay(server.address)
+    assert collect(4, env_servers=[relay.address]) == collect(4)
+    assert relay.n_connections == 3
+    relay.listener.close()
+
+
+@pytest.mark.parametrize("forgery", FORGERIES)
+@pytest.mark.parametrize("direction", ["to_host", "to_worker"])
+def test_a_relay_can_change_repeat_and_move_nothing(server: EnvServer, direction: str, forgery: str) -> None:
+    """It costs the connection. What that had not finished is played again on a new one, under its seed."""
+    relay = Relay(server.address, **{direction: FORGERIES[forgery]})
+    groups = collect(2, env_servers=[relay.address], workers=1)
+    assert relay.n_changed == 1 and relay.ended.wait(120) and relay.n_connections == 3  # the first asks for the number
     played = [trajectory for group in groups for trajectory in group.trajectories]
-    assert [t.metadata["retries"] for t in played if "retries" in t.metadata] == [1]
-    same = [trajectory for group in collect() for trajectory in group.trajectories]
+    same = [trajectory for group in collect(2) for trajectory in group.trajectories]
     assert [replace(t, metadata={}) for t in played] == [replace(t, metadata={}) for t in same]
-    proxy.listener.close()
+    relay.listener.close()
+
+
+@pytest.mark.smoke
+def test_a_relay_runs_nothing_on_the_server(server: EnvServer, tmp_path: Path) -> None:
+    """It passes an honest handshake on, and then sends a request of its own."""
+    ran = tmp_path / "ran"
+    request = pickle.dumps(("load", 1, pickle.dumps(Touch(ran))))
+    forged = Frames(bytes(KEY_BYTES), "worker", is_host=True).pack(request)
+    relay = Relay(server.address, to_worker=at_the_seventh(lambda frames: [forged]))
+    (group,) = collect(1, env_servers=[relay.address], workers=1, max_retries=0)
+    assert relay.n_changed == 1 and any("died in" in t.error.message for t in group.trajectories if t.error)
+    relay.listener.close()
+    until(lambda: server.n_busy == 0)
+    assert not ran.exists()
+    assert pickle.loads(pickle.dumps(Touch(ran))) == 0 and ran.exists()  # where it is read, it runs
+
+
+class Touch:
+    """Makes a file where its pickle is read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return os.system, (f"touch {self.path}",)
 
 
 @pytest.mark.parametrize(
@@ -260,6 +306,29 @@ def test_peers_that_say_nothing_hold_nobody_up(server: EnvServer, monkeypatch: p
     for connection in silent:
         while connection.recv(1024):  # the rest of the challenge, and then the end
             pass
+        connection.close()
+
+
+@pytest.mark.smoke
+def test_many_silent_peers_make_room_for_others(server: EnvServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has years of time left, and there are more of them than places."""
+    monkeypatch.setattr("llm_envs.rollout.workers.server.CONNECT_S", 1e9)
+    monkeypatch.setattr("llm_envs.rollout.workers.remote.CONNECT_S", 120.0)
+    monkeypatch.setattr("llm_envs.rollout.workers.server._MAX_GREETINGS", 8)
+    host, port = server.address.split(":")
+    silent = []
+    for _ in range(12):
+        silent.append(socket.create_connection((host, int(port)), 120))
+        assert silent[-1].recv(1)  # it is greeted before the next one comes
+    assert server_info(server.address, TOKEN.encode())["n_workers"] == 2
+    for connection in silent[:5]:  # the oldest ones have been closed
+        while connection.recv(1024):
+            pass
+    silent[-1].setblocking(False)
+    with pytest.raises(BlockingIOError):
+        while silent[-1].recv(1024):
+            pass
+    for connection in silent:
         connection.close()
 
 

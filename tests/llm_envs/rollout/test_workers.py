@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import gc
 import inspect
+import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -17,10 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 import pytest
 from rogue_envs import LongEnv, PidEnv, RogueEnv
 
-from llm_envs.errors import EnvContractError, InvalidConfigError, JudgeError, WorkerDiedError
+from llm_envs.errors import EnvContractError, InvalidConfigError, JudgeError, NoEnvServerError, WorkerDiedError
 from llm_envs.policies import ConstantPolicy, OraclePolicy, RandomPolicy
 from llm_envs.rollout import Collector, EnvChoice, EpisodeSpec, RolloutLimits, play_episode, play_member
 from llm_envs.rollout import episode as episodes
@@ -31,7 +35,7 @@ from llm_envs.rollout.workers.runner import EnvMaker, EnvRunner, Runner
 from llm_envs.rollout.workers.server import EnvServer
 from llm_envs.rollout.workers.wire import Foreign, RemoteError, dump_plain, error_bases, load_plain, revive
 from llm_envs.testing import ByteCodec, HashingTokenPolicy, NumbersEnv
-from llm_envs.types import SamplingParams, ToolResult, Trajectory
+from llm_envs.types import FinishReason, SamplingParams, StopReason, ToolResult, Trajectory, VersionSpan
 
 CODEC = ByteCodec()
 SPEC = EpisodeSpec("Rogue", {}, seed=7)
@@ -297,7 +301,7 @@ class TestDeath:
             ("fork", "exited with code 4"),
             ("close", "closed its connection, and was killed"),
             ("close and go on", "exited with code 1"),
-            ("write", "it sent a frame of 18446744073709551615 bytes, and was killed"),
+            ("write", "it sent a frame without the MAC of its key and place, and was killed"),
         ],
     )
     def test_a_worker_that_dies_is_named_and_replaced(
@@ -610,17 +614,122 @@ class TestPrograms:
 
 
 class TestWire:
+    @pytest.mark.smoke
     def test_data_comes_as_it_is(self) -> None:
-        data = {"a": [1, 2.5, None, True, ("x", b"y"), {3}, "\ud800"], "r": ToolResult("f", {"x": 1}, "o", True)}
-        assert load_plain(dump_plain(data)) == data
+        plain = [1, -(2**70), 2.5, float("inf"), None, True, 1j, ("x", b"y"), {3}, frozenset({"x"}), bytearray(b"\xff")]
+        shared = (1, 2)
+        data = {
+            "plain": [*plain, "\ud83d", "\ud83d" + "\ude00", [], {}, (), shared, shared],
+            ("a", 1): {1: "one", None: StopReason.ERROR},
+            "records": [ToolResult("f", {"x": (1,)}, "o", True), FinishReason.LENGTH, VersionSpan(0, 1, 2)],
+        }
+        same = load_plain(dump_plain(data))
+        assert same == data and repr(same) == repr(data) and str(load_plain(dump_plain(float("nan")))) == "nan"
 
-    def test_nothing_else_is_loaded(self) -> None:
-        """What a worker whose memory is in tatters could send."""
-        import pickle
+    def test_subclasses_come_as_plain_data(self) -> None:
+        from collections import OrderedDict, defaultdict
+        from enum import IntEnum
 
-        for value in (os.system, subprocess.Popen, gym.make, WorkerPool, eval, pickle.loads):
-            with pytest.raises(pickle.UnpicklingError, match="is not plain data"):
-                load_plain(pickle.dumps(value))
+        class Level(IntEnum):
+            HIGH = 3
+
+        data = [OrderedDict(a=1), defaultdict(list, b=[2]), Level.HIGH, np.str_("x"), os.environ.__class__]
+        *same, kind = load_plain(dump_plain(data))
+        assert same == [{"a": 1}, {"b": [2]}, 3, "x"] and [type(x) for x in same] == [dict, dict, int, str]
+        assert isinstance(kind, Foreign)
+
+    @pytest.mark.parametrize(
+        "array",
+        [
+            np.arange(6, dtype=np.int16).reshape(2, 3).T,
+            np.zeros((0, 3), ">f4"),
+            np.array(True),
+            np.float32(0.1),
+            np.bool_(False),
+            np.uint64(2**64 - 1),
+            np.array([1 + 2j, float("nan")]),
+        ],
+        ids=repr,
+    )
+    def test_numbers_of_numpy_come_as_they_are(self, array: Any) -> None:
+        same = load_plain(dump_plain({"a": array}))["a"]
+        assert type(same) is type(array) and same.dtype == array.dtype and same.shape == array.shape
+        np.testing.assert_array_equal(same, array)
+
+    def test_other_arrays_come_without_their_bytes(self) -> None:
+        """Their bytes would be pointers, or text that is none."""
+        objects, dates = np.array([{}, None]), np.array(["2024-01-01"], "M8[D]")
+        there = load_plain(dump_plain([np.array([["a"], ["b"]]), objects, dates, np.dtype("O")]))
+        assert there[0] == [["a"], ["b"]] and all(isinstance(value, Foreign) for value in there[1:])
+        assert [repr(value) for value in there[1:]] == [repr(value) for value in (objects, dates, objects.dtype)]
+
+    @pytest.mark.parametrize("value", [os.system, subprocess.Popen, gym.make, WorkerPool, eval], ids=repr)
+    def test_nothing_else_is_loaded(self, value: Any) -> None:
+        """What a worker whose memory is in tatters, or that somebody else controls, could send."""
+        with pytest.raises(ValueError):
+            load_plain(pickle.dumps(value))
+
+    @pytest.mark.parametrize(
+        "body",
+        [
+            b"cnumpy.f2py.__main__\nndarray\n.",  # a pickle that imports a program, which exits
+            b'{"import": "numpy.f2py.__main__"}',
+            b'{"record": ["ToolResult", {}], "enum": ["StopReason", "error"]}',
+            b'{"record": ["StopReason", {"value": "x", "names": ["y"], "module": "os"}]}',
+            b'{"record": ["Mapping", {}]}',
+            b'{"enum": ["ToolResult", "x"]}',
+            b'{"foreign": ["x", "y", "nan", null]}',
+        ],
+    )
+    def test_a_forged_reply_is_refused(self, body: bytes) -> None:
+        modules = set(sys.modules)
+        with pytest.raises((ValueError, KeyError, TypeError)):
+            load_plain(body)
+        assert set(sys.modules) == modules
+
+    @pytest.mark.smoke
+    @pytest.mark.parametrize(
+        ("dtype", "shape", "n_bytes"),
+        [
+            ("|O", [1], 8),  # pointers of the sender's choice
+            ("<U1", [1], 4),
+            ("V8", [1], 8),
+            ("<f8,O", [1], 16),
+            ("<f4", [2], 4),
+            ("<f4", [-1], 4),
+            ("<f4", [2**62, 4], 0),
+            ("<f4", [True], 4),
+            ("<f3", [1], 3),
+        ],
+    )
+    def test_a_forged_array_is_refused(self, dtype: str, shape: list[int], n_bytes: int) -> None:
+        data = base64.b64encode(b"\xff" * n_bytes).decode()
+        for kind in ("array", "scalar"):
+            with pytest.raises((ValueError, TypeError)):
+                load_plain(json.dumps({kind: [dtype, shape, data]}).encode())
+
+    def test_keys_that_would_take_for_ever_are_refused(self) -> None:
+        """Integers that leave the same rest by 2**61 - 1 have one hash: a set of n of them takes n**2 comparisons."""
+        keys = [1 + (2**61 - 1) * k for k in range(100)]
+        for value in (set(keys), dict.fromkeys(keys)):
+            with pytest.raises(ValueError, match="64"):
+                load_plain(dump_plain(value))
+        assert load_plain(dump_plain(set(keys[:64]))) == set(keys[:64])
+
+    def test_deep_and_endless_values_are_refused_by_the_sender(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        deep: Any = ()
+        for _ in range(100):
+            deep = {"a": deep}
+        assert load_plain(dump_plain(deep)) == deep
+        ring: list[Any] = []
+        ring.append(ring)
+        monkeypatch.setattr("llm_envs.rollout.workers.wire.MAX_FRAME_BYTES", 10_000)
+        wide: Any = ()
+        for _ in range(45):  # small in memory, and 2**45 values long
+            wide = (wide, wide)
+        for value in ([deep], ring, wide):
+            with pytest.raises(EnvContractError, match=r"100|10000"):
+                dump_plain(value)
 
     def test_what_is_foreign_keeps_its_text_number_and_truth(self) -> None:
         from decimal import Decimal
@@ -678,6 +787,18 @@ def test_a_judge_that_fails_in_a_worker_leaves_the_episode_unscored(pool: Worker
     inline, remote = (play_one(where, make) for where in (None, pool))
     assert (inline.status, inline.error and inline.error.kind) == ("unscored", "TooLate")
     assert remote.to_json(timings=False) == inline.to_json(timings=False)
+
+
+class Alarming(NumbersEnv):
+    """Raises what would end a run if the collector itself did."""
+
+    def __init__(self) -> None:
+        raise NoEnvServerError("none has answered")
+
+
+def test_a_worker_cannot_end_the_run(pool: WorkerPool) -> None:
+    error = play_one(pool, EnvMaker("Alarming", {}, Alarming)).error
+    assert error is not None and (error.kind, error.where) == ("NoEnvServerError", "env.make")
 
 
 @pytest.mark.skipif("workers" not in inspect.signature(Collector).parameters, reason="the collector has no workers yet")

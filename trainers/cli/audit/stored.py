@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from llm_envs.data.files import read_text
 from llm_envs.data.writer import iter_trajectories
 from llm_envs.errors import InvalidConfigError, StoreError
 from llm_envs.trainers.bridge.learned import FOLDER, unpack
@@ -160,7 +161,7 @@ def _read_metrics(root: Path) -> tuple[str | None, list[Mapping[str, Any]]]:
     states = [*root.glob("trainer_state.json"), *root.glob("checkpoint-*/trainer_state.json")]
     latest: tuple[int, str | None, list[Mapping[str, Any]]] = (-1, None, [])
     for path in states:
-        state = json.loads(path.read_text(encoding="utf-8"))
+        state = json.loads(read_text(path))
         if state["global_step"] > latest[0]:
             latest = (state["global_step"], str(path.relative_to(root)), state["log_history"])
     return latest[1], latest[2]

@@ -1,0 +1,73 @@
+"""Open files of folders that somebody else may have made. None of it waits for a pipe or writes through a link.
+
+`regular`, `own` and `replacing` are openers: `open(path, mode, opener=regular)`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from llm_envs.data.storage import is_remote
+
+__all__ = ["open_bytes", "own", "read_text", "regular", "replacing"]
+
+_EXTRA = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+_NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
+
+
+def regular(path: str | os.PathLike[str], flags: int) -> int:
+    """Open a file to read. A link is followed: hubs keep their files behind links.
+
+    Raises:
+        OSError: If it is a pipe, a socket or a device, or cannot be opened.
+    """
+    return _checked(os.open(path, flags | _EXTRA), path)
+
+
+def own(path: str | os.PathLike[str], flags: int) -> int:
+    """Open a file to change it, or make it.
+
+    Raises:
+        OSError: As `regular`, and if it is a link: what is behind it belongs to somebody else.
+    """
+    try:
+        descriptor = _checked(os.open(path, flags | _EXTRA | _NOFOLLOW, 0o666), path)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.EINVAL, "it is a link", os.fspath(path)) from error
+        raise
+    if os.fstat(descriptor).st_nlink > 1:
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is a hard link: the file has another name, too", os.fspath(path))
+    return descriptor
+
+
+def replacing(path: str | os.PathLike[str], flags: int) -> int:
+    """Make a new file in place of what has the name; a link there is removed and not followed."""
+    with suppress(FileNotFoundError):
+        os.unlink(path)
+    return os.open(path, flags | _EXTRA | os.O_EXCL, 0o666)
+
+
+def open_bytes(path: Path) -> BinaryIO:
+    """Open a file to read, here (see `regular`) or on object storage."""
+    return cast(BinaryIO, path.open("rb")) if is_remote(path) else open(path, "rb", opener=regular)
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a file in UTF-8; see `open_bytes`."""
+    with open_bytes(path) as file:
+        return file.read().decode("utf-8")
+
+
+def _checked(descriptor: int, path: str | os.PathLike[str]) -> int:
+    mode = os.fstat(descriptor).st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # `open` itself refuses a folder
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is a pipe, a socket or a device", os.fspath(path))
+    return descriptor
