@@ -47,6 +47,7 @@ __all__ = [
     "create_state_fn",
     "fork_owners",
     "make_batch",
+    "own_turns",
     "reward_from_field",
     "reweighed",
     "rollout_output",
@@ -308,7 +309,7 @@ def with_advantages(
     mine = [(process_index, trajectory.group_id) for trajectory in credit.trajectories]
     learns = batch.mask_BT[: len(mine)].bool().any(1).tolist()
     # Groups stay on one process, but an advantage_fn may whiten over the whole batch: call it on all episodes at once.
-    turns = [_own_turns(turn, t) for turn, t in zip(turns, credit.trajectories, strict=True)]
+    turns = [own_turns(turn, t) for turn, t in zip(turns, credit.trajectories, strict=True)]
     everything = list(zip(mine, rewards, turns, learns, _states(algorithm, state_fn, credit), strict=True))
     if gather is not None:
         everything = gather(everything)
@@ -344,7 +345,7 @@ def create_state_fn(factories: Mapping[str, EnvFactory]) -> StateFn:
     return lambda trajectory: state_keys(trajectory, factories.get(trajectory.env_id))
 
 
-def _own_turns(turn_rewards: list[float], trajectory: Trajectory) -> list[float]:
+def own_turns(turn_rewards: Sequence[float], trajectory: Trajectory) -> list[float]:
     """Return the rewards of an episode's turns, NaN for those that a branch only repeats, which are known."""
     n_repeated = trajectory.metadata.get("fork", {"turn": 0})["turn"]
     return [math.nan if k < n_repeated else reward for k, reward in enumerate(turn_rewards)]
