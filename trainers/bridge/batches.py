@@ -55,6 +55,7 @@ __all__ = [
     "token_advantages",
     "turn_matrix",
     "turn_penalties",
+    "two_columns",
     "with_advantages",
 ]
 
@@ -551,3 +552,19 @@ def slice_rows(value: Any, start: int, stop: int) -> Any:
     if value is None or (isinstance(value, torch.Tensor) and value.ndim == 0):
         return value
     return value[start:stop] if isinstance(value, torch.Tensor | list) else value
+
+
+def two_columns(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return TRL's micro-batch with a second, masked column if it has only one token in each row.
+
+    TRL takes values of shape (B, 1) for those of rows: its means would count masked ones too.
+    """
+    shape = inputs["completion_ids"].shape
+    if shape[1] > 1:
+        return dict(inputs)
+    return {
+        name: torch.nn.functional.pad(value, (0, 1))
+        if isinstance(value, torch.Tensor) and value.shape == shape and not name.startswith("prompt_")
+        else value
+        for name, value in inputs.items()
+    }
