@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from llm_envs.types import StopReason, Trajectory
 
-__all__ = ["average_metrics", "metric_totals", "metrics_by", "trajectory_metrics"]
+__all__ = ["add_totals", "average_metrics", "metric_totals", "metrics_by", "trajectory_metrics"]
 
 T = TypeVar("T", bound=Mapping[str, object])
 
@@ -87,22 +87,27 @@ def average_metrics(parts: Sequence[Mapping[str, tuple[float, float]]]) -> dict[
     Returns:
         As `trajectory_metrics`; a stop reason that no episode had is 0.
     """
+    return _means(add_totals(parts))
+
+
+def add_totals(parts: Sequence[Mapping[str, tuple[float, float]]]) -> dict[str, tuple[float, float]]:
+    """Return the `metric_totals` of all parts together; those of a stop reason that no episode had are 0."""
     merged: dict[str, tuple[float, float]] = {}
     for part in parts:
         for name, (total, n) in part.items():
             before, n_before = merged.get(name, (0.0, 0.0))
-            merged[name] = before + total, n_before + n
+            merged[name] = before + total, 1.0 if name in _COUNTS else n_before + n
     n_scored = merged.get("reward", (0.0, 0.0))[1]
-    if n_scored:  # every process counts all of its scored episodes, also without this reason
-        stops = {f"stop/{reason.value}" for reason in StopReason}
-        merged |= {name: (merged.get(name, (0.0, 0.0))[0], n_scored) for name in sorted(stops)}
-    return _means(merged)
+    if n_scored:  # every part counts all of its scored episodes, also without this reason
+        stops = sorted(f"stop/{reason.value}" for reason in StopReason)
+        merged |= {name: (merged.get(name, (0.0, 0.0))[0], n_scored) for name in stops}
+    return merged
 
 
 def _means(totals: Mapping[str, tuple[float, float]]) -> dict[str, float]:
     """Return the means; `forks` only if there was one."""
     shown = {name: pair for name, pair in totals.items() if pair[1] and (name != "forks" or pair[0])}
-    return {name: total if name in _COUNTS else total / n for name, (total, n) in shown.items()}
+    return {name: total / n for name, (total, n) in shown.items()}
 
 
 def _components(scored: Sequence[Trajectory]) -> dict[str, list[float]]:

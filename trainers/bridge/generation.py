@@ -36,7 +36,7 @@ from llm_envs.rollout.staleness import off_policy_statistics
 from llm_envs.rollout.sync import BackgroundLoop, SyncRunner
 from llm_envs.rollout.tree import grow, is_root, n_roots
 from llm_envs.sources.source import SeedSource, group_specs
-from llm_envs.tracking.metrics import average_metrics, metric_totals, metrics_by
+from llm_envs.tracking.metrics import add_totals, average_metrics, metric_totals, metrics_by
 from llm_envs.trainers.bridge.guard import MAX_FAILED_GENERATIONS
 from llm_envs.trainers.bridge.items import EpisodeDataset, refills
 from llm_envs.trainers.bridge.ranks import episode_limit, raise_on_all_ranks
@@ -336,21 +336,25 @@ class GenerationPlayer:
         source.update(gather_object(outcomes))
 
     def metrics(self, mode: str) -> dict[str, float]:
-        """Return the environment's metrics of the latest generation, over all processes, including dropped groups.
+        """Return the environment's metrics of the latest generation, as means and counts (see `totals`)."""
+        return average_metrics([self.totals(mode)])
+
+    def totals(self, mode: str) -> dict[str, tuple[float, float]]:
+        """Return the metrics of the latest generation over all processes, with dropped groups, as sums and numbers.
 
         If there is more than one environment or difficulty, success and reward are also given for each.
         """
         # Collectives: every rank must call this method, even without episodes.
-        metrics = average_metrics(gather_object([metric_totals(self._roots)]))
+        totals = add_totals(gather_object([metric_totals(self._roots)]))
         parts = gather_object([metrics_by(self._roots, _labels, metric_totals)])
         labels = sorted({label for part in parts for label in part})
         for label in labels if len(labels) > 1 else ():
-            merged = average_metrics([part[label] for part in parts if label in part])
-            metrics |= {f"{label}/{name}": merged[name] for name in ("success", "reward") if name in merged}
+            merged = add_totals([part[label] for part in parts if label in part])
+            totals |= {f"{label}/{name}": merged[name] for name in ("success", "reward") if name in merged}
         if mode == "train":
             for curriculum in self.items["train"].source.curricula.values():
-                metrics |= curriculum.metrics()
-        return metrics
+                totals |= {name: (value, 1.0) for name, value in curriculum.metrics().items()}
+        return totals
 
     def use_metrics(self, rows: Sequence[Trajectory], step: int) -> dict[str, float]:
         """Return how the time was used, and how old the weights of `rows` are at `step` if they were played early."""

@@ -64,11 +64,19 @@ class LogsMeans(_Trainer):
         device = self.accelerator.device
         pairs = [torch.stack([part.to(device, torch.float32) for part in totals[name]]) for name in sorted(totals)]
         sums: list[tuple[float, float]] = self.accelerator.reduce(torch.stack(pairs), reduction="sum").tolist()
-        own = self._totals[self._mode]
         for name, (total, n_items) in zip(sorted(totals), sums, strict=True):
-            if n_items:
-                before, n_before = own.get(name, (0.0, 0.0))
-                own[name] = before + total, n_before + n_items
+            self._take(self._mode, name, total, n_items)
+
+    def _take(self, mode: str, name: str, total: float, n_items: float) -> None:
+        """Add a sum over the items of all processes, and their number."""
+        if n_items:
+            before, n_before = self._totals[mode].get(name, (0.0, 0.0))
+            self._totals[mode][name] = before + total, n_before + n_items
+
+    def _take_episodes(self, mode: str, totals: Mapping[str, tuple[float, float]]) -> None:
+        """Add the totals of a generation's episodes (`GenerationPlayer.totals`)."""
+        for name, (total, n_items) in totals.items():
+            self._take(mode, f"env/{name}", total, n_items)
 
     def _weigh(self, counts: Mapping[str, tuple[torch.Tensor, torch.Tensor]]) -> None:
         """Take over the means that TRL has just appended for a micro-batch.
@@ -99,6 +107,8 @@ class LogsMeans(_Trainer):
         if "loss" in totals and prefixes:  # transformers' own is a mean over batches
             total, n_items = totals.pop("loss")
             logs[f"{prefixes[0]}loss"] = total / n_items
+        if not totals.get("env/forks", (0.0, 0.0))[0]:  # named only if an episode forked
+            totals.pop("env/forks", None)
         metrics |= {name: [total / n_items] for name, (total, n_items) in totals.items()}
         metrics |= {name: [choose(metrics[name])] for name, choose in _EXTREMES.items() if name in metrics}
         totals.clear()

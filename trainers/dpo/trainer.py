@@ -381,8 +381,8 @@ class EnvDPOTrainer(LogsMeans, RecordsPairs, EnvironmentCard, ChecksCheckpoint, 
             rows = self._player.play(items, mode="train", step=number, group_size=size, upcoming=coming)
             self._player.learn()
             self.last_trajectories = rows
-            metrics = {f"env/{name}": value for name, value in self._player.metrics("train").items()}
-            for name, value in (metrics | self._player.use_metrics(rows, step)).items():
+            self._take_episodes("train", self._player.totals("train"))
+            for name, value in self._player.use_metrics(rows, step).items():
                 self._metrics["train"][name].append(value)
             self._player.check_failures([t for t in rows if t.error is None or t.error.where != "group_filter"])
             # Selectors are user code: an error on one process must not leave the others waiting in gather_object.

@@ -170,9 +170,7 @@ class EpisodeTrainer(LogsMeans, RecordsLearning, EnvironmentCard, ChecksCheckpoi
     def _log_episodes(self, output: Mapping[str, Any]) -> None:
         """Log the environment's metrics of the latest episodes, over all processes, and record what is learned."""
         mode = self._mode
-        metrics = self._player.metrics(mode)
-        for name, value in metrics.items():
-            self._metrics[mode][f"env/{name}"].append(value)
+        self._take_episodes(mode, self._player.totals(mode))
         if mode == "train":
             for name, value in self._player.use_metrics(self.last_trajectories, self.state.global_step).items():
                 self._metrics[mode][name].append(value)
