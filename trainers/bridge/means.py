@@ -38,7 +38,7 @@ class LogsMeans(_Trainer):
     """Adds exact means to one of TRL's trainers. Stands before it among the base classes."""
 
     _metrics: Any
-    """TRL's numbers by mode ("train", "eval") and name, of which it logs the means."""
+    """TRL's numbers by mode ("train", "eval") and name. TRL logs their means."""
 
     @cached_property
     def _totals(self) -> dict[str, dict[str, tuple[float, float]]]:

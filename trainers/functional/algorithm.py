@@ -145,7 +145,7 @@ class Algorithm:
         if self.branches and self.pair_loss_fn is not None:
             raise ValueError(
                 f"branches is {self.branches}, and the algorithm learns from pairs: a branch and its root would be a "
-                "pair, of which one has only the tokens from the branching point on. Set branches=0."
+                "pair, and the branch has only the tokens from the branching point on. Set branches=0."
             )
         if not callable(self.branch_at) and self.branch_at not in ("every_turn", "least_sure", "disagreement"):
             raise ValueError(
