@@ -185,8 +185,12 @@ class Trajectory:
 
     @property
     def n_completion_tokens(self) -> int:
-        """Tokens after the longest row's prompt, including observations; `max_completion_tokens` limits this."""
-        return max((len(row) - row.prompt_length for row in self.rows), default=0)
+        """Tokens after the longest row's prompt, including observations; `max_completion_tokens` limits this.
+
+        A branch (`llm_envs.rollout.branch`) counts from its origin's first reply, as the limit does.
+        """
+        whole: int | None = self.metadata.get("fork", {}).get("completion_tokens")
+        return max((len(row) - row.prompt_length for row in self.rows), default=0) if whole is None else whole
 
     @property
     def is_cut(self) -> bool:

@@ -202,6 +202,14 @@ def test_two_processes_take_the_steps_of_one(ranks, model_folder, episodes, part
     assert_same(two["weights"], numbers["weights"], atol=2e-6)
     if "critic" in two:
         assert_same(two["critic"], numbers["critic"], atol=2e-6)
+    assert len(two["logged"]) == len(numbers["logged"]) >= 3
+    for both, alone in zip(two["logged"], numbers["logged"], strict=True):
+        if any(name.startswith("eval_") for name in both):  # it plays, in batches of other sizes
+            continue
+        own = {name for name in both.keys() | alone.keys() if "time" in name or "flos" in name}
+        assert both.keys() - own == alone.keys() - own
+        for name in sorted(both.keys() - own):
+            assert both[name] == pytest.approx(alone[name], rel=1e-4, abs=1e-5, nan_ok=True), name
 
 
 def replayed(folder):

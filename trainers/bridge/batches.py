@@ -47,6 +47,7 @@ __all__ = [
     "create_state_fn",
     "fork_owners",
     "make_batch",
+    "own_turns",
     "reward_from_field",
     "reweighed",
     "rollout_output",
@@ -54,6 +55,7 @@ __all__ = [
     "token_advantages",
     "turn_matrix",
     "turn_penalties",
+    "two_columns",
     "with_advantages",
 ]
 
@@ -308,7 +310,7 @@ def with_advantages(
     mine = [(process_index, trajectory.group_id) for trajectory in credit.trajectories]
     learns = batch.mask_BT[: len(mine)].bool().any(1).tolist()
     # Groups stay on one process, but an advantage_fn may whiten over the whole batch: call it on all episodes at once.
-    turns = [_own_turns(turn, t) for turn, t in zip(turns, credit.trajectories, strict=True)]
+    turns = [own_turns(turn, t) for turn, t in zip(turns, credit.trajectories, strict=True)]
     everything = list(zip(mine, rewards, turns, learns, _states(algorithm, state_fn, credit), strict=True))
     if gather is not None:
         everything = gather(everything)
@@ -344,7 +346,7 @@ def create_state_fn(factories: Mapping[str, EnvFactory]) -> StateFn:
     return lambda trajectory: state_keys(trajectory, factories.get(trajectory.env_id))
 
 
-def _own_turns(turn_rewards: list[float], trajectory: Trajectory) -> list[float]:
+def own_turns(turn_rewards: Sequence[float], trajectory: Trajectory) -> list[float]:
     """Return the rewards of an episode's turns, NaN for those that a branch only repeats, which are known."""
     n_repeated = trajectory.metadata.get("fork", {"turn": 0})["turn"]
     return [math.nan if k < n_repeated else reward for k, reward in enumerate(turn_rewards)]
@@ -550,3 +552,19 @@ def slice_rows(value: Any, start: int, stop: int) -> Any:
     if value is None or (isinstance(value, torch.Tensor) and value.ndim == 0):
         return value
     return value[start:stop] if isinstance(value, torch.Tensor | list) else value
+
+
+def two_columns(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return TRL's micro-batch with a second, masked column if it has only one token in each row.
+
+    TRL takes values of shape (B, 1) for those of rows: its means would count masked ones too.
+    """
+    shape = inputs["completion_ids"].shape
+    if shape[1] > 1:
+        return dict(inputs)
+    return {
+        name: torch.nn.functional.pad(value, (0, 1))
+        if isinstance(value, torch.Tensor) and value.shape == shape and not name.startswith("prompt_")
+        else value
+        for name, value in inputs.items()
+    }

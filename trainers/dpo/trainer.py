@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import torch
 from accelerate.utils import gather_object
 from datasets import Dataset
 from torch.utils.data import DataLoader
@@ -40,6 +41,7 @@ from llm_envs.trainers.bridge.checks import load_training_tokenizer
 from llm_envs.trainers.bridge.engines import own_engine, own_policy
 from llm_envs.trainers.bridge.generation import STATE_FILE, GenerationPlayer, close_player, make_collector
 from llm_envs.trainers.bridge.items import EpisodeDataset, index_datasets
+from llm_envs.trainers.bridge.means import LogsMeans
 from llm_envs.trainers.bridge.model_card import EnvironmentCard
 from llm_envs.trainers.bridge.ranks import check_same_rows, raise_on_all_ranks
 from llm_envs.trainers.bridge.unused_settings import dpo_cases, refuse_unused
@@ -68,11 +70,17 @@ __all__ = ["EnvDPOConfig", "EnvDPOTrainer"]
 
 logger = logging.getLogger(__name__)
 
+MEANS_OF_PAIRS = (
+    *("logps/chosen", "logps/rejected", "rewards/chosen", "rewards/rejected", "rewards/margins", "rewards/accuracies"),
+    "aux_loss",
+)
+"""TRL's names whose means are over pairs."""
+
 MAX_EMPTY_ROUNDS = 3
 """If a round gives too few pairs for a step, play more items. After this many attempts, training ends."""
 
 
-class EnvDPOTrainer(RecordsPairs, EnvironmentCard, ChecksCheckpoint, DPOTrainer):
+class EnvDPOTrainer(LogsMeans, RecordsPairs, EnvironmentCard, ChecksCheckpoint, DPOTrainer):
     """Train a language model by DPO on pairs of episodes.
 
     Give either `env` (online: rounds of playing and training) or `source` (offline).
@@ -228,9 +236,21 @@ class EnvDPOTrainer(RecordsPairs, EnvironmentCard, ChecksCheckpoint, DPOTrainer)
         columns += [name for name in MASKS if name not in columns]
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any], return_outputs: bool) -> Any:
-        """Return TRL's loss; measure the KL for a moving reference."""
-        trained: Any = self.model
-        if self._reference.update_fn is None or not trained.training:
+        """Return TRL's loss; log its statistics as exact means, and measure the KL for a moving reference."""
+        with self._counting_all():
+            result = self._measured_loss(model, inputs, return_outputs)
+        mask = inputs["completion_mask"][..., 1:]
+        chosen, rejected = ((n, n) for n in mask.sum(1).view(2, -1).sum(1))
+        both, pairs = mask.sum(), torch.tensor(len(mask) // 2, device=mask.device)
+        weights = {"entropy": (both, both), "mean_token_accuracy": chosen}
+        weights |= {"logits/chosen": chosen, "logits/rejected": rejected}
+        self._weigh(weights | dict.fromkeys(MEANS_OF_PAIRS, (pairs, pairs)))
+        if self._mode == "eval":
+            self._add_means(pairs, {"loss": result[0] if isinstance(result, tuple) else result})
+        return result
+
+    def _measured_loss(self, model: Any, inputs: dict[str, Any], return_outputs: bool) -> Any:
+        if self._reference.update_fn is None or self._mode == "eval":
             return super()._compute_loss(model, inputs, return_outputs)
         # TRL returns sums over rows, and the KL needs each token: read what the forward passes of both models return.
         modules = [self.accelerator.unwrap_model(part) for part in (model, self.ref_model) if part is not None]
@@ -361,8 +381,8 @@ class EnvDPOTrainer(RecordsPairs, EnvironmentCard, ChecksCheckpoint, DPOTrainer)
             rows = self._player.play(items, mode="train", step=number, group_size=size, upcoming=coming)
             self._player.learn()
             self.last_trajectories = rows
-            metrics = {f"env/{name}": value for name, value in self._player.metrics("train").items()}
-            for name, value in (metrics | self._player.use_metrics(rows, step)).items():
+            self._take_episodes("train", self._player.totals("train"))
+            for name, value in self._player.use_metrics(rows, step).items():
                 self._metrics["train"][name].append(value)
             self._player.check_failures([t for t in rows if t.error is None or t.error.where != "group_filter"])
             # Selectors are user code: an error on one process must not leave the others waiting in gather_object.

@@ -116,7 +116,8 @@ class Algorithm:
     dynamic_sampling: bool = False
     """Whether groups whose rewards are all equal are replaced by others (`rollout.filters.create_spread_filter`)."""
     branches: float = 0.0
-    """Share of each group's episodes that continue from turns of the others (`rollout.tree`); 0: all begin anew."""
+    """Share of each group's episodes that continue from turns of the others (`rollout.tree`); 0: all begin anew. At
+    least two do."""
     branch_at: Literal["every_turn", "least_sure", "disagreement"] | Callable[..., Any] = "every_turn"
     """Where branches begin: a function of `rollout.tree` by name, or `(roots, n) -> n pairs (root, turn)`."""
     overlong: float = 0.0
@@ -141,12 +142,21 @@ class Algorithm:
             raise ValueError(f"constant is {self.constant}; it must be above 0, or None.")
         if not 0.0 <= self.branches < 1.0:
             raise ValueError(f"branches is {self.branches}; it must be from 0 to below 1, as some episodes begin anew.")
+        if self.branches and self.pair_loss_fn is not None:
+            raise ValueError(
+                f"branches is {self.branches}, and the algorithm learns from pairs: a branch and its root would be a "
+                "pair, and the branch has only the tokens from the branching point on. Set branches=0."
+            )
         if not callable(self.branch_at) and self.branch_at not in ("every_turn", "least_sure", "disagreement"):
             raise ValueError(
                 f"branch_at is {self.branch_at!r}; it must be 'every_turn', 'least_sure', 'disagreement' or a function."
             )
         if not 0.0 <= self.overlong <= 1.0:
             raise ValueError(f"overlong is {self.overlong}; it must be from 0 to 1.")
+        if self.overlong and self.needs_teacher:
+            raise ValueError(
+                f"overlong is {self.overlong}, which lowers the reward, and ignore_reward reads none: set overlong=0."
+            )
         if not math.isfinite(self.entropy_coef):
             raise ValueError(f"entropy_coef is {self.entropy_coef}; it must be a finite number.")
         if not callable(self.kl_coef) and not 0.0 <= self.kl_coef < float("inf"):

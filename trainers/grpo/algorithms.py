@@ -14,6 +14,7 @@ from typing import Any
 
 from llm_envs.errors import InvalidConfigError, did_you_mean
 from llm_envs.rollout.filters import GroupFilter, create_spread_filter
+from llm_envs.rollout.tree import n_roots
 from llm_envs.trainers.bridge.checks import as_algorithm
 from llm_envs.trainers.bridge.unused_settings import SAID_BY_THE_ALGORITHM, is_changed
 from llm_envs.trainers.functional.algorithm import ALGORITHMS, Algorithm, create_algorithm_schedule
@@ -294,6 +295,7 @@ def _check(known: Iterable[Algorithm], args: Any, *, has_critic: bool, may_fork:
                 f'{algorithm.name!r} weighs each row alike, and with history="template", a context function or an '
                 "agent an episode may have several: take an algorithm that is normalised by tokens or by prompts."
             )
+        n_roots(algorithm.branches, int(args.num_generations or 1))
         if algorithm.pair_loss_fn is not None:
             _check_geometry(args, algorithm.name)
 
@@ -323,5 +325,5 @@ def _kind(algorithm: Algorithm) -> tuple[Any, ...]:
         algorithm.advantage_fn is None,
         algorithm.pair_loss_fn is not None,
         algorithm.dynamic_sampling,
-        bool(algorithm.branches),
+        algorithm.branches,
     )

@@ -32,7 +32,7 @@ from llm_envs.trainers.bridge.checks import training_template
 from llm_envs.trainers.bridge.credit import RewardSettings
 from llm_envs.trainers.bridge.engines import own_engine
 from llm_envs.trainers.bridge.generation import STATE_FILE, GenerationPlayer, close_player, make_collector
-from llm_envs.trainers.bridge.guard import check_gaps, mean_gap, rounding_of, sampling_gaps
+from llm_envs.trainers.bridge.guard import check_gaps, rounding_of, sampling_gaps
 from llm_envs.trainers.bridge.items import EpisodeDataset, RecordedSampler, upcoming_rows
 from llm_envs.trainers.bridge.learned import (
     RecordsLearning,
@@ -42,8 +42,10 @@ from llm_envs.trainers.bridge.learned import (
     rows_of,
     run_record,
 )
+from llm_envs.trainers.bridge.means import LogsMeans
 from llm_envs.trainers.bridge.model_card import EnvironmentCard
 from llm_envs.trainers.functional.algorithm import Algorithm
+from llm_envs.trainers.functional.masking import Normalisation
 from llm_envs.trainers.grpo.algorithms import AlgorithmState
 from llm_envs.trainers.grpo.config import EnvGRPOConfig
 from llm_envs.trainers.grpo.generation import Generation
@@ -58,7 +60,7 @@ if TYPE_CHECKING:
 __all__ = ["EpisodeTrainer"]
 
 
-class EpisodeTrainer(RecordsLearning, EnvironmentCard, ChecksCheckpoint, GRPOTrainer):
+class EpisodeTrainer(LogsMeans, RecordsLearning, EnvironmentCard, ChecksCheckpoint, GRPOTrainer):
     """Samples, guards, logs and saves for `EnvGRPOTrainer`, which adds what is learned."""
 
     args: EnvGRPOConfig
@@ -128,11 +130,6 @@ class EpisodeTrainer(RecordsLearning, EnvironmentCard, ChecksCheckpoint, GRPOTra
             self.vllm_generation.sync_weights()
             self._last_loaded_step = self.state.global_step
 
-    @property
-    def _mode(self) -> str:
-        model: Any = self.model
-        return "train" if model.training else "eval"
-
     def _n_further_rows(self, n_forks: int) -> int:
         """Return how many rows to add for forked episodes: the same number on every process, in whole groups.
 
@@ -171,10 +168,10 @@ class EpisodeTrainer(RecordsLearning, EnvironmentCard, ChecksCheckpoint, GRPOTra
         is_stale = bool(statistics.get("off_policy_share"))
         none = np.zeros(0, np.float32)
         own = none if is_stale else sampling_gaps(score, output, args.per_device_train_batch_size)
-        gaps = gather_object([own])
-        if not any(map(len, gaps)):  # no process had a token to compare: try the next batch
+        gaps = np.concatenate(gather_object([own]))
+        if not len(gaps):  # no process had a token to compare: try the next batch
             return
-        self._metrics["train"]["sampling/guard_logps_gap"].append(mean_gap(gaps))
+        self._metrics["train"]["sampling/guard_logps_gap"].append(float(gaps.mean(dtype=np.float64)))
         rounding = rounding_of(precision(self.model, args), is_separate_engine=args.use_vllm)
         check_gaps(gaps, args.logps_tolerance, rounding)  # all processes stop, or none
         self._guarded = True
@@ -182,9 +179,7 @@ class EpisodeTrainer(RecordsLearning, EnvironmentCard, ChecksCheckpoint, GRPOTra
     def _log_episodes(self, output: Mapping[str, Any]) -> None:
         """Log the environment's metrics of the latest episodes, over all processes, and record what is learned."""
         mode = self._mode
-        metrics = self._player.metrics(mode)
-        for name, value in metrics.items():
-            self._metrics[mode][f"env/{name}"].append(value)
+        self._take_episodes(mode, self._player.totals(mode))
         if mode == "train":
             for name, value in self._player.use_metrics(self.last_trajectories, self.state.global_step).items():
                 self._metrics[mode][name].append(value)
@@ -248,9 +243,12 @@ class EpisodeTrainer(RecordsLearning, EnvironmentCard, ChecksCheckpoint, GRPOTra
         # times. DeepSpeed's engine steps at every backward pass.
         has_means = self.loss_type == "bnpo" or self._entropy_bonus_enabled or self.aux_loss_enabled
         is_whole = has_means or self.is_deepspeed_enabled
-        if n_rows <= size or self._mode != "train" or is_whole:
+        if self._mode == "eval":
             loss: torch.Tensor = super().compute_loss(model, inputs, *args, **kwargs)
+            self._add_means(self._n_loss_items(inputs), {"loss": loss})
             return loss
+        if n_rows <= size or is_whole:
+            return super().compute_loss(model, inputs, *args, **kwargs)
         done = torch.zeros((), device=self.accelerator.device)
         for start in range(0, n_rows, size):
             part = {key: slice_rows(value, start, start + size) for key, value in inputs.items()}
@@ -261,6 +259,13 @@ class EpisodeTrainer(RecordsLearning, EnvironmentCard, ChecksCheckpoint, GRPOTra
                 self.accelerator.backward(loss)
             done = done + loss.detach()
         return done
+
+    def _n_loss_items(self, inputs: Mapping[str, Any]) -> torch.Tensor:
+        """Return how many tokens, prompts or rows the loss of an evaluation's batch is a mean over."""
+        of_trl: Normalisation = "token" if self.loss_type in ("cispo", "dapo", "vespo") else "sequence"
+        normalisation = of_trl if self._algorithm is None else self._algorithm.normalisation
+        mask_BT, n_tokens = batch_from_trl(inputs).mask_BT, inputs["num_items_in_batch"]
+        return torch.as_tensor(self._shares.denominator(normalisation, mask_BT, n_tokens, constant=1.0))
 
     @property
     def _shares(self) -> StepShares:
@@ -282,10 +287,6 @@ class EpisodeTrainer(RecordsLearning, EnvironmentCard, ChecksCheckpoint, GRPOTra
         kwargs: Any = self.args.gradient_checkpointing_kwargs
         context: AbstractContextManager[None] = disable_gradient_checkpointing(model, kwargs)
         return context
-
-    def _log_mean(self, name: str, value: torch.Tensor) -> None:
-        """Log the mean of a scalar over the processes, ignoring NaN (a process with nothing to report)."""
-        self._metrics[self._mode][name].append(self.accelerator.gather(value.detach().float()).nanmean().item())
 
     def _log_max(self, name: str, value: torch.Tensor) -> None:
         """Log the maximum of a scalar over the processes."""

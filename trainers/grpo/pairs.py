@@ -98,10 +98,10 @@ class PairedRows:
 
     def slopes(
         self, logps_BT: torch.Tensor, inputs: Mapping[str, Any], group_size: int
-    ) -> tuple[torch.Tensor, torch.Tensor, float]:
-        """Return each row's part of the summed pair loss, the slope of that sum at the row's log-ratio, and accuracy.
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return each row's part of the summed pair loss, and the slope of that sum at the row's log-ratio.
 
-        Accuracy is the share of pairs whose chosen row has the greater log-ratio; NaN without pairs.
+        Also, of the pairs whose chosen row is here, how many have the greater log-ratio there, and how many there are.
         """
         # A pair's loss is not linear in its two rows, which may lie in different micro-batches. Its slopes are: summed
         # over the step they give the exact gradient.
@@ -113,9 +113,10 @@ class PairedRows:
         pairs_P2 = self.pairs_P2[is_here.any(1)]
         assert self.algorithm.pair_loss_fn is not None
         losses_R, slopes_R = pair_slopes(ratios_R, pairs_P2, self.algorithm.pair_loss_fn)
-        right_P = (ratios_R[pairs_P2[:, 0]] > ratios_R[pairs_P2[:, 1]]).float()
+        own_P2 = self.pairs_P2[is_here[:, 0]]  # a pair in two micro-batches counts once
+        n_right = (ratios_R[own_P2[:, 0]] > ratios_R[own_P2[:, 1]]).sum()
         device = logps_BT.device
-        return losses_R[rows].to(device), slopes_R[rows].to(device), right_P.mean().item()
+        return losses_R[rows].to(device), slopes_R[rows].to(device), n_right, torch.tensor(len(own_P2))
 
     def _log_ratios(self, logps_BT: torch.Tensor, inputs: Mapping[str, Any]) -> torch.Tensor:
         batch = batch_from_trl(inputs)

@@ -53,6 +53,7 @@ from llm_envs.trainers.bridge.batches import (
     reward_from_field,
     reweighed,
     rollout_output,
+    two_columns,
     with_advantages,
 )
 from llm_envs.trainers.bridge.checks import check_forks, load_training_tokenizer
@@ -68,6 +69,7 @@ from llm_envs.trainers.bridge.filtered import unfiltered_rows
 from llm_envs.trainers.bridge.generation import GenerationPlayer
 from llm_envs.trainers.bridge.items import index_datasets
 from llm_envs.trainers.bridge.kept import KeptRows
+from llm_envs.trainers.bridge.means import weights_of_trl
 from llm_envs.trainers.bridge.packed_rows import PackedRows
 from llm_envs.trainers.bridge.ranks import raise_on_all_ranks
 from llm_envs.trainers.bridge.shared_prompts import SharedPrompts
@@ -323,7 +325,7 @@ class EnvGRPOTrainer(EpisodeTrainer):
         )
         if scored.kl_BT is not None:
             output["kl_penalties"] = self.beta * scored.kl_BT
-            self._log_mean("kl", mean_kl(scored.kl_BT, batch.mask_BT))
+            self._add_means(batch.mask_BT.sum(), {"kl": mean_kl(scored.kl_BT, batch.mask_BT)})
         if batch.group_tokens_B is not None:
             output["group_tokens"] = batch.group_tokens_B
         if algorithm.advantage_fn is not None:
@@ -360,13 +362,23 @@ class EnvGRPOTrainer(EpisodeTrainer):
         if algorithm is not None:
             loss, logps_BT = self._algorithm_loss(algorithm, model, inputs)
         else:
-            with captured_logps(self) as passes:
-                loss = super()._compute_loss(model, inputs)
-            logps_BT = passes[-1]
+            loss, logps_BT = self._trl_loss(model, inputs)
         if self._mode == "train" and (self._reference.update_fn or (self.algorithms and self.algorithms.is_steered)):
             batch, kl_fn = batch_from_trl(inputs), None if algorithm is None else algorithm.kl_fn
             self._reference.meter.add(logps_BT, batch.need("ref_logps_BT"), batch.mask_BT, kl_fn)
         return loss
+
+    def _trl_loss(self, model: Any, inputs: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return TRL's loss of a micro-batch, and its log-probabilities; log TRL's statistics as exact means."""
+        with captured_logps(self) as passes, self._counting_all():
+            loss: torch.Tensor = super()._compute_loss(model, two_columns(inputs))
+        mask_BT = batch_from_trl(inputs).mask_BT
+        is_sequence = self.importance_sampling_level == "sequence"
+        n_accumulated = self._shares.n_accumulated
+        self._weigh(
+            weights_of_trl(mask_BT, loss_type=self.loss_type, by_sequence=is_sequence, n_accumulated=n_accumulated)
+        )
+        return loss, passes[-1][:, : mask_BT.shape[1]]
 
     def _algorithm_loss(
         self, algorithm: Algorithm, model: Any, inputs: dict[str, Any]
@@ -385,24 +397,22 @@ class EnvGRPOTrainer(EpisodeTrainer):
         denominator = shares.denominator(algorithm.normalisation, mask_BT, n_tokens, constant=constant)
         batch = replace(batch, logps_BT=logps_BT, entropies_BT=entropies_BT, denominator=denominator)
         if (paired := self.generation.pairs) is not None:
-            losses_B, slopes_B, accuracy = paired.slopes(logps_BT, inputs, shares.group_size)
+            losses_B, slopes_B, n_right, n_pairs = paired.slopes(logps_BT, inputs, shares.group_size)
             weight = shares.pair_weight(paired.n_pairs)
             batch = replace(batch, pair_losses_B=weight * losses_B, pair_slopes_B=weight * slopes_B)
-            self._log_mean("pairs/accuracy", torch.tensor(accuracy, device=logps_BT.device))
+            self._add_totals({"pairs/accuracy": (n_right, n_pairs)})
         # The entropy bonus is a mean over the tokens of the whole step, so weight this micro-batch by its tokens.
         share = mask_BT.sum() / shares.denominator("token", mask_BT, n_tokens, constant=1.0)
         # A schedule may pass through 0, and an algorithm with a `kl_fn` and no coefficient is refused.
         kl_fn = algorithm.kl_fn if self.beta else None
         present = replace(algorithm, kl_coef=self.beta, kl_fn=kl_fn, entropy_coef=algorithm.entropy_coef * float(share))
         loss, stats = algorithm_loss(present, batch)
-        self._log_mean("entropy", masked_mean(entropies_BT, mask_BT))
-        self._log_mean("policy/ratio", stats["ratio"])
+        named = {"kl": "kl", "policy/ratio": "ratio", "policy/clip_fraction": "clip_fraction"}
+        means = {name: stats[statistic] for name, statistic in named.items() if statistic in stats}
+        self._add_means(mask_BT.sum(), {"entropy": masked_mean(entropies_BT, mask_BT), **means})
         self._log_max("policy/ratio_max", stats["ratio_max"])
-        for name, statistic in (("kl", "kl"), ("policy/clip_fraction", "clip_fraction")):
-            if statistic in stats:
-                self._log_mean(name, stats[statistic])
         if aux_loss is not None:  # load balancing of a mixture of experts, as in TRL
-            self._log_mean("aux_loss", aux_loss)
+            self._add_means(torch.tensor(float(len(mask_BT)), device=aux_loss.device), {"aux_loss": aux_loss})
             loss = loss + self.router_aux_loss_coef * aux_loss / shares.n_accumulated
         return loss, logps_BT
 

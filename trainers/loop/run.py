@@ -57,7 +57,7 @@ from llm_envs.trainers.loop.state import (
     TrainingState,
     moving_average,
 )
-from llm_envs.trainers.loop.step import LoopSettings, share_of_generation, training_step
+from llm_envs.trainers.loop.step import TOKEN_MEANS, LoopSettings, share_of_generation, training_step
 from llm_envs.types import SamplingParams, TrajectoryGroup
 
 __all__ = [
@@ -144,10 +144,12 @@ def training_iteration(
         facts = {"algorithm": describe(algorithm), "kl_coef": algorithm.kl_coef, "max_length": settings.max_length}
         learned.write_batch(state.step, paid, batch, iteration=state.iteration, **facts)
     first_step = state.step + 1
-    state, log = _steps(state, batch, algorithm, settings, optimizer_step_fn, reference_update_fn, metrics.get("kl"))
+    state, log, sizes = _steps(
+        state, batch, algorithm, settings, optimizer_step_fn, reference_update_fn, metrics.get("kl")
+    )
     for step, stats in enumerate((s for s in log if not s.get("skipped")), first_step) if learned is not None else ():
         learned.write_step(step, stats["loss"])  # type: ignore[union-attr]
-    metrics |= _means(log)
+    metrics |= _means(log, sizes)
     state = replace(
         state,
         iteration=state.iteration + 1,
@@ -285,7 +287,7 @@ def _check_sampling(state: TrainingState, batch: Batch, settings: LoopSettings) 
         size, dtype = settings.micro_batch_size, settings.autocast_dtype
         gaps = sampling_gaps(state.model, batch, micro_batch_size=size, autocast_dtype=dtype)
         if len(gaps):
-            check_gaps([gaps], settings.logps_tolerance, rounding_of(precision(state.model, settings)))
+            check_gaps(gaps, settings.logps_tolerance, rounding_of(precision(state.model, settings)))
 
 
 def _steps(
@@ -296,9 +298,10 @@ def _steps(
     optimizer_step_fn: OptimizerStepFn | None,
     reference_update_fn: ReferenceUpdateFn,
     reward_kl: float | None,
-) -> tuple[TrainingState, list[dict[str, float]]]:
-    """Take the optimizer steps of one generation; return the state and each step's metrics."""
+) -> tuple[TrainingState, list[dict[str, float]], list[int]]:
+    """Take the optimizer steps of one generation; return the state, and each step's metrics and number of tokens."""
     log: list[dict[str, float]] = []
+    sizes: list[int] = []
     stepped_B = torch.zeros(len(batch), dtype=torch.bool)
     for epoch in range(settings.n_epochs):
         seed = derive_seed(state.seed, "minibatches", state.iteration, epoch)
@@ -309,6 +312,7 @@ def _steps(
                 state, part, algorithm=own, optimizer_step_fn=optimizer_step_fn, settings=settings
             )
             log.append(stats)
+            sizes.append(part.n_tokens)
             if state.step == before:  # no trained token, or a gradient that is not finite: the reference stays too
                 continue
             stepped_B[rows] = True
@@ -319,7 +323,7 @@ def _steps(
                 state = replace(state, reference=reference)
     trained_B = stepped_B.to(batch.mask_BT.device) & batch.mask_BT.any(1)
     n_episodes, n_tokens = len(batch.need("owners_B")[trained_B].unique()), int(batch.mask_BT[trained_B].sum())
-    return replace(state, n_episodes=state.n_episodes + n_episodes, n_tokens=state.n_tokens + n_tokens), log
+    return replace(state, n_episodes=state.n_episodes + n_episodes, n_tokens=state.n_tokens + n_tokens), log, sizes
 
 
 _AVERAGED = ("env/reward", "env/success")
@@ -370,10 +374,24 @@ def _paid_metrics(paid: EpisodeRewards) -> dict[str, float]:
     return metrics | {"scored": sum(t.status == "ok" for t in paid.trajectories) / len(paid.trajectories)}
 
 
-def _means(log: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    names = dict.fromkeys(name for stats in log for name in stats)
-    values = {name: [stats[name] for stats in log if name in stats] for name in names}
-    return {name: sum(listed) / len(listed) for name, listed in values.items()}
+def _means(log: Sequence[Mapping[str, float]], sizes: Sequence[int]) -> dict[str, float]:
+    """Return means over the tokens, the pairs or the steps of a generation, and the greatest ratio."""
+    out: dict[str, float] = {}
+    for name in dict.fromkeys(name for stats in log for name in stats):
+        listed = [(stats, n_tokens) for stats, n_tokens in zip(log, sizes, strict=True) if name in stats]
+        weights = [_weight(name, stats, n_tokens) for stats, n_tokens in listed]
+        total = sum(stats[name] * weight for (stats, _), weight in zip(listed, weights, strict=True))
+        out[name] = total / max(sum(weights), 1.0)
+    if "ratio_max" in out:
+        out["ratio_max"] = max(stats["ratio_max"] for stats in log if "ratio_max" in stats)
+    return out
+
+
+def _weight(name: str, stats: Mapping[str, float], n_tokens: int) -> float:
+    """Return how much a step counts in a metric's mean: by its tokens or pairs; 1: as any other."""
+    if name in TOKEN_MEANS:
+        return n_tokens
+    return stats["pairs"] if name == "pair_accuracy" else 1.0
 
 
 def _evaluated(state: TrainingState, eval_fn: EvalFn, best_by: str) -> tuple[TrainingState, bool, dict[str, float]]:

@@ -14,11 +14,15 @@ from llm_envs.rollout.filters import TrajectoryFilter
 from llm_envs.trainers.functional.algorithm import GRPO, Algorithm, algorithm_loss
 from llm_envs.trainers.functional.batch import Batch
 from llm_envs.trainers.functional.importance import ImportanceMode, importance_weights
-from llm_envs.trainers.functional.masking import masked_mean
+from llm_envs.trainers.functional.masking import masked_sum
 from llm_envs.trainers.loop.batch import autocast, micro_batch_rows, score_rows
 from llm_envs.trainers.loop.state import OptimizerStepFn, TrainingState, create_optimizer_step
 
 __all__ = ["LoopSettings", "share_of_generation", "training_step"]
+
+
+TOKEN_MEANS = ("ratio", "clip_fraction", "kl", "entropy", "sampling_gap")
+"""Statistics of a step that are means over its tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +149,7 @@ def training_step(
     pairs_P2 = None
     if algorithm.pair_selector is not None:
         pairs_P2 = algorithm.pair_selector(batch.need("rewards_B"), batch.need("group_ids_B"))
+    n_sampled = int((batch.mask_BT.bool() & ~batch.need("sampled_logps_BT").isnan()).sum())
     sums: dict[str, float] = {}
     ratio_max = 0.0
     for rows in micro_batch_rows(batch, settings.micro_batch_size, whole_groups=pairs_P2 is not None):
@@ -157,7 +162,7 @@ def training_step(
         part = replace(part, logps_BT=logps_BT, entropies_BT=entropies_BT, denominator=denominator)
         loss, stats = algorithm_loss(own, part)
         loss.backward()
-        for name, value in _additive(stats, share, logps_BT, part).items():
+        for name, value in _additive(stats, share, logps_BT, part, n_sampled).items():
             sums[name] = sums.get(name, 0.0) + value
         ratio_max = max(ratio_max, float(stats["ratio_max"]))
     if "pair_hits" in sums:
@@ -243,12 +248,14 @@ def _share(
     )
 
 
-def _additive(stats: Mapping[str, torch.Tensor], share: float, logps_BT: torch.Tensor, part: Batch) -> dict[str, float]:
+def _additive(
+    stats: Mapping[str, torch.Tensor], share: float, logps_BT: torch.Tensor, part: Batch, n_sampled: int
+) -> dict[str, float]:
     """Return a micro-batch's statistics, scaled so that their sums are those of the whole batch."""
     out = {name: float(stats[name]) * share for name in ("ratio", "clip_fraction", "kl", "entropy") if name in stats}
     out["loss"] = float(stats["loss"])
     if "pairs" in stats:
         out |= {"pairs": float(stats["pairs"]), "pair_hits": float(stats["pair_accuracy"] * stats["pairs"])}
     sampled_BT = part.need("sampled_logps_BT")
-    gap = masked_mean((logps_BT.detach() - sampled_BT).abs(), part.mask_BT & ~sampled_BT.isnan())
-    return out | {"sampling_gap": float(gap) * share}
+    gap = masked_sum((logps_BT.detach() - sampled_BT).abs(), part.mask_BT & ~sampled_BT.isnan())
+    return out | {"sampling_gap": float(gap) / max(n_sampled, 1)}  # an oracle's tokens were not sampled

@@ -210,13 +210,12 @@ class EnvPPOTrainer(EnvGRPOTrainer):
             clip=self.args.value_clip,
             denominator=self._shares.denominator("token", mask_BT, inputs["num_items_in_batch"], constant=1.0),
         )
-        self._log_mean("value/loss", mean_loss)
-        self._log_mean("value/clip_fraction", stopped)
-        moved = policy_statistics(passes[-1], inputs, mask_BT, clip_low=self.epsilon_low, clip_high=self.epsilon_high)
+        logps_BT = passes[-1][:, :n_tokens]
+        moved = policy_statistics(logps_BT, inputs, mask_BT, clip_low=self.epsilon_low, clip_high=self.epsilon_high)
         if self._algorithm is not None:  # it has its own clip, which `_algorithm_loss` has logged
             del moved["clip_fraction"]
-        for name, value in moved.items():
-            self._log_mean(f"policy/{name}", value)
+        means = {"value/loss": mean_loss, "value/clip_fraction": stopped}
+        self._add_means(mask_BT.sum(), means | {f"policy/{name}": value for name, value in moved.items()})
         # Times 0 rather than left out: DDP expects a gradient for every parameter. `step_critic` drops these zeros.
         warming_up = self.is_warming_up and self._mode == "train"
         return (0.0 if warming_up else 1.0) * loss + self.args.value_coef * loss_of_values

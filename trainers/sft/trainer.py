@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import torch
 from datasets import Dataset
 from trl import SFTConfig, SFTTrainer
 
@@ -21,6 +22,7 @@ from llm_envs.rollout.token_transcript import History
 from llm_envs.sources.source import EnvChoice
 from llm_envs.trainers.bridge.checkpoints import ChecksCheckpoint, check_checkpoint
 from llm_envs.trainers.bridge.checks import check_env_kwargs, check_loss_types, load_training_tokenizer, with_split
+from llm_envs.trainers.bridge.means import LogsMeans
 from llm_envs.trainers.bridge.model_card import EnvironmentCard
 from llm_envs.trainers.bridge.ranks import check_same_rows, raise_on_all_ranks, set_for_machine
 from llm_envs.trainers.bridge.unused_settings import refuse_unused, sft_cases
@@ -83,7 +85,7 @@ class EnvSFTConfig(SFTConfig):
             raise InvalidConfigError(f"best_of={self.best_of}; it must be at least 1.")
 
 
-class EnvSFTTrainer(EnvironmentCard, ChecksCheckpoint, SFTTrainer):
+class EnvSFTTrainer(LogsMeans, EnvironmentCard, ChecksCheckpoint, SFTTrainer):
     """Train a language model on the agent's tokens in trajectories.
 
     Give either `env` or `source`.
@@ -149,6 +151,18 @@ class EnvSFTTrainer(EnvironmentCard, ChecksCheckpoint, SFTTrainer):
             self.card_environments = {"train, by the oracle": [EnvChoice(env, kwargs=kwargs)]}
         for name, count in self.overlong_rows.items():
             self._metrics["train"][f"rows/{name}"].append(float(count))
+
+    def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Return TRL's loss of a micro-batch; log its statistics as exact means over the trained tokens."""
+        labels = inputs["labels"]
+        with self._counting_all():
+            result = super().compute_loss(model, inputs, *args, **kwargs)
+        n_tokens, n_rows = (labels[..., 1:] != -100).sum(), torch.tensor(len(labels), device=labels.device)
+        tokens = (n_tokens, n_tokens)
+        self._weigh({"entropy": tokens, "mean_token_accuracy": tokens, "aux_loss": (n_rows, n_rows)})
+        if self._mode == "eval":
+            self._add_means(n_tokens, {"loss": result[0] if isinstance(result, tuple) else result})
+        return result
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         """Load TRL's checkpoint, after checking that SFT wrote it."""

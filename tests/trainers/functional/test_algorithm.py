@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 import torch
 
+from llm_envs.trainers.functional.advantages import ignore_reward
 from llm_envs.trainers.functional.algorithm import (
     ALGORITHMS,
     CISPO,
@@ -209,6 +210,11 @@ def test_what_is_missing_is_named():
         ({"pair_selector": PAIRWISE.pair_selector}, "go together"),
         ({"loss_fn": None}, "needs a loss_fn or a pair_loss_fn"),
         ({"constant": 0.0}, "constant is 0.0"),
+        ({"overlong": 0.2, "advantage_fn": ignore_reward}, "overlong is 0.2, "),
+        (
+            {"branches": 0.5, "pair_selector": PAIRWISE.pair_selector, "pair_loss_fn": PAIRWISE.pair_loss_fn},
+            "branches is 0.5, ",
+        ),
         ({"kl_in": "reward", "kl_fn": k2}, "kl_fn is made of k2, which in the reward"),
         ({"kl_in": "reward", "kl_fn": k3}, "kl_fn is made of k3, which in the reward"),
         ({"kl_in": "advantage", "kl_fn": k2, "kl_coef": 1.0}, "kl_fn is made of k2, which in the reward"),
