@@ -112,6 +112,13 @@ class EnvDPOConfig(WorkerSettings, ServerSettings, DPOConfig):
     )
     max_episode_s: float | None = field(default=None, metadata={"help": "Seconds an episode may take in all."})
     max_step_s: float | None = field(default=None, metadata={"help": "Seconds one step of the environment may take."})
+    max_function_s: float | None = field(
+        default=None,
+        metadata={
+            "help": "Seconds that one call of a function of yours (reward, shaping, filter, selector) may take, before "
+            "the run ends. None: half of ddp_timeout."
+        },
+    )
     max_concurrency: int | str = field(
         default=128,
         metadata={"help": "Episodes played at once on each process. auto: as many as raise the throughput."},
@@ -140,6 +147,10 @@ class EnvDPOConfig(WorkerSettings, ServerSettings, DPOConfig):
         default=False, metadata={"help": "Whether the engine gives its memory to the trainer while it does not play."}
     )
     vllm_model_impl: str = field(default="vllm", metadata={"help": "vllm, or transformers."})
+    # transformers' filter logs a loss of NaN as the mean of earlier ones, or as 0.
+    logging_nan_inf_filter: bool = field(
+        default=False, metadata={"help": "Whether a loss that is not finite is left out of the log; see transformers."}
+    )
 
     _VALID_DICT_FIELDS = [*DPOConfig._VALID_DICT_FIELDS, "env_kwargs"]
 

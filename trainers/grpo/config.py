@@ -52,6 +52,13 @@ class EnvGRPOConfig(WorkerSettings, ServerSettings, GRPOConfig):
     )
     max_episode_s: float | None = field(default=None, metadata={"help": "Seconds an episode may take in all."})
     max_step_s: float | None = field(default=None, metadata={"help": "Seconds one step of the environment may take."})
+    max_function_s: float | None = field(
+        default=None,
+        metadata={
+            "help": "Seconds that one call of a function of yours (reward, shaping, filter, selector) may take, before "
+            "the run ends. None: half of ddp_timeout."
+        },
+    )
     max_concurrency: int | str = field(
         default=128,
         metadata={"help": "Episodes played at once on each process. auto: as many as raise the throughput."},
@@ -127,6 +134,10 @@ class EnvGRPOConfig(WorkerSettings, ServerSettings, GRPOConfig):
             "help": "See TRL; multi-turn episodes want the default of this class. Beyond TRL's: turn_truncate, "
             "turn_mask, geometric_truncate, geometric_mask (the geometric mean of the ratios of a turn, or of a row)."
         },
+    )
+    # transformers' filter logs a loss of NaN as the mean of earlier ones, or as 0.
+    logging_nan_inf_filter: bool = field(
+        default=False, metadata={"help": "Whether a loss that is not finite is left out of the log; see transformers."}
     )
 
     _VALID_DICT_FIELDS = [*GRPOConfig._VALID_DICT_FIELDS, "env_kwargs"]

@@ -21,6 +21,7 @@ from llm_envs.rollout.token_transcript import History
 from llm_envs.sources.source import EnvChoice
 from llm_envs.trainers.bridge.checkpoints import ChecksCheckpoint, check_checkpoint
 from llm_envs.trainers.bridge.checks import check_env_kwargs, check_loss_types, load_training_tokenizer, with_split
+from llm_envs.trainers.bridge.finite import ChecksNumbers
 from llm_envs.trainers.bridge.model_card import EnvironmentCard
 from llm_envs.trainers.bridge.ranks import check_same_rows, raise_on_all_ranks, set_for_machine
 from llm_envs.trainers.bridge.unused_settings import refuse_unused, sft_cases
@@ -66,6 +67,10 @@ class EnvSFTConfig(SFTConfig):
         default="drop",
         metadata={"help": "What becomes of longer rows: drop; cut, behind the last turn that fits whole; error."},
     )
+    # transformers' filter logs a loss of NaN as the mean of earlier ones, or as 0.
+    logging_nan_inf_filter: bool = field(
+        default=False, metadata={"help": "Whether a loss that is not finite is left out of the log; see transformers."}
+    )
 
     _VALID_DICT_FIELDS = [*SFTConfig._VALID_DICT_FIELDS, "env_kwargs"]
 
@@ -83,7 +88,7 @@ class EnvSFTConfig(SFTConfig):
             raise InvalidConfigError(f"best_of={self.best_of}; it must be at least 1.")
 
 
-class EnvSFTTrainer(EnvironmentCard, ChecksCheckpoint, SFTTrainer):
+class EnvSFTTrainer(EnvironmentCard, ChecksNumbers, ChecksCheckpoint, SFTTrainer):
     """Train a language model on the agent's tokens in trajectories.
 
     Give either `env` or `source`.
