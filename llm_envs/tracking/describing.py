@@ -21,4 +21,4 @@ def describing(what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        logger.warning("%s failed, and the run continues without: %s: %s", what, type(error).__name__, error)
+        logger.warning("%s failed, and the run continues without it: %s: %s", what, type(error).__name__, error)

@@ -115,6 +115,12 @@ class ChecksNumbers:
                 self._n_skipped = count_skipped(self._n_skipped, self.state.global_step + 1, bad[0])
         return norm
 
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Log as TRL does. If all steps since the last entry were skipped, the loss is NaN: transformers has 0 there."""
+        if "loss" in logs and all(self._metrics["train"].get("skipped", [0.0])):
+            logs["loss"] = math.nan
+        super().log(logs, start_time)  # type: ignore[misc]
+
     def _trained_modules(self) -> dict[str, torch.nn.Module]:
         """Return what is trained and saved, by a name for errors."""
         return {"the model": self.model}

@@ -147,10 +147,6 @@ class EnvDPOConfig(WorkerSettings, ServerSettings, DPOConfig):
         default=False, metadata={"help": "Whether the engine gives its memory to the trainer while it does not play."}
     )
     vllm_model_impl: str = field(default="vllm", metadata={"help": "vllm, or transformers."})
-    # transformers' filter logs a loss of NaN as the mean of earlier ones, or as 0.
-    logging_nan_inf_filter: bool = field(
-        default=False, metadata={"help": "Whether a loss that is not finite is left out of the log; see transformers."}
-    )
 
     _VALID_DICT_FIELDS = [*DPOConfig._VALID_DICT_FIELDS, "env_kwargs"]
 

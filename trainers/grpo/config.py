@@ -135,10 +135,6 @@ class EnvGRPOConfig(WorkerSettings, ServerSettings, GRPOConfig):
             "turn_mask, geometric_truncate, geometric_mask (the geometric mean of the ratios of a turn, or of a row)."
         },
     )
-    # transformers' filter logs a loss of NaN as the mean of earlier ones, or as 0.
-    logging_nan_inf_filter: bool = field(
-        default=False, metadata={"help": "Whether a loss that is not finite is left out of the log; see transformers."}
-    )
 
     _VALID_DICT_FIELDS = [*GRPOConfig._VALID_DICT_FIELDS, "env_kwargs"]
 

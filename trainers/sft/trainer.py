@@ -67,10 +67,6 @@ class EnvSFTConfig(SFTConfig):
         default="drop",
         metadata={"help": "What becomes of longer rows: drop; cut, behind the last turn that fits whole; error."},
     )
-    # transformers' filter logs a loss of NaN as the mean of earlier ones, or as 0.
-    logging_nan_inf_filter: bool = field(
-        default=False, metadata={"help": "Whether a loss that is not finite is left out of the log; see transformers."}
-    )
 
     _VALID_DICT_FIELDS = [*SFTConfig._VALID_DICT_FIELDS, "env_kwargs"]
 
